@@ -5,8 +5,13 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
+from typing import Any
 
 import pytest
+
+from lockstep.cli.shared import signals
+from unit.virtual_time import VirtualClock
 
 ENDS = """
 import os, signal, sys
@@ -98,3 +103,19 @@ def test_a_later_signal_ends_cleaning_that_takes_too_long_and_one_together_with_
     command = [sys.executable, "-c", ENDLESS_CLEANING.format(before=before)]
     done = subprocess.run(command, timeout=20, check=False, stdout=subprocess.PIPE)
     assert (done.returncode, done.stdout) == (128 + signal.SIGTERM, b"cleans\nstill\n")
+
+
+def test_signals_within_a_second_of_the_first_are_one_wish(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, before = VirtualClock(), {number: signal.getsignal(number) for number in signals.NUMBERS}
+    monkeypatch.setattr(signals, "time", clock)
+    try:
+        with signals.ending_like_ctrl_c() as received:
+            end: Any = signal.getsignal(signal.SIGTERM)
+            for seconds, interrupts in ((0.0, True), (0.9, False), (0.2, True)):
+                clock.sleep(seconds)
+                with pytest.raises(KeyboardInterrupt) if interrupts else nullcontext():
+                    end(signal.SIGTERM, None)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert received == [signal.SIGTERM]

@@ -8,11 +8,15 @@ import pty
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from lockstep.cli.shared import terminal
+from lockstep.platforms.files.transfer import TransferProgress
 from support.checkout import ROOT
+from unit.virtual_time import VirtualClock
 
 VERBS = [["cluster", "list"], ["render", "-f", "manifests/samples/trainingjob.yaml", "--explain"], ["get", "--help"]]
 
@@ -89,3 +93,47 @@ def test_a_character_that_the_locale_does_not_have_comes_out_as_an_escape() -> N
         [sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "1 \\u2192 2\n", "")
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> tuple[VirtualClock, list[float]]:
+    """A clock, and when a line was shown."""
+    clock, shown = VirtualClock(0.0), list[float]()
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setattr(terminal, "time", clock)
+    monkeypatch.setattr(terminal, "tell", lambda line: shown.append(clock.now))
+    monkeypatch.setattr(terminal, "put_over", lambda line, width: shown.extend([clock.now] if line else []))
+    return clock, shown
+
+
+@pytest.mark.parametrize(("at_a_terminal", "seconds"), [(True, [0.2, 1.2, 2.2, 3.2]), (False, [10, 20, 30, 40])])
+def test_what_is_waited_for_is_said_at_once_at_a_terminal_and_elsewhere_every_ten_seconds(
+    shown: tuple[VirtualClock, list[float]], monkeypatch: pytest.MonkeyPatch, at_a_terminal: bool, seconds: list[float]
+) -> None:
+    clock, lines = shown
+
+    def wait(nap: float) -> bool:
+        clock.sleep(nap)
+        return len(lines) == 4
+
+    over = SimpleNamespace(wait=wait, set=lambda: None)
+    threading = SimpleNamespace(Event=lambda: over, Thread=lambda target, **_: SimpleNamespace(start=target, join=lambda: None))
+    monkeypatch.setattr(terminal, "threading", threading)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: at_a_terminal, raising=False)
+    with terminal.waiting("it comes"):
+        pass
+    assert lines == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(("at_a_terminal", "seconds"), [(True, 0.2), (False, 10.0)])
+def test_a_transfer_says_five_times_a_second_at_a_terminal_how_far_it_is_and_elsewhere_every_ten_seconds(
+    shown: tuple[VirtualClock, list[float]], monkeypatch: pytest.MonkeyPatch, at_a_terminal: bool, seconds: float
+) -> None:
+    clock, lines = shown
+    monkeypatch.setattr("sys.stderr.isatty", lambda: at_a_terminal, raising=False)
+    meter = terminal.Meter()
+    meter.transfers = {"x-0": TransferProgress(expected=100, passed=1)}
+    for _ in range(210):
+        clock.sleep(seconds / 50)
+        meter.changed()
+    assert lines == pytest.approx([seconds * number for number in range(1, 5)], rel=0.05)

@@ -9,11 +9,14 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 from lockstep.api.objects import Object, has_ended
-from lockstep.cli.jobs.top import CURVE_POINTS, CURVE_SECONDS
 from lockstep.cli.shared.terminal import say
 
 if TYPE_CHECKING:
     from lockstep.cli.shared.hostsite import HostJob, HostSite
+
+CURVE_POINTS = 60
+CURVE_SECONDS = 10.0
+"""The loss curve is read so often; the rest with every look."""
 
 
 async def looks_of_host_job(job: HostJob, interval: float, *, live: bool) -> AsyncGenerator[tuple[Object, bool], None]:

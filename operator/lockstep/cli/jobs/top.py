@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lockstep.api.objects import Object
+from lockstep.cli.jobs.hosttop import CURVE_POINTS, CURVE_SECONDS, looks_of_host_job, looks_of_hosts
 from lockstep.cli.shared.hostsite import HostSite
 from lockstep.cli.shared.jobargs import Form, SiteOptions, TargetOptions, find_cluster_job, on_site
 from lockstep.cli.shared.terminal import say
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
 
 Looks = AsyncGenerator[tuple[Object, list[str], bool], None]
 EXIT_STALE = 1
-CURVE_POINTS = 60
-CURVE_SECONDS = 10.0
-"""The loss curve is read so often; the rest with every look."""
 
 
 @on_site
@@ -197,15 +195,12 @@ async def _looks_of_folder(job: str | None, workspace: Path, interval: float) ->
 
 
 async def _looks_of_host_job(job: HostJob, interval: float, *, live: bool) -> Looks:
-    from lockstep.cli.jobs.hosttop import looks_of_host_job
-
     async with aclosing(looks_of_host_job(job, interval, live=live)) as looks:
         async for page, over in looks:
             yield page, _page(page), over
 
 
 async def _looks_of_hosts(site: HostSite, interval: float) -> Looks:
-    from lockstep.cli.jobs.hosttop import looks_of_hosts
     from lockstep.plan.pages.hosts import hosts_page
 
     async with aclosing(looks_of_hosts(site, interval)) as looks:

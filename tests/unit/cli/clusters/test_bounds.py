@@ -76,6 +76,12 @@ def test_of_the_gpus_of_a_pod_64_are_shown(monkeypatch: pytest.MonkeyPatch) -> N
 
 def demo() -> Any:
     class Kept(FakeCluster):
+        """An API server that takes five seconds to say that it is still there."""
+
+        async def get(self, *what: Any) -> Any:
+            await asyncio.sleep(5)
+            return await super().get(*what)
+
         async def request(self, *_: object) -> None:
             pass
 
@@ -85,11 +91,11 @@ def demo() -> Any:
 def test_an_earlier_demo_has_a_minute_to_go(clock: VirtualClock) -> None:
     with pytest.raises(TimeoutError, match="demo is still there 60 s after its deletion"):
         clock.run(quickstart._replace(demo(), {"metadata": {"name": "demo", "namespace": "ns"}}))
-    assert clock.now - 1000.0 == pytest.approx(60, abs=1.0)
+    assert clock.now - 1000.0 == pytest.approx(60, abs=12.0)
 
 
 def test_a_demo_that_does_not_end_is_followed_for_a_quarter_of_an_hour(clock: VirtualClock) -> None:
-    assert clock.seconds_of(quickstart._follow(demo(), "ns", "demo")) == pytest.approx(900, abs=10.0)
+    assert clock.seconds_of(quickstart._follow(demo(), "ns", "demo")) == pytest.approx(900, abs=20.0)
 
 
 def test_ten_minutes_are_left_to_write_a_sample(clock: VirtualClock) -> None:
