@@ -169,9 +169,9 @@ drills: cluster-programs ## inject faults into a training job on the embedded cl
 bench-peers: cluster-programs ## compare Lockstep with JobSet and Kubeflow Trainer, both built from their Go modules: 22 minutes (ARGS=--quick: six); root
 	@$(BIN)/python tests/bench/peers/run.py $(ARGS)
 
-lint: setup ## check: ruff, mypy, import rules, generated files, the site's links
+lint: setup ## check: ruff, mypy, import rules, generated files, the site's links, scripts/budget.yaml
 	@$(BIN)/ruff format --check --quiet . && $(BIN)/ruff check --quiet --select I . || { echo 'Files are not formatted: run `make format`.' >&2; exit 1; }
-	@$(BIN)/ruff check --quiet . && $(BIN)/mypy && $(BIN)/lint-imports --no-logo && $(BIN)/python scripts/generate.py all --check && $(BIN)/python scripts/docs.py
+	@$(BIN)/ruff check --quiet . && $(BIN)/mypy && $(BIN)/lint-imports --no-logo && $(BIN)/python scripts/generate.py all --check && $(BIN)/python scripts/docs.py && $(BIN)/python scripts/budget.py
 
 docs: setup ## build the site of docs/ into dist/site; links that lead nowhere are errors (SERVE=8000: show it at 127.0.0.1:8000)
 	@$(BIN)/python scripts/docs.py $(if $(SERVE),--serve $(SERVE))
@@ -179,8 +179,8 @@ docs: setup ## build the site of docs/ into dist/site; links that lead nowhere a
 pictures: setup ## record docs/pictures anew from real runs, and fail if their words have changed (SCENE=help; ARGS=--check: write nothing); root, kubectl
 	@PYTHONPATH=scripts $(BIN)/python -m pictures $(ARGS) $(SCENE)
 
-format: setup ## format and sort the code with ruff
-	@$(BIN)/ruff format --quiet . && $(BIN)/ruff check --quiet --fix .
+format: setup ## format and sort the code with ruff; lower what has fallen in scripts/budget.yaml
+	@$(BIN)/ruff format --quiet . && $(BIN)/ruff check --quiet --fix . && $(BIN)/python scripts/budget.py --lower
 
 manifests: setup ## generate the CRDs and the reference pages from the models
 	@$(BIN)/python scripts/generate.py all
