@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -26,11 +25,9 @@ from lockstep_train.watch.watchdog import StopSignal
 from lockstep_train.zero import zero_access
 from lockstep_train.zero.parameters import own_values
 
-MEASURED_STEPS = 50
-
 
 class Steps:
-    """Stepper of a run, which remembers how long the last steps took."""
+    """Stepper of a run."""
 
     def __init__(self, run: Run, stop: StopSignal) -> None:
         training = run.config.training
@@ -52,7 +49,6 @@ class Steps:
         )
         self._speed = measure_speed(run.engine.module, training, run.ranks.world_size, run.reporter)
         self._clock = Clock(run.ranks.device)
-        self._durations: deque[float] = deque(maxlen=MEASURED_STEPS)
         self._computing = 0.0
         """Seconds of the last step's forward and backward passes; each rank tells the others in the next one."""
         self._own = 0.0
@@ -62,7 +58,7 @@ class Steps:
     @property
     def limit_seconds(self) -> float:
         """Limit of one step, or of one batch of an evaluation, which is less."""
-        return limits.step_seconds(self._run.config.training.limits.step_timeout_seconds, self._durations)
+        return limits.step_seconds(self._run.config.training.limits.step_timeout_seconds, self._speed.last_seconds)
 
     def take(self, step: int) -> StepResult:
         run, plan = self._run, self._run.plan
@@ -80,15 +76,15 @@ class Steps:
         except NonFinite as error:
             raise explain_nonfinite(run, step, error) from error
         self._computing = result.seconds["forward"] + result.seconds["backward"]
-        self._durations.append(time.monotonic() - started)
+        seconds = time.monotonic() - started
         self._own = result.own_seconds
         run.shares.see([row[3] for row in result.reports])
         self._pace.step(step, result.own_seconds / run.shares.expected[run.ranks.rank])
-        self._report(step, rate, work, result)
+        self._report(step, rate, work, result, seconds)
         return result
 
-    def _report(self, step: int, rate: float, work: StepBatches, result: StepResult) -> None:
-        run, seconds = self._run, self._durations[-1]
+    def _report(self, step: int, rate: float, work: StepBatches, result: StepResult, seconds: float) -> None:
+        run = self._run
         if result.skipped is not None:
             self._skipped += 1
             line = f"Step {step} left out: {result.skipped}"

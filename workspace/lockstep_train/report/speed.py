@@ -27,11 +27,11 @@ class Speed:
     """FLOP/s of one device."""
     recomputes: bool
     """Gradient checkpointing is on."""
-    _seconds: deque[float] = field(default_factory=lambda: deque(maxlen=MEASURED_STEPS))
+    last_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=MEASURED_STEPS))
 
     def step(self, seconds: float, documents: Sequence[int]) -> dict[str, float | None]:
         """Values of one step. `documents`: lengths in tokens of what all ranks trained on, padding left out."""
-        self._seconds.append(seconds)
+        self.last_seconds.append(seconds)
         needed = self.flops.needed(documents) if self.flops else None
         again = self.flops.recomputed(documents) if self.flops and self.recomputes else None
         return {
@@ -44,7 +44,7 @@ class Speed:
 
     def remaining_seconds(self, steps: int) -> float:
         """Seconds of so many steps like the last fifty: by their median, which one slow step doesn't move."""
-        return statistics.median(self._seconds) * steps
+        return statistics.median(self.last_seconds) * steps
 
     def _share(self, operations: int | None, seconds: float) -> float | None:
         return operations / seconds / (self.devices * self.peak) if operations is not None and self.peak is not None else None
