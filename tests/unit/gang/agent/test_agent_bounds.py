@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
+import signal
 import socket
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,8 +16,9 @@ import pytest
 from lockstep_gang.agent import main
 from lockstep_gang.agent.link import Handlers, Link
 from lockstep_gang.agent.log import Journal
+from lockstep_gang.agent.ranks import rankstart, reports
 from lockstep_gang.agent.ranks import relay as relay_module
-from lockstep_gang.agent.ranks import reports
+from lockstep_gang.agent.ranks.progress_server import parse_status
 from lockstep_gang.agent.ranks.relay import Relay, drain
 from lockstep_gang.agent.ranks.script import look
 from lockstep_gang.agent.ranks.stacks import ProcessState, dumped
@@ -174,3 +177,27 @@ def test_sockets_are_in_a_folder_whose_path_has_at_most_60_characters(
 ) -> None:
     monkeypatch.setenv("TMPDIR", folder := "/".ljust(characters, "x"))
     assert str(main._temporary()) == (folder if is_used else "/tmp")  # noqa: S108 (nothing is written)
+
+
+def test_of_what_a_trainer_measures_the_last_24_metrics_are_taken() -> None:
+    metrics = [{"name": f"m{number}", "value": number} for number in range(40)]
+    status = parse_status(json.dumps({"trainerStatus": {"metrics": metrics}}).encode())
+    assert list(status.metrics) == [f"m{number}" for number in range(16, 40)]
+
+
+def test_a_rank_is_asked_for_its_stacks_by_the_sixth_signal_from_the_end_and_answers_into_a_file_above_200(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers: list[tuple[int, int]] = []
+    monkeypatch.setattr(faulthandler, "register", lambda number, file, all_threads: answers.append((number, file)))
+    rankstart.can_be_asked()
+    for _, descriptor in answers:
+        os.close(descriptor)
+    assert [(signal.SIGRTMAX - number, descriptor // 100) for number, descriptor in answers] == [(5, 2)]
+
+
+@pytest.mark.parametrize(("frames", "waits"), [(11, True), (12, False)])
+def test_a_collective_operation_is_looked_for_in_the_twelve_innermost_frames(frames: int, waits: bool) -> None:
+    innermost = [f'  File "/site-packages/torch/nn/m.py", line {number} in f' for number in range(frames)]
+    lines = ["Current thread 0x1 (most recent call first):", *innermost, '  File "/torch/distributed/x.py", line 1 in all_reduce']
+    assert dumped(1, 0, ProcessState("S"), lines, None).waits_for_others == waits

@@ -130,3 +130,9 @@ def test_a_machine_without_one_family_has_free_ports_in_the_other(monkeypatch: p
     with listener(socket.AF_INET, "127.0.0.1") as taken:
         monkeypatch.setattr(network.socket, "socket", OnlyIPv4)
         assert free_port(NAME, taken) == taken + 1
+
+
+@pytest.mark.parametrize(("free", "chosen"), [(5063, 5063), (5064, 5000)])
+def test_a_free_port_is_looked_for_among_64(monkeypatch: pytest.MonkeyPatch, free: int, chosen: int) -> None:
+    monkeypatch.setattr(network, "_is_free", lambda _, port: port == free)
+    assert free_port(NAME, 5000) == chosen

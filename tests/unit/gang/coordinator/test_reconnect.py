@@ -16,7 +16,7 @@ from lockstep_gang.agent.outbox import Outbox
 from lockstep_gang.contract.messages import Hello, message_to_json
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.times import progress_seconds, reconnect_seconds, spread_seconds
-from lockstep_gang.coordinator import coordinator, server
+from lockstep_gang.coordinator import channels, coordinator, server
 from lockstep_gang.coordinator.channel import connect
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
 from lockstep_gang.lifecycle.decide import decide
@@ -61,7 +61,7 @@ def test_a_big_gang_s_coordinator_may_open_a_file_for_each_node_and_looks_for_ga
     with_server(tmp_path / "small", test)
     assert (files, thresholds) == ([], [])
     with_server(tmp_path / "big", test, nodes=1024, ranks_per_node=8)
-    assert files == [1024 + server.FILES]
+    assert files == [1024 + 512]
     assert thresholds == [server.COLLECTED]
 
 
@@ -243,3 +243,14 @@ def test_a_coordinator_that_came_more_than_two_seconds_late_judges_no_connection
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(made._give_up_the_silent())
     assert seen == pytest.approx([1, 2, 3, 4, 6.5, 7.5, 8.5, 9.5, 10.5, 0])
+
+
+def test_the_connections_of_forty_nodes_are_pinged_two_at_a_time_within_five_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, pinged = VirtualClock(), list[tuple[float, int]]()
+    monkeypatch.setattr(channels, "time", clock)
+    made = channels.Channels(run_of(40), lambda _: None)
+    for node in range(40):
+        made.of_node[node] = cast(Any, SimpleNamespace(send=lambda _, node=node: pinged.append((clock.now, node))))
+    clock.seconds_of(asyncio.wait_for(made.ping(), 5.1))
+    assert {node for _, node in pinged} == set(range(40))
+    assert len({now for now, _ in pinged}) == 20 and len(pinged) == 40

@@ -44,6 +44,11 @@ def test_no_number_of_the_result_is_too_large_for_the_least_exact_precision(term
     assert torch.equal(exact.to(torch.bfloat16).double(), exact)
 
 
+def test_the_cpu_computes_a_product_of_61_rows_and_columns_for_a_device_s_of_any_size() -> None:
+    rows, columns, exact = selftest_program.factors(pytest.importorskip("torch"), 7)
+    assert (rows.shape, columns.shape, exact.shape) == ((61, 7), (7, 61), (61, 61))
+
+
 @pytest.mark.parametrize("value", [1e9, float("nan"), 0.5])
 def test_every_wrong_number_is_counted(value: float, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
