@@ -38,6 +38,11 @@ def environment(**fields: int) -> Object:
     return {"type": "Interactive", "interactive": fields}
 
 
+def learning_rate(characters: int) -> Object:
+    optimization = {"learningRate": "0." + "0" * (characters - 3) + "1"}
+    return {"training": {"model": {"name": "/m"}, "data": {"path": "/d"}, "optimization": optimization}}
+
+
 def name(characters: int) -> str:
     return ".".join(["a" * 49] * 5 + ["b" * (characters - 250)])
 
@@ -48,6 +53,7 @@ def name(characters: int) -> str:
         (arguments(131_072), arguments(131_073), "args may have at most 131072 bytes in all"),
         (notes(250_000), notes(250_001), "annotations may have at most 250000 bytes in all"),
         ({"nodes": 1024, "gpusPerNode": 8}, {"nodes": 1024, "gpusPerNode": 9}, "a job may have at most 8192 ranks"),
+        (learning_rate(24), learning_rate(25), "at most 24 characters"),
         ({"cluster": name(253)}, {"cluster": name(254)}, "at most 253 characters"),
         ({"podTemplate": {"labels": {f"{name(253)}/a": "b"}}}, {"podTemplate": {"labels": {f"{name(254)}/a": "b"}}}, "at most 253 characters"),
         (environment(idleSeconds=YEAR), environment(idleSeconds=YEAR + 1), "less than or equal to 31622400"),
@@ -55,7 +61,7 @@ def name(characters: int) -> str:
         ({"activeDeadlineSeconds": 10 * YEAR}, {"activeDeadlineSeconds": 10 * YEAR + 1}, "less than or equal to 316224000"),
         ({"ttlSecondsAfterFinished": 10 * YEAR}, {"ttlSecondsAfterFinished": 10 * YEAR + 1}, "less than or equal to 316224000"),
     ],
-    ids=["arguments", "annotations", "ranks", "name", "prefix", "idle", "warning", "deadline", "removal"],
+    ids=["arguments", "annotations", "ranks", "number", "name", "prefix", "idle", "warning", "deadline", "removal"],
 )  # fmt: skip
 def test_a_job_holds_so_much_and_no_more(most: Object, more: Object, says: str) -> None:
     for stated in (most, more):

@@ -356,3 +356,10 @@ def test_processes_that_cannot_be_killed_are_named_after_twenty_seconds(monkeypa
     with pytest.raises(TimeoutError, match=r"\[7\] don't end"):
         cgroups.kill("x")
     assert clock.now - 1000.0 == pytest.approx(20, abs=0.1)
+
+
+def test_certificates_of_the_embedded_cluster_are_good_for_a_year(tmp_path: Path) -> None:
+    issued = Authority(tmp_path).issue("server", "x")
+    for path in (tmp_path / "ca.crt", issued):
+        left = x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc - datetime.now(UTC)
+        assert timedelta(days=364) < left <= timedelta(days=365)

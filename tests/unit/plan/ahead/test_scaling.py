@@ -11,7 +11,6 @@ from lockstep.api.errors import ConfigError
 from lockstep.api.job import TrainingJob
 from lockstep.plan.ahead.scaling import (
     RECORDED,
-    WARM_UP_STEPS,
     Measured,
     as_json,
     base_of,
@@ -70,7 +69,7 @@ def test_a_measured_job_does_steps_alone_with_the_job_s_own_batch() -> None:
     training = measured.training
     assert training is not None
     assert (measured.nodes, measured.restart.max_restarts, measured.active_deadline_seconds) == (2, 0, None)
-    assert (training.optimization.max_steps, training.optimization.micro_batch_size) == (WARM_UP_STEPS + 20 + 1, 2)
+    assert (training.optimization.max_steps, training.optimization.micro_batch_size) == (3 + 20 + 1, 2)
     assert training.optimization.epochs > 1000  # so that a small file lasts
     assert training.evaluation is None and training.metrics.wandb is None and training.metrics.mlflow is None
     assert (training.checkpoint.resume_from, training.checkpoint.content, training.checkpoint.export_adapter) == (
@@ -93,7 +92,7 @@ def records(count: int, **values: float) -> dict[str, dict[str, float]]:
 
 
 def test_speed_is_that_of_the_steps_between_the_first_and_the_last() -> None:
-    steps = records(WARM_UP_STEPS + 11)
+    steps = records(3 + 11)
     for step in ("1", "2", "3"):
         steps[step]["stepSeconds"] = 100.0
     measured = measure(steps, 2, 16)
@@ -103,15 +102,15 @@ def test_speed_is_that_of_the_steps_between_the_first_and_the_last() -> None:
 
 
 def test_a_rank_s_own_time_of_a_step_stands_in_the_next_record() -> None:
-    steps = records(WARM_UP_STEPS + 3)
-    steps[str(WARM_UP_STEPS + 1)]["medianRankSeconds"] = 99.0  # of the last step of the warm-up
+    steps = records(3 + 3)
+    steps[str(3 + 1)]["medianRankSeconds"] = 99.0  # of the last step of the warm-up
     assert measure(steps, 1, 1).waiting == pytest.approx(0.2)
 
 
 def test_without_the_ranks_own_time_the_waiting_is_not_known_and_without_steps_nothing_is() -> None:
     steps: dict[str, dict[str, Any]] = {step: {**record, "medianRankSeconds": None} for step, record in records(10).items()}
     assert measure(steps, 1, 1).waiting is None
-    assert measure(records(WARM_UP_STEPS + 1), 1, 1).problem and measure({}, 1, 1).problem
+    assert measure(records(3 + 1), 1, 1).problem and measure({}, 1, 1).problem
 
 
 ONE, TWO = Measured(1, 8, 20, 1000.0, 0.5, 0.0), Measured(2, 16, 20, 1800.0, 0.55, 0.104)

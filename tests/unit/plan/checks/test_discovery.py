@@ -225,3 +225,10 @@ def test_any_text_can_stand_in_the_file(value: str) -> None:
 def test_whatever_one_kind_hides_the_file_is_valid(kind: str, sight: Sight) -> None:
     facts = rdma_cluster()
     file_of(dataclasses.replace(facts, groups=GROUPS, lists={**facts.lists, kind: Listing(kind, sight=sight)}))
+
+
+def test_no_line_is_longer_than_118_characters_and_no_comment_behind_a_value_than_72() -> None:
+    entries = [stated("a.short", 1, "x" * 72), stated("a.long", 2, "x" * 73), stated("a.longer", 3, "word " * 60)]
+    lines = write(["word " * 60], entries).splitlines()
+    assert f"  short: 1  # {'x' * 72}" in lines and "  long: 2" in lines and "  longer: 3" in lines
+    assert max(map(len, lines)) <= 118 and sum("word" in line for line in lines) == 6

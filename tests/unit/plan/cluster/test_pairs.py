@@ -192,3 +192,8 @@ def test_a_kernel_that_does_not_bind_to_interfaces_is_told_where_rails_could_be_
 def test_of_two_nodes_nobody_is_blamed_alone() -> None:
     (finding,) = judge_pairs(measured(lambda rail, one, other: 5.0 if one == 0 else 23.0, count=2, line=None))
     assert finding.message == "lab0 (net1) to lab1 (net1): 5 Gb/s, 23 Gb/s the other way"
+
+
+def test_a_sender_of_many_cores_is_the_limit_when_nine_tenths_of_four_are_busy() -> None:
+    for used, words in ((3.65, "the nodes' processors are the limit"), (3.55, "look at its switch")):
+        assert words in judge_pairs(measured(lambda *_: 5.0, cores=64.0, used=used))[0].fix

@@ -259,3 +259,17 @@ def test_fingerprints_are_those_of_ssh() -> None:
 )  # fmt: skip
 def test_what_a_plan_refuses_fails_a_check_with_a_fix_or_without(planned: Outcome, fix: str, checked: Outcome) -> None:
     assert as_check(Finding("memory", planned, "it does not fit", fix)).outcome is checked
+
+
+def test_a_host_may_have_8192_files_open() -> None:
+    assert judged(look(0), look(1, {"open_files": 8192})) == []
+    assert "8191 files" in judged(look(0), look(1, {"open_files": 8191}))[0][2]
+
+
+@pytest.mark.parametrize(
+    ("line", "gbs", "slow"),
+    [(None, 0.51, False), (None, 0.49, True), (2.0, 1.1, False), (2.0, 0.9, True), (100.0, 2.6, False), (100.0, 2.4, True)],
+)
+def test_a_pair_is_slow_below_half_of_its_line_rate_of_which_five_gigabits_count(line: float | None, gbs: float, slow: bool) -> None:
+    rates = [PairRate("hosts", 0, 1, gbs=gbs, line_gbs=line), PairRate("hosts", 1, 0, gbs=200.0, line_gbs=line)]
+    assert len(network_findings(network(2, rates=rates), None)) == int(slow)

@@ -244,6 +244,7 @@ def test_what_is_no_answer_of_a_host_is_refused_with_its_name(answer: dict[str, 
         ({"temporary": Folder("/t", 1 << 20)}, ""),
         ({"temporary": Folder("/t", 4000)}, "its folder of temporary files /t has 4.0 kB free: remove what is not needed there"),
         ({"temporary": Folder("/t", 1 << 40, problem="/t can't be written by ada")}, "its folder of temporary files /t: /t can't be written by ada: let ada write there (as root: chmod 1777 /t)"),
+        ({"workspace": Folder("/w", 16 << 20)}, ""),
         ({"workspace": Folder("/w", 4000)}, "its workspace /w has 4.0 kB free: free some, or state a hosts[].workspace on another disk"),
     ],
 )  # fmt: skip

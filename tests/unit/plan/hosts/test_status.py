@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from lockstep.api.objects import condition
+from lockstep.plan.hosts.commits import merged_list
 from lockstep.plan.hosts.facts import Folder, HostFacts, JobOnHost
 from lockstep.plan.hosts.record import Coordinator, JobRecord
 from lockstep.plan.hosts.status import complaints, host_job, next_steps, progress_known, seen_jobs, unkept_words, unread_jobs
@@ -173,3 +174,10 @@ def test_an_agent_that_does_not_start_says_why_until_it_takes_part(log: list[str
     waiting = replace(LEADING, report=report(State.WAITING, ready=0))
     facts = {"lab0": host("lab0", waiting), "lab1": host("lab1", replace(ACTIVE, log=tuple(log)))}
     assert list(complaints(seen_jobs(facts, {})["x"])) == said
+
+
+def test_the_newest_two_commits_are_kept_whatever_else_is() -> None:
+    commit = {"attempt": 1, "folders": [], "onChain": True, "best": False, "kept": ["newest"], "problems": [], "shards": {}}
+    commits = [{**commit, "name": f"step-{step}", "step": step} for step in range(4)]
+    merged = merged_list({"lab0": {"commits": commits, "problems": []}}, {})["commits"]
+    assert [(row["step"], row["kept"]) for row in merged] == [(3, ["newest"]), (2, ["newest"]), (1, []), (0, [])]

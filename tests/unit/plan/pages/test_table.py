@@ -138,3 +138,8 @@ def test_of_a_node_eight_nics_with_traffic_are_shown() -> None:
         load_page([{"node": 0, "pod": "x-0", "ranks": [0], "gigabits": {f"eth{number}": [1.0, 1.0] for number in range(12)}}], None)
     )
     assert [line.split()[-3] for line in lines[1:]] == [f"eth{number}" for number in range(8)]
+
+
+def test_less_than_half_a_megabit_is_no_traffic() -> None:
+    lines = list(load_page([{"node": 0, "pod": "x-0", "ranks": [0], "gigabits": {"a": [0.0004, 0.0], "b": [0.0006, 0.0004]}}], None))
+    assert [line.split()[-3:] for line in lines[1:]] == [["b", "0.001", "0"]]

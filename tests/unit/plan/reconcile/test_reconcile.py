@@ -15,6 +15,7 @@ from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Observed, ReceivedReport
 from lockstep.plan.reasons import Reason
 from lockstep.plan.reconcile import writes
+from lockstep.plan.reconcile.accept import Accepted, accept
 from lockstep.plan.reconcile.reconcile import Plan, reconcile
 from lockstep.plan.render.objects import Frozen, RenderContext, children, freeze
 from lockstep.plan.render.resolve import resolve
@@ -542,4 +543,27 @@ def test_rendered_objects_are_remembered_of_runs_of_usual_size(monkeypatch: pyte
     writes._made.cache_clear()
     writes._children(Frozen("x", "ns", 1, "r" * (characters - 1), "t"), "uid", "key", 1, "proof")
     assert writes._made.cache_info().currsize == int(remembered)
+    writes._made.cache_clear()
+
+
+def test_32_jobs_and_8_clusters_are_remembered_as_they_were_read() -> None:
+    def read(number: int, cluster: int = 0) -> Accepted:
+        profile = {**PROFILE, "spec": {**PROFILE["spec"], "image": f"remembered:{cluster}"}}
+        accepted = accept(replace(fresh(script={"path": f"remembered-{number}.py"}), profiles=(profile,)), CONTEXT)
+        assert isinstance(accepted, Accepted)
+        return accepted
+
+    jobs = [read(number) for number in range(33)]
+    assert read(1) is jobs[1] and read(0) is not jobs[0]
+    clusters = [read(100 + number, number).resolved.profile for number in range(9)]
+    assert read(200, 1).resolved.profile is clusters[1] and read(200, 0).resolved.profile is not clusters[0]
+
+
+def test_rendered_objects_of_32_jobs_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    rendered: list[str] = []
+    monkeypatch.setattr(writes, "children", lambda running, **_: rendered.append(running.job) or [])
+    writes._made.cache_clear()
+    for number in (*range(33), 1, 0):
+        writes._children(Frozen(f"x-{number}", "ns", 1, "r", "t"), "uid", "key", 1, "proof")
+    assert rendered == [*(f"x-{number}" for number in range(33)), "x-0"]
     writes._made.cache_clear()

@@ -244,3 +244,14 @@ def test_a_node_that_is_too_small_for_an_init_container_or_the_overhead_is_named
 def test_of_a_container_that_failed_the_last_three_lines_are_told() -> None:
     assert containers._end_of("\n".join(f"line {number}" for number in range(50))) == "line 47; line 48; line 49"
     assert len(containers._end_of("x" * 5000)) == 600
+
+
+@pytest.mark.parametrize(("restarts", "is_stuck"), [(1, False), (2, True)])
+def test_a_container_that_crashed_twice_is_stuck(restarts: int, is_stuck: bool) -> None:
+    status = {
+        "name": "c",
+        "restartCount": restarts,
+        "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+        "lastState": {"terminated": {"exitCode": 1}},
+    }
+    assert bool(containers.why_stuck({"metadata": {"name": "x"}, "status": {"containerStatuses": [status]}}, "ns")) == is_stuck

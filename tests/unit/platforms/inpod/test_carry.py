@@ -336,3 +336,30 @@ def test_a_large_file_is_on_the_disk_every_256_mebibytes(tmp_path: Path, monkeyp
     entry: Any = {"name": "x", "size": 1 << 30}
     carry._take_file(wire, target, entry, 0, digest, 0o644, lambda size, total: None)  # type: ignore[arg-type]
     assert synced == [256 << 20, 512 << 20, 768 << 20, 1 << 30, 1 << 30]
+
+
+def test_after_64_files_the_answer_to_the_first_is_awaited() -> None:
+    files: list[int] = []
+    sent_at_an_answer: list[int] = []
+
+    class Answering:
+        def hear(self) -> Entry:
+            sent_at_an_answer.append(len(files))
+            return {"ended": True}
+
+        def say_all(self, *_: object) -> None:
+            pass
+
+        def say(self, message: Entry) -> None:
+            files.append(1)
+
+        pass_on = say_all
+
+    given = SimpleNamespace(
+        name="x", entries=[{"path": str(number), "size": 0} for number in range(100)], begun=lambda *_: None,
+        chunks=lambda *_: (), fault=lambda *_: "",
+    )  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(carry, "hear_held", lambda *_: {})
+        carry.give_all(Answering(), given, lambda: None, lambda size: None, lambda size: None)  # type: ignore[arg-type]
+    assert sent_at_an_answer[:3] == [0, 64 + 1, 64 + 2]

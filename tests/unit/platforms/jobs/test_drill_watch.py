@@ -70,3 +70,8 @@ def test_a_verb_that_answers_without_an_end_is_given_up_after_a_thousand_answers
     stream = drilledjob.VerbStream(DrilledJob(job, None, cast(Any, {"attempts": 1, "nodes": 2}), 10.0, lambda text: None), 0, "watch")
     stream._listen()
     assert "prints more than 1000 answers" in stream.problem and len(stream._heard) == 1000
+
+
+def test_of_a_large_job_the_node_that_is_hit_and_15_others_are_watched() -> None:
+    watch = DrillWatch(DrilledJob(cast(Job, None), None, cast(Any, {"attempts": 1, "nodes": 20}), 10.0, lambda text: None), 18)
+    assert [*watch._streams] == [18, *range(15)] and watch.notes == ["16 of 20 nodes were watched"]

@@ -24,7 +24,7 @@ from lockstep.plan.pages.logs import LogSelection, nodes_of
 from lockstep.platforms.files.reader import NoReader
 from lockstep.platforms.jobs import logs as module
 from lockstep.platforms.jobs import runs
-from lockstep.platforms.jobs.logs import follow, lines
+from lockstep.platforms.jobs.logs import follow, lines, unheard_lines
 from lockstep.platforms.jobs.runs import frozen_run
 from lockstep.platforms.local.place import LocalPlace
 from lockstep.programs import NotStarted
@@ -412,3 +412,13 @@ def test_a_reader_is_removed_when_nobody_reads_the_lines_any_more(monkeypatch: p
     with pytest.raises(BrokenPipeError):
         asyncio.run(cli_logs._print(ClusterJob(target, JOB), ALL))
     assert made and cluster.left == []
+
+
+def test_of_many_pods_two_are_asked_whom_they_can_t_reach() -> None:
+    class Waiting(FakeCluster):
+        async def log(self, namespace: str, pod: str, container: str, query: Mapping[str, str]) -> AsyncIterator[str]:
+            yield "[lockstep] waiting for the coordinator on node 0"
+
+    pods = [{"metadata": {"name": f"x-{number}"}} for number in range(5)]
+    lines = asyncio.run(unheard_lines(Waiting().as_cluster, "ns", pods))
+    assert lines == [f"x-{number}: waiting for the coordinator on node 0" for number in range(2)]

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -263,3 +268,44 @@ def test_bytes_count_without_the_warm_up_and_what_comes_late() -> None:
     for hundredth in range(200):
         arrivals.add(10_000_000 if 25 <= hundredth < 100 else 1_000_000_000, 5 + (hundredth + 0.5) / 100)
     assert arrivals.gigabits() == pytest.approx(8.0)
+
+
+def test_of_many_rounds_every_sixteenth_and_the_last_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def ask(node: int, what: str, **request: Any) -> Object:
+        return {"facts": loopback(node), "listen": {"ports": {f"127.0.0.{node + 10}": 1}}, "send": {"gbs": 1.0}}[what]
+
+    @asynccontextmanager
+    async def programs(nodes: Mapping[int, object]) -> AsyncIterator[Object]:
+        yield {node: SimpleNamespace(name=str(node), ask=partial(ask, node)) for node in nodes}
+
+    monkeypatch.setattr(netrates, "network_programs", programs)
+    words: list[str] = []
+    asyncio.run(measure_pairs(dict.fromkeys(range(34), Any), {node: str(node) for node in range(34)}, Way(seconds=1.0), words.append))
+    assert [line for line in words if "round " in line] == [f"rail lo: round {number} of 33" for number in (16, 32, 33)]
+
+
+def test_arrivals_are_counted_by_hundredths_of_a_second() -> None:
+    arrivals = netrate.Arrivals(1, 0.3)
+    for millisecond in (0, 77, 83):
+        arrivals.add(10**9, millisecond / 1000)
+    assert arrivals.gigabits() == pytest.approx(8 / 0.22)  # from the eighth hundredth to the thirtieth
+
+
+def test_a_round_trip_is_the_best_of_eight() -> None:
+    with socket.create_server(("127.0.0.44", 0)) as listening:
+        heard: list[bytes] = []
+
+        def answer() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(60, socket.MSG_WAITALL)
+                while byte := connection.recv(1):
+                    heard.append(byte)
+                    connection.sendall(byte)
+                connection.sendall(b"1.5\n")
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        answered = netrate.send_for("11" * 32, "127.0.0.45", "lo", "127.0.0.44", listening.getsockname()[1], 0.0, 1)
+        thread.join(30)
+    assert answered["gbs"] == 1.5 and len(heard) == 8

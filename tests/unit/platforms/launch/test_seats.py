@@ -11,6 +11,7 @@ import pytest
 from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import ConfigError
 from lockstep.api.job import TrainingJob
+from lockstep.platforms.launch.launch import LaunchRequest, launch_job
 from lockstep.platforms.launch.machine import NodeMachine, highest_attempt, own_address, own_addresses, parse_place, place_text
 from lockstep.platforms.launch.seats import Launched, refusal, require_variables, rooms, run_there
 from lockstep.platforms.launch.starters import node_number
@@ -230,3 +231,10 @@ def test_this_machine_knows_its_addresses_and_their_interfaces() -> None:
 def test_an_address_that_others_can_not_reach_is_refused(host: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         own_address(host)
+
+
+@pytest.mark.parametrize(("port", "words"), [(65471, "a launch takes 66 ports from 65471 on: name one up to 65470"), (65470, "192.0.2.1")])
+def test_a_launch_takes_66_ports(tmp_path: Path, port: int, words: str) -> None:
+    one = launched()
+    with pytest.raises(ConfigError, match=words):
+        launch_job(LaunchRequest(one.job, one.profile, ("192.0.2.1", port), tmp_path, "1.0"), {})

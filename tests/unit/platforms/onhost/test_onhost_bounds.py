@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import io
 import os
+import re
 import shutil
 import signal
 import socket
@@ -19,8 +20,9 @@ from typing import Any, cast
 
 import pytest
 
+from lockstep.platforms.hosts.place import beginning
 from lockstep.platforms.inpod.wire import Gone
-from lockstep.platforms.onhost import condition, install, keep, look, marks, relay, starter, station
+from lockstep.platforms.onhost import condition, gputest, install, keep, look, marks, relay, starter, station
 from lockstep.platforms.onhost.station import Inflow, Station
 from unit.virtual_time import VirtualClock
 
@@ -304,3 +306,43 @@ def test_a_host_tells_twice_a_second_how_much_has_passed(clock: VirtualClock) ->
         clock.sleep(0.01)
         one._passing(1)
     assert told == pytest.approx([0.5, 1.0, 1.5, 2.0, 2.5], abs=0.06)
+
+
+def test_pythons_from_3_10_to_3_19_are_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for minor in range(5, 30):
+        (tmp_path / f"python3.{minor}").touch(0o755)
+    (tmp_path / "python3").touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(install, "output", lambda path, *_, **__: f"CPython {Path(path).name[6:]} True 0 True")
+    assert install.pythons() == [
+        ("3", str(tmp_path / "python3")),
+        *((f"3.{minor}", str(tmp_path / f"python3.{minor}")) for minor in range(10, 20)),
+    ]
+
+
+def test_a_gpu_s_speed_is_that_of_twenty_products_of_4096_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, products = VirtualClock(), list[int]()
+
+    class Matrix:
+        def __init__(self, size: int) -> None:
+            self.size = size
+
+        def __matmul__(self, other: Matrix) -> Matrix:
+            products.append(self.size)
+            clock.now += 0.01
+            return self
+
+        def __getitem__(self, _: object) -> float:
+            return float(self.size)
+
+    device = SimpleNamespace(get_device_name=lambda _: "GPU", get_device_capability=lambda _: (9, 0), synchronize=lambda _: None)
+    torch = SimpleNamespace(cuda=device, bfloat16="torch.bfloat16", ones=lambda rows, columns, **_: Matrix(rows))
+    monkeypatch.setattr(gputest, "time", clock)
+    answer = gputest.measured(torch, 0)
+    assert products == [4096] * 21  # one of them to begin with
+    assert answer["seconds"] == pytest.approx(0.01) and answer["teraflops"] == pytest.approx(2 * 4096**3 / 0.01 / 1e12)
+
+
+def test_the_length_of_what_a_host_is_to_start_comes_in_ten_digits() -> None:
+    digits, head = re.findall(rb"([0-9]+)(\{.*)", beginning(["true"], []))[-1]
+    assert (len(digits), int(digits)) == (10, len(head))

@@ -4,26 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import socket
 from base64 import b64encode
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from cryptography import x509
 
 from lockstep.kube.cluster import Cluster
 from lockstep.plan.reconcile.notify import Message
 from lockstep.plan.render.objects import Frozen, GangRun
-from lockstep.platforms.operator import notify
+from lockstep.platforms.operator import notify, tls_port
 from lockstep.platforms.operator.authenticate import Reviewed
-from lockstep.platforms.operator.certificate import Certificates
+from lockstep.platforms.operator.certificate import Certificates, make_certificates, needs_renewal
 from lockstep.platforms.operator.memory.history import RememberedLosses, RememberedRuns
+from lockstep.platforms.operator.memory.inventory import WATCHED
 from lockstep.platforms.operator.memory.objects import StoredObject
+from lockstep.platforms.operator.memory.queue import WorkQueue
+from lockstep.platforms.operator.metrics import MetricsServer
 from lockstep.platforms.operator.notify import Notifier
 from lockstep.platforms.operator.operator import Operator, Settings
 from lockstep.platforms.operator.tls_port import Listener
 from support.fake_cluster import FakeCluster
+from unit.kube.test_bounds import Recording
 
 KEY = ("ns", "x")
+NOW = datetime(2027, 1, 1, tzinfo=UTC)
 
 
 def test_of_4097_good_tokens_the_oldest_is_asked_about_again() -> None:
@@ -89,7 +97,10 @@ def test_of_an_annotation_and_of_a_large_object_s_fields_2048_characters_are_kep
     assert (len(kept["involvedObject"]["name"]), len(kept["message"])) == (2048, 4096)
 
 
-def test_64_notifications_are_under_way_at_once_each_to_an_address_of_4096_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("namespaces", "at_once"), [(100, 64), (1, 2)])
+def test_64_notifications_are_under_way_at_once_two_of_a_namespace_each_to_an_address_of_4096_characters(
+    monkeypatch: pytest.MonkeyPatch, namespaces: int, at_once: int
+) -> None:
     addresses: list[str] = []
 
     async def post(url: str, message: Message) -> int:
@@ -98,10 +109,11 @@ def test_64_notifications_are_under_way_at_once_each_to_an_address_of_4096_chara
 
     async def story() -> None:
         secret = {"kind": "Secret", "data": {"url": b64encode(b"https://h/".ljust(5000, b"x")).decode()}}
-        secrets = (secret | {"metadata": {"namespace": f"ns-{number}", "name": "hook"}} for number in range(100))
+        secrets = (secret | {"metadata": {"namespace": f"ns-{number}", "name": "hook"}} for number in range(namespaces))
         notifier = Notifier(FakeCluster(*secrets).as_cluster, lambda key: None)
         telling = [
-            asyncio.ensure_future(notifier._tell((f"ns-{number}", "x"), "u", Message("m", "hook", "url", {}, 0.0))) for number in range(100)
+            asyncio.ensure_future(notifier._tell((f"ns-{number % namespaces}", "x"), "u", Message("m", "hook", "url", {}, 0.0)))
+            for number in range(100)
         ]
         for _ in range(20):
             await asyncio.sleep(0)
@@ -110,4 +122,73 @@ def test_64_notifications_are_under_way_at_once_each_to_an_address_of_4096_chara
 
     monkeypatch.setattr(notify, "_post", post)
     asyncio.run(story())
-    assert [len(address) for address in addresses] == [4096] * 64
+    assert [len(address) for address in addresses] == [4096] * at_once
+
+
+@pytest.mark.parametrize(("namespaces", "at_once"), [(1, 8), (3, 16)])
+def test_sixteen_jobs_are_worked_on_at_once_and_eight_of_a_namespace(namespaces: int, at_once: int) -> None:
+    begun: list[object] = []
+
+    async def work(key: object) -> None:
+        begun.append(key)
+        await asyncio.Event().wait()
+
+    async def story() -> None:
+        made = WorkQueue(work)
+        running = asyncio.ensure_future(made.run())
+        for number in range(60):
+            made.mark((f"ns-{number % namespaces}", str(number)))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        running.cancel()
+
+    asyncio.run(story())
+    assert len(begun) == at_once
+
+
+def test_an_authority_is_good_for_ten_years_and_a_certificate_for_one_which_is_renewed_a_month_before() -> None:
+    made, day = make_certificates(("x",), NOW), timedelta(days=1)
+    ends = [x509.load_pem_x509_certificate(text.encode()).not_valid_after_utc - NOW for text in (made.ca_cert, made.tls_cert)]
+    assert ends == [3650 * day, 365 * day]
+    assert [needs_renewal(made, ("x",), NOW + days * day) for days in (335, 336)] == [False, True]
+
+
+def test_of_65_tokens_that_may_see_metrics_the_first_is_asked_about_again() -> None:
+    asked: list[str] = []
+
+    async def request(method: str, path: str, body: Any) -> Any:
+        asked.extend(body["spec"].get("token", "").split())
+        return {"status": {"authenticated": True, "allowed": True, "user": {"username": "prometheus"}}}
+
+    async def scrape() -> None:
+        server = MetricsServer(cast(Any, SimpleNamespace(request=request)), cast(Any, None))
+        for number in (*range(64), 0, 64, 0):
+            await server._check(f"Bearer {number}")
+
+    asyncio.run(scrape())
+    assert asked[64:] == ["64", "0"]
+
+
+def test_512_connections_are_taken_in_a_turn_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    turned_away: list[object] = []
+    monkeypatch.setattr(tls_port, "turn_away", turned_away.append)
+    made = Listener.__new__(Listener)
+    made._known, made._loop = {}, cast(Any, SimpleNamespace(time=lambda: 0.0))
+    made._listening = cast(Any, SimpleNamespace(accept=lambda: (None, ("10.0.0.1", 1))))
+    made._has_room = lambda newcomer: False  # type: ignore[method-assign]
+    made._accept()
+    assert len(turned_away) == 512
+
+
+@pytest.mark.parametrize("host", ["", "127.0.0.1"])
+def test_4096_connections_may_wait_for_their_turn(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+    waiting: list[int] = []
+    monkeypatch.setattr(socket.socket, "listen", lambda _, backlog: waiting.append(backlog))
+    tls_port.listen(host, 0).close()
+    assert waiting == [4096]
+
+
+def test_objects_are_listed_by_pages_of_100() -> None:
+    led = Operator(Cluster(cast(Any, connection := Recording())), Settings("agent:1"), b"", Certificates("", "", "", ""))
+    asyncio.run(led._list(WATCHED[0], set()))
+    assert ["limit=100" in url.partition("?")[2].split("&") for url in connection.urls] == [True]

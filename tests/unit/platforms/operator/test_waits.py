@@ -67,6 +67,34 @@ def test_work_that_fails_is_done_again_after_a_quarter_of_a_second_and_ever_late
     assert waits == pytest.approx([0.25, 0.5, 1, 2, 4, 8, 16, 32, 60, 60, 60, 60], rel=0.05)
 
 
+def test_what_failed_four_times_in_a_row_is_not_done_before_its_wait_is_over_whatever_changes(clock: VirtualClock) -> None:
+    times: list[float] = []
+
+    async def work(key: object) -> None:
+        times.append(clock.now - 1000.0)
+        raise OSError("the API server is away")
+
+    async def story() -> None:
+        made = WorkQueue(work)
+        running = asyncio.ensure_future(made.run())
+        for _ in range(50):
+            made.mark(KEY)
+            await asyncio.sleep(0.125)
+        running.cancel()
+
+    clock.run(story())
+    assert times == pytest.approx([0, 0.125, 0.25, 0.375, 2.375], abs=0.01)
+
+
+def test_a_job_s_reports_take_a_tenth_of_the_operator_s_time(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report_server, "time", clock)
+    monkeypatch.setattr(VirtualClock, "thread_time", VirtualClock.monotonic, raising=False)
+    reports = Reports()
+    with reports.taking_time("u"):
+        clock.now += 0.25
+    assert clock.seconds_of(reports.turn("u")) == pytest.approx(2.5)
+
+
 def test_events_within_a_twentieth_of_a_second_are_one_piece_of_work(clock: VirtualClock) -> None:
     times: list[float] = []
 

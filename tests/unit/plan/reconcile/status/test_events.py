@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from lockstep.api.objects import Object
-from lockstep.plan.reconcile.events import BURST, JobEvent, SentEvents, events_between, worth_sending
+from lockstep.plan.reconcile.events import JobEvent, SentEvents, events_between, worth_sending
 from lockstep.plan.reconcile.reconcile import reconcile
 from lockstep_gang.contract.report import Cause, Failure, Restart, State
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, fresh, report, running, settled
 
+BURST = 25
 REFILL_SECONDS = 60.0
 SILENCE_SECONDS = 600.0
 

@@ -164,7 +164,7 @@ def test_names_that_people_make_up_take_no_memory_and_make_no_series(field: str,
             metrics.forget(set())
 
     assert in_bytes(cycles) <= 5 << 20
-    assert len(generate_latest(metrics.registry).splitlines()) < 100 * (module.IDLE_GROUPS + 1)
+    assert len(generate_latest(metrics.registry).splitlines()) < 100 * (50 + 1)
 
 
 def test_counters_of_a_namespace_go_an_hour_after_its_last_job(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -357,3 +357,19 @@ def test_causes_that_a_pod_makes_up_get_no_series() -> None:
         found = status(restarts=[{**RESTART, "attempt": number + 1, "cause": loss["cause"]}])
         metrics.count(job(), {**found, "goodput": {"percentage": 1, "losses": [loss]}})
     assert b"made-up" not in generate_latest(metrics.registry)
+
+
+def test_500_jobs_have_series_of_their_own() -> None:
+    series = shown([job(f"x-{number}") for number in range(503)])
+    assert (len(series["lockstep_job_running"]), series["lockstep_jobs_without_series"]) == (500, [({}, 3)])
+
+
+def test_counters_of_50_namespaces_without_a_job_stay() -> None:
+    metrics = Metrics()
+    for number in range(60):
+        one = job()
+        metrics.count(replace(one, job={**one.job, "metadata": {**one.job["metadata"], "namespace": f"n{number}"}}), status(train=30))
+        metrics.forget(set())
+    families = metrics.registry.collect()
+    found = {sample.labels["job_namespace"] for family in families for sample in family.samples if "job_namespace" in sample.labels}
+    assert found == {f"n{number}" for number in range(10, 60)}
