@@ -51,12 +51,12 @@ from lockstep.plan.render.objects import Frozen
 from lockstep.plan.times import not_ahead, remaining, seconds_of, timestamp
 from lockstep.plan.waiting.nodes import fitting_nodes
 from lockstep_gang.contract.fabric import FabricReport
+from lockstep_gang.contract.messages import COUNT_MAX
 from lockstep_gang.contract.preflight import Bandwidth, Finding, PreflightReport, Speed
 from lockstep_gang.contract.report import HISTORY, Cause, CheckpointReport, Failure, Report, Restart, TrainerReport
 from lockstep_spec.words import printable_line
 
 PROGRESS_SECONDS = 15.0
-COUNT_MAX = 2**63 - 1
 LAST_LINES = 20
 SETTLE_SECONDS = 2.0
 """Seconds that a change that `is_passing` may wait for the next."""
