@@ -155,7 +155,8 @@ def refuse_renamed(folder: str) -> None:
     renamed = {f"other.{name}": tensor for name, tensor in load_file(path / "model.safetensors").items()}
     assert "other.lm_head.weight" not in renamed
     save_file(renamed, path / "model.safetensors", metadata={"format": "pt"})
-    names = f"lm_head.weight, model.embed_tokens.weight, model.layers.0.input_layernorm.weight and {len(renamed) - 2} more"
+    missing = sorted(["lm_head.weight", *(name.removeprefix("other.") for name in renamed)])
+    names = f"{', '.join(missing[:8])} and {len(missing) - 8} more"
     for stage in (2, 3):
         _refused_load(path, stage, f"training.model.name {path}: its weight files lack {names}, which")
     (path / "tokenizer.json").write_text(Tokenizer(WordLevel({"a": 0}, unk_token="a")).to_str())
