@@ -45,6 +45,7 @@ CODE_PROGRAMS = ("code-server", "openvscode-server", "code")
 HEAD_BYTES_MAX = 1 << 16
 HEAD_SECONDS = 30.0
 PROGRAM_END_SECONDS = 4.0
+PR_SET_PDEATHSIG = 1
 
 
 def announce(**fields: Any) -> None:
@@ -197,7 +198,7 @@ def serve_code(path: str) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # which the program gets, too, and ends by it first
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", settings["port"]))  # so that no other process listens there while the program starts
-        child = subprocess.Popen(settings["command"], stdin=subprocess.DEVNULL)
+        child = subprocess.Popen(settings["command"], stdin=subprocess.DEVNULL, preexec_fn=end_with_parent)  # noqa: PLW1509 (no threads yet)
         try:
             while not connects(settings["socket"]):
                 if (code := child.poll()) is not None:
@@ -342,6 +343,12 @@ def attend(child: subprocess.Popen[bytes], port: int, tail: Tail, echo: bool) ->
             return
 
 
+def end_with_parent() -> None:
+    """Let the kernel kill this process once its parent is gone: whoever kills that leaves it no time to end what it has started."""
+    with contextlib.suppress(AttributeError, ImportError, OSError):  # (Linux, and a Python with ctypes)
+        importlib.import_module("ctypes").CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def end(child: subprocess.Popen[bytes]) -> None:
     """End the child with all that it has started: kernels of notebooks, workers of a script."""
     for number in (signal.SIGTERM, signal.SIGKILL):
@@ -383,7 +390,7 @@ def main() -> None:
         command = COMMANDS[kind](request, module, port, folder)
         child = subprocess.Popen(
             command, cwd=request["cwd"], env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            start_new_session=True,
+            start_new_session=True, preexec_fn=end_with_parent,  # noqa: PLW1509 (there are no threads yet)
         )  # fmt: skip
         try:
             attend(child, port, tail, echo=kind == "debug")

@@ -7,12 +7,13 @@ import http.client
 import json
 import os
 import queue
+import signal
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,21 @@ def test_a_notebook_server_gets_its_token_by_a_private_file_and_ends_with_the_co
         process.wait(timeout=60)
         assert not is_alive(told["pid"])
         assert not Path(told["config"]).parent.exists()
+
+
+def test_a_server_that_would_not_end_is_gone_with_a_program_that_is_killed(tmp_path: Path) -> None:
+    put_module(tmp_path, "jupyterlab", f"import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n{STAND_IN}")
+    with asked(tmp_path, "jupyter") as process:
+        port = heard(process)["port"]
+        server = json.loads(get(port, "/")[1])["pid"]
+        process.kill()  # as the end of a connection does that has waited long enough
+        try:
+            with pytest.raises(ConnectionError):
+                while True:
+                    get(port, "/")
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(server, signal.SIGKILL)
 
 
 def test_tensorboard_shows_nothing_without_the_token(tmp_path: Path) -> None:
