@@ -5,9 +5,24 @@ from __future__ import annotations
 import asyncio
 import selectors
 from collections.abc import Coroutine
+from types import ModuleType
 from typing import Any, TypeVar
 
+import pytest
+
 T = TypeVar("T")
+
+
+def clock_of(patch: pytest.MonkeyPatch, *modules: ModuleType, now: float = 1000.0) -> VirtualClock:
+    """Give these modules one clock in place of `time`."""
+    clock = VirtualClock(now)
+    for module in modules:
+        patch.setattr(module, "time", clock)
+    return clock
+
+
+async def forever(*_: Any, **__: Any) -> Any:
+    await asyncio.Event().wait()
 
 
 class VirtualClock:

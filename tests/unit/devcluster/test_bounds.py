@@ -16,15 +16,12 @@ from lockstep.devcluster.host import machine, processes
 from lockstep.devcluster.host.layout import Layout
 from lockstep.devcluster.hosts import bed
 from lockstep.devcluster.hosts.layout import BedLayout
-from unit.virtual_time import VirtualClock
+from unit.virtual_time import VirtualClock, clock_of
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
-    clock = VirtualClock(0.0)
-    for module in (bed, cluster, processes, provisioner, server):
-        monkeypatch.setattr(module, "time", clock)
-    return clock
+    return clock_of(monkeypatch, bed, cluster, processes, provisioner, server, now=0.0)
 
 
 def test_what_does_not_come_about_is_looked_at_ten_times_a_second_for_a_minute_and_a_half(clock: VirtualClock, tmp_path: Path) -> None:

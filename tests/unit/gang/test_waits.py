@@ -31,21 +31,14 @@ from lockstep_gang.coordinator.coordinator import Coordinator
 from lockstep_gang.coordinator.reporter import Reporter
 from lockstep_spec.choices import StorageMode
 from unit.gang.cases import KEY, make_run
-from unit.virtual_time import VirtualClock
+from unit.virtual_time import VirtualClock, clock_of, forever
 
 RUN = make_run(nodes=2)
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
-    clock = VirtualClock()
-    for module in (contract_lines, link, files, network, processes, relay, channels, report_file, reporter, server):
-        monkeypatch.setattr(module, "time", clock)
-    return clock
-
-
-async def forever(*_: Any, **__: Any) -> Any:
-    await asyncio.Event().wait()
+    return clock_of(monkeypatch, contract_lines, link, files, network, processes, relay, channels, report_file, reporter, server)
 
 
 async def unresolved(monkeypatch: pytest.MonkeyPatch) -> None:

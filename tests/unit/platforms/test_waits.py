@@ -36,7 +36,7 @@ from lockstep_gang.agent import host as agent_host
 from lockstep_gang.agent.preflight import selftest_program
 from support.fake_cluster import FakeCluster
 from unit.silent_place import SilentPlace, SilentProgram
-from unit.virtual_time import VirtualClock
+from unit.virtual_time import VirtualClock, clock_of, forever
 
 PLACE = SilentPlace()
 JOB = {"kind": "TrainingJob", "metadata": {"name": "x", "namespace": "ns", "uid": "u"}}
@@ -47,10 +47,7 @@ MINUTE, HOUR = 60.0, 3600.0
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
     """The clock of every module here, too."""
-    clock = VirtualClock()
-    for module in (probe, runs_here):
-        monkeypatch.setattr(module, "time", clock)
-    return clock
+    return clock_of(monkeypatch, probe, runs_here)
 
 
 @pytest.fixture(autouse=True)
@@ -65,10 +62,6 @@ async def pods_of(*_: Any) -> Any:
 
 def fleet() -> Fleet:
     return Fleet(HostsCluster(hosts=[Host(name="lab0"), Host(name="lab1")], ports="29400-29449"), "lab", "lab")
-
-
-async def forever(*_: Any, **__: Any) -> Any:
-    await asyncio.Event().wait()
 
 
 async def end_of_an_editor() -> None:

@@ -1,4 +1,4 @@
-"""What the project may grow to: more is refused with its reason, and what has fallen is written down by whoever formats."""
+"""The budget of the project's sizes: lint refuses growth and gives the reason, format lowers a limit that is no longer reached."""
 
 from __future__ import annotations
 
@@ -12,13 +12,18 @@ import yaml
 from support.checkout import ROOT
 
 
-@pytest.fixture
-def budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The script, in a small project of two functions, a verb with two parameters and a field."""
+def load() -> ModuleType:
     spec = importlib.util.spec_from_file_location("budget", ROOT / "scripts/budget.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script, in a small project of two functions, a verb with two parameters and a field."""
+    module = load()
     files = {
         "operator/lockstep/cli/jobs.py": "LIMIT = 3\n_HIDDEN = 4\n\n\ndef stop(hosts):\n    if hosts:\n        return LIMIT if wide else isinstance(x, HostJob)\n",
         "workspace/one.py": "class Gang:\n    x: int = 3\n",
@@ -70,10 +75,7 @@ def test_what_has_fallen_is_lowered_and_what_has_risen_is_not_raised(budget: Mod
 
 
 def test_this_project_has_verbs_with_parameters() -> None:
-    spec = importlib.util.spec_from_file_location("budget", ROOT / "scripts/budget.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load()
     verbs, parameters = module.verbs_and_parameters()
     limits = yaml.safe_load((ROOT / module.BUDGET).read_text())
     assert 0 < verbs <= limits["verbs"]["most"] and verbs < parameters <= limits["parameters"]["most"]

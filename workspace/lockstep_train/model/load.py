@@ -31,7 +31,6 @@ from lockstep_train.model.weight_files import INDEX, PRECISIONS, SINGLE, WeightR
 from lockstep_train.zero.parameters import full_shape, is_plain, is_sharded, sharding_empty, shards
 
 SAMPLED_BYTES = 1 << 16
-"""Tensors in a message."""
 
 
 def model_folder(config: ModelConfig) -> Path:

@@ -344,7 +344,7 @@ def attend(child: subprocess.Popen[bytes], port: int, tail: Tail, echo: bool) ->
 
 
 def end_with_parent() -> None:
-    """Let the kernel kill this process once its parent is gone: whoever kills that leaves it no time to end what it has started."""
+    """Make the kernel kill this process when its parent dies, since a killed parent can't clean up."""
     with contextlib.suppress(AttributeError, ImportError, OSError):  # (Linux, and a Python with ctypes)
         importlib.import_module("ctypes").CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 

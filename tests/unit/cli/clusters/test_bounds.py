@@ -19,14 +19,12 @@ from lockstep.platforms.clusters import imagebuild, install
 from support.fake_cluster import FakeCluster
 from unit.kube.test_bounds import Recording
 from unit.silent_place import SilentPlace, SilentProgram
-from unit.virtual_time import VirtualClock
+from unit.virtual_time import VirtualClock, clock_of
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
-    clock = VirtualClock()
-    monkeypatch.setattr(quickstart, "time", clock)
-    return clock
+    return clock_of(monkeypatch, quickstart)
 
 
 class TalkingPlace(SilentPlace):

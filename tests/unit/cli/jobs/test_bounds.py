@@ -29,17 +29,14 @@ from lockstep.plan.pages.top import top_page
 from support.checkout import ROOT
 from unit.platforms.jobs.test_logs import local  # noqa: F401 (a fixture)
 from unit.silent_place import SilentPlace
-from unit.virtual_time import VirtualClock
+from unit.virtual_time import VirtualClock, clock_of
 
 Object = dict[str, Any]
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
-    clock = VirtualClock(0.0)
-    for module in (change, get, hosttop, runonhosts, submit):
-        monkeypatch.setattr(module, "time", clock)
-    return clock
+    return clock_of(monkeypatch, change, get, hosttop, runonhosts, submit, now=0.0)
 
 
 def progress(reason: str, **more: str) -> Object:

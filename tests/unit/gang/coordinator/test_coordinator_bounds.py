@@ -27,16 +27,14 @@ from lockstep_gang.lifecycle.summary import summarize
 from unit.gang.cases import KEY, make_run
 from unit.gang.story import hello
 from unit.gang.test_scale import Untold
-from unit.virtual_time import VirtualClock
+from unit.virtual_time import VirtualClock, clock_of
 
 TARGET = ReportTarget("https://operator:8443/reports", ca_pem="", token_file="/dev/null")
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
-    clock = VirtualClock(0.0)
-    for module in (channels, coordinator, report_file, reporter):
-        monkeypatch.setattr(module, "time", clock)
+    clock = clock_of(monkeypatch, channels, coordinator, report_file, reporter, now=0.0)
     for module in (coordinator, report_file):
         monkeypatch.setattr(module, "in_thread", at_once)
     monkeypatch.setattr(coordinator, "seconds_since_boot", clock.monotonic)

@@ -21,16 +21,13 @@ import pytest
 from lockstep.platforms.inpod import drill, editor, netrate, rankload, rankstacks, receiver
 from lockstep.platforms.inpod import wire as protocol
 from lockstep.platforms.inpod.wire import CarryError, Gone, Wire, is_plain
-from unit.virtual_time import VirtualClock
+from unit.virtual_time import VirtualClock, clock_of
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
     """The clock of every program here, too."""
-    clock = VirtualClock()
-    for program in (drill, netrate, protocol, rankstacks):
-        monkeypatch.setattr(program, "time", clock)
-    return clock
+    return clock_of(monkeypatch, drill, netrate, protocol, rankstacks)
 
 
 @pytest.fixture

@@ -12,14 +12,12 @@ from lockstep.api.errors import ConfigError
 from lockstep.platforms.launch import join
 from lockstep.platforms.launch.join import JoinRequest
 from lockstep.platforms.launch.token import new_token
-from unit.virtual_time import VirtualClock
+from unit.virtual_time import VirtualClock, clock_of
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
-    clock = VirtualClock(0.0)
-    monkeypatch.setattr(join, "time", clock)
-    return clock
+    return clock_of(monkeypatch, join, now=0.0)
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from lockstep.platforms.hosts.place import beginning
 from lockstep.platforms.inpod.wire import Gone
 from lockstep.platforms.onhost import condition, gputest, install, keep, look, marks, relay, starter, station
 from lockstep.platforms.onhost.station import Inflow, Station
-from unit.virtual_time import VirtualClock
+from unit.virtual_time import VirtualClock, clock_of
 
 MEBIBYTE = 1 << 20
 
@@ -32,10 +32,7 @@ MEBIBYTE = 1 << 20
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
     """The clock of every program here."""
-    clock = VirtualClock(0.0)
-    for module in (install, keep, station):
-        monkeypatch.setattr(module, "time", clock)
-    return clock
+    return clock_of(monkeypatch, install, keep, station, now=0.0)
 
 
 @pytest.fixture
@@ -193,7 +190,7 @@ def test_a_program_that_goes_on_when_it_is_told_to_end_is_killed_after_five_seco
 
     class Poller:
         def register(self, *_: object) -> None:
-            """Nobody reads the output any more."""
+            """Report that standard output was closed."""
 
         unregister = register
 

@@ -1,4 +1,4 @@
-"""What the operator keeps is bounded, whoever makes more of it: of tokens, addresses, losses, runs, jobs, fields and notifications."""
+"""Limits of what the operator keeps in memory: tokens, addresses, losses, runs, jobs, fields and notifications."""
 
 from __future__ import annotations
 

@@ -30,21 +30,16 @@ from lockstep.platforms.operator.report_server import Reports, ReportServer
 from lockstep.platforms.operator.watching import kopf_settings
 from lockstep_gang.contract.report import JOB_HEADER
 from support.fake_cluster import FakeCluster
-from unit.virtual_time import VirtualClock
+from unit.virtual_time import VirtualClock, clock_of, forever
 
 KEY = ("ns", "x")
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
-    clock = VirtualClock()
-    monkeypatch.setattr(queue, "time", clock)
+    clock = clock_of(monkeypatch, queue)
     monkeypatch.setattr(queue, "jittered", lambda seconds: seconds)
     return clock
-
-
-async def forever(*_: Any, **__: Any) -> Any:
-    await asyncio.Event().wait()
 
 
 def test_work_that_fails_is_done_again_after_a_quarter_of_a_second_and_ever_later_to_a_minute(clock: VirtualClock) -> None:

@@ -26,8 +26,6 @@ from lockstep_train.checkpoint.format.manifest import ShardRecord
 DEADLINE = timedelta(minutes=10)
 """Time limit for every rank's shard. Nobody but the background waits for it, so a slow volume may take its time."""
 
-"""Ranks whose problems are written out."""
-
 
 @dataclass(frozen=True)
 class Outcome:
