@@ -16,7 +16,7 @@ PYTEST := $(BIN)/pytest
 COMMAND := $(if $(wildcard .venv/client),client,setup)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup client editors quickstart discover-cluster lint-cluster gpu-info nccl-test list-clusters deploy-cluster deploy-cluster-dry-run diff status-cluster clean-cluster uninstall rollback sync-multi-node run-multi-node shell-multi-node vscode debug-remote jupyter tensorboard logs top cluster-up cluster-down cluster-programs build build-openshift test test-unit test-train test-faults test-operator-faults test-hosts test-long test-corpus test-gpu bench-gpu gpu-carry soak test-cluster drills bench-peers lint docs pictures format manifests lock sbom audit
+.PHONY: help setup client editors quickstart discover-cluster lint-cluster gpu-info nccl-test list-clusters deploy-cluster deploy-cluster-dry-run diff status-cluster clean-cluster uninstall rollback sync-multi-node run-multi-node shell-multi-node vscode debug-remote jupyter tensorboard logs top cluster-up cluster-down cluster-programs build build-openshift test test-unit test-train test-faults test-operator-faults test-hosts test-long test-corpus test-gpu bench-gpu gpu-carry soak test-cluster test-alone drills bench-peers lint docs pictures format manifests lock sbom audit
 
 ##@ Start
 help: ## print this list
@@ -121,7 +121,8 @@ cluster-programs: setup ## install and build what it is made of, and start nothi
 	@$(BIN)/lockstep devcluster prepare
 
 ##@ Develop
-test: test-unit test-train cluster-programs test-faults test-hosts-quick test-cluster ## run all tests but the longest (test-long)
+test: setup ## run the linters and all tests but the longest (test-long), in two lanes side by side; root
+	@$(BIN)/python scripts/lanes.py
 
 test-unit: setup ## run the unit tests: minutes, no root
 	@$(PYTEST) -n 3 --dist loadfile tests/unit
@@ -133,9 +134,6 @@ test-faults: cluster-programs ## cut the power at every step of a save, on a dis
 	@$(PYTEST) -n 2 tests/faults
 
 test-hosts: setup ## test jobs on three hosts over ssh, with a systemd and an sshd each; root
-	@$(PYTEST) -n 3 --dist loadfile -m "not corpus and not soak" tests/hosts
-
-test-hosts-quick: setup ## run the tests of test-hosts that take seconds; root
 	@$(PYTEST) -n 3 --dist loadfile tests/hosts
 
 test-long: cluster-programs ## run the long tests that make test leaves out: half an hour and 30 GB of disk; root
@@ -160,8 +158,10 @@ test-operator-faults: cluster-programs ## kill the operator before and after eve
 	@LOCKSTEP_FAULTS=all $(PYTEST) tests/faults/test_operator_faults.py -s -k killed
 
 test-cluster: cluster-programs ## test a real API server and real pods; root
-	@$(PYTEST) -n auto -m "not alone and not corpus and not soak and not long" tests/cluster; shared=$$?; \
-	$(PYTEST) -m "alone and not corpus and not soak and not long" tests/cluster && exit $$shared
+	@$(PYTEST) -n auto -m "not alone and not corpus and not soak and not long" tests/cluster
+
+test-alone: cluster-programs ## run the tests of test-cluster that promise something in seconds, with no other test beside them; root
+	@$(PYTEST) -m "alone and not corpus and not soak and not long" tests/cluster
 
 drills: cluster-programs ## inject faults into a training job on the embedded cluster, into one node of three, and into the operator at every write; print what each costs; root
 	@$(PYTEST) -m "not corpus and not soak" tests/cluster/operator/life/test_drills.py tests/cluster/operator/life/test_lost_node.py tests/faults/test_operator_faults.py

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -23,17 +22,6 @@ def test_it():
     child.send_signal(signal.{number})
     assert child.wait(30) == -signal.{number}
 """
-
-
-def test_what_is_run_by_hand_is_no_part_of_the_tests() -> None:
-    """`-m` takes the place of what pyproject.toml deselects."""
-    makefile = (TESTS.parent / "Makefile").read_text()
-    targets = dict(re.findall(r"^([a-z-]+):[^\n]*\n((?:\t[^\n]*\n)*)", makefile, re.MULTILINE))
-    (parts,) = re.findall(r"^test: ([a-z -]*) ##", makefile, re.MULTILINE)
-    choices = [choice for part in parts.split() for choice in re.findall(r'-m "?([^"\n]*)"? tests', targets[part])]
-    assert len(choices) == 2
-    for choice in choices:
-        assert "not corpus" in choice and "not soak" in choice and "not long" in choice
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
