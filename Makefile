@@ -11,12 +11,12 @@ CHOSEN = $(if $(MODE),--mode $(MODE))
 DEPLOY = $(CHOSEN) $(if $(OPERATOR_IMAGE),--image $(OPERATOR_IMAGE)) $(if $(NAMESPACES),--namespaces $(NAMESPACES)) $(if $(NAMESPACE_ONLY),--namespace-only) $(if $(FORCE),--force) $(if $(filter 0,$(DEV)),--no-dev)
 IMAGE ?= operator
 BIN := .venv/bin
-PYTEST := $(BIN)/pytest
+PYTEST := $(BIN)/pytest --junitxml .lockstep/tests/$@$(if $(TESTS),-some).xml
 # What targets need that only type a verb: after `make client` its environment will do.
 COMMAND := $(if $(wildcard .venv/client),client,setup)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup client editors quickstart discover-cluster lint-cluster gpu-info nccl-test list-clusters deploy-cluster deploy-cluster-dry-run diff status-cluster clean-cluster uninstall rollback sync-multi-node run-multi-node shell-multi-node vscode debug-remote jupyter tensorboard logs top cluster-up cluster-down cluster-programs build build-openshift test test-unit test-train test-faults test-operator-faults test-hosts test-long test-corpus test-gpu bench-gpu gpu-carry soak test-cluster test-alone drills bench-peers lint docs pictures format manifests lock sbom audit
+.PHONY: help setup client editors quickstart discover-cluster lint-cluster gpu-info nccl-test list-clusters deploy-cluster deploy-cluster-dry-run diff status-cluster clean-cluster uninstall rollback sync-multi-node run-multi-node shell-multi-node vscode debug-remote jupyter tensorboard logs top cluster-up cluster-down cluster-programs build build-openshift test test-fast test-unit test-train test-faults test-operator-faults test-hosts test-long test-corpus test-gpu bench-gpu gpu-carry soak test-cluster test-alone drills bench-peers lint docs pictures format manifests lock sbom audit
 
 ##@ Start
 help: ## print this list
@@ -124,17 +124,20 @@ cluster-programs: setup ## install and build what it is made of, and start nothi
 test: setup ## run the linters and all tests but the longest (test-long), in two lanes side by side; root
 	@$(BIN)/python scripts/lanes.py
 
+test-fast: setup ## run the linters and the tests of what differs from a commit: SINCE=main (default: HEAD)
+	@$(BIN)/python scripts/lanes.py --since $(or $(SINCE),HEAD)
+
 test-unit: setup ## run the unit tests: minutes, no root
-	@$(PYTEST) -n 3 --dist loadfile tests/unit
+	@$(PYTEST) -n 3 --dist loadfile $(or $(TESTS),tests/unit)
 
 test-train: setup ## run the trainer's tests: real ranks over gloo, no root
-	@$(PYTEST) -n 3 tests/train tests/corpus
+	@$(PYTEST) -n 3 $(or $(TESTS),tests/train tests/corpus)
 
 test-faults: cluster-programs ## cut the power at every step of a save, on a disk in a file; kill the operator at every write; run alerts and dashboard in Prometheus; root
-	@$(PYTEST) -n 2 tests/faults
+	@$(PYTEST) -n 2 $(or $(TESTS),tests/faults)
 
 test-hosts: setup ## test jobs on three hosts over ssh, with a systemd and an sshd each; root
-	@$(PYTEST) -n 3 --dist loadfile tests/hosts
+	@$(PYTEST) -n 3 --dist loadfile $(or $(TESTS),tests/hosts)
 
 test-long: cluster-programs ## run the long tests that make test leaves out: half an hour and 30 GB of disk; root
 	@$(PYTEST) -m long tests/train tests/hosts tests/cluster
@@ -158,10 +161,10 @@ test-operator-faults: cluster-programs ## kill the operator before and after eve
 	@LOCKSTEP_FAULTS=all $(PYTEST) tests/faults/test_operator_faults.py -s -k killed
 
 test-cluster: cluster-programs ## test a real API server and real pods; root
-	@$(PYTEST) -n auto -m "not alone and not corpus and not soak and not long" tests/cluster
+	@$(PYTEST) -n auto -m "not alone and not corpus and not soak and not long" $(or $(TESTS),tests/cluster)
 
 test-alone: cluster-programs ## run the tests of test-cluster that promise something in seconds, with no other test beside them; root
-	@$(PYTEST) -m "alone and not corpus and not soak and not long" tests/cluster
+	@$(PYTEST) -m "alone and not corpus and not soak and not long" $(or $(TESTS),tests/cluster)
 
 drills: cluster-programs ## inject faults into a training job on the embedded cluster, into one node of three, and into the operator at every write; print what each costs; root
 	@$(PYTEST) -m "not corpus and not soak" tests/cluster/operator/life/test_drills.py tests/cluster/operator/life/test_lost_node.py tests/faults/test_operator_faults.py

@@ -1,13 +1,15 @@
-"""Run `make lint` and all parts of the tests in two lanes side by side: what computes, beside what waits for clusters, disks and hosts.
+"""Run `make lint` and the tests in two lanes side by side: what computes, beside what waits for clusters, disks and hosts.
 
-    scripts/lanes.py
+    scripts/lanes.py [--since COMMIT]
 
-Tests marked `alone` come last, by themselves. A part writes to .lockstep/tests/PART.log, which is printed when it ends; the first part that fails ends the
-other lane. At the end stand the seconds and counts of each part. Exit code: the one of the part that failed.
+--since runs the tests of what differs from that commit (scripts/touched.py), else all run. Tests marked `alone` come last, by themselves. A part writes to
+.lockstep/tests/PART.log, which is printed when it ends; the first part that fails ends the other lane. At the end stand the seconds and counts of each part.
+Exit code: the one of the part that failed.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import ctypes
 import os
@@ -17,21 +19,27 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from xml.etree import ElementTree
 
-LOGS = Path(".lockstep/tests")
-FIRST = ("cluster-programs",)
+FOLDER = Path(".lockstep/tests")
+FOLDERS = {
+    "test-unit": ("tests/unit/",),
+    "test-train": ("tests/train/", "tests/corpus/"),
+    "test-cluster": ("tests/cluster/",),
+    "test-faults": ("tests/faults/",),
+    "test-hosts": ("tests/hosts/",),
+    "test-alone": ("tests/cluster/",),
+}
+"""What is in each part."""
 COMPUTES, WAITS = ("lint", "test-unit", "test-train"), ("test-cluster", "test-faults", "test-hosts")
-ALONE = ("test-alone",)
 NICE = 10
 """Of what computes: what waits has deadlines of its own."""
 END_SECONDS = 120.0
 """Time in which tests that are interrupted remove their clusters."""
-_SUMMARY = re.compile(r"^=* ?(?=\d+ (?:passed|failed|error|skipped|deselected)).* in [\d.]+s", re.MULTILINE)
-_COUNT = re.compile(r"(\d+) (passed|failed|error|skipped)")
 _PR_SET_PDEATHSIG = 1
 
 
@@ -43,6 +51,35 @@ class PartFailed(Exception):
         self.code = code
 
 
+@dataclass(frozen=True)
+class Record:
+    """What pytest wrote of a run: its seconds, those of each file of tests on its worker, and how many tests passed, failed, ended with an error, were skipped."""
+
+    seconds: float
+    files: Mapping[str, float]
+    counts: Mapping[str, int]
+
+    @classmethod
+    def read(cls, file: Path) -> Record | None:
+        """None: there is none, or only a part of one."""
+        try:
+            (suite,) = ElementTree.parse(file).getroot()  # noqa: S314 (our own pytest wrote it)
+        except (FileNotFoundError, ElementTree.ParseError):
+            return None
+        files: Counter[str] = Counter()
+        for case in suite.iter("testcase"):
+            files[case.get("classname", "").replace(".", "/") + ".py"] += float(case.get("time", 0))  # type: ignore[assignment]
+        bad = {
+            word: int(suite.get(attribute, 0)) for word, attribute in (("failed", "failures"), ("errors", "errors"), ("skipped", "skipped"))
+        }
+        passed = int(suite.get("tests", 0)) - sum(bad.values())
+        return cls(float(suite.get("time", 0)), files, {"passed": passed, **bad})
+
+    def share(self, tests: Iterable[str]) -> float:
+        """Seconds that these files of tests would take."""
+        return self.seconds * sum(self.files.get(file, 0) for file in tests) / (sum(self.files.values()) or 1)
+
+
 @dataclass
 class Table:
     """Seconds and counts of each part that ended, and the least memory that was available meanwhile."""
@@ -51,30 +88,39 @@ class Table:
     rows: list[str] = field(default_factory=list)
     least_bytes: int = sys.maxsize
 
-    def add(self, part: str, seconds: float, output: str) -> None:
-        counts: Counter[str] = Counter()
-        for summary in _SUMMARY.findall(output):
-            for count, word in _COUNT.findall(summary):
-                counts[word] += int(count)
-        self.rows.append(f"{seconds:7.0f}  {part:18s}{', '.join(f'{count} {word}' for word, count in counts.items())}")
+    def add(self, part: str, seconds: float, record: Record | None) -> None:
+        counts = record.counts if record else {}
+        self.rows.append(f"{seconds:7.0f}  {part:18s}{', '.join(f'{count} {word}' for word, count in counts.items() if count)}".rstrip())
 
     def lines(self) -> Iterator[str]:
         yield from ("", "seconds  part", *self.rows)
         yield f"{time.monotonic() - self.began:7.0f}  all; at least {self.least_bytes / 2**30:.1f} GiB of memory were available"
 
 
+@dataclass(frozen=True)
+class Part:
+    name: str
+    tests: Sequence[str] = ()
+    """Files of tests; none: all of the part."""
+
+    @property
+    def record(self) -> Path:
+        return FOLDER / f"{self.name}{'-some' if self.tests else ''}.xml"
+
+
 def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-async def run_part(part: str, table: Table, nice: int = 0) -> None:
+async def run_part(part: Part, table: Table, nice: int = 0) -> None:
     """Run `make PART` and print what it said. Raises PartFailed."""
     began = time.monotonic()
-    log = LOGS / f"{part}.log"
-    print(f"{part} begins: {log}", flush=True)
+    log = FOLDER / f"{part.name}.log"
+    print(f"{part.name} begins: {log}", flush=True)
+    part.record.unlink(missing_ok=True)
     with log.open("w") as output:
         process = await asyncio.create_subprocess_exec(
-            "nice", "-n", str(nice), "make", "--no-print-directory", part,
+            "nice", "-n", str(nice), "make", "--no-print-directory", part.name, *([f"TESTS={' '.join(part.tests)}"] if part.tests else []),
             stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=_end_with_parent,
         )  # fmt: skip
     how = "was interrupted"
@@ -86,10 +132,10 @@ async def run_part(part: str, table: Table, nice: int = 0) -> None:
             await _end(process)
         seconds = time.monotonic() - began
         said = log.read_text(encoding="utf-8", errors="replace")
-        print(f"---- {part} {how} after {seconds:.0f} s\n{said}", flush=True)
-        table.add(part, seconds, said)
+        print(f"---- {part.name} {how} after {seconds:.0f} s\n{said}", flush=True)
+        table.add(part.name, seconds, Record.read(part.record))
     if code:
-        raise PartFailed(part, code)
+        raise PartFailed(part.name, code)
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
@@ -102,7 +148,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     await process.wait()
 
 
-async def run_lane(parts: Sequence[str], table: Table, nice: int = 0) -> None:
+async def run_lane(parts: Iterable[Part], table: Table, nice: int = 0) -> None:
     for part in parts:
         await run_part(part, table, nice)
 
@@ -118,16 +164,43 @@ async def watch_memory(table: Table) -> None:
         await asyncio.sleep(5)
 
 
-async def run_all(table: Table) -> None:
+async def run_all(parts: Mapping[str, Part], table: Table) -> None:
+    def those(names: Sequence[str]) -> list[Part]:
+        return [parts[name] for name in names if name in parts]
+
     memory = asyncio.create_task(watch_memory(table))
     try:
-        await run_lane(FIRST, table)
+        if parts.keys() & {*WAITS, "test-alone"}:
+            await run_part(Part("cluster-programs"), table)
         async with asyncio.TaskGroup() as lanes:
-            lanes.create_task(run_lane(COMPUTES, table, NICE))
-            lanes.create_task(run_lane(WAITS, table))
-        await run_lane(ALONE, table)
+            lanes.create_task(run_lane(those(COMPUTES), table, NICE))
+            lanes.create_task(run_lane(those(WAITS), table))
+        await run_lane(those(["test-alone"]), table)
     finally:
         memory.cancel()
+
+
+def parts_since(commit: str) -> dict[str, Part]:
+    """The linters and the parts in which tests are touched; say which. Raises CalledProcessError: there is no such commit."""
+    from touched import Tree, changed_since
+
+    tree = Tree()
+    chosen = tree.chosen(changed_since(commit))
+    alone = {file for file in chosen if "mark.alone" in tree.text[file]}
+    parts = {"lint": Part("lint")}
+    for name, folders in FOLDERS.items():
+        tests = sorted(
+            file for file in chosen if file.startswith(folders) and (file in alone if name == "test-alone" else not tree.all_alone(file))
+        )
+        if tests:
+            parts[name] = Part(name, tests)
+            record = Record.read(Part(name).record)
+            print(
+                f"{name}: {len(tests)} of {len([file for file in tree.tests('tests/') if file.startswith(folders)])} files"
+                + (f", {record.share(tests):.0f} s" if record else "")
+            )
+            print("".join(f"    {file}\n" for file in tests if name != "test-unit"), end="")
+    return parts
 
 
 def _interrupt(*_: object) -> None:
@@ -137,13 +210,21 @@ def _interrupt(*_: object) -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def main() -> int:
-    table = Table()
-    LOGS.mkdir(parents=True, exist_ok=True)
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--since", metavar="COMMIT", help="run the tests of what differs from this commit")
+    since = parser.parse_args(arguments).since
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
+    FOLDER.mkdir(parents=True, exist_ok=True)
     try:
-        asyncio.run(run_all(table))
+        parts = parts_since(since) if since else {name: Part(name) for name in ("lint", *FOLDERS)}
+    except subprocess.CalledProcessError as error:
+        print(f"--since {since}: {error.stderr.strip()}", file=sys.stderr)
+        return 2
+    table = Table()
+    try:
+        asyncio.run(run_all(parts, table))
     except (PartFailed, BaseExceptionGroup) as error:
         failed = error if isinstance(error, PartFailed) else next(each for each in error.exceptions if isinstance(each, PartFailed))
         print(failed, file=sys.stderr)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from support.checkout import ROOT
+from support.imports import imported, modules_of
 
 SOURCES = (ROOT / "operator", ROOT / "workspace")
 DISTRIBUTIONS = ("lockstep", "lockstep_gang", "lockstep_spec", "lockstep_train")
@@ -41,11 +42,7 @@ FIRST_WORDS = {"What", "Of", "How", "Whether", "Where", "As", "By", "Who", "When
 @cache
 def sources() -> Mapping[str, Path]:
     """Dotted name → file, of every module of the product; of a package, its `__init__.py`."""
-    modules = {}
-    for root in SOURCES:
-        for path in sorted(root.rglob("*.py")):
-            parts = path.relative_to(root).with_suffix("").parts
-            modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    modules = {name: path for root in SOURCES for name, path in modules_of(root).items()}
     return {name: path for name, path in modules.items() if name.partition(".")[0] in DISTRIBUTIONS}
 
 
@@ -57,19 +54,7 @@ def tree_of(path: Path) -> ast.Module:
 @cache
 def imports() -> Mapping[str, Set[str]]:
     """Module → the product's modules that it imports, also within functions and for types alone."""
-    return {name: frozenset(_imported(tree_of(path))) for name, path in sources().items()}
-
-
-def _imported(tree: ast.Module) -> Iterator[str]:
-    known = sources()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name in known)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            members = {f"{node.module}.{alias.name}" for alias in node.names}
-            yield from members & known.keys()
-            if node.module in known and members - known.keys():
-                yield node.module
+    return {name: frozenset(imported(tree_of(path), sources())) for name, path in sources().items()}
 
 
 def folder_of(module: str) -> str:
@@ -91,8 +76,8 @@ def test_no_module_imports_what_imports_it() -> None:
 
 def test_no_folder_imports_what_imports_it() -> None:
     graph: dict[str, set[str]] = defaultdict(set)
-    for module, imported in imports().items():
-        graph[folder_of(module)] |= {folder_of(other) for other in imported} - {folder_of(module)}
+    for module, others in imports().items():
+        graph[folder_of(module)] |= {folder_of(other) for other in others} - {folder_of(module)}
     assert circle_in(graph) == []
 
 
@@ -114,8 +99,8 @@ def test_a_file_is_one_thought() -> None:
 
 def test_a_small_module_that_one_other_reads_belongs_to_it_unless_there_is_a_reason() -> None:
     importers: dict[str, set[str]] = defaultdict(set)
-    for module, imported in imports().items():
-        for other in imported:
+    for module, others in imports().items():
+        for other in others:
             importers[other].add(module)
     small = {
         name

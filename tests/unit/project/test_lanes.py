@@ -13,8 +13,14 @@ import pytest
 
 from support.checkout import ROOT
 
+sys.path.insert(0, str(ROOT / "scripts"))
+
+from lanes import Record
+
 SCRIPT = ROOT / "scripts/lanes.py"
 PARTS = "cluster-programs lint test-unit test-train test-cluster test-faults test-hosts test-alone"
+XML = """<testsuites><testsuite name="pytest" errors="0" failures="1" skipped="1" tests="4" time="30"><testcase classname="tests.a" time="1"/>\
+<testcase classname="tests.a" time="2"/><testcase classname="tests.b" time="3"/></testsuite></testsuites>"""
 WAITING = "echo $@ begins >> log; trap 'echo $@ cleaned >> log; exit 1' INT; echo > ready; while :; do sleep 0.05; done"
 
 
@@ -61,7 +67,7 @@ def played(tmp_path: Path) -> Played:
 
 
 def test_parts_of_a_lane_follow_each_other_and_what_is_alone_comes_last(played: Played) -> None:
-    played.recipes["test-unit"] = "echo $@ >> log; echo 7 passed, 1 skipped in 3.21s; echo ==== 2 passed in 0.10s ===="
+    played.recipes["test-unit"] = f"echo $@ >> log; echo '{XML}' > .lockstep/tests/test-unit.xml"
     code, output = played.run()
     assert code == 0, output
     log = played.log
@@ -71,8 +77,19 @@ def test_parts_of_a_lane_follow_each_other_and_what_is_alone_comes_last(played: 
         for lane in (("lint", "test-unit", "test-train"), ("test-cluster", "test-faults", "test-hosts"))
     ]
     assert lanes == [["lint", "test-unit", "test-train"], ["test-cluster", "test-faults", "test-hosts"]]
-    assert re.search(r"^ +\d+  test-unit +9 passed, 1 skipped$", output, re.MULTILINE), output
+    assert re.search(r"^ +\d+  test-unit +2 passed, 1 failed, 1 skipped$", output, re.MULTILINE), output
     assert re.search(r"^ +\d+  all; at least \d+\.\d GiB of memory were available$", output, re.MULTILINE), output
+
+
+def test_a_record_has_the_seconds_of_each_file_and_of_some_of_them(tmp_path: Path) -> None:
+    file = tmp_path / "part.xml"
+    assert Record.read(file) is None
+    file.write_text(XML[:50])
+    assert Record.read(file) is None, "what a killed run left"
+    file.write_text(XML)
+    record = Record.read(file)
+    assert record is not None and record.files == {"tests/a.py": 3, "tests/b.py": 3}
+    assert record.share(["tests/b.py", "tests/new.py"]) == 15, "half of what its workers did, so half of its 30 s"
 
 
 def test_lanes_run_side_by_side(played: Played) -> None:

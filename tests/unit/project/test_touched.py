@@ -1,0 +1,120 @@
+"""Tests that a change chooses: in a small project, by each of the rules, and in this one, for what must never be left out."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from support.checkout import ROOT
+
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import touched
+from lanes import main, parts_since
+from touched import Tree
+
+Chosen = Callable[..., set[str]]
+FILES = {
+    "operator/lockstep/cli/main.py": "from lockstep.kube import client\n",
+    "operator/lockstep/cli/verbs.py": 'MODULES = {\n    "why": "jobs.why.why",\n    "stop": "jobs.stop.stop",\n}\n',
+    "operator/lockstep/cli/jobs/why.py": "from lockstep.plan import pages\n",
+    "operator/lockstep/cli/jobs/stop.py": "",
+    "operator/lockstep/kube/client.py": "",
+    "operator/lockstep/plan/pages.py": 'TEMPLATE = "page.j2"\n',
+    "operator/lockstep/plan/templates/page.j2": "",
+    "operator/lockstep/sent.py": "",
+    "operator/lockstep/send.py": 'PROGRAM = "lockstep.sent"\n',
+    "workspace/lockstep_train/loss.py": "",
+    "tests/conftest.py": "from lockstep.kube import client\n",
+    "tests/support/typed.py": 'MAIN = "lockstep.cli.main"\n',
+    "tests/unit/test_pages.py": "def test_it():\n    from lockstep.plan import pages\n",
+    "tests/unit/test_send.py": "import lockstep.send\n",
+    "tests/unit/test_other.py": "",
+    "tests/unit/project/test_house.py": "",
+    "tests/train/conftest.py": "",
+    "tests/train/ranks/cases_loss.py": "def lose(): ...\n",
+    "tests/train/test_loss.py": 'CASE = "lose"\n',
+    "tests/train/test_data.py": "",
+    "tests/train/test_slow.py": "pytestmark = pytest.mark.long\n",
+    "tests/hosts/test_typed.py": 'from support.typed import MAIN\n\nVERB = "stop"\n',
+    "tests/cluster/test_stop.py": "",
+}
+ROOMS = """
+requirements/: all
+operator/: []
+workspace/lockstep_train/: [train/test_data]
+tests/: []
+"""
+
+
+@pytest.fixture
+def chosen(tmp_path: Path) -> Chosen:
+    """Files of tests that changes of these paths choose, without what is always chosen."""
+    for name, text in {**FILES, "scripts/touched.yaml": ROOMS}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    tree = Tree(tmp_path)
+
+    def choose(*changed: str) -> set[str]:
+        found = tree.chosen(changed)
+        assert "tests/unit/project/test_house.py" in found
+        return {file.removeprefix("tests/") for file in found} - {"unit/project/test_house.py"}
+
+    return choose
+
+
+@pytest.mark.parametrize(
+    "changed, tests",
+    [
+        ("operator/lockstep/plan/pages.py", {"unit/test_pages.py"}),  # imported, within a function
+        ("operator/lockstep/plan/templates/page.j2", {"unit/test_pages.py"}),  # by the module that names it
+        ("operator/lockstep/sent.py", {"unit/test_send.py"}),  # a program that is sent as text
+        ("operator/lockstep/cli/jobs/stop.py", {"hosts/test_typed.py", "cluster/test_stop.py"}),  # typed as a verb; and by its name
+        ("operator/lockstep/cli/jobs/why.py", set()),
+        ("workspace/lockstep_train/loss.py", {"train/test_data.py", "train/test_loss.py"}),  # by its room, and by its name
+        ("tests/train/ranks/cases_loss.py", {"train/test_loss.py"}),  # asked of forked ranks by a function's name
+        ("tests/train/conftest.py", {"train/test_loss.py", "train/test_data.py"}),
+        ("tests/support/typed.py", {"hosts/test_typed.py"}),
+        ("tests/unit/test_other.py", {"unit/test_other.py"}),
+        ("CHANGELOG.md", set()),
+    ],
+)
+def test_a_change_chooses_what_uses_it(changed: str, tests: set[str], chosen: Chosen) -> None:
+    assert chosen(changed) == tests
+
+
+@pytest.mark.parametrize("changed", ["requirements/dev.lock", "something/new.py"])
+def test_what_all_depends_on_and_what_has_no_room_choose_every_test(changed: str, chosen: Chosen) -> None:
+    every = {name.removeprefix("tests/") for name in FILES if Path(name).name.startswith("test_")}
+    assert chosen(changed) == every - {"unit/project/test_house.py", "train/test_slow.py"}
+
+
+@cache
+def whole() -> Tree:
+    return Tree()
+
+
+def test_every_folder_of_the_product_has_a_room_and_every_room_has_tests() -> None:
+    folders = {file for file in whole().text if file.startswith(("operator/", "workspace/"))}
+    assert all("all" not in whole()._room(file) for file in folders)
+    for tests in whole().rooms.values():
+        for test in tests if isinstance(tests, list) else []:
+            assert (ROOT / "tests" / test).is_dir() or (ROOT / "tests" / f"{test}.py").exists(), test
+
+
+def test_parts_of_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    changed = ["tests/cluster/operator/life/test_drills.py", "tests/hosts/test_jobs.py"]
+    monkeypatch.setattr(touched, "Tree", whole)
+    monkeypatch.setattr(touched, "changed_since", lambda commit: changed)
+    parts = parts_since("HEAD")
+    assert list(parts) == ["lint", "test-unit", "test-hosts", "test-alone"], "all tests of test_drills.py are marked alone"
+    assert (parts["test-hosts"].tests, parts["test-alone"].tests) == (changed[1:], changed[:1])
+
+
+def test_a_commit_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--since", "no-such-commit"]) == 2
+    assert "no-such-commit" in capsys.readouterr().err
