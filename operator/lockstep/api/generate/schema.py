@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import ast
 import inspect
-import textwrap
+import sys
 from collections.abc import Iterator
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -53,18 +54,24 @@ def _describe(schema: Schema, kind: type[BaseModel]) -> None:
 
     pydantic could do so by itself (use_attribute_docstrings), but for every process that imports the models, which took a fifth of their import.
     """
-    texts = {name: text for base in reversed(kind.__mro__) if issubclass(base, BaseModel) for name, text in _texts_below_fields(base)}
+    texts = {name: text for base in reversed(kind.__mro__) if issubclass(base, Model) for name, text in _texts_below_fields(base)}
     for name, field in kind.model_fields.items():
         if name in texts:
             schema["properties"][field.alias or name].setdefault("description", texts[name])
 
 
 def _texts_below_fields(kind: type[BaseModel]) -> Iterator[tuple[str, str]]:
-    stated = next(node for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(kind)))) if isinstance(node, ast.ClassDef))
-    for pair in pairwise(stated.body):
+    for pair in pairwise(_classes_in(kind.__module__)[kind.__name__].body):
         match pair:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
                 yield name, inspect.cleandoc(text)
+
+
+@cache
+def _classes_in(module: str) -> dict[str, ast.ClassDef]:
+    """Classes of a module by name. inspect.getsource would read all of it again for each."""
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    return {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
 
 
 def _models_in(model: type[BaseModel]) -> dict[str, type[BaseModel]]:
