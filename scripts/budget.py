@@ -33,8 +33,10 @@ def lines(paths: Iterable[Path]) -> int:
     return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths)
 
 
-def trees(paths: Iterable[Path]) -> Iterator[ast.Module]:
-    return (ast.parse(path.read_text(encoding="utf-8")) for path in paths)
+def statements(node: ast.AST) -> int:
+    """Statements below a node. No expression holds one, so none is looked into."""
+    inner = (each for each in ast.iter_child_nodes(node) if isinstance(each, ast.stmt | ast.excepthandler | ast.match_case))
+    return sum(isinstance(each, ast.stmt) + statements(each) for each in inner)
 
 
 def public_names(tree: ast.Module) -> set[str]:
@@ -49,8 +51,8 @@ def public_names(tree: ast.Module) -> set[str]:
     return {name for name in names if not name.startswith("_")}
 
 
-def platform_branches() -> int:
-    nodes = (node for tree in trees(modules("operator/lockstep/cli")) for node in ast.walk(tree))
+def platform_branches(trees: Iterable[ast.Module]) -> int:
+    nodes = (node for tree in trees for node in ast.walk(tree))
     return sum(isinstance(node, ast.If | ast.IfExp | ast.While) and bool(PLATFORM.search(ast.unparse(node.test))) for node in nodes)
 
 
@@ -89,15 +91,17 @@ def words() -> int:
 def measured() -> dict[str, int]:
     """Each line of the budget, as it is now."""
     product = modules(*PRODUCT)
-    parsed = list(trees(product))
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in product}
     verbs, parameters = verbs_and_parameters()
     return {
         "product lines": lines(product),
         "test lines": lines(modules("tests")),
-        "statements": sum(isinstance(node, ast.stmt) for tree in parsed for node in ast.walk(tree)),
-        "public names": sum(len(public_names(tree)) for tree in parsed),
+        "statements": sum(map(statements, trees.values())),
+        "public names": sum(len(public_names(tree)) for tree in trees.values()),
         "modules of the largest folder": max(Counter(path.parent for path in product if path.name != "__init__.py").values()),
-        "platform branches of the command line": platform_branches(),
+        "platform branches of the command line": platform_branches(
+            tree for path, tree in trees.items() if path.is_relative_to(ROOT / "operator/lockstep/cli")
+        ),
         "verbs": verbs,
         "parameters": parameters,
         "fields of the CRDs": crd_fields(),

@@ -45,8 +45,7 @@ def structural_schema(model: type[BaseModel], *, described: bool = True) -> Sche
     for name, kind in models.items():
         if described:
             _describe(definitions[name], kind)
-    rules = {name: kind.RULES if issubclass(kind, Model) else () for name, kind in models.items()}
-    return _structural(raw, definitions, rules)
+    return _structural(raw, definitions, {name: kind.RULES if issubclass(kind, Model) else () for name, kind in models.items()})
 
 
 def _describe(schema: Schema, kind: type[BaseModel]) -> None:
@@ -54,10 +53,9 @@ def _describe(schema: Schema, kind: type[BaseModel]) -> None:
 
     pydantic could do so by itself (use_attribute_docstrings), but for every process that imports the models, which took a fifth of their import.
     """
-    texts = {name: text for base in reversed(kind.__mro__) if issubclass(base, Model) for name, text in _texts_below_fields(base)}
-    for name, field in kind.model_fields.items():
-        if name in texts:
-            schema["properties"][field.alias or name].setdefault("description", texts[name])
+    for name, text in (pair for base in kind.__mro__ if issubclass(base, Model) for pair in _texts_below_fields(base)):
+        if name in kind.model_fields:
+            schema["properties"][kind.model_fields[name].alias or name].setdefault("description", text)
 
 
 def _texts_below_fields(kind: type[BaseModel]) -> Iterator[tuple[str, str]]:
@@ -70,8 +68,7 @@ def _texts_below_fields(kind: type[BaseModel]) -> Iterator[tuple[str, str]]:
 @cache
 def _classes_in(module: str) -> dict[str, ast.ClassDef]:
     """Classes of a module by name. inspect.getsource would read all of it again for each."""
-    tree = ast.parse(inspect.getsource(sys.modules[module]))
-    return {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    return {node.name: node for node in ast.walk(ast.parse(inspect.getsource(sys.modules[module]))) if isinstance(node, ast.ClassDef)}
 
 
 def _models_in(model: type[BaseModel]) -> dict[str, type[BaseModel]]:
@@ -126,8 +123,7 @@ def _object(merged: Schema, definitions: dict[str, Schema], rules: dict[str, tup
     own = rules.get(merged.get("title", ""), ())
     for rule in own:
         result |= rule.schema or {}
-    written = [validation(rule) for rule in own if rule.cel]
-    return result | ({"x-kubernetes-validations": written} if written else {})
+    return result | ({"x-kubernetes-validations": written} if (written := [validation(rule) for rule in own if rule.cel]) else {})
 
 
 def _map(merged: Schema, definitions: dict[str, Schema], rules: dict[str, tuple[Rule, ...]]) -> Schema:
