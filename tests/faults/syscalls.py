@@ -14,65 +14,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _NUMBERS = {
-    "write": 1,
-    "open": 2,
-    "pwrite64": 18,
-    "writev": 20,
-    "sendfile": 40,
-    "fsync": 74,
-    "fdatasync": 75,
-    "truncate": 76,
-    "ftruncate": 77,
-    "rename": 82,
-    "mkdir": 83,
-    "rmdir": 84,
-    "creat": 85,
-    "link": 86,
-    "unlink": 87,
-    "symlink": 88,
-    "sync": 162,
-    "openat": 257,
-    "mkdirat": 258,
-    "unlinkat": 263,
-    "renameat": 264,
-    "linkat": 265,
-    "symlinkat": 266,
-    "sync_file_range": 277,
-    "fallocate": 285,
-    "pwritev": 296,
-    "syncfs": 306,
-    "renameat2": 316,
-    "copy_file_range": 326,
-    "pwritev2": 328,
-}
+    "write": 1, "open": 2, "pwrite64": 18, "writev": 20, "sendfile": 40, "fsync": 74, "fdatasync": 75, "truncate": 76, "ftruncate": 77,
+    "rename": 82, "mkdir": 83, "rmdir": 84, "creat": 85, "link": 86, "unlink": 87, "symlink": 88, "sync": 162, "openat": 257,
+    "mkdirat": 258, "unlinkat": 263, "renameat": 264, "linkat": 265, "symlinkat": 266, "sync_file_range": 277, "fallocate": 285,
+    "pwritev": 296, "syncfs": 306, "renameat2": 316, "copy_file_range": 326, "pwritev2": 328,
+}  # fmt: skip
 _NAMES = {number: name for name, number in _NUMBERS.items()}
 _OF_DESCRIPTOR = {
-    "write": 0,
-    "pwrite64": 0,
-    "writev": 0,
-    "sendfile": 0,
-    "fsync": 0,
-    "fdatasync": 0,
-    "ftruncate": 0,
-    "sync_file_range": 0,
-    "fallocate": 0,
-    "pwritev": 0,
-    "syncfs": 0,
-    "copy_file_range": 2,
-    "pwritev2": 0,
-}
+    "write": 0, "pwrite64": 0, "writev": 0, "sendfile": 0, "fsync": 0, "fdatasync": 0, "ftruncate": 0, "sync_file_range": 0,
+    "fallocate": 0, "pwritev": 0, "syncfs": 0, "copy_file_range": 2, "pwritev2": 0,
+}  # fmt: skip
 """Which argument is the descriptor of the file that changes."""
 _OF_PATH = {
-    "open": 0,
-    "truncate": 0,
-    "rename": 1,
-    "mkdir": 0,
-    "rmdir": 0,
-    "creat": 0,
-    "link": 1,
-    "unlink": 0,
-    "symlink": 1,
-}
+    "open": 0, "truncate": 0, "rename": 1, "mkdir": 0, "rmdir": 0, "creat": 0, "link": 1, "unlink": 0, "symlink": 1,
+}  # fmt: skip
 """Which argument is the path; of two the new one."""
 _OF_PATH_AT = {"openat": 0, "mkdirat": 0, "unlinkat": 0, "renameat": 2, "linkat": 2, "symlinkat": 1, "renameat2": 2}
 """Which argument is the folder's descriptor; the path is the next one."""

@@ -17,7 +17,7 @@ from kubernetes import config, dynamic
 
 from lockstep.kube.cluster import MERGE
 from support.clusters.cluster_jobs import Jobs, kubeconfig_of, kubeconfig_of_account
-from support.clusters.control_plane import connected, control_plane
+from support.clusters.control_plane import Plane, connected, default_objects
 from unit.cli.test_every_verb import REMOTE, arguments, run, write_cluster_file, write_job_file
 
 NAMESPACE = "lockstep"
@@ -47,33 +47,32 @@ async def fill(admin: Path) -> None:
         await cluster.create({"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": metadata, "spec": spec})
         moment = "2026-01-01T00:00:00Z"
         conditions = [
-            {
-                "type": kind,
-                "status": status,
-                "reason": FAILED,
-                "message": "rank 0 exited with 1",
-                "lastTransitionTime": moment,
-                "observedGeneration": 1,
-            }
+            {"type": kind, "status": status, "reason": FAILED, "message": "rank 0 exited with 1", "lastTransitionTime": moment, "observedGeneration": 1}
             for kind, status in (("Accepted", "True"), ("Progressing", "False"), ("Failed", "True"))
-        ]
+        ]  # fmt: skip
         status = {"conditions": conditions, "nodes": 1, "attempts": 2, "restarts": 1, "ranks": {"desired": 1, "ready": 0}}
         path = f"/apis/lockstep.dev/v1alpha1/namespaces/{NAMESPACE}/trainingjobs/x/status"
         await cluster.request("PATCH", path, {"status": status}, {}, MERGE)
 
 
 @pytest.fixture(scope="module")
-def accounts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
+def accounts(plane: Plane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
     """Account → its kubeconfig."""
     folder = tmp_path_factory.mktemp("accounts")
-    with control_plane(folder / "plane") as admin:
-        asyncio.run(fill(admin))
-        jobs = Jobs(dynamic.DynamicClient(config.new_client_from_config(str(admin))), NAMESPACE)
+    plane.install(default_objects())
+    asyncio.run(fill(plane.kubeconfig))
+    with config.new_client_from_config(str(plane.kubeconfig)) as connection:
+        jobs = Jobs(dynamic.DynamicClient(connection), NAMESPACE)
         jobs.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "nobody"}})
         yield {
-            "view": kubeconfig_of("view", jobs, admin, folder),
-            "nobody": kubeconfig_of_account("nobody", jobs, admin, folder / "nobody"),
+            "view": kubeconfig_of("view", jobs, plane.kubeconfig, folder),
+            "nobody": kubeconfig_of_account("nobody", jobs, plane.kubeconfig, folder / "nobody"),
         }
+        for kind, name, version in (
+            ("TrainingJob", "x", JOB["apiVersion"]), ("StatefulSet", "x", "apps/v1"), ("ServiceAccount", "nobody", "v1"),
+            ("ServiceAccount", "person", "v1"), ("RoleBinding", "person", "rbac.authorization.k8s.io/v1"),
+        ):  # fmt: skip
+            jobs.delete(kind, name, version)
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,7 @@ from lockstep_gang.contract.preflight import PreflightReport
 from lockstep_gang.contract.report import CheckpointReport, Goodput, Metric, State, TrainerReport
 from support.checkout import ROOT
 from support.clusters.cluster_jobs import until
-from support.clusters.control_plane import default_objects
+from support.clusters.control_plane import Plane, default_objects
 from support.clusters.operator_faults import SYSTEM, Rig, free_port, is_failed, rig_in, running
 from support.clusters.played_job import JOB
 
@@ -45,10 +45,10 @@ class Watched:
 
 
 @pytest.fixture(scope="module")
-def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+def watched(plane: Plane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     folder, port = tmp_path_factory.mktemp("watched"), free_port()
     reader = [OBJECTS[kind] for kind in ("ClusterRole", "ServiceAccount", "ClusterRoleBinding")]
-    with rig_in(folder, lambda: [*default_objects(), *reader], LOCKSTEP_METRICS_PORT=str(port)) as rig, rig.job() as job:
+    with rig_in(folder, plane, lambda: [*default_objects(), *reader], LOCKSTEP_METRICS_PORT=str(port)) as rig, rig.job() as job:
         running(job)
         job.state = State.FAILED
         job.until("the job has failed", lambda: is_failed(job))

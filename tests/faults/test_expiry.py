@@ -12,7 +12,7 @@ import pytest
 from lockstep.kube import expiry
 from lockstep.kube.cluster import Cluster
 from lockstep.kube.expiry import expiring
-from support.clusters.control_plane import connected, control_plane
+from support.clusters.control_plane import Plane, connected
 
 PATIENCE_SECONDS = 120.0
 
@@ -52,7 +52,6 @@ async def _live(kubeconfig: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_a_killed_command_made_is_removed_by_the_cluster_and_what_a_living_one_made_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    plane: Plane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with control_plane(tmp_path, list) as kubeconfig:
-        asyncio.run(_live(kubeconfig, monkeypatch))
+    asyncio.run(_live(plane.kubeconfig, monkeypatch))

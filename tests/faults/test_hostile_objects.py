@@ -22,6 +22,7 @@ from kubernetes import client
 from lockstep.api.names import job_labels
 from lockstep.api.objects import DEPTH_MAX
 from support.clusters.cluster_jobs import Jobs, prepare, until
+from support.clusters.control_plane import Plane
 from support.clusters.operator_faults import Rig, free_port, rig_in
 from support.clusters.played_job import PlayedJob
 
@@ -31,8 +32,8 @@ _rng = random.Random(12)  # noqa: S311 (no secret)
 
 
 @pytest.fixture(scope="module")
-def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    with rig_in(tmp_path_factory.mktemp("hostile"), LOCKSTEP_METRICS_PORT=str(free_port())) as found:
+def rig(plane: Plane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    with rig_in(tmp_path_factory.mktemp("hostile"), plane, LOCKSTEP_METRICS_PORT=str(free_port())) as found:
         yield found
 
 
@@ -81,13 +82,9 @@ def labeled(kind: str, name: str, **content: Any) -> str:
 def event(name: str, namespace: str) -> str:
     about = {"kind": "StatefulSet", "name": "x", "namespace": namespace, "uid": "u"}
     body = {
-        "apiVersion": "v1",
-        "kind": "Event",
-        "metadata": {"name": name},
-        "involvedObject": about,
-        "type": "Warning",
+        "apiVersion": "v1", "kind": "Event", "metadata": {"name": name}, "involvedObject": about, "type": "Warning",
         "reason": "FailedCreate",
-    }
+    }  # fmt: skip
     return json.dumps({**body, "message": noise(LARGE // 4)})
 
 

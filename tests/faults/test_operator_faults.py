@@ -14,6 +14,7 @@ import pytest
 
 from lockstep.api.names import LABEL_JOB
 from support.clusters.cluster_jobs import Jobs
+from support.clusters.control_plane import Plane
 from support.clusters.fault_proxy import Fault
 from support.clusters.operator_faults import SCENARIOS, SYSTEM, Rig, is_suspended, operator_process, rig_in, settled, tell, written
 from support.clusters.played_job import JOB, PlayedJob
@@ -23,8 +24,8 @@ ALONE = os.environ.get("LOCKSTEP_FAULTS") == "all"
 
 
 @pytest.fixture(scope="module")
-def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    with rig_in(tmp_path_factory.mktemp("faults")) as found:
+def rig(plane: Plane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    with rig_in(tmp_path_factory.mktemp("faults"), plane) as found:
         yield found
 
 

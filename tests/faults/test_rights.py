@@ -25,7 +25,7 @@ from lockstep.platforms.operator.certificate import Certificates, renew
 from lockstep_gang.contract.report import State
 from support.checkout import ROOT
 from support.clusters.cluster_jobs import Jobs, kubeconfig_of, prepare, until
-from support.clusters.control_plane import AUDIT_LOG, connected, control_plane, default_objects, local_profile
+from support.clusters.control_plane import Plane, connected, default_objects, local_profile
 from support.clusters.operator_faults import SCENARIOS, Rig, free_port, is_complete, is_failed, is_suspended, rig_in, running
 from support.clusters.played_job import JOB, PlayedJob
 from support.clusters.rights_used import granted, unused, used
@@ -37,44 +37,46 @@ UNSEEN = {
 }
 """Right → why no request shows it."""
 USER_ROLES = ("lockstep-edit", "lockstep-view", "lockstep-admin")
+NAMED = Scope(("named", "team"))
+"""Each test has namespaces of its own: claims of jobs stay there."""
 FIELDS = {"ca_cert": "ca.crt", "ca_key": "ca.key", "tls_cert": "tls.crt", "tls_key": "tls.key"}
 
 
-def test_installed_for_the_whole_cluster(tmp_path: Path) -> None:
-    with rig_in(tmp_path, LOCKSTEP_METRICS_PORT=str(free_port())) as rig:
+def test_installed_for_the_whole_cluster(tmp_path: Path, plane: Plane) -> None:
+    with rig_in(tmp_path, plane, LOCKSTEP_METRICS_PORT=str(free_port())) as rig:
         whole_life(rig, OPERATOR_NAMESPACE, "")
         assert wrong(rig, OPERATOR_NAMESPACE) == ([], [])
 
 
-def test_installed_for_named_namespaces(tmp_path: Path) -> None:
+def test_installed_for_named_namespaces(tmp_path: Path, plane: Plane) -> None:
     """Outside of them it may do nothing, and doesn't try."""
-    scope = Scope(("lockstep", "team"))
-    settings = {"LOCKSTEP_NAMESPACES": "lockstep,team", "LOCKSTEP_METRICS_PORT": str(free_port())}
-    with rig_in(tmp_path, lambda: sent(scope), **settings) as rig:
+    settings = {"LOCKSTEP_NAMESPACES": ",".join(NAMED.namespaces), "LOCKSTEP_METRICS_PORT": str(free_port())}
+    with rig_in(tmp_path, plane, lambda: sent(NAMED), **settings) as rig:
         elsewhere = not_served(rig)
-        whole_life(rig, OPERATOR_NAMESPACE, "lockstep")
+        whole_life(rig, OPERATOR_NAMESPACE, "named")
         with rig.job("team") as job:
             short_life(job)
         assert elsewhere.job(JOB).get("status") is None
+        elsewhere.end(JOB)
         assert wrong(rig, OPERATOR_NAMESPACE, "team") == ([], [])
 
 
-def test_an_admin_of_one_namespace_can_t_stop_the_operator_for_the_others(tmp_path: Path) -> None:
+def test_an_admin_of_one_namespace_can_t_stop_the_operator_for_the_others(tmp_path: Path, plane: Plane) -> None:
     """Whoever holds `admin` there may delete the operator's RoleBinding, at a moment when another replica begins to lead."""
-    settings = {"LOCKSTEP_NAMESPACES": "lockstep,team"}
-    with rig_in(tmp_path, lambda: sent(Scope(("lockstep", "team"))), **settings) as rig:
+    settings = {"LOCKSTEP_NAMESPACES": ",".join(NAMED.namespaces)}
+    with rig_in(tmp_path, plane, lambda: sent(NAMED), **settings) as rig:
         folder = tmp_path / "person"
         folder.mkdir()
-        person = kubeconfig_of("admin", Jobs(rig.api, "team"), tmp_path / "control-plane" / "admin.kubeconfig", folder)
+        person = kubeconfig_of("admin", Jobs(rig.api, "team"), plane.kubeconfig, folder)
         with config.new_client_from_config(str(person)) as connection:
             roles = client.RbacAuthorizationV1Api(connection)
             until("admins may delete bindings", lambda: is_done(lambda: roles.delete_namespaced_role_binding(NAMED_BINDING, "team")))
         rig.operator.start()
-        with rig.job("lockstep") as job:
+        with rig.job("named") as job:
             short_life(job)
 
 
-def test_installed_in_a_single_namespace(tmp_path: Path) -> None:
+def test_installed_in_a_single_namespace(tmp_path: Path, plane: Plane) -> None:
     """It has Roles there and nothing else, sees neither Nodes nor clusters, and its jobs live all the same."""
     objects = sent(Scope(("lockstep",), own=True))
     profile = tmp_path / PROFILE_KEY
@@ -83,43 +85,44 @@ def test_installed_in_a_single_namespace(tmp_path: Path) -> None:
         "LOCKSTEP_NAMESPACE": "lockstep", "LOCKSTEP_NAMESPACES": "lockstep", "LOCKSTEP_CLUSTER": str(profile),
         "LOCKSTEP_REPORT_URL": report_url("lockstep"),
     }  # fmt: skip
-    with rig_in(tmp_path, lambda: objects, "lockstep", **settings) as rig:
+    with rig_in(tmp_path, plane, lambda: objects, "lockstep", **settings) as rig:
         elsewhere = not_served(rig)
         whole_life(rig, "lockstep", "lockstep")
         with rig.job("lockstep") as job:
             short_life(job)
             assert not job.jobs.job(JOB)
         assert elsewhere.job(JOB).get("status") is None
+        elsewhere.end(JOB)
         assert {right.namespace for right in granted(rig.api.client, OPERATOR_NAME, "lockstep")} == {"lockstep"}
         assert wrong(rig, "lockstep") == ([], [])
 
 
-def test_an_admin_of_the_namespace_may_send_all_of_it(tmp_path: Path) -> None:
+def test_an_admin_of_the_namespace_may_send_all_of_it(tmp_path: Path, plane: Plane) -> None:
     """Once an administrator of the cluster has put there what the command names that `deploy` prints."""
-    scope = Scope(("lockstep",), own=True)
+    scope = Scope(("theirs",), own=True)
     once = [item for item in default_objects() if item["kind"] == "CustomResourceDefinition" or item["metadata"]["name"] in USER_ROLES]
-    space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "lockstep"}}
-    with (
-        control_plane(tmp_path / "control-plane", lambda: [*once, space]) as kubeconfig,
-        config.new_client_from_config(str(kubeconfig)) as connection,
-    ):
+    space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "theirs"}}
+    plane.install([*once, space])
+    with config.new_client_from_config(str(plane.kubeconfig)) as connection:
         api = dynamic.DynamicClient(connection)
         until(
             "admins may give the rights",
             lambda: "trainingjobs/finalizers" in str(client.RbacAuthorizationV1Api(connection).read_cluster_role("admin")),
         )
-        person = kubeconfig_of("admin", Jobs(api, "lockstep"), kubeconfig, tmp_path)
+        person = kubeconfig_of("admin", Jobs(api, "theirs"), plane.kubeconfig, tmp_path)
 
         async def send() -> Sent:
             async with await connected(person) as cluster:
-                return await send_permitted(cluster, sent(scope, once=False)[1:], lambda text: None)
+                return await send_permitted(cluster, own, lambda text: None)
 
+        own = sent(scope, once=False)[1:]
+        plane.installed += own
         assert asyncio.run(send()).left == ()
 
 
 def sent(scope: Scope, once: bool = True) -> list[dict[str, Any]]:
     """As `lockstep deploy local` sends them for `scope`, beside what an administrator has put there once."""
-    objects = operator_objects(local_profile(), "operator:1", namespace="lockstep", manifests=ROOT / "manifests", scope=scope)
+    objects = operator_objects(local_profile(), "operator:1", namespace=scope.namespaces[0], manifests=ROOT / "manifests", scope=scope)
     spaces = [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}} for name in scope.namespaces]
     crds = [item for item in default_objects() if item["kind"] == "CustomResourceDefinition"] if scope.own and once else []
     return [*crds, *spaces, *objects]
@@ -161,7 +164,7 @@ def is_gone(job: PlayedJob) -> bool:
 
 def wrong(rig: Rig, home: str, beside: str = "-") -> tuple[list[str], list[str]]:
     """Rights that were asked for and not granted, and rights that were granted and not used, but in namespace `beside`: it has the same as another."""
-    uses = used(rig.folder / "control-plane" / AUDIT_LOG, OPERATOR_NAME, home)
+    uses = used(rig.plane.audit_log, OPERATOR_NAME, home, rig.audited)
     grants = granted(rig.api.client, OPERATOR_NAME, home)
     idle = {
         right for right in unused(grants, uses) if not any(str(right).startswith(text) for text in UNSEEN) and right.namespace != beside

@@ -90,20 +90,9 @@ def test_they_listen_on_the_stated_address_alone(machines: list[Machine]) -> Non
 
 
 def _listening(machine: Machine) -> set[tuple[str, int]]:
-    shown = subprocess.run(
-        [
-            "ip",
-            "netns",
-            "exec",
-            machine.namespace,
-            sys.executable,
-            "-c",
-            "print(open('/proc/net/tcp').read(), open('/proc/net/tcp6').read())",
-        ],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    program = [sys.executable, "-c", "print(open('/proc/net/tcp').read(), open('/proc/net/tcp6').read())"]
+    command = ["ip", "netns", "exec", machine.namespace, *program]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     sockets = set()
     for address, port, state in re.findall(r"^\s*\d+: ([0-9A-F]+):([0-9A-F]{4}) [0-9A-F]+:[0-9A-F]{4} ([0-9A-F]{2})", shown, re.MULTILINE):
         if state == "0A":

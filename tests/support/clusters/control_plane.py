@@ -15,16 +15,19 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from lockstep.api.cluster import TrainingCluster
 from lockstep.api.files.clusterfile import parse_cluster_file
+from lockstep.api.names import KEY_SECRET, OPERATOR_NAME, TLS_SECRET
 from lockstep.devcluster import binary, controlplane
 from lockstep.devcluster.host.layout import Layout, cache_root
 from lockstep.devcluster.host.processes import TIED
 from lockstep.kube.cluster import ApiError, Cluster
 from lockstep.platforms.clusters.install import operator_objects
+from lockstep.platforms.operator.secrets import AUTHORITY
 from support.checkout import ROOT
 
 PATIENCE_SECONDS = 180.0
@@ -43,6 +46,9 @@ AUDIT_POLICY = {
     "rules": [{"level": "Metadata", "userGroups": ["system:serviceaccounts"]}, {"level": "None"}],
 }
 Objects = Callable[[], list[dict[str, Any]]]
+STAYS = ("CustomResourceDefinition", "Namespace", "PersistentVolumeClaim")
+"""Kinds whose objects another installation takes over as they are."""
+MADE_BY_OPERATORS = (("Secret", KEY_SECRET), ("Secret", TLS_SECRET), ("ConfigMap", AUTHORITY), ("Lease", OPERATOR_NAME))
 
 
 def local_profile() -> TrainingCluster:
@@ -135,11 +141,54 @@ def _is_ready(layout: Layout) -> bool:
         connection.close()
 
 
+@dataclass
+class Plane:
+    """A control plane that tests use one after the other, each with the installation that it needs."""
+
+    kubeconfig: Path
+    installed: list[dict[str, Any]] = field(default_factory=list)
+    """Objects of the newest installation, which the next one takes away where it has others."""
+
+    @property
+    def audit_log(self) -> Path:
+        return self.kubeconfig.parent / AUDIT_LOG
+
+    def install(self, objects: list[dict[str, Any]]) -> None:
+        """Take away what is there and not among `objects`, wait for namespaces that are on their way out, and send `objects`."""
+        asyncio.run(self._exchange(objects))
+
+    async def _exchange(self, objects: list[dict[str, Any]]) -> None:
+        async with await connected(self.kubeconfig) as cluster:
+            for item in self.installed:
+                if item not in objects and item["kind"] not in STAYS:
+                    await cluster.delete(item["kind"], item["metadata"].get("namespace"), item["metadata"]["name"])
+            end = time.monotonic() + PATIENCE_SECONDS
+            while any("deletionTimestamp" in item["metadata"] for item in (await cluster.list("Namespace"))["items"]):
+                assert time.monotonic() < end, "a namespace is still there"
+                await asyncio.sleep(0.2)
+            self.installed = objects
+            await _apply(cluster, objects)
+
+    def forget_operator(self, namespace: str) -> None:
+        """Delete what an operator made for itself in its namespace: the next one begins as the first did."""
+
+        async def delete() -> None:
+            async with await connected(self.kubeconfig) as cluster:
+                for kind, name in MADE_BY_OPERATORS:
+                    await cluster.delete(kind, namespace, name)
+
+        asyncio.run(delete())
+
+
 async def _install(kubeconfig: Path, objects: list[dict[str, Any]]) -> None:
     async with await connected(kubeconfig) as cluster:
-        for item in objects:
-            if item["kind"] not in LEFT_OUT:
-                await _applied(cluster, item)
+        await _apply(cluster, objects)
+
+
+async def _apply(cluster: Cluster, objects: list[dict[str, Any]]) -> None:
+    for item in objects:
+        if item["kind"] not in LEFT_OUT:
+            await _applied(cluster, item)
 
 
 async def connected(kubeconfig: Path) -> Cluster:

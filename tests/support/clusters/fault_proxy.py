@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +53,7 @@ class FaultProxy(CountingProxy):
         self.writes: list[Write] = []
         self._namespace = ""
         self._faults: dict[int, Fault] = {}
+        self._written = threading.Event()
         self._numbered: set[tuple[Any, ...]] = set()
         self._watches: set[asyncio.Transport] = set()
         self._watched_paths: set[str] = set()
@@ -71,6 +73,12 @@ class FaultProxy(CountingProxy):
         """Faults that have not happened."""
         return len(self._faults)
 
+    def wait(self, seconds: float) -> bool:
+        """Wait so long for an answer to a write; return True if there was one since the last call."""
+        is_written = self._written.wait(seconds)
+        self._written.clear()
+        return is_written
+
     def cut_watches(self) -> None:
         for transport in list(self._watches):
             self._loop.call_soon_threadsafe(transport.abort)
@@ -83,6 +91,12 @@ class FaultProxy(CountingProxy):
     async def _pass(self, request: web.Request) -> web.StreamResponse:
         if request.method == "GET":
             return await self._read(request)
+        try:
+            return await self._write(request)
+        finally:
+            self._written.set()
+
+    async def _write(self, request: web.Request) -> web.StreamResponse:
         if f"/namespaces/{self._namespace}/" not in request.path:
             return await super()._pass(request)
         write = Write(request.method, request.path, _name(await request.read()))

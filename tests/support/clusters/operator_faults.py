@@ -6,6 +6,7 @@ into minutes. tests/cluster/operator/life/test_faults_training.py has real pods 
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import socket
 import time
@@ -17,10 +18,10 @@ from pathlib import Path
 import pytest
 from kubernetes import client, config, dynamic
 
-from lockstep.api.names import OPERATOR_NAME, REPORT_URL
+from lockstep.api.names import OPERATOR_NAME, REPORT_URL, TLS_SECRET
 from lockstep_gang.contract.report import State
 from support.clusters.cluster_jobs import Jobs, kubeconfig_of_account, prepare, token_in, until
-from support.clusters.control_plane import Objects, control_plane, default_objects
+from support.clusters.control_plane import Objects, Plane, default_objects
 from support.clusters.fault_proxy import Fault, FaultProxy, Write
 from support.clusters.operator_process import OperatorProcess
 from support.clusters.played_job import JOB, NODES, PlayedJob
@@ -35,7 +36,7 @@ LOG_CHARACTERS = 8000
 
 @dataclass
 class Rig:
-    """A control plane with Lockstep's CRDs, and an operator in a process that reaches it through the proxy."""
+    """An installation on a control plane, and its operator in a process that reaches it through the proxy."""
 
     api: dynamic.DynamicClient
     proxy: FaultProxy
@@ -44,6 +45,9 @@ class Rig:
     ca_pem: str
     folder: Path
     settings: dict[str, str]
+    plane: Plane
+    audited: int
+    """Bytes of the audit log that are older than this rig."""
 
     @contextmanager
     def job(self, namespace: str = "") -> Iterator[PlayedJob]:
@@ -56,6 +60,7 @@ class Rig:
             self.ca_pem,
             self.folder,
             self.operator.revive,
+            self.proxy.wait,
             report_url=self.settings.get("LOCKSTEP_REPORT_URL", REPORT_URL),
         )
         try:
@@ -66,12 +71,14 @@ class Rig:
 
 
 @contextmanager
-def rig_in(folder: Path, objects: Objects = default_objects, system: str = SYSTEM, **more: str) -> Iterator[Rig]:
+def rig_in(folder: Path, plane: Plane, objects: Objects = default_objects, system: str = SYSTEM, **more: str) -> Iterator[Rig]:
     """Its operator has the rights of its own service account in namespace `system`, as `objects` give them; `more`: of its environment."""
-    with control_plane(folder / "control-plane", objects) as kubeconfig, config.new_client_from_config(str(kubeconfig)) as connection:
+    plane.install(objects())
+    audited = plane.audit_log.stat().st_size
+    with config.new_client_from_config(str(plane.kubeconfig)) as connection:
         api = dynamic.DynamicClient(connection)
         play_nodes(client.CoreV1Api(connection))
-        own = kubeconfig_of_account(OPERATOR_NAME, Jobs(api, system), kubeconfig, folder / "operator.kubeconfig")
+        own = kubeconfig_of_account(OPERATOR_NAME, Jobs(api, system), plane.kubeconfig, folder / "operator.kubeconfig")
         with FaultProxy(own).running() as proxy:
             assert isinstance(proxy, FaultProxy)
             port = free_port()
@@ -79,10 +86,13 @@ def rig_in(folder: Path, objects: Objects = default_objects, system: str = SYSTE
                 "KUBECONFIG": str(proxy.kubeconfig(folder, token_in(own))), "LOCKSTEP_AGENT_IMAGE": "agent:1", "LOCKSTEP_REPORT_PORT": str(port),
                 "LOCKSTEP_METRICS_PORT": "0", **more,
             }  # fmt: skip
-            with operator_process(settings, folder) as process:
-                until("the certificate", lambda: Jobs(api, system).get("Secret", "lockstep-operator-tls"))
-                ca_pem = Jobs(api, system).secret("lockstep-operator-tls", "ca.crt").decode()
-                yield Rig(api, proxy, process, port, ca_pem, folder, settings)
+            try:
+                with operator_process(settings, folder) as process:
+                    until("the certificate", lambda: Jobs(api, system).get("Secret", TLS_SECRET))
+                    ca_pem = Jobs(api, system).secret(TLS_SECRET, "ca.crt").decode()
+                    yield Rig(api, proxy, process, port, ca_pem, folder, settings, plane, audited)
+            finally:
+                plane.forget_operator(system)
 
 
 @contextmanager
@@ -100,7 +110,8 @@ def play_nodes(core: client.CoreV1Api) -> None:
     ready = {"type": "Ready", "status": "True", "reason": "Played", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}
     room = {"cpu": "64", "memory": "256Gi", "pods": "110"}
     for name in NODES:
-        core.create_node({"metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}}})
+        with contextlib.suppress(client.ApiException):  # it is there
+            core.create_node({"metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}}})
         core.patch_node(name, {"spec": {"taints": None}})  # not ready, as every new node
         core.patch_node_status(name, {"status": {"conditions": [ready], "capacity": room, "allocatable": room}})
 
@@ -243,7 +254,7 @@ def settled(rig: Rig, job: PlayedJob, seconds: float = QUIET_SECONDS) -> None:
     seen, since = count(), time.monotonic()
     while time.monotonic() - since < seconds:
         job.tick()
-        time.sleep(0.04)
+        rig.proxy.wait(0.1)
         if count() != seen:
             seen, since = count(), time.monotonic()
 

@@ -34,6 +34,8 @@ NODES = tuple(f"lockstep-played-{number}" for number in range(4))
 JOB = "x"
 REPORT_SECONDS = 0.3
 """Seconds between reports, instead of the coordinator's 15, to keep tests short."""
+SHORTEST_PAUSE_SECONDS = 0.04
+"""Pause after a write of the operator's, since controllers act on those. Pauses grow up to REPORT_SECONDS as long as it writes nothing."""
 PATIENCE_SECONDS = 20.0
 """Seconds that node 0 waits at its end for a report to be accepted."""
 CHILDREN = (
@@ -68,6 +70,8 @@ class PlayedJob:
     folder: Path
     revive: Callable[[], None]
     """Starts an operator that ended by itself."""
+    wait: Callable[[float], bool]
+    """Waits for so many seconds at most; True if the operator has written something."""
     attempt: int = 1
     state: State = State.RUNNING
     history: tuple[Restart, ...] = ()
@@ -213,13 +217,13 @@ class PlayedJob:
 
     def until(self, what: str, look: Callable[[], Any], seconds: float = 180.0) -> Any:
         """The first result that is true, while the job is played."""
-        end = time.monotonic() + seconds
+        end, pause = time.monotonic() + seconds, SHORTEST_PAUSE_SECONDS
         while time.monotonic() < end:
             self.tick()
             found = look()
             if found:
                 return found
-            time.sleep(0.04)
+            pause = SHORTEST_PAUSE_SECONDS if self.wait(pause) else min(pause * 1.5, REPORT_SECONDS)
         raise AssertionError(f"{what} did not happen in {seconds:.0f} s; status is {self.jobs.job(JOB).get('status')}")
 
     def is_(self, condition: str, status: str = "True") -> bool:

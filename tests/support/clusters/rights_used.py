@@ -61,10 +61,13 @@ def _rights(rules: Iterable[Any], namespace: str) -> Iterable[Right]:
                         yield Right(verb, group, resource, namespace, name)
 
 
-def used(log: Path, account: str, namespace: str) -> dict[Right, bool]:
-    """Rights that the account used, and True for those allowed every time; without the rights of every account (reviews of itself, discovery)."""
+def used(log: Path, account: str, namespace: str, begin: int = 0) -> dict[Right, bool]:
+    """Rights that the account used, and True for those allowed every time; without the rights of every account (reviews of itself, discovery).
+
+    `begin`: bytes of the log that aren't looked at.
+    """
     rights: dict[Right, bool] = {}
-    for line in log.read_text().splitlines():
+    for line in log.read_bytes()[begin:].splitlines():
         event = json.loads(line)
         about = event.get("objectRef") or {}
         if event["user"]["username"] != f"system:serviceaccount:{namespace}:{account}" or "resource" not in about:
