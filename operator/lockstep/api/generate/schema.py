@@ -120,8 +120,7 @@ def _object(merged: Schema, definitions: dict[str, Schema], rules: dict[str, tup
     result: Schema = {"properties": {name: _structural(schema, definitions, rules) for name, schema in merged["properties"].items()}}
     if merged.get("required"):
         result["required"] = list(merged["required"])
-    own = rules.get(merged.get("title", ""), ())
-    for rule in own:
+    for rule in (own := rules.get(merged.get("title", ""), ())):
         result |= rule.schema or {}
     return result | ({"x-kubernetes-validations": written} if (written := [validation(rule) for rule in own if rule.cel]) else {})
 
@@ -131,8 +130,9 @@ def _map(merged: Schema, definitions: dict[str, Schema], rules: dict[str, tuple[
     if merged.get("additionalProperties") is True:
         return {"x-kubernetes-preserve-unknown-fields": True}
     values: Schema = next(iter(patterns.values())) if patterns else merged["additionalProperties"]
-    result: Schema = {"additionalProperties": _structural(values, definitions, rules)}
-    return result | ({"x-kubernetes-validations": [LABEL_KEY_RULE]} if LABEL_KEY_PATTERN in patterns else {})
+    return {"additionalProperties": _structural(values, definitions, rules)} | (
+        {"x-kubernetes-validations": [LABEL_KEY_RULE]} if LABEL_KEY_PATTERN in patterns else {}
+    )
 
 
 def validation(rule: Rule) -> Schema:
@@ -147,6 +147,9 @@ def _default(merged: Schema, result: Schema) -> Schema:
     """
     default = merged.get("default")
     if "properties" in result:
-        inner = {name: schema["default"] for name, schema in result["properties"].items() if "default" in schema}
-        return {"default": inner} if inner and default is not None else {}
+        return (
+            {"default": inner}
+            if default is not None and (inner := {n: s["default"] for n, s in result["properties"].items() if "default" in s})
+            else {}
+        )
     return {} if default is None or default in ([], {}, "") or "const" in merged else {"default": default}
