@@ -65,9 +65,8 @@ def _texts_below_fields(kind: type[BaseModel]) -> Iterator[tuple[str, str]]:
                 yield name, inspect.cleandoc(text)
 
 
-@cache
+@cache  # inspect.getsource of a class reads its whole module each time
 def _classes_in(module: str) -> dict[str, ast.ClassDef]:
-    """Classes of a module by name. inspect.getsource would read all of it again for each."""
     return {node.name: node for node in ast.walk(ast.parse(inspect.getsource(sys.modules[module]))) if isinstance(node, ast.ClassDef)}
 
 
@@ -147,9 +146,6 @@ def _default(merged: Schema, result: Schema) -> Schema:
     """
     default = merged.get("default")
     if "properties" in result:
-        return (
-            {"default": inner}
-            if default is not None and (inner := {n: s["default"] for n, s in result["properties"].items() if "default" in s})
-            else {}
-        )
+        inner = {name: schema["default"] for name, schema in result["properties"].items() if "default" in schema}
+        return {"default": inner} if inner and default is not None else {}
     return {} if default is None or default in ([], {}, "") or "const" in merged else {"default": default}
