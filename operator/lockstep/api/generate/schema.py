@@ -49,10 +49,8 @@ def structural_schema(model: type[BaseModel], *, described: bool = True) -> Sche
 
 
 def _describe(schema: Schema, kind: type[BaseModel]) -> None:
-    """Give the schema of each field the text that stands below it in its class.
-
-    pydantic could do so by itself (use_attribute_docstrings), but for every process that imports the models, which took a fifth of their import.
-    """
+    """Give the schema of each field the text that stands below it in its class."""
+    # pydantic could do so by itself (use_attribute_docstrings), but for every process that imports the models, which took a fifth of their import.
     for name, text in (pair for base in kind.__mro__ if issubclass(base, Model) for pair in _texts_below_fields(base)):
         if name in kind.model_fields:
             schema["properties"][kind.model_fields[name].alias or name].setdefault("description", text)
