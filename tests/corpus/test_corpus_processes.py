@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,24 +11,19 @@ import yaml
 
 from corpus.of_processes import RANK_FAULTS, RANKS, TORCH, RankFault
 from corpus.verdicts import Answer, Score, answer, judge
-
-PATIENCE_SECONDS = 150
-
-
-def lockstep(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "lockstep.cli.main", *arguments]
-    return subprocess.run(command, cwd=folder, env=dict(os.environ), capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
+from support.in_process import lockstep
 
 
 def played(fault: RankFault, folder: Path) -> tuple[Answer, str]:
-    """What is said of it, and the run's output."""
+    """What is said of it, and the run's output; what node 0's agent writes itself is in what pytest captures."""
     script = folder / "script.py"
     script.write_text((TORCH if "torch" in fault.script else "") + RANKS + fault.script)
     spec = {"nodes": 2, "ranksPerNode": 1, "script": {"path": str(script)}, "restart": {"maxRestarts": 0}, **fault.fields}
     job = {"apiVersion": "lockstep.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "faulty"}, "spec": spec}
     (folder / "job.yaml").write_text(yaml.safe_dump(job))
-    ran = lockstep(folder, "run", "-f", "job.yaml", "--local")
-    said = lockstep(folder, "why", "faulty", "--local", "-o", "json")
+    here = ("--local", "--workspace", str(folder))
+    ran = lockstep("run", "-f", str(folder / "job.yaml"), *here)
+    said = lockstep("why", "faulty", *here, "-o", "json")
     assert said.returncode in (0, 1), said.stderr + ran.stdout + ran.stderr
     return answer(json.loads(said.stdout)), f"{ran.stdout}\n{ran.stderr}\n{said.stdout}"
 
