@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from support.in_process import lockstep
 from train.runs.test_run_local import Folder
 
 WITHOUT_COMPILER = """
@@ -41,12 +42,22 @@ for epoch in range(args.epochs):
     if torch.distributed.get_rank() == 0:
         print(f"Epoch {{epoch}} complete, loss {{float(loss):.3f}}", flush=True)
 """
-FSDP = """
+DDP_AND_FSDP = """
 import torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 dist.init_process_group("gloo")
+replicated = DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(replicated.parameters(), lr=0.1)
+(replicated(torch.full((2, 4), 1.0 + dist.get_rank())).mean()).backward()
+optimizer.step()
+mine = replicated.module.weight.detach().clone()
+first = mine.clone()
+dist.broadcast(first, 0)
+print(f"rank {dist.get_rank()} of {dist.get_world_size()}: same weights {torch.equal(mine, first)}", flush=True)
+
 torch.manual_seed(0)
 def make():
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
@@ -75,22 +86,6 @@ print(f"rank {dist.get_rank()} of {dist.get_world_size()}: learned {losses[-1] <
 dist.barrier()
 dist.destroy_process_group()
 """
-DDP = """
-import torch, torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-
-dist.init_process_group("gloo")
-model = DistributedDataParallel(torch.nn.Linear(4, 1))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-(model(torch.full((2, 4), 1.0 + dist.get_rank())).mean()).backward()
-optimizer.step()
-mine = model.module.weight.detach().clone()
-first = mine.clone()
-dist.broadcast(first, 0)
-print(f"rank {dist.get_rank()} of {dist.get_world_size()}: same weights {torch.equal(mine, first)}", flush=True)
-dist.barrier()
-dist.destroy_process_group()
-"""
 ABORTS = """
 import ctypes
 library = ctypes.CDLL("libstdc++.so.6")
@@ -98,8 +93,8 @@ ctypes.CDLL(None).{how}
 """
 
 
-def guide(tmp_path: Path, *, changed: bool) -> Folder:
-    """The script of DeepSpeed's guides with its configuration, for two CPU ranks; `changed`: with the two lines."""
+def guide(tmp_path: Path, *, changed: bool, nodes: int) -> Folder:
+    """The script of DeepSpeed's guides with its configuration, for CPU ranks; `changed`: with the two lines."""
     folder = Folder(tmp_path)
     line = "deepspeed.ops.__compatible_ops__ = {}" if changed else ""
     parameters = {"lr": 0.05, **({"torch_adam": True} if changed else {})}
@@ -109,7 +104,7 @@ def guide(tmp_path: Path, *, changed: bool) -> Folder:
         "zero_optimization": {"stage": 2},
     }
     (folder.root / "workspace/ds_config.json").write_text(json.dumps(configuration))
-    folder.job(WITHOUT_COMPILER + GUIDE.format(line=line) + ENDS)
+    folder.job(WITHOUT_COMPILER + GUIDE.format(line=line) + ENDS, nodes=nodes)
     job = (folder.root / "job.yaml").read_text()
     (folder.root / "job.yaml").write_text(job.replace("path: script.py", "path: script.py\n    args: [--deepspeed_config, ds_config.json]"))
     return folder
@@ -118,7 +113,7 @@ def guide(tmp_path: Path, *, changed: bool) -> Folder:
 def test_a_deepspeed_script_without_a_compiler_is_told_the_two_lines_and_runs_with_them(tmp_path: Path) -> None:
     for name in ("refused", "changed"):
         (tmp_path / name).mkdir()
-    folder = guide(tmp_path / "refused", changed=False)
+    folder = guide(tmp_path / "refused", changed=False, nodes=1)
     refused = folder.run()
     assert refused.returncode == 1, refused.stdout + refused.stderr
     assert "Unable to JIT load the deepspeed_shm_comm op" in folder.end()["message"]
@@ -126,18 +121,21 @@ def test_a_deepspeed_script_without_a_compiler_is_told_the_two_lines_and_runs_wi
         'put `deepspeed.ops.__compatible_ops__ = {}` after the script\'s `import deepspeed`, and `"torch_adam": true`'
         in folder.end()["message"]
     )
-    done = guide(tmp_path / "changed", changed=True).run()
+    done = guide(tmp_path / "changed", changed=True, nodes=2).run()
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Epoch 1 complete" in done.stdout
 
 
-def test_fsdp2_with_a_distributed_checkpoint_runs_as_it_is(tmp_path: Path) -> None:
+def test_ddp_and_fsdp2_with_a_distributed_checkpoint_run_as_they_are(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
-    folder.job(FSDP + ENDS)
+    folder.job(DDP_AND_FSDP + ENDS)
     done = folder.run()
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "rank 0 of 2: learned True, loaded True" in done.stdout
-    assert "rank 1 of 2: learned True, loaded True" in (tmp_path / "workspace/runs/x/logs/node-1.log").read_text()
+    assert folder.end()["state"] == "Complete"
+    second = (tmp_path / "workspace/runs/x/logs/node-1.log").read_text()
+    for rank, log in enumerate((done.stdout, second)):
+        assert f"rank {rank} of 2: same weights True" in log
+        assert f"rank {rank} of 2: learned True, loaded True" in log
     assert len(list((tmp_path / "workspace/dcp").glob("*.distcp"))) == 2
 
 
@@ -150,17 +148,8 @@ def test_fsdp2_with_a_distributed_checkpoint_runs_as_it_is(tmp_path: Path) -> No
 )
 def test_a_script_that_pytorch_aborts_behind_its_last_line_is_told_how_to_end(tmp_path: Path, how: str, told: bool) -> None:
     folder = Folder(tmp_path)
-    folder.job(ABORTS.format(how=how))
-    assert folder.run().returncode == 1
+    folder.job(ABORTS.format(how=how), nodes=1)
+    assert lockstep(*folder.words()).returncode == 1
     message = folder.end()["message"]
     assert "was ended by SIGABRT" in message
     assert ("End the script with `os._exit(0)`" in message) is told
-
-
-def test_ddp_runs_as_it_is(tmp_path: Path) -> None:
-    folder = Folder(tmp_path)
-    folder.job(DDP + ENDS)
-    done = folder.run()
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "rank 0 of 2: same weights True" in done.stdout
-    assert "rank 1 of 2: same weights True" in (tmp_path / "workspace/runs/x/logs/node-1.log").read_text()

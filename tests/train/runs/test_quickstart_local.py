@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -18,7 +19,10 @@ def test_quickstart_without_a_cluster_trains_and_shows_what_was_learned() -> Non
     assert after < before - 0.3
     adapter = re.search(r"^  adapter +(\S+)$", done.stdout, re.MULTILINE)
     assert adapter is not None
-    assert Path(adapter[1], "adapter_model.safetensors").is_file()
+    folder = Path(adapter[1])
+    assert (folder / "adapter_model.safetensors").is_file() and (folder / "adapter_config.json").is_file()
+    end = json.loads((folder.parent / "gang/end.json").read_text())
+    assert (end["state"], end["result"]["adapter"]) == ("Complete", str(folder))
     assert {line.split(":")[0] for line in done.stdout.splitlines() if "adapter: " in line} >= {"Without adapter", "With adapter"}
     assert "sudo make quickstart" in done.stdout
     assert "Failed to load" not in done.stdout + done.stderr

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import pytest
 import yaml
 
 from support.checkout import ROOT
+from support.in_process import lockstep
 
 TIMEOUT_SECONDS = 180
 
@@ -27,18 +27,32 @@ dist.init_process_group("gloo")
 total = torch.ones(1) * (dist.get_rank() + 1)
 dist.all_reduce(total)
 print("sum", total.item(), "of", dist.get_world_size(), flush=True)
-if os.environ.get("FAIL") == os.environ["RANK"]:
+if dist.get_rank() == 1:
     atexit.register(os._exit, 1)  # else a thread of gloo now and then aborts the interpreter as it ends (pytorch issue 190489)
     raise ValueError("boom")
 dist.barrier()
-dist.destroy_process_group()
 """
-FAILS_TWICE = """
+FAILS_AT_FIRST = """
 import os, time
 if os.environ["RANK"] == "0":
     print("begins at", time.time(), flush=True)
-    raise SystemExit(os.environ["LOCKSTEP_ATTEMPT"] < "3")
+    raise SystemExit(int(os.environ["LOCKSTEP_ATTEMPT"]) < int(os.environ["ENDS"]))
 """
+STAND_IN = """
+import json, os, signal, sys
+from pathlib import Path
+if "LOCKSTEP_STANDBY" in os.environ:
+    os.environ.update({name: value for name, value in json.loads(sys.stdin.readline())["environment"].items() if value is not None})
+nodes = os.environ["WORLD_SIZE"]
+if nodes == "1":
+    raise ValueError("there is no such model")
+if os.environ["RANK"] == "0":
+    logs = Path(json.loads(Path(os.environ["LOCKSTEP_RUN"]).read_text())["runDir"]) / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    (logs / "train_log.jsonl").write_text('{"step": 1}\\n')
+signal.pause()
+"""
+"""A trainer that fails alone, and takes its first step beside another one. It imports nothing that takes seconds."""
 PATIENT = """
 import os, signal, sys
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
@@ -64,19 +78,11 @@ class Folder:
         job = {"apiVersion": "lockstep.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "x"}, "spec": base | spec}
         (self.root / "job.yaml").write_text(yaml.safe_dump(job))
 
+    def words(self, *options: str) -> list[str]:
+        return ["run", "-f", str(self.root / "job.yaml"), "--local", "--workspace", str(self.root), *options]
+
     def command(self, *options: str) -> list[str]:
-        return [
-            sys.executable,
-            "-m",
-            "lockstep.cli.main",
-            "run",
-            "-f",
-            str(self.root / "job.yaml"),
-            "--local",
-            "--workspace",
-            str(self.root),
-            *options,
-        ]
+        return [sys.executable, "-m", "lockstep.cli.main", *self.words(*options)]
 
     def run(self, *options: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -92,6 +98,9 @@ class Folder:
     def end(self) -> dict[str, Any]:
         value: dict[str, Any] = json.loads((self.root / "workspace/runs/x/gang/end.json").read_text())
         return value
+
+    def attempts(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.root / "workspace/runs/x/gang/attempts.jsonl").read_text().splitlines()]
 
     @contextmanager
     def running(self) -> Iterator[subprocess.Popen[str]]:
@@ -137,29 +146,27 @@ def gone(pid: int) -> bool:
     return False
 
 
-def test_a_script_of_torch_runs_on_two_nodes_as_it_would_under_torchrun(folder: Folder) -> None:
-    folder.job(ALL_REDUCE)
+def test_the_first_restart_does_not_wait_for_the_backoff(folder: Folder) -> None:
+    folder.job(FAILS_AT_FIRST, restart={"maxRestarts": 1, "backoffSeconds": 3600}, env=[{"name": "ENDS", "value": "2"}])
     ended = folder.run()
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "[rank 0] sum 3.0 of 2" in ended.stdout
-    assert folder.end()["state"] == "Complete"
+    assert [attempt["outcome"] for attempt in folder.attempts()] == ["Failed", "Complete"]
 
 
-def test_the_first_restart_follows_at_once_and_the_second_after_the_backoff(folder: Folder) -> None:
-    backoff = 8
-    folder.job(FAILS_TWICE, restart={"maxRestarts": 2, "backoffSeconds": backoff})
+def test_the_second_restart_waits_for_the_backoff(folder: Folder) -> None:
+    backoff = 3
+    folder.job(FAILS_AT_FIRST, restart={"maxRestarts": 2, "backoffSeconds": backoff}, env=[{"name": "ENDS", "value": "3"}])
     ended = folder.run()
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    begun = [float(line.split()[-1]) for line in ended.stdout.splitlines() if "[rank 0] begins at " in line]
-    first, second = (again - before for before, again in pairwise(begun))
-    assert first < backoff / 2
-    assert second >= backoff
+    _, second, third = (float(line.split()[-1]) for line in ended.stdout.splitlines() if "[rank 0] begins at " in line)
+    assert third - second >= backoff
 
 
 def test_the_failing_rank_of_a_collective_is_named_and_not_its_peer(folder: Folder) -> None:
-    folder.job(ALL_REDUCE, env=[{"name": "FAIL", "value": "1"}])
+    folder.job(ALL_REDUCE)
     ended = folder.run()
     assert ended.returncode == 1
+    assert "[rank 0] sum 3.0 of 2" in ended.stdout
     failure = folder.end()["failure"]
     assert (failure["rank"], failure["exception"]) == (1, "ValueError")
     assert "rank 1 on node 1 exited with 1: ValueError: boom" in ended.stdout
@@ -191,15 +198,6 @@ def test_the_data_of_a_job_is_shown_as_the_model_would_learn_it_and_nothing_is_s
     assert not (folder.root / "workspace/runs").exists()
 
 
-def test_lockstep_s_trainer_trains_an_adapter(folder: Folder, model: Path, data: Path) -> None:
-    prepare_training(folder, model, data)
-    ended = folder.run()
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    adapter = folder.end()["result"]["adapter"]
-    assert adapter == str(folder.root / "workspace/runs/x/adapter")
-    assert (Path(adapter) / "adapter_config.json").is_file()
-
-
 def bench(folder: Folder, *options: str) -> list[str]:
     words = ["bench", "scaling", str(folder.root / "job.yaml"), "--local", "--workspace", str(folder.root), *options]
     return [sys.executable, "-m", "lockstep.cli.main", *words]
@@ -207,23 +205,34 @@ def bench(folder: Folder, *options: str) -> list[str]:
 
 def test_scaling_is_measured_by_short_runs_of_which_nothing_stays(folder: Folder, model: Path, data: Path) -> None:
     prepare_training(folder, model, data)
-    command = bench(folder, "--steps", "3", "-o", "json", "--set", "training.optimization.warmupSteps=1")
+    command = bench(folder, "--nodes", "2", "--steps", "3", "-o", "json", "--set", "training.optimization.warmupSteps=1")
     ended = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=TIMEOUT_SECONDS)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    one, two = json.loads(ended.stdout)["runs"]
-    assert (one["nodes"], one["ranks"], two["nodes"], two["ranks"]) == (1, 1, 2, 2)
-    assert one["steps"] == two["steps"] == 3 and one["efficiency"] == 1.0
-    assert all(run["tokensPerSecond"] > 0 and run["stepSeconds"] > 0 and 0 <= run["waiting"] <= 1 for run in (one, two))
+    (two,) = json.loads(ended.stdout)["runs"]
+    assert (two["nodes"], two["ranks"], two["steps"], two["efficiency"]) == (2, 2, 3, 1.0)
+    assert two["tokensPerSecond"] > 0 and two["stepSeconds"] > 0 and 0 <= two["waiting"] <= 1
     assert list((folder.root / "workspace/runs").iterdir()) == []
 
 
-def test_a_measurement_that_is_interrupted_leaves_nothing_behind(folder: Folder, model: Path, data: Path) -> None:
-    prepare_training(folder, model, data)
+def prepare_stand_in(folder: Folder) -> dict[str, str]:
+    """A job of STAND_IN in place of Lockstep's trainer, and the environment of the command line that finds it."""
+    trainer = folder.root / "stand-in/lockstep_train"
+    trainer.mkdir(parents=True)
+    (trainer / "__init__.py").touch()
+    (trainer / "__main__.py").write_text(STAND_IN)
+    (folder.root / "workspace/models/tiny").mkdir(parents=True)
+    (folder.root / "workspace/models/tiny/config.json").write_text("{}")
+    (folder.root / "datasets/data.jsonl").write_text('{"text": "a"}\n')
+    folder.job(training={"model": {"name": "/workspace/models/tiny"}, "data": {"path": "/datasets/data.jsonl"}})
+    return {**ENVIRONMENT, "PYTHONPATH": f"{trainer.parent}:{ENVIRONMENT['PYTHONPATH']}"}
+
+
+def test_a_measurement_that_fails_or_is_interrupted_says_so_and_leaves_nothing_behind(folder: Folder) -> None:
+    environment = prepare_stand_in(folder)
     log = folder.root / "workspace/runs/.measured-x/logs/train_log.jsonl"
-    process = subprocess.Popen(
-        bench(folder, "--steps", "10000"), env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    process = subprocess.Popen(bench(folder), env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
+        row = line_with(process, "     1      1  ")
         while process.poll() is None and not (log.is_file() and log.stat().st_size):
             time.sleep(0.1)
         process.send_signal(signal.SIGINT)
@@ -231,18 +240,17 @@ def test_a_measurement_that_is_interrupted_leaves_nothing_behind(folder: Folder,
         output, _ = process.communicate(timeout=60)
     finally:
         process.kill()
+    assert "rank 0" in row and "ValueError: there is no such model" in row
     assert process.returncode == 130 and "the run that was measured is removed" in output
     assert list((folder.root / "workspace/runs").iterdir()) == []
 
 
-def test_a_run_that_fails_says_why_in_its_row(folder: Folder, model: Path, data: Path) -> None:
-    prepare_training(folder, model, data)
-    (folder.root / "workspace/empty").mkdir()
-    (folder.root / "workspace/empty/config.json").write_text("{}")
-    command = bench(folder, "--nodes", "1", "--set", "training.model.name=/workspace/empty")
-    ended = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=TIMEOUT_SECONDS)
+def test_a_measurement_that_fails_ends_with_1(folder: Folder) -> None:
+    environment = prepare_stand_in(folder)
+    command = bench(folder, "--nodes", "1")
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=TIMEOUT_SECONDS)
     assert ended.returncode == 1, ended.stdout + ended.stderr
-    assert [line for line in ended.stdout.splitlines() if line.startswith("     1      1  ") and "rank 0" in line], ended.stdout
+    assert "ValueError: there is no such model" in ended.stdout
 
 
 def test_ctrl_c_lets_the_ranks_save_and_leaves_nothing_behind(folder: Folder) -> None:
@@ -253,23 +261,23 @@ def test_ctrl_c_lets_the_ranks_save_and_leaves_nothing_behind(folder: Folder) ->
         output, _ = process.communicate(timeout=30)
     assert (process.returncode, gone(pid)) == (130, True)
     assert "the ranks save first" in output
-    attempts = (folder.root / "workspace/runs/x/gang/attempts.jsonl").read_text().splitlines()
-    assert json.loads(attempts[-1])["outcome"] == "Stopped"
+    assert folder.attempts()[-1]["outcome"] == "Stopped"
 
 
-def test_top_shows_the_cpu_memory_and_gpu_of_every_rank_while_they_run(folder: Folder) -> None:
+def test_top_shows_the_cpu_memory_and_gpu_of_every_rank_while_they_run(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     tool = folder.root / "nvidia-smi"
     rows = "".join(f"{index}, GPU-{index}, NVIDIA L4, {100 + index}, 23034, 9{index}, 6{index}, 70.4, 72.0\\n" for index in range(2))
     tool.write_text(f"#!/bin/sh\nprintf '{rows}'\n")
     tool.chmod(0o755)
     devices = [{"name": "CUDA_VISIBLE_DEVICES", "value": "1,0"}]
-    folder.job(PATIENT.replace("signal.pause()", "pass"), gpusPerNode=1, env=devices, preflight={"mode": "Off"})
-    command = [sys.executable, "-m", "lockstep.cli.main", "top", "x", "--local", "--workspace", str(folder.root)]
-    environment = {**ENVIRONMENT, "PATH": f"{folder.root}:{os.environ['PATH']}"}
+    folder.job(PATIENT.replace("signal.pause()", "[None for _ in range(10**6)]; time.sleep(0.1)").replace("sys", "sys, time", 1), gpusPerNode=1, env=devices, preflight={"mode": "Off"})
+    monkeypatch.setitem(ENVIRONMENT, "PATH", f"{folder.root}:{os.environ['PATH']}")
+    monkeypatch.setenv("PATH", ENVIRONMENT["PATH"])
     with folder.running() as process:
         line_with(process, "pid ")
-        shown = subprocess.run([*command, "-o", "json"], env=environment, capture_output=True, check=True, timeout=TIMEOUT_SECONDS)
-        page = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=TIMEOUT_SECONDS).stdout
+        shown = lockstep("top", "x", "--local", "--workspace", str(folder.root), "-o", "json")
+        page = lockstep("top", "x", "--local", "--workspace", str(folder.root)).stdout
+    assert shown.returncode == 0, shown.stderr
     (node,) = json.loads(shown.stdout)["nodes"]
     assert (node["ranks"], node["ranksRunning"]) == ([0, 1], [0, 1])
     assert [(load["rank"], load["gpu"]) for load in node["rankLoads"]] == [(0, 1), (1, 0)]
@@ -298,14 +306,14 @@ def test_the_same_job_cannot_run_twice_at_once(folder: Folder) -> None:
     folder.job(PATIENT)
     with folder.running() as process:
         line_with(process, "pid ")
-        second = folder.run()
+        second = lockstep(*folder.words())
     assert second.returncode == 2
     assert "this job already runs here" in second.stderr
 
 
 def test_a_missing_input_is_one_sentence_before_anything_starts(folder: Folder) -> None:
     folder.job(training={"model": {"name": "/workspace/models/none"}, "data": {"path": "/datasets/none.jsonl"}})
-    ended = folder.run()
+    ended = lockstep(*folder.words())
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.count("\n") == 1
     assert "spec.training.model.name: there is no folder" in ended.stderr
@@ -313,7 +321,7 @@ def test_a_missing_input_is_one_sentence_before_anything_starts(folder: Folder) 
 
 
 def test_nodes_on_the_command_line_count_instead_of_the_job_s(folder: Folder) -> None:
-    folder.job(ALL_REDUCE)
+    folder.job("import os\nprint('one of', os.environ['WORLD_SIZE'], flush=True)")
     ended = folder.run("--nodes", "1")
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "[rank 0] sum 1.0 of 1" in ended.stdout
+    assert "[rank 0] one of 1" in ended.stdout
