@@ -270,7 +270,12 @@ def test_top_shows_the_cpu_memory_and_gpu_of_every_rank_while_they_run(folder: F
     tool.write_text(f"#!/bin/sh\nprintf '{rows}'\n")
     tool.chmod(0o755)
     devices = [{"name": "CUDA_VISIBLE_DEVICES", "value": "1,0"}]
-    folder.job(PATIENT.replace("signal.pause()", "[None for _ in range(10**6)]; time.sleep(0.1)").replace("sys", "sys, time", 1), gpusPerNode=1, env=devices, preflight={"mode": "Off"})
+    folder.job(
+        PATIENT.replace("signal.pause()", "[None for _ in range(10**6)]; time.sleep(0.1)").replace("sys", "sys, time", 1),
+        gpusPerNode=1,
+        env=devices,
+        preflight={"mode": "Off"},
+    )
     monkeypatch.setitem(ENVIRONMENT, "PATH", f"{folder.root}:{os.environ['PATH']}")
     monkeypatch.setenv("PATH", ENVIRONMENT["PATH"])
     with folder.running() as process:
