@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import sys
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent / "ranks"))
 
 from rank_harness import ForkServer, RunFile
+from references import Reference, References
 
 from support.side_by_side import Parts, file_of, longest_first
 
@@ -59,30 +61,43 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Parts:
 
 @pytest.fixture(scope="session")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
-    server = ForkServer(tmp_path_factory.mktemp("ranks"))
+    """A server of this worker's ranks; the workers of a run share the process that has everything imported."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    server = ForkServer(tmp_path_factory.mktemp("ranks"), shared / "ranks.sock")
     yield server
     server.close()
 
 
 @pytest.fixture(scope="session")
-def model(ranks: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    ended = ranks.run("make_model", [None], arguments={"folder": str(folder)})
-    assert ended.codes == [0], ended.output
-    return folder
+def references() -> Iterator[References]:
+    store = References()
+    yield store
+    store.close()
 
 
 @pytest.fixture(scope="session")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(request: pytest.FixtureRequest, references: References) -> Path:
+    def make(folder: Path) -> None:
+        ended = request.getfixturevalue("ranks").run("make_model", [None], arguments={"folder": str(folder)})
+        assert ended.codes == [0], ended.output
+
+    return references.get("model", {}, make)
+
+
+@pytest.fixture(scope="session")
+def data(references: References) -> Path:
     """45 samples of very uneven lengths, a third of them with a prompt."""
-    draw = random.Random(1)  # noqa: S311 (sample text)
-    path = tmp_path_factory.mktemp("datasets") / "data.jsonl"
-    with path.open("w") as file:
-        for index in range(45):
-            text = " ".join(draw.choices(WORDS, k=draw.randint(2, 14)))
-            record = {"prompt": text[:30], "completion": " yes" * draw.randint(1, 6)} if index % 3 == 0 else {"text": text}
-            file.write(json.dumps(record) + "\n")
-    return path
+
+    def make(folder: Path) -> None:
+        draw = random.Random(1)  # noqa: S311 (sample text)
+        with (folder / "data.jsonl").open("w") as file:
+            for index in range(45):
+                text = " ".join(draw.choices(WORDS, k=draw.randint(2, 14)))
+                record = {"prompt": text[:30], "completion": " yes" * draw.randint(1, 6)} if index % 3 == 0 else {"text": text}
+                file.write(json.dumps(record) + "\n")
+
+    return references.get("data", {}, make) / "data.jsonl"
 
 
 NOTHING_RESIDENT = {"stage3_param_persistence_threshold": 0, "stage3_max_live_parameters": 1, "stage3_max_reuse_distance": 0}
@@ -98,7 +113,28 @@ def merged(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture
-def run_file(model: Path, data: Path, tmp_path: Path) -> RunFile:
+def reference(ranks: ForkServer, references: References, run_file: RunFile, usual: dict[str, Any]) -> Reference:
+    """Return the folder of a run that is only compared with or started from: `reference(2, zeroStage="Stage3")` of two ranks. Copy it to change it."""
+
+    def of(size: int, *, nodes: int = 1, target: str = "main", **training: Any) -> Path:
+        def make(folder: Path) -> None:
+            ended = ranks.run(target, [run_file("reference", folder=str(folder), **training)] * size, nodes=nodes)
+            assert ended.codes == [0] * size, ended.output
+            (folder / "output.txt").write_text(ended.outputs[0])
+
+        return references.get("run", [size, nodes, target, usual, training], make)
+
+    return of
+
+
+@pytest.fixture
+def usual() -> dict[str, Any]:
+    """Settings of all runs of a folder of tests, laid over those of all tests; a folder's conftest says which."""
+    return {}
+
+
+@pytest.fixture
+def run_file(model: Path, data: Path, tmp_path: Path, usual: dict[str, Any]) -> RunFile:
     """Make a run.json: `run_file("name", zeroStage="Stage3", optimization={"maxSteps": 4})`; the run's folder is tmp_path/name."""
 
     def make(
@@ -138,7 +174,7 @@ def run_file(model: Path, data: Path, tmp_path: Path) -> RunFile:
             "nodeMicroBatches": list(micro_batches),
         }
         path = tmp_path / f"{name}.json"
-        whole = merged(settings, training)
+        whole = merged(merged(settings, usual), training)
         if whole["zeroStage"] == "Stage3":
             whole["deepspeed"] = merged({"zero_optimization": NOTHING_RESIDENT}, whole.get("deepspeed") or {})
         path.write_text(json.dumps({**document, "training": whole}))

@@ -7,27 +7,23 @@ import shutil
 from pathlib import Path
 
 import pytest
-from rank_harness import ForkServer, RunFile
+from references import Reference
 from typer.testing import CliRunner
 
 from lockstep.cli.files import adapter, checkpoint
 from lockstep_train import inspect
+from train.checkpoint.test_checkpoint import FIVE_STEPS
 
 SHARDS = [f"shard-r0000{rank}-of-00002.safetensors" for rank in (0, 1)]
 COMMANDS = CliRunner()
-FINISHED: dict[str, Path] = {}
 
 
 @pytest.fixture
-def finished(ranks: ForkServer, run_file: RunFile, tmp_path: Path) -> Path:
-    """A copy of the folder of a run of two ranks and four steps, which is made once: commits of steps 2, 3 and 4."""
-    if "run" not in FINISHED:
-        settings = {"optimization": {"maxSteps": 4}, "evaluation": {"everySteps": 2}, "checkpoint": {"everySteps": 1, "keep": 3}}
-        ended = ranks.run("main", [run_file("finished", **settings)] * 2)
-        assert ended.codes == [0, 0], ended.output
-        FINISHED["run"] = tmp_path / "finished"
-    copy = tmp_path / "run"
-    shutil.copytree(FINISHED["run"], copy)
+def finished(reference: Reference, tmp_path: Path) -> Path:
+    """A copy of the folder of a run of two ranks and five steps, with the commits of the last three."""
+    copy = Path(shutil.copytree(reference(2, **FIVE_STEPS), tmp_path / "run"))
+    for step in (1, 2):
+        shutil.rmtree(copy / f"checkpoints/step-{step}.a1")
     return copy
 
 
@@ -47,53 +43,53 @@ def ask(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, di
 
 
 def test_the_list_says_what_is_best_newest_and_off_the_chain(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shutil.copytree(finished / "checkpoints/step-4.a1", finished / "checkpoints/step-9.a0")
+    shutil.copytree(finished / "checkpoints/step-5.a1", finished / "checkpoints/step-9.a0")
     code, answer = ask(capsys, "list", finished)
     commits = answer["commits"]
     assert code == 0
     assert isinstance(commits, list)
     told = {commit["name"]: (commit["kept"], commit["onChain"], commit["problems"]) for commit in commits}
-    assert list(told) == ["step-4.a1", "step-3.a1", "step-2.a1", "step-9.a0"]
+    assert list(told) == ["step-5.a1", "step-4.a1", "step-3.a1", "step-9.a0"]
     best = min(
         (commit for commit in commits if commit["onChain"]), key=lambda commit: (commit["evalLoss"], commit["step"] - commit["evalStep"])
     )
     assert [commit["name"] for commit in commits if commit["best"]] == [best["name"]]
     assert told["step-9.a0"] == ([], False, [])
-    assert all("newest" in told[name][0] for name in ("step-4.a1", "step-3.a1"))
-    size = sum((finished / "checkpoints/step-4.a1" / shard).stat().st_size for shard in SHARDS)
+    assert all("newest" in told[name][0] for name in ("step-5.a1", "step-4.a1"))
+    size = sum((finished / "checkpoints/step-5.a1" / shard).stat().st_size for shard in SHARDS)
     assert commits[0]["bytes"] == size
 
 
 def test_a_list_for_people_names_a_missing_shard(finished: Path) -> None:
-    (finished / "checkpoints/step-3.a1" / SHARDS[1]).unlink()
+    (finished / "checkpoints/step-4.a1" / SHARDS[1]).unlink()
     listed = COMMANDS.invoke(checkpoint.app, ["list", str(finished)])
     assert listed.exit_code == 0, listed.output
     rows = {line.split("│")[1].strip(): line for line in listed.output.splitlines() if "step-" in line}
-    assert "complete" in rows["step-4.a1"]
+    assert "complete" in rows["step-5.a1"]
     assert f"{SHARDS[1]} is missing" in listed.output
 
 
 def test_verify_reads_every_byte_and_names_what_is_damaged(finished: Path) -> None:
     assert COMMANDS.invoke(checkpoint.app, ["verify", "--all", str(finished)]).exit_code == 0
-    shard = finished / "checkpoints/step-2.a1" / SHARDS[0]
+    shard = finished / "checkpoints/step-3.a1" / SHARDS[0]
     content = bytearray(shard.read_bytes())
     content[-1] ^= 1
     shard.write_bytes(content)
     assert COMMANDS.invoke(checkpoint.app, ["verify", str(finished)]).exit_code == 0, "the newest commit is whole"
     verified = COMMANDS.invoke(checkpoint.app, ["verify", "--all", str(finished)])
     assert verified.exit_code == 1
-    assert f"step-2.a1: {shard} is damaged: its checksum is not the manifest's" in verified.output
-    assert "step-4.a1: whole (" in verified.output
+    assert f"step-3.a1: {shard} is damaged: its checksum is not the manifest's" in verified.output
+    assert "step-5.a1: whole (" in verified.output
 
 
 def test_inspect_tells_a_manifest_in_words(finished: Path) -> None:
-    told = COMMANDS.invoke(checkpoint.app, ["inspect", str(finished / "checkpoints/step-3.a1")])
+    told = COMMANDS.invoke(checkpoint.app, ["inspect", str(finished / "checkpoints/step-4.a1")])
     assert told.exit_code == 0, told.output
     for text in (
-        "step-3.a1 of job finished: step 3, attempt 1",
+        "step-4.a1 of job reference: step 4, attempt 1",
         "LoRA: lora.rank 5",
         "2 ranks, Stage2, FP32",
-        "at step 2; before training:",
+        "at step 4; before training:",
     ):
         assert text in told.output
     assert all(shard in told.output for shard in SHARDS)
@@ -111,10 +107,10 @@ def test_shards_collected_from_the_volumes_of_two_nodes_are_one_commit(finished:
 
 
 def test_an_export_takes_the_commit_before_a_damaged_one(finished: Path, tmp_path: Path) -> None:
-    (finished / "checkpoints/step-4.a1" / SHARDS[0]).write_bytes(b"")
+    (finished / "checkpoints/step-5.a1" / SHARDS[0]).write_bytes(b"")
     exported = COMMANDS.invoke(adapter.app, ["export", str(finished), "--output", str(tmp_path / "out")])
     assert exported.exit_code == 0, exported.stderr
-    assert "Exported step 3 (attempt 1)" in exported.stdout
+    assert "Exported step 4 (attempt 1)" in exported.stdout
 
 
 def test_a_folder_that_holds_no_run_is_told(tmp_path: Path) -> None:

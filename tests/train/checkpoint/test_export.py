@@ -3,45 +3,48 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 from rank_harness import ForkServer, RunFile
+from references import Reference
 from typer.testing import CliRunner
 
 from lockstep.cli.files import adapter
 from lockstep_train import export
+from train.checkpoint.test_checkpoint import FIVE_STEPS
 
 
 @pytest.mark.parametrize(("stage", "precision", "dtype"), [("Stage2", "FP32", "float32"), ("Stage3", "BF16", "bfloat16")])
 def test_the_exported_adapter_gives_the_live_models_logits_in_peft(
     ranks: ForkServer, run_file: RunFile, tmp_path: Path, model: Path, stage: str, precision: str, dtype: str
 ) -> None:
-    path = run_file("live", zeroStage=stage, precision=precision, optimization={"maxSteps": 2})
+    path = run_file("live", zeroStage=stage, precision=precision, optimization={"maxSteps": 2}, evaluation=None)
     logits = str(tmp_path / "logits.safetensors")
     ended = ranks.run("live_logits", [path] * 2, arguments={"output": logits})
     assert ended.codes == [0, 0], ended.output
     assert export.main([str(tmp_path / "live"), "--output", str(tmp_path / "exported")]) == 0
-    for folder in (tmp_path / "live" / "adapter", tmp_path / "exported"):
-        arguments = {"model": str(model), "adapter": str(folder), "logits": logits, "dtype": dtype}
-        compared = ranks.run("compare_adapter", [None], arguments=arguments)
-        assert compared.codes == [0], compared.output
+    adapters = [str(tmp_path / folder) for folder in ("live/adapter", "exported")]
+    arguments = {"model": str(model), "adapters": adapters, "logits": logits, "dtype": dtype}
+    compared = ranks.run("compare_adapters", [None], arguments=arguments)
+    assert compared.codes == [0], compared.output
     files = [(tmp_path / folder / "adapter_model.safetensors").read_bytes() for folder in ("live/adapter", "exported")]
     assert files[0] == files[1]
     assert json.loads((tmp_path / "exported/adapter_config.json").read_text())["r"] == 5
 
 
-def test_a_damaged_commit_is_not_exported(ranks: ForkServer, run_file: RunFile, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert ranks.run("main", [run_file("torn", optimization={"maxSteps": 1})]).codes == [0]
-    shard = tmp_path / "torn/checkpoints/step-1.a1/shard-r00000-of-00001.safetensors"
+def test_a_damaged_commit_is_not_exported(reference: Reference, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(reference(2, **FIVE_STEPS), tmp_path / "torn")
+    shard = tmp_path / "torn/checkpoints/step-1.a1/shard-r00000-of-00002.safetensors"
     shard.write_bytes(shard.read_bytes()[:-1])
     assert export.main([str(shard.parent), "--output", str(tmp_path / "out")]) == 78
     assert "bytes, not" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
-def test_the_command_line_exports_and_says_what_it_found_wrong(ranks: ForkServer, run_file: RunFile, tmp_path: Path) -> None:
-    assert ranks.run("main", [run_file("done", optimization={"maxSteps": 1})]).codes == [0]
+def test_the_command_line_exports_and_says_what_it_found_wrong(reference: Reference, tmp_path: Path) -> None:
+    shutil.copytree(reference(2, **FIVE_STEPS), tmp_path / "done")
     commands = CliRunner()
     exported = commands.invoke(adapter.app, ["export", str(tmp_path / "done"), "--output", str(tmp_path / "out")])
     assert exported.exit_code == 0, exported.stderr

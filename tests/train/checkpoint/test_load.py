@@ -66,18 +66,6 @@ def test_a_second_copy_of_the_weights_is_checked_before_it_is_trained_on(ranks: 
     assert ended.codes == [0] * 4, ended.output
 
 
-def test_a_run_with_a_second_copy_learns_what_one_without_learns(ranks: ForkServer, run_file: RunFile) -> None:
-    losses = []
-    for name, choice in (("with", "Node"), ("without", "Auto")):
-        run = run_file(name, zeroStage="Stage3", hierarchicalPartition=choice, optimization={"maxSteps": 3}, evaluation=None)
-        ended = ranks.run("main_with_nothing_resident", [run] * 4, nodes=2)
-        assert ended.codes == [0] * 4, ended.output
-        assert ("second copy / 2 ranks of a node" in ended.output) is (choice == "Node")
-        losses.append([line.split("|")[1] for line in ended.outputs[0].splitlines() if line.startswith("Step ")])
-    assert len(losses[0]) == 3
-    assert losses[0] == losses[1]
-
-
 @pytest.mark.parametrize(("fault", "named"), [("volume", "Input/output error"), ("peer", "NCCL error: remote process exited")])
 def test_a_fault_while_weights_are_read_ends_the_attempt_and_not_the_job(
     ranks: ForkServer, run_file: RunFile, fault: str, named: str

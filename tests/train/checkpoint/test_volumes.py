@@ -24,16 +24,17 @@ def checksums(commit: Path) -> list[str]:
 
 @pytest.mark.parametrize("nodes", [2, 3])
 def test_any_one_volume_may_be_lost_when_each_shard_is_on_two(ranks: ForkServer, run_file: RunFile, tmp_path: Path, nodes: int) -> None:
-    settings: dict[str, Any] = {"zeroStage": "Stage3" if nodes == 2 else "Stage2", "checkpoint": {"replicas": 2, "everySteps": 3}}
+    settings: dict[str, Any] = {"zeroStage": "Stage3" if nodes == 2 else "Stage2", "checkpoint": {"replicas": 2, "everySteps": 1}}
+    settings |= {"optimization": {"maxSteps": 2}, "evaluation": None}
     runs = [run_file(f"node-{node}", storage="PerPod", **settings) for node in range(nodes)]
     ended = ranks.run("main", runs, nodes=nodes)
     assert ended.codes == [0] * nodes, ended.output
     assert "only one copy" not in ended.output
     folders = [tmp_path / f"node-{node}" for node in range(nodes)]
-    whole = checksums(folders[0] / "checkpoints/step-6.a1")
+    whole = checksums(folders[0] / "checkpoints/step-2.a1")
     for node, folder in enumerate(folders):
-        assert manifest(folder / "checkpoints/step-6.a1").shards[node].nodes == (node, (node + 1) % nodes)
-        shutil.rmtree(folder / "checkpoints/step-6.a1")
+        assert manifest(folder / "checkpoints/step-2.a1").shards[node].nodes == (node, (node + 1) % nodes)
+        shutil.rmtree(folder / "checkpoints/step-2.a1")
         shutil.copytree(folder, tmp_path / "kept" / folder.name, symlinks=True)
     for lost in range(nodes):
         for folder in folders:
@@ -42,11 +43,11 @@ def test_any_one_volume_may_be_lost_when_each_shard_is_on_two(ranks: ForkServer,
                 shutil.copytree(tmp_path / "kept" / folder.name, folder, symlinks=True)
         ended = ranks.run("main", runs, nodes=nodes)
         assert ended.codes == [0] * nodes, ended.output
-        assert "(step 3)" in ended.outputs[0]
+        assert "(step 1)" in ended.outputs[0]
         again = folders[lost] / "checkpoints"
-        assert checksums(again / "step-6.a2") == whole
+        assert checksums(again / "step-2.a2") == whole
         held = {f"shard-r{rank:05d}-of-{nodes:05d}.safetensors" for rank in (lost, (lost - 1) % nodes)}
-        assert {path.name for path in (again / "step-6.a2").glob("shard-*")} == held
+        assert {path.name for path in (again / "step-2.a2").glob("shard-*")} == held
         assert sorted(path.name for path in (again / "chain").iterdir()) == ["a1.json", "a2.json"]
     if nodes == 3:
         fewer_nodes_have_the_whole_state(ranks, runs[:2], tmp_path)
@@ -56,7 +57,8 @@ def test_nodes_with_unlike_numbers_of_ranks_and_nodes_of_one_rank_load_each_othe
     ranks: ForkServer, run_file: RunFile, tmp_path: Path
 ) -> None:
     """Two ranks on one node and one on another, then one on each of three, the third of which is new, and back: as if there had been no change."""
-    first, second, third = (run_file(f"node-{node}", storage="PerPod", checkpoint={"replicas": 2}) for node in range(3))
+    settings: dict[str, Any] = {"checkpoint": {"replicas": 2, "everySteps": 1}, "optimization": {"maxSteps": 3}, "evaluation": None}
+    first, second, third = (run_file(f"node-{node}", storage="PerPod", **settings) for node in range(3))
     commits = tmp_path / "node-0/checkpoints"
 
     def train(runs: list[Path], *nodes: int) -> str:
@@ -71,15 +73,15 @@ def test_nodes_with_unlike_numbers_of_ranks_and_nodes_of_one_rank_load_each_othe
                 shutil.rmtree(tmp_path / f"node-{node}/checkpoints/{name}", ignore_errors=True)
 
     train([first, first, second], 2, 1)
-    assert [shard.nodes for shard in manifest(commits / "step-6.a1").shards] == [(0, 1), (0, 1), (1, 0)]
-    whole = checksums(commits / "step-6.a1")
-    forget("step-6.a1", "step-4.a1")
-    assert "(step 2)" in train([first, second, third], 1, 1, 1)
-    assert [shard.nodes for shard in manifest(commits / "step-6.a2").shards] == [(0, 1), (1, 2), (2, 0)]
-    assert checksums(commits / "step-6.a2") == whole
-    forget("step-6.a2")
-    assert "(step 4)" in train([first, first, second], 2, 1)
-    assert checksums(commits / "step-6.a3") == whole
+    assert [shard.nodes for shard in manifest(commits / "step-3.a1").shards] == [(0, 1), (0, 1), (1, 0)]
+    whole = checksums(commits / "step-3.a1")
+    forget("step-3.a1", "step-2.a1")
+    assert "(step 1)" in train([first, second, third], 1, 1, 1)
+    assert [shard.nodes for shard in manifest(commits / "step-3.a2").shards] == [(0, 1), (1, 2), (2, 0)]
+    assert checksums(commits / "step-3.a2") == whole
+    forget("step-3.a2")
+    assert "(step 2)" in train([first, first, second], 2, 1)
+    assert checksums(commits / "step-3.a3") == whole
 
 
 def fewer_nodes_have_the_whole_state(ranks: ForkServer, runs: list[Path], folder: Path) -> None:
@@ -90,9 +92,9 @@ def fewer_nodes_have_the_whole_state(ranks: ForkServer, runs: list[Path], folder
         shutil.copytree(folder / f"kept/node-{node}", folder / f"node-{node}", symlinks=True)
     ended = ranks.run("resave", runs, nodes=2)
     assert ended.codes == [0, 0], ended.output
-    before = shutil.copytree(folder / "kept/node-0/checkpoints/step-3.a1", folder / "before")
-    shutil.copytree(folder / "kept/node-1/checkpoints/step-3.a1", before, dirs_exist_ok=True)
-    assert state(folder / "node-0/checkpoints/step-3.a2") == state(folder / "node-1/checkpoints/step-3.a2") == state(before)
+    before = shutil.copytree(folder / "kept/node-0/checkpoints/step-1.a1", folder / "before")
+    shutil.copytree(folder / "kept/node-1/checkpoints/step-1.a1", before, dirs_exist_ok=True)
+    assert state(folder / "node-0/checkpoints/step-1.a2") == state(folder / "node-1/checkpoints/step-1.a2") == state(before)
 
 
 def test_a_neighbor_that_cannot_keep_a_copy_costs_the_copy_and_not_the_commit(ranks: ForkServer, run_file: RunFile, tmp_path: Path) -> None:
@@ -117,7 +119,10 @@ def test_volumes_that_are_not_the_one_they_pose_as_stop_the_start_by_name(ranks:
 
 def test_commits_have_views_and_adapters_that_go_with_them(ranks: ForkServer, run_file: RunFile, tmp_path: Path, model: Path) -> None:
     """On one volume; at the end the adapter of the last commit is the one that the run leaves."""
-    settings: dict[str, Any] = {"checkpoint": {"exportAdapter": True, "everySteps": 1, "keep": 2, "replicas": 2}}
+    settings: dict[str, Any] = {
+        "checkpoint": {"exportAdapter": True, "everySteps": 1, "keep": 2, "replicas": 2},
+        "optimization": {"maxSteps": 4},
+    }
     run = run_file("views", storage="Shared", **settings)
     ended = ranks.run("main", [run] * 2, nodes=2)
     assert ended.codes == [0, 0], ended.output
@@ -125,12 +130,12 @@ def test_commits_have_views_and_adapters_that_go_with_them(ranks: ForkServer, ru
     folder = tmp_path / "views"
     kept = sorted(path.name for path in (folder / "checkpoints").glob("step-*"))
     assert sorted(path.readlink().name for path in folder.glob("checkpoint-*")) == kept
-    view = folder / "checkpoint-6"
+    view = folder / "checkpoint-4"
     assert (view / "adapter_model.safetensors").read_bytes() == (folder / "adapter/adapter_model.safetensors").read_bytes()
     assert json.loads((view / "adapter_config.json").read_text()) == json.loads((folder / "adapter/adapter_config.json").read_text())
     assert (view / "tokenizer.json").read_bytes() == (model / "tokenizer.json").read_bytes()
     found = json.loads((view / "metadata.json").read_text())
-    assert (found["num_shards"], found["step"], found["eval_step"]) == (2, 6, 6)
+    assert (found["num_shards"], found["step"], found["eval_step"]) == (2, 4, 4)
     assert [path.name for path in (folder / "checkpoints/readers").glob("*")] == []
 
 

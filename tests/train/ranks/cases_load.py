@@ -398,9 +398,3 @@ def keep_nothing_resident() -> None:
         return chosen
 
     build.deepspeed_settings = settings
-
-
-def main_with_nothing_resident() -> int:
-
-    keep_nothing_resident()
-    return trainer.main([])

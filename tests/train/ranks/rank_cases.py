@@ -176,18 +176,24 @@ def live_logits(output: str, constants: dict[str, int] | None = None) -> None:
     engine_ranks.leave()
 
 
-def compare_adapter(model: str, adapter: str, logits: str, dtype: str) -> None:
-    """The folder as peft loads it gives exactly the live model's logits."""
+def compare_adapters(model: str, adapters: list[str], logits: str, dtype: str) -> None:
+    """Each folder as peft loads it gives exactly the live model's logits."""
     import peft
     from transformers import AutoModelForCausalLM
 
-    base = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype))
-    loaded = peft.PeftModel.from_pretrained(base, adapter, autocast_adapter_dtype=False).eval()
-    with torch.no_grad():
-        mine = loaded(input_ids=torch.arange(40).view(2, 20), use_cache=False).logits
-    assert torch.equal(mine, load_file(logits)["logits"]), (mine - load_file(logits)["logits"]).abs().max()
-    plain = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype))
-    assert not torch.equal(mine, plain(input_ids=torch.arange(40).view(2, 20), use_cache=False).logits)
+    def logits_of(model: Any) -> torch.Tensor:
+        with torch.no_grad():
+            found: torch.Tensor = model(input_ids=torch.arange(40).view(2, 20), use_cache=False).logits
+        return found
+
+    def base() -> Any:
+        return AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype))
+
+    live = load_file(logits)["logits"]
+    for adapter in adapters:
+        mine = logits_of(peft.PeftModel.from_pretrained(base(), adapter, autocast_adapter_dtype=False).eval())
+        assert torch.equal(mine, live), (adapter, (mine - live).abs().max())
+    assert not torch.equal(live, logits_of(base()))
 
 
 class CountCollectives(TorchDispatchMode):

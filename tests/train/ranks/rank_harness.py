@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
-import selectors
 import signal
 import socket
 import subprocess
@@ -21,6 +21,7 @@ HERE = Path(__file__).resolve().parent
 TESTS = HERE.parents[1]
 SOURCES = TESTS.parent / "workspace"
 TIMEOUT_SECONDS = 450
+READY = b'{"ready": true}\n'
 RunFile = Callable[..., Path]
 
 
@@ -69,46 +70,73 @@ class Outcomes(dict[str, Any]):
         raise AssertionError(f"{name} failed:\n{self.failures.get(name, 'there is no such variant')}")
 
 
-class ForkServer:
-    """Starts groups of ranks; one at a time. `variables`: of the environment that libraries read when they are loaded."""
+def join(meeting: Path, folder: Path) -> socket.socket | None:
+    """Connect to the server at `meeting`; None if there is none, or it is about to end."""
+    client = socket.socket(socket.AF_UNIX)
+    try:
+        client.connect(str(meeting))
+        greet(client, folder)
+    except OSError:
+        client.close()
+        return None
+    return client
 
-    def __init__(self, folder: Path, **variables: str) -> None:
+
+def greet(client: socket.socket, folder: Path) -> None:
+    client.settimeout(TIMEOUT_SECONDS)
+    client.sendall(json.dumps({"folder": str(folder)}).encode() + b"\n")
+    if client.recv(100) != READY:
+        raise ConnectionError((folder / "server.log").read_text())
+
+
+def start(meeting: Path, folder: Path, variables: dict[str, str]) -> socket.socket:
+    """Start the server, and be its first client."""
+    meeting.unlink(missing_ok=True)
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "DS_ACCELERATOR": "cpu",
+        "PYTHONPATH": f"{SOURCES}:{HERE}:{TESTS}",
+        "TOKENIZERS_PARALLELISM": "false",
+        **variables,
+    }
+    environment.pop("LOCKSTEP_ATTEMPT", None)
+    client, inherited = socket.socketpair()
+    with inherited, (folder / "server.log").open("w") as log:
+        command = [sys.executable, str(HERE / "rank_server.py"), str(meeting), str(inherited.fileno())]
+        streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, "pass_fds": [inherited.fileno()]}
+        started = subprocess.run(command, **streams, env=environment, cwd=folder, check=False, timeout=TIMEOUT_SECONDS)
+    assert started.returncode == 0, (folder / "server.log").read_text()
+    greet(client, folder)
+    return client
+
+
+class ForkServer:
+    """Starts groups of ranks; one at a time. `variables`: of the environment that libraries read when they are loaded.
+
+    The process that ranks are forked from is shared by all that give the same `meeting`, a path for its socket; it ends with the last of them.
+    """
+
+    def __init__(self, folder: Path, meeting: Path | None = None, **variables: str) -> None:
         self._folder = folder
         self._groups = 0
         self._pending = b""
-        environment = {
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "DS_ACCELERATOR": "cpu",
-            "PYTHONPATH": f"{SOURCES}:{HERE}:{TESTS}",
-            "TOKENIZERS_PARALLELISM": "false",
-            **variables,
-        }
-        environment.pop("LOCKSTEP_ATTEMPT", None)
-        self._log = (folder / "server.log").open("w")
-        self._process = subprocess.Popen(
-            [sys.executable, str(HERE / "rank_server.py")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            env=environment,
-            cwd=folder,
-        )
-        assert self._answer(TIMEOUT_SECONDS) == {"ready": True}
         self._running: dict[int, int] = {}
+        meeting = meeting or folder / "ranks.sock"
+        with meeting.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self._client = join(meeting, folder) or start(meeting, folder, variables)
 
     def _answer(self, timeout_seconds: float) -> dict[str, Any] | None:
-        """The next answer, or None after a while. Unbuffered: a line in a buffer would be invisible to select."""
-        assert self._process.stdout is not None
-        descriptor = self._process.stdout.fileno()
-        with selectors.DefaultSelector() as selector:
-            selector.register(descriptor, selectors.EVENT_READ)
-            while b"\n" not in self._pending:
-                if not selector.select(timeout_seconds):
-                    return None
-                received = os.read(descriptor, 65536)
-                assert received, (self._folder / "server.log").read_text()
-                self._pending += received
+        """The next answer, or None after a while."""
+        self._client.settimeout(timeout_seconds)
+        while b"\n" not in self._pending:
+            try:
+                received = self._client.recv(65536)
+            except TimeoutError:
+                return None
+            assert received, (self._folder / "server.log").read_text()
+            self._pending += received
         line, self._pending = self._pending.split(b"\n", 1)
         answer: dict[str, Any] = json.loads(line)
         return answer
@@ -131,9 +159,7 @@ class ForkServer:
         for rank, run in enumerate(runs):
             variables = {**torchrun_environment(rank, len(runs), nodes, port), **environment}
             ranks.append({"environment": {**variables, "LOCKSTEP_RUN": str(run)} if run else variables, "output": str(outputs[rank])})
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"target": target, "arguments": arguments or {}, "ranks": ranks}).encode() + b"\n")
-        self._process.stdin.flush()
+        self._client.sendall(json.dumps({"target": target, "arguments": arguments or {}, "ranks": ranks}).encode() + b"\n")
         answer = self._answer(TIMEOUT_SECONDS)
         assert answer is not None
         self._running = {pid: rank for rank, pid in enumerate(answer["pids"])}
@@ -195,9 +221,4 @@ class ForkServer:
 
     def close(self) -> None:
         self.kill()
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.wait(TIMEOUT_SECONDS)
-        self._process.stdout.close()
-        self._log.close()
+        self._client.close()

@@ -1,6 +1,8 @@
 """Forks ranks from a process that has everything imported, so a rank starts in milliseconds instead of seconds.
 
-Reads one JSON request a line: {"target": "main" | "<function of rank_cases.py or of a cases_*.py>", "arguments": {…}, "ranks": [{"environment": {…}, "output": path}, …]};
+`rank_server.py SOCKET DESCRIPTOR` returns once it serves: in the background, each connection to SOCKET, and as the first one the socket that it
+inherits as DESCRIPTOR. It ends with the last of them. A connection begins with {"folder": where ranks run}, which is answered by {"ready": true}.
+Then it is one JSON request a line: {"target": "main" | "<function of rank_cases.py or of a cases_*.py>", "arguments": {…}, "ranks": [{"environment": {…}, "output": path}, …]};
 answers {"pids": […]} and, as each rank ends, {"pid": …, "code": …} (negative: the signal).
 """
 
@@ -11,20 +13,26 @@ import json
 import os
 import selectors
 import signal
+import socket
 import sys
+from pathlib import Path
 from typing import Any
 
 
 def preload() -> None:
-    import deepspeed  # noqa: F401
-    import peft  # noqa: F401
+    import deepspeed.module_inject.auto_ep_layer
+    import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401
+    import peft.tuners.lora.bnb
+    import peft.utils.transformers_weight_conversion  # noqa: F401
     import rank_cases
     from torch.utils.tensorboard import SummaryWriter  # noqa: F401
     from transformers import AutoModelForCausalLM, LlamaForCausalLM  # noqa: F401
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
     from lockstep_train.zero.start import import_muon
 
     import_muon()
+    get_checkpoint_conversion_mapping("llama")  # compiles a thousand patterns, once in a process
     rank_cases.case_modules()  # the tests' own functions, and with them the trainer
     gc.collect()
     gc.freeze()  # else every rank's first collection writes into, and so copies, all that is shared with this process
@@ -52,16 +60,25 @@ def run_rank(request: dict[str, Any], rank: dict[str, Any]) -> None:
         os._exit(code)
 
 
-def serve() -> None:
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what a library prints is no answer
+def serve(client: socket.socket) -> None:
+    """Serve one connection until the client closes it."""
+    requests = client.makefile("r")
+
+    def answer(message: dict[str, Any]) -> None:
+        client.sendall(json.dumps(message).encode() + b"\n")
+
+    folder = Path(json.loads(requests.readline())["folder"])
+    os.chdir(folder)
+    log = os.open(folder / "server.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for descriptor in (1, 2):
+        os.dup2(log, descriptor)
     selector = selectors.DefaultSelector()
-    selector.register(sys.stdin, selectors.EVENT_READ)
-    answers.write(json.dumps({"ready": True}) + "\n")
+    selector.register(client, selectors.EVENT_READ)
+    answer({"ready": True})
     while True:
         for key, _ in selector.select():
-            if key.fileobj is sys.stdin:
-                line = sys.stdin.readline()
+            if key.fileobj is client:
+                line = requests.readline()
                 if not line:
                     return
                 request = json.loads(line)
@@ -72,15 +89,53 @@ def serve() -> None:
                         run_rank(request, rank)
                     pids.append(pid)
                     selector.register(os.pidfd_open(pid), selectors.EVENT_READ, pid)
-                answers.write(json.dumps({"pids": pids}) + "\n")
+                answer({"pids": pids})
             else:
                 selector.unregister(key.fileobj)
                 os.close(key.fd)
                 _, status = os.waitpid(key.data, 0)
-                answers.write(json.dumps({"pid": key.data, "code": os.waitstatus_to_exitcode(status)}) + "\n")
+                answer({"pid": key.data, "code": os.waitstatus_to_exitcode(status)})
+
+
+def serve_all(listener: socket.socket, first: socket.socket) -> None:
+    """Fork a process for each connection, until none is left."""
+    selector = selectors.DefaultSelector()
+    selector.register(listener, selectors.EVENT_READ)
+
+    def fork_for(client: socket.socket) -> None:
+        pid = os.fork()
+        if pid == 0:
+            selector.close()
+            listener.close()
+            try:
+                serve(client)
+            finally:
+                os._exit(0)
+        client.close()
+        selector.register(os.pidfd_open(pid), selectors.EVENT_READ, pid)
+
+    fork_for(first)
+    while len(selector.get_map()) > 1:
+        for key, _ in selector.select():
+            if key.fileobj is listener:
+                fork_for(listener.accept()[0])
+            else:
+                selector.unregister(key.fileobj)
+                os.close(key.fd)
+                os.waitpid(key.data, 0)
+
+
+def main(path: str, descriptor: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the test runner's
+    preload()
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen()
+    if os.fork() == 0:
+        os.setsid()
+        serve_all(listener, socket.socket(fileno=descriptor))
+    os._exit(0)
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the test runner's
-    preload()
-    serve()
+    main(sys.argv[1], int(sys.argv[2]))
