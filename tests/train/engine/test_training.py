@@ -20,6 +20,13 @@ def losses(folder: Path) -> list[float]:
     return [record["loss"] for record in records(folder)]
 
 
+SHORT: dict[str, Any] = {
+    "optimization": {"maxSteps": 3, "microBatchSize": 4, "warmupSteps": 1},
+    "evaluation": {"everySteps": 2},
+}
+"""A step of 14 samples is several uneven micro-batches on any number of ranks here, and the third step has samples of both epochs."""
+
+
 @pytest.fixture(scope="module")
 def reference() -> dict[str, Any]:
     """Losses of one process; filled by the first test that needs it."""
@@ -28,7 +35,7 @@ def reference() -> dict[str, Any]:
 
 def one_process(ranks: ForkServer, run_file: RunFile, tmp_path: Path, reference: dict[str, Any]) -> dict[str, Any]:
     if not reference:
-        ended = ranks.run("main", [run_file("alone", optimization={"microBatchSize": 14})])
+        ended = ranks.run("main", [run_file("alone", **SHORT | {"optimization": SHORT["optimization"] | {"microBatchSize": 14}})])
         assert ended.codes == [0], ended.output
         reference["losses"] = losses(tmp_path / "alone")
         reference["evaluations"] = [record["evalLoss"] for record in records(tmp_path / "alone", "eval_log")]
@@ -40,25 +47,28 @@ def test_two_ranks_give_the_losses_of_one_process_with_the_same_global_batch(
     ranks: ForkServer, run_file: RunFile, tmp_path: Path, reference: dict[str, Any], stage: str
 ) -> None:
     expected = one_process(ranks, run_file, tmp_path, reference)
-    ended = ranks.run("main", [run_file("two", zeroStage=stage)] * 2)
+    ended = ranks.run("main", [run_file("two", zeroStage=stage, **SHORT)] * 2)
     assert ended.codes == [0, 0], ended.output
     assert losses(tmp_path / "two") == pytest.approx(expected["losses"], rel=SAME_LOSS)
     evaluations = [record["evalLoss"] for record in records(tmp_path / "two", "eval_log")]
     assert evaluations == pytest.approx(expected["evaluations"], rel=SAME_LOSS)
-    assert len(evaluations) == 3  # before the first step, at step 4, at the end
+    assert len(evaluations) == 3  # before the first step, at step 2, at the end
 
 
 def test_a_rank_count_that_does_not_divide_the_batch_gives_the_same_losses(
     ranks: ForkServer, run_file: RunFile, tmp_path: Path, reference: dict[str, Any]
 ) -> None:
     expected = one_process(ranks, run_file, tmp_path, reference)
-    ended = ranks.run("main", [run_file("three", zeroStage="Stage3")] * 3)
+    ended = ranks.run("main", [run_file("three", zeroStage="Stage3", **SHORT)] * 3)
     assert ended.codes == [0, 0, 0], ended.output
     assert losses(tmp_path / "three") == pytest.approx(expected["losses"], rel=SAME_LOSS)
 
 
 def test_training_lowers_the_loss_on_samples_it_never_saw(ranks: ForkServer, run_file: RunFile, tmp_path: Path) -> None:
-    ended = ranks.run("main", [run_file("learn", precision="BF16", optimization={"learningRate": "2e-2", "maxSteps": 16, "epochs": 10})])
+    ended = ranks.run(
+        "main",
+        [run_file("learn", precision="BF16", optimization={"learningRate": "2e-2", "maxSteps": 16, "epochs": 10, "microBatchSize": 14})],
+    )
     assert ended.codes == [0], ended.output
     first, *_, last = [record["evalLoss"] for record in records(tmp_path / "learn", "eval_log")]
     assert last < 0.9 * first

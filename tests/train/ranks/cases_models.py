@@ -201,13 +201,14 @@ def train_variant(folder: Path, stage: str, name: str, variant: dict[str, Any], 
     result["shapes"] = {item: list(shape) for item, shape in zero_access.parameter_shapes(engine).items()}
     live = logits_of(engine)
     masters = {item: value.cpu().clone() for item, value in zero_access.gather_masters(engine)}
-    if ranks.first and trained["config"] is not None:
+    exported = ranks.first and ranks.world_size > 1 and trained["config"] is not None
+    if exported:
         output = folder / f"{name}-{stage}-{ranks.world_size}"
         write_adapter(output, masters, trained, variant.get("precision", "FP32"), {})
         result["names"] = trained["names"]
     dist.barrier()
     engine.destroy()
-    if ranks.first and trained["config"] is not None:
+    if exported:
         result |= compared(model, output, live, variant)
     dist.barrier()
     return result
