@@ -36,7 +36,7 @@ def test_a_killed_and_resumed_run_is_one_run_without_a_step_twice_everywhere(
     ranks: ForkServer, run_file: RunFile, tmp_path: Path, destinations: dict[str, Any]
 ) -> None:
     """Committed at step 2, killed after step 3: step 3 is measured by both attempts."""
-    file = run_file("run", metrics=destinations, uid="uid-1")
+    file = run_file("run", metrics=destinations, uid="uid-1", optimization={"microBatchSize": 7})
     offline = {"WANDB_MODE": "offline", "WANDB_API_KEY": "not-to-be-written"}
     folder = tmp_path / "run"
     first = ranks.run("die_after", [file] * 2, arguments={"step": 3}, kill_rest_after_first=True, **offline)
@@ -76,7 +76,7 @@ def test_a_killed_and_resumed_run_is_one_run_without_a_step_twice_everywhere(
 def test_a_server_that_does_not_answer_changes_nothing_of_the_run(
     ranks: ForkServer, run_file: RunFile, tmp_path: Path, answer: str
 ) -> None:
-    file = run_file("run", optimization={"maxSteps": 2})
+    file = run_file("run", optimization={"maxSteps": 2, "microBatchSize": 7})
     started = time.monotonic()
     ended = ranks.run("train_against_server", [None] * 2, arguments={"answer": answer, "document": str(file)})
     assert ended.codes == [0, 0], ended.output

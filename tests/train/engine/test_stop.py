@@ -43,7 +43,9 @@ def test_a_stop_while_one_rank_loads_ends_all_with_75_and_writes_nothing(
 def test_a_stop_within_an_evaluation_leaves_it_and_saves_its_step(
     ranks: ForkServer, run_file: RunFile, tmp_path: Path, stage: str, rank: int
 ) -> None:
-    path = run_file("evaluating", zeroStage=stage, evaluation={"everySteps": 3}, checkpoint={"everySteps": 50})
+    path = run_file(
+        "evaluating", zeroStage=stage, evaluation={"everySteps": 3}, checkpoint={"everySteps": 50}, optimization={"microBatchSize": 7}
+    )
     ended = ranks.run("terminate_in_evaluation", [path] * 2, arguments={"step": 3, "rank": rank})
     assert ended.codes == [75, 75], ended.output
     assert "The evaluation at step 3 ends early: the run was asked to stop" in ended.outputs[0]
@@ -82,6 +84,8 @@ def test_several_signals_at_different_steps_are_one_stop_at_the_first_of_them(
 
 
 def test_nccl_timeout_is_answered_with_the_setting_that_works(ranks: ForkServer, run_file: RunFile) -> None:
-    ended = ranks.run("main", [run_file("timeout", evaluation=None, optimization={"maxSteps": 1})], NCCL_TIMEOUT="3600")
+    ended = ranks.run(
+        "main", [run_file("timeout", evaluation=None, optimization={"maxSteps": 1, "globalBatchSize": 2})], NCCL_TIMEOUT="3600"
+    )
     assert ended.codes == [0], ended.output
     assert "NCCL_TIMEOUT=3600 has no effect" in ended.output
