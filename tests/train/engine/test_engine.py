@@ -45,7 +45,9 @@ def test_a_model_that_caps_or_scales_its_logits_is_told_apart(ranks: ForkServer)
 
 
 def test_the_last_layer_with_an_adapter_trains_from_whole_logits_and_says_so(ranks: ForkServer, run_file: RunFile) -> None:
-    path = run_file("head", lora={"targetModules": ["q_proj", "lm_head"]}, optimization={"maxSteps": 1}, evaluation=None)
+    path = run_file(
+        "head", lora={"targetModules": ["q_proj", "lm_head"]}, optimization={"maxSteps": 1, "globalBatchSize": 2}, evaluation=None
+    )
     ended = ranks.run("main", [path])
     assert ended.codes == [0], ended.output
     assert "The loss is computed from whole logits, which takes more memory: the model's last layer is a Linear" in ended.output
@@ -54,9 +56,9 @@ def test_the_last_layer_with_an_adapter_trains_from_whole_logits_and_says_so(ran
 @pytest.mark.parametrize(
     ("stage", "chosen", "above"),
     [
-        ("Stage1", None, 0.0625),
-        ("Stage2", None, 0.0625),
-        ("Stage3", None, 0.0625),
+        ("Stage1", None, 8 / 512),
+        ("Stage2", None, 8 / 512),
+        ("Stage3", None, 8 / 512),
         ("Stage1", "bf16", 0.0),
         ("Stage2", "bf16", 0.0),
         ("Stage3", "bf16", 0.0),
@@ -67,7 +69,7 @@ def test_gradients_of_micro_batches_are_summed_in_fp32_unless_bf16_is_chosen(
 ) -> None:
     raw = {"data_types": {"grad_accum_dtype": chosen}} if chosen else None
     path = run_file(
-        "sums", zeroStage=stage, precision="BF16", deepspeed=raw, optimization={"microBatchSize": 1, "globalBatchSize": 66}, evaluation=None
+        "sums", zeroStage=stage, precision="BF16", deepspeed=raw, optimization={"microBatchSize": 1, "globalBatchSize": 18}, evaluation=None
     )
     ended = ranks.run("sum_small_gradients", [path] * 2, arguments={"above": above})
     assert ended.codes == [0, 0], ended.output
@@ -217,7 +219,7 @@ def test_an_evaluation_gives_the_same_loss_for_any_number_of_ranks_and_samples(
     """Fewer samples than ranks, and numbers that ranks don't divide."""
     counts = [1, 2, 5, 8]
     expected: list[float] = []
-    for world_size, stage in ((1, "Stage2"), (2, "Stage2"), (3, "Stage3"), (4, "Stage3")):
+    for world_size, stage in ((1, "Stage2"), (2, "Stage2"), (3, "Stage3")):
         output = tmp_path / f"{world_size}.json"
         path = run_file(f"eval-{world_size}", zeroStage=stage)
         ended = ranks.run("evaluate_subsets", [path] * world_size, arguments={"counts": counts, "output": str(output)})

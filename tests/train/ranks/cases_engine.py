@@ -259,7 +259,7 @@ def evaluate_subsets(counts: list[int], output: str) -> None:
 
 
 def sum_small_gradients(above: float) -> None:
-    """A gradient and, after it, 32 of its 512th part, each of which a sum in BF16 rounds away: the sum is so much above the first gradient."""
+    """A gradient and, after it, 8 of its 512th part, each of which a sum in BF16 rounds away: the sum is so much above the first gradient."""
     from deepspeed.utils import safe_get_full_grad
 
     run = assembled()
@@ -267,10 +267,11 @@ def sum_small_gradients(above: float) -> None:
     batch = Batch(ids, ids, torch.ones_like(ids, dtype=torch.bool))
     zero_access.set_learning_rate(run.engine, 0.0)
     sums = []
-    for small in (0.0, 2.0**-9):
-        for micro in range(33):
-            run.engine.backward(run.loss(batch) * (small if micro else 1.0), scale_wrt_gas=False)
-            if micro < 32:
+    for scales in ([1.0], [1.0, *[2.0**-9] * 8]):
+        zero_access.set_counters(run.engine, 0, len(scales), len(scales) * run.ranks.world_size)
+        for micro, scale in enumerate(scales, 1):
+            run.engine.backward(run.loss(batch) * scale, scale_wrt_gas=False)
+            if micro < len(scales):
                 run.engine.step()
         gradients = [safe_get_full_grad(parameter) for _, parameter in zero_access.trainable(run.engine)]
         assert all(gradient is not None for gradient in gradients)
