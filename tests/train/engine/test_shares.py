@@ -26,16 +26,24 @@ def events(folder: Path, kind: str) -> list[dict[str, Any]]:
     return [event for event in records(folder, "events") if event["kind"] == kind]
 
 
+SHARES: dict[int, list[tuple[int, list[int]]]] = {
+    2: [(1, [0, 3]), (7, [3, 1]), (5, [0, 1])],
+    3: [(2, [0, 1, 3]), (13, [6, 1, 2]), (7, [2, 0, 2]), (2, [1, 0, 0])],
+    4: [(3, [0, 2, 0, 1]), (17, [1, 6, 0, 2])],
+}
+"""Ranks → samples of a step and the sizes of their micro-batches: with ranks that have none in the last turn, in a whole step, or ever."""
+
+
 @pytest.mark.parametrize(("stage", "world_size"), [("Stage1", 3), ("Stage2", 3), ("Stage3", 3), ("Stage2", 2), ("Stage3", 4)])
 def test_any_shares_give_the_loss_and_the_gradients_of_equal_ones(
     ranks: ForkServer, run_file: RunFile, tmp_path: Path, stage: str, world_size: int
 ) -> None:
     output = tmp_path / "draws.json"
     path = run_file("drawn", zeroStage=stage, evaluation=None, optimization={"maxSteps": None, "weightDecay": "0", "maxGradientNorm": "0"})
-    ended = ranks.run("first_step_by_any_shares", [path] * world_size, arguments={"output": str(output), "draws": 20})
+    ended = ranks.run("first_step_by_any_shares", [path] * world_size, arguments={"output": str(output), "shares": SHARES[world_size]})
     assert ended.codes == [0] * world_size, ended.output
     outcomes = json.loads(output.read_text())
-    assert len(outcomes) == 20
+    assert len(outcomes) == len(SHARES[world_size])
     for name, (equal, shared) in outcomes.items():
         assert shared[:2] == pytest.approx(equal[:2], rel=EXACT), name
         assert shared[2] == equal[2], f"{name}: each sample once"
@@ -60,9 +68,10 @@ def test_a_run_goes_on_with_other_shares_and_ranks_on_the_same_samples(ranks: Fo
 
     for name in ("all", "before", "after"):
         (tmp_path / name).mkdir()
-    assert train("all", run_file("whole"), 1) == [0]
-    assert train("before", run_file("moved", micro_batches=[3, 1]), 2, 1, kill=5)[1] == -9
-    assert train("after", run_file("moved", micro_batches=[1, 4], zeroStage="Stage3"), 1, 1) == [0, 0]
+    short: dict[str, Any] = {"evaluation": None, "optimization": {"maxSteps": 4}}
+    assert train("all", run_file("whole", evaluation=None, optimization={"maxSteps": 4, "microBatchSize": 14}), 1) == [0]
+    assert train("before", run_file("moved", micro_batches=[3, 1], **short), 2, 1, kill=4)[1] == -9
+    assert train("after", run_file("moved", micro_batches=[1, 4], zeroStage="Stage3", **short), 1, 1) == [0, 0]
     assert [event["sizes"] for event in events(tmp_path / "moved", "balance")] == [[3, 3, 1], [1, 4]]
     expected = trained(*(tmp_path / "all").iterdir())
     later = trained(*(tmp_path / "after").iterdir())
@@ -81,7 +90,7 @@ SETTINGS: dict[str, Any] = {
 
 @pytest.mark.parametrize("stage", ["Stage1", "Stage2", "Stage3"])
 def test_samples_follow_the_measured_speed_and_the_losses_stay(ranks: ForkServer, run_file: RunFile, tmp_path: Path, stage: str) -> None:
-    speeds = {"0": 0.02, "1": 0.02 / 0.55, "2": 0.02 / 0.5}
+    speeds = {"0": 0.04, "1": 0.04 / 0.55, "2": 0.04 / 0.5}
     path = run_file("unlike", zeroStage=stage, **SETTINGS)
     ended = ranks.run("train_unlike", [path] * 3, arguments={"seconds": speeds})
     assert ended.codes == [0, 0, 0], ended.output
@@ -102,13 +111,14 @@ def test_samples_follow_the_measured_speed_and_the_losses_stay(ranks: ForkServer
 def test_measuring_changes_no_bit_of_what_is_learned(
     ranks: ForkServer, run_file: RunFile, tmp_path: Path, stage: str, precision: str
 ) -> None:
-    settings: dict[str, Any] = {"zeroStage": stage, "precision": precision, "lora": {"dropout": "0.1"}, "optimization": {"maxSteps": 3}}
-    assert ranks.run("main", [run_file("equal", **settings)] * 2).codes == [0, 0]
-    settings["optimization"] = {"maxSteps": 3, "balance": "Measured"}
+    optimization: dict[str, Any] = {"maxSteps": 2, "microBatchSize": 4}
+    settings: dict[str, Any] = {"zeroStage": stage, "precision": precision, "lora": {"dropout": "0.1"}, "evaluation": None}
+    assert ranks.run("main", [run_file("equal", optimization=optimization, **settings)] * 2).codes == [0, 0]
+    settings["optimization"] = optimization | {"balance": "Measured"}
     ended = ranks.run("measure_and_keep", [run_file("measured", **settings)] * 2)
     assert ended.codes == [0, 0], ended.output
     assert len(events(tmp_path / "measured", "balance")) == 1
-    commits = [decode((tmp_path / name / "checkpoints/step-3.a1/manifest.json").read_bytes()) for name in ("equal", "measured")]
+    commits = [decode((tmp_path / name / "checkpoints/step-2.a1/manifest.json").read_bytes()) for name in ("equal", "measured")]
     assert commits[0].shards == commits[1].shards
     assert commits[0].identity == commits[1].identity
     assert [record["loss"] for record in records(tmp_path / "equal")] == [record["loss"] for record in records(tmp_path / "measured")]
@@ -159,7 +169,7 @@ def test_a_rank_with_more_samples_by_its_share_is_not_slow(ranks: ForkServer, ru
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as agent:
         agent.bind(str(tmp_path / "agent.sock"))
         agent.settimeout(60)
-        given = {"seconds": {"0": 0.02, "1": 0.02}, "pace_seconds": 0.0}
+        given = {"seconds": {"0": 0.04, "1": 0.04}, "pace_seconds": 0.0}
         outputs = ranks.start("train_unlike", [path] * 2, nodes=2, arguments=given, LOCKSTEP_REPORT_SOCKET=str(tmp_path / "agent.sock"))
         heard: list[dict[str, Any]] = []
         while not heard or heard[-1]["event"] not in {"end", "error"}:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import time
 from dataclasses import replace
 from typing import Any
@@ -16,6 +15,7 @@ from lockstep_spec.shares import split_by
 from lockstep_train import __main__ as trainer
 from lockstep_train import balance, steps
 from lockstep_train.base import ranks as engine_ranks
+from lockstep_train.engine import clock
 from lockstep_train.engine.loss import TokenLoss
 from lockstep_train.memory import agree
 from lockstep_train.report import agent
@@ -26,10 +26,12 @@ from lockstep_train.zero import zero_access
 RANK = "RANK"
 
 
-def first_step_by_any_shares(output: str, draws: int) -> None:
-    """Loss, gradient norm and samples of the first step, again and again without an update, by equal shares and by drawn ones."""
+def first_step_by_any_shares(output: str, shares: list[tuple[int, list[int]]]) -> None:
+    """Loss, gradient norm and samples of the first step, again and again without an update, by equal shares and by others.
+
+    `shares`: samples of the step and the sizes of the ranks' micro-batches.
+    """
     run = assembled()
-    draw = random.Random(7)  # noqa: S311 (the same on every rank)
     steps.learning_rate = lambda *arguments: 0.0
     taken: list[int] = []
     real = steps.rank_micro_batches
@@ -40,12 +42,9 @@ def first_step_by_any_shares(output: str, draws: int) -> None:
         return mine
 
     steps.rank_micro_batches = recorded
-    for number in range(draws):
-        batch = draw.randint(1, 24)
-        sizes = [draw.choice([0, 0, 1, 1, 2, 3, 6]) for _ in range(run.ranks.world_size)]
-        sizes[draw.randrange(len(sizes))] += 1
+    for batch, sizes in shares:
         results = []
-        for chosen in ([2] * len(sizes), sizes):
+        for chosen in ([-(-batch // len(sizes))] * len(sizes), sizes):
             shared = replace(run, plan=replace(run.plan, global_batch_size=batch))
             shared.shares.split = split_by(chosen, batch)
             zero_access.set_counters(run.engine, 0, shared.shares.split.turns, batch)
@@ -54,11 +53,38 @@ def first_step_by_any_shares(output: str, draws: int) -> None:
             dist.all_gather_object(every, list(taken))
             results.append([result.loss, result.gradient_norm, sorted(index for samples in every for index in samples)])
         if run.ranks.first:
-            add_result(output, f"{number}: {batch} by {sizes}", results)
+            add_result(output, f"{batch} by {sizes}", results)
     engine_ranks.leave()
 
 
-def slow_samples(seconds: dict[str, float], later: dict[str, float] | None = None, after: int = 0) -> None:
+class OwnTime:
+    """Clock of this rank, by which other programs on its core take no time: it goes on while the rank computes, sleeps and waits for other ranks."""
+
+    def __init__(self) -> None:
+        self._beside_seconds = 0.0
+
+    def perf_counter(self) -> float:
+        return time.thread_time() + self._beside_seconds
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+        self._beside_seconds += seconds
+
+    def install(self) -> None:
+        """Have the trainer measure by this clock."""
+        real = dist.Work.wait
+
+        def wait(work: Any, *arguments: Any) -> Any:
+            before = time.perf_counter()
+            try:
+                return real(work, *arguments)
+            finally:
+                self._beside_seconds += time.perf_counter() - before
+
+        dist.Work.wait, clock.time = wait, self  # type: ignore[assignment, method-assign]
+
+
+def slow_samples(own: OwnTime, seconds: dict[str, float], later: dict[str, float] | None = None, after: int = 0) -> None:
     """Let each rank take so many seconds more for each sample it computes; from step `after` + 1 on as `later` says."""
     real, step_of = TokenLoss.__call__, [0]
     take = Steps.take
@@ -69,7 +95,7 @@ def slow_samples(seconds: dict[str, float], later: dict[str, float] | None = Non
 
     def slow(self: TokenLoss, batch: Any, *arguments: Any) -> torch.Tensor:
         now = later if later is not None and step_of[0] > after else seconds
-        time.sleep(now[os.environ[RANK]] * len(batch.ids))
+        own.sleep(now[os.environ[RANK]] * len(batch.ids))
         return real(self, batch, *arguments)
 
     Steps.take, TokenLoss.__call__ = counted, slow  # type: ignore[method-assign]
@@ -88,7 +114,9 @@ def train_unlike(
     agent.PACE_SECONDS = pace_seconds
     if bytes_of is not None:
         agree.device_bytes = lambda *arguments: bytes_of[os.environ[RANK]]
-    slow_samples(seconds, later, after)
+    own = OwnTime()
+    own.install()
+    slow_samples(own, seconds, later, after)
     return trainer.main([])
 
 
