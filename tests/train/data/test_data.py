@@ -75,7 +75,7 @@ def alone() -> dict[str, Any]:
 
 PACKED: dict[str, Any] = {
     "data": {"packing": True, "maxLength": 128},
-    "optimization": {"globalBatchSize": 4, "maxSteps": 4, "schedule": "Constant", "microBatchSize": 1},
+    "optimization": {"globalBatchSize": 4, "maxSteps": 3, "schedule": "Constant", "microBatchSize": 1},
 }
 
 
@@ -118,7 +118,7 @@ def test_packed_and_unpacked_evaluation_are_the_same_number(
     ranks: ForkServer, run_file: RunFile, tmp_path: Path, alone: dict[str, Any]
 ) -> None:
     expected = packed_alone(ranks, run_file, tmp_path, alone)
-    ended = ranks.run("main", [run_file("unpacked", data={"maxLength": 128}, optimization={"maxSteps": 1})])
+    ended = ranks.run("main", [run_file("unpacked", data={"maxLength": 128}, optimization={"maxSteps": 1, "globalBatchSize": 2})])
     assert ended.codes == [0], ended.output
     assert losses(tmp_path / "unpacked", "eval_log", "evalLoss")[0] == pytest.approx(expected["evaluations"][0], rel=SAME_LOSS)
 
@@ -130,7 +130,7 @@ def test_a_model_that_lets_documents_leak_is_refused_on_every_rank(ranks: ForkSe
 
 
 def test_a_rank_without_a_token_to_learn_neither_hangs_nor_poisons_a_step(ranks: ForkServer, run_file: RunFile, tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"optimization": {"globalBatchSize": 2, "microBatchSize": 1, "maxSteps": 3}}
+    settings: dict[str, Any] = {"optimization": {"globalBatchSize": 2, "microBatchSize": 1, "maxSteps": 3}, "evaluation": None}
     assert ranks.run("main", [run_file("one", **settings)]).codes == [0]
     ended = ranks.run("main", [run_file("idle", zeroStage="Stage3", **settings)] * 3)
     assert ended.codes == [0, 0, 0], ended.output
@@ -149,9 +149,11 @@ def test_data_is_prepared_by_one_rank_a_volume_and_its_problems_reach_every_rank
 
 
 def test_a_commit_of_other_data_is_refused_by_naming_the_setting(ranks: ForkServer, run_file: RunFile, tmp_path: Path) -> None:
-    assert ranks.run("main", [run_file("mine", optimization={"maxSteps": 2})]).codes == [0]
+    assert ranks.run("main", [run_file("mine", optimization={"maxSteps": 2, "microBatchSize": 14}, evaluation=None)]).codes == [0]
     commit = str(tmp_path / "mine" / "checkpoints" / "step-2.a1")
-    ended = ranks.run("main", [run_file("other", data={"maxLength": 32, "overlong": "Split"}, checkpoint={"resumeFrom": commit})])
+    ended = ranks.run(
+        "main", [run_file("other", data={"maxLength": 32, "overlong": "Split"}, checkpoint={"resumeFrom": commit}, evaluation=None)]
+    )
     assert ended.codes == [78]
     assert "the dataset is " in ended.output
     assert "data.maxLength is 64, not 32" in ended.output
@@ -159,8 +161,9 @@ def test_a_commit_of_other_data_is_refused_by_naming_the_setting(ranks: ForkServ
 
 
 def test_a_damaged_token_cache_is_made_again_and_the_run_goes_on(ranks: ForkServer, run_file: RunFile, tmp_path: Path) -> None:
-    assert ranks.run("main", [run_file("again", optimization={"maxSteps": 2})]).codes == [0]
-    path = run_file("again", optimization={"maxSteps": 3})
+    short: dict[str, Any] = {"evaluation": None, "optimization": {"maxSteps": 2, "microBatchSize": 14}}
+    assert ranks.run("main", [run_file("again", **short)]).codes == [0]
+    path = run_file("again", **short | {"optimization": short["optimization"] | {"maxSteps": 3}})
     ended = ranks.run("corrupt_cache_while_resuming", [path], arguments={"cache": str(tmp_path / "again" / "cache")})
     assert ended.codes == [0], ended.output
     assert "Rebuilding the token cache of " in ended.output

@@ -18,7 +18,8 @@ from support.hub_server import TOKEN, Hub, running_hub
 
 NAME = "org/texts"
 CARD = b"---\nconfigs:\n- config_name: small\n  data_files:\n  - {split: train, path: small/train*}\n  - {split: test, path: small/test*}\n---\n"
-QUICK: dict[str, Any] = {"optimization": {"maxSteps": 2}, "checkpoint": {"everySteps": 1}}
+QUICK: dict[str, Any] = {"optimization": {"maxSteps": 2, "globalBatchSize": 4}, "checkpoint": {"everySteps": 1}}
+LONGER = QUICK | {"optimization": QUICK["optimization"] | {"maxSteps": 3}}
 EVALUATED = {"evaluation": {"everySteps": 1, "data": {"name": NAME, "config": "small", "split": "test"}}}
 
 
@@ -76,7 +77,7 @@ def test_a_dataset_by_name_trains_as_a_file_of_its_rows_does_and_later_starts_as
 
     repository.commit(files_of(TEXTS[::-1]))
     hub.requests.clear()
-    longer = run_file("named", folder="runs/named", data=of_hub(), **EVALUATED, **{**QUICK, "optimization": {"maxSteps": 3}})
+    longer = run_file("named", folder="runs/named", data=of_hub(), **EVALUATED, **LONGER)
     ended = ranks.run("main", [longer] * 2, nodes=2, HF_ENDPOINT=hub.endpoint)
     assert ended.codes == [0, 0], ended.output
     assert hub.requests == []
@@ -101,7 +102,7 @@ def test_all_volumes_are_at_the_commit_of_the_first_though_its_branch_has_moved(
             storage="PerPod",
             data=of_hub(),
             evaluation=None,
-            **{**QUICK, "optimization": {"maxSteps": 3}},
+            **LONGER,
         )
         for node in range(2)
     ]

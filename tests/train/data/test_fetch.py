@@ -21,7 +21,8 @@ from support.hub_server import TOKEN, Hub, running_hub
 from support.s3_server import running_s3
 
 NAME = "org/tiny"
-QUICK: dict[str, Any] = {"optimization": {"maxSteps": 2}, "checkpoint": {"everySteps": 1}, "evaluation": None}
+QUICK: dict[str, Any] = {"optimization": {"maxSteps": 2, "globalBatchSize": 4}, "checkpoint": {"everySteps": 1}, "evaluation": None}
+LONGER = QUICK | {"optimization": QUICK["optimization"] | {"maxSteps": 3}}
 
 
 @pytest.fixture
@@ -72,7 +73,7 @@ def test_a_model_by_name_is_fetched_once_and_trains_as_its_folder_does(
     moved = cases(hub).commit({**files_of(model), "config.json": b"{}"})
     assert moved != commit
     hub.requests.clear()
-    longer = run_file("named", folder="runs/named", model={"name": NAME}, **{**QUICK, "optimization": {"maxSteps": 3}})
+    longer = run_file("named", folder="runs/named", model={"name": NAME}, **LONGER)
     ended = ranks.run("main", [longer] * 2, nodes=2, **by_name(hub))
     assert ended.codes == [0, 0], ended.output
     assert hub.requests == [], "a run stays with the commit that it began with, and asks nobody for it"
@@ -213,7 +214,7 @@ def test_a_model_of_an_object_store_trains_and_a_later_start_asks_nobody(
         assert ended.codes == [0, 0], ended.output
     origin = manifest(tmp_path / "runs/named", "step-2.a1").base_origin
     assert origin is not None and origin["name"] == "s3://models/tiny"
-    longer = run_file("named", folder="runs/named", model={"name": "s3://models/tiny"}, **{**QUICK, "optimization": {"maxSteps": 3}})
+    longer = run_file("named", folder="runs/named", model={"name": "s3://models/tiny"}, **LONGER)
     ended = ranks.run("main", [longer] * 2, nodes=2, **variables)
     assert ended.codes == [0, 0], ended.output
     assert "secret-of-a-test" not in ended.output

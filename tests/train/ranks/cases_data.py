@@ -30,7 +30,6 @@ from lockstep_train.data.read.records import Conversation
 from lockstep_train.data.sequences.batches import collate
 from lockstep_train.data.tokens import pool, source
 from lockstep_train.data.tokens.encode import IGNORED, Example, encode_samples
-from lockstep_train.data.tokens.pool import batch_of
 from lockstep_train.data.tokens.tokenizer import load_tokenizer
 from lockstep_train.data.tokens.turns import TemplateChoice
 from lockstep_train.engine.loss import TokenLoss, tile_head
@@ -85,7 +84,7 @@ def several_processes(model: str, folder: str) -> None:
             started.append(self)
 
         def encode(self, line: bytes) -> Any:
-            if killing and batch_of(line)[0].line > 100:
+            if killing:
                 self._process.kill()
             return super().encode(line)
 
