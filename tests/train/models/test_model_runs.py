@@ -34,7 +34,7 @@ def test_a_mixture_of_experts_goes_on_from_a_commit_to_the_same_losses_and_count
         "model": {"name": str(glm)},
         "zeroStage": "Stage3",
         "lora": {"targetModules": ["q_proj"], "targetParameters": EXPERTS},
-        "optimization": {"maxSteps": 4, "gradientCheckpointing": True},
+        "optimization": {"maxSteps": 4, "microBatchSize": 3, "globalBatchSize": 6, "gradientCheckpointing": True},
         "evaluation": None,
     }
     ended = ranks.run("main", [run_file("whole", **settings)] * 2)
@@ -62,7 +62,7 @@ def test_a_fully_trained_model_is_left_as_a_folder_that_gives_the_live_models_lo
     settings: dict[str, Any] = {
         "model": {"name": str(glm)},
         "method": "Full",
-        "optimization": {"maxSteps": 3, "learningRate": "1e-3"},
+        "optimization": {"maxSteps": 3, "learningRate": "1e-3", "microBatchSize": 4, "globalBatchSize": 12},
         "checkpoint": {"everySteps": 1},
         "evaluation": None,
     }
@@ -115,7 +115,7 @@ def test_a_run_can_start_with_the_weights_of_an_adapter(
     ranks: ForkServer, run_file: RunFile, tmp_path: Path, trained: Path, stage: str
 ) -> None:
     folder = adapter(ranks, run_file, tmp_path, trained)
-    path = run_file("second", zeroStage=stage, lora={**LORA, "initFrom": str(folder)}, optimization={"maxSteps": 1})
+    path = run_file("second", zeroStage=stage, lora={**LORA, "initFrom": str(folder)}, optimization={"maxSteps": 1, "globalBatchSize": 4})
     ended = ranks.run("main", [path] * 2)
     assert ended.codes == [0, 0], ended.output
     before = records(tmp_path / "second", "eval_log")[0]["evalLoss"]

@@ -26,9 +26,10 @@ from lockstep_train.memory.agree import read_shape
 from lockstep_train.model.load import quiet_transformers
 from lockstep_train.model.weight_files import PRECISIONS
 from lockstep_train.report import Reporter
+from lockstep_train.zero import zero_access
 from support.peak_memory import PeakMemory
 
-VOCABULARY = 2048
+VOCABULARY = 1280
 TOKENS = 512
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj"]
 ACCUMULATION = 2
@@ -36,7 +37,7 @@ SHARED = {
     "vocab_size": VOCABULARY,
     "hidden_size": 256,
     "intermediate_size": 768,
-    "num_hidden_layers": 6,
+    "num_hidden_layers": 3,
     "num_attention_heads": 8,
     "num_key_value_heads": 2,
     "head_dim": 32,
@@ -135,11 +136,12 @@ def peak_of(folder: Path, variant: dict[str, Any], ranks: engine_ranks.Ranks) ->
     with PeakMemory(ranks.device) as peak:
         engine, loss, _ = start_model(training, folder, plan, ranks, Reporter(None, ranks.rank))
         stepper = Stepper(engine, loss, ranks, NotSaving(), Parts(peak), seed=1, policy=NonFinitePolicy.STOP)
-        for step in (1, 2):
+        for step, micro_batches in ((1, 1), (2, ACCUMULATION)):
             gc.collect()
-            peak.peaks.clear()  # the first step takes what every other one takes, and makes the optimizer's state
-            batches = [micro_batch(ranks.device) for _ in range(ACCUMULATION)]
-            learned = ACCUMULATION * ranks.world_size * (TOKENS - 1)
+            peak.peaks.clear()  # the first step only makes the optimizer's state
+            batches = [micro_batch(ranks.device) for _ in range(micro_batches)]
+            learned = micro_batches * ranks.world_size * (TOKENS - 1)
+            zero_access.set_counters(engine, step - 1, micro_batches, micro_batches * ranks.world_size)
             stepper.take(step, batches, learned, lambda: False, Clock(ranks.device))
     engine.destroy()
     return {"peaks": peak.peaks, "items": {item.name: item.size_bytes for item in items}}
