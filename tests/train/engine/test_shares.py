@@ -29,12 +29,11 @@ def events(folder: Path, kind: str) -> list[dict[str, Any]]:
 SHARES: dict[int, list[tuple[int, list[int]]]] = {
     2: [(1, [0, 3]), (7, [3, 1]), (5, [0, 1])],
     3: [(2, [0, 1, 3]), (13, [6, 1, 2]), (7, [2, 0, 2]), (2, [1, 0, 0])],
-    4: [(3, [0, 2, 0, 1]), (17, [1, 6, 0, 2])],
 }
 """Ranks → samples of a step and the sizes of their micro-batches: with ranks that have none in the last turn, in a whole step, or ever."""
 
 
-@pytest.mark.parametrize(("stage", "world_size"), [("Stage1", 3), ("Stage2", 3), ("Stage3", 3), ("Stage2", 2), ("Stage3", 4)])
+@pytest.mark.parametrize(("stage", "world_size"), [("Stage1", 3), ("Stage2", 3), ("Stage3", 3), ("Stage2", 2)])
 def test_any_shares_give_the_loss_and_the_gradients_of_equal_ones(
     ranks: ForkServer, run_file: RunFile, tmp_path: Path, stage: str, world_size: int
 ) -> None:
