@@ -96,14 +96,7 @@ def test_all_volumes_are_at_the_commit_of_the_first_though_its_branch_has_moved(
     hub.repositories["datasets", NAME].commit(files_of(TEXTS[::-1]))
     shutil.rmtree(tmp_path / "volume-0/cache")
     runs = [
-        run_file(
-            f"node-{node}",
-            folder=f"volume-{node}/runs/x",
-            storage="PerPod",
-            data=of_hub(),
-            evaluation=None,
-            **LONGER,
-        )
+        run_file(f"node-{node}", folder=f"volume-{node}/runs/x", storage="PerPod", data=of_hub(), evaluation=None, **LONGER)
         for node in range(2)
     ]
     ended = ranks.run("main", runs, nodes=2, HF_ENDPOINT=hub.endpoint)

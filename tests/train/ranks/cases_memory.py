@@ -34,39 +34,20 @@ TOKENS = 512
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj"]
 ACCUMULATION = 2
 SHARED = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 256,
-    "intermediate_size": 768,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-}
+    "vocab_size": VOCABULARY, "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 3, "num_attention_heads": 8,
+    "num_key_value_heads": 2, "head_dim": 32,
+}  # fmt: skip
 LATENT = {
-    "head_dim": 16,
-    "q_lora_rank": 96,
-    "kv_lora_rank": 64,
-    "qk_nope_head_dim": 32,
-    "qk_rope_head_dim": 16,
-    "v_head_dim": 32,
-    "num_key_value_heads": 8,
-    "n_routed_experts": 16,
-    "n_group": 1,
-    "topk_group": 1,
-    "first_k_dense_replace": 0,
-    "moe_intermediate_size": 256,
-    "num_experts_per_tok": 2,
-}
+    "head_dim": 16, "q_lora_rank": 96, "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32,
+    "num_key_value_heads": 8, "n_routed_experts": 16, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 0,
+    "moe_intermediate_size": 256, "num_experts_per_tok": 2,
+}  # fmt: skip
 NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 MOE = {"moe_intermediate_size": 256, "num_experts_per_tok": 2, "num_experts": 16}
 NARROW_EXPERTS = {
-    "n_routed_experts": 16,
-    "n_group": 1,
-    "topk_group": 1,
-    "first_k_dense_replace": 0,
-    "moe_intermediate_size": 64,
+    "n_routed_experts": 16, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 0, "moe_intermediate_size": 64,
     "num_experts_per_tok": 8,
-}
+}  # fmt: skip
 """As GLM-4.5-Air's: what a token's experts give back is wider than they are."""
 
 

@@ -33,15 +33,9 @@ from lockstep_train.zero import zero_access
 STEPS = 3
 VOCABULARY = 96
 SHARED = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 36,
-    "intermediate_size": 44,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 16,
-    "initializer_range": 0.2,
-}
+    "vocab_size": VOCABULARY, "hidden_size": 36, "intermediate_size": 44, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "head_dim": 16, "initializer_range": 0.2,
+}  # fmt: skip
 BLOCKS = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 32}
 """Rows of all layers are whole blocks of NF4."""
 MOE = {"moe_intermediate_size": 20, "num_experts_per_tok": 2}

@@ -53,15 +53,9 @@ def make_engine(mode: Mode, seed: int) -> Any:
 
     torch.manual_seed(3 if not mode.full else seed)
     config = LlamaConfig(
-        vocab_size=101,
-        hidden_size=62,
-        intermediate_size=127,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=32,
-        tie_word_embeddings=mode.full,
-    )
+        vocab_size=101, hidden_size=62, intermediate_size=127, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+        head_dim=32, tie_word_embeddings=mode.full,
+    )  # fmt: skip
     model: torch.nn.Module = LlamaForCausalLM(config).to(DTYPES[mode.precision])
     torch.manual_seed(seed)
     if not mode.full:

@@ -147,15 +147,9 @@ def make_model(folder: str, hidden: int = 62) -> None:
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>").save_pretrained(folder)
     torch.manual_seed(3)
     config = LlamaConfig(
-        vocab_size=len(vocabulary),
-        hidden_size=hidden,
-        intermediate_size=127,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=32,
-        initializer_range=0.3,
-    )
+        vocab_size=len(vocabulary), hidden_size=hidden, intermediate_size=127, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=32, initializer_range=0.3,
+    )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(folder)
 
 
