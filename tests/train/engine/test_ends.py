@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rank_harness import SOURCES, ForkServer, RunFile, free_port, torchrun_environment
+from rank_harness import SOURCES, TIMEOUT_SECONDS, ForkServer, RunFile, free_port, torchrun_environment
 
 
 def test_sigterm_on_one_rank_makes_all_save_the_same_step_and_end_with_75(ranks: ForkServer, run_file: RunFile, tmp_path: Path) -> None:
@@ -65,7 +65,8 @@ def test_the_agent_hears_of_every_stage_of_a_run(ranks: ForkServer, run_file: Ru
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as agent:
         agent.bind(str(tmp_path / "agent.sock"))
         agent.settimeout(60)
-        outputs = ranks.start("main", [run_file("told", optimization={"maxSteps": 2})], LOCKSTEP_REPORT_SOCKET=str(tmp_path / "agent.sock"))
+        path = run_file("told", optimization={"maxSteps": 2, "globalBatchSize": 4})
+        outputs = ranks.start("main", [path], LOCKSTEP_REPORT_SOCKET=str(tmp_path / "agent.sock"))
         heard: list[dict[str, Any]] = []
         while not heard or heard[-1]["event"] not in {"end", "error"}:
             heard.append(json.loads(agent.recv(65536)))
@@ -75,14 +76,8 @@ def test_the_agent_hears_of_every_stage_of_a_run(ranks: ForkServer, run_file: Ru
     step = [event for event in heard if event["event"] == "step"][-1]
     assert (step["step"], step["totalSteps"], step["rank"]) == (2, 2, 0)
     assert set(step["metrics"]) >= {
-        "loss",
-        "learningRate",
-        "gradientNorm",
-        "tokensPerSecond",
-        "stepSeconds",
-        "saveFailures",
-        "savesSkipped",
-    }
+        "loss", "learningRate", "gradientNorm", "tokensPerSecond", "stepSeconds", "saveFailures", "savesSkipped",
+    }  # fmt: skip
     assert all(isinstance(value, str) for value in step["metrics"].values())
     commit = next(event for event in heard if event["event"] == "checkpoint")
     assert Path(commit["path"], "manifest.json").exists()
@@ -107,14 +102,14 @@ def test_the_agent_hears_of_an_error_with_its_traceback(ranks: ForkServer, run_f
 def test_two_processes_started_as_the_agent_starts_them_end_cleanly(run_file: RunFile, tmp_path: Path) -> None:
     """Real starts: `python -m lockstep_train` in torchrun's environment, with no home, no PATH and no compiler."""
     port = free_port()
-    path = run_file("real", zeroStage="Stage3", optimization={"maxSteps": 2})
+    path = run_file("real", zeroStage="Stage3", optimization={"maxSteps": 1, "globalBatchSize": 4})
     processes = []
     for rank in range(2):
         environment = {**torchrun_environment(rank, 2, 2, port), "OMP_NUM_THREADS": "1", "LOCKSTEP_RUN": str(path), "PATH": "/nowhere"}
         environment |= {"PYTHONPATH": str(SOURCES), "LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", "")}
         with (tmp_path / f"rank-{rank}.log").open("w") as log:
             processes.append(subprocess.Popen([sys.executable, "-m", "lockstep_train"], env=environment, stdout=log, stderr=log))
-    codes = [process.wait(120) for process in processes]
+    codes = [process.wait(TIMEOUT_SECONDS) for process in processes]
     output = "".join((tmp_path / f"rank-{rank}.log").read_text() for rank in range(2))
     assert codes == [0, 0], output
     assert "Warning" not in output
