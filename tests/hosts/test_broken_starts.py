@@ -69,9 +69,9 @@ def test_a_laptop_that_is_gone_at_any_of_twenty_moments_leaves_nothing_or_a_job_
 
 
 def test_of_two_starts_at_once_no_more_than_one_begins_and_the_other_says_so(laptop: BedJobs) -> None:
-    path = laptop.job("twice")
+    path, where = laptop.job("twice"), ("--cluster", str(laptop.cluster))
     with ThreadPoolExecutor(2) as both:
-        ended = list(both.map(lambda _: laptop.run(path, check=False), range(2)))
+        ended = list(both.map(lambda _: laptop.start("run", "-f", str(path), *where, "--detach", check=False), range(2)))
     refused = [one for one in ended if one.returncode != 0]
     assert refused, "two jobs of one name"
     for one in refused:
@@ -86,7 +86,7 @@ def test_of_two_resumes_at_once_no_agent_is_started_twice_and_the_other_says_so(
     laptop.run(laptop.job("again"))
     laptop.about("stop", "again")
     with ThreadPoolExecutor(2) as both:
-        ended = list(both.map(lambda _: laptop.about("resume", "again", check=False), range(2)))
+        ended = list(both.map(lambda _: laptop.start("resume", "again", "--cluster", str(laptop.cluster), check=False), range(2)))
     refused = [one for one in ended if one.returncode != 0]
     for one in refused:
         assert "another start of job again is under way" in one.stderr or "runs there already" in one.stderr, one.stderr

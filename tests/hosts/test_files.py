@@ -13,10 +13,12 @@ import pytest
 
 from lockstep.cli.clusters.demo import demo_folder
 from lockstep.devcluster.hosts import bed as running
-from support.clusters.bed_hosts import BedHosts, eventually
+from support.clusters.bed_hosts import BedHosts, eventually, limited
 from support.clusters.bed_jobs import RANK, BedJobs
 
-SIZE, PARTS = 64 << 20, 300
+SIZE, PARTS = 32 << 20, 300
+SLOW = "32mbit"
+"""Rate of a laptop's network that takes eight seconds for the model."""
 AWAY_SECONDS = 40.0
 SAVES = """\
 apiVersion: lockstep.dev/v1alpha1
@@ -94,15 +96,6 @@ def kept(laptop: BedJobs, number: int, folder: str) -> int:
 
 
 @pytest.fixture
-def slow(laptop: BedJobs) -> Iterator[None]:
-    """The laptop on a slow network: eight seconds for the model."""
-    device = ["dev", laptop.bed.layout.bridge, "root"]
-    subprocess.run(["tc", "qdisc", "replace", *device, "tbf", "rate", "64mbit", "burst", "128k", "latency", "100ms"], check=True)
-    yield
-    subprocess.run(["tc", "qdisc", "delete", *device], check=True)
-
-
-@pytest.fixture
 def model(tmp_path: Path) -> Path:
     """One large file, and many small ones."""
     folder = tmp_path / "llama"
@@ -143,9 +136,9 @@ def test_a_host_that_cant_reach_the_one_before_it_gets_its_files_from_the_laptop
     assert others == [first, first] and first.count("\n") == PARTS + 2
 
 
-def test_a_copy_goes_on_where_the_laptop_was_killed_and_leaves_nothing_running(laptop: BedJobs, model: Path, slow: None) -> None:
+def test_a_copy_goes_on_where_the_laptop_was_killed_and_leaves_nothing_running(laptop: BedJobs, model: Path) -> None:
     words = ["cp", str(model), "killed:/workspace/killed/", "--cluster", str(laptop.cluster)]
-    with laptop.begin(*words) as process:
+    with limited(SLOW, laptop.bed.layout.bridge), laptop.begin(*words) as process:
         assert eventually(lambda: kept(laptop, 2, "killed") > SIZE // 4)
         process.kill()
     assert eventually(lambda: [listening(laptop, number) for number in range(3)] == ["", "", ""], seconds=20)
@@ -158,10 +151,11 @@ def test_a_copy_goes_on_where_the_laptop_was_killed_and_leaves_nothing_running(l
     assert hashlib.sha256((model / "weights").read_bytes()).hexdigest() in first and others == [first, first]
 
 
-def test_a_host_in_the_middle_that_loses_its_power_gets_the_rest_when_it_is_back(laptop: BedJobs, model: Path, slow: None) -> None:
+def test_a_host_in_the_middle_that_loses_its_power_gets_the_rest_when_it_is_back(laptop: BedJobs, model: Path) -> None:
     with laptop.begin("cp", str(model), "middle:/workspace/middle/", "--cluster", str(laptop.cluster)) as process:
-        assert eventually(lambda: kept(laptop, 1, "middle") > SIZE // 4)
-        running.power_off(laptop.bed.host(1))
+        with limited(SLOW, laptop.bed.layout.bridge):
+            assert eventually(lambda: kept(laptop, 1, "middle") > SIZE // 4)
+            running.power_off(laptop.bed.host(1))
         running.power_on(laptop.bed.host(1))
         output, errors = process.communicate(timeout=180)
     assert process.returncode == 0, errors
@@ -179,7 +173,7 @@ def test_a_host_without_room_is_named_before_anything_is_sent_and_the_others_get
         assert laptop.bed.console(1, "find", folder, "-type", "f") == ""
     finally:
         laptop.bed.console(1, "umount", folder)
-    assert done.returncode == 1 and f"host bed1: not copied: {folder} has 0.02 GB free, and 0.07 GB are needed" in done.stderr
+    assert done.returncode == 1 and f"host bed1: not copied: {folder} has 0.02 GB free, and 0.03 GB are needed" in done.stderr
     assert [line.partition(" copied")[0] for line in done.stdout.splitlines()] == [f"host bed{n}: 301 of 301 files" for n in (0, 2)]
 
 

@@ -122,7 +122,7 @@ def test_a_script_of_unlike_machines_at_home_trains_after_six_commands(laptop: B
     laptop.type(*init[:3], *names, "--output", str(file))
     as_on_the_bed(laptop, file)
     laptop.type(*trust[:2], str(file), *fingerprints(laptop, names))
-    laptop.type(*setup[:2], str(file), seconds=300)
+    laptop.type(*setup[:2], str(file))
     laptop.type(*check[:2], str(file), check=False)
     assert (sync[2], run[:3]) == ("./scripts", ["run", "--hosts", "home"])
     laptop.type(*sync[:2], str(laptop.folder / "scripts"), "--cluster", str(file))
@@ -140,13 +140,11 @@ def test_two_servers_with_a_configuration_train_after_six_commands(laptop: BedJo
     laptop.type("hosts", "trust", str(file), *fingerprints(laptop, names))
     job_file = laptop.folder / "glm.yaml"
     laptop.type(*job[:4], str(laptop.folder / "config.yaml"), "--cluster", str(file), "--output", str(job_file))
-    laptop.type(*setup[:2], str(file), seconds=300)
+    laptop.type(*setup[:2], str(file))
     for (verb, _, target, *_), source in ((model, demo / "models/tiny-base"), (data, demo / "datasets/demo.jsonl")):
         laptop.type(verb, str(source), target, "--cluster", str(file))
     assert run[:3] == ["run", "-f", "glm.yaml"]
-    told = laptop.type(
-        "run", "-f", str(job_file), "--cluster", str(file), *ON_CPUS, "--set", "training.optimization.maxSteps=3", seconds=400
-    )
+    told = laptop.type("run", "-f", str(job_file), "--cluster", str(file), *ON_CPUS, "--set", "training.optimization.maxSteps=3")
     assert "Step 3/3" in told.stdout and "Complete: all ranks are done" in told.stdout
     laptop.type("delete", "glm", "--yes", "--cluster", str(file))
 
@@ -178,7 +176,7 @@ def test_a_hostfile_trains_after_six_commands(laptop: BedJobs) -> None:
     laptop.type(*imported[:2], str(hostfile), "--name", "lab", "--output", str(file))
     as_on_the_bed(laptop, file)
     laptop.type(*trust[:2], str(file), *fingerprints(laptop, [host.name for host in laptop.bed.hosts]))
-    laptop.type(*setup[:2], str(file), seconds=300)
+    laptop.type(*setup[:2], str(file))
     laptop.type(*check[:2], str(file), check=False)
     laptop.type(*sync[:2], str(laptop.folder / "scripts"), "--cluster", str(file))
     assert run[:2] == ["run", "--hosts"]

@@ -26,14 +26,22 @@ UNKNOWN = r"its host key is not known, and nothing was sent\."
 OTHER = r"its host key is not the expected one, and nothing was sent\."
 
 
-def config(tmp_path: Path, bed: BedHosts, known: str) -> str:
-    """ssh's configuration of a person, with a file of known hosts."""
+def config(tmp_path: Path, known: str, *blocks: str) -> str:
+    """Path of ssh's configuration of a person, with a file of known hosts. `blocks`: what it says of some hosts."""
     (tmp_path / "known").write_text(known)
-    path = tmp_path / "config"
-    path.write_text(
-        f"Host *\n  UserKnownHostsFile {tmp_path}/known\n  GlobalKnownHostsFile /dev/null\n  StrictHostKeyChecking accept-new\n"
-    )
-    return str(path)
+    of_all = f"Host *\n  UserKnownHostsFile {tmp_path}/known\n  GlobalKnownHostsFile /dev/null\n  StrictHostKeyChecking accept-new\n"
+    (tmp_path / "config").write_text("".join((*blocks, of_all)))
+    return str(tmp_path / "config")
+
+
+def known_as(bed: BedHosts, number: int, key: int) -> str:
+    """Line of a file of known hosts: the host's address with the key of the host `key`."""
+    return f"{bed.host(number).address} {running.host_key(bed.host(key))}\n"
+
+
+def bastion(bed: BedHosts) -> str:
+    """Return what a configuration says of the first host as a jump host."""
+    return f"Host bastion\n  HostName {bed.host(0).address}\n  User ada\n  IdentityFile {bed.layout.identity}\n"
 
 
 def logins_of(bed: BedHosts, number: int) -> str:
@@ -50,31 +58,22 @@ def refused(ways: Ways, bed: BedHosts, message: str, number: int = 0, **login: o
 
 
 def test_an_unknown_key_is_refused_even_if_ssh_itself_would_take_it(bed: BedHosts, ways: Ways, tmp_path: Path) -> None:
-    refused(ways, bed, UNKNOWN, host_key=None, config=config(tmp_path, bed, ""))
+    refused(ways, bed, UNKNOWN, host_key=None, config=config(tmp_path, ""))
     assert (tmp_path / "known").read_text() == ""
 
 
 def test_a_known_key_lets_programs_run(bed: BedHosts, ways: Ways, tmp_path: Path) -> None:
-    host = bed.host(0)
-    known = f"{host.address} {running.host_key(host)}\n"
-    place = ways.place(host_key=None, config=config(tmp_path, bed, known))
+    place = ways.place(host_key=None, config=config(tmp_path, known_as(bed, 0, 0)))
     assert asyncio.run(output_of(place, ["hostname"])) == b"bed0\n"
 
 
 def test_a_changed_key_is_refused(bed: BedHosts, ways: Ways, tmp_path: Path) -> None:
-    known = f"{bed.host(0).address} {running.host_key(bed.host(1))}\n"
-    refused(ways, bed, OTHER, host_key=None, config=config(tmp_path, bed, known))
+    refused(ways, bed, OTHER, host_key=None, config=config(tmp_path, known_as(bed, 0, 1)))
 
 
 def test_a_stated_key_that_is_not_the_hosts_is_refused_whatever_known_hosts_say(bed: BedHosts, ways: Ways, tmp_path: Path) -> None:
-    known = f"{bed.host(0).address} {running.host_key(bed.host(0))}\n"
-    refused(
-        ways,
-        bed,
-        rf"host bed0 can't be reached: {OTHER}.*Host key for bed0 has changed",
-        host_key=running.host_key(bed.host(1)),
-        config=config(tmp_path, bed, known),
-    )
+    message = rf"host bed0 can't be reached: {OTHER}.*Host key for bed0 has changed"
+    refused(ways, bed, message, host_key=running.host_key(bed.host(1)), config=config(tmp_path, known_as(bed, 0, 0)))
 
 
 def test_a_key_that_is_stated_anew_does_not_ride_on_an_open_connection(bed: BedHosts, ways: Ways) -> None:
@@ -92,12 +91,12 @@ def test_a_host_that_answers_at_anothers_address_is_refused(bed: BedHosts, ways:
 
 def test_your_configuration_counts_where_nothing_is_stated(bed: BedHosts, ways: Ways, tmp_path: Path) -> None:
     host = bed.host(0)
-    path = Path(config(tmp_path, bed, f"{host.address} {running.host_key(host)}\n"))
-    path.write_text(
+    path = config(
+        tmp_path, known_as(bed, 0, 0),
         f"Host study\n  HostName {host.address}\n  User bob\n  IdentityFile {bed.layout.identity}\n  LocalForward 127.0.0.1:1 127.0.0.1:1\n"
-        f"  RemoteCommand false\n  RequestTTY force\n  ControlMaster auto\n  ControlPath {tmp_path}/%C\n  ControlPersist yes\n  LogLevel QUIET\n\n{path.read_text()}"
+        f"  RemoteCommand false\n  RequestTTY force\n  ControlMaster auto\n  ControlPath {tmp_path}/%C\n  ControlPersist yes\n  LogLevel QUIET\n\n",
     )  # fmt: skip
-    login = replace(login_to(bed, 0), name="study", user=None, identity=None, address=None, host_key=None, config=str(path))
+    login = replace(login_to(bed, 0), name="study", user=None, identity=None, address=None, host_key=None, config=path)
     shared = Shared(login, ways.folder, shares=ways.shares)
     try:
         assert asyncio.run(output_of(HostPlace(shared), ["id", "-un"])) == b"bob\n"
@@ -107,13 +106,8 @@ def test_your_configuration_counts_where_nothing_is_stated(bed: BedHosts, ways: 
 
 
 def test_a_jump_host_is_gone_through(bed: BedHosts, ways: Ways, tmp_path: Path) -> None:
-    bastion, target = bed.host(0), bed.host(1)
-    known = f"{bastion.address} {running.host_key(bastion)}\n"
-    path = config(tmp_path, bed, known)
-    text = f"Host bastion\n  HostName {bastion.address}\n  User ada\n  IdentityFile {bed.layout.identity}\n"
-    Path(path).write_text(text + Path(path).read_text())
-    before = logins_of(bed, 0).count("Accepted publickey")
-    place = ways.place(1, jump="bastion", address=None, name=target.address, config=path)
+    path, before = config(tmp_path, known_as(bed, 0, 0), bastion(bed)), logins_of(bed, 0).count("Accepted publickey")
+    place = ways.place(1, jump="bastion", address=None, name=bed.host(1).address, config=path)
     assert asyncio.run(output_of(place, ["hostname"])) == b"bed1\n"
     assert logins_of(bed, 0).count("Accepted publickey") > before
 
@@ -121,28 +115,22 @@ def test_a_jump_host_is_gone_through(bed: BedHosts, ways: Ways, tmp_path: Path) 
 def test_a_jump_host_that_lets_few_logins_begin_at_once_is_asked_again_until_all_are_through(
     bed: BedHosts, ways: Ways, tmp_path: Path
 ) -> None:
-    bastion, target = bed.host(0), bed.host(1)
-    path = Path(config(tmp_path, bed, f"{bastion.address} {running.host_key(bastion)}\n"))
-    text = f"Host bastion\n  HostName {bastion.address}\n  User ada\n  IdentityFile {bed.layout.identity}\n"
-    path.write_text(f"{text}Host behind*\n  HostName {target.address}\n{path.read_text()}")
-    places = [ways.place(1, jump="bastion", address=None, name=f"behind{number}", config=str(path)) for number in range(6)]
+    path = config(tmp_path, known_as(bed, 0, 0), bastion(bed), f"Host behind*\n  HostName {bed.host(1).address}\n")
+    places = [ways.place(1, jump="bastion", address=None, name=f"behind{number}", config=path) for number in range(3)]
 
     async def all_of_them() -> list[bytes]:
         return await asyncio.gather(*(output_of(place, ["hostname"]) for place in places))
 
     with few_logins(bed, 0):
-        assert asyncio.run(all_of_them()) == [b"bed1\n"] * 6
+        assert asyncio.run(all_of_them()) == [b"bed1\n"] * 3
 
 
 def test_a_jump_host_whose_key_is_not_known_or_has_changed_is_sent_nothing(bed: BedHosts, ways: Ways, tmp_path: Path) -> None:
-    bastion, target = bed.host(0), bed.host(1)
-    before = logins_of(bed, 0).count("Accepted publickey")
-    for known in ("", f"{bastion.address} {running.host_key(target)}\n"):
-        path = Path(config(tmp_path, bed, known))
-        text = f"Host bastion\n  HostName {bastion.address}\n  User ada\n  IdentityFile {bed.layout.identity}\n"
-        path.write_text(f"{text}Host behind\n  HostName {target.address}\n  ProxyJump bastion\n{path.read_text()}")
+    target, before = bed.host(1), logins_of(bed, 0).count("Accepted publickey")
+    for known in ("", known_as(bed, 0, 1)):
+        path = config(tmp_path, known, bastion(bed), f"Host behind\n  HostName {target.address}\n  ProxyJump bastion\n")
         for way in ({"jump": "bastion", "name": target.address}, {"name": "behind"}):
-            login = {"address": None, "config": str(path), **way}
+            login = {"address": None, "config": path, **way}
             refused(ways, bed, r"the key of a jump host on the way there is not known, or not the expected one", 1, **login)
             with pytest.raises(HostUnreachable, match="the key of a jump host"):
                 asyncio.run(offered_key(login_to(bed, 1, host_key=None, **login), ways.folder))
@@ -151,31 +139,27 @@ def test_a_jump_host_whose_key_is_not_known_or_has_changed_is_sent_nothing(bed: 
 
 
 def test_a_key_behind_a_jump_host_is_told_pinned_and_checked_through_it(bed: BedHosts, ways: Ways, tmp_path: Path) -> None:
-    bastion, target = bed.host(0), bed.host(1)
-    path = config(tmp_path, bed, f"{bastion.address} {running.host_key(bastion)}\n")
-    text = f"Host bastion\n  HostName {bastion.address}\n  User ada\n  IdentityFile {bed.layout.identity}\n"
-    Path(path).write_text(text + Path(path).read_text())
+    target, path = bed.host(1), config(tmp_path, known_as(bed, 0, 0), bastion(bed))
     through: dict[str, Any] = {"jump": "bastion", "address": None, "name": target.address, "config": path}
     on_bastion, on_target = (logins_of(bed, number).count("Accepted publickey") for number in (0, 1))
     key = asyncio.run(offered_key(login_to(bed, 1, host_key=None, **through), ways.folder))
     assert key == running.host_key(target), "the target's key, and not the jump host's"
     assert logins_of(bed, 0).count("Accepted publickey") == on_bastion + 1 and logins_of(bed, 1).count("Accepted publickey") == on_target
     refused(ways, bed, UNKNOWN, 1, host_key=None, **through)
-    refused(ways, bed, OTHER, 1, host_key=running.host_key(bastion), **through)
+    refused(ways, bed, OTHER, 1, host_key=running.host_key(bed.host(0)), **through)
     assert asyncio.run(output_of(ways.place(1, host_key=key, **through), ["hostname"])) == b"bed1\n"
 
 
 def test_behind_a_proxy_command_of_your_own_the_host_s_key_is_checked_all_the_same(bed: BedHosts, ways: Ways, tmp_path: Path) -> None:
-    bastion, target = bed.host(0), bed.host(1)
-    path = Path(config(tmp_path, bed, ""))
+    first, target = bed.host(0), bed.host(1)
     (tmp_path / "lax").mkdir()
-    lax = config(tmp_path / "lax", bed, "")
-    proxy = f"ProxyCommand ssh -F {lax} -o BatchMode=yes -i {bed.layout.identity} -W %h:%p ada@{bastion.address}"
-    path.write_text(f"Host behind\n  HostName {target.address}\n  {proxy}\n{path.read_text()}")
-    through: dict[str, Any] = {"name": "behind", "address": None, "config": str(path)}
+    lax = config(tmp_path / "lax", "")
+    proxy = f"ProxyCommand ssh -F {lax} -o BatchMode=yes -i {bed.layout.identity} -W %h:%p ada@{first.address}"
+    path = config(tmp_path, "", f"Host behind\n  HostName {target.address}\n  {proxy}\n")
+    through: dict[str, Any] = {"name": "behind", "address": None, "config": path}
     before = logins_of(bed, 0).count("Accepted publickey")
     refused(ways, bed, UNKNOWN, 1, host_key=None, **through)
-    refused(ways, bed, OTHER, 1, host_key=running.host_key(bastion), **through)
+    refused(ways, bed, OTHER, 1, host_key=running.host_key(first), **through)
     assert asyncio.run(output_of(ways.place(1, host_key=running.host_key(target), **through), ["hostname"])) == b"bed1\n"
     assert logins_of(bed, 0).count("Accepted publickey") > before, "they went through the command, whose own checks are yours"
 

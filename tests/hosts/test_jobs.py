@@ -27,6 +27,7 @@ class Alone(BedJobs):
     """A laptop whose ssh opens a connection for each program."""
 
     LOCKSTEP = ("-c", UNSHARED)
+    type = BedJobs.start
 
 
 def listening(bed: BedHosts, number: int) -> set[tuple[str, int]]:

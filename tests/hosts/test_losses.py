@@ -265,7 +265,7 @@ def trained(laptop: BedJobs, name: str) -> Path:
 
 def ended_well(laptop: BedJobs, name: str, *, node_0: int = 0) -> tuple[Any, str]:
     """Wait for the job's end; its evaluations' losses, and the digest of its adapter's weights on the host of node 0."""
-    laptop.type("wait", name, "--cluster", str(laptop.cluster), "--for", "Complete", "--timeout", "400", seconds=420)
+    laptop.type("wait", name, "--cluster", str(laptop.cluster), "--for", "Complete", "--timeout", "400")
     result = laptop.status(name)["result"]
     weights = f"/home/ada/lockstep/workspace/runs/{name}/adapter/adapter_model.safetensors"
     return (result["evalLossBefore"], result["evalLossAfter"]), laptop.bed.console(node_0, "sha256sum", weights).split()[0]

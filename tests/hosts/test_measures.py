@@ -6,8 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,7 @@ import yaml
 
 from lockstep.cli.clusters.demo import demo_folder
 from support.checkout import ROOT
-from support.clusters.bed_hosts import BedHosts, eventually
+from support.clusters.bed_hosts import BedHosts, eventually, limited
 from support.clusters.bed_jobs import BedJobs
 
 SAMPLE = ROOT / "manifests/samples/trainingjob.yaml"
@@ -24,18 +22,6 @@ SAMPLE = ROOT / "manifests/samples/trainingjob.yaml"
 @pytest.fixture
 def laptop(bed: BedHosts, tmp_path: Path) -> BedJobs:
     return BedJobs(bed, tmp_path)
-
-
-@contextmanager
-def slow_cable(bed: BedHosts, number: int, rate: str) -> Iterator[None]:
-    """Limit what this host gets and sends to `rate`."""
-    host = bed.host(number)
-    limit = ["root", "tbf", "rate", rate, "burst", "64kb", "latency", "50ms"]
-    subprocess.run(["tc", "qdisc", "replace", "dev", host.link, *limit], check=True, capture_output=True)
-    try:
-        yield
-    finally:
-        subprocess.run(["tc", "qdisc", "del", "dev", host.link, "root"], check=True, capture_output=True)
 
 
 def left_on(laptop: BedJobs) -> list[str]:
@@ -71,7 +57,7 @@ def test_a_preflight_whose_laptop_dies_ends_on_all_hosts(laptop: BedJobs) -> Non
 
 
 def test_a_host_with_a_slow_cable_is_named_and_what_all_reach_is_kept_in_the_file(laptop: BedJobs) -> None:
-    with slow_cable(laptop.bed, 1, "100mbit"):
+    with limited("100mbit", laptop.bed.host(1).link):
         done = laptop.type("cluster", "calibrate", str(laptop.cluster), "--pairs", "--seconds", "0.5", "--save")
         shown = laptop.type("cluster", "topology", str(laptop.cluster), "--seconds", "0.5", "-o", "json")
     slow = {
@@ -104,7 +90,7 @@ def test_a_sweep_measures_the_all_reduce_and_a_few_steps_show_what_a_second_host
         "--set",
         "training.optimization.microBatchSize=2",
     ]
-    bench = laptop.type("bench", "scaling", "-f", str(SAMPLE), *where, *words, "-o", "json", seconds=400)
+    bench = laptop.type("bench", "scaling", "-f", str(SAMPLE), *where, *words, "-o", "json")
     rows = json.loads(bench.stdout)["runs"]
     assert [(one["nodes"], one["ranks"], one["steps"]) for one in rows] == [(1, 1, 2), (2, 2, 2)] and all(
         one["tokensPerSecond"] > 0 for one in rows

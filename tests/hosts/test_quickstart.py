@@ -18,7 +18,7 @@ def test_the_quickstart_trains_on_hosts_and_begins_anew_when_it_is_typed_again(
     monkeypatch.setenv("LOCKSTEP_STATE", str(tmp_path))
     laptop = BedJobs(bed, tmp_path)
     for line in ("==> Train: lockstep run", "==> Train from the beginning"):
-        done = laptop.type("quickstart", "--hosts", seconds=400)
+        done = laptop.start("quickstart", "--hosts")
         assert line in done.stdout
         assert "With adapter:" in done.stdout and "eval loss after" in done.stdout
     assert "Complete" in laptop.about("get", "demo").stdout

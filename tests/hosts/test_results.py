@@ -31,7 +31,7 @@ def laptop(own_hosts: BedHosts, tmp_path_factory: pytest.TempPathFactory) -> Ite
         patch.setenv("LOCKSTEP_DEVCLUSTER", str(own_hosts.layout.index))
         patch.setenv("LOCKSTEP_STATE", str(folder))
         laptop = BedJobs(own_hosts, folder)
-        assert "Complete" in laptop.type("quickstart", "--hosts", seconds=500).stdout
+        assert "Complete" in laptop.start("quickstart", "--hosts").stdout
         yield laptop
         laptop.about("delete", "demo", "--yes")
 

@@ -24,11 +24,13 @@ import pytest
 
 from lockstep.cli.clusters.demo import demo_folder
 from lockstep.devcluster.hosts import bed as running
+from lockstep.platforms.hosts import environment
 from lockstep.platforms.onhost import install
 from support.checkout import ROOT
 from support.clusters.bed_hosts import BedHosts, eventually
-from support.clusters.bed_jobs import SECONDS, BedJobs
+from support.clusters.bed_jobs import BedJobs
 from support.clusters.small_wheels import installed_wheelhouse, make_wheelhouse, write_lock, write_wheel
+from support.in_process import Told
 
 HOSTS = 2
 PACKAGES = {"small_alpha": "VALUE = 41\n", "small_beta": "from small_alpha import VALUE\nMORE = VALUE + 1\n"}
@@ -56,8 +58,8 @@ class Lab(BedJobs):
         text = "\n".join(lines).replace("user: ada", f"user: {user}").partition(f"  - name: {bed.host(hosts).name}")[0]
         self.cluster.write_text(f"{text.rstrip()}\nenvironment: {{lock: {self.lock}, wheelhouse: {self.house}}}\n")
 
-    def setup(self, *words: str, check: bool = True, seconds: float = SECONDS) -> subprocess.CompletedProcess[str]:
-        return self.type("hosts", "setup", str(self.cluster), *words, check=check, seconds=seconds)
+    def setup(self, *words: str, check: bool = True) -> Told:
+        return self.type("hosts", "setup", str(self.cluster), *words, check=check)
 
     def sh(self, number: int, script: str) -> str:
         return self.bed.console(number, "sh", "-c", script, "sh", DATA.format(user=self.user)).strip()
@@ -101,7 +103,13 @@ def bare(bed: BedHosts) -> Iterator[BedHosts]:
 
 
 @pytest.fixture
-def lab(bare: BedHosts, tmp_path: Path) -> Lab:
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let hosts get the smallest of Lockstep's own packages alone, which each of them compiles."""
+    monkeypatch.setattr(environment, "TRAINER", ("lockstep_spec",))
+
+
+@pytest.fixture
+def lab(bare: BedHosts, tmp_path: Path, small: None) -> Lab:
     return Lab(bare, tmp_path)
 
 
@@ -120,7 +128,8 @@ def test_a_job_on_bare_hosts_is_refused_with_the_command_that_readies_them(lab: 
     assert [lab.traces(number, "bare") for number in range(HOSTS)] == ["", ""]
 
 
-def test_bare_hosts_run_a_job_after_one_command_and_a_second_one_changes_nothing(lab: Lab) -> None:
+def test_bare_hosts_run_a_job_after_one_command_and_a_second_one_changes_nothing(bare: BedHosts, tmp_path: Path) -> None:
+    lab = Lab(bare, tmp_path)
     lab.setup()
     assert all(lab.works(number) for number in range(HOSTS))
     before = [lab.tree(number) for number in range(HOSTS)]
@@ -135,8 +144,8 @@ def test_bare_hosts_run_a_job_after_one_command_and_a_second_one_changes_nothing
         lab.run(path)
         assert lab.becomes("small", "Complete")
         for number in range(HOSTS):
-            environment = lab.environments(number)[0]
-            assert lab.sh(number, "cat /home/ada/lockstep/workspace/environment") == f"{environment} 42"
+            made = lab.environments(number)[0]
+            assert lab.sh(number, "cat /home/ada/lockstep/workspace/environment") == f"{made} 42"
     finally:
         lab.about("delete", "small", "--yes")
 
@@ -197,7 +206,8 @@ def test_a_check_names_the_host_whose_environment_is_not_of_the_lock(lab: Lab) -
 
 
 @pytest.mark.parametrize("word", ["sending", "installing"])
-def test_it_goes_on_where_it_was_killed(lab: Lab, word: str) -> None:
+def test_it_goes_on_where_it_was_killed(bare: BedHosts, tmp_path: Path, word: str) -> None:
+    lab = Lab(bare, tmp_path)
     lab.interrupted(word)
     for number in range(HOSTS):  # a folder has an environment's name only when it is one
         assert all(lab.works(number) for _ in lab.environments(number) if lab.sh(number, 'ls -d "$1/env" 2>/dev/null || true'))
@@ -207,7 +217,8 @@ def test_it_goes_on_where_it_was_killed(lab: Lab, word: str) -> None:
 
 
 @pytest.mark.long
-def test_a_host_that_loses_its_power_meanwhile_is_ready_after_the_next_run(lab: Lab) -> None:
+def test_a_host_that_loses_its_power_meanwhile_is_ready_after_the_next_run(bare: BedHosts, tmp_path: Path) -> None:
+    lab = Lab(bare, tmp_path)
     command = [sys.executable, "-m", "lockstep.cli.main", "hosts", "setup", str(lab.cluster)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -270,7 +281,7 @@ def test_a_running_job_keeps_its_environment_until_it_is_deleted(lab: Lab) -> No
     assert first not in lab.environments(0)
 
 
-def test_root_s_step_is_printed_where_a_user_may_not_linger_by_himself(bare: BedHosts, tmp_path: Path) -> None:
+def test_root_s_step_is_printed_where_a_user_may_not_linger_by_himself(bare: BedHosts, tmp_path: Path, small: None) -> None:
     lab = Lab(bare, tmp_path, user="bob")
     shown = lab.setup().stdout
     assert "bed0: only root can `sudo loginctl enable-linger bob`" in shown
@@ -291,7 +302,7 @@ def sent_by(lab: Lab) -> int:
     return int(Path(f"/sys/class/net/{lab.bed.layout.bridge}/statistics/tx_bytes").read_text())
 
 
-def test_wheels_cross_the_laptop_s_link_once_and_only_their_user_may_write_to_them(bare: BedHosts, tmp_path: Path) -> None:
+def test_wheels_cross_the_laptop_s_link_once_and_only_their_user_may_write_to_them(bare: BedHosts, tmp_path: Path, small: None) -> None:
     lab = Lab(bare, tmp_path, hosts=3)
     size = sum(path.stat().st_size for path in lab.house.iterdir())
     before = sent_by(lab)
@@ -352,15 +363,15 @@ def test_bare_hosts_without_a_network_train_to_an_adapter_after_one_command(bare
     lock = installed_wheelhouse(tmp_path, ROOT / "requirements/train.lock")
     lab = Lab(bare, tmp_path, lock=lock)
     assert [lab.sh(number, "ip route show default") for number in range(HOSTS)] == ["", ""]
-    lab.setup(seconds=3000)
+    lab.setup()
     try:
         for source, target in (("models/tiny-base", "/workspace/models/tiny-base"), ("datasets/demo.jsonl", "/datasets/demo.jsonl")):
             lab.type("cp", str(demo_folder() / source), f"demo:{target}", "--cluster", str(lab.cluster))
         lab.run(ROOT / "manifests/samples/trainingjob.yaml", "--set", "training.optimization.maxSteps=10")
         for number in range(HOSTS):
-            (environment,) = lab.environments(number)
-            assert f"{environment}/bin/python" in lab.bed.console(number, "pgrep", "-af", "lockstep_train")
-        waited = lab.about("wait", "demo", "--for", "Complete", seconds=1200, check=False)
+            (path,) = lab.environments(number)
+            assert f"{path}/bin/python" in lab.bed.console(number, "pgrep", "-af", "lockstep_train")
+        waited = lab.about("wait", "demo", "--for", "Complete", check=False)
         assert waited.returncode == 0, waited.stdout + waited.stderr + lab.about("logs", "demo", check=False).stdout
         adapter = "/home/ada/lockstep/workspace/runs/demo/adapter/adapter_model.safetensors"
         assert int(lab.sh(0, f"stat -c %s {adapter}")) > 1 << 10

@@ -9,6 +9,7 @@ import os
 import shutil
 import sys
 import sysconfig
+from collections.abc import Callable
 from pathlib import Path
 
 import lockstep
@@ -44,26 +45,35 @@ def publish_code(volume: Path) -> Path:
 
     One at a time: several clusters and deployments of this machine may want it at once.
     """
+    return _publish(volume, f"{CODE}-{code_key()}", _compile)
+
+
+def publish_links(volume: Path, code: Path) -> Path:
+    """Publish a copy that another volume of the same disk has: its files stay here when they are removed there."""
+    return _publish(volume, code.name, lambda draft: shutil.copytree(code, draft, copy_function=os.link))
+
+
+def _publish(volume: Path, name: str, make: Callable[[Path], object]) -> Path:
+    target = volume / name
     with (volume / ".publish.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        return _publish_code(volume)
-
-
-def _publish_code(volume: Path) -> Path:
-    target = volume / f"{CODE}-{code_key()}"
-    if not target.exists():
-        temporary = volume / f".{target.name}.{os.getpid()}"
-        for folder in source_folders():
-            shutil.copytree(folder, temporary / folder.name, ignore=shutil.ignore_patterns("__pycache__"))
-        compileall.compile_dir(temporary, quiet=1, stripdir=str(temporary))
-        for path in [temporary, *temporary.rglob("*")]:
-            path.chmod(0o755 if path.is_dir() else 0o644)
-        temporary.rename(target)
-    _point(volume / CODE, target.name)
-    for old in sorted(volume.glob(f"{CODE}-*"), key=lambda p: p.stat().st_mtime)[:-KEPT_COPIES]:
-        if old != target:
-            shutil.rmtree(old)
+        if not target.exists():
+            draft = volume / f".{name}.{os.getpid()}"
+            make(draft)
+            draft.rename(target)
+        _point(volume / CODE, name)
+        for old in sorted(volume.glob(f"{CODE}-*"), key=lambda p: p.stat().st_mtime)[:-KEPT_COPIES]:
+            if old != target:
+                shutil.rmtree(old)
     return target
+
+
+def _compile(draft: Path) -> None:
+    for folder in source_folders():
+        shutil.copytree(folder, draft / folder.name, ignore=shutil.ignore_patterns("__pycache__"))
+    compileall.compile_dir(draft, quiet=1, stripdir=str(draft))
+    for path in [draft, *draft.rglob("*")]:
+        path.chmod(0o755 if path.is_dir() else 0o644)
 
 
 def publish_packages(volume: Path) -> Path:

@@ -35,6 +35,12 @@ ALL_RUN, LOOK, NOTHING, CHECK, BACK = (
 )
 
 
+class Laptop(BedJobs):
+    """A laptop whose verbs are processes, as a person's are."""
+
+    type = BedJobs.start
+
+
 def seconds_of(work: Callable[[], object]) -> float:
     begin = time.monotonic()
     work()
@@ -74,8 +80,7 @@ def after_power_loss(laptop: BedJobs, path: Path) -> float:
 
 def counts(laptop: BedJobs) -> list[int]:
     """Steps of both ranks, by the files on the hosts' disks."""
-    files = [laptop.bed.host(number).disk / "upper" / f"home/{laptop.user}/lockstep/workspace/state-{number}" for number in (0, 1)]
-    return [int(file.read_text()) if file.exists() else 0 for file in files]
+    return [laptop.count(number, number) for number in (0, 1)]
 
 
 def until(is_so: Callable[[], bool]) -> None:
@@ -93,7 +98,7 @@ def main() -> int:
     options = parser.parse_args()
     with own_bed() as layout, tempfile.TemporaryDirectory() as folder:
         running.up(layout, HOSTS, lambda words: print(words, file=sys.stderr))
-        laptop = BedJobs(BedHosts(layout, HOSTS), Path(folder))
+        laptop = Laptop(BedHosts(layout, HOSTS), Path(folder))
         path = laptop.job("bench")
         rounds = [one_round(laptop, path) for _ in range(options.runs + 1)][1:]  # (the first opens the connections)
         figures = {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}

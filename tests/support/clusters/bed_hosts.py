@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
+from lockstep.devcluster.host import cgroups, network
 from lockstep.devcluster.hosts import bed as running
 from lockstep.devcluster.hosts.layout import BedLayout, HostLayout
 
 WAIT_SECONDS = 60.0
+IFF_UP = 1
 OLD_PYTHON = """#!/bin/sh
 exec /usr/bin/python3 -c '
 import platform, sys
@@ -57,19 +61,46 @@ class BedHosts:
         )  # fmt: skip
 
     def mend(self) -> None:
-        """Give every host its power and its cable, and let it go on."""
-        for host in self.hosts:
+        """Give every host that lost its power, its cable or its time what it lost."""
+        ill = [host for host in self.hosts if not _is_well(host)]
+        for host in ill:
             if running.first_process(host) is None:
                 running.power_on(host, wait=False)
             running.plug(host, plugged=True)
             running.freeze(host, frozen=False)
-        for host in self.hosts:
+        for host in ill:
             running.await_sshd(host)
 
 
+def _is_well(host: HostLayout) -> bool:
+    """Return True if the host has power, its cable is in, and it isn't frozen."""
+    groups = cgroups.unified()
+    assert groups is not None
+    plugged = int(Path("/sys/class/net", host.link, "flags").read_text(), 16) & IFF_UP
+    return bool(running.first_process(host) and plugged) and (groups / host.cgroup / "cgroup.freeze").read_text() == "0\n"
+
+
+def limit(device: str, rate: str, burst: str = "64kb") -> None:
+    """Let no more than this through a network device of this machine, from now on."""
+    network.run("tc", "qdisc", "replace", "dev", device, "root", "tbf", "rate", rate, "burst", burst, "latency", "100ms")
+
+
+@contextmanager
+def limited(rate: str, *devices: str, burst: str = "64kb") -> Iterator[None]:
+    """Let no more than this through the devices meanwhile."""
+    for device in devices:
+        limit(device, rate, burst)
+    try:
+        yield
+    finally:
+        for device in devices:
+            network.run("tc", "qdisc", "del", "dev", device, "root")
+
+
 def eventually(look: Callable[[], T], *, seconds: float = WAIT_SECONDS) -> T:
-    """First true answer of `look`, or its last one."""
-    deadline = time.monotonic() + seconds
+    """First true answer of `look`, or its last one. Looks come less often the longer it takes: what is looked at needs the processor, too."""
+    deadline, pause = time.monotonic() + seconds, 0.05
     while not (answer := look()) and time.monotonic() < deadline:
-        time.sleep(0.05)
+        time.sleep(pause)
+        pause = min(1.5 * pause, 0.5)
     return answer

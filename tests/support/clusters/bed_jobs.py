@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,9 @@ from lockstep.platforms.hosts.fleet import login_of
 from lockstep.platforms.hosts.ssh import Shared, control_folder
 from support.checkout import ROOT
 from support.clusters.bed_hosts import BedHosts, eventually
+from support.in_process import Told, lockstep
 
-SECONDS = 180.0
+SECONDS = 500.0
 JOB = """\
 apiVersion: lockstep.dev/v1alpha1
 kind: TrainingJob
@@ -89,11 +90,17 @@ true
 """
 
 
+def as_expected(done: Told, words: Sequence[str], *, check: bool) -> Told:
+    """Return how a verb ended; with `check` it must have ended well."""
+    assert not check or done.returncode == 0, f"{' '.join(words)}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
 class BedJobs:
     """The laptop: a folder with the bed's cluster file and job files, and the command line."""
 
     LOCKSTEP: tuple[str, ...] = ("-m", "lockstep.cli.main")
-    """Options of Python that run `lockstep`."""
+    """Options of Python that run `lockstep` in a process of its own."""
 
     def __init__(self, bed: BedHosts, folder: Path, user: str = "ada") -> None:
         self.bed, self.folder, self.user = bed, folder, user
@@ -114,14 +121,15 @@ class BedJobs:
         home = f"/home/{self.user}/lockstep"
         self.bed.console(number, "sh", "-c", script, "sh", f"{home}/workspace/{path}", self.user, home, stdin=content)
 
-    def type(self, *words: str, seconds: float = SECONDS, check: bool = True) -> subprocess.CompletedProcess[str]:
+    def type(self, *words: str, check: bool = True) -> Told:
         """Type `lockstep WORDS`. With `check` it must end well."""
-        done = subprocess.run(
-            [sys.executable, *self.LOCKSTEP, *words],
-            cwd=ROOT, env={**os.environ, "NO_COLOR": "1"}, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=seconds,
-        )  # fmt: skip
-        assert not check or done.returncode == 0, f"{' '.join(words)}: {done.returncode}\n{done.stdout}\n{done.stderr}"
-        return done
+        return as_expected(lockstep(*words), words, check=check)
+
+    def start(self, *words: str, check: bool = True) -> Told:
+        """Type `lockstep WORDS` in a process of its own, as `type` can't for two at once and for a verb whose own programs print."""
+        with self.begin(*words) as process:
+            output, errors = process.communicate(timeout=SECONDS)
+        return as_expected(Told(process.returncode, output, errors), words, check=check)
 
     @contextmanager
     def begin(self, *words: str) -> Iterator[subprocess.Popen[str]]:
@@ -135,13 +143,13 @@ class BedJobs:
             finally:
                 process.kill()
 
-    def run(self, path: Path, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    def run(self, path: Path, *words: str, check: bool = True) -> Told:
         """Start the job of a file, and return when all of its ranks run."""
         return self.type("run", "-f", str(path), "--cluster", str(self.cluster), "--detach", *words, check=check)
 
-    def about(self, verb: str, name: str, *words: str, check: bool = True, seconds: float = SECONDS) -> subprocess.CompletedProcess[str]:
+    def about(self, verb: str, name: str, *words: str, check: bool = True) -> Told:
         """Type a verb about a job."""
-        return self.type(*verb.split(), name, "--cluster", str(self.cluster), *words, check=check, seconds=seconds)
+        return self.type(*verb.split(), name, "--cluster", str(self.cluster), *words, check=check)
 
     def status(self, name: str) -> dict[str, Any]:
         """Status of a job, as all verbs ask for it."""
@@ -151,7 +159,7 @@ class BedJobs:
         """Reason of the job's Progressing condition: its state in one word."""
         return next(str(one["reason"]) for one in self.status(name)["conditions"] if one["type"] == "Progressing")
 
-    def states_until(self, name: str, end: Callable[[], bool], *, seconds: float = SECONDS) -> set[str]:
+    def states_until(self, name: str, end: Callable[[], bool], *, seconds: float = 180.0) -> set[str]:
         """Type `lockstep get NAME -o json` again and again until `end` is true; the states that it told, `Failed` among them if any condition says so."""
         states: set[str] = set()
         deadline = time.monotonic() + seconds
@@ -172,8 +180,9 @@ class BedJobs:
         return self.bed.console(number, "sh", "-c", script, "sh", name, self.user).strip()
 
     def count(self, number: int, rank: int) -> int:
-        """Step that a rank's file has; 0 before its first."""
-        return int(self.bed.console(number, "sh", "-c", f"cat /home/{self.user}/lockstep/workspace/state-{rank} 2>/dev/null || echo 0"))
+        """Step that a rank's file on the host's disk has; 0 before its first."""
+        file = self.bed.host(number).disk / f"upper/home/{self.user}/lockstep/workspace/state-{rank}"
+        return int(file.read_text()) if file.exists() else 0
 
     def masters(self) -> list[int]:
         """Pids of the laptop's shared connections."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +33,31 @@ def login_to(bed: BedHosts, number: int, **changes: Any) -> Login:
 
 @contextmanager
 def few_logins(bed: BedHosts, number: int) -> Iterator[None]:
-    """Let only two logins begin at once on the host, and see that more were tried."""
-    limit = "/etc/ssh/sshd_config.d/few.conf"
-    since = bed.console(number, "date", "+%s").strip()
+    """Let only two logins begin at once on the host: two that are held until sshd has turned another one away, as it must."""
+    limit, host = "/etc/ssh/sshd_config.d/few.conf", bed.host(number)
     bed.console(number, "sh", "-c", f"echo MaxStartups 2:100:2 > {limit}; systemctl restart ssh")
-    try:
-        running.await_sshd(bed.host(number))
-        yield
+    refusals: list[str] = []
+    try:  # (the restart has ended once sshd listens: no other connection counts)
+        journal = running.console_command(host, "journalctl", "--follow", "--lines=1", "--unit=ssh", "--output=cat")
+        with ExitStack() as held, subprocess.Popen(journal, stdout=subprocess.PIPE, text=True) as log, ThreadPoolExecutor() as pool:
+            assert log.stdout is not None and log.stdout.readline(), "it follows from here"
+            for _ in range(2):
+                connection = held.enter_context(socket.create_connection((host.address, 22), timeout=60))
+                assert connection.recv(4) == b"SSH-"
+
+            def release() -> None:
+                refusals.extend(islice((line for line in log.stdout or () if "MaxStartups" in line), 1))
+                held.close()
+
+            pool.submit(release)
+            try:
+                yield
+            finally:
+                bed.console(number, "pkill", "journalctl")
     finally:
         bed.console(number, "sh", "-c", f"rm {limit}; systemctl restart ssh")
-        running.await_sshd(bed.host(number))
-    assert "MaxStartups" in bed.console(number, "journalctl", "-u", "ssh", "--since", f"@{since}", "-o", "cat"), "some were turned away"
+        running.await_sshd(host)
+    assert refusals, "some were turned away"
 
 
 class Ways:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -289,6 +290,22 @@ def test_published_code_is_named_by_its_content_compiled_and_readable_by_everybo
 def test_publishing_the_same_code_again_copies_nothing(tmp_path: Path) -> None:
     first = python_volume.publish_code(tmp_path).stat().st_ino
     assert python_volume.publish_code(tmp_path).stat().st_ino == first
+
+
+def test_code_of_another_volume_is_linked_and_stays_when_it_is_removed_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, all_code, own = (tmp_path / name for name in ("source", "all", "own"))
+    for folder in (source, all_code, own):
+        folder.mkdir()
+    (source / "run.py").write_text("")
+    monkeypatch.setattr(python_volume, "source_folders", lambda: [source])
+    for _ in range(2):
+        python_volume.publish_links(own, code := python_volume.publish_code(all_code))
+    assert (own / "code/source/run.py").samefile(code / "source/run.py") and (own / "code").readlink() == Path(code.name)
+    shutil.rmtree(all_code)
+    assert list((own / "code").glob("source/__pycache__/run.*.pyc")) and sorted(path.name for path in own.glob("[a-z]*")) == [
+        "code",
+        code.name,
+    ]
 
 
 def test_two_clusters_that_come_up_at_once_publish_the_code_once(tmp_path: Path) -> None:
