@@ -12,6 +12,7 @@ import pytest
 
 from lockstep.devcluster.hosts.bed import up
 from support.clusters.bed_hosts import BedHosts
+from support.clusters.bed_jobs import BedJobs
 from support.clusters.bed_ssh import Ways
 from support.clusters.own_cluster import own_bed
 
@@ -30,6 +31,11 @@ def bed(own_hosts: BedHosts) -> Iterator[BedHosts]:
     """The bed, with all hosts on; what a test took from a host is given back to it afterwards."""
     yield own_hosts
     own_hosts.mend()
+
+
+@pytest.fixture
+def laptop(bed: BedHosts, tmp_path: Path) -> BedJobs:
+    return BedJobs(bed, tmp_path)
 
 
 @pytest.fixture(params=[True, False], ids=["shared", "alone"])

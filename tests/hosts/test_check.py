@@ -75,9 +75,9 @@ class Lab:
 
 
 @pytest.fixture
-def lab(bed: BedHosts, tmp_path: Path) -> Iterator[Lab]:
+def lab(bed: BedHosts, laptop: BedJobs) -> Iterator[Lab]:
     with limited(CABLES, *(host.link for host in bed.hosts), burst="2mb"):
-        yield Lab(bed, BedJobs(bed, tmp_path))
+        yield Lab(bed, laptop)
 
 
 @pytest.fixture

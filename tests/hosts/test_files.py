@@ -13,7 +13,7 @@ import pytest
 
 from lockstep.cli.clusters.demo import demo_folder
 from lockstep.devcluster.hosts import bed as running
-from support.clusters.bed_hosts import BedHosts, eventually, limited
+from support.clusters.bed_hosts import eventually, limited
 from support.clusters.bed_jobs import RANK, BedJobs
 
 SIZE, PARTS = 32 << 20, 300
@@ -39,11 +39,6 @@ spec:
 """
 
 
-@pytest.fixture
-def laptop(bed: BedHosts, tmp_path: Path) -> BedJobs:
-    return BedJobs(bed, tmp_path)
-
-
 def test_a_copy_goes_to_all_hosts_before_a_job_was_ever_started_and_comes_back_whole(laptop: BedJobs, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
@@ -67,11 +62,6 @@ def test_a_copy_goes_to_all_hosts_before_a_job_was_ever_started_and_comes_back_w
         and "host bed1: not copied: host bed1 can't be reached" in partly.stderr
         and "host bed0: 2 of 2 files copied" in partly.stdout
     )
-
-
-def sent_by(laptop: BedJobs) -> int:
-    """Bytes that this machine itself has sent to the hosts: what they send each other only passes its bridge."""
-    return int(Path(f"/sys/class/net/{laptop.bed.layout.bridge}/statistics/tx_bytes").read_text())
 
 
 def digests(laptop: BedJobs, number: int, path: str) -> str:
@@ -108,9 +98,9 @@ def model(tmp_path: Path) -> Path:
 
 
 def test_a_copy_to_three_hosts_crosses_the_laptops_link_once(laptop: BedJobs, model: Path, tmp_path: Path) -> None:
-    before = sent_by(laptop)
+    before = laptop.bed.sent()
     done = laptop.type("cp", str(model), "chained:/workspace/models/", "--cluster", str(laptop.cluster))
-    assert sent_by(laptop) - before < 1.05 * (SIZE + PARTS * 600) + (1 << 20)
+    assert laptop.bed.sent() - before < 1.05 * (SIZE + PARTS * 600) + (1 << 20)
     assert done.stdout.count("301 of 301 files copied") == 3 and not done.stderr.count("can't reach")
     digest = hashlib.sha256((model / "weights").read_bytes()).hexdigest()
     first, *others = (digests(laptop, number, "models/llama") for number in range(3))
@@ -122,7 +112,7 @@ def test_a_host_that_cant_reach_the_one_before_it_gets_its_files_from_the_laptop
     rule = f"table ip test {{ chain in {{ type filter hook input priority 0;\nip saddr {laptop.bed.host(1).address} tcp dport 29400-29499 drop\n}}\n}}\n"
     laptop.bed.console(0, "nft", "-f", "-", stdin=rule.encode())
     try:
-        before = sent_by(laptop)
+        before = laptop.bed.sent()
         done = laptop.type("cp", str(model), "walled:/workspace/walled/", "--cluster", str(laptop.cluster))
     finally:
         laptop.bed.console(0, "nft", "delete", "table", "ip", "test")
@@ -131,7 +121,7 @@ def test_a_host_that_cant_reach_the_one_before_it_gets_its_files_from_the_laptop
         in done.stderr
     )
     assert done.stderr.count("can't reach") == 1
-    assert 2 * SIZE < sent_by(laptop) - before < 2.1 * SIZE
+    assert 2 * SIZE < laptop.bed.sent() - before < 2.1 * SIZE
     first, *others = (digests(laptop, number, "walled/llama") for number in range(3))
     assert others == [first, first] and first.count("\n") == PARTS + 2
 
@@ -143,10 +133,10 @@ def test_a_copy_goes_on_where_the_laptop_was_killed_and_leaves_nothing_running(l
         process.kill()
     assert eventually(lambda: [listening(laptop, number) for number in range(3)] == ["", "", ""], seconds=20)
     there = min(kept(laptop, number, "killed") for number in range(3))
-    before = sent_by(laptop)
+    before = laptop.bed.sent()
     done = laptop.type(*words)
     assert done.stdout.count("1 of them continued where they had stopped") == 3
-    assert sent_by(laptop) - before < SIZE - there + (4 << 20)
+    assert laptop.bed.sent() - before < SIZE - there + (4 << 20)
     first, *others = (digests(laptop, number, "killed/llama") for number in range(3))
     assert hashlib.sha256((model / "weights").read_bytes()).hexdigest() in first and others == [first, first]
 
@@ -180,9 +170,9 @@ def test_a_host_without_room_is_named_before_anything_is_sent_and_the_others_get
 def test_a_copy_from_a_path_of_a_host_takes_nothing_from_the_laptop(laptop: BedJobs, model: Path, tmp_path: Path) -> None:
     where = ["--cluster", str(laptop.cluster)]
     laptop.type("cp", str(model), "own:/workspace/own/", "--node", "1", *where)
-    before = sent_by(laptop)
+    before = laptop.bed.sent()
     done = laptop.type("cp", "--from", "bed1", "~/lockstep/workspace/own/llama", "own:/workspace/models/mine", *where)
-    assert sent_by(laptop) - before < 1 << 20
+    assert laptop.bed.sent() - before < 1 << 20
     assert [line.partition(" copied")[0] for line in done.stdout.splitlines()] == [f"host bed{n}: 301 of 301 files" for n in (1, 0, 2)]
     first, *others = (digests(laptop, number, "models/mine") for number in range(3))
     assert hashlib.sha256((model / "weights").read_bytes()).hexdigest() in first and others == [first, first]

@@ -6,22 +6,16 @@ import json
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import yaml
 
 from lockstep.cli.clusters.demo import demo_folder
 from support.checkout import ROOT
-from support.clusters.bed_hosts import BedHosts, eventually, limited
+from support.clusters.bed_hosts import eventually, limited
 from support.clusters.bed_jobs import BedJobs
 
 SAMPLE = ROOT / "manifests/samples/trainingjob.yaml"
-
-
-@pytest.fixture
-def laptop(bed: BedHosts, tmp_path: Path) -> BedJobs:
-    return BedJobs(bed, tmp_path)
 
 
 def left_on(laptop: BedJobs) -> list[str]:

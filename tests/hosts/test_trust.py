@@ -8,18 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from lockstep.devcluster.hosts import bed as running
 from lockstep.plan.hosts.keys import fingerprint
 from support.checkout import ROOT
-from support.clusters.bed_hosts import BedHosts
 from support.clusters.bed_jobs import BedJobs
-
-
-@pytest.fixture
-def laptop(bed: BedHosts, tmp_path: Path) -> BedJobs:
-    return BedJobs(bed, tmp_path)
 
 
 def in_a_terminal(words: list[str], question: bytes, answer: str) -> tuple[str, int]:

@@ -9,7 +9,6 @@ import os
 import shutil
 import sys
 import sysconfig
-from collections.abc import Callable
 from pathlib import Path
 
 import lockstep
@@ -40,39 +39,32 @@ def code_key() -> str:
     return digest.hexdigest()[:16]
 
 
-def publish_code(volume: Path) -> Path:
+def publish_code(volume: Path, common: Path | None = None) -> Path:
     """Copy the packages into the volume, compiled, and let `code` point at the copy. The copy is named by its content.
 
-    One at a time: several clusters and deployments of this machine may want it at once.
+    One at a time: several clusters and deployments of this machine may want it at once. `common`: a volume of the same disk where it is compiled once for
+    all; its files stay here when they are removed there.
     """
-    return _publish(volume, f"{CODE}-{code_key()}", _compile)
-
-
-def publish_links(volume: Path, code: Path) -> Path:
-    """Publish a copy that another volume of the same disk has: its files stay here when they are removed there."""
-    return _publish(volume, code.name, lambda draft: shutil.copytree(code, draft, copy_function=os.link))
-
-
-def _publish(volume: Path, name: str, make: Callable[[Path], object]) -> Path:
-    target = volume / name
+    made = publish_code(common) if common else None
+    target = volume / (made.name if made else f"{CODE}-{code_key()}")
     with (volume / ".publish.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not target.exists():
-            draft = volume / f".{name}.{os.getpid()}"
-            make(draft)
-            draft.rename(target)
-        _point(volume / CODE, name)
+            temporary = volume / f".{target.name}.{os.getpid()}"
+            shutil.copytree(made, temporary, copy_function=os.link) if made else _compile(temporary)
+            temporary.rename(target)
+        _point(volume / CODE, target.name)
         for old in sorted(volume.glob(f"{CODE}-*"), key=lambda p: p.stat().st_mtime)[:-KEPT_COPIES]:
             if old != target:
                 shutil.rmtree(old)
     return target
 
 
-def _compile(draft: Path) -> None:
+def _compile(copy: Path) -> None:
     for folder in source_folders():
-        shutil.copytree(folder, draft / folder.name, ignore=shutil.ignore_patterns("__pycache__"))
-    compileall.compile_dir(draft, quiet=1, stripdir=str(draft))
-    for path in [draft, *draft.rglob("*")]:
+        shutil.copytree(folder, copy / folder.name, ignore=shutil.ignore_patterns("__pycache__"))
+    compileall.compile_dir(copy, quiet=1, stripdir=str(copy))
+    for path in [copy, *copy.rglob("*")]:
         path.chmod(0o755 if path.is_dir() else 0o644)
 
 

@@ -60,6 +60,10 @@ class BedHosts:
             stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=WAIT_SECONDS,
         )  # fmt: skip
 
+    def sent(self) -> int:
+        """Bytes that this machine itself has sent to the hosts: what they send each other only passes its bridge."""
+        return int(Path(f"/sys/class/net/{self.layout.bridge}/statistics/tx_bytes").read_text())
+
     def mend(self) -> None:
         """Give every host that lost its power, its cable or its time what it lost."""
         ill = [host for host in self.hosts if not _is_well(host)]

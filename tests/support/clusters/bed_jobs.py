@@ -126,7 +126,7 @@ class BedJobs:
         return as_expected(lockstep(*words), words, check=check)
 
     def start(self, *words: str, check: bool = True) -> Told:
-        """Type `lockstep WORDS` in a process of its own, as `type` can't for two at once and for a verb whose own programs print."""
+        """Type `lockstep WORDS` in a process of its own: for two at once, and for a verb whose programs print."""
         with self.begin(*words) as process:
             output, errors = process.communicate(timeout=SECONDS)
         return as_expected(Told(process.returncode, output, errors), words, check=check)

@@ -299,8 +299,8 @@ def test_code_of_another_volume_is_linked_and_stays_when_it_is_removed_there(tmp
     (source / "run.py").write_text("")
     monkeypatch.setattr(python_volume, "source_folders", lambda: [source])
     for _ in range(2):
-        python_volume.publish_links(own, code := python_volume.publish_code(all_code))
-    assert (own / "code/source/run.py").samefile(code / "source/run.py") and (own / "code").readlink() == Path(code.name)
+        code = python_volume.publish_code(own, all_code)
+    assert (code / "source/run.py").samefile(all_code / "code/source/run.py") and (own / "code").readlink() == Path(code.name)
     shutil.rmtree(all_code)
     assert list((own / "code").glob("source/__pycache__/run.*.pyc")) and sorted(path.name for path in own.glob("[a-z]*")) == [
         "code",

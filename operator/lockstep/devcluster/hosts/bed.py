@@ -60,7 +60,7 @@ def up(bed: BedLayout, hosts: int, say: Say) -> Path:
             python_volume.publish_packages(bed.root / "python")
             bed.all_code.mkdir(exist_ok=True)
             bed.code.mkdir(exist_ok=True)
-            python_volume.publish_links(bed.code, python_volume.publish_code(bed.all_code))
+            python_volume.publish_code(bed.code, bed.all_code)
         _make_laptop(bed)
         _make_network(bed)
         layouts = [bed.host(number) for number in range(hosts)]
