@@ -14,7 +14,7 @@ from lockstep.devcluster.host import cgroups, network
 from lockstep.devcluster.hosts import bed as running
 from lockstep.devcluster.hosts.layout import BedLayout, HostLayout
 
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 180.0
 IFF_UP = 1
 OLD_PYTHON = """#!/bin/sh
 exec /usr/bin/python3 -c '

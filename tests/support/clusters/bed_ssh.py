@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import socket
-import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ import pytest
 from lockstep.devcluster.hosts import bed as running
 from lockstep.platforms.hosts.place import HostPlace
 from lockstep.platforms.hosts.ssh import Login, Shared
-from support.clusters.bed_hosts import BedHosts
+from support.clusters.bed_hosts import BedHosts, eventually
 
 SHARED = pytest.mark.parametrize("ways", [True], ids=["shared"], indirect=True)
 ALONE = pytest.mark.parametrize("ways", [False], ids=["alone"], indirect=True)
@@ -35,29 +33,28 @@ def login_to(bed: BedHosts, number: int, **changes: Any) -> Login:
 def few_logins(bed: BedHosts, number: int) -> Iterator[None]:
     """Let only two logins begin at once on the host: two that are held until sshd has turned another one away, as it must."""
     limit, host = "/etc/ssh/sshd_config.d/few.conf", bed.host(number)
+
+    def refusals() -> int:
+        return bed.console(number, "journalctl", "--unit=ssh", "--output=cat", "--no-pager").count("MaxStartups")
+
     bed.console(number, "sh", "-c", f"echo MaxStartups 2:100:2 > {limit}; systemctl restart ssh")
-    refusals: list[str] = []
     try:  # (the restart has ended once sshd listens: no other connection counts)
-        journal = running.console_command(host, "journalctl", "--follow", "--lines=1", "--unit=ssh", "--output=cat")
-        with ExitStack() as held, subprocess.Popen(journal, stdout=subprocess.PIPE, text=True) as log, ThreadPoolExecutor() as pool:
-            assert log.stdout is not None and log.stdout.readline(), "it follows from here"
+        before = refusals()
+        with ExitStack() as held, ThreadPoolExecutor() as pool:
             for _ in range(2):
                 connection = held.enter_context(socket.create_connection((host.address, 22), timeout=60))
                 assert connection.recv(4) == b"SSH-"
 
-            def release() -> None:
-                refusals.extend(islice((line for line in log.stdout or () if "MaxStartups" in line), 1))
-                held.close()
+            def release() -> bool:
+                with held:
+                    return eventually(lambda: refusals() > before)
 
-            pool.submit(release)
-            try:
-                yield
-            finally:
-                bed.console(number, "pkill", "journalctl")
+            is_refused = pool.submit(release)
+            yield
+        assert is_refused.result(), "some were turned away"
     finally:
         bed.console(number, "sh", "-c", f"rm {limit}; systemctl restart ssh")
         running.await_sshd(host)
-    assert refusals, "some were turned away"
 
 
 class Ways:
