@@ -7,11 +7,13 @@ class local-python gets the Python environment, read-only.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import signal
 import sys
+import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,8 @@ from lockstep.devcluster.host.layout import Layout
 CLASSES = ("local-rwx", "local-rwo", "local-python")
 PROVISIONER = "lockstep.dev/devcluster"
 LABEL = "lockstep.dev/devcluster"
-POLL_SECONDS = 0.3
+LOOK_SECONDS = 10.0
+"""Longest time without a look, whatever the watches say."""
 
 
 def storage_class(name: str) -> dict[str, Any]:
@@ -113,20 +116,34 @@ def work_once(api: Any, core: Any, layout: Layout) -> None:
         provision(core, claim, layout)
 
 
+def follow(listing: Callable[..., Any], changed: threading.Event) -> None:
+    """Set `changed` at every event of these objects, and when their watch ends or fails: what came meanwhile is unknown."""
+    while True:
+        with contextlib.suppress(Exception):  # (the API server is away, as `work_once` tells)
+            for _ in listing(watch=True, _preload_content=False).stream():
+                changed.set()
+        changed.set()
+        time.sleep(1)
+
+
 def main(root: str, name: str, index: str) -> None:
     from kubernetes import client, config
 
     layout = Layout(name=name, index=int(index), root=Path(root))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # as programs end: the client removes the files with its key only then
     api = config.new_client_from_config(str(layout.kubeconfig))
-    core = client.CoreV1Api(api)
+    core, changed = client.CoreV1Api(api), threading.Event()
+    for listing in (core.list_persistent_volume_claim_for_all_namespaces, core.list_persistent_volume):
+        threading.Thread(target=follow, args=(listing, changed), daemon=True).start()
     while True:
+        changed.clear()
         try:
             work_once(api, core, layout)
         except Exception as error:
             print(f"provisioner: {type(error).__name__}: {error}; trying again", file=sys.stderr, flush=True)
             time.sleep(1)
-        time.sleep(POLL_SECONDS)
+            continue
+        changed.wait(LOOK_SECONDS)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -57,23 +60,77 @@ def test_in_the_last_64_kibibytes_of_a_log_it_is_looked_for_why_a_daemon_ended(t
     assert bool(machine.too_few_instances(log)) == is_seen
 
 
-def test_claims_are_looked_at_three_times_a_second_and_after_an_error_once(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+def provision(monkeypatch: pytest.MonkeyPatch, event: object, work: Callable[..., None], listing: Callable[..., Any]) -> None:
+    """Run the daemon, to which `event` tells news, until a round of work ends it. What its threads would do is left for `work`."""
+    threads: list[Callable[[], None]] = []
+    core = SimpleNamespace(list_persistent_volume_claim_for_all_namespaces=listing, list_persistent_volume=listing)
+    client, config = SimpleNamespace(CoreV1Api=lambda api: core), SimpleNamespace(new_client_from_config=lambda path: None)
+    started = SimpleNamespace(
+        Event=lambda: event,
+        Thread=lambda target, args, daemon: SimpleNamespace(start=lambda: threads.append(partial(target, *args))),
+    )
+    monkeypatch.setattr(provisioner, "threading", started)
+    monkeypatch.setattr(provisioner, "work_once", lambda *_: work(threads))
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setitem(sys.modules, "kubernetes", cast(Any, SimpleNamespace(client=client, config=config)))
+    with pytest.raises(SystemExit):
+        provisioner.main("/x", "x", "0")
+
+
+def test_claims_are_looked_at_every_ten_seconds_without_news_and_after_an_error_once(
+    clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rounds: list[float] = []
 
-    def work(*_: object) -> None:
+    def work(_: object) -> None:
         rounds.append(clock.now)
         if len(rounds) == 3:
             raise ValueError
         if len(rounds) == 4:
             raise SystemExit
 
-    monkeypatch.setattr(provisioner, "work_once", work)
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
-    client, config = SimpleNamespace(CoreV1Api=lambda api: None), SimpleNamespace(new_client_from_config=lambda path: None)
-    monkeypatch.setitem(sys.modules, "kubernetes", cast(Any, SimpleNamespace(client=client, config=config)))
+    provision(monkeypatch, SimpleNamespace(clear=lambda: None, wait=clock.sleep), work, lambda **_: None)
+    assert rounds == [0, 10, 20, 21]
+
+
+def test_claims_are_looked_at_at_once_when_a_claim_or_a_volume_changes(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds: list[int] = []
+
+    def watch(watch: bool, _preload_content: bool) -> SimpleNamespace:
+        if not watch or _preload_content or clock.now:
+            raise SystemExit
+        return SimpleNamespace(stream=lambda: [b"changed"])
+
+    def work(threads: list[Callable[[], None]]) -> None:
+        if len(rounds) == len(threads):
+            raise SystemExit
+        clock.now = 0.0
+        with pytest.raises(SystemExit):
+            threads[len(rounds)]()
+        rounds.append(len(threads))
+
+    class News(Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            assert self.is_set()
+            return True
+
+    provision(monkeypatch, News(), work, watch)
+    assert rounds == [2, 2]
+
+
+def test_a_watch_that_ends_or_fails_is_news_and_begins_again_a_second_later(clock: VirtualClock) -> None:
+    news: list[float] = []
+    answers = iter([[b"one", b"two"], OSError, []])
+
+    def listing(**_: object) -> SimpleNamespace:
+        answer = next(answers, SystemExit)
+        if isinstance(answer, type):
+            raise answer
+        return SimpleNamespace(stream=lambda: answer)
+
     with pytest.raises(SystemExit):
-        provisioner.main("/x", "x", "0")
-    assert rounds == pytest.approx([0, 0.3, 0.6, 1.9])
+        provisioner.follow(listing, cast(Any, SimpleNamespace(set=lambda: news.append(clock.now))))
+    assert news == [0, 0, 0, 1, 2]
 
 
 def test_three_copies_of_the_code_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
