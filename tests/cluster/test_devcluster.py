@@ -1,4 +1,7 @@
-"""The embedded cluster itself: what `up` repairs and what `down` leaves. A cluster of its own, beside the one other tests use."""
+"""The embedded cluster itself: what `up` repairs and what `down` leaves. A cluster of its own, beside the one other tests use.
+
+An `up` costs most, so those that need one follow each other, and those about `down` look at one that was taken down for all of them.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -103,30 +107,6 @@ def test_a_warm_up_takes_at_most_fifteen_seconds_to_two_ready_nodes(up: None) ->
     assert took <= WARM_UP_SECONDS
 
 
-def test_up_of_a_cluster_that_is_up_starts_nothing(up: None) -> None:
-    before = {path.name: path.read_text() for path in LAYOUT.daemons.glob("*.json")}
-    cluster.up(LAYOUT, WANTED, print)
-    assert {path.name: path.read_text() for path in LAYOUT.daemons.glob("*.json")} == before
-
-
-def test_images_are_imported_once_and_kept_by_down(up: None) -> None:
-    cluster.down(LAYOUT, print)
-    lines: list[str] = []
-    cluster.up(LAYOUT, WANTED, said(lines))
-    assert not [line for line in lines if "importing" in line]
-
-
-def test_down_leaves_nothing_of_a_cluster_with_running_pods(up: None) -> None:
-    settings = json.loads(LAYOUT.sysctls.read_text())
-    for number in range(WANTED.nodes):
-        run_pod(f"sleeper-{number}", number)
-    assert processes_of_cluster()
-    assert leftovers()
-    cluster.down(LAYOUT, print)
-    assert leftovers() == []
-    assert {name: (Path("/proc/sys") / name).read_text().strip() for name in settings} == settings
-
-
 @contextmanager
 def stranger(folders: list[str]) -> Iterator[int]:
     """A process that has mounted something on these folders in its own mount namespace, as the nodes of another cluster do; its pid."""
@@ -155,59 +135,67 @@ def test_a_folder_that_somebody_has_mounted_is_kept_and_removed_when_nobody_has(
     assert not folder.exists()
 
 
-def test_down_leaves_what_others_have_mounted_on_the_folders_that_nodes_use(up: None) -> None:
-    folders = list(node.PRIVATE_FOLDERS)
-    with stranger(folders) as pid:
-        cluster.down(LAYOUT, print)
-        assert mounted(pid, folders) == folders
-
-
-def test_down_keeps_the_data_of_claims_and_purge_removes_it(up: None) -> None:
-    data = LAYOUT.volumes / "some" / "claim" / "data"
-    data.parent.mkdir(parents=True)
-    data.write_text("x")
-    cluster.down(LAYOUT, print)
-    assert data.read_text() == "x"
-    cluster.down(LAYOUT, print, purge=True)
-    assert not LAYOUT.state.exists()
-
-
 def test_down_of_a_cluster_that_never_was_does_nothing() -> None:
     cluster.down(LAYOUT, print, purge=True)
     cluster.down(LAYOUT, print, purge=True)
     assert leftovers() == []
 
 
-def test_a_cluster_whose_processes_were_all_killed_is_repaired_with_its_objects(up: None) -> None:
-    kubectl("create", "configmap", "kept", "--from-literal=a=b")
-    run_pod("before")
-    cgroups.kill(*cgroups.of_cluster(LAYOUT.name))
-    assert not any(cluster.status(LAYOUT)["daemons"].values())
+def test_a_group_is_removed_with_the_processes_that_came_after_the_others_were_killed() -> None:
+    cluster.down(LAYOUT, print)
+    group = cgroups.create_tracking(f"{LAYOUT.cgroup}/etcd")
+    with subprocess.Popen(["sleep", "1000"]) as late:
+        group.write_text(str(late.pid))
+        cgroups.remove(LAYOUT.cgroup)
+    assert late.returncode == -signal.SIGKILL
+    assert cgroups.of_cluster(LAYOUT.name) == []
+
+
+def test_a_daemon_whose_starter_was_killed_before_it_joined_its_group_is_replaced_not_doubled() -> None:
+    cluster.down(LAYOUT, print)
+    code = (
+        "from lockstep.devcluster.host import processes\nfrom lockstep.devcluster.host.layout import Layout, cache_root\n"
+        f"layout = Layout('test', {LAYOUT.index}, cache_root())\nprocesses.JOIN = 'sleep 2; ' + processes.JOIN\n"
+        "late = processes.start(layout.daemons, 'etcd', ['sleep', '1000'], layout.log('etcd'), f'{layout.cgroup}/etcd', layout.starting)\n"
+        "processes.record(layout.daemons, 'etcd').unlink()\nprint(late.pid)\n"
+    )
+    late = int(subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True).stdout)
     cluster.up(LAYOUT, WANTED, print)
     assert is_healthy()
-    assert kubectl("get", "configmap", "kept", "-o", "jsonpath={.data.a}") == "b"
-    run_pod("after")
-    kubectl("delete", "pod", "before", "after", "--wait=true", "--timeout=60s")
-    kubectl("delete", "configmap", "kept")
+    assert processes.start_ticks(late) is None
 
 
-def test_a_cluster_whose_daemons_alone_were_killed_leaves_no_container_of_theirs(up: None) -> None:
-    """containerd's shims and the containers outlive it; nobody would ever end them."""
-    run_pod("orphan")
-    orphans = cgroups.processes(LAYOUT.node(0).cgroup)
-    assert orphans
-    for path in LAYOUT.daemons.glob("*.json"):
-        os.kill(json.loads(path.read_text())["pid"], signal.SIGKILL)
-    cluster.up(LAYOUT, WANTED, print)
-    assert is_healthy()
-    assert not orphans & cgroups.processes(LAYOUT.node(0).cgroup)
-    kubectl("delete", "pod", "orphan", "--timeout=60s")
+def start_and_kill(seconds: float) -> None:
+    """An `up` from nothing that is killed after so long. The moment is what these tests are about: no event would name it."""
+    cluster.down(LAYOUT, print)
+    code = (
+        "from lockstep.devcluster import cluster\nfrom lockstep.devcluster.host.layout import Layout, cache_root\n"
+        f"cluster.up(Layout('test', {LAYOUT.index}, cache_root()), cluster.ClusterGoal(nodes={WANTED.nodes}), print)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as child:
+        time.sleep(seconds)
+        assert child.poll() is None
+        child.kill()
 
 
-def test_a_cluster_whose_processes_were_all_killed_is_cleaned_by_down(up: None) -> None:
-    cgroups.kill(*cgroups.of_cluster(LAYOUT.name))
+@pytest.mark.parametrize("seconds", [0.3, 0.6, 1.0, 2.0, 5.0])
+def test_an_up_that_is_killed_in_the_middle_is_cleaned_by_down(seconds: float) -> None:
+    start_and_kill(seconds)
     cluster.down(LAYOUT, print)
     assert leftovers() == []
+
+
+@pytest.mark.parametrize("seconds", [0.8, 3.0])
+def test_an_up_that_is_killed_in_the_middle_is_repaired_by_up(seconds: float) -> None:
+    start_and_kill(seconds)
+    cluster.up(LAYOUT, WANTED, print)
+    assert is_healthy()
+
+
+def test_up_of_a_cluster_that_is_up_starts_nothing(up: None) -> None:
+    before = {path.name: path.read_text() for path in LAYOUT.daemons.glob("*.json")}
+    cluster.up(LAYOUT, WANTED, print)
+    assert {path.name: path.read_text() for path in LAYOUT.daemons.glob("*.json")} == before
 
 
 @pytest.mark.parametrize("killed", [{"etcd", "provisioner", "test-0-proxy"}, {"kube-apiserver", "coredns", "test-1-containerd"}])
@@ -230,57 +218,6 @@ def test_a_daemon_whose_record_was_never_written_is_replaced_not_doubled(up: Non
     cluster.up(LAYOUT, WANTED, print)
     assert is_healthy()
     assert processes.start_ticks(first) is None
-
-
-def start_and_kill(seconds: float) -> None:
-    """An `up` from nothing that is killed after so long. The moment is what these tests are about: no event would name it."""
-    cluster.down(LAYOUT, print)
-    code = (
-        "from lockstep.devcluster import cluster\nfrom lockstep.devcluster.host.layout import Layout, cache_root\n"
-        f"cluster.up(Layout('test', {LAYOUT.index}, cache_root()), cluster.ClusterGoal(nodes={WANTED.nodes}), print)\n"
-    )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as child:
-        time.sleep(seconds)
-        assert child.poll() is None
-        child.kill()
-
-
-@pytest.mark.parametrize("seconds", [0.8, 3.0])
-def test_an_up_that_is_killed_in_the_middle_is_repaired_by_up(seconds: float) -> None:
-    start_and_kill(seconds)
-    cluster.up(LAYOUT, WANTED, print)
-    assert is_healthy()
-
-
-@pytest.mark.parametrize("seconds", [0.3, 0.6, 1.0, 2.0, 5.0])
-def test_an_up_that_is_killed_in_the_middle_is_cleaned_by_down(seconds: float) -> None:
-    start_and_kill(seconds)
-    cluster.down(LAYOUT, print)
-    assert leftovers() == []
-
-
-def test_a_daemon_whose_starter_was_killed_before_it_joined_its_group_is_replaced_not_doubled() -> None:
-    cluster.down(LAYOUT, print)
-    code = (
-        "from lockstep.devcluster.host import processes\nfrom lockstep.devcluster.host.layout import Layout, cache_root\n"
-        f"layout = Layout('test', {LAYOUT.index}, cache_root())\nprocesses.JOIN = 'sleep 2; ' + processes.JOIN\n"
-        "late = processes.start(layout.daemons, 'etcd', ['sleep', '1000'], layout.log('etcd'), f'{layout.cgroup}/etcd', layout.starting)\n"
-        "processes.record(layout.daemons, 'etcd').unlink()\nprint(late.pid)\n"
-    )
-    late = int(subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True).stdout)
-    cluster.up(LAYOUT, WANTED, print)
-    assert is_healthy()
-    assert processes.start_ticks(late) is None
-
-
-def test_a_group_is_removed_with_the_processes_that_came_after_the_others_were_killed() -> None:
-    cluster.down(LAYOUT, print)
-    group = cgroups.create_tracking(f"{LAYOUT.cgroup}/etcd")
-    with subprocess.Popen(["sleep", "1000"]) as late:
-        group.write_text(str(late.pid))
-        cgroups.remove(LAYOUT.cgroup)
-    assert late.returncode == -signal.SIGKILL
-    assert cgroups.of_cluster(LAYOUT.name) == []
 
 
 def test_nodes_can_have_different_resources_that_change_on_a_cluster_that_is_up(up: None) -> None:
@@ -340,3 +277,74 @@ def test_the_nodes_run_the_kubernetes_release_that_go_mod_names(up: None) -> Non
 
     assert kubectl("get", "nodes", "-o", "jsonpath={.items[*].status.nodeInfo.kubeletVersion}").split() == [kubernetes_version()] * 2
     assert node.answers(LAYOUT.node(0))
+
+
+def test_a_cluster_whose_processes_were_all_killed_is_repaired_with_its_objects(up: None) -> None:
+    kubectl("create", "configmap", "kept", "--from-literal=a=b")
+    run_pod("before")
+    cgroups.kill(*cgroups.of_cluster(LAYOUT.name))
+    assert not any(cluster.status(LAYOUT)["daemons"].values())
+    cluster.up(LAYOUT, WANTED, print)
+    assert is_healthy()
+    assert kubectl("get", "configmap", "kept", "-o", "jsonpath={.data.a}") == "b"
+    run_pod("after")
+    kubectl("delete", "pod", "before", "after", "--wait=true", "--timeout=60s")
+    kubectl("delete", "configmap", "kept")
+
+
+def test_a_cluster_whose_daemons_alone_were_killed_leaves_no_container_of_theirs(up: None) -> None:
+    """containerd's shims and the containers outlive it; nobody would ever end them."""
+    run_pod("orphan")
+    orphans = cgroups.processes(LAYOUT.node(0).cgroup)
+    assert orphans
+    for path in LAYOUT.daemons.glob("*.json"):
+        os.kill(json.loads(path.read_text())["pid"], signal.SIGKILL)
+    cluster.up(LAYOUT, WANTED, print)
+    assert is_healthy()
+    assert not orphans & cgroups.processes(LAYOUT.node(0).cgroup)
+    kubectl("delete", "pod", "orphan", "--timeout=60s")
+
+
+@pytest.fixture(scope="module")
+def taken_down() -> dict[str, Any]:
+    """What a cluster with running pods and the data of a claim left when it was taken down beside mounts of a stranger."""
+    cluster.up(LAYOUT, WANTED, print)
+    settings, folders, data = json.loads(LAYOUT.sysctls.read_text()), list(node.PRIVATE_FOLDERS), LAYOUT.volumes / "some" / "claim" / "data"
+    for number in range(WANTED.nodes):
+        run_pod(f"sleeper-{number}", number)
+    data.parent.mkdir(parents=True)
+    data.write_text("x")
+    assert processes_of_cluster()
+    assert leftovers()
+    with stranger(folders) as pid:
+        cluster.down(LAYOUT, print)
+        return {"leftovers": leftovers(), "settings": settings, "mounted": mounted(pid, folders), "data": data}
+
+
+def test_down_leaves_nothing_of_a_cluster_with_running_pods(taken_down: dict[str, Any]) -> None:
+    settings = taken_down["settings"]
+    assert taken_down["leftovers"] == []
+    assert {name: (Path("/proc/sys") / name).read_text().strip() for name in settings} == settings
+
+
+def test_down_leaves_what_others_have_mounted_on_the_folders_that_nodes_use(taken_down: dict[str, Any]) -> None:
+    assert taken_down["mounted"] == list(node.PRIVATE_FOLDERS)
+
+
+@pytest.mark.usefixtures("taken_down")
+def test_images_are_imported_once_and_kept_by_down() -> None:
+    lines: list[str] = []
+    cluster.up(LAYOUT, WANTED, said(lines))
+    assert not [line for line in lines if "importing" in line]
+
+
+def test_a_cluster_whose_processes_were_all_killed_is_cleaned_by_down(up: None) -> None:
+    cgroups.kill(*cgroups.of_cluster(LAYOUT.name))
+    cluster.down(LAYOUT, print)
+    assert leftovers() == []
+
+
+def test_down_keeps_the_data_of_claims_and_purge_removes_it(taken_down: dict[str, Any]) -> None:
+    assert taken_down["data"].read_text() == "x"
+    cluster.down(LAYOUT, print, purge=True)
+    assert not LAYOUT.state.exists()
