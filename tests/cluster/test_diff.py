@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,9 +19,9 @@ from lockstep.api.job import TrainingJob
 from lockstep.plan.render.objects import render
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.resolved import PlatformDefaults
+from support.in_process import Told, lockstep
 
 Kubectl = Callable[..., subprocess.CompletedProcess[str]]
-DIFF = "import typer; from lockstep.cli.jobs.diff import diff; app = typer.Typer(); app.command()(diff); app()"
 # Suspended, of a TrainingCluster that doesn't exist: no operator starts it, whichever may be there.
 SPEC = {"cluster": "lockstep-test-none", "suspend": True, "script": {"path": "a.py"}, "restart": {"maxRestarts": 2}}
 
@@ -56,9 +55,8 @@ def made(kubectl: Kubectl, namespace: str, job_file: Callable[..., Path]) -> str
     return namespace
 
 
-def diff(path: Path, namespace: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", DIFF, "-f", str(path), "--cluster", "local", "-n", namespace]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+def diff(path: Path, namespace: str) -> Told:
+    return lockstep("diff", "-f", str(path), "--cluster", "local", "-n", namespace)
 
 
 def test_a_job_that_is_on_the_cluster_as_written_does_not_differ(made: str, job_file: Callable[..., Path]) -> None:

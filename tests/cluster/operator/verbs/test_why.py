@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import subprocess
-import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +12,8 @@ from typing import Any
 
 from kubernetes import client
 
-from support.checkout import ROOT
 from support.clusters.cluster_jobs import API, SERVICE_ACCOUNT, Jobs, prepare, until
+from support.in_process import lockstep
 
 IMAGE = "localhost/lockstep/base:1"
 GPU = "nvidia.com/gpu"
@@ -25,11 +24,6 @@ FAILS = (
     "print('using', os.environ['MY_TOKEN'], 'and', sys.argv[2], flush=True)\n"
     "if os.environ['RANK'] == '1':\n    raise ValueError('refused: ' + os.environ['MY_TOKEN'])\ntime.sleep(600)\n"
 )
-
-
-def lockstep(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "lockstep.cli.main", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
 
 
 def why(jobs: Jobs, name: str) -> tuple[int, dict[str, Any]]:
