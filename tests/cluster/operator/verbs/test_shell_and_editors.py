@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from support.clusters.cluster_jobs import Jobs, cluster_like_local, kubeconfig_of, until
+from support.in_process import lockstep
 from support.served import CODE_SERVER, LOCKSTEP, all_processes, started
 
 Kubectl = Callable[..., subprocess.CompletedProcess[str]]
@@ -174,22 +175,22 @@ def lean(jobs: Jobs) -> Iterator[str]:
 
 @pytest.mark.parametrize(("verb", "lacks"), [(["jupyter", "lean"], "jupyterlab"), (["debug", "lean", "train.py"], "debugpy")])
 def test_what_the_image_lacks_is_said(jobs: Jobs, lean: str, verb: list[str], lacks: str) -> None:
-    done = subprocess.run([*LOCKSTEP, *verb, "-n", jobs.namespace], capture_output=True, text=True, check=False, timeout=120)
+    done = lockstep(*verb, "-n", jobs.namespace)
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert f"has no {lacks}" in done.stderr and "pip install" in done.stderr
 
 
 def test_without_a_program_for_it_vscode_says_how_to_get_one_and_how_else_to_open_the_folder(jobs: Jobs, lean: str) -> None:
-    done = subprocess.run([*LOCKSTEP, "vscode", lean, "-n", jobs.namespace], capture_output=True, text=True, check=False, timeout=120)
+    done = lockstep("vscode", lean, "-n", jobs.namespace)
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
     assert "has no code-server or openvscode-server or code on its PATH: install one in the job's image" in done.stderr
     assert " code --folder-uri vscode-remote://k8s-container+" in done.stdout
 
 
 def test_a_wrong_node_and_a_wrong_job_are_told_with_what_there_is(jobs: Jobs, job: str) -> None:
-    done = shell(jobs, job, "", "--node", "2")
+    done = lockstep("shell", job, "--node", "2", "-n", jobs.namespace)
     assert (done.returncode, done.stderr) == (2, "lockstep: job edit has no node 2: its 2 nodes are 0 to 1\n")
-    done = shell(jobs, "edti", "")
+    done = lockstep("shell", "edti", "-n", jobs.namespace)
     assert done.returncode == 2 and "did you mean edit?" in done.stderr
 
 
@@ -198,6 +199,6 @@ def test_who_may_only_look_is_told_what_is_missing(
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(kubeconfig_of("view", jobs, cluster, tmp_path)))
     for verb in (["shell", job], ["tensorboard", job]):
-        done = subprocess.run([*LOCKSTEP, *verb, "-n", jobs.namespace], input="", capture_output=True, text=True, check=False, timeout=120)
+        done = lockstep(*verb, "-n", jobs.namespace)
         assert done.returncode in (1, 2) and len(done.stderr.splitlines()) == 1
         assert f"you may not run programs in pods of namespace {jobs.namespace} (pods/exec)" in done.stderr
