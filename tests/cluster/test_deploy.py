@@ -130,8 +130,10 @@ def test_an_admin_of_a_namespace_needs_no_other_right_to_run_an_operator_and_job
             assert refused[0] != 0 and f"cluster mine was deployed to {default_layout().server} from this checkout" in refused[2]
             mine("deploy", str(own_file), "--diff")
             assert "ml-dev-env-0: " in mine("sync", "ml-dev-env", *here)
-            assert "[rank 0] Step 16/16" in mine("run", "--job", "ml-dev-env", *here, "train_multi_node.py", "--epochs", "1")
-            assert "[rank 0] Step 16/16" in mine("logs", "ml-dev-env", *here)
+            (tmp_path / "says.py").write_text("import os, sys\nprint(os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], sys.argv[1])\n")
+            mine("cp", str(tmp_path / "says.py"), "ml-dev-env:/workspace/", *here)
+            assert "[rank 1] 1 of 2 here" in mine("run", "--job", "ml-dev-env", *here, "says.py", "here")
+            assert "[rank 1] 1 of 2 here" in mine("logs", "ml-dev-env", *here)
             jobs.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "scripts"}, "data": SCRIPTS})
             jobs.start("s", "ok.py")
             assert "s: Complete" in mine("wait", "s", "--for", "Complete", "--timeout", "60", *here)
