@@ -85,7 +85,9 @@ def test_deploy_apply_logs_status_and_uninstall_read_well(lockstep: list[str], k
     assert deployed.returncode == 0, deployed.stderr
     assert "\nReady. Next:\n  lockstep init job first --cluster local -o first.yaml" in deployed.stdout
     job = yaml.safe_load((ROOT / SAMPLE).read_text())
-    job["spec"]["training"]["checkpoint"]["resumeFrom"] = "None"  # an earlier run of the demo is complete
+    training = job["spec"]["training"]
+    training["checkpoint"]["resumeFrom"] = "None"  # an earlier run of the demo is complete
+    training["optimization"]["maxSteps"], training["evaluation"] = 6, training["evaluation"] | {"everySteps": 6, "samples": 16}
     with demo_pod(resolve(TrainingJob.model_validate(job), load("local").profile, PlatformDefaults(namespace="lockstep"))):
         applied = kubectl("apply", "-n", "lockstep", "-f", "-", input=dump_yaml(job))
         assert applied.returncode == 0, applied.stderr
