@@ -116,7 +116,7 @@ def work_once(api: Any, core: Any, layout: Layout) -> None:
         provision(core, claim, layout)
 
 
-def follow(listing: Callable[..., Any], changed: threading.Event) -> None:
+def _follow(listing: Callable[..., Any], changed: threading.Event) -> None:
     """Set `changed` at every event of these objects, and when their watch ends or fails: what came meanwhile is unknown."""
     while True:
         with contextlib.suppress(Exception):  # (the API server is away, as `work_once` tells)
@@ -134,7 +134,7 @@ def main(root: str, name: str, index: str) -> None:
     api = config.new_client_from_config(str(layout.kubeconfig))
     core, changed = client.CoreV1Api(api), threading.Event()
     for listing in (core.list_persistent_volume_claim_for_all_namespaces, core.list_persistent_volume):
-        threading.Thread(target=follow, args=(listing, changed), daemon=True).start()
+        threading.Thread(target=_follow, args=(listing, changed), daemon=True).start()
     while True:
         changed.clear()
         try:

@@ -129,7 +129,7 @@ def test_a_watch_that_ends_or_fails_is_news_and_begins_again_a_second_later(cloc
         return SimpleNamespace(stream=lambda: answer)
 
     with pytest.raises(SystemExit):
-        provisioner.follow(listing, cast(Any, SimpleNamespace(set=lambda: news.append(clock.now))))
+        provisioner._follow(listing, cast(Any, SimpleNamespace(set=lambda: news.append(clock.now))))
     assert news == [0, 0, 0, 1, 2]
 
 
