@@ -5,7 +5,8 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+import shutil
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -22,19 +23,22 @@ NOBODYS = 9
 """The number that tests/cluster/test_devcluster.py has to itself. Tests without a cluster have it, too: no embedded cluster is up under it."""
 NUMBERS = range(8, 0, -1)
 """Never 0: that one is a person's."""
+KEPT = {"lock", "starting", "nodes"}
+"""Entries of a cluster's state that its removal leaves: the images in its nodes, which take longer to import than the rest of a start."""
 
 
 @contextmanager
 def own_number(numbers: Sequence[int] = NUMBERS) -> Iterator[None]:
     """Make one of these embedded clusters' numbers this process's own for as long as the block lasts: $LOCKSTEP_DEVCLUSTER.
 
-    A cluster that an earlier run was killed beside is removed; one that tests haven't made is left alone, and so is its number.
+    A cluster that an earlier run was killed beside is removed; one that tests haven't made is left alone, and so is its number. Only the images in its
+    nodes stay, for the next run.
     """
     before = os.environ.get(NUMBER)
     try:
         for number in numbers:
             os.environ[NUMBER] = str(number)
-            with claimed(default_layout().state, str(number), _remove) as ours:
+            with claimed(default_layout().state, str(number), _remove, KEPT) as ours:
                 if ours:
                     yield
                     return
@@ -58,8 +62,15 @@ def own_bed(numbers: Sequence[int] = NUMBERS) -> Iterator[BedLayout]:
 
 
 @contextmanager
-def claimed(state: Path, name: str, remove: Callable[[], None]) -> Iterator[bool]:
-    """Return True if what has its state in this folder is ours now. A lock tells runs apart; the file's content outlives a run that is killed."""
+def claimed(state: Path, name: str, remove: Callable[[], None], kept: Container[str] = ()) -> Iterator[bool]:
+    """Return True if what has its state in this folder is ours now. A lock tells runs apart; the file's content outlives a run that is killed.
+
+    `kept`: entries of the folder that stay after `remove`, and that belong to nothing that is there.
+    """
+
+    def is_there() -> bool:
+        return state.exists() and (not kept or any(path.name not in kept for path in state.iterdir()))
+
     state.parent.mkdir(parents=True, exist_ok=True)
     with (state.parent / f"tests-{name}").open("a+") as file:
         try:
@@ -68,17 +79,17 @@ def claimed(state: Path, name: str, remove: Callable[[], None]) -> Iterator[bool
             yield False
             return
         file.seek(0)
-        if not file.read() and state.exists():
+        if not file.read() and is_there():
             yield False
             return
         file.write("made by tests\n")
         file.flush()
-        if state.exists():
+        if is_there():
             remove()
         try:
             yield True
         finally:
-            if state.exists():
+            if is_there():
                 remove()
             file.truncate(0)
 
@@ -86,7 +97,8 @@ def claimed(state: Path, name: str, remove: Callable[[], None]) -> Iterator[bool
 def _remove() -> None:
     from lockstep.devcluster.cluster import down
 
-    down(default_layout(), lambda text: None, purge=True)
+    down(default_layout(), lambda text: None)
+    shutil.rmtree(default_layout().volumes)
 
 
 def client_kubeconfig(user: str, groups: Sequence[str] = (), layout: Layout | None = None) -> Path:

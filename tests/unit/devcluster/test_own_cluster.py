@@ -17,9 +17,9 @@ from support.clusters.own_cluster import NOBODYS, own_number
 
 @pytest.fixture
 def clusters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder with the embedded clusters' states. Removing a cluster is removing its state."""
+    """The folder with the embedded clusters' states. A cluster is up while its state has daemons."""
     monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path))
-    monkeypatch.setattr("lockstep.devcluster.cluster.down", lambda layout, say, purge: layout.state.rmdir())
+    monkeypatch.setattr("lockstep.devcluster.cluster.down", lambda layout, say: layout.daemons.rmdir())
     return tmp_path / "devcluster"
 
 
@@ -35,30 +35,39 @@ def test_two_runs_at_a_time_have_two_numbers(clusters: Path) -> None:
     assert taken() == "8"
 
 
-def test_a_cluster_that_tests_have_not_made_keeps_its_number_and_its_state(clusters: Path) -> None:
-    (clusters / "lockstep8").mkdir(parents=True)
+@pytest.mark.parametrize("has", ["daemons", "volumes"])
+def test_a_cluster_that_tests_have_not_made_keeps_its_number_and_its_state(clusters: Path, has: str) -> None:
+    """Also one that is down: `up` finds the data of its claims again."""
+    (clusters / "lockstep8" / has).mkdir(parents=True)
     assert taken() == "7"
-    assert (clusters / "lockstep8").is_dir()
+    assert (clusters / "lockstep8" / has).is_dir()
 
 
-def test_what_a_killed_run_has_left_is_removed_by_the_next(clusters: Path) -> None:
+def bring_up() -> None:
+    """What `up` leaves in the state: a daemon, a claim's data, an image in a node."""
+    for name in ("daemons", "volumes", "nodes"):
+        (default_layout().state / name).mkdir(parents=True, exist_ok=True)
+
+
+def test_what_a_killed_run_has_left_is_removed_by_the_next_but_for_the_images_in_its_nodes(clusters: Path) -> None:
     program = (
         "import os\nfrom support.clusters.own_cluster import own_number\nfrom lockstep.devcluster.host.layout import default_layout\n"
-        "with own_number():\n    default_layout().state.mkdir()\n    os.kill(os.getpid(), 9)\n"
+        "with own_number():\n    for name in ('daemons', 'volumes', 'nodes'): (default_layout().state / name).mkdir(parents=True)\n    os.kill(os.getpid(), 9)\n"
     )
     subprocess.run(
         [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(Path(own_cluster.__file__).parents[2])}, check=False
     )
-    assert (clusters / "lockstep8").is_dir()
+    assert (clusters / "lockstep8" / "daemons").is_dir()
     with own_number():
-        assert os.environ[NUMBER] == "8" and not default_layout().state.exists()
-        default_layout().state.mkdir()
-    assert not (clusters / "lockstep8").exists(), "and what a run has made goes with it"
+        assert os.environ[NUMBER] == "8" and [path.name for path in default_layout().state.iterdir()] == ["nodes"]
+        bring_up()
+    assert [path.name for path in (clusters / "lockstep8").iterdir()] == ["nodes"], "and what a run has made goes with it"
+    assert taken() == "8"
 
 
 def test_a_run_without_a_number_that_is_free_ends_and_says_so(clusters: Path) -> None:
     for number in range(1, 9):
-        (clusters / f"lockstep{number}").mkdir(parents=True)
+        (clusters / f"lockstep{number}" / "daemons").mkdir(parents=True)
     with pytest.raises(pytest.exit.Exception, match="embedded clusters 1 to 8 are all in use"):
         taken()
 
