@@ -21,12 +21,16 @@ SCRIPTS = {
     "ok.py": "import os\nprint('hello from', os.environ['RANK'], flush=True)\n",
     "fail.py": "import os, time\nprint('rank', os.environ['RANK'], 'begins', flush=True)\n"
     "if os.environ['RANK'] == '1':\n    raise ValueError('the data is not there')\ntime.sleep(600)\n",
+    "steps.py": "import json, os, signal, socket, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\n"
+    "reports = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)\nreports.connect(os.environ['LOCKSTEP_REPORT_SOCKET'])\n"
+    "for step in range(1, 100000):\n"
+    "    reports.send(json.dumps({'rank': int(os.environ['RANK']), 'event': 'step', 'step': step}).encode())\n    time.sleep(0.2)\n",
     "until_told.py": "import pathlib, time\nwhile not pathlib.Path('/tmp/end').exists():\n    time.sleep(0.1)\n",
     "wait.py": "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\nwhile True:\n    signal.pause()\n",
 }
 
 
-PATIENCE_SECONDS = 90.0
+PATIENCE_SECONDS = 180.0
 """Nothing promises less: a garbage collector that has just seen a new kind takes half a minute, and so does a disk that several clusters share."""
 
 
@@ -102,11 +106,18 @@ class Jobs:
             raise AssertionError(f"{error}; conditions: {(self.job(name).get('status') or {}).get('conditions')}") from None
 
     def until_running(self, name: str) -> None:
-        self.until_condition(name, "Progressing", "True", "Running", 60)
+        self.until_condition(name, "Progressing", "True", "Running")
 
     def pods(self, name: str) -> list[dict[str, Any]]:
         found = self.kind("Pod").get(namespace=self.namespace, label_selector=f"lockstep.dev/job={name}").to_dict()["items"]
         return list(found)
+
+    def workspace(self) -> Path:
+        """Folder of this machine in which pods of the embedded cluster have the namespace's workspace."""
+        claim = until(
+            "the workspace's volume", lambda: (self.get("PersistentVolumeClaim", "ml-dev-workspace") or {})["spec"].get("volumeName")
+        )
+        return Path(client.CoreV1Api(self.api.client).read_persistent_volume(claim).spec.host_path.path)
 
     def secret(self, name: str, key: str) -> bytes:
         found = self.get("Secret", name)

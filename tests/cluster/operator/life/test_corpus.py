@@ -16,7 +16,7 @@ from corpus.verdicts import Answer, Fault, Score, answer, judge
 from support.checkout import ROOT
 from support.clusters.cluster_jobs import API, Jobs, until
 
-pytestmark = [pytest.mark.corpus, pytest.mark.alone]
+pytestmark = pytest.mark.corpus
 OWN_CLUSTERS = ("memory", "no-class", "limit-range", "cluster-deleted")
 UNTOLD = ("no-operator",)
 KEEPS_FROM_RUNNING = ("Accepted", "PodsScheduled", "RanksReady", "Progressing")
@@ -65,7 +65,7 @@ def goes_on(place: Place) -> bool:
         return True
     before = step_of(place)
     try:
-        return until("another step", lambda: step_of(place) not in (None, before), 60)
+        return until("another step", lambda: step_of(place) not in (None, before))
     except AssertionError:
         return False
 

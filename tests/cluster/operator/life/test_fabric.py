@@ -69,7 +69,7 @@ def start(jobs: Jobs, profile: str, name: str, *logs: str, **fabric: Any) -> Non
 def test_what_nccl_logs_on_both_nodes_is_verified_and_shown(jobs: Jobs, gpus: None, rdma: str) -> None:
     start(jobs, rdma, "verified", GOOD, GOOD)
     try:
-        said = jobs.until_condition("verified", "FabricVerified", "True", "Verified", 60)
+        said = jobs.until_condition("verified", "FabricVerified", "True", "Verified")
         assert said["message"] == "RDMA over mlx5_0, mlx5_1 (IB), GPUDirect by nvidia-peermem, verified on 2 of 2 ranks"
         assert jobs.job("verified")["status"]["fabric"] == {
             "transport": "RDMA", "network": "IB", "hcas": ["mlx5_0", "mlx5_1"], "link": "IB", "interfaces": ["eth0"],
@@ -77,14 +77,14 @@ def test_what_nccl_logs_on_both_nodes_is_verified_and_shown(jobs: Jobs, gpus: No
         }  # fmt: skip
     finally:
         jobs.end("verified")
-        until("no pods", lambda: not jobs.pods("verified"), 60)
+        until("no pods", lambda: not jobs.pods("verified"))
 
 
 def test_a_job_that_refuses_a_degraded_fabric_ends_at_once_with_ranks_interface_and_reason(jobs: Jobs, gpus: None, rdma: str) -> None:
     start(jobs, rdma, "refused", GOOD, SOCKETS, mode="RDMA", degradedPolicy="Fail")
     try:
         sentence = "asked for RDMA, rank 1 on node 1 uses sockets (enp1s0): libibverbs could not be opened"
-        failed = jobs.until_condition("refused", "Failed", "True", "RanksFailed", 60)
+        failed = jobs.until_condition("refused", "Failed", "True", "RanksFailed")
         assert failed["message"] == sentence
         verified = jobs.condition("refused", "FabricVerified")
         assert (verified["status"], verified["reason"], verified["message"]) == ("False", "FellBackToTCP", sentence)

@@ -42,13 +42,13 @@ def test_a_slow_rank_is_told_and_once_frozen_named_written_down_and_the_job_goes
         hangTimeouts={"stepSeconds": LIMIT_SECONDS},
         restart={"maxRestarts": 1, "backoffSeconds": 0},
     )
-    slow = jobs.until_condition("frozen", "Straggling", "True", "SlowRank", 90)
+    slow = jobs.until_condition("frozen", "Straggling", "True", "SlowRank")
     pods = {pod["metadata"]["name"]: pod for pod in jobs.pods("frozen")}
     assert slow["message"].startswith(f"rank 1 on node 1 ({pods['frozen-1']['spec']['nodeName']}) takes 2.00 times as long as the others")
-    until("the restart", lambda: (jobs.job("frozen")["status"] or {}).get("restartHistory"), 60)
+    until("the restart", lambda: (jobs.job("frozen")["status"] or {}).get("restartHistory"))
     before = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in jobs.pods("frozen")}
     assert before == {name: pod["metadata"]["uid"] for name, pod in pods.items()}
-    jobs.until_condition("frozen", "Complete", "True", "Complete", 60)
+    jobs.until_condition("frozen", "Complete", "True", "Complete")
     status = jobs.job("frozen")["status"]
     failure, (entry,) = status["failure"], status["restartHistory"]
     assert (failure["cause"], failure["rank"], failure["node"], failure["step"]) == ("Hang", 1, 1, 40)

@@ -96,7 +96,7 @@ def test_the_operator_of_the_image_needs_no_user_of_its_own_and_no_folder_to_wri
 
 def test_a_job_runs_with_the_agent_that_the_image_brings(image: str, jobs: Jobs) -> None:
     jobs.start("from-image", "ok.py", cluster=PROFILE)
-    jobs.until_condition("from-image", "Complete", "True", "Complete", 90)
+    jobs.until_condition("from-image", "Complete", "True", "Complete")
     made = jobs.get("StatefulSet", "from-image", "apps/v1") or {}
     [agent] = made["spec"]["template"]["spec"]["initContainers"]
     assert agent["image"] == image

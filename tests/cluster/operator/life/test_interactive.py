@@ -28,7 +28,7 @@ def environment(jobs: Jobs) -> Iterator[str]:
     volume = {"name": "scripts", "mountPath": "/scripts", "configMap": {"name": "dev-scripts"}}
     spec = {"nodes": 2, "type": "Interactive", "podTemplate": {"volumes": [volume]}}
     jobs.create({"apiVersion": "lockstep.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": ENV}, "spec": spec})
-    jobs.until_condition(ENV, "Progressing", "True", "Ready", 60)
+    jobs.until_condition(ENV, "Progressing", "True", "Ready")
     yield ENV
     jobs.end(ENV)
 
@@ -140,8 +140,8 @@ def test_kubectl_scale_gives_the_environment_another_number_of_nodes(jobs: Jobs,
     def scaled(nodes: int) -> None:
         done = kubectl("scale", f"tj/{ENV}", f"--replicas={nodes}", "-n", jobs.namespace)
         assert done.returncode == 0, done.stderr
-        until(f"it has {nodes} pods", lambda: (jobs.job(ENV)["status"].get("nodes"), len(jobs.pods(ENV))) == (nodes, nodes), 90)
-        jobs.until_condition(ENV, "Progressing", "True", "Ready", 60)
+        until(f"it has {nodes} pods", lambda: (jobs.job(ENV)["status"].get("nodes"), len(jobs.pods(ENV))) == (nodes, nodes))
+        jobs.until_condition(ENV, "Progressing", "True", "Ready")
 
     scaled(1)
     assert in_pod(kubectl, jobs, 0, "cat", "/workspace/hostfile").stdout == f"{ENV}-0.{ENV}-headless.{jobs.namespace}.svc slots=1\n"
@@ -152,9 +152,9 @@ def test_kubectl_scale_gives_the_environment_another_number_of_nodes(jobs: Jobs,
 
 def test_gpus_that_nobody_uses_are_released_and_come_back(jobs: Jobs, environment: str) -> None:
     jobs.change(ENV, suspend=True, interactive={"idleSeconds": 16, "warnSeconds": 4})
-    jobs.until_condition(ENV, "Suspended", "True", "Suspended", 60)
+    jobs.until_condition(ENV, "Suspended", "True", "Suspended")
     jobs.change(ENV, suspend=False)
-    released = jobs.until_condition(ENV, "Suspended", "True", "Idle", 90)
+    released = jobs.until_condition(ENV, "Suspended", "True", "Idle")
     assert released["message"].endswith(f"lockstep resume {ENV} -n {jobs.namespace}")
     assert jobs.pods(ENV) == []
     told = until("both events", lambda: {"IdleWarning", "IdleReleased"} <= {event["reason"] for event in events(jobs)})

@@ -1,32 +1,21 @@
-"""Ranks by racks, and a node that dies without a word: three nodes. The longest test of all: Kubernetes takes 40 to 50 s to believe that one is dead."""
+"""Ranks by racks, and a node that dies without a word. The longest test of all: Kubernetes takes 40 to 50 s to believe that one is dead."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
 from kubernetes import client
 
 from lockstep.devcluster.host.layout import NodeLayout
-from support.clusters.cluster_jobs import API, Jobs, until
+from support.clusters.cluster_jobs import Jobs, cluster_like_local, until
 from support.clusters.cluster_nodes import cut_power, third_node
 
 NOT_READY_SECONDS = 90.0
 AGAIN_SECONDS = 90.0
-STEPS = """
-import json, os, signal, socket, sys, time
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
-reports = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-reports.connect(os.environ["LOCKSTEP_REPORT_SOCKET"])
-for step in range(1, 100000):
-    reports.send(json.dumps({"rank": int(os.environ["RANK"]), "event": "step", "step": step}).encode())
-    time.sleep(0.2)
-"""
-
 RACK = "example.com/rack"
 WHERE = """
 import os, pathlib
@@ -48,21 +37,17 @@ def third(core: client.CoreV1Api) -> Iterator[NodeLayout]:
 
 
 @pytest.fixture
-def racked(jobs: Jobs, core: client.CoreV1Api, third: NodeLayout) -> Iterator[tuple[str, list[str]]]:
-    """A cluster that names a rack label, and three nodes: the first and the last are in one rack."""
-    nodes = [third.cluster.node(number).name for number in range(3)]
-    kind, name = jobs.kind("TrainingCluster", API), f"{jobs.namespace}-racks"
-    spec = kind.get(name="local").to_dict()["spec"]
-    spec["nodes"] = {**(spec.get("nodes") or {}), "rackLabel": RACK}
-    kind.create(body={"apiVersion": API, "kind": "TrainingCluster", "metadata": {"name": name}, "spec": spec})
-    try:
-        for node, rack in zip(nodes, ("a", "b", "a"), strict=True):
-            core.patch_node(node, {"metadata": {"labels": {RACK: rack}}})
-        yield name, nodes
-    finally:
-        for node in nodes:
-            core.patch_node(node, {"metadata": {"labels": {RACK: None}}})
-        kind.delete(name=name)
+def racked(jobs: Jobs, core: client.CoreV1Api) -> Iterator[tuple[str, list[str]]]:
+    """A cluster that names a rack label, and a node in each of two racks."""
+    nodes = sorted(node.metadata.name for node in core.list_node().items)
+    with cluster_like_local(jobs, "racks", lambda spec: spec.update(nodes={**(spec.get("nodes") or {}), "rackLabel": RACK})) as name:
+        try:
+            for node, rack in zip(nodes, "ab", strict=True):
+                core.patch_node(node, {"metadata": {"labels": {RACK: rack}}})
+            yield name, nodes
+        finally:
+            for node in nodes:
+                core.patch_node(node, {"metadata": {"labels": {RACK: None}}})
 
 
 @contextmanager
@@ -106,10 +91,10 @@ def test_a_preempted_pod_saves_is_replaced_and_costs_no_restart(jobs: Jobs, core
     mark["lastTransitionTime"] = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     core.patch_namespaced_pod_status("yields-1", jobs.namespace, {"status": {"conditions": [mark]}})
     core.delete_namespaced_pod("yields-1", jobs.namespace)
-    history = until("the restart", lambda: jobs.job("yields")["status"].get("restartHistory"), 60)
+    history = until("the restart", lambda: jobs.job("yields")["status"].get("restartHistory"))
     assert [(entry["cause"], entry["node"], entry["counts"]) for entry in history] == [("Preempted", 1, False)]
     assert history[0]["message"] == "node 1 was preempted: preempting to make room for y"
-    until("attempt 2", lambda: jobs.job("yields")["status"]["attempts"] == 2, 60)
+    until("attempt 2", lambda: jobs.job("yields")["status"]["attempts"] == 2)
     jobs.until_running("yields")
     assert jobs.job("yields")["status"]["restartsCountTowardsMax"] == 0
     jobs.end("yields")
@@ -123,17 +108,16 @@ def test_ranks_of_one_rack_are_neighbors_though_their_nodes_numbers_are_not(
     with cordoned(core):
         jobs.start("racks", "where.py", nodes=3, cluster=profile)
         until("pods", lambda: len(jobs.pods("racks")) == 3)
-        for number, node in enumerate(nodes):
+        for number, node in enumerate((nodes[0], nodes[1], nodes[0])):
             bind(core, jobs, f"racks-{number}", node)
-    jobs.until_condition("racks", "Complete", "True", "Complete", 90)
-    volume = core.read_persistent_volume((jobs.get("PersistentVolumeClaim", "ml-dev-workspace") or {})["spec"]["volumeName"])
-    told = [(Path(volume.spec.host_path.path) / f"node-{number}").read_text() for number in range(3)]
+    jobs.until_condition("racks", "Complete", "True", "Complete")
+    told = [(jobs.workspace() / f"node-{number}").read_text() for number in range(3)]
     assert told == ["0 0 0", "2 2 2", "1 1 1"]
     log = jobs.get("ConfigMap", "racks-log")
     assert log is not None
     assert "ranks follow the racks: node 0, 2 (rack a), then 1 (rack b)" in log["data"]["node-0.log"]
     jobs.end("racks")
-    until("its pods are gone", lambda: not jobs.pods("racks"), 60)
+    until("its pods are gone", lambda: not jobs.pods("racks"))
 
 
 @pytest.mark.long
@@ -142,7 +126,6 @@ def test_a_job_that_allows_it_goes_on_elsewhere_and_its_budget_is_not_touched(
     jobs: Jobs, core: client.CoreV1Api, third: NodeLayout, lost: int
 ) -> None:
     name = f"lives-without-{lost}"
-    jobs.patch("ConfigMap", "scripts", {"data": {"steps.py": STEPS}})
     stays, other = third.cluster.node(0).name, third.cluster.node(1).name
     with cordoned(core):
         jobs.start(name, "steps.py", restart={"maxRestarts": 0, "lostNodeSeconds": 5})

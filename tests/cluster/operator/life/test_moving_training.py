@@ -75,7 +75,7 @@ def trains(undisturbed: Path, jobs: Jobs) -> Iterator[tuple[Jobs, PodPlace]]:
             yield jobs, files
         finally:
             jobs.end("moves")
-            until("the job's pods are gone", lambda: not jobs.pods("moves"), 60)
+            until("the job's pods are gone", lambda: not jobs.pods("moves"))
 
 
 def status(jobs: Jobs) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def test_a_training_that_is_scaled_and_then_moved_learns_what_an_undisturbed_one
     (term,) = elsewhere["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
     assert term["matchFields"] == [{"key": "metadata.name", "operator": "NotIn", "values": [pod["spec"]["nodeName"]]}]
     jobs.change("moves", suspend=True)
-    jobs.until_condition("moves", "Suspended", "True", "Suspended", 60)
+    jobs.until_condition("moves", "Suspended", "True", "Suspended")
     last = until_stopped(jobs, attempt=3)
     learned = run_in_pod(files, ["cat", "/workspace/runs/moves/logs/train_log.jsonl"])
     compare(entries(learned), {1: range(1, scaled + 1), 2: range(scaled + 1, moved + 1), 3: range(moved + 1, last + 1)}, undisturbed)

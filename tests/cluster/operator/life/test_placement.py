@@ -42,7 +42,7 @@ def start(jobs: Jobs, cluster: str, name: str, **template: Any) -> None:
         startTimeoutSeconds=20,
         podTemplate={"volumes": [volume], **template},
     )
-    until(f"{name} holds one node", lambda: holds_half(jobs, name), 60)
+    until(f"{name} holds one node", lambda: holds_half(jobs, name))
 
 
 @pytest.mark.long

@@ -31,13 +31,13 @@ def lockstep(*words: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_failed_job_is_retried_to_its_end_and_remembers_its_failure(scripted: Jobs) -> None:
     scripted.start("again", "fails-first.py")
-    scripted.until_condition("again", "Failed", "True", "RanksFailed", 60)
+    scripted.until_condition("again", "Failed", "True", "RanksFailed")
     done = lockstep("retry", "again", "-n", scripted.namespace)
     assert done.returncode == 0, done.stderr
     waited = lockstep("wait", "again", "-n", scripted.namespace, "--timeout", "60")  # the failure before it may still stand in the status
     assert waited.returncode == 0, waited.stdout + waited.stderr
     assert scripted.condition("again", "Failed")["reason"] == "Retried"
-    scripted.until_condition("again", "Complete", "True", "Complete", 60)
+    scripted.until_condition("again", "Complete", "True", "Complete")
     status = scripted.job("again")["status"]
     assert (status["attempts"], status["retry"], status["restartsCountTowardsMax"]) == (2, 1, 0)
     assert [(entry["attempt"], entry["cause"]) for entry in status["restartHistory"]] == [(1, "UserCode")]

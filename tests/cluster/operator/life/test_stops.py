@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from kubernetes import client
 
-from support.clusters.cluster_jobs import API, Jobs, until
+from support.clusters.cluster_jobs import Jobs, until
 
 OPERATOR = ("-n", "lockstep-system", "deployment/lockstep-operator")
 Kubectl = Callable[..., subprocess.CompletedProcess[str]]
@@ -55,13 +54,6 @@ def status(jobs: Jobs, name: str) -> dict[str, Any]:
     return found
 
 
-def saved_on_volume(jobs: Jobs, name: str) -> str:
-    claim = jobs.get("PersistentVolumeClaim", "ml-dev-workspace")
-    assert claim is not None
-    volume = client.CoreV1Api(jobs.api.client).read_persistent_volume(claim["spec"]["volumeName"])
-    return (Path(volume.spec.host_path.path) / name).read_text()
-
-
 def events(jobs: Jobs, name: str) -> list[tuple[str, str]]:
     found = jobs.kind("Event").get(namespace=jobs.namespace, field_selector=f"involvedObject.name={name}").to_dict()["items"]
     return [(event["reason"], event["message"]) for event in found]
@@ -76,7 +68,7 @@ def test_a_job_that_is_scaled_saves_stops_and_goes_on_at_the_new_size(scripts: J
         until("the stop is told", lambda: status(jobs, "grows").get("stop", {}).get("attempt") == turn, 60)  # noqa: B023
         stop = status(jobs, "grows")["stop"]
         assert (stop["save"], stop["lostSteps"], stop["message"]) == ("Saved", 0, f"saved at step {stop['step']} and stopped")
-        jobs.until_condition("grows", "Progressing", "True", "Running", 60)
+        jobs.until_condition("grows", "Progressing", "True", "Running")
         until("steps at the new size", lambda: ranks_of_the_metrics(jobs) == str(nodes))  # noqa: B023
         assert len(jobs.pods("grows")) == nodes
         assert status(jobs, "grows")["trainer"]["step"] > stop["step"]
@@ -92,57 +84,54 @@ def ranks_of_the_metrics(jobs: Jobs) -> str | None:
 
 
 def test_a_suspended_job_says_at_which_step_its_work_is_saved(scripts: Jobs) -> None:
-    start(scripts, "rests")
+    start(scripts, "rests", nodes=1)
     scripts.change("rests", suspend=True)
-    told = scripts.until_condition("rests", "Suspended", "True", "Suspended", 60)
+    told = scripts.until_condition("rests", "Suspended", "True", "Suspended")
     stop = status(scripts, "rests")["stop"]
     assert told["message"].startswith(f"saved at step {stop['step']} and stopped; no pods")
-    assert saved_on_volume(scripts, "rests") == str(stop["step"])
+    assert (scripts.workspace() / "rests").read_text() == str(stop["step"])
     scripts.end("rests")
 
 
 def test_a_job_at_its_deadline_saves_fails_and_is_deleted_when_its_time_is_over(scripts: Jobs) -> None:
-    start(scripts, "late", ttlSecondsAfterFinished=2)
+    start(scripts, "late", nodes=1, ttlSecondsAfterFinished=2)
     scripts.change("late", activeDeadlineSeconds=1)
-    failed = scripts.until_condition("late", "Failed", "True", "DeadlineExceeded", 60)
+    failed = scripts.until_condition("late", "Failed", "True", "DeadlineExceeded")
     assert failed["message"].startswith("pods of the job were on nodes for the 1 s of spec.activeDeadlineSeconds; saved at step")
     until("the job is deleted", lambda: not scripts.job("late"))
     until("nothing of it is left", lambda: scripts.get("StatefulSet", "late", "apps/v1") is None)
     assert scripts.get("PersistentVolumeClaim", "ml-dev-workspace") is not None
 
 
-@pytest.fixture
-def no_operator(operator: None, kubectl: Kubectl) -> Iterator[Callable[[], None]]:
-    """Call it: the operator is gone until the end of the test."""
-
-    def away() -> None:
-        assert kubectl("scale", *OPERATOR, "--replicas", "0").returncode == 0
-        wait = (
-            "wait",
-            "-n",
-            "lockstep-system",
-            "pods",
-            "-l",
-            "app.kubernetes.io/component=operator",
-            "--for",
-            "delete",
-            "--timeout",
-            "60s",
-        )
-        assert kubectl(*wait).returncode == 0
-
+@contextmanager
+def operator_away(kubectl: Kubectl) -> Iterator[None]:
     before = kubectl("get", *OPERATOR, "-o", "jsonpath={.spec.replicas}").stdout
+    pods = ("pods", "-n", "lockstep-system", "-l", "app.kubernetes.io/component=operator")
+    assert kubectl("scale", *OPERATOR, "--replicas", "0").returncode == 0
     try:
-        yield away
+        assert kubectl("wait", *pods, "--for", "delete", "--timeout", "150s").returncode == 0
+        yield
     finally:
         kubectl("scale", *OPERATOR, "--replicas", before)
-        kubectl("rollout", "status", *OPERATOR, "--timeout", "60s")
+        kubectl("rollout", "status", *OPERATOR, "--timeout", "150s")
 
 
-def test_a_job_that_is_deleted_without_an_operator_saves_all_the_same(scripts: Jobs, no_operator: Callable[[], None]) -> None:
+def test_without_an_operator_a_deleted_job_saves_and_another_runs_on_and_its_end_is_heard_afterwards(
+    scripts: Jobs, kubectl: Kubectl
+) -> None:
+    scripts.start("outlives", "until_told.py", nodes=1)
     start(scripts, "deleted")
-    no_operator()
-    assert scripts.kind("TrainingJob", API) is not None
-    scripts.end("deleted")
-    until("its pods are gone", lambda: not scripts.pods("deleted"), 60)
-    assert int(saved_on_volume(scripts, "deleted")) > 0
+    scripts.until_running("outlives")
+    before = [pod["metadata"]["uid"] for pod in scripts.pods("outlives")]
+    conditions = status(scripts, "outlives")["conditions"]
+    with operator_away(kubectl):
+        scripts.end("deleted")
+        until("its pods are gone", lambda: not scripts.pods("deleted"))
+        assert int((scripts.workspace() / "deleted").read_text()) > 0
+        assert [pod["metadata"]["uid"] for pod in scripts.pods("outlives")] == before
+        end = kubectl("exec", "-n", scripts.namespace, "outlives-0", "-c", "trainer", "--", "touch", "/tmp/end")  # noqa: S108
+        assert end.returncode == 0, end.stderr
+        assert status(scripts, "outlives")["conditions"] == conditions
+    scripts.until_condition("outlives", "Complete", "True", "Complete")
+    assert status(scripts, "outlives")["attempts"] == 1
+    scripts.end("outlives")
