@@ -13,7 +13,7 @@ IMAGE ?= operator
 BIN := .venv/bin
 # All checkouts of a user share it, so that a fresh clone is checked as fast as an old one: mypy compares files by their content.
 MYPY_CACHE := $(or $(LOCKSTEP_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/lockstep)/mypy
-PYTEST := $(BIN)/pytest --junitxml .lockstep/tests/$@$(if $(TESTS),-some).xml
+PYTEST = $(BIN)/pytest --junitxml .lockstep/tests/$@$(if $(TESTS),-some).xml
 # What targets need that only type a verb: after `make client` its environment will do.
 COMMAND := $(if $(wildcard .venv/client),client,setup)
 

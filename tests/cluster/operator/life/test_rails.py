@@ -154,7 +154,7 @@ def test_the_rates_between_pods_name_the_rail_that_is_slow(
     finally:
         for namespace, cable in cables:
             subprocess.run(["tc", "-n", namespace, "qdisc", "del", "dev", cable, "root"], capture_output=True, check=False)
-    until("its pods gone", lambda: not rails.pods("lockstep-calibrate"), 60)
+    until("its pods gone", lambda: not rails.pods("lockstep-calibrate"))
 
 
 def limit(namespace: str, link: str, megabits: int) -> None:
