@@ -14,11 +14,13 @@ BIN := .venv/bin
 # All checkouts of a user share it, so that a fresh clone is checked as fast as an old one: mypy compares files by their content.
 MYPY_CACHE := $(or $(LOCKSTEP_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/lockstep)/mypy
 PYTEST = $(BIN)/pytest --junitxml .lockstep/tests/$@$(if $(TESTS),-some).xml
+# Else every pytest rewrites all tests' assertions, and every process of a test compiles what it imports.
+unexport PYTHONDONTWRITEBYTECODE
 # What targets need that only type a verb: after `make client` its environment will do.
 COMMAND := $(if $(wildcard .venv/client),client,setup)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup client editors quickstart discover-cluster lint-cluster gpu-info nccl-test list-clusters deploy-cluster deploy-cluster-dry-run diff status-cluster clean-cluster uninstall rollback sync-multi-node run-multi-node shell-multi-node vscode debug-remote jupyter tensorboard logs top cluster-up cluster-down cluster-programs build build-openshift test test-fast test-unit test-train test-faults test-operator-faults test-hosts test-long test-corpus test-gpu bench-gpu gpu-carry soak test-cluster test-alone drills bench-peers lint docs pictures format manifests lock sbom audit
+.PHONY: help setup client editors quickstart discover-cluster lint-cluster gpu-info nccl-test list-clusters deploy-cluster deploy-cluster-dry-run diff status-cluster clean-cluster uninstall rollback sync-multi-node run-multi-node shell-multi-node vscode debug-remote jupyter tensorboard logs top cluster-up cluster-down cluster-programs build build-openshift test test-fast test-unit test-train test-faults test-operator-faults test-hosts test-long test-corpus test-gpu bench-gpu gpu-carry soak test-cluster drills bench-peers lint docs pictures format manifests lock sbom audit
 
 ##@ Start
 help: ## print this list
@@ -130,7 +132,7 @@ test-fast: setup ## run the linters and the tests of what differs from a commit:
 	@$(BIN)/python scripts/lanes.py --since $(or $(SINCE),HEAD)
 
 test-unit: setup ## run the unit tests: minutes, no root
-	@$(PYTEST) -n 3 --dist loadfile $(or $(TESTS),tests/unit)
+	@$(PYTEST) -n 2 --dist loadfile $(or $(TESTS),tests/unit)
 
 test-train: setup ## run the trainer's tests: real ranks over gloo, no root
 	@$(PYTEST) -n 3 $(or $(TESTS),tests/train tests/corpus)
@@ -163,10 +165,7 @@ test-operator-faults: cluster-programs ## kill the operator before and after eve
 	@LOCKSTEP_FAULTS=all $(PYTEST) tests/faults/test_operator_faults.py -s -k killed
 
 test-cluster: cluster-programs ## test a real API server and real pods; root
-	@$(PYTEST) -n auto -m "not alone and not corpus and not soak and not long" $(or $(TESTS),tests/cluster)
-
-test-alone: cluster-programs ## run the tests of test-cluster that promise something in seconds, with no other test beside them; root
-	@$(PYTEST) -m "alone and not corpus and not soak and not long" $(or $(TESTS),tests/cluster)
+	@$(PYTEST) -n auto $(or $(TESTS),tests/cluster)
 
 drills: cluster-programs ## inject faults into a training job on the embedded cluster, into one node of three, and into the operator at every write; print what each costs; root
 	@$(PYTEST) -m "not corpus and not soak" tests/cluster/operator/life/test_drills.py tests/cluster/operator/life/test_lost_node.py tests/faults/test_operator_faults.py

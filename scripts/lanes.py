@@ -2,9 +2,9 @@
 
     scripts/lanes.py [--since COMMIT]
 
---since runs the tests of what differs from that commit (scripts/touched.py), else all run. Tests marked `alone` come last, by themselves. A part writes to
-.lockstep/tests/PART.log, which is printed when it ends; the first part that fails ends the other lane. At the end stand the seconds and counts of each part.
-Exit code: the one of the part that failed.
+--since runs the tests of what differs from that commit (scripts/touched.py), else all run. A part writes to .lockstep/tests/PART.log,
+which is printed when it ends; the first part that fails ends the other lane. At the end stand the seconds and counts of each part. Exit code: the one of the
+part that failed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ FOLDERS = {
     "test-cluster": ("tests/cluster/",),
     "test-faults": ("tests/faults/",),
     "test-hosts": ("tests/hosts/",),
-    "test-alone": ("tests/cluster/",),
 }
 """What is in each part."""
 COMPUTES, WAITS = ("lint", "test-unit", "test-train"), ("test-cluster", "test-faults", "test-hosts")
@@ -170,12 +169,11 @@ async def run_all(parts: Mapping[str, Part], table: Table) -> None:
 
     memory = asyncio.create_task(watch_memory(table))
     try:
-        if parts.keys() & {*WAITS, "test-alone"}:
+        if parts.keys() & {*WAITS}:
             await run_part(Part("cluster-programs"), table)
         async with asyncio.TaskGroup() as lanes:
             lanes.create_task(run_lane(those(COMPUTES), table, NICE))
             lanes.create_task(run_lane(those(WAITS), table))
-        await run_lane(those(["test-alone"]), table)
     finally:
         memory.cancel()
 
@@ -186,7 +184,6 @@ def parts_since(commit: str) -> dict[str, Part]:
 
     tree = Tree()
     chosen = tree.chosen(changed_since(commit))
-    alone = {file for file in chosen if "mark.alone" in tree.text[file]}
     parts = {"lint": Part("lint")}
     for name, folders in FOLDERS.items():
         tests = sorted(

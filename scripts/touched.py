@@ -82,9 +82,6 @@ class Tree:
             if file.startswith(folder) and Path(file).name.startswith("test_") and not LEFT_OUT.search(self.text[file])
         ]
 
-    def all_alone(self, file: str) -> bool:
-        return re.search(r"^pytestmark = pytest\.mark\.alone", self.text[file], re.MULTILINE) is not None
-
     def users(self, changed: Collection[str], within: str = "") -> set[str]:
         """What uses the changed files, through any number of others; `within`: through files of this folder alone."""
         importers = defaultdict(set)

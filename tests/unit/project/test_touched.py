@@ -111,8 +111,8 @@ def test_parts_of_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(touched, "Tree", whole)
     monkeypatch.setattr(touched, "changed_since", lambda commit: changed)
     parts = parts_since("HEAD")
-    assert list(parts) == ["lint", "test-unit", "test-hosts", "test-alone"], "all tests of test_drills.py are marked alone"
-    assert (parts["test-hosts"].tests, parts["test-alone"].tests) == (changed[1:], changed[:1])
+    assert list(parts) == ["lint", "test-unit", "test-cluster", "test-hosts"]
+    assert (parts["test-cluster"].tests, parts["test-hosts"].tests) == (changed[:1], changed[1:])
 
 
 def test_a_commit_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str]) -> None:
