@@ -186,9 +186,7 @@ def parts_since(commit: str) -> dict[str, Part]:
     chosen = tree.chosen(changed_since(commit))
     parts = {"lint": Part("lint")}
     for name, folders in FOLDERS.items():
-        tests = sorted(
-            file for file in chosen if file.startswith(folders) and (file in alone if name == "test-alone" else not tree.all_alone(file))
-        )
+        tests = sorted(file for file in chosen if file.startswith(folders))
         if tests:
             parts[name] = Part(name, tests)
             record = Record.read(Part(name).record)
