@@ -182,8 +182,9 @@ def parts_since(commit: str) -> dict[str, Part]:
     """The linters and the parts in which tests are touched; say which. Raises CalledProcessError: there is no such commit."""
     from touched import Tree, changed_since
 
+    changed = changed_since(commit)
     tree = Tree()
-    chosen = tree.chosen(changed_since(commit))
+    chosen = tree.chosen(changed)
     parts = {"lint": Part("lint")}
     for name, folders in FOLDERS.items():
         tests = sorted(file for file in chosen if file.startswith(folders))

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from support.checkout import ROOT
-from support.imports import imported, modules_of
+from touched import imported, modules_of
 
 SOURCES = (ROOT / "operator", ROOT / "workspace")
 DISTRIBUTIONS = ("lockstep", "lockstep_gang", "lockstep_spec", "lockstep_train")

@@ -11,11 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from support.checkout import ROOT
-
-sys.path.insert(0, str(ROOT / "scripts"))
-
 from lanes import Record
+from support.checkout import ROOT
 
 SCRIPT = ROOT / "scripts/lanes.py"
 PARTS = "cluster-programs lint test-unit test-train test-cluster test-faults test-hosts"

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from support.checkout import ROOT
-
-sys.path.insert(0, str(ROOT / "scripts"))
-
 import touched
 from lanes import main, parts_since
+from support.checkout import ROOT
 from touched import Tree
 
 Chosen = Callable[..., set[str]]
