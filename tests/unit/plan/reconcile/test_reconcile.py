@@ -315,7 +315,9 @@ def test_what_an_older_gang_lets_a_script_say_is_never_a_status_that_the_api_ser
     plan = reconcile(settled(report()), report(trainer=said), CONTEXT, NOW + 20)
     assert plan.status is not None
     (version,) = training_job_crd()["spec"]["versions"]
-    jsonschema.validate(plan.status["trainer"], version["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"]["trainer"])
+    jsonschema.Draft202012Validator(version["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"]["trainer"]).validate(
+        plan.status["trainer"]
+    )
     assert all(value < 2**63 for value in plan.status["trainer"].values() if isinstance(value, int))
 
 
