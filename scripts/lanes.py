@@ -3,8 +3,8 @@
     scripts/lanes.py [--since COMMIT]
 
 --since runs the tests of what differs from that commit (scripts/touched.py), else all run. A part writes to .lockstep/tests/PART.log,
-which is printed when it ends; the first part that fails ends the other lane. At the end stand the seconds and counts of each part. Exit code: the one of the
-part that failed.
+which is printed when it ends; the first part that fails ends the other lane. At the end stand the seconds and counts of each part. Exit code: 1 if one
+failed, 2 if there is no such commit, 130 if it was interrupted.
 """
 
 from __future__ import annotations
@@ -43,11 +43,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class PartFailed(Exception):
-    """`make PART` ended with this code, which is not 0."""
-
-    def __init__(self, part: str, code: int) -> None:
-        super().__init__(f"make {part} ended with {code}")
-        self.code = code
+    """`make PART` ended with another code than 0."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +56,7 @@ class Record:
 
     @classmethod
     def read(cls, file: Path) -> Record | None:
-        """None: there is none, or only a part of one."""
+        """Read it; None: there is none, or only a part of one."""
         try:
             (suite,) = ElementTree.parse(file).getroot()  # noqa: S314 (our own pytest wrote it)
         except (FileNotFoundError, ElementTree.ParseError):
@@ -98,6 +94,8 @@ class Table:
 
 @dataclass(frozen=True)
 class Part:
+    """One target of the Makefile, or some files of its tests."""
+
     name: str
     tests: Sequence[str] = ()
     """Files of tests; none: all of the part."""
@@ -130,16 +128,16 @@ async def run_part(part: Part, table: Table, nice: int = 0) -> None:
         if process.returncode is None:
             await _end(process)
         seconds = time.monotonic() - began
-        said = log.read_text(encoding="utf-8", errors="replace")
-        print(f"---- {part.name} {how} after {seconds:.0f} s\n{said}", flush=True)
+        print(f"---- {part.name} {how} after {seconds:.0f} s\n{log.read_text(encoding='utf-8', errors='replace')}", flush=True)
         table.add(part.name, seconds, Record.read(part.record))
     if code:
-        raise PartFailed(part.name, code)
+        raise PartFailed(f"make {part.name} ended with {code}")
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
     """Interrupt a part's processes, and kill what is left of them."""
-    os.killpg(process.pid, signal.SIGINT)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGINT)
     with suppress(TimeoutError):
         await asyncio.wait_for(process.wait(), END_SECONDS)
     with suppress(ProcessLookupError):
@@ -153,8 +151,8 @@ async def run_lane(parts: Iterable[Part], table: Table, nice: int = 0) -> None:
 
 
 def available_bytes() -> int:
-    found = re.search(r"^MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text(encoding="utf-8"), re.MULTILINE)
-    return int(found[1]) * 1024 if found else sys.maxsize
+    line = re.search(r"^MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text(encoding="utf-8"), re.MULTILINE)
+    return int(line[1]) * 1024 if line else sys.maxsize
 
 
 async def watch_memory(table: Table) -> None:
@@ -210,26 +208,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--since", metavar="COMMIT", help="run the tests of what differs from this commit")
     since = parser.parse_args(arguments).since
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
-    FOLDER.mkdir(parents=True, exist_ok=True)
     try:
         parts = parts_since(since) if since else {name: Part(name) for name in ("lint", *FOLDERS)}
     except subprocess.CalledProcessError as error:
         print(f"--since {since}: {error.stderr.strip()}", file=sys.stderr)
         return 2
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
     table = Table()
     try:
         asyncio.run(run_all(parts, table))
-    except (PartFailed, BaseExceptionGroup) as error:
-        failed = error if isinstance(error, PartFailed) else next(each for each in error.exceptions if isinstance(each, PartFailed))
-        print(failed, file=sys.stderr)
-        return failed.code
-    except KeyboardInterrupt:
-        return 130
-    finally:
-        print("\n".join(table.lines()), flush=True)
-    return 0
+    except* PartFailed as failed:
+        for error in failed.exceptions:
+            print(error, file=sys.stderr)
+        return_code = 1
+    except* KeyboardInterrupt:
+        return_code = 130
+    else:
+        return_code = 0
+    print("\n".join(table.lines()), flush=True)
+    return return_code
 
 
 if __name__ == "__main__":

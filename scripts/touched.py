@@ -18,13 +18,13 @@ ROOT = Path(__file__).resolve().parent.parent
 ALL = "all"
 ALWAYS = "tests/unit/project/"
 DATA = ("operator/", "workspace/", "manifests/", "images/", "clusters/")
-EVERYONES = "tests/conftest.py"
+SHARED_BY_ALL = "tests/conftest.py"
 """Every test would fail with what this imports."""
 LEFT_OUT = re.compile(r"^pytestmark = \[?pytest\.mark\.(long|soak|corpus)", re.MULTILINE)
 
 
 def modules_of(root: Path) -> Mapping[str, Path]:
-    """Dotted name → file, of every module below this folder; of a package, its `__init__.py`."""
+    """Map the dotted name of every module below this folder to its file; of a package, to its `__init__.py`."""
     modules = {}
     for path in sorted(root.rglob("*.py")):
         parts = path.relative_to(root).with_suffix("").parts
@@ -32,15 +32,15 @@ def modules_of(root: Path) -> Mapping[str, Path]:
     return modules
 
 
-def imported(tree: ast.Module, known: Collection[str]) -> Iterator[str]:
-    """Those of the known modules that are imported, also within functions and for types alone."""
+def imported(tree: ast.Module, modules: Collection[str]) -> Iterator[str]:
+    """List those of the modules that are imported, also within functions and for types alone."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name in known)
+            yield from (alias.name for alias in node.names if alias.name in modules)
         elif isinstance(node, ast.ImportFrom) and node.module:
             members = {f"{node.module}.{alias.name}" for alias in node.names}
-            yield from (member for member in members if member in known)
-            if node.module in known and any(member not in known for member in members):
+            yield from (member for member in members if member in modules)
+            if node.module in modules and any(member not in modules for member in members):
                 yield node.module
 
 
@@ -49,9 +49,10 @@ class Tree:
 
     def __init__(self, root: Path = ROOT) -> None:
         self.root = root
-        found = {f"{top}:{name}": path for top in ("operator", "workspace", "tests") for name, path in modules_of(root / top).items()}
-        self.known = {name.partition(":")[2]: path.relative_to(root).as_posix() for name, path in found.items()}
-        self.text = {file: (root / file).read_text(encoding="utf-8") for file in self.known.values()}
+        paths = {name: path for top in ("operator", "workspace", "tests") for name, path in modules_of(root / top).items()}
+        self.modules = {name: path.relative_to(root).as_posix() for name, path in paths.items()}
+        self.text = {file: (root / file).read_text(encoding="utf-8") for file in self.modules.values()}
+        self.modules |= {Path(file).stem: file for file in self.text if re.match(r"tests/(train/ranks|faults)/(?!test_)", file)}
         self.rooms = yaml.safe_load((root / "scripts/touched.yaml").read_text(encoding="utf-8"))
         trees = {file: ast.parse(text) for file, text in self.text.items()}
         self.words = {
@@ -63,13 +64,16 @@ class Tree:
         self._add_verbs()
 
     def _used(self, file: str, tree: ast.Module) -> set[str]:
-        """What it imports, what it names as text (`python -m`, a program that is sent), and its folder's conftest.py."""
-        names = {*imported(tree, self.known), *self.words[file] & self.known.keys()}
-        above = {f"{folder.as_posix()}/conftest.py" for folder in Path(file).parents if file.startswith("tests/")} - {EVERYONES}
-        return {self.known[name] for name in names} | above & self.text.keys()
+        """Collect what it imports, what it names as text (`python -m`, a program that is sent or started), and its folder's conftest.py."""
+        names = {
+            *imported(tree, self.modules),
+            *({word.removesuffix(".py").rpartition("/")[2] for word in self.words[file]} & self.modules.keys()),
+        }
+        above = {f"{folder.as_posix()}/conftest.py" for folder in Path(file).parents if file.startswith("tests/")} - {SHARED_BY_ALL}
+        return {self.modules[name] for name in names} | above & self.text.keys()
 
     def _add_ranks(self, trees: Mapping[str, ast.Module]) -> None:
-        """A test asks forked ranks for a function by its name."""
+        """Join a test with the functions that it asks forked ranks for by their names."""
         cases = {
             file: {node.name for node in trees[file].body if isinstance(node, ast.FunctionDef)}
             for file in self.text
@@ -79,19 +83,19 @@ class Tree:
             self.uses[file] |= {case for case, names in cases.items() if names & self.words[file]}
 
     def _add_verbs(self) -> None:
-        """A test of the command line names its verbs."""
-        found = re.search(r"^MODULES = (\{.*?^\})", self.text.get("operator/lockstep/cli/verbs.py", ""), re.MULTILINE | re.DOTALL)
+        """Join a test of the command line with the verbs that it names."""
+        table = re.search(r"^MODULES = (\{.*?^\})", self.text.get("operator/lockstep/cli/verbs.py", ""), re.MULTILINE | re.DOTALL)
         self.verbs = {
-            verb: f"lockstep.cli.{place.rpartition('.')[0]}" for verb, place in (ast.literal_eval(found[1]) if found else {}).items()
+            verb: f"lockstep.cli.{place.rpartition('.')[0]}" for verb, place in (ast.literal_eval(table[1]) if table else {}).items()
         }
         typing = self.users({"operator/lockstep/cli/main.py"})
         for file in typing & set(self.tests("tests/")):
             self.uses[file] |= {
-                self.known[module] for verb, module in self.verbs.items() if verb in self.words[file] and module in self.known
+                self.modules[module] for verb, module in self.verbs.items() if verb in self.words[file] and module in self.modules
             }
 
     def tests(self, folder: str) -> list[str]:
-        """Files of tests that `make test` runs."""
+        """List the files of tests in a folder that `make test` runs."""
         return [
             file
             for file in self.text
@@ -99,20 +103,20 @@ class Tree:
         ]
 
     def users(self, changed: Collection[str], within: str = "") -> set[str]:
-        """What uses the changed files, through any number of others; `within`: through files of this folder alone."""
+        """Collect what uses the changed files, through any number of others; `within`: through files of this folder alone."""
         importers = defaultdict(set)
         for file, used in self.uses.items():
             for other in used if file.startswith(within) else ():
                 importers[other].add(file)
-        found, rest = set(changed), list(changed)
+        reached, rest = set(changed), list(changed)
         while rest:
-            new = importers[rest.pop()] - found
-            found |= new
+            new = importers[rest.pop()] - reached
+            reached |= new
             rest += new
-        return found
+        return reached
 
     def chosen(self, changed: Collection[str]) -> set[str]:
-        """Files of tests for changed paths, relative to the root."""
+        """Choose files of tests for changed paths, which are relative to the root."""
         files = set(self.tests("tests/"))
         rooms = [room for path in changed for room in self._room(path)]
         if ALL in rooms:
@@ -134,15 +138,19 @@ class Tree:
         return [tests] if isinstance(tests, str) else tests
 
     def _readers(self, path: str) -> Iterator[str]:
-        """Modules that name a file which is none: a template, a schema, a sample."""
-        if path.startswith(DATA) and not path.endswith(".py"):
+        """List modules that name another file than a module (a template, a schema, a sample), or import a module that is gone."""
+        if path.endswith(".py") and path not in self.text:
+            folder, _, stem = path.removesuffix(".py").partition("/")[2].replace("/", ".").rpartition(".")
+            gone = re.compile(rf"\b{re.escape(folder)}(\.| import (.*\b)?){re.escape(stem)}\b")
+            yield from (file for file, text in self.text.items() if gone.search(text))
+        elif path.startswith(DATA) and not path.endswith(".py"):
             names = {Path(path).name, Path(path).parent.name, path}
             yield from (file for file, words in self.words.items() if names & words)
 
 
 def changed_since(commit: str) -> list[str]:
-    """Paths that differ from the commit, also those that git doesn't know yet. Raises CalledProcessError: there is no such commit."""
-    commands = (["git", "diff", "--name-only", commit, "--"], ["git", "ls-files", "--others", "--exclude-standard"])
+    """List the paths that differ from the commit, also those that git doesn't know yet. Raises CalledProcessError: there is no such commit."""
+    commands = (["git", "diff", "--name-only", "--no-renames", commit, "--"], ["git", "ls-files", "--others", "--exclude-standard"])
     return sorted(
         {
             path

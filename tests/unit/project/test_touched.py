@@ -29,7 +29,7 @@ FILES = {
     "tests/support/typed.py": 'MAIN = "lockstep.cli.main"\n',
     "tests/unit/test_pages.py": "def test_it():\n    from lockstep.plan import pages\n",
     "tests/unit/test_send.py": "import lockstep.send\n",
-    "tests/unit/test_other.py": "",
+    "tests/unit/test_other.py": "from lockstep.plan import pages, ships\n",
     "tests/unit/project/test_house.py": "",
     "tests/train/conftest.py": "",
     "tests/train/ranks/cases_loss.py": "def lose(): ...\n",
@@ -66,8 +66,8 @@ def chosen(tmp_path: Path) -> Chosen:
 @pytest.mark.parametrize(
     "changed, tests",
     [
-        ("operator/lockstep/plan/pages.py", {"unit/test_pages.py"}),  # imported, within a function
-        ("operator/lockstep/plan/templates/page.j2", {"unit/test_pages.py"}),  # by the module that names it
+        ("operator/lockstep/plan/pages.py", {"unit/test_pages.py", "unit/test_other.py"}),  # imported, within a function
+        ("operator/lockstep/plan/templates/page.j2", {"unit/test_pages.py", "unit/test_other.py"}),  # by the module that names it
         ("operator/lockstep/sent.py", {"unit/test_send.py"}),  # a program that is sent as text
         ("operator/lockstep/cli/jobs/stop.py", {"hosts/test_typed.py", "cluster/test_stop.py"}),  # typed as a verb; and by its name
         ("operator/lockstep/cli/jobs/why.py", set()),
@@ -76,6 +76,7 @@ def chosen(tmp_path: Path) -> Chosen:
         ("tests/train/conftest.py", {"train/test_loss.py", "train/test_data.py"}),
         ("tests/support/typed.py", {"hosts/test_typed.py"}),
         ("tests/unit/test_other.py", {"unit/test_other.py"}),
+        ("operator/lockstep/plan/ships.py", {"unit/test_other.py"}),  # it is gone, and is imported all the same
         ("CHANGELOG.md", set()),
     ],
 )
@@ -97,9 +98,21 @@ def whole() -> Tree:
 def test_every_folder_of_the_product_has_a_room_and_every_room_has_tests() -> None:
     folders = {file for file in whole().text if file.startswith(("operator/", "workspace/"))}
     assert all("all" not in whole()._room(file) for file in folders)
+    assert whole().verbs.keys() > {"run", "why", "hosts"}
     for tests in whole().rooms.values():
         for test in tests if isinstance(tests, list) else []:
             assert (ROOT / "tests" / test).is_dir() or (ROOT / "tests" / f"{test}.py").exists(), test
+
+
+def test_every_module_that_tests_share_chooses_a_test() -> None:
+    shared = [
+        file
+        for file in whole().text
+        if file.startswith(("tests/support/", "tests/train/ranks/", "tests/faults/", "tests/golden/")) and "/test_" not in file
+    ]
+    assert len(shared) > 40
+    idle = {file for file in shared if not {test for test in whole().chosen([file]) if not test.startswith("tests/unit/project/")}}
+    assert idle == {"tests/faults/peer_saves.py"}, "the bench of other savers alone has it"
 
 
 def test_parts_of_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
