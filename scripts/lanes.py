@@ -220,15 +220,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         asyncio.run(run_all(parts, table))
     except* PartFailed as failed:
-        for error in failed.exceptions:
-            print(error, file=sys.stderr)
-        return_code = 1
+        print(*failed.exceptions, sep="\n", file=sys.stderr)
+        code = 1
     except* KeyboardInterrupt:
-        return_code = 130
+        code = 130
     else:
-        return_code = 0
+        code = 0
     print("\n".join(table.lines()), flush=True)
-    return return_code
+    return code
 
 
 if __name__ == "__main__":
