@@ -22,7 +22,7 @@ from kubernetes import client
 from lockstep.api.names import job_labels
 from lockstep.api.objects import DEPTH_MAX
 from support.clusters.cluster_jobs import Jobs, prepare, until
-from support.clusters.control_plane import Plane
+from support.clusters.control_plane import Plane, control_plane
 from support.clusters.operator_faults import Rig, free_port, rig_in
 from support.clusters.played_job import PlayedJob
 
@@ -32,9 +32,14 @@ _rng = random.Random(12)  # noqa: S311 (no secret)
 
 
 @pytest.fixture(scope="module")
-def rig(plane: Plane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    with rig_in(tmp_path_factory.mktemp("hostile"), plane, LOCKSTEP_METRICS_PORT=str(free_port())) as found:
-        yield found
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    """In a control plane of its own: what these objects leave there, if a test fails, is in no other test's way."""
+    folder, plane = tmp_path_factory.mktemp("hostile"), tmp_path_factory.mktemp("plane")
+    with (
+        control_plane(plane, list) as kubeconfig,
+        rig_in(folder, Plane(kubeconfig), LOCKSTEP_METRICS_PORT=str(free_port())) as rig,
+    ):
+        yield rig
 
 
 NOISE = tuple(map(chr, range(0x20000, 0x2A6D0)))
