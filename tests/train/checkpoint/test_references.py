@@ -36,14 +36,25 @@ def test_a_reference_is_made_once_for_each_description_and_never_half() -> None:
     assert len(made) == 2
 
 
-def test_references_of_another_cpu_or_trainer_go_as_soon_as_no_test_run_uses_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as elsewhere:
-        elsewhere.setattr(references, "cpu_flags", lambda: "others")
-        other = References()
-    with closing(other):
-        folder = other.get("run", {}, lambda part: None)
-        References().close()
-        assert folder.exists()
-    with closing(References()) as store:
-        assert not folder.exists()
-        assert store.get("run", {}, lambda part: None) != folder
+def test_references_of_another_cpu_kernel_or_package_are_others_and_the_fourth_goes_once_no_test_run_uses_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folders = []
+
+    def surrounded() -> References:
+        store = References()
+        folders.append(store.get("run", {}, lambda part: None))
+        return store
+
+    with closing(surrounded()):
+        monkeypatch.setattr(references, "cpu_flags", lambda: "others")
+        surrounded().close()
+        monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
+        surrounded().close()
+        monkeypatch.setattr(references, "version", lambda package: "0" if package == "peft" else "1")
+        surrounded().close()
+        assert all(folder.exists() for folder in folders)
+    surrounded().close()
+    assert [folder.exists() for folder in folders] == [False, True, True, True, True]
+    assert len(set(folders)) == 4
+    assert len(list((tmp_path / "references").glob("*.lock"))) == 3
