@@ -17,7 +17,6 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
 from lockstep_train import __main__ as trainer
 from lockstep_train import assemble as assembling
@@ -34,9 +33,6 @@ from lockstep_train.watch.watchdog import StopSignal
 from lockstep_train.zero import zero_access
 from lockstep_train.zero.parameters import shards
 
-get_checkpoint_conversion_mapping(
-    "llama"
-)  # compiles 900 patterns, once a process: a third of a short run, which ranks forked from this one are spared
 SKIPPING = ("slow_volume", "copy_beside_a_step", "fail_unexpectedly")
 """Cases about ranks that go on beside a save, as they really do."""
 

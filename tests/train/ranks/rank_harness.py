@@ -122,10 +122,10 @@ class ForkServer:
         self._groups = 0
         self._pending = b""
         self._running: dict[int, int] = {}
-        meeting = meeting or folder / "ranks.sock"
-        with meeting.with_suffix(".lock").open("w") as lock:
+        self.meeting = meeting or folder / "ranks.sock"
+        with self.meeting.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            self._client = join(meeting, folder) or start(meeting, folder, variables)
+            self._client = join(self.meeting, folder) or start(self.meeting, folder, variables)
 
     def _answer(self, timeout_seconds: float) -> dict[str, Any] | None:
         """The next answer, or None after a while."""

@@ -15,6 +15,7 @@ import selectors
 import signal
 import socket
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ def preload() -> None:
     from lockstep_train.zero.start import import_muon
 
     import_muon()
-    get_checkpoint_conversion_mapping("llama")  # compiles a thousand patterns, once in a process
+    get_checkpoint_conversion_mapping("llama")  # compiles 900 patterns, once in a process: a third of a short run
     rank_cases.case_modules()  # the tests' own functions, and with them the trainer
     gc.collect()
     gc.freeze()  # else every rank's first collection writes into, and so copies, all that is shared with this process
@@ -40,28 +41,38 @@ def preload() -> None:
 
 def run_rank(request: dict[str, Any], rank: dict[str, Any]) -> None:
     """In the forked child: become a rank. Never returns."""
-    os.setsid()
-    output = os.open(rank["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    for descriptor in (1, 2):
-        os.dup2(output, descriptor)
-    os.environ.update(rank["environment"])
     code = 1
     try:
+        os.setsid()
+        output = os.open(rank["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        for descriptor in (1, 2):
+            os.dup2(output, descriptor)
+        os.environ.update(rank["environment"])
         import rank_cases
 
         code = rank_cases.call(request["target"], request["arguments"])
     except BaseException:
-        import traceback
-
         traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            os._exit(code)
 
 
 def serve(client: socket.socket) -> None:
-    """Serve one connection until the client closes it."""
+    """Serve one connection until the client closes it, or dies: its ranks end with it."""
+    running: set[int] = set()
+    try:
+        serve_requests(client, running)
+    finally:
+        for pid in running:
+            os.kill(pid, signal.SIGKILL)
+
+
+def serve_requests(client: socket.socket, running: set[int]) -> None:
+    """Start ranks, and keep in `running` the processes of those that aren't waited for yet."""
     requests = client.makefile("r")
 
     def answer(message: dict[str, Any]) -> None:
@@ -88,12 +99,14 @@ def serve(client: socket.socket) -> None:
                     if pid == 0:
                         run_rank(request, rank)
                     pids.append(pid)
+                    running.add(pid)
                     selector.register(os.pidfd_open(pid), selectors.EVENT_READ, pid)
                 answer({"pids": pids})
             else:
                 selector.unregister(key.fileobj)
                 os.close(key.fd)
                 _, status = os.waitpid(key.data, 0)
+                running.remove(key.data)
                 answer({"pid": key.data, "code": os.waitstatus_to_exitcode(status)})
 
 
@@ -109,8 +122,10 @@ def serve_all(listener: socket.socket, first: socket.socket) -> None:
             listener.close()
             try:
                 serve(client)
-            finally:
-                os._exit(0)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
         client.close()
         selector.register(os.pidfd_open(pid), selectors.EVENT_READ, pid)
 
