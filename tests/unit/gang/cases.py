@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import select
 import signal
 import socket
 import subprocess
@@ -91,20 +92,12 @@ class Gang:
     def start(self, *nodes: int, run_path: Path | None = None, arguments: tuple[str, ...] = (), umask: int = -1) -> None:
         for node in nodes:
             if node in self.processes:
-                self.processes[node].wait(10)  # the agent before this one
+                self.processes[node].wait(180)  # the agent before this one
             environment = {**os.environ, "PYTHONPATH": str(WORKSPACE), "LOCKSTEP_NODE": str(node), "TMPDIR": self.private.name}
             command = [sys.executable, *self.python_options, *self.program, "--run", str(run_path or self.run_path)]
             command += arguments
-            process = subprocess.Popen(
-                command,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                start_new_session=True,
-                umask=umask,
-            )
+            streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+            process = subprocess.Popen(command, **streams, env=environment, start_new_session=True, umask=umask)
             self.processes[node] = process
             self._lines[node] = []
             reader = threading.Thread(target=self._read, args=(node, process), daemon=True)
@@ -119,7 +112,7 @@ class Gang:
                     self._lines[node].append(line.rstrip("\n"))
                     self._news.notify_all()
 
-    def codes(self, seconds: float = 20) -> list[int]:
+    def codes(self, seconds: float = 180) -> list[int]:
         """Exit codes of all agents, in order of nodes, once they have ended."""
         return [self.processes[node].wait(seconds) for node in sorted(self.processes)]
 
@@ -131,11 +124,9 @@ class Gang:
         with self._news:
             return "\n".join(self._lines[node])
 
-    def until(self, text: str, node: int = 0, seconds: float = 20) -> str:
+    def until(self, text: str, node: int = 0, seconds: float = 180) -> str:
         """The first line of the node's log that has `text`."""
-        return self.wait(
-            lambda: next((line for line in self._lines[node] if text in line), None), seconds, f"{text!r} in the log of node {node}"
-        )
+        return self.wait(lambda: next((line for line in self._lines[node] if text in line), None), seconds, f"{text!r} on node {node}")
 
     def wait(self, found: Callable[[], str | None], seconds: float, what: str) -> str:
         with self._news:
@@ -178,8 +169,6 @@ def gone(pid: int, seconds: float) -> bool:
     except ProcessLookupError:
         return True
     try:
-        import select
-
         return bool(select.select([descriptor], [], [], seconds)[0])
     finally:
         os.close(descriptor)
