@@ -25,30 +25,9 @@ LONGEST = (
     "test_ends", "test_instruction_sets", "test_hugging_face_script", "test_model_runs",
 )  # fmt: skip
 WORDS = [
-    "the",
-    "rank",
-    "of",
-    "a",
-    "shard",
-    "is",
-    "never",
-    "less",
-    "than",
-    "one",
-    "and",
-    "every",
-    "gang",
-    "runs",
-    "in",
-    "lockstep",
-    "over",
-    "many",
-    "small",
-    "steps",
-    "of",
-    "the",
-    "data",
-]
+    "the", "rank", "of", "a", "shard", "is", "never", "less", "than", "one", "and", "every", "gang", "runs", "in", "lockstep",
+    "over", "many", "small", "steps", "of", "the", "data",
+]  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

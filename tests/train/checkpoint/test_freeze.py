@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lockstep_train.watch.watchdog import PERIOD_SECONDS
-from train.runs.test_run_local import Folder, line_with
+from train.runs.test_run_local import TIMEOUT_SECONDS, Folder, line_with
 
 LIMIT_SECONDS = 10
 
@@ -53,7 +53,7 @@ def test_a_frozen_rank_is_named_with_what_it_was_in(folder: Folder, model: Path,
         trains_for(2 * PERIOD_SECONDS, folder.root / "workspace/runs/x/logs/train_log.jsonl")
         os.kill(rank_process(rank, folder.root), signal.SIGSTOP)
         line_with(process, f"rank {rank} on node {rank} hangs")
-        process.communicate(timeout=30)
+        process.communicate(timeout=TIMEOUT_SECONDS)
     failure = folder.end()["failure"]
     assert (failure["cause"], failure["rank"], failure["node"]) == ("Hang", rank, rank)
     assert failure["activity"].startswith("Step ")

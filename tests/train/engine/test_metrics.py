@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -77,12 +76,10 @@ def test_a_server_that_does_not_answer_changes_nothing_of_the_run(
     ranks: ForkServer, run_file: RunFile, tmp_path: Path, answer: str
 ) -> None:
     file = run_file("run", optimization={"maxSteps": 2, "microBatchSize": 7})
-    started = time.monotonic()
     ended = ranks.run("train_against_server", [None] * 2, arguments={"answer": answer, "document": str(file)})
     assert ended.codes == [0, 0], ended.output
     assert [record["step"] for record in records(tmp_path / "run", "train_log")] == [1, 2]
     assert "MLflow is missing some metrics" in ended.outputs[0]
-    assert time.monotonic() - started < 120  # a hang that ends the run would end it by the harness's limit
     assert "hunter2" not in ended.output + (tmp_path / "run/logs/events.jsonl").read_text()
 
 

@@ -18,6 +18,7 @@ import yaml
 
 from support.checkout import ROOT
 from support.in_process import lockstep
+from unit.gang.cases import gone
 
 TIMEOUT_SECONDS = 180
 
@@ -60,6 +61,13 @@ print("pid", os.getpid(), flush=True)
 while True:
     signal.pause()
 """
+BUSY = """
+import os, time
+print("pid", os.getpid(), flush=True)
+while True:
+    [None for _ in range(10**6)]
+    time.sleep(0.1)
+"""
 
 
 class Folder:
@@ -85,15 +93,7 @@ class Folder:
         return [sys.executable, "-m", "lockstep.cli.main", *self.words(*options)]
 
     def run(self, *options: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            self.command(*options),
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_SECONDS,
-            check=False,
-            env=ENVIRONMENT,
-            stdin=subprocess.DEVNULL,
-        )
+        return subprocess.run(self.command(*options), **OPTIONS, capture_output=True, timeout=TIMEOUT_SECONDS, check=False)
 
     def end(self) -> dict[str, Any]:
         value: dict[str, Any] = json.loads((self.root / "workspace/runs/x/gang/end.json").read_text())
@@ -104,25 +104,19 @@ class Folder:
 
     @contextmanager
     def running(self) -> Iterator[subprocess.Popen[str]]:
-        """The job of PATIENT while its rank 0 runs."""
-        process = subprocess.Popen(
-            self.command(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=ENVIRONMENT,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        """Run the job, and end it if it still runs."""
+        streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        process = subprocess.Popen(self.command(), **OPTIONS, **streams, start_new_session=True)
         try:
             yield process
         finally:
             if process.poll() is None:
                 process.terminate()
-            process.communicate(timeout=30)
+            process.communicate(timeout=TIMEOUT_SECONDS)
 
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}/operator:{ROOT}/workspace"}
+OPTIONS: dict[str, Any] = {"env": ENVIRONMENT, "stdin": subprocess.DEVNULL, "text": True}
 
 
 @pytest.fixture
@@ -138,14 +132,6 @@ def line_with(process: subprocess.Popen[str], text: str) -> str:
     raise AssertionError(f"the output ended without {text!r}")
 
 
-def gone(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return False
-
-
 def test_the_first_restart_does_not_wait_for_the_backoff(folder: Folder) -> None:
     folder.job(FAILS_AT_FIRST, restart={"maxRestarts": 1, "backoffSeconds": 3600}, env=[{"name": "ENDS", "value": "2"}])
     ended = folder.run()
@@ -154,7 +140,7 @@ def test_the_first_restart_does_not_wait_for_the_backoff(folder: Folder) -> None
 
 
 def test_the_second_restart_waits_for_the_backoff(folder: Folder) -> None:
-    backoff = 3
+    backoff = 8  # more than a start takes on busy cores
     folder.job(FAILS_AT_FIRST, restart={"maxRestarts": 2, "backoffSeconds": backoff}, env=[{"name": "ENDS", "value": "3"}])
     ended = folder.run()
     assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -237,7 +223,7 @@ def test_a_measurement_that_fails_or_is_interrupted_says_so_and_leaves_nothing_b
             time.sleep(0.1)
         process.send_signal(signal.SIGINT)
         process.send_signal(signal.SIGINT)  # (as `timeout` does, which signals its group, too)
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=TIMEOUT_SECONDS)
     finally:
         process.kill()
     assert "rank 0" in row and "ValueError: there is no such model" in row
@@ -258,8 +244,8 @@ def test_ctrl_c_lets_the_ranks_save_and_leaves_nothing_behind(folder: Folder) ->
     with folder.running() as process:
         pid = int(line_with(process, "pid ").split()[-1])
         process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=30)
-    assert (process.returncode, gone(pid)) == (130, True)
+        output, _ = process.communicate(timeout=TIMEOUT_SECONDS)
+    assert (process.returncode, gone(pid, 0)) == (130, True)
     assert "the ranks save first" in output
     assert folder.attempts()[-1]["outcome"] == "Stopped"
 
@@ -270,12 +256,7 @@ def test_top_shows_the_cpu_memory_and_gpu_of_every_rank_while_they_run(folder: F
     tool.write_text(f"#!/bin/sh\nprintf '{rows}'\n")
     tool.chmod(0o755)
     devices = [{"name": "CUDA_VISIBLE_DEVICES", "value": "1,0"}]
-    folder.job(
-        PATIENT.replace("signal.pause()", "[None for _ in range(10**6)]; time.sleep(0.1)").replace("sys", "sys, time", 1),
-        gpusPerNode=1,
-        env=devices,
-        preflight={"mode": "Off"},
-    )
+    folder.job(BUSY, gpusPerNode=1, env=devices, preflight={"mode": "Off"})
     monkeypatch.setitem(ENVIRONMENT, "PATH", f"{folder.root}:{os.environ['PATH']}")
     monkeypatch.setenv("PATH", ENVIRONMENT["PATH"])
     with folder.running() as process:
@@ -301,9 +282,9 @@ def test_a_killed_command_line_leaves_nothing_behind(folder: Folder, monkeypatch
         pid = int(line_with(process, "pid ").split()[-1])
         assert [path.name for path in private.glob("*/key")] == ["key"]
         process.kill()
-        assert process.wait(5) == -signal.SIGKILL
-        output, _ = process.communicate(timeout=30)  # the agents hold its output until they end
-    assert gone(pid), output
+        assert process.wait(TIMEOUT_SECONDS) == -signal.SIGKILL
+        output, _ = process.communicate(timeout=TIMEOUT_SECONDS)  # the agents hold its output until they end
+    assert gone(pid, 0), output
     assert list(private.iterdir()) == []
 
 

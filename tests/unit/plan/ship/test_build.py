@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -232,9 +231,8 @@ def test_ctrl_c_ends_it_without_a_traceback(tmp_path: Path) -> None:
     )
     assert process.stderr is not None and process.stderr.readline() == "begun\n"
     os.killpg(process.pid, 2)  # as a terminal does
-    started = time.monotonic()
-    said = process.communicate(timeout=30)[1]
-    assert process.returncode == 130 and "Traceback" not in said and time.monotonic() - started < 30
+    said = process.communicate(timeout=180)[1]
+    assert process.returncode == 130 and "Traceback" not in said
 
 
 def test_the_documentation_s_image_needs_its_site_first(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
