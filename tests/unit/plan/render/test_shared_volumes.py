@@ -16,6 +16,7 @@ import torch
 
 from lockstep.platforms.inpod import carry, source_of
 from lockstep.platforms.inpod.wire import Wire
+from lockstep_gang.agent.main import POD_UMASK
 from lockstep_train.export import WeightFiles
 from unit.gang.cases import WORKSPACE, Gang, gang
 
@@ -74,7 +75,6 @@ def test_on_somebody_s_own_machine_their_umask_counts(agents: Gang, umask: int) 
 POD = """
 import ctypes, json, os, struct, sys
 from pathlib import Path
-from lockstep_gang.agent.main import POD_UMASK
 from lockstep_train.base.durable import make_directory, write_durably, write_pages_durably
 from lockstep_train.checkpoint.format.layout import parse_commit
 from lockstep_train.checkpoint.save.rotation import Rotation
@@ -89,7 +89,7 @@ if user == 0 and ctypes.CDLL(None, use_errno=True).capset(struct.pack("<Ii", 0x2
 status = dict(line.split(":\\t", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":\\t" in line)
 assert int(status["CapEff"], 16) == 0, status["CapEff"]
 
-os.umask(POD_UMASK)
+os.umask(int(sys.argv[6]))
 run = Path(sys.argv[1]) / "runs" / "ml-dev-env"
 checkpoints = run / "checkpoints"
 commit = checkpoints / f"step-{step}.a1"
@@ -119,7 +119,7 @@ def volume() -> Iterator[Path]:
 
 def as_pod(volume: Path, user: int, group: int, step: int) -> None:
     """One run of a job on the volume, by the trainer's own writers, and the rotation of what the run before has left."""
-    words = [sys.executable, "-c", POD, str(volume), *map(str, (user, group, step, GROUP))]
+    words = [sys.executable, "-c", POD, str(volume), *map(str, (user, group, step, GROUP, POD_UMASK))]
     ended = subprocess.run(
         words, check=False, capture_output=True, text=True, umask=0o022, env={**os.environ, "PYTHONPATH": str(WORKSPACE)}
     )
