@@ -118,9 +118,8 @@ def _scalars(kind: type, bounds: dict[str, Any]) -> SearchStrategy[Any]:
 
 
 def _texts(pattern: str | None, shortest: int, longest: int) -> SearchStrategy[str]:
-    alphabet = st.characters(
-        exclude_categories=["Cs"], exclude_characters="\0"
-    )  # all of UTF-8: codec= would encode a million of them to know so
+    # All of UTF-8: codec= would encode a million of them to know so.
+    alphabet = st.characters(exclude_categories=["Cs"], exclude_characters="\0")
     if pattern is not None:
         return st.from_regex(re.compile(pattern), fullmatch=True, alphabet=alphabet).filter(lambda text: shortest <= len(text) <= longest)
     hostile = [text for text in HOSTILE if shortest <= len(text) <= longest]
