@@ -27,8 +27,8 @@ WORKERS = 2
 DEPLOYMENTS = ("test_front_door", "test_seed_004", "test_deploy", "test_rails")
 """One worker runs them: they write down in the checkout which cluster was deployed last."""
 LONGEST = (
-    *DEPLOYMENTS, "test_drills", "test_jobs", "test_moving_training", "test_stops", "test_shipped_files", "test_training", "test_models", "test_interactive", "test_image",
-    "test_devcluster", "test_faults_training", "test_lost_node", "test_rights", "test_verbs", "test_render", "test_hang", "test_retry", "test_why",
+    *DEPLOYMENTS, "test_training", "test_drills", "test_devcluster", "test_image", "test_retry", "test_verbs", "test_words", "test_interactive", "test_jobs", "test_rights",
+    "test_devcluster_pods", "test_stops", "test_notebook_and_debugger", "test_why", "test_shell_and_editors", "test_models", "test_fabric", "test_files",
 )  # fmt: skip
 
 

@@ -20,9 +20,9 @@ from references import Reference, References
 from support.side_by_side import Parts, file_of, longest_first
 
 LONGEST = (
-    "test_corpus_processes", "test_resume", "test_shares", "test_memory_plan", "test_fetch", "test_run_local", "test_freeze", "test_engine", "test_data_by_name",
-    "test_own_scripts", "test_two_terminals", "test_volumes", "test_save", "test_stop", "test_quickstart_local", "test_preflight", "test_models", "test_data", "test_checkpoint", "test_training",
-    "test_ends", "test_instruction_sets", "test_hugging_face_script", "test_model_runs",
+    "test_corpus_processes", "test_data", "test_models", "test_quickstart_local", "test_shares", "test_resume", "test_run_local", "test_own_scripts", "test_freeze",
+    "test_preflight", "test_save", "test_engine", "test_memory_plan", "test_fetch", "test_volumes", "test_training", "test_stop", "test_checkpoint", "test_model_runs",
+    "test_instruction_sets", "test_hugging_face_script", "test_data_by_name", "test_optimizer", "test_ends", "test_demo",
 )  # fmt: skip
 WORDS = [
     "the", "rank", "of", "a", "shard", "is", "never", "less", "than", "one", "and", "every", "gang", "runs", "in", "lockstep",
