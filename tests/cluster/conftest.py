@@ -84,7 +84,7 @@ def kubectl(cluster: Path) -> Kubectl:
     program = shutil.which("kubectl")
     command = [program] if program else [str(binary.folder(cache_root()) / binary.MULTI_CALL), "kubectl"]
 
-    def run(*arguments: str, input: str | None = None, timeout_seconds: float = 180.0) -> subprocess.CompletedProcess[str]:
+    def run(*arguments: str, input: str | None = None, timeout_seconds: float = 240.0) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [*command, "--kubeconfig", str(cluster), *arguments],
             input=input, capture_output=True, text=True, check=False, timeout=timeout_seconds,

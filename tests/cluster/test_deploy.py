@@ -136,7 +136,7 @@ def test_an_admin_of_a_namespace_needs_no_other_right_to_run_an_operator_and_job
             assert "[rank 1] 1 of 2 here" in mine("logs", "ml-dev-env", *here)
             jobs.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "scripts"}, "data": SCRIPTS})
             jobs.start("s", "ok.py")
-            assert "s: Complete" in mine("wait", "s", "--for", "Complete", "--timeout", "60", *here)
+            assert "s: Complete" in mine("wait", "s", "--for", "Complete", "--timeout", "180", *here)
             for verb, shown in {
                 "why": "s: Complete",
                 "describe": "Complete",
@@ -202,4 +202,4 @@ def test_one_cluster_of_two_goes_with_its_rights_and_the_operator_stays(kubectl:
     code, said, errors = lockstep("cluster", "uninstall", str(own_file), "--cluster-only", "--yes")
     assert code == 0 and "TrainingCluster mine is removed; Lockstep stays, with local.\n" in said, errors
     assert before - there() == {"mine", "lockstep-rdma", f"lockstep-image-puller-{namespace}"}
-    assert kubectl("rollout", "status", "deployment/lockstep-operator", "-n", "lockstep-system", "--timeout=60s").returncode == 0
+    assert kubectl("rollout", "status", "deployment/lockstep-operator", "-n", "lockstep-system", "--timeout=180s").returncode == 0

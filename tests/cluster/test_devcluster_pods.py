@@ -69,7 +69,7 @@ def send(kubectl: Kubectl, namespace: str) -> Callable[..., None]:
 
 def log_of(kubectl: Kubectl, namespace: str, name: str) -> str:
     """What the pod printed until it succeeded."""
-    done = kubectl("-n", namespace, "wait", f"pod/{name}", "--for=jsonpath={.status.phase}=Succeeded", "--timeout=50s")
+    done = kubectl("-n", namespace, "wait", f"pod/{name}", "--for=jsonpath={.status.phase}=Succeeded", "--timeout=180s")
     log = kubectl("-n", namespace, "logs", name).stdout
     assert done.returncode == 0, f"{done.stderr}\n{log}\n{kubectl('-n', namespace, 'describe', 'pod', name).stdout}"
     return log.strip()
@@ -163,10 +163,10 @@ def test_a_pod_that_pod_security_forbids_is_refused(kubectl: Kubectl, namespace:
 def test_the_data_of_a_claim_is_removed_with_it(kubectl: Kubectl, namespace: str, send: Callable[..., None]) -> None:
     send(claim("w", "local-rwx", "ReadWriteMany"))
     folder = default_layout().volumes / namespace / "w"
-    assert kubectl("-n", namespace, "wait", "pvc/w", "--for=jsonpath={.status.phase}=Bound", "--timeout=20s").returncode == 0
+    assert kubectl("-n", namespace, "wait", "pvc/w", "--for=jsonpath={.status.phase}=Bound", "--timeout=180s").returncode == 0
     (folder / "data").write_text("x")
     kubectl("-n", namespace, "delete", "pvc", "w")
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 180
     while folder.exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not folder.exists()

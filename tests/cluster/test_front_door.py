@@ -94,7 +94,7 @@ def test_deploy_apply_logs_status_and_uninstall_read_well(lockstep: list[str], k
         followed = run([*lockstep, "logs", "demo", "--follow"])
     assert followed.returncode == 0, followed.stderr
     assert re.search(r"^\[rank 0\] Step \d+/\d+ \| Loss: ", followed.stdout, re.MULTILINE)
-    assert kubectl("wait", "tj/demo", "-n", "lockstep", "--for=condition=Complete", "--timeout=60s").returncode == 0
+    assert kubectl("wait", "tj/demo", "-n", "lockstep", "--for=condition=Complete", "--timeout=180s").returncode == 0
 
     header, row = kubectl("get", "tj", "demo", "-n", "lockstep").stdout.splitlines()
     assert header.split() == ["NAME", "READY", "STEP", "PROGRESS", "RESTARTS", "REASON", "AGE"]

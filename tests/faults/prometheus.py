@@ -40,10 +40,12 @@ def programs() -> Path:
 
 
 def promtool(*arguments: str, folder: Path, check: bool = True) -> str:
-    """Run `promtool` in this folder and return what it prints. Raises AssertionError with that if it fails and `check` is set."""
-    done = subprocess.run([programs() / "promtool", *arguments], cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0 or not check, done.stdout + done.stderr
-    return done.stdout + done.stderr
+    """Run `promtool` in this folder and return what it prints, in its order. Raises AssertionError with that if it fails and `check` is set."""
+    done = subprocess.run(
+        [programs() / "promtool", *arguments], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    assert done.returncode == 0 or not check, done.stdout
+    return done.stdout
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ from lockstep_gang.contract.fabric import FabricReason, FabricReport, Verified
 from lockstep_gang.contract.preflight import PreflightReport
 from lockstep_gang.contract.report import CheckpointReport, Goodput, Metric, State, TrainerReport
 from support.checkout import ROOT
-from support.clusters.cluster_jobs import until
 from support.clusters.control_plane import Plane, default_objects
 from support.clusters.operator_faults import SYSTEM, Rig, free_port, is_failed, rig_in, running
 from support.clusters.played_job import JOB
@@ -73,7 +72,7 @@ def settings(rig: Rig, folder: Path, port: int) -> dict[str, Any]:
 
 
 def test_a_failure_before_the_first_scrape_raises_the_alert(watched: Watched) -> None:
-    alerts = until("the alert", lambda: watched.prometheus.query('ALERTS{alertname="LockstepJobFailed", alertstate="firing"}'))
+    alerts = watched.rig.until("the alert", lambda: watched.prometheus.query('ALERTS{alertname="LockstepJobFailed", alertstate="firing"}'))
     assert [alert["metric"]["job_namespace"] for alert in alerts] == [watched.failed]
 
 

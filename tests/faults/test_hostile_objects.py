@@ -21,7 +21,7 @@ from kubernetes import client
 
 from lockstep.api.names import job_labels
 from lockstep.api.objects import DEPTH_MAX
-from support.clusters.cluster_jobs import Jobs, prepare, until
+from support.clusters.cluster_jobs import Jobs, prepare
 from support.clusters.control_plane import Plane, control_plane
 from support.clusters.operator_faults import Rig, free_port, rig_in
 from support.clusters.played_job import PlayedJob
@@ -204,9 +204,9 @@ def test_the_largest_job_of_each_bound_gets_its_pods_and_what_is_larger_says_why
     for body in (*LARGEST.values(), *(body for body, _, _ in TOO_LARGE.values())):
         send(rig.api.client, PATHS["TrainingJob"].format(hostile.namespace), json.dumps(body, ensure_ascii=False))
     for name in LARGEST:
-        until(f"pods of {name}", lambda name=name: exists(lambda: core.read_namespaced_pod(f"{name}-0", hostile.namespace)))
+        rig.until(f"pods of {name}", lambda name=name: exists(lambda: core.read_namespaced_pod(f"{name}-0", hostile.namespace)))
     for name, (_, reason, number) in TOO_LARGE.items():
-        until(f"{name} says so", lambda name=name: hostile.condition(name, "Accepted"))
+        rig.until(f"{name} says so", lambda name=name: hostile.condition(name, "Accepted"))
         accepted = hostile.condition(name, "Accepted")
         assert (accepted["status"], accepted["reason"]) == ("False", reason) and number in accepted["message"], accepted
         assert not exists(lambda name=name: apps.read_namespaced_stateful_set(name, hostile.namespace))
@@ -232,7 +232,7 @@ def test_a_job_that_leaves_its_status_no_room_says_so_by_an_event_and_all_others
         events = core.list_namespaced_event(hostile.namespace, field_selector="reason=StatusRefused").items
         return [event.message for event in events if event.involved_object.name == f"full-{fits}"]
 
-    until("an event says so", told)
+    rig.until("an event says so", told)
     assert "request is too large: the job leaves no room" in told()[0]
     before = writes(rig, hostile.namespace)
     with rig.job() as job:
@@ -289,7 +289,7 @@ def make_and_delete(rig: Rig, jobs: Jobs, count: int, prefix: str, at_once: int 
         names = [f"{prefix}-{number}" for number in range(begin, begin + at_once)]
         make(rig, jobs.namespace, "TrainingJob", (json.dumps(unprofiled(name)) for name in names))
         for name in names[-8:]:
-            until(f"the operator has seen {name}", lambda name=name: jobs.condition(name, "Accepted"))
+            rig.until(f"the operator has seen {name}", lambda name=name: jobs.condition(name, "Accepted"))
         client.CustomObjectsApi(rig.api.client).delete_collection_namespaced_custom_object(
             "lockstep.dev", "v1alpha1", jobs.namespace, "trainingjobs"
         )
@@ -323,7 +323,7 @@ def scrape(rig: Rig, times: int = 1) -> tuple[int, float]:
         return reply.status == 200
 
     try:
-        until("the token may read metrics", reads)  # which the API server is asked once
+        rig.until("the token may read metrics", reads)  # which the API server is asked once
         seconds.clear()
         assert all(reads() for _ in range(times))
     finally:

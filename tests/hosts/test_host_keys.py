@@ -18,7 +18,7 @@ from lockstep.platforms.hosts.place import HostPlace
 from lockstep.platforms.hosts.ssh import HostUnreachable, Shared
 from lockstep.platforms.hosts.trust import offered_key
 from lockstep.programs import output_of
-from support.clusters.bed_hosts import BedHosts
+from support.clusters.bed_hosts import WAIT_SECONDS, BedHosts
 from support.clusters.bed_ssh import Ways, few_logins, login_to
 from support.clusters.touched_agent import TouchedAgent
 
@@ -196,9 +196,16 @@ def test_a_login_that_waits_for_a_touch_says_so_and_goes_on_with_it(bed: BedHost
 def test_a_touch_that_never_comes_ends_in_a_sentence_that_names_the_verb(
     bed: BedHosts, agent: TouchedAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ssh, "OPEN_SECONDS", 2.0)
+    limit = asyncio.timeout(None)
+    monkeypatch.setattr(ssh.asyncio, "timeout", lambda seconds: limit if seconds == ssh.OPEN_SECONDS else asyncio.timeouts.timeout(seconds))
+
+    async def open_until_asked() -> None:
+        opening = asyncio.create_task(Shared(login_to(bed, 0), agent.path.parent).open())
+        assert await asyncio.to_thread(agent.asked.wait, WAIT_SECONDS)
+        limit.reschedule(asyncio.get_running_loop().time())
+        await opening
+
     with pytest.raises(
         HostUnreachable, match=r"host bed0 can't be reached: it answers, but the login does not end: your key may want a touch.*hosts login"
     ):
-        asyncio.run(Shared(login_to(bed, 0), agent.path.parent).open())
-    assert agent.asked.is_set()
+        asyncio.run(open_until_asked())

@@ -45,7 +45,7 @@ def test_a_preflight_whose_laptop_dies_ends_on_all_hosts(laptop: BedJobs) -> Non
         assert eventually(lambda: len([line for line in left_on(laptop) if "agent.pyz" in line]) >= 3), "its agents run"
         typed.send_signal(signal.SIGKILL)
         typed.communicate()
-        assert eventually(lambda: left_on(laptop) == [], seconds=30), left_on(laptop)
+        assert eventually(lambda: left_on(laptop) == []), left_on(laptop)
     finally:
         laptop.bed.console(2, "nft", "delete", "table", "ip", "t")
 

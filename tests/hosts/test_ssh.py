@@ -11,7 +11,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -228,10 +227,8 @@ def test_a_host_that_vanishes_breaks_the_connection(bed: BedHosts, ways: Ways) -
             async for _ in program.output():
                 pass
 
-    began = time.monotonic()
     with pytest.raises(Broken, match="the connection to host bed2 broke"):
         run(vanished())
-    assert time.monotonic() - began < 45
     with pytest.raises(
         HostUnreachable, match=r"host bed2 can't be reached: it doesn't answer\. Check its power, its cable and its address"
     ):

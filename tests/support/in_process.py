@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
+import sys
 from dataclasses import dataclass
 
 import pytest
@@ -20,14 +22,21 @@ class Told:
 
 def lockstep(*words: str) -> Told:
     """Type `lockstep WORDS` with nobody at the terminal."""
+    usual = gc.get_threshold()
     out, errors = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
         patch.setattr("sys.argv", ["lockstep", *words])
         patch.setattr("sys.stdin", io.StringIO())
-        patch.setenv("COLUMNS", "200")
+        patch.setattr("sys.excepthook", sys.excepthook)  # as it is: `main` sets another one
+        for name, value in {"COLUMNS": "200", "NO_COLOR": "1", "_TYPER_FORCE_DISABLE_TERMINAL": "1"}.items():
+            patch.setenv(name, value)
         try:
             code: object = main()
         except SystemExit as ended:
             code = ended.code
+            if isinstance(code, str):  # as Python does
+                print(code, file=errors)
+        finally:
+            gc.set_threshold(*usual)
     out.seek(0)
-    return Told(code if isinstance(code, int) else 0, out.read(), errors.getvalue())
+    return Told(code if isinstance(code, int) else int(code is not None), out.read(), errors.getvalue())

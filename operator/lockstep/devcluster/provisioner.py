@@ -7,7 +7,6 @@ class local-python gets the Python environment, read-only.
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import signal
 import sys
@@ -116,12 +115,22 @@ def work_once(api: Any, core: Any, layout: Layout) -> None:
         provision(core, claim, layout)
 
 
+def _tell(error: Exception) -> None:
+    print(f"provisioner: {type(error).__name__}: {error}; trying again", file=sys.stderr, flush=True)
+
+
 def _follow(listing: Callable[..., Any], changed: threading.Event) -> None:
     """Set `changed` at every event of these objects, and when their watch ends or fails: what came meanwhile is unknown."""
+    failure: type[Exception] | None = None
     while True:
-        with contextlib.suppress(Exception):  # (the API server is away, as `work_once` tells)
+        try:
             for _ in listing(watch=True, _preload_content=False).stream():
+                failure = None
                 changed.set()
+        except Exception as error:
+            if type(error) is not failure:
+                _tell(error)
+            failure = type(error)
         changed.set()
         time.sleep(1)
 
@@ -140,7 +149,7 @@ def main(root: str, name: str, index: str) -> None:
         try:
             work_once(api, core, layout)
         except Exception as error:
-            print(f"provisioner: {type(error).__name__}: {error}; trying again", file=sys.stderr, flush=True)
+            _tell(error)
             time.sleep(1)
             continue
         changed.wait(LOOK_SECONDS)

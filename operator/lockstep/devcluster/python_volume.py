@@ -39,19 +39,19 @@ def code_key() -> str:
     return digest.hexdigest()[:16]
 
 
-def publish_code(volume: Path, common: Path | None = None) -> Path:
+def publish_code(volume: Path, shared: Path | None = None) -> Path:
     """Copy the packages into the volume, compiled, and let `code` point at the copy. The copy is named by its content.
 
-    One at a time: several clusters and deployments of this machine may want it at once. `common`: a volume of the same disk where it is compiled once for
+    One at a time: several clusters and deployments of this machine may want it at once. `shared`: a volume of the same disk where it is compiled once for
     all; its files stay here when they are removed there.
     """
-    made = publish_code(common) if common else None
-    target = volume / (made.name if made else f"{CODE}-{code_key()}")
+    compiled = publish_code(shared) if shared else None
+    target = volume / (compiled.name if compiled else f"{CODE}-{code_key()}")
     with (volume / ".publish.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not target.exists():
             temporary = volume / f".{target.name}.{os.getpid()}"
-            shutil.copytree(made, temporary, copy_function=os.link) if made else _compile(temporary)
+            shutil.copytree(compiled, temporary, copy_function=os.link) if compiled else _compile(temporary)
             temporary.rename(target)
         _point(volume / CODE, target.name)
         for old in sorted(volume.glob(f"{CODE}-*"), key=lambda p: p.stat().st_mtime)[:-KEPT_COPIES]:

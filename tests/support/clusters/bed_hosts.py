@@ -65,14 +65,15 @@ class BedHosts:
         return int(Path(f"/sys/class/net/{self.layout.bridge}/statistics/tx_bytes").read_text())
 
     def mend(self) -> None:
-        """Give every host that lost its power, its cable or its time what it lost."""
-        ill = [host for host in self.hosts if not _is_well(host)]
-        for host in ill:
+        """Give every host that lost its power, its cable or its time what it lost, and wait until all let people in."""
+        for host in self.hosts:
+            if _is_well(host):
+                continue
             if running.first_process(host) is None:
                 running.power_on(host, wait=False)
             running.plug(host, plugged=True)
             running.freeze(host, frozen=False)
-        for host in ill:
+        for host in self.hosts:
             running.await_sshd(host)
 
 

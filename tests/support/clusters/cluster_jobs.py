@@ -115,7 +115,8 @@ class Jobs:
     def workspace(self) -> Path:
         """Folder of this machine in which pods of the embedded cluster have the namespace's workspace."""
         claim = until(
-            "the workspace's volume", lambda: (self.get("PersistentVolumeClaim", "ml-dev-workspace") or {})["spec"].get("volumeName")
+            "the workspace's volume",
+            lambda: (self.get("PersistentVolumeClaim", "ml-dev-workspace") or {}).get("spec", {}).get("volumeName"),
         )
         return Path(client.CoreV1Api(self.api.client).read_persistent_volume(claim).spec.host_path.path)
 

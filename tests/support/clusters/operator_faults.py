@@ -6,7 +6,6 @@ into minutes. tests/cluster/operator/life/test_faults_training.py has real pods 
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import socket
 import time
@@ -14,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kubernetes import client, config, dynamic
@@ -48,6 +48,15 @@ class Rig:
     plane: Plane
     audited: int
     """Bytes of the audit log that are older than this rig."""
+
+    def until(self, what: str, look: Callable[[], Any]) -> Any:
+        """The first result that is true; an operator that ended by itself meanwhile is started again."""
+
+        def revived() -> Any:
+            self.operator.revive()
+            return look()
+
+        return until(what, revived)
 
     @contextmanager
     def job(self, namespace: str = "") -> Iterator[PlayedJob]:
@@ -110,8 +119,11 @@ def play_nodes(core: client.CoreV1Api) -> None:
     ready = {"type": "Ready", "status": "True", "reason": "Played", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}
     room = {"cpu": "64", "memory": "256Gi", "pods": "110"}
     for name in NODES:
-        with contextlib.suppress(client.ApiException):  # it is there
+        try:
             core.create_node({"metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}}})
+        except client.ApiException as error:
+            if error.status != 409:  # it is there
+                raise
         core.patch_node(name, {"spec": {"taints": None}})  # not ready, as every new node
         core.patch_node_status(name, {"status": {"conditions": [ready], "capacity": room, "allocatable": room}})
 

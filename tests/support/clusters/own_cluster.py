@@ -97,8 +97,10 @@ def claimed(state: Path, name: str, remove: Callable[[], None], kept: Container[
 def _remove() -> None:
     from lockstep.devcluster.cluster import down
 
-    down(default_layout(), lambda text: None)
-    shutil.rmtree(default_layout().volumes)
+    layout = default_layout()
+    down(layout, lambda text: None)
+    if layout.volumes.exists():  # a start that was killed early has made none
+        shutil.rmtree(layout.volumes)
 
 
 def client_kubeconfig(user: str, groups: Sequence[str] = (), layout: Layout | None = None) -> Path:

@@ -118,9 +118,11 @@ def test_claims_are_looked_at_at_once_when_a_claim_or_a_volume_changes(clock: Vi
     assert rounds == [2, 2]
 
 
-def test_a_watch_that_ends_or_fails_is_news_and_begins_again_a_second_later(clock: VirtualClock) -> None:
+def test_a_watch_that_ends_or_fails_is_news_and_begins_again_a_second_later(
+    clock: VirtualClock, capsys: pytest.CaptureFixture[str]
+) -> None:
     news: list[float] = []
-    answers = iter([[b"one", b"two"], OSError, []])
+    answers = iter([[b"one", b"two"], OSError, OSError, [b"three"], OSError])
 
     def listing(**_: object) -> SimpleNamespace:
         answer = next(answers, SystemExit)
@@ -130,7 +132,8 @@ def test_a_watch_that_ends_or_fails_is_news_and_begins_again_a_second_later(cloc
 
     with pytest.raises(SystemExit):
         provisioner._follow(listing, cast(Any, SimpleNamespace(set=lambda: news.append(clock.now))))
-    assert news == [0, 0, 0, 1, 2]
+    assert news == [0, 0, 0, 1, 2, 3, 3, 4]
+    assert capsys.readouterr().err == "provisioner: OSError: ; trying again\n" * 2
 
 
 def test_three_copies_of_the_code_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -293,15 +293,15 @@ def test_publishing_the_same_code_again_copies_nothing(tmp_path: Path) -> None:
 
 
 def test_code_of_another_volume_is_linked_and_stays_when_it_is_removed_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, all_code, own = (tmp_path / name for name in ("source", "all", "own"))
-    for folder in (source, all_code, own):
+    source, compiled_code, own = (tmp_path / name for name in ("source", "all", "own"))
+    for folder in (source, compiled_code, own):
         folder.mkdir()
     (source / "run.py").write_text("")
     monkeypatch.setattr(python_volume, "source_folders", lambda: [source])
     for _ in range(2):
-        code = python_volume.publish_code(own, all_code)
-    assert (code / "source/run.py").samefile(all_code / "code/source/run.py") and (own / "code").readlink() == Path(code.name)
-    shutil.rmtree(all_code)
+        code = python_volume.publish_code(own, compiled_code)
+    assert (code / "source/run.py").samefile(compiled_code / "code/source/run.py") and (own / "code").readlink() == Path(code.name)
+    shutil.rmtree(compiled_code)
     assert list((own / "code").glob("source/__pycache__/run.*.pyc")) and sorted(path.name for path in own.glob("[a-z]*")) == [
         "code",
         code.name,

@@ -49,10 +49,11 @@ def bring_up() -> None:
         (default_layout().state / name).mkdir(parents=True, exist_ok=True)
 
 
-def test_what_a_killed_run_has_left_is_removed_by_the_next_but_for_the_images_in_its_nodes(clusters: Path) -> None:
+@pytest.mark.parametrize("left", [("daemons", "volumes", "nodes"), ("daemons", "nodes")], ids=["a cluster", "a start without volumes"])
+def test_what_a_killed_run_has_left_is_removed_by_the_next_but_for_the_images_in_its_nodes(clusters: Path, left: tuple[str, ...]) -> None:
     program = (
         "import os\nfrom support.clusters.own_cluster import own_number\nfrom lockstep.devcluster.host.layout import default_layout\n"
-        "with own_number():\n    for name in ('daemons', 'volumes', 'nodes'): (default_layout().state / name).mkdir(parents=True)\n    os.kill(os.getpid(), 9)\n"
+        f"with own_number():\n    for name in {left}: (default_layout().state / name).mkdir(parents=True)\n    os.kill(os.getpid(), 9)\n"
     )
     subprocess.run(
         [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(Path(own_cluster.__file__).parents[2])}, check=False

@@ -58,9 +58,9 @@ def up(bed: BedLayout, hosts: int, say: Say) -> Path:
             ensure_bed(bed, say)
             host_tree(bed.root, say)
             python_volume.publish_packages(bed.root / "python")
-            bed.all_code.mkdir(exist_ok=True)
+            bed.compiled_code.mkdir(exist_ok=True)
             bed.code.mkdir(exist_ok=True)
-            python_volume.publish_code(bed.code, bed.all_code)
+            python_volume.publish_code(bed.code, bed.compiled_code)
         _make_laptop(bed)
         _make_network(bed)
         layouts = [bed.host(number) for number in range(hosts)]

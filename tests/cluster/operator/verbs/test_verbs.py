@@ -30,7 +30,7 @@ def running(jobs: Jobs) -> Iterator[str]:
 
 
 def test_a_job_is_listed_described_and_waited_for(jobs: Jobs, running: str) -> None:
-    assert lockstep(jobs, "wait", running, "--for", "Running", "--timeout", "30").returncode == 0
+    assert lockstep(jobs, "wait", running, "--for", "Running", "--timeout", "180").returncode == 0
     table = lockstep(jobs, "get").stdout.splitlines()
     assert table[0].split()[0] == "NAME" and "Running" in next(line for line in table if line.startswith(running))
     assert yaml.safe_load(lockstep(jobs, "get", running, "-o", "yaml").stdout)["metadata"]["name"] == running
