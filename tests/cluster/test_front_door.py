@@ -19,6 +19,7 @@ from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.resolved import PlatformDefaults
 from support.checkout import ROOT
 from support.clusters.cluster_demo import demo_pod
+from support.clusters.cluster_jobs import until
 
 Kubectl = Callable[..., subprocess.CompletedProcess[str]]
 SAMPLE = "manifests/samples/trainingjob.yaml"
@@ -112,7 +113,7 @@ def test_deploy_apply_logs_status_and_uninstall_read_well(lockstep: list[str], k
     assert refused.returncode == 2 and "there are TrainingJobs (lockstep/demo)" in refused.stderr
     removed = run([*lockstep, "cluster", "uninstall", "local", "--jobs", "--yes"])
     assert removed.returncode == 0, removed.stderr
-    assert kubectl("get", "crd", "trainingjobs.lockstep.dev").returncode != 0
+    until("the CRD is gone", lambda: kubectl("get", "crd", "trainingjobs.lockstep.dev").returncode != 0)
     assert kubectl("get", "clusterrole", "lockstep-operator").returncode != 0
     left = yaml.safe_load(kubectl("get", "pvc", "-n", "lockstep", "-o", "yaml").stdout)["items"]
     assert {claim["metadata"]["name"] for claim in left} == CLAIMS
