@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
@@ -20,6 +20,8 @@ ALWAYS = "tests/unit/project/"
 DATA = ("operator/", "workspace/", "manifests/", "images/", "clusters/")
 SHARED_BY_ALL = "tests/conftest.py"
 """Every test would fail with what this imports."""
+FEW = 6
+"""What more files of tests than these have in common is no sign of what they test."""
 LEFT_OUT = re.compile(r"^pytestmark = \[?pytest\.mark\.(long|soak|corpus)", re.MULTILINE)
 
 
@@ -73,26 +75,36 @@ class Tree:
         return {self.modules[name] for name in names} | above & self.text.keys()
 
     def _add_ranks(self, trees: Mapping[str, ast.Module]) -> None:
-        """Join a test with the functions that it asks forked ranks for by their names."""
+        """Join a test with what it asks forked ranks for by name, and with what those functions import, if few tests do so."""
         cases = {
             file: {node.name for node in trees[file].body if isinstance(node, ast.FunctionDef)}
             for file in self.text
             if file.startswith("tests/train/ranks/")
         }
+        asking = defaultdict(set)
         for file in self.tests("tests/train/"):
-            self.uses[file] |= {case for case, names in cases.items() if names & self.words[file]}
+            asked = {case for case, names in cases.items() if names & self.words[file]}
+            self.uses[file] |= asked
+            for used in {used for case in asked for used in self.uses[case]}:
+                asking[used].add(file)
+        for used, files in asking.items():
+            for file in files if len(files) <= FEW else ():
+                self.uses[file].add(used)
 
     def _add_verbs(self) -> None:
-        """Join a test of the command line with the verbs that it names."""
+        """Join a test of the command line with the verbs that it names, if few tests do, and with what one verb alone reaches."""
         table = re.search(r"^MODULES = (\{.*?^\})", self.text.get("operator/lockstep/cli/verbs.py", ""), re.MULTILINE | re.DOTALL)
-        self.verbs = {
-            verb: f"lockstep.cli.{place.rpartition('.')[0]}" for verb, place in (ast.literal_eval(table[1]) if table else {}).items()
-        }
-        typing = self.users({"operator/lockstep/cli/main.py"})
-        for file in typing & set(self.tests("tests/")):
-            self.uses[file] |= {
-                self.modules[module] for verb, module in self.verbs.items() if verb in self.words[file] and module in self.modules
-            }
+        places = {verb: f"lockstep.cli.{place.rpartition('.')[0]}" for verb, place in (ast.literal_eval(table[1]) if table else {}).items()}
+        self.verbs = {verb: self.modules[module] for verb, module in places.items() if module in self.modules}
+        own = {file: {other for other in used if other.startswith("operator/")} for file, used in self.uses.items()}
+        reached = {module: leads_to(own, {module}) for module in set(self.verbs.values())}
+        often = Counter(file for files in reached.values() for file in files)
+        typing = self.users({"operator/lockstep/cli/main.py"}) & set(self.tests("tests/"))
+        for verb, module in self.verbs.items():
+            naming = {file for file in typing if verb in self.words[file]}
+            unit = {file for file in naming if file.startswith("tests/unit/")}
+            for file in naming if len(naming - unit) <= FEW else unit:
+                self.uses[file] |= {module, *(other for other in reached[module] if often[other] == 1)}
 
     def tests(self, folder: str) -> list[str]:
         """List the files of tests in a folder that `make test` runs."""
@@ -108,12 +120,7 @@ class Tree:
         for file, used in self.uses.items():
             for other in used if file.startswith(within) else ():
                 importers[other].add(file)
-        reached, rest = set(changed), list(changed)
-        while rest:
-            new = importers[rest.pop()] - reached
-            reached |= new
-            rest += new
-        return reached
+        return leads_to(importers, changed)
 
     def chosen(self, changed: Collection[str]) -> set[str]:
         """Choose files of tests for changed paths, which are relative to the root."""
@@ -121,41 +128,45 @@ class Tree:
         rooms = [room for path in changed for room in self._room(path)]
         if ALL in rooms:
             return files
-        sources = set(changed) | {file for path in changed for file in self._readers(path)}
-        unit = {file for file in self.users(sources) if file.startswith("tests/unit/")}
+        readers = {file for path in changed for file in self._readers(path)}
+        unit = {file for file in self.users({*changed, *readers}) if file.startswith("tests/unit/")}
         direct = self.users({path for path in changed if path.startswith("tests/")}, "tests/") | {
-            file for file in self.text if self.uses[file] & sources
+            file for file in self.text if self.uses[file].intersection(changed)
         }
         of_rooms = {file for file in files if any(file.startswith((f"tests/{room}/", f"tests/{room}.py")) for room in rooms)}
-        stems = {f"test_{Path(path).stem}" for path in sources if path.startswith(("operator/", "workspace/"))}
+        stems = {f"test_{Path(path).stem}" for path in changed if path.startswith(("operator/", "workspace/"))}
         return files & (unit | direct | of_rooms | {file for file in files if file.startswith(ALWAYS) or Path(file).stem in stems})
 
     def _room(self, path: str) -> list[str]:
-        fitting = [beginning for beginning in self.rooms if path.startswith(beginning)]
-        if not fitting:
-            return [] if path.endswith(".md") else [ALL]
-        tests = self.rooms[max(fitting, key=len)]
+        fitting = {match.end(): tests for beginning, tests in self.rooms.items() if (match := re.match(beginning, path))}
+        tests = fitting[max(fitting)] if fitting else [] if path.endswith(".md") else ALL
         return [tests] if isinstance(tests, str) else tests
 
     def _readers(self, path: str) -> Iterator[str]:
-        """List modules that name another file than a module (a template, a schema, a sample), or import a module that is gone."""
+        """List modules that name another file than a module (a template, a schema), or import a module that is gone: unit tests follow from them."""
+        folder, _, name = path.rpartition("/")
         if path.endswith(".py") and path not in self.text:
-            folder, _, stem = path.removesuffix(".py").partition("/")[2].replace("/", ".").rpartition(".")
-            gone = re.compile(rf"\b{re.escape(folder)}(\.| import (.*\b)?){re.escape(stem)}\b")
+            package, stem = re.escape(folder.partition("/")[2].replace("/", ".")), re.escape(name.removesuffix(".py"))
+            gone = re.compile(rf"\b{package}(\.| import (.*\b)?){stem}\b")
             yield from (file for file, text in self.text.items() if gone.search(text))
         elif path.startswith(DATA) and not path.endswith(".py"):
-            names = {Path(path).name, Path(path).parent.name, path}
-            yield from (file for file, words in self.words.items() if names & words)
+            names, owner = {name, Path(folder).name, path}, Path(folder).parent
+            short = names | {name.partition(".")[0]}
+            yield from (file for file, words in self.words.items() if words & (short if Path(file).parent == owner else names))
+
+
+def leads_to(edges: Mapping[str, Collection[str]], start: Collection[str]) -> set[str]:
+    """Collect these, and all that is reached from them."""
+    reached, rest = set(start), list(start)
+    while rest:
+        new = set(edges.get(rest.pop(), ())) - reached
+        reached |= new
+        rest += new
+    return reached
 
 
 def changed_since(commit: str) -> list[str]:
     """List the paths that differ from the commit, also those that git doesn't know yet. Raises CalledProcessError: there is no such commit."""
     commands = (["git", "diff", "--name-only", "--no-renames", commit, "--"], ["git", "ls-files", "--others", "--exclude-standard"])
-    return sorted(
-        {
-            path
-            for command in commands
-            for path in subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
-            if path
-        }
-    )
+    outputs = [subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout for command in commands]
+    return sorted({path for output in outputs for path in output.splitlines()})

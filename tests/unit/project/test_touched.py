@@ -11,20 +11,24 @@ import pytest
 import touched
 from lanes import main, parts_since
 from support.checkout import ROOT
-from touched import Tree
+from touched import FEW, Tree
 
 Chosen = Callable[..., set[str]]
 FILES = {
     "operator/lockstep/cli/main.py": "from lockstep.kube import client\n",
     "operator/lockstep/cli/verbs.py": 'MODULES = {\n    "why": "jobs.why.why",\n    "stop": "jobs.stop.stop",\n}\n',
     "operator/lockstep/cli/jobs/why.py": "from lockstep.plan import pages\n",
-    "operator/lockstep/cli/jobs/stop.py": "",
+    "operator/lockstep/cli/jobs/stop.py": "from lockstep import halt\n",
+    "operator/lockstep/halt.py": "",
     "operator/lockstep/kube/client.py": "",
-    "operator/lockstep/plan/pages.py": 'TEMPLATE = "page.j2"\n',
+    "operator/lockstep/plan/pages.py": 'TEMPLATES = ("page.j2", "leaf")\n',
     "operator/lockstep/plan/templates/page.j2": "",
+    "operator/lockstep/plan/templates/leaf.yaml.j2": "",
     "operator/lockstep/sent.py": "",
     "operator/lockstep/send.py": 'PROGRAM = "lockstep.sent"\n',
     "workspace/lockstep_train/loss.py": "",
+    "workspace/lockstep_train/rare.py": "",
+    "workspace/lockstep_train/common.py": "",
     "tests/conftest.py": "from lockstep.kube import client\n",
     "tests/support/typed.py": 'MAIN = "lockstep.cli.main"\n',
     "tests/unit/test_pages.py": "def test_it():\n    from lockstep.plan import pages\n",
@@ -32,16 +36,20 @@ FILES = {
     "tests/unit/test_other.py": "from lockstep.plan import pages, ships\n",
     "tests/unit/project/test_house.py": "",
     "tests/train/conftest.py": "",
-    "tests/train/ranks/cases_loss.py": "def lose(): ...\n",
+    "tests/train/ranks/cases_loss.py": "from lockstep_train import common, rare\n\ndef lose(): ...\n",
+    "tests/train/ranks/cases_many.py": "from lockstep_train import common\n\ndef many(): ...\n",
     "tests/train/test_loss.py": 'CASE = "lose"\n',
+    **{f"tests/train/many/test_{number}.py": 'CASE = "many"\nVERB = "why"\nfrom support.typed import MAIN\n' for number in range(FEW + 1)},
     "tests/train/test_data.py": "",
     "tests/train/test_slow.py": "pytestmark = pytest.mark.long\n",
     "tests/hosts/test_typed.py": 'from support.typed import MAIN\n\nVERB = "stop"\n',
     "tests/cluster/test_stop.py": "",
 }
+MANY = {file.removeprefix("tests/") for file in FILES if file.startswith("tests/train/many/")}
 ROOMS = """
 requirements/: all
-operator/: []
+operator/(lockstep|other)/: []
+operator/lockstep/plan/(other|templates/leaf): [cluster/test_stop]
 workspace/lockstep_train/: [train/test_data]
 tests/: []
 """
@@ -68,13 +76,20 @@ def chosen(tmp_path: Path) -> Chosen:
     [
         ("operator/lockstep/plan/pages.py", {"unit/test_pages.py", "unit/test_other.py"}),  # imported, within a function
         ("operator/lockstep/plan/templates/page.j2", {"unit/test_pages.py", "unit/test_other.py"}),  # by the module that names it
+        (
+            "operator/lockstep/plan/templates/leaf.yaml.j2",
+            {"unit/test_pages.py", "unit/test_other.py", "cluster/test_stop.py"},
+        ),  # and by its room
         ("operator/lockstep/sent.py", {"unit/test_send.py"}),  # a program that is sent as text
         ("operator/lockstep/cli/jobs/stop.py", {"hosts/test_typed.py", "cluster/test_stop.py"}),  # typed as a verb; and by its name
-        ("operator/lockstep/cli/jobs/why.py", set()),
+        ("operator/lockstep/halt.py", {"hosts/test_typed.py"}),  # by the only verb that reaches it
+        ("operator/lockstep/cli/jobs/why.py", set()),  # too many name it
         ("workspace/lockstep_train/loss.py", {"train/test_data.py", "train/test_loss.py"}),  # by its room, and by its name
+        ("workspace/lockstep_train/rare.py", {"train/test_data.py", "train/test_loss.py"}),  # imported by what few ask ranks for
+        ("workspace/lockstep_train/common.py", {"train/test_data.py"}),
         ("tests/train/ranks/cases_loss.py", {"train/test_loss.py"}),  # asked of forked ranks by a function's name
-        ("tests/train/conftest.py", {"train/test_loss.py", "train/test_data.py"}),
-        ("tests/support/typed.py", {"hosts/test_typed.py"}),
+        ("tests/train/conftest.py", {"train/test_loss.py", "train/test_data.py", *MANY}),
+        ("tests/support/typed.py", {"hosts/test_typed.py", *MANY}),
         ("tests/unit/test_other.py", {"unit/test_other.py"}),
         ("operator/lockstep/plan/ships.py", {"unit/test_other.py"}),  # it is gone, and is imported all the same
         ("CHANGELOG.md", set()),
