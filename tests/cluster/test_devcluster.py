@@ -96,6 +96,15 @@ def processes_of_cluster() -> list[int]:
     return found
 
 
+def kill_daemons(*names: str) -> None:
+    """Kill them, and wait until they are gone: a process that is still ending counts as one that runs."""
+    pids = [json.loads((LAYOUT.daemons / f"{name}.json").read_text())["pid"] for name in names]
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    while any(processes.start_ticks(pid) is not None for pid in pids):
+        time.sleep(0.01)
+
+
 @contextmanager
 def stranger(folders: list[str]) -> Iterator[int]:
     """A process that has mounted something on these folders in its own mount namespace, as the nodes of another cluster do; its pid."""
@@ -190,8 +199,7 @@ def test_up_of_a_cluster_that_is_up_starts_nothing(up: None) -> None:
 @pytest.mark.parametrize("killed", [{"etcd", "provisioner", "test-0-proxy"}, {"kube-apiserver", "coredns", "test-1-containerd"}])
 def test_daemons_that_died_are_started_again_and_only_they(up: None, killed: set[str]) -> None:
     before = {path.stem: path.read_text() for path in LAYOUT.daemons.glob("*.json")}
-    for name in killed:
-        os.kill(json.loads(before[name])["pid"], signal.SIGKILL)
+    kill_daemons(*killed)
     cluster.up(LAYOUT, WANTED, print)
     after = {path.stem: path.read_text() for path in LAYOUT.daemons.glob("*.json")}
     # The kubelet lives in the mount namespace that its containerd opened, so it goes with it.
@@ -286,8 +294,7 @@ def test_a_cluster_whose_daemons_alone_were_killed_leaves_no_container_of_theirs
     run_pod("orphan")
     orphans = cgroups.processes(LAYOUT.node(0).cgroup)
     assert orphans
-    for path in LAYOUT.daemons.glob("*.json"):
-        os.kill(json.loads(path.read_text())["pid"], signal.SIGKILL)
+    kill_daemons(*(path.stem for path in LAYOUT.daemons.glob("*.json")))
     cluster.up(LAYOUT, WANTED, print)
     assert is_healthy()
     assert not orphans & cgroups.processes(LAYOUT.node(0).cgroup)
