@@ -26,28 +26,46 @@ from lockstep_train.memory.agree import read_shape
 from lockstep_train.model.load import quiet_transformers
 from lockstep_train.model.weight_files import PRECISIONS
 from lockstep_train.report import Reporter
-from lockstep_train.zero import zero_access
 from support.peak_memory import PeakMemory
 
-VOCABULARY = 1280
+VOCABULARY = 2048
 TOKENS = 512
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj"]
 ACCUMULATION = 2
 SHARED = {
-    "vocab_size": VOCABULARY, "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 3, "num_attention_heads": 8,
-    "num_key_value_heads": 2, "head_dim": 32,
-}  # fmt: skip
+    "vocab_size": VOCABULARY,
+    "hidden_size": 256,
+    "intermediate_size": 768,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+}
 LATENT = {
-    "head_dim": 16, "q_lora_rank": 96, "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32,
-    "num_key_value_heads": 8, "n_routed_experts": 16, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 0,
-    "moe_intermediate_size": 256, "num_experts_per_tok": 2,
-}  # fmt: skip
+    "head_dim": 16,
+    "q_lora_rank": 96,
+    "kv_lora_rank": 64,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 32,
+    "num_key_value_heads": 8,
+    "n_routed_experts": 16,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 0,
+    "moe_intermediate_size": 256,
+    "num_experts_per_tok": 2,
+}
 NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 MOE = {"moe_intermediate_size": 256, "num_experts_per_tok": 2, "num_experts": 16}
 NARROW_EXPERTS = {
-    "n_routed_experts": 16, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 0, "moe_intermediate_size": 64,
+    "n_routed_experts": 16,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 0,
+    "moe_intermediate_size": 64,
     "num_experts_per_tok": 8,
-}  # fmt: skip
+}
 """As GLM-4.5-Air's: what a token's experts give back is wider than they are."""
 
 
@@ -117,12 +135,11 @@ def peak_of(folder: Path, variant: dict[str, Any], ranks: engine_ranks.Ranks) ->
     with PeakMemory(ranks.device) as peak:
         engine, loss, _ = start_model(training, folder, plan, ranks, Reporter(None, ranks.rank))
         stepper = Stepper(engine, loss, ranks, NotSaving(), Parts(peak), seed=1, policy=NonFinitePolicy.STOP)
-        for step, micro_batches in ((1, 1), (2, ACCUMULATION)):
+        for step in (1, 2):
             gc.collect()
-            peak.peaks.clear()  # the first step only makes the optimizer's state
-            batches = [micro_batch(ranks.device) for _ in range(micro_batches)]
-            learned = micro_batches * ranks.world_size * (TOKENS - 1)
-            zero_access.set_counters(engine, step - 1, micro_batches, micro_batches * ranks.world_size)
+            peak.peaks.clear()  # the first step takes what every other one takes, and makes the optimizer's state
+            batches = [micro_batch(ranks.device) for _ in range(ACCUMULATION)]
+            learned = ACCUMULATION * ranks.world_size * (TOKENS - 1)
             stepper.take(step, batches, learned, lambda: False, Clock(ranks.device))
     engine.destroy()
     return {"peaks": peak.peaks, "items": {item.name: item.size_bytes for item in items}}
