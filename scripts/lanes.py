@@ -56,7 +56,7 @@ class Record:
 
     @classmethod
     def read(cls, file: Path) -> Record | None:
-        """Read it; None: there is none, or only a part of one."""
+        """Read a record; return None if there is none, or only a part of one."""
         try:
             (suite,) = ElementTree.parse(file).getroot()  # noqa: S314 (our own pytest wrote it)
         except (FileNotFoundError, ElementTree.ParseError):
@@ -71,7 +71,7 @@ class Record:
         return cls(float(suite.get("time", 0)), files, {"passed": passed, **bad})
 
     def share(self, tests: Iterable[str]) -> float:
-        """Seconds that these files of tests would take."""
+        """Estimate the seconds that these files of tests would take."""
         return self.seconds * sum(self.files.get(file, 0) for file in tests) / (sum(self.files.values()) or 1)
 
 
@@ -167,7 +167,7 @@ async def run_all(parts: Mapping[str, Part], table: Table) -> None:
 
     memory = asyncio.create_task(watch_memory(table))
     try:
-        if parts.keys() & {*WAITS}:
+        if parts.keys() & set(WAITS):
             await run_part(Part("cluster-programs"), table)
         async with asyncio.TaskGroup() as lanes:
             lanes.create_task(run_lane(those(COMPUTES), table, NICE))

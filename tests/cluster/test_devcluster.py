@@ -290,7 +290,7 @@ def test_a_cluster_whose_processes_were_all_killed_is_repaired_with_its_objects(
 
 
 def test_a_cluster_whose_daemons_alone_were_killed_leaves_no_container_of_theirs(up: None) -> None:
-    """containerd's shims and the containers outlive it; nobody would ever end them."""
+    """End containerd's shims and containers, too: they outlive it, and would stay."""
     run_pod("orphan")
     orphans = cgroups.processes(LAYOUT.node(0).cgroup)
     assert orphans

@@ -50,7 +50,7 @@ class Rig:
     """Bytes of the audit log that are older than this rig."""
 
     def until(self, what: str, look: Callable[[], Any]) -> Any:
-        """The first result that is true; an operator that ended by itself meanwhile is started again."""
+        """Return the first result that is true, and start an operator again that ended by itself meanwhile."""
 
         def revived() -> Any:
             self.operator.revive()

@@ -69,7 +69,7 @@ def _texts_below_fields(kind: type[BaseModel]) -> Iterator[tuple[str, str]]:
 
 @cache
 def _classes_in(module: str) -> dict[str, ast.ClassDef]:
-    """Read once: inspect.getsource of a class would read and parse its whole module each time."""
+    """Map class names of a module to its source, parsed once: inspect.getsource of a class would read the whole module each time."""
     return {node.name: node for node in ast.walk(ast.parse(inspect.getsource(sys.modules[module]))) if isinstance(node, ast.ClassDef)}
 
 
