@@ -97,6 +97,7 @@ def end_as_told(variants: dict[str, str], output: str) -> None:
     """Rank 1 raises in one variant and is killed in another, while rank 0 waits for it."""
     ranks = engine_ranks.join(rank_environment())
     for name, end in variants.items():
+        dist.barrier()  # the result before is written
         if end != "ends" and not ranks.first:
             if end == "dies":
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -189,8 +189,7 @@ class ForkServer:
 
         A variant that fails ends its group, since its ranks may be anywhere; those after it run in a new one.
         """
-        outcomes = Outcomes()
-        rest = variants
+        outcomes, rest = Outcomes(), variants
         while rest:
             output.unlink(missing_ok=True)
             try:
