@@ -1,6 +1,6 @@
 """Slow and cut cables in real networks: nodes in network namespaces, rails of cables to a switch, limits by tc. What is slow is named, and nothing else.
 
-The limits are far below what this machine carries, so that its load changes no measurement.
+The limits are far below what this machine carries, and what measures goes before all else (chrt), so that load changes no measurement.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Lab:
         run("tc", "-n", namespace, "qdisc", "replace", "dev", link, "root", "tbf", *rate)
 
     def measure(self, seconds: float = 0.4) -> PairsMeasured:
-        places = {node: ProcessPlace(f"host lab{node}", ("ip", "netns", "exec", self.node(node))) for node in range(self.nodes)}
+        places = {n: ProcessPlace(f"host lab{n}", ("chrt", "--rr", "1", "ip", "netns", "exec", self.node(n))) for n in range(self.nodes)}
         names = {node: f"lab{node}" for node in places}
         return asyncio.run(measure_pairs(places, names, Way(seconds=seconds, line_gbs=LINE / 1000), lambda _: None))
 
