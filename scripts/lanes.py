@@ -115,21 +115,22 @@ async def run_part(part: Part, table: Table, nice: int = 0) -> None:
     log = FOLDER / f"{part.name}.log"
     print(f"{part.name} begins: {log}", flush=True)
     part.record.unlink(missing_ok=True)
+    how = "was interrupted"
     with log.open("w") as output:
-        process = await asyncio.create_subprocess_exec(
+        starting = asyncio.ensure_future(asyncio.create_subprocess_exec(
             "nice", "-n", str(nice), "make", "--no-print-directory", part.name, *([f"TESTS={' '.join(part.tests)}"] if part.tests else []),
             stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=_end_with_parent,
-        )  # fmt: skip
-    how = "was interrupted"
-    try:
-        code = await process.wait()
-        how = f"ended with {code}"
-    finally:
-        if process.returncode is None:
-            await _end(process)
-        seconds = time.monotonic() - began
-        print(f"---- {part.name} {how} after {seconds:.0f} s\n{log.read_text(encoding='utf-8', errors='replace')}", flush=True)
-        table.add(part.name, seconds, Record.read(part.record))
+        ))  # fmt: skip
+        try:
+            code = await (await asyncio.shield(starting)).wait()  # (a start that is canceled would kill what has begun, uncleaned)
+            how = f"ended with {code}"
+        finally:
+            process = await starting
+            if process.returncode is None:
+                await _end(process)
+            seconds = time.monotonic() - began
+            print(f"---- {part.name} {how} after {seconds:.0f} s\n{log.read_text(encoding='utf-8', errors='replace')}", flush=True)
+            table.add(part.name, seconds, Record.read(part.record))
     if code:
         raise PartFailed(f"make {part.name} ended with {code}")
 
