@@ -132,7 +132,7 @@ test-fast: setup ## run the linters and the tests of what differs from a commit:
 	@$(BIN)/python scripts/lanes.py --since $(or $(SINCE),HEAD)
 
 test-unit: setup ## run the unit tests: minutes, no root
-	@$(PYTEST) -n 2 $(or $(TESTS),tests/unit)
+	@$(PYTEST) -n 2 $(or $(TESTS),tests/unit tests/foreign)
 
 test-train: setup ## run the trainer's tests: real ranks over gloo, no root
 	@$(PYTEST) -n 3 $(or $(TESTS),tests/train tests/corpus)

@@ -27,7 +27,7 @@ from xml.etree import ElementTree
 
 FOLDER = Path(".lockstep/tests")
 FOLDERS = {
-    "test-unit": ("tests/unit/",),
+    "test-unit": ("tests/unit/", "tests/foreign/"),
     "test-train": ("tests/train/", "tests/corpus/"),
     "test-cluster": ("tests/cluster/",),
     "test-faults": ("tests/faults/",),

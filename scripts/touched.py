@@ -17,6 +17,7 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 ALL = "all"
 ALWAYS = "tests/unit/project/"
+UNIT = ("tests/unit/", "tests/foreign/")
 DATA = ("operator/", "workspace/", "manifests/", "images/", "clusters/")
 SHARED_BY_ALL = "tests/conftest.py"
 """Every test would fail with what this imports."""
@@ -102,7 +103,7 @@ class Tree:
         typing = self.users({"operator/lockstep/cli/main.py"}) & set(self.tests("tests/"))
         for verb, module in self.verbs.items():
             naming = {file for file in typing if verb in self.words[file]}
-            unit = {file for file in naming if file.startswith("tests/unit/")}
+            unit = {file for file in naming if file.startswith(UNIT)}
             for file in naming if len(naming - unit) <= FEW else unit:
                 self.uses[file] |= {module, *(other for other in reached[module] if often[other] == 1)}
 
@@ -129,7 +130,7 @@ class Tree:
         if ALL in rooms:
             return files
         readers = {file for path in changed for file in self._readers(path)}
-        unit = {file for file in self.users({*changed, *readers}) if file.startswith("tests/unit/")}
+        unit = {file for file in self.users({*changed, *readers}) if file.startswith(UNIT)}
         direct = self.users({path for path in changed if path.startswith("tests/")}, "tests/") | {
             file for file in self.text if self.uses[file].intersection(changed)
         }

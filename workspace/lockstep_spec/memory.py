@@ -50,6 +50,8 @@ class Place:
     gpu: bool
     partition: int = 1
     """Ranks that hold one more whole copy of the base weights among them (zero_hpz_partition_size); 1: none."""
+    shared: bool = False
+    """True if the GPU's memory is the machine's, as in a DGX Spark: what is kept in host memory takes room of the same."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ def _states(shape: ModelShape, settings: Settings, place: Place) -> list[Item]:
     of_ranks = f" / {ranks} ranks" if ranks > 1 else ""
     stage3 = stage is ZeroStage.STAGE3
     gradients = trained * settings.gradient_bytes // (1 if stage is ZeroStage.STAGE1 else ranks)
-    offloaded = settings.offload is Offload.CPU
+    offloaded = settings.offload is Offload.CPU and not place.shared
     mapped = ranks == 1 and not stage3 and not place.gpu  # from the file: the kernel may drop what it can read again
     here = 0 if stage3 and _elsewhere(settings, place) else 1
     return [
@@ -89,7 +91,7 @@ def _states(shape: ModelShape, settings: Settings, place: Place) -> list[Item]:
         Item(f"gradients{'' if stage is ZeroStage.STAGE1 else of_ranks}", gradients, True),
         Item(BUCKET, _bucket(trained, settings) * element if stage3 else 0, False),
         Item(f"FP32 masters and moments{of_ranks}", 0 if offloaded else STATE_BYTES * trained // ranks, True),
-        Item(f"a save's copy{of_ranks}", 0 if place.gpu else snapshot_bytes(shape, settings, ranks), True),
+        Item(f"a save's copy{of_ranks}", 0 if place.gpu and not place.shared else snapshot_bytes(shape, settings, ranks), True),
     ]
 
 
@@ -101,7 +103,7 @@ def snapshot_bytes(shape: ModelShape, settings: Settings, world_size: int) -> in
 
 def _elsewhere(settings: Settings, place: Place) -> bool:
     """True if the shards of the weights take no memory of the rank's device."""
-    return settings.parameters is ParameterPlace.NVME or (settings.parameters is ParameterPlace.CPU and place.gpu)
+    return settings.parameters is ParameterPlace.NVME or (settings.parameters is ParameterPlace.CPU and place.gpu and not place.shared)
 
 
 def _bucket(trained: int, settings: Settings) -> int:
@@ -191,6 +193,7 @@ def _beside_tensors(tensors: list[Item], place: Place) -> list[Item]:
         return [Item("the process itself", RUNTIME_BYTES[False], certain=False)]
     groups = communicators(place)
     return [
+        Item("the process itself", RUNTIME_BYTES[False] if place.shared else 0, certain=False),
         Item("CUDA", RUNTIME_BYTES[True], certain=False),
         Item(f"NCCL's buffers of {groups} communicators", groups * NCCL_BYTES, certain=False),
         Item("reserve for fragmentation", round(FRAGMENTED_SHARE * sum(item.size_bytes for item in tensors)), certain=False),

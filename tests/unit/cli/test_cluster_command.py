@@ -80,6 +80,35 @@ def test_what_is_discovered_is_written_and_passes_lint(
     assert "no SCC allows IPC_LOCK to UID 0" in told and told.count("failed ") == 1
 
 
+def test_what_the_cluster_has_and_the_file_leaves_unused_is_shown_at_discover_and_lint(
+    api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = node("c", gpus=0, rails=0)
+    other["status"]["allocatable"]["amd.com/gpu"] = "8"
+    api.objects["Node", "c"] = {**other, "kind": "Node"}
+    path = tmp_path / "mine.yaml"
+    assert lockstep(monkeypatch, "discover", "mine", "-o", str(path)) == 0
+    assert "  gpus: there is amd.com/gpu, which Lockstep doesn't use: 8 on c\n" in capsys.readouterr().out
+    lockstep(monkeypatch, "lint", str(path))
+    assert "gpus: there is amd.com/gpu, which Lockstep doesn't use: 8 on c\n" in capsys.readouterr().out
+
+
+def test_networks_that_every_pod_may_have_are_rails_too(
+    api: Api, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in RAILS:
+        name = f"eno{number}np0-network"
+        api.objects["NetworkAttachmentDefinition", name]["metadata"]["namespace"] = "default"
+
+    async def list_of(kind: str, namespace: str | None = None, query: Any = None) -> Any:
+        items = (await Api.list(api, kind, namespace, query))["items"]
+        return {"items": [one for one in items if kind != "NetworkAttachmentDefinition" or one["metadata"]["namespace"] == namespace]}
+
+    monkeypatch.setattr(api, "list", list_of)
+    assert lockstep(monkeypatch, "discover", "mine", "-o", "-") == 0
+    assert "- {network: default/eno5np0-network, resource: openshift.io/eno5np0rdma}" in capsys.readouterr().out
+
+
 def test_a_file_that_is_there_is_left_alone_unless_forced(
     api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -336,7 +336,7 @@ def test_libraries_have_ten_seconds_to_say_their_versions_and_torch_forty(monkey
     limits: list[float] = []
     monkeypatch.setattr(condition, "started", lambda *_: "a process")
     monkeypatch.setattr(condition, "answer_from", lambda process, seconds: limits.append(seconds))
-    monkeypatch.setattr(condition, "nvidia_cards", lambda: 1)
+    monkeypatch.setattr(condition, "nvidia_cards", lambda: {"0000:01:00.0": "nvidia"})
     monkeypatch.setattr(condition, "output", lambda *_: "")
     condition.condition({"python": "python3", "config": ""})
     assert limits == [10.0, 40.0]

@@ -99,7 +99,7 @@ class RankFabric:
     direct_off: str = ""
     """Reason why GPUDirect RDMA is off, as far as NCCL says."""
     direct_by: str = ""
-    """DMA-BUF or nvidia-peermem, where NCCL names it."""
+    """DMA-BUF or nvidia-peermem, where NCCL names it; On: a plugin says that it is not DMA-BUF."""
     direct_able: bool = False
     """A NIC can reach GPU memory by one of them."""
     plugin: str = ""

@@ -33,6 +33,7 @@ class PlaceWords:
     hcas: str
     hca_count: str
     hca_unusable: str
+    rdma: str
     mtu: str
     python: str
     libraries: str
@@ -66,6 +67,7 @@ IN_PODS = PlaceWords(
     hcas="correct network.rdma.devices in the cluster file, or find out why the device plugin gave the pod others",
     hca_count="look at network.rdma.rails and the device plugin on that node",
     hca_unusable="the pod needs the rail's resource (network.rdma.rails): without it NCCL leaves the NIC out",
+    rdma="state network.rdma.enabled: true, with its rails, in the cluster file",
     mtu="set it in the network attachment: one that is too small costs most of the speed",
     python="use one image on all nodes",
     libraries="use one image on all nodes, and install nothing in pods",
@@ -95,6 +97,7 @@ ON_HOSTS = PlaceWords(
     hcas="correct network.rdma.devices in the cluster file, or look at ibv_devices on that host",
     hca_count="look at ibv_devices on that host",
     hca_unusable="load the module ib_uverbs on that host: without it NCCL leaves the NIC out",
+    rdma="state network.rdma.enabled: true in the cluster file",
     mtu="set it on that interface: one that is too small costs most of the speed",
     python="use one environment on all hosts",
     libraries="use one environment on all hosts, and install nothing else in it",

@@ -171,13 +171,22 @@ class HcaFacts:
     gid: str = ""
     """The entry of the table that the cluster names, empty: there is none."""
     gid_type: str = ""
+    routed_gids: tuple[int, ...] | None = None
+    """Entries of a RoCE port whose addresses aren't link-local, RoCE v2 first; null: it is another port, or nothing is known."""
+    no_guid: bool = False
+    """True for a device whose GUID is all zeroes, as a virtual function's that nobody configured."""
+
+
+def is_link_local(gid: str) -> bool:
+    """Return True for a GID that no router forwards: of fe80::/10, or of an IPv4 address in 169.254.0.0/16."""
+    return gid.startswith("fe80:") or ":ffff:a9fe:" in gid
 
 
 @dataclass(frozen=True)
 class RdmaFacts:
     hcas: tuple[HcaFacts, ...] = ()
     unusable: tuple[str, ...] = ()
-    """Devices of sysfs whose /dev/infiniband/uverbs* is not in this container."""
+    """Devices of sysfs whose /dev/infiniband/uverbs* is not here: NCCL leaves them out."""
     has_ipc_lock: bool = False
     memlock_bytes: int | None = None
     """Null: no limit."""
@@ -201,6 +210,8 @@ class Looked:
     """Python and the libraries that ranks of all nodes must have alike."""
     environment: dict[str, str] = field(default_factory=dict)
     """Variables that ranks of all nodes should have alike; never one that could hold a secret."""
+    net_plugin: bool | None = None
+    """True if the linker finds a network plugin of NCCL's; asked where the pods have EFA."""
     unfinished: tuple[str, ...] = ()
     """Checks that did not end in time."""
     received_ms: int = 0

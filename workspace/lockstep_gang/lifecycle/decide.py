@@ -113,7 +113,8 @@ def _start(gang: Gang, run: Run, now: float) -> Decision:
     attempt = _next_attempt(gang)
     ranks = Ranks((Rank(),) * run.world_size)
     fresh = replace(gang, phase=Phase.ACTIVE, attempt=attempt, known_attempt=attempt, restarts=gang.budget.failures, ranks=ranks)
-    fresh = replace(fresh, preflight=rounds.used(gang.preflight), fabric=new_fabric(run, now), began_at=now, in_time_until=math.inf)
+    fabric = new_fabric(run, now, rounds.doubts(gang.preflight))
+    fresh = replace(fresh, preflight=rounds.used(gang.preflight), fabric=fabric, began_at=now, in_time_until=math.inf)
     fresh = session.request_started(fresh)
     return Decision(
         replace(

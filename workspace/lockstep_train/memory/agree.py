@@ -18,7 +18,7 @@ from lockstep_spec.training import TrainingConfig
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.base.ranks import Ranks
 from lockstep_train.data.isolation import HALF, varlen_attention
-from lockstep_train.memory.capacity import device_bytes
+from lockstep_train.memory.capacity import device_bytes, has_host_memory
 from lockstep_train.model.quantize import check_blocks
 from lockstep_train.report import Reporter
 
@@ -48,6 +48,8 @@ class RankFacts:
     node: int
     flash: bool
     """It has an attention that keeps packed documents apart without a mask."""
+    shared: bool = False
+    """Its device's memory is the machine's."""
 
 
 def agree_on_memory(training: TrainingConfig, folder: Path, ranks: Ranks, reporter: Reporter, stated: Sequence[int] = ()) -> Agreed:
@@ -59,7 +61,7 @@ def agree_on_memory(training: TrainingConfig, folder: Path, ranks: Ranks, report
     importlib.import_module("transformers.modeling_utils")
     reporter.startup.done("imports")
     facts = _facts(training, ranks)
-    place = Place(ranks.world_size, ranks.local_world_size, gpu=ranks.device.type == "cuda")
+    place = Place(ranks.world_size, ranks.local_world_size, gpu=ranks.device.type == "cuda", shared=all(one.shared for one in facts))
     if len({one.local_world_size for one in facts}) > 1:
         _refuse_unequal_nodes(training)
         training = replace(training, hierarchical_partition=HierarchicalPartition.NONE)
@@ -129,7 +131,8 @@ class RankSizes:
 def _facts(training: TrainingConfig, ranks: Ranks) -> list[RankFacts]:
     """Facts of every rank: the same list on all."""
     flash = ranks.device.type == "cuda" and training.precision in HALF and varlen_attention() is not None
-    mine = RankFacts(device_bytes(ranks.device, ranks.local_world_size), ranks.local_world_size, ranks.node, flash)
+    device, local = ranks.device, ranks.local_world_size
+    mine = RankFacts(device_bytes(device, local), local, ranks.node, flash, has_host_memory(device))
     facts = ranks.gather("memory/facts", astuple(mine))
     agreed = ranks.publish("memory/agreed", facts)
     ranks.gather("memory/read", True)  # what is refused next ends the first rank, and the store with it: not before all have read from it

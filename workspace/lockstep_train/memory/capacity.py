@@ -24,9 +24,19 @@ def device_bytes(device: torch.device, ranks_per_node: int) -> int | None:
     if device.type == "cuda":
         import torch
 
-        return int(torch.cuda.get_device_properties(device).total_memory)
+        total = int(torch.cuda.get_device_properties(device).total_memory)
+        return total // ranks_per_node if has_host_memory(device) else total
     host = host_bytes()
     return None if host is None else host // ranks_per_node
+
+
+def has_host_memory(device: torch.device) -> bool:
+    """Return True for a GPU that is built into the processor and has no memory of its own."""
+    if device.type != "cuda":
+        return False
+    import torch
+
+    return bool(getattr(torch.cuda.get_device_properties(device), "is_integrated", False))
 
 
 def host_bytes(root: Path = Path("/")) -> int | None:

@@ -116,6 +116,9 @@ def _write(path: Path, text: str) -> None:
 
 
 def _tell(name: str, path: Path, facts: ClusterFacts, entries: list[Entry]) -> None:
+    from lockstep.api.files.clusterfile import parse_cluster_file
+    from lockstep.plan.discovery.unused import cluster_hardware, unused
+
     put(f"Wrote {path} from what {facts.server} shows you of namespace {facts.namespace}")
     for probe in facts.probes:
         put(f"  node {probe.node}: {_seen_inside(probe)}")
@@ -124,6 +127,9 @@ def _tell(name: str, path: Path, facts: ClusterFacts, entries: list[Entry]) -> N
         tell(f"{len(unseen)} values are unknown and left as comments:")
     for entry in unseen:
         tell(f"  {entry.key}: {entry.source.removeprefix('unknown: ')}")
+    spec = parse_cluster_file(path.read_text(encoding="utf-8"), str(path)).profile.spec
+    for finding in unused(spec, cluster_hardware(facts, spec)):
+        put(f"  {finding.subject}: {finding.message}")
     put(f"Next: read it, then lockstep cluster lint {name}")
 
 

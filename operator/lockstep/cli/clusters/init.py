@@ -126,7 +126,7 @@ def import_hosts(
     Example: lockstep cluster import ~/.ssh/config --only lab0,lab1 --name lab
     """
     from lockstep.cli.shared.clusterfiles import read_text
-    from lockstep.plan.translate.hosts import cluster_text, read_machines
+    from lockstep.plan.translate.hosts import RDMA_OFF, cluster_text, read_machines
     from lockstep.plan.translate.leaves import leftover_lines
 
     machines = read_machines(read_text(file), str(file))
@@ -134,7 +134,8 @@ def import_hosts(
         machines = machines.only([word.strip() for word in only.split(",") if word.strip()])
     text = cluster_text(name, f"as {file} lists them", machines, _stated(output))
     leftovers = [f"  {line}" for line in leftover_lines(str(file), machines.leftovers)]
-    _write_hosts(name, text, output, str(file), "read", *(["It doesn't have:"] if leftovers else []), *leftovers)
+    unused = f"network.rdma.enabled: {RDMA_OFF}"
+    _write_hosts(name, text, output, str(file), "read", unused, *(["It doesn't have:"] if leftovers else []), *leftovers)
 
 
 def _write_hosts(name: str, text: str, output: Path | None, origin: str, verb: str, *leftovers: str) -> None:

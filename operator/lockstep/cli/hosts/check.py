@@ -109,7 +109,8 @@ class Checked:
 async def run_check(site: HostSite, job: tuple[Inputs, Resolved] | None = None) -> Checked:
     """Look at all hosts and between them, and judge."""
     from lockstep.plan.cluster.finding import failed
-    from lockstep.plan.hosts.check import host_findings
+    from lockstep.plan.discovery.unused import unused
+    from lockstep.plan.hosts.check import host_findings, hosts_hardware
     from lockstep.plan.hosts.reach import network_findings
     from lockstep.platforms.hosts.checkup import look_at, measure_between
     from lockstep.programs import ProgramFailed
@@ -130,6 +131,7 @@ async def run_check(site: HostSite, job: tuple[Inputs, Resolved] | None = None) 
         addresses |= {network.names[number]: end.address for number, end in network.ends.items()}
     findings = [
         *host_findings(looks, site.hosts, site.typed, addresses),
+        *unused(site.profile.spec, hosts_hardware(looks)),
         *await environments,
         *await _sharing(fleet, looks, site),
         *problems,

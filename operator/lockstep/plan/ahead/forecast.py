@@ -57,6 +57,8 @@ class Card(NamedTuple):
     bytes: int
     micro_batch: int | None = None
     """Samples at once that are stated for it; None: the job's."""
+    shared: bool = False
+    """True if it is the memory of the machine, too."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,8 @@ class RunFacts:
     capacity_source: str = ""
     capacity_fix: str = "gpus.type, or resources.limits.memory for ranks on CPUs, in the cluster file"
     """Remedy where the memory isn't known."""
+    capacity_shared: bool = False
+    """True if the smallest GPU's memory is that of its machine, too."""
     device: str = ""
     """Name of the slowest GPU; '': the cluster's gpus.type."""
     cards: tuple[Card, ...] = ()
@@ -137,7 +141,8 @@ def forecast(resolved: Resolved, facts: RunFacts) -> Forecast:
 
 def _memory(estimate: Forecast, resolved: Resolved, settings: Settings, facts: RunFacts) -> Place:
     gpu = resolved.gpus_per_node > 0
-    place = Place(resolved.world_size, resolved.ranks_per_node, gpu)
+    shared = min(facts.cards, key=lambda card: card.bytes).shared if facts.cards else facts.capacity_shared
+    place = Place(resolved.world_size, resolved.ranks_per_node, gpu, shared=gpu and shared)
     each = "GPU" if gpu else "rank"
     if facts.shape is None:
         message = f"what a {each} holds: the model's parameters are not known; {facts.shape_source}"
@@ -195,6 +200,7 @@ def _memory_of_cards(estimate: Forecast, resolved: Resolved, facts: RunFacts, pl
     assert shape is not None  # noqa: S101 (the caller knows it)
     fitting = []
     for card in facts.cards:
+        place = replace(place, shared=place.gpu and card.shared)
         settings = stated if card.micro_batch is None else replace(stated, micro_batch_size=card.micro_batch)
         if card.micro_batch is None and _training(resolved).optimization.balance is Balance.MEASURED:
             most = most_samples(shape, settings, place, card.bytes)

@@ -15,6 +15,7 @@ from lockstep.plan.cluster.finding import Finding, failed, fine, unknown, warnin
 from lockstep.plan.cluster.fitting import BEYOND, EXCEEDED, Shortage, limits_given, pod_amounts, shortages
 from lockstep.plan.discovery.file import allows_ipc_lock
 from lockstep.plan.discovery.nodes import QUOTA_GPUS
+from lockstep.plan.discovery.unused import cluster_hardware, unused
 from lockstep.plan.render.fabric import GPU_RESOURCE
 from lockstep.plan.render.pod import AGENT_RESOURCES
 from lockstep.plan.render.security import agent_security_context
@@ -32,6 +33,7 @@ def lint_against(file: ClusterFile, facts: ClusterFacts) -> Iterator[Finding]:
     yield from check_storage(spec, facts)
     if spec.network.rdma.enabled:
         yield from check_rails(spec, facts)
+    yield from unused(spec, cluster_hardware(facts, spec))
     yield from _rights(spec, facts)
     yield from _admission(spec, facts)
     yield from _quotas(spec, facts)

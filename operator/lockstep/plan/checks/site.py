@@ -22,8 +22,7 @@ from lockstep.plan.cluster.railnetworks import (
     sriov_policies,
 )
 from lockstep.plan.cluster.storageclasses import JudgedClass, Shareable, judge_class
-from lockstep.plan.discovery.nodes import PRODUCT, host, labels
-from lockstep.plan.render.fabric import GPU_RESOURCE
+from lockstep.plan.discovery.nodes import PRODUCT, gpus_of, host, labels
 from lockstep.plan.render.scheduling import usual_tolerations
 from lockstep.plan.waiting.nodes import allocatable, lasting_taints, named, shown_taint
 from lockstep_spec.choices import StorageMode
@@ -62,7 +61,7 @@ def check_nodes(spec: TrainingClusterSpec, facts: ClusterFacts, troubled: Collec
         message = f"{named(absent)} {'is' if len(absent) == 1 else 'are'} not in the cluster"
         yield failed("nodes.gpu_nodes", message, "kubectl get nodes; then edit the list")
     allowed = usable_nodes(nodes.items, spec)
-    able = [node for node in allowed if allocatable(node, GPU_RESOURCE) >= spec.gpus.per_node and host(node) not in troubled]
+    able = [node for node in allowed if gpus_of(node)[0] >= spec.gpus.per_node and host(node) not in troubled]
     enough = [node for node in able if not taints_of(node, spec)]
     # Taints of other nodes than those that the cluster names are worth a word only where too few nodes are left.
     if spec.nodes.gpu_nodes or len(enough) < spec.gpus.default_nodes:
@@ -72,6 +71,7 @@ def check_nodes(spec: TrainingClusterSpec, facts: ClusterFacts, troubled: Collec
         needs += ["no taint that keeps them off"] if len(enough) < len(able) else []
         message = f"a job has {spec.gpus.default_nodes} nodes unless it says otherwise; {len(enough)} of the {len(allowed)} nodes that the cluster allows can take its pods"
         message += f", which need {' and '.join(needs)}" if needs else ""
+        message += next((f"; of {host(node)}, {why}" for node in allowed if node not in able and (why := gpus_of(node)[1])), "")
         yield failed("gpus.default_nodes", message, "fewer nodes, fewer gpus.per_node, or more nodes in nodes.gpu_nodes")
     else:
         yield fine("nodes.gpu_nodes", f"{len(enough)} nodes have what a job's pods ask for")

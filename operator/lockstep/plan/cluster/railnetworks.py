@@ -16,8 +16,12 @@ from lockstep.plan.cluster.facts import ClusterFacts
 EVERYBODYS = frozenset({"default", "openshift-multus", "openshift-sriov-network-operator", "openshift-cnv"})
 """Namespaces whose networks every pod may have where Multus keeps namespaces apart: globalNamespaces, as OpenShift's network operator writes it."""
 RESOURCE_ANNOTATION = "k8s.v1.cni.cncf.io/resourceName"
-_RDMA_WORDS = re.compile(r"(rdma|roce|infiniband|hca)|(?:^|[^a-z])(ib|ipoib)(?![a-z])")
-"""`ib` only as a word of its own: it is part of too many names."""
+_RDMA_WORDS = re.compile(r"(rdma|roce|infiniband|hca|mlnxnics|nvidia\.com/hostdev|/resib)|(?:^|[^a-z])(ib|ipoib|efa)(?![a-z])")
+"""`ib` only as a word of its own: it is part of too many names. The network operator's own: hostdev, and resibp12s0 for a port ibp12s0."""
+_SETTING_UP = frozenset({"tuning", "rdma", "sbr", "vrf", "portmap", "bandwidth", "firewall", "route-override"})
+"""Plugins of a chain that change an interface which another one brings."""
+SHARING = frozenset({"macvlan", "ipvlan", "ipoib"})
+"""Plugins that give pods an interface over the host's own, whose RDMA device all of them share."""
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
@@ -28,6 +32,11 @@ class RailNetwork:
     namespace: str
     name: str
     plugin: str = ""
+    """The one of its chain that brings the interface."""
+    interface: str = ""
+    """The host's own that it moves or stands over, if it names it."""
+    is_rdma: bool = False
+    """Its chain moves the RDMA device with the interface."""
     resource: str | None = None
     """The extended resource that its annotation names."""
     mtu: int | None = None
@@ -49,16 +58,20 @@ def read_network(item: Object) -> RailNetwork:
     resource = (metadata.get("annotations") or {}).get(RESOURCE_ANNOTATION)
     try:
         config = json.loads((item.get("spec") or {}).get("config") or "{}")
-        plugin = config["plugins"][0] if "plugins" in config else config
-        ipam = plugin.get("ipam") or {}
+        chain = config.get("plugins", [config])
+        device = next((plugin for plugin in chain if plugin.get("type") not in _SETTING_UP), chain[0])
+        ipams = [plugin.get("ipam") or {} for plugin in chain]
+        mtus = [int(plugin["mtu"]) for plugin in chain if plugin.get("mtu")]
         return RailNetwork(
             namespace,
             name,
-            plugin=str(plugin.get("type", "")),
+            plugin=str(device.get("type", "")),
+            interface=str(device.get("master") or device.get("device") or ""),
+            is_rdma=any(plugin.get("type") == "rdma" for plugin in chain),
             resource=resource,
-            mtu=int(plugin["mtu"]) if "mtu" in plugin else None,
-            subnets=tuple(dict.fromkeys(_networks(ipam))),
-            has_routes=bool(ipam.get("routes")),
+            mtu=mtus[-1] if mtus else None,
+            subnets=tuple(dict.fromkeys(subnet for ipam in ipams for subnet in _networks(ipam))),
+            has_routes=any(ipam.get("routes") for ipam in ipams) or any(plugin.get("addroutes") for plugin in chain),
         )
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
         return RailNetwork(namespace, name, resource=resource, problem=f"its spec.config can't be read: {error}")
@@ -70,10 +83,10 @@ def sriov_policies(resource: str, facts: ClusterFacts) -> list[Object]:
     return [item for item in facts.list("SriovNetworkNodePolicy").items if name and item["spec"].get("resourceName") == name]
 
 
-def mtu_of(network: RailNetwork, resource: str | None, facts: ClusterFacts) -> int | None:
+def mtu_of(network: RailNetwork | None, resource: str | None, facts: ClusterFacts) -> int | None:
     """The network's own MTU, else its SR-IOV policy's."""
     by_policy = (policy["spec"].get("mtu") for policy in sriov_policies(resource or "", facts))
-    return network.mtu or next((int(mtu) for mtu in by_policy if mtu), None)
+    return (network and network.mtu) or next((int(mtu) for mtu in by_policy if mtu), None)
 
 
 def _networks(ipam: Any) -> Iterator[Network]:

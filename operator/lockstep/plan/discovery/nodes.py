@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,9 +15,15 @@ from lockstep.plan.discovery.draft import Entry, Item, left_out, stated, unknown
 from lockstep.plan.render.fabric import GPU_RESOURCE
 from lockstep.plan.render.scheduling import GPU_TOLERATION
 from lockstep.plan.waiting.nodes import allocatable, lasting_taints
+from lockstep_spec.words import listed, number_of
 
 PRODUCT = "nvidia.com/gpu.product"
 GPU_MEMORY = "nvidia.com/gpu.memory"
+GPU_COUNT, REPLICAS = "nvidia.com/gpu.count", "nvidia.com/gpu.replicas"
+ACCELERATOR = re.compile(
+    r"nvidia\.com/(gpu\.shared|mig-.+)|amd\.com/(gpu|[a-z]px)|gpu\.intel\.com/|habana\.ai/|aws\.amazon\.com/neuron|google\.com/tpu|huawei\.com/Ascend"
+)
+"""Resources that are accelerators, or parts of GPUs, and that Lockstep's pods don't ask for."""
 RACKS = ("topology.kubernetes.io/rack", "topology.rook.io/rack", "rack")
 NODES_LISTED = 1024
 QUOTA_GPUS = f"requests.{GPU_RESOURCE}"
@@ -39,11 +46,31 @@ def gpu_groups(facts: ClusterFacts) -> list[Group]:
     """The nodes with GPUs, the group with the most of them first."""
     alike: dict[tuple[str, int], list[Object]] = defaultdict(list)
     for node in facts.list("Node").items:
-        gpus = int(allocatable(node, GPU_RESOURCE))
-        if gpus:
-            alike[(str(labels(node).get(PRODUCT, "")), gpus)].append(node)
+        if gpus := gpus_of(node)[0]:
+            alike[(str(labels(node).get(PRODUCT, "")).removesuffix("-SHARED"), gpus)].append(node)
     groups = [Group(product, gpus, tuple(sorted(nodes, key=host))) for (product, gpus), nodes in alike.items()]
     return sorted(groups, key=lambda group: (-group.gpus * len(group.nodes), group.name))
+
+
+def gpus_of(node: Object) -> tuple[int, str]:
+    """GPUs of a node that ranks of one job can have, and why they are fewer than what it counts; '' where they aren't."""
+    slots = int(allocatable(node, GPU_RESOURCE))
+    physical, replicas = (int(text) if (text := str(labels(node).get(key, ""))).isdecimal() else 0 for key in (GPU_COUNT, REPLICAS))
+    if "-MIG-" in str(labels(node).get(PRODUCT, "")):
+        return min(slots, 1), f"its {slots} {GPU_RESOURCE} are slices (MIG), and NCCL joins no two slices of one GPU"
+    gpus = min(slots, physical or slots, max(1, slots // max(1, replicas)))
+    why = f"its {slots} {GPU_RESOURCE} are slots of {number_of(gpus, 'GPU')} (time slicing, MPS), and NCCL refuses two ranks on one GPU"
+    return gpus, why if gpus < slots else ""
+
+
+def accelerators(nodes: Sequence[Object]) -> dict[str, str]:
+    """Accelerators that Lockstep doesn't use → where they are."""
+    where: dict[str, list[str]] = defaultdict(list)
+    for node in nodes:
+        for resource in node.get("status", {}).get("allocatable", {}):
+            if ACCELERATOR.match(resource) and allocatable(node, resource):
+                where[resource].append(f"{allocatable(node, resource)} on {host(node)}")
+    return {resource: listed(places) for resource, places in sorted(where.items())}
 
 
 def labels(node: Object) -> Mapping[str, str]:
@@ -134,12 +161,14 @@ def gpu_entries(facts: ClusterFacts, groups: Sequence[Group]) -> Iterator[Entry]
         yield unknown("gpus.type", "NVIDIA H100 80GB HBM3", listing.why_not)
         yield default_nodes(facts, probed, 2)
         return
+    others = "".join(f". {resource}, which Lockstep doesn't use: {where}" for resource, where in accelerators(listing.items).items())
     if not groups:
-        yield stated("gpus.per_node", 0, f"no node has {GPU_RESOURCE}: ranks run on the CPU")
+        yield stated("gpus.per_node", 0, f"no node has {GPU_RESOURCE}: ranks run on the CPU{others}")
         yield default_nodes(facts, 0, len(listing.items))
         return
     best = groups[0]
-    yield stated("gpus.per_node", best.gpus, f"allocatable {GPU_RESOURCE} of these nodes")
+    why = "".join(f"; of {host(node)}, {why}" for node in best.nodes[:1] if (why := gpus_of(node)[1]))
+    yield stated("gpus.per_node", best.gpus, f"allocatable {GPU_RESOURCE} of these nodes{why}{others}")
     if best.product:
         yield stated("gpus.type", best.product.replace("-", " "), f"label {PRODUCT}{_gpu_memory(best)}")
     else:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from lockstep.api.objects import Object
-from lockstep.plan.cluster.facts import ClusterFacts, ProbeFacts, Sight
+from lockstep.plan.cluster.facts import NETWORK, ClusterFacts, ProbeFacts, Sight
 from lockstep.plan.cluster.railnetworks import (
+    SHARING,
     RailNetwork,
     are_isolated,
     mtu_of,
@@ -18,84 +20,166 @@ from lockstep.plan.cluster.railnetworks import (
     stem,
 )
 from lockstep.plan.discovery.draft import Entry, Item, left_out, stated, unknown
-from lockstep.plan.discovery.nodes import Group, host
+from lockstep.plan.discovery.nodes import ACCELERATOR, Group, host
+from lockstep.plan.render.fabric import EFA, GPU_RESOURCE
 from lockstep.plan.waiting.nodes import allocatable
 from lockstep_spec.words import listed, number_of
 
-NOT_NICS = ("nvidia.com/", "amd.com/", "intel.com/qat", "devices.kubevirt.io/", "hugepages-")
+_NOT_NICS = re.compile(
+    rf"{ACCELERATOR.pattern}|{re.escape(GPU_RESOURCE)}|nvidia\.com/[A-Z]|intel\.com/(qat|sgx)|devices\.kubevirt\.io/|hugepages-|.*\.IP$"
+)
+"""Accelerators and the like, and GKE's count of a network's addresses, which it asks for by itself."""
 SHARED = "rdma/"
 """Prefix of the RDMA shared device plugin's resources, unless it is configured otherwise."""
+ALONE = {
+    re.escape(EFA): "EFA needs no network of its own; the image needs aws-ofi-nccl",
+    "aliyun/erdma": "eRDMA needs no network of its own",
+    r"rdma/(.*[^a-z])?(ib|infiniband)([^a-z].*)?": "InfiniBand by its name, which needs no address",
+    ".*/mlnxnics": "InfiniBand's VFs, which need no address",
+    "nvidia.com/sriov-rdma-vf": "OKE's; a pod also needs its network, which isn't seen here: its guide makes sriov-rdma-vf in namespace default",
+    "networking.gke.io.networks/rdma-.*": "a pod also needs GKE's annotation networking.gke.io/interfaces (a job's podTemplate.annotations)",
+}
+"""Resources that their clouds' own guides ask for without a Multus network → what else there is to know."""
 NOT_WITHOUT = "a job that asks for RDMA is refused, not given TCP"
 NFD_RDMA = ("feature.node.kubernetes.io/rdma.capable", "feature.node.kubernetes.io/rdma.available")
+RAILS_MAX = 32
 
 
 @dataclass(frozen=True)
 class FoundRail:
-    """A network with the resource that counts it."""
+    """A resource that counts NICs, with the network that attaches them."""
 
-    network: RailNetwork
+    network: RailNetwork | None
+    """None: the resource alone brings the NIC."""
     resource: str
     matched: str
     """Evidence that they belong together."""
     is_rdma: bool
     why: str
 
+    @property
+    def name(self) -> str:
+        return self.resource if self.network is None else self.network.name
 
-def nic_resources(nodes: Sequence[Object]) -> list[str]:
-    """Extended resources of these nodes that could count NICs."""
+
+def nic_resources(nodes: Sequence[Object], stated: Collection[str] = ()) -> list[str]:
+    """Extended resources of these nodes that could count NICs. `stated`: those that networks name; others below nvidia.com/ must speak of RDMA."""
     names = {
         name
         for node in nodes
         for name in node.get("status", {}).get("allocatable", {})
-        if "/" in name and not name.startswith(NOT_NICS) and allocatable(node, name)
+        if "/" in name
+        and not _NOT_NICS.match(name)
+        and (not name.startswith("nvidia.com/") or name in stated or speaks_of_rdma(name))
+        and allocatable(node, name)
     }
     return sorted(names, key=natural)
 
 
 def find_rails(facts: ClusterFacts, nodes: Sequence[Object]) -> list[FoundRail]:
-    """Every network with a counted device, in the order of the names. Without a view of nodes, networks that name their resource."""
-    resources = nic_resources(nodes) if facts.list("Node").seen else None
-    rails = []
-    for network in map(read_network, facts.list("NetworkAttachmentDefinition").items):
-        resource, matched = _resource_of(network, resources)
-        if resource is not None:
-            is_rdma, why = _is_rdma(network, resource, facts)
-            rails.append(FoundRail(network, resource, matched, is_rdma, why))
-    return sorted(rails, key=lambda rail: natural(rail.network.of(facts.namespace)))
+    """Every network with a counted device, in the order of the names, then resources that need none. Without a view of nodes, networks that name their resource.
+
+    Networks of namespace default, which Multus gives to every pod, are looked at where the namespace's own leave a resource over.
+    """
+    own, everybodys = (
+        sorted(map(read_network, listing.items), key=lambda network: natural(network.of(facts.namespace)))
+        for listing in (facts.list(NETWORK), facts.networks_of("default"))
+    )
+    stated_by = {network.resource for network in (*own, *everybodys) if network.resource is not None}
+    resources = nic_resources(nodes, stated_by) if facts.list("Node").seen else None
+    rails: list[FoundRail] = []
+    for networks in (own, everybodys if facts.namespace != "default" else []):
+        taken = {rail.resource for rail in rails}
+        for network in networks:
+            resource, matched = _resource_of(network, resources)
+            if resource is not None and resource not in taken:
+                rails.append(FoundRail(network, resource, matched, *_is_rdma(network, resource, facts)))
+    left = [resource for resource in resources or [] if resource not in {rail.resource for rail in rails}]
+    return rails + [FoundRail(None, one, why, True, "its name says so") for one in left if (why := _why_alone(one, facts.probes))]
 
 
 def _resource_of(network: RailNetwork, resources: list[str] | None) -> tuple[str | None, str]:
     if network.resource is not None:
         return (network.resource, "the network's annotation") if resources is None or network.resource in resources else (None, "")
-    alike = [resource for resource in resources or [] if stem(resource) == stem(network.name)]
-    return (alike[0], "a guess: their names are alike") if len(alike) == 1 else (None, "")
+    words = {resource: re.split(r"[-_./]", resource.lower()) for resource in resources or []}
+    shared = [one for one in words if is_shared(one) and network.plugin in SHARING]
+    infiniband = [one for one in shared if _why_alone(one, ())]
+    shared = infiniband or shared if network.plugin == "ipoib" else [one for one in shared if one not in infiniband]
+    named = [one for one in words if network.interface and network.interface.lower() in words[one]]
+    guesses = (
+        (named, f"its interface {network.interface} is part of the name"),
+        ([one for one in words if stem(one) == stem(network.name)], "a guess: their names are alike"),
+        (shared, f"a guess: {network.plugin} stands over a NIC that pods share, and no other resource is for such NICs"),
+        ([one for one in shared if words[one][-1] == re.split(r"[-_.]", network.name)[-1]], "a guess: their names end alike"),
+    )
+    return next(((alike[0], why) for alike, why in guesses if len(alike) == 1), (None, ""))
+
+
+def is_shared(resource: str) -> bool:
+    """Return True if its number isn't one of NICs: every slot brings the same devices."""
+    return resource.startswith((SHARED, "aliyun/")) or "shared" in resource
 
 
 def _is_rdma(network: RailNetwork, resource: str, facts: ClusterFacts) -> tuple[bool, str]:
     for policy in sriov_policies(resource, facts)[:1]:
         is_rdma = bool(policy["spec"].get("isRdma"))
         return is_rdma, f"SR-IOV policy {policy['metadata']['name']} says isRdma: {'true' if is_rdma else 'false'}"
+    if network.is_rdma:
+        return True, "its chain has the plugin rdma"
     if network.plugin == "ib-sriov":
         return True, "its plugin is ib-sriov"
     named = speaks_of_rdma(resource, network.name)
     return named, "its name says so" if named else "nothing says that it is RDMA"
 
 
+def _why_alone(resource: str, probes: Sequence[ProbeFacts]) -> str:
+    """Return what shows that a pod needs no Multus network to use it; '' where nothing does."""
+    known = next((why for pattern, why in ALONE.items() if re.fullmatch(pattern, resource)), "")
+    is_seen = resource.startswith(SHARED) and any("InfiniBand" in hca for probe in probes for hca in probe.hcas.values())
+    return known or ("probe pods see InfiniBand, which needs no address" if is_seen else "")
+
+
+def _fewest(resource: str, nodes: Sequence[Object]) -> int:
+    """Number of it on the node with the fewest, of those that have some; one for each rail where no node is seen."""
+    return int(min((count for node in nodes if (count := allocatable(node, resource))), default=RAILS_MAX))
+
+
+def _nics(rail: FoundRail, rails: Sequence[FoundRail], nodes: Sequence[Object], gpus: int, facts: ClusterFacts) -> int:
+    """NICs that one pod takes by this rail: one, or all of a node where no other rail is left and their number suits the GPUs."""
+    others = [name for name in nic_resources(nodes, [rail.resource]) if name != rail.resource and speaks_of_rdma(name)]
+    if len(rails) > 1 or others or is_shared(rail.resource):
+        return 1
+    of_each = max((int(policy["spec"].get("numVfs") or 1) for policy in sriov_policies(rail.resource, facts)), default=1)
+    nics = _fewest(rail.resource, nodes) // of_each
+    suits = rail.resource == EFA or (nics and gpus and (nics in (gpus, 2 * gpus) or gpus % nics == 0))
+    return min(nics, RAILS_MAX) if suits else 1
+
+
 def rdma_entries(facts: ClusterFacts, groups: Sequence[Group]) -> Iterator[Entry]:
     """The section `network`."""
     nodes = groups[0].nodes if groups else facts.list("Node").items
     candidates = find_rails(facts, nodes)
-    rails = [rail for rail in candidates if rail.is_rdma]
+    rails: list[FoundRail] = []
+    for rail in (one for one in candidates if one.is_rdma):
+        if sum(one.resource == rail.resource for one in rails) < _fewest(rail.resource, nodes):
+            rails.append(rail)
     if not rails:
         yield from _no_rails(facts, candidates, nodes)
         return
+    gpus = groups[0].gpus if groups else 0
+    nics = {rail: _nics(rail, rails, nodes, gpus, facts) for rail in rails}
+    attached = sum(nics[rail] for rail in rails if rail.network is not None)
     yield from _mtu(facts, rails)
-    yield stated("network.rdma.enabled", True, _enabled_because(facts, nodes, len(rails)))
-    yield from _rails(facts, rails, nodes)
-    interfaces = ",".join(f"net{number}" for number in range(1, len(rails) + 1))
-    yield stated("network.rdma.interfaces", interfaces, "Multus names them so, in the order of rails")
+    yield stated("network.rdma.enabled", True, _enabled_because(facts, nodes, sum(nics.values())))
+    yield from _rails(facts, nics, nodes, [rail.name for rail in candidates if rail.is_rdma and rail not in nics])
+    if attached:
+        interfaces = ",".join(f"net{number}" for number in range(1, attached + 1))
+        yield stated("network.rdma.interfaces", interfaces, "Multus names them so, in the order of rails")
+    if any(rail.resource == EFA for rail in rails):
+        yield from _memlock(facts.probes)
+        return  # the rest is InfiniBand's and RoCE's
     yield from _devices(facts.probes)
-    yield _cross_nic([rail.network for rail in rails])
+    yield _cross_nic([rail.network for rail in rails if rail.network is not None])
     yield left_out("network.rdma.rate", 400, "Gb/s of every port, as ibstat in a pod shows it: preflight warns of a slower one")
     yield left_out("network.rdma.gid_index", 3, "NCCL finds the RoCEv2 entry itself (2.21 and newer)")
     yield from _memlock(facts.probes)
@@ -107,7 +191,7 @@ def rdma_entries(facts: ClusterFacts, groups: Sequence[Group]) -> Iterator[Entry
 def _no_rails(facts: ClusterFacts, candidates: Sequence[FoundRail], nodes: Sequence[Object]) -> Iterator[Entry]:
     networks, unused = facts.list("NetworkAttachmentDefinition"), [name for name in nic_resources(nodes) if speaks_of_rdma(name)]
     hcas = sorted({name for probe in facts.probes for name in probe.hcas})
-    evidence = [f"{rail.network.name} with {rail.resource}: {rail.why}" for rail in candidates]
+    evidence = [f"{rail.name} with {rail.resource}: {rail.why}" for rail in candidates]
     evidence += [f"nodes have {name}, which no network seen here uses" for name in unused]
     evidence += [f"probe pods see {', '.join(hcas)}"] if hcas else []
     more = f" ({'; '.join(evidence)})" if evidence else ""
@@ -127,27 +211,31 @@ def _enabled_because(facts: ClusterFacts, nodes: Sequence[Object], rails: int) -
     return f"{number_of(rails, 'rail')} found{nfd}"
 
 
-def _rails(facts: ClusterFacts, rails: Sequence[FoundRail], nodes: Sequence[Object]) -> Iterator[Entry]:
+def _rails(facts: ClusterFacts, nics: Mapping[FoundRail, int], nodes: Sequence[Object], beyond: Sequence[str]) -> Iterator[Entry]:
     items = []
-    for rail in rails:
+    for rail, count in nics.items():
         without = [host(node) for node in nodes if not allocatable(node, rail.resource)]
         lacking = f"; not on {listed(without)}" if without else ""
         fewest = min((allocatable(node, rail.resource) for node in nodes if host(node) not in without), default=0)
-        several = f"; nodes have {fewest} of it: one entry like this for each that a pod is to have" if fewest > 1 else ""
-        value = {"network": rail.network.of(facts.namespace), "resource": rail.resource}
-        items.append(Item(value, f"{rail.matched}; RDMA: {rail.why}{lacking}{several}"))
-    yield stated("network.rdma.rails", items, "NetworkAttachmentDefinitions with the extended resources of the nodes; net1 is the first")
+        more = fewest > count and not is_shared(rail.resource)
+        several = f"; nodes have {fewest} of it: one entry like this for each that a pod is to have" if more else ""
+        network = {} if rail.network is None else {"network": rail.network.of(facts.namespace)}
+        items.append(Item(network | {"resource": rail.resource}, f"{rail.matched}; RDMA: {rail.why}{lacking}{several}"))
+        items += [Item(items[-1].value)] * (count - 1)
+    source = "NetworkAttachmentDefinitions with the extended resources of the nodes; net1 is the first"
+    source += f"; left out, since nodes have no more of their NICs: {listed(beyond)}" if beyond else ""
+    yield stated("network.rdma.rails", items, source)
 
 
 def _mtu(facts: ClusterFacts, rails: Sequence[FoundRail]) -> Iterator[Entry]:
-    stated_by = {rail.network.name: mtu_of(rail.network, rail.resource, facts) for rail in rails}
+    stated_by = {rail.name: mtu_of(rail.network, rail.resource, facts) for rail in rails}
     values = {mtu for mtu in stated_by.values() if mtu is not None}
     if len(values) == 1 and None not in stated_by.values():
         yield stated("network.mtu", values.pop(), "the same for all rails, by networks and SR-IOV policies")
     elif values:
         mtus = ", ".join(f"{name} {mtu or 'unknown'}" for name, mtu in stated_by.items())
         yield left_out("network.mtu", max(values), f"not the same for all rails: {mtus}")
-    else:
+    elif any(rail.network is not None for rail in rails):
         yield unknown("network.mtu", 9000, "neither networks nor SR-IOV policies say it")
 
 

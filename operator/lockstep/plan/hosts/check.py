@@ -9,15 +9,16 @@ from ipaddress import ip_address
 from lockstep.api.errors import ConfigError
 from lockstep.api.hosts import HostsCluster, login_words
 from lockstep.plan.cluster.finding import Finding, failed, note, warning
-from lockstep.plan.hosts.condition import HostCondition, HostLook
-from lockstep.plan.hosts.facts import OLDEST_PYTHON, HostFacts, HostGpu, temporary_words
+from lockstep.plan.discovery.unused import Hardware
+from lockstep.plan.hosts.condition import GpuError, HostCondition, HostLook
+from lockstep.plan.hosts.facts import DIVIDED, OLDEST_PYTHON, HostFacts, HostGpu, temporary_words
 from lockstep.plan.hosts.place import LOOPBACK_INTERFACE, OTHER_PYTHON, free_block, python_of, stated_python_words
+from lockstep_spec.kernel import LOCKED_BYTES_ENOUGH, LOCKED_BYTES_FAILING
 from lockstep_spec.words import binary_size, decimal_size, listed
 
 GIB = 1 << 30
 LEAST_FREE, LITTLE_FREE = GIB, 20 * GIB
 LEAST_SHM = GIB
-LEAST_MEMLOCK = GIB
 OPEN_FILES = 8192
 """Fewer may not be enough for many ranks, data loaders and NCCL."""
 CLOCK_SECONDS = 2.0
@@ -28,6 +29,17 @@ BFLOAT16 = (8, 0)
 COMPARED = ("torch", "deepspeed", "transformers", "peft", "accelerate", "numpy", "safetensors", "lockstep")
 """Packages that ranks of all hosts must have alike."""
 NEEDED = ("torch",)
+NO_FAULTS = frozenset({14, 106, 107, 154})
+"""Xids that are tests, or repeat what to do about another one. All numbers: NVIDIA's catalog of Xid errors (docs.nvidia.com/deploy/xid-errors)."""
+PROGRAMS = frozenset({11, 13, 25, 31, 37, 43, 45, 69, 80, 137})
+NVLINKS = frozenset({74, 108, 136, *range(144, 151), 155, 166, 170})
+CARDS = frozenset({32, 46, 48, 54, *range(61, 65), 79, *range(92, 96), 109, 110, *range(119, 122), 140, 143, *range(156, 166), *range(167, 170), 171, 172})  # fmt: skip
+XIDS = (
+    (PROGRAMS, ", a program's", "the card is well: compute-sanitizer on that program finds the access; 45 alone is left by a program that was ended"),
+    (NVLINKS, ", NVLink's", "nvidia-smi nvlink -e, and the log of nvidia-fabricmanager or nvidia-imex: the other end may be the cause; then reset the GPUs"),
+    (CARDS, ", the card's", "nvidia-smi -q -d ECC,ROW_REMAPPER; power, heat and seating of the card come first; reset it, and replace it if that comes again"),
+)  # fmt: skip
+OTHER_XID = "look its number up in NVIDIA's catalog of Xid errors"
 
 
 def host_findings(looks: Sequence[HostLook], cluster: HostsCluster, name: str, addresses: Mapping[str, str]) -> list[Finding]:
@@ -49,6 +61,12 @@ def host_findings(looks: Sequence[HostLook], cluster: HostsCluster, name: str, a
         ]
     known = [look for look in looks if look.facts is not None]
     return [*findings, *_own_names(known), *_versions(known, name), *_unlike_gpus(known), *_ports(known, cluster)]
+
+
+def hosts_hardware(looks: Sequence[HostLook]) -> Hardware:
+    """Hardware of hosts that a file may leave unused: RDMA needs two ends."""
+    names = [look.name for look in looks if look.condition is not None and look.condition.has_rdma]
+    return Hardware({"hosts": f"{listed(names)} have RDMA devices"} if len(names) > 1 else {})
 
 
 def _unreachable(look: HostLook, name: str) -> Finding:
@@ -155,10 +173,28 @@ def _gpus(look: HostLook, facts: HostFacts, condition: HostCondition) -> Iterato
         if gpu.ecc_errors:
             fix = f"nvidia-smi -q -d ECC on {look.name}; reset or replace the card"
             yield warning(look.name, f"GPU {gpu.index} ({gpu.name}) has {gpu.ecc_errors} memory errors that ECC could not correct", fix)
-    if condition.xid:
-        fix = "look its number up in NVIDIA's list of Xid errors: power, heat and seating of the card come first"
-        yield warning(look.name, f"the driver has reported an error: {condition.xid}", fix)
+        if gpu.divided:
+            fix = f"as root on {look.name}: nvidia-smi -i {gpu.index} -mig 0, or leave the GPU out of hosts[].gpus"
+            words = f"is {DIVIDED}: a rank gets one slice, and NCCL joins no slices of one GPU"
+            yield warning(look.name, f"GPU {gpu.index} ({gpu.name}) {words}", fix)
+    if condition.gpu_errors is None and (facts.gpus or condition.nvidia_cards):
+        fix = f"as root on {look.name}: usermod -aG adm {facts.user}, or sysctl kernel.dmesg_restrict=0"
+        yield note(look.name, f"whether its GPUs had errors (Xid) is not known: {facts.user} may not read the kernel's log", fix)
+    yield from _gpu_errors(look, facts.gpus, condition.gpu_errors or ())
     yield from _torch(look, facts.gpus, condition)
+
+
+def _gpu_errors(look: HostLook, gpus: Sequence[HostGpu], errors: Sequence[GpuError]) -> Iterator[Finding]:
+    """Say of each GPU its first error, or that of its hardware where a program's came before: what follows is a consequence."""
+    names = {gpu.bus.lower()[-12:-2]: f"GPU {gpu.index} ({gpu.name})" for gpu in gpus}
+    for bus in dict.fromkeys(error.bus for error in errors):
+        mine = [error for error in errors if error.bus == bus and error.number not in NO_FAULTS]
+        if mine:
+            first = next((error for error in mine if error.number not in PROGRAMS), mine[0])
+            harmless = first.number in PROGRAMS or "Nonfatal" in first.text
+            whose, fix = next(((whose, fix) for numbers, whose, fix in XIDS if first.number in numbers), ("", OTHER_XID))
+            message = f"{names.get(bus, f'the GPU at {bus}')}: Xid {first.number}{whose}: {first.text}"
+            yield (note if harmless else warning)(look.name, message, fix)
 
 
 def _torch(look: HostLook, gpus: Sequence[HostGpu], condition: HostCondition) -> Iterator[Finding]:
@@ -261,9 +297,10 @@ def _keeping(look: HostLook, facts: HostFacts, name: str) -> Iterator[Finding]:
 
 def _limits(look: HostLook, facts: HostFacts, condition: HostCondition) -> Iterator[Finding]:
     root = f"as root on {look.name}:"
-    if condition.has_rdma and 0 <= facts.memlock < LEAST_MEMLOCK:
+    if condition.has_rdma and 0 <= facts.memlock < LOCKED_BYTES_ENOUGH:
+        judged, needs = (failed, "more") if facts.memlock <= LOCKED_BYTES_FAILING else (warning, "more for many ranks")
         fix = f"{root} LimitMEMLOCK=infinity below [Service] in /etc/systemd/system/user@.service.d/memlock.conf, and '{facts.user} - memlock unlimited' in /etc/security/limits.d/memlock.conf; then log in anew"
-        yield failed(look.name, f"{facts.user} may lock {binary_size(facts.memlock)} of memory, and RDMA needs more", fix)
+        yield judged(look.name, f"{facts.user} may lock {binary_size(facts.memlock)} of memory, and RDMA needs {needs}", fix)
     if condition.shm is not None and condition.shm < LEAST_SHM:
         fix = f"{root} mount -o remount,size=50% /dev/shm"
         yield warning(look.name, f"its shared memory has {binary_size(condition.shm)}: NCCL and data loaders need more", fix)

@@ -36,6 +36,16 @@ class Torch:
 
 
 @dataclass(frozen=True)
+class GpuError:
+    """First line of one error (Xid) of one GPU in the kernel's log."""
+
+    bus: str
+    """PCI address without the function, such as 0000:3b:00."""
+    number: int
+    text: str
+
+
+@dataclass(frozen=True)
 class HostCondition:
     """HostCondition of a host beyond what a start asks for."""
 
@@ -56,8 +66,8 @@ class HostCondition:
     has_rdma: bool = False
     nvidia_cards: int = 0
     """NVIDIA's cards on the PCI bus, whether a driver has them or not."""
-    xid: str = ""
-    """The driver's newest error in the kernel's log."""
+    gpu_errors: tuple[GpuError, ...] | None = ()
+    """Errors of GPUs since the host's start, in their order; None: its kernel's log may not be read."""
     libraries: Libraries | None = None
     """None: the host has no environment for ranks."""
     torch: Torch | None = None
@@ -123,11 +133,16 @@ def _read(answer: dict[str, Any]) -> HostCondition:
         shm=None if answer["shm"] is None else int(answer["shm"]),
         has_rdma=int(answer["rdma"]) > 0,
         nvidia_cards=int(answer["nvidiaCards"]),
-        xid=_text(answer["xid"]),
+        gpu_errors=read_gpu_errors(answer["gpuErrors"]),
         libraries=None if libraries is None else _libraries(libraries),
         torch=None if torch is None else _torch(torch),
         config=str(answer["config"]),
     )
+
+
+def read_gpu_errors(answer: list[list[Any]] | None) -> tuple[GpuError, ...] | None:
+    """Read the errors of GPUs; None where the kernel's log wasn't read."""
+    return None if answer is None else tuple(GpuError(_text(bus), int(number), _text(line)) for bus, number, line in answer)
 
 
 def _sleeps(power: dict[str, Any]) -> str:

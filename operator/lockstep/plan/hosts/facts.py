@@ -52,6 +52,12 @@ class HostGpu:
     """CUDA's compute capability, such as (8, 9); None where the driver doesn't say it."""
     ecc_errors: int = 0
     """Errors of its memory since the driver was loaded that ECC could not correct."""
+    bus: str = ""
+    """PCI address, as nvidia-smi writes it."""
+    shared: bool = False
+    """True if its memory is the host's own, as in a DGX Spark."""
+    divided: bool = False
+    """True in MIG mode: a process gets one slice of it."""
 
 
 @dataclass(frozen=True)
@@ -205,7 +211,8 @@ def read_host(name: str, answer: Mapping[str, Any]) -> HostFacts:
 def _read(name: str, answer: dict[str, Any]) -> HostFacts:
     stated = answer.get("statedPython", {})
     keeping = answer["keeping"]
-    gpus, gpu_problem = _gpus(answer["gpus"])
+    memory = int(answer.get("memory", {}).get("MemTotal", 0))
+    gpus, gpu_problem = _gpus(answer["gpus"], memory)
     return HostFacts(
         name=name,
         user=str(answer["user"]),
@@ -233,7 +240,7 @@ def _read(name: str, answer: dict[str, Any]) -> HostFacts:
         stated_problem=str(stated.get("problem", "")),
         promised_ports=frozenset(int(port) for port in answer["promisedPorts"]),
         own_name=str(answer.get("ownName", "")),
-        memory=int(answer.get("memory", {}).get("MemTotal", 0)),
+        memory=memory,
         memlock=int(answer.get("memlock", -1)),
         system=str(answer.get("system", "Linux")),
     )
@@ -293,32 +300,41 @@ def _folder(answer: dict[str, Any]) -> Folder:
     )
 
 
-def _gpus(answers: list[dict[str, Any]]) -> tuple[tuple[HostGpu, ...], str]:
+DIVIDED = "divided (MIG)"
+NO_MEMORY = ("[N/A]", "[Not Supported]")
+"""Words of nvidia-smi for the memory of a GPU that has none of its own. Any other word tells of a fault or of lacking rights."""
+
+
+def _gpus(answers: list[dict[str, Any]], host_memory: int = 0) -> tuple[tuple[HostGpu, ...], str]:
     """GPUs that the driver describes, and what it says of one that it doesn't, such as one that needs a reset."""
     gpus, problems = [], []
     for answer in answers:
         try:
-            gpus.append(_gpu(answer))
+            gpus.append(_gpu(answer, host_memory))
         except (ValueError, OverflowError):
             told = f"index {answer['index']}, memory.total {answer['memory.total']}"
             problems.append(f"nvidia-smi doesn't describe GPU {answer['uuid']}: {told}")
     return tuple(gpus), "; ".join(problems)
 
 
-def _gpu(answer: dict[str, Any]) -> HostGpu:
+def _gpu(answer: dict[str, Any], host_memory: int) -> HostGpu:
     claim = answer.get("claim") or {}
     users = tuple(f"{process['user'] or 'somebody'} (pid {process['pid']})" for process in answer.get("processes", []))
     claimed = f"{claim['says']} ({claim['user']}, pid {claim['pid']})" if claim else ""
     capability = re.fullmatch(r"(\d{1,2})\.(\d)", str(answer.get("compute_cap", "")))
     ecc = str(answer.get("ecc.errors.uncorrected.volatile.total", ""))
+    shared = answer["memory.total"] in NO_MEMORY
     return HostGpu(
         int(answer["index"]),
         str(answer["uuid"]),
         str(answer["name"]),
-        int(float(answer["memory.total"])) << 20,
+        host_memory if shared else int(float(answer["memory.total"])) << 20,
         users,
         claimed,
         str(answer.get("driver_version", "")),
         None if capability is None else (int(capability[1]), int(capability[2])),
         int(ecc) if ecc.isdecimal() else 0,
+        str(answer.get("pci.bus_id", "")),
+        shared,
+        answer.get("mig.mode.current") == "Enabled",
     )

@@ -85,11 +85,14 @@ def _run_facts(
 ) -> RunFacts:
     claimed = {seat.host.name: (seat.run.host.claims if seat.run.host else ()) for seat in placed}
     memories = [
-        (gpu.memory, f"the {gpu.name} of {host}") for host, facts in answers.items() for gpu in facts.gpus if gpu.uuid in claimed[host]
+        (gpu.memory // (len(claimed[host]) if gpu.shared else 1), f"the {gpu.name} of {host}", gpu.shared)
+        for host, facts in answers.items()
+        for gpu in facts.gpus
+        if gpu.uuid in claimed[host]
     ]
-    size, source = min(memories, default=(None, "no GPU is used, and hosts state no limit of memory"))
+    size, source, shared = min(memories, default=(None, "no GPU is used, and hosts state no limit of memory", False))
     device = slowest(gpu.name for host, facts in answers.items() for gpu in facts.gpus if gpu.uuid in claimed[host])
-    facts = replace(known, capacity_bytes=size, capacity_source=source, device=device, refuses_slow_network=True)
+    facts = replace(known, capacity_bytes=size, capacity_source=source, capacity_shared=shared, device=device, refuses_slow_network=True)
     rate = None if network is None else network.slowest_gbs
     if rate:
         facts = replace(facts, speed=NetworkSpeed(rate, "the slowest pair of neighbors just now"))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from lockstep.plan.ahead.forecast import NOT_OFFLINE, Card, Forecast
 from lockstep.plan.ahead.slownetwork import slowest
 from lockstep.plan.cluster.finding import Finding, fine, note, refused, unknown
-from lockstep.plan.hosts.facts import HostFacts
+from lockstep.plan.hosts.facts import DIVIDED, HostFacts
 from lockstep.plan.hosts.place import Seat
 from lockstep.plan.render.resolved import Resolved
 from lockstep_spec.words import listed, number_of
@@ -42,7 +42,8 @@ def cards_of(asked: HostsAsked) -> tuple[Card, ...]:
         gpus = [gpu for gpu in facts.gpus if gpu.uuid in taken]
         if gpus:
             smallest = min(gpus, key=lambda gpu: gpu.memory)
-            cards.append(Card(f"{seat.host.name}'s {smallest.name}", smallest.memory, micro_batch))
+            size = smallest.memory // len(gpus) if smallest.shared else smallest.memory
+            cards.append(Card(f"{seat.host.name}'s {smallest.name}", size, micro_batch, smallest.shared))
         elif facts.memory:
             ranks = seat.record.ranks[seat.node]
             part = "memory" if ranks == 1 else f"memory for each of {ranks} ranks"
@@ -72,6 +73,7 @@ def hosts_plan(resolved: Resolved, hosts: Sequence[str], asked: HostsAsked | Non
 def _seat(seat: Seat, facts: HostFacts) -> str:
     ranks, taken = seat.record.ranks[seat.node], set() if seat.run.host is None else set(seat.run.host.claims)
     gpus = [gpu for gpu in facts.gpus if gpu.uuid in taken]
-    what = ", ".join(f"GPU {gpu.index} ({gpu.name})" for gpu in gpus) if gpus else number_of(ranks, "CPU rank")
+    names = [f"GPU {gpu.index} ({gpu.name}{', ' + DIVIDED if gpu.divided else ''})" for gpu in gpus]
+    what = ", ".join(names) if gpus else number_of(ranks, "CPU rank")
     keeps = "" if not seat.record.supervised else "; it would not come back after a reboot"
     return f"{seat.host.name} is node {seat.node} at {seat.run.addresses[seat.node]}: {what}{keeps}"

@@ -15,6 +15,8 @@ from lockstep_gang.contract.fabric import FabricAsked, are_whole_names
 Variables = dict[str, Layered[str]]
 
 GPU_RESOURCE = "nvidia.com/gpu"
+EFA = "vpc.amazonaws.com/efa"
+"""AWS's adapters: ibverbs' of their own kind, which NCCL reaches by libfabric (its plugin aws-ofi-nccl), so that NCCL_IB_* mean nothing."""
 RDMA_VARIABLES = {
     "NCCL_IB_HCA": "devices",
     "NCCL_SOCKET_IFNAME": "interfaces",
@@ -82,6 +84,10 @@ def fabric_warnings(transport: Transport, network: Network, profile_name: str, g
             " pods get no RDMA networks or devices from Lockstep, and NCCL takes what it finds"
         )
         warnings.append(Notice("NoRails", message))
+    stated = [name for name, field in RDMA_VARIABLES.items() if "_IB_" in name and getattr(network.rdma, field) not in (None, [])]
+    if has_efa(network.rdma) and stated:
+        message = f"the cluster {profile_name} has EFA, which NCCL reaches by libfabric: {', '.join(stated)} would mean nothing, so pods don't get it"
+        warnings.append(Notice("VariableIgnored", message))
     if gpus_per_node == 0:
         warnings.append(
             Notice(
@@ -124,7 +130,14 @@ def _rdma_knobs(rdma: Rdma) -> Variables:
     if are_whole_names(rdma.devices) and rdma.devices:
         # NCCL takes a name for a beginning, mlx5_1 for mlx5_10 too, unless `=` stands before the list.
         knobs["NCCL_IB_HCA"] = Layered("=" + _nccl_text(rdma.devices), Layer.CLUSTER)
+    if has_efa(rdma):
+        # libfabric would take its tcp provider without a word where EFA's fails.
+        return {name: value for name, value in knobs.items() if "_IB_" not in name} | {"FI_PROVIDER": Layered("efa", Layer.CLUSTER)}
     return knobs
+
+
+def has_efa(rdma: Rdma) -> bool:
+    return any(rail.resource == EFA for rail in rdma.rails)
 
 
 def _nccl_text(value: list[str] | bool | int | str) -> str:

@@ -16,6 +16,9 @@ from lockstep.api.names import HOSTS
 from lockstep.plan.discovery.draft import Entry, Item, left_out, stated, write
 from lockstep.plan.translate.leaves import Leaf, Leftover, leaves_of
 
+RDMA_OFF = (
+    "left out, ranks send over TCP. Say true if the hosts have InfiniBand or RoCE between them: lockstep hosts check names those that do"
+)
 MASTER_PORTS = 100
 """Ports of the range that begins at a launcher's master port."""
 _PAIR = re.compile(r"(?P<name>[^\s:=]+):(?P<slots>\d+)")
@@ -59,6 +62,7 @@ def cluster_text(name: str, origin: str, machines: Machines, path: str | None = 
         stated("cluster.platform", HOSTS, ""),
         left_out("cluster.description", "what people should know", "one line for `lockstep cluster list`"),
         stated("hosts", items, order),
+        left_out("network.rdma.enabled", True, RDMA_OFF),
         *machines.entries,
     ]
     header = [

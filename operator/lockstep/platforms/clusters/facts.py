@@ -91,8 +91,10 @@ async def discover_facts(cluster: Cluster, namespace: str, namespace_from: str =
     """Facts that a cluster file is written from."""
     version, groups = await asyncio.gather(cluster.request("GET", "/version"), cluster.request("GET", "/apis"))
     group_names = frozenset(str(group["name"]) for group in groups.get("groups", []))
-    lists, objects = await asyncio.gather(
-        _lists(cluster, namespace, OF_A_FILE, group_names), _objects(cluster, namespace, [("Namespace", namespace)])
+    lists, everybodys, objects = await asyncio.gather(
+        _lists(cluster, namespace, OF_A_FILE, group_names),
+        _lists(cluster, "default", [NETWORK], group_names),
+        _objects(cluster, namespace, [("Namespace", namespace)]),
     )
     return ClusterFacts(
         namespace=namespace,
@@ -102,6 +104,7 @@ async def discover_facts(cluster: Cluster, namespace: str, namespace_from: str =
         groups=group_names,
         lists=lists,
         objects=objects,
+        networks_elsewhere={"default": everybodys[NETWORK]},
     )
 
 
@@ -121,7 +124,7 @@ async def lint_facts(cluster: Cluster, spec: TrainingClusterSpec, namespace: str
     return replace(
         facts,
         objects={**facts.objects, ("Deployment", OPERATOR_NAME): operator},
-        networks_elsewhere=elsewhere,
+        networks_elsewhere={**facts.networks_elsewhere, **elsewhere},
         may_use_scc=sccs,
         tries={"Pod": tries[0]} if tries else {},
     )

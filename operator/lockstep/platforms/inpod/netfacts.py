@@ -16,6 +16,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from lockstep_spec.kernel import file_words, folder_names, rdma_ports
+
 PORTS_MAX, GPUS_MAX, TEXT_MAX = 64, 64, 200
 SIOCGIFADDR, SIOCGIFNETMASK, SIOCGIFMTU, SIOCETHTOOL, GET_DRIVER = 0x8915, 0x891B, 0x8921, 0x8946, 0x3
 SPEEDLESS_DRIVERS = frozenset({"veth", "tun", "bridge", "dummy", "tunnel", "vxlan", "wireguard", ""})
@@ -30,7 +32,7 @@ def network_facts(root: Path = Path("/")) -> Json:
         "host": socket.gethostname()[:TEXT_MAX],
         "cores": processor_cores(root),
         "ports": [port for _, name in socket.if_nameindex() if name != "lo" for port in [_port(root, name)] if port][:PORTS_MAX],
-        "hcas": [hca for name in _names(root / "sys/class/infiniband") for hca in _hcas(root, name)][:PORTS_MAX],
+        "hcas": _hcas(root)[:PORTS_MAX],
         "gpus": _gpus(root)[:GPUS_MAX],
         "links": _gpu_links(),
         "tools": [tool for tool in ("ib_write_bw",) if shutil.which(tool)],
@@ -44,7 +46,7 @@ def _port(root: Path, name: str) -> Json | None:
         return None
     folder = root / "sys/class/net" / name
     driver = _driver(name)
-    speed = _number(_text(folder / "speed"))
+    speed = _number(file_words(folder / "speed"))
     known = speed is not None and speed > 0 and driver not in SPEEDLESS_DRIVERS
     return {
         "name": name,
@@ -54,28 +56,27 @@ def _port(root: Path, name: str) -> Json | None:
         "gbs": speed / 1000 if known and speed is not None else None,
         "driver": driver,
         "wireless": (folder / "wireless").exists() or (folder / "phy80211").exists(),
-        "hca": next(iter(_names(folder / "device/infiniband")), ""),
+        "hca": next(iter(folder_names(folder / "device/infiniband")), ""),
         **_bus(folder / "device"),
     }
 
 
-def _hcas(root: Path, name: str) -> list[Json]:
-    """Ports of an RDMA device that are up. `rate` is as "400 Gb/sec (4X NDR)"."""
-    folder = root / "sys/class/infiniband" / name
+def _hcas(root: Path) -> list[Json]:
+    """Ports of RDMA devices that are up and may be opened here."""
     ports = []
-    for port in _names(folder / "ports"):
-        rate = re.match(r"([0-9.]+) Gb/sec", _text(folder / "ports" / port / "rate"))
-        if "ACTIVE" in _text(folder / "ports" / port / "state") and port.isdecimal():
-            layer = _text(folder / "ports" / port / "link_layer")
+    for port in rdma_ports(root):
+        if port.state == "ACTIVE" and port.openable:
+            rate = re.match(r"([0-9.]+) Gb/sec", port.rate)
             gbs = float(rate[1]) if rate else None
-            ports.append({"device": name, "port": int(port), "gbs": gbs, "layer": layer, **_bus(folder / "device")})
+            bus = _bus(port.folder.parents[1] / "device")
+            ports.append({"device": port.device, "port": port.port, "gbs": gbs, "layer": port.link_layer, **bus})
     return ports
 
 
 def _bus(device: Path) -> Json:
     """PCI addresses from the root complex down to the device, and its NUMA node; nothing of a device that is on no PCI bus."""
     path = os.path.realpath(device)
-    numa = _number(_text(Path(path, "numa_node")))
+    numa = _number(file_words(Path(path, "numa_node")))
     return {"bus": PCI_ADDRESS.findall(path)[-12:], "numa": numa if numa is not None and numa >= 0 else None}
 
 
@@ -83,7 +84,7 @@ def _gpus(root: Path) -> list[Json]:
     """GPUs in the order of nvidia-smi; without it, as the driver lists them."""
     rows = [line.split(",") for line in _output("nvidia-smi", "--query-gpu=index,pci.bus_id,name", "--format=csv,noheader").splitlines()]
     named = [(row[1].strip().lower(), row[2].strip()) for row in rows if len(row) == 3]
-    named = named or [(name, "GPU") for name in _names(root / "proc/driver/nvidia/gpus")]
+    named = named or [(name, "GPU") for name in folder_names(root / "proc/driver/nvidia/gpus")]
     gpus = []
     for index, (address, name) in enumerate(named):
         short = address[-12:]  # (nvidia-smi writes the domain with eight digits)
@@ -112,7 +113,7 @@ def _address(name: str) -> tuple[str, int]:
         return socket.inet_ntoa(address), bin(int.from_bytes(mask, "big")).count("1")
     except OSError:
         pass
-    for line in _text(Path("/proc/net/if_inet6")).splitlines():
+    for line in file_words(Path("/proc/net/if_inet6")).splitlines():
         words = line.split()
         if len(words) == 6 and words[5] == name and words[3] == "00":
             return socket.inet_ntop(socket.AF_INET6, bytes.fromhex(words[0])), int(words[2], 16)
@@ -141,9 +142,9 @@ def _driver(name: str) -> str:
 def processor_cores(root: Path = Path("/")) -> float:
     """Cores that this process may use: by affinity, and by its container's limit."""
     cores = float(len(os.sched_getaffinity(0)))
-    quota, period = (*_text(root / "sys/fs/cgroup/cpu.max").split(), "", "")[:2]
+    quota, period = (*file_words(root / "sys/fs/cgroup/cpu.max").split(), "", "")[:2]
     if not quota:
-        quota, period = (_text(root / "sys/fs/cgroup/cpu" / name) for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
+        quota, period = (file_words(root / "sys/fs/cgroup/cpu" / name) for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
     return min(cores, int(quota) / int(period)) if quota.isdecimal() and period.isdecimal() and int(period) else cores
 
 
@@ -153,20 +154,6 @@ def _output(*command: str) -> str:
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):
-        return ""
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        return sorted(path.name for path in folder.iterdir())
-    except OSError:
-        return []
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:  # (the speed of an interface that is down is EINVAL)
         return ""
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from lockstep.platforms.inpod.rankload import Load, answer_questions, text_of
+from lockstep_spec.kernel import file_words, rdma_ports
 
 OUTPUT = "logs/output"
 BEGINS = "[lockstep] this agent begins: job "
@@ -198,18 +199,18 @@ def _json(path: Path) -> Json:
     return _parsed(text_of(path))
 
 
-def counters(net: Path = Path("/proc/net/dev"), infiniband: Path = Path("/sys/class/infiniband")) -> dict[str, tuple[int, int]]:
-    """Map of NIC to bytes in and out since it is up. RDMA devices count their own traffic, which their interfaces don't see."""
+def counters(root: Path = Path("/")) -> dict[str, tuple[int, int]]:
+    """Map of NIC to bytes in and out since it is up. RDMA devices that may be opened here count their own traffic, which their interfaces don't see."""
     traffic = {}
-    for line in text_of(net).splitlines()[2:]:
+    for line in text_of(root / "proc/net/dev").splitlines()[2:]:
         name, _, numbers = line.partition(":")
         values = numbers.split()
         if name.strip() != "lo" and len(values) >= 9:
             traffic[name.strip()] = (int(values[0]), int(values[8]))
-    for port in sorted(infiniband.glob("*/ports/*")):
-        words = [text_of(port / "counters" / f"port_{way}_data").strip() for way in ("rcv", "xmit")]
-        if all(word.isdecimal() for word in words) and "ACTIVE" in text_of(port / "state"):
-            traffic[port.parts[-3]] = (int(words[0]) * 4, int(words[1]) * 4)  # counted in words of four bytes
+    for port in rdma_ports(root):
+        words = [file_words(port.folder / "counters" / f"port_{way}_data") for way in ("rcv", "xmit")]
+        if all(word.isdecimal() for word in words) and port.state == "ACTIVE" and port.openable:
+            traffic[port.device] = (int(words[0]) * 4, int(words[1]) * 4)  # counted in words of four bytes
     return dict(list(traffic.items())[:32])
 
 

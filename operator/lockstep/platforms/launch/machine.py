@@ -18,6 +18,7 @@ from pathlib import Path
 
 from lockstep.api.errors import ConfigError
 from lockstep.platforms.local.placement import VISIBLE, gpus_here
+from lockstep_spec.kernel import file_words
 
 SIOCGIFCONF = 0x8912
 IFREQ_BYTES, ADDRESS = 40, slice(20, 24)
@@ -108,11 +109,7 @@ def _ipv4() -> Iterator[tuple[str, str]]:
 
 
 def _ipv6() -> Iterator[tuple[str, str]]:
-    try:
-        lines = Path("/proc/net/if_inet6").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return  # it has no IPv6
-    for line in lines:
+    for line in file_words(Path("/proc/net/if_inet6")).splitlines():
         digits, *_, name = line.split()
         yield str(ipaddress.IPv6Address(bytes.fromhex(digits))), name
 

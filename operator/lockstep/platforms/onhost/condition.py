@@ -15,13 +15,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lockstep.platforms.onhost.readings import nvidia_cards, output, text_of
+from lockstep.platforms.onhost.readings import nvidia_cards, nvidia_smi, output, text_of
 
 Json = Any
 LIBRARY_SECONDS, TORCH_SECONDS = 10.0, 40.0
 CONFIG_BYTES_MAX = 1 << 18
 TEXT_MAX = 300
 INCLUDES_MAX = 64
+ERRORS_MAX = 256
 PACKAGES = ("torch", "deepspeed", "transformers", "peft", "accelerate", "numpy", "safetensors", "lockstep")
 LIBRARIES = """
 import json, platform, sys
@@ -39,6 +40,9 @@ import json, torch
 flags = getattr(torch._C, "_cuda_getArchFlags", lambda: "")()
 print(json.dumps({"cuda": torch.version.cuda or "", "architectures": (flags or "").split()}))
 """
+_PCI = re.compile(r"\b([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2})\b")
+_XID, _CAUSE = re.compile(r"NVRM: Xid \([^)]*\): (\d+)"), re.compile(r"caused by previous Xid (\d+)")
+_OFF_THE_BUS = "fallen off the bus"
 SHM = "/dev/shm"  # noqa: S108 (nothing is written there)
 
 
@@ -143,10 +147,27 @@ def answer_from(process: Any, seconds: float) -> Json:
         return {"problem": words[0][:TEXT_MAX]}
 
 
-def last_xid() -> str:
-    """The driver's newest error of a GPU, where the kernel's log may be read."""
-    lines = [line for line in output("dmesg").splitlines() if "NVRM: Xid" in line]
-    return lines[-1].strip()[:TEXT_MAX] if lines else ""
+def kernel_log() -> str:
+    """The kernel's log since the start; '' where it may not be read."""
+    return output("dmesg") or output("journalctl", "--dmesg", "--boot", "--quiet", "--no-pager", "--output=short-monotonic")
+
+
+def gpu_errors(log: str) -> Any:
+    """First line of each error (Xid) of each GPU, as [PCI address, number, line], in their order; None without a log.
+
+    A line that names an earlier Xid as its cause counts as that one, and a GPU off the bus as 79: older drivers write that in words alone.
+    """
+    first: dict[tuple[str, int], str] = {}
+    gpu = ""
+    for line in log.splitlines():
+        if "NVRM: " not in line:
+            continue
+        named = _PCI.search(line)
+        gpu = named.group(1).lower()[-10:] if named else gpu
+        number = _CAUSE.search(line) or _XID.search(line)
+        if number or _OFF_THE_BUS in line:
+            first.setdefault((gpu, int(number.group(1)) if number else 79), line.strip()[:TEXT_MAX])
+    return [[gpu, number, line] for (gpu, number), line in first.items()][:ERRORS_MAX] if log.strip() else None
 
 
 def config(path: str) -> str:
@@ -165,7 +186,7 @@ def condition(request: Json) -> Json:
     python = os.path.expanduser(request["python"])  # noqa: PTH111
     libraries = started(python, LIBRARIES, *PACKAGES) if python else None
     cards = nvidia_cards()
-    torch = started(python, TORCH) if python and (cards or output("nvidia-smi", "-L")) else None
+    torch = started(python, TORCH) if python and (cards or output(nvidia_smi(), "-L")) else None
     shm = os.statvfs(SHM) if os.path.isdir(SHM) else None  # noqa: PTH112
     return {
         "firewall": firewall(),
@@ -174,8 +195,8 @@ def condition(request: Json) -> Json:
         "nofile": resource.getrlimit(resource.RLIMIT_NOFILE)[1],
         "shm": None if shm is None else shm.f_blocks * shm.f_frsize,
         "rdma": len(paths("/sys/class/infiniband/*")),
-        "nvidiaCards": cards,
-        "xid": last_xid(),
+        "nvidiaCards": len(cards),
+        "gpuErrors": gpu_errors(kernel_log()),
         "config": config(request["config"]),
         "libraries": None if libraries is None else answer_from(libraries, LIBRARY_SECONDS),
         "torch": None if torch is None else answer_from(torch, TORCH_SECONDS),

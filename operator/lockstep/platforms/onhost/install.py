@@ -21,7 +21,7 @@ import zipfile
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from lockstep.platforms.onhost.readings import alone, glibc, lingers, nvidia_cards, output, state_folder, text_of, user_name
+from lockstep.platforms.onhost.readings import alone, glibc, lingers, nvidia_cards, nvidia_smi, output, state_folder, text_of, user_name
 
 Json = Any
 ENVIRONMENT = re.compile(r"env-[0-9a-f]{16}")
@@ -104,8 +104,8 @@ def facts(request: Json, stream: BinaryIO) -> Json:
         "folders": [path for path in folders if Path(path).is_dir()],
         "units": bool(output("systemctl", "--user", "show", "--property=Version")),
         "linger": lingers(),
-        "gpus": len(output("nvidia-smi", "-L", seconds=SLOW_SECONDS).splitlines()) if shutil.which("nvidia-smi") else 0,
-        "devices": nvidia_cards(),
+        "gpus": len(output(nvidia_smi(), "-L", seconds=SLOW_SECONDS).splitlines()),
+        "devices": len(nvidia_cards()),
         "done": True,
     }
 

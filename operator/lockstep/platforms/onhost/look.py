@@ -24,7 +24,18 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from lockstep.platforms.onhost.readings import glibc, lingers, object_in, output, state_folder, supervisor, text_of, user_name
+from lockstep.platforms.onhost.readings import (
+    glibc,
+    lingers,
+    lost_gpus,
+    nvidia_smi,
+    object_in,
+    output,
+    state_folder,
+    supervisor,
+    text_of,
+    user_name,
+)
 
 Json = Any
 GPU_SECONDS = 10.0
@@ -47,6 +58,8 @@ GPU_MORE = [
     "driver_version",
     "compute_cap",
     "ecc.errors.uncorrected.volatile.total",
+    "pci.bus_id",
+    "mig.mode.current",
 ]
 """Fields that are asked of each GPU, and those that an older driver may not know."""
 _UNKNOWN_FIELD = re.compile(r'Field "([\w.]+)" is not a valid field')
@@ -57,9 +70,10 @@ SHM = Path("/dev/shm")  # noqa: S108 (nothing is written there)
 
 def gpu_output(*options: str) -> tuple[str, str]:
     """Output of nvidia-smi, and why it failed; nothing of both where there is none, or where it finds no GPU."""
-    if shutil.which("nvidia-smi") is None:
+    program = nvidia_smi()
+    if not program:
         return "", ""
-    command = ["nvidia-smi", *options, "--format=csv,noheader,nounits"]
+    command = [program, *options, "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=GPU_SECONDS, check=False, errors="replace")
     except subprocess.TimeoutExpired:
@@ -183,6 +197,8 @@ def gpus() -> tuple[list[Json], str]:
         {**dict(zip(asked, row)), "processes": users.get(row[1], []), "claim": claim_of(row[1])}  # noqa: B905 (Python 3.6 has no strict)
         for row in rows
     ]
+    if "pci.bus_id" in asked and not problem:
+        problem = lost_gpus([row["pci.bus_id"] for row in described])
     return described, problem
 
 

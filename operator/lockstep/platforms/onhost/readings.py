@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import pwd
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -75,10 +76,31 @@ def glibc() -> str:
     return ""
 
 
-def nvidia_cards() -> int:
-    """Return the number of NVIDIA's graphics cards on the PCI bus, whether a driver has them or not."""
-    vendors = Path("/sys/bus/pci/devices").glob("*/vendor")
-    return sum(text_of(vendor).strip() == "0x10de" and text_of(vendor.with_name("class")).startswith("0x03") for vendor in vendors)
+def nvidia_cards(root: Path = Path("/")) -> Any:
+    """Return address → driver of NVIDIA's graphics cards on the PCI bus ('': none has it), without those that are given to virtual machines."""
+    cards = {}
+    for vendor in sorted(root.glob("sys/bus/pci/devices/*/vendor")):
+        if text_of(vendor).strip() == "0x10de" and text_of(vendor.with_name("class")).startswith(("0x0300", "0x0302")):
+            driver = vendor.with_name("driver")
+            cards[vendor.parent.name] = driver.resolve().name if driver.is_symlink() else ""
+    return {address: driver for address, driver in cards.items() if driver != "vfio-pci"}
+
+
+def lost_gpus(listed: Any, root: Path = Path("/")) -> str:
+    """Return words about GPUs that NVIDIA's driver has on the PCI bus and nvidia-smi doesn't list by their addresses; '' if none is lost.
+
+    A container that was given fewer GPUs than the bus shows has fewer devices /dev/nvidiaN, too: then nothing can be said.
+    """
+    held = [address for address, driver in nvidia_cards(root).items() if driver == "nvidia"]
+    lost = [address for address in held if address not in [bus.lower()[-len(address) :] for bus in listed]]
+    if not lost or len(list(root.glob("dev/nvidia[0-9]*"))) < len(held):
+        return ""
+    return "{} on the PCI bus is not in nvidia-smi's list: the driver has lost the GPU".format(", ".join(lost))
+
+
+def nvidia_smi() -> str:
+    """Return the path of nvidia-smi; '' where there is none. In WSL it is where no login shell looks."""
+    return shutil.which("nvidia-smi") or shutil.which("nvidia-smi", path="/usr/lib/wsl/lib") or ""
 
 
 def start_ticks(pid: int) -> int | None:

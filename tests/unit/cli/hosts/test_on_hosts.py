@@ -27,6 +27,7 @@ from lockstep.cli.shared.target import namespace_of, one_verb
 from lockstep.kube.aim import Connections
 from lockstep.plan.hosts.facts import Folder
 from lockstep.plan.hosts.status import seen_jobs
+from lockstep.plan.translate.hosts import RDMA_OFF
 from lockstep.platforms.hosts.start import HostOptions
 from lockstep.platforms.local.place import LocalPlace
 from support.api_stub import ApiStub, served
@@ -391,6 +392,7 @@ def test_import_writes_the_file_and_lists_what_it_does_not_have(tmp_path: Path) 
     assert (code, output.splitlines()[2:]) == (
         0,
         [
+            f"network.rdma.enabled: {RDMA_OFF}",
             "It doesn't have:",
             f"  {tmp_path}/hostfile:2: max_slots=8: a job never starts more ranks than it has GPUs or states in ranksPerNode",
         ],

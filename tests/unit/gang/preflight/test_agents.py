@@ -14,7 +14,18 @@ import pytest
 
 from lockstep_gang.agent.preflight import answers, network
 from lockstep_gang.agent.preflight.allreduce import AllReduceRanks
-from lockstep_gang.contract.preflight import PREFLIGHT_RESULT, Expected, ExpectedPath, Group, Kind, PreflightReport, SelfTest
+from lockstep_gang.contract.preflight import (
+    PREFLIGHT_RESULT,
+    Check,
+    Checked,
+    Expected,
+    ExpectedPath,
+    Group,
+    Kind,
+    PreflightReport,
+    SelfTest,
+    Stage,
+)
 from lockstep_gang.contract.run import RestartPolicy, run_text
 from lockstep_spec.choices import StorageMode
 from lockstep_spec.codec import from_json
@@ -63,6 +74,26 @@ def test_the_all_reduce_has_a_process_for_each_gpu_of_nodes_with_unlike_numbers_
     names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE", "GPUS_PER_NODE")
     environments = [AllReduceRanks(run, node, group).environment(local) for node, local in ((2, 0), (2, 1), (1, 0))]
     assert [[environment[name] for name in names] for environment in environments] == [list("00232"), list("11232"), list("20131")]
+
+
+@pytest.mark.parametrize(("environment", "has"), [({}, None), ({"FI_PROVIDER": "efa"}, False)])
+def test_a_network_plugin_is_looked_for_where_pods_have_efa(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], has: bool | None
+) -> None:
+    monkeypatch.setattr(answers.facts, "has_net_plugin", lambda variables: variables["FI_PROVIDER"] != "efa")
+    run = make_run(environment=environment, preflight=Expected(), run_dir=str(tmp_path))
+
+    async def look() -> Checked:
+        answer = asyncio.get_running_loop().create_future()
+        node = answers.NodePreflight(run, KEY, 0, answer.set_result)
+        node.take(Check(1, Stage.LOOK, "t"))
+        try:
+            return await answer
+        finally:
+            node.end()
+
+    looked = asyncio.run(look()).looked
+    assert looked is not None and looked.net_plugin is has
 
 
 def test_ranks_start_after_a_preflight_that_says_one_line(agents: Gang) -> None:

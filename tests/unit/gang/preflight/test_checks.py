@@ -31,7 +31,7 @@ from unit.gang.cases import make_run
 GIB = 1024**3
 MODEL = ExpectedPath("spec.training.model.name", "/m", Kind.FOLDER)
 EXPECTED = Expected(paths=(MODEL,), shm_bytes=GIB, rdma=ExpectedRdma(("mlx5_0",), 1, 3, ("net1",), 9000))
-HCA = HcaFacts("mlx5_0", 1, "ACTIVE", "Ethernet", "400 Gb/sec (4X NDR)", "fe80::1", "RoCE v2")
+HCA = HcaFacts("mlx5_0", 1, "ACTIVE", "Ethernet", "400 Gb/sec (4X NDR)", "0000:0000:0000:0000:0000:ffff:0a00:0105", "RoCE v2")
 RDMA = RdmaFacts((HCA,), (), True, 8 * 1024**2, {"net1": 9000})
 GOOD = Looked(
     port=4000, paths=(PathFact("/m", "Folder"),), volume=VolumeFacts("", 100 * GIB, 0), shm_bytes=GIB, gpus=GpuFacts(4, "580.65.06"), rdma=RDMA,
@@ -72,13 +72,13 @@ CASES: list[tuple[dict[str, Any], str, str, str, str]] = [
     ({"environment": {}}, "environment", "Warning", "Setup", "NCCL_DEBUG is not set on node 2 (x-2) and 'INFO' on other nodes"),
     ({"received_ms": 1_003_000, "sent_ms": 1_003_100}, "clock", "Warning", "Setup", "the clock of node 2 (x-2) is 3.0 s ahead of node 0's"),
     ({"rdma": replace(RDMA, has_ipc_lock=False)}, "lockedMemory", "Error", "Setup", "may lock 8 MiB of memory and has no CAP_IPC_LOCK"),
-    ({"rdma": replace(RDMA, hcas=())}, "hcas", "Error", "Fabric", "node 2 (x-2) has no mlx5_0; there are none"),
-    ({"rdma": replace(RDMA, hcas=(replace(HCA, state="DOWN"),))}, "hcas", "Error", "Fabric", "port 1 of mlx5_0 on node 2 (x-2) is DOWN, not ACTIVE"),
-    ({"rdma": replace(RDMA, unusable=("mlx5_0",))}, "hcas", "Error", "Fabric", "/dev/infiniband has no device for it"),
-    ({"rdma": replace(RDMA, hcas=(replace(HCA, rate="100 Gb/sec (4X EDR)"),))}, "rates", "Warning", "Fabric", "mlx5_0 is Ethernet at 100 Gb/sec"),
+    ({"rdma": replace(RDMA, hcas=())}, "hcas", "Error", "Fabric", "no mlx5_0 on node 2 (x-2); there are none"),
+    ({"rdma": replace(RDMA, hcas=(replace(HCA, state="DOWN"),))}, "hcas", "Error", "Fabric", "port 1 of mlx5_0 is DOWN on node 2 (x-2), not ACTIVE"),
+    ({"rdma": replace(RDMA, unusable=("mlx5_0",))}, "hcas", "Error", "Fabric", "mlx5_0 on node 2 (x-2): /dev/infiniband has no device for it"),
+    ({"rdma": replace(RDMA, hcas=(replace(HCA, rate="100 Gb/sec (4X EDR)"),))}, "rates", "Warning", "Fabric", "mlx5_0 on node 2 (x-2): Ethernet at 100 Gb/sec (4X EDR); on other nodes Ethernet at 400 Gb/sec"),
     ({"rdma": replace(RDMA, hcas=(replace(HCA, gid=""),))}, "gids", "Error", "Fabric", "GID 3 of mlx5_0 on node 2 (x-2) is empty"),
     ({"rdma": replace(RDMA, hcas=(replace(HCA, gid_type="IB/RoCE v1"),))}, "gids", "Warning", "Fabric", "is IB/RoCE v1, not RoCE v2"),
-    ({"rdma": replace(RDMA, mtus={"net1": 1500})}, "mtu", "Warning", "Fabric", "net1 has MTU 1500 on node 2 (x-2), the cluster says 9000"),
+    ({"rdma": replace(RDMA, mtus={"net1": 1500})}, "mtu", "Warning", "Fabric", "net1 on node 2 (x-2): MTU 1500, the cluster says 9000"),
     ({"volume": None, "unfinished": ("volume",)}, "writable", "Error", "Storage", "could not finish the check of writable in time"),
 ]  # fmt: skip
 
@@ -89,6 +89,13 @@ def test_what_is_wrong_on_one_node_is_named_with_the_node(odd: dict[str, Any], c
     assert (finding.check, finding.severity.value, finding.node, cause_of(finding).value) == (check, severity, 2, cause)
     assert text in finding.message
     assert finding.fix
+
+
+def test_images_without_a_network_plugin_for_efa_are_told_once_and_stop_nothing() -> None:
+    assert found({"net_plugin": True}) == []
+    (finding,) = found({"net_plugin": False}, everywhere=True)
+    assert (finding.check, finding.severity.value, finding.node, cause_of(finding).value) == ("netPlugin", "Warning", None, "Setup")
+    assert "on node 0 (x-0), node 1 (x-1), node 2 (x-2): over EFA" in finding.message
 
 
 def test_a_node_with_folders_of_its_own_is_named_with_its_own_path() -> None:
@@ -143,16 +150,17 @@ def test_free_space_is_held_against_the_newest_checkpoint(free: int, checkpoint:
 
 @pytest.mark.parametrize(
     ("rate", "slow"),
-    [("400 Gb/sec (4X NDR)", 0), ("800 Gb/sec (8X NDR)", 0), ("100 Gb/sec (4X EDR)", 3), ("2.5 Gb/sec (1X SDR)", 3), ("", 0)],
+    [("400 Gb/sec (4X NDR)", 0), ("800 Gb/sec (8X NDR)", 0), ("100 Gb/sec (4X EDR)", 1), ("2.5 Gb/sec (1X SDR)", 1), ("", 0)],
 )
 def test_a_port_below_the_profile_s_rate_is_told_once_also_where_all_nodes_agree(rate: str, slow: int) -> None:
     preflight = replace(EXPECTED, rdma=ExpectedRdma(("mlx5_0",), rate=400))
     unused = replace(HCA, device="mlx5_9", rate="10 Gb/sec (4X SDR)")
     findings = found({"rdma": replace(RDMA, hcas=(replace(HCA, rate=rate), unused))}, everywhere=True, preflight=preflight)
-    assert [(f.check, f.severity.value, f.node) for f in findings] == [("rates", "Warning", node) for node in range(slow)]
-    assert all(f.message.endswith(f"is at {rate}, the cluster says 400") for f in findings)
+    assert [(f.check, f.severity.value, f.node) for f in findings] == [("rates", "Warning", None)] * slow
+    names = "node 0 (x-0), node 1 (x-1), node 2 (x-2)"
+    assert all(f.message == f"port 1 of mlx5_0 on {names} at {rate}, the cluster says 400" for f in findings)
     (odd,) = found({"rdma": replace(RDMA, hcas=(replace(HCA, rate="100 Gb/sec (4X EDR)"),))}, preflight=preflight)
-    assert odd.message == "port 1 of mlx5_0 on node 2 (x-2) is at 100 Gb/sec (4X EDR), the cluster says 400"
+    assert odd.message == "port 1 of mlx5_0 on node 2 (x-2) at 100 Gb/sec (4X EDR), the cluster says 400"
 
 
 @pytest.mark.parametrize(
@@ -161,8 +169,8 @@ def test_a_port_below_the_profile_s_rate_is_told_once_also_where_all_nodes_agree
         (("mlx5_1",), 1, ["mlx5_1"], []),  # mlx5_10 is another device
         (("mlx5",), 3, ["mlx5_0", "mlx5_1", "mlx5_10"], []),
         (("mlx5_1", "mlx5"), 3, ["mlx5_0", "mlx5_1", "mlx5_10"], []),
-        (("mlx5",), 4, ["mlx5_0", "mlx5_1", "mlx5_10"], ["has 3 of 4 RDMA devices"]),
-        (("mlx5_1", "rocep"), 1, ["mlx5_1", "mlx5_10"], ["has no rocep; there are mlx5_0, mlx5_1, mlx5_10"]),
+        (("mlx5",), 4, ["mlx5_0", "mlx5_1", "mlx5_10"], ["3 of 4 RDMA devices can be opened on "]),
+        (("mlx5_1", "rocep"), 1, ["mlx5_1", "mlx5_10"], ["no rocep on "]),
     ],
 )
 def test_whole_names_are_held_against_devices_and_beginnings_against_all_that_begin_so(
@@ -170,17 +178,26 @@ def test_whole_names_are_held_against_devices_and_beginnings_against_all_that_be
 ) -> None:
     preflight = replace(EXPECTED, rdma=ExpectedRdma(devices, count, rate=800))
     there = tuple(replace(HCA, device=f"mlx5_{number}") for number in (0, 1, 10))
-    findings = [f for f in found({"rdma": replace(RDMA, hcas=there)}, everywhere=True, preflight=preflight) if f.node == 2]
-    assert [f.message.split(" of ")[1].split(" on ")[0] for f in findings if f.check == "rates"] == slow
+    findings = found({"rdma": replace(RDMA, hcas=there)}, everywhere=True, preflight=preflight)
+    assert [f.message.split(" on ")[0] for f in findings if f.check == "rates"] == [", ".join(f"port 1 of {name}" for name in slow)]
     told = [f.message for f in findings if f.check == "hcas"]
     assert len(told) == len(says)
     assert all(said in message for said, message in zip(says, told, strict=True))
 
 
+def test_nodes_that_could_use_rdma_and_are_to_use_tcp_are_told_once() -> None:
+    preflight = replace(EXPECTED, rdma=None)
+    (told,) = found(preflight=preflight)
+    assert (told.check, told.severity, told.node) == ("unusedRdma", Severity.WARNING, None)
+    assert told.message == "mlx5_0 on node 0 (x-0), node 1 (x-1), node 2 (x-2) could carry RDMA, and ranks use TCP"
+    assert found({"rdma": replace(RDMA, unusable=("mlx5_0",))}, preflight=preflight) == []  # one node can't
+    assert found(preflight=preflight, gpus_per_node=0) == []
+
+
 def test_a_node_with_too_few_gpus_is_left_out_only_when_others_have_enough() -> None:
     few = {"gpus": GpuFacts(3, "580.65.06")}
     assert [f.excludes for f in found(few)] == [True]
-    assert [f.excludes for f in found(few, everywhere=True)] == [False] * 3
+    assert [f.excludes for f in found(few, everywhere=True)] == [False]
 
 
 def test_with_two_nodes_node_zero_is_taken_for_the_usual_one() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep_gang.agent.preflight.facts import compared_variables, gpu_facts, rdma_facts
+from lockstep_gang.agent.preflight.facts import compared_variables, gpu_facts, has_net_plugin, rdma_facts
 from lockstep_gang.contract.preflight import ExpectedRdma, GpuFacts, HcaFacts
 
 GID = "0000:0000:0000:0000:0000:ffff:0a00:0105"
@@ -32,7 +32,7 @@ def hca(root: Path, device: str, **changes: str) -> None:
 def test_a_port_is_read_with_the_gid_that_the_profile_names(tmp_path: Path) -> None:
     hca(tmp_path, "mlx5_0")
     facts = rdma_facts(ExpectedRdma(gid_index=3), tmp_path)
-    assert facts.hcas == (HcaFacts("mlx5_0", 1, "ACTIVE", "Ethernet", "400 Gb/sec (4X NDR)", GID, "RoCE v2"),)
+    assert facts.hcas == (HcaFacts("mlx5_0", 1, "ACTIVE", "Ethernet", "400 Gb/sec (4X NDR)", GID, "RoCE v2", (3,)),)
     assert facts.unusable == ()
 
 
@@ -73,3 +73,21 @@ def test_a_machine_without_devices_has_none(tmp_path: Path) -> None:
 
 def test_of_a_variable_s_value_300_characters_are_compared() -> None:
     assert compared_variables({"NCCL_DEBUG": "x" * 5000}) == {"NCCL_DEBUG": "x" * 300}
+
+
+@pytest.mark.parametrize(
+    ("files", "variables", "finds"),
+    [
+        ({}, {}, False),
+        ({"etc/ld.so.cache": "libnccl.so.2 /usr/lib/libnccl.so.2", "usr/lib/libnccl.so.2": ""}, {}, False),
+        ({"etc/ld.so.cache": "libnccl-net.so /opt/amazon/ofi-nccl/lib/libnccl-net.so"}, {}, True),
+        ({"opt/ofi/lib/libnccl-net-ofi.so": ""}, {}, False),
+        ({"opt/ofi/lib/libnccl-net-ofi.so": ""}, {"LD_LIBRARY_PATH": "/x::/opt/ofi/lib"}, True),
+        ({"usr/lib/libnccl-net.so.0": ""}, {}, True),
+    ],
+)
+def test_a_network_plugin_is_found_where_the_linker_looks(
+    tmp_path: Path, files: dict[str, str], variables: dict[str, str], finds: bool
+) -> None:
+    write(tmp_path, **files)
+    assert has_net_plugin(variables, tmp_path) is finds

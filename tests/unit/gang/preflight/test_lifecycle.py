@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from lockstep_gang.contract.messages import Exited, RankExit, Start, Started, Stopped
+from lockstep_gang.contract.fabric import FabricAsked
+from lockstep_gang.contract.messages import Exited, FabricSeen, RankExit, Start, Started, Stopped
 from lockstep_gang.contract.preflight import (
     AllReduce,
     Check,
@@ -15,12 +16,15 @@ from lockstep_gang.contract.preflight import (
     DeviceResult,
     Expected,
     ExpectedPath,
+    ExpectedRdma,
     GpuFacts,
+    HcaFacts,
     Kind,
     Looked,
     Measured,
     Met,
     PathFact,
+    RdmaFacts,
     SelfTest,
     SelfTestResult,
     Stage,
@@ -29,7 +33,9 @@ from lockstep_gang.contract.report import Cause, State
 from lockstep_gang.contract.run import RestartPolicy
 from lockstep_gang.lifecycle.gang import Phase
 from lockstep_gang.lifecycle.preflight.rounds import neighbors
+from lockstep_spec.choices import Severity
 from unit.gang.cases import make_run
+from unit.gang.fabric.cases import read
 from unit.gang.story import Story, all_stopped, failed_before, hello
 
 PATIENCE_SECONDS = 120.0
@@ -78,6 +84,21 @@ def test_every_node_looks_then_meets_the_others_then_ranks_start() -> None:
     assert [type(order) for _, order in story.orders] == [Start, Start]
     assert (story.report.attempt, story.records) == (1, ["begin"])
     assert story.report.preflight.ok
+
+
+def test_what_preflight_doubted_is_the_reason_where_ranks_then_use_sockets() -> None:
+    nics = tuple(
+        HcaFacts(f"mlx5_{number}", 1, state, "InfiniBand", "400 Gb/sec (4X NDR)") for number, state in enumerate(("ACTIVE", "DOWN"))
+    )
+    looked = replace(LOOKED, rdma=RdmaFacts(nics, has_ipc_lock=True), gpus=GpuFacts(2))
+    gpus: dict[str, Any] = {"ranks_per_node": 2, "gpus_per_node": 2, "fabric": FabricAsked("RDMA")}
+    story = looked_and_met(begun(expected=Expected(rdma=ExpectedRdma(count=2)), **gpus), looked)
+    (doubt,) = story.report.preflight.findings
+    assert (doubt.severity, doubt.check) == (Severity.WARNING, "hcas")
+    for node in range(2):
+        ranks = tuple(replace(read("2.18-sockets-no-libibverbs", 0), rank=rank) for rank in (2 * node, 2 * node + 1))
+        story.hears(node, FabricSeen(story.gang.attempt, ranks))
+    assert story.report.fabric.message.endswith(f"; preflight warned: {doubt.message}")
 
 
 def test_an_error_spends_no_attempt_and_the_preflight_is_made_again() -> None:

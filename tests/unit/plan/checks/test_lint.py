@@ -14,6 +14,7 @@ from lockstep.plan.checks.lint import lint_against
 from lockstep.plan.cluster.facts import POD_SECURITY, ClusterFacts, Listing, Sight, Try
 from lockstep.plan.cluster.finding import Finding, Outcome, line_of
 from lockstep.plan.discovery.file import discovered
+from lockstep.plan.discovery.unused import cluster_hardware, unused
 from support.cluster_facts import (
     claim,
     namespace_seen,
@@ -136,7 +137,37 @@ def test_rails_of_one_network_are_neither_counted_by_networks_nor_told_twice() -
     found = cluster_file(**rdma(rails=rails, cross_nic=None))
     assert bad([*lint_alone(found, OPERATOR), *lint_against(found, seen(rdma_cluster(Node=nodes)))]) == []
     keys = [one.subject for one in lint_against(found, seen(rdma_cluster())) if one.subject.startswith("network.rdma.rails")]
-    assert keys == ["network.rdma.rails[0].resource"]
+    assert keys == ["network.rdma.rails[0].resource", "network.rdma.rails"]  # the other NICs stand idle
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, []),
+        ({"gpus": {"per_node": 2}}, ["note gpus.per_node: nodes have 4 GPUs"]),
+        ({"gpus": {"per_node": 2, "default_nodes": 1}, "nodes": {"gpu_nodes": ["small"]}}, []),
+        ({"network": {"mtu": None}}, ["note network.mtu: the rails have 9000"]),
+        (
+            rdma(rails=[{"resource": "openshift.io/eno5np0rdma"}]),
+            ["note network.rdma.rails: network eno6np0-network has openshift.io/eno6np0rdma"],
+        ),
+        (rdma(enabled=False, rails=None), ["warning network.rdma.enabled: network eno5np0-network has openshift.io/eno5np0rdma"]),
+    ],
+)
+def test_what_the_file_leaves_unused_is_told_of_the_nodes_that_it_names(changes: dict[str, Any], told: list[str]) -> None:
+    facts = seen(rdma_cluster(Node=(node("a"), node("b"), node("c"), node("small", gpus=2))))
+    spec = cluster_file(**changes).profile.spec
+    lines = [f"{one.outcome.value} {one.subject}: {one.message}" for one in unused(spec, cluster_hardware(facts, spec))]
+    assert [line[: len(words)] for line, words in zip(lines, told, strict=True)] == told
+
+
+def test_slots_of_one_gpu_are_not_counted_as_gpus() -> None:
+    nodes = tuple(node(name) for name in ("a", "b"))
+    for one in nodes:
+        one["metadata"]["labels"] |= {"nvidia.com/gpu.count": "1", "nvidia.com/gpu.replicas": "4"}
+    findings = lint_against(cluster_file(), seen(rdma_cluster(Node=nodes)))
+    (failed,) = [one.message for one in findings if one.subject == "gpus.default_nodes" and one.outcome is Outcome.FAILED]
+    assert "0 of the 2 nodes" in failed and "of a, its 4 nvidia.com/gpu are slots of 1 GPU" in failed
 
 
 @pytest.mark.parametrize("sight", Sight)
@@ -144,7 +175,7 @@ def test_rails_without_a_network_need_no_multus(sight: Sight) -> None:
     found, facts = cluster_file(**rdma(rails=[{"resource": "openshift.io/eno5np0rdma"}], interfaces=None)), seen(rdma_cluster())
     hidden = {**facts.lists, "NetworkAttachmentDefinition": Listing("NetworkAttachmentDefinition", sight=sight)}
     findings = list(lint_against(found, dataclasses.replace(facts, lists=hidden)))
-    assert [one.outcome for one in findings if one.subject.startswith("network.rdma.rails")] == [Outcome.OK]
+    assert [one.outcome for one in findings if one.subject.startswith("network.rdma.rails[")] == [Outcome.OK]
 
 
 def routed(number: int) -> Any:

@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 
+from lockstep.api.cluster import TrainingClusterSpec
 from lockstep.api.errors import ConfigError
 from lockstep.api.files.clusterfile import parse_cluster_file
 from lockstep.plan.cluster.finding import Finding, Outcome
 from lockstep.plan.cluster.hardware import RailEnd
 from lockstep.plan.cluster.pairs import Pair, PairRate
-from lockstep.plan.hosts.check import host_findings, runs_on
-from lockstep.plan.hosts.condition import HostCondition, HostLook, Knock, Libraries, Torch, read_condition
+from lockstep.plan.discovery.unused import unused
+from lockstep.plan.hosts.check import host_findings, hosts_hardware, runs_on
+from lockstep.plan.hosts.condition import GpuError, HostCondition, HostLook, Knock, Libraries, Torch, read_condition
 from lockstep.plan.hosts.facts import BadAnswer, Folder, HostFacts, HostGpu, Route
 from lockstep.plan.hosts.fit import as_check
 from lockstep.plan.hosts.keys import fingerprint, read_fingerprints, with_host_keys
@@ -72,7 +74,7 @@ def test_healthy_hosts_have_no_finding() -> None:
         ({"condition": {"nvidia_cards": 1}}, "failed", "nvidia-smi shows none", "as root on lab1: install NVIDIA's driver"),
         ({"gpu_problem": "nvidia-smi ends with 15: lost"}, "warning", "not all known: nvidia-smi ends with 15: lost", "nvidia-smi on lab1"),
         ({"gpu_problem": "nvidia-smi ends with 15: lost", "condition": {"nvidia_cards": 1}}, "failed", "not all known: nvidia-smi ends", "nvidia-smi on lab1"),
-        ({"condition": {"xid": "NVRM: Xid 79"}}, "warning", "Xid 79", "power, heat"),
+        ({"condition": {"gpu_errors": (GpuError("0000:01:00", 79, "NVRM: Xid"),)}}, "warning", "Xid 79", "power, heat"),
         ({"links": {"eth0": {"mtu": 1500, "up": True, "wireless": True}}}, "warning", "eth0 is wireless", "cable"),
         ({"links": {"eth0": {"mtu": 1500, "up": False, "wireless": False}}}, "failed", "eth0 is down", "ip link set eth0 up"),
         ({"lingers": False}, "warning", "does not come back after a reboot", "loginctl enable-linger ada"),
@@ -81,6 +83,7 @@ def test_healthy_hosts_have_no_finding() -> None:
         ({"condition": {"sleeps": "its lid is shut"}}, "warning", "falls asleep when its lid is shut", "systemctl mask sleep.target"),
         ({"condition": {"discharging": True}}, "warning", "battery", "plug it in"),
         ({"condition": {"has_rdma": True}, "memlock": 8 << 20}, "failed", "may lock 8 MiB", "LimitMEMLOCK=infinity"),
+        ({"condition": {"has_rdma": True}, "memlock": 65 << 20}, "warning", "may lock 65 MiB", "LimitMEMLOCK=infinity"),
         ({"condition": {"shm": 64 << 20}}, "warning", "shared memory has 64 MiB", "remount"),
         ({"condition": {"open_files": 1024}}, "warning", "1024 files", "nofile"),
         ({"own_name": "127.0.1.1"}, "note", "127.0.1.1 there, as installers write it: harmless", ""),
@@ -89,6 +92,10 @@ def test_healthy_hosts_have_no_finding() -> None:
 def test_a_fault_of_a_host_is_named_with_it_and_a_fix(change: dict[str, Any], outcome: str, words: str, fix: str) -> None:
     (one,) = judged(look(0), look(1, **change))
     assert one[:2] == (outcome, "lab1") and words in one[2] and fix in one[3]
+
+
+def test_a_host_may_have_a_limit_on_locked_memory_that_is_large_enough() -> None:
+    assert judged(look(0), look(1, condition={"has_rdma": True}, memlock=512 << 20)) == []
 
 
 @pytest.mark.parametrize(
@@ -273,3 +280,12 @@ def test_a_host_may_have_8192_files_open() -> None:
 def test_a_pair_is_slow_below_half_of_its_line_rate_of_which_five_gigabits_count(line: float | None, gbs: float, slow: bool) -> None:
     rates = [PairRate("hosts", 0, 1, gbs=gbs, line_gbs=line), PairRate("hosts", 1, 0, gbs=200.0, line_gbs=line)]
     assert len(network_findings(network(2, rates=rates), None)) == int(slow)
+
+
+@pytest.mark.parametrize(("with_rdma", "enabled", "says"), [(2, False, True), (1, False, False), (2, True, False), (0, False, False)])
+def test_hosts_whose_rdma_devices_the_file_leaves_unused_are_named(with_rdma: int, enabled: bool, says: bool) -> None:
+    looks = [look(number, condition={"has_rdma": number < with_rdma}) for number in (0, 1)]
+    spec = TrainingClusterSpec.model_validate({"network": {"rdma": {"enabled": enabled, "memlock": "Unlimited"}}})
+    told = [(one.outcome.value, one.subject, one.message) for one in unused(spec, hosts_hardware(looks))]
+    message = "lab0, lab1 have RDMA devices, and the file leaves RDMA off: ranks send over TCP, many times slower"
+    assert told == ([("warning", "network.rdma.enabled", message)] if says else [])

@@ -61,6 +61,17 @@ def test_each_stated_rdma_knob_sets_its_variable(knob: str, value: object, name:
     assert nccl(job(), rdma_profile(**{knob: value})) == {name: expected}
 
 
+def test_efa_is_reached_by_libfabric_and_what_is_infinibands_is_left_out_and_said() -> None:
+    stated = rdma_profile(devices=["mlx5"], gidIndex=3, crossNic=1, rails=[{"resource": "vpc.amazonaws.com/efa"}] * 2)
+    variables = variables_of(objects(job(), stated))
+    assert {name: value for name, value in variables.items() if name.startswith(("NCCL_", "FI_"))} == {
+        "FI_PROVIDER": "efa",
+        "NCCL_CROSS_NIC": "1",
+    }
+    assert [one.reason for one in resolve(job(), stated).warnings] == ["VariableIgnored"]
+    assert resolve(job(), rdma_profile(rails=[{"resource": "vpc.amazonaws.com/efa"}])).warnings == ()
+
+
 def test_cpu_ranks_get_no_nccl_variables_at_all() -> None:
     stated = {"nccl": {"debug": "INFO", "env": [{"name": "NCCL_ALGO", "value": "Ring"}]}}
     assert nccl(job(gpusPerNode=0, fabric={"ncclEnv": [{"name": "NCCL_PROTO", "value": "Simple"}]}), profile(**stated)) == {}

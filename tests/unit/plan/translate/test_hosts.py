@@ -194,3 +194,9 @@ def test_only_the_chosen_hosts_are_taken_in_their_order() -> None:
 def test_a_file_in_which_no_host_has_an_address_says_that_one_needs_it() -> None:
     assert "address: 192.168.1.100" in cluster_text("lab", "x", from_words(["a", "b"])).replace("\n# ", " ")
     assert "address: 192.168.1.100" not in cluster_text("lab", "x", from_words(["a", "10.0.0.1"])).replace("\n# ", " ")
+
+
+def test_a_file_of_hosts_says_that_rdma_is_off_and_how_to_use_it() -> None:
+    text = cluster_text("lab", "x", from_words(["a", "10.0.0.1"]))
+    assert "ranks send over TCP" in text and "    # enabled: true\n" in text
+    assert parse_cluster_file(text, "lab.yaml").profile.spec.network.rdma.enabled is False

@@ -158,15 +158,19 @@ def test_a_growing_file_is_read_on_and_a_replaced_one_anew(tmp_path: Path) -> No
 
 
 def test_counters_of_interfaces_and_of_rdma_devices_are_read_in_bytes(tmp_path: Path) -> None:
-    net, devices = tmp_path / "dev", tmp_path / "infiniband"
-    net.write_text("Inter-|   Receive\n face |bytes\n    lo: 5 0 0 0 0 0 0 0 5 0\n  eth0: 1000 1 0 0 0 0 0 0 2000 1 0 0 0 0 0 0\n")
-    for name, state in (("mlx5_6", "4: ACTIVE"), ("mlx5_7", "1: DOWN")):
-        port = devices / name / "ports/1"
-        (port / "counters").mkdir(parents=True)
+    (tmp_path / "proc/net").mkdir(parents=True)
+    (tmp_path / "proc/net/dev").write_text(
+        "Inter-|   Receive\n face |bytes\n    lo: 5 0 0 0 0 0 0 0 5 0\n  eth0: 1000 1 0 0 0 0 0 0 2000 1 0 0 0 0 0 0\n"
+    )
+    for name, state, opened in (("mlx5_5", "4: ACTIVE", ""), ("mlx5_6", "4: ACTIVE", "uverbs6"), ("mlx5_7", "1: DOWN", "uverbs7")):
+        device = tmp_path / "sys/class/infiniband" / name
+        port = device / "ports/1"
+        for folder in (port / "counters", device / f"device/infiniband_verbs/uverbs{name[-1]}", tmp_path / "dev/infiniband" / opened):
+            folder.mkdir(parents=True, exist_ok=True)
         (port / "state").write_text(f"{state}\n")
         (port / "counters/port_rcv_data").write_text("10\n")
         (port / "counters/port_xmit_data").write_text("20\n")
-    assert runfolder.counters(net, devices) == {"eth0": (1000, 2000), "mlx5_6": (40, 80)}
+    assert runfolder.counters(tmp_path) == {"eth0": (1000, 2000), "mlx5_6": (40, 80)}
 
 
 def test_a_watch_answers_every_question_with_rates_since_the_last_one(root: Path) -> None:

@@ -210,7 +210,8 @@ def test_the_real_program_tells_this_machines_facts() -> None:
 
 def test_sysfs_says_what_a_port_is_and_where(tmp_path: Path) -> None:
     device = tmp_path / "sys/devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0/0000:3c:01.0/0000:3d:00.0"
-    (device / "infiniband/mlx5_0").mkdir(parents=True)
+    for folder in (device / "infiniband/mlx5_0", device / "infiniband_verbs/uverbs0", tmp_path / "dev/infiniband/uverbs0"):
+        folder.mkdir(parents=True)
     (device / "numa_node").write_text("1\n")
     hca = tmp_path / "sys/class/infiniband/mlx5_0"
     (hca / "ports/1").mkdir(parents=True)
@@ -224,6 +225,9 @@ def test_sysfs_says_what_a_port_is_and_where(tmp_path: Path) -> None:
     ]
     (hca / "ports/1/state").write_text("1: DOWN\n")
     assert netfacts.network_facts(tmp_path)["hcas"] == []
+    (hca / "ports/1/state").write_text("4: ACTIVE\n")
+    (tmp_path / "dev/infiniband/uverbs0").rmdir()  # another pod's
+    assert netfacts.network_facts(tmp_path)["hcas"] == []
 
 
 def test_of_a_node_s_rdma_ports_64_are_told(tmp_path: Path) -> None:
@@ -231,6 +235,8 @@ def test_of_a_node_s_rdma_ports_64_are_told(tmp_path: Path) -> None:
         port = tmp_path / f"sys/class/infiniband/mlx5_{number:02}/ports/1"
         port.mkdir(parents=True)
         (port / "state").write_text("4: ACTIVE\n")
+        for folder in (port.parents[1] / f"device/infiniband_verbs/uverbs{number}", tmp_path / f"dev/infiniband/uverbs{number}"):
+            folder.mkdir(parents=True)
     assert [hca["device"] for hca in netfacts.network_facts(tmp_path)["hcas"]] == [f"mlx5_{number:02}" for number in range(64)]
 
 

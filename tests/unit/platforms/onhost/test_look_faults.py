@@ -14,7 +14,7 @@ from lockstep.plan.hosts.facts import read_host
 from lockstep.platforms.onhost import look
 from unit.virtual_time import VirtualClock
 
-ROW = "0, GPU-0, RTX 4090, 24564, 0, 0, 30, 20, 550.54, 8.9, 0"
+ROW = "0, GPU-0, RTX 4090, 24564, 0, 0, 30, 20, 550.54, 8.9, 0, 00000000:01:00.0, [N/A]"
 Json = Any
 REQUEST = {"workspace": "~/ws", "datasets": "~/ds", "ports": [29400, 29499]}
 

@@ -15,7 +15,7 @@ from lockstep_gang.agent.preflight.allreduce import AllReduceRanks
 from lockstep_gang.agent.preflight.programs import Programs, json_objects
 from lockstep_gang.agent.preflight.selftest import NodeSelfTest
 from lockstep_gang.agent.ranks.environment import inherited
-from lockstep_gang.contract.preflight import LOCKSTEP, Check, Checked, Expected, Looked, Met, Stage
+from lockstep_gang.contract.preflight import LOCKSTEP, Check, Checked, Expected, ExpectedRdma, Looked, Met, Stage
 from lockstep_gang.contract.run import Run
 from lockstep_gang.coordinator.waits import in_thread
 from lockstep_gang.lifecycle.preflight.checks import runs_trainer
@@ -120,10 +120,10 @@ class NodePreflight:
             "gpus": facts.gpu_facts,
             "versions": facts.versions,
             "environment": lambda: facts.compared_variables(variables),
+            "rdma": lambda: facts.rdma_facts(expected.rdma or ExpectedRdma()),
         }
-        if expected.rdma is not None:
-            rdma = expected.rdma
-            parts["rdma"] = lambda: facts.rdma_facts(rdma)
+        if variables.get("FI_PROVIDER") == "efa":
+            parts["net_plugin"] = lambda: facts.has_net_plugin(variables)
         port = await self._open_door()
         results = await _all_in_time(parts)
         if self.trainer is not None and "versions" in results:

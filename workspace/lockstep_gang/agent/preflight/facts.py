@@ -11,28 +11,38 @@ import os
 import platform
 import re
 import resource
+import shutil
+import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lockstep_gang.contract.preflight import PROBED, ExpectedRdma, GpuFacts, HcaFacts, RdmaFacts
+from lockstep_gang.contract.preflight import PROBED, ExpectedRdma, GpuFacts, HcaFacts, RdmaFacts, is_link_local
+from lockstep_spec.kernel import RdmaPort, file_words, folder_names, rdma_ports
 
 ROOT = Path("/")
+SMI_SECONDS = 10.0
 _CAP_IPC_LOCK = 14
 _GPU_DEVICE = re.compile(r"nvidia\d+")
 _DRIVER = re.compile(r"\b(\d+\.\d+(?:\.\d+)?)\b")
 
 
 def gpu_facts(root: Path = ROOT) -> GpuFacts:
-    """The GPUs that this container has been given: /proc would show all of the machine."""
-    count = sum(bool(_GPU_DEVICE.fullmatch(name)) for name in _names(root / "dev"))
+    """The GPUs that this container has been given: /proc would show all of the machine. In WSL nvidia-smi alone knows them."""
+    if (root / "dev/dxg").exists():
+        smi = shutil.which("nvidia-smi", path=f"{root / 'usr/lib/wsl/lib'}{os.pathsep}{os.environ.get('PATH', '')}")
+        command = [smi or "nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            drivers = subprocess.run(command, capture_output=True, text=True, timeout=SMI_SECONDS, check=True).stdout.split()
+            return GpuFacts(len(drivers), drivers[0] if drivers else "")
+    count = sum(bool(_GPU_DEVICE.fullmatch(name)) for name in folder_names(root / "dev"))
     return GpuFacts(count, _driver(root))
 
 
 def _driver(root: Path) -> str:
-    text = _text(root / "proc/driver/nvidia/version")  # NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  …
+    text = file_words(root / "proc/driver/nvidia/version")  # NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  …
     match = _DRIVER.search(text) if text else None
-    return match[1] if match else _text(root / "sys/module/nvidia/version")
+    return match[1] if match else file_words(root / "sys/module/nvidia/version")
 
 
 def shm_bytes(root: Path = ROOT) -> int:
@@ -42,40 +52,42 @@ def shm_bytes(root: Path = ROOT) -> int:
 
 
 def rdma_facts(expected: ExpectedRdma, root: Path = ROOT) -> RdmaFacts:
-    folder = root / "sys/class/infiniband"
-    devices = _names(folder)
+    ports = rdma_ports(root)
     return RdmaFacts(
-        hcas=tuple(hca for device in devices for hca in _ports(folder / device, expected.gid_index)),
-        unusable=tuple(device for device in devices if not _can_be_opened(folder / device, root)),
+        hcas=tuple(_hca(port, expected.gid_index) for port in ports),
+        unusable=tuple(dict.fromkeys(port.device for port in ports if not port.openable)),
         has_ipc_lock=_has_ipc_lock(root),
         memlock_bytes=_memlock_bytes(),
         mtus=_mtus(expected.interfaces, root),
     )
 
 
-def _ports(device: Path, gid_index: int | None) -> Iterable[HcaFacts]:
-    for name in _names(device / "ports"):
-        port = device / "ports" / name
-        gid = _text(port / f"gids/{gid_index}") if gid_index is not None else ""
-        yield HcaFacts(
-            device=device.name,
-            port=int(name) if name.isdecimal() else 0,
-            state=_text(port / "state").partition(": ")[2],
-            link_layer=_text(port / "link_layer"),
-            rate=_text(port / "rate"),
-            gid="" if not gid.strip("0:") else gid,  # an empty slot is all zeroes
-            gid_type=_text(port / f"gid_attrs/types/{gid_index}") if gid_index is not None else "",
-        )
+def _hca(port: RdmaPort, gid_index: int | None) -> HcaFacts:
+    table = port.folder / "gids"
+    gid = file_words(table / str(gid_index)) if gid_index is not None else ""
+    return HcaFacts(
+        device=port.device,
+        port=port.port,
+        state=port.state,
+        link_layer=port.link_layer,
+        rate=port.rate,
+        gid=gid if gid.strip("0:") else "",  # an empty slot is all zeroes
+        gid_type=file_words(port.folder / f"gid_attrs/types/{gid_index}") if gid_index is not None else "",
+        routed_gids=_routed(port.folder) if port.link_layer == "Ethernet" else None,
+        no_guid=file_words(port.folder.parents[1] / "node_guid") == "0000:0000:0000:0000",
+    )
 
 
-def _can_be_opened(device: Path, root: Path) -> bool:
-    """Return True if the device's character device is in the container. libibverbs leaves it out otherwise, whatever sysfs shows."""
-    nodes = _names(device / "device/infiniband_verbs")
-    return any((root / "dev/infiniband" / node).exists() for node in nodes)
+def _routed(port: Path) -> tuple[int, ...] | None:
+    """Entries of the table whose address isn't link-local, RoCE v2 first; None: the table is empty."""
+    entries = sorted(int(name) for name in folder_names(port / "gids") if name.isdecimal())
+    gids = {entry: gid for entry in entries if (gid := file_words(port / f"gids/{entry}")).strip("0:")}
+    routed = [entry for entry, gid in gids.items() if not is_link_local(gid)]
+    return None if not gids else tuple(sorted(routed, key=lambda entry: file_words(port / f"gid_attrs/types/{entry}") != "RoCE v2"))
 
 
 def _has_ipc_lock(root: Path) -> bool:
-    line = next((line for line in _text(root / "proc/self/status").splitlines() if line.startswith("CapEff:")), "CapEff: 0")
+    line = next((line for line in file_words(root / "proc/self/status").splitlines() if line.startswith("CapEff:")), "CapEff: 0")
     return bool(int(line.split()[1], 16) >> _CAP_IPC_LOCK & 1)
 
 
@@ -86,21 +98,8 @@ def _memlock_bytes() -> int | None:
 
 def _mtus(interfaces: Iterable[str], root: Path) -> dict[str, int]:
     """MTU of each of the interfaces that exist."""
-    texts = {name: _text(root / "sys/class/net" / name / "mtu") for name in interfaces}
+    texts = {name: file_words(root / "sys/class/net" / name / "mtu") for name in interfaces}
     return {name: int(text) for name, text in texts.items() if text.isdecimal()}
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        return sorted(path.name for path in folder.iterdir())
-    except OSError:
-        return []
-
-
-def _text(path: Path) -> str:
-    with contextlib.suppress(OSError):  # an empty slot of a table answers EINVAL
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    return ""
 
 
 LIBRARIES = (
@@ -140,14 +139,23 @@ def probe(root: Path = ROOT) -> int:
 def probed(root: Path) -> dict[str, Any]:
     """Facts about one node: GPUs of the whole machine, since the pod has none so that it never waits for one, and HCAs as sysfs shows them, which may be
     more than a pod gets."""
-    interfaces = _names(root / "sys/class/net")
+    interfaces = folder_names(root / "sys/class/net")
     facts = rdma_facts(ExpectedRdma(interfaces=tuple(interfaces)), root)
-    status = _text(root / "proc/self/status").splitlines()
+    status = file_words(root / "proc/self/status").splitlines()
     return {
-        "gpus": len(_names(root / "proc/driver/nvidia/gpus")),
+        "gpus": len(folder_names(root / "proc/driver/nvidia/gpus")),
         "driver": gpu_facts(root).driver,
         "hcas": {hca.device: f"{hca.state} {hca.link_layer} {hca.rate}".strip() for hca in facts.hcas},
         "interfaces": {name: mtu for name, mtu in facts.mtus.items() if name != "lo"},
         "memlock_bytes": facts.memlock_bytes,
         "capabilities": next((line.split()[1] for line in status if line.startswith("CapEff:")), ""),
     }
+
+
+def has_net_plugin(variables: Mapping[str, str], root: Path = ROOT) -> bool:
+    """Return True if the linker finds a network plugin of NCCL, as aws-ofi-nccl is one, in its cache or the folders that it looks into."""
+    folders = [*variables.get("LD_LIBRARY_PATH", "").split(":"), "/lib", "/usr/lib", "/usr/lib64"]
+    cache = root / "etc/ld.so.cache"
+    if cache.is_file() and b"libnccl-net" in cache.read_bytes():
+        return True
+    return any(True for folder in filter(None, folders) for _ in (root / folder.lstrip("/")).glob("libnccl-net*.so*"))

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lockstep_gang.contract.messages import OutOfMemory
+from lockstep_spec.kernel import file_words
 
 GROUPS = Path("/sys/fs/cgroup")
 OWN = Path("/proc/self/cgroup")
@@ -33,7 +34,7 @@ class MemoryGroup:
 
 def _folders(groups: Path, own: Path) -> Iterator[Path]:
     """Folders at which the cgroup may be mounted: as this process names it, else, in a container, at the root."""
-    for line in _text(own).splitlines():
+    for line in file_words(own).splitlines():
         _, controllers, path = (*line.split(":", 2), "", "")[:3]
         if not controllers:
             yield groups / path.lstrip("/")
@@ -46,7 +47,7 @@ def _folders(groups: Path, own: Path) -> Iterator[Path]:
 
 def _kills(folder: Path) -> int | None:
     for name in ("memory.events", "memory.oom_control"):
-        for line in _text(folder / name).splitlines():
+        for line in file_words(folder / name).splitlines():
             word, _, number = line.partition(" ")
             if word == "oom_kill" and number.isdigit():
                 return int(number)
@@ -56,14 +57,7 @@ def _kills(folder: Path) -> int | None:
 def _limit(folder: Path) -> int | None:
     """Limit of the cgroup in bytes; None: there is none."""
     for name in ("memory.max", "memory.limit_in_bytes"):
-        text = _text(folder / name).strip()
+        text = file_words(folder / name)
         if text.isdigit() and int(text) < UNLIMITED:
             return int(text)
     return None
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except (OSError, UnicodeDecodeError):
-        return ""

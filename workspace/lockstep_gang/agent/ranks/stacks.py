@@ -19,6 +19,7 @@ from lockstep_gang.agent.ranks.processes import send
 from lockstep_gang.contract.messages import Dumped
 from lockstep_gang.lifecycle.hang import STOPPED
 from lockstep_spec.files import read_regular, write_new
+from lockstep_spec.kernel import file_words
 
 WRITE_SECONDS = 1.0
 """Time that a volume may take to write one file; what hangs may be the volume."""
@@ -65,8 +66,8 @@ def state_after_kill(leader: int) -> ProcessState:
 
 
 def _state(folder: Path) -> ProcessState:
-    fields = dict(line.partition(":")[::2] for line in _read(f"{folder}/status").splitlines())
-    function = _read(f"{folder}/wchan").strip()
+    fields = dict(line.partition(":")[::2] for line in file_words(folder / "status").splitlines())
+    function = file_words(folder / "wchan")
     return ProcessState(
         fields.get("State", "").strip()[:1], "" if function == "0" else function, int(fields.get("SigCgt", "0").strip() or "0", 16)
     )
@@ -84,7 +85,7 @@ def python_process(leader: int) -> int:
 def _group(leader: int) -> list[int]:
     members = [leader]
     for folder in PROC.glob("[0-9]*"):
-        fields = _read(f"{folder}/stat").rpartition(")")[2].split()
+        fields = file_words(folder / "stat").rpartition(")")[2].split()
         if len(fields) > 2 and fields[2] == str(leader) and folder.name != str(leader):
             members.append(int(folder.name))
     return members
@@ -217,10 +218,3 @@ def head_line(rank: int, node: int, attempt: int, pid: int, state: ProcessState)
     where = f", in the kernel's {state.kernel_function}" if state.kernel_function else ""
     text = f"{words.get(state.letter, 'state')} ({state.letter}){where}" if state.letter else "state not known"
     return f"rank {rank} on node {node}, attempt {attempt}, process {pid}: {text}"
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text(errors="replace")
-    except OSError:
-        return ""

@@ -21,27 +21,51 @@ _COMPLETION = re.compile(r"Got completion from peer (?P<peer>\S+?)<\d+> with (?:
 _STATUS = {4: FaultKind.LOCAL, 5: FaultKind.EFFECT, 8: FaultKind.LOCAL, 19: FaultKind.LOCAL}
 """Work completions: local protection, flushed after an earlier fault, local access, fatal. All others are between two nodes (12: no answer)."""
 _LOCAL, _PATH, _EFFECT = FaultKind.LOCAL, FaultKind.PATH, FaultKind.EFFECT
+_IB = r"^NET/g?IB(?:ext\w*)? ?: "
+"""Prefix of NCCL's own network for verbs and of plugins that are made from it."""
+_NO_WAY = r"(?:Network is (?:unreachable|down)|No route to host|Host is (?:unreachable|down)|Connection timed out)"
 _KINDS = tuple(
     (re.compile(pattern), kind)
     for pattern, kind in (
-        (r"^NET/IB ?: .*(?:Got async event|[Aa]sync fatal event|Got async error event|Got non-fatal async event)", _LOCAL),
-        (r"Call to ibv_modify_qp failed.*remote GID (?:::ffff:)?(?P<peer>[^\s,]+)", _PATH),
-        (r"Call to ibv_\w+ failed", _LOCAL),
-        (r"^NET/IB ?: (?:No IP interface found|Unable to (?:open|query)|Attempted to (?:merge|connect) incompatible)", _LOCAL),
-        (r"^NET/IB ?: Got CQE with error", _PATH),
-        (r"^Bootstrap ?: no socket interface found", _LOCAL),
+        (_IB + r".*(?:Got async event|[Aa]sync fatal event|Got async error event|Got non-fatal async event)", _LOCAL),
+        (r"Call to ibv_modify_qp failed.*remote GID (?!N/A)(?:::ffff:)?(?P<peer>[^\s,]+)", _PATH),
+        (r"Call to ibv_modify_qp failed.*" + _NO_WAY, _PATH),
+        (r"Call to (?:ibv|mlx5dv)_\w+(?:\(\))? (?:failed|returned)|\bibv_post_\w+\(\) failed", _LOCAL),
+        (_IB + r"(?:No IP interface found|Attempted to (?:merge|connect) incompatible|Trying to merge .* different link_layer)", _LOCAL),
+        (_IB + r"(?:open|read) failed in ncclIbRoceGetVersionNum", _LOCAL),
+        (_IB + r"(?:Remote \S+ device is incompatible|Can't (?:merge|connect) net devices with different link_layer)", _PATH),
+        (_IB + r"(?:\w+: )?(?:Got CQE with error|Maximum number of probing|Could not find a functional device|Fatal error|The error is fatal)", _PATH),
+        (r"^Detected mixed local Net device counts", _PATH),
+        (r"^MNNVL .*(?:not supported|not working) on this system", _LOCAL),
+        (r"^Bootstrap ?: no socket interface found|^no device found .*verify NCCL_OOB_NET_IFNAME", _LOCAL),
         (r"^NET/Socket ?: (?:No usable listening interface|no interface) found", _LOCAL),
         (r"^Invalid NCCL_COMM_ID|ncclSocketInit: connecting to address .* with family", _LOCAL),
+        (r"^Net ?: (?:No interface found in the same subnet|error encountered when getting address info)", _LOCAL),
+        (r"ocketTryAccept: Accept failed", _LOCAL),
         (r"^Error: network .* not found|^Failed to initialize any NET plugin|^No transport found for rank", _LOCAL),
-        (r"Connect to (?P<peer>\S+?)<\d+> failed|connect to (?P<peer2>\S+?)<\d+> returned .*exceeded", _PATH),
-        (r"connect returned .*exceeded|exceeded (?:retries|timeouts|error retry)", _PATH),
-        (r"^Bootstrap Root ?: |^Message truncated ?: received|wrong magic", _PATH),
+        (r"[Cc]onnect to (?P<peer>\S+?)<\d+> (?:failed|returned)|ocketPollConnect to (?P<peer2>\S+?)<\d+> failed", _PATH),
+        (r"connect returned .*exceeded|exceeded (?:retries|timeouts|error retry)|ocketPollConnect poll\(\) (?:returned|failed)", _PATH),
+        (r"^Bootstrap Root ?: |^Message truncated ?: received|ocketFinalizeAccept(?: from (?P<peer>\S+?)<\d+>)?: wrong", _PATH),
         (r"Connection closed by remote peer (?P<peer>[^\s<]+)", _EFFECT),
+        (r"Call to (?:recv from|send to) (?P<peer>\S+?)<\d+> failed ?: " + _NO_WAY, _PATH),
         (r"Call to (?:recv from|send to) (?P<peer>\S+?)<\d+> failed", _EFFECT),
-        (r"Error encountered progressing operation|Failed to execute operation|encountered a fatal error", _EFFECT),
+        (r"Error encountered progressing operation|Failed to execute operation|encountered a fatal error|: socket progress error", _EFFECT),
+        (r"^NET/OFI .*completed with error.*(?:[Uu]nresponsive|[Uu]nreachable)", _PATH),
+        (r"^NET/OFI .*completed with error.*\b(?:RC|err): (?!(?:103|104|107|108|125)\b)", _PATH),  # (not aborted, reset, not connected, shut down, canceled)
+        (r"^NET/OFI .*completed with error", _EFFECT),
+        (r"^NET/OFI .*(?:Unable to insert remote address|Error posting|Could not send request|call to fi_|fi_write\w* failed|Unable to issue read)", _PATH),
+        (r"^NET/OFI .*(?:(?:Unable to|Could not) register memory|Unable to (?:bind|enable) MR|Couldn't (?:open|create|allocate|bind|enable|register))", _LOCAL),
+        (r"^NET/OFI (?:.*fi_getinfo\(\) call failed|No (?:viable|eligible)|Creating new endpoint .* failed|Unable to find a protocol)", _LOCAL),
+        (r"^NET/OFI (?:aws-ofi-nccl initialization failed|Failed to initialize \w+ protocol|GDR support reported .* couldn't be configured)", _LOCAL),
     )
 )  # fmt: skip
-_HARMLESS = re.compile(r"async event ?: port active|event: port active", re.IGNORECASE)
+_HARMLESS = re.compile(
+    r"event ?: (?:port active|GID table change|LID change|P_Key change|SM change|client reregistration|path migrated|communication established"
+    r"|send queue drained|last WQE reached|SRQ limit reached)"
+    r"|Call to ibv_(?:open_device|query_device|query_port\w*) failed|" + _IB[1:] + r"Unable to (?:open|query)",
+    re.IGNORECASE,
+)
+"""Events that change nothing, and devices that NCCL leaves out: whether it then lacks one that was asked for is the verdict's to say."""
 
 
 def fault_of(text: str) -> NcclFault | None:
@@ -78,7 +102,16 @@ def worst_fault(rank: RankFabric) -> NcclFault | None:
     return min(rank.faults, key=lambda fault: (order.index(fault.kind), not fault.peer), default=None)
 
 
-_HEAD = re.compile(r"[^\s:]+:\d+:\d+ +\[-?\d+\] +(?:\S+:\d+ +(?:\([\w:~<>]+\) +)?)?NCCL (INFO|WARN|TRACE|VERSION) ?")
+def fault_words(fault: NcclFault) -> str:
+    """NCCL's own words, with their meaning where the kernel's error alone stands for it."""
+    unreachable = "ibv_modify_qp" in fault.text and ("Network is unreachable" in fault.text or "No route to host" in fault.text)
+    return f"{fault.text} (the subnets of the two NICs have no route to each other)" if unreachable else fault.text
+
+
+_HEAD = re.compile(
+    r"[^\s:]+:\d+:\d+ +\[-?\d+\] +(?:(?:\S+|[^\[\]]+\)(?: const)?):\d+ +(?:\([\w:~<>]+\) +)?)?NCCL (INFO|WARN|TRACE|VERSION) ?"
+)
+"""Beginning of a message. Before a warning stand its file or function and line; a plugin in C++ writes the function's whole signature."""
 _VERSION = re.compile(r"\bNCCL version (\d+\.\d+(?:\.\d+)?)")
 _HCA = re.compile(r"\[\d+\]\s*([\w.-]+):(\d+)(?::\d*(?::\d+)?)?/(IB|RoCE)\b")
 _SOCKET = re.compile(r"\[\d+\]([\w.@-]+):([^\s<]+)<\d+>")
@@ -181,6 +214,11 @@ def _dmabuf(rank: RankFabric, match: LogMatch) -> RankFabric:
     return rank if rank.direct_by else replace(rank, direct_by="DMA-BUF")
 
 
+def _dmabuf_of_plugin(rank: RankFabric, match: LogMatch) -> RankFabric:
+    """Take a plugin's word that it registers nothing by DMA-BUF: NCCL's is about the GPU alone."""
+    return replace(rank, direct_by="On") if match[1] == "false" else rank
+
+
 def _channel(rank: RankFabric, match: LogMatch) -> RankFabric:
     direction, network, marks = match[1], match[2], match[4].strip("/").split("/")
     if any(mark and mark != "GDRDMA" and "GDRDMA".startswith(mark) for mark in marks):
@@ -247,6 +285,7 @@ _TAKERS: tuple[tuple[re.Pattern[str], Callable[[RankFabric, LogMatch], RankFabri
     (re.compile(r"GPU Direct RDMA (Enabled|Disabled) for GPU.*\(distance (\d+) (?:<=|>) (\d+)"), _direct_of_pair),
     (re.compile(r"GPU Direct RDMA \((nvidia-peermem|DMABUF)\) enabled for HCA"), _direct_by),
     (re.compile(r"^DMA-BUF is available on GPU device"), _dmabuf),
+    (re.compile(r"^NET/OFI Support for DMA-BUF registrations: (true|false)"), _dmabuf_of_plugin),
     (re.compile(r"^(NCCL_\w+) set(?: by environment)? to (.*)$"), _setting),
     (re.compile(r"Plugin name set by env to (\S+)"), _asked_plugin),
     (re.compile(r"NET/Plugin ?: Loaded net plugin (.+?) \(v\d+\)"), _put("plugin")),

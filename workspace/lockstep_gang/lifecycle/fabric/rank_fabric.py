@@ -5,7 +5,7 @@ from __future__ import annotations
 from lockstep_gang.contract.fabric import RankFabric, are_whole_names
 
 RDMA, TCP, NVLINK, PLUGIN = "RDMA", "TCP", "NVLink", "Plugin"
-_RDMA_NETWORKS = ("IB", "NCCL RDMA Plugin")
+_RDMA_NETWORKS = ("IB", "gIB", "NCCL RDMA Plugin")
 _RDMA_PROVIDERS = ("efa", "verbs", "cxi", "psm", "opx")
 _TCP_PROVIDERS = ("tcp", "sockets", "udp", "net")
 
@@ -55,8 +55,8 @@ def uses_direct(rank: RankFabric) -> bool | None:
 
 
 def direct_by(rank: RankFabric) -> str:
-    """Way of GPUDirect, if it is used. A GPU with DMA-BUF says so at its start, so without that word it is the other way."""
-    return rank.direct_by or ("nvidia-peermem" if rank.direct_able else "")
+    """Way of GPUDirect, if it is used. A GPU with DMA-BUF says so at its start: without that word it is the other way, unless a plugin has its own."""
+    return rank.direct_by or ("nvidia-peermem" if rank.direct_able and not rank.provider else "")
 
 
 def setting(rank: RankFabric, name: str) -> str | None:

@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 from lockstep_gang.contract.fabric import FabricReason, FabricReport, FaultKind, NcclFault, RankFabric, Verified
 from lockstep_gang.contract.report import Cause, Failure
 from lockstep_gang.contract.run import Run
-from lockstep_gang.lifecycle.fabric.nccl import worst_fault
+from lockstep_gang.lifecycle.fabric.nccl import fault_words, worst_fault
 from lockstep_gang.lifecycle.fabric.rank_fabric import has_spoken
 from lockstep_gang.lifecycle.fabric.verdict import RankFabrics, verdict
 from lockstep_spec.choices import DegradedPolicy
+from lockstep_spec.words import clauses
 
 SETTLE_SECONDS = 10.0
 """Time from the first sign that the fabric is not as asked until that is reported, while ranks are still silent."""
@@ -43,11 +44,13 @@ class FabricState:
     judged_at: float | None = None
     broken_since: float | None = None
     steps_since: float | None = None
+    doubts: tuple[str, ...] = ()
+    """Sentences of the preflight about NICs, which become the reason where ranks use sockets."""
 
 
-def new_fabric(run: Run, now: float) -> FabricState:
+def new_fabric(run: Run, now: float, doubts: tuple[str, ...] = ()) -> FabricState:
     """State at the start of an attempt. Nothing is said of gloo before an agent has named its interface."""
-    state = FabricState(ranks=(None,) * run.world_size)
+    state = FabricState(ranks=(None,) * run.world_size, doubts=doubts)
     return state if run.gpus_per_node == 0 else _judged(state, run, now)
 
 
@@ -90,6 +93,8 @@ def _judged(state: FabricState, run: Run, now: float) -> FabricState:
 def _with_verdict(state: FabricState, run: Run, now: float) -> FabricState:
     steps_done = state.steps_since is not None and now >= state.steps_since + STEPS_SECONDS
     judged = verdict(run, state.ranks, steps_done=steps_done)
+    if judged is not None and judged.reason is FabricReason.FELL_BACK_TO_TCP and state.doubts:
+        judged = replace(judged, message=f"{judged.message}; preflight warned: {clauses(state.doubts)}")
     if judged is None or judged.verified is not Verified.FALSE:
         return replace(state, judged=judged, verdict=judged, broken_since=None)
     since = now if state.broken_since is None else state.broken_since
@@ -121,7 +126,7 @@ def explained_by_nccl(failure: Failure, state: FabricState, run: Run) -> Failure
         return failure
     node = node_at(fault.peer, state, run)
     peer = f" (the peer is node {node})" if node is not None else ""
-    return replace(failure, message=f"{failure.message[:600]}; NCCL says: {fault.text}{peer}", cause=Cause.FABRIC)
+    return replace(failure, message=f"{failure.message[:600]}; NCCL says: {fault_words(fault)}{peer}", cause=Cause.FABRIC)
 
 
 def hang_explained_by_nccl(failure: Failure, state: FabricState, run: Run) -> Failure:
@@ -132,7 +137,7 @@ def hang_explained_by_nccl(failure: Failure, state: FabricState, run: Run) -> Fa
     if own is not failure or not telling:
         return own
     rank, fault = min(telling, key=lambda entry: list(FaultKind).index(entry[1].kind))
-    return replace(failure, message=f"{failure.message[:600]}; NCCL says on rank {rank}: {fault.text}")
+    return replace(failure, message=f"{failure.message[:600]}; NCCL says on rank {rank}: {fault_words(fault)}")
 
 
 def _fault(failure: Failure, state: FabricState) -> NcclFault | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from lockstep_gang.contract.placewords import words_of
 from lockstep_gang.contract.preflight import Finding, Measured
 from lockstep_gang.contract.run import Run
-from lockstep_gang.lifecycle.preflight.checks import LookedAt, error, warning
+from lockstep_gang.lifecycle.preflight.nodes import LookedAt, error, warning
 
 ROUNDS_MAX = 4
 

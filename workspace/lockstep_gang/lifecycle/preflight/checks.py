@@ -6,57 +6,18 @@ A check is a name, the cause that it stands for, and the judgment.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from lockstep_gang.contract.fabric import are_whole_names
-from lockstep_gang.contract.placewords import PlaceWords, words_of
-from lockstep_gang.contract.preflight import LOCKSTEP, ExpectedRdma, Finding, Kind, Looked, Met, PathFact, VolumeFacts
+from lockstep_gang.contract.placewords import words_of
+from lockstep_gang.contract.preflight import LOCKSTEP, Finding, Kind, Met, PathFact, VolumeFacts
 from lockstep_gang.contract.report import Cause
 from lockstep_gang.contract.run import Run
+from lockstep_gang.lifecycle.preflight import nics
+from lockstep_gang.lifecycle.preflight.nodes import LookedAt, NodeAnswers, error, findings_of, odd, warning
 from lockstep_spec import VERSION
 from lockstep_spec.choices import Severity, StorageMode
 from lockstep_spec.words import binary_size
-
-LookedAt = tuple[int, Looked, float, float]
-"""(node, what it found, when it was asked, when its answer came)"""
-
-
-@dataclass(frozen=True)
-class NodeAnswers:
-    """Answers of all nodes to the first two rounds."""
-
-    run: Run
-    looked: Mapping[int, Looked]
-    met: Mapping[int, Met]
-    skews: Mapping[int, float]
-
-    @property
-    def words(self) -> PlaceWords:
-        return words_of(self.run)
-
-    def name(self, node: int) -> str:
-        """The node as messages name it."""
-        return self.run.node_name(node)
-
-
-def error(check: str, node: int | None, message: str, fix: str) -> Finding:
-    return Finding(check, Severity.ERROR, message, fix, node)
-
-
-def warning(check: str, node: int | None, message: str, fix: str) -> Finding:
-    return Finding(check, Severity.WARNING, message, fix, node)
-
-
-def odd(values: Mapping[int, str]) -> Iterator[tuple[int, str, str]]:
-    """(node, its value, the value of most others) of every node that differs; of two sides as strong, node 0's is right."""
-    if len(set(values.values())) < 2:
-        return
-    counts = Counter(values.values())
-    common = max(counts, key=lambda value: (counts[value], value == values.get(0)))
-    yield from ((node, value, common) for node, value in values.items() if value != common)
-
 
 SKEW_SECONDS = 1.0
 
@@ -164,18 +125,10 @@ def shared_memory(nodes: NodeAnswers) -> Iterator[Finding]:
             yield warning("sharedMemory", node, message, nodes.words.shared_memory)
 
 
-_SLOW_FIX = "look at that NIC's cable and settings: the slowest one sets the speed of all"
-
-
 def gpus(nodes: NodeAnswers) -> Iterator[Finding]:
-    expected = nodes.run.gpus_of
-    few = {
-        node: looked.gpus.count for node, looked in nodes.looked.items() if looked.gpus is not None and looked.gpus.count < expected(node)
-    }
-    for node, count in few.items():
-        message = f"{nodes.name(node)} has {count} of {expected(node)} GPUs"
-        finding = error("gpus", node, message, nodes.words.gpus)
-        yield replace(finding, excludes=len(few) < nodes.run.nodes)
+    counts = [(node, looked.gpus.count, nodes.run.gpus_of(node)) for node, looked in nodes.looked.items() if looked.gpus is not None]
+    few = [(node, f"{count} of {expected}", "{} has <> GPUs", nodes.words.gpus) for node, count, expected in counts if count < expected]
+    yield from findings_of(nodes, "gpus", Severity.ERROR, few, excluding=True)
 
 
 def drivers(nodes: NodeAnswers) -> Iterator[Finding]:
@@ -183,114 +136,6 @@ def drivers(nodes: NodeAnswers) -> Iterator[Finding]:
     for node, own, common in odd(values):
         message = f"the NVIDIA driver is {own or 'not loaded'} on {nodes.name(node)} and {common or 'not loaded'} on other nodes"
         yield warning("driver", node, message, "use nodes with one driver version, or update that node")
-
-
-def locked_memory(nodes: NodeAnswers) -> Iterator[Finding]:
-    for node, looked in nodes.looked.items():
-        if looked.rdma is not None and looked.rdma.memlock_bytes is not None and not looked.rdma.has_ipc_lock:
-            problem = f"may lock {binary_size(looked.rdma.memlock_bytes)} of memory and has no CAP_IPC_LOCK"
-            yield replace(error("lockedMemory", node, f"{nodes.name(node)} {problem}", nodes.words.locked_memory), final=True)
-
-
-def hcas(nodes: NodeAnswers) -> Iterator[Finding]:
-    findings = [finding for node in nodes.looked for finding in _hcas_of(nodes, node)]
-    bad = {finding.node for finding in findings if finding.severity is Severity.ERROR}
-    yield from (replace(f, excludes=f.severity is Severity.ERROR and len(bad) < nodes.run.nodes) for f in findings)
-
-
-def _hcas_of(nodes: NodeAnswers, node: int) -> Iterator[Finding]:
-    rdma, expected = nodes.looked[node].rdma, nodes.run.preflight.rdma if nodes.run.preflight is not None else None
-    if rdma is None or expected is None:
-        return
-    name = nodes.name(node)
-    ports = [hca for hca in rdma.hcas if _is_asked(hca.device, expected)]
-    devices = {hca.device for hca in ports}
-    lacking = [stated for stated in expected.devices if not any(_fits(stated, device, expected) for device in devices)]
-    here = ", ".join(sorted({hca.device for hca in rdma.hcas})) or "none"
-    if lacking:
-        yield error("hcas", node, f"{name} has no {', '.join(lacking)}; there are {here}", nodes.words.hcas)
-    elif len(devices) < (expected.count or 1):
-        fix = nodes.words.hca_count
-        yield error("hcas", node, f"{name} has {len(devices)} of {expected.count or 1} RDMA devices ({here})", fix)
-    for hca in ports:
-        if hca.state != "ACTIVE":
-            message = f"port {hca.port} of {hca.device} on {name} is {hca.state or 'in no known state'}, not ACTIVE"
-            yield error("hcas", node, message, "look at its cable, its switch port and, on InfiniBand, the subnet manager")
-    for device in sorted(devices & set(rdma.unusable)):
-        fix = nodes.words.hca_unusable
-        yield error("hcas", node, f"{device} is on {name}, but /dev/infiniband has no device for it", fix)
-
-
-def _is_asked(device: str, expected: ExpectedRdma) -> bool:
-    return not expected.devices or any(_fits(stated, device, expected) for stated in expected.devices)
-
-
-def _fits(stated: str, device: str, expected: ExpectedRdma) -> bool:
-    """Return True if NCCL would take the device: whole names match to the letter, else all are beginnings."""
-    return device == stated if are_whole_names(expected.devices) else device.startswith(stated)
-
-
-def rates(nodes: NodeAnswers) -> Iterator[Finding]:
-    """Findings about each port against the cluster's rate, then about each device's rate and link layer across nodes, where nothing was found yet."""
-    slow = list(_slow_ports(nodes))
-    yield from (finding for _, finding in slow)
-    told = {(finding.node, device) for device, finding in slow}
-    seen = {
-        node: {h.device: f"{h.link_layer} at {h.rate}" for h in looked.rdma.hcas} for node, looked in nodes.looked.items() if looked.rdma
-    }
-    for device in sorted({device for ports in seen.values() for device in ports}):
-        values = {node: ports[device] for node, ports in seen.items() if device in ports}
-        for node, own, common in odd(values):
-            if (node, device) not in told:
-                message = f"{device} is {own} on {nodes.name(node)} and {common} on other nodes"
-                yield warning("rates", node, message, _SLOW_FIX)
-
-
-def _slow_ports(nodes: NodeAnswers) -> Iterator[tuple[str, Finding]]:
-    """(device, finding); of one that isn't active, the rate means nothing."""
-    expected = nodes.run.preflight.rdma if nodes.run.preflight is not None else None
-    if expected is None or expected.rate is None:
-        return
-    for node, looked in nodes.looked.items():
-        for hca in looked.rdma.hcas if looked.rdma is not None else ():
-            asked = _is_asked(hca.device, expected)
-            rate = _gigabits(hca.rate)
-            if asked and hca.state == "ACTIVE" and rate is not None and rate < expected.rate:
-                message = f"port {hca.port} of {hca.device} on {nodes.name(node)} is at {hca.rate}, the cluster says {expected.rate}"
-                yield hca.device, warning("rates", node, message, _SLOW_FIX)
-
-
-def _gigabits(rate: str) -> float | None:
-    """Gb/s in sysfs' "400 Gb/sec (4X NDR)"."""
-    try:
-        return float(rate.partition(" ")[0])
-    except ValueError:
-        return None
-
-
-def gids(nodes: NodeAnswers) -> Iterator[Finding]:
-    expected = nodes.run.preflight.rdma if nodes.run.preflight is not None else None
-    if expected is None or expected.gid_index is None:
-        return
-    for node, looked in nodes.looked.items():
-        for hca in looked.rdma.hcas if looked.rdma is not None else ():
-            if not _is_asked(hca.device, expected) or hca.link_layer != "Ethernet":
-                continue
-            place = f"GID {expected.gid_index} of {hca.device} on {nodes.name(node)}"
-            fix = "correct network.rdma.gid_index in the cluster file, or leave it out: newer NCCL finds it"
-            if not hca.gid:
-                yield error("gids", node, f"{place} is empty", fix)
-            elif hca.gid_type and hca.gid_type != "RoCE v2":
-                yield warning("gids", node, f"{place} is {hca.gid_type}, not RoCE v2", fix)
-
-
-def mtus(nodes: NodeAnswers) -> Iterator[Finding]:
-    expected = nodes.run.preflight.rdma if nodes.run.preflight is not None else None
-    for node, looked in nodes.looked.items():
-        for interface, mtu in looked.rdma.mtus.items() if looked.rdma is not None else ():
-            if expected is not None and expected.mtu is not None and mtu != expected.mtu:
-                message = f"{interface} has MTU {mtu} on {nodes.name(node)}, the cluster says {expected.mtu}"
-                yield warning("mtu", node, message, nodes.words.mtu)
 
 
 _SAME = ("torch", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "deepspeed")
@@ -430,9 +275,11 @@ _CHECKS = (
     _Check("libraries", Cause.SETUP, libraries, _has_peers),
     _Check("environment", Cause.SETUP, environment, _has_peers),
     _Check("clock", Cause.SETUP, clocks, _has_peers),
-    _Check("lockedMemory", Cause.SETUP, locked_memory, _has_rdma),
-    _Check("hcas", Cause.FABRIC, hcas, _has_rdma),
-    _Check("rates", Cause.FABRIC, rates, _has_rdma),
-    _Check("gids", Cause.FABRIC, gids, _has_rdma),
-    _Check("mtu", Cause.FABRIC, mtus, _has_rdma),
+    _Check("lockedMemory", Cause.SETUP, nics.locked_memory, _has_rdma),
+    _Check("hcas", Cause.FABRIC, nics.hcas, _has_rdma),
+    _Check("rates", Cause.FABRIC, nics.rates, _has_rdma),
+    _Check("gids", Cause.FABRIC, nics.gids, _has_rdma),
+    _Check("mtu", Cause.FABRIC, nics.mtus, _has_rdma),
+    _Check("unusedRdma", Cause.FABRIC, nics.unused_rdma, lambda run: _has_gpus(run) and _has_peers(run) and not _has_rdma(run)),
+    _Check("netPlugin", Cause.SETUP, nics.net_plugins, _has_rdma),
 )

@@ -196,6 +196,12 @@ def preflight_failure(preflight: Preflight) -> Failure | None:
     return Failure(message=f"preflight: {first.message}: {first.fix}{more}"[:1000], node=first.node, cause=cause_of(first))
 
 
+def doubts(preflight: Preflight) -> tuple[str, ...]:
+    """Warnings of the last preflight that may be why NCCL finds no RDMA device."""
+    findings = preflight.result.findings if preflight.result is not None else ()
+    return tuple(finding.message for finding in findings if finding.check in ("hcas", "gids", "lockedMemory"))
+
+
 def _begun(preflight: Preflight, now: float) -> Preflight:
     anew = Preflight(result=preflight.result, failures=preflight.failures, first_failed_at=preflight.first_failed_at, round=preflight.round)
     begun = _ask(replace(anew, began_at=now), Stage.LOOK, now)

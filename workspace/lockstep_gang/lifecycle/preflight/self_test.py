@@ -8,7 +8,7 @@ from dataclasses import replace
 from lockstep_gang.contract.placewords import PlaceWords, words_of
 from lockstep_gang.contract.preflight import DeviceResult, Finding, SelfTestResult, Speed
 from lockstep_gang.contract.run import Run
-from lockstep_gang.lifecycle.preflight.checks import LookedAt, error, warning
+from lockstep_gang.lifecycle.preflight.nodes import LookedAt, error, warning
 from lockstep_spec.choices import Severity
 
 SELF_TEST, TORCH_BUILD = "selfTest", "torchBuild"
