@@ -63,8 +63,7 @@ def rdma_facts(expected: ExpectedRdma, root: Path = ROOT) -> RdmaFacts:
 
 
 def _hca(port: RdmaPort, gid_index: int | None) -> HcaFacts:
-    table = port.folder / "gids"
-    gid = file_words(table / str(gid_index)) if gid_index is not None else ""
+    gid = file_words(port.folder / f"gids/{gid_index}") if gid_index is not None else ""
     return HcaFacts(
         device=port.device,
         port=port.port,
