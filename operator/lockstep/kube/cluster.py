@@ -29,6 +29,7 @@ JSON = "application/json"
 APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
 DRY_RUN = {"dryRun": "All"}
+_HALVES, _ESCAPED = re.compile("[\ud800-\udfff]"), re.compile("[\x7f-\uffff]")
 _WARNING = re.compile(r'^\d{3} \S+ "(.*)"$')
 RETRY_AFTER_MAX_SECONDS = 60.0
 UNAUTHORIZED, FORBIDDEN, NOT_FOUND, CONFLICT, INVALID = 401, 403, 404, 409, 422
@@ -196,7 +197,7 @@ class Cluster:
             self._check()
         url = f"{path}?{urlencode(query)}" if query else path
         headers = {"Accept": accept, "User-Agent": FIELD_MANAGER, **({} if body is None else {"Content-Type": content_type})}
-        text, code = body if body is None or isinstance(body, BytesIO) else json.dumps(body), 0
+        text, code = body if body is None or isinstance(body, BytesIO) else text_of(body), 0
         sent_at = boot_seconds()
         try:
             with _reaching(self.server):
@@ -460,6 +461,16 @@ async def _lines(response: Any, most: int) -> AsyncIterator[bytes]:
             yield bytes(rest)
     finally:
         response.close()
+
+
+def text_of(body: object) -> str:
+    """Return a body as the API server reads it, whether it takes it for JSON or, with apply, for YAML: what is stored then is what was sent.
+
+    YAML knows no escapes of pairs (U+1F600), so what lies above U+FFFF stands as it is; and it refuses or changes some of the rest (U+0085, U+2028,
+    U+FFFE) unless that is escaped. Half of a pair is no character: what can be stored is its escape as text.
+    """
+    text = _HALVES.sub(lambda half: f"\\\\u{ord(half[0]):04x}", json.dumps(body, ensure_ascii=False))
+    return _ESCAPED.sub(lambda character: f"\\u{ord(character[0]):04x}", text)
 
 
 def _error(status: int, body: bytes, retry_after: str) -> ApiError:

@@ -58,6 +58,9 @@ from lockstep_spec.words import printable_line
 
 PROGRESS_SECONDS = 15.0
 LAST_LINES = 20
+NOTE_CHARACTERS = 256
+_WORD = re.compile(r"[\w.:+-]{0,64}", re.ASCII)
+_READ = frozenset({ConditionType.PROGRESSING, ConditionType.COMPLETE, ConditionType.FAILED})
 SETTLE_SECONDS = 2.0
 """Seconds that a change that `is_passing` may wait for the next."""
 _ON_THE_WAY = frozenset({Reason.PODS_NOT_CREATED, Reason.SCHEDULING, Reason.STARTING})
@@ -399,3 +402,30 @@ def _shortened(value: Any, most: int) -> Any:
     if not isinstance(value, str) or stored_bytes(value) <= most + 2:
         return value
     return value[: bisect_right(range(len(value) + 1), most + 2, key=lambda length: stored_bytes(value[:length])) - 1]
+
+
+def smaller_statuses(status: Object, refusal: str) -> tuple[Object, Object]:
+    """Return what is tried where the API server refuses the status: it without its lists, such as last lines, and it without words, too.
+
+    State, reasons and counts stay. The conditions that people read say that something is missing, and why.
+    """
+    conditions, note = status["conditions"], f"StatusRefused: {refusal}"[:NOTE_CHARACTERS]
+    short = {**_without_lists(status), "conditions": [{**one, "message": _noted(one, f"{one['message']}; {note}")} for one in conditions]}
+    silent = {**_without_words(short), "conditions": [{**one, "message": _noted({**one, "message": ""}, note)} for one in conditions]}
+    return short, silent
+
+
+def _noted(condition: Object, words: str) -> str:
+    return words[:LONG_TEXT_MAX] if condition["type"] in _READ else str(condition["message"])
+
+
+def _without_lists(part: Object) -> Object:
+    kept = {key: value for key, value in part.items() if not isinstance(value, list)}
+    return {key: _without_lists(value) if isinstance(value, dict) else value for key, value in kept.items()}
+
+
+def _without_words(value: Any) -> Any:
+    """Empty each text that is no name, number, time or word of Lockstep's."""
+    if isinstance(value, dict):
+        return {key: _without_words(inner) for key, inner in value.items()}
+    return "" if isinstance(value, str) and not _WORD.fullmatch(value) else value

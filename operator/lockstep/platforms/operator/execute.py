@@ -17,6 +17,7 @@ from lockstep.plan.observed import Observed, owner_uid
 from lockstep.plan.reasons import Reason
 from lockstep.plan.reconcile.events import WARNING, JobEvent, SentEvents, worth_sending
 from lockstep.plan.reconcile.reconcile import Plan
+from lockstep.plan.reconcile.status import smaller_statuses
 from lockstep.plan.reconcile.writes import is_of_namesake, is_other_run, makes_pods, name_taken
 from lockstep.plan.times import timestamp
 from lockstep.platforms.operator.memory.queue import Refusals
@@ -169,6 +170,15 @@ class Executor:
         body = {"apiVersion": API_VERSION, "kind": "TrainingJob", "metadata": metadata, "status": status}
         await self._applied(body, subresource="status")
 
+    async def write_less(self, observed: Observed, status: Object, refusal: ApiError) -> None:
+        """Write as much of a refused status as the API server takes. Raises ApiError."""
+        for smaller in smaller_statuses(status, refusal.message):
+            try:
+                return await self.write_status(observed, smaller)
+            except ApiError as error:
+                if not error.is_refusal:
+                    raise
+
     def forget(self, uids: set[str]) -> None:
         """Remember the events of these jobs only."""
         self._sent = {uid: sent for uid, sent in self._sent.items() if uid in uids}
@@ -240,7 +250,7 @@ def _refused(error: ApiError) -> Notice:
 
 def status_refused(error: ApiError) -> JobEvent:
     """For a job whose status can't be written."""
-    text = f"the API server refused the job's status, so that what it shows is old: {error.message[:MESSAGE_CHARACTERS]}"
+    text = f"the API server refused the job's status, so that it lacks words, or is old: {error.message[:MESSAGE_CHARACTERS]}"
     advice = ": the job leaves no room for it, make its spec and its annotations smaller" if error.is_too_large else ""
     return JobEvent(WARNING, "StatusRefused", text + advice)
 

@@ -269,7 +269,7 @@ class Operator:
         return obstacle, self._refused.refused(key, write)
 
     async def _write_status(self, key: Key, observed: Observed, status: dict[str, Any]) -> float | None:
-        """Return the seconds until the next try if the API server refused it: an event of the job says so, since the status can't. Raises ApiError."""
+        """Return the seconds until the next try if the API server refused it: an event of the job says so, and as much as it takes is stored. Raises ApiError."""
         write = (observed.uid, observed.generation, *((c["type"], c["status"], c["reason"]) for c in status["conditions"]))
         if (left := self._refused_statuses.left(key, write)) > 0:
             return left
@@ -279,6 +279,7 @@ class Operator:
             if not error.is_refusal:
                 raise
             await self.executor.send_events(observed, (status_refused(error),), self.cluster.clock.now())
+            await self.executor.write_less(observed, status, error)
             return self._refused_statuses.refused(key, write)
         self._refused_statuses.forget(key)
         self.metrics.count(observed, status)

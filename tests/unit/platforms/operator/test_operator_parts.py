@@ -287,8 +287,9 @@ def test_a_status_that_is_refused_is_an_event_and_written_again_ever_less_often(
     led = operator.Operator(Empty(None), operator.Settings("agent:1"), b"", Certificates("", "", "", ""))
     now, sent, events = [1000.0], list[float](), list[JobEvent]()
 
-    async def refused(observed: Observed, status: object) -> None:
-        sent.append(now[0])
+    async def refused(observed: Observed, status: dict[str, Any]) -> None:
+        if not status["conditions"][0]["message"]:  # the whole one, which comes before the smaller
+            sent.append(now[0])
         raise answer
 
     async def send_events(observed: Observed, notes: tuple[JobEvent, ...], at: float) -> None:
@@ -299,7 +300,7 @@ def test_a_status_that_is_refused_is_an_event_and_written_again_ever_less_often(
     monkeypatch.setattr(operator.time, "monotonic", lambda: now[0])
 
     async def for_an_hour(reason: str) -> None:
-        status = {"conditions": [{"type": "Progressing", "status": "True", "reason": reason}]}
+        status = {"conditions": [{"type": "Progressing", "status": "True", "reason": reason, "message": ""}]}
         end = now[0] + 3600
         while now[0] < end:  # something marks the job all the time
             left = await led._write_status(KEY, Observed(job()), status)
@@ -312,6 +313,48 @@ def test_a_status_that_is_refused_is_an_event_and_written_again_ever_less_often(
     assert {(event.type, event.reason) for event in events} == {("Warning", "StatusRefused")} and answer.message in events[0].message
     asyncio.run(for_an_hour("Running"))  # a transition is tried at once
     assert sent[len(waits) + 1] == 4600.0
+
+
+@pytest.mark.parametrize(("refusals", "stored"), [(0, "whole"), (1, "short"), (2, "silent"), (3, None)])
+def test_of_a_status_that_is_refused_as_much_is_stored_as_the_api_server_takes(
+    refusals: int, stored: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    led = operator.Operator(Empty(None), operator.Settings("agent:1"), b"", Certificates("", "", "", ""))
+    failed = {"type": "Failed", "status": "True", "reason": "UserCode", "message": "rank 1: a bad label", "observedGeneration": 3}
+    other = {**failed, "type": "Accepted", "message": "the job can be used"}
+    failure = {"rank": 1, "cause": "UserCode", "message": "a bad label", "lastLines": ["x"]}
+    history = [{"message": "x"}]
+    whole = {
+        "conditions": [other, failed],
+        "failure": failure,
+        "attempts": 2,
+        "startTime": "2026-01-01T00:00:00Z",
+        "restartHistory": history,
+    }
+    sent: list[dict[str, Any]] = []
+
+    async def write(observed: Observed, status: dict[str, Any]) -> None:
+        sent.append(status)
+        if len(sent) <= refusals:
+            raise ApiError(400, "BadRequest", "words")
+
+    async def send_events(observed: Observed, notes: tuple[JobEvent, ...], at: float) -> None:
+        assert [note.reason for note in notes] == ["StatusRefused"]
+
+    monkeypatch.setattr(led.executor, "write_status", write)
+    monkeypatch.setattr(led.executor, "send_events", send_events)
+    monkeypatch.setattr(led.metrics, "count", lambda *_: None)
+    asyncio.run(led._write_status(KEY, Observed(job()), whole))
+    short = {key: value for key, value in whole.items() if key != "restartHistory"} | {
+        "conditions": [other, {**failed, "message": "rank 1: a bad label; StatusRefused: words"}],
+        "failure": {"rank": 1, "cause": "UserCode", "message": "a bad label"},
+    }
+    silent = short | {
+        "conditions": [{**other, "message": ""}, {**failed, "message": "StatusRefused: words"}],
+        "failure": {"rank": 1, "cause": "UserCode", "message": ""},
+    }
+    assert sent == [whole, short, silent][: min(refusals, 2) + 1]
+    assert (sent[-1] == {"whole": whole, "short": short, "silent": silent}[stored]) if stored else len(sent) == 3
 
 
 def test_a_status_that_can_t_be_written_for_another_reason_is_the_queue_s_to_try_again(monkeypatch: pytest.MonkeyPatch) -> None:
