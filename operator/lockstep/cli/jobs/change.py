@@ -91,8 +91,12 @@ def stop(
 
 
 def _until_stopped(job: SiteJob, end: float, timeout: int) -> None:
-    """Wait until the job has stopped. Raises Failed when it takes too long. What its status says before the operator has seen that it is to stop says nothing of the stop."""
+    """Wait until the job has stopped, or ended: a script may be done when it is told to stop. Raises Failed when it takes too long, or the job has failed.
+
+    What its status says before the operator has seen that it is to stop says nothing of the stop.
+    """
     from lockstep.api.objects import condition as condition_of
+    from lockstep.api.objects import is_true
     from lockstep.plan.reasons import Reason
 
     message, status, outage = "", job.status, Outage(say)
@@ -104,6 +108,10 @@ def _until_stopped(job: SiteJob, end: float, timeout: int) -> None:
             put(f"{job.name}: {message}", flush=True)
         if condition.get("status") == "True":
             return
+        if is_true(status, "Failed"):
+            raise Failed(f"job {job.name} has failed meanwhile: {condition_of(status, 'Failed')['message']}")
+        if is_true(status, "Complete"):
+            return put(f"{job.name}: complete meanwhile, so it doesn't go on: {condition_of(status, 'Complete')['message']}")
         if time.monotonic() > end:
             raise Failed(
                 f"job {job.name} has not stopped within {timeout} s: {message or 'its status says nothing'}; the request to stop stays"

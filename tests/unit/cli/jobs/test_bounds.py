@@ -40,7 +40,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
 
 
 def progress(reason: str, **more: str) -> Object:
-    others = [{"type": kind, "status": status} for kind, status in more.items()]
+    others = [{"type": kind, "status": status, "message": "so it is"} for kind, status in more.items()]
     return {"conditions": [{"type": "Progressing", "status": "True", "reason": reason, "message": "so it is"}, *others]}
 
 
@@ -63,6 +63,21 @@ def test_a_job_that_does_not_get_there_is_waited_for_so_long(
     monkeypatch.setattr(change, "_not_ended", lambda *_: [job])
     assert str(CliRunner().invoke(app, [verb, "x"]).exception).startswith(said)
     assert clock.now == pytest.approx(float(said.split(" s:", maxsplit=1)[0].rpartition(" ")[2]), abs=10.0)
+
+
+@pytest.mark.parametrize("end", ["Complete", "Failed"])
+@pytest.mark.parametrize("words", [["stop", "x"], *(["wait", "x", "--for", one.value] for one in get.Awaited)], ids=" ".join)
+def test_a_verb_that_waits_ends_with_the_job_whatever_it_waits_for(
+    clock: VirtualClock, monkeypatch: pytest.MonkeyPatch, words: list[str], end: str
+) -> None:
+    def look_again() -> Object:
+        return progress("Running") if clock.now < 5 else progress(end, **{end: "True"})
+
+    job = SimpleNamespace(name="x", status={}, look_again=look_again, suspend=lambda now: True)
+    monkeypatch.setattr(get, "find_job", lambda *_: job)
+    monkeypatch.setattr(change, "_not_ended", lambda *_: [job])
+    is_reached = words[-1] == "Running" or (end == "Complete" and words[-1] in ("x", "Complete", "Ended"))
+    assert (CliRunner().invoke(app, words).exit_code, clock.now < 10) == (0 if is_reached else 1, True)
 
 
 def test_a_state_is_said_after_two_seconds_and_that_no_operator_looks_after_twenty(
