@@ -296,13 +296,13 @@ def next_steps(observed: Observed, state: str, *, held: bool, message: str = "",
 def _remedies(observed: Observed, state: str, message: str) -> Iterator[Step]:
     """Steps that its conditions ask for; first of the one that keeps it from running."""
     accepted, progressing = condition(observed.status, "Accepted"), condition(observed.status, "Progressing")
-    healthy = condition(observed.status, "NodesHealthy")
     if state in ("Waiting", "NodeNotHeard") or (state == "Restarting" and progressing.get("status") == "False"):
         yield from _remedy(observed, progressing, message)
     if accepted.get("status") == "False" or accepted.get("reason") == Reason.CHANGE_PENDING:
         yield from _remedy(observed, accepted, message if state == "Refused" else "")
-    if healthy.get("status") == "False":
-        yield from _remedy(observed, healthy, "")
+    for kind, unwell in (("NodesHealthy", "False"), ("SavesFailing", "True"), ("Straggling", "True")):
+        if (fact := condition(observed.status, kind)).get("status") == unwell:
+            yield from _remedy(observed, fact, "")
 
 
 def _remedy(observed: Observed, fact: Mapping[str, Any], message: str) -> Iterator[Step]:

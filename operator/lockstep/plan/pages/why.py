@@ -81,6 +81,8 @@ class Answer:
     """Reason why a job whose pods run could not start as it is now."""
     restarted: str = ""
     """Reason of the last restart of a job that runs."""
+    slow: str = ""
+    """Ranks that the others wait for."""
 
     @property
     def is_well(self) -> bool:
@@ -119,6 +121,7 @@ def why(
         held=_message(status, "Held", "True"),
         fabric=_message(status, "FabricVerified", "False"),
         saves=_failing_saves(status),
+        slow=_message(status, "Straggling", "True"),
         changed=str((status.get("interference") or {}).get("message", "")),
         nodes=_message(status, "NodesHealthy", "False"),
         next=(
@@ -262,7 +265,7 @@ def answer_page(answer: Answer) -> str:
     """Page of an answer: a label before every part, the next commands last."""
     parts = [printable_line(f"{answer.job}: {answer.state}: {answer.summary}")]
     labeled = (
-        ("first cause", [answer.first_cause]), ("last lines", [*answer.last_lines]), ("refused", [answer.refused]), ("restarted", [answer.restarted]), ("lost", [answer.cost]), ("saves", [answer.saves]), ("held", [answer.held]),
+        ("first cause", [answer.first_cause]), ("last lines", [*answer.last_lines]), ("refused", [answer.refused]), ("restarted", [answer.restarted]), ("lost", [answer.cost]), ("saves", [answer.saves]), ("slow", [answer.slow]), ("held", [answer.held]),
         ("changed", [answer.changed]), ("nodes", [answer.nodes]), ("fabric", [answer.fabric]), ("not seen", [*answer.not_seen]), ("next", [f"{step.command}   # {step.what}" for step in answer.next]),
     )  # fmt: skip
     for line in answer.says:

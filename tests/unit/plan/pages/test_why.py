@@ -19,6 +19,7 @@ from lockstep.cli.shared.localsite import LocalSite
 from lockstep.plan.observed import Observed
 from lockstep.plan.pages.table import Unheard
 from lockstep.plan.pages.why import Answer, ClusterHome, answer_page, cost, why
+from lockstep.plan.reasons import Reason
 from lockstep.plan.reconcile.reconcile import reconcile
 from lockstep_gang.contract.report import Cause, CheckpointReport, Failure, Restart, State, TrainerReport
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, fresh, pod, report, running, settled
@@ -51,6 +52,28 @@ def test_a_failed_job_says_who_failed_first_what_it_cost_and_what_to_type() -> N
     assert "lost         2 failures (1 Fabric, 1 UserCode): 37 steps done again, 51s without training" in said
     assert "next         lockstep retry x -n ns   # again from the last checkpoint; the script failed: correct it first" in said
     assert "lockstep why x -n ns --bundle x.tar.gz" in said
+
+
+@pytest.mark.parametrize(
+    ("kind", "unwell", "reason", "command"),
+    [
+        ("NodesHealthy", "False", Reason.AGENT_CONNECTED, "kubectl get nodes"),
+        ("SavesFailing", "True", Reason.SAVE_FAILED, "kubectl exec x-0 -n ns -- df -h /workspace"),
+        ("Straggling", "True", Reason.SLOW_RANK, "lockstep top x -n ns"),
+        ("FabricVerified", "False", Reason.ACCEPTED, ""),
+        ("Held", "True", Reason.HOLDING, ""),
+        ("Accepted", "False", Reason.CLUSTER_NOT_FOUND, "lockstep cluster list"),
+    ],
+)
+def test_each_condition_that_is_not_well_is_a_line_with_its_command(kind: str, unwell: str, reason: str, command: str) -> None:
+    well = settled(report())
+    conditions = [
+        {**one, "status": unwell, "reason": reason, "message": "so it is"} if one["type"] == kind else one
+        for one in well.status["conditions"]
+    ]
+    said = asked(replace(well, job={**well.job, "status": {**well.status, "conditions": conditions}}))
+    assert "so it is" in answer_page(said) and "so it is" not in answer_page(asked(well))
+    assert not command or any(step.command.startswith(command) for step in said.next), said.next
 
 
 def test_of_a_failed_rank_the_last_ten_lines_are_shown() -> None:
