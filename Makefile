@@ -144,7 +144,7 @@ test-hosts: setup ## test jobs on three hosts over ssh, with a systemd and an ss
 	@$(PYTEST) -n 3 --dist loadfile $(or $(TESTS),tests/hosts)
 
 test-long: cluster-programs ## run the long tests that make test leaves out: half an hour and 30 GB of disk; root
-	@$(PYTEST) -m long tests/train tests/hosts tests/cluster
+	@$(PYTEST) -m long tests/train tests/faults tests/hosts tests/cluster
 
 test-corpus: cluster-programs ## inject known faults into real jobs and count how many `lockstep why` names; faults of ranks are part of test, the others take a quarter of an hour; root
 	@$(PYTEST) -m "corpus or not corpus" tests/corpus tests/cluster/operator/life/test_corpus.py

@@ -10,7 +10,7 @@ import pytest
 from support.clusters.control_plane import Plane, control_plane
 from support.side_by_side import Parts, file_of, longest_first
 
-LONGEST = ("test_power_loss", "test_rights", "test_hostile_objects", "test_accounts", "test_dashboard", "test_slow_cables")
+LONGEST = ("test_power_loss", "test_rights", "test_hostile_objects", "test_accounts", "test_dashboard")
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Parts:

@@ -1,6 +1,6 @@
 """Slow and cut cables in real networks: nodes in network namespaces, rails of cables to a switch, limits by tc. What is slow is named, and nothing else.
 
-The limits are far below what this machine carries, and what measures goes before all else (chrt), so that load changes no measurement.
+The limits are far below what this machine carries, and what measures goes before all else (chrt). Still, beside a second lane of tests rates suffer.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from lockstep.plan.pages.network import near_groups
 from lockstep.platforms.jobs.netrates import measure_pairs
 from support.process_place import ProcessPlace
 
-LINE, SLOW = 100, 10
-"""Mb/s."""
+pytestmark = pytest.mark.long
+LINE, SLOW = 100, 10  # Mb/s
 
 
 def run(*command: str) -> None:
