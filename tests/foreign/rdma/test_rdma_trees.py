@@ -65,8 +65,9 @@ def build(root: Path, node: dict[str, Any], machine: dict[str, Any]) -> None:
 
 def expected_of(file: dict[str, Any]) -> ExpectedRdma:
     """Return what the cluster file leads preflight to expect, as the plan renders it."""
-    devices = tuple(name.partition(":")[0] for name in file.get("devices", ()))
-    count = (len(devices) if are_whole_names(devices) else 0) or file.get("rails")
+    devices = tuple(file.get("devices", ()))
+    names = {name.partition(":")[0] for name in devices}
+    count = (len(names) if are_whole_names(names) else 0) or file.get("rails")
     return ExpectedRdma(devices, count, file.get("gid_index"), tuple(file.get("interfaces", ())), file.get("mtu"), file.get("rate"))
 
 

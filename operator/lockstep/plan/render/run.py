@@ -213,9 +213,9 @@ def _data_path(field: str, path: str) -> ExpectedPath:
 def _rdma(resolved: Resolved) -> ExpectedRdma:
     network = resolved.profile.spec.network
     rdma = network.rdma
-    devices = tuple(dict.fromkeys(device.partition(":")[0] for device in rdma.devices))  # (two ports are one device)
+    devices = {device.partition(":")[0] for device in rdma.devices}  # (two ports are one device)
     return ExpectedRdma(
-        devices=devices,
+        devices=tuple(rdma.devices),
         count=(len(devices) if are_whole_names(devices) else 0) or len(rdma.rails) or None,
         gid_index=rdma.gid_index,
         interfaces=tuple(rdma.interfaces),

@@ -76,13 +76,13 @@ def test_everything_local_that_a_training_reads_is_looked_for_and_hub_names_are_
 
 def test_the_profile_says_what_nics_there_are_to_be() -> None:
     found = needed(profile=RDMA, gpusPerNode=4)
-    assert found.rdma == ExpectedRdma(devices=("mlx5_0", "mlx5_1"), count=2, gid_index=3, interfaces=("net1",), mtu=9000, rate=400)
+    assert found.rdma == ExpectedRdma(devices=("mlx5_0:1", "mlx5_1"), count=2, gid_index=3, interfaces=("net1",), mtu=9000, rate=400)
     assert needed(profile=RDMA, gpusPerNode=4, fabric={"mode": "TCP"}).rdma is None
 
 
 @pytest.mark.parametrize(
     ("devices", "names", "count"),
-    [(["mlx5_0:1", "mlx5_0:2"], ("mlx5_0",), 1), (["mlx5"], ("mlx5",), 3), (["mlx5_1", "rocep"], ("mlx5_1", "rocep"), 3)],
+    [(["mlx5_0:1", "mlx5_0:2"], ("mlx5_0:1", "mlx5_0:2"), 1), (["mlx5"], ("mlx5",), 3), (["mlx5_1", "rocep"], ("mlx5_1", "rocep"), 3)],
 )
 def test_two_ports_are_one_nic_and_a_beginning_stands_for_as_many_as_there_are_rails(
     devices: list[str], names: tuple[str, ...], count: int

@@ -55,7 +55,7 @@ class _Devices:
 def _devices(nodes: NodeAnswers) -> list[_Devices]:
     asked = nodes.rdma.devices or ("",)  # which every name begins with
     seen = [(node, looked.rdma) for node, looked in nodes.looked.items() if looked.rdma is not None]
-    ports = {node: [hca for hca in rdma.hcas if any(_fits(one, hca.device, nodes.rdma) for one in asked)] for node, rdma in seen}
+    ports = {node: [hca for hca in rdma.hcas if any(_fits(one, hca, nodes.rdma) for one in asked)] for node, rdma in seen}
     return [_Devices(node, ports[node], rdma.unusable) for node, rdma in seen]
 
 
@@ -85,9 +85,8 @@ def _lacking(nodes: NodeAnswers, devices: _Devices) -> Iterator[Told]:
     node, rdma, expected, count, words = devices.node, nodes.looked[devices.node].rdma, nodes.rdma, nodes.rdma.count or 1, nodes.words
     here = listed(sorted({hca.device for hca in rdma.hcas}) if rdma is not None else []) or "none"
     is_strict = bool(expected.devices) and are_whole_names(expected.devices)
-    asked = sorted({hca.device for hca in devices.ports})
-    absent = [stated for stated in expected.devices if not any(_fits(stated, device, expected) for device in asked)]
-    closed = [device for device in asked if device in devices.closed]
+    absent = [stated for stated in expected.devices if not any(_fits(stated, hca, expected) for hca in devices.ports)]
+    closed = sorted({hca.device for hca in devices.ports if hca.device in devices.closed})
     if absent:
         yield from ((node, name, f"no <> on {{}}; there are {here}", words.hcas) for name in absent)
     elif closed and (is_strict or not devices.openable):
@@ -124,9 +123,11 @@ def _mixed(nodes: NodeAnswers, devices: _Devices) -> Iterator[Told]:
         yield devices.node, all_kinds, "RDMA devices of several kinds on {} (<>)", _KINDS_FIX
 
 
-def _fits(stated: str, device: str, expected: ExpectedRdma) -> bool:
-    """Return True if NCCL would take the device: whole names match to the letter, else all are beginnings."""
-    return device == stated if stated and are_whole_names(expected.devices) else device.startswith(stated)
+def _fits(stated: str, hca: HcaFacts, expected: ExpectedRdma) -> bool:
+    """Return True if NCCL would take the port: whole names match to the letter, else all are beginnings."""
+    name, _, port = stated.partition(":")
+    fits = hca.device == name if name and are_whole_names(expected.devices) else hca.device.startswith(name)
+    return fits and port in ("", str(hca.port))
 
 
 def rates(nodes: NodeAnswers) -> Iterator[Finding]:
