@@ -196,10 +196,9 @@ def test_a_login_that_waits_for_a_touch_says_so_and_goes_on_with_it(bed: BedHost
 def test_a_touch_that_never_comes_ends_in_a_sentence_that_names_the_verb(
     bed: BedHosts, agent: TouchedAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limit = asyncio.timeout(None)
-    monkeypatch.setattr(ssh.asyncio, "timeout", lambda seconds: limit if seconds == ssh.OPEN_SECONDS else asyncio.timeouts.timeout(seconds))
-
     async def open_until_asked() -> None:
+        limit, timeout = asyncio.timeout(None), asyncio.timeout
+        monkeypatch.setattr(ssh.asyncio, "timeout", lambda seconds: limit if seconds == ssh.OPEN_SECONDS else timeout(seconds))
         opening = asyncio.create_task(Shared(login_to(bed, 0), agent.path.parent).open())
         assert await asyncio.to_thread(agent.asked.wait, WAIT_SECONDS)
         limit.reschedule(asyncio.get_running_loop().time())
