@@ -1,4 +1,4 @@
-"""Text of any kind: a real API server stores what was sent, however it was sent, and a job that ends with such words is told ended."""
+"""Unicode text and a real API server: it stores what was sent, by each way of sending, and a job whose last words are such text is told ended."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ The kernel's list (sysfs) shows every device of the machine, also to a pod that 
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,6 +42,12 @@ def rdma_ports(root: Path = Path("/")) -> list[RdmaPort]:
             state, link_layer, rate = (file_words(port / word) for word in ("state", "link_layer", "rate"))
             ports.append(RdmaPort(device, int(name) if name.isdecimal() else 0, state.partition(": ")[2], link_layer, rate, openable, port))
     return ports
+
+
+def gigabits(rate: str) -> float | None:
+    """Return the Gb/s of a port's rate; None where it has none."""
+    match = re.match(r"(\d+(?:\.\d+)?) Gb/sec", rate)
+    return float(match[1]) if match else None
 
 
 def folder_names(folder: Path) -> list[str]:

@@ -197,7 +197,7 @@ class Cluster:
             self._check()
         url = f"{path}?{urlencode(query)}" if query else path
         headers = {"Accept": accept, "User-Agent": FIELD_MANAGER, **({} if body is None else {"Content-Type": content_type})}
-        text, code = body if body is None or isinstance(body, BytesIO) else text_of(body), 0
+        text, code = body if body is None or isinstance(body, BytesIO) else _text_of(body), 0
         sent_at = boot_seconds()
         try:
             with _reaching(self.server):
@@ -463,7 +463,7 @@ async def _lines(response: Any, most: int) -> AsyncIterator[bytes]:
         response.close()
 
 
-def text_of(body: object) -> str:
+def _text_of(body: object) -> str:
     """Return a body as the API server reads it, whether it takes it for JSON or, with apply, for YAML: what is stored then is what was sent.
 
     YAML knows no escapes of pairs (U+1F600), so what lies above U+FFFF stands as it is; and it refuses or changes some of the rest (U+0085, U+2028,

@@ -174,7 +174,7 @@ class HcaFacts:
     routed_gids: tuple[int, ...] | None = None
     """Entries of a RoCE port whose addresses aren't link-local, RoCE v2 first; null: it is another port, or nothing is known."""
     no_guid: bool = False
-    """True for a device whose GUID is all zeroes, as a virtual function's that nobody configured."""
+    """True if the device's GUID is all zeroes, as it is for a virtual function before it is configured."""
 
 
 def is_link_local(gid: str) -> bool:

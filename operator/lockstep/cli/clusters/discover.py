@@ -15,6 +15,7 @@ from lockstep.cli.shared.signals import exiting_on_ctrl_c
 from lockstep.platforms.output import put, put_text, tell
 
 if TYPE_CHECKING:
+    from lockstep.api.cluster import TrainingClusterSpec
     from lockstep.plan.cluster.facts import ClusterFacts, ProbeFacts
     from lockstep.plan.discovery.draft import Entry
 
@@ -59,12 +60,12 @@ def discover(
     _refuse_to_overwrite(path, force)
     with exiting_on_ctrl_c("lockstep: interrupted; nothing was written, and no pod is left"):
         facts = asyncio.run(_look(namespace, context, probe))
-    text, entries = _written(name, facts)
+    text, entries, spec = _written(name, facts)
     if path is None:
         put_text(text)
         return
     _write(path, text)
-    _tell(name if output is None else str(path), path, facts, entries)
+    _tell(name if output is None else str(path), path, facts, entries, spec)
 
 
 def _refuse_to_overwrite(path: Path | None, force: bool) -> None:
@@ -98,13 +99,13 @@ async def _look(namespace: str | None, context: str | None, image: str | None) -
             raise Failed(f"{cluster.server} doesn't answer as it should: {error}; {hint}") from None
 
 
-def _written(name: str, facts: ClusterFacts) -> tuple[str, list[Entry]]:
+def _written(name: str, facts: ClusterFacts) -> tuple[str, list[Entry], TrainingClusterSpec]:
     from lockstep.api.files.clusterfile import parse_cluster_file
     from lockstep.plan.discovery.file import discovered
 
     text, entries = discovered(name, facts)
-    parse_cluster_file(text, f"what was discovered of {name}")  # nothing is written that the other verbs would refuse
-    return text, entries
+    read = parse_cluster_file(text, f"what was discovered of {name}")  # nothing is written that the other verbs would refuse
+    return text, entries, read.profile.spec
 
 
 def _write(path: Path, text: str) -> None:
@@ -115,8 +116,7 @@ def _write(path: Path, text: str) -> None:
         raise ConfigError(f"{path} can't be written: {error.strerror}") from error
 
 
-def _tell(name: str, path: Path, facts: ClusterFacts, entries: list[Entry]) -> None:
-    from lockstep.api.files.clusterfile import parse_cluster_file
+def _tell(name: str, path: Path, facts: ClusterFacts, entries: list[Entry], spec: TrainingClusterSpec) -> None:
     from lockstep.plan.discovery.unused import cluster_hardware, unused
 
     put(f"Wrote {path} from what {facts.server} shows you of namespace {facts.namespace}")
@@ -127,7 +127,6 @@ def _tell(name: str, path: Path, facts: ClusterFacts, entries: list[Entry]) -> N
         tell(f"{len(unseen)} values are unknown and left as comments:")
     for entry in unseen:
         tell(f"  {entry.key}: {entry.source.removeprefix('unknown: ')}")
-    spec = parse_cluster_file(path.read_text(encoding="utf-8"), str(path)).profile.spec
     for finding in unused(spec, cluster_hardware(facts, spec)):
         put(f"  {finding.subject}: {finding.message}")
     put(f"Next: read it, then lockstep cluster lint {name}")

@@ -91,7 +91,7 @@ def stop(
 
 
 def _until_stopped(job: SiteJob, end: float, timeout: int) -> None:
-    """Wait until the job has stopped, or ended: a script may be done when it is told to stop. Raises Failed when it takes too long, or the job has failed.
+    """Wait until the job has stopped, or has ended by itself meanwhile. Raises Failed if it takes too long or the job fails.
 
     What its status says before the operator has seen that it is to stop says nothing of the stop.
     """
@@ -111,7 +111,8 @@ def _until_stopped(job: SiteJob, end: float, timeout: int) -> None:
         if is_true(status, "Failed"):
             raise Failed(f"job {job.name} has failed meanwhile: {condition_of(status, 'Failed')['message']}")
         if is_true(status, "Complete"):
-            return put(f"{job.name}: complete meanwhile, so it doesn't go on: {condition_of(status, 'Complete')['message']}")
+            put(f"{job.name}: complete meanwhile, so it doesn't go on: {condition_of(status, 'Complete')['message']}")
+            return
         if time.monotonic() > end:
             raise Failed(
                 f"job {job.name} has not stopped within {timeout} s: {message or 'its status says nothing'}; the request to stop stays"

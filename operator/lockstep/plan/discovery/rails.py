@@ -76,6 +76,11 @@ def nic_resources(nodes: Sequence[Object], stated: Collection[str] = ()) -> list
     return sorted(names, key=natural)
 
 
+def rdma_resources(nodes: Sequence[Object]) -> list[str]:
+    """Those of them whose names speak of RDMA."""
+    return [name for name in nic_resources(nodes) if speaks_of_rdma(name)]
+
+
 def find_rails(facts: ClusterFacts, nodes: Sequence[Object]) -> list[FoundRail]:
     """Every network with a counted device, in the order of the names, then resources that need none. Without a view of nodes, networks that name their resource.
 
@@ -140,17 +145,17 @@ def _why_alone(resource: str, probes: Sequence[ProbeFacts]) -> str:
 
 
 def _fewest(resource: str, nodes: Sequence[Object]) -> int:
-    """Number of it on the node with the fewest, of those that have some; one for each rail where no node is seen."""
-    return int(min((count for node in nodes if (count := allocatable(node, resource))), default=RAILS_MAX))
+    """Number of it on the node with the fewest, of those that have some; 0 where none is seen."""
+    return int(min((count for node in nodes if (count := allocatable(node, resource))), default=0))
 
 
 def _nics(rail: FoundRail, rails: Sequence[FoundRail], nodes: Sequence[Object], gpus: int, facts: ClusterFacts) -> int:
     """NICs that one pod takes by this rail: one, or all of a node where no other rail is left and their number suits the GPUs."""
-    others = [name for name in nic_resources(nodes, [rail.resource]) if name != rail.resource and speaks_of_rdma(name)]
+    others = set(rdma_resources(nodes)) - {rail.resource}
     if len(rails) > 1 or others or is_shared(rail.resource):
         return 1
     of_each = max((int(policy["spec"].get("numVfs") or 1) for policy in sriov_policies(rail.resource, facts)), default=1)
-    nics = _fewest(rail.resource, nodes) // of_each
+    nics = (_fewest(rail.resource, nodes) or RAILS_MAX) // of_each
     suits = rail.resource == EFA or (nics and gpus and (nics in (gpus, 2 * gpus) or gpus % nics == 0))
     return min(nics, RAILS_MAX) if suits else 1
 
@@ -161,7 +166,7 @@ def rdma_entries(facts: ClusterFacts, groups: Sequence[Group]) -> Iterator[Entry
     candidates = find_rails(facts, nodes)
     rails: list[FoundRail] = []
     for rail in (one for one in candidates if one.is_rdma):
-        if sum(one.resource == rail.resource for one in rails) < _fewest(rail.resource, nodes):
+        if sum(one.resource == rail.resource for one in rails) < (_fewest(rail.resource, nodes) or RAILS_MAX):
             rails.append(rail)
     if not rails:
         yield from _no_rails(facts, candidates, nodes)
@@ -189,7 +194,7 @@ def rdma_entries(facts: ClusterFacts, groups: Sequence[Group]) -> Iterator[Entry
 
 
 def _no_rails(facts: ClusterFacts, candidates: Sequence[FoundRail], nodes: Sequence[Object]) -> Iterator[Entry]:
-    networks, unused = facts.list("NetworkAttachmentDefinition"), [name for name in nic_resources(nodes) if speaks_of_rdma(name)]
+    networks, unused = facts.list(NETWORK), rdma_resources(nodes)
     hcas = sorted({name for probe in facts.probes for name in probe.hcas})
     evidence = [f"{rail.name} with {rail.resource}: {rail.why}" for rail in candidates]
     evidence += [f"nodes have {name}, which no network seen here uses" for name in unused]
@@ -216,7 +221,7 @@ def _rails(facts: ClusterFacts, nics: Mapping[FoundRail, int], nodes: Sequence[O
     for rail, count in nics.items():
         without = [host(node) for node in nodes if not allocatable(node, rail.resource)]
         lacking = f"; not on {listed(without)}" if without else ""
-        fewest = min((allocatable(node, rail.resource) for node in nodes if host(node) not in without), default=0)
+        fewest = _fewest(rail.resource, nodes)
         more = fewest > count and not is_shared(rail.resource)
         several = f"; nodes have {fewest} of it: one entry like this for each that a pod is to have" if more else ""
         network = {} if rail.network is None else {"network": rail.network.of(facts.namespace)}

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from lockstep.api.cluster import TrainingClusterSpec
 from lockstep.plan.cluster.facts import ClusterFacts
 from lockstep.plan.cluster.finding import Finding, note, warning
-from lockstep.plan.cluster.railnetworks import mtu_of, speaks_of_rdma
+from lockstep.plan.cluster.railnetworks import mtu_of
 from lockstep.plan.discovery.nodes import accelerators, gpu_groups, host
-from lockstep.plan.discovery.rails import find_rails, nic_resources
+from lockstep.plan.discovery.rails import find_rails, rdma_resources
 from lockstep_spec.words import listed
 
 
@@ -34,7 +34,7 @@ def cluster_hardware(facts: ClusterFacts, spec: TrainingClusterSpec) -> Hardware
     group = next((one for one in gpu_groups(facts) if not named or named & set(map(host, one.nodes))), None)
     nodes = group.nodes if group else facts.list("Node").items
     rails = [rail for rail in find_rails(facts, nodes) if rail.is_rdma]
-    rdma = {resource: f"nodes have {resource}" for resource in nic_resources(nodes) if speaks_of_rdma(resource)}
+    rdma = {resource: f"nodes have {resource}" for resource in rdma_resources(nodes)}
     rdma |= {rail.resource: f"network {rail.network.name} has {rail.resource}" for rail in rails if rail.network is not None}
     if not rdma:
         rdma = {probe.node: f"node {probe.node} has {', '.join(probe.hcas)}" for probe in facts.probes if probe.hcas}

@@ -58,7 +58,7 @@ from lockstep_spec.words import printable_line
 
 PROGRESS_SECONDS = 15.0
 LAST_LINES = 20
-NOTE_CHARACTERS = 256
+_NOTE_CHARACTERS = 256
 _WORD = re.compile(r"[\w.:+-]{0,64}", re.ASCII)
 _READ = frozenset({ConditionType.PROGRESSING, ConditionType.COMPLETE, ConditionType.FAILED})
 SETTLE_SECONDS = 2.0
@@ -409,14 +409,10 @@ def smaller_statuses(status: Object, refusal: str) -> tuple[Object, Object]:
 
     State, reasons and counts stay. The conditions that people read say that something is missing, and why.
     """
-    conditions, note = status["conditions"], f"StatusRefused: {refusal}"[:NOTE_CHARACTERS]
-    short = {**_without_lists(status), "conditions": [{**one, "message": _noted(one, f"{one['message']}; {note}")} for one in conditions]}
-    silent = {**_without_words(short), "conditions": [{**one, "message": _noted({**one, "message": ""}, note)} for one in conditions]}
-    return short, silent
-
-
-def _noted(condition: Object, words: str) -> str:
-    return words[:LONG_TEXT_MAX] if condition["type"] in _READ else str(condition["message"])
+    note, others, conditions = f"StatusRefused: {refusal}"[:_NOTE_CHARACTERS], _without_lists(status), status["conditions"]
+    noted = [{**one, "message": f"{one['message']}; {note}"[:LONG_TEXT_MAX]} if one["type"] in _READ else one for one in conditions]
+    silent = [{**one, "message": note if one["type"] in _READ else ""} for one in conditions]
+    return {**others, "conditions": noted}, {**_without_words(others), "conditions": silent}
 
 
 def _without_lists(part: Object) -> Object:

@@ -16,7 +16,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from lockstep_spec.kernel import file_words, folder_names, rdma_ports
+from lockstep_spec.kernel import file_words, folder_names, gigabits, rdma_ports
 
 PORTS_MAX, GPUS_MAX, TEXT_MAX = 64, 64, 200
 SIOCGIFADDR, SIOCGIFNETMASK, SIOCGIFMTU, SIOCETHTOOL, GET_DRIVER = 0x8915, 0x891B, 0x8921, 0x8946, 0x3
@@ -66,10 +66,8 @@ def _hcas(root: Path) -> list[Json]:
     ports = []
     for port in rdma_ports(root):
         if port.state == "ACTIVE" and port.openable:
-            rate = re.match(r"([0-9.]+) Gb/sec", port.rate)
-            gbs = float(rate[1]) if rate else None
             bus = _bus(port.folder.parents[1] / "device")
-            ports.append({"device": port.device, "port": port.port, "gbs": gbs, "layer": port.link_layer, **bus})
+            ports.append({"device": port.device, "port": port.port, "gbs": gigabits(port.rate), "layer": port.link_layer, **bus})
     return ports
 
 

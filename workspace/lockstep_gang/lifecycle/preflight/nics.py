@@ -9,7 +9,7 @@ from lockstep_gang.contract.fabric import are_whole_names
 from lockstep_gang.contract.preflight import ExpectedRdma, Finding, HcaFacts, is_link_local
 from lockstep_gang.lifecycle.preflight.nodes import NodeAnswers, Told, findings_of, odd
 from lockstep_spec.choices import Severity
-from lockstep_spec.kernel import LOCKED_BYTES_ENOUGH, LOCKED_BYTES_FAILING
+from lockstep_spec.kernel import LOCKED_BYTES_ENOUGH, LOCKED_BYTES_FAILING, gigabits
 from lockstep_spec.words import binary_size, clauses, listed, number_of
 
 _SLOW_FIX = "look at that NIC's cable and settings: the slowest one sets the speed of all"
@@ -74,9 +74,9 @@ def hcas(nodes: NodeAnswers) -> Iterator[Finding]:
     fit = [devices for devices in found if devices.node not in {node for node, *_ in lacking}]
     most = max((len(devices.usable) for devices in fit), default=0)
     strange = [told for devices in fit for told in (*_fewer(nodes, devices, most), *_mixed(nodes, devices))]
-    nameless = {(devices.node, hca.device) for devices in found for hca in devices.ports if hca.no_guid and hca.link_layer != "Unknown"}
-    closed = {(devices.node, device) for devices in found for device in devices.closed}
-    strange += [(node, device, "no GUID: <> on {}", _GUID_FIX) for node, device in sorted(nameless - closed)]
+    open_ports = {(devices.node, hca) for devices in found for hca in devices.ports if hca.device not in devices.closed}
+    nameless = {(node, hca.device) for node, hca in open_ports if hca.no_guid and hca.link_layer != "Unknown"}
+    strange += [(node, device, "no GUID: <> on {}", _GUID_FIX) for node, device in sorted(nameless)]
     yield from findings_of(nodes, "hcas", Severity.WARNING, strange)
 
 
@@ -133,7 +133,7 @@ def _fits(stated: str, hca: HcaFacts, expected: ExpectedRdma) -> bool:
 def rates(nodes: NodeAnswers) -> Iterator[Finding]:
     """Find ports that are slower than the cluster says, then devices whose rate or link layer differs between nodes, where nothing was found yet."""
     stated, ports = nodes.rdma.rate, [(devices.node, hca) for devices in _devices(nodes) for hca in devices.active]
-    slow = [(node, hca) for node, hca in ports if stated is not None and (_gigabits(hca.rate) or stated) < stated]
+    slow = [(node, hca) for node, hca in ports if stated is not None and (gigabits(hca.rate) or stated) < stated]
     less = f"<> on {{}} at %s, the cluster says {stated}"
     told = [(node, f"port {hca.port} of {hca.device}", less % hca.rate, _SLOW_FIX) for node, hca in slow]
     for device in sorted({hca.device for _, hca in ports}):
@@ -141,14 +141,6 @@ def rates(nodes: NodeAnswers) -> Iterator[Finding]:
         unlike = [one for one in odd(kinds) if not any((one[0], device) == (node, hca.device) for node, hca in slow)]
         told += [(node, device, f"<> on {{}}: {own}; on other nodes {common}", _SLOW_FIX) for node, own, common in unlike]
     yield from findings_of(nodes, "rates", Severity.WARNING, told)
-
-
-def _gigabits(rate: str) -> float | None:
-    """Gb/s in sysfs' "400 Gb/sec (4X NDR)"."""
-    try:
-        return float(rate.partition(" ")[0])
-    except ValueError:
-        return None
 
 
 def gids(nodes: NodeAnswers) -> Iterator[Finding]:
