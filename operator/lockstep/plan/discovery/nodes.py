@@ -53,7 +53,7 @@ def gpu_groups(facts: ClusterFacts) -> list[Group]:
 
 
 def gpus_of(node: Object) -> tuple[int, str]:
-    """GPUs of a node that ranks of one job can have, and why they are fewer than what it counts; '' where they aren't."""
+    """Count the GPUs of a node that ranks of one job can have; say why they are fewer than what it counts, or ''."""
     slots = int(allocatable(node, GPU_RESOURCE))
     physical, replicas = (int(text) if (text := str(labels(node).get(key, ""))).isdecimal() else 0 for key in (GPU_COUNT, REPLICAS))
     if "-MIG-" in str(labels(node).get(PRODUCT, "")):
@@ -64,7 +64,7 @@ def gpus_of(node: Object) -> tuple[int, str]:
 
 
 def accelerators(nodes: Sequence[Object]) -> dict[str, str]:
-    """Accelerators that Lockstep doesn't use → where they are."""
+    """Map accelerators that Lockstep doesn't use to where they are."""
     where: dict[str, list[str]] = defaultdict(list)
     for node in nodes:
         for resource in node.get("status", {}).get("allocatable", {}):

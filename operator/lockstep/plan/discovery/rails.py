@@ -77,7 +77,7 @@ def nic_resources(nodes: Sequence[Object], stated: Collection[str] = ()) -> list
 
 
 def rdma_resources(nodes: Sequence[Object]) -> list[str]:
-    """Those of them whose names speak of RDMA."""
+    """List the extended resources of these nodes whose names speak of RDMA."""
     return [name for name in nic_resources(nodes) if speaks_of_rdma(name)]
 
 
@@ -145,12 +145,12 @@ def _why_alone(resource: str, probes: Sequence[ProbeFacts]) -> str:
 
 
 def _fewest(resource: str, nodes: Sequence[Object]) -> int:
-    """Number of it on the node with the fewest, of those that have some; 0 where none is seen."""
+    """Count the resource on the node with the fewest, of those that have some; 0 where none is seen."""
     return int(min((count for node in nodes if (count := allocatable(node, resource))), default=0))
 
 
 def _nics(rail: FoundRail, rails: Sequence[FoundRail], nodes: Sequence[Object], gpus: int, facts: ClusterFacts) -> int:
-    """NICs that one pod takes by this rail: one, or all of a node where no other rail is left and their number suits the GPUs."""
+    """Count the NICs that one pod takes by this rail: one, or all of a node where no other rail is left and their number suits the GPUs."""
     others = set(rdma_resources(nodes)) - {rail.resource}
     if len(rails) > 1 or others or is_shared(rail.resource):
         return 1

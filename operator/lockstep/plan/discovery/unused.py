@@ -29,7 +29,7 @@ class Hardware:
 
 
 def cluster_hardware(facts: ClusterFacts, spec: TrainingClusterSpec) -> Hardware:
-    """Hardware of the nodes that the file names, else of the largest group with GPUs."""
+    """Collect the hardware of the nodes that the file names, else of the largest group with GPUs."""
     named = set(spec.nodes.gpu_nodes)
     group = next((one for one in gpu_groups(facts) if not named or named & set(map(host, one.nodes))), None)
     nodes = group.nodes if group else facts.list("Node").items
@@ -43,7 +43,7 @@ def cluster_hardware(facts: ClusterFacts, spec: TrainingClusterSpec) -> Hardware
 
 
 def unused(spec: TrainingClusterSpec, hardware: Hardware) -> Iterator[Finding]:
-    """Findings about hardware that the file doesn't use."""
+    """Find hardware that the file doesn't use."""
     rdma, stated = spec.network.rdma, {rail.resource for rail in spec.network.rdma.rails}
     left = [words for name, words in hardware.rdma.items() if name not in stated]
     if left and not rdma.enabled:

@@ -64,7 +64,7 @@ def host_findings(looks: Sequence[HostLook], cluster: HostsCluster, name: str, a
 
 
 def hosts_hardware(looks: Sequence[HostLook]) -> Hardware:
-    """Hardware of hosts that a file may leave unused: RDMA needs two ends."""
+    """Collect the hardware of hosts that a file may leave unused: RDMA needs two ends."""
     names = [look.name for look in looks if look.condition is not None and look.condition.has_rdma]
     return Hardware({"hosts": f"{listed(names)} have RDMA devices"} if len(names) > 1 else {})
 

@@ -103,7 +103,7 @@ def worst_fault(rank: RankFabric) -> NcclFault | None:
 
 
 def fault_words(fault: NcclFault) -> str:
-    """NCCL's own words, with their meaning where the kernel's error alone stands for it."""
+    """Return NCCL's own words, with their meaning where the kernel's error alone stands for it."""
     unreachable = "ibv_modify_qp" in fault.text and ("Network is unreachable" in fault.text or "No route to host" in fault.text)
     return f"{fault.text} (the subnets of the two NICs have no route to each other)" if unreachable else fault.text
 

@@ -197,7 +197,7 @@ def preflight_failure(preflight: Preflight) -> Failure | None:
 
 
 def doubts(preflight: Preflight) -> tuple[str, ...]:
-    """Warnings of the last preflight that may be why NCCL finds no RDMA device."""
+    """List the warnings of the last preflight that may be why NCCL finds no RDMA device."""
     findings = preflight.result.findings if preflight.result is not None else ()
     return tuple(finding.message for finding in findings if finding.check in ("hcas", "gids", "lockedMemory"))
 
