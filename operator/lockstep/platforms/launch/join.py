@@ -114,6 +114,7 @@ class _Join:
 
     async def _stop_when_told(self, received: asyncio.Queue[signal.Signals]) -> int:
         """Return at once while nothing runs here; else the agent's end counts."""
+        is_first = True
         while True:
             await received.get()
             if self._agent is None:
@@ -121,9 +122,9 @@ class _Join:
                 return INTERRUPTED
             if not self._is_stopped:
                 tell("", "lockstep: stopping, the ranks save first (Ctrl-C again: at once)")
-            if self._is_stopped or not self._request.signals_all:
+            if not (is_first and self._request.signals_all):  # (what signals all has signaled the agent, too: a second one ends its save)
                 self._agent.tell()
-            self._is_stopped = True
+            is_first, self._is_stopped = False, True
 
     async def _to_the_end(self) -> int:
         """Wait for the end of the agent whose end counts: not one that another launch's has replaced. One that is killed is started again."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import pty
 import re
@@ -334,16 +335,22 @@ def test_one_command_on_every_node_under_a_starter(variables: list[dict[str, str
     assert "this machine is node 1 of 2" in typed[1].output
 
 
-def test_a_starter_that_signals_every_process_still_lets_ranks_save(machines: list[Machine]) -> None:
+@pytest.mark.parametrize("launch_first", [False, True])
+def test_a_starter_that_signals_every_process_still_lets_ranks_save(launch_first: bool, machines: list[Machine]) -> None:
     launch = Launch(machines[0])
     shared = str(machines[0].folder / "shared-token")
     words = ("launch", "--node", "auto", "--at", launch.place, "-f", str(launch.job), "--token-file", shared)
     typed = [machine.type(*words, SLURM_NODEID=str(n), SLURM_STEP_NUM_NODES="2", SLURM_LOCALID="0") for n, machine in enumerate(machines)]
     typed[0].sees("rank 0 of 2")
     typed[1].sees("rank 1 of 2")
-    for pid in own_and_descendants([one.process.pid for one in typed]):
-        with contextlib.suppress(ProcessLookupError):  # an earlier one's end was this one's
-            os.kill(pid, signal.SIGTERM)
+    started = [own_and_descendants([one.process.pid]) for one in typed]
+    if launch_first:
+        os.kill(typed[0].process.pid, signal.SIGTERM)
+        typed[1].sees("the launch was stopped, the ranks save first")
+    for pid in itertools.chain(*started):
+        if not (launch_first and pid == typed[0].process.pid):
+            with contextlib.suppress(ProcessLookupError):  # an earlier one's end was this one's
+                os.kill(pid, signal.SIGTERM)
     assert [one.ends() for one in typed] == [130, 130], [one.output for one in typed]
     assert machines[0].has("saved-0")
     assert machines[1].has("saved-1")
