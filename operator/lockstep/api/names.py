@@ -120,9 +120,12 @@ def node_index(pod: str) -> int:
     return int(number) if number.isdecimal() else -1
 
 
-def node_address(job: str, namespace: str, node: int) -> str:
-    """The pod's DNS name, resolvable before it is Ready (the Service publishes not-ready addresses)."""
-    return f"{pod_name(job, node)}.{service_name(job)}.{namespace}.svc"
+def node_address(job: str, node: int) -> str:
+    """The pod's DNS name within its namespace, resolvable before it is Ready (the Service publishes not-ready addresses).
+
+    The pod's search domain appends the namespace: a name that has it already becomes longer than the 253 characters of a DNS name.
+    """
+    return f"{pod_name(job, node)}.{service_name(job)}"
 
 
 def app_label(job: str) -> str:

@@ -184,7 +184,7 @@ def _own(resolved: Resolved) -> dict[str, dict[str, Any]]:
         "NODE_RANK": {"valueFrom": _INDEX},
         "NNODES": {"value": str(resolved.nodes)},
         "GPUS_PER_NODE": {"value": str(resolved.gpus_per_node)},
-        "MASTER_ADDR": {"value": names.node_address(resolved.name, resolved.namespace, 0)},
+        "MASTER_ADDR": {"value": names.node_address(resolved.name, 0)},
         "MASTER_PORT": {"value": str(names.MASTER_PORT)},
     }
     if resolved.job.spec.type is JobType.INTERACTIVE:

@@ -60,7 +60,7 @@ class Placement:
 def pod_placement(resolved: Resolved, report: ReportTarget | None) -> Placement:
     """Placement in pods: DNS names, mounted files, and agents that idle after the end until SIGTERM."""
     return Placement(
-        addresses=tuple(names.node_address(resolved.name, resolved.namespace, node) for node in range(resolved.nodes)),
+        addresses=tuple(names.node_address(resolved.name, node) for node in range(resolved.nodes)),
         run_dir=join(names.WORKSPACE, "runs", resolved.name),
         key_file=join(names.KEY_FOLDER, names.KEY_KEY),
         when_done=WhenDone.WAIT,

@@ -94,8 +94,8 @@ def test_shells_pods_and_files_are_as_the_page_says(jobs: Jobs, environment: str
     shown = in_pod(kubectl, jobs, 1, "sh", "-c", "echo $NODE_RANK $WORLD_SIZE $NNODES $MASTER_ADDR; cat /workspace/hostfile").stdout.split(
         "\n"
     )
-    assert shown[0] == f"1 2 2 {ENV}-0.{ENV}-headless.{jobs.namespace}.svc"
-    assert shown[1:3] == [f"{ENV}-{node}.{ENV}-headless.{jobs.namespace}.svc slots=1" for node in (0, 1)]
+    assert shown[0] == f"1 2 2 {ENV}-0.{ENV}-headless"
+    assert shown[1:3] == [f"{ENV}-{node}.{ENV}-headless slots=1" for node in (0, 1)]
     assert "export RANK=1" in typed(kubectl, jobs, 1, "env").stdout
     assert len(kubectl("get", "pods", "-n", jobs.namespace, "-l", f"app={ENV}-multi", "-o", "name").stdout.split()) == 2
 
@@ -144,7 +144,7 @@ def test_kubectl_scale_gives_the_environment_another_number_of_nodes(jobs: Jobs,
         jobs.until_condition(ENV, "Progressing", "True", "Ready")
 
     scaled(1)
-    assert in_pod(kubectl, jobs, 0, "cat", "/workspace/hostfile").stdout == f"{ENV}-0.{ENV}-headless.{jobs.namespace}.svc slots=1\n"
+    assert in_pod(kubectl, jobs, 0, "cat", "/workspace/hostfile").stdout == f"{ENV}-0.{ENV}-headless slots=1\n"
     ended = typed(kubectl, jobs, 0, "run", "/scripts/who.py")
     assert (ended.returncode, [line for line in ended.stdout.splitlines() if "I am" in line]) == (0, ["[rank 0] I am 0 of 1"]), ended.stderr
     scaled(2)

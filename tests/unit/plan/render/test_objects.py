@@ -98,7 +98,7 @@ def test_the_run_is_what_the_agents_parse() -> None:
     resolved = resolve(job(nodes=3, ranksPerNode=2), profile(), PlatformDefaults(namespace="team", uid="u-1"))
     run = parse_run(freeze(resolved, CONTEXT).run)
     assert (run.job.name, run.job.namespace, run.job.uid) == ("x", "team", "u-1")
-    assert run.addresses == tuple(f"x-{node}.x-headless.team.svc" for node in range(3))
+    assert run.addresses == tuple(f"x-{node}.x-headless" for node in range(3))
     assert (run.world_size, run.gpus_per_node, run.when_done, run.run_dir) == (6, 0, WhenDone.WAIT, "/workspace/runs/x")
     assert run.training is not None
     assert run.training["optimization"]["learningRate"] == "2e-4"

@@ -15,6 +15,8 @@ from golden.plan_strategies import jobs, profiles
 from lockstep.api.cluster import TrainingCluster
 from lockstep.api.files.yamltext import dump_all_yaml
 from lockstep.api.job import TrainingJob
+from lockstep.api.model import DNS_NAME_MAX
+from lockstep.api.names import NODES_MAX
 from lockstep.plan.diff import changes
 from lockstep.plan.render.objects import render
 from lockstep.plan.render.resolve import resolve
@@ -71,3 +73,14 @@ def test_names_are_valid_and_bounded(name: str, nodes: int) -> None:
 def test_the_longest_name_leaves_room_for_what_kubernetes_appends(length: int) -> None:
     revision = f"{'x' * length}-{'0' * 10}"  # the pod label controller-revision-hash of a StatefulSet
     assert (len(revision) <= 63) is (length <= JOB_NAME_MAX)
+
+
+def test_a_node_s_address_fits_into_a_dns_name_with_the_search_domain_of_the_longest_namespace() -> None:
+    longest = TrainingJob.model_validate(
+        {"metadata": {"name": "x" * JOB_NAME_MAX}, "spec": {"nodes": NODES_MAX, "script": {"path": "a.py"}}}
+    )
+    namespace = "n" * 63
+    here = PlatformDefaults(image="trainer:1", namespace=namespace)
+    objects = render(resolve(longest, TrainingCluster.model_validate({"metadata": {"name": "p"}, "spec": {}}), here), CONTEXT)
+    run = parse_run(next(item["data"]["run.json"] for item in objects if item["kind"] == "ConfigMap"))
+    assert max(len(f"{address}.{namespace}.svc.cluster.local") for address in run.addresses) <= DNS_NAME_MAX
