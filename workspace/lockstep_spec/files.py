@@ -12,6 +12,8 @@ import os
 import stat
 from pathlib import Path
 
+from lockstep_spec.words import binary_size
+
 CHUNK_BYTES = 1024 * 1024
 
 
@@ -56,3 +58,24 @@ def sync_directory(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def why_unwritten(error: OSError, path: Path) -> str:
+    """Return the system's words, and for a lack of room which file system lacks bytes or inodes, or that a quota is used up."""
+    words = error.strerror or str(error)
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return words
+    try:
+        while not path.exists():
+            path = path.parent
+        room = os.statvfs(path)
+        while not path.is_mount():
+            path = path.parent
+    except OSError:
+        return words
+    if error.errno == errno.EDQUOT:
+        return f"{words}: a quota of its user, group or project on the file system {path}: raise it, or remove files"
+    if room.f_files and not room.f_favail:
+        return f"{words}: the file system {path} has no inodes left, of {room.f_files}: remove files there, however small"
+    free = f"{binary_size(room.f_bavail * room.f_frsize)} of {binary_size(room.f_blocks * room.f_frsize)}"
+    return f"{words}: the file system {path} has {free} left: make room there, or enlarge it"

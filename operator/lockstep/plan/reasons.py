@@ -58,6 +58,7 @@ class Reason(StrEnum):
     IDLE = "Idle"
     NO_REPORT = "NoReport"
     NODE_NOT_HEARD = "NodeNotHeard"
+    RECORD_UNWRITTEN = "RecordUnwritten"
     UNREACHABLE = "Unreachable"
     HOST_AWAY = "HostAway"
     AGENT_ENDED = "AgentEnded"

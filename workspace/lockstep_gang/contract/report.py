@@ -95,6 +95,16 @@ class FailedSaves:
     count: int
 
 
+@dataclass(frozen=True)
+class Unwritten:
+    """The job's record that node 0 can't write. Nothing starts or ends before it is written."""
+
+    problem: str
+    """Sentence about what can't be written where, and why."""
+    since: str
+    """Time when the first try failed, RFC 3339."""
+
+
 class Cause(Choice):
     """The kind of a failure: whether starting again may help, and who must act."""
 
@@ -156,6 +166,8 @@ class Restart:
     else the failure. Null: as `failed`."""
 
 
+UNREPORTED = "attempt {} ended without a report"
+"""Beginning of a failure's message whose coordinator ended before it wrote one down."""
 HISTORY = 10
 """Restarts remembered."""
 
@@ -275,6 +287,8 @@ class Report:
     """Nodes that are not heard though their connections are there, and why, in a sentence."""
     failed_saves: FailedSaves | None = None
     """Null: the newest save was committed, or there was none."""
+    unwritten: Unwritten | None = None
+    """Null: nothing waits for the record. While something does, `failure` and `history` have the failure that isn't in it yet."""
     format: str = REPORT_FORMAT
 
 

@@ -12,8 +12,9 @@ from functools import partial
 from lockstep_gang.contract.interactive import Printed
 from lockstep_gang.contract.messages import AgentMessage, Exited, Hello, Pong, StopMode
 from lockstep_gang.contract.reply import Reply
-from lockstep_gang.contract.report import State
+from lockstep_gang.contract.report import State, Unwritten
 from lockstep_gang.contract.run import Run
+from lockstep_gang.contract.times import stamp
 from lockstep_gang.contract.trouble import Trouble
 from lockstep_gang.coordinator.channel import Channel
 from lockstep_gang.coordinator.channels import Channels, RunOutput
@@ -302,23 +303,28 @@ class Coordinator:
         try:
             await asyncio.wait([writing], timeout=SLOW_SECONDS)
             if not writing.done():
-                self._have_trouble(self._ledger.silence(SLOW_SECONDS))
+                self._have_trouble(self._ledger.silence(SLOW_SECONDS), decision)
             await writing
         except (ContractError, OSError) as error:
             self._retry_at = self._now() + STORAGE_RETRY_SECONDS
-            self._have_trouble(self._ledger.trouble(error))
+            self._have_trouble(self._ledger.trouble(error), decision)
         else:
             if decision is not None:
-                self._carry_out(replace(decision, gang=replace(decision.gang, trouble=None)))
+                self._carry_out(replace(decision, gang=replace(decision.gang, unwritten=None, untold=None)))
         if decision is None:
-            self._be(replace(self.gang, trouble=None))
+            self._be(replace(self.gang, unwritten=None, untold=None))
         self._recording = None
         self._advance()
 
-    def _have_trouble(self, trouble: str) -> None:
-        if trouble != self.gang.trouble:
+    def _have_trouble(self, trouble: str, decision: Decision | None) -> None:
+        before = self.gang.unwritten
+        if before is None or trouble != before.problem:
             self._say(trouble)
-            self._be(replace(self.gang, trouble=trouble))
+            since = stamp(self._now()) if before is None else before.since
+            after = decision.gang if decision is not None else self.gang
+            failed = after.failure if decision is not None and (decision.close == "Failed" or after.phase is Phase.ENDED) else None
+            untold = (failed, after.history) if failed is not None else None
+            self._be(replace(self.gang, unwritten=Unwritten(trouble, since), untold=untold))
 
     def _end_with(self, recording: asyncio.Future[None]) -> None:
         """End the coordinator by an error of its recording that must not happen, as elsewhere."""

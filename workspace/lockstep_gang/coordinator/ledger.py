@@ -5,16 +5,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.times import stamp
-from lockstep_gang.coordinator.records import GoodputRecord, Records, Replaced
+from lockstep_gang.coordinator.records import GoodputRecord, Records
 from lockstep_gang.lifecycle.decide import Decision
 from lockstep_gang.lifecycle.gang import Gang
 from lockstep_gang.lifecycle.goodput import accounted, with_absence
 from lockstep_gang.lifecycle.history import AttemptRecord, begun_records, closed_records, corrected_records, end_record, resume_gang
 from lockstep_gang.lifecycle.preflight.rounds import ends_with_it
 from lockstep_spec.codec import ContractError
+from lockstep_spec.files import why_unwritten
 
 ACCOUNT_SECONDS = 15.0
 """Longest time between two writes, and so of what an ended coordinator knew that the next one books as absence."""
@@ -107,9 +109,8 @@ class Ledger:
 
     def trouble(self, error: ContractError | OSError) -> str:
         """Sentence about a write that failed."""
-        why = error.strerror if isinstance(error, OSError) else error
-        hint = ": is the volume full or read-only?" if isinstance(error, OSError) and not isinstance(error, Replaced) else ""
-        return f"cannot write the job's record under {self._folder} ({why}){hint}"
+        why = why_unwritten(error, Path(self._folder)) if isinstance(error, OSError) else error
+        return f"cannot write the job's record under {self._folder} ({why})"
 
     def silence(self, seconds: float) -> str:
         """Sentence about a write that takes so long."""

@@ -132,7 +132,8 @@ def _start(gang: Gang, run: Run, now: float) -> Decision:
             worked_at=0.0,
             unproven={},
             trainer=None,
-            trouble=None,
+            unwritten=None,
+            untold=None,
         ),
         begin=True,
     )

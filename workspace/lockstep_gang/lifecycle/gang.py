@@ -19,6 +19,7 @@ from lockstep_gang.contract.report import (
     StopReport,
     Straggler,
     TrainerReport,
+    Unwritten,
 )
 from lockstep_gang.contract.run import Run
 from lockstep_gang.lifecycle.fabric.state import FabricState
@@ -307,8 +308,10 @@ class Gang:
     failure: Failure | None = None
     ending: Finish | None = None
     """Order that tells every node of the job's final state."""
-    trouble: str | None = None
-    """Reason why an attempt can't be recorded, so not started."""
+    unwritten: Unwritten | None = None
+    """Reason why an attempt's start or end can't be recorded, so waits."""
+    untold: tuple[Failure, tuple[Restart, ...]] | None = None
+    """The failure that waits for the record, and the history with it: who hears reports must know it, should this process end before."""
     unable: tuple[int, str] | None = None
     """(a node that is here and whose ranks can't run at all, why)"""
     trainer: TrainerReport | None = None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from lockstep_gang.contract.messages import Finish
-from lockstep_gang.contract.report import HISTORY, Cause, CheckpointReport, Failure, Restart, State
+from lockstep_gang.contract.report import HISTORY, UNREPORTED, Cause, CheckpointReport, Failure, Restart, State
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.times import seconds_of, stamp
 from lockstep_gang.lifecycle.budget import TOLD_TO_END, may_start_at, with_failure_charged
@@ -153,7 +153,7 @@ def resume_gang(
         return replace(gang, facts=replace(gang.facts, left=tuple(_node_0_left(last, now, alive_at) for last in own[-1:])))
     if own[-1].outcome is not None and own[-1].restart is not None:  # its end was recorded in full
         return replace(gang, failure=own[-1].restart.failure, not_before=may_start_at(gang, run, now))
-    text = f"attempt {own[-1].attempt} ended without a report: node 0's agent was killed, ran out of memory or lost its node"
+    text = f"{UNREPORTED.format(own[-1].attempt)}: node 0's agent was killed, ran out of memory or lost its node"
     gang = with_failure_charged(replace(gang, worked_at=alive_at), Failure(message=text, node=0, cause=Cause.NODE_LOST), now)
     return replace(gang, not_before=may_start_at(gang, run, now))
 

@@ -18,6 +18,8 @@ from lockstep_spec.words import named
 def summarize(gang: Gang, run: Run, sequence: int = 0, log: tuple[str, ...] = ()) -> Report:
     """The report of this moment."""
     state = state_of(gang)
+    failure = gang.failure if state in (State.BACKING_OFF, State.FAILED) else None
+    failure, history = gang.untold or (failure, gang.history)
     return Report(
         job=run.job,
         pod=f"{run.job.name}-0",
@@ -31,9 +33,10 @@ def summarize(gang: Gang, run: Run, sequence: int = 0, log: tuple[str, ...] = ()
         trainer=gang.trainer,
         checkpoint=gang.checkpoint,
         failed_saves=gang.failed_saves,
-        failure=gang.failure if state in (State.BACKING_OFF, State.FAILED) else None,
+        failure=failure,
         restarts_counted=gang.budget.counted,
-        history=gang.history,
+        history=history,
+        unwritten=gang.unwritten,
         stragglers=gang.stragglers if gang.phase is Phase.ACTIVE else (),
         stop=gang.stopped,
         result=gang.result if state is State.COMPLETE else None,
@@ -62,7 +65,7 @@ def message_of(gang: Gang, run: Run) -> str:
     """One sentence a person can act on."""
     if gang.ending is not None:
         return gang.ending.message
-    trouble = f"; {gang.trouble}" if gang.trouble is not None and gang.phase is not Phase.WAITING else ""
+    trouble = f"; {gang.unwritten.problem}" if gang.unwritten is not None and gang.phase is not Phase.WAITING else ""
     unheard = silences.open_silences_text(gang, run) if gang.phase is not Phase.WAITING else ""
     return _message(gang, run) + (f"; {unheard}" if unheard else "") + trouble
 
@@ -82,14 +85,14 @@ def _message(gang: Gang, run: Run) -> str:
 
 def message_facts(gang: Gang) -> tuple[object, ...]:
     """Values that `message_of` is made of. While they are the same, so is the message, which takes a look at every rank."""
-    where = gang.phase, gang.attempt, gang.stopping, gang.stop_reason, gang.ending, gang.trouble, gang.failure
+    where = gang.phase, gang.attempt, gang.stopping, gang.stop_reason, gang.ending, gang.unwritten, gang.failure
     checks = gang.preflight.stage, gang.preflight.round, gang.preflight.result, gang.session.request, gang.facts.latest
     return *where, *checks, gang.silences, gang.nodes.counts, gang.ranks.counts.missing, gang.ranks.counts.ready, len(gang.ranks.ended)
 
 
 def _waiting_for(gang: Gang, run: Run) -> str:
-    if gang.trouble is not None:
-        return gang.trouble
+    if gang.unwritten is not None:
+        return gang.unwritten.problem
     missing = absent_nodes(gang) or [index for index, node in enumerate(gang.nodes) if node.connected and node.stuck]
     after = f", after {gang.failure.message}" if gang.failure is not None else ""
     if missing:

@@ -16,7 +16,7 @@ from lockstep.plan.observed import Observed, ReceivedReport
 from lockstep.plan.pages.remedies import Step, advice
 from lockstep.plan.pages.why import Where
 from lockstep.plan.reasons import Reason
-from lockstep.plan.reconcile.conditions import SILENT_SECONDS, Ending, Fact, View, facts, preflight_stops, with_times
+from lockstep.plan.reconcile.conditions import SILENT_SECONDS, Ending, Fact, View, facts, preflight_stops, unwritten_words, with_times
 from lockstep.plan.reconcile.interactive import running_words
 from lockstep.plan.reconcile.status import fitted, reported_parts
 from lockstep.plan.times import timestamp
@@ -279,6 +279,8 @@ def _running(seen: Seen, view: View, restarting: Fact) -> Fact:  # noqa: PLR0911
         return Fact(UNKNOWN, Reason.NO_REPORT, f"node 0 has not reported for {duration(view.now - _heard(view))}; its agent runs{away}")
     if seen.problems and report.state is not State.RUNNING:
         return Fact(FALSE, Reason.HOST_AWAY, f"{'; '.join(seen.problems.values())}; the job goes on when it is back")
+    if report.unwritten is not None:
+        return Fact(FALSE, Reason.RECORD_UNWRITTEN, unwritten_words(report, report.unwritten))
     if report.unheard:
         return Fact(UNKNOWN, Reason.NODE_NOT_HEARD, report.unheard)
     if restarting.status is TRUE:

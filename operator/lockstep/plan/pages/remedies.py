@@ -198,9 +198,14 @@ REMEDIES: Mapping[str, tuple[Remedy, ...]] = {
     # Progressing
     Reason.NO_REPORT: (Remedy("kubectl logs {pod} -n {namespace} --tail 50", "shows what node 0 says; it runs on without the operator"),),
     Reason.NODE_NOT_HEARD: (Remedy(f"kubectl get pods -n {{namespace}} -l {LABEL_JOB}={{job}} -o wide", "shows the Nodes of the pods that can't talk to each other"),),
+    Reason.RECORD_UNWRITTEN: (
+        Remedy("kubectl exec {pod} -n {namespace} -- df -i /workspace", "shows how many inodes the volume has left: remove files, of small ones many", r"^[^;]*no inodes"),
+        Remedy("kubectl get events -n {namespace} --field-selector involvedObject.name={pod}", "shows what the cluster says about the volume; if it is lost, mend it, and delete the pod to mount it anew", r"^[^;]*(?:Input/output|Stale|No such device|not connected|Read-only|doesn't answer)"),
+        Remedy("kubectl exec {pod} -n {namespace} -- df -h /workspace", "shows what room the volume has: make room, or enlarge its claim"),
+    ),
     # Others
     Reason.SLOW_RANK: (Remedy("lockstep top {job} -n {namespace}", "shows each rank beside the others"),),
-    Reason.SAVE_FAILED: (Remedy("kubectl exec {pod} -n {namespace} -- df -h /workspace", "shows what room the volume has"),),
+    Reason.SAVE_FAILED: (Remedy("kubectl exec {pod} -n {namespace} -- df -i /workspace", "shows how many inodes the volume has left: remove files, of small ones many", r"no inodes"), Remedy("kubectl exec {pod} -n {namespace} -- df -h /workspace", "shows what room the volume has"),),
     # Failed
     Reason.RANKS_FAILED: (Remedy("lockstep retry {job} -n {namespace}", "again from the last checkpoint"),),
     Reason.START_TIMEOUT: (Remedy("lockstep retry {job} -n {namespace}", "once what kept node 0 from starting is fixed; it takes what spec says then"),),
@@ -238,7 +243,7 @@ HELP_BY_CAUSE = {
     "OutOfMemory": "use less memory: a smaller microBatchSize (the global batch stays), a shorter maxLength, or more nodes",
     HOST_MEMORY: "the node's own memory, not the GPU's: raise resources.limits.memory of the TrainingCluster, or take fewer ranks a node, fewer data loader workers or a smaller offload",
     "Fabric": "ranks lost their connections: check the fabric and the node that is named",
-    "Storage": "the volume is full, failed, or may not be written: first make room on it, or fix what the message names",
+    "Storage": "a file system is full, failed, or may not be written: first make room where the message says, or fix what it names",
     "NodeLost": "a node was lost: make another one available",
     "Preempted": "the pods were preempted: they start again when there is room",
     "Hang": "the stacks of all ranks: lockstep cp {job}:runs/{job}/logs stacks {place}, or the bundle below",
@@ -296,7 +301,7 @@ def next_steps(observed: Observed, state: str, *, held: bool, message: str = "",
 def _remedies(observed: Observed, state: str, message: str) -> Iterator[Step]:
     """Steps that its conditions ask for; first of the one that keeps it from running."""
     accepted, progressing = condition(observed.status, "Accepted"), condition(observed.status, "Progressing")
-    if state in ("Waiting", "NodeNotHeard") or (state == "Restarting" and progressing.get("status") == "False"):
+    if state in ("Waiting", "NodeNotHeard", "RecordUnwritten") or (state == "Restarting" and progressing.get("status") == "False"):
         yield from _remedy(observed, progressing, message)
     if accepted.get("status") == "False" or accepted.get("reason") == Reason.CHANGE_PENDING:
         yield from _remedy(observed, accepted, message if state == "Refused" else "")
@@ -325,6 +330,7 @@ def _steps(observed: Observed, state: str, *, held: bool) -> tuple[Step, ...]:
         "Running": (Step(f"lockstep logs {job} {place} -f", "follow it"), *_ask_ranks(observed), *_stop_run(observed)),
         "Restarting": (Step(f"lockstep logs {job} {place} -f", "follow the restart"), bundle),
         "NodeNotHeard": (bundle,),
+        "RecordUnwritten": (bundle,),
         "Silent": (
             Step(f"kubectl logs {pod_name(job, 0)} {place} --tail 50", "shows what node 0 says; it runs on without the operator"),
             bundle,

@@ -32,6 +32,7 @@ class Where(StrEnum):
     RUNNING = "Running"
     RESTARTING = "Restarting"
     NODE_NOT_HEARD = "NodeNotHeard"  # node 0 waits for another node that says nothing
+    RECORD_UNWRITTEN = "RecordUnwritten"  # node 0 can't write the job's record, so nothing starts or ends
     UNREACHABLE = "Unreachable"  # the host of node 0 doesn't answer, so nobody knows how the job does
     SILENT = "Silent"  # its pods run and nothing is heard of them
     STOPPING = "Stopping"
@@ -41,7 +42,9 @@ class Where(StrEnum):
 
 
 ENDED_OR_UNSEEN = frozenset({Where.UNSEEN, Where.COMPLETE, Where.FAILED})
-IN_ITS_WAY = frozenset({Where.UNSEEN, Where.REFUSED, Where.WAITING, Where.NODE_NOT_HEARD, Where.UNREACHABLE, Where.SILENT, Where.FAILED})
+IN_ITS_WAY = frozenset({
+    Where.UNSEEN, Where.REFUSED, Where.WAITING, Where.NODE_NOT_HEARD, Where.RECORD_UNWRITTEN, Where.UNREACHABLE, Where.SILENT, Where.FAILED,
+})  # fmt: skip
 
 
 class ClusterHome(NamedTuple):
@@ -108,7 +111,7 @@ def why(
     failure = status.get("failure") or {}
     summary = _summary(state, observed, now)
     strayed = _strayed(observed, home) if state is Where.REFUSED else ""
-    has_failed = state is Where.FAILED or state is Where.RESTARTING
+    has_failed = state in (Where.FAILED, Where.RESTARTING, Where.RECORD_UNWRITTEN)
     stale = unheard is not None and state not in ENDED_OR_UNSEEN
     return Answer(
         job=observed.name,
@@ -159,7 +162,7 @@ def where(observed: Observed) -> Where:  # noqa: PLR0911 (a table of cases reads
     for name, state in (("Complete", Where.COMPLETE), ("Failed", Where.FAILED)):
         if is_true(status, name):
             return state
-    if progress["reason"] in (Reason.SUSPENDED, Reason.STOPPING, Reason.NODE_NOT_HEARD, Reason.UNREACHABLE):
+    if progress["reason"] in (Reason.SUSPENDED, Reason.STOPPING, Reason.NODE_NOT_HEARD, Reason.RECORD_UNWRITTEN, Reason.UNREACHABLE):
         return Where(progress["reason"])
     if condition(status, "Accepted").get("status") == "False" and not observed.pods:
         return Where.REFUSED

@@ -19,7 +19,7 @@ from lockstep.plan.times import seconds_of, timestamp
 from lockstep.plan.waiting.containers import is_scheduled, why_cut_off, why_not_started
 from lockstep.plan.waiting.notcreated import why_not_created, why_not_made, why_still_there
 from lockstep.plan.waiting.unscheduled import why_unscheduled
-from lockstep_gang.contract.report import CheckpointReport, Report, State, Straggler
+from lockstep_gang.contract.report import CheckpointReport, Report, State, Straggler, Unwritten
 from lockstep_spec.words import number_of, printable_line
 
 SILENT_SECONDS = 60.0
@@ -218,7 +218,7 @@ def _remembered(view: View, kind: ConditionType) -> Fact | None:
     return Fact(ConditionStatus(stored["status"]), stored["reason"], stored["message"]) if ready and stored else None
 
 
-def progressing(view: View, scheduled: Fact, ready: Fact, restarting: Fact) -> Fact:  # noqa: PLR0911
+def progressing(view: View, scheduled: Fact, ready: Fact, restarting: Fact) -> Fact:  # noqa: PLR0911, PLR0912
     """The summary. Its reason is the one word that `kubectl get tj` shows."""
     if view.end.complete:
         return Fact(FALSE, Reason.COMPLETE, "the job is complete")
@@ -237,6 +237,8 @@ def progressing(view: View, scheduled: Fact, ready: Fact, restarting: Fact) -> F
     if is_silent(view):
         why = f"; {view.made_anew}" if view.made_anew else ""
         return Fact(UNKNOWN, Reason.NO_REPORT, f"node 0 has not reported for more than {SILENT_SECONDS:.0f} s; its pod runs{why}")
+    if view.report is not None and view.report.unwritten is not None:
+        return Fact(FALSE, Reason.RECORD_UNWRITTEN, unwritten_words(view.report, view.report.unwritten))
     if view.report is not None and view.report.unheard:
         return Fact(UNKNOWN, Reason.NODE_NOT_HEARD, view.report.unheard)
     if restarting.status is TRUE and ready.reason in (Reason.ALL_RANKS_READY, Reason.READY, *_ON_ITS_WAY):
@@ -249,6 +251,12 @@ def progressing(view: View, scheduled: Fact, ready: Fact, restarting: Fact) -> F
         return Fact(TRUE, Reason.RUNNING, "all ranks run")
     saves = "; saves fail: condition SavesFailing says why" if view.report.failed_saves is not None else ""
     return Fact(TRUE, Reason.RUNNING, running_words(view.report) + saves)
+
+
+def unwritten_words(report: Report, unwritten: Unwritten) -> str:
+    """Return what waits for the job's record, and for how long it has."""
+    waits = f"what comes after {report.failure.message}" if report.failure is not None else "the next start or end"
+    return f"{unwritten.problem}; since {unwritten.since} this holds up {waits}. The job goes on by itself when it is written"
 
 
 def waits_for(view: View) -> str:

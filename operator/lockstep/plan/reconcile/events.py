@@ -57,6 +57,7 @@ _QUIET = frozenset({
 _SUMMARY = {
     "NoReport": WARNING,
     "NodeNotHeard": WARNING,
+    "RecordUnwritten": WARNING,
     "Resizing": NORMAL,
     "StartReplaced": NORMAL,
     "Queued": NORMAL,

@@ -7,7 +7,7 @@ growth after it is counted once. So nothing is lost or counted twice when anothe
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from lockstep.api.objects import Object, condition, is_true
 from lockstep.api.status import GoodputStatus, LossStatus
@@ -15,7 +15,7 @@ from lockstep.api.statuspart import unchecked
 from lockstep.plan.observed import Observed
 from lockstep.plan.reasons import Reason
 from lockstep.plan.times import seconds_of
-from lockstep_gang.contract.report import Cause, Goodput, Report, Spent
+from lockstep_gang.contract.report import UNREPORTED, Cause, Failure, Goodput, Report, Spent
 
 STATES = ("Waiting", "Starting", "Running", "Restarting", "Silent", "Stopping", "Suspended", "Complete", "Failed")
 """States of a job; it is in exactly one."""
@@ -43,6 +43,21 @@ class Growth:
     counter: str
     label: str
     amount: int
+
+
+def with_failures_known(status: Object, report: Report) -> Report:
+    """Return the report with the failures that status had of attempts whose coordinator could write none down, and was lost."""
+    known = {UNREPORTED.format(entry["attempt"]): entry for entry in status.get("restartHistory") or []}
+
+    def of(failure: Failure) -> Failure:
+        entry = known.get(failure.message.partition(":")[0])
+        if entry is None or entry["cause"] not in CAUSES or entry["message"] == failure.message:
+            return failure
+        return Failure(entry["message"], entry.get("rank"), entry.get("node"), cause=Cause(entry["cause"]), step=failure.step)
+
+    failure = None if report.failure is None else of(report.failure)
+    history = tuple(replace(entry, failure=of(entry.failure)) for entry in report.history)
+    return replace(report, failure=failure, message=of(Failure(report.message)).message, history=history)
 
 
 def counted(status: Object) -> Counted:
@@ -114,6 +129,7 @@ def gauges(status: Object, now: float, report_age: float | None) -> dict[str, fl
         "goodput_percentage": (status.get("goodput") or {}).get("percentage"),
         "fabric_verified": _truth(status, "FabricVerified") if is_heard else None,
         "straggling": _truth(status, "Straggling"),
+        "record_unwritten": float(condition(status, "Progressing").get("reason") == Reason.RECORD_UNWRITTEN),
         "preflight_ok": None if "ok" not in preflight else float(preflight["ok"]),
         "preflight_clocks_off": None if "ok" not in preflight else sum(f.get("check") == "clock" for f in preflight.get("findings", [])),
         "report_age_seconds": _report_age(status, now, report_age) if is_heard else None,

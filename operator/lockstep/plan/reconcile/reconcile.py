@@ -8,7 +8,7 @@ The rules:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lockstep.api.objects import Object, condition, is_true
 from lockstep.api.status import ActiveTime, StopStatus
@@ -33,6 +33,7 @@ from lockstep.plan.reconcile.conditions import SILENT_SECONDS, Ending, View, hea
 from lockstep.plan.reconcile.events import JobEvent, events_between
 from lockstep.plan.reconcile.frozenrun import Gang, gang, made_anew
 from lockstep.plan.reconcile.interactive import is_stopped
+from lockstep.plan.reconcile.measures import with_failures_known
 from lockstep.plan.reconcile.notify import due_message
 from lockstep.plan.reconcile.placing import Placing, placing
 from lockstep.plan.reconcile.podfacts import lost_nodes
@@ -180,6 +181,7 @@ def reconcile(observed: Observed, received: ReceivedReport | None, context: Rend
 
 def _newest(observed: Observed, received: ReceivedReport | None) -> ReceivedReport | None:
     """An end counts for ever; anything else while its pod is there."""
+    received = None if received is None else replace(received, report=with_failures_known(observed.status, received.report))
     ended = received is not None and received.report.state in (State.COMPLETE, State.FAILED)
     if received is not None and ended and not is_of_an_earlier_retry(observed, received):
         return received

@@ -71,6 +71,7 @@ JOB_GAUGES = {
     "goodput_percentage": "Training and evaluation, of the time with pods.",
     "fabric_verified": "1: the network is the one asked for, 0: it is not; absent while unknown.",
     "straggling": "1: a rank is slower than the others, which wait for it.",
+    "record_unwritten": "1: the job's record can't be written, so nothing starts or ends.",
     "preflight_ok": "0: an error of the last preflight stopped the start.",
     "preflight_clocks_off": "Nodes whose clock the last preflight found away from node 0's.",
     "report_age_seconds": "Since the newest report of the job's coordinator.",

@@ -193,7 +193,29 @@ def test_an_explanation_of_the_operator_is_written_like_all_records_and_its_fail
         scene.coordinator._replied(Reply(facts=(fact,)))
         await scene.until(lambda: any("cannot write" in line for line in scene.lines))
         await scene.until(lambda: scene.coordinator._recording is None)
-        assert (scene.coordinator.gang.history[-1].counts, scene.coordinator.gang.trouble) == (False, None)
+        assert (scene.coordinator.gang.history[-1].counts, scene.coordinator.gang.unwritten) == (False, None)
+
+    play(tmp_path, monkeypatch, test)
+
+
+def test_a_failure_that_cannot_be_recorded_is_reported_until_the_record_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(scene: Scene) -> None:
+        await scene.starts()
+        scene.answers.set()
+        scene.error = OSError(errno.EIO, "Input/output error")
+        scene.coordinator.heard(1, Exited(1, RankExit(1, 3, None, ordered=False)))
+        for node in (0, 1):
+            scene.coordinator.heard(node, Stopped(1))
+        await scene.until(lambda: scene.coordinator.gang.unwritten is not None)
+        told = summarize(scene.coordinator.gang, scene.run)
+        assert told.unwritten is not None and "Input/output error" in told.unwritten.problem
+        assert told.failure is not None and told.failure.rank == 1
+        assert [(entry.attempt, entry.failure.rank) for entry in told.history] == [(1, 1)]
+        scene.error, scene.coordinator._retry_at = None, 0.0
+        scene.coordinator._decide_soon()
+        await scene.until(lambda: scene.coordinator.gang.attempt == 2)
+        told = summarize(scene.coordinator.gang, scene.run)
+        assert (told.unwritten, len(told.history)) == (None, 1)
 
     play(tmp_path, monkeypatch, test)
 

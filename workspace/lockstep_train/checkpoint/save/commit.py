@@ -17,6 +17,7 @@ from typing import Any
 import torch.distributed as dist
 
 from lockstep_spec.codec import from_json, to_json
+from lockstep_spec.files import why_unwritten
 from lockstep_spec.words import clauses
 from lockstep_train.base.durable import write_durably
 from lockstep_train.base.ranks import Ranks
@@ -91,7 +92,7 @@ def write_manifest(ranks: Ranks, tag: str, folder: Path, decision: Decision) -> 
         try:
             write_durably(folder / MANIFEST, decision.manifest.encode())
         except OSError as error:
-            problem = f"node {ranks.node}: the manifest can't be written: {error}"
+            problem = f"node {ranks.node}: the manifest can't be written: {why_unwritten(error, folder)}"
     ranks.store.set(f"{tag}/written/{ranks.node}", json.dumps(problem))
     return Outcome(committed=problem is None, problem=problem)
 

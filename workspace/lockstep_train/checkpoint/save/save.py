@@ -17,6 +17,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from lockstep_spec.files import why_unwritten
 from lockstep_train.base.ranks import Ranks
 from lockstep_train.checkpoint.format.layout import MANIFEST, CommitName
 from lockstep_train.checkpoint.format.manifest import Manifest, ShardRecord, encode
@@ -214,7 +215,7 @@ class Saver:
         try:
             shard = write_shard(folder, writing.job.snapshot, self._ranks.rank, self._ranks.world_size)
         except OSError as error:
-            commit.acknowledge(self._ranks, writing.tag, None, f"{folder} can't be written: {error.strerror or error}")
+            commit.acknowledge(self._ranks, writing.tag, None, f"{folder} can't be written: {why_unwritten(error, folder)}")
         else:
             commit.acknowledge(self._ranks, writing.tag, self.upkeep.copy(folder, shard), None)
 
