@@ -78,15 +78,15 @@ class ClusterFault(Fault):
     seconds: float = 60.0
 
 
-def _of(cause: str, says: str, remedy: str, **who: Any) -> Expected:
+def expect(cause: str, says: str, remedy: str, **who: Any) -> Expected:
     return Expected(cause, says, remedy, **who)
 
 
-def _waits(reason: str, says: str, remedy: str) -> Expected:
+def waits(reason: str, says: str, remedy: str) -> Expected:
     return Expected(reason, says, remedy, state="Waiting")
 
 
-def _refused(reason: str, says: str, remedy: str) -> Expected:
+def refused(reason: str, says: str, remedy: str) -> Expected:
     return Expected(reason, says, remedy, state="Refused")
 
 
@@ -111,11 +111,11 @@ def _no_account(place: Place) -> None:
     place.jobs.delete("ServiceAccount", SERVICE_ACCOUNT)
 
 
-def _account(place: Place) -> None:
+def account(place: Place) -> None:
     place.jobs.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": SERVICE_ACCOUNT}})
 
 
-def _cluster_like_local(change: Callable[[dict[str, Any]], None]) -> Act:
+def cluster_like_local(change: Callable[[dict[str, Any]], None]) -> Act:
     def make(place: Place) -> None:
         kind = place.jobs.kind("TrainingCluster", API)
         spec = kind.get(name="local").to_dict()["spec"]
@@ -127,7 +127,7 @@ def _cluster_like_local(change: Callable[[dict[str, Any]], None]) -> Act:
     return make
 
 
-def _no_such_cluster(place: Place) -> None:
+def no_such_cluster(place: Place) -> None:
     place.jobs.kind("TrainingCluster", API).delete(name=f"{place.namespace}-{place.name}")
 
 
@@ -139,7 +139,7 @@ def _much_memory(spec: dict[str, Any]) -> None:
     spec["resources"] = {**(spec.get("resources") or {}), "requests": {"memory": "128Mi"}, "limits": {"memory": "4Gi"}}
 
 
-def _both(*acts: Act) -> Act:
+def both(*acts: Act) -> Act:
     def do(place: Place) -> None:
         for act in acts:
             act(place)
@@ -171,7 +171,7 @@ def _cut(place: Place) -> None:
     subprocess.run(["nsenter", "-t", str(place.agent(1)), "-n", *route], check=True, capture_output=True)
 
 
-def _delete(kind: str, name: str, version: str = "v1") -> Act:
+def delete(kind: str, name: str, version: str = "v1") -> Act:
     return lambda place: place.jobs.delete(kind, name.format(place.name), version)
 
 
@@ -179,7 +179,7 @@ def _delete_pod_now(place: Place) -> None:
     place.core.delete_namespaced_pod(f"{place.name}-1", place.namespace, grace_period_seconds=0)
 
 
-def _evict(place: Place) -> None:
+def evict(place: Place) -> None:
     body: Any = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": f"{place.name}-1", "namespace": place.namespace}}
     place.core.create_namespaced_pod_eviction(f"{place.name}-1", place.namespace, body)
 
@@ -218,7 +218,7 @@ def _resolver(number: signal.Signals) -> Act:
     return send
 
 
-def _made(body: dict[str, Any]) -> Act:
+def made(body: dict[str, Any]) -> Act:
     return lambda place: place.jobs.create(body)
 
 
@@ -253,7 +253,7 @@ def _has_agent(place: Place, node: int) -> bool:
         return False
 
 
-def _nodes(spec: dict[str, Any]) -> Act:
+def nodes(spec: dict[str, Any]) -> Act:
     def change(place: Place) -> None:
         for node in place.core.list_node().items:
             place.core.patch_node(node.metadata.name, {"spec": spec})
@@ -336,54 +336,54 @@ PATIENT = {"hangTimeouts": {"stepSeconds": 10}}
 ONCE = {"restart": {"maxRestarts": 1, "backoffSeconds": 1}}
 
 CLUSTER_FAULTS = (
-    ClusterFault("no-image", "the image isn't there", _waits("ImagePullFailed", NO_IMAGE, "image"), {"image": NO_IMAGE}),
-    ClusterFault("image-corrected", "the image isn't there, and then the job is corrected", _of("", "step", "logs", state="Running"), {"image": NO_IMAGE}, meanwhile=_corrected, seconds=120.0),
-    ClusterFault("no-account", "the service account is missing", _refused("ServiceAccountNotFound", SERVICE_ACCOUNT, "kubectl create serviceaccount"), before=_no_account, after=_account),
-    ClusterFault("no-cluster", "the job names a TrainingCluster that isn't there", _refused("ClusterNotFound", "nowhere", "lockstep deploy"), {"cluster": "nowhere"}),
-    ClusterFault("no-rdma", "RDMA is asked for, and the cluster has none", _refused("RDMAUnavailable", "no RDMA", "Auto|TCP"), {"fabric": {"mode": "RDMA"}}),
-    ClusterFault("no-claim", "the claim that the job names is missing", _waits("ClaimNotBound", "none-such", "claim"), {"storage": {"workspaceClaimName": "none-such"}}),
-    ClusterFault("no-secret", "a Secret of envFrom is missing", _waits("ContainerNotStarted", "none-such", "Secret|secret"), {"envFrom": [{"secretRef": {"name": "none-such"}}]}),
-    ClusterFault("selector", "no Node has the labels that are asked for", _waits("Unschedulable", "disk.*nvme|node affinity|selector", "nodeSelector|label"), {"podTemplate": {"nodeSelector": {"disk": "nvme"}}}),
-    ClusterFault("no-gpus", "GPUs are asked for, and the cluster has none", _refused("NoGPUs", "has no GPUs", "gpusPerNode: 0"), {"gpusPerNode": 1}),
-    ClusterFault("taint", "all Nodes are tainted", _waits("Unschedulable", "maintenance", "tolerat|taint"), before=_taint, after=_untaint),
-    ClusterFault("quota", "a quota forbids the second pod", _waits("PodsRefused", "quota", "quota"), before=_quota, after=_no_quota),
-    ClusterFault("priority", "the PriorityClass is missing", _waits("PodsRefused", "none-such", "PriorityClass|priorityClass|priority"), {"podTemplate": {"priorityClassName": "none-such"}}),
-    ClusterFault("no-class", "the storage class is missing", _waits("ClaimNotBound", "lockstep-no-such-class", "class"), before=_cluster_like_local(_no_class), after=_no_such_cluster),
-    ClusterFault("name-taken", "somebody's Service has the job's name", _refused("NameTaken", "headless", "delete|another name|rename"), before=_service_of_somebody, after=_no_service_of_somebody),
-    ClusterFault("no-script", "the script isn't on the volume", _of("Configuration", "/workspace/train.py", "put it there|change what the message names", node=0), {"script": {"path": "/workspace/train.py"}}),
-    ClusterFault("no-dns", "the cluster's DNS is away", _of("DNSUnavailable", "DNS|name", "DNS|dns", state="Waiting"), before=_resolver(signal.SIGSTOP), after=_resolver(signal.SIGCONT)),
-    ClusterFault("deadline", "the job's time is up", _of("DeadlineExceeded", "activeDeadlineSeconds|deadline", "activeDeadlineSeconds|deadline"), {"activeDeadlineSeconds": 20}, seconds=90.0),
-    ClusterFault("raises", "a rank raises an exception", _of("UserCode", "ValueError: bad label", "correct it first", rank=1, node=1), script=FAILS),
-    ClusterFault("hangs", "a rank is stopped", _of("Hang", "is stopped", "stacks", rank=1, node=1), {"hangTimeouts": {"stepSeconds": 5}}, script=HANGS),
-    ClusterFault("memory", "a rank takes more memory than its pod may", _of("OutOfMemory", "its limit of 256 MiB", "resources.limits.memory", rank=1, node=1), script=EATS, before=_cluster_like_local(_little_memory), after=_no_such_cluster),
-    ClusterFault("partition", "two pods can't talk to each other", _of("NodeNotHeard", "node 1 .*not been heard", "Nodes of the pods that can't talk", state="NodeNotHeard"), act=_cut, seconds=25.0),
-    ClusterFault("partition-lasts", "two pods can't talk for longer than a node is waited for", _of("NodeLost", "network between the two", "network|node", node=1), act=_cut, seconds=120.0),
-    ClusterFault("pod-agent-frozen", "an agent gets no CPU", _of("NodeLost", "stopped or gets no CPU", "node", node=1), act=_signal(1, signal.SIGSTOP), seconds=120.0),
-    ClusterFault("pod-agent-killed", "an agent is killed", _of("NodeLost", "node 1", "node", node=1), act=_signal(1, signal.SIGKILL)),
-    ClusterFault("coordinator-killed", "the agent with the coordinator is killed", _of("NodeLost", "node 0", "node", node=0), act=_signal(0, signal.SIGKILL)),
-    ClusterFault("pod-deleted", "a pod is deleted", _of("NodeLost", "was deleted", "logs", node=1, state="Running"), act=_delete("Pod", "{}-1"), seconds=120.0),
-    ClusterFault("pod-force-deleted", "a pod is deleted by force", _of("NodeLost", "was deleted", "logs", node=1, state="Running"), ONCE, act=_delete_pod_now, seconds=120.0),
-    ClusterFault("evicted", "a pod is evicted, as a drain does it", _of("NodeLost", "was evicted", "logs", node=1, state="Running"), act=_evict, seconds=120.0),
-    ClusterFault("scaled", "somebody scales the StatefulSet", _of("NodeLost", "was scaled to 1", "lockstep scale", node=1, state="Running"), ONCE, act=_scaled_by_hand, seconds=120.0),
-    ClusterFault("set-deleted", "somebody deletes the StatefulSet", _of("", "StatefulSet", "", state="Running"), ONCE, act=_delete("StatefulSet", "{}", "apps/v1"), seconds=120.0),
-    ClusterFault("service-deleted", "somebody deletes the Service", _of("", "Service .*creates it again", "logs", state="Running"), act=_delete("Service", "{}-headless")),
-    ClusterFault("key-deleted", "somebody deletes the Secret with the agents' key", _of("", "", "", state="Running"), act=_key_is_gone, seconds=20.0),
-    ClusterFault("no-operator", "the operator is away", _of("", "operator", "lockstep doctor", state="Running"), act=_no_operator, after=_operator_again, seconds=120.0),
-    ClusterFault("small-mtu", "large packets get lost between two pods", _of("Hang", BOTH_WAIT, "stacks"), PATIENT, TALKS, act=_no_large_packets, seconds=90.0),
-    ClusterFault("closed-ports", "a firewall lets only the coordinator's port through", _of("Fabric", "can't reach node", "firewalls", node=0), {}, TALKS, meanwhile=_only_agents_talk, seconds=150.0),
-    ClusterFault("no-config-map", "a ConfigMap of podTemplate.volumes is missing", _waits("VolumeNotMounted", "none-such", "kubectl create configmap none-such"), {"podTemplate": {"volumes": [{"name": "script", "mountPath": "/scripts", "configMap": {"name": "none-such"}}]}}, seconds=90.0),
-    ClusterFault("no-pull-secret", "a Secret of imagePullSecrets is missing", _waits("ImagePullFailed", "none-such", "kubectl create secret docker-registry none-such"), {"image": NO_IMAGE, "imagePullSecrets": [{"name": "none-such"}]}, seconds=90.0),
-    ClusterFault("limit-range", "a LimitRange allows less memory than a pod asks for", _waits("PodsRefused", "LimitRange|maximum memory", "limitrange|LimitRange|resources"), before=_both(_cluster_like_local(_much_memory), _made({"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "small"}, "spec": {"limits": [{"type": "Container", "max": {"memory": "64Mi"}}]}})), after=_both(_delete("LimitRange", "small"), _no_such_cluster)),
-    ClusterFault("webhook", "an admission webhook doesn't answer", _waits("PodsRefused", "pods.example.com", "webhook"), before=_webhook_of_nobody, after=_no_webhook),
-    ClusterFault("cordoned", "all Nodes are cordoned", _waits("Unschedulable", "cordon", "uncordon"), before=_nodes({"unschedulable": True}), after=_nodes({"unschedulable": None})),
-    ClusterFault("many-nodes", "the job wants more nodes than there are", _waits("Unschedulable", "one node per pod", "lockstep scale"), {"nodes": 3}),
-    ClusterFault("scheduler", "the scheduler is away", _waits("Scheduling", "scheduler", "scheduler"), before=_daemon("kube-scheduler", signal.SIGSTOP), after=_daemon("kube-scheduler", signal.SIGCONT), seconds=90.0),
-    ClusterFault("controllers", "the controllers of Kubernetes are away", _waits("PodsNotCreated", "kube-controller-manager", "kube-system"), before=_daemon("kube-controller-manager", signal.SIGSTOP), after=_daemon("kube-controller-manager", signal.SIGCONT), seconds=90.0),
-    ClusterFault("drain-taint", "a Node gets a NoExecute taint", _of("NodeLost", "was evicted: Taint manager", "podTemplate.tolerations", node=1, state="Restarting"), act=_drain_taint, after=_untaint, seconds=90.0),
-    ClusterFault("labels", "somebody takes a pod's labels away", _waits("PodsNotCreated", "labels-1", "--show-labels"), ONCE, act=_labels_gone, seconds=120.0),
-    ClusterFault("template", "somebody changes the StatefulSet's template", _of("", "", "", state="Running"), ONCE, act=_template_changed, seconds=30.0),
-    ClusterFault("other-selector", "somebody changes the Service's selector", _of("", "", "", state="Running"), ONCE, act=_other_selector, seconds=30.0),
-    ClusterFault("finalizer", "a finalizer keeps a deleted pod", _of("NodeLost", "example.com/keeps", "finalizers", node=1, state="Restarting"), ONCE, act=_finalizer, after=_no_finalizer, seconds=120.0),
-    ClusterFault("cluster-deleted", "the job's TrainingCluster is deleted while it runs", _of("ClusterNotFound", "TrainingCluster|spec.cluster", "lockstep deploy", state="Running"), act=_no_such_cluster, before=_cluster_like_local(lambda _: None), seconds=60.0),
-    ClusterFault("rank-killed", "somebody kills a rank", _of("Killed", "SIGKILL", "find out who did", rank=1, node=1), act=_kill_rank),
+    ClusterFault("no-image", "the image isn't there", waits("ImagePullFailed", NO_IMAGE, "image"), {"image": NO_IMAGE}),
+    ClusterFault("image-corrected", "the image isn't there, and then the job is corrected", expect("", "step", "logs", state="Running"), {"image": NO_IMAGE}, meanwhile=_corrected, seconds=120.0),
+    ClusterFault("no-account", "the service account is missing", refused("ServiceAccountNotFound", SERVICE_ACCOUNT, "kubectl create serviceaccount"), before=_no_account, after=account),
+    ClusterFault("no-cluster", "the job names a TrainingCluster that isn't there", refused("ClusterNotFound", "nowhere", "lockstep deploy"), {"cluster": "nowhere"}),
+    ClusterFault("no-rdma", "RDMA is asked for, and the cluster has none", refused("RDMAUnavailable", "no RDMA", "Auto|TCP"), {"fabric": {"mode": "RDMA"}}),
+    ClusterFault("no-claim", "the claim that the job names is missing", waits("ClaimNotBound", "none-such", "claim"), {"storage": {"workspaceClaimName": "none-such"}}),
+    ClusterFault("no-secret", "a Secret of envFrom is missing", waits("ContainerNotStarted", "none-such", "Secret|secret"), {"envFrom": [{"secretRef": {"name": "none-such"}}]}),
+    ClusterFault("selector", "no Node has the labels that are asked for", waits("Unschedulable", "disk.*nvme|node affinity|selector", "nodeSelector|label"), {"podTemplate": {"nodeSelector": {"disk": "nvme"}}}),
+    ClusterFault("no-gpus", "GPUs are asked for, and the cluster has none", refused("NoGPUs", "has no GPUs", "gpusPerNode: 0"), {"gpusPerNode": 1}),
+    ClusterFault("taint", "all Nodes are tainted", waits("Unschedulable", "maintenance", "tolerat|taint"), before=_taint, after=_untaint),
+    ClusterFault("quota", "a quota forbids the second pod", waits("PodsRefused", "quota", "quota"), before=_quota, after=_no_quota),
+    ClusterFault("priority", "the PriorityClass is missing", waits("PodsRefused", "none-such", "PriorityClass|priorityClass|priority"), {"podTemplate": {"priorityClassName": "none-such"}}),
+    ClusterFault("no-class", "the storage class is missing", waits("ClaimNotBound", "lockstep-no-such-class", "class"), before=cluster_like_local(_no_class), after=no_such_cluster),
+    ClusterFault("name-taken", "somebody's Service has the job's name", refused("NameTaken", "headless", "delete|another name|rename"), before=_service_of_somebody, after=_no_service_of_somebody),
+    ClusterFault("no-script", "the script isn't on the volume", expect("Configuration", "/workspace/train.py", "put it there|change what the message names", node=0), {"script": {"path": "/workspace/train.py"}}),
+    ClusterFault("no-dns", "the cluster's DNS is away", expect("DNSUnavailable", "DNS|name", "DNS|dns", state="Waiting"), before=_resolver(signal.SIGSTOP), after=_resolver(signal.SIGCONT)),
+    ClusterFault("deadline", "the job's time is up", expect("DeadlineExceeded", "activeDeadlineSeconds|deadline", "activeDeadlineSeconds|deadline"), {"activeDeadlineSeconds": 20}, seconds=90.0),
+    ClusterFault("raises", "a rank raises an exception", expect("UserCode", "ValueError: bad label", "correct it first", rank=1, node=1), script=FAILS),
+    ClusterFault("hangs", "a rank is stopped", expect("Hang", "is stopped", "stacks", rank=1, node=1), {"hangTimeouts": {"stepSeconds": 5}}, script=HANGS),
+    ClusterFault("memory", "a rank takes more memory than its pod may", expect("OutOfMemory", "its limit of 256 MiB", "resources.limits.memory", rank=1, node=1), script=EATS, before=cluster_like_local(_little_memory), after=no_such_cluster),
+    ClusterFault("partition", "two pods can't talk to each other", expect("NodeNotHeard", "node 1 .*not been heard", "Nodes of the pods that can't talk", state="NodeNotHeard"), act=_cut, seconds=25.0),
+    ClusterFault("partition-lasts", "two pods can't talk for longer than a node is waited for", expect("NodeLost", "network between the two", "network|node", node=1), act=_cut, seconds=120.0),
+    ClusterFault("pod-agent-frozen", "an agent gets no CPU", expect("NodeLost", "stopped or gets no CPU", "node", node=1), act=_signal(1, signal.SIGSTOP), seconds=120.0),
+    ClusterFault("pod-agent-killed", "an agent is killed", expect("NodeLost", "node 1", "node", node=1), act=_signal(1, signal.SIGKILL)),
+    ClusterFault("coordinator-killed", "the agent with the coordinator is killed", expect("NodeLost", "node 0", "node", node=0), act=_signal(0, signal.SIGKILL)),
+    ClusterFault("pod-deleted", "a pod is deleted", expect("NodeLost", "was deleted", "logs", node=1, state="Running"), act=delete("Pod", "{}-1"), seconds=120.0),
+    ClusterFault("pod-force-deleted", "a pod is deleted by force", expect("NodeLost", "was deleted", "logs", node=1, state="Running"), ONCE, act=_delete_pod_now, seconds=120.0),
+    ClusterFault("evicted", "a pod is evicted, as a drain does it", expect("NodeLost", "was evicted", "logs", node=1, state="Running"), act=evict, seconds=120.0),
+    ClusterFault("scaled", "somebody scales the StatefulSet", expect("NodeLost", "was scaled to 1", "lockstep scale", node=1, state="Running"), ONCE, act=_scaled_by_hand, seconds=120.0),
+    ClusterFault("set-deleted", "somebody deletes the StatefulSet", expect("", "StatefulSet", "", state="Running"), ONCE, act=delete("StatefulSet", "{}", "apps/v1"), seconds=120.0),
+    ClusterFault("service-deleted", "somebody deletes the Service", expect("", "Service .*creates it again", "logs", state="Running"), act=delete("Service", "{}-headless")),
+    ClusterFault("key-deleted", "somebody deletes the Secret with the agents' key", expect("", "", "", state="Running"), act=_key_is_gone, seconds=20.0),
+    ClusterFault("no-operator", "the operator is away", expect("", "operator", "lockstep doctor", state="Running"), act=_no_operator, after=_operator_again, seconds=120.0),
+    ClusterFault("small-mtu", "large packets get lost between two pods", expect("Hang", BOTH_WAIT, "stacks"), PATIENT, TALKS, act=_no_large_packets, seconds=90.0),
+    ClusterFault("closed-ports", "a firewall lets only the coordinator's port through", expect("Fabric", "can't reach node", "firewalls", node=0), {}, TALKS, meanwhile=_only_agents_talk, seconds=150.0),
+    ClusterFault("no-config-map", "a ConfigMap of podTemplate.volumes is missing", waits("VolumeNotMounted", "none-such", "kubectl create configmap none-such"), {"podTemplate": {"volumes": [{"name": "script", "mountPath": "/scripts", "configMap": {"name": "none-such"}}]}}, seconds=90.0),
+    ClusterFault("no-pull-secret", "a Secret of imagePullSecrets is missing", waits("ImagePullFailed", "none-such", "kubectl create secret docker-registry none-such"), {"image": NO_IMAGE, "imagePullSecrets": [{"name": "none-such"}]}, seconds=90.0),
+    ClusterFault("limit-range", "a LimitRange allows less memory than a pod asks for", waits("PodsRefused", "LimitRange|maximum memory", "limitrange|LimitRange|resources"), before=both(cluster_like_local(_much_memory), made({"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "small"}, "spec": {"limits": [{"type": "Container", "max": {"memory": "64Mi"}}]}})), after=both(delete("LimitRange", "small"), no_such_cluster)),
+    ClusterFault("webhook", "an admission webhook doesn't answer", waits("PodsRefused", "pods.example.com", "webhook"), before=_webhook_of_nobody, after=_no_webhook),
+    ClusterFault("cordoned", "all Nodes are cordoned", waits("Unschedulable", "cordon", "uncordon"), before=nodes({"unschedulable": True}), after=nodes({"unschedulable": None})),
+    ClusterFault("many-nodes", "the job wants more nodes than there are", waits("Unschedulable", "one node per pod", "lockstep scale"), {"nodes": 3}),
+    ClusterFault("scheduler", "the scheduler is away", waits("Scheduling", "scheduler", "scheduler"), before=_daemon("kube-scheduler", signal.SIGSTOP), after=_daemon("kube-scheduler", signal.SIGCONT), seconds=90.0),
+    ClusterFault("controllers", "the controllers of Kubernetes are away", waits("PodsNotCreated", "kube-controller-manager", "kube-system"), before=_daemon("kube-controller-manager", signal.SIGSTOP), after=_daemon("kube-controller-manager", signal.SIGCONT), seconds=90.0),
+    ClusterFault("drain-taint", "a Node gets a NoExecute taint", expect("NodeLost", "was evicted: Taint manager", "podTemplate.tolerations", node=1, state="Restarting"), act=_drain_taint, after=_untaint, seconds=90.0),
+    ClusterFault("labels", "somebody takes a pod's labels away", waits("PodsNotCreated", "labels-1", "--show-labels"), ONCE, act=_labels_gone, seconds=120.0),
+    ClusterFault("template", "somebody changes the StatefulSet's template", expect("", "", "", state="Running"), ONCE, act=_template_changed, seconds=30.0),
+    ClusterFault("other-selector", "somebody changes the Service's selector", expect("", "", "", state="Running"), ONCE, act=_other_selector, seconds=30.0),
+    ClusterFault("finalizer", "a finalizer keeps a deleted pod", expect("NodeLost", "example.com/keeps", "finalizers", node=1, state="Restarting"), ONCE, act=_finalizer, after=_no_finalizer, seconds=120.0),
+    ClusterFault("cluster-deleted", "the job's TrainingCluster is deleted while it runs", expect("ClusterNotFound", "TrainingCluster|spec.cluster", "lockstep deploy", state="Running"), act=no_such_cluster, before=cluster_like_local(lambda _: None), seconds=60.0),
+    ClusterFault("rank-killed", "somebody kills a rank", expect("Killed", "SIGKILL", "find out who did", rank=1, node=1), act=_kill_rank),
 )  # fmt: skip

@@ -1,4 +1,8 @@
-"""Every fault of a rank or agent is done to a job of two nodes on this machine; `lockstep why` must name it."""
+"""Every fault of a rank or agent is done to a job of two nodes on this machine; `lockstep why` must name it.
+
+Of other people's scripts, `make test` leaves those out that wait for a limit, load torch, or end all ranks alike: a minute in all.
+`make test-corpus` has them all.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from _pytest.mark import ParameterSet
 
 from corpus.of_processes import RANK_FAULTS, RANKS, TORCH, RankFault
+from corpus.of_scripts import SCRIPT_FAULTS
 from corpus.verdicts import Answer, Score, answer, judge
 from support.in_process import lockstep
 
@@ -17,8 +23,13 @@ from support.in_process import lockstep
 def played(fault: RankFault, folder: Path) -> tuple[Answer, str]:
     """What is said of it, and the run's output; what node 0's agent writes itself is in what pytest captures."""
     script = folder / "script.py"
-    script.write_text((TORCH if "torch" in fault.script else "") + RANKS + fault.script)
-    spec = {"nodes": 2, "ranksPerNode": 1, "script": {"path": str(script)}, "restart": {"maxRestarts": 0}, **fault.fields}
+    own = fault.script if isinstance(fault.script, bytes) else fault.script.encode()
+    script.write_bytes(own if fault.whole else ((TORCH if b"torch" in own else "") + RANKS).encode() + own)
+    for name, text in fault.files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    fields = json.loads(json.dumps(fault.fields).replace("{folder}", str(folder)))
+    spec = {"nodes": 2, "ranksPerNode": 1, "script": {"path": str(script)}, "restart": {"maxRestarts": 0}, **fields}
     job = {"apiVersion": "lockstep.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "faulty"}, "spec": spec}
     (folder / "job.yaml").write_text(yaml.safe_dump(job))
     here = ("--local", "--workspace", str(folder))
@@ -28,7 +39,13 @@ def played(fault: RankFault, folder: Path) -> tuple[Answer, str]:
     return answer(json.loads(said.stdout)), f"{ran.stdout}\n{ran.stderr}\n{said.stdout}"
 
 
-@pytest.mark.parametrize("fault", RANK_FAULTS, ids=lambda fault: fault.id)
+def _case(fault: RankFault) -> ParameterSet:
+    own = fault.script if isinstance(fault.script, str) else ""
+    long = "hangTimeouts" in fault.fields or "torch" in own or fault.expected.everybody
+    return pytest.param(fault, id=fault.id, marks=pytest.mark.corpus if long else ())
+
+
+@pytest.mark.parametrize("fault", [*(pytest.param(fault, id=fault.id) for fault in RANK_FAULTS), *map(_case, SCRIPT_FAULTS)])
 def test_a_fault_of_a_rank_or_agent_is_named(fault: RankFault, tmp_path: Path, scored: Callable[[RankFault, Score, str], None]) -> None:
     given, output = played(fault, tmp_path)
     score, difference = judge(fault.expected, given)

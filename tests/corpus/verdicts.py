@@ -31,6 +31,8 @@ class Expected:
     state: str = "Failed"
     everybody: bool = False
     """All ranks fail the same way: any of them may be named."""
+    never: str = ""
+    """A pattern that neither words nor remedies may have: it would send the reader elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,8 @@ def judge(expected: Expected, given: Answer) -> tuple[Score, str]:
         for name, wanted, there in (("rank", expected.rank, given.rank), ("node", expected.node, given.node))
         if there is not None and there != wanted and not expected.everybody
     ]
+    if expected.never and re.search(expected.never, given.words + given.remedies):
+        wrong.append(f"it says {expected.never!r}")
     if wrong:
         return Score.WRONG, "; ".join(wrong)
     who = () if expected.everybody else (("rank", expected.rank, given.rank), ("node", expected.node, given.node))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import errno
 import re
 import signal as signals
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from lockstep_gang.contract.placewords import PlaceWords
@@ -59,6 +59,8 @@ _EXCEPTIONS = {
         ),
         Cause.SETUP,  # of HTTP's libraries: a service outside the job
     ),
+    "BrokenProcessPool": Cause.KILLED,
+    "TerminatedWorkerError": Cause.KILLED,  # joblib's
     "FloatingPointError": Cause.NON_FINITE,
     "bad_alloc": Cause.OUT_OF_MEMORY,
     **dict.fromkeys(
@@ -92,7 +94,7 @@ _SHARED_MEMORY = re.compile(
 )
 _PLAIN_WORDS = (
     (Cause.HARDWARE, re.compile(r"(uncorrectable|(un)?contained|double.bit) (ECC|NVLink)|GPU (is|has been) lost|fallen off the bus|\bhardware (stack )?error\b|Row Remap", re.IGNORECASE)),
-    (Cause.SETUP, re.compile(r"EADDRINUSE|Address already in use|no kernel image is available|CUDA driver version is insufficient|Found no NVIDIA driver|no CUDA-capable device|No CUDA GPUs are available|not compiled with CUDA|forward compatibility was attempted|unsupported display driver|CUDA-capable device(\(s\) is/are|s are) busy|system not yet initialized|CUDA unknown error|Driver/library version mismatch|compiled with an unsupported toolchain|CUDNN_STATUS_\w*VERSION_MISMATCH|Failed to find C compiler|No module named|binary incompatibility|torch\.cuda\.is_available\(\) is False|doesn't have \w+ built in|CUDA Setup failed|requires at least one CUDA device|only supported with GPUs|only supports \w+ GPUs|compute capability \d[\d.]* or|Unable to load any of|Unable to find address for|ibv_\w+ failed with error Cannot allocate memory", re.IGNORECASE)),
+    (Cause.SETUP, re.compile(r"EADDRINUSE|Address already in use|no kernel image is available|CUDA driver version is insufficient|Found no NVIDIA driver|no CUDA-capable device|No CUDA GPUs are available|not compiled with CUDA|forward compatibility was attempted|unsupported display driver|CUDA-capable device(\(s\) is/are|s are) busy|system not yet initialized|CUDA unknown error|Driver/library version mismatch|compiled with an unsupported toolchain|CUDNN_STATUS_\w*VERSION_MISMATCH|Failed to find C compiler|No module named|binary incompatibility|torch\.cuda\.is_available\(\) is False|doesn't have \w+ built in|CUDA Setup failed|requires at least one CUDA device|only supported with GPUs|only supports \w+ GPUs|compute capability \d[\d.]* or|Unable to load any of|Unable to find address for|inotify (watch|instance) limit reached|unsupported locale setting|No time zone found with key|ibv_\w+ failed with error Cannot allocate memory", re.IGNORECASE)),
     (Cause.SETUP, re.compile(r"HTTPS?ConnectionPool|urlopen error|couldn't connect to 'https?:|Hugging ?Face Hub|on the Hub\b|can't be asked for the (model|dataset)|HF_HUB_OFFLINE|\b(40[137] Client|5\d\d Server) Error|\(40[13]\)|StatusCode\.UNAVAILABLE|connecting to [\w.-]+:\d+|AccessDenied|gated repo|Tunnel connection failed|CERTIFICATE_VERIFY_FAILED|No API key|Unable to locate credentials|Could not connect to the endpoint URL", re.IGNORECASE)),
     (Cause.OUT_OF_MEMORY, re.compile(r"(CUDA|HIP) out of memory|CUDA error: out of memory|Cuda failure \d* ?'out of memory'|CU\w+_ALLOC_FAILED|DataLoader worker .* killed by signal: (Killed|Bus error)|bad_alloc|DefaultCPUAllocator|memory allocation of \d+ bytes failed|Memory allocation still failed", re.IGNORECASE)),
     (Cause.OUT_OF_MEMORY, _SHARED_MEMORY),
@@ -110,7 +112,7 @@ _WORDS = (
     (Cause.OUT_OF_MEMORY, re.compile(r"out of memory\b|can't allocate memory|cannot allocate memory", re.IGNORECASE)),
     (Cause.STORAGE, re.compile(r"No space left on device|Input/output error|Read-only file system|Stale file handle|Disk quota exceeded|\bcould not be saved\b|Transport endpoint is not connected|disk is full|No usable temporary directory|PytorchStreamWriter failed|file write failed|inline_container.*unexpected pos|free disk space|are free there; free|cannot (create|open|touch|move|remove) .*: Permission denied", re.IGNORECASE)),
     (Cause.NON_FINITE, re.compile(rf"\b(loss|grad\w*|norm|logits?|weights?|outputs?|activations?|values?)\b.*(\b(is|was|are|became|has|contains?|invalid values:)\b|[=:])\W*((?:[a-z]+\W+){{0,2}}){_NOT_A_NUMBER}|{_NOT_A_NUMBER} (loss|grad\w*|values?|norm)|(is|are) (not finite|non-?finite)|\bNaNs?( values?)? (was |were )?(detected|found|encountered|in)\b|(detected|found|encountered|got) (a )?NaN|probability tensor contains|cannot convert float (NaN|infinity)|loss scale already at minimum", re.IGNORECASE | re.DOTALL)),
-    (Cause.SETUP, re.compile(r"can't open file|No such file or directory: '[^']*\.py'|cannot open shared object file|version `GLIBC|undefined symbol|: command not found|^sh: \d+: .*: not found$|Too many open files|can't start new thread|Resource temporarily unavailable|name resolution|Name or service not known|Unable to JIT load|CUDA_HOME|Ninja is required", re.IGNORECASE | re.MULTILINE)),
+    (Cause.SETUP, re.compile(r"can't open file|No such file or directory: '[^']*\.py'|cannot open shared object file|\.so[.\d]*: (invalid ELF header|wrong ELF class|file too short|failed to map segment|cannot (read file data|allocate memory in static TLS))|version `GLIBC|undefined symbol|: command not found|: unbound variable$|: parameter (null or )?not set$|^sh: \d+: .*: not found$|Too many open files|can't start new thread|Resource temporarily unavailable|name resolution|Name or service not known|Unable to JIT load|CUDA_HOME|Ninja is required", re.IGNORECASE | re.MULTILINE)),
     (Cause.SETUP, _NO_COMPILER),
 )  # fmt: skip
 _NATIVE_WORDS = (
@@ -118,8 +120,10 @@ _NATIVE_WORDS = (
     (Cause.FABRIC, re.compile(r"\bNCCL (error|WARN|Last Error)|watchdog detected operation error|ncclSystemError|ncclRemoteError|ncclUnhandled|\bgloo\b.*(connect|timeout|closed)|Timed out waiting .* (recv|send) operation|No route to host|Network is unreachable", re.IGNORECASE)),
 )  # fmt: skip
 """Words of the libraries that ranks talk by."""
-_NO_PROGRAM = re.compile(r"_execute_child.*(No such file or directory|Permission denied|Exec format error)", re.DOTALL)
-"""A program that Python's subprocess could not start, by the traceback's frames."""
+_NO_PROGRAM = re.compile(r"(_execute_child|_execvpe)\b.*(No such file or directory|Permission denied|Exec format error)", re.DOTALL)
+"""A program that Python's subprocess or os could not start, by the traceback's frames."""
+_IMPORTED = re.compile(r'[/\\](site|dist)-packages[/\\][^"\n]*", line \d+, in <module>')
+"""Frame of an installed module that is being imported."""
 _OF_THE_SYSTEM = frozenset({"FileNotFoundError", "PermissionError", "OSError"})
 
 
@@ -142,6 +146,7 @@ _BY_ERRNO_OF_A_CONNECTION = (
 )  # fmt: skip
 _ERRNO = re.compile(r"\[Errno (?P<python>\d+)\](?P<path> [^:]*: (b?['\"]))?|\(os error (?P<rust>\d+)\)")
 _NO_HOME = re.compile(r"Permission denied: '(/|/root/|/home/[^/']+/)\.\w")
+_NO_USER = re.compile(r"getpwuid\(\): uid not found")
 _REMEDIES = (
     (
         _NO_COMPILER,
@@ -155,7 +160,9 @@ _REMEDIES = (
     (_SHARED_MEMORY, "{more_shared_memory}"),
     (re.compile(r"DataLoader worker .*Bus error"), "{more_shared_memory}"),
     (re.compile(r"ibv_\w+ failed with error Cannot allocate memory"), "{more_locked_memory}"),
+    (re.compile(r"inotify (watch|instance) limit reached"), "raise fs.inotify.max_user_watches and fs.inotify.max_user_instances on that machine, or let fewer programs watch files"),
     (_NO_HOME, "{home}"),
+    (_NO_USER, "set USER, LOGNAME and HOME in the job's env: this process runs as a uid that has no name in /etc/passwd"),
     (re.compile(r"\[Errno 13?\] (Permission denied|Operation not permitted): "), "check the owner and permissions of that folder: this process may not read or write there"),
     (
         re.compile(r"terminate called without an active exception(?!.*\bFile \")", re.DOTALL),
@@ -165,12 +172,16 @@ _REMEDIES = (
     (re.compile(r"CUDA error: invalid device ordinal"), "use the GPU of LOCAL_RANK, not of RANK"),
 )  # fmt: skip
 """Advice by the words of an error; names in braces are fields of PlaceWords."""
+_CONNECTING = re.compile(r"client socket has \w+ .*while trying to connect to \((?P<host>[^,\s]+), \d+\)")
+"""torch's words for a store of a process group that can't be reached."""
+_LOOPBACK = ("localhost", "127.", "::1")
 _NOT_JOINED = re.compile(rf"Timed out waiting|{TIMED_OUT.pattern}", re.IGNORECASE)
 """Words for which Lockstep's trainer exits with HANG, whatever the exception is called."""
 _BY_SIGNAL = {
     "SIGBUS": Cause.OUT_OF_MEMORY,  # a write to shared memory that has no room left
     **dict.fromkeys(("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"), Cause.KILLED),
     **dict.fromkeys(("SIGXCPU", "SIGSYS"), Cause.SETUP),  # a limit of CPU time; a system call that the container's profile forbids
+    "SIGILL": Cause.SETUP,  # code for another CPU
     "SIGXFSZ": Cause.STORAGE,  # a limit of a file's size
 }
 """Causes of signals that a program's own fault doesn't raise."""
@@ -234,6 +245,15 @@ def remedy(text: str, place: PlaceWords) -> str:
     return next((f"; {what.format(**vars(place))}" for words, what in _REMEDIES if words.search(text)), "")
 
 
+def is_of_another_master(words: str, addresses: Sequence[str]) -> bool:
+    """Return True if a rank could not reach the store on a host by whose name none of the job's nodes goes: its script has set MASTER_ADDR."""
+    match = _CONNECTING.search(words)
+    if match is None or match["host"].startswith(_LOOPBACK):
+        return match is not None and len(set(addresses)) > 1
+    host = match["host"].partition(".")[0]
+    return not host.isdigit() and ":" not in host and host not in {address.partition(".")[0] for address in addresses}
+
+
 def trainer_cause(exit_code: int | None, exception: str | None) -> Cause | None:
     """Cause that Lockstep's own trainer decided; None: it met what it doesn't know, or was ended."""
     return _BY_EXIT_CODE.get(exit_code) or _BY_TRAINER_EXCEPTION.get(exception)
@@ -244,8 +264,10 @@ def _own_cause(raised: Raised, text: str) -> Cause | None:
     words = raised.words
     if _MISUSE.search(words) or (_EXCEPTIONS.get(raised.exception) is Cause.SETUP and _OWN_IMPORT.search(raised.message)):
         return Cause.USER_CODE
+    if _NO_USER.search(words):
+        return Cause.SETUP
     if _EXCEPTIONS.get(raised.exception) is Cause.USER_CODE:
-        return Cause.USER_CODE
+        return Cause.SETUP if _is_of_an_import(text) else Cause.USER_CODE
     if _NO_HOME.search(words) or (raised.exception in _OF_THE_SYSTEM and _NO_PROGRAM.search(text)):
         return Cause.SETUP
     return (
@@ -258,7 +280,13 @@ def _own_cause(raised: Raised, text: str) -> Cause | None:
         or _by_words(_WORDS, words)
         or _by_words(_NATIVE_WORDS, words)
         or _of_a_child(words)
+        or (Cause.SETUP if _is_of_an_import(text) else None)
     )
+
+
+def _is_of_an_import(text: str) -> bool:
+    """Return True if the last traceback passes through an installed package's import: it and the other packages don't fit each other."""
+    return _IMPORTED.search(text.rpartition("Traceback (most recent call last)")[2]) is not None
 
 
 def _by_errno(message: str) -> Cause | None:

@@ -11,7 +11,7 @@ from lockstep_gang.contract.placewords import PlaceWords, words_of
 from lockstep_gang.contract.report import Cause, Failure
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.times import SILENCE_SECONDS
-from lockstep_gang.lifecycle.causes import blamable, is_killed, rank_cause, remedy, signal_of, trainer_cause
+from lockstep_gang.lifecycle.causes import blamable, is_killed, is_of_another_master, rank_cause, remedy, signal_of, trainer_cause
 from lockstep_gang.lifecycle.fabric.state import explained_by_nccl, fault_kind, hang_explained_by_nccl, refusal
 from lockstep_gang.lifecycle.gang import Gang, LostNode, Rank, failed_ranks, silent_success
 from lockstep_gang.lifecycle.hang import STOPPED, hang_failure, stopped_rank
@@ -215,6 +215,8 @@ def _rank_failure(run: Run, index: int, rank: Rank, silent: bool) -> Failure:
     memory, place = exit_.out_of_memory if exit_ is not None else None, words_of(run)
     cause = rank_cause(run.training is not None, exit_code, signal, raised, "\n".join(fresh))
     advice = remedy("\n".join(each.words for each in blamable(raised)) if raised is not None else "\n".join(fresh), place)
+    if raised is not None and is_of_another_master(raised.words, run.addresses):
+        cause, advice = Cause.SETUP, "; that is not the MASTER_ADDR of this job: leave the variable as Lockstep sets it"
     text = f"rank {index} on node {run.node_of(index)} {_how(exit_, run, silent)}{_for_memory(memory, place)}{_exception_words(raised)}"
     return Failure(
         message=text[: 1000 - len(advice)].removesuffix("." if advice else "") + advice,
@@ -264,7 +266,7 @@ def _for_memory(memory: OutOfMemory | None, place: PlaceWords) -> str:
 def _signal_hints(place: PlaceWords) -> dict[str, str]:
     return {
         "SIGKILL": " (by the kernel when memory runs out, or by hand)",
-        "SIGBUS": f" (most often because shared memory, /dev/shm, is full: {place.more_shared_memory})",
+        "SIGBUS": f" (most often because shared memory, /dev/shm, is full: {place.more_shared_memory}; a mapped file that became shorter ends a rank so, too)",
         "SIGILL": " (an instruction that this CPU doesn't have: a library was built for another one)",
         "SIGXCPU": " (a limit of CPU time: ulimit -t)",
         "SIGXFSZ": " (a limit of a file's size: ulimit -f)",

@@ -23,6 +23,8 @@ SLACK_SECONDS = (5.0, 15.0)
 SILENT_SECONDS = 12.0
 """Silence from which on a rank doesn't run any more. It beats every 5 s, and its agent reports that within 5 s, or somewhat later in a big gang."""
 STOPPED = frozenset({"T", "t"})
+_AT_ITS_END = "_shutdown (threading.py:"
+"""Place of the main thread, which waits for the other ones, once the script has ended, whether it failed or not."""
 
 
 def overdue_hang(gang: Gang, run: Run, now: float) -> tuple[Gang, Hang | None]:
@@ -131,7 +133,7 @@ def hang_failure(gang: Gang, run: Run, hang: Hang) -> Failure:
     text = f"{_who(blamed, run, dumps)}: {progress.doing} has not ended{limit}{dump_text(dump)}"
     if hang.words and not blamed:
         text += f"; rank {hang.rank} says: {hang.words}"
-    stacks = dump.stacks if dump is not None else None
+    stacks, exit_ = dump.stacks if dump is not None else None, gang.ranks[shown].exit if blamed else None
     where = f"; stacks of all its threads are in {stacks}" if stacks else ""
     return Failure(
         message=f"{text[:800]}{where}"[:1000],
@@ -140,6 +142,7 @@ def hang_failure(gang: Gang, run: Run, hang: Hang) -> Failure:
         activity=progress.doing,
         stacks=stacks,
         cause=Cause.HANG,
+        last_lines=exit_.last_lines if exit_ is not None else (),
     )
 
 
@@ -173,4 +176,6 @@ def dump_text(dump: Dumped | None) -> str:
         return f"; its process is stopped (state {dump.state}): somebody sent it SIGSTOP, or a debugger holds it"
     if dump.state == "D":
         return f"; its process can't be interrupted (state D{kernel}): a device or a volume doesn't answer"
+    if dump.at.startswith(_AT_ITS_END):
+        return f"; its script has ended, and one of its threads that is not a daemon keeps the process (it is in {dump.at})"
     return f"; it is in {dump.at}" if dump.at else ""

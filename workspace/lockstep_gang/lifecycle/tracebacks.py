@@ -50,8 +50,9 @@ class Raised:
 
     @property
     def first_line(self) -> str:
-        """First line of its message that says anything: it may begin with an empty one, or with a ruler."""
-        return next((line.strip() for line in self.message.split("\n") if any(map(str.isalnum, line))), self.message.strip())
+        """First line of its message that says anything: it may begin with an empty one, or with a ruler. A sentence that goes on is joined."""
+        lines = [line.strip() for line in self.message.split("\n") if any(map(str.isalnum, line))] or [self.message.strip()]
+        return " ".join(lines[:2]) if len(lines) > 1 and lines[1][0].islower() and lines[0][-1].isalnum() else lines[0]
 
 
 class ExceptionLines:

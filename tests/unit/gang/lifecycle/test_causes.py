@@ -302,13 +302,55 @@ def test_what_says_nothing_itself_is_judged_by_what_led_to_it(raised: Raised, ca
         (None, "SIGXCPU", Cause.SETUP),
         (None, "SIGXFSZ", Cause.STORAGE),
         (None, "SIGSYS", Cause.SETUP),
-        (None, "SIGILL", Cause.USER_CODE),
+        (None, "SIGILL", Cause.SETUP),
+        (132, None, Cause.SETUP),
     ],
 )
 def test_a_script_that_says_nothing_is_judged_by_how_it_ended(exit_code: int | None, signal: str | None, cause: Cause) -> None:
     assert rank_cause(False, exit_code, signal, None, "") is cause
     if exit_code is not None:
         assert rank_cause(True, exit_code, signal, None, "") is Cause.INTERNAL
+
+
+@pytest.mark.parametrize(
+    ("host", "is_another"),
+    [
+        ("old-head-node", True),
+        ("old-head-node.example.com", True),
+        ("localhost", True),
+        ("127.0.0.1", True),
+        ("mine-0.mine", False),
+        ("mine-0", False),
+        ("10.9.8.7", False),
+        ("fd00::9", False),
+    ],
+)
+def test_a_script_that_sets_another_master_is_told_so(host: str, is_another: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    error = f"torch.distributed.DistNetworkError: The client socket has timed out after 3000ms while trying to connect to ({host}, 29500)."
+    found = failure_of(written(Clock(monkeypatch), (0, (*CHILD[:2], error))), addresses=("mine-0.mine", "mine-1.mine"))
+    assert (found.cause is Cause.SETUP, "not the MASTER_ADDR of this job" in found.message) == (is_another, is_another)
+
+
+IMPORT = ('  File "/train.py", line 3, in <module>', '  File "/usr/lib/python3/site-packages/a_pb2.py", line 9, in <module>')
+CALL = ('  File "/train.py", line 3, in <module>', '  File "/usr/lib/python3/site-packages/a.py", line 9, in read')
+
+
+@pytest.mark.parametrize(
+    ("lines", "cause"),
+    [
+        ((CHILD[0], *IMPORT, "TypeError: Descriptors cannot be created directly."), Cause.SETUP),
+        ((CHILD[0], *IMPORT, "RuntimeError: operator torchvision::nms does not exist"), Cause.SETUP),
+        ((CHILD[0], *CALL, "TypeError: unhashable type: 'list'"), Cause.USER_CODE),
+        ((CHILD[0], *IMPORT, "ImportError: no fast path", CHILD[0], *CALL, "KeyError: 'tokens'"), Cause.USER_CODE),
+        ((CHILD[0], '  File "<frozen os>", line 607, in _execvpe', "FileNotFoundError: [Errno 2] No such file or directory"), Cause.SETUP),
+        ((*CHILD[:2], "OSError: ./fused.so: invalid ELF header"), Cause.SETUP),
+        ((*CHILD[:2], "OSError: [Errno 28] inotify watch limit reached"), Cause.SETUP),
+    ],
+)
+def test_what_the_image_or_the_machine_lacks_is_no_fault_of_the_script(
+    lines: tuple[str, ...], cause: Cause, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert failure_of(written(Clock(monkeypatch), (0, lines))).cause is cause
 
 
 def test_a_child_s_signal_is_named_with_the_exit_code_that_stands_for_it() -> None:

@@ -93,6 +93,15 @@ def test_the_rank_that_misses_the_newest_step_is_named_with_its_file_and_the_gan
     assert any(isinstance(order, Start) and order.attempt == 2 for _, order in story.orders)
 
 
+def test_a_hang_has_the_last_lines_of_the_rank_that_is_named_and_says_if_its_script_has_ended() -> None:
+    story = dumped(scripted().reports(0, Step(0, 4)).waits(60), 1, at="_shutdown (threading.py:1590)")
+    for rank, line in enumerate(("step 4", "ValueError: bad label")):
+        story.exits(rank, None, signal="SIGKILL", ordered=True, last_lines=(line,))
+    found = failure(story)
+    assert (found.rank, found.last_lines) == (1, ("ValueError: bad label",))
+    assert "its script has ended, and one of its threads that is not a daemon keeps the process" in found.message
+
+
 def test_of_ranks_that_came_equally_far_the_stopped_one_is_named() -> None:
     found = failure(dumped(dumped(scripted().waits(60), 0, state="S", at="step (a.py:3)", waits_for_others=True), 1, state="T"))
     assert (found.rank, "its process is stopped (state T)" in found.message) == (1, True)
