@@ -25,6 +25,19 @@ dist.barrier()
 dist.destroy_process_group()
 """
 
+STEPS = """
+import json, os, socket, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+agent = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+agent.connect(os.environ["LOCKSTEP_REPORT_SOCKET"])
+for step in range(1, 100_000):
+    dist.all_reduce(torch.ones(1))
+    agent.send(json.dumps({"event": "step", "rank": dist.get_rank(), "step": step}).encode())
+    if step == 20:
+        print("twenty steps in attempt", os.environ["LOCKSTEP_ATTEMPT"], flush=True)
+    time.sleep(0.1)
+"""
+
 
 @pytest.fixture
 def machines(tmp_path: Path) -> Iterator[list[Machine]]:
@@ -136,3 +149,27 @@ def test_a_machine_that_can_not_take_part_is_told_why_and_the_launch_waits_for_a
     assert f"({machines[1].address}) has 0 GPUs that may be used (CUDA_VISIBLE_DEVICES is set there)" in second.output
     first.sees("refused ")
     assert first.process.poll() is None
+
+
+def test_a_firewall_that_forgets_connections_is_no_rank_s_hang(machines: list[Machine]) -> None:
+    for machine in machines:
+        machine.write("script.py", STEPS)
+    write_job(machines[0].folder, script={"path": "script.py"}, hangTimeouts={"stepSeconds": 12})
+    first, token = launched(machines[0])
+    machines[1].type("join", place(machines[0]), given=token)
+    first.sees("twenty steps in attempt 1")
+    _forget_connections(machines[1])
+    first.sees("twenty steps in attempt 2")
+    assert "none of them is to blame: connections between them may be dead since then" in first.output
+    assert "on node 1 hangs" not in first.output
+
+
+def _forget_connections(machine: Machine) -> None:
+    """Drop what belongs to the connections that are open now; new ones pass."""
+    inside = ["ip", "netns", "exec", machine.namespace]
+    shown = subprocess.run([*inside, "ss", "-Htn", "state", "established"], capture_output=True, text=True, check=True).stdout
+    for line in shown.splitlines():
+        own, other = (end.rpartition(":")[2] for end in line.split()[2:4])
+        for chain, ports in (("INPUT", (other, own)), ("OUTPUT", (own, other))):
+            rule = ["-A", chain, "-p", "tcp", "--sport", ports[0], "--dport", ports[1], "-j", "DROP"]
+            subprocess.run([*inside, "iptables", *rule], capture_output=True, check=True)

@@ -24,6 +24,8 @@ from lockstep_gang.agent.ranks.reports import ReportSocket
 from lockstep_gang.agent.ranks.stacks import remove_old
 from lockstep_gang.agent.ranks.standby import Standby
 from lockstep_gang.contract.messages import (
+    Activity,
+    Beat,
     Error,
     Exited,
     Finish,
@@ -352,6 +354,8 @@ class Agent:
             rank.error = report
         elif isinstance(report, (Step, Pace)):
             rank.come_to(report.step)
+        if isinstance(report, (Activity, Step, Beat)):
+            rank.progressed(report)
         self._outbox.put(report, first)
 
     def _unheard(self) -> None:

@@ -171,6 +171,8 @@ class RankState:
     """The last that it has told of, which a coordinator that is new doesn't know."""
     step_age_seconds: int | None = None
     """Age of that word."""
+    progress: tuple[dict[str, Any], ...] = ()
+    """The newest of each kind of what it has told of its progress, as in `Progressed`: some of it was lost with the connection."""
 
 
 @dataclass(frozen=True)

@@ -202,10 +202,11 @@ def _stuck(gang: Gang, run: Run, now: float) -> tuple[Gang, Decision | None]:
 
 
 def _stop_failed(gang: Gang, run: Run, now: float) -> Decision:
-    failure = first_failure(gang, run)
+    open_ = replace(gang, silences=open_silences(gang))  # those that are over count once it was seen where the ranks are
+    failure = first_failure(open_, run)
     if failure.cause is Cause.HANG and failure.rank is not None:  # by the watchdog of that rank
         hung = watchdog_hang(gang, failure.rank, now)
-        without_blame = first_failure(replace(gang, hang=hung), run)
+        without_blame = first_failure(replace(open_, hang=hung), run)
         if without_blame.cause is not Cause.HANG:
             return _stop(replace(gang, hang=hung), StopMode.KILL, without_blame.message, now)
         return _stop_hung(gang, run, hung, now)

@@ -14,9 +14,9 @@ from lockstep_gang.contract.times import SILENCE_SECONDS
 from lockstep_gang.lifecycle.causes import blamable, is_killed, is_of_another_master, rank_cause, remedy, signal_of, trainer_cause
 from lockstep_gang.lifecycle.fabric.state import explained_by_nccl, fault_kind, hang_explained_by_nccl, refusal
 from lockstep_gang.lifecycle.gang import Gang, LostNode, Rank, failed_ranks, silent_success
-from lockstep_gang.lifecycle.hang import STOPPED, hang_failure, stopped_rank
+from lockstep_gang.lifecycle.hang import STOPPED, hang_failure, ranks_apart, stopped_rank
 from lockstep_gang.lifecycle.progress import Hang
-from lockstep_gang.lifecycle.silences import open_silence_of, open_silences, silence_to_blame, silent_node_failure
+from lockstep_gang.lifecycle.silences import open_silence_of, open_silences, silence_to_blame, silent_node_failure, with_interruption_said
 from lockstep_gang.lifecycle.start import late_ranks_failure
 from lockstep_gang.lifecycle.tracebacks import Raised, raised_in
 from lockstep_spec.exits import MEANINGS, SAVED
@@ -25,7 +25,7 @@ from lockstep_spec.words import binary_size
 SEEK_SECONDS = 3.0
 """Time for which a rank is waited for whose peers have failed for want of it."""
 # What gloo, NCCL and TCPStore say in a rank that lost its peer.
-_LOST_PEER = re.compile(
+LOST_PEER = re.compile(
     r"connection (was )?(closed|reset|refused|aborted)|broken pipe|remote process (exited|has terminated)|remote end closed"
     r"|unhandled system error|ncclRemoteError|ncclSystemError|failed to recv, got 0 bytes|peer .*(closed|gone)|: EOFError: $",
     re.IGNORECASE,
@@ -43,9 +43,7 @@ def first_failure(gang: Gang, run: Run) -> Failure:
     if gang.late:
         return late_ranks_failure(gang, run)
     if gang.hang is not None:
-        since = gang.ranks[gang.hang.rank].progress.since
-        hung = hang_explained_by_nccl(hang_failure(gang, run, gang.hang), gang.fabric, run)
-        hung = silence_to_blame(gang, run, since) or _left_alone(gang, run, gang.hang) or hung
+        hung = with_interruption_said(_hung(gang, run, gang.hang), gang, run)
         return replace(hung, step=gang.trainer.step if gang.trainer is not None else None)
     step = gang.trainer.step if gang.trainer is not None else None
     refused = refusal(gang.fabric, run)
@@ -56,10 +54,19 @@ def first_failure(gang: Gang, run: Run) -> Failure:
         return Failure(message="the attempt failed, and no rank or node says why", cause=Cause.INTERNAL, step=step)
     if lost_peer and failure.rank is not None:
         failure = silence_to_blame(gang, run, gang.ranks[failure.rank].progress.since) or _ended_too_early(gang, run, failure) or failure
+        failure = with_interruption_said(failure, gang, run)
     stopped = stopped_rank(gang)
     if stopped is not None and (lost_peer or failure.cause in _BY_A_STOPPED_RANK):
         failure = hang_failure(gang, run, Hang(stopped, 0, (stopped,)))
     return replace(failure, step=step)
+
+
+def _hung(gang: Gang, run: Run, hang: Hang) -> Failure:
+    silent = silence_to_blame(gang, run, gang.ranks[hang.rank].progress.since)
+    apart = ranks_apart(gang, run)
+    if silent is not None and silent.cause is Cause.FABRIC and apart:  # it is over, and these were seen to keep the others waiting
+        silent, hang = None, replace(hang, suspects=apart)
+    return silent or _left_alone(gang, run, hang) or hang_explained_by_nccl(hang_failure(gang, run, hang), gang.fabric, run)
 
 
 def _ended_too_early(gang: Gang, run: Run, lost_it: Failure) -> Failure | None:
@@ -204,7 +211,7 @@ def _blame(failure: Failure, gang: Gang, run: Run) -> int:
         return 0
     exit_ = gang.ranks[failure.rank].exit if failure.rank is not None else None
     lines = exit_.fresh_lines[-5:] if exit_ is not None and failure.exception in _UNTELLING else ()
-    return 2 * any(_LOST_PEER.search(line) for line in (failure.message, *lines))
+    return 2 * any(LOST_PEER.search(line) for line in (failure.message, *lines))
 
 
 def _rank_failure(run: Run, index: int, rank: Rank, silent: bool) -> Failure:
@@ -250,9 +257,10 @@ def _exception_words(raised: Raised | None) -> str:
     """Words of the exception, and of those that it is judged by: `: RuntimeError: no batch; from OSError: [Errno 5] …`."""
     if raised is None:
         return ""
-    others = [each for each in blamable(raised) if each is not raised and each.words != raised.words and each.message not in raised.message]
+    led_by = [each for each in blamable(raised) if each is not raised and not each.is_of_a_child]
+    others = [each for each in led_by if each.words != raised.words and each.message not in raised.message]
     by = [f"; {'from' if each.explicit else 'while handling'} {each.exception}: {each.first_line[:300]}" for each in others[:2]]
-    return f": {raised.exception}: {raised.first_line}{''.join(by)}"
+    return f": {raised.exception}: {raised.first_line[: 300 if raised.is_of_a_child else None]}{''.join(by)}"
 
 
 def _for_memory(memory: OutOfMemory | None, place: PlaceWords) -> str:

@@ -36,14 +36,14 @@ from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.times import stamp
 from lockstep_gang.lifecycle.budget import with_downtime_ended, with_step_reached
 from lockstep_gang.lifecycle.fabric.state import after_step, with_ranks_heard
-from lockstep_gang.lifecycle.gang import Gang, LostNode, Node, Phase, Rank, told_to_start, was_stopped
+from lockstep_gang.lifecycle.gang import Gang, LostNode, Node, Phase, Rank, Silence, told_to_start, was_stopped
 from lockstep_gang.lifecycle.goodput import accounted_now_and_then, with_step
 from lockstep_gang.lifecycle.hang import STOPPED, with_deadlines_of
 from lockstep_gang.lifecycle.losses import with_machine_heard
 from lockstep_gang.lifecycle.preflight.rounds import with_answer
 from lockstep_gang.lifecycle.progress import progress_after, shifted
 from lockstep_gang.lifecycle.session import with_wish
-from lockstep_gang.lifecycle.silences import with_silence_over, without_silence
+from lockstep_gang.lifecycle.silences import open_silence_of, with_silence, with_silence_over, without_silence
 from lockstep_gang.lifecycle.stragglers import with_sample, with_stragglers_now_and_then
 
 
@@ -94,7 +94,11 @@ def node_heard_again(gang: Gang, node: int, now: float) -> Gang:
     if again is gang or gang.phase is not Phase.ACTIVE:
         return again
     seconds = now - min(silence.since for silence in gang.silences if silence.node == node)
-    ranks = {index: replace(rank, progress=shifted(rank.progress, seconds)) for index, rank in enumerate(gang.ranks) if rank.exit is None}
+    ranks = {
+        index: replace(rank, progress=shifted(rank.progress, seconds, latest=now))
+        for index, rank in enumerate(gang.ranks)
+        if rank.exit is None
+    }
     return again.with_ranks(ranks)
 
 
@@ -106,6 +110,9 @@ def _hello(gang: Gang, run: Run, node: int, hello: Hello, now: float) -> Gang:
     here = Node(connected=True, instance=hello.instance, attempt=hello.attempt, stuck=same and before.stuck, leaving=leaving)
     here = replace(here, boot_id=hello.boot_id, slept_seconds=hello.slept_seconds)
     gang = replace(gang.with_node(node, here), known_attempt=max(gang.known_attempt, hello.known_attempt))
+    if node and same and before.attempt == gang.attempt and open_silence_of(gang, node) is None:
+        broke_at = now if before.closed_at is None else before.closed_at  # one side alone may notice that a connection is gone
+        gang = with_silence(gang, Silence(node, broke_at, arrives=True))
     gang = node_heard_again(gang, node, now)
     if hello.unable or (gang.unable is not None and gang.unable[0] == node):
         gang = replace(gang, unable=(node, hello.unable) if hello.unable else None)
@@ -139,6 +146,9 @@ def _caught_up(gang: Gang, run: Run, node: int, state: RankState, now: float) ->
     """Take in a rank's state from a Hello. What it reported while its node was away is lost, so its time counts from here."""
     if state.rank not in run.ranks_of(node):
         return gang
+    reports = [rank_report_from_json(value) for value in state.progress]
+    step = gang.ranks[state.rank].progress.step
+    gang = _progressed(gang, run, node, [each for each in reports if not isinstance(each, Step) or step is None or each.step > step], now)
     rank = gang.ranks[state.rank]
     if rank.progress.heard_at:
         gang = gang.with_rank(state.rank, replace(rank, progress=replace(rank.progress, since=now, heard_at=now)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from lockstep_gang.contract.messages import Activity, Beat, RankReport, Step
@@ -77,6 +78,6 @@ def _activity(before: str, report: RankReport) -> str:
     return before
 
 
-def shifted(progress: Progress, seconds: float) -> Progress:
-    """The progress with all times so much later: nobody could have been heard in that time."""
-    return replace(progress, since=progress.since + seconds, heard_at=progress.heard_at + seconds)
+def shifted(progress: Progress, seconds: float, latest: float = math.inf) -> Progress:
+    """The progress with all times so much later, `latest` at most: nobody could have been heard in that time."""
+    return replace(progress, since=min(progress.since + seconds, latest), heard_at=min(progress.heard_at + seconds, latest))

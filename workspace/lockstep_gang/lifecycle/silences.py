@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timezone
 
+from lockstep_gang.contract.placewords import words_of
 from lockstep_gang.contract.report import Cause, Failure
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.times import SILENCE_SECONDS
@@ -29,7 +30,7 @@ def with_silence_over(gang: Gang, node: int, now: float) -> Gang:
 
 def without_silence(gang: Gang, node: int) -> Gang:
     """The gang after the end of the node's connection was heard: that says more than its silence before."""
-    silences = tuple(silence for silence in gang.silences if silence.node != node)
+    silences = tuple(silence for silence in gang.silences if silence.node != node or silence.until is not None)
     return gang if len(silences) == len(gang.silences) else replace(gang, silences=silences)
 
 
@@ -43,13 +44,26 @@ def open_silence_of(gang: Gang, node: int) -> Silence | None:
 
 
 def silence_to_blame(gang: Gang, run: Run, since: float) -> Failure | None:
-    """Failure to name instead of a rank that waited for others from `since` on; None: all nodes were heard."""
-    silences = [s for s in gang.silences if s.since <= gang.stop_began or gang.stop_began < since]
-    silences = [s for s in silences if s.until is None or s.until > since]
+    """Failure to name instead of a rank that waited for others from `since` on; None: all nodes were heard since, or it has got on after that."""
+    silences = [silence for silence in _in_time(gang, since) if silence.until is None or silence.until >= since]
     if not silences:
         return None
     first = min(silences, key=lambda silence: (silence.until is not None, silence.since))
     return silent_node_failure(first, run) if first.until is None else _interrupted(first, run)
+
+
+def with_interruption_said(failure: Failure, gang: Gang, run: Run) -> Failure:
+    """The failure of ranks that wait, or that lost a peer, with the newest interruption of the attempt that it doesn't name itself."""
+    over = [silence for silence in _in_time(gang, 0.0) if silence.until is not None]
+    if not over or failure.cause is Cause.NODE_LOST or _could_not_talk(over[-1], run) in failure.message:
+        return failure
+    note = f"; before that {_could_not_talk(over[-1], run)}"
+    return replace(failure, message=f"{failure.message[: 1000 - len(note)]}{note}")
+
+
+def _in_time(gang: Gang, since: float) -> list[Silence]:
+    """Silences that didn't begin after the attempt was stopped."""
+    return [silence for silence in gang.silences if silence.since <= gang.stop_began or gang.stop_began < since]
 
 
 def silent_node_failure(silence: Silence, run: Run) -> Failure:
@@ -61,12 +75,17 @@ def silent_node_failure(silence: Silence, run: Run) -> Failure:
 
 
 def _interrupted(silence: Silence, run: Run) -> Failure:
-    seconds = (silence.until or silence.since) - silence.since
     text = (
-        f"{run.node_name(0)} and {run.node_name(silence.node)} could not talk for {seconds:.0f} s, from {_clock(silence.since)} on; meanwhile ranks "
-        "waited for each other until their time was up, and none of them is to blame"
+        f"{_could_not_talk(silence, run)}; ranks waited for each other until their time was up, and none of them is to blame: connections between "
+        f"them may be dead since then, as where a firewall forgets connections. {words_of(run).peers.capitalize()}"
     )
     return Failure(message=text, node=silence.node, cause=Cause.FABRIC)
+
+
+def _could_not_talk(silence: Silence, run: Run) -> str:
+    seconds = (silence.until or silence.since) - silence.since
+    how = f"could not talk for {seconds:.0f} s, from {_clock(silence.since)} on" if seconds >= 1 else f"lost their connection at {_clock(silence.since)}"
+    return f"{run.node_name(0)} and {run.node_name(silence.node)} {how}"
 
 
 def open_silences_text(gang: Gang, run: Run) -> str:

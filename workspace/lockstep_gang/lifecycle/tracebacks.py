@@ -27,6 +27,8 @@ _RAISED_WHILE_HANDLING = re.compile(rf"{_RANK}During handling of the above excep
 _OF_A_GROUP = re.compile(r"^\s*\| ?|^  \+ (?=Exception Group Traceback)")
 _MEMBER = re.compile(r"^\s*\+-\+?-+ \d+ -+$")
 _END_OF_GROUP = re.compile(r"^\s*\+-+$")
+_CHILD_ENDED = frozenset({"CalledProcessError", "ChildFailedError", "ProcessExitedException"})
+"""Exceptions of subprocess, torchrun and torch.multiprocessing that say no more than that a child ended; it has written why before."""
 _TERMINATED = re.compile(r"terminate called after throwing an instance of '(?:\w+::)*(\w+)'?")
 _WHAT = "  what():  "
 MESSAGE_LINES = 20
@@ -47,6 +49,11 @@ class Raised:
     @property
     def words(self) -> str:
         return f"{self.exception}: {self.message}"
+
+    @property
+    def is_of_a_child(self) -> bool:
+        """True if it says no more than that a child ended."""
+        return self.exception in _CHILD_ENDED
 
     @property
     def first_line(self) -> str:
@@ -78,6 +85,12 @@ class ExceptionLines:
         return None
 
 
+def says_child_ended(line: str) -> bool:
+    """Return True for the line of an exception that says no more than that a child ended."""
+    match = EXCEPTION_LINE.match(line)
+    return match is not None and match[1] in _CHILD_ENDED
+
+
 def _is_link(line: str) -> bool:
     return _RAISED_FROM.match(line) is not None or _RAISED_WHILE_HANDLING.match(line) is not None
 
@@ -102,7 +115,8 @@ def raised_in(lines: Sequence[str]) -> Raised | None:
         else:
             match = (_ANY_EXCEPTION_LINE if inside or link else EXCEPTION_LINE).match(text.strip())
             if match:
-                chain = _linked(chain, Raised(match[1], match[2] or ""), link)
+                new = Raised(match[1], match[2] or "")
+                chain = _linked(chain, new, link or ("cause" if new.is_of_a_child else ""))
                 open_ = True
             elif open_ and text != LEFT_OUT and not NOISE.match(text):
                 chain[0] = _longer(chain[0], text)

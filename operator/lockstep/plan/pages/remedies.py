@@ -243,7 +243,7 @@ HELP_BY_CAUSE = {
     "OutOfMemory": "use less memory: a smaller microBatchSize (the global batch stays), a shorter maxLength, or more nodes",
     HOST_MEMORY: "the node's own memory, not the GPU's: raise resources.limits.memory of the TrainingCluster, or take fewer ranks a node, fewer data loader workers or a smaller offload",
     "Fabric": "ranks lost their connections: check the fabric and the node that is named",
-    "Storage": "a file system is full, failed, or may not be written: first make room where the message says, or fix what it names",
+    "Storage": "the volume, or another file system, is full, failed, or may not be written: first make room where the message says, or fix what it names",
     "NodeLost": "a node was lost: make another one available",
     "Preempted": "the pods were preempted: they start again when there is room",
     "Hang": "the stacks of all ranks: lockstep cp {job}:runs/{job}/logs stacks {place}, or the bundle below",

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lockstep_gang.contract.messages import Beat, RankExit, RankState, Start, Step, Stopped
+from lockstep_gang.contract.messages import Beat, Dumped, RankExit, RankState, Start, Step, Stopped, rank_report_to_json
 from lockstep_gang.contract.report import Cause, State
 from lockstep_gang.contract.run import RestartPolicy
 from lockstep_gang.coordinator.log_lines import log_lines
@@ -111,13 +111,14 @@ def test_where_the_node_is_heard_again_before_the_stop_is_over_the_two_that_coul
     failure = ended(heard(story.waits(3)), 0, 1)
     assert (failure.cause, failure.node, failure.rank) == (Cause.FABRIC, 1, None)
     assert failure.message == (
-        "node 0 (x-0) and node 1 (x-1) could not talk for 15 s, from 00:16:40 UTC on; meanwhile ranks waited for each other until their time "
-        "was up, and none of them is to blame"
+        "node 0 (x-0) and node 1 (x-1) could not talk for 15 s, from 00:16:40 UTC on; ranks waited for each other until their time was up, and none "
+        "of them is to blame: connections between them may be dead since then, as where a firewall forgets connections. Pods of one job must reach "
+        "each other on all ports: look at network policies and firewalls"
     )
 
 
 def test_a_hang_after_a_silence_that_was_over_is_a_hang() -> None:
-    story = heard(silent(training(limit=10).waits(8)).waits(1))
+    story = heard(silent(training(limit=10).waits(8)).waits(1)).waits(1)
     for rank in range(2):
         story.reports(rank, Beat(rank, "Step 5", "backward of micro-batch 1 of 1", 30, limit_seconds=10))
     story.waits(3).reports(0, Beat(0, "Step 5", "update", 31, limit_seconds=10))
@@ -133,6 +134,102 @@ def test_a_script_s_ranks_that_lost_their_peers_in_a_silence_are_not_blamed() ->
     silent(story.waits(8)).waits(2).exits(0, 1, last_lines=("RuntimeError: [gloo] Connection closed by peer",))
     failure = ended(heard(story), 0, 1)
     assert (failure.cause, failure.rank, failure.node) == (Cause.FABRIC, None, 1)
+
+
+IN_A_COLLECTIVE = {"state": "S", "at": "step (a.py:3)", "waits_for_others": True}
+BUSY = {"state": "R", "at": "read (data.py:9)"}
+NAMED = "node 0 (x-0) and node 1 (x-1)"
+
+
+def scripted() -> Story:
+    """Two ranks of a script, of which the second has come further than was heard."""
+    story = started(addresses=ADDRESSES, restart=RestartPolicy(3, 10), timeouts=Timeouts(step_seconds=60))
+    story.reports(1, Step(1, 12))
+    return story.waits(3).reports(0, Step(0, 16))
+
+
+def again(story: Story, noticed: str, step: int = 16) -> Story:
+    """The gang after the connection of node 1 was made anew, which both sides, the other one, or this one alone had noticed."""
+    if noticed == "silence":
+        silent(story.waits(8)).waits(4)
+    elif noticed == "closed":
+        story.loses(1).waits(1)
+    told = rank_report_to_json(Step(1, step))
+    return story.hears(1, hello(1, attempt=1, ranks=(RankState(1, True, progress=(told,)),)))
+
+
+def hung(story: Story, *seen: dict[str, Any]) -> Any:
+    story.waits(70)
+    for rank, each in enumerate(seen):
+        story.hears(rank, Dumped(1, rank, **each))
+    return ended(story, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("noticed", "how"),
+    [
+        ("silence", "could not talk for 12 s, from 00:16:43 UTC on"),
+        ("closed", "could not talk for 1 s, from 00:16:43 UTC on"),
+        ("", "lost their connection at 00:16:43 UTC"),
+    ],
+)
+@pytest.mark.parametrize("seen", [(IN_A_COLLECTIVE, IN_A_COLLECTIVE), ()], ids=["seen", "unseen"])
+def test_ranks_that_hang_in_collectives_since_an_interruption_are_not_blamed(noticed: str, how: str, seen: tuple[dict[str, Any], ...]) -> None:
+    failure = hung(again(scripted(), noticed), *seen)
+    assert (failure.cause, failure.node, failure.rank) == (Cause.FABRIC, 1, None)
+    assert failure.message.startswith(f"{NAMED} {how}; ranks waited")
+
+
+@pytest.mark.parametrize("noticed", ["silence", "closed", ""])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_hangs_by_itself_after_an_interruption_is_named_with_both(noticed: str, rank: int) -> None:
+    seen = [IN_A_COLLECTIVE, IN_A_COLLECTIVE]
+    seen[rank] = BUSY
+    failure = hung(again(scripted(), noticed), *seen)
+    assert (failure.cause, failure.rank) == (Cause.HANG, rank)
+    assert f"Step after step 16 has not ended within 60 s; it is in read (data.py:9); before that {NAMED} " in failure.message
+
+
+def test_an_interruption_after_which_all_ranks_went_on_is_told_with_a_later_hang() -> None:
+    story = again(scripted(), "silence").waits(1).reports(0, Step(0, 17)).reports(1, Step(1, 17)).waits(1)
+    failure = hung(story, IN_A_COLLECTIVE, IN_A_COLLECTIVE)
+    assert (failure.cause, failure.rank) == (Cause.HANG, None)
+    assert failure.message.startswith("every rank waits for the others")
+    assert failure.message.endswith(f"; before that {NAMED} could not talk for 12 s, from 00:16:43 UTC on")
+
+
+@pytest.mark.parametrize(
+    ("line", "cause", "rank"),
+    [
+        ("RuntimeError: [transport/tcp/unbound_buffer.cc:78] Timed out waiting 30000ms for recv operation to complete", Cause.FABRIC, None),
+        ("RuntimeError: [transport/tcp/pair.cc:525] Read error [10.0.0.2]:4: Connection reset by peer", Cause.FABRIC, None),
+        ("ValueError: bad label", Cause.USER_CODE, 0),
+    ],
+)
+def test_after_an_interruption_ranks_fail_by_it_only_without_a_cause_of_their_own(line: str, cause: Cause, rank: int | None) -> None:
+    story = again(scripted(), "silence").waits(20).exits(0, 1, last_lines=(line,)).waits(4)
+    for each in range(2):
+        story.hears(each, Dumped(1, each, **IN_A_COLLECTIVE))
+    failure = ended(story, 0, 1)
+    assert (failure.cause, failure.rank) == (cause, rank)
+    assert (NAMED in failure.message) is (rank is None)
+
+
+def test_a_watchdog_s_end_after_an_interruption_still_asks_where_the_others_are() -> None:
+    story = again(scripted(), "silence").waits(20).exits(0, 1, last_lines=("RuntimeError: Timed out waiting 30000ms for recv operation to complete",))
+    story.waits(4).hears(1, Dumped(1, 1, **BUSY))
+    failure = ended(story, 0, 1)
+    assert (failure.cause, failure.rank) == (Cause.HANG, 1)
+
+
+def test_a_connection_that_is_made_anew_brings_the_place_that_a_rank_has_come_to() -> None:
+    story = training(limit=600)
+    beat = Beat(1, "Step 5", "update", 31, limit_seconds=600)
+    story.waits(3).hears(1, hello(1, attempt=1, ranks=(RankState(1, True, progress=(rank_report_to_json(beat), rank_report_to_json(Step(1, 4)))),)))
+    progress = story.gang.ranks[1].progress
+    assert (progress.doing, progress.position, progress.step, progress.since) == ("Step 5, update", 31, 4, story.now)
+    story.hears(1, hello(1, attempt=1, ranks=(RankState(1, True, progress=(rank_report_to_json(Step(1, 3)),)),)))
+    assert story.gang.ranks[1].progress.step == 4
 
 
 def test_a_coordinator_that_did_not_run_is_what_others_did_not_hear() -> None:

@@ -114,3 +114,52 @@ def test_twenty_lines_after_its_first_one_belong_to_an_exception_and_twenty_line
     assert raised is not None and raised.message.split("\n") == ["bad", *more[:20]]
     raised = raised_in([TERMINATED, *more])
     assert raised is not None and raised.message.split("\n") == more[:20]
+
+
+WORKER = "[rank1]: Traceback (most recent call last):\n[rank1]:   File \"worker.py\", line 8, in <module>\n[rank1]: KeyError: 'label_column'\n"
+PEER = "[rank0]: Traceback (most recent call last):\n[rank0]:   File \"worker.py\", line 9, in <module>\n[rank0]: RuntimeError: Connection closed by peer\n"
+HANDLED = "Traceback (most recent call last):\n  File \"worker.py\", line 1, in <module>\nImportError: no flash_attn\n"
+LAUNCHER = "E1129 06:47:10.1 api.py:901] failed (exitcode: 1) local_rank: 1\nTraceback (most recent call last):\n" + "".join(
+    f"  File \"run.py\", line {number}, in main\n    main()\n" for number in range(12)
+)
+CHILD_FAILED = f"{LAUNCHER}torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \nworker.py FAILED\n  exitcode  : 1 (pid: 7)\n"
+CALLED = f"{LAUNCHER}subprocess.CalledProcessError: Command '['torchrun', 'worker.py']' returned non-zero exit status 1.\n"
+
+
+@pytest.mark.parametrize("seconds", [0.1, 8.0])
+@pytest.mark.parametrize(
+    ("written", "names"),
+    [
+        (WORKER + CALLED, "KeyError"),
+        (WORKER + CHILD_FAILED + CALLED, "KeyError"),
+        (WORKER + PEER + CHILD_FAILED, "KeyError"),
+        (HANDLED + WORKER + PEER + CHILD_FAILED + CALLED, "KeyError"),
+        (PEER + CALLED, "RuntimeError"),
+    ],
+    ids=["subprocess", "torchrun within it", "a peer fails too", "one that was handled", "nothing else"],
+)
+def test_what_ended_a_child_is_the_cause_of_its_launcher_s_exception(
+    written: str, names: str, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(relay_module.time, "monotonic", lambda: now)
+    relay = Relay(1, lambda line: None)
+    head, own, tail = written.partition(LAUNCHER)
+    relay.feed(head.encode())
+    now += seconds
+    relay.feed((own + tail).encode())
+    lines = relay.last_lines[relay.fresh_from :]
+    raised = raised_in(lines)
+    assert raised is not None and raised.is_of_a_child and len(lines) <= LAST_LINES
+    assert [each.exception for each in raised.led_by if not each.is_of_a_child] == [names]
+
+
+def test_an_exception_long_before_a_child_s_end_is_not_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(relay_module.time, "monotonic", lambda: now)
+    relay = Relay(1, lambda line: None)
+    relay.feed(WORKER.encode())
+    now += 30
+    relay.feed(CALLED.encode())
+    raised = raised_in(relay.last_lines[relay.fresh_from :])
+    assert raised is not None and (raised.exception, raised.led_by) == ("CalledProcessError", ())

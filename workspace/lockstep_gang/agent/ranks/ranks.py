@@ -8,7 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from lockstep_gang.agent.ranks.environment import RankPlace, inherited, rank_environment, with_start
@@ -31,7 +31,19 @@ from lockstep_gang.agent.ranks.stacks import (
     write_stacks,
 )
 from lockstep_gang.agent.ranks.standby import Standby
-from lockstep_gang.contract.messages import Dumped, Error, OutOfMemory, RankExit, RankState, Start
+from lockstep_gang.contract.messages import (
+    Activity,
+    Beat,
+    Dumped,
+    Error,
+    OutOfMemory,
+    RankExit,
+    RankReport,
+    RankState,
+    Start,
+    Step,
+    rank_report_to_json,
+)
 from lockstep_gang.contract.run import Run
 from lockstep_gang.lifecycle.hang import STOPPED
 from lockstep_spec.exits import DONE, SAVED
@@ -68,6 +80,8 @@ class RankProcess:
         self._step: int | None = None
         """Last step that it has reported."""
         self._stepped_at = 0.0
+        self._progress: dict[type, RankReport] = {}
+        """Newest report of each kind of its progress."""
         self.ordered = False
         self.error: Error | None = None
         self.exit: RankExit | None = None
@@ -159,7 +173,13 @@ class RankProcess:
 
     def state(self) -> RankState:
         age = None if self._step is None else int(time.monotonic() - self._stepped_at)
-        return RankState(self.rank, self.ready, self.exit, self._step, age)
+        progress = tuple(rank_report_to_json(report) for report in self._progress.values())
+        return RankState(self.rank, self.ready, self.exit, self._step, age, progress)
+
+    def progressed(self, report: Activity | Step | Beat) -> None:
+        """Keep what the rank has told of its progress, without its figures, for a connection that is made anew."""
+        self._progress.pop(type(report), None)
+        self._progress[type(report)] = replace(report, metrics={}) if isinstance(report, Step) else report
 
     def come_to(self, step: int) -> None:
         """Note that the rank has reported this step."""

@@ -9,7 +9,8 @@ from collections import deque
 from collections.abc import Callable
 
 from lockstep_gang.lifecycle.causes import TIMED_OUT
-from lockstep_gang.lifecycle.tracebacks import EXCEPTION_LINE, LEFT_OUT, NOISE, ExceptionLines
+from lockstep_gang.lifecycle.failures import LOST_PEER
+from lockstep_gang.lifecycle.tracebacks import EXCEPTION_LINE, LEFT_OUT, NOISE, ExceptionLines, says_child_ended
 from lockstep_spec.words import printable
 
 LINE_BYTES_MAX = 8192
@@ -52,6 +53,8 @@ class Relay:
         self._exception_lines = ExceptionLines()
         self._raised: list[tuple[float, str]] = []
         """Entries that name the last exception and what led to it."""
+        self._raised_before: list[tuple[float, str]] = []
+        """Those of the exception before it that said more than that a child ended, or a peer was lost."""
         self._timed_out: str | None = None
         self._crashed = False
         self._went_on_at = 0.0
@@ -70,6 +73,7 @@ class Relay:
     def fresh_from(self) -> int:
         """The first of `last_lines` that may say why the rank ends now."""
         now, first = time.monotonic(), 0
+        of_a_child = self._of_a_child()
         raised: float | None = None
         for index, (at, line) in enumerate(self._entries()):
             if now - at > OLD_SECONDS or at + WENT_ON_SECONDS < self._went_on_at:
@@ -77,13 +81,19 @@ class Relay:
             elif raised is not None and at - raised > WENT_ON_SECONDS and not NOISE.match(line):
                 first, raised = index, None
             if EXCEPTION_LINE.match(line.strip()):
-                raised = at
+                raised = None if (at, line) in of_a_child else at
         return first
+
+    def _of_a_child(self) -> list[tuple[float, str]]:
+        """Entries of the exception that ended a child, if the last one says only that a child ended: a launcher takes its time, and writes more than is kept."""
+        before, last = self._raised_before, self._raised
+        return before if before and says_child_ended(last[-1][1]) and last[-1][0] - before[-1][0] <= OLD_SECONDS else []
 
     def _entries(self) -> list[tuple[float, str]]:
         """The last lines, with those that name the last exception before them where more was written just after it, as hooks of an exit do."""
-        before = [entry for entry in self._raised if all(entry is not last for last in self._last)]
-        if not before or self._last[-1][0] - before[-1][0] > WENT_ON_SECONDS:
+        raised = self._raised if self._raised and self._last[-1][0] - self._raised[-1][0] <= WENT_ON_SECONDS else []
+        before = [entry for entry in (*self._of_a_child(), *raised) if all(entry is not last for last in self._last)]
+        if not before:
             return [*self._last]
         return [*before, (before[-1][0], LEFT_OUT), *list(self._last)[len(before) + 1 :]]
 
@@ -114,6 +124,10 @@ class Relay:
         entry = (time.monotonic(), text[:LAST_LINE_CHARACTERS])
         self._last.append(entry)
         begins = self._exception_lines.has_new(text)
+        if begins and self._raised and not says_child_ended(self._raised[-1][1]):
+            is_fresh = self._raised_before and entry[0] - self._raised_before[-1][0] <= OLD_SECONDS
+            if not (is_fresh and LOST_PEER.search(self._raised[-1][1])):
+                self._raised_before = self._raised
         if begins is not None:
             self._raised = [*([] if begins else self._raised), entry][-RAISED_LINES:]
         if TIMED_OUT.search(text):
