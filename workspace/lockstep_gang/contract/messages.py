@@ -151,6 +151,8 @@ class RankExit:
     fresh_from: int = 0
     """The first of them that may say why it ended: what is older was written long before, or the rank went on after it."""
     out_of_memory: OutOfMemory | None = None
+    left: tuple[str, ...] = ()
+    """Programs that it left running when it exited with 0; they were ended."""
 
     @property
     def how(self) -> str:

@@ -17,7 +17,7 @@ from lockstep_gang.contract.times import reconnect_seconds
 from lockstep_gang.lifecycle import session, stops
 from lockstep_gang.lifecycle.budget import is_repeated, is_spent, may_start_at, nodes_that_left, with_failure_charged
 from lockstep_gang.lifecycle.fabric.state import fabric_wake_at, judged_by_now, new_fabric, refusal
-from lockstep_gang.lifecycle.failures import first_failure, is_final, with_cause_sought
+from lockstep_gang.lifecycle.failures import first_failure, is_final, left_running, with_cause_sought
 from lockstep_gang.lifecycle.gang import Gang, LostNode, Node, Phase, Rank, Ranks, has_failed, told_to_start
 from lockstep_gang.lifecycle.goodput import accounted, accounted_now_and_then
 from lockstep_gang.lifecycle.hang import hang_failure, overdue_hang, watchdog_hang
@@ -174,7 +174,8 @@ def _active(gang: Gang, run: Run, now: float) -> Decision:
 def _done(gang: Gang, run: Run, now: float) -> Decision:
     if run.interactive is not None:
         return _run_over(session.request_completed(gang, now), "Complete")
-    note = (gang.result or {}).get("note")
+    note = (gang.result or {}).get("note") or left_running(gang, run)
+    gang = replace(gang, result={**(gang.result or {}), "note": note}) if note else gang
     return replace(_ended(gang, State.COMPLETE, f"all ranks are done; {note}" if note else "all ranks are done"), close="Complete")
 
 

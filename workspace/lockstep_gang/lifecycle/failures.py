@@ -20,7 +20,7 @@ from lockstep_gang.lifecycle.silences import open_silence_of, open_silences, sil
 from lockstep_gang.lifecycle.start import late_ranks_failure
 from lockstep_gang.lifecycle.tracebacks import Raised, raised_in
 from lockstep_spec.exits import MEANINGS, SAVED
-from lockstep_spec.words import binary_size
+from lockstep_spec.words import binary_size, named, number_of
 
 SEEK_SECONDS = 3.0
 """Time for which a rank is waited for whose peers have failed for want of it."""
@@ -110,6 +110,18 @@ def with_cause_sought(gang: Gang, run: Run, now: float) -> Gang:
 
 def _has_own_cause(gang: Gang, run: Run, index: int) -> bool:
     return not _blame(_rank_failure(run, index, gang.ranks[index], silent_success(gang, run, index)), gang, run)
+
+
+def left_running(gang: Gang, run: Run) -> str:
+    """Warning that a script's ranks left programs running, as one does that starts its training in the background; empty if none did."""
+    left = [(exit_, name) for rank in gang.ranks if (exit_ := rank.exit) is not None for name in exit_.left] if run.training is None else []
+    if not left:
+        return ""
+    ranks, names = sorted({exit_.rank for exit_, _ in left}), sorted({name for _, name in left})
+    return (
+        f"warning: {named('rank', ranks)} exited with 0 and left {number_of(len(left), 'program')} running ({', '.join(names)[:200]}), ended with the attempt: "
+        "a script has to wait for what it starts (no nohup, & or daemon)"
+    )
 
 
 def _is_done(rank: Rank) -> bool:

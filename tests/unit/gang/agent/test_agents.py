@@ -138,6 +138,17 @@ def test_grandchildren_of_ranks_die_with_the_attempt_even_in_a_session_of_their_
     assert gone(pid, 2)
 
 
+@pytest.mark.parametrize("alone", [False, True], ids=["in the background", "as a daemon"])
+def test_a_script_that_leaves_what_it_started_is_told_so(agents: Gang, alone: bool) -> None:
+    sleeps = f'import subprocess\nsubprocess.Popen(["/bin/sleep", "1000"], start_new_session={alone})\n'
+    agents.write(SAY + "if R == '1':\n  " + sleeps.replace("\n", "\n  "))
+    agents.start(0, 1)
+    assert agents.codes() == [0, 0]
+    note = agents.record("end.json")["result"]["note"]
+    assert note.startswith("warning: rank 1 exited with 0 and left 1 program running (sleep 1000), ended with the attempt: a script has to wait")
+    assert f"Complete: all ranks are done; {note}" in agents.log()
+
+
 def test_a_failure_is_restarted_in_place_under_the_next_attempt(agents: Gang) -> None:
     agents.write(SAY + 'sys.exit(1 if os.environ["LOCKSTEP_ATTEMPT"] == "1" and R == "1" else 0)', restart=RestartPolicy(1, 0))
     agents.start(0, 1)

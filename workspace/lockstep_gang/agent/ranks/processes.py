@@ -14,8 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lockstep_spec.words import printable_line
+
 LOOKS, LOOK_SECONDS = 10, 0.01
 """Looks at processes that are about to have an environment, and the time between two; some never have one."""
+LEFT_MAX = 10
+"""Number of programs that are named which a rank left running."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _MAXRSS_BYTES = 1 if sys.platform == "darwin" else 1024
@@ -32,6 +36,8 @@ class EndedProcess:
     signal: str | None
     peak_bytes: int = 0
     """Peak of its resident memory; 0: not known."""
+    left: tuple[str, ...] = ()
+    """Programs that a leader that exited with 0 left running, in its group or on their own."""
 
 
 def become_subreaper() -> None:
@@ -72,24 +78,41 @@ def ended_children(leaders: Mapping[int, object]) -> Iterator[EndedProcess]:
             return
         if child is None:
             return
-        pid, status, used = child
+        pid, status, used, left = child
         code = os.waitstatus_to_exitcode(status)
-        yield EndedProcess(pid, code if code >= 0 else None, signal_name(-code) if code < 0 else None, used.ru_maxrss * _MAXRSS_BYTES)
+        yield EndedProcess(pid, code if code >= 0 else None, signal_name(-code) if code < 0 else None, used.ru_maxrss * _MAXRSS_BYTES, left)
 
 
-def _next_ended(leaders: Mapping[int, object]) -> tuple[int, int, resource.struct_rusage] | None:
-    """(process id, status, what it used) of a child that ended; None: the others run. Raises ChildProcessError when there is no child."""
+def _next_ended(leaders: Mapping[int, object]) -> tuple[int, int, resource.struct_rusage, tuple[str, ...]] | None:
+    """(process id, status, what it used, what it left running) of a child that ended; None: the others run. Raises ChildProcessError when there is no child."""
     if not hasattr(os, "waitid"):  # macOS before Python 3.13: the group is killed just after its number is free
         pid, status, used = os.wait4(-1, os.WNOHANG)
         if pid in leaders:
             send_to_group(pid, signal.SIGKILL)
-        return (pid, status, used) if pid else None
+        return (pid, status, used, ()) if pid else None
     child = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     if child is None:
         return None
+    left: tuple[str, ...] = ()
     if child.si_pid in leaders:
+        left = _left_by(child.si_pid, leaders) if child.si_status == 0 else ()
         send_to_group(child.si_pid, signal.SIGKILL)
-    return os.wait4(child.si_pid, 0)
+    return *os.wait4(child.si_pid, 0), left
+
+
+def _left_by(leader: int, leaders: Mapping[int, object]) -> tuple[str, ...]:
+    """Programs that run on after their leader: of its group, and orphans, which are this process's children now. Not Python's own, which end by themselves."""
+    left = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            pid, (state, parent, group) = int(stat.parent.name), stat.read_text(errors="replace").rpartition(")")[2].split()[:3]
+            command = (stat.parent / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
+        except (OSError, ValueError):
+            continue
+        is_ours = int(group) == leader or (int(parent) == os.getpid() and int(group) != os.getpgrp() and int(group) not in leaders)
+        if is_ours and pid not in leaders and state != "Z" and command and not any("multiprocessing" in word for word in command):
+            left.append(printable_line(" ".join(word.rpartition("/")[2] for word in command[:2] if not word.startswith("-")))[:60])
+    return tuple(sorted(left)[:LEFT_MAX])
 
 
 def signal_name(number: int) -> str:

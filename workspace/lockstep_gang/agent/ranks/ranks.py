@@ -168,7 +168,7 @@ class RankProcess:
         self._relay.finish()
         error = self.error or read_error_file(self._error_file, self.rank)
         lines, fresh = tuple(self._relay.last_lines), self._relay.fresh_from
-        self.exit = RankExit(self.rank, ended.exit_code, ended.signal, self.ordered, error, lines, fresh, out_of_memory)
+        self.exit = RankExit(self.rank, ended.exit_code, ended.signal, self.ordered, error, lines, fresh, out_of_memory, ended.left)
         return self.exit
 
     def state(self) -> RankState:
