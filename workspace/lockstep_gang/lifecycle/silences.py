@@ -84,7 +84,11 @@ def _interrupted(silence: Silence, run: Run) -> Failure:
 
 def _could_not_talk(silence: Silence, run: Run) -> str:
     seconds = (silence.until or silence.since) - silence.since
-    how = f"could not talk for {seconds:.0f} s, from {_clock(silence.since)} on" if seconds >= 1 else f"lost their connection at {_clock(silence.since)}"
+    how = (
+        f"could not talk for {seconds:.0f} s, from {_clock(silence.since)} on"
+        if seconds >= 1
+        else f"lost their connection at {_clock(silence.since)}"
+    )
     return f"{run.node_name(0)} and {run.node_name(silence.node)} {how}"
 
 

@@ -145,7 +145,9 @@ def test_a_script_that_leaves_what_it_started_is_told_so(agents: Gang, alone: bo
     agents.start(0, 1)
     assert agents.codes() == [0, 0]
     note = agents.record("end.json")["result"]["note"]
-    assert note.startswith("warning: rank 1 exited with 0 and left 1 program running (sleep 1000), ended with the attempt: a script has to wait")
+    assert note.startswith(
+        "warning: rank 1 exited with 0 and left 1 program running (sleep 1000), ended with the attempt: a script has to wait"
+    )
     assert f"Complete: all ranks are done; {note}" in agents.log()
 
 

@@ -174,7 +174,9 @@ def hung(story: Story, *seen: dict[str, Any]) -> Any:
     ],
 )
 @pytest.mark.parametrize("seen", [(IN_A_COLLECTIVE, IN_A_COLLECTIVE), ()], ids=["seen", "unseen"])
-def test_ranks_that_hang_in_collectives_since_an_interruption_are_not_blamed(noticed: str, how: str, seen: tuple[dict[str, Any], ...]) -> None:
+def test_ranks_that_hang_in_collectives_since_an_interruption_are_not_blamed(
+    noticed: str, how: str, seen: tuple[dict[str, Any], ...]
+) -> None:
     failure = hung(again(scripted(), noticed), *seen)
     assert (failure.cause, failure.node, failure.rank) == (Cause.FABRIC, 1, None)
     assert failure.message.startswith(f"{NAMED} {how}; ranks waited")
@@ -216,7 +218,11 @@ def test_after_an_interruption_ranks_fail_by_it_only_without_a_cause_of_their_ow
 
 
 def test_a_watchdog_s_end_after_an_interruption_still_asks_where_the_others_are() -> None:
-    story = again(scripted(), "silence").waits(20).exits(0, 1, last_lines=("RuntimeError: Timed out waiting 30000ms for recv operation to complete",))
+    story = (
+        again(scripted(), "silence")
+        .waits(20)
+        .exits(0, 1, last_lines=("RuntimeError: Timed out waiting 30000ms for recv operation to complete",))
+    )
     story.waits(4).hears(1, Dumped(1, 1, **BUSY))
     failure = ended(story, 0, 1)
     assert (failure.cause, failure.rank) == (Cause.HANG, 1)
@@ -225,7 +231,9 @@ def test_a_watchdog_s_end_after_an_interruption_still_asks_where_the_others_are(
 def test_a_connection_that_is_made_anew_brings_the_place_that_a_rank_has_come_to() -> None:
     story = training(limit=600)
     beat = Beat(1, "Step 5", "update", 31, limit_seconds=600)
-    story.waits(3).hears(1, hello(1, attempt=1, ranks=(RankState(1, True, progress=(rank_report_to_json(beat), rank_report_to_json(Step(1, 4)))),)))
+    story.waits(3).hears(
+        1, hello(1, attempt=1, ranks=(RankState(1, True, progress=(rank_report_to_json(beat), rank_report_to_json(Step(1, 4)))),))
+    )
     progress = story.gang.ranks[1].progress
     assert (progress.doing, progress.position, progress.step, progress.since) == ("Step 5, update", 31, 4, story.now)
     story.hears(1, hello(1, attempt=1, ranks=(RankState(1, True, progress=(rank_report_to_json(Step(1, 3)),)),)))

@@ -116,13 +116,17 @@ def test_twenty_lines_after_its_first_one_belong_to_an_exception_and_twenty_line
     assert raised is not None and raised.message.split("\n") == more[:20]
 
 
-WORKER = "[rank1]: Traceback (most recent call last):\n[rank1]:   File \"worker.py\", line 8, in <module>\n[rank1]: KeyError: 'label_column'\n"
-PEER = "[rank0]: Traceback (most recent call last):\n[rank0]:   File \"worker.py\", line 9, in <module>\n[rank0]: RuntimeError: Connection closed by peer\n"
-HANDLED = "Traceback (most recent call last):\n  File \"worker.py\", line 1, in <module>\nImportError: no flash_attn\n"
-LAUNCHER = "E1129 06:47:10.1 api.py:901] failed (exitcode: 1) local_rank: 1\nTraceback (most recent call last):\n" + "".join(
-    f"  File \"run.py\", line {number}, in main\n    main()\n" for number in range(12)
+WORKER = (
+    "[rank1]: Traceback (most recent call last):\n[rank1]:   File \"worker.py\", line 8, in <module>\n[rank1]: KeyError: 'label_column'\n"
 )
-CHILD_FAILED = f"{LAUNCHER}torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \nworker.py FAILED\n  exitcode  : 1 (pid: 7)\n"
+PEER = '[rank0]: Traceback (most recent call last):\n[rank0]:   File "worker.py", line 9, in <module>\n[rank0]: RuntimeError: Connection closed by peer\n'
+HANDLED = 'Traceback (most recent call last):\n  File "worker.py", line 1, in <module>\nImportError: no flash_attn\n'
+LAUNCHER = "E1129 06:47:10.1 api.py:901] failed (exitcode: 1) local_rank: 1\nTraceback (most recent call last):\n" + "".join(
+    f'  File "run.py", line {number}, in main\n    main()\n' for number in range(12)
+)
+CHILD_FAILED = (
+    f"{LAUNCHER}torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \nworker.py FAILED\n  exitcode  : 1 (pid: 7)\n"
+)
 CALLED = f"{LAUNCHER}subprocess.CalledProcessError: Command '['torchrun', 'worker.py']' returned non-zero exit status 1.\n"
 
 
