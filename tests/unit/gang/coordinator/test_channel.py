@@ -328,6 +328,7 @@ def test_an_agent_that_hears_nothing_stops_its_ranks_and_tells_so_when_the_coord
         "lastLines": [],
         "freshFrom": 0,
         "outOfMemory": None,
+        "left": [],
     }
     assert (again["attempt"], again["knownAttempt"]) == (0, 1)
 
