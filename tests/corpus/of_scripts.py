@@ -44,7 +44,7 @@ if RANK == 1:
     print(tokens[1 << 19])
 wait()
 """),
-    RankFault("interrupted", "somebody interrupts one rank (SIGINT)", _one("Killed", "SIGINT|KeyboardInterrupt", WHO_KILLED), "if RANK == 1: os.kill(os.getpid(), signal.SIGINT); wait(1)\nwait()"),
+    RankFault("interrupted", "one rank is interrupted (SIGINT)", _one("Killed", "SIGINT|KeyboardInterrupt", WHO_KILLED), "if RANK == 1: os.kill(os.getpid(), signal.SIGINT); wait(1)\nwait()"),
     RankFault("alarm", "a timer of the script's own ends it (SIGALRM)", _one("UserCode", "SIGALRM", CORRECT), "if RANK == 1: signal.alarm(1)\nwait()"),
     # Threads, children, hooks.
     RankFault("thread-dies", "a thread that reads data dies, and the script waits for its queue", _one("Hang", "ValueError: bad record", "stacks"), """\
@@ -158,12 +158,12 @@ wait()
     RankFault("watches", "the kernel has no more inotify watches", _one("Setup", "inotify", "inotify|limit", never="make room"), raises("OSError(28, 'inotify watch limit reached')")),
     RankFault("no-locks", "the volume can't lock files", _one("Storage", "not supported", "volume"), raises("OSError(95, 'Operation not supported', '/workspace/cache.lock')")),
     # The run's own files.
-    RankFault("logs-deleted", "somebody deletes the run's logs, then a rank fails", _one("UserCode", "ValueError: bad label", CORRECT), """\
+    RankFault("logs-deleted", "the run's logs are deleted, then a rank fails", _one("UserCode", "ValueError: bad label", CORRECT), """\
 import pathlib, shutil
 if RANK == 1: shutil.rmtree(pathlib.Path(os.environ["LOCKSTEP_RUN"]).parent / "logs", ignore_errors=True); shutil.rmtree("runs/faulty/logs", ignore_errors=True); time.sleep(1); raise ValueError("bad label")
 wait()
 """),
-    RankFault("run-deleted", "somebody deletes the run's folder, and the script goes on to its end", NO_HARM, "import shutil\nif RANK == 1: shutil.rmtree('runs/faulty', ignore_errors=True)\nsteps(4, 24)"),
+    RankFault("run-deleted", "the run's folder is deleted, and the script goes on to its end", NO_HARM, "import shutil\nif RANK == 1: shutil.rmtree('runs/faulty', ignore_errors=True)\nsteps(4, 24)"),
     # What ranks say to each other.
     RankFault("master", "the script names a MASTER_ADDR that no longer exists", _all("Setup", "old-head-node", LACKS), "import datetime\nimport torch.distributed as dist\nos.environ['MASTER_ADDR'] = 'old-head-node.invalid'\ndist.init_process_group('gloo', timeout=datetime.timedelta(seconds=3))"),
     RankFault("world-size", "a rank believes in a larger world than its peer", _all("Hang", "rank [01] .*hangs|every rank waits|all ranks wait", "stacks"), "if RANK == 1: os.environ['WORLD_SIZE'] = '4'\n" + GLOO + TALK_ON, LIMIT),

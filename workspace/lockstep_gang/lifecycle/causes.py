@@ -248,8 +248,10 @@ def remedy(text: str, place: PlaceWords) -> str:
 def is_of_another_master(words: str, addresses: Sequence[str]) -> bool:
     """Return True if a rank could not reach the store on a host by whose name none of the job's nodes goes: its script has set MASTER_ADDR."""
     match = _CONNECTING.search(words)
-    if match is None or match["host"].startswith(_LOOPBACK):
-        return match is not None and len(set(addresses)) > 1
+    if match is None:
+        return False
+    if match["host"].startswith(_LOOPBACK):
+        return len(set(addresses)) > 1
     host = match["host"].partition(".")[0]
     return not host.isdigit() and ":" not in host and host not in {address.partition(".")[0] for address in addresses}
 

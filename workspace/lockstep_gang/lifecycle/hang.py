@@ -127,10 +127,8 @@ def ranks_apart(gang: Gang, run: Run) -> tuple[int, ...]:
     """Ranks that were seen stopped, or elsewhere than in a collective operation, unless all ranks were: these keep the others waiting."""
     stopped = tuple(dump.rank for dump in gang.dumps if dump.state in STOPPED or dump.state == "D")
     apart = tuple(dump.rank for dump in gang.dumps if dump.at and not dump.waits_for_others)
-    all_of_them = len(
-        gang.dumps if run.gpus_per_node else gang.ranks
-    )  # the main thread of a backward pass on GPUs is in no collective operation
-    return stopped or (apart if len(apart) < all_of_them else ())
+    seen = gang.dumps if run.gpus_per_node else gang.ranks  # the main thread of a backward pass on GPUs is in no collective operation
+    return stopped or (apart if len(apart) < len(seen) else ())
 
 
 def hang_failure(gang: Gang, run: Run, hang: Hang) -> Failure:

@@ -41,6 +41,10 @@ _EVENTS = "lockstep events {job} -n {namespace}"
 _ANEW = "lockstep delete {job} -n {namespace}"
 _START_ANEW = "and then lockstep resume {job} -n {namespace}: goes on from the last checkpoint with a new start"
 _CORRECT = "change what the message names; the job then starts by itself"
+_INODES = (
+    "kubectl exec {pod} -n {namespace} -- df -i /workspace",
+    "shows how many inodes the volume has left: remove files, of small ones many",
+)
 _NAMED = r"[`(]((?:kubectl|oc|lockstep) [^`()]+)[`)]"
 """A command that the message itself names."""
 _NO_SECRET, _NO_CONFIG_MAP = r'secret "([^"]+)" not found', r'configmap "([^"]+)" not found'
@@ -199,13 +203,13 @@ REMEDIES: Mapping[str, tuple[Remedy, ...]] = {
     Reason.NO_REPORT: (Remedy("kubectl logs {pod} -n {namespace} --tail 50", "shows what node 0 says; it runs on without the operator"),),
     Reason.NODE_NOT_HEARD: (Remedy(f"kubectl get pods -n {{namespace}} -l {LABEL_JOB}={{job}} -o wide", "shows the Nodes of the pods that can't talk to each other"),),
     Reason.RECORD_UNWRITTEN: (
-        Remedy("kubectl exec {pod} -n {namespace} -- df -i /workspace", "shows how many inodes the volume has left: remove files, of small ones many", r"^[^;]*no inodes"),
+        Remedy(*_INODES, r"^[^;]*no inodes"),
         Remedy("kubectl get events -n {namespace} --field-selector involvedObject.name={pod}", "shows what the cluster says about the volume; if it is lost, mend it, and delete the pod to mount it anew", r"^[^;]*(?:Input/output|Stale|No such device|not connected|Read-only|doesn't answer)"),
         Remedy("kubectl exec {pod} -n {namespace} -- df -h /workspace", "shows what room the volume has: make room, or enlarge its claim"),
     ),
     # Others
     Reason.SLOW_RANK: (Remedy("lockstep top {job} -n {namespace}", "shows each rank beside the others"),),
-    Reason.SAVE_FAILED: (Remedy("kubectl exec {pod} -n {namespace} -- df -i /workspace", "shows how many inodes the volume has left: remove files, of small ones many", r"no inodes"), Remedy("kubectl exec {pod} -n {namespace} -- df -h /workspace", "shows what room the volume has"),),
+    Reason.SAVE_FAILED: (Remedy(*_INODES, r"no inodes"), Remedy("kubectl exec {pod} -n {namespace} -- df -h /workspace", "shows what room the volume has"),),
     # Failed
     Reason.RANKS_FAILED: (Remedy("lockstep retry {job} -n {namespace}", "again from the last checkpoint"),),
     Reason.START_TIMEOUT: (Remedy("lockstep retry {job} -n {namespace}", "once what kept node 0 from starting is fixed; it takes what spec says then"),),

@@ -81,7 +81,7 @@ class RankProcess:
         """Last step that it has reported."""
         self._stepped_at = 0.0
         self._progress: dict[type, RankReport] = {}
-        """Newest report of each kind of its progress."""
+        """Newest report of each kind of its progress, the newest last."""
         self.ordered = False
         self.error: Error | None = None
         self.exit: RankExit | None = None
@@ -173,13 +173,14 @@ class RankProcess:
 
     def state(self) -> RankState:
         age = None if self._step is None else int(time.monotonic() - self._stepped_at)
-        progress = tuple(rank_report_to_json(report) for report in self._progress.values())
+        told = (replace(report, metrics={}) if isinstance(report, Step) else report for report in self._progress.values())
+        progress = tuple(map(rank_report_to_json, told))
         return RankState(self.rank, self.ready, self.exit, self._step, age, progress)
 
     def progressed(self, report: Activity | Step | Beat) -> None:
-        """Keep what the rank has told of its progress, without its figures, for a connection that is made anew."""
+        """Keep what the rank has told of its progress, for a connection that is made anew."""
         self._progress.pop(type(report), None)
-        self._progress[type(report)] = replace(report, metrics={}) if isinstance(report, Step) else report
+        self._progress[type(report)] = report
 
     def come_to(self, step: int) -> None:
         """Note that the rank has reported this step."""
