@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import threading
@@ -206,7 +207,8 @@ class Agent:
             return  # of the past, or ranks of before are here yet
         self._known_attempt = order.attempt
         if self._node.index == 0 or self._run.storage is not StorageMode.SHARED:  # a volume that all share is one node's to tidy
-            threading.Thread(target=remove_old, args=(Path(self._run.run_dir) / "logs",), name="old stacks", daemon=True).start()
+            with contextlib.suppress(RuntimeError):  # no thread can be made: the ranks will say so
+                threading.Thread(target=remove_old, args=(Path(self._run.run_dir) / "logs",), name="old stacks", daemon=True).start()
         self._console.begin_attempt(order.attempt)
         self._outbox.begin_attempt(order.attempt)
         self._progress.begin_attempt()

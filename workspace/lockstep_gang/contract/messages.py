@@ -153,6 +153,8 @@ class RankExit:
     out_of_memory: OutOfMemory | None = None
     left: tuple[str, ...] = ()
     """Programs that it left running when it exited with 0; they were ended."""
+    process_limit: str = ""
+    """Words for the limit of processes there, of a rank that failed; empty: none is known."""
 
     @property
     def how(self) -> str:

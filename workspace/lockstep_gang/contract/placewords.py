@@ -44,6 +44,7 @@ class PlaceWords:
     torch_build: str
     software: str
     """Object of "look at": the software that ranks run with."""
+    more_processes: str
     compiler: str
     home: str
 
@@ -75,6 +76,7 @@ IN_PODS = PlaceWords(
     torch="install torch in the image",
     torch_build="use an image whose torch is built for that GPU, or nodes with other GPUs",
     software="the job's image",
+    more_processes="start fewer workers and threads, or raise the pod's limit (podPidsLimit in the configuration of the node's kubelet)",
     compiler="the image has no compiler",
     home="the pod's user has no home to write to: set HOME (or HF_HOME and the like) to a folder of the volume in spec.env",
 )
@@ -105,6 +107,7 @@ ON_HOSTS = PlaceWords(
     torch="install torch in the environment",
     torch_build="use an environment whose torch is built for that GPU, or hosts with other GPUs",
     software="the job's environment there",
+    more_processes="start fewer workers and threads, or raise your user's limit there (ulimit -u, or TasksMax of its unit)",
     compiler="the host has no compiler",
     home="your user has no home there to write to: set HOME (or HF_HOME and the like) to a folder that exists in spec.env",
 )

@@ -283,6 +283,8 @@ class Checked:
     met: Met | None = None
     measured: Measured | None = None
     tested: SelfTestResult | None = None
+    failed: str = ""
+    """Reason why it can't answer."""
 
 
 @dataclass(frozen=True)

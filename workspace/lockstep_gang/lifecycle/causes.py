@@ -147,6 +147,12 @@ _BY_ERRNO_OF_A_CONNECTION = (
 _ERRNO = re.compile(r"\[Errno (?P<python>\d+)\](?P<path> [^:]*: (b?['\"]))?|\(os error (?P<rust>\d+)\)")
 _NO_HOME = re.compile(r"Permission denied: '(/|/root/|/home/[^/']+/)\.\w")
 _NO_USER = re.compile(r"getpwuid\(\): uid not found")
+_NO_PROCESS = re.compile(
+    r"can't start new thread|pthread_create failed|Thread creation failed|[Cc]annot fork|fork\b.*Resource temporarily unavailable"
+    r"|BlockingIOError: Resource temporarily unavailable: "
+)
+"""Words of Python, OpenBLAS, libgomp and shells for a process or thread that the kernel refuses, and the agent's for a rank."""
+_FORKS = re.compile(r"\bfork(_exec)?\(|_execute_child|Popen\(")
 _REMEDIES = (
     (
         _NO_COMPILER,
@@ -254,6 +260,11 @@ def is_of_another_master(words: str, addresses: Sequence[str]) -> bool:
         return len(set(addresses)) > 1
     host = match["host"].partition(".")[0]
     return not host.isdigit() and ":" not in host and host not in {address.partition(".")[0] for address in addresses}
+
+
+def lacks_processes(words: str, lines: str = "") -> bool:
+    """Return True if an error says that no process or thread could be made. `lines`: what was written with it, which has the frames."""
+    return _NO_PROCESS.search(words) is not None or ("BlockingIOError: [Errno 11]" in words and _FORKS.search(lines) is not None)
 
 
 def trainer_cause(exit_code: int | None, exception: str | None) -> Cause | None:

@@ -11,7 +11,16 @@ from lockstep_gang.contract.placewords import PlaceWords, words_of
 from lockstep_gang.contract.report import Cause, Failure
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.times import SILENCE_SECONDS
-from lockstep_gang.lifecycle.causes import blamable, is_killed, is_of_another_master, rank_cause, remedy, signal_of, trainer_cause
+from lockstep_gang.lifecycle.causes import (
+    blamable,
+    is_killed,
+    is_of_another_master,
+    lacks_processes,
+    rank_cause,
+    remedy,
+    signal_of,
+    trainer_cause,
+)
 from lockstep_gang.lifecycle.fabric.state import explained_by_nccl, fault_kind, hang_explained_by_nccl, refusal
 from lockstep_gang.lifecycle.gang import Gang, LostNode, Rank, failed_ranks, silent_success
 from lockstep_gang.lifecycle.hang import STOPPED, hang_failure, ranks_apart, stopped_rank
@@ -233,9 +242,13 @@ def _rank_failure(run: Run, index: int, rank: Rank, silent: bool) -> Failure:
     raised = _raised(rank, fresh)
     memory, place = exit_.out_of_memory if exit_ is not None else None, words_of(run)
     cause = rank_cause(run.training is not None, exit_code, signal, raised, "\n".join(fresh))
-    advice = remedy("\n".join(each.words for each in blamable(raised)) if raised is not None else "\n".join(fresh), place)
+    words = "\n".join(each.words for each in blamable(raised)) if raised is not None else "\n".join(fresh)
+    advice = remedy(words, place)
     if raised is not None and is_of_another_master(raised.words, run.addresses):
         cause, advice = Cause.SETUP, "; that is not the MASTER_ADDR of this job: leave the variable as Lockstep sets it"
+    elif exit_ is not None and lacks_processes(words, "\n".join(fresh)):
+        limit = f"{exit_.process_limit}: " if exit_.process_limit else ""
+        advice = f"; no more processes or threads could be made there: {limit}{place.more_processes}"
     text = f"rank {index} on node {run.node_of(index)} {_how(exit_, run, silent)}{_for_memory(memory, place)}{_exception_words(raised)}"
     return Failure(
         message=text[: 1000 - len(advice)].removesuffix("." if advice else "") + advice,

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from lockstep_gang.agent.outbox import bounded
+from lockstep_gang.agent.ranks import memory
 from lockstep_gang.agent.ranks import relay as relay_module
 from lockstep_gang.agent.ranks.memory import MemoryGroup
 from lockstep_gang.agent.ranks.relay import Relay
@@ -45,7 +46,7 @@ def written(clock: Clock, *bursts: tuple[float, tuple[str, ...]], ends_after: fl
 
 def failure_of(exit_: RankExit, **changes: Any) -> Failure:
     story = started(restart=RestartPolicy(3, 10), **changes)
-    fields = {name: getattr(exit_, name) for name in ("signal", "last_lines", "fresh_from", "out_of_memory")}
+    fields = {name: getattr(exit_, name) for name in ("signal", "last_lines", "fresh_from", "out_of_memory", "process_limit")}
     story.exits(exit_.rank, exit_.exit_code, **fields)
     story.exits(0, None, signal="SIGKILL", ordered=True)
     found = all_stopped(story).gang.failure
@@ -176,6 +177,49 @@ def test_a_group_without_a_limit_has_none(text: str, tmp_path: Path) -> None:
     group = MemoryGroup(tmp_path, tmp_path / "own")
     (tmp_path / "memory.events").write_text("oom_kill 1\n")
     assert group.killed(0) == OutOfMemory(None, None)
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "user", "words"),
+    [
+        ("0::/pod/x", {"pod/x/pids.max": "max", "pod/pids.max": "512"}, 4096, "pids.max of its cgroup is 512"),
+        ("0::/", {"pids.max": "900"}, -1, "pids.max of its cgroup is 900"),
+        ("8:pids:/x", {"pids/x/pids.max": "700"}, 600, "ulimit -u of its user is 600"),
+        ("0::/", {"pids.max": "max"}, -1, ""),
+    ],
+)
+def test_the_nearest_limit_of_processes_is_named(
+    own: str, files: dict[str, str], user: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in files.items():
+        (tmp_path / "groups" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "groups" / name).write_text(f"{text}\n")
+    (tmp_path / "own").write_text(own)
+    monkeypatch.setattr(memory.resource, "getrlimit", lambda kind: (user, user))
+    monkeypatch.setattr(memory.os, "geteuid", lambda: 1000)
+    assert memory.process_limit(tmp_path / "groups", tmp_path / "own") == words
+
+
+FORK = ("    self.pid = os.fork()", "BlockingIOError: [Errno 11] Resource temporarily unavailable")
+MORE = "start fewer workers and threads, or raise the pod's limit (podPidsLimit in the configuration of the node's kubelet)"
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        (("RuntimeError: can't start new thread",), True),
+        (("OpenBLAS blas_thread_init: pthread_create failed for thread 5 of 8: Resource temporarily unavailable",), True),
+        (("bash: fork: retry: Resource temporarily unavailable",), True),
+        (FORK, True),
+        (("BlockingIOError: Resource temporarily unavailable: python",), True),
+        (("    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)", FORK[1]), False),
+    ],
+)
+def test_a_process_that_can_not_be_made_is_told_with_its_limit(lines: tuple[str, ...], says: bool) -> None:
+    found = failure_of(RankExit(1, 1, None, ordered=False, last_lines=lines, process_limit="pids.max of its cgroup is 512"))
+    assert found.cause is Cause.SETUP
+    expected = f"; no more processes or threads could be made there: pids.max of its cgroup is 512: {MORE}"
+    assert found.message.endswith(expected) is says
 
 
 def test_steps_that_only_the_ranks_of_a_dead_coordinator_knew_count_as_lost() -> None:

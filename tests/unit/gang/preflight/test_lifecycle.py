@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from lockstep_gang.agent.preflight import answers as node_answers
 from lockstep_gang.contract.fabric import FabricAsked
 from lockstep_gang.contract.messages import Exited, FabricSeen, RankExit, Start, Started, Stopped
+from lockstep_gang.contract.placewords import IN_PODS
 from lockstep_gang.contract.preflight import (
     AllReduce,
     Check,
@@ -34,7 +37,7 @@ from lockstep_gang.contract.run import RestartPolicy
 from lockstep_gang.lifecycle.gang import Phase
 from lockstep_gang.lifecycle.preflight.rounds import neighbors
 from lockstep_spec.choices import Severity
-from unit.gang.cases import make_run
+from unit.gang.cases import KEY, make_run
 from unit.gang.fabric.cases import read
 from unit.gang.story import Story, all_stopped, failed_before, hello
 
@@ -140,6 +143,34 @@ def test_a_node_that_does_not_answer_is_named_at_the_deadline() -> None:
     story.waits(15.0)
     (finding,) = story.report.preflight.findings
     assert (finding.check, finding.node, finding.message) == ("answer", 1, "node 1 did not answer in 15 s")
+
+
+def test_a_node_that_can_not_make_threads_for_its_checks_says_so_at_once() -> None:
+    story = begun()
+    story.hears(0, Checked(story.gang.preflight.round, looked=LOOKED))
+    why = "RuntimeError: can't start new thread (pids.max of its cgroup is 64)"
+    story.hears(1, Checked(story.gang.preflight.round, failed=why))
+    (finding,) = story.report.preflight.findings
+    assert (finding.check, finding.node, finding.message) == ("answer", 1, f"node 1 can't make its checks: {why}")
+    assert finding.fix == IN_PODS.more_processes
+
+
+def test_an_agent_without_threads_answers_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(work: object, name: str) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(node_answers, "in_thread", refused)
+    sent: list[Checked] = []
+
+    async def ask() -> None:
+        answered = asyncio.Event()
+        node = node_answers.NodePreflight(make_run(), KEY, 1, lambda checked: (sent.append(checked), answered.set()))
+        node.take(Check(1, Stage.LOOK, token="x"))
+        await answered.wait()
+        node.end()
+
+    asyncio.run(ask())
+    assert sent[0].failed.startswith("RuntimeError: can't start new thread")
 
 
 def test_an_answer_to_an_earlier_question_changes_nothing() -> None:

@@ -15,6 +15,7 @@ from lockstep_gang.agent.preflight.allreduce import AllReduceRanks
 from lockstep_gang.agent.preflight.programs import Programs, json_objects
 from lockstep_gang.agent.preflight.selftest import NodeSelfTest
 from lockstep_gang.agent.ranks.environment import inherited
+from lockstep_gang.agent.ranks.memory import process_limit
 from lockstep_gang.contract.preflight import LOCKSTEP, Check, Checked, Expected, ExpectedRdma, Looked, Met, Stage
 from lockstep_gang.contract.run import Run
 from lockstep_gang.coordinator.waits import in_thread
@@ -95,17 +96,23 @@ class NodePreflight:
             self._door = None
 
     async def _work(self, check: Check) -> None:
-        if check.stage is Stage.LOOK:
-            answer = Checked(check.round, looked=await self._look(check))
-        elif check.stage is Stage.MEET:
-            answer = Checked(check.round, met=await self._meet(check))
-        elif check.stage is Stage.SELF_TEST:
-            answer = Checked(check.round, tested=await self._self_test.result(GROUP_SECONDS, anew=check.anew))
-        else:
-            self._shut()  # its port is the rendezvous'
-            answer = await self._measure(check)
+        try:
+            answer = await self._answered(check)
+        except Exception as error:  # without threads, for one: the others would wait for an answer
+            limit = process_limit()
+            answer = Checked(check.round, failed=f"{type(error).__name__}: {error}"[:REASON_CHARACTERS] + (f" ({limit})" if limit else ""))
         self._answer = answer
         self._send(answer)
+
+    async def _answered(self, check: Check) -> Checked:
+        if check.stage is Stage.LOOK:
+            return Checked(check.round, looked=await self._look(check))
+        if check.stage is Stage.MEET:
+            return Checked(check.round, met=await self._meet(check))
+        if check.stage is Stage.SELF_TEST:
+            return Checked(check.round, tested=await self._self_test.result(GROUP_SECONDS, anew=check.anew))
+        self._shut()  # its port is the rendezvous'
+        return await self._measure(check)
 
     async def _look(self, check: Check) -> Looked:
         received_ms = _now_ms()

@@ -1,7 +1,9 @@
-"""Processes of this container that the kernel killed to free memory, by its cgroup's own count (version 1 or 2)."""
+"""Limits of this container by its cgroup (version 1 or 2): processes that the kernel killed to free memory, and how many there may be."""
 
 from __future__ import annotations
 
+import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +20,7 @@ class MemoryGroup:
     """The cgroup of this process, whose ranks are in it too."""
 
     def __init__(self, groups: Path = GROUPS, own: Path = OWN) -> None:
-        self._folder = next((folder for folder in _folders(groups, own) if _kills(folder) is not None), None)
+        self._folder = next((folder for folder in _folders(groups, own, "memory") if _kills(folder) is not None), None)
         self._kills = self._count()
 
     def killed(self, peak_bytes: int) -> OutOfMemory | None:
@@ -32,17 +34,27 @@ class MemoryGroup:
         return (_kills(self._folder) or 0) if self._folder is not None else 0
 
 
-def _folders(groups: Path, own: Path) -> Iterator[Path]:
+def process_limit(groups: Path = GROUPS, own: Path = OWN) -> str:
+    """Words for the nearest limit of processes and threads that holds here; empty if none is known."""
+    folders = [above for folder in _folders(groups, own, "pids") for above in (folder, *folder.parents) if above.is_relative_to(groups)]
+    limits = [(int(text), "pids.max of its cgroup") for folder in folders if (text := file_words(folder / "pids.max")).isdigit()]
+    of_user, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    if of_user != resource.RLIM_INFINITY and os.geteuid() != 0:
+        limits.append((of_user, "ulimit -u of its user"))
+    return "{1} is {0}".format(*min(limits)) if limits else ""
+
+
+def _folders(groups: Path, own: Path, controller: str) -> Iterator[Path]:
     """Folders at which the cgroup may be mounted: as this process names it, else, in a container, at the root."""
     for line in file_words(own).splitlines():
         _, controllers, path = (*line.split(":", 2), "", "")[:3]
         if not controllers:
             yield groups / path.lstrip("/")
             yield groups / "unified" / path.lstrip("/")
-        elif "memory" in controllers.split(","):
-            yield groups / "memory" / path.lstrip("/")
+        elif controller in controllers.split(","):
+            yield groups / controller / path.lstrip("/")
     yield groups
-    yield groups / "memory"
+    yield groups / controller
 
 
 def _kills(folder: Path) -> int | None:

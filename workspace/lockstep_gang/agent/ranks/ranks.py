@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from lockstep_gang.agent.ranks.environment import RankPlace, inherited, rank_environment, with_start
-from lockstep_gang.agent.ranks.memory import MemoryGroup
+from lockstep_gang.agent.ranks.memory import MemoryGroup, process_limit
 from lockstep_gang.agent.ranks.nccl_log import LogChoice, NcclLogs, log_choice
 from lockstep_gang.agent.ranks.processes import EndedProcess, group_is_gone, kill_strays, send, send_to_group, start_process
 from lockstep_gang.agent.ranks.progress_server import offered
@@ -126,7 +126,15 @@ class RankProcess:
             self.pid = start_process(self._command, self._folder, self._environment, write_end)
         except OSError as error:
             message = f"{error.strerror}: {error.filename or self._command[0]}"
-            self.exit = RankExit(self.rank, NOT_STARTED, None, False, Error(self.rank, type(error).__name__, message), (message,))
+            self.exit = RankExit(
+                self.rank,
+                NOT_STARTED,
+                None,
+                False,
+                Error(self.rank, type(error).__name__, message),
+                (message,),
+                process_limit=process_limit(),
+            )
         finally:
             os.close(write_end)
 
@@ -169,6 +177,8 @@ class RankProcess:
         error = self.error or read_error_file(self._error_file, self.rank)
         lines, fresh = tuple(self._relay.last_lines), self._relay.fresh_from
         self.exit = RankExit(self.rank, ended.exit_code, ended.signal, self.ordered, error, lines, fresh, out_of_memory, ended.left)
+        if ended.exit_code != 0 and not self.ordered:
+            self.exit = replace(self.exit, process_limit=process_limit())
         return self.exit
 
     def state(self) -> RankState:

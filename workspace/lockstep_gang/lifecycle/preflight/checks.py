@@ -13,6 +13,7 @@ from lockstep_gang.contract.placewords import words_of
 from lockstep_gang.contract.preflight import LOCKSTEP, Finding, Kind, Met, PathFact, VolumeFacts
 from lockstep_gang.contract.report import Cause
 from lockstep_gang.contract.run import Run
+from lockstep_gang.lifecycle.causes import lacks_processes
 from lockstep_gang.lifecycle.preflight import nics
 from lockstep_gang.lifecycle.preflight.nodes import LookedAt, NodeAnswers, error, findings_of, odd, warning
 from lockstep_spec import VERSION
@@ -230,9 +231,16 @@ def skews(looked: Sequence[LookedAt]) -> dict[int, float]:
     return {node: value - ahead[0] for node, value in ahead.items()} if 0 in ahead else {}
 
 
-def silent(run: Run, answered: Iterable[int], seconds: float) -> list[Finding]:
-    missing = sorted(set(range(run.nodes)) - set(answered))
-    return [error("answer", node, f"{run.node_name(node)} did not answer in {seconds:.0f} s", words_of(run).hung) for node in missing]
+def silent(run: Run, answered: Iterable[int], seconds: float, failed: Mapping[int, str]) -> list[Finding]:
+    """Findings about nodes without an answer. `failed`: why those can't give one that say so."""
+    place = words_of(run)
+    findings = []
+    for node in sorted(set(range(run.nodes)) - set(answered)):
+        why = failed.get(node, "")
+        text = f"can't make its checks: {why}" if why else f"did not answer in {seconds:.0f} s"
+        fix = place.more_processes if lacks_processes(why) else place.hung
+        findings.append(error("answer", node, f"{run.node_name(node)} {text}", fix))
+    return findings
 
 
 def _unfinished(nodes: NodeAnswers) -> Iterator[Finding]:

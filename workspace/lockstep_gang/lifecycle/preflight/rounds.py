@@ -228,17 +228,21 @@ def _deadline(preflight: Preflight) -> float:
     return preflight.asked_at + (ROUND_SECONDS if is_looking(preflight) else GROUP_SECONDS + 10.0)
 
 
+def _failed(preflight: Preflight) -> dict[int, str]:
+    return {node: answer.failed for node, answer, _ in preflight.answers if answer.failed}
+
+
 def _after_look(preflight: Preflight, run: Run, now: float) -> Preflight:
     looked = tuple((node, answer.looked, preflight.asked_at, at) for node, answer, at in preflight.answers if answer.looked is not None)
     preflight = replace(preflight, looked=looked, ports=tuple((node, facts.port) for node, facts, _, _ in looked))
     if len(looked) < run.nodes:
-        return _ended(preflight, run, silent(run, [node for node, *_ in looked], ROUND_SECONDS), now)
+        return _ended(preflight, run, silent(run, [node for node, *_ in looked], ROUND_SECONDS, _failed(preflight)), now)
     return _ask(preflight, Stage.MEET, now)
 
 
 def _after_meet(preflight: Preflight, run: Run, cause: Cause | None, now: float) -> Preflight:
     preflight = replace(preflight, met=tuple((node, answer.met) for node, answer, _ in preflight.answers if answer.met is not None))
-    findings = [*silent(run, [node for node, _ in preflight.met], ROUND_SECONDS), *_findings(preflight, run)]
+    findings = [*silent(run, [node for node, _ in preflight.met], ROUND_SECONDS, _failed(preflight)), *_findings(preflight, run)]
     assert run.preflight is not None  # noqa: S101 (the caller asked)
     if _has_errors(findings):
         return _ended(preflight, run, findings, now)
@@ -251,7 +255,7 @@ def _after_meet(preflight: Preflight, run: Run, cause: Cause | None, now: float)
 def _after_self_test(preflight: Preflight, run: Run, cause: Cause | None, now: float) -> Preflight:
     tested = tuple((node, answer.tested) for node, answer, _ in preflight.answers if answer.tested is not None)
     preflight = replace(preflight, tested=tested)
-    findings = [*silent(run, [node for node, _ in tested], GROUP_SECONDS + 10.0), *_findings(preflight, run)]
+    findings = [*silent(run, [node for node, _ in tested], GROUP_SECONDS + 10.0, _failed(preflight)), *_findings(preflight, run)]
     return _ended(preflight, run, findings, now) if _has_errors(findings) else _to_all_reduce(preflight, run, cause, now)
 
 
