@@ -11,7 +11,7 @@ from lockstep_spec.choices import Content, HierarchicalPartition, Method, Offloa
 from lockstep_spec.memory import Item, Place, estimate
 from lockstep_spec.settings import Settings
 from lockstep_spec.shape import ModelShape
-from lockstep_spec.words import decimal_size
+from lockstep_spec.words import decimal_size, number_of
 
 GB = 1e9
 UNCERTAIN_SHARE = 0.5
@@ -122,7 +122,18 @@ Change = tuple[str, Callable[[Setting], Setting | None]]
 
 
 def nearest_settings(plan: MemoryPlan) -> list[str]:
-    """Up to three single changes after which the plan fits wholly, least costly first; else a few that do together; else what is left."""
+    """Up to three single changes after which the plan fits wholly, least costly first; else a few that do together; else what is left. Ranks on CPUs
+    may also have more memory."""
+    return [*_fewer_bytes(plan), *([] if plan.place.gpu else [_more_memory(plan)])]
+
+
+def _more_memory(plan: MemoryPlan) -> str:
+    ranks = plan.place.ranks_per_node
+    gibibytes = -(-plan.total_bytes * ranks // 2**30)
+    return f"at least {gibibytes}Gi of memory for the {number_of(ranks, 'rank')} of a node (resources.limits.memory of the cluster file, for pods)"
+
+
+def _fewer_bytes(plan: MemoryPlan) -> list[str]:
     single: dict[str, str] = {}
     for text, change in _changes(plan):
         if _fits(plan, [change]):
@@ -134,7 +145,7 @@ def nearest_settings(plan: MemoryPlan) -> list[str]:
         chosen[text.split(":")[0]] = (text, change)  # a shorter maxLength in place of a longer one
         if _fits(plan, [change for _, change in chosen.values()]):
             return [" with ".join(_needed(plan, chosen))]
-    return ["more or larger GPUs, a smaller model, or Stage3 over more ranks"]
+    return [f"{'more or larger GPUs, ' if plan.place.gpu else ''}a smaller model, or Stage3 over more ranks"]
 
 
 def _needed(plan: MemoryPlan, chosen: dict[str, Change]) -> list[str]:

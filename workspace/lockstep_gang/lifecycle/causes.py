@@ -262,7 +262,7 @@ def is_of_another_master(words: str, addresses: Sequence[str]) -> bool:
     return not host.isdigit() and ":" not in host and host not in {address.partition(".")[0] for address in addresses}
 
 
-def lacks_processes(words: str, lines: str = "") -> bool:
+def lacks_processes(words: str, lines: str) -> bool:
     """Return True if an error says that no process or thread could be made. `lines`: what was written with it, which has the frames."""
     return _NO_PROCESS.search(words) is not None or ("BlockingIOError: [Errno 11]" in words and _FORKS.search(lines) is not None)
 

@@ -77,7 +77,7 @@ def silent_node_failure(silence: Silence, run: Run) -> Failure:
 def _interrupted(silence: Silence, run: Run) -> Failure:
     text = (
         f"{_could_not_talk(silence, run)}; ranks waited for each other until their time was up, and none of them is to blame: connections between "
-        f"them may be dead since then, as where a firewall forgets connections. {words_of(run).peers.capitalize()}"
+        f"them may be dead since then, as where a firewall forgets connections: {words_of(run).peers}"
     )
     return Failure(message=text, node=silence.node, cause=Cause.FABRIC)
 

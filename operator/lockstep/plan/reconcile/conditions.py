@@ -14,7 +14,7 @@ from lockstep.plan.observed import Observed, ReceivedReport, start_anew
 from lockstep.plan.reasons import Reason
 from lockstep.plan.reconcile.interactive import is_ready, is_released, ready_words, released_words, resume_command, running_words
 from lockstep.plan.reconcile.placing import Placing
-from lockstep.plan.reconcile.podfacts import Verdict
+from lockstep.plan.reconcile.podfacts import Verdict, one_node_claims_shared
 from lockstep.plan.times import seconds_of, timestamp
 from lockstep.plan.waiting.containers import is_scheduled, why_cut_off, why_not_started
 from lockstep.plan.waiting.notcreated import why_not_created, why_not_made, why_still_there
@@ -120,7 +120,9 @@ def _accepted(view: View) -> Fact:
     if view.refusal is not None:
         return Fact(FALSE, view.refusal.reason, view.refusal.message)
     changed = f"changes made since the start wait for the next one: {start_anew(view.observed)}" if view.pending else ""
-    message = "; ".join(filter(None, ("the job fits its cluster", view.made_anew, changed, view.interference)))
+    message = "; ".join(
+        filter(None, ("the job fits its cluster", view.made_anew, changed, one_node_claims_shared(view.observed), view.interference))
+    )
     return Fact(TRUE, Reason.CHANGE_PENDING if view.pending else Reason.ACCEPTED, message)
 
 

@@ -6,6 +6,7 @@ whoever opts in (`restart.lostNodeSeconds`) may have it force-deleted. A pod who
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -17,7 +18,7 @@ from lockstep.plan.observed import Observed, ReceivedReport, current_report, is_
 from lockstep.plan.times import seconds_of, timestamp
 from lockstep.plan.waiting.containers import UNDECIDED, is_heard, is_scheduled, scheduler_message, waits_for_a_claim
 from lockstep_gang.contract.reply import Fact, FactType
-from lockstep_spec.words import clauses, listed
+from lockstep_spec.words import clauses, listed, number_of
 
 FACT_CHARACTERS = 256
 SIGNALLED = 128
@@ -288,7 +289,7 @@ def _lost(observed: Observed, pod: Object, trouble: NodeTrouble, seconds: int | 
     name, where = pod["metadata"]["name"], f"-n {observed.namespace}"
     begun = f"{trouble.text}, and pod {name} was on it"
     force = f"kubectl delete pod {name} {where} --force --grace-period=0"
-    bound = _node_bound_claim(observed, pod)
+    bound = next(iter(_node_bound_claims(observed, pod)), None)
     if connected:
         look = f"kubectl describe node {trouble.name}"
         return _Lost(
@@ -312,10 +313,23 @@ def _lost(observed: Observed, pod: Object, trouble: NodeTrouble, seconds: int | 
     )
 
 
-def _node_bound_claim(observed: Observed, pod: Object) -> str | None:
-    """The first claim of the pod that another Node can't mount as well."""
+def _node_bound_claims(observed: Observed, pod: Object) -> list[str]:
+    """Return the pod's claims that another Node can't mount as well."""
     modes = {name: set(observed.claims.get(name, {}).get("spec", {}).get("accessModes") or SHARED_MODES) for name in claim_names(pod)}
-    return next((name for name in modes if not modes[name] & SHARED_MODES), None)
+    return [name for name in modes if not modes[name] & SHARED_MODES]
+
+
+def one_node_claims_shared(observed: Observed) -> str:
+    """Warning about claims that several pods mount, though one Node at a time may: two pods can be on one Node, and not every driver enforces it."""
+    mounts = Counter(name for pod in observed.pods for name in _node_bound_claims(observed, pod))
+    shared = sorted(name for name, count in mounts.items() if count > 1)
+    if not shared:
+        return ""
+    modes = listed(list(dict.fromkeys(mode for name in shared for mode in observed.claims[name]["spec"]["accessModes"])))
+    return (
+        f"warning: {number_of(mounts[shared[0]], 'pod')} mount claim {listed(shared)}, which is {modes}: pods on another Node may never start, "
+        "or see another volume: use a ReadWriteMany claim, or set storage.mode to PerPod"
+    )
 
 
 def _without_node(observed: Observed) -> Iterator[_Lost]:

@@ -57,6 +57,7 @@ _HINTS = (
     ("ContainerNotStarted", _MISSING, "create it in the job's namespace, or remove it from spec.env or envFrom"),
     ("ContainerNotStarted", re.compile(r"couldn't find key", re.IGNORECASE), "add the key, or correct it in spec.env"),
     ("VolumeNotMounted", _MISSING, "create it in the job's namespace, or remove it from podTemplate.volumes"),
+    ("VolumeNotMounted", re.compile(r"Multi-Attach error", re.IGNORECASE), "only one Node at a time can attach this volume (ReadWriteOnce), so pods of several can't share it: use a ReadWriteMany claim, or set storage.mode to PerPod; if another job's pod has it, delete that pod or wait for its end"),
     ("ImagePullFailed", _UNREACHED, "Kubernetes retries the pull; if it keeps failing, correct the registry in spec.image, or the network between the Node and the registry"),
     ("ImagePullFailed", re.compile(rf"{REGISTRY}.*(unauthorized|authentication|denied|\b40[13]\b)", re.IGNORECASE | re.DOTALL), FROM_ANOTHER_NAMESPACE),
     ("ImagePullFailed", re.compile(r"unauthorized|authentication|denied|\b40[13]\b", re.IGNORECASE), "put the registry's login into spec.imagePullSecrets, or into the cluster's pod.image_pull_secrets"),

@@ -112,7 +112,7 @@ def test_where_the_node_is_heard_again_before_the_stop_is_over_the_two_that_coul
     assert (failure.cause, failure.node, failure.rank) == (Cause.FABRIC, 1, None)
     assert failure.message == (
         "node 0 (x-0) and node 1 (x-1) could not talk for 15 s, from 00:16:40 UTC on; ranks waited for each other until their time was up, and none "
-        "of them is to blame: connections between them may be dead since then, as where a firewall forgets connections. Pods of one job must reach "
+        "of them is to blame: connections between them may be dead since then, as where a firewall forgets connections: pods of one job must reach "
         "each other on all ports: look at network policies and firewalls"
     )
 

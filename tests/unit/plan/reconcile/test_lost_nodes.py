@@ -271,6 +271,26 @@ def test_a_claim_that_only_one_node_can_mount_keeps_its_pod(mode: str, reason: s
         )
 
 
+@pytest.mark.parametrize(
+    ("names", "mode", "warns"),
+    [
+        (("workspace", "workspace"), "ReadWriteOnce", True),
+        (("workspace", "workspace"), "ReadWriteOncePod", True),
+        (("workspace", "workspace"), "ReadWriteMany", False),
+        (("workspace-x-0", "workspace-x-1"), "ReadWriteOnce", False),
+    ],
+)
+def test_pods_that_share_a_claim_of_one_node_are_warned(names: tuple[str, str], mode: str, warns: bool) -> None:
+    claims = {name: {"metadata": {"name": name}, "spec": {"accessModes": [mode]}} for name in names}
+    pods = []
+    for node, name in enumerate(names):
+        volumes = [{"name": "w", "persistentVolumeClaim": {"claimName": name}}]
+        pods.append(pod(node, spec={"nodeName": f"node-{node}", "containers": [], "volumes": volumes}))
+    status, _, message = condition(reconcile(replace(running(), pods=tuple(pods), claims=claims), None, CONTEXT, NOW), "Accepted")
+    assert status == "True"
+    assert (f"warning: 2 pods mount claim workspace, which is {mode}: pods on another Node may never start" in message) is warns
+
+
 def test_a_pod_that_finds_no_node_while_one_is_lost_says_what_can_be_done() -> None:
     told = {"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "False", "message": "0/2 nodes are available"}]}
     observed = replace(lost(lostNodeSeconds=0), pods=(pod(0), pod(1, spec={"containers": []}, status=told)))

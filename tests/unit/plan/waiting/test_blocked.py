@@ -154,6 +154,16 @@ def test_the_precise_word_about_a_volume_counts_more_than_the_newer_vague_one() 
     assert 'pod x-0: secret "hf" not found; create it' in condition(reconcile(observed, None, CONTEXT, NOW), "RanksReady")[2]
 
 
+def test_a_volume_that_another_node_has_attached_is_told_with_what_helps() -> None:
+    words = 'Multi-Attach error for volume "pvc-1" Volume is already used by pod(s) x-0'
+    waits = pod(1, status={"phase": "Pending", "containerStatuses": []})
+    plan = reconcile(replace(running(), pods=(pod(0), waits), warnings=(event("pod-1", "FailedAttachVolume", words),)), None, CONTEXT, NOW)
+    _, reason, message = condition(plan, "RanksReady")
+    assert reason == Reason.VOLUME_NOT_MOUNTED
+    assert f"{words}; only one Node at a time can attach this volume (ReadWriteOnce)" in message
+    assert "use a ReadWriteMany claim, or set storage.mode to PerPod" in message
+
+
 def test_a_network_that_cant_be_set_up_is_told() -> None:
     waits = pod(0, status={"phase": "Pending", "containerStatuses": []})
     said = event("pod-0", "FailedCreatePodSandBox", 'cannot find a network-attachment-definition "rail-1"')

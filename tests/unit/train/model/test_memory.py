@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -259,7 +260,19 @@ def test_settings_are_joined_when_none_is_enough_alone() -> None:
 def test_a_model_that_no_setting_fits_is_told_so() -> None:
     refused = plan(1.0, Place(1, 1, gpu=True)).refusal()
     assert refused is not None
-    assert "more or larger GPUs" in refused
+    assert "more or larger GPUs" in refused and "resources.limits.memory" not in refused
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_ranks_on_cpus_are_told_how_much_memory_would_do(ranks: int) -> None:
+    place = Place(ranks, ranks, gpu=False)
+    small = plan(1.0, place)
+    refused = small.refusal()
+    assert refused is not None and "GPU" not in refused
+    stated = re.search(r"at least (\d+)Gi of memory for the .* of a node \(resources.limits.memory", refused)
+    assert stated is not None
+    enough = int(stated[1]) * 2**30 // ranks
+    assert not plan(enough / 1e9, place).tight and plan((enough - 2**30) / 1e9, place).tight
 
 
 @pytest.mark.parametrize(("gpu", "inputs", "advised"), [(True, 4095, True), (False, 4096, True), (False, 4095, False)])

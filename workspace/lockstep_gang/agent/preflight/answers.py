@@ -98,7 +98,7 @@ class NodePreflight:
     async def _work(self, check: Check) -> None:
         try:
             answer = await self._answered(check)
-        except Exception as error:  # without threads, for one: the others would wait for an answer
+        except (RuntimeError, BlockingIOError) as error:  # no thread or process can be made: the others would wait for an answer
             limit = process_limit()
             answer = Checked(check.round, failed=f"{type(error).__name__}: {error}"[:REASON_CHARACTERS] + (f" ({limit})" if limit else ""))
         self._answer = answer

@@ -13,7 +13,6 @@ from lockstep_gang.contract.placewords import words_of
 from lockstep_gang.contract.preflight import LOCKSTEP, Finding, Kind, Met, PathFact, VolumeFacts
 from lockstep_gang.contract.report import Cause
 from lockstep_gang.contract.run import Run
-from lockstep_gang.lifecycle.causes import lacks_processes
 from lockstep_gang.lifecycle.preflight import nics
 from lockstep_gang.lifecycle.preflight.nodes import LookedAt, NodeAnswers, error, findings_of, odd, warning
 from lockstep_spec import VERSION
@@ -232,15 +231,16 @@ def skews(looked: Sequence[LookedAt]) -> dict[int, float]:
 
 
 def silent(run: Run, answered: Iterable[int], seconds: float, failed: Mapping[int, str]) -> list[Finding]:
-    """Findings about nodes without an answer. `failed`: why those can't give one that say so."""
-    place = words_of(run)
-    findings = []
-    for node in sorted(set(range(run.nodes)) - set(answered)):
-        why = failed.get(node, "")
-        text = f"can't make its checks: {why}" if why else f"did not answer in {seconds:.0f} s"
-        fix = place.more_processes if lacks_processes(why) else place.hung
-        findings.append(error("answer", node, f"{run.node_name(node)} {text}", fix))
-    return findings
+    """Findings about nodes without an answer. `failed`: what kept nodes that say so from making processes or threads for it."""
+    missing = sorted(set(range(run.nodes)) - set(answered))
+    late = [node for node in missing if node not in failed]
+    return [
+        *(error("answer", node, f"{run.node_name(node)} did not answer in {seconds:.0f} s", words_of(run).hung) for node in late),
+        *(
+            error("answer", node, f"{run.node_name(node)} can't make its checks: {why}", words_of(run).more_processes)
+            for node, why in failed.items()
+        ),
+    ]
 
 
 def _unfinished(nodes: NodeAnswers) -> Iterator[Finding]:
