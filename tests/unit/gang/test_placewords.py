@@ -68,7 +68,7 @@ def test_torch_is_missing_from_an_environment_and_a_host_that_hangs_is_restarted
         "install torch in the environment, or set preflight.mode to Basic",
         "install torch in the environment, or set preflight.selfTest to Never",
     ]
-    assert silent(run, [0], 5)[0].fix == ON_HOSTS.hung
+    assert silent(run, [0], 5, {})[0].fix == ON_HOSTS.hung
     (finding,) = judge_self_test(run, {0: SelfTestResult(devices=(DeviceResult(0, error="RuntimeError: no"),))})
     assert finding.fix == "look at the job's environment there: ranks would meet the same"
 

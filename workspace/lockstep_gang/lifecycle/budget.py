@@ -12,7 +12,9 @@ from lockstep_gang.lifecycle.gang import OWN_FAULTS, Budget, Gang
 from lockstep_gang.lifecycle.losses import explained_by_fact, explaining_fact
 
 BACKOFF_MAX_SECONDS = 300
-TOLD_TO_END = "node {node} received SIGTERM, and who sent it is not known"
+TOLD_TO_END = (
+    "node {node} received SIGTERM, as when its pod is deleted, its machine shut down or its service stopped; what sent it has not been told"
+)
 REPEATED = frozenset({Cause.USER_CODE, Cause.SETUP})
 """Causes that, at the same step with the same words, would only come again."""
 COMPARED_CHARACTERS = 800

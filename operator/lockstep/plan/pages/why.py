@@ -15,6 +15,7 @@ from lockstep.plan.pages.table import Unheard
 from lockstep.plan.reasons import Reason
 from lockstep.plan.reconcile.conditions import View, waits_for
 from lockstep.plan.reconcile.placing import holding_words
+from lockstep.plan.reconcile.podfacts import one_node_claims_shared
 from lockstep_spec.words import duration, number_of, printable_line
 
 LABEL_COLUMNS = 13
@@ -86,6 +87,8 @@ class Answer:
     """Reason of the last restart of a job that runs."""
     slow: str = ""
     """Ranks that the others wait for."""
+    shared: str = ""
+    """Claims of one Node that pods of several mount."""
 
     @property
     def is_well(self) -> bool:
@@ -125,6 +128,7 @@ def why(
         fabric=_message(status, "FabricVerified", "False"),
         saves=_failing_saves(status),
         slow=_message(status, "Straggling", "True"),
+        shared=one_node_claims_shared(observed),
         changed=str((status.get("interference") or {}).get("message", "")),
         nodes=_message(status, "NodesHealthy", "False"),
         next=(
@@ -268,7 +272,7 @@ def answer_page(answer: Answer) -> str:
     """Page of an answer: a label before every part, the next commands last."""
     parts = [printable_line(f"{answer.job}: {answer.state}: {answer.summary}")]
     labeled = (
-        ("first cause", [answer.first_cause]), ("last lines", [*answer.last_lines]), ("refused", [answer.refused]), ("restarted", [answer.restarted]), ("lost", [answer.cost]), ("saves", [answer.saves]), ("slow", [answer.slow]), ("held", [answer.held]),
+        ("first cause", [answer.first_cause]), ("last lines", [*answer.last_lines]), ("refused", [answer.refused]), ("restarted", [answer.restarted]), ("lost", [answer.cost]), ("saves", [answer.saves]), ("slow", [answer.slow]), ("storage", [answer.shared]), ("held", [answer.held]),
         ("changed", [answer.changed]), ("nodes", [answer.nodes]), ("fabric", [answer.fabric]), ("not seen", [*answer.not_seen]), ("next", [f"{step.command}   # {step.what}" for step in answer.next]),
     )  # fmt: skip
     for line in answer.says:

@@ -15,6 +15,7 @@ from lockstep_gang.contract.run import ReportTarget, RestartPolicy
 from lockstep_gang.contract.times import stamp
 from lockstep_gang.coordinator.log_lines import log_lines
 from lockstep_gang.coordinator.records import Records, Replaced
+from lockstep_gang.lifecycle.budget import TOLD_TO_END
 from lockstep_gang.lifecycle.history import begun_records, closed_records, corrected_records, end_record, resume_gang
 from lockstep_gang.lifecycle.losses import waits_for_facts, with_facts
 from unit.gang.cases import make_run
@@ -154,7 +155,7 @@ def test_a_node_that_was_told_to_go_and_comes_back_is_remembered_though_nobody_s
     story = started(restart=RestartPolicy(0, 0), report=REPORT).hears(1, Leaving()).hears(0, Stopped(1)).hears(1, Stopped(1))
     (entry,) = back(story.loses(1)).report.history
     assert (story.gang.attempt, entry.attempt, entry.counts, entry.explained_by) == (2, 1, False, None)
-    assert entry.failure.message == "node 1 received SIGTERM, and who sent it is not known"
+    assert entry.failure.message == TOLD_TO_END.format(node=1)
     (explained,) = told(story, fact(FactType.DELETED, message="it was deleted by hand")).report.history
     assert (explained.failure.message, explained.counts) == ("node 1 lost its pod: it was deleted by hand", False)
     assert (story.report.restarts, story.report.restarts_counted, story.report.state) == (1, 0, State.STARTING)

@@ -286,9 +286,12 @@ def test_pods_that_share_a_claim_of_one_node_are_warned(names: tuple[str, str], 
     for node, name in enumerate(names):
         volumes = [{"name": "w", "persistentVolumeClaim": {"claimName": name}}]
         pods.append(pod(node, spec={"nodeName": f"node-{node}", "containers": [], "volumes": volumes}))
-    status, _, message = condition(reconcile(replace(running(), pods=tuple(pods), claims=claims), None, CONTEXT, NOW), "Accepted")
+    observed = replace(running(), pods=tuple(pods), claims=claims)
+    done = reconcile(observed, None, CONTEXT, NOW)
+    status, _, message = condition(done, "Accepted")
     assert status == "True"
-    assert (f"warning: 2 pods mount claim workspace, which is {mode}: pods on another Node may never start" in message) is warns
+    for text in (message, answer_page(why(after(observed, done), (), NOW))):
+        assert (f"warning: 2 pods mount claim workspace, which is {mode}: pods on another Node may never start" in text) is warns
 
 
 def test_a_pod_that_finds_no_node_while_one_is_lost_says_what_can_be_done() -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -229,6 +230,9 @@ def test_a_batch_ends_at_so_many_characters_too_so_that_long_documents_need_no_m
     found = list(source_module.batches(iter([*samples, said, samples[2]])))
     assert found == [samples[:2], samples[2:5], samples[5:6], [said], samples[2:3]]
     assert list(source_module.batches(iter([]))) == []
+    lines: list[str] = []
+    assert list(source_module.batches(iter([*samples, replace(samples[5], line=7)]), source_module.LargeSamples("a.jsonl", lines.append)))
+    assert [line.partition(" characters")[0] for line in lines] == [f"WARNING: a.jsonl:{number} is one sample of 300" for number in (1, 7)]
 
 
 def test_a_batch_has_at_most_four_million_characters_and_one_more_sample() -> None:

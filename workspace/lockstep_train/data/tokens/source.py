@@ -34,11 +34,13 @@ BATCH = 2000
 """Samples that are tokenized at once, unless they have more characters:"""
 BATCH_CHARACTERS = 4_000_000
 """Most characters of a batch: 150 bytes of memory a token. One sample may have more."""
+CHARACTER_BYTES = 150
+"""Memory that a character of a sample takes at most while it is tokenized, measured with one of 30 million."""
 REPORT_SECONDS = 30.0
 NAME = "\0"
 """Stand-in for the source's name in the notes that are kept with its tokens: other files of the same content have the same tokens."""
 REMARKS = 8
-"""Most kinds of remarks that are reported."""
+"""Most kinds of remarks, and most large samples, that are reported."""
 TYPES = {"ids": "<i4", "learned": "|u1", "offsets": "<i8", "keys": "<u8", "lines": "<i8", "counts": "<i4", "first": "<i4"}
 CONTENT = ("ids", "learned", "offsets")
 
@@ -104,7 +106,7 @@ def write_tokens(
     encoder = Encoder(here, lambda: start_pool(tokenizer, train_on, source.name, say), say)
     try:
         writer.append("offsets", numpy.zeros(1, numpy.int64))
-        with contextlib.closing(encoder.run(batches(source.samples(broken)))) as answers:
+        with contextlib.closing(encoder.run(batches(source.samples(broken), LargeSamples(source.name, say)))) as answers:
             for count, (encoded, batch_broken) in answers:
                 read += count
                 broken.include(batch_broken)
@@ -182,13 +184,33 @@ class Pace:
             self._say(f"Tokenized {samples:,} samples of {self._name}, {(samples - before) / (now - then):,.0f}/s")
 
 
-def batches(samples: Iterator[AnySample]) -> Iterator[list[AnySample]]:
+class LargeSamples:
+    """Samples that are a batch each, named before they are tokenized: what they cost comes first."""
+
+    def __init__(self, name: str, say: Say) -> None:
+        self._name = name
+        self._say = say
+        self._named = 0
+
+    def name(self, line: int, characters: int) -> None:
+        if self._named < REMARKS:
+            self._named += 1
+            self._say(
+                f"WARNING: {self._name}:{line} is one sample of {characters:,} characters: it is tokenized whole, whatever overlong says, which may "
+                f"take minutes and {characters * CHARACTER_BYTES / 1e9:.1f} GB of memory; divide it, or leave it out"
+            )
+
+
+def batches(samples: Iterator[AnySample], large: LargeSamples | None = None) -> Iterator[list[AnySample]]:
     """Split samples into batches of at most BATCH samples, and no more once they have BATCH_CHARACTERS characters."""
     batch: list[AnySample] = []
     characters = 0
     for sample in samples:
         batch.append(sample)
-        characters += sample.characters
+        own = sample.characters
+        characters += own
+        if large is not None and own >= BATCH_CHARACTERS:
+            large.name(sample.line, own)
         if len(batch) == BATCH or characters >= BATCH_CHARACTERS:
             yield batch
             batch, characters = [], 0
