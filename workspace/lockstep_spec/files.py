@@ -15,6 +15,7 @@ from pathlib import Path
 from lockstep_spec.words import binary_size
 
 CHUNK_BYTES = 1024 * 1024
+ENLARGE = "make room there, or enlarge it"
 
 
 def open_regular(path: Path, flags: int = os.O_RDONLY, *, follow: bool = False) -> int:
@@ -66,16 +67,35 @@ def why_unwritten(error: OSError, path: Path) -> str:
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
         return words
     try:
-        while not path.exists():
-            path = path.parent
-        room = os.statvfs(path)
-        while not path.is_mount():
-            path = path.parent
+        return f"{words}: {room_words(mount_of(path), quota=error.errno == errno.EDQUOT)}"
     except OSError:
         return words
-    if error.errno == errno.EDQUOT:
-        return f"{words}: a quota of its user, group or project on the file system {path}: raise it, or remove files"
+
+
+def mount_of(path: Path) -> Path:
+    """Return where the file system is mounted on which `path` is, or would be. Raises OSError."""
+    while not path.exists():
+        path = path.parent
+    while not path.is_mount():
+        path = path.parent
+    return path
+
+
+def room_words(mount: Path, *, quota: bool = False, more: str = ENLARGE) -> str:
+    """Return what a file system lacks that takes no more, and what helps; `more`: that for a lack of bytes. Raises OSError."""
+    if quota:
+        return f"a quota of its user, group or project on the file system {mount}: raise it, or remove files"
+    room = os.statvfs(mount)
     if room.f_files and not room.f_favail:
-        return f"{words}: the file system {path} has no inodes left, of {room.f_files}: remove files there, however small"
+        return f"the file system {mount} has no inodes left, of {room.f_files}: remove files there, however small"
     free = f"{binary_size(room.f_bavail * room.f_frsize)} of {binary_size(room.f_blocks * room.f_frsize)}"
-    return f"{words}: the file system {path} has {free} left: make room there, or enlarge it"
+    return f"the file system {mount} has {free} left: {more}"
+
+
+def lacks_room(path: Path) -> bool:
+    """Return True if less than a twentieth of its file system's bytes or inodes is left."""
+    try:
+        room = os.statvfs(path)
+    except OSError:
+        return False
+    return room.f_bavail * 20 < room.f_blocks or room.f_favail * 20 < room.f_files

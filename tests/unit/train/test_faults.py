@@ -209,10 +209,10 @@ def test_other_errors_are_not_called_out_of_memory(words: str) -> None:
 @pytest.mark.parametrize(
     ("number", "remedy"),
     [
-        (errno.ENOSPC, "the volume is full: delete what isn't needed on it or make it larger, and the next attempt goes on"),
+        (errno.ENOSPC, "its file system is full: delete what isn't needed there or make it larger, and the next attempt goes on"),
         (
             errno.EDQUOT,
-            "the quota of the volume is used up: delete what isn't needed on it or raise the quota, and the next attempt goes on",
+            "the quota of its file system is used up: delete what isn't needed there or raise the quota, and the next attempt goes on",
         ),
         (errno.EIO, "this may pass, and the next attempt tries it again"),
         (errno.ENOMEM, "the node's own memory is used up, not a GPU's: give the job more of it; the next attempt tries it again"),
@@ -373,7 +373,10 @@ def test_a_tokenizer_s_file_without_a_tokenizer_is_refused(tmp_path: Path, conte
 
 @pytest.mark.parametrize(
     ("number", "final", "said"),
-    [(errno.ENOSPC, False, "have room for 5 bytes a token; the volume is full: "), (errno.EACCES, True, "the folder must be writable")],
+    [
+        (errno.ENOSPC, False, "have room for 5 bytes a token; its file system is full: "),
+        (errno.EACCES, True, "the folder must be writable"),
+    ],
 )
 def test_a_volume_that_is_full_while_data_are_prepared_ends_the_attempt_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, final: bool, said: str

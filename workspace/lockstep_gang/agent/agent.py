@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from lockstep_gang.agent.ranks.processes import become_subreaper, ended_children
 from lockstep_gang.agent.ranks.progress_server import ProgressServer
 from lockstep_gang.agent.ranks.ranks import LocalNode, LocalRanks, Survivors, environments_of
 from lockstep_gang.agent.ranks.reports import ReportSocket
+from lockstep_gang.agent.ranks.room import LOOK_SECONDS, leavings_of
 from lockstep_gang.agent.ranks.stacks import remove_old
 from lockstep_gang.agent.ranks.standby import Standby
 from lockstep_gang.contract.messages import (
@@ -49,6 +51,7 @@ from lockstep_gang.contract.run import Run, WhenDone
 from lockstep_gang.contract.times import SILENCE_SECONDS
 from lockstep_gang.contract.trouble import Trouble
 from lockstep_gang.coordinator.machine import boot_id, slept_seconds
+from lockstep_gang.coordinator.waits import in_thread
 from lockstep_spec.choices import StorageMode
 from lockstep_spec.codec import ContractError
 from lockstep_spec.exits import DONE, FAILED, SAVED, UNREACHABLE
@@ -79,6 +82,7 @@ class Agent:
         self._unable = ""
         self._known_attempt = 0
         self._ranks: LocalRanks | None = None
+        self._leavings = leavings_of(run, node.folder)
         self._standby = Standby()
         self._running = False
         self._leaving = False
@@ -101,6 +105,7 @@ class Agent:
         """Serve until the end of the job (if its pod is to end with the job) or until SIGTERM; returns the exit code."""
         loop = asyncio.get_running_loop()
         become_subreaper()
+        self._clear_leavings()  # of a container before this one
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
         loop.add_signal_handler(signal.SIGTERM, self._leave)
         loop.add_signal_handler(signal.SIGINT, self._leave)
@@ -114,6 +119,7 @@ class Agent:
             watch(self.link, self._silence_seconds, self._unheard),
             self._outbox.run(),
             self._fabric.watch(lambda: self._ranks),
+            self._look_at_files(),
             self._done.wait(),
             self._end_cut_off(),
             *self._patience(),
@@ -212,6 +218,8 @@ class Agent:
         self._console.begin_attempt(order.attempt)
         self._outbox.begin_attempt(order.attempt)
         self._progress.begin_attempt()
+        for leavings in self._leavings:
+            leavings.begin_attempt()
         self._ranks = LocalRanks(self._node, order, self._dev.writer(order, self._console.write))
         self._running = True
         if self._node.index != 0:  # else it would be empty where only rank 0 prints
@@ -317,11 +325,24 @@ class Agent:
             asyncio.get_running_loop().call_later(LEFT_SECONDS, self._finish_attempt)  # where orphans are not ours, their end isn't heard
             return
         self._ranks.nccl.keep(Path(self._run.run_dir) / "logs" / "nccl", self._console.say)
+        self._clear_leavings()
         self._running = False
         if not self._leaving and self._finish is None:
             self._ranks.prepare_next(self._standby)
         self.link.send(Stopped(self._known_attempt))
         self._may_end()
+
+    def _clear_leavings(self) -> None:
+        for leavings in self._leavings:
+            if sentence := leavings.clear():
+                self._console.say(sentence)
+
+    async def _look_at_files(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            if self._ranks is not None and self._running:
+                with contextlib.suppress(RuntimeError):  # no thread can be made
+                    await in_thread(partial(self._leavings[0].look, set(self._ranks.leaders)), "shared memory")
 
     def _may_end(self) -> None:
         finished = self._finish is not None and self._run.when_done is WhenDone.EXIT

@@ -155,6 +155,8 @@ class RankExit:
     """Programs that it left running when it exited with 0; they were ended."""
     process_limit: str = ""
     """Words for the limit of processes there, of a rank that failed; empty: none is known."""
+    no_room: str = ""
+    """Words for the file system that had no room, of a rank that failed, and what helps; empty: none is known."""
 
     @property
     def how(self) -> str:

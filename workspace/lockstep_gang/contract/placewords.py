@@ -25,6 +25,8 @@ class PlaceWords:
     """A folder that is meant to be a node's own isn't."""
     shared_memory: str
     more_shared_memory: str
+    own_disk: str
+    """Advice for a full disk of the node's own."""
     host_memory: str
     memory_limit: str
     gpus: str
@@ -60,6 +62,7 @@ IN_PODS = PlaceWords(
     own="give every pod a volume of its own, or set storage.mode to Shared",
     shared_memory="raise the pods' memory limit or the cluster's shm_size: NCCL and data loaders end by SIGBUS",
     more_shared_memory="raise the cluster's shm_size, or use fewer workers",
+    own_disk="it is the Node's own disk: make room there, or set HOME, TMPDIR and the like to a folder of the volume in spec.env",
     host_memory="raise the host memory (resources.limits.memory of the cluster), or load less at once",
     memory_limit="its container reached its limit of",
     gpus="look at nvidia-smi and the device plugin there, or lower gpusPerNode",
@@ -91,6 +94,7 @@ ON_HOSTS = PlaceWords(
     own="give every host a folder of its own, or set storage.mode to Shared",
     shared_memory="make /dev/shm larger on that host (mount -o remount,size=…): NCCL and data loaders end by SIGBUS",
     more_shared_memory="make /dev/shm larger on that host, or use fewer workers",
+    own_disk="make room there, or set HOME, TMPDIR and the like to a folder on another disk in spec.env",
     host_memory="load less at once, or use a host with more memory",
     memory_limit="its group of processes (cgroup) reached its limit of",
     gpus="look at nvidia-smi there, or lower gpusPerNode",

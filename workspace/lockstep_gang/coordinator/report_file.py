@@ -14,6 +14,7 @@ from lockstep_gang.contract.trouble import Trouble
 from lockstep_gang.coordinator.records import Records
 from lockstep_gang.coordinator.waits import happens_within, in_thread
 from lockstep_spec.codec import ContractError
+from lockstep_spec.files import why_unwritten
 
 PERIOD_SECONDS = 5.0
 NEWS_SECONDS = 1.0
@@ -76,7 +77,7 @@ class ReportFile:
             await in_thread(partial(self._records.write_report, text), "report")
         except (ContractError, OSError) as error:
             if not self._has_trouble:
-                why = error.strerror if isinstance(error, OSError) else error
+                why = why_unwritten(error, self._records.report_path) if isinstance(error, OSError) else error
                 self._say(f"cannot write {self._records.report_path} ({why}): the job goes on, but commands can't see how it does")
             self._has_trouble = True
         else:

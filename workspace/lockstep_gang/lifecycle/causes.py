@@ -83,6 +83,8 @@ TIMED_OUT = re.compile(
     re.IGNORECASE,
 )
 """torch's words, of gloo, its store and either NCCL backend, for what some rank didn't join in time; then it may abort the process."""
+NO_ROOM = re.compile(r"No space left on device|Disk quota exceeded|SIGBUS|killed by signal: Bus error")
+"""Words for a file system that takes no more; of shared memory there is no error, but a signal."""
 _NO_COMPILER = re.compile(
     r"Unable to JIT load the \w+ op due to ninja|Error building extension '(deepspeed_\w+|(fused|cpu)_(adam|adagrad|lamb|lion))'"
 )

@@ -12,6 +12,7 @@ from lockstep_gang.contract.report import Cause, Failure
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.times import SILENCE_SECONDS
 from lockstep_gang.lifecycle.causes import (
+    NO_ROOM,
     blamable,
     is_killed,
     is_of_another_master,
@@ -249,6 +250,8 @@ def _rank_failure(run: Run, index: int, rank: Rank, silent: bool) -> Failure:
     elif exit_ is not None and lacks_processes(words, "\n".join(fresh)):
         limit = f"{exit_.process_limit}: " if exit_.process_limit else ""
         advice = f"; no more processes or threads could be made there: {limit}{place.more_processes}"
+    elif exit_ is not None and exit_.no_room and NO_ROOM.search(f"{words} {exit_.how} {signal_of(exit_code)}"):
+        cause, advice = Cause.OUT_OF_MEMORY if "/dev/shm" in exit_.no_room else cause, f"; {exit_.no_room}"  # noqa: S108 (a word)
     text = f"rank {index} on node {run.node_of(index)} {_how(exit_, run, silent)}{_for_memory(memory, place)}{_exception_words(raised)}"
     return Failure(
         message=text[: 1000 - len(advice)].removesuffix("." if advice else "") + advice,
@@ -310,7 +313,7 @@ def _signal_hints(place: PlaceWords) -> dict[str, str]:
 def _how(exit_: RankExit | None, run: Run, silent: bool) -> str:
     if exit_ is None:
         return "failed"
-    hints = _signal_hints(words_of(run)) if exit_.out_of_memory is None else {}
+    hints = _signal_hints(words_of(run)) if exit_.out_of_memory is None and not exit_.no_room else {}
     if exit_.signal is not None:
         return f"{exit_.how}{hints.get(exit_.signal, '')}"
     if silent and exit_.exit_code == 0:

@@ -211,9 +211,9 @@ def _with_cause(message: str, cause: BaseException | str) -> str:
 def _remedy(cause: BaseException | str) -> str:
     text = cause if isinstance(cause, str) else " ".join(f"{type(error).__name__} {error}" for error in _chain(cause))
     if os.strerror(errno.ENOSPC) in text:
-        return "the volume is full: delete what isn't needed on it or make it larger, and the next attempt goes on"
+        return "its file system is full: delete what isn't needed there or make it larger, and the next attempt goes on"
     if os.strerror(errno.EDQUOT) in text:
-        return "the quota of the volume is used up: delete what isn't needed on it or raise the quota, and the next attempt goes on"
+        return "the quota of its file system is used up: delete what isn't needed there or raise the quota, and the next attempt goes on"
     if _HOST_MEMORY.search(text) or "MemoryError" in text:
         return "the node's own memory is used up, not a GPU's: give the job more of it; the next attempt tries it again"
     return TRIED_AGAIN

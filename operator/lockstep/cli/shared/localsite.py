@@ -101,6 +101,7 @@ class LocalJob(SiteJob):
     def answer(self, bundle: Path | None) -> Answer:
         from lockstep.plan.pages.remedies import Step, advice
         from lockstep.plan.pages.why import Where, why
+        from lockstep.platforms.local.records import process_of
 
         if bundle is not None:
             raise ConfigError(f"--bundle collects Kubernetes objects: all that is known of {self.name} is in {self._folder}")
@@ -112,6 +113,11 @@ class LocalJob(SiteJob):
             Where.RUNNING: Step(f"lockstep logs {self.at} -f", "follow it"),
             Where.COMPLETE: Step(f"lockstep describe {self.at}", "shows where its results are"),
         }
+        if answer.state in (Where.SILENT, Where.RECORD_UNWRITTEN) and process_of(Path(self._folder)) is not None:
+            again = Step(
+                f"df -h {shlex.quote(self._folder)}",
+                "shows what room its file system has, and df -i how many inodes; it goes on when it can write",
+            )
         return replace(answer, next=(steps.get(answer.state, again),))
 
     def suspend(self, *, now: bool = False) -> bool:

@@ -33,6 +33,8 @@ UNHEARD = re.compile(
 )
 """Lines in which an agent says whom it can't reach or why it doesn't run, and the one by which that is over."""
 
+_CAN_T_WRITE = re.compile(r"^\[lockstep\] (cannot write /.*|cannot write the job's record .*)")
+
 
 @dataclass(frozen=True)
 class Seen:
@@ -351,9 +353,11 @@ def _unwritten(seen: Seen) -> Iterator[str]:
         and job.report_seconds > UNWRITTEN_SECONDS
     ):
         folder = f"{job.record.workspace}/runs/{job.record.name}"
+        why = next((match[1] for line in reversed(job.log) if (match := _CAN_T_WRITE.match(line))), "")
         yield (
-            f"host {seen.first}: nothing has been written to {folder} for {job.report_seconds:.0f} s: its file system takes no writes, such as one whose server is away, "
-            "or the agent hangs. A save waits until it does, and the job goes on then"
+            f"host {seen.first}: nothing has been written to {folder} for {job.report_seconds:.0f} s: "
+            f"{why or 'its file system takes no writes, such as one whose server is away, or the agent hangs'}. "
+            "A save waits until that is possible, and the job goes on then"
         )
 
 

@@ -241,11 +241,14 @@ def remedy(reason: str, message: str, job: str, namespace: str) -> Step | None:
 
 HOST_MEMORY = "HostMemory"
 """Stands for OutOfMemory in HELP_BY_CAUSE, where no GPU's memory was short."""
+SHARED_MEMORY = "SharedMemory"
+"""The same where shared memory was found full."""
 HELP_BY_CAUSE = {
     "UserCode": "the script failed: correct it first",
     "Configuration": "the job asks for something impossible: change what the message names",
     "OutOfMemory": "use less memory: a smaller microBatchSize (the global batch stays), a shorter maxLength, or more nodes",
     HOST_MEMORY: "the node's own memory, not the GPU's: raise resources.limits.memory of the TrainingCluster, or take fewer ranks a node, fewer data loader workers or a smaller offload",
+    SHARED_MEMORY: "shared memory was full: do what the message says",
     "Fabric": "ranks lost their connections: check the fabric and the node that is named",
     "Storage": "the volume, or another file system, is full, failed, or may not be written: first make room where the message says, or fix what it names",
     "NodeLost": "a node was lost: make another one available",
@@ -390,7 +393,7 @@ def advice(failure: Object, job: str, place: str, *, in_pods: bool = True) -> st
     """Advice for what to do before the job is started again."""
     kind = str(failure.get("cause", ""))
     if kind == "OutOfMemory" and is_of_the_host(failure):
-        kind = HOST_MEMORY
+        kind = SHARED_MEMORY if "the file system /dev/shm" in failure.get("message", "") else HOST_MEMORY
     return (
         (HELP_BY_CAUSE if in_pods else HELP_WITHOUT_PODS)
         .get(kind, "remove the cause first")

@@ -15,13 +15,17 @@ from lockstep.api.errors import ConfigError
 from lockstep.api.objects import Object, condition
 from lockstep.api.status import Ranks
 from lockstep.api.statuspart import unchecked
+from lockstep.plan.hosts.status import UNWRITTEN_SECONDS
 from lockstep.plan.observed import Observed
 from lockstep.plan.reasons import Reason
 from lockstep.plan.reconcile.clocks import Earlier
+from lockstep.plan.reconcile.conditions import unwritten_words
 from lockstep.plan.reconcile.interactive import running_words
 from lockstep.plan.reconcile.status import fitted, reported_parts
+from lockstep.plan.times import timestamp
 from lockstep_gang.contract.report import Report, State, parse_report
 from lockstep_spec.codec import ContractError
+from lockstep_spec.files import lacks_room, mount_of, room_words
 
 if TYPE_CHECKING:
     from lockstep.platforms.inpod.runfolder import Watch
@@ -44,8 +48,8 @@ def observed_run(job: str, root: Path, again: str = "--local") -> Observed:
         began = next(record["started"] for record in attempts if record["jobUid"] == uid)
         metadata = {"name": job, "namespace": "local", "uid": "local", "creationTimestamp": began}
         observed = Observed(job={"metadata": metadata, "spec": spec, "status": status})
-        report = _report(folder / "gang/report.json", uid)
-        return observed if report is None else Observed(job={**observed.job, "status": _with_report(observed, report)})
+        report = _report(path := folder / "gang/report.json", uid)
+        return observed if report is None else Observed(job={**observed.job, "status": _with_report(observed, report, path)})
 
 
 def _report(path: Path, uid: str) -> Report | None:
@@ -65,19 +69,29 @@ def _spec(run: Object) -> Object:
     return {"nodes": int(run["nodes"]), "restart": run.get("restart") or {}, **work}
 
 
-def _with_report(observed: Observed, report: Report) -> Object:
+def _with_report(observed: Observed, report: Report, path: Path) -> Object:
     """Return its status with what the coordinator has reported: as an operator would have written it, where the records say nothing else."""
     status, runs = observed.status, condition(observed.status, "Progressing").get("reason") == "Running"
     reported = reported_parts(observed, report, time.time()).to_dict()
     ranks = unchecked(Ranks, desired=report.ranks.desired, ready=report.ranks.ready if runs else 0, order=list(report.order) or None)
     nodes = sum(node.connected for node in report.nodes) if runs else 0
-    conditions = status["conditions"]
-    if runs:
-        is_running = report.state is State.RUNNING
-        message = running_words(report) if is_running else f"{report.ranks.ready} of {report.ranks.desired} ranks ready: {report.message}"
-        reason = Reason.RUNNING if is_running else Reason.STARTING
-        conditions = [_condition("Progressing", "True", reason.value, message), *conditions[1:]]
+    conditions = [_progressing(report, path), *status["conditions"][1:]] if runs else status["conditions"]
     return {**fitted({**reported, "ranks": ranks.to_dict(), "nodes": len(report.nodes), "runningNodes": nodes}), "conditions": conditions}
+
+
+def _progressing(report: Report, path: Path) -> Object:
+    """Return the condition of a run whose process is there, by its newest report in `path`, which may be old: no file tells that it can't be written."""
+    written = path.stat().st_mtime
+    if time.time() - written > UNWRITTEN_SECONDS:
+        room = f": {room_words(mount_of(path))}" if lacks_room(path) else ""
+        message = f"node 0 has not written {path} since {timestamp(written)}{room}. Its process runs: its output says what can't be written"
+        return _condition("Progressing", "Unknown", Reason.NO_REPORT.value, message)
+    if report.unwritten is not None:
+        return _condition("Progressing", "False", Reason.RECORD_UNWRITTEN.value, unwritten_words(report, report.unwritten))
+    if report.state is State.RUNNING:
+        return _condition("Progressing", "True", Reason.RUNNING.value, running_words(report))
+    message = f"{report.ranks.ready} of {report.ranks.desired} ranks ready: {report.message}"
+    return _condition("Progressing", "True", Reason.STARTING.value, message)
 
 
 def run_names(root: Path) -> list[str]:

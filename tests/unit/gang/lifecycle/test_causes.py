@@ -46,7 +46,7 @@ def written(clock: Clock, *bursts: tuple[float, tuple[str, ...]], ends_after: fl
 
 def failure_of(exit_: RankExit, **changes: Any) -> Failure:
     story = started(restart=RestartPolicy(3, 10), **changes)
-    fields = {name: getattr(exit_, name) for name in ("signal", "last_lines", "fresh_from", "out_of_memory", "process_limit")}
+    fields = {name: getattr(exit_, name) for name in ("signal", "last_lines", "fresh_from", "out_of_memory", "process_limit", "no_room")}
     story.exits(exit_.rank, exit_.exit_code, **fields)
     story.exits(0, None, signal="SIGKILL", ordered=True)
     found = all_stopped(story).gang.failure
@@ -220,6 +220,36 @@ def test_a_process_that_can_not_be_made_is_told_with_its_limit(lines: tuple[str,
     assert found.cause is Cause.SETUP
     expected = f"; no more processes or threads could be made there: pids.max of its cgroup is 512: {MORE}"
     assert found.message.endswith(expected) is says
+
+
+FULL_SHM = "the file system /dev/shm has 0 B of 64 MiB left: raise the cluster's shm_size, or use fewer workers"
+FULL_TMP = "the file system /tmp has no inodes left, of 4096: remove files there, however small"
+NOT_SAID = "OSError: [Errno 28] No space left on device"
+
+
+@pytest.mark.parametrize(
+    ("end", "room", "cause", "message"),
+    [
+        ({"last_lines": (NOT_SAID,)}, FULL_SHM, Cause.OUT_OF_MEMORY, f"rank 1 on node 1 exited with 1: {NOT_SAID}; {FULL_SHM}"),
+        ({"last_lines": (NOT_SAID,)}, FULL_TMP, Cause.STORAGE, f"rank 1 on node 1 exited with 1: {NOT_SAID}; {FULL_TMP}"),
+        (
+            {"last_lines": ("cp: error writing 'x': Disk quota exceeded",)},
+            "a quota",
+            Cause.STORAGE,
+            "rank 1 on node 1 exited with 1; a quota",
+        ),
+        ({"exit_code": None, "signal": "SIGBUS"}, FULL_SHM, Cause.OUT_OF_MEMORY, f"rank 1 on node 1 was ended by SIGBUS; {FULL_SHM}"),
+        (
+            {"last_lines": (NOT_SAID, "ValueError: bad label")},
+            FULL_TMP,
+            Cause.USER_CODE,
+            "rank 1 on node 1 exited with 1: ValueError: bad label",
+        ),
+    ],
+)
+def test_the_file_system_that_had_no_room_is_named_with_what_helps(end: dict[str, Any], room: str, cause: Cause, message: str) -> None:
+    found = failure_of(RankExit(**{"rank": 1, "exit_code": 1, "signal": None, "ordered": False, "no_room": room, **end}))
+    assert (found.cause, found.message) == (cause, message)
 
 
 def test_steps_that_only_the_ranks_of_a_dead_coordinator_knew_count_as_lost() -> None:

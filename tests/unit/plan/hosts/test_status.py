@@ -162,6 +162,13 @@ def test_a_folder_that_takes_no_writes_is_told_of_a_job_that_runs(first: JobOnHo
     assert not words or said[0].startswith("host lab0: nothing has been written to /ws/runs/x for 38 s: its file system takes no writes")
 
 
+def test_a_folder_that_takes_no_writes_is_told_in_its_agent_s_own_words() -> None:
+    why = "cannot write /ws/runs/x/gang/report.json (No space left on device: the file system /ws has 0 B of 1 GiB left: make room there)"
+    first = replace(LEADING, report_seconds=38.0, log=("[lockstep] step", f"[lockstep] {why}", "[rank 0] step 7"))
+    (said,) = complaints(seen_jobs({"lab0": host("lab0", first)}, {})["x"])
+    assert said.startswith(f"host lab0: nothing has been written to /ws/runs/x for 38 s: {why}. A save waits")
+
+
 @pytest.mark.parametrize(
     ("log", "said"),
     [

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import subprocess
+import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +24,9 @@ from lockstep.plan.pages.table import Unheard
 from lockstep.plan.pages.why import Answer, ClusterHome, answer_page, cost, why
 from lockstep.plan.reasons import Reason
 from lockstep.plan.reconcile.reconcile import reconcile
-from lockstep_gang.contract.report import Cause, CheckpointReport, Failure, Restart, State, TrainerReport
+from lockstep.plan.times import timestamp
+from lockstep_gang.contract.report import Cause, CheckpointReport, Failure, Restart, State, TrainerReport, Unwritten, report_file_text
+from lockstep_gang.contract.run import JobIdentity
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, fresh, pod, report, running, settled
 from unit.plan.waiting.test_blocked import foreign, node, stuck
 
@@ -305,6 +310,40 @@ def test_a_local_run_whose_process_is_gone_or_is_somebody_else_s_is_stopped_with
             job.suspend()
 
 
+@pytest.mark.parametrize(
+    ("age", "free", "unwritten", "says"),
+    [
+        (0, 0, None, "Running: all ranks run, attempt 1"),
+        (
+            60,
+            0,
+            None,
+            "Silent: node 0 has not written {} since {}: the file system / has 0 B of 64 B left: make room there, or enlarge it. Its",
+        ),
+        (60, 9, None, "Silent: node 0 has not written {} since {}. Its process runs: its output says what can't be written"),
+        (0, 0, Unwritten("cannot write the record", "T"), "RecordUnwritten: cannot write the record; since T this holds up the next start"),
+    ],
+)
+def test_a_local_run_that_can_t_write_its_report_is_not_called_running(
+    age: int, free: int, unwritten: Unwritten | None, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path, None, outcome=None, restart=None)
+    room = SimpleNamespace(f_files=9, f_favail=9, f_bavail=free, f_blocks=64, f_frsize=1)
+    monkeypatch.setattr(os, "statvfs", lambda path: room)
+    monkeypatch.setattr(Path, "is_mount", lambda path: path == Path("/"))
+    path = tmp_path / "workspace/runs/x/gang/report.json"
+    written = replace(report(unwritten=unwritten).report, job=JobIdentity("x", "local", "u"))
+    path.write_text(report_file_text(written, "2026-01-01T00:00:00Z"))
+    os.utime(path, (at := time.time() - age, at))
+    with (tmp_path / "workspace/runs/x/local.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        done = CliRunner().invoke(app, ["why", "x", "--local", "--workspace", str(tmp_path)])
+    assert f"x: {says.format(path, timestamp(at))}" in done.output
+    assert (f"df -h {tmp_path}/workspace/runs/x" in done.output) is not says.startswith("Running")
+
+
 def test_a_local_run_whose_process_is_gone_is_not_called_running(tmp_path: Path) -> None:
     write_run(tmp_path, None, outcome=None, restart=None)
     done = CliRunner().invoke(app, ["why", "x", "--local", "--workspace", str(tmp_path), "-o", "json"])
@@ -327,6 +366,7 @@ def test_a_run_that_is_not_there_is_said(tmp_path: Path) -> None:
         ("rank 1 on node 1 exited with 1: _ArrayMemoryError: Unable to allocate 2.00 EiB", "_ArrayMemoryError", "resources.limits.memory"),
         ("rank 1 on node 1 was ended by SIGABRT: bad_alloc: std::bad_alloc", "bad_alloc", "resources.limits.memory"),
         ("rank 1 on node 1 exited with 1: OSError: '/w/x'; raise the cluster's shm_size, or use fewer workers", "OSError", "fewer data loader workers"),
+        ("rank 1 on node 1 was ended by SIGBUS; the file system /dev/shm has 0 B of 1 MiB left: raise it", None, "shared memory was full: do what the message says"),
         ("rank 1 on node 1 exited with 77: OutOfMemoryError: CUDA out of memory.", "OutOfMemoryError", "microBatchSize"),
     ],
 )  # fmt: skip

@@ -18,6 +18,7 @@ from lockstep_gang.agent.ranks.processes import EndedProcess, group_is_gone, kil
 from lockstep_gang.agent.ranks.progress_server import offered
 from lockstep_gang.agent.ranks.relay import Relay, drain
 from lockstep_gang.agent.ranks.reports import read_error_file
+from lockstep_gang.agent.ranks.room import lack_of_room
 from lockstep_gang.agent.ranks.script import argv
 from lockstep_gang.agent.ranks.stacks import (
     ProcessState,
@@ -45,6 +46,7 @@ from lockstep_gang.contract.messages import (
     rank_report_to_json,
 )
 from lockstep_gang.contract.run import Run
+from lockstep_gang.lifecycle.causes import signal_of
 from lockstep_gang.lifecycle.hang import STOPPED
 from lockstep_spec.exits import DONE, SAVED
 
@@ -85,7 +87,7 @@ class RankProcess:
         self.ordered = False
         self.error: Error | None = None
         self.exit: RankExit | None = None
-        self._attempt = start.attempt
+        self._attempt, self._run = start.attempt, node.run
         run, asked = node.run, start.run
         self._command = run.command if asked is None else argv(asked, local_rank)
         self._folder = run.working_directory if asked is None else asked.folder
@@ -178,7 +180,8 @@ class RankProcess:
         lines, fresh = tuple(self._relay.last_lines), self._relay.fresh_from
         self.exit = RankExit(self.rank, ended.exit_code, ended.signal, self.ordered, error, lines, fresh, out_of_memory, ended.left)
         if ended.exit_code != 0 and not self.ordered:
-            self.exit = replace(self.exit, process_limit=process_limit())
+            texts = (*self.exit.fresh_lines, error.message if error is not None else "", ended.signal or signal_of(ended.exit_code) or "")
+            self.exit = replace(self.exit, process_limit=process_limit(), no_room=lack_of_room(self._run, texts))
         return self.exit
 
     def state(self) -> RankState:
