@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from kubernetes import client
 
 from lockstep.kube.cluster import MERGE
@@ -19,6 +21,10 @@ EVERY = "".join(chr(number) for number in range(0x110000) if not 0xD800 <= numbe
 PIECE = 150_000
 """Characters: what a ConfigMap may have is a megabyte."""
 TELLING = "\U0001f917 rank 1: ValueError: bad label \u2028 caf\u00e9 \x85 \ufffe \U0010ffff"
+
+
+SAMPLE = EVERY[1:0x300] + EVERY[0x300::40]
+"""What a program can be given, in less than the 128 KiB that arguments may have."""
 
 
 def text(name: str, data: str) -> dict[str, Any]:
@@ -116,3 +122,35 @@ def test_a_job_that_fails_with_any_words_is_told_failed_with_them(plane: Plane, 
         stored = job.jobs.job(JOB)["status"]["failure"]
         assert "\U0001f917" in stored["message"] and "\U0010ffff" in stored["message"] and "caf\u00e9" in stored["message"]
         assert stored["lastLines"][1] == "\U0001f680" * 300
+
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "spec.script.args[0]": {"script": {"path": "x.py", "args": ["a\0b"]}},
+    "spec.script.path": {"script": {"path": "x\0.py"}},
+    "spec.env[0].value": {"script": {"path": "x.py"}, "env": [{"name": "A", "value": "b\0"}]},
+}
+"""Text that no program can be given, by the field that is named."""
+
+
+def test_a_job_s_own_text_reaches_its_run_and_its_pods_as_it_was_sent(plane: Plane, tmp_path: Path) -> None:
+    pieces = [SAMPLE[number : number + 4000] for number in range(0, len(SAMPLE), 4000)]
+    annotations = {f"example.com/said-{number}": f"\0{piece}" for number, piece in enumerate(pieces)}
+    path = f"/scripts/{SAMPLE[:0x3F0].replace('/', '')}.py"
+    with rig_in(tmp_path, plane) as rig, rig.job() as job:
+        for field, more in REFUSED.items():
+            with pytest.raises(client.ApiException) as refused:
+                job.create(**more)
+            assert f"{field}: Invalid value" in json.loads(refused.value.body)["message"]
+        job.create(
+            script={"path": path, "args": pieces},
+            env=[{"name": f"SAID_{number}", "value": piece} for number, piece in enumerate(pieces)],
+            podTemplate={"schedulerName": "played", "annotations": annotations},
+        )
+        job.until("running", job.runs)
+        name = job.jobs.job(JOB)["status"]["run"]["name"]
+        run = json.loads((job.jobs.get("ConfigMap", name) or {})["data"]["run.json"])
+        template = (job.jobs.get("StatefulSet", JOB, "apps/v1") or {})["spec"]["template"]
+        assert run["command"][-1 - len(pieces) :] == [path, *pieces]
+        given = {one["name"]: one.get("value", "") for one in template["spec"]["containers"][0]["env"]}
+        assert [given[f"SAID_{number}"].replace("$$", "$") for number in range(len(pieces))] == pieces
+        assert annotations.items() <= template["metadata"]["annotations"].items()

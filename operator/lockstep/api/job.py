@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from lockstep.api.model import DNS_NAME_PATTERN, DnsLabel, DnsName, Image, Model, Rule, immutable, list_map, utf8_bytes
+from lockstep.api.model import DNS_NAME_PATTERN, TEXT_PATTERN, DnsLabel, DnsName, Image, Model, Rule, immutable, list_map, utf8_bytes
 from lockstep.api.names import API_VERSION, JOB_NAME_MAX, JOB_NAME_PATTERN
 from lockstep.api.podtemplate import PodTemplate
 from lockstep.api.shared import FabricMode, ImagePullSecrets, NcclVariable, SecretKey, Variable, VariableSet, values_fit
@@ -150,9 +150,9 @@ class Storage(Model):
 class Script(Model):
     """Your own program, started as every rank in torchrun's environment."""
 
-    path: Annotated[str, Field(min_length=1, max_length=1024)]
+    path: Annotated[str, Field(pattern=TEXT_PATTERN, min_length=1, max_length=1024)]
     """A Python file, absolute or relative to /workspace."""
-    args: Annotated[list[Annotated[str, Field(max_length=4096)]], Field(max_length=256)] = []
+    args: Annotated[list[Annotated[str, Field(pattern=TEXT_PATTERN, max_length=4096)]], Field(max_length=256)] = []
     """Arguments, passed as they are: no shell reads them. At most 131072 bytes in all."""
 
     RULES = (

@@ -220,6 +220,8 @@ DnsName = Annotated[str, Field(pattern=DNS_NAME_PATTERN, max_length=DNS_NAME_MAX
 SERVER_PATTERN = r"^(https?://)?[A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?(:[0-9]{1,5})?/?$"
 ENV_NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
 EnvName = Annotated[str, Field(pattern=ENV_NAME_PATTERN, max_length=128)]
+TEXT_PATTERN = r"^[^\x00]*$"
+"""Text that a program can get: it ends at the first NUL."""
 ABSOLUTE_PATH_PATTERN = r"^/[^\x00]*$"
 AbsolutePath = Annotated[str, Field(pattern=ABSOLUTE_PATH_PATTERN, max_length=1024)]
 IMAGE_PATTERN = r"^[^\s]+$"

@@ -26,15 +26,31 @@ def has_ended(status: Object) -> bool:
 
 
 def current_status(job: Object) -> Object:
-    """Return a TrainingJob's status; once restart.retry was raised, without the failure before it, which the operator has yet to take back."""
-    status: Object = job.get("status") or {}
-    asked = int((job.get("spec", {}).get("restart") or {}).get("retry") or 0)
+    """Return a TrainingJob's status without what its spec has taken back, and the operator has yet to: a stop, a refusal, a failure before restart.retry was raised."""
+    status, spec = job.get("status") or {}, job.get("spec") or {}
+    generation, session = job["metadata"].get("generation", 0), status.get("interactive") or {}
+    gone = set()
+    if condition(status, "Suspended").get("reason") == "Idle":
+        if int((spec.get("interactive") or {}).get("resume") or 0) > int(session.get("resume") or 0):
+            gone.add(("Suspended", "True"))
+    elif not spec.get("suspend", True):
+        gone.add(("Suspended", "True"))
+    if status.get("observedGeneration", generation) < generation:
+        gone.add(("Accepted", "False"))
+    if gone:
+        status = {**status, "conditions": [item for item in status.get("conditions") or [] if (item["type"], item["status"]) not in gone]}
+    asked = int((spec.get("restart") or {}).get("retry") or 0)
     if not is_true(status, "Failed") or asked <= int(status.get("retry") or 0):
         return status
     raised = {"reason": "Retried", "message": "restart.retry was raised: the job goes on from its last checkpoint"}
     others = [item for item in status["conditions"] if item["type"] not in ("Failed", "Progressing")]
     now = [{"type": "Failed", "status": "False", **raised}, {"type": "Progressing", "status": "Unknown", **raised}]
     return {**status, "conditions": [*others, *now]}
+
+
+def uid_of(item: Object) -> str:
+    """The object's uid; '' if it has none."""
+    return str((item.get("metadata") or {}).get("uid", ""))
 
 
 def conditions_of(status: Object) -> dict[str, Object]:

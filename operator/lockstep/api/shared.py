@@ -10,6 +10,7 @@ from pydantic import Field
 from lockstep.api.model import (
     DNS_NAME_PATTERN,
     ENV_NAME_PATTERN,
+    TEXT_PATTERN,
     DnsName,
     EnvName,
     LabelKey,
@@ -41,7 +42,7 @@ class PlainVariable(Model):
 
     name: EnvName
     """The variable's name."""
-    value: Annotated[str, Field(max_length=8192)] = ""
+    value: Annotated[str, Field(pattern=TEXT_PATTERN, max_length=8192)] = ""
     """Its value."""
 
 
@@ -50,7 +51,7 @@ class NcclVariable(Model):
 
     name: Annotated[str, Field(pattern=NCCL_PATTERN, max_length=128)]
     """An NCCL variable, for example NCCL_ALGO."""
-    value: Annotated[str, Field(max_length=1024)]
+    value: Annotated[str, Field(pattern=TEXT_PATTERN, max_length=1024)]
     """Its value."""
 
 
@@ -114,7 +115,7 @@ class Variable(Model):
 
     name: EnvName
     """The variable's name."""
-    value: Annotated[str, Field(max_length=8192)] | None = None
+    value: Annotated[str, Field(pattern=TEXT_PATTERN, max_length=8192)] | None = None
     """Its value. Use valueFrom for secrets."""
     value_from: VariableSource | None = None
 

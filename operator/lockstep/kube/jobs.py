@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lockstep.api.names import LABEL_JOB, RUN_KEY, run_name
+from lockstep.api.objects import uid_of
 from lockstep.kube.cluster import MERGE, NOT_FOUND, ApiError, Client
 from lockstep.kube.kinds import path_of
 
@@ -88,16 +89,16 @@ def job_events(client: Client, job: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def delete_job(client: Client, namespace: str, name: str) -> None:
-    """Delete the job and wait until it is gone; its claims stay.
+    """Delete the job and wait until it is gone, or another one has its name; its claims stay.
 
     Raises:
         TimeoutError: it is still there after a minute.
     """
-    if get_job(client, namespace, name) is None:
+    if (job := get_job(client, namespace, name)) is None:
         return
     client.request("DELETE", path_of("TrainingJob", namespace, name), {"propagationPolicy": "Foreground"})
     deadline = time.monotonic() + GONE_TIMEOUT_SECONDS
-    while get_job(client, namespace, name) is not None:
+    while (left := get_job(client, namespace, name)) is not None and uid_of(left) == uid_of(job):
         if time.monotonic() > deadline:
             raise TimeoutError(f"TrainingJob {namespace}/{name} is still there {GONE_TIMEOUT_SECONDS:.0f} s after its deletion")
         time.sleep(POLL_SECONDS)

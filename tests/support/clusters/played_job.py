@@ -95,9 +95,9 @@ class PlayedJob:
     _leaves: float | None = None
     """Time at which node 0 goes, no matter who has heard it."""
 
-    def create(self) -> None:
+    def create(self, **more: Any) -> None:
         spec = {"nodes": 2, "script": {"path": "/scripts/x.py"}, "podTemplate": {"schedulerName": "played"}, "storage": {"mode": "Shared"}}
-        made = self.jobs.create({"apiVersion": API, "kind": "TrainingJob", "metadata": {"name": JOB}, "spec": spec})
+        made = self.jobs.create({"apiVersion": API, "kind": "TrainingJob", "metadata": {"name": JOB}, "spec": spec | more})
         self._uid = made["metadata"]["uid"]
 
     def fail_and_start_again(self) -> None:

@@ -66,6 +66,27 @@ def test_a_password_in_an_address_is_refused_and_not_printed(field: str, address
     assert len(lines) == 1 and "a password or a port" in lines[0] and "hidden" not in lines[0]
 
 
+@pytest.mark.parametrize(
+    ("field", "said"),
+    [
+        (r'script: {path: "x\0"}', "spec.script.path: 'x\\x00' is not valid: must be text without NUL characters"),
+        (r'script: {path: x, args: [a, "b\uD83D"]}', r"spec.script.args[1]: \uD83D is half of a pair of escapes"),
+        (
+            r'script: {path: x}, env: [{name: A, value: "\0"}]',
+            "spec.env[0].value: '\\x00' is not valid: must be text without NUL characters",
+        ),
+        (r'script: {path: x}, podTemplate: {annotations: {"k\uDC80": v}}', r"spec.podTemplate.annotations: \uDC80 is half of a pair"),
+    ],
+)
+def test_text_that_can_not_be_stored_or_given_to_a_program_is_refused_with_its_line(field: str, said: str) -> None:
+    assert told(f"{JOB.partition('spec:')[0]}spec: {{nodes: 2, {field}}}")[0].startswith(f"j.yaml:4: {said}")
+
+
+def test_a_pair_of_escapes_is_one_character() -> None:
+    job = parse_job_file(JOB.partition("spec:")[0] + r'spec: {nodes: 2, script: {path: x, args: ["\uD83E\uDD17"]}}', "j.yaml")
+    assert job.spec.script is not None and job.spec.script.args == ["\U0001f917"]
+
+
 def test_a_field_without_a_value_is_left_out() -> None:
     assert parse_job_file(changed("nodes: 2", "nodes:\n  restart:\n  env:"), "j.yaml").spec.nodes is None
 

@@ -16,6 +16,7 @@ PATTERN_WORDS: Mapping[str, str] = {
     model.DNS_LABEL_PATTERN: "lower-case letters, digits and '-', beginning and ending with a letter or digit",
     model.DNS_NAME_PATTERN: "lower-case letters, digits, '-' and '.', beginning and ending with a letter or digit",
     model.ENV_NAME_PATTERN: "the name of a variable: letters, digits and '_', not beginning with a digit",
+    model.TEXT_PATTERN: "text without NUL characters, at which a program's arguments and variables end",
     model.ABSOLUTE_PATH_PATTERN: "an absolute path, beginning with /",
     model.IMAGE_PATTERN: "an image reference, without spaces",
     model.LABEL_KEY_PATTERN: "a label key such as rack or example.com/rack",

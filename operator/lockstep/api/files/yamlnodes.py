@@ -94,9 +94,13 @@ def _line(mark: Any) -> int:
 
 
 def text_of(node: yaml.ScalarNode) -> str:
-    r"""The characters as written. JSON writes those beyond U+FFFF as two escapes, which YAML leaves apart."""
+    r"""The characters as written. JSON writes those beyond U+FFFF as two escapes, which YAML leaves apart. Raises ValueError for one without the other."""
     text = str(node.value)
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") if SURROGATES.search(text) else text
+    if SURROGATES.search(text):
+        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
+    if half := SURROGATES.search(text):
+        raise ValueError(f"\\u{ord(half[0]):04X} is half of a pair of escapes, and no character: write both, or the character itself")
+    return text
 
 
 _TRUE = frozenset({"y", "Y", "yes", "Yes", "YES", "true", "True", "TRUE", "on", "On", "ON"})
@@ -154,7 +158,11 @@ def entries(node: yaml.MappingNode, path: str, problems: Problems) -> Iterator[t
         if not isinstance(key_node, yaml.ScalarNode):
             problems.add(line_of(key_node), path, "a key must be text")
             continue
-        key = text_of(key_node)
+        try:
+            key = text_of(key_node)
+        except ValueError as error:
+            problems.add(line_of(key_node), path, str(error))
+            continue
         inside = join(path, key)
         if key_node.tag == MERGE:
             problems.add(line_of(key_node), inside, "merging with << is not supported: write the keys out")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lockstep.api.errors import ConfigError
+from lockstep.api.objects import uid_of
 from lockstep.cli.clusters.demo import AGAIN, GENERATE_SECONDS, JOB_FILE, SAMPLE, demo_folder, generate_command, print_result, step
 from lockstep.cli.shared.site import POLL_SECONDS
 from lockstep.cli.shared.terminal import confirm
@@ -276,10 +277,10 @@ async def _replace(cluster: Cluster, document: dict[str, Any]) -> None:
     from lockstep.kube.kinds import path_of
 
     namespace, name = document["metadata"]["namespace"], document["metadata"]["name"]
-    if await cluster.get("TrainingJob", namespace, name) is not None:
+    if (job := await cluster.get("TrainingJob", namespace, name)) is not None:
         await cluster.request("DELETE", path_of("TrainingJob", namespace, name), {"propagationPolicy": "Foreground"})
         deadline = time.monotonic() + GONE_TIMEOUT_SECONDS
-        while await cluster.get("TrainingJob", namespace, name) is not None:
+        while (left := await cluster.get("TrainingJob", namespace, name)) is not None and uid_of(left) == uid_of(job):
             if time.monotonic() > deadline:
                 raise TimeoutError(f"TrainingJob {namespace}/{name} is still there {GONE_TIMEOUT_SECONDS:.0f} s after its deletion")
             await asyncio.sleep(POLL_SECONDS)
@@ -287,18 +288,23 @@ async def _replace(cluster: Cluster, document: dict[str, Any]) -> None:
 
 
 async def _follow(cluster: Cluster, namespace: str, name: str) -> dict[str, Any]:
-    """Print the job's log until the job has ended, and return its last status."""
-    from lockstep.api.objects import has_ended
+    """Print the job's log until the job has ended or goes nowhere by itself, and return its last status. Raises JobGone."""
+    from lockstep.api.objects import current_status, has_ended
+    from lockstep.cli.shared.site import JobGone
+    from lockstep.plan.ahead.submission import standstill
     from lockstep.plan.pages.logs import LogSelection
     from lockstep.platforms.jobs.logs import follow
 
     deadline = time.monotonic() + FINISHED_TIMEOUT_SECONDS
 
     async def status() -> dict[str, Any]:
-        return dict((await cluster.get("TrainingJob", namespace, name) or {}).get("status", {}))
+        job = await cluster.get("TrainingJob", namespace, name)
+        if job is None:
+            raise JobGone.of(name)
+        return current_status(job)
 
     async def over() -> bool:
-        return has_ended(await status()) or time.monotonic() > deadline
+        return has_ended(now := await status()) or standstill(now) != "" or time.monotonic() > deadline
 
     async for line in follow(cluster, namespace, name, LogSelection(), over):
         put(f"    {line}", flush=True)

@@ -24,15 +24,18 @@ from lockstep.cli.shared.jobargs import (
     running_pod,
 )
 from lockstep.cli.shared.terminal import say
+from lockstep.kube.outage import Outage
 from lockstep.platforms.output import put, put_json, put_link, put_text
 
 if TYPE_CHECKING:
     from lockstep.api.hosts import Host
     from lockstep.cli.shared.hostsite import HostJob
+    from lockstep.cli.shared.kubesite import ClusterJob
     from lockstep.kube.cluster import Cluster
     from lockstep.programs import Place
 
 JUPYTER_PORT, TENSORBOARD_PORT, CODE_PORT, DEBUG_PORT = 8888, 6006, 8443, 5678
+WATCH_SECONDS = 2.0
 PortOption = Annotated[
     int | None, typer.Option("--port", min=1, max=65535, help="Port of this machine. Default: the usual one, or a free one.")
 ]
@@ -155,7 +158,7 @@ def debug(
         async with spot.forwarded(pod_port, port or pod_port, port is not None) as local:
             _print_launch(spot, local)
             put(f"Port {local} of this machine leads to port {pod_port} of {spot.name}. Press Ctrl-C to end.", flush=True)
-            await asyncio.Event().wait()
+            await spot.until_gone()
 
     _at(job, node, where, forward)
 
@@ -216,6 +219,8 @@ class Spot(NamedTuple):
     """Command that opens a folder there in the VS Code of this machine; "" where none is known."""
     host: Host | None
     """Host of the cluster file; None: it is a pod."""
+    until_gone: Callable[[], Awaitable[object]]
+    """Wait until nothing there can be reached any more, and raise Failed. A host stays."""
 
 
 def _at(job: str, node: int, where: TargetOptions, work: Callable[[Spot], Coroutine[Any, Any, None]]) -> None:
@@ -246,9 +251,16 @@ def _at(job: str, node: int, where: TargetOptions, work: Callable[[Spot], Corout
             return command if usual else f"KUBECONFIG={shlex.quote(files.paths)} {command}"
 
         await refuse_without_rights(connection, target.namespace)
-        await work(Spot(pod, target.node(connection, node), str, way, desktop, None))
+        await work(Spot(pod, target.node(connection, node), str, way, desktop, None, lambda: _until_gone(target, node)))
 
     target.run(in_pod)
+
+
+async def _until_gone(job: ClusterJob, node: int) -> None:
+    """Wait until the node's pod doesn't run any more, and raise Failed then."""
+    outage = Outage(say)
+    while await asyncio.to_thread(outage.ask, lambda: running_pod(job, node), "away"):  # noqa: ASYNC110 (nothing here tells of it)
+        await asyncio.sleep(WATCH_SECONDS)
 
 
 async def _on_host(job: HostJob, node: int, work: Callable[[Spot], Coroutine[Any, Any, None]]) -> None:
@@ -265,7 +277,7 @@ async def _on_host(job: HostJob, node: int, work: Callable[[Spot], Coroutine[Any
         async def desktop(folder: str) -> str:
             return shlex.join(remote_command(host, folder))
 
-        await work(Spot(name, volume.place, volume.path, way, desktop, host))
+        await work(Spot(name, volume.place, volume.path, way, desktop, host, asyncio.Event().wait))
 
 
 async def _shell_on_host(job: HostJob, node: int) -> int:

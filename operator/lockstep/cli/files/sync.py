@@ -136,7 +136,7 @@ async def _run(one: Sync, context: str | None, *, watch: bool) -> bool:
 
 
 async def _watch(cluster: Cluster, receivers: Receivers, one: Sync, sent: Stamps, report: SyncReporter) -> None:
-    """Send whatever changes, for ever; and again what a pod lacks: one that couldn't be reached, or that was restarted meanwhile.
+    """Send whatever changes, until the job has ended; and again what a pod lacks: one that couldn't be reached, or that was restarted meanwhile.
 
     `sent`: the files as they were when every pod had them; {} when one didn't.
     """
@@ -152,8 +152,26 @@ async def _watch(cluster: Cluster, receivers: Receivers, one: Sync, sent: Stamps
         try:
             complete = report.all_have_everything(await _once(cluster, receivers, one))
         except (LockstepError, OSError) as error:  # (a pod that is away for a moment, a folder that is being replaced)
+            if await _is_over(cluster, one):
+                raise
             report.problem(str(error))
             complete = False
+
+
+async def _is_over(cluster: Cluster, one: Sync) -> bool:
+    """Return True if the job was deleted or has ended, so that nothing can be sent to it any more."""
+    from lockstep.api.names import pod_name
+    from lockstep.api.objects import current_status, has_ended
+    from lockstep.kube.cluster import ApiError
+
+    try:
+        job = await cluster.get("TrainingJob", one.namespace, one.job)
+        if job:
+            return has_ended(current_status(job))
+        names = {"StatefulSet": one.job, "Pod": pod_name(one.job, 0)}
+        return not any([await cluster.get(kind, one.namespace, name) for kind, name in names.items()])
+    except (ApiError, OSError):
+        return False
 
 
 async def _once(cluster: Cluster, receivers: Receivers, one: Sync) -> list[Synced]:

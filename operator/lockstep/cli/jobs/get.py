@@ -28,7 +28,7 @@ from lockstep.plan.pages.table import aligned
 from lockstep.platforms.output import put, put_json, put_text, tell
 
 if TYPE_CHECKING:
-    from lockstep.cli.shared.site import Site, SiteJob, Stale
+    from lockstep.cli.shared.site import Site, SiteJob
 
 WATCH_SECONDS = 2.0
 EXIT_STALE = 1
@@ -53,7 +53,9 @@ def get(
         bool, typer.Option("--all-namespaces", "-A", help="List the jobs of every namespace that you may read.")
     ] = False,
     selector: Annotated[str | None, typer.Option("--selector", "-l", help="Only jobs with these labels: team=nlp,tier!=test.")] = None,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep printing a line for each job that changes, until Ctrl-C.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Print a line for each change, until Ctrl-C or the named jobs' end.")
+    ] = False,
 ) -> None:
     """List jobs: nodes, ranks, step, restarts and state.
 
@@ -75,10 +77,11 @@ def get(
 
     def listed() -> list[SiteJob]:
         every = site.jobs(everywhere=all_namespaces, selector=selector)
-        return [job for job in every if job.name in jobs] if jobs else every
+        return [job for job in every if (job.name, job.uid) in watched] if named else every
 
+    watched = {(job.name, job.uid) for job in named}
     if watch:
-        return _watch(site, lambda: site.current(listed()), wide=output is ListForm.WIDE, spaces=all_namespaces)
+        return _watch(site, listed, watched, wide=output is ListForm.WIDE, spaces=all_namespaces)
     listed_jobs = listed()
     if not listed_jobs and output in (ListForm.TABLE, ListForm.WIDE) and site.current([])[1] is None:
         of = f" with labels {selector}" if selector else ""
@@ -123,14 +126,16 @@ def _rows(site: Site, jobs: list[dict[str, Any]], *, wide: bool, spaces: bool) -
     return [("NAMESPACE", *heads), *((str(job["metadata"]["namespace"]), *one) for job, one in zip(jobs, cells, strict=True))]
 
 
-def _watch(site: Site, look: Callable[[], tuple[list[dict[str, Any]], Stale | None]], *, wide: bool, spaces: bool) -> None:
-    """Print the table, then, for ever, the line of each job that has changed."""
+def _watch(site: Site, listed: Callable[[], list[SiteJob]], named: set[tuple[str, str]], *, wide: bool, spaces: bool) -> None:
+    """Print the table, then the line of each job that has changed, until all `named` (name, uid), if any, have ended. Raises JobGone for deleted ones."""
+    from lockstep.api.objects import current_status, has_ended
+    from lockstep.cli.shared.site import JobGone
     from lockstep.plan.pages.table import COLUMNS
 
-    shown: dict[str, tuple[str, ...]] | None = None
+    shown: dict[tuple[str, str], tuple[str, ...]] | None = None
     age, stale = COLUMNS.index("AGE") + spaces, ""
     while True:
-        jobs, silence = look()
+        jobs, silence = site.current(listed())
         rows = _rows(site, jobs, wide=wide, spaces=spaces)
         heads, *lines = aligned(rows)
         if shown is None:
@@ -138,11 +143,16 @@ def _watch(site: Site, look: Callable[[], tuple[list[dict[str, Any]], Stale | No
         since = silence.since if silence is not None else ""
         if silence is not None and since != stale:
             tell(f"lockstep: {silence.text}")
-        now = {str(job["metadata"]["uid"]): (*cells[:age], *cells[age + 1 :]) for job, cells in zip(jobs, rows[1:], strict=True)}
-        for (uid, cells), line in zip(now.items(), lines, strict=True):
-            if (shown or {}).get(uid) != cells:
+        keys = [(str(job["metadata"]["name"]), str(job["metadata"]["uid"])) for job in jobs]
+        now = {key: (*cells[:age], *cells[age + 1 :]) for key, cells in zip(keys, rows[1:], strict=True)}
+        for (key, cells), line in zip(now.items(), lines, strict=True):
+            if (shown or {}).get(key) != cells:
                 put(line, flush=True)
         shown, stale = now, since
+        if named and silence is None and all(has_ended(current_status(job)) for job in jobs):
+            if gone := sorted(name for name, _ in named - now.keys()):
+                raise JobGone.of(", ".join(gone))
+            return
         time.sleep(WATCH_SECONDS)
 
 
@@ -205,6 +215,7 @@ def wait(
     Example: lockstep wait demo --for Complete --timeout 7200
     """
     from lockstep.api.objects import condition, has_ended
+    from lockstep.plan.ahead.submission import standstill
 
     waited = find_job(job, where)
     end, shown = time.monotonic() + timeout, ""
@@ -222,6 +233,8 @@ def wait(
             break
         if has_ended(status):
             raise Failed(f"job {job} has ended, so it will not become {until.value}: {line}")
+        if until is not Awaited.SUSPENDED and (still := standstill(status)):
+            raise Failed(f"job {job} will not become {until.value} by itself: {still}")
         if time.monotonic() > end:
             raise Failed(f"job {job} is not {until.value} after {timeout} s: {line}")
         time.sleep(POLL_SECONDS)

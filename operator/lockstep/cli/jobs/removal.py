@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.names import WORKSPACE
-from lockstep.api.objects import condition, current_status, has_ended
+from lockstep.api.objects import current_status, has_ended, is_true
 from lockstep.cli.shared.terminal import confirm, say
-from lockstep.plan.reasons import Reason
 from lockstep.platforms.output import put
 
 if TYPE_CHECKING:
@@ -53,20 +52,8 @@ def _folder(job: SiteJob) -> str:
 def _refuse_in_use(job: SiteJob) -> None:
     """Raise ConfigError for a job that may still write its files, or is about to."""
     status = current_status(job.job)
-    if not (has_ended(status) or _has_stopped(job, status)):
+    if not (has_ended(status) or is_true(status, "Suspended")):
         raise ConfigError(f"job {job.name} may still write its files, so --files removes none: first lockstep stop {job.at}")
-
-
-def _has_stopped(job: SiteJob, status: dict[str, object]) -> bool:
-    """Return True if it has no pods, and nobody has asked for new ones since."""
-    from lockstep.plan.reconcile.interactive import resumes
-
-    suspended, session = condition(status, "Suspended"), status.get("interactive")
-    if suspended.get("status") != "True":
-        return False
-    if suspended.get("reason") == Reason.IDLE and isinstance(session, dict):
-        return resumes(job.job) <= int(session.get("resume", 0))
-    return bool(job.job["spec"].get("suspend", True))
 
 
 async def _remove(job: SiteJob, node: int) -> None:

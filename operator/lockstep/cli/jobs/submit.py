@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from lockstep.api.errors import ConfigError, Failed
-from lockstep.api.objects import Object, condition, has_ended, is_true
+from lockstep.api.objects import Object, condition, current_status, has_ended, is_true
 from lockstep.cli.shared.inputs import FRESH, resolve_inputs
 from lockstep.cli.shared.kubesite import ClusterJob
 from lockstep.cli.shared.site import POLL_SECONDS, JobGone
@@ -226,14 +226,16 @@ class StartWatch:
 
 
 def _until(job: ClusterJob, watch: StartWatch, reached: Callable[[SubmittedState], bool]) -> None:
-    """Wait until the job has come so far, or has ended. Raises as `watch` does, and Failed where the job has failed."""
-    status, outage = job.job.get("status") or {}, Outage(say)
+    """Wait until the job has come so far, or has ended. Raises as `watch` does, and Failed where the job has failed, or is suspended."""
+    status, outage = current_status(job.job), Outage(say)
     while True:
         now = watch(status)
         if reached(now) or is_true(status, "Complete"):
             return
         if is_true(status, "Failed"):
             raise Failed(_failed(job, status))
+        if is_true(status, "Suspended"):
+            raise Failed(f"job {job.name} is suspended, and doesn't go on by itself: {condition(status, 'Suspended')['message']}")
         time.sleep(POLL_SECONDS)
         status = outage.ask(job.look_again, status)
 

@@ -123,8 +123,8 @@ def _text(lines: Iterable[str]) -> Text:
 
 
 async def _looks_of_job(job: Object, context: str | None, interval: float, *, live: bool) -> Looks:
-    from lockstep.api.errors import Failed
     from lockstep.api.objects import has_ended
+    from lockstep.cli.shared.site import JobGone
     from lockstep.kube.cluster import Cluster
     from lockstep.plan.pages.top import snapshot
     from lockstep.platforms.files.results import run_folder
@@ -151,8 +151,8 @@ async def _looks_of_job(job: Object, context: str | None, interval: float, *, li
             )
             if points and answers.get(0, {}).get("curve"):
                 curve, read = answers[0]["curve"], now
-            if current is None:
-                raise Failed(f"job {name} was deleted")
+            if current is None or current["metadata"].get("uid") != job["metadata"].get("uid"):
+                raise JobGone.of(name, current)
             status = current.get("status", {})
             over = has_ended(status)
             if over and not curve and "step" in status.get("trainer", {}):

@@ -155,15 +155,15 @@ class HostJob(SiteJob):
         return asyncio.run(self.current())
 
     async def current(self, patience: float = 0.0) -> Object:
-        """Read its status again, and return it; empty if the job was deleted. `patience`: seconds to wait until all of its ranks run."""
+        """Read its status again, and return it. Raises JobGone. `patience`: seconds to wait until all of its ranks run."""
         from lockstep.plan.hosts.status import seen_jobs
 
         answers, problems = await self.site.fleet().look_for(self.name, self.seen.hosts, patience)
         seen = seen_jobs(answers, problems).get(self.name)
         if seen is None and problems:  # no host of it answers: what was seen last still tells which hosts it has
             seen = replace(self.seen, jobs={}, problems=problems)
-        if seen is None:
-            return {}
+        if seen is None or seen.record.uid != self.uid:
+            raise JobGone.of(self.name, seen)
         self._see(seen)
         return self.status
 
@@ -291,10 +291,7 @@ class HostJob(SiteJob):
                 reason = stopped
 
     async def _over(self) -> bool:
-        status = await self.current()
-        if not status:
-            raise JobGone(f"job {self.name} was deleted")
-        return has_ended(status)
+        return has_ended(await self.current())
 
     def nodes_with_volumes(self) -> list[int]:
         """Return all nodes. Raises Failed for a host that doesn't answer, or has no files."""

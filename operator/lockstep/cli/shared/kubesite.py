@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import CONTAINER, DATASETS, WORKSPACE, pod_name
-from lockstep.api.objects import Object, condition, current_status, has_ended
+from lockstep.api.objects import Object, condition, current_status, has_ended, is_true
 from lockstep.cli.shared.site import JobGone, Site, SiteJob, Stale, Volume, instead_of
 from lockstep.kube.outage import Outage
 from lockstep.platforms.output import tell
@@ -166,7 +166,7 @@ class ClusterJob(SiteJob):
         """Return what the API server has under its name. Raises JobGone where that is nothing, or a job that was created since."""
         uid = self.job["metadata"].get("uid")
         if found is None or (uid and found["metadata"].get("uid") != uid):
-            raise JobGone(f"job {self.name} was deleted{' and created again' if found else ''}")
+            raise JobGone.of(self.name, found)
         return found
 
     def events(self) -> list[Object]:
@@ -280,6 +280,7 @@ class _Over:
         self._reason, self._outage = "", Outage(say)
 
     async def __call__(self) -> bool:
+        from lockstep.plan.ahead.submission import standstill
         from lockstep.platforms.jobs.logs import has_run_ended, is_run
 
         try:
@@ -293,6 +294,8 @@ class _Over:
         self._outage.over()
         status = current_status(self._job.same(found))
         self._watch(status)
+        if (still := standstill(status)) and not is_true(status, "Suspended"):
+            raise Failed(f"job {self._job.name} has no log to come: {still}")
         reason = str(condition(status, "Progressing").get("reason"))
         if reason == "Suspended" and self._reason != reason:
             self._say(f"{self._job.name} is suspended; this goes on when it does (lockstep resume {self._job.at}), Ctrl-C ends it")

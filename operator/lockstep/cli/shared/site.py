@@ -25,6 +25,11 @@ POLL_SECONDS = 0.5
 class JobGone(Failed):
     """A job that was watched was deleted."""
 
+    @classmethod
+    def of(cls, name: str, another: object = None) -> JobGone:
+        """Return the error about a job; `another`: what has its name since."""
+        return cls(f"job {name} was deleted{' and created again' if another else ''}")
+
 
 class Stale(NamedTuple):
     """Reason why what is shown of jobs may be old."""
@@ -145,7 +150,7 @@ class SiteJob(ABC):
 
     @abstractmethod
     def look_again(self) -> Object:
-        """Read its status again, and return it. Raises JobGone, or returns nothing, if the job was deleted."""
+        """Read its status again, and return it. Raises JobGone if the job was deleted, also where another one has its name since."""
 
     @abstractmethod
     def events(self) -> list[Object]:

@@ -181,3 +181,11 @@ def standing(status: Object) -> SubmittedState:
         is_of_cluster=reason in OF_CLUSTER,
         passes=reason == Reason.PREVIOUS_JOB_REMAINS,
     )
+
+
+def standstill(status: Object) -> str:
+    """Return why a job with this status doesn't go on by itself, and what helps; '' if it may."""
+    now = standing(status)
+    if now.refused and now.is_final and not now.is_of_cluster:
+        return f"the operator refuses it: {now.refused}"
+    return str(condition(status, "Suspended")["message"]) if is_true(status, "Suspended") else ""

@@ -10,6 +10,7 @@ from functools import cached_property, lru_cache
 from pydantic import ValidationError
 
 from lockstep.api.cluster import TrainingCluster
+from lockstep.api.files.problems import explain
 from lockstep.api.job import TrainingJob
 from lockstep.api.names import ANNOTATION_DEFAULT_CLUSTER
 from lockstep.api.objects import Object, claim_names
@@ -182,4 +183,4 @@ def _first_problem(error: ValidationError, what: str) -> str:
     detail = error.errors()[0]
     path = ".".join(str(part) for part in detail["loc"])
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    return f"{what} can't be used: {path}: {detail['msg']}{more}"
+    return f"{what} can't be used: {path}: {explain(detail)}{more}"

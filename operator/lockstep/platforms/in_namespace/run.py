@@ -344,11 +344,16 @@ async def _follow(cluster: Cluster, run: Run, say: Say) -> int:
     reported = ""
     status: Object = {}
     begun: float | None = None
+    had_pods = False
     try:
         while True:
             observed, now = await _observe(cluster, run, status), time.time()
-            if ("StatefulSet", run.name) not in observed.objects:
+            stateful_set = observed.objects.get(("StatefulSet", run.name))
+            if stateful_set is None or _owning_run(stateful_set, run.name) not in (None, run.frozen.name):
                 raise Failed(f"StatefulSet {run.name} of namespace {run.namespace} was deleted, and its pods with it")
+            if had_pods and observed.at_zero and not status and (code := await _ended_since(cluster, run)) is not None:
+                return code  # (the keeper has taken its pods while this did not look)
+            had_pods = had_pods or bool(observed.pods)
             place = placing(observed, now)
             begun = (begun or now) if _comes_up(observed) else None
             ended = None if place.lets_go else _verdict(observed) or _given_up(run, begun, now, say)

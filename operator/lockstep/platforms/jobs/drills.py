@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import OPERATOR_NAME, OPERATOR_NAMESPACE, pod_name
-from lockstep.api.objects import Object, is_true
+from lockstep.api.objects import Object, has_ended, is_true
 from lockstep.kube.cluster import FORBIDDEN, MERGE, NOT_FOUND, ApiError, Client, Cluster
 from lockstep.kube.kinds import KINDS, path_of
 from lockstep.plan.pages.drill import RESTARTS, DrillOutcome, Fault, Right, cost_of, has_recovered, rights
@@ -62,22 +62,31 @@ def run_drill(drilled: DrilledJob, fault: Fault, rank: int, fill_bytes: int) -> 
     return _with_step_back(drilled, outcome, hurt) if fault is Fault.CORRUPT_CHECKPOINT else outcome
 
 
+def _until(drilled: DrilledJob, what: str, done: Callable[[Object], bool]) -> Object:
+    """First status of the job that is so. Raises Failed where it has ended before, or takes too long."""
+
+    def look() -> Object | None:
+        status = drilled.job.look_again()
+        if is_true(status, "Failed"):
+            raise Failed(f"the job failed: {(status.get('failure') or {}).get('message', '')}: lockstep why {drilled.job.at}")
+        if not (is_done := done(status)) and has_ended(status):
+            raise Failed(f"the job was complete before {what}")
+        return status if is_done else None
+
+    return drilled.until(what, look)
+
+
 def _recovery(drilled: DrilledJob, outcome: DrillOutcome, watch: DrillWatch) -> DrillOutcome:
     assert outcome.fault in RESTARTS  # noqa: S101 (an invariant of the caller)
     attempt = outcome.attempt
 
-    def look(done: Callable[[Object], bool]) -> Object | None:
-        status = drilled.job.look_again()
-        if is_true(status, "Failed"):
-            raise Failed(f"the job failed: {(status.get('failure') or {}).get('message', '')}: lockstep why {drilled.job.at}")
-        return status if done(status) else None
-
-    drilled.until(
+    _until(
+        drilled,
         "the failure in the job's status",
-        lambda: look(lambda status: cost_of(status, attempt) is not None or has_recovered(status, attempt, False)),
+        lambda status: cost_of(status, attempt) is not None or has_recovered(status, attempt, False),
     )
     named = watch.since_the_fault()
-    status = drilled.until("the recovery", lambda: look(lambda status: has_recovered(status, attempt, drilled.tells_steps)))
+    status = _until(drilled, "the recovery", lambda status: has_recovered(status, attempt, drilled.tells_steps))
     well, cost = watch.since_the_fault(), cost_of(status, attempt) or {}
     return replace(
         outcome,
@@ -158,7 +167,7 @@ def _kill_operator(drilled: DrilledJob, pods: Pods) -> DrillOutcome:
     drilled.until("another leader", lambda: _leader(pods) not in ("", leader))
     led = time.monotonic() - hit
     last_update = (before.get("trainer") or {}).get("lastUpdateTime")
-    after = drilled.until("progress written by it", lambda: _news(drilled.job.look_again(), last_update))
+    after = _until(drilled, "progress written by it", lambda now: (now.get("trainer") or {}).get("lastUpdateTime") != last_update)
     steps = [(status.get("trainer") or {}).get("step") for status in (before, after)]
     if after["attempts"] != before["attempts"]:
         raise Failed(f"attempt {before['attempts']} became {after['attempts']}: training was not left alone: lockstep why {drilled.job.at}")
@@ -169,10 +178,6 @@ def _kill_operator(drilled: DrilledJob, pods: Pods) -> DrillOutcome:
     heard = time.monotonic() - hit
     attempt = int(after["attempts"])
     return DrillOutcome(Fault.KILL_OPERATOR, f"pod {leader}", attempt, named_seconds=heard, downtime_seconds=0, lost_steps=0, notes=notes)
-
-
-def _news(status: Object, last_update: str | None) -> Object | None:
-    return status if (status.get("trainer") or {}).get("lastUpdateTime") != last_update else None
 
 
 def operator_home(client: Client, namespace: str) -> str:
@@ -211,7 +216,7 @@ def _fill_disk(drilled: DrilledJob, most: int) -> DrillOutcome:
             drilled.on_node(0, "empty")
             drilled.say(f"{Fault.FILL_DISK}: the volume has its room again")
     freed, step = time.monotonic(), _committed(drilled.job.look_again())
-    after = drilled.until("a commit after there was room again", lambda: _newer_commit(drilled.job.look_again(), step))
+    after = _until(drilled, "a commit after there was room again", lambda status: _committed(status) > step)
     if after["attempts"] != before["attempts"]:
         raise Failed(
             f"attempt {before['attempts']} became {after['attempts']}: a full volume must not end an attempt: lockstep why {drilled.job.at}"
@@ -224,10 +229,6 @@ def _fill_disk(drilled: DrilledJob, most: int) -> DrillOutcome:
 
 def _committed(status: Object) -> int:
     return int((status.get("checkpoint") or {}).get("lastCommittedStep", 0))
-
-
-def _newer_commit(status: Object, step: int) -> Object | None:
-    return status if _committed(status) > step else None
 
 
 def _failed_save(drilled: DrilledJob, since: float) -> str | None:

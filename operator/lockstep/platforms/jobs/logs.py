@@ -22,6 +22,8 @@ from lockstep.platforms.jobs.runs import folder_lines
 from lockstep_spec.exits import SAVED
 
 RETRY_SECONDS = 0.5
+SILENT_SECONDS = 30.0
+"""Seconds without a line after which a log that is followed is asked for anew: a firewall may have forgotten the connection, and the job have ended."""
 READER_SECONDS = 600
 """Lifetime of a pod that shows a job's log."""
 STAMP = re.compile(r"^\d{4}-\d{2}-\d{2}T")
@@ -164,7 +166,12 @@ class _Reader:
 
     async def read(self, query: dict[str, str]) -> AsyncIterator[str]:
         try:
-            async for raw in self._cluster.log(self._namespace, self._pod, CONTAINER, {"timestamps": "true", **self._bounds(), **query}):
+            stream = self._cluster.log(self._namespace, self._pod, CONTAINER, {"timestamps": "true", **self._bounds(), **query})
+            while True:
+                async with asyncio.timeout(SILENT_SECONDS if "follow" in query else None):
+                    raw = await anext(stream, None)
+                if raw is None:
+                    return
                 stamp, _, line = raw.partition(" ")
                 if STAMP.match(stamp) and stamp > self._last_stamp:
                     self._last_stamp = stamp

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import json
+import operator
 import os
+import select
 import signal
 import socket
 import threading
 import time
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -211,3 +216,35 @@ def test_a_request_is_a_line_of_at_most_a_mebibyte(tmp_path: Path, size: int, co
             requests.close()
 
     assert asyncio.run(story())["exitCode"] == code
+
+
+def test_a_ctrl_c_just_before_the_client_waits_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The signal comes between Python's last look at signals and the system call: no Python code runs in between here, either."""
+    ours, agents_end = socket.socketpair()
+    agents_end.settimeout(5)
+    select_now, interrupts = select.select, [partial(ctypes.CDLL(None)["raise"], int(signal.SIGINT))]
+    heard: list[Any] = []
+
+    def select_late(*words: Any) -> Any:
+        return list(map(operator.call, [*(interrupts.pop() for _ in interrupts[:1]), partial(select_now, *words)]))[-1]
+
+    def agent() -> None:
+        with agents_end, suppress(TimeoutError):
+            for line in agents_end.makefile():
+                heard.append(json.loads(line))
+                if "interrupt" in heard[-1]:
+                    agents_end.sendall(b'{"exitCode": 130, "message": ""}\n')
+                    return
+
+    monkeypatch.setattr(client, "select", SimpleNamespace(select=select_late))
+    monkeypatch.setattr(client, "_connect", lambda path: ours)
+    before = signal.getsignal(signal.SIGINT)
+    answering = threading.Thread(target=agent)
+    answering.start()
+    try:
+        assert client.main(["stop"]) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
+        os.close(signal.set_wakeup_fd(-1))
+        answering.join()
+    assert [one.get("verb") for one in heard] == ["stop", None]

@@ -40,9 +40,12 @@ def main(arguments: Sequence[str]) -> int:
     except AgentLost as error:
         print(f"lockstep: {error}", file=sys.stderr)
         return FAILED
+    woken, waking = os.pipe()
+    os.set_blocking(waking, False)
+    signal.set_wakeup_fd(waking)  # (a signal just before select() would else be handled only after it, which may be never)
     with connection:
         try:
-            return Conversation(connection, getattr(options, "until_eof", False)).hold(_request(options))
+            return Conversation(connection, getattr(options, "until_eof", False), woken).hold(_request(options))
         except BrokenPipeError:  # nobody reads what ranks print (`| head`)
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return INTERRUPTED
@@ -87,12 +90,14 @@ def _who(name: str | None) -> str:
 class Conversation:
     """One request, and everything that comes back until it is over."""
 
-    def __init__(self, connection: socket.socket, until_eof: bool) -> None:
+    def __init__(self, connection: socket.socket, until_eof: bool, woken: int | None = None) -> None:
+        """`woken`: a pipe that can be read once a signal came."""
         self._connection = connection
         self._interrupts = 0
         self._quiet_seconds = 0.0
         self._until_eof = until_eof
         self._rest = b""
+        self._woken = woken
 
     def hold(self, request: dict[str, Any]) -> int:
         signal.signal(signal.SIGINT, lambda *_: self._interrupt())
@@ -119,7 +124,8 @@ class Conversation:
 
     def _answers(self, patience: float | None) -> list[dict[str, Any]]:
         """Answers that have come. After `patience` seconds of nothing one line says so, since a script that imports much prints nothing for a while."""
-        sources: list[Any] = [self._connection, *([sys.stdin.fileno()] if self._until_eof else [])]
+        typed = sys.stdin.fileno() if self._until_eof else None
+        sources: list[Any] = [self._connection, *(source for source in (typed, self._woken) if source is not None)]
         ready, _, _ = select.select(sources, [], [], patience)
         if not ready and patience is not None:
             self._quiet_seconds += patience
@@ -127,8 +133,10 @@ class Conversation:
             print(f"{OWN} no rank has printed anything for {self._quiet_seconds:.0f} s: {why}", file=sys.stderr, flush=True)
             return []
         self._quiet_seconds = 0.0
-        if sources[1:] and sources[1] in ready:
-            self._take_input(sources[1])
+        if self._woken is not None and self._woken in ready:
+            os.read(self._woken, READ_BYTES)
+        if typed is not None and typed in ready:
+            self._take_input(typed)
         if self._connection not in ready:
             return []
         data = self._connection.recv(READ_BYTES)
