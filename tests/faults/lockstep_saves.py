@@ -17,6 +17,8 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 from faults.power_cut import Subject
+from lockstep_gang.contract.run import JobIdentity, Run
+from lockstep_gang.coordinator.owner import DEAD_SECONDS, Ownership
 from lockstep_train import inspect
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.base.ranks import Ranks
@@ -32,6 +34,7 @@ from lockstep_train.checkpoint.save.upkeep import Exporter, Upkeep
 from lockstep_train.export import export_shards
 from lockstep_train.zero import zero_access
 from lockstep_train.zero.kinds import MASTER
+from unit.gang.cases import make_run
 
 OLD, NEW = 4, 6
 """Steps of the two newest commits; one of step 2 is there too, and rotated away by the save of step 6."""
@@ -199,12 +202,26 @@ class StartSession:
 
     def save_new(self, disk: Path) -> None:
         checkpoints = disk / "run/checkpoints"
+        assert Ownership(_owning(disk, "this")).take() is None
         record_start(lone(), checkpoints, choose_start(lone(), checkpoints, "Auto", CLAIM, print), CLAIM)
+
+
+def _owning(disk: Path, uid: str) -> Run:
+    return make_run(job=JobIdentity("power", "test", uid), run_dir=str(disk / "run"))
+
+
+def judge_start(disk: Path) -> str:
+    """What a start would go on from; nothing if its folder would stay another job's for longer than a minute."""
+    now = 0.0
+    other = Ownership(_owning(disk, "another"), lambda: now)
+    other.take()
+    now = DEAD_SECONDS
+    return judge_commits(disk) if other.take() is None else "nothing: its folder is locked"
 
 
 def starts(folder: Path) -> Subject:
     """A restart over the commits that an earlier subject left in `folder`."""
-    return Subject("a restart", lambda rank, apart: StartSession(folder / KEPT), judge_commits, ranks=1, replaces=False, survives=True)
+    return Subject("a restart", lambda rank, apart: StartSession(folder / KEPT), judge_start, ranks=1, replaces=False, survives=True)
 
 
 def commits(model: Path, data: Path, folder: Path, stage: str) -> Subject:

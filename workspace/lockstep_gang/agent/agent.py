@@ -144,6 +144,13 @@ class Agent:
                 self._ranks.nccl.end(KEEP_SECONDS)
         return self._exit_code()
 
+    def retire(self) -> None:
+        """Kill the ranks of a node 0 that was replaced. A pod stays, since its container would be started again, and take the job back."""
+        self._standby.drop()
+        self._kill()
+        self._gave_up = self._run.host is not None
+        self._may_end()
+
     def end_with(self, parent: int) -> None:
         """Leave once `parent` is not this process's parent any more: it has ended, and nobody else would stop the ranks."""
         if os.getppid() == parent:

@@ -158,6 +158,12 @@ class Console:
         """Write a line of Lockstep's own, and no more than one: what it quotes of a script's exception may look like others."""
         self.write(f"[lockstep] {printable_line(text)}")
 
+    def keep_in(self, journal: Journal) -> None:
+        """Write the last lines, and all that follow, into the journal too."""
+        for line in tuple(self._tail):
+            journal.write(line)
+        self.journal = journal
+
     def begin_attempt(self, attempt: int) -> None:
         """Mark the lines from here on as this attempt's."""
         if self.journal is not None:

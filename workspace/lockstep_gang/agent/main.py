@@ -27,6 +27,7 @@ from lockstep_gang.contract.preflight import PROBE, SWEEP
 from lockstep_gang.contract.proof import parse_key
 from lockstep_gang.contract.run import HostPlace, Run, parse_run
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
+from lockstep_gang.coordinator.records import Replaced
 from lockstep_gang.coordinator.server import Server
 from lockstep_gang.lifecycle.preflight.rounds import ends_with_it
 from lockstep_spec.codec import ContractError
@@ -89,8 +90,8 @@ def _on_a_host(options: argparse.Namespace, run: Run, key: bytes, index: int, ho
 
 def _agent_of(options: argparse.Namespace, run: Run, key: bytes, index: int) -> int:
     console = Console(sys.stdout.fileno())
-    if not ends_with_it(run):  # a preflight alone leaves the job's folder as it is
-        console.journal = Journal(run, index, console.say)
+    if index != 0 and not ends_with_it(run):  # a preflight alone leaves the job's folder as it is, and node 0 waits until it is the job's
+        console.keep_in(Journal(run, index, console.say))
     try:
         folder, start = _own_folder(_temporary())
     except OSError as error:  # a full disk: whoever keeps the agent starts it again, until there is room
@@ -159,15 +160,20 @@ async def _serve(run: Run, key: bytes, node: LocalNode, around: tuple[Console, i
         code = await agent.run()
         _end_if_cut_off(agent, node, console)
         return code, agent.job_has_ended
-    output = Output(console.say, console.tail, console.write)
+    output = Output(console.say, console.tail, console.write, lambda: console.keep_in(Journal(run, 0, console.say)))
     coordinator = Coordinator(run, key, output)
     server = Server(run, key, coordinator, output)
+    hosting = asyncio.ensure_future(coordinator.run())  # before an agent can be heard
     agent.link.address = await server.start()
     agent.unheard_trouble = lambda: coordinator.unheard_trouble
-    hosting = asyncio.ensure_future(coordinator.run())
     serving = asyncio.ensure_future(agent.run())
     try:
         await asyncio.wait([hosting, serving], return_when=asyncio.FIRST_COMPLETED)
+        if hosting.done() and isinstance(error := hosting.exception(), Replaced):
+            console.say(f"this node 0 was replaced, and ends its ranks: {error.strerror}")
+            await server.stop()
+            agent.retire()
+            return await serving, agent.job_has_ended
         if hosting.done():
             hosting.result()  # it never ends by itself: raises what ended it
         _end_if_cut_off(agent, node, console)

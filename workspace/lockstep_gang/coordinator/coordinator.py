@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeVar
 
 from lockstep_gang.contract.interactive import Printed
 from lockstep_gang.contract.messages import AgentMessage, Exited, Hello, Pong, StopMode
@@ -21,7 +22,8 @@ from lockstep_gang.coordinator.channels import Channels, RunOutput
 from lockstep_gang.coordinator.ledger import ACCOUNT_SECONDS, GoodputAccount, Ledger
 from lockstep_gang.coordinator.log_lines import log_lines
 from lockstep_gang.coordinator.machine import seconds_since_boot, slept_seconds
-from lockstep_gang.coordinator.records import Records
+from lockstep_gang.coordinator.owner import BEAT_SECONDS, DEAD_SECONDS, LOOK_SECONDS, Ownership
+from lockstep_gang.coordinator.records import Records, Replaced
 from lockstep_gang.coordinator.reports import report_change, reports_of
 from lockstep_gang.coordinator.waits import happens_within, in_thread
 from lockstep_gang.lifecycle.decide import Decision, decide
@@ -31,8 +33,9 @@ from lockstep_gang.lifecycle.hang import with_pause, with_reconnects_extended
 from lockstep_gang.lifecycle.losses import waits_for_facts, with_facts, with_own_sleep
 from lockstep_gang.lifecycle.observe import connection_closed, ended_as_ordered, node_heard_again, observe
 from lockstep_gang.lifecycle.placement import with_racks
+from lockstep_gang.lifecycle.preflight.rounds import ends_with_it
 from lockstep_gang.lifecycle.silences import with_silence
-from lockstep_gang.lifecycle.start import waits_for
+from lockstep_gang.lifecycle.start import awaits_folder, waits_for, without_folder
 from lockstep_gang.lifecycle.stops import stop_report
 from lockstep_gang.lifecycle.summary import message_of, state_of, summarize
 from lockstep_spec.codec import ContractError
@@ -53,6 +56,7 @@ SETTLE_SECONDS = 5.0
 
 
 Change = Callable[[Gang], Gang]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,8 @@ class Output:
     tail: Callable[[], tuple[str, ...]]
     write: Callable[[str], None]
     """Write a line that isn't Lockstep's own."""
+    keep: Callable[[], None] = lambda: None
+    """Begin to keep the log in the run's folder, which is this job's from now on."""
 
 
 class Coordinator:
@@ -73,10 +79,9 @@ class Coordinator:
         self._output = output
         self._clock = time.time() - seconds_since_boot()
         self._slept_seconds = slept_seconds()
-        records = Records(run.run_dir)
-        self._account = GoodputAccount(records, run, output.say)
-        self._ledger = Ledger(records, run, self._account)
-        self.gang = self._ledger.opened(run, self._now())
+        self._records = Records(run.run_dir)
+        self._owner = Ownership(run)
+        self._account, self._ledger, self.gang = self._opened()
         self._changes: deque[Change] = deque()
         """Changes that were heard and not taken in yet, while a record is being written."""
         self._ends: list[tuple[int, Exited]] = []
@@ -94,9 +99,15 @@ class Coordinator:
         self._broken: BaseException | None = None
         self._changed = asyncio.Event()
         self._committed = asyncio.Event()
-        self._reports = reports_of(run, key, records, self._replied, output.say)
+        self._reports = reports_of(run, key, self._records, self._replied, output.say)
         if self._reports is not None:
             self._reports.transition(summarize(self.gang, run, log=output.tail()))
+
+    def _opened(self) -> tuple[GoodputAccount, Ledger, Gang]:
+        """The records as they are now, and the gang that goes on from them."""
+        account = GoodputAccount(self._records, self._run, self._output.say)
+        ledger = Ledger(self._records, self._run, account)
+        return account, ledger, ledger.opened(self._run, self._now())
 
     @property
     def unheard_trouble(self) -> Trouble | None:
@@ -111,11 +122,66 @@ class Coordinator:
         return self._reports.trouble
 
     async def run(self) -> None:
-        """Run until cancelled: wake-ups, pings, the waiting line and the reports."""
-        tasks = [self._decide_in_time(), self._pulse(), self._channels.ping(), self._say_what_is_missing(), self._keep_account()]
+        """Run until cancelled: wake-ups, pings, the waiting line, signs of life and the reports.
+
+        Nothing that is heard is taken in before the run's folder is this job's. Raises Replaced once a newer coordinator of the job has it.
+        """
+        own = [self._decide_in_time(), self._pulse(), self._channels.ping(), self._say_what_is_missing(), self._keep_account()]
+        self._records.are_owned = False
+        if self.gang.phase is not Phase.ENDED and not ends_with_it(self._run):
+            self._recording = asyncio.get_running_loop().create_future()
+            own.append(self._keep_folder())
         if self._reports is not None:
-            tasks.append(self._reports.run())
-        await asyncio.gather(*tasks)
+            own.append(self._reports.run())
+        tasks = [asyncio.ensure_future(task) for task in own]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _keep_folder(self) -> None:
+        """Go on from the folder's records once it is this job's, and show signs of life in it. The job ends where another one lives in it."""
+        until = self._now() + DEAD_SECONDS
+        while (other := await self._other_owner()) is not None:
+            place, lives = other
+            if lives:
+                return self._go_on(without_folder(self.gang, f"the run's folder {self._run.run_dir} is in use by {place}"))
+            self._be(awaits_folder(self.gang, self._run, place, until))
+            await asyncio.sleep(LOOK_SECONDS)
+        self._records.are_owned = True
+        self._output.keep()
+        self._account, self._ledger, gang = await in_thread(self._opened, "records")
+        self._go_on(gang)
+        while True:
+            await asyncio.sleep(BEAT_SECONDS)
+            try:
+                await in_thread(self._owner.beat, "owner")
+            except Replaced as error:
+                self._lose_folder(error)
+            except OSError:
+                continue  # it is said where it holds up a record
+
+    async def _other_owner(self) -> tuple[str, bool] | None:
+        while True:
+            try:
+                return await self._answer(in_thread(self._owner.take, "owner"), None)
+            except OSError as error:
+                self._have_trouble(self._ledger.trouble(error), None)
+                await asyncio.sleep(STORAGE_RETRY_SECONDS)
+
+    def _go_on(self, gang: Gang) -> None:
+        self._be(gang)
+        self._recording = None
+        self._advance()
+
+    def _lose_folder(self, error: Replaced) -> None:
+        self._records.are_owned = False
+        if error.job_uid == self._run.job.uid:  # which goes on there, so this process alone ends
+            self._broken = error
+            self._wake.set()
+        else:
+            self._become(lambda gang: without_folder(gang, str(error.strerror)))
 
     def connected(self, node: int, channel: Channel, hello: Hello) -> bool:
         """Take a proved connection, in the place of an older one of the same node. False: its agent was replaced and doesn't know it."""
@@ -193,10 +259,11 @@ class Coordinator:
                 await asyncio.wait([self._recording], timeout=SETTLE_SECONDS)
         if self._reports is not None:
             await self._reports.flush(SETTLE_SECONDS)
+        await asyncio.wait([in_thread(self._owner.let_go, "owner")], timeout=SETTLE_SECONDS)
 
     def _settled(self) -> bool:
         if self._recording is not None:
-            return False
+            return not self._records.are_owned
         if self.gang.phase is Phase.ENDED:
             others = range(1, self._run.nodes)
             return not any(node in self._channels.of_node or not self.gang.nodes[node].instance for node in others)
@@ -287,6 +354,8 @@ class Coordinator:
         self._be(decision.gang)
         for node, order in decision.orders:
             self._channels.send(node, order)
+        if decision.end:  # a pod stays after it, and a job of the same name need not wait for that
+            in_thread(self._owner.let_go, "owner")
 
     def _wake_up(self, at: float | None) -> None:
         self._wake_at = at
@@ -301,10 +370,10 @@ class Coordinator:
     async def _written(self, writing: asyncio.Future[None], decision: Decision | None) -> None:
         """Carry the decision out when it is durable. Without one nothing is tried again: a coordinator after this one hears the facts as well."""
         try:
-            await asyncio.wait([writing], timeout=SLOW_SECONDS)
-            if not writing.done():
-                self._have_trouble(self._ledger.silence(SLOW_SECONDS), decision)
-            await writing
+            await self._answer(writing, decision)
+        except Replaced as error:
+            self._recording = None
+            return self._lose_folder(error)
         except (ContractError, OSError) as error:
             self._retry_at = self._now() + STORAGE_RETRY_SECONDS
             self._have_trouble(self._ledger.trouble(error), decision)
@@ -313,8 +382,14 @@ class Coordinator:
                 self._carry_out(replace(decision, gang=replace(decision.gang, unwritten=None, untold=None)))
         if decision is None:
             self._be(replace(self.gang, unwritten=None, untold=None))
-        self._recording = None
-        self._advance()
+        self._go_on(self.gang)
+
+    async def _answer(self, writing: asyncio.Future[T], decision: Decision | None) -> T:
+        """Return or raise what the writing does, after having said that the volume takes long for it."""
+        await asyncio.wait([writing], timeout=SLOW_SECONDS)
+        if not writing.done():
+            self._have_trouble(self._ledger.silence(SLOW_SECONDS), decision)
+        return await writing
 
     def _have_trouble(self, trouble: str, decision: Decision | None) -> None:
         before = self.gang.unwritten

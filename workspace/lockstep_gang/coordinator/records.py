@@ -35,12 +35,17 @@ class GoodputRecord:
     """The newest commit: the records of attempts have that of their begin or end, and a coordinator that is killed writes no end."""
 
 
-_NO_FILE = frozenset({errno.EINVAL, errno.EFBIG, errno.ELOOP, errno.EISDIR, errno.ENXIO})
+NO_FILE = frozenset({errno.EINVAL, errno.EFBIG, errno.ELOOP, errno.EISDIR, errno.ENXIO})
 """Errors of `read_regular` for a FIFO, a device, a link, a folder or a file without measure: trying again would not help."""
 
 
 class Replaced(OSError):
-    """Another coordinator has taken the job over and begun an attempt: this one's pod was taken for lost, and nothing it knows counts."""
+    """Another coordinator has taken the folder over: this one was taken for lost, and nothing it knows counts."""
+
+    def __init__(self, text: str, job_uid: str) -> None:
+        super().__init__(errno.ESTALE, text)
+        self.job_uid = job_uid
+        """Job of the other one."""
 
 
 class Records:
@@ -57,6 +62,8 @@ class Records:
         """Part of drafts' names: on a shared volume a coordinator that was replaced may yet write."""
         self._newest = 0
         """The highest attempt that this process has read or written."""
+        self.are_owned = True
+        """False while another job has the folder: the account and the report, which wait for nobody, aren't written then."""
 
     def attempts(self) -> list[AttemptRecord]:
         """The newest attempts that were started here, oldest first, of earlier jobs of this name too."""
@@ -94,12 +101,13 @@ class Records:
 
     def write_goodput(self, record: GoodputRecord) -> None:
         """Write the account, durably when it returns."""
-        self._refuse_newer()
-        self._replace(self._goodput_path, json.dumps(to_json(record)) + "\n")
+        if self.are_owned:
+            self._refuse_newer()
+            self._replace(self._goodput_path, json.dumps(to_json(record)) + "\n")
 
     def write_report(self, text: str) -> None:
         """Write the report of the moment, durably when it returns. A folder that somebody removed after the end stays away."""
-        if self._has_ended and not self._folder.is_dir():
+        if not self.are_owned or (self._has_ended and not self._folder.is_dir()):
             return
         self._refuse_newer()
         self._replace(self.report_path, text)
@@ -110,9 +118,9 @@ class Records:
             last = _last_line(self._attempts_path)
         except (FileNotFoundError, NotADirectoryError):
             return
-        newest = _parsed(AttemptRecord, last, str(self._attempts_path)).attempt if last else 0
-        if newest > self._newest:
-            raise Replaced(errno.ESTALE, f"attempt {newest} of another coordinator is there, so this node 0 was replaced")
+        newest = _parsed(AttemptRecord, last, str(self._attempts_path)) if last else None
+        if newest is not None and newest.attempt > self._newest:
+            raise Replaced(f"attempt {newest.attempt} of another coordinator is there, so this node 0 was replaced", newest.job_uid)
 
     def _replace(self, path: Path, text: str) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -132,7 +140,7 @@ def _text(path: Path) -> str | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        if error.errno in _NO_FILE:
+        if error.errno in NO_FILE:
             raise _no_record(path, error.strerror) from None
         raise
 

@@ -73,4 +73,4 @@ def _is_news(before: Gang, after: Gang, run: Run) -> bool:
 
 def _turns(gang: Gang) -> tuple[object, ...]:
     """Changes of these are reported at once."""
-    return state_of(gang), gang.attempt, gang.stopped, gang.session.idleness, gang.unwritten, gang.untold
+    return state_of(gang), gang.attempt, gang.stopped, gang.session.idleness, gang.unwritten, gang.untold, gang.awaited

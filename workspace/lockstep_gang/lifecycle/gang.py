@@ -312,6 +312,8 @@ class Gang:
     """Reason why an attempt's start or end can't be recorded, so waits."""
     untold: tuple[Failure, tuple[Restart, ...]] | None = None
     """The failure that waits for the record, and the history with it: who hears reports must know it, should this process end before."""
+    awaited: str = ""
+    """Sentence about the job that has the run's folder, while this one waits for it."""
     unable: tuple[int, str] | None = None
     """(a node that is here and whose ranks can't run at all, why)"""
     trainer: TrainerReport | None = None

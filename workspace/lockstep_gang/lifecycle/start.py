@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from lockstep_gang.contract.messages import Finish
 from lockstep_gang.contract.reply import FactType
-from lockstep_gang.contract.report import Cause, Failure
+from lockstep_gang.contract.report import Cause, Failure, State
 from lockstep_gang.contract.run import Run
+from lockstep_gang.contract.times import stamp
 from lockstep_gang.lifecycle.gang import Gang, Phase
 from lockstep_gang.lifecycle.hang import dump_text
 from lockstep_gang.lifecycle.progress import Wait
@@ -16,6 +18,21 @@ from lockstep_spec.words import LISTED, listed, named, number_of
 
 _UNPLACED = frozenset({"Unschedulable", "Scheduling", "NotCreated"})
 """Reasons that the operator gives for a pod that no Node has room for yet. An image that can't be pulled, say, is another matter."""
+
+
+def awaits_folder(gang: Gang, run: Run, owner: str, until: float) -> Gang:
+    """The gang while it waits for another job to let go of the run's folder. `owner`: words for that job."""
+    text = f"waiting for the run's folder {run.run_dir}, which {owner} has: unless that shows a sign of life, this job takes it over at {stamp(until)}"
+    return replace(gang, awaited=text, unwritten=None)
+
+
+def without_folder(gang: Gang, problem: str) -> Gang:
+    """The gang after another job was found to have the run's folder: it ends, and writes nothing there."""
+    if gang.phase is Phase.ENDED:
+        return gang
+    text = f"{problem}. Two jobs can't train in one folder: give this one another name, or a volume of its own (spec.storage)"
+    ended = replace(gang, phase=Phase.ENDED, awaited="", unwritten=None, untold=None, final=True)
+    return replace(ended, failure=Failure(text, cause=Cause.CONFIGURATION), ending=Finish(State.FAILED, text))
 
 
 def missing_nodes(gang: Gang) -> list[int]:

@@ -85,14 +85,14 @@ def _message(gang: Gang, run: Run) -> str:
 
 def message_facts(gang: Gang) -> tuple[object, ...]:
     """Values that `message_of` is made of. While they are the same, so is the message, which takes a look at every rank."""
-    where = gang.phase, gang.attempt, gang.stopping, gang.stop_reason, gang.ending, gang.unwritten, gang.failure
+    where = gang.phase, gang.attempt, gang.stopping, gang.stop_reason, gang.ending, gang.unwritten, gang.awaited, gang.failure
     checks = gang.preflight.stage, gang.preflight.round, gang.preflight.result, gang.session.request, gang.facts.latest
     return *where, *checks, gang.silences, gang.nodes.counts, gang.ranks.counts.missing, gang.ranks.counts.ready, len(gang.ranks.ended)
 
 
 def _waiting_for(gang: Gang, run: Run) -> str:
-    if gang.unwritten is not None:
-        return gang.unwritten.problem
+    if gang.unwritten is not None or gang.awaited:
+        return gang.unwritten.problem if gang.unwritten is not None else gang.awaited
     missing = absent_nodes(gang) or [index for index, node in enumerate(gang.nodes) if node.connected and node.stuck]
     after = f", after {gang.failure.message}" if gang.failure is not None else ""
     if missing:

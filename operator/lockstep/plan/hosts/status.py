@@ -29,7 +29,7 @@ TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionSta
 UNWRITTEN_SECONDS = 20.0
 """Seconds without a report, which is written every 5, after which that is said."""
 UNHEARD = re.compile(
-    r"^\[lockstep\] (waiting for the coordinator on node 0.*|nobody hears this node.*|this agent can't start.*)|^\[lockstep\] attempt \d+ starts"
+    r"^\[lockstep\] (waiting for the (?:coordinator on node 0|run's folder).*|nobody hears this node.*|this agent can't start.*)|^\[lockstep\] attempt \d+ starts"
 )
 """Lines in which an agent says whom it can't reach or why it doesn't run, and the one by which that is over."""
 

@@ -85,7 +85,7 @@ def test_the_file_shows_a_run_from_its_step_to_its_end(agents: Gang) -> None:
     assert written.report.sequence > running.sequence
     assert abs((seconds_of(written.written) or 0.0) - (agents.folder / "run/gang/report.json").stat().st_mtime) < 60
     assert sorted(path.name for path in (agents.folder / "run/gang").iterdir()) == [
-        "attempts.jsonl", "end.json", "goodput.json", "report.json",
+        "attempts.jsonl", "end.json", "goodput.json", "owner.1.json", "report.json",
     ]  # fmt: skip
 
 

@@ -176,9 +176,11 @@ def test_a_coordinator_notices_that_its_machine_has_slept(tmp_path: Path, monkey
     async def noticed() -> Coordinator:
         nonlocal slept
         made = Coordinator(run, KEY, Output(lambda _: None, tuple, lambda _: None))
-        made.gang = training().gang
         serving = asyncio.ensure_future(made.run())
         await asyncio.sleep(0)
+        while made._recording is not None:  # until it has its folder
+            await asyncio.wait([serving], timeout=0.001)
+        made.gang = training().gang
         slept = 3600.0
         while not made.gang.facts.machines:
             await asyncio.wait([serving], timeout=0.01)

@@ -27,6 +27,10 @@ from lockstep.plan.reconcile.reconcile import reconcile
 from lockstep.plan.times import timestamp
 from lockstep_gang.contract.report import Cause, CheckpointReport, Failure, Restart, State, TrainerReport, Unwritten, report_file_text
 from lockstep_gang.contract.run import JobIdentity
+from lockstep_gang.lifecycle.gang import new_gang
+from lockstep_gang.lifecycle.start import without_folder
+from lockstep_gang.lifecycle.summary import message_of
+from unit.gang.cases import make_run
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, fresh, pod, report, running, settled
 from unit.plan.waiting.test_blocked import foreign, node, stuck
 
@@ -87,11 +91,15 @@ def test_of_a_failed_rank_the_last_ten_lines_are_shown() -> None:
     assert said.last_lines == tuple(f"line {number}" for number in range(5, 15))
 
 
+REFUSED_FOLDER = message_of(without_folder(new_gang(make_run()), "the run's folder /workspace/runs/x is in use by job x"), make_run())
+
+
 @pytest.mark.parametrize(
     ("message", "field"),
     [
         ("preflight: spec.training.model.name: there is no folder /workspace/models/MODEL on node 0 (x-0): put it there, or correct the path", "training.model.name"),
         ("rank 0 on node 0 failed: ConfigError: training.model.name /workspace/models/m holds no config.json", "training.model.name"),
+        (REFUSED_FOLDER, "storage"),
         ("preflight: spec.training.data.path: there is no file /datasets/train.jsonl on node 0 (x-0): put it there, or correct the path", ""),
     ],
 )  # fmt: skip

@@ -1,20 +1,19 @@
 """Readers of commits, from which rotation keeps away, on a volume that any number of machines share.
 
-A reader puts a file beside the commits that names the one it reads, and counts up in it while it lives. Rotation takes a
-reader for dead when its file has not changed for ten minutes on rotation's own monotonic clock. So neither side trusts the other's
-clock, a file's mtime or a lock that a network file system might not pass on, and what a dead reader leaves behind is cleared away.
+A reader puts a file beside the commits that names the one it reads, and counts up in it while it lives (`lockstep_spec/signs.py`). Rotation takes
+a reader for dead when its file has not changed for ten minutes, and clears away what it leaves behind.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from lockstep_spec.signs import Signs, write_sign
 from lockstep_train.base.durable import make_directory
 from lockstep_train.checkpoint.format.layout import READERS, CommitName, parse_commit, parse_reader
 
@@ -55,12 +54,9 @@ def _keep_beating(file: Path, reader: str, done: threading.Event, beat_seconds: 
 
 
 def _beat(file: Path, reader: str, count: int) -> bool:
-    """Replace the file in one go, so that nobody reads half of it; a power loss needs no reader to come back."""
-    temporary = file.with_name(f".{file.name}.tmp")
     try:
         make_directory(file.parent)
-        temporary.write_text(json.dumps({"reader": reader, "count": count}))
-        temporary.replace(file)
+        write_sign(file, {"reader": reader, "count": count})
     except OSError:
         return False
     return True
@@ -71,18 +67,12 @@ class ReaderWatch:
 
     def __init__(self, checkpoints: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder = checkpoints / READERS
-        self._clock = clock
-        self._seen: dict[str, tuple[bytes, float]] = {}  # file → what it said, and since when
+        self._signs = Signs(clock)
 
     def held(self) -> set[CommitName]:
         """Commits with a living reader. Files of dead ones are removed."""
-        now = self._clock()
         current = self._contents()
-        self._seen = {
-            name: before if (before := self._seen.get(name)) and before[0] == content else (content, now)
-            for name, content in current.items()
-        }
-        dead = [name for name, (_, since) in self._seen.items() if now - since >= DEAD_SECONDS]
+        dead = [name for name, seconds in self._signs.unchanged_seconds(current).items() if seconds >= DEAD_SECONDS]
         for name in dead:
             with contextlib.suppress(OSError):
                 (self._folder / name).unlink()
