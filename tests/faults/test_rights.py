@@ -15,12 +15,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pytest
 from kubernetes import client, config, dynamic
 
+from golden.plan_cases import job as training_job
+from golden.plan_cases import profile
 from lockstep.api.names import OPERATOR_NAME, OPERATOR_NAMESPACE, TLS_SECRET, report_url
 from lockstep.plan.cluster.scope import NAMED_BINDING, PROFILE_KEY, Scope
 from lockstep.platforms.clusters.install import operator_objects
 from lockstep.platforms.clusters.send import Sent, send_permitted
+from lockstep.platforms.in_namespace.objects import objects
+from lockstep.platforms.in_namespace.objects import prepare as prepare_run
 from lockstep.platforms.operator.certificate import Certificates, renew
 from lockstep_gang.contract.report import State
 from support.checkout import ROOT
@@ -29,6 +34,7 @@ from support.clusters.control_plane import Plane, connected, default_objects, lo
 from support.clusters.operator_faults import SCENARIOS, Rig, free_port, is_complete, is_failed, is_suspended, rig_in, running
 from support.clusters.played_job import JOB, PlayedJob
 from support.clusters.rights_used import granted, unused, used
+from support.in_process import lockstep
 
 UNSEEN = {
     "update trainingjobs/finalizers.lockstep.dev": "admission asks for it at each create of a child (OwnerReferencesPermissionEnforcement, "
@@ -118,6 +124,30 @@ def test_an_admin_of_the_namespace_may_send_all_of_it(tmp_path: Path, plane: Pla
         own = sent(scope, once=False)[1:]
         plane.installed += own
         assert asyncio.run(send()).left == ()
+
+
+def test_an_admin_of_a_namespace_sees_and_stops_a_run_where_there_are_no_crds(
+    tmp_path: Path, plane: Plane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without CRDs the API server refuses TrainingJobs before it finds that there are none, for whoever isn't the cluster's administrator."""
+    plane.install([{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "alone"}}])
+    with config.new_client_from_config(str(plane.kubeconfig)) as connection:
+        api = dynamic.DynamicClient(connection)
+        client.ApiextensionsV1Api(connection).delete_collection_custom_resource_definition()
+        jobs = Jobs(api, "alone")
+        monkeypatch.setenv("KUBECONFIG", str(kubeconfig_of("admin", jobs, plane.kubeconfig, tmp_path)))
+        until("admins have their rights", lambda: lockstep("get", "-n", "alone").stdout == "there is no TrainingJob in namespace alone\n")
+        for verb in ("get", "why", "top", "stop"):
+            assert "there is no TrainingJob x in namespace alone: it has none" in lockstep(verb, "x", "-n", "alone").stderr
+        first, *others = objects(prepare_run(training_job(), profile(), "alone"))
+        owner = jobs.create(first)
+        for item in others:
+            jobs.create(item)
+        assert "x      0/2" in lockstep("get", "-n", "alone").stdout
+        for words in (("why", "x"), ("top", "x", "--once")):
+            assert "0 of 2 pods created" in lockstep(*words, "-n", "alone").stdout
+        assert lockstep("stop", "x", "-n", "alone").stdout == "x: the run is removed, its claims stay\n"
+        assert jobs.get("ConfigMap", owner["metadata"]["name"]) is None
 
 
 def sent(scope: Scope, once: bool = True) -> list[dict[str, Any]]:

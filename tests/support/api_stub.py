@@ -14,7 +14,11 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 Object = dict[str, Any]
-ALWAYS: dict[str, Object] = {"/version": {"gitVersion": "v1.36.0"}, "/apis": {"kind": "APIGroupList", "groups": []}}
+ALWAYS: dict[str, Object] = {
+    "/version": {"gitVersion": "v1.36.0"},
+    "/apis": {"kind": "APIGroupList", "groups": []},
+    "/apis/lockstep.dev/v1alpha1": {"kind": "APIResourceList", "resources": []},
+}
 
 
 @dataclass

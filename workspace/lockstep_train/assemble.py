@@ -207,4 +207,4 @@ def _announce(run: Run, start: resume.Start) -> None:
         changed = changed_settings(start.source.manifest, training)
         if changed:
             run.reporter.say(f"Changed since that commit: {', '.join(changed)}")
-        run.reporter.resumed(plan.done.steps, plan.total_steps)
+        run.reporter.resumed(plan.done.steps, plan.total_steps, start.source.folder)

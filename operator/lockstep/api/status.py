@@ -260,7 +260,7 @@ class RestartStatus(StatusPart):
     node: Count | None = None
     """Index of its node in the job."""
     lost_steps: Count
-    """Steps done since the newest commit, which are done again."""
+    """Steps done since the commit that the next attempt goes on from, which are done again."""
     downtime_seconds: Count | None = None
     """Seconds from downSince to the first step after it."""
     down_since: Time | None = None

@@ -77,9 +77,14 @@ class Verbs(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         words = [*ctx.command_path.split()[1:], *args[:1]]
         Typed.verb = " ".join(words)
-        hint = HINTS.get(" ".join(words))
-        if hint is not None and self.get_command(ctx, args[0]) is None:
-            ctx.fail(f"No such command {args[0]!r}: {hint}.")
+        if self.get_command(ctx, args[0]) is None:
+            from lockstep.api.files.problems import nearest
+
+            before = " ".join([*words[:-1], ""])
+            hints = {name.removeprefix(before): hint for name, hint in HINTS.items() if name.startswith(before)}
+            hint = hints.get(nearest(args[0], [*hints, *self.list_commands(ctx)]) or "")
+            if hint is not None:
+                ctx.fail(f"No such command {args[0]!r}: {hint}.")
         return super().resolve_command(ctx, args)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.exceptions import TyperException
 
 from lockstep.platforms.output import put_text
 
@@ -27,7 +28,12 @@ def help_of(
     if len(words) == 1 and words[0] in TOPICS:
         put_text((FOLDER / f"{words[0]}.txt").read_text())
         return
-    put_text(_page(context.parent, [word for word in words if not word.startswith("-")]) + "\n")
+    try:
+        put_text(_page(context.parent, [word for word in words if not word.startswith("-")]) + "\n")
+    except TyperException as error:
+        if len(words) == 1 and error.message.endswith(f"{words[0]!r}."):
+            error.message += f" Topics: {', '.join(TOPICS)}."
+        raise
 
 
 def _page(root: Any, words: list[str]) -> str:

@@ -30,7 +30,8 @@ async def forwarded(
         assert task is not None  # noqa: S101 (this is one)
         open_ones.add(task)
         try:
-            await _carry(cluster, namespace, pod, port, reader, writer, say)
+            with contextlib.suppress(asyncio.CancelledError):  # below, at the end: asyncio prints a traceback for each that ends by it
+                await _carry(cluster, namespace, pod, port, reader, writer, say)
         finally:
             open_ones.discard(task)
             writer.close()

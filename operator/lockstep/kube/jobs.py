@@ -7,9 +7,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from lockstep.api.names import LABEL_JOB, RUN_KEY, run_name
+from lockstep.api.names import API_VERSION, LABEL_JOB, RUN_KEY, run_name
 from lockstep.api.objects import uid_of
-from lockstep.kube.cluster import MERGE, NOT_FOUND, ApiError, Client
+from lockstep.kube.cluster import FORBIDDEN, MERGE, NOT_FOUND, ApiError, Client
 from lockstep.kube.kinds import path_of
 
 GONE_TIMEOUT_SECONDS = 60.0
@@ -24,9 +24,18 @@ def _read(
     try:
         return client.request("GET", path_of(kind, namespace, name), None, query)
     except ApiError as error:
-        if error.status == NOT_FOUND:
+        if error.status == NOT_FOUND or (error.status == FORBIDDEN and kind == "TrainingJob" and not _is_served(client)):
             return None
         raise
+
+
+def _is_served(client: Client) -> bool:
+    """Return False without the CRDs: then no role names TrainingJobs, and the API server refuses before it finds that there are none."""
+    try:
+        client.request("GET", f"/apis/{API_VERSION}")
+    except ApiError as error:
+        return error.status != NOT_FOUND
+    return True
 
 
 def get_job(client: Client, namespace: str, name: str) -> dict[str, Any] | None:
@@ -65,9 +74,10 @@ def _config_maps_of_jobs(client: Client, namespace: str | None, selector: str) -
     return [item["metadata"] for item in (found or {"items": []})["items"]]
 
 
-def run_as_job(client: Client, namespace: str, name: str, run: str) -> dict[str, Any] | None:
-    """A run without operator in the shape of a TrainingJob, for what reads a job's files; None where its ConfigMap has just gone."""
-    config_map = _read(client, "ConfigMap", namespace, run)
+def run_as_job(client: Client, namespace: str, name: str) -> dict[str, Any] | None:
+    """A run without operator in the shape of a TrainingJob, for what reads a job's files; None where there is none."""
+    run = run_without_operator(client, namespace, name)
+    config_map = None if run is None else _read(client, "ConfigMap", namespace, run)
     try:
         uid = json.loads((config_map or {})["data"][RUN_KEY])["job"]["uid"]
     except (ValueError, KeyError, TypeError, RecursionError):  # (whoever may write ConfigMaps may have written anything)

@@ -13,6 +13,7 @@ from lockstep.cli import verbs
 from lockstep.cli.main import app
 from lockstep.cli.reference import cli_page, commands
 from lockstep.cli.topics import FOLDER, TOPICS
+from lockstep.cli.verbs import HINTS
 from unit.cli.test_every_verb import run
 
 VERBS = list(commands(typer.main.get_command(app), ["lockstep"]))
@@ -42,6 +43,8 @@ def test_the_page_of_all_verbs_names_the_values_that_a_parameter_takes() -> None
         ("validate", "Missing option '-f' / '--file'; lockstep validate --help shows what it takes"),
         ("checkpoint nope x", "No such command 'nope'; lockstep checkpoint --help shows what it takes"),
         ("gett", "No such command 'gett'. Did you mean 'get'?"),
+        ("statsu", f"No such command 'statsu': {HINTS['status']}"),
+        ("help foo", "No such command 'foo'. Topics: cluster-files, job-files, exit-codes, words"),
         ("ls", "No such command 'ls': lockstep get shows jobs, lockstep cluster list shows cluster files"),
         ("cluster ls", "No such command 'ls': lockstep cluster list"),
         ("help gett", "No such command 'gett'. Did you mean 'get'?"),

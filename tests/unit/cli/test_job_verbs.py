@@ -395,16 +395,11 @@ def test_help_of_wait_names_the_conditions_as_one_types_them() -> None:
     assert "Running, CheckpointCommitted, Suspended, Complete or Ended (Complete or Failed)." in page
 
 
-def test_get_names_the_runs_of_in_namespace_where_there_is_no_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def config_map(job: str, **more: Any) -> Object:
-        return {"metadata": {"name": f"{job}-run-12ab", "namespace": "team", "labels": {"lockstep.dev/job": job}, **more}}
-
+def test_get_takes_no_job_s_own_config_map_for_a_run_of_in_namespace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stub = Jobs()
-    maps = [config_map("own"), config_map("of-a-job", ownerReferences=[{"kind": "TrainingJob", "name": "of-a-job"}])]
+    owned = {"ownerReferences": [{"kind": "TrainingJob", "name": "a"}], "labels": {"lockstep.dev/job": "a"}}
+    maps = [{"metadata": {"name": "a-run-12ab", "namespace": "team", **owned}}]
     stub.objects = {JOBS: {"metadata": {}, "items": []}, "/api/v1/namespaces/team/configmaps": {"metadata": {}, "items": maps}}
-    printed = typed(stub, tmp_path, monkeypatch, "get").output
-    assert printed == "there is no TrainingJob in namespace team; a run of --in-namespace is here: lockstep logs own -n team --context c\n"
-    maps.pop(0)
     assert typed(stub, tmp_path, monkeypatch, "get").output == "there is no TrainingJob in namespace team\n"
 
 

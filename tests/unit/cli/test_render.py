@@ -112,8 +112,14 @@ def test_a_cluster_file_may_lie_anywhere(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_another_profile_than_the_jobs_own_is_warned_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    read_inputs(job_file(tmp_path, cluster="barcelona"), "local", None)
-    assert "warning: OtherCluster:" in capsys.readouterr().err
+    """Hosts have no operator that would take the other one."""
+    named = job_file(tmp_path, cluster="barcelona")
+    read_inputs(named, "local", None)
+    assert "job.yaml names the cluster barcelona, and local is used here: an operator takes barcelona" in capsys.readouterr().err
+    hosts = tmp_path / "lab.yaml"
+    hosts.write_text((CHECKOUT / "clusters/template-hosts.yaml").read_text(encoding="utf-8"), encoding="utf-8")
+    read_inputs(named, str(hosts), None)
+    assert "OtherCluster" not in capsys.readouterr().err
 
 
 def test_rendering_imports_no_client_of_a_cluster(tmp_path: Path) -> None:

@@ -19,9 +19,10 @@ from lockstep.cli.shared import checkout
 from lockstep.cli.shared.clusterfiles import cluster_names, peek
 from lockstep.cli.shared.jobargs import ListForm, known_names
 from lockstep.cli.shared.kubesite import KubeSite, no_such_job
+from lockstep.cli.shared.localsite import DEFAULT, LocalSite
 from lockstep.cli.shared.target import namespace_of, one_verb, target_of, unnamed_cluster
 from lockstep.kube.cluster import ApiError
-from support.api_stub import ApiStub, served
+from support.api_stub import ALWAYS, ApiStub, served
 from support.checkout import ROOT
 from support.in_process import lockstep
 
@@ -98,6 +99,21 @@ def test_where_no_cluster_is_named_the_one_deployed_last_is_meant_while_its_file
     assert unnamed_cluster("another-context") == "local"
     checkout.remember("of-a-file-elsewhere")
     assert unnamed_cluster(None) == "local"
+    of_hosts = nothing_said / "hosts.yaml"
+    checkout.remember(str(of_hosts))
+    assert unnamed_cluster(None) == "local"
+    of_hosts.write_text("")
+    assert unnamed_cluster(None) == str(of_hosts), "quickstart --hosts"
+
+
+def test_a_run_of_quickstart_is_found_where_no_workspace_is_named(nothing_said: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(nothing_said)
+    gang = nothing_said / "quickstart/workspace/runs/demo/gang"
+    gang.mkdir(parents=True)
+    (gang / "attempts.jsonl").write_text(json.dumps({"attempt": 1, "jobUid": "u", "restarts": 0, "started": "2026-01-01T00:00:00Z"}))
+    found = LocalSite(DEFAULT).job("demo")
+    assert found.at == f"demo --local --workspace {nothing_said}/quickstart"
+    assert [job.name for job in LocalSite(DEFAULT).jobs()] == ["demo"] and LocalSite(nothing_said).jobs() == []
 
 
 @pytest.mark.parametrize("verb", ["validate", "render", "cp -f job.yaml model demo:/workspace/models/"])
@@ -176,10 +192,7 @@ class Asked:
         return {"items": [{"metadata": {"name": name, "namespace": "other"}} for name in names]}
 
 
-def test_a_job_without_the_operator_is_no_unknown_one() -> None:
-    target: Any = SimpleNamespace(client=Asked(configmaps=["x-agent", "x-run-1a2b"]), namespace="ns")
-    said = no_such_job(target, "x")
-    assert "kubectl delete configmap x-run-1a2b -n ns removes it" in said
+def test_a_job_of_another_name_or_namespace_is_named() -> None:
     other: Any = SimpleNamespace(client=Asked(trainingjobs=["y"]), namespace="ns")
     assert no_such_job(other, "x").startswith("there is no TrainingJob x in namespace ns: it has y; -n names another namespace")
     there: Any = SimpleNamespace(client=Asked(trainingjobs=["y"], elsewhere=["x"]), namespace="ns")
@@ -204,10 +217,13 @@ def test_a_run_without_an_operator_is_found_where_nobody_may_read_training_jobs(
     with served(stub, tmp_path) as kubeconfig, one_verb():
         monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
         site = KubeSite(target_of("local", "team", None))
-        assert site.job_or_run("x").uid == "u1"
+        assert site.job("x").uid == "u1"
         stub.objects.clear()
         with pytest.raises(ApiError, match="cannot get resource"):
-            site.job_or_run("x")
+            site.job("x")
+        monkeypatch.delitem(ALWAYS, "/apis/lockstep.dev/v1alpha1")  # (without the CRDs)
+        with pytest.raises(ConfigError, match="there is no TrainingJob x in namespace team: it has none"):
+            site.job("x")
 
 
 @pytest.mark.parametrize(

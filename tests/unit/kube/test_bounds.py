@@ -233,6 +233,40 @@ def test_of_a_kubelet_s_words_2000_characters_are_repeated() -> None:
     assert [ending_of({"message": "x" * 5000})[1], *said] == ["x" * 2000] * 2
 
 
+def test_the_end_of_a_forwarded_port_with_an_open_connection_is_no_error() -> None:
+    """A browser keeps its connections open: Ctrl-C is the usual end of `lockstep tensorboard`."""
+    problems: list[dict[str, Any]] = []
+
+    class Silent:
+        def __aiter__(self) -> Silent:
+            return self
+
+        async def __anext__(self) -> None:
+            await asyncio.Event().wait()
+
+        async def close(self) -> None:
+            """As of a WebSocket."""
+
+    class Opened:
+        def __init__(self) -> None:
+            self.streams = asyncio.Event()
+
+        async def stream(self, *_: object) -> Silent:
+            self.streams.set()
+            return Silent()
+
+    async def browse() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: problems.append(context))
+        cluster = Opened()
+        async with forward.forwarded(cast(Any, cluster), "ns", "x-0", 6006, 0, lambda line: None) as port:
+            _, writer = await asyncio.open_connection(forward.HERE, port)
+            await cluster.streams.wait()
+        writer.close()
+
+    asyncio.run(browse())
+    assert problems == []
+
+
 def test_a_deleted_job_is_looked_for_five_times_a_second_for_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, asked = VirtualClock(), list[str]()
     monkeypatch.setattr(jobs, "time", clock)

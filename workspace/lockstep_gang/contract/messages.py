@@ -26,6 +26,8 @@ class Activity:
     step: Count | None = None
     """The step that a start goes on from, done before it: it is shown, and counts as no progress."""
     total_steps: Count | None = None
+    path: str | None = None
+    """The commit of that step, which may be older than the newest: a damaged one is passed over."""
 
 
 @dataclass(frozen=True, slots=True)

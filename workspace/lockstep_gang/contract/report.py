@@ -154,7 +154,7 @@ class Restart:
     """Time of the failure, RFC 3339."""
     failure: Failure
     lost_steps: int
-    """Steps done since the newest commit, to be done again."""
+    """Steps to be done again: those since the newest commit, or, once the next attempt has told it, since the commit that it goes on from."""
     downtime_seconds: int | None = None
     """Seconds from `down_since` to the first step of the next attempt; null: not there yet."""
     counts: bool = True

@@ -38,7 +38,8 @@ def with_failure_charged(gang: Gang, failure: Failure, now: float) -> Gang:
 
 def _entry(gang: Gang, failure: Failure, now: float) -> Restart:
     committed = gang.checkpoint.step if gang.checkpoint is not None else 0
-    lost_steps = max(0, (failure.step or 0) - committed)
+    reached = gang.trainer.step if gang.trainer is not None else None
+    lost_steps = max(0, max(failure.step or 0, reached or 0) - committed)
     return Restart(gang.attempt, stamp(now), replace(failure, last_lines=()), lost_steps, down_since=_down_since(gang, failure, now))
 
 
@@ -72,6 +73,17 @@ def with_step_reached(gang: Gang, hello: Hello, now: float) -> Gang:
     )
 
 
+def with_resumed_from(gang: Gang, step: int, path: str | None) -> Gang:
+    """The gang after rank 0 has told the commit that its attempt goes on from: where newer ones are damaged, the way to it is lost, too."""
+    if gang.checkpoint is None or step >= gang.checkpoint.step:
+        return gang
+    last, more = gang.history[-1] if gang.history else None, gang.checkpoint.step - step
+    gang = replace(gang, checkpoint=replace(gang.checkpoint, step=step, path=path or ""))
+    if last is None or last.attempt >= gang.attempt or last.downtime_seconds is not None:
+        return gang
+    return replace(gang, history=(*gang.history[:-1], replace(last, lost_steps=last.lost_steps + more)))
+
+
 def nodes_that_left(gang: Gang, now: float) -> tuple[Restart, ...]:
     """Entries that the history gets if the cluster made these nodes leave, which nobody has said yet."""
     step = gang.trainer.step if gang.trainer is not None else None
@@ -85,13 +97,17 @@ def is_repeated(gang: Gang, failure: Failure) -> bool:
     before = gang.history[-1].failure if gang.history else None
     if before is None or failure.cause not in REPEATED or failure.exception is None:
         return False
-    return _signature(before) == _signature(failure)
+    committed = gang.checkpoint is not None and gang.checkpoint.step > gang.budget.committed_step
+    tells_steps = failure.rank is None or gang.ranks[failure.rank].progress.step is not None
+    # Ranks wait for each other in every step: rank 0's, which stands in for a rank that tells none, is at most one away from it.
+    apart = abs((before.step or 0) - (failure.step or 0))
+    return apart <= (0 if tells_steps or committed else 1) and _signature(before) == _signature(failure)
 
 
 def _signature(failure: Failure) -> tuple[object, ...]:
     """The error's own words, without whose they are and how that rank ended: where all ranks raise it, who is heard first is chance."""
     words = failure.message.partition(f": {failure.exception}: ")[2]
-    return failure.cause, failure.exception, failure.step, words[:COMPARED_CHARACTERS]
+    return failure.cause, failure.exception, words[:COMPARED_CHARACTERS]
 
 
 def is_spent(budget: Budget, run: Run) -> bool:

@@ -68,7 +68,8 @@ def first_failure(gang: Gang, run: Run) -> Failure:
     stopped = stopped_rank(gang)
     if stopped is not None and (lost_peer or failure.cause in _BY_A_STOPPED_RANK):
         failure = hang_failure(gang, run, Hang(stopped, 0, (stopped,)))
-    return replace(failure, step=step)
+    own = gang.ranks[failure.rank].progress.step if failure.rank is not None else None
+    return replace(failure, step=step if own is None else own)  # how far rank 0 came until it was stopped is chance
 
 
 def _hung(gang: Gang, run: Run, hang: Hang) -> Failure:

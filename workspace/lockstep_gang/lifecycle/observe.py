@@ -34,7 +34,7 @@ from lockstep_gang.contract.preflight import Checked
 from lockstep_gang.contract.report import CheckpointReport, FailedSaves, Metric, TrainerReport
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.times import stamp
-from lockstep_gang.lifecycle.budget import with_downtime_ended, with_step_reached
+from lockstep_gang.lifecycle.budget import with_downtime_ended, with_resumed_from, with_step_reached
 from lockstep_gang.lifecycle.fabric.state import after_step, with_ranks_heard
 from lockstep_gang.lifecycle.gang import Gang, LostNode, Node, Phase, Rank, Silence, told_to_start, was_stopped
 from lockstep_gang.lifecycle.goodput import accounted_now_and_then, with_step
@@ -239,8 +239,9 @@ def _reported(gang: Gang, run: Run, node: int, report: RankReport, now: float) -
 def _told_by_rank_zero(gang: Gang, report: RankReport, now: float) -> Gang:
     trainer = gang.trainer or TrainerReport()
     if isinstance(report, Activity):
-        if report.step is not None:
+        if report.step is not None and not gang.worked_at:  # (told again after a connection was made anew)
             trainer = replace(trainer, step=report.step, total_steps=report.total_steps)
+            gang = with_resumed_from(gang, report.step, report.path)
         return replace(gang, trainer=replace(trainer, activity=report.activity))
     if isinstance(report, Step):
         step = replace(trainer, step=report.step, total_steps=report.total_steps, metrics=_merged(trainer.metrics, report.metrics))

@@ -144,10 +144,10 @@ class Reporter:
     def activity(self, activity: str) -> None:
         self.agent.send_activity(activity)
 
-    def resumed(self, step: int, total: int) -> None:
+    def resumed(self, step: int, total: int, commit: Path) -> None:
         """Report what is done already when this start begins: shown before its own first step."""
         if self._first:
-            self.agent.send("activity", activity="Resume", step=step, totalSteps=total)
+            self.agent.send("activity", activity="Resume", step=step, totalSteps=total, path=str(commit))
 
     def event(self, kind: str, *, line: str | None = None, step: int | None = None, **fields: Any) -> None:
         """Report something that happens now and then: a record in events.jsonl and, with `line`, a line for people.

@@ -46,10 +46,11 @@ def _by_number(path: str) -> list[tuple[int, str]]:
 
 
 def nearest(word: str, valid: Iterable[str]) -> str | None:
-    """The valid word that `word` was most likely meant to be, whatever its case and underscores."""
+    """The valid word that `word` was most likely meant to be, whatever its case and underscores; lr is learningRate."""
     by_folded = {_folded(name): name for name in valid}
     close = difflib.get_close_matches(_folded(word), by_folded, n=1, cutoff=0.6)
-    return by_folded[close[0]] if close else None
+    short = [name for name in by_folded.values() if "".join(re.findall(r"^.|[A-Z]|(?<=[_-]).", name)).lower() == word.lower()]
+    return by_folded[close[0]] if close else short[0] if len(short) == 1 else None
 
 
 def _folded(word: str) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lockstep.api.errors import ConfigError
+from lockstep.cli.shared.checkout import state_folder
 from lockstep.cli.shared.embedded import machine_failures, require_layout
 from lockstep.cli.shared.jobargs import Form, FormOption
 from lockstep.platforms.output import put, put_json
@@ -16,6 +17,8 @@ from lockstep.platforms.output import put, put_json
 if TYPE_CHECKING:
     from lockstep.devcluster.hosts.layout import BedLayout
 
+BED = "hosts.yaml"
+"""Copy of the hosts' cluster file, in the folder of what the checkout remembers: the cluster that is meant after quickstart --hosts."""
 app = typer.Typer(help="Run hosts to reach over ssh on this machine.", no_args_is_help=True)
 
 
@@ -65,6 +68,7 @@ def hosts_down(purge: Annotated[bool, typer.Option(help="Remove the hosts' disks
 
     with machine_failures():
         down(bed, _say, purge=purge)
+    (state_folder() / BED).unlink(missing_ok=True)
 
 
 @app.command("status")

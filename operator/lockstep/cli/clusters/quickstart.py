@@ -110,10 +110,11 @@ def _why_local(is_asked: bool) -> str | None:
 
 def _run_local() -> int:
     from lockstep.cli.shared.checkout import state_folder
+    from lockstep.cli.shared.localsite import QUICKSTART
     from lockstep.platforms.local.run import run_local
 
     demo = demo_folder()
-    root = state_folder() / "quickstart"
+    root = state_folder() / QUICKSTART
     for name, target in (("workspace/models", demo / "models"), ("datasets", demo / "datasets")):
         link = root / name
         link.parent.mkdir(parents=True, exist_ok=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import sys
 from pathlib import Path
 
 from lockstep.api.errors import Failed
@@ -16,8 +17,8 @@ HOSTS = 2
 
 def run_on_bed() -> int:
     """Bring two hosts up on this machine, train the demo on them, show a sample of its adapter, and return the exit code."""
-    from lockstep.cli.clusters.bed import bring_hosts_up
-    from lockstep.cli.shared.checkout import checkout, from_here, state_folder
+    from lockstep.cli.clusters.bed import BED, bring_hosts_up
+    from lockstep.cli.shared.checkout import checkout, from_here, remember, state_folder
     from lockstep.cli.shared.inputs import FRESH, read_inputs
     from lockstep.cli.shared.runonhosts import run_on_hosts
     from lockstep.cli.shared.target import load
@@ -25,10 +26,11 @@ def run_on_bed() -> int:
 
     with step("Bring up two hosts on this machine, each with a systemd, an sshd and a disk"):
         file = bring_hosts_up(HOSTS)
-    cluster = state_folder() / "hosts.yaml"
+    cluster = state_folder() / BED
     cluster.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(file, cluster)
     named = str(from_here(cluster))
+    remember(str(cluster.resolve()))
     demo = demo_folder()
     here = f"cluster={load(named).cluster.name}"
     inputs = read_inputs(checkout() / JOB_FILE, named, None, [here])
@@ -48,6 +50,7 @@ def run_on_bed() -> int:
     print_result(job.status["result"], f" on host {job.seen.first}")
     put_text(f"""
 Next:
+  export PATH={Path(sys.executable).parent}:$PATH
   lockstep get {site.again}
   lockstep why {inputs.job.metadata.name} {site.again}
   lockstep logs {inputs.job.metadata.name} {site.again}

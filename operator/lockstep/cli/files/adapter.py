@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lockstep.cli.shared.jobargs import JobArgument, TargetOptions, find_job_or_run, on_cluster
+from lockstep.cli.shared.jobargs import JobArgument, TargetOptions, find_job, on_cluster
 from lockstep.cli.shared.trainer import run_trainer
 from lockstep.platforms.output import put, tell
 
@@ -76,7 +76,7 @@ def get_adapter(
 
     Example: lockstep adapter get demo ./demo-adapter
     """
-    put(asyncio.run(_get(find_job_or_run(job, where), output, node)))
+    put(asyncio.run(_get(find_job(job, where), output, node)))
 
 
 async def _get(job: SiteJob, output: Path, node: int) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -123,7 +124,6 @@ def _hosts(file: Path | None, cluster: str | None, namespace: str | None, contex
 def _before_start(file: Path, copies: Sequence[Copy], cluster: str | None, namespace: str | None) -> Resolved:
     """Resolve a job from its file: it may never have started. Raises ConfigError."""
     from lockstep.cli.shared.inputs import read_inputs, resolve_inputs
-    from lockstep_spec.choices import StorageMode
 
     inputs = read_inputs(file, cluster, namespace)
     inputs.aim()
@@ -133,49 +133,51 @@ def _before_start(file: Path, copies: Sequence[Copy], cluster: str | None, names
             raise ConfigError(
                 f"{file} is job {resolved.name}, and not {copy.remote.job}: lockstep cp -f {shlex.quote(str(file))} SRC {resolved.name}:"
             )
-    if resolved.storage_mode is not StorageMode.SHARED:
-        raise ConfigError(
-            f"storage.mode of job {resolved.name} is {resolved.storage_mode.value}: each pod's volume is made with the pod, so apply the job first and copy then"
-        )
     return resolved
 
 
 async def _copy(copy: Copy, namespace: str, context: str | None, node: int | None, before: Resolved | None) -> bool:
     """Copy, and return True if everything arrived. `before`: the job as its file describes it, if it may never have started."""
     from lockstep.kube.cluster import Cluster
-    from lockstep.platforms.files.reader import nodes_with_volumes
-    from lockstep.platforms.files.transfer import TransferProgress
+    from lockstep.platforms.files.reader import beside, nodes_with_volumes
 
     async with await Cluster.connect(context) as cluster:
         if before is not None and await cluster.get("StatefulSet", namespace, copy.remote.job) is None:
-            return await _copy_before_start(cluster, copy, before)
+            return await _copy_before_start(cluster, copy, before, node)
         name = copy.remote.job
         await known_job(cluster, namespace, name, f"; before its first start: lockstep cp -f FILE SRC {name}:")
         volumes = await nodes_with_volumes(cluster, namespace, copy.remote.job)
         if node is not None and node not in volumes and volumes != [0]:
             raise ConfigError(f"job {copy.remote.job} has no volume of node {node}: it has those of {', '.join(map(str, volumes))}")
-        nodes = [node] if node is not None else volumes if copy.up else volumes[:1]
-        with Meter() as meter:
-            progress = {f"node {number}": TransferProgress(meter.changed) for number in nodes}
-            meter.transfers = progress
-            one = [_one(cluster, copy, namespace, number, progress[f"node {number}"]) for number in nodes]
-            results = await asyncio.gather(*one, return_exceptions=True)
-    done = [tell_result(copy, f"{copy.remote.job} node {number}", result) for number, result in zip(nodes, results, strict=True)]
-    return all(done)
+        return await _copy_to(copy, volumes, node, lambda number: beside(cluster, namespace, name, number, say=tell))
 
 
-async def _copy_before_start(cluster: Cluster, copy: Copy, job: Resolved) -> bool:
-    """Copy to or from the volumes that all pods of the job will share. Missing claims are created, and a short-lived pod mounts them."""
+async def _copy_before_start(cluster: Cluster, copy: Copy, job: Resolved, node: int | None = None) -> bool:
+    """Copy to or from the volumes that the job will have. Missing claims are created, and short-lived pods mount them."""
+    from lockstep.plan.render.readerpod import is_shared
     from lockstep.platforms.files.reader import reader, stateful_set_before_start
-    from lockstep.platforms.files.transfer import TransferProgress
 
     stateful_set = await stateful_set_before_start(cluster, job)
+    volumes = [0] if is_shared(stateful_set) else [*range(job.nodes)]
+    return await _copy_to(copy, volumes, node, lambda number: reader(cluster, stateful_set, number, say=tell))
+
+
+async def _copy_to(
+    copy: Copy, volumes: list[int], node: int | None, place_of: Callable[[int], AbstractAsyncContextManager[PodPlace]]
+) -> bool:
+    """Copy to the volumes of all nodes, or of `node`, or from the first of them."""
+    from lockstep.platforms.files.transfer import TransferProgress
+
+    async def one(number: int) -> Carried:
+        async with place_of(number) as place:
+            return await _carried(copy, place, progress[f"node {number}"])
+
+    nodes = [node] if node is not None else volumes if copy.up else volumes[:1]
     with Meter() as meter:
-        progress = TransferProgress(meter.changed)
-        meter.transfers = {"node 0": progress}
-        async with reader(cluster, stateful_set, say=tell) as place:
-            carried = await _carried(copy, place, progress)
-    return tell_result(copy, f"{copy.remote.job} node 0", carried)
+        progress = meter.transfers = {f"node {number}": TransferProgress(meter.changed) for number in nodes}
+        results = await asyncio.gather(*map(one, nodes), return_exceptions=True)
+    done = [tell_result(copy, f"{copy.remote.job} node {number}", result) for number, result in zip(nodes, results, strict=True)]
+    return all(done)
 
 
 async def known_job(cluster: Cluster, namespace: str, name: str, hint: str = "") -> None:
@@ -193,13 +195,6 @@ async def known_job(cluster: Cluster, namespace: str, name: str, hint: str = "")
     names = [str(job["metadata"]["name"]) for job in jobs]
     if name not in names:
         raise ConfigError(f"{unknown_job(name, namespace, names)}{hint}")
-
-
-async def _one(cluster: Cluster, copy: Copy, namespace: str, node: int, progress: TransferProgress) -> Carried:
-    from lockstep.platforms.files.reader import beside
-
-    async with beside(cluster, namespace, copy.remote.job, node, say=tell) as place:
-        return await _carried(copy, place, progress)
 
 
 async def _carried(copy: Copy, place: PodPlace, progress: TransferProgress) -> Carried:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lockstep.cli.shared.jobargs import TargetOptions, find_job_or_run, on_cluster
+from lockstep.cli.shared.jobargs import TargetOptions, find_job, on_cluster
 from lockstep.cli.shared.signals import exiting_on_ctrl_c
 from lockstep.platforms.output import ProgramOutput, tell
 
@@ -55,7 +55,7 @@ def generate(
         run_trainer("generate", ["--adapter", _adapter_in(Path(job)), *arguments])
         return
     with exiting_on_ctrl_c():
-        code = asyncio.run(_generate(find_job_or_run(job, where), arguments, gpus, named=model is not None))
+        code = asyncio.run(_generate(find_job(job, where), arguments, gpus, named=model is not None))
     if code:
         raise typer.Exit(1)
 

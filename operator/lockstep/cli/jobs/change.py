@@ -239,8 +239,11 @@ def retry(
 
 def _refuse_unless_failed(job: SiteJob) -> None:
     from lockstep.api.objects import condition, is_true
+    from lockstep.platforms.jobs.logs import is_run
 
     status, name = job.status, job.name
+    if is_run(job.job):
+        raise ConfigError(f"{name} runs without the operator: lockstep retry -f FILE --in-namespace {job.site.again}")
     if is_true(status, "Complete"):
         raise ConfigError(
             f"job {name} is complete: there is nothing to retry (lockstep describe {job.at}); to train anew: lockstep delete {job.at}, then {job.site.anew}"

@@ -85,8 +85,7 @@ def get(
     listed_jobs = listed()
     if not listed_jobs and output in (ListForm.TABLE, ListForm.WIDE) and site.current([])[1] is None:
         of = f" with labels {selector}" if selector else ""
-        instead = "" if selector else site.instead(everywhere=all_namespaces)
-        return put(f"there is no {site.noun}{of} {'in any namespace' if all_namespaces else site.where}{instead}")
+        return put(f"there is no {site.noun}{of} {'in any namespace' if all_namespaces else site.where}")
     return _show(site, listed_jobs, output, single=False, spaces=all_namespaces)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lockstep.api.errors import ConfigError, Failed
-from lockstep.cli.shared.jobargs import JobArgument, SiteOptions, find_job_or_run, on_site
+from lockstep.cli.shared.jobargs import JobArgument, SiteOptions, find_job, on_site
 from lockstep.cli.shared.terminal import say
 from lockstep.platforms.output import put
 
@@ -55,7 +55,7 @@ def logs(
             "--follow shows the attempt that runs and those to come: it can't be combined with --errors, --attempt and --previous"
         )
     since_seconds = None if since is None else parse_duration(since)
-    found = find_job_or_run(job, where)
+    found = find_job(job, where)
     selection = LogSelection(
         node=node or 0 if rank is None else found.rank_node(rank),
         rank=rank,

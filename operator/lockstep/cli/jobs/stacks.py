@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from lockstep.api.errors import ConfigError
-from lockstep.cli.shared.jobargs import Form, FormOption, JobArgument, SiteOptions, find_job_or_run, on_site
+from lockstep.cli.shared.jobargs import Form, FormOption, JobArgument, SiteOptions, find_job, on_site
 from lockstep.platforms.output import put, put_json
 
 EXIT_NOT_ALL = 1
@@ -34,12 +34,12 @@ def stacks(
     """
     from lockstep.plan.pages.stacks import NOT_THERE, stacks_page
 
-    found = find_job_or_run(job, where)
+    found = find_job(job, where)
     answers = found.stacks(rank)
     if all(answer.problem == NOT_THERE for answer in answers):
         if rank is not None and (found.status.get("ranks") or {}).get("desired"):
             found.rank_node(rank)
-        raise ConfigError(f"{'no rank' if rank is None else f'no rank {rank}'} of {job} runs now: lockstep {found.explained_by} {found.at}")
+        raise ConfigError(f"{'no rank' if rank is None else f'no rank {rank}'} of {job} runs now: lockstep why {found.at}")
     if output is Form.JSON:
         put_json({"job": job, "ranks": [asdict(answer) for answer in answers]})
     else:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from lockstep.cli.shared.hostsite import HostJob
+    from lockstep.cli.shared.kubesite import ClusterJob
     from lockstep.plan.pages.table import Unheard
 
 Looks = AsyncGenerator[tuple[Object, list[str], bool], None]
@@ -66,7 +67,7 @@ def top(
     elif job is None:
         looks = _looks_of_all(where, interval)
     else:
-        looks = _looks_of_job(find_cluster_job(job, where).job, where.context, interval, live=live)
+        looks = _looks_of_job(find_cluster_job(job, where), where.context, interval, live=live)
     asyncio.run(_show(looks, output, live=live))
 
 
@@ -122,16 +123,15 @@ def _text(lines: Iterable[str]) -> Text:
     return text
 
 
-async def _looks_of_job(job: Object, context: str | None, interval: float, *, live: bool) -> Looks:
+async def _looks_of_job(job: ClusterJob, context: str | None, interval: float, *, live: bool) -> Looks:
     from lockstep.api.objects import has_ended
-    from lockstep.cli.shared.site import JobGone
     from lockstep.kube.cluster import Cluster
     from lockstep.plan.pages.top import snapshot
     from lockstep.platforms.files.results import run_folder
     from lockstep.platforms.jobs.observe import operator_unheard
     from lockstep.platforms.jobs.top import NodesWatch, curve_on_volume, nodes_in_pods, of_job, pods_of
 
-    name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
+    name, namespace = job.name, job.namespace
     curve: Object = {}
     read = -CURVE_SECONDS
     measuring = (lambda line: None) if live else say
@@ -143,22 +143,19 @@ async def _looks_of_job(job: Object, context: str | None, interval: float, *, li
         while True:
             now = time.monotonic()
             points = CURVE_POINTS if now - read >= CURVE_SECONDS else 0
-            answers, current, pods, silent = await asyncio.gather(
+            answers, status, pods, silent = await asyncio.gather(
                 ask(points),
-                cluster.get("TrainingJob", namespace, name),
+                asyncio.to_thread(job.look_again),
                 pods_of(cluster, namespace, name),
                 operator_unheard(cluster, namespace),
             )
             if points and answers.get(0, {}).get("curve"):
                 curve, read = answers[0]["curve"], now
-            if current is None or current["metadata"].get("uid") != job["metadata"].get("uid"):
-                raise JobGone.of(name, current)
-            status = current.get("status", {})
             over = has_ended(status)
             if over and not curve and "step" in status.get("trainer", {}):
                 curve = await curve_on_volume(cluster, namespace, name, CURVE_POINTS, say)
             answers.setdefault(0, {})["curve"] = curve
-            page = _with_age(snapshot(current, pods, answers), None if over else silent)
+            page = _with_age(snapshot({**job.job, "status": status}, pods, answers), None if over else silent)
             yield page, _page(page), over
             await asyncio.sleep(interval)
 
@@ -169,10 +166,10 @@ async def _looks_of_all(where: TargetOptions, interval: float) -> Looks:
     from lockstep.plan.pages.top import overview, snapshot
     from lockstep.platforms.jobs.observe import operator_unheard
 
-    place = where.chosen_namespace()
+    place, site = where.chosen_namespace(), where.site()
     async with await Cluster.connect(where.context) as connection:
         while True:
-            jobs = (await connection.list("TrainingJob", place))["items"]
+            jobs = [job.job for job in await asyncio.to_thread(site.jobs)]
             unheard = await operator_unheard(connection, place) if any(map(is_open, jobs)) else None
             lines = list(overview(jobs)) if jobs else [f"there is no TrainingJob in namespace {place}"]
             page = _with_age({"jobs": [snapshot(job, (), {}) for job in jobs]}, unheard)
@@ -181,13 +178,14 @@ async def _looks_of_all(where: TargetOptions, interval: float) -> Looks:
 
 
 async def _looks_of_folder(job: str | None, workspace: Path, interval: float) -> Looks:
+    from lockstep.cli.shared.localsite import LocalSite
     from lockstep.platforms.local.records import LocalLooks
 
     if job is None:
         async for look in _looks_of_machine(workspace, interval):
             yield look
         return
-    looks = LocalLooks(job, workspace)
+    looks = LocalLooks(job, LocalSite(workspace).job(job).site.root)
     while True:
         page, over = await asyncio.to_thread(looks.look, CURVE_POINTS)
         yield page, _page(page), over

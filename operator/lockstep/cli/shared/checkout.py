@@ -87,13 +87,13 @@ def _read_server(folder: str, cluster: str) -> str | None:
 
 
 def deployed_last() -> str | None:
-    """The cluster that was deployed last, as long as clusters/ has its file. None: none was, or this is no checkout."""
+    """The cluster that was deployed last, by its name or the path of its file, as long as that is there. None: none was, or this is no checkout."""
     try:
         root = checkout()
         name = (state_folder() / LAST).read_text(encoding="utf-8").strip()
     except (OSError, ValueError, ConfigError):
         return None
-    return name if (root / "clusters" / f"{name}.yaml").is_file() else None
+    return name if (root / "clusters" / f"{name}.yaml").is_file() or Path(name).is_file() else None
 
 
 def forget(cluster: str) -> None:

@@ -205,11 +205,9 @@ def _read_cluster(job: TrainingJob, file: Path, name: str) -> ClusterFile:
             raise ConfigError(f"{file}: spec.cluster: {error}") from error
         raise
     aim_at_file(cluster_file, name)
-    if stated is not None and stated != cluster_file.cluster.name:
-        warn(
-            "OtherCluster",
-            f"{file} names the cluster {stated}: on a cluster the job takes that one, not {cluster_file.cluster.name}",
-        )
+    used = cluster_file.cluster.name
+    if stated is not None and stated != used and cluster_file.hosts is None:
+        warn("OtherCluster", f"{file} names the cluster {stated}, and {used} is used here: an operator takes {stated}")
     return cluster_file
 
 

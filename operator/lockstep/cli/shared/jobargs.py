@@ -210,14 +210,6 @@ def find_cluster_job(name: str, where: TargetOptions) -> ClusterJob:
     return KubeSite(where.target()).job(name)
 
 
-def find_job_or_run(name: str, where: TargetOptions) -> SiteJob:
-    """Return the job as `find_job` does; what `lockstep run --in-namespace` started is found, too, as a job without spec whose status names its frozen run."""
-    from lockstep.cli.shared.kubesite import KubeSite
-
-    site = where.site()
-    return site.job_or_run(name) if isinstance(site, KubeSite) else site.job(name)
-
-
 def running_pod(cluster_job: ClusterJob, node: int) -> str:
     """Return the name of a node's pod. Raises ConfigError for a node that the job doesn't have, Failed when its pod doesn't run."""
     from lockstep.api.objects import is_running

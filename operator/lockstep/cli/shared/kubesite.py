@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing, asynccontextmanager
@@ -41,25 +42,21 @@ class KubeSite(Site):
         self.noun = "TrainingJob"
 
     def jobs(self, *, everywhere: bool = False, selector: str | None = None) -> list[SiteJob]:
-        from lockstep.kube.jobs import list_jobs
+        from lockstep.kube.jobs import list_jobs, run_as_job, runs_without_operator
 
-        return [
-            ClusterJob(self.target, job) for job in list_jobs(self.target.client, None if everywhere else self.target.namespace, selector)
-        ]
+        place = None if everywhere else self.target.namespace
+        jobs = [ClusterJob(self.target, job) for job in list_jobs(self.target.client, place, selector)]
+        runs = (
+            runs_without_operator(self.target.client, place) if selector is None and not jobs else []
+        )  # (a list of their ConfigMaps is long)
+        found = (run_as_job(self.target.client, namespace, name) for namespace, name in runs)
+        seen = [ClusterJob(self.target, job).seen() for job in found if job is not None]
+        return [*jobs, *(job for job in seen if job.status.get("conditions"))]
 
     def job(self, name: str) -> ClusterJob:
-        """Return the job of this name. Raises ConfigError, naming the jobs that are there, when there is none."""
-        from lockstep.kube.jobs import get_job
-
-        job = get_job(self.target.client, self.target.namespace, name)
-        if job is None:
-            raise ConfigError(no_such_job(self.target, name))
-        return ClusterJob(self.target, job)
-
-    def job_or_run(self, name: str) -> ClusterJob:
-        """Return the job as `job` does; what `lockstep run --in-namespace` started is found, too, as a job without spec whose status names its frozen run."""
+        """Return the job of this name, or the run of --in-namespace. Raises ConfigError, naming the jobs that are there, when there is none."""
         from lockstep.kube.cluster import FORBIDDEN, ApiError
-        from lockstep.kube.jobs import get_job, run_as_job, run_without_operator
+        from lockstep.kube.jobs import get_job, run_as_job
 
         client, namespace = self.target.client, self.target.namespace
         job, refusal = None, None
@@ -68,12 +65,11 @@ class KubeSite(Site):
         except ApiError as error:
             if error.status != FORBIDDEN:
                 raise
-            refusal = error  # (as where there are no CRDs, so that no role names TrainingJobs)
-        if job is None and (run := run_without_operator(client, namespace, name)) is not None:
-            job = run_as_job(client, namespace, name, run)
+            refusal = error
+        job = job or run_as_job(client, namespace, name)
         if job is None:
             raise refusal or ConfigError(no_such_job(self.target, name))
-        return ClusterJob(self.target, job)
+        return ClusterJob(self.target, job).seen()
 
     def default_nodes(self, job: Object) -> int | None:
         """Return the cluster file's number, if the job is of that cluster."""
@@ -86,15 +82,6 @@ class KubeSite(Site):
         status = job.get("status") or {}
         name = (status.get("cluster") or {}).get("name") or job["spec"].get("cluster") or profile.metadata.name
         return profile.spec.gpus.default_nodes if name == profile.metadata.name else None
-
-    def instead(self, *, everywhere: bool = False) -> str:
-        from lockstep.kube.jobs import runs_without_operator
-
-        runs = runs_without_operator(self.target.client, None if everywhere else self.target.namespace)
-        if not runs:
-            return ""
-        logs = ", ".join(f"lockstep logs {name} -n {namespace}{self.target.options}" for namespace, name in runs)
-        return f"; {'a run' if len(runs) == 1 else 'runs'} of --in-namespace {'is' if len(runs) == 1 else 'are'} here: {logs}"
 
     def current(self, jobs: Sequence[SiteJob]) -> tuple[list[Object], Stale | None]:
         from lockstep.plan.pages.table import is_open, marked
@@ -143,23 +130,31 @@ class ClusterJob(SiteJob):
         nodes = nodes_of(self.job) or int(self.run(lambda cluster: frozen_run(cluster, self.job)).get("nodes", 0))
         return node_of_rank(self.status.get("ranks") or {}, nodes, rank)
 
-    @property
-    def explained_by(self) -> str:  # type: ignore[override]
-        from lockstep.platforms.jobs.logs import is_run
-
-        return "logs" if is_run(self.job) else "why"
-
     def stacks(self, rank: int | None) -> list[RankAnswer]:
         from lockstep.platforms.jobs.runs import ask_ranks
 
         return self.run(lambda cluster: ask_ranks(cluster, self.job, rank))
 
-    def look_again(self) -> Object:
-        from lockstep.kube.jobs import get_job
+    @property
+    def is_run(self) -> bool:
         from lockstep.platforms.jobs.logs import is_run
 
-        if is_run(self.job):
-            return {}
+        return is_run(self.job)
+
+    def seen(self) -> ClusterJob:
+        """Return a run of --in-namespace with its status; any other job as it is."""
+        if not self.is_run:
+            return self
+        from lockstep.platforms.in_namespace.status import observe_run
+        from lockstep.platforms.jobs.observe import JobObserver
+
+        return replace(self, job=self.run(lambda cluster: observe_run(JobObserver(cluster), cluster, self.job)).job)
+
+    def look_again(self) -> Object:
+        from lockstep.kube.jobs import get_job
+
+        if self.is_run:
+            return self.seen().status
         return current_status(self.same(get_job(self.target.client, self.namespace, self.name)))
 
     def same(self, found: Object | None) -> Object:
@@ -182,6 +177,9 @@ class ClusterJob(SiteJob):
             raise ConfigError(
                 f"--now is for hosts: on a cluster, kubectl delete pod --grace-period=0 ends a pod of {self.at} without a save"
             )
+        if self.is_run:
+            self.delete()
+            return True
         return self._set_suspend(suspended=True)
 
     def resume(self) -> bool:
@@ -210,11 +208,19 @@ class ClusterJob(SiteJob):
         """Change fields of its spec; what the API server refuses is raised in its words."""
         from lockstep.kube.jobs import patch_spec
 
+        if self.is_run:
+            raise ConfigError(
+                f"{self.name} runs without the operator (run --in-namespace): lockstep stop {self.at}, then start its changed file the same way, which goes on from its last checkpoint"
+            )
         patch_spec(self.target.client, self.namespace, self.name, spec)
 
     def delete(self) -> str:
         from lockstep.kube.jobs import delete_job
+        from lockstep.kube.kinds import path_of
 
+        if self.is_run:  # all but the claims is its ConfigMap's, and goes with it
+            self.target.client.request("DELETE", path_of("ConfigMap", self.namespace, self.status["run"]["name"]))
+            return "its claims stay"
         try:
             delete_job(self.target.client, self.namespace, self.name)
         except TimeoutError as error:
@@ -307,14 +313,22 @@ async def _answer(connection: Cluster, job: ClusterJob, bundle: Path | None) -> 
     from lockstep.plan.pages.why import answer_page, is_awaited
     from lockstep.plan.pages.why import why as answer_of
     from lockstep.platforms.clusters.facts import unserved
+    from lockstep.platforms.in_namespace.status import observe_run
     from lockstep.platforms.jobs.logs import unheard_lines
     from lockstep.platforms.jobs.observe import JobObserver, operator_unheard
 
     look = JobObserver(connection)
-    observed, unheard, lacks = await asyncio.gather(
-        look.at(job.job), operator_unheard(connection, job.namespace), unserved(connection, job.namespace)
-    )
+    if job.is_run:
+        observed, unheard, lacks = await observe_run(look, connection, job.job, read=True), None, ""
+    else:
+        observed, unheard, lacks = await asyncio.gather(
+            look.at(job.job), operator_unheard(connection, job.namespace), unserved(connection, job.namespace)
+        )
     answer = answer_of(observed, tuple(look.not_seen), time.time(), lacks, unheard, _home(job))
+    if job.is_run:
+        retry = f"lockstep retry -f FILE --in-namespace -n {job.namespace}{job.target.options}"
+        steps = (replace(step, command=re.sub(r"^lockstep (retry|resume) .*", retry, step.command)) for step in answer.next)
+        answer = replace(answer, next=tuple(steps))
     if is_awaited(observed) or answer.stale:
         answer = replace(answer, says=tuple(await unheard_lines(connection, job.namespace, observed.pods)))
     if bundle is not None:
@@ -350,11 +364,8 @@ async def _write(path: Path, connection: Cluster, observed: Observed, answer: st
 def no_such_job(target: Target, name: str) -> str:
     """Explain a job that isn't there. A namespace that has one of this name is named, as far as you may look."""
     from lockstep.kube.cluster import ApiError
-    from lockstep.kube.jobs import list_jobs, run_without_operator
+    from lockstep.kube.jobs import list_jobs
 
-    run = run_without_operator(target.client, target.namespace, name)
-    if run is not None:
-        return no_operator(name, target.namespace, run)
     here = [str(job["metadata"]["name"]) for job in list_jobs(target.client, target.namespace)]
     try:
         every = list_jobs(target.client, None)
@@ -370,14 +381,6 @@ def elsewhere(name: str, namespace: str, places: list[str]) -> str:
     """Explain a job that is in these namespaces, and not in the one that was looked at."""
     has = f"namespace {places[0]} has one" if len(places) == 1 else f"namespaces {listed(places)} have one"
     return f"there is no TrainingJob {name} in namespace {namespace}, but {has}: add -n {places[0]}"
-
-
-def no_operator(name: str, namespace: str, run: str) -> str:
-    """Explain a job of `lockstep run --in-namespace`, which is no TrainingJob."""
-    return (
-        f"{name} in namespace {namespace} runs without the operator (run --in-namespace), so there is no TrainingJob to ask: the verbs logs, stacks, sync and cp know it; "
-        f"kubectl delete configmap {run} -n {namespace} removes it"
-    )
 
 
 def unknown_job(name: str, namespace: str, names: list[str]) -> str:

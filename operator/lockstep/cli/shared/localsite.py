@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.objects import Object, condition
+from lockstep.cli.shared.checkout import state_folder
 from lockstep.cli.shared.site import Site, SiteJob, Volume
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 DEFAULT = Path(".lockstep/workspace")
 """Workspace of runs without --workspace."""
+QUICKSTART = "quickstart"
+"""That of `lockstep quickstart --local`, in the folder of what the checkout remembers."""
 
 
 class LocalSite(Site):
@@ -41,15 +44,23 @@ class LocalSite(Site):
 
         if everywhere or selector is not None:
             raise ConfigError("-A and -l choose among jobs of a cluster: a workspace has neither namespaces nor labels")
-        return [LocalJob(self, name) for name in run_names(self.root)]
+        return [LocalJob(site, name) for site in self._sites() for name in run_names(site.root)]
+
+    def _sites(self) -> list[LocalSite]:
+        """Return this workspace; where none was named, that of `lockstep quickstart --local`, too."""
+        with suppress(ConfigError):
+            if self.root == DEFAULT:
+                return [self, LocalSite(state_folder() / QUICKSTART)]
+        return [self]
 
     def job(self, name: str) -> LocalJob:
         """Return the run of this name. Raises ConfigError, naming those that are here, when there is none."""
         from lockstep.platforms.local.records import run_names
 
-        if not (self.root / "workspace/runs" / name).is_dir():
-            raise ConfigError(self.no_such_job(name, run_names(self.root)))
-        return LocalJob(self, name)
+        for site in self._sites():
+            if (site.root / "workspace/runs" / name).is_dir():
+                return LocalJob(site, name)
+        raise ConfigError(self.no_such_job(name, run_names(self.root)))
 
 
 class LocalJob(SiteJob):

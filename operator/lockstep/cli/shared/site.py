@@ -104,10 +104,6 @@ class Site(ABC):
         """Return the number of nodes of a job that states none; None where nobody knows."""
         return (job.get("status") or {}).get("nodes") or None
 
-    def instead(self, *, everywhere: bool = False) -> str:
-        """Return what to type instead where there is no job, as the end of a sentence; '' where there is nothing to say."""
-        return ""
-
     def current(self, jobs: Sequence[SiteJob]) -> tuple[list[Object], Stale | None]:
         """Return the jobs as objects, those marked whose status nobody keeps up to date, and why nobody does."""
         return [job.job for job in jobs], None
@@ -140,9 +136,6 @@ class SiteJob(ABC):
     @abstractmethod
     def rank_node(self, rank: int) -> int:
         """Return the node that has a rank. Raises ConfigError for a rank that the job hasn't got."""
-
-    explained_by = "why"
-    """Verb that tells what became of it."""
 
     @abstractmethod
     def stacks(self, rank: int | None) -> list[RankAnswer]:

@@ -60,6 +60,9 @@ _FREE_QUOTA = Remedy(
 )
 _OWN = r"Lockstep creates this (\w+) itself"
 
+NOT_AS_ASKED = ("FellBackToTCP", "HCASubset", "GPUDirectDisabled", "RanksDiffer", "OtherTransport")
+"""Reasons of condition FabricVerified where it is False."""
+
 REMEDIES: Mapping[str, tuple[Remedy, ...]] = {
     # Accepted
     Reason.INVALID_SPEC: (Remedy(_EDIT, _CORRECT),),
@@ -210,6 +213,8 @@ REMEDIES: Mapping[str, tuple[Remedy, ...]] = {
     # Others
     Reason.SLOW_RANK: (Remedy("lockstep top {job} -n {namespace}", "shows each rank beside the others"),),
     Reason.SAVE_FAILED: (Remedy(*_INODES, r"no inodes"), Remedy("kubectl exec {pod} -n {namespace} -- df -h /workspace", "shows what room the volume has"),),
+    # FabricVerified
+    **dict.fromkeys(NOT_AS_ASKED, (Remedy("lockstep describe {job} -n {namespace}", "shows the fabric of each node that isn't as asked; docs/how-to/fabric.md has what each reason needs"),)),
     # Failed
     Reason.RANKS_FAILED: (Remedy("lockstep retry {job} -n {namespace}", "again from the last checkpoint"),),
     Reason.START_TIMEOUT: (Remedy("lockstep retry {job} -n {namespace}", "once what kept node 0 from starting is fixed; it takes what spec says then"),),
@@ -312,7 +317,9 @@ def _remedies(observed: Observed, state: str, message: str) -> Iterator[Step]:
         yield from _remedy(observed, progressing, message)
     if accepted.get("status") == "False" or accepted.get("reason") == Reason.CHANGE_PENDING:
         yield from _remedy(observed, accepted, message if state == "Refused" else "")
-    for kind, unwell in (("NodesHealthy", "False"), ("SavesFailing", "True"), ("Straggling", "True")):
+    elif "`lockstep stop" in accepted.get("message", ""):  # a key of the operator was made anew
+        yield from _remedy(observed, {"reason": Reason.FROZEN_RUN_LOST}, "")
+    for kind, unwell in (("NodesHealthy", "False"), ("SavesFailing", "True"), ("Straggling", "True"), ("FabricVerified", "False")):
         if (fact := condition(observed.status, kind)).get("status") == unwell:
             yield from _remedy(observed, fact, "")
 

@@ -34,7 +34,7 @@ def row(job: Object, now: float, *, wide: bool = False, default_nodes: int | Non
         job["metadata"]["name"],
         str(nodes or "-") if ended else f"{running_nodes(status)}/{nodes or '?'}",
         str(desired or "-") if ended else f"{ranks.get('ready', 0)}/{'?' if desired is None else desired}",
-        of_total(trainer.get("step"), trainer.get("totalSteps")),
+        of_total(trainer.get("step", (status.get("checkpoint") or {}).get("lastCommittedStep")), trainer.get("totalSteps")),
         f"{trainer['progressPercentage']}%" if "progressPercentage" in trainer else "-",
         str(status.get("restarts", 0)),
         summary.get("reason", "Unknown") + (" (stale)" if condition(status, "StatusCurrent").get("status") == "False" else ""),

@@ -15,7 +15,6 @@ from lockstep.plan.pages.table import Unheard
 from lockstep.plan.reasons import Reason
 from lockstep.plan.reconcile.conditions import View, waits_for
 from lockstep.plan.reconcile.placing import holding_words
-from lockstep.plan.reconcile.podfacts import one_node_claims_shared
 from lockstep_spec.words import duration, number_of, printable_line
 
 LABEL_COLUMNS = 13
@@ -87,8 +86,8 @@ class Answer:
     """Reason of the last restart of a job that runs."""
     slow: str = ""
     """Ranks that the others wait for."""
-    shared: str = ""
-    """Claims of one Node that pods of several mount."""
+    accepted: str = ""
+    """What condition Accepted adds though it is True: changes that wait for the next start, warnings."""
 
     @property
     def is_well(self) -> bool:
@@ -128,8 +127,8 @@ def why(
         fabric=_message(status, "FabricVerified", "False"),
         saves=_failing_saves(status),
         slow=_message(status, "Straggling", "True"),
-        shared=one_node_claims_shared(observed),
-        changed=str((status.get("interference") or {}).get("message", "")),
+        accepted=_added(status),
+        changed=_changed(status),
         nodes=_message(status, "NodesHealthy", "False"),
         next=(
             *(leave_namespace(observed, home.namespace) if home is not None and strayed else ()),
@@ -183,6 +182,15 @@ def _message(status: Object, kind: str, value: str | None = None) -> str:
     """Message of a condition; '' if its status is another than `value`, or there is no such condition."""
     stored = condition(status, kind)
     return str(stored.get("message", "")) if value in (None, stored.get("status")) else ""
+
+
+def _added(status: Object) -> str:
+    return _message(status, "Accepted", "True").partition("; ")[2]
+
+
+def _changed(status: Object) -> str:
+    lately = str((status.get("interference") or {}).get("message", ""))
+    return "" if lately in _added(status) else lately
 
 
 def _failing_saves(status: Object) -> str:
@@ -272,7 +280,7 @@ def answer_page(answer: Answer) -> str:
     """Page of an answer: a label before every part, the next commands last."""
     parts = [printable_line(f"{answer.job}: {answer.state}: {answer.summary}")]
     labeled = (
-        ("first cause", [answer.first_cause]), ("last lines", [*answer.last_lines]), ("refused", [answer.refused]), ("restarted", [answer.restarted]), ("lost", [answer.cost]), ("saves", [answer.saves]), ("slow", [answer.slow]), ("storage", [answer.shared]), ("held", [answer.held]),
+        ("first cause", [answer.first_cause]), ("last lines", [*answer.last_lines]), ("refused", [answer.refused]), ("restarted", [answer.restarted]), ("lost", [answer.cost]), ("saves", [answer.saves]), ("slow", [answer.slow]), ("accepted", [answer.accepted]), ("held", [answer.held]),
         ("changed", [answer.changed]), ("nodes", [answer.nodes]), ("fabric", [answer.fabric]), ("not seen", [*answer.not_seen]), ("next", [f"{step.command}   # {step.what}" for step in answer.next]),
     )  # fmt: skip
     for line in answer.says:

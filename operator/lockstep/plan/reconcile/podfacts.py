@@ -22,7 +22,8 @@ from lockstep_spec.words import clauses, listed, number_of
 
 FACT_CHARACTERS = 256
 SIGNALLED = 128
-"""An exit code above it is a signal's number more."""
+"""An exit code above it is a signal's number more, up to SIGNALS; beyond that, as 255, the container runtime knows no code."""
+SIGNALS = 64
 SAME_SECONDS = 5.0
 """Most seconds between a change of the StatefulSet by somebody and what its controller then did to a pod."""
 WAITING_MAX = 64
@@ -117,10 +118,9 @@ def _killed(pod: Object) -> Fact | None:
         reached = f"at its limit of {limit}" if limit else "though it has no limit: the Node's memory was used up"
         kind, words = FactType.OUT_OF_MEMORY, f"the kernel killed its container {reached} (OOMKilled)"
     else:
-        signal = f" (signal {code - SIGNALLED})"
-        words = (
-            f"its container was ended with exit code {code}{signal}, {end.get('reason', 'Error')}; by the kubelet, the kernel or by hand"
-        )
+        by_signal = f" (signal {code - SIGNALLED}), {end.get('reason', 'Error')}; by the kubelet, the kernel or by hand"
+        unknown = f", {end.get('reason', 'Error')}: the container runtime doesn't know how; its machine may have been off"
+        words = f"its container was ended with exit code {code}{by_signal if code <= SIGNALLED + SIGNALS else unknown}"
         kind = FactType.CONTAINER_ENDED
     fact = _fact(kind, pod, str(end.get("reason", "")), words, end.get("finishedAt"))
     return replace(fact, pod_uid=f"{fact.pod_uid}/{end.get('finishedAt', '')}")  # a pod's container may end so several times

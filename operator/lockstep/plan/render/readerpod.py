@@ -1,7 +1,11 @@
-"""A pod that sees a job's files when no pod of the job does: the job's claims and image, no GPU, few rights, an end of its own (pure)."""
+"""A pod that sees a job's files when no pod of the job does: the job's claims and image, no GPU, few rights, an end of its own (pure).
+
+Before the job's first start, where each pod has volumes of its own, it asks for what the job's pods ask for: a volume that binds late follows it.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 
 from lockstep.api import names
@@ -35,6 +39,10 @@ def reader_pod(stateful_set: Object, node: int, suffix: str, seconds: int, resou
     """The pod that sees what pod `node` of the job would. It is stopped after `seconds`, whoever made it, and goes when the job's objects do."""
     job, template = stateful_set["metadata"]["name"], stateful_set["spec"]["template"]["spec"]
     volumes = _volumes(stateful_set, node)
+    if not makes_volumes(
+        stateful_set
+    ):  # (else, where volumes bind late, this pod chooses the node of the job's, which has what that asks for)
+        resources = resources or RESOURCES
     metadata = {
         "name": f"{job}-reader-{suffix}",
         "namespace": stateful_set["metadata"]["namespace"],
@@ -42,7 +50,7 @@ def reader_pod(stateful_set: Object, node: int, suffix: str, seconds: int, resou
         "ownerReferences": _owners(stateful_set),
     }
     spec = {
-        "containers": [_container(template, {str(volume["name"]) for volume in volumes}, resources or RESOURCES)],
+        "containers": [_container(template, {str(volume["name"]) for volume in volumes}, resources)],
         "volumes": volumes,
         "securityContext": template.get("securityContext") or {},
         "tolerations": template.get("tolerations") or [],
@@ -53,7 +61,15 @@ def reader_pod(stateful_set: Object, node: int, suffix: str, seconds: int, resou
         "terminationGracePeriodSeconds": 1,
     }
     optional = {key: template[key] for key in ("serviceAccountName", "imagePullSecrets", "priorityClassName") if template.get(key)}
+    if makes_volumes(stateful_set):
+        apart = json.dumps(template.get("affinity") or {}).replace(names.LABEL_JOB, LABEL_READER_OF)
+        optional |= {"affinity": json.loads(apart), "nodeSelector": template.get("nodeSelector") or {}}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec | optional}
+
+
+def makes_volumes(stateful_set: Object) -> bool:
+    """Return True if every pod has volumes of its own, and the job has never started."""
+    return not is_shared(stateful_set) and "uid" not in stateful_set["metadata"]
 
 
 def with_secrets(pod: Object, stateful_set: Object) -> Object:
@@ -84,7 +100,7 @@ def _volumes(stateful_set: Object, node: int) -> list[Object]:
     return shown + [{"name": name, "persistentVolumeClaim": {"claimName": claim}} for name, claim in own.items()]
 
 
-def _container(template: Object, volumes: set[str], resources: Object) -> Object:
+def _container(template: Object, volumes: set[str], resources: Object | None) -> Object:
     trainer = next(container for container in template["containers"] if container["name"] == names.CONTAINER)
     return {
         "name": CONTAINER,
@@ -96,7 +112,7 @@ def _container(template: Object, volumes: set[str], resources: Object) -> Object
         "securityContext": restricted_context(
             (template.get("securityContext") or {}).get("fsGroup")
         ),  # also where the job's own pods need more
-        "resources": resources,
+        "resources": resources or trainer["resources"],
     }
 
 

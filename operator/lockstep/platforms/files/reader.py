@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from secrets import token_hex
@@ -30,6 +30,7 @@ from lockstep.plan.render.readerpod import (
     LABEL_READER_OF,
     claims_of,
     is_shared,
+    makes_volumes,
     missing_claim,
     mounted_claims,
     pod_claims_of,
@@ -69,23 +70,29 @@ async def stateful_set_of(cluster: Cluster, namespace: str, job: str) -> Object:
 
 
 async def stateful_set_before_start(cluster: Cluster, job: Resolved) -> Object:
-    """The StatefulSet that the job would have. The claims that all its pods will share are created where they are missing."""
+    """The StatefulSet that the job would have. The claims that its pods will share, or each will have, are created where they are missing."""
     from lockstep.plan.render.objects import render
     from lockstep.plan.render.resolve import resolve
     from lockstep.platforms.clusters.facts import with_image
 
     profile = await with_image(cluster, job.job, job.profile, job.namespace)
     job = resolve(job.job, profile, replace(job.platform, image=None))
-    await create_claims(cluster, job)
     (stateful_set,) = [item for item in render(job) if item["kind"] == "StatefulSet"]
+    templates = {item["metadata"]["name"]: item for item in stateful_set["spec"].get("volumeClaimTemplates") or []}
+    own = [
+        {**templates[volume], "metadata": {**templates[volume]["metadata"], "name": claim, "namespace": job.namespace}}
+        for node in range(job.nodes)
+        for volume, claim in pod_claims_of(stateful_set, node).items()
+    ]
+    await create_claims(cluster, job, own)
     return stateful_set
 
 
-async def create_claims(cluster: Cluster, job: Resolved) -> None:
-    """Create the claims that all pods of the job share, where they are missing."""
+async def create_claims(cluster: Cluster, job: Resolved, own: Sequence[Object] = ()) -> None:
+    """Create the claims that all pods of the job share, and those of `own`, where they are missing."""
     from lockstep.plan.render.objects import claims
 
-    for claim in claims(job):
+    for claim in (*claims(job), *own):
         try:
             await cluster.create(claim)
         except ApiError as error:
@@ -204,7 +211,7 @@ async def _check_claims(cluster: Cluster, stateful_set: Object, node: int, pod: 
             raise
         return  # whoever may not look at claims may still mount them
     existing = {name: claim for name, claim in claims.items() if claim is not None}
-    missing = missing_claim(pod, existing, pod_claims_of(stateful_set, node))
+    missing = missing_claim(pod, existing, {} if makes_volumes(stateful_set) else pod_claims_of(stateful_set, node))
     if missing is not None:
         raise NoReader(f"{missing}; look with: kubectl get pvc -n {namespace}")
 

@@ -101,15 +101,14 @@ def _recovery(drilled: DrilledJob, outcome: DrillOutcome, watch: DrillWatch) -> 
 
 
 def _with_step_back(drilled: DrilledJob, outcome: DrillOutcome, hurt: Object) -> DrillOutcome:
-    """Add the steps back from the damaged commit: the gang counts from the newest commit that it heard of."""
+    """Note the step back from the damaged commit. Raises Failed if there was none."""
     record = drilled.on_node(0, "started_from", attempt=outcome.attempt + 1)
     if record.get("step") is None or hurt.get("step") is None or record["step"] >= hurt["step"]:
         raise Failed(
             f"{hurt.get('damaged')} was damaged, but attempt {outcome.attempt + 1} started from {record.get('start')}: it did not step back"
         )
-    more = int(hurt["step"]) - int(record["step"])
     note = f"damaged {hurt.get('damaged')}; attempt {outcome.attempt + 1} went back to {record.get('start') or 'the beginning'}"
-    return replace(outcome, lost_steps=(outcome.lost_steps or 0) + more, notes=[*outcome.notes, note])
+    return replace(outcome, notes=[*outcome.notes, note])
 
 
 @contextmanager

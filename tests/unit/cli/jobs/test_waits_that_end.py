@@ -293,7 +293,7 @@ def looks_of_job(world: World) -> Awaitable[object]:
     world.patch.setattr("lockstep.platforms.jobs.top.NodesWatch", lambda *_: nullcontext(Answers()))
     world.patch.setattr("lockstep.platforms.jobs.top.pods_of", no_pods)
     world.patch.setattr("lockstep.platforms.jobs.observe.operator_unheard", nothing)
-    return top._until_over(top._looks_of_job(job_of(), None, 2.0, live=True), lambda lines: None, Form.TEXT, live=True)
+    return top._until_over(top._looks_of_job(world.cluster_job, None, 2.0, live=True), lambda lines: None, Form.TEXT, live=True)
 
 
 def looks_of_host(world: World) -> Awaitable[object]:

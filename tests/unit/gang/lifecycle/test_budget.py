@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lockstep_gang.contract.messages import Checkpoint, Leaving, RankState, Start, Started, Step, Stopped
+from lockstep_gang.contract.messages import Activity, Checkpoint, Leaving, RankState, Start, Started, Step, Stopped
 from lockstep_gang.contract.report import Cause, CheckpointReport, Failure, Restart, State
 from lockstep_gang.contract.run import RestartPolicy
 from lockstep_gang.contract.times import stamp
@@ -96,6 +96,19 @@ def test_a_failure_says_its_cause_the_step_before_it_and_what_it_costs() -> None
     assert (cost.attempt, cost.lost_steps, cost.downtime_seconds, cost.failure.last_lines) == (1, 7, None, ())
 
 
+def test_lost_steps_count_from_the_commit_that_the_next_attempt_used() -> None:
+    """A damaged newest commit is passed over: the way to the one before it is done again, too, and what is saved is that one."""
+    story = failed_before(started(restart=RestartPolicy(3, 10)).reports(0, Step(0, 20), Checkpoint(0, 20, "/c/20"), Step(0, 23)))
+    started_again(failing(story).waits(10)).reports(0, Activity(0, "Resume", 10, 60, "/c/10"))
+    report = story.report
+    assert (report.history[-1].lost_steps, report.trainer.step) == (13, 10)
+    assert (report.checkpoint.step, report.checkpoint.path) == (10, "/c/10")
+    story.reports(0, Step(0, 12)).reports(0, Activity(0, "Resume", 5, 60))
+    assert (story.report.history[-1].lost_steps, story.report.checkpoint.step) == (13, 10), "a word that is told again changes nothing"
+    failing(story, "ValueError: other")
+    assert [cost.lost_steps for cost in story.report.history[-2:]] == [13, 2]
+
+
 def test_the_first_step_after_a_restart_ends_the_downtime() -> None:
     story = started(restart=RestartPolicy(3, 10))
     started_again(failing(story).waits(10)).waits(3.4).reports(0, Step(0, 1)).waits(5).reports(0, Step(0, 2))
@@ -161,7 +174,28 @@ def test_the_same_error_is_final_whichever_rank_is_heard_first(said: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("step", "said", "rank"), [(6, "ValueError: no", 1), (5, "ValueError: other", 1), (5, "ConnectionResetError: no", 1)]
+    ("before", "after", "is_final"),
+    [
+        ((Step(1, 4), Step(0, 2)), (Step(1, 4), Step(0, 9)), True),
+        ((Step(1, 4), Step(0, 9)), (Step(1, 5), Step(0, 9)), False),
+        ((Step(0, 4),), (Step(0, 5),), True),  # rank 1 reports none, and rank 0 had not yet, or just, ended the step
+        ((Step(0, 4),), (Step(0, 6),), False),
+    ],
+)
+def test_the_failed_rank_s_own_step_tells_whether_the_error_comes_again(
+    before: tuple[Step, ...], after: tuple[Step, ...], is_final: bool
+) -> None:
+    story = started(restart=RestartPolicy(9, 0))
+    for step in before:
+        story.reports(step.rank, step)
+    started_again(failing(story))
+    for step in after:
+        story.reports(step.rank, step)
+    assert (failing(story).report.state is State.FAILED) == is_final
+
+
+@pytest.mark.parametrize(
+    ("step", "said", "rank"), [(7, "ValueError: no", 1), (5, "ValueError: other", 1), (5, "ConnectionResetError: no", 1)]
 )
 def test_another_error_or_step_is_tried_again(step: int, said: str, rank: int) -> None:
     story = started(restart=RestartPolicy(9, 0)).reports(0, Step(0, 5))

@@ -20,6 +20,7 @@ from lockstep.api.objects import Object
 from lockstep.cli.main import app
 from lockstep.cli.shared.localsite import LocalSite
 from lockstep.plan.observed import Observed
+from lockstep.plan.pages.remedies import NOT_AS_ASKED, REMEDIES, remedy
 from lockstep.plan.pages.table import Unheard
 from lockstep.plan.pages.why import Answer, ClusterHome, answer_page, cost, why
 from lockstep.plan.reasons import Reason
@@ -63,26 +64,50 @@ def test_a_failed_job_says_who_failed_first_what_it_cost_and_what_to_type() -> N
     assert "lockstep why x -n ns --bundle x.tar.gz" in said
 
 
-@pytest.mark.parametrize(
-    ("kind", "unwell", "reason", "command"),
-    [
-        ("NodesHealthy", "False", Reason.AGENT_CONNECTED, "kubectl get nodes"),
-        ("SavesFailing", "True", Reason.SAVE_FAILED, "kubectl exec x-0 -n ns -- df -h /workspace"),
-        ("Straggling", "True", Reason.SLOW_RANK, "lockstep top x -n ns"),
-        ("FabricVerified", "False", Reason.ACCEPTED, ""),
-        ("Held", "True", Reason.HOLDING, ""),
-        ("Accepted", "False", Reason.CLUSTER_NOT_FOUND, "lockstep cluster list"),
-    ],
-)
-def test_each_condition_that_is_not_well_is_a_line_with_its_command(kind: str, unwell: str, reason: str, command: str) -> None:
+OF_ACCEPTED = list(REMEDIES)[: list(REMEDIES).index(Reason.PODS_NOT_CREATED)]
+OF_NODES = (Reason.NODE_LOST, Reason.NODE_BOUND_VOLUME, Reason.NO_NODE_FREE, Reason.AGENT_CONNECTED)
+OF_ENDS = (Reason.RANKS_FAILED, Reason.START_TIMEOUT, Reason.DEADLINE_EXCEEDED)
+OTHERS = {
+    Reason.SLOW_RANK: ("Straggling", "True"),
+    Reason.SAVE_FAILED: ("SavesFailing", "True"),
+    Reason.CHANGE_PENDING: ("Accepted", "True"),
+}
+
+
+def unwell_condition(reason: str) -> tuple[str, str]:
+    """Type and status of the condition that says so."""
+    if reason in OTHERS:
+        return OTHERS[Reason(reason)]
+    if reason in OF_ENDS:
+        return "Failed", "True"
+    if reason in OF_NODES or reason in NOT_AS_ASKED:
+        return "NodesHealthy" if reason in OF_NODES else "FabricVerified", "False"
+    kind = "Accepted" if reason in OF_ACCEPTED else "Progressing"
+    return kind, "Unknown" if reason == Reason.NO_REPORT else "False"
+
+
+@pytest.mark.parametrize("reason", REMEDIES, ids=str)
+def test_each_reason_that_is_not_well_is_a_line_with_its_command(reason: str) -> None:
+    kind, unwell = unwell_condition(reason)
+    said = with_condition(kind, status=unwell, reason=reason, message="all; so it is")
+    step = remedy(reason, "all; so it is", "x", "ns")
+    assert step is not None
+    assert "so it is" in answer_page(said)
+    assert step.command in [one.command for one in said.next]
+    assert "so it is" not in answer_page(asked(settled(report())))
+
+
+def with_condition(kind: str, **changes: str) -> Answer:
     well = settled(report())
-    conditions = [
-        {**one, "status": unwell, "reason": reason, "message": "so it is"} if one["type"] == kind else one
-        for one in well.status["conditions"]
-    ]
-    said = asked(replace(well, job={**well.job, "status": {**well.status, "conditions": conditions}}))
-    assert "so it is" in answer_page(said) and "so it is" not in answer_page(asked(well))
-    assert not command or any(step.command.startswith(command) for step in said.next), said.next
+    conditions = [{**one, **changes} if one["type"] == kind else one for one in well.status["conditions"]]
+    return asked(replace(well, job={**well.job, "status": {**well.status, "conditions": conditions}}))
+
+
+def test_held_pods_and_keys_that_were_made_anew_are_lines_with_a_command() -> None:
+    assert "so it is" in answer_page(with_condition("Held", status="True", reason=Reason.HOLDING, message="so it is"))
+    anew = "the job fits its cluster; the operator's key was replaced: `lockstep stop x -n ns`, then `lockstep resume x -n ns`"
+    said = with_condition("Accepted", message=anew)
+    assert "accepted     the operator's key was replaced" in answer_page(said) and said.next[0].command == "lockstep stop x -n ns"
 
 
 def test_of_a_failed_rank_the_last_ten_lines_are_shown() -> None:

@@ -421,6 +421,13 @@ def killed(reason: str, code: int, limit: str | None = "4Gi", *, runs_again: boo
         ("OOMKilled", 137, "4Gi", FactType.OUT_OF_MEMORY, "the kernel killed its container at its limit of 4Gi (OOMKilled)"),
         ("OOMKilled", 137, None, FactType.OUT_OF_MEMORY, "though it has no limit: the Node's memory was used up"),
         ("Error", 137, "4Gi", FactType.CONTAINER_ENDED, "exit code 137 (signal 9), Error"),
+        (
+            "Unknown",
+            255,
+            "4Gi",
+            FactType.CONTAINER_ENDED,
+            "exit code 255, Unknown: the container runtime doesn't know how; its machine may",
+        ),
         ("ContainerStatusUnknown", 137, "4Gi", FactType.CONTAINER_ENDED, "ContainerStatusUnknown"),
     ],
 )

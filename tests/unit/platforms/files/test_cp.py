@@ -200,6 +200,31 @@ def test_files_go_to_the_shared_volumes_of_a_job_that_has_never_started(tmp_path
     assert api.names("Pod") == [] and api.names("Job") == []
 
 
+def test_files_go_to_volumes_of_their_own_before_the_first_start_on_nodes_where_the_job_s_pods_can_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where volumes bind late, the pod that mounts one first chooses the node for it: one with room for what the job's pod asks for, and no two on one."""
+
+    def starts(item: dict[str, Any]) -> None:
+        item["status"] = {"phase": "Running", "containerStatuses": [{"name": "x", "state": {"running": {}}}]}
+
+    async def carried(copy: Copy, place: Any, progress: Any) -> Carried:
+        spec = api.objects["Pod", place.pod]["spec"]
+        (term,) = spec["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        assert term["labelSelector"]["matchLabels"] == {"lockstep.dev/reader-of": "x"}
+        assert spec["containers"][0]["resources"]["requests"]["nvidia.com/gpu"] == "4"
+        mounted.update(volume["persistentVolumeClaim"]["claimName"] for volume in spec["volumes"] if "persistentVolumeClaim" in volume)
+        return Carried(1, 1, 5, 0)
+
+    mounted: set[str] = set()
+    api = FakeCluster(on_create=starts)
+    monkeypatch.setattr(cp_module, "_carried", carried)
+    wanted = resolve(job(nodes=2, storage={"mode": "PerPod"}), profile("barcelona"))
+    assert asyncio.run(_copy_before_start(api.as_cluster, Copy("a.py", Remote("x", "/workspace/"), up=True), wanted))
+    own = {f"{volume}-x-{node}" for volume in ("workspace", "datasets") for node in (0, 1)}
+    assert own <= mounted and own <= set(api.names("PersistentVolumeClaim"))
+
+
 @pytest.mark.parametrize("image", ["r.example.com/lockstep-operator:1", "r.example.com/mine:1"])
 def test_a_job_without_an_image_gets_the_operator_s_before_its_first_start_too(image: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def starts(item: dict[str, Any]) -> None:
@@ -225,15 +250,12 @@ def test_a_job_without_an_image_gets_the_operator_s_before_its_first_start_too(i
         assert asyncio.run(copying) and used == ["r.example.com/lockstep-trainer:1"]
 
 
-@pytest.mark.parametrize(
-    ("storage", "name", "said"), [("Shared", "y", "is job x, and not y"), ("PerPod", "x", "apply the job first and copy then")]
-)
-def test_what_cannot_be_put_there_before_the_first_start_is_said(storage: str, name: str, said: str, tmp_path: Path) -> None:
-    spec = {"cluster": "barcelona", "script": {"path": "a.py"}, "storage": {"mode": storage}}
+def test_files_of_another_job_than_the_file_s_are_refused(tmp_path: Path) -> None:
+    spec = {"cluster": "barcelona", "script": {"path": "a.py"}}
     whole = {"apiVersion": "lockstep.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "x"}, "spec": spec}
     (tmp_path / "job.yaml").write_text(json.dumps(whole))
-    with pytest.raises(ConfigError, match=said):
-        _before_start(tmp_path / "job.yaml", [Copy("a.py", Remote(name, "/workspace/"), up=True)], "barcelona", None)
+    with pytest.raises(ConfigError, match="is job x, and not y"):
+        _before_start(tmp_path / "job.yaml", [Copy("a.py", Remote("y", "/workspace/"), up=True)], "barcelona", None)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,66 @@
+"""Status of a run of `lockstep run --in-namespace`, from its objects and node 0's report file: as an operator would have written it."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import suppress
+from dataclasses import replace
+
+from lockstep.api.errors import Failed
+from lockstep.api.names import CONTAINER, pod_name
+from lockstep.api.objects import Object, condition, is_running
+from lockstep.api.status import ConditionType
+from lockstep.kube.cluster import ApiError, Cluster
+from lockstep.kube.exec import PodPlace
+from lockstep.plan.observed import Observed, ReceivedReport
+from lockstep.plan.reconcile.conditions import Ending, View
+from lockstep.plan.reconcile.status import job_status
+from lockstep.plan.render.objects import Frozen, thaw
+from lockstep.platforms.files.reader import beside
+from lockstep.platforms.jobs.observe import JobObserver
+from lockstep.programs import Place, answer_of, output_of
+from lockstep_gang.contract.report import Report, State, parse_report
+from lockstep_spec.codec import ContractError
+from lockstep_spec.words import number_of
+
+
+async def observe_run(look: JobObserver, cluster: Cluster, job: Object, *, read: bool = False) -> Observed:
+    """Observe the run (of `run_as_job`) with its status. `read`: where its pods are gone, start one that reads its volume."""
+    observed = await look.at(job)
+    name, namespace = observed.name, observed.namespace
+    config_map = observed.objects.get(("ConfigMap", job["status"]["run"]["name"]))
+    stateful_set = observed.stateful_set
+    if config_map is None:
+        left = f"; {number_of(len(observed.pods), 'pod')} left" if observed.pods else ""
+        stopped = {"status": str(not left), "reason": "Stopped", "message": f"the run is removed, its claims stay{left}"}
+        return replace(observed, job={**job, "status": {"conditions": [{"type": "Suspended", **stopped}]}})
+    if stateful_set is None:
+        return observed
+    frozen, first, report = thaw(config_map), observed.pod(0), None
+    with suppress(Failed, ApiError, OSError):  # (its state by its pods alone is better than none)
+        if first is not None and is_running(first):
+            report = await _report(PodPlace(cluster, namespace, pod_name(name, 0), CONTAINER), frozen)
+        elif read and not observed.pods:
+            async with beside(cluster, namespace, name) as place:
+                report = await _report(place, frozen)
+    now, state = time.time(), None if report is None else report.state
+    end = Ending(complete=state is State.COMPLETE, failed=state is State.FAILED, message="" if report is None else report.message)
+    received = None if report is None else ReceivedReport(report, "" if first is None else first["metadata"]["uid"], now)
+    metadata = {**job["metadata"], "creationTimestamp": config_map["metadata"].get("creationTimestamp")}
+    job = {**job, "metadata": metadata, "spec": {"nodes": frozen.nodes}}
+    view = View(observed=replace(observed, job=job), wanted_pods=frozen.nodes, now=now, received=received, end=end, hears=False)
+    status = job_status(view, frozen, pending=False, **dict.fromkeys(("cluster", "stop", "active", "placement", "interference")))
+    if not stateful_set["spec"].get("replicas") and not end.finished:
+        why = f"no pods: it was interrupted, waits for nodes, or has ended (lockstep why {name} -n {namespace} reads how from its volume)"
+        condition(status, ConditionType.PROGRESSING).update(status="False", reason="NoPods", message=why)
+    return replace(observed, job={**job, "status": status})
+
+
+async def _report(place: Place, frozen: Frozen) -> Report | None:
+    """The report that node 0 keeps in the run's folder; None for none, or one of an earlier run."""
+    found = answer_of(await output_of(place, ["cat", f"{frozen.parsed.run_dir}/gang/report.json"]), place.name)
+    with suppress(ContractError):
+        report = parse_report(json.dumps(found.get("report")).encode())
+        return report if report.job.uid == frozen.parsed.job.uid else None
+    return None
