@@ -147,6 +147,10 @@ _BY_ERRNO_OF_A_CONNECTION = (
     (Cause.FABRIC, _numbers("ECONNRESET", "ECONNREFUSED", "ECONNABORTED", "EPIPE", "ETIMEDOUT", "ENETUNREACH", "EHOSTUNREACH", "ENETDOWN", "ENOTCONN", "ESHUTDOWN")),
 )  # fmt: skip
 _ERRNO = re.compile(r"\[Errno (?P<python>\d+)\](?P<path> [^:]*: (b?['\"]))?|\(os error (?P<rust>\d+)\)")
+_PIPE_BROKE = re.compile(r"^\[Errno (32|104)\] [^:]*$")
+_OF_PIPES = re.compile(r"\b(multiprocessing|subprocess|std(in|out|err))\b|\bprint\(")
+_OF_SOCKETS = re.compile(r"\b(sock\w*|ssl|http\w*|urllib\w*)\b|\.send(all)?\(")
+"""Words in the frames of a traceback by which a pipe to a process of the rank's own, and a connection, are known."""
 _NO_HOME = re.compile(r"Permission denied: '(/|/root/|/home/[^/']+/)\.\w")
 _NO_USER = re.compile(r"getpwuid\(\): uid not found")
 _NO_PROCESS = re.compile(
@@ -178,6 +182,10 @@ _REMEDIES = (
         "`os._exit(0)` after flushing its output",
     ),
     (re.compile(r"CUDA error: invalid device ordinal"), "use the GPU of LOCAL_RANK, not of RANK"),
+    (re.compile(r"CERTIFICATE_VERIFY_FAILED"), "name a file with the certificate authority of that server in SSL_CERT_FILE and REQUESTS_CA_BUNDLE in spec.env"),
+    (re.compile(r"ProxyError|Tunnel connection failed"), "correct HTTPS_PROXY and HTTP_PROXY in spec.env, or name that host in NO_PROXY"),
+    (re.compile(r"find (them|it) in the cached files|OfflineModeIsEnabled|HF_HUB_OFFLINE"), "fetch it before, into a folder that HF_HOME names, or let the job reach the hub (HF_HUB_OFFLINE, HF_ENDPOINT, HTTPS_PROXY in spec.env)"),
+    (re.compile(r"GatedRepo|gated repo"), "accept its terms with an account, and give the job the token of that account as HF_TOKEN"),
 )  # fmt: skip
 """Advice by the words of an error; names in braces are fields of PlaceWords."""
 _CONNECTING = re.compile(r"client socket has \w+ .*while trying to connect to \((?P<host>[^,\s]+), \d+\)")
@@ -281,6 +289,8 @@ def _own_cause(raised: Raised, text: str) -> Cause | None:
         return Cause.USER_CODE
     if _NO_USER.search(words):
         return Cause.SETUP
+    if _PIPE_BROKE.search(raised.message) and _is_of_a_pipe(raised, text):
+        return None
     if _EXCEPTIONS.get(raised.exception) is Cause.USER_CODE:
         return Cause.SETUP if _is_of_an_import(text) else Cause.USER_CODE
     if _NO_HOME.search(words) or (raised.exception in _OF_THE_SYSTEM and _NO_PROGRAM.search(text)):
@@ -297,6 +307,12 @@ def _own_cause(raised: Raised, text: str) -> Cause | None:
         or _of_a_child(words)
         or (Cause.SETUP if _is_of_an_import(text) else None)
     )
+
+
+def _is_of_a_pipe(raised: Raised, text: str) -> bool:
+    """Return True if the other end was a process of the rank's own, not a peer: its end says no more than that it failed."""
+    frames = text.rpartition("Traceback (most recent call last)")[2]
+    return _OF_PIPES.search(frames) is not None or (raised.exception == "BrokenPipeError" and _OF_SOCKETS.search(frames) is None)
 
 
 def _is_of_an_import(text: str) -> bool:

@@ -16,7 +16,7 @@ from lockstep.api.objects import Object, claim_names, condition, conditions_of, 
 from lockstep.api.status import ConditionType
 from lockstep.plan.observed import Observed, ReceivedReport, current_report, is_terminating, owner_uid
 from lockstep.plan.times import seconds_of, timestamp
-from lockstep.plan.waiting.containers import UNDECIDED, is_heard, is_scheduled, scheduler_message, waits_for_a_claim
+from lockstep.plan.waiting.containers import is_heard, is_scheduled, scheduler_message, undecided, waits_for_a_claim
 from lockstep_gang.contract.reply import Fact, FactType
 from lockstep_spec.words import clauses, listed, number_of
 
@@ -176,7 +176,7 @@ def _why_waiting(pod: Object) -> tuple[str, str] | None:
         message = scheduler_message(pod)
         if waits_for_a_claim(pod):
             return "ClaimNotBound", message
-        return ("Unschedulable", message) if message else ("Scheduling", UNDECIDED)
+        return ("Unschedulable", message) if message else ("Scheduling", undecided([pod]))
     if is_running(pod):
         return None
     return _of_containers(pod.get("status", {}))

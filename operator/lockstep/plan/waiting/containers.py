@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -33,8 +33,7 @@ _UNREACHED = re.compile(
 )
 """The registry was not reached, or has no time: the next pull may do better."""
 _VAGUE = "Unable to attach or mount volumes"
-UNDECIDED = "the scheduler has not decided yet"
-"""Message of a pod that has no node and that the scheduler has said nothing about."""
+DEFAULT_SCHEDULER = "default-scheduler"
 CRASHES = 2
 MOUNT_SECONDS = 15.0
 """A kubelet that hears late of what was made just before a pod has mounted it by then."""
@@ -89,6 +88,14 @@ def scheduler_message(pod: Object) -> str:
     """Return why the scheduler found no node for it; '' if it has one, or the scheduler has not looked yet."""
     scheduled = condition(pod.get("status", {}), "PodScheduled")
     return str(scheduled.get("message", "")) if scheduled.get("status") == "False" else ""
+
+
+def undecided(pods: Iterable[Object]) -> str:
+    """Message of pods that have no node and that the scheduler has said nothing about: one of another name may not be there."""
+    name = next((pod["spec"].get("schedulerName", DEFAULT_SCHEDULER) for pod in pods), DEFAULT_SCHEDULER)
+    if name == DEFAULT_SCHEDULER:
+        return "the scheduler has not decided yet"
+    return f"the scheduler {name} has not decided yet: does one of this name run, as podTemplate.schedulerName says?"
 
 
 def waits_for_room(pod: Object) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from lockstep.api.objects import Object, claim_names
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Observed, is_terminating, start_anew
-from lockstep.plan.waiting.containers import UNDECIDED, is_scheduled, scheduler_message, waits_for_a_claim
+from lockstep.plan.waiting.containers import is_scheduled, scheduler_message, undecided, waits_for_a_claim
 from lockstep.plan.waiting.nodes import Others, named, why_no_node_fits
 
 _INSUFFICIENT = re.compile(r"Insufficient ([^\s,.]+(?:\.[^\s,.]+)*)")
@@ -27,7 +27,7 @@ def why_unscheduled(observed: Observed) -> Notice:
         return Notice("ClaimNotBound", "; ".join(dict.fromkeys(unbound)))
     refused = [(pod, message) for pod in waiting if (message := scheduler_message(pod))]
     if not refused:
-        return Notice("Scheduling", UNDECIDED)
+        return Notice("Scheduling", undecided(waiting))
     messages = list(dict.fromkeys(message for _, message in refused))
     return Notice("Unschedulable", "; ".join(_explained(observed, refused[0][0], messages)) or messages[0])
 

@@ -13,12 +13,13 @@ import pytest
 
 from corpus.of_administrators import ADMINISTRATOR_FAULTS
 from corpus.of_clusters import CLUSTER_FAULTS, ClusterFault, Place
+from corpus.of_the_field import FIELD_CLUSTER_FAULTS
 from corpus.verdicts import Answer, Fault, Score, answer, judge
 from support.checkout import ROOT
 from support.clusters.cluster_jobs import API, Jobs, until
 
 pytestmark = pytest.mark.corpus
-OWN_CLUSTERS = ("memory", "no-class", "limit-range", "cluster-deleted", "much-cpu")
+OWN_CLUSTERS = ("memory", "no-class", "limit-range", "cluster-deleted", "much-cpu", "no-runtime-class")
 UNTOLD = ("no-operator",)
 KEEPS_FROM_RUNNING = ("Accepted", "PodsScheduled", "RanksReady", "Progressing")
 
@@ -76,7 +77,7 @@ def step_of(place: Place) -> int | None:
     return found
 
 
-@pytest.mark.parametrize("fault", (*CLUSTER_FAULTS, *ADMINISTRATOR_FAULTS), ids=lambda fault: fault.id)
+@pytest.mark.parametrize("fault", (*CLUSTER_FAULTS, *ADMINISTRATOR_FAULTS, *FIELD_CLUSTER_FAULTS), ids=lambda fault: fault.id)
 def test_a_fault_of_a_cluster_is_named(fault: ClusterFault, place: Place, scored: Callable[[Fault, Score, str], None]) -> None:
     fault.meanwhile(place)
     if fault.act is not None:

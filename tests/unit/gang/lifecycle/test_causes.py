@@ -343,6 +343,22 @@ def test_an_exception_is_judged_by_what_it_is_before_its_words(exception: str, m
     assert rank_cause(False, 1, None, Raised(exception, message), "") is cause
 
 
+@pytest.mark.parametrize(
+    ("exception", "message", "frame", "cause"),
+    [
+        ("BrokenPipeError", "[Errno 32] Broken pipe", 'File "train.py", line 7\n    child.stdin.write(line)', Cause.USER_CODE),
+        ("BrokenPipeError", "[Errno 32] Broken pipe", 'File "train.py", line 7\n    print(loss)', Cause.USER_CODE),
+        ("BrokenPipeError", "[Errno 32] Broken pipe", 'File "/usr/lib/python3.11/multiprocessing/connection.py", line 205, in send_bytes', Cause.USER_CODE),
+        ("ConnectionResetError", "[Errno 104] Connection reset by peer", 'File "/usr/lib/python3.11/multiprocessing/connection.py", line 395, in _recv', Cause.USER_CODE),
+        ("ConnectionResetError", "[Errno 104] Connection reset by peer", 'File "/usr/lib/python3.11/socket.py", line 706, in readinto', Cause.FABRIC),
+        ("BrokenPipeError", "[Errno 32] Broken pipe", 'File "peers.py", line 7\n    peer.sendall(part)', Cause.FABRIC),
+    ],
+)  # fmt: skip
+def test_a_pipe_to_a_process_of_the_ranks_own_is_no_fabric(exception: str, message: str, frame: str, cause: Cause) -> None:
+    text = f"Traceback (most recent call last):\n  {frame}\n{exception}: {message}"
+    assert rank_cause(False, 1, None, Raised(exception, message), text) is cause
+
+
 NO_ROOM = Raised("OSError", "[Errno 28] No space left on device: '/w/x'")
 
 

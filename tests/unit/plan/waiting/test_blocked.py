@@ -47,10 +47,17 @@ def told(*pods: Object, nodes: tuple[Object, ...] = (), others: tuple[Object, ..
 
 
 def test_a_pod_that_the_scheduler_has_said_nothing_of_is_told_alike_to_a_person_and_to_the_coordinator() -> None:
-    observed = replace(running(), pods=(pod(0), pod(1, spec=asking(8), status={"phase": "Pending"})))
-    (fact,) = facts_of(observed, {})
-    notice = why_unscheduled(observed)
-    assert (notice.reason, notice.message) == (fact.reason, fact.message) == ("Scheduling", "the scheduler has not decided yet")
+    for named, words in (
+        ({}, "the scheduler has not decided yet"),
+        (
+            {"schedulerName": "volcano"},
+            "the scheduler volcano has not decided yet: does one of this name run, as podTemplate.schedulerName says?",
+        ),
+    ):
+        observed = replace(running(), pods=(pod(0), pod(1, spec=asking(8, **named), status={"phase": "Pending"})))
+        (fact,) = facts_of(observed, {})
+        notice = why_unscheduled(observed)
+        assert (notice.reason, notice.message) == (fact.reason, fact.message) == ("Scheduling", words)
 
 
 def test_every_node_is_told_with_its_first_obstacle_and_alike_ones_together() -> None:
