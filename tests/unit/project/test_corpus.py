@@ -11,13 +11,22 @@ from corpus.of_administrators import ADMINISTRATOR_FAULTS
 from corpus.of_clusters import CLUSTER_FAULTS
 from corpus.of_processes import RANK_FAULTS
 from corpus.of_scripts import SCRIPT_FAULTS
+from corpus.of_the_craft import CRAFT_FAULTS
 from corpus.of_the_field import FIELD_CLUSTER_FAULTS, FIELD_FAULTS
 from corpus.verdicts import Answer, Expected, Fault, Score, judge
 from support.checkout import ROOT
 
 PAGE = ROOT / "docs/reliability.md"
 BEGIN, END = "<!-- corpus: begin -->\n", "<!-- corpus: end -->\n"
-FAULTS: tuple[Fault, ...] = (*RANK_FAULTS, *SCRIPT_FAULTS, *FIELD_FAULTS, *CLUSTER_FAULTS, *ADMINISTRATOR_FAULTS, *FIELD_CLUSTER_FAULTS)
+FAULTS: tuple[Fault, ...] = (
+    *RANK_FAULTS,
+    *SCRIPT_FAULTS,
+    *FIELD_FAULTS,
+    *CRAFT_FAULTS,
+    *CLUSTER_FAULTS,
+    *ADMINISTRATOR_FAULTS,
+    *FIELD_CLUSTER_FAULTS,
+)
 EXPECTED = Expected("UserCode", "ValueError: bad label", "correct it first", rank=1, node=1)
 GIVEN = Answer("Failed", "UserCode", 1, 1, "rank 1 on node 1 exited with 1: ValueError: bad label", "lockstep retry x  # correct it first")
 

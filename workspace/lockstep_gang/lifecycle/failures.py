@@ -88,13 +88,20 @@ def _ended_too_early(gang: Gang, run: Run, lost_it: Failure) -> Failure | None:
     ]
     if not done:
         return None
-    return _done_too_early(run, min(done)[1], lost_it.message, lost_it.last_lines)
+    return _done_too_early(gang, run, min(done)[1], lost_it.message)
 
 
-def _done_too_early(run: Run, index: int, why: str, last_lines: tuple[str, ...]) -> Failure:
-    node = run.node_of(index)
-    text = f"rank {index} on node {node} exited with 0 while others still needed it: {why}"
-    return Failure(message=text[:1000], rank=index, node=node, exit_code=0, cause=Cause.USER_CODE, last_lines=last_lines)
+def _done_too_early(gang: Gang, run: Run, index: int, why: str) -> Failure:
+    node, exit_ = run.node_of(index), gang.ranks[index].exit
+    raised = raised_in(exit_.fresh_lines) if exit_ is not None else None
+    wrote = (
+        f" after it wrote {raised.exception}: {raised.first_line[:300]} (behind a pipe, such as to tee, its exit code is lost: set -o pipefail)"
+        if raised
+        else ""
+    )
+    text = f"rank {index} on node {node} exited with 0{wrote} while others still needed it: {why}"
+    lines = exit_.last_lines if exit_ is not None else ()
+    return Failure(message=text[:1000], rank=index, node=node, exit_code=0, cause=Cause.USER_CODE, last_lines=lines)
 
 
 def _left_alone(gang: Gang, run: Run, hang: Hang) -> Failure | None:
@@ -104,7 +111,7 @@ def _left_alone(gang: Gang, run: Run, hang: Hang) -> Failure | None:
     if not done or not (gang.dumps or waiting.exit) or not all(dump.waits_for_others and dump.state not in STOPPED for dump in gang.dumps):
         return None
     text = f"rank {hang.rank} on node {run.node_of(hang.rank)} waits: {waiting.progress.doing} has not ended"
-    return _done_too_early(run, done[0], text, waiting.exit.last_lines if waiting.exit is not None else ())
+    return _done_too_early(gang, run, done[0], text)
 
 
 def with_cause_sought(gang: Gang, run: Run, now: float) -> Gang:

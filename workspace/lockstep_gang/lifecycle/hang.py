@@ -16,7 +16,7 @@ from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.times import progress_seconds
 from lockstep_gang.lifecycle.gang import Gang, Rank
 from lockstep_gang.lifecycle.progress import Hang, Progress, shifted
-from lockstep_spec.words import named
+from lockstep_spec.words import listed, named
 
 SLACK_SECONDS = (5.0, 15.0)
 """Least and most time beyond its limit for a rank with a watchdog of its own; half the limit in between. It knows more than we do."""
@@ -167,8 +167,11 @@ def _blamed(hang: Hang, dumps: Mapping[int, Dumped]) -> tuple[int, ...]:
 
 def _who(blamed: tuple[int, ...], run: Run, dumps: Mapping[int, Dumped]) -> str:
     if not blamed and dumps and all(dump.waits_for_others for dump in dumps.values()):
-        gpu = "a GPU or " if run.gpus_per_node else ""
-        return f"every rank waits for the others, so what hangs is {gpu}the network between them"
+        network = f"what hangs is {'a GPU or ' if run.gpus_per_node else ''}the network between them"
+        places = [f"rank {dump.rank} in {dump.at}" for dump in dumps.values()]
+        if len({dump.at for dump in dumps.values()}) > 1:
+            return f"every rank waits for the others, at different places ({listed(places)}): they don't make the same calls in the same order, or {network}"
+        return f"every rank waits for the others, so {network}"
     if not blamed:
         return "no rank makes progress, and none is behind the others"
     nodes = sorted({run.node_of(rank) for rank in blamed})

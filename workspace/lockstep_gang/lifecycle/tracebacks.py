@@ -29,6 +29,8 @@ _MEMBER = re.compile(r"^\s*\+-\+?-+ \d+ -+$")
 _END_OF_GROUP = re.compile(r"^\s*\+-+$")
 _CHILD_ENDED = frozenset({"CalledProcessError", "ChildFailedError", "ProcessExitedException"})
 """Exceptions of subprocess, torchrun and torch.multiprocessing that say no more than that a child ended; it has written why before."""
+_IGNORED = re.compile(rf"{_RANK}(?:Exception ignored |Error in atexit\._run_exitfuncs)")
+"""Line before an exception that ends nothing: of a finalizer, or of a function that runs at the exit."""
 _TERMINATED = re.compile(r"terminate called after throwing an instance of '(?:\w+::)*(\w+)'?")
 _WHAT = "  what():  "
 MESSAGE_LINES = 20
@@ -67,14 +69,18 @@ class ExceptionLines:
 
     def __init__(self) -> None:
         self._chain: list[str] = []
-        self._inside = False
+        self._inside = self._ignored = False
 
     def has_new(self, line: str) -> bool | None:
         """Return True if `line` begins another chain, False if it goes on with this one; None: it is of none."""
-        if FRAME_LINE.match(line):
+        if _IGNORED.match(line):
+            self._ignored = True
+        elif FRAME_LINE.match(line):
             self._inside = True
         elif self._inside and _INSIDE.match(line):
             pass
+        elif self._ignored:
+            self._ignored = self._inside = False
         elif self._inside or EXCEPTION_LINE.match(line):
             begins = not (self._chain and _is_link(self._chain[-1]))
             self._chain, self._inside = [*([] if begins else self._chain), line], False
@@ -99,7 +105,7 @@ def raised_in(lines: Sequence[str]) -> Raised | None:
     """The exception of the last Python traceback, with what led to it, else the one that nothing caught in C++."""
     chain: list[Raised] = []
     link = ""
-    inside = open_ = False
+    inside = open_ = ignored = False
     for line in lines:
         text = _OF_A_GROUP.sub("", line)
         if _MEMBER.match(line):
@@ -108,10 +114,14 @@ def raised_in(lines: Sequence[str]) -> Raised | None:
             inside = open_ = False
         elif _RAISED_FROM.match(text) or _RAISED_WHILE_HANDLING.match(text):
             link, inside, open_ = "cause" if _RAISED_FROM.match(text) else "context", False, False
+        elif _IGNORED.match(text):
+            ignored, open_ = True, False
         elif FRAME_LINE.match(text):
             inside, open_ = True, False
         elif inside and _INSIDE.match(text):
             continue
+        elif ignored:
+            ignored = inside = False
         else:
             match = (_ANY_EXCEPTION_LINE if inside or link else EXCEPTION_LINE).match(text.strip())
             if match:

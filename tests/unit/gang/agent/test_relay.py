@@ -42,6 +42,12 @@ def test_lines_are_the_same_however_the_bytes_come(size: int) -> None:
     assert lines == [f"[rank 3] {word}" for word in ("one", "two", "three", "four")]
 
 
+def test_colors_are_no_part_of_a_line() -> None:
+    relay = Relay(3, (lines := list[str]()).append)
+    relay.feed(b"\x1b[1;35mKeyError\x1b[0m: \x1b[35m'label'\x1b[0m\x1b[K\n")
+    assert (lines, relay.last_lines) == (["[rank 3] KeyError: 'label'"], ["KeyError: 'label'"])
+
+
 BAR = b"\r".join(b"%3d%%|####| %d/30" % (n * 100 // 30, n) for n in range(31))
 
 

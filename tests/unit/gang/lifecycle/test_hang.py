@@ -123,6 +123,18 @@ def test_when_every_rank_waits_in_a_collective_no_rank_is_blamed(gpus: int, blam
     assert found.message.startswith(f"every rank waits for the others, so what hangs is {blamed}")
 
 
+def test_ranks_that_wait_in_different_calls_are_told_with_their_places() -> None:
+    story = scripted().waits(60)
+    for rank, at in enumerate(("new_group (a.py:3)", "all_reduce (a.py:4)")):
+        dumped(story, rank, state="S", at=at, waits_for_others=True)
+    found = failure(story)
+    assert (found.rank, found.message.partition(":")[0]) == (
+        None,
+        "every rank waits for the others, at different places (rank 0 in new_group (a.py",
+    )
+    assert "rank 1 in all_reduce (a.py:4)): they don't make the same calls in the same order, or what hangs is the network" in found.message
+
+
 def test_a_process_that_waits_for_a_device_is_told_with_the_kernel_s_function() -> None:
     story = scripted().reports(0, Step(0, 4)).waits(60)
     assert "state D, in the kernel's nfs_wait" in failure(dumped(story, 1, state="D", kernel_function="nfs_wait")).message
@@ -197,6 +209,16 @@ def test_a_rank_that_was_done_too_early_is_named_and_not_the_one_that_waits_for_
     assert (found.cause, found.rank, found.exit_code) == (Cause.USER_CODE, 1, 0)
     assert found.message == (
         "rank 1 on node 1 exited with 0 while others still needed it: rank 0 on node 0 waits: Step after step 3 has not ended"
+    )
+
+
+def test_what_a_rank_wrote_that_was_done_too_early_is_told_and_not_its_victims_last_lines() -> None:
+    wrote = ("Traceback (most recent call last):", '  File "a.py", line 3', "KeyError: 'labels'")
+    story = scripted().exits(1, last_lines=wrote).waits(60)
+    found = failure(dumped(story, 0, at="step (train.py:7)", waits_for_others=True))
+    assert (found.rank, found.last_lines) == (1, wrote)
+    assert found.message.startswith(
+        "rank 1 on node 1 exited with 0 after it wrote KeyError: 'labels' (behind a pipe, such as to tee, its exit code is lost: set -o pipefail) while"
     )
 
 

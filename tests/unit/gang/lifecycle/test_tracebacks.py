@@ -49,6 +49,14 @@ PYTHON = {
         f"import traceback\ntry: raise {FULL}\nexcept OSError: traceback.print_exc()\nraise ValueError('bad label')",
         Raised("ValueError", "bad label"),
     ),
+    "one that a finalizer raises after it": (
+        "class C:\n  def __del__(self): self.file.close()\nc = C()\nraise ValueError('bad label')",
+        Raised("ValueError", "bad label"),
+    ),
+    "one of the exit": (
+        "import atexit\natexit.register(lambda: 1 / 0)\nraise ValueError('bad label')",
+        Raised("ValueError", "bad label"),
+    ),
     "one of another thread": (
         "import threading\nt = threading.Thread(target=lambda: 1 / 0); t.start(); t.join(); raise SystemExit(1)",
         Raised("ZeroDivisionError", "division by zero"),

@@ -25,6 +25,7 @@ OLD_SECONDS = 20.0
 """Age from which on a line doesn't tell why the rank ended: an interpreter takes a while to end, for threads that it awaits, above all on a busy machine."""
 WENT_ON_SECONDS = 1.0
 """Time after an exception, a child's or one that was caught, from which on another line shows that it didn't end the rank."""
+_COLORS = re.compile(rb"\x1b\[[0-9;]*[mK]")
 _CRASH = "Fatal Python error: "
 """First words that faulthandler writes for a signal."""
 
@@ -150,6 +151,7 @@ class Relay:
         self._line(line)
 
     def _line(self, raw: bytes) -> None:
+        raw = _COLORS.sub(b"", raw)
         if not raw.strip():
             return
         for start in range(0, len(raw), LINE_BYTES_MAX):
