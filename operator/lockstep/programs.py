@@ -155,6 +155,16 @@ def answer_of(text: bytes | str, where: str) -> dict[str, Any]:
     return answer
 
 
+async def next_answer(program: Program, answers: AsyncIterator[bytes], word: str = "") -> dict[str, Any]:
+    """Read one answer. Raises ProgramFailed with what the program says instead of `word`, or can't do."""
+    async for line in answers:
+        answer = answer_of(line, program.place.name)
+        if "problem" in answer or (word and word not in answer):
+            raise ProgramFailed(f"{program.place.name}: {answer.get('problem', answer)}")
+        return answer
+    raise program.failure()
+
+
 async def output_of(
     place: Place, command: Sequence[str], *, stdin: bytes = b"", seconds: float = 60.0, most: int = OUTPUT_BYTES_MAX
 ) -> bytes:

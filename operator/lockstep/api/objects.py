@@ -48,18 +48,21 @@ def current_status(job: Object) -> Object:
     return {**status, "conditions": [*others, *now]}
 
 
+def is_run(job: Object) -> bool:
+    """Return True for `lockstep run --in-namespace`: no TrainingJob, and its containers are started again at its end."""
+    return bool(job.get("kind") == "ConfigMap")
+
+
 def uid_of(item: Object) -> str:
     """The object's uid; '' if it has none."""
     return str((item.get("metadata") or {}).get("uid", ""))
 
 
 def conditions_of(status: Object) -> dict[str, Object]:
-    """Conditions by their type."""
     return {item["type"]: item for item in status.get("conditions") or []}
 
 
 def claim_names(pod: Object) -> list[str]:
-    """Names of the claims that the pod mounts."""
     volumes = pod["spec"].get("volumes") or []
     return [volume["persistentVolumeClaim"]["claimName"] for volume in volumes if "persistentVolumeClaim" in volume]
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -71,16 +69,6 @@ def parse_resources(texts: Sequence[str], nodes: int) -> Mapping[int | None, Map
     return resources
 
 
-@contextmanager
-def _exclusive(layout: Layout) -> Iterator[None]:
-    """One `up` or `down` of a cluster at a time."""
-    layout.state.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with (layout.state / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        processes.wait_for_joins(layout.starting)
-        yield
-
-
 def _wait(layout: Layout, what: str, done: Callable[[], bool], *daemons: str) -> None:
     """Wait until it is so.
 
@@ -110,7 +98,7 @@ def up(layout: Layout, goal: ClusterGoal, say: Say) -> Path:
     Raises:
         ClusterError: something did not start; the message names its log.
     """
-    with _exclusive(layout):
+    with processes.exclusive(layout.state, layout.starting):
         rail_count = rails.recorded(layout) if goal.rails is None else goal.rails
         cni = _cni_programs(layout, rail_count, say)
         programs, archives = prepare(layout, say)
@@ -253,7 +241,7 @@ def _finish(layout: Layout, nodes: list[NodeLayout], goal: ClusterGoal, started:
 
 def down(layout: Layout, say: Say, purge: bool = False) -> None:
     """Remove processes, groups, links, rules, sockets and the cluster's state. Images and the data of claims stay, unless purged."""
-    with _exclusive(layout):
+    with processes.exclusive(layout.state, layout.starting):
         cgroups.remove(*cgroups.of_cluster(layout.name))
         network.remove_all(layout)
         machine.restore_settings(layout.sysctls)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from lockstep.api.names import API_VERSION, LABEL_JOB, RUN_KEY, run_name
 from lockstep.api.objects import uid_of
-from lockstep.kube.cluster import FORBIDDEN, MERGE, NOT_FOUND, ApiError, Client
+from lockstep.kube.cluster import FORBIDDEN, MERGE, NOT_FOUND, ApiError, Client, Cluster
 from lockstep.kube.kinds import path_of
 
 GONE_TIMEOUT_SECONDS = 60.0
@@ -49,41 +51,23 @@ def list_jobs(client: Client, namespace: str | None, selector: str | None = None
     return list((_read(client, "TrainingJob", namespace, None, query) or {"items": []})["items"])
 
 
-def run_without_operator(client: Client, namespace: str, name: str) -> str | None:
-    """The ConfigMap that everything of a run of `lockstep run --in-namespace` belongs to; None: there is none, or none to be seen."""
-    found = _config_maps_of_jobs(client, namespace, f"{LABEL_JOB}={name}")
-    return next((one["name"] for one in found if one["name"].startswith(run_name(name, ""))), None)
-
-
-def runs_without_operator(client: Client, namespace: str | None) -> list[tuple[str, str]]:
-    """Namespaces and names of the runs of `lockstep run --in-namespace`, as far as one may see them. `namespace` None: of all."""
-    runs = set()
-    for metadata in _config_maps_of_jobs(client, namespace, LABEL_JOB):
-        job = str((metadata.get("labels") or {}).get(LABEL_JOB, ""))
-        if job and metadata["name"].startswith(run_name(job, "")) and not metadata.get("ownerReferences"):
-            runs.add((str(metadata["namespace"]), job))
-    return sorted(runs)
-
-
-def _config_maps_of_jobs(client: Client, namespace: str | None, selector: str) -> list[dict[str, Any]]:
-    """Metadata of the ConfigMaps with these labels; none where one may not see them."""
+def runs_without_operator(client: Client, namespace: str | None, name: str | None = None) -> list[dict[str, Any]]:
+    """Runs of `lockstep run --in-namespace`, as far as one may see them, in the shape of TrainingJobs, for what reads a job's files. `namespace` None: of all."""
+    selector = LABEL_JOB if name is None else f"{LABEL_JOB}={name}"
     try:
-        found = _read(client, "ConfigMap", namespace, None, {"labelSelector": selector})
+        found = _read(client, "ConfigMap", namespace, None, {"labelSelector": selector}) or {"items": []}
     except ApiError:
         return []
-    return [item["metadata"] for item in (found or {"items": []})["items"]]
-
-
-def run_as_job(client: Client, namespace: str, name: str) -> dict[str, Any] | None:
-    """A run without operator in the shape of a TrainingJob, for what reads a job's files; None where there is none."""
-    run = run_without_operator(client, namespace, name)
-    config_map = None if run is None else _read(client, "ConfigMap", namespace, run)
-    try:
-        uid = json.loads((config_map or {})["data"][RUN_KEY])["job"]["uid"]
-    except (ValueError, KeyError, TypeError, RecursionError):  # (whoever may write ConfigMaps may have written anything)
-        return None
-    metadata = {"name": name, "namespace": namespace, "uid": str(uid)}
-    return {"kind": "ConfigMap", "metadata": metadata, "spec": {}, "status": {"run": {"name": run}}}
+    runs = {}
+    for item in found["items"]:
+        own = item["metadata"]
+        run, job = own["name"], own["labels"][LABEL_JOB]
+        if not run.startswith(run_name(job, "")) or own.get("ownerReferences"):
+            continue
+        with suppress(ValueError, KeyError, TypeError, RecursionError):  # (whoever may write ConfigMaps may have written anything)
+            metadata = {"name": job, "namespace": own["namespace"], "uid": str(json.loads(item["data"][RUN_KEY])["job"]["uid"])}
+            runs[own["namespace"], job] = {"kind": "ConfigMap", "metadata": metadata, "spec": {}, "status": {"run": {"name": run}}}
+    return [runs[key] for key in sorted(runs)]
 
 
 def patch_spec(client: Client, namespace: str, name: str, spec: dict[str, Any]) -> None:
@@ -98,26 +82,24 @@ def job_events(client: Client, job: dict[str, Any]) -> list[dict[str, Any]]:
     return sorted(events, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
 
 
-def delete_job(client: Client, namespace: str, name: str) -> None:
+async def delete_job(cluster: Cluster, namespace: str, name: str) -> None:
     """Delete the job and wait until it is gone, or another one has its name; its claims stay.
 
     Raises:
         TimeoutError: it is still there after a minute.
     """
-    if (job := get_job(client, namespace, name)) is None:
+    if (job := await cluster.get("TrainingJob", namespace, name)) is None:
         return
-    client.request("DELETE", path_of("TrainingJob", namespace, name), {"propagationPolicy": "Foreground"})
+    await cluster.request("DELETE", path_of("TrainingJob", namespace, name), {"propagationPolicy": "Foreground"})
     deadline = time.monotonic() + GONE_TIMEOUT_SECONDS
-    while (left := get_job(client, namespace, name)) is not None and uid_of(left) == uid_of(job):
+    while (left := await cluster.get("TrainingJob", namespace, name)) is not None and uid_of(left) == uid_of(job):
         if time.monotonic() > deadline:
             raise TimeoutError(f"TrainingJob {namespace}/{name} is still there {GONE_TIMEOUT_SECONDS:.0f} s after its deletion")
-        time.sleep(POLL_SECONDS)
+        await asyncio.sleep(POLL_SECONDS)
 
 
 def with_last_applied(document: dict[str, Any]) -> dict[str, Any]:
     """The object as `kubectl apply` creates it: with what was applied in the annotation that its next comparison is made with."""
-    import json
-
     applied = {**document, "metadata": {"annotations": {}, **document["metadata"]}}
     annotations = {LAST_APPLIED: f"{json.dumps(applied, separators=(',', ':'), sort_keys=True)}\n"}
     return {**document, "metadata": {**document["metadata"], "annotations": annotations}}

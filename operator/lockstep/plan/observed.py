@@ -164,7 +164,6 @@ def event_time(event: Object) -> str:
 
 
 def owner_uid(item: Object) -> str | None:
-    """The uid of the object's controller."""
     return next((str(o["uid"]) for o in item["metadata"].get("ownerReferences", []) if o.get("controller")), None)
 
 

@@ -20,7 +20,7 @@ from lockstep.kube.kubeconfig import Server
 from lockstep.kube.loginprogram import LoginProgram
 from support.fake_cluster import FakeCluster
 from unit.kube.test_reading import Listing, Reply, deep, depth_of, forbid_twice, text_of
-from unit.virtual_time import VirtualClock
+from unit.virtual_time import VirtualClock, clock_of
 
 
 class Ended(Reply):
@@ -268,11 +268,14 @@ def test_the_end_of_a_forwarded_port_with_an_open_connection_is_no_error() -> No
 
 
 def test_a_deleted_job_is_looked_for_five_times_a_second_for_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, asked = VirtualClock(), list[str]()
-    monkeypatch.setattr(jobs, "time", clock)
-    client: Any = SimpleNamespace(request=lambda method, *_: {"asked": asked.append(method)})
-    with pytest.raises(TimeoutError):
-        jobs.delete_job(client, "ns", "x")
+    clock, asked = clock_of(monkeypatch, jobs), list[str]()
+
+    async def ask(*words: str) -> Any:
+        asked.append(words[0])
+        return {}
+
+    with pytest.raises(TimeoutError, match="ns/x is still there 60 s after its deletion"):
+        clock.run(jobs.delete_job(cast(Any, SimpleNamespace(get=ask, request=ask)), "ns", "x"))
     assert clock.now - 1000.0 == pytest.approx(60, abs=0.5)
     assert len(asked) == pytest.approx(60 * 5, abs=5)
 

@@ -27,6 +27,8 @@ from lockstep.platforms.output import put, put_json, tell
 from lockstep_spec.words import binary_size
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from lockstep.api.files.clusterfile import ClusterFile
     from lockstep.api.files.clusterkeys import Calibration
     from lockstep.api.job import TrainingJob
@@ -176,6 +178,20 @@ def _measure(job: TrainingJob, file: ClusterFile, namespace: str, context: str |
     from lockstep.platforms.in_namespace.run import TimeLimit
     from lockstep.platforms.in_namespace.shortruns import sweep_on_cluster
 
+    with exiting_on_ctrl_c("lockstep: interrupted; the pods of the sweep are removed"):
+        return asyncio.run(sweep_on_cluster(job, file.profile, namespace, context, _printer(quiet=quiet), TimeLimit.of(timeout)))
+
+
+def _measure_hosts(job: TrainingJob, file: ClusterFile, fleet: Fleet, timeout: int | None, *, quiet: bool) -> Sweep:
+    """Sweep over the hosts, by agents that leave nothing there. Raises ConfigError, Failed."""
+    from lockstep.platforms.hosts.shortruns import SECONDS, sweep_on_hosts
+
+    with exiting_on_ctrl_c("lockstep: interrupted; nothing of the sweep is left on the hosts"):
+        return asyncio.run(sweep_on_hosts(fleet, job, file.profile, _printer(quiet=quiet), timeout or SECONDS))
+
+
+def _printer(*, quiet: bool) -> Callable[[Point | str], None]:
+    """Print what is waited for, and the table as its points come, unless it is `quiet`."""
     headed = False
 
     def hear(heard: Point | str) -> None:
@@ -186,24 +202,7 @@ def _measure(job: TrainingJob, file: ClusterFile, namespace: str, context: str |
             put(*(() if headed else _head(heard)), _row(heard), flush=True)
             headed = True
 
-    with exiting_on_ctrl_c("lockstep: interrupted; the pods of the sweep are removed"):
-        return sweep_on_cluster(job, file.profile, namespace, context, hear, TimeLimit.of(timeout))
-
-
-def _measure_hosts(job: TrainingJob, file: ClusterFile, fleet: Fleet, timeout: int | None, *, quiet: bool) -> Sweep:
-    """Sweep over the hosts, by agents that leave nothing there. Raises ConfigError, Failed."""
-    from lockstep.platforms.hosts.shortruns import SECONDS, sweep_on_hosts
-
-    headed = False
-
-    def hear(point: Point) -> None:
-        nonlocal headed
-        if not quiet:
-            put(*(() if headed else _head(point)), _row(point), flush=True)
-            headed = True
-
-    with exiting_on_ctrl_c("lockstep: interrupted; nothing of the sweep is left on the hosts"):
-        return asyncio.run(sweep_on_hosts(fleet, job, file.profile, hear, timeout or SECONDS))
+    return hear
 
 
 def _head(point: Point) -> tuple[str, str]:

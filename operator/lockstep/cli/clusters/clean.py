@@ -111,7 +111,7 @@ async def _clean(plan: DeploymentPlan, context: str | None, *, pvcs: bool, yes: 
     from lockstep.platforms.clusters.install import objects_for_jobs
 
     async with await Cluster.connect(context) as connection:
-        others = sorted(job["metadata"]["name"] for job in await remove.jobs_of(connection, plan.namespace) if not _is_dev(job))
+        others = sorted(job["metadata"]["name"] for job in await remove.all_of(connection, remove.JOB, plan.namespace) if not _is_dev(job))
         claims = await _claims(connection, plan) if pvcs else []
         if claims and others:
             raise ConfigError(
@@ -159,7 +159,7 @@ async def _uninstall(plan: DeploymentPlan, context: str | None, *, jobs: bool, y
         place = plan.namespace if plan.scope.own else None
         await _refuse_without_rights(connection, remove.uninstalled(plan.objects, plan.scope.home))
         objects = await without_unknown_kinds(connection, plan.objects, lambda line: None)
-        jobs_there = await remove.jobs_of(connection, place)
+        jobs_there = await remove.all_of(connection, remove.JOB, place)
         if not jobs:
             _refuse_while_jobs(jobs_there, plan)
         names = ", ".join(sorted(map(_place_of, jobs_there)))
@@ -176,15 +176,16 @@ async def _uninstall(plan: DeploymentPlan, context: str | None, *, jobs: bool, y
 
 async def _clusters_of(connection: Cluster) -> str:
     """All TrainingClusters go with their definition."""
-    from lockstep.platforms.clusters.remove import clusters_of
+    from lockstep.plan.ship.deploy import CLUSTER
+    from lockstep.platforms.clusters.remove import all_of
 
-    names = sorted(cluster["metadata"]["name"] for cluster in await clusters_of(connection))
+    names = sorted(cluster["metadata"]["name"] for cluster in await all_of(connection, CLUSTER))
     return f"TrainingClusters {', '.join(names)}" if len(names) > 1 else "TrainingCluster"
 
 
 async def _uninstall_cluster(plan: DeploymentPlan, context: str | None, *, yes: bool, force: bool) -> None:
     from lockstep.kube.cluster import Cluster
-    from lockstep.plan.ship.deploy import called, jobs_using, objects_of_cluster
+    from lockstep.plan.ship.deploy import CLUSTER, called, jobs_using, objects_of_cluster
     from lockstep.platforms.clusters import remove
     from lockstep.platforms.clusters.record import read_record, write_record
 
@@ -192,7 +193,7 @@ async def _uninstall_cluster(plan: DeploymentPlan, context: str | None, *, yes: 
     if plan.scope.own:
         raise ConfigError(f"the operator of namespace {plan.namespace} has one cluster, and goes with it: leave out --cluster-only")
     async with await Cluster.connect(context) as connection:
-        clusters, jobs = await remove.clusters_of(connection), await remove.jobs_of(connection)
+        clusters, jobs = await remove.all_of(connection, CLUSTER), await remove.all_of(connection, remove.JOB)
         in_the_way = sorted(map(_place_of, jobs_using(name, clusters, jobs)))
         if in_the_way:
             raise ConfigError(

@@ -285,7 +285,7 @@ async def _refuse_what_lacks(connection: Cluster, plan: DeploymentPlan) -> None:
     from lockstep.plan.cluster.facts import Sight
     from lockstep.plan.cluster.scope import UNKNOWN_JOBS, definitions_command
     from lockstep.platforms.clusters.listings import sight_of_jobs
-    from lockstep.platforms.clusters.remove import jobs_of
+    from lockstep.platforms.clusters.remove import JOB, all_of
 
     await _refuse_platform(connection, plan)
     if not plan.scope.own:
@@ -296,7 +296,7 @@ async def _refuse_what_lacks(connection: Cluster, plan: DeploymentPlan) -> None:
         raise Failed(UNKNOWN_JOBS, f"  {definitions_command(plan.profile, plan.namespace)}")
     if await connection.exists("ServiceAccount", plan.namespace, OPERATOR_NAME):
         return
-    alive = [job["metadata"]["name"] for job in await jobs_of(connection, plan.namespace) if (job.get("status") or {}).get("nodes")]
+    alive = [job["metadata"]["name"] for job in await all_of(connection, JOB, plan.namespace) if (job.get("status") or {}).get("nodes")]
     if alive:
         raise Failed(
             f"the pods of {', '.join(sorted(alive))} report to the operator of the whole cluster, and nothing was sent: stop or delete these jobs first "

@@ -69,7 +69,6 @@ def measure_on_cluster(
     file: ClusterFile, nodes: int | None, mode: Mode, image: str | None, way: Way, namespace: str | None, context: str | None,
     timeout: int | None,
 ) -> PairsMeasured:  # fmt: skip
-    """Measure all pairs in pods of the cluster."""
     from lockstep.api.shared import FabricMode
     from lockstep.cli.shared.target import refuse_other_cluster
     from lockstep.plan.cluster.calibration import sweep_job
@@ -82,7 +81,8 @@ def measure_on_cluster(
     job = job if image is None else job.model_copy(update={"spec": job.spec.model_copy(update={"image": image})})
     refuse_other_cluster(file, context, False)
     with exiting_on_ctrl_c("lockstep: interrupted; the pods of the measurement are removed"):
-        return pairs_on_cluster(job, file.profile, namespace or file.cluster.namespace, context, way, tell, TimeLimit.of(timeout))
+        place = namespace or file.cluster.namespace
+        return asyncio.run(pairs_on_cluster(job, file.profile, place, context, way, tell, TimeLimit.of(timeout)))
 
 
 def show_pairs(measured: PairsMeasured, fail_below: float | None, output: Form) -> int:
@@ -146,7 +146,7 @@ def topology(
     """
     from lockstep.cli.shared.target import load
     from lockstep.plan.cluster.pairs import judge_pairs
-    from lockstep.plan.pages.network import node_labels, pairs_values, topology_findings, tree
+    from lockstep.plan.pages.network import node_labels, pairs_values, rail_lines, topology_findings, tree
 
     file = load(cluster)
     way = way_of(file, mode, over, seconds, line_rate, rail)
@@ -158,16 +158,10 @@ def topology(
         put_json(pairs_values(measured, hardware=True) | {"labels": labels, "findings": finding_values(findings)}, indent=1)
         return
     put(*tree(measured.nodes, measured.names, labels))
-    put("", *_rails(measured), "")
+    put("", *rail_lines(measured), "")
     if why_not:
         put(f"zones, racks and NVLink domains are not known: {why_not}")
     show_findings(findings, "nothing is slow: all pairs of each rail are alike")
-
-
-def _rails(measured: PairsMeasured) -> list[str]:
-    from lockstep.plan.pages.network import rail_lines
-
-    return list(rail_lines(measured))
 
 
 async def _nodes(context: str | None) -> tuple[list[dict[str, object]], str]:

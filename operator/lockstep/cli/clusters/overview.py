@@ -71,10 +71,12 @@ async def overview(cluster: Cluster, file: ClusterFile) -> Overview:
     jobs = await list_kind(cluster, "TrainingJob", file.cluster.namespace)
     operator = await read_operator(cluster, file.cluster.namespace)
     deployment = operator.first
+    ready = int((deployment or {}).get("status", {}).get("readyReplicas", 0))
+    state = "not installed" if deployment is None else f"{ready} of {deployment['spec']['replicas']} ready"
     return Overview(
         home=OPERATOR_NAMESPACE if deployment is None else str(deployment["metadata"]["namespace"]),
-        operator=_operator_state(deployment) if operator.seen else NOT_SEEN,
-        operator_ready=_replicas(deployment) > 0 if operator.seen else None,
+        operator=state if operator.seen else NOT_SEEN,
+        operator_ready=ready > 0 if operator.seen else None,
         profile=f"{file.profile.metadata.name}: {await _profile(cluster, file)}",
         scope=_scope_words(deployment),
         jobs=list(jobs.items),
@@ -98,14 +100,6 @@ def _scope_words(deployment: dict[str, Any] | None) -> str:
 
     scope = None if deployment is None else scope_of(deployment)
     return f"; {scope.choice}" if scope is not None and scope.choice else ""
-
-
-def _replicas(deployment: dict[str, Any] | None) -> int:
-    return int((deployment or {}).get("status", {}).get("readyReplicas", 0))
-
-
-def _operator_state(deployment: dict[str, Any] | None) -> str:
-    return "not installed" if deployment is None else f"{_replicas(deployment)} of {deployment['spec']['replicas']} ready"
 
 
 async def _profile(cluster: Cluster, file: ClusterFile) -> str:

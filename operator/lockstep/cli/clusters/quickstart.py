@@ -16,9 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lockstep.api.errors import ConfigError
-from lockstep.api.objects import uid_of
 from lockstep.cli.clusters.demo import AGAIN, GENERATE_SECONDS, JOB_FILE, SAMPLE, demo_folder, generate_command, print_result, step
-from lockstep.cli.shared.site import POLL_SECONDS
 from lockstep.cli.shared.terminal import confirm
 from lockstep.platforms.output import put, put_text, tell
 
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
 
 CLUSTER = "local"
 EXISTS = "import os, sys; print(os.path.exists(sys.argv[1]))"
-FINISHED_TIMEOUT_SECONDS, GONE_TIMEOUT_SECONDS = 900.0, 60.0
+FINISHED_TIMEOUT_SECONDS = 900.0
 POD_RESOURCES = {"requests": {"cpu": "100m", "memory": "256Mi"}}
 """Resources of the pod beside the job. No limits: it loads the model for the sample, too."""
 
@@ -256,6 +254,7 @@ async def _train_and_show(context: str | None, resolved: Resolved, demo: Path, *
 async def _train(cluster: Cluster, pod: PodPlace, name: str) -> dict[str, Any]:
     """Send the job, follow its log, and return its last status. One of an interrupted quickstart that still runs is followed as it is."""
     from lockstep.api.objects import has_ended
+    from lockstep.kube.jobs import delete_job
     from lockstep.programs import output_of
 
     namespace = pod.namespace
@@ -269,23 +268,9 @@ async def _train(cluster: Cluster, pod: PodPlace, name: str) -> dict[str, Any]:
     again = (await output_of(pod, ["python3", "-c", EXISTS, f"/workspace/runs/{name}"])).strip() == b"True"
     how = f"{JOB_FILE} with training.checkpoint.resumeFrom=None" if again else f"kubectl apply -n {namespace} -f {JOB_FILE}"
     with step(f"Train{AGAIN if again else ''}: {how}; {logs}"):
-        await _replace(cluster, demo_document(namespace, again))
+        await delete_job(cluster, namespace, name)
+        await cluster.create(demo_document(namespace, again))
         return await _follow(cluster, namespace, name)
-
-
-async def _replace(cluster: Cluster, document: dict[str, Any]) -> None:
-    """Create the job, after the end of one of the same name and of all that belongs to it but its claims. Raises TimeoutError."""
-    from lockstep.kube.kinds import path_of
-
-    namespace, name = document["metadata"]["namespace"], document["metadata"]["name"]
-    if (job := await cluster.get("TrainingJob", namespace, name)) is not None:
-        await cluster.request("DELETE", path_of("TrainingJob", namespace, name), {"propagationPolicy": "Foreground"})
-        deadline = time.monotonic() + GONE_TIMEOUT_SECONDS
-        while (left := await cluster.get("TrainingJob", namespace, name)) is not None and uid_of(left) == uid_of(job):
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"TrainingJob {namespace}/{name} is still there {GONE_TIMEOUT_SECONDS:.0f} s after its deletion")
-            await asyncio.sleep(POLL_SECONDS)
-    await cluster.create(document)
 
 
 async def _follow(cluster: Cluster, namespace: str, name: str) -> dict[str, Any]:
@@ -297,19 +282,18 @@ async def _follow(cluster: Cluster, namespace: str, name: str) -> dict[str, Any]
     from lockstep.platforms.jobs.logs import follow
 
     deadline = time.monotonic() + FINISHED_TIMEOUT_SECONDS
-
-    async def status() -> dict[str, Any]:
-        job = await cluster.get("TrainingJob", namespace, name)
-        if job is None:
-            raise JobGone.of(name)
-        return current_status(job)
+    status: dict[str, Any] = {}
 
     async def over() -> bool:
-        return has_ended(now := await status()) or standstill(now) != "" or time.monotonic() > deadline
+        nonlocal status
+        if (job := await cluster.get("TrainingJob", namespace, name)) is None:
+            raise JobGone.of(name)
+        status = current_status(job)
+        return has_ended(status) or standstill(status) != "" or time.monotonic() > deadline
 
     async for line in follow(cluster, namespace, name, LogSelection(), over):
         put(f"    {line}", flush=True)
-    return await status()
+    return status
 
 
 def _print_failure(status: dict[str, Any], namespace: str, name: str) -> None:

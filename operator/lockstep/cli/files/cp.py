@@ -141,14 +141,14 @@ async def _copy(copy: Copy, namespace: str, context: str | None, node: int | Non
     from lockstep.kube.cluster import Cluster
     from lockstep.platforms.files.reader import beside, nodes_with_volumes
 
+    name = copy.remote.job
     async with await Cluster.connect(context) as cluster:
-        if before is not None and await cluster.get("StatefulSet", namespace, copy.remote.job) is None:
+        if before is not None and await cluster.get("StatefulSet", namespace, name) is None:
             return await _copy_before_start(cluster, copy, before, node)
-        name = copy.remote.job
         await known_job(cluster, namespace, name, f"; before its first start: lockstep cp -f FILE SRC {name}:")
-        volumes = await nodes_with_volumes(cluster, namespace, copy.remote.job)
+        volumes = await nodes_with_volumes(cluster, namespace, name)
         if node is not None and node not in volumes and volumes != [0]:
-            raise ConfigError(f"job {copy.remote.job} has no volume of node {node}: it has those of {', '.join(map(str, volumes))}")
+            raise ConfigError(f"job {name} has no volume of node {node}: it has those of {', '.join(map(str, volumes))}")
         return await _copy_to(copy, volumes, node, lambda number: beside(cluster, namespace, name, number, say=tell))
 
 
@@ -182,17 +182,11 @@ async def _copy_to(
 
 async def known_job(cluster: Cluster, namespace: str, name: str, hint: str = "") -> None:
     """Refuse a job that doesn't exist. Raises ConfigError, which names the jobs that do, and ends with the hint."""
-    from lockstep.kube.cluster import NOT_FOUND, ApiError
+    from lockstep.platforms.clusters.remove import JOB, all_of
 
     if await cluster.get("StatefulSet", namespace, name) is not None:
         return
-    try:
-        jobs = (await cluster.list("TrainingJob", namespace))["items"]
-    except ApiError as error:
-        if error.status != NOT_FOUND:  # a cluster without the operator
-            raise
-        jobs = []
-    names = [str(job["metadata"]["name"]) for job in jobs]
+    names = [str(job["metadata"]["name"]) for job in await all_of(cluster, JOB, namespace)]
     if name not in names:
         raise ConfigError(f"{unknown_job(name, namespace, names)}{hint}")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -59,27 +59,16 @@ def sync(
         if isinstance(site, HostSite):
             complete = asyncio.run(_run_on_hosts(site, job, folder, to, force=force, watch=watch))
         else:
-            complete = asyncio.run(_run(Sync(job, where.chosen_namespace(), folder, to, force), where.context, watch=watch))
+            complete = asyncio.run(_run_in_pods(where, job, folder, to, force=force, watch=watch))
     if not complete:
         raise typer.Exit(1)
-
-
-@dataclass(frozen=True)
-class Sync:
-    """One sync: which folder goes where."""
-
-    job: str
-    namespace: str
-    folder: Path
-    to: str
-    force: bool
 
 
 async def _run_on_hosts(site: HostSite, job: str, folder: Path, to: str, *, force: bool, watch: bool) -> bool:
     """Sync to all hosts of a job, or to all of the file where it has never started. Return True if each has everything; with `watch` never return."""
     from lockstep.api.names import WORKSPACE
     from lockstep.plan.hosts.status import seen_jobs
-    from lockstep.platforms.files.sync import Receivers, stamps
+    from lockstep.platforms.files.sync import Receivers
     from lockstep.platforms.files.transfer import refuse_outside
     from lockstep.platforms.hosts.volumes import sharing
 
@@ -98,84 +87,75 @@ async def _run_on_hosts(site: HostSite, job: str, folder: Path, to: str, *, forc
         if len(group) > 1:
             tell(f"{', '.join(group)} see the same folder: it is sent to {group[0]}")
     folders = set(folders_of.values())
-    report, is_begun = SyncReporter(), False
-    sent: Stamps | None = None  # (what every host has; an empty folder is sent once, too)
+
+    async def send() -> list[Synced]:
+        results: list[Synced] = []
+        for target in sorted(folders):
+            places = {f"host {host}": fleet.place(host) for host, own in folders_of.items() if own == target}
+            results += await receivers.send(places, folder, target, force=force)
+        return results
+
+    async def is_over() -> bool:
+        return False  # (hosts keep their workspace without a job)
+
     async with Receivers(own_umask=True) as receivers:
-        while True:
-            now = await asyncio.to_thread(stamps, folder)
-            if now != sent or not receivers.are_there:
-                results: list[Synced] = []
-                try:
-                    for target in sorted(folders):
-                        places = {f"host {host}": fleet.place(host) for host, own in folders_of.items() if own == target}
-                        results += await receivers.send(places, folder, target, force=force)
-                    complete = report.all_have_everything(results)
-                except (LockstepError, OSError) as error:  # (a folder that is being replaced)
-                    if not is_begun:
-                        raise
-                    report.problem(str(error))
-                    complete = False
-                if not watch:
-                    return complete
-                is_begun, sent = True, now if complete else None
-            await asyncio.sleep(AGAIN_SECONDS if sent is None else WATCH_SECONDS)
+        return await _send_all(folder, receivers, send, is_over, watch=watch)
 
 
-async def _run(one: Sync, context: str | None, *, watch: bool) -> bool:
-    """Sync, and return True if every pod has everything. With `watch` it never returns."""
+async def _run_in_pods(where: TargetOptions, job: str, folder: Path, to: str, *, force: bool, watch: bool) -> bool:
+    """Sync to all pods of a job. Return True if each has everything; with `watch` return never."""
     from lockstep.kube.cluster import Cluster
-    from lockstep.platforms.files.sync import Receivers, stamps
+    from lockstep.platforms.files.sync import Receivers
 
-    async with await Cluster.connect(context) as cluster, Receivers() as receivers:
-        sent = stamps(one.folder) if watch else {}
-        report = SyncReporter()
-        complete = report.all_have_everything(await _once(cluster, receivers, one))
-        if watch:
-            await _watch(cluster, receivers, one, sent if complete else {}, report)
-    return complete
+    namespace = where.chosen_namespace()
+
+    async def send() -> list[Synced]:
+        return await receivers.send(await _places(cluster, namespace, job), folder, to, force=force)
+
+    async with await Cluster.connect(where.context) as cluster, Receivers() as receivers:
+        return await _send_all(folder, receivers, send, lambda: _is_over(cluster, namespace, job), watch=watch)
 
 
-async def _watch(cluster: Cluster, receivers: Receivers, one: Sync, sent: Stamps, report: SyncReporter) -> None:
-    """Send whatever changes, until the job has ended; and again what a pod lacks: one that couldn't be reached, or that was restarted meanwhile.
-
-    `sent`: the files as they were when every pod had them; {} when one didn't.
+async def _send_all(
+    folder: Path, receivers: Receivers, send: Callable[[], Awaitable[list[Synced]]], is_over: Callable[[], Awaitable[bool]], *, watch: bool
+) -> bool:
+    """Send the folder, and return True if everything arrived; with `watch` send whatever changes, until nothing can be sent any more, and again what
+    a place lacks: one that couldn't be reached, or that was restarted meanwhile.
     """
     from lockstep.platforms.files.sync import stamps
 
-    complete = bool(sent)
+    report, is_begun = SyncReporter(), False
+    sent: Stamps | None = None  # (what every place has; an empty folder is sent once, too)
     while True:
-        await asyncio.sleep(WATCH_SECONDS if complete else AGAIN_SECONDS)
-        now = await asyncio.to_thread(stamps, one.folder)
-        if complete and now == sent and receivers.are_there:
-            continue
-        sent = now
-        try:
-            complete = report.all_have_everything(await _once(cluster, receivers, one))
-        except (LockstepError, OSError) as error:  # (a pod that is away for a moment, a folder that is being replaced)
-            if await _is_over(cluster, one):
-                raise
-            report.problem(str(error))
-            complete = False
+        now = await asyncio.to_thread(stamps, folder)
+        if now != sent or not receivers.are_there:
+            try:
+                complete = report.all_have_everything(await send())
+            except (LockstepError, OSError) as error:  # (a pod that is away for a moment, a folder that is being replaced)
+                if not is_begun or await is_over():
+                    raise
+                report.problem(str(error))
+                complete = False
+            if not watch:
+                return complete
+            is_begun, sent = True, now if complete else None
+        await asyncio.sleep(AGAIN_SECONDS if sent is None else WATCH_SECONDS)
 
 
-async def _is_over(cluster: Cluster, one: Sync) -> bool:
+async def _is_over(cluster: Cluster, namespace: str, job: str) -> bool:
     """Return True if the job was deleted or has ended, so that nothing can be sent to it any more."""
     from lockstep.api.names import pod_name
     from lockstep.api.objects import current_status, has_ended
     from lockstep.kube.cluster import ApiError
 
     try:
-        job = await cluster.get("TrainingJob", one.namespace, one.job)
-        if job:
-            return has_ended(current_status(job))
-        names = {"StatefulSet": one.job, "Pod": pod_name(one.job, 0)}
-        return not any([await cluster.get(kind, one.namespace, name) for kind, name in names.items()])
+        found = await cluster.get("TrainingJob", namespace, job)
+        if found:
+            return has_ended(current_status(found))
+        names = {"StatefulSet": job, "Pod": pod_name(job, 0)}
+        return not any([await cluster.get(kind, namespace, name) for kind, name in names.items()])
     except (ApiError, OSError):
         return False
-
-
-async def _once(cluster: Cluster, receivers: Receivers, one: Sync) -> list[Synced]:
-    return await receivers.send(await _places(cluster, one.namespace, one.job), one.folder, one.to, force=one.force)
 
 
 async def _places(cluster: Cluster, namespace: str, job: str) -> dict[str, PodPlace]:

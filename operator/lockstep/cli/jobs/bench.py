@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from lockstep.api.objects import Object
     from lockstep.cli.shared.inputs import Inputs
     from lockstep.plan.ahead.scaling import Measured
-    from lockstep.platforms.hosts.fleet import Fleet
 
 app = typer.Typer(help="Measure a job's training.", no_args_is_help=True)
 LOCAL_CLUSTER = "local"
@@ -80,7 +78,7 @@ def scaling(
     from lockstep.plan.ahead.scaling import as_json, batch_line, closing, scaling_job, sizes
 
     inputs = read_inputs(only(file, "bench scaling"), (cluster or LOCAL_CLUSTER) if local else cluster, namespace, changes, context=context)
-    numbers = sizes(nodes, _nodes_of(inputs))
+    numbers = sizes(nodes, inputs.job.spec.nodes or inputs.cluster.profile.spec.gpus.default_nodes)
     jobs = [scaling_job(inputs.job, number, steps) for number in numbers]
     run = _runner(inputs, workspace if local else None, cluster, namespace, context, timeout)
     quiet = output is Form.JSON
@@ -88,7 +86,7 @@ def scaling(
         on = f"{', '.join(map(str, numbers))} {'node' if numbers == (1,) else 'nodes'}"
         put(f"{number_of(steps, 'step')} of {inputs.job.metadata.name} on {on}; {batch_line(inputs.job)}", flush=True)
     with exiting_on_ctrl_c("lockstep: interrupted; the run that was measured is removed"):
-        measured = list(_table(_Plan(inputs, run), jobs, quiet=quiet))
+        measured = list(_table(inputs, run, jobs, quiet=quiet))
     if quiet:
         put_json(as_json(measured), indent=1)
     elif lines := list(closing(measured, one_machine=local)):
@@ -96,36 +94,25 @@ def scaling(
     raise typer.Exit(EXIT_FAILED if any(one.problem for one in measured) else 0)
 
 
-def _nodes_of(inputs: Inputs) -> int:
-    return inputs.job.spec.nodes or inputs.cluster.profile.spec.gpus.default_nodes
+def _measured(inputs: Inputs, run: Run, job: TrainingJob) -> Measured:
+    """Speed of one run, or why there is none. Raises ConfigError when it can't run as written."""
+    from lockstep.plan.ahead.scaling import failed, measure
+    from lockstep.plan.render.resolve import resolve
+    from lockstep.plan.render.resolved import PlatformDefaults
+
+    defaults = PlatformDefaults() if inputs.cluster.hosts is None else PlatformDefaults(image=HOSTS)
+    resolved = resolve(job, inputs.cluster.profile, defaults)
+    records, why = run(job)
+    return failed(resolved.nodes, resolved.world_size, why) if why else measure(records, resolved.nodes, resolved.world_size)
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """A job and how to run it."""
-
-    inputs: Inputs
-    run: Run
-
-    def measured(self, job: TrainingJob) -> Measured:
-        """Speed of one run, or why there is none. Raises ConfigError when it can't run as written."""
-        from lockstep.plan.ahead.scaling import failed, measure
-        from lockstep.plan.render.resolve import resolve
-        from lockstep.plan.render.resolved import PlatformDefaults
-
-        defaults = PlatformDefaults() if self.inputs.cluster.hosts is None else PlatformDefaults(image=HOSTS)
-        resolved = resolve(job, self.inputs.cluster.profile, defaults)
-        records, why = self.run(job)
-        return failed(resolved.nodes, resolved.world_size, why) if why else measure(records, resolved.nodes, resolved.world_size)
-
-
-def _table(plan: _Plan, jobs: list[TrainingJob], *, quiet: bool) -> Iterator[Measured]:
+def _table(inputs: Inputs, run: Run, jobs: list[TrainingJob], *, quiet: bool) -> Iterator[Measured]:
     """Run the jobs one after the other, and print a row for each as soon as it is there."""
     from lockstep.plan.ahead.scaling import base_of, heading, row
 
     measured: list[Measured] = []
     for job in jobs:
-        one = plan.measured(job)
+        one = _measured(inputs, run, job)
         measured.append(one)
         if not quiet:
             put(*([heading()] if len(measured) == 1 else []), row(one, base_of(measured)), flush=True)
@@ -136,21 +123,30 @@ def _runner(
     inputs: Inputs, workspace: Path | None, cluster: str | None, namespace: str | None, context: str | None, timeout: int | None
 ) -> Run:
     """`workspace`: of this machine; None: the job's cluster measures."""
+    from lockstep.kube.cluster import ApiError, Unreachable
+    from lockstep.plan.ahead.scaling import RECORDED
+
     if workspace is not None:
         return _here(inputs, workspace)
-    if inputs.cluster.hosts is None:
-        return _on_cluster(inputs, context, timeout)
-    return _on_hosts(inputs, fleet_of(inputs.cluster, cluster, namespace=namespace, context=context), timeout)
+    profile = inputs.cluster.profile
+    fleet = None if inputs.cluster.hosts is None else fleet_of(inputs.cluster, cluster, namespace=namespace, context=context)
 
+    async def measured(job: TrainingJob) -> tuple[dict[str, Object], str]:
+        if fleet is not None:
+            from lockstep.platforms.hosts.shortruns import SECONDS, measured_on_hosts
 
-def _on_hosts(inputs: Inputs, fleet: Fleet, timeout: int | None) -> Run:
-    from lockstep.plan.ahead.scaling import RECORDED
-    from lockstep.platforms.hosts.shortruns import SECONDS, measured_on_hosts
+            return await measured_on_hosts(fleet, job, profile, RECORDED, timeout or SECONDS)
+        from lockstep.platforms.in_namespace.run import TimeLimit
+        from lockstep.platforms.in_namespace.shortruns import measured_on_cluster
+
+        return await measured_on_cluster(job, profile, inputs.namespace, context, tell, TimeLimit.of(timeout), RECORDED)
 
     def run(job: TrainingJob) -> tuple[dict[str, Object], str]:
         try:
-            return asyncio.run(measured_on_hosts(fleet, job, inputs.cluster.profile, RECORDED, timeout or SECONDS))
-        except Failed as error:  # another number of hosts may do
+            return asyncio.run(measured(job))
+        except (ApiError, Unreachable):
+            raise
+        except Failed as error:  # another number of nodes may do
             return {}, str(error)
 
     return run
@@ -165,22 +161,5 @@ def _here(inputs: Inputs, workspace: Path) -> Run:
             return measured_local(job, inputs.cluster.profile, workspace, RECORDED)
         except Interrupted:
             raise KeyboardInterrupt from None
-
-    return run
-
-
-def _on_cluster(inputs: Inputs, context: str | None, timeout: int | None) -> Run:
-    from lockstep.kube.cluster import ApiError, Unreachable
-    from lockstep.plan.ahead.scaling import RECORDED
-    from lockstep.platforms.in_namespace.run import TimeLimit
-    from lockstep.platforms.in_namespace.shortruns import measured_on_cluster
-
-    def run(job: TrainingJob) -> tuple[dict[str, Object], str]:
-        try:
-            return measured_on_cluster(job, inputs.cluster.profile, inputs.namespace, context, tell, TimeLimit.of(timeout), RECORDED)
-        except (ApiError, Unreachable):
-            raise
-        except Failed as error:  # another number of nodes may do
-            return {}, str(error)
 
     return run

@@ -238,8 +238,7 @@ def retry(
 
 
 def _refuse_unless_failed(job: SiteJob) -> None:
-    from lockstep.api.objects import condition, is_true
-    from lockstep.platforms.jobs.logs import is_run
+    from lockstep.api.objects import condition, is_run, is_true
 
     status, name = job.status, job.name
     if is_run(job.job):

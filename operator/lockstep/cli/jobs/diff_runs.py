@@ -17,8 +17,7 @@ from lockstep.cli.shared.terminal import say
 from lockstep.platforms.output import put, put_json
 
 if TYPE_CHECKING:
-    from lockstep.cli.shared.hostsite import HostJob
-    from lockstep.kube.cluster import Cluster
+    from lockstep.cli.shared.site import SiteJob
     from lockstep.plan.pages.diffruns import Side
 
 JOB_FILES = (".yaml", ".yml", ".json")
@@ -28,8 +27,6 @@ RunArgument = Annotated[
 
 
 class ComparisonForm(StrEnum):
-    """Form of the answer."""
-
     TABLE = "table"
     JSON = "json"
 
@@ -116,17 +113,21 @@ def _of_folder(path: Path) -> Side:
 
 def _of_job(name: str, where: TargetOptions) -> Side:
     from lockstep.plan.pages.diffruns import spec_of
+    from lockstep.platforms.jobs.runs import frozen_run
 
+    job: SiteJob
+    run: dict[str, Any] = {}
     if (site := where.hosts()) is not None:
         job = site.job(name)
-        return replace(_side_of(name, asyncio.run(_summary_of_host(job)), job.status), spec=spec_of(job.job["spec"]))
-    cluster_job = find_cluster_job(name, where)
-    side = _side_of(name, cluster_job.run(lambda cluster: _summary(cluster, cluster_job.job)), cluster_job.job.get("status", {}))
-    return replace(side, spec=spec_of(cluster_job.job["spec"]))
+    else:
+        job = cluster_job = find_cluster_job(name, where)
+        run = cluster_job.run(lambda cluster: frozen_run(cluster, cluster_job.job))
+    summary = asyncio.run(_summary(job)) | ({"run": run} if run else {})
+    return replace(_side_of(name, summary, job.status), spec=spec_of(job.job["spec"]))
 
 
-async def _summary_of_host(job: HostJob) -> dict[str, Any]:
-    """Summary of the job's folder on the host of node 0; {} where it can't be read."""
+async def _summary(job: SiteJob) -> dict[str, Any]:
+    """Summary of the job's folder on the volume of node 0; {} where it can't be read."""
     from lockstep.api.errors import Failed
     from lockstep.platforms.jobs.runs import summary
 
@@ -136,23 +137,6 @@ async def _summary_of_host(job: HostJob) -> dict[str, Any]:
     except (Failed, OSError) as error:
         say(f"the measurements of {job.name} can't be read, only its status: {error}")
         return {}
-
-
-async def _summary(cluster: Cluster, job: dict[str, Any]) -> dict[str, Any]:
-    """Summary of the job's folder, as far as it can be read, with the settings of its frozen run on the cluster."""
-    from lockstep.api.errors import Failed
-    from lockstep.platforms.files.reader import beside
-    from lockstep.platforms.jobs.runs import frozen_run, summary
-
-    name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
-    measured: dict[str, Any] = {}
-    try:
-        async with beside(cluster, namespace, name, seconds=600, say=say) as place:
-            measured = await summary(place, name)
-    except (Failed, OSError) as error:
-        say(f"the measurements of {name} can't be read, only its status: {error}")
-    run = await frozen_run(cluster, job)
-    return measured | ({"run": run} if run else {})
 
 
 def _side_of(name: str, summary: dict[str, Any], status: dict[str, Any]) -> Side:

@@ -67,7 +67,7 @@ def preflight(
         from lockstep.platforms.in_namespace.run import TimeLimit
         from lockstep.platforms.in_namespace.shortruns import preflight_on_cluster
 
-        result = preflight_on_cluster(job, inputs.cluster.profile, inputs.namespace, context, tell, TimeLimit.of(timeout))
+        result = asyncio.run(preflight_on_cluster(job, inputs.cluster.profile, inputs.namespace, context, tell, TimeLimit.of(timeout)))
     _show(result, as_json or output is Form.JSON)
     raise typer.Exit(0 if result.ok else 1)
 

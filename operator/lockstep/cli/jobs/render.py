@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 
 class ObjectForm(StrEnum):
-    """Form in which objects are printed."""
-
     YAML = "yaml"
     JSON = "json"
     JOB = "job"

@@ -48,14 +48,12 @@ LAST = "cluster"
 
 def remember(cluster: str) -> None:
     """Make it the default from now on."""
-    path = state_folder() / LAST
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"{cluster}\n", encoding="utf-8")
+    _write(LAST, cluster)
 
 
 def remember_forced(cluster: str, server: str) -> None:
     """Take this API server for the cluster's from now on, though its file names another: a deployment was forced there."""
-    _write_server(FORCED, cluster, server)
+    _write(f"{FORCED}/{cluster}", server)
 
 
 def was_forced(cluster: str, server: str) -> bool:
@@ -65,7 +63,7 @@ def was_forced(cluster: str, server: str) -> bool:
 
 def remember_server(cluster: str, server: str) -> None:
     """Remember where a cluster is whose file doesn't say so: its verbs are kept to this API server until it is deployed to another."""
-    _write_server(PLACES, cluster, server)
+    _write(f"{PLACES}/{cluster}", server)
 
 
 def server_of(cluster: str) -> str | None:
@@ -73,10 +71,10 @@ def server_of(cluster: str) -> str | None:
     return _read_server(PLACES, cluster)
 
 
-def _write_server(folder: str, cluster: str, server: str) -> None:
-    path = state_folder() / folder / cluster
+def _write(name: str, text: str) -> None:
+    path = state_folder() / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"{server}\n", encoding="utf-8")
+    path.write_text(f"{text}\n", encoding="utf-8")
 
 
 def _read_server(folder: str, cluster: str) -> str | None:

@@ -171,7 +171,7 @@ class HostJob(SiteJob):
         return []
 
     def answer(self, bundle: Path | None) -> Answer:
-        from lockstep.plan.hosts.status import next_steps
+        from lockstep.plan.hosts.status import complaints, next_steps, unkept_words
         from lockstep.plan.pages.why import why
 
         if bundle is not None:
@@ -179,13 +179,9 @@ class HostJob(SiteJob):
                 f"--bundle collects Kubernetes objects: on hosts, lockstep cp {self.name}:runs/{self.name}/logs FOLDER {self.site.again} copies the logs"
             )
         answer = why(self.observed, (), time.time())
-        return replace(answer, next=next_steps(self.observed, answer.state, self.site.again), says=self._complaints())
-
-    def _complaints(self) -> tuple[str, ...]:
-        """The last line of every other node that waits, since node 0 can't tell what it doesn't hear, and where a reboot ends the job."""
-        from lockstep.plan.hosts.status import complaints, unkept_words
-
-        return (*complaints(self.seen), *unkept_words(self.seen))
+        # The last line of every other node that waits, since node 0 can't tell what it doesn't hear, and where a reboot ends the job.
+        says = (*complaints(self.seen), *unkept_words(self.seen))
+        return replace(answer, next=next_steps(self.observed, answer.state, self.site.again), says=says)
 
     async def commits(self, verb: str, options: Sequence[str]) -> tuple[str, int]:
         """Answer of the trainer's `inspect` about the commits on all of its hosts, and its exit code."""

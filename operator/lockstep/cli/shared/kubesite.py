@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import CONTAINER, DATASETS, WORKSPACE, pod_name
-from lockstep.api.objects import Object, condition, current_status, has_ended, is_true
+from lockstep.api.objects import Object, condition, current_status, has_ended, is_run, is_true, uid_of
 from lockstep.cli.shared.site import JobGone, Site, SiteJob, Stale, Volume, instead_of
 from lockstep.kube.outage import Outage
 from lockstep.platforms.output import tell
@@ -42,21 +42,19 @@ class KubeSite(Site):
         self.noun = "TrainingJob"
 
     def jobs(self, *, everywhere: bool = False, selector: str | None = None) -> list[SiteJob]:
-        from lockstep.kube.jobs import list_jobs, run_as_job, runs_without_operator
+        from lockstep.kube.jobs import list_jobs, runs_without_operator
 
         place = None if everywhere else self.target.namespace
         jobs = [ClusterJob(self.target, job) for job in list_jobs(self.target.client, place, selector)]
-        runs = (
-            runs_without_operator(self.target.client, place) if selector is None and not jobs else []
-        )  # (a list of their ConfigMaps is long)
-        found = (run_as_job(self.target.client, namespace, name) for namespace, name in runs)
-        seen = [ClusterJob(self.target, job).seen() for job in found if job is not None]
-        return [*jobs, *(job for job in seen if job.status.get("conditions"))]
+        if jobs or selector is not None:
+            return [*jobs]  # (a list of the ConfigMaps of runs is long)
+        seen = [ClusterJob(self.target, job).seen() for job in runs_without_operator(self.target.client, place)]
+        return [job for job in seen if job.status.get("conditions")]
 
     def job(self, name: str) -> ClusterJob:
         """Return the job of this name, or the run of --in-namespace. Raises ConfigError, naming the jobs that are there, when there is none."""
         from lockstep.kube.cluster import FORBIDDEN, ApiError
-        from lockstep.kube.jobs import get_job, run_as_job
+        from lockstep.kube.jobs import get_job, runs_without_operator
 
         client, namespace = self.target.client, self.target.namespace
         job, refusal = None, None
@@ -66,7 +64,7 @@ class KubeSite(Site):
             if error.status != FORBIDDEN:
                 raise
             refusal = error
-        job = job or run_as_job(client, namespace, name)
+        job = job or next(iter(runs_without_operator(client, namespace, name)), None)
         if job is None:
             raise refusal or ConfigError(no_such_job(self.target, name))
         return ClusterJob(self.target, job).seen()
@@ -135,15 +133,9 @@ class ClusterJob(SiteJob):
 
         return self.run(lambda cluster: ask_ranks(cluster, self.job, rank))
 
-    @property
-    def is_run(self) -> bool:
-        from lockstep.platforms.jobs.logs import is_run
-
-        return is_run(self.job)
-
     def seen(self) -> ClusterJob:
         """Return a run of --in-namespace with its status; any other job as it is."""
-        if not self.is_run:
+        if not is_run(self.job):
             return self
         from lockstep.platforms.in_namespace.status import observe_run
         from lockstep.platforms.jobs.observe import JobObserver
@@ -153,14 +145,13 @@ class ClusterJob(SiteJob):
     def look_again(self) -> Object:
         from lockstep.kube.jobs import get_job
 
-        if self.is_run:
+        if is_run(self.job):
             return self.seen().status
         return current_status(self.same(get_job(self.target.client, self.namespace, self.name)))
 
     def same(self, found: Object | None) -> Object:
         """Return what the API server has under its name. Raises JobGone where that is nothing, or a job that was created since."""
-        uid = self.job["metadata"].get("uid")
-        if found is None or (uid and found["metadata"].get("uid") != uid):
+        if found is None or uid_of(found) != self.uid:
             raise JobGone.of(self.name, found)
         return found
 
@@ -177,7 +168,7 @@ class ClusterJob(SiteJob):
             raise ConfigError(
                 f"--now is for hosts: on a cluster, kubectl delete pod --grace-period=0 ends a pod of {self.at} without a save"
             )
-        if self.is_run:
+        if is_run(self.job):
             self.delete()
             return True
         return self._set_suspend(suspended=True)
@@ -208,7 +199,7 @@ class ClusterJob(SiteJob):
         """Change fields of its spec; what the API server refuses is raised in its words."""
         from lockstep.kube.jobs import patch_spec
 
-        if self.is_run:
+        if is_run(self.job):
             raise ConfigError(
                 f"{self.name} runs without the operator (run --in-namespace): lockstep stop {self.at}, then start its changed file the same way, which goes on from its last checkpoint"
             )
@@ -218,11 +209,11 @@ class ClusterJob(SiteJob):
         from lockstep.kube.jobs import delete_job
         from lockstep.kube.kinds import path_of
 
-        if self.is_run:  # all but the claims is its ConfigMap's, and goes with it
+        if is_run(self.job):  # all but the claims is its ConfigMap's, and goes with it
             self.target.client.request("DELETE", path_of("ConfigMap", self.namespace, self.status["run"]["name"]))
             return "its claims stay"
         try:
-            delete_job(self.target.client, self.namespace, self.name)
+            self.run(lambda cluster: delete_job(cluster, self.namespace, self.name))
         except TimeoutError as error:
             raise Failed(str(error)) from error
         return "its claims stay"
@@ -287,7 +278,7 @@ class _Over:
 
     async def __call__(self) -> bool:
         from lockstep.plan.ahead.submission import standstill
-        from lockstep.platforms.jobs.logs import has_run_ended, is_run
+        from lockstep.platforms.jobs.logs import has_run_ended
 
         try:
             if is_run(self._job.job):
@@ -317,15 +308,15 @@ async def _answer(connection: Cluster, job: ClusterJob, bundle: Path | None) -> 
     from lockstep.platforms.jobs.logs import unheard_lines
     from lockstep.platforms.jobs.observe import JobObserver, operator_unheard
 
-    look = JobObserver(connection)
-    if job.is_run:
-        observed, unheard, lacks = await observe_run(look, connection, job.job, read=True), None, ""
+    look, unheard, lacks = JobObserver(connection), None, ""
+    if is_run(job.job):
+        observed = await observe_run(look, connection, job.job, read=True)
     else:
         observed, unheard, lacks = await asyncio.gather(
             look.at(job.job), operator_unheard(connection, job.namespace), unserved(connection, job.namespace)
         )
     answer = answer_of(observed, tuple(look.not_seen), time.time(), lacks, unheard, _home(job))
-    if job.is_run:
+    if is_run(job.job):
         retry = f"lockstep retry -f FILE --in-namespace -n {job.namespace}{job.target.options}"
         steps = (replace(step, command=re.sub(r"^lockstep (retry|resume) .*", retry, step.command)) for step in answer.next)
         answer = replace(answer, next=tuple(steps))
@@ -374,13 +365,10 @@ def no_such_job(target: Target, name: str) -> str:
     places = sorted(
         {str(job["metadata"].get("namespace", "")) for job in every if job["metadata"]["name"] == name} - {"", target.namespace}
     )
-    return elsewhere(name, target.namespace, places) if places else unknown_job(name, target.namespace, here)
-
-
-def elsewhere(name: str, namespace: str, places: list[str]) -> str:
-    """Explain a job that is in these namespaces, and not in the one that was looked at."""
+    if not places:
+        return unknown_job(name, target.namespace, here)
     has = f"namespace {places[0]} has one" if len(places) == 1 else f"namespaces {listed(places)} have one"
-    return f"there is no TrainingJob {name} in namespace {namespace}, but {has}: add -n {places[0]}"
+    return f"there is no TrainingJob {name} in namespace {target.namespace}, but {has}: add -n {places[0]}"
 
 
 def unknown_job(name: str, namespace: str, names: list[str]) -> str:

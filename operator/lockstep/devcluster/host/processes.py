@@ -8,7 +8,8 @@ import json
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,6 +95,16 @@ def wait_for_joins(starting: Path) -> None:
     """Wait until each process that `start` made is in its control group or has ended, also one whose starter was killed."""
     with starting.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+
+
+@contextmanager
+def exclusive(state: Path, starting: Path) -> Iterator[None]:
+    """One `up` or `down` at a time of what is kept in `state`."""
+    state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with (state / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        wait_for_joins(starting)
+        yield
 
 
 def stop(daemon: Daemon) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import signal
@@ -10,8 +9,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from lockstep.api.errors import Failed
@@ -35,16 +34,6 @@ class BedError(Failed):
     """A host did not come up or go away, or a command on it failed. The message says which log tells more."""
 
 
-@contextmanager
-def _exclusive(bed: BedLayout) -> Iterator[None]:
-    """One `up` or `down` of a bed at a time."""
-    bed.state.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with (bed.state / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        processes.wait_for_joins(bed.starting)
-        yield
-
-
 def up(bed: BedLayout, hosts: int, say: Say) -> Path:
     """Bring up so many hosts, and return the cluster file that describes them. What runs is left alone.
 
@@ -53,7 +42,7 @@ def up(bed: BedLayout, hosts: int, say: Say) -> Path:
         BedError: a host's sshd doesn't answer; the message names its log.
         RuntimeError: the hosts' disk could not be made, or hosts could not see the packages.
     """
-    with _exclusive(bed):
+    with processes.exclusive(bed.state, bed.starting):
         with machine.shared_things(bed.root):
             ensure_bed(bed, say)
             host_tree(bed.root, say)
@@ -76,7 +65,7 @@ def up(bed: BedLayout, hosts: int, say: Say) -> Path:
 
 def down(bed: BedLayout, say: Say, *, purge: bool = False) -> None:
     """Take all hosts' power, and remove the network. `purge`: their disks, too."""
-    with _exclusive(bed):
+    with processes.exclusive(bed.state, bed.starting):
         for number in _numbers(bed):
             _end(bed.host(number))
         cgroups.remove(*cgroups.of_cluster(bed.name))

@@ -69,7 +69,6 @@ def _platform(facts: ClusterFacts) -> tuple[str, str]:
 
 
 def _storage_entries(facts: ClusterFacts) -> Iterator[Entry]:
-    """The section `storage`."""
     classes = judge_classes(facts)
     if not classes:
         listing = facts.list("StorageClass")
@@ -104,7 +103,6 @@ def _own_entry(shared: list[JudgedClass], classes: list[JudgedClass]) -> Entry:
 
 
 def _security_entries(facts: ClusterFacts, *, rdma: bool) -> Iterator[Entry]:
-    """The section `security`."""
     yield stated("security.service_account", "ml-dev-sa", "made by `lockstep deploy`; a choice, not a finding")
     if rdma and not is_unlimited(facts.probes):
         yield stated(

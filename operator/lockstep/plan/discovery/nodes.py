@@ -91,7 +91,6 @@ def worth_saying(node: Object) -> str:
 
 
 def node_entries(facts: ClusterFacts, groups: Sequence[Group]) -> Iterator[Entry]:
-    """The section `nodes`."""
     listing = facts.list("Node")
     if not listing.seen:
         yield unknown("nodes.gpu_nodes", [Item("gpu-node-1")], f"{listing.why_not}. Left out, any node may be used")
@@ -151,7 +150,6 @@ def pod_entries(facts: ClusterFacts, groups: Sequence[Group]) -> Iterator[Entry]
 
 
 def gpu_entries(facts: ClusterFacts, groups: Sequence[Group]) -> Iterator[Entry]:
-    """The section `gpus`."""
     listing, probed = facts.list("Node"), max((probe.gpus for probe in facts.probes), default=0)
     if not listing.seen:
         if probed:

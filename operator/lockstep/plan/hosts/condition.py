@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lockstep.api.hosts import Host
-from lockstep.plan.hosts.facts import BadAnswer, HostFacts
-from lockstep_spec.words import cleaned
+from lockstep.plan.hosts.facts import HostFacts, checked
 
 TEXT_MAX, LIST_MAX = 300, 64
 
@@ -113,11 +112,8 @@ class Knock:
 
 def read_condition(name: str, answer: Mapping[str, Any]) -> HostCondition:
     """Read the answer of `onhost/condition.py`. Raises BadAnswer for what is none."""
-    try:
-        checked: Any = cleaned(dict(answer))
-        return _read(checked)
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise BadAnswer(f"host {name}: its Python gives no valid answer ({type(error).__name__}: {error})") from None
+    with checked(name, answer) as known:
+        return _read(known)
 
 
 def _read(answer: dict[str, Any]) -> HostCondition:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -199,13 +200,19 @@ class BadAnswer(ValueError):
     """An answer that no look gives."""
 
 
+@contextmanager
+def checked(name: str, answer: Mapping[str, Any]) -> Iterator[Any]:
+    """The answer of a host's program, without control characters. Raises BadAnswer for one that the block can't read."""
+    try:
+        yield cleaned(dict(answer))
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+        raise BadAnswer(f"host {name}: its Python gives no valid answer ({type(error).__name__}: {error})") from None
+
+
 def read_host(name: str, answer: Mapping[str, Any]) -> HostFacts:
     """Read the answer of `look`. Raises BadAnswer for what is none."""
-    try:
-        checked: Any = cleaned(dict(answer))
-        return _read(name, checked)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise BadAnswer(f"host {name}: its Python gives no valid answer ({type(error).__name__}: {error})") from None
+    with checked(name, answer) as known:
+        return _read(name, known)
 
 
 def _read(name: str, answer: dict[str, Any]) -> HostFacts:

@@ -11,10 +11,9 @@ from typing import Any
 from lockstep.api.errors import ConfigError
 from lockstep.api.hosts import Host
 from lockstep.plan.cluster.finding import Finding, failed, warning
-from lockstep.plan.hosts.facts import OLDEST_PYTHON, PYTHON_MIN, BadAnswer
+from lockstep.plan.hosts.facts import OLDEST_PYTHON, PYTHON_MIN, checked
 from lockstep.plan.hosts.place import absolute
 from lockstep.plan.hosts.wheels import HostTarget
-from lockstep_spec.words import cleaned
 
 BROUGHT = "3.12"
 """Python that a host gets which has none that will do, where the cluster file names none."""
@@ -62,30 +61,27 @@ class HostParts:
 
 def read_parts(name: str, answer: Mapping[str, Any]) -> HostParts:
     """Read a host's answer. Raises BadAnswer for what is none."""
-    try:
-        checked: Any = cleaned(dict(answer))
-        version = str(checked["glibc"]).split(".")
+    with checked(name, answer) as known:
+        version = str(known["glibc"]).split(".")
         return HostParts(
             name=name,
-            user=str(checked["user"]),
-            home=str(checked["home"]),
-            system=str(checked["system"]),
-            machine=str(checked["machine"]),
+            user=str(known["user"]),
+            home=str(known["home"]),
+            system=str(known["system"]),
+            machine=str(known["machine"]),
             glibc=(int(version[0]), int(version[1])) if len(version) > 1 else None,
-            data=str(checked["data"]),
-            pythons={str(minor): str(path) for minor, path in checked["pythons"]},
-            environments=tuple(map(str, checked["environments"])),
-            current=str(checked["current"]),
-            used=frozenset(map(str, checked["used"])),
-            files={str(file): int(size) for file, size in checked["files"].items()},
-            folders=frozenset(map(str, checked["folders"])),
-            has_units=bool(checked["units"]),
-            lingers=bool(checked["linger"]),
-            gpus=int(checked["gpus"]),
-            devices=int(checked["devices"]),
+            data=str(known["data"]),
+            pythons={str(minor): str(path) for minor, path in known["pythons"]},
+            environments=tuple(map(str, known["environments"])),
+            current=str(known["current"]),
+            used=frozenset(map(str, known["used"])),
+            files={str(file): int(size) for file, size in known["files"].items()},
+            folders=frozenset(map(str, known["folders"])),
+            has_units=bool(known["units"]),
+            lingers=bool(known["linger"]),
+            gpus=int(known["gpus"]),
+            devices=int(known["devices"]),
         )
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise BadAnswer(f"host {name}: its Python gives no valid answer ({type(error).__name__}: {error})") from None
 
 
 @dataclass(frozen=True)

@@ -232,7 +232,6 @@ def _ranks_ready(seen: Seen, view: View, progress: Fact) -> Fact:
 
 
 def _progressing(seen: Seen, view: View, again: str, restarting: Fact) -> Fact:
-    """The summary."""
     return _not_running(seen, view, again) or _running(seen, view, restarting)
 
 

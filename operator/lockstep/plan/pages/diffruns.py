@@ -105,7 +105,6 @@ def _both(one: Mapping[int, float], other: Mapping[int, float]) -> list[Object]:
 
 
 def comparison_page(comparison: Object) -> Iterator[str]:
-    """The comparison for a person."""
     names = tuple(comparison["runs"])
     settings = [(row["field"], *map(_shown, row["values"]), "") for row in comparison["configuration"]]
     if not settings:

@@ -147,8 +147,6 @@ def has_recovered(status: Object, attempt: int, tells_steps: bool) -> bool:
 
 
 def drill_page(outcome: DrillOutcome) -> str:
-    """Page about a drill's outcome."""
-
     def seconds(value: float | None) -> str:
         return "" if value is None else f"{value:.1f} s"
 

@@ -87,7 +87,7 @@ class Answer:
     slow: str = ""
     """Ranks that the others wait for."""
     accepted: str = ""
-    """Additions of condition Accepted where it is True: changes that wait for the next start, warnings."""
+    """Additions of condition Accepted while it is True: changes that wait for the next start, warnings."""
 
     @property
     def is_well(self) -> bool:

@@ -94,7 +94,6 @@ class View:
 
 
 def facts(view: View) -> dict[ConditionType, Fact]:
-    """All conditions."""
     scheduled = pods_scheduled(view)
     ready = ranks_ready(view, scheduled)
     restarting = _restarting(view)

@@ -134,7 +134,6 @@ def next_try(attempts: int, ended: float, now: float) -> float | None:
 
 
 def notification_status(observed: Observed) -> NotificationStatus | None:
-    """Return status.notification."""
     sent = observed.delivery
     if sent is None:
         return NotificationStatus.stored(observed.status.get("notification"))

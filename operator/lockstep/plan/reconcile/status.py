@@ -204,7 +204,6 @@ def _restart(restart: Restart) -> RestartStatus:
 
 
 def fabric_status(observed: Observed, fabric: FabricReport) -> FabricStatus:
-    """Return status.fabric."""
     before = FabricStatus.stored(observed.status.get("fabric"))
     names = {item.node: item.node_name for item in before.differing} if before is not None else {}
     differing = [

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 
 from lockstep.api import names
-from lockstep.api.objects import Object, restricted_context
+from lockstep.api.objects import Object, claim_names, restricted_context
 
 CONTAINER = "reader"
 READER = f"{names.APP}-reader"
@@ -39,10 +39,7 @@ def reader_pod(stateful_set: Object, node: int, suffix: str, seconds: int, resou
     """The pod that sees what pod `node` of the job would. It is stopped after `seconds`, whoever made it, and goes when the job's objects do."""
     job, template = stateful_set["metadata"]["name"], stateful_set["spec"]["template"]["spec"]
     volumes = _volumes(stateful_set, node)
-    if not makes_volumes(
-        stateful_set
-    ):  # (else, where volumes bind late, this pod chooses the node of the job's, which has what that asks for)
-        resources = resources or RESOURCES
+    is_first = makes_volumes(stateful_set)  # where volumes bind late, this pod chooses the node of the job's, which has what that asks for
     metadata = {
         "name": f"{job}-reader-{suffix}",
         "namespace": stateful_set["metadata"]["namespace"],
@@ -50,7 +47,7 @@ def reader_pod(stateful_set: Object, node: int, suffix: str, seconds: int, resou
         "ownerReferences": _owners(stateful_set),
     }
     spec = {
-        "containers": [_container(template, {str(volume["name"]) for volume in volumes}, resources)],
+        "containers": [_container(template, {str(volume["name"]) for volume in volumes}, resources or (None if is_first else RESOURCES))],
         "volumes": volumes,
         "securityContext": template.get("securityContext") or {},
         "tolerations": template.get("tolerations") or [],
@@ -61,7 +58,7 @@ def reader_pod(stateful_set: Object, node: int, suffix: str, seconds: int, resou
         "terminationGracePeriodSeconds": 1,
     }
     optional = {key: template[key] for key in ("serviceAccountName", "imagePullSecrets", "priorityClassName") if template.get(key)}
-    if makes_volumes(stateful_set):
+    if is_first:
         apart = json.dumps(template.get("affinity") or {}).replace(names.LABEL_JOB, LABEL_READER_OF)
         optional |= {"affinity": json.loads(apart), "nodeSelector": template.get("nodeSelector") or {}}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec | optional}
@@ -116,11 +113,6 @@ def _container(template: Object, volumes: set[str], resources: Object | None) ->
     }
 
 
-def claims_of(pod: Object) -> list[str]:
-    """The claims that the pod mounts."""
-    return [volume["persistentVolumeClaim"]["claimName"] for volume in pod["spec"]["volumes"] if "persistentVolumeClaim" in volume]
-
-
 def mounted_claims(pod: Object, container: str, *, writing: bool) -> list[str]:
     """Paths where the container mounts claims: what is outside of them goes with the pod."""
     claims = {v["name"]: v["persistentVolumeClaim"].get("readOnly") for v in pod["spec"]["volumes"] if "persistentVolumeClaim" in v}
@@ -134,7 +126,7 @@ def missing_claim(pod: Object, claims: Mapping[str, Object], own: Mapping[str, s
     A pod's own claim that is not bound is left alone: where volumes bind late, this pod would choose the node for it, and then the job's
     pod, which needs GPUs, could never start there.
     """
-    for name in claims_of(pod):
+    for name in claim_names(pod):
         claim = claims.get(name)
         if claim is None:
             return f"claim {name} does not exist: the job's pods have not run yet, so there are no files of theirs"

@@ -9,7 +9,7 @@ from lockstep.api.objects import Object
 from lockstep.kube.cluster import FORBIDDEN, NOT_FOUND, ApiError, Cluster
 from lockstep.plan.cluster.facts import Sight
 from lockstep.plan.cluster.scope import EVERYWHERE, Scope
-from lockstep.plan.ship.deploy import CLAIM, CLUSTER, called
+from lockstep.plan.ship.deploy import CLAIM, called
 from lockstep.platforms.clusters.install import InstallError, Say, polled
 from lockstep.platforms.clusters.listings import forbidden, sight_of_jobs
 from lockstep.platforms.clusters.record import NAME as RECORD
@@ -20,30 +20,19 @@ JOB = "TrainingJob"
 
 async def remove_dev_environment(cluster: Cluster, namespace: str, say: Say) -> None:
     """Remove the dev environment, and wait until its pods are gone: they save first. Raises InstallError, ApiError."""
-    await _remove_jobs(cluster, [job for job in await jobs_of(cluster, namespace) if job["metadata"]["name"] == DEV_ENVIRONMENT], say)
+    await _remove_jobs(cluster, [job for job in await all_of(cluster, JOB, namespace) if job["metadata"]["name"] == DEV_ENVIRONMENT], say)
 
 
-async def jobs_of(cluster: Cluster, namespace: str | None = None) -> list[Object]:
-    """None where there are no CRDs."""
+async def all_of(cluster: Cluster, kind: str, namespace: str | None = None) -> list[Object]:
+    """Return every object of one of Lockstep's kinds; none where there are no CRDs."""
     try:
-        jobs: list[Object] = (await cluster.list(JOB, namespace))["items"]
+        items: list[Object] = (await cluster.list(kind, namespace))["items"]
     except ApiError as error:
         # The API server refuses an account without rights on a kind before it looks whether the kind exists.
         if error.status == NOT_FOUND or (error.status == FORBIDDEN and await sight_of_jobs(cluster) is Sight.NO_SUCH_KIND):
             return []
         raise
-    return jobs
-
-
-async def clusters_of(cluster: Cluster) -> list[Object]:
-    """Every TrainingCluster; none where there are no CRDs."""
-    try:
-        clusters: list[Object] = (await cluster.list(CLUSTER))["items"]
-    except ApiError as error:
-        if error.status == NOT_FOUND:
-            return []
-        raise
-    return clusters
+    return items
 
 
 async def may_not_delete(cluster: Cluster, objects: list[Object]) -> list[Object]:
@@ -79,7 +68,7 @@ def _stub(kind: str, name: str, namespace: str) -> Object:
 async def uninstall(cluster: Cluster, objects: list[Object], say: Say, scope: Scope = EVERYWHERE, with_jobs: bool = True) -> None:
     """Jobs first (their pods end with them), then everything but claims, and the operator's namespace when it holds none. May be repeated."""
     if with_jobs:
-        await _remove_jobs(cluster, await jobs_of(cluster, scope.home if scope.own else None), say)
+        await _remove_jobs(cluster, await all_of(cluster, JOB, scope.home if scope.own else None), say)
     await remove(cluster, uninstalled(objects, scope.home), say)
     if scope.own:
         return

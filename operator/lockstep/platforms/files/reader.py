@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import CONTAINER, LABEL_JOB, pod_name
-from lockstep.api.objects import Object, is_running
+from lockstep.api.objects import Object, claim_names, is_running
 from lockstep.kube.cluster import CONFLICT, FORBIDDEN, ApiError, Cluster
 from lockstep.kube.exec import PodPlace
 from lockstep.kube.expiry import REMOVAL_SECONDS, expiring
@@ -28,7 +28,6 @@ from lockstep.plan.observed import Observed, is_terminating
 from lockstep.plan.render.readerpod import CONTAINER as READER_CONTAINER
 from lockstep.plan.render.readerpod import (
     LABEL_READER_OF,
-    claims_of,
     is_shared,
     makes_volumes,
     missing_claim,
@@ -202,7 +201,7 @@ async def reader(
 async def _check_claims(cluster: Cluster, stateful_set: Object, node: int, pod: Object) -> None:
     namespace = pod["metadata"]["namespace"]
     try:
-        names = claims_of(pod)
+        names = claim_names(pod)
         claims = dict(
             zip(names, await asyncio.gather(*(cluster.get("PersistentVolumeClaim", namespace, name) for name in names)), strict=True)
         )

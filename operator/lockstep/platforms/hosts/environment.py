@@ -25,7 +25,7 @@ from lockstep.platforms.hosts.place import HostPlace
 from lockstep.platforms.hosts.wheelhouse import PIECE_BYTES, WheelFile, digest_of, fetch
 from lockstep.platforms.inpod import source_of
 from lockstep.platforms.onhost import gputest, install
-from lockstep.programs import Program, ProgramFailed, answer_of, lines_in, python_output, python_program
+from lockstep.programs import Program, ProgramFailed, answer_of, lines_in, next_answer, python_output, python_program
 from lockstep_spec.words import number_of
 
 LOOK_SECONDS = 30.0
@@ -212,22 +212,13 @@ async def _send(place: HostPlace, files: Sequence[WheelFile], there: Mapping[str
         answers = lines_in(program)
         for file in lacking:
             await program.write(json.dumps({"name": file.path.name, "bytes": file.size, "sha256": file.sha256}).encode() + b"\n")
-            offset = int((await _next(program, answers, "offset"))["offset"])
+            offset = int((await next_answer(program, answers, "offset"))["offset"])
             with file.path.open("rb") as source:
                 source.seek(offset)
                 while data := source.read(PIECE_BYTES):
                     await program.write(data)
-            await _next(program, answers, "taken")
-        await _next(program, answers, "done")
-
-
-async def _next(program: Program, answers: AsyncIterator[bytes], word: str) -> dict[str, Any]:
-    async for line in answers:
-        answer = answer_of(line, program.place.name)
-        if word in answer:
-            return answer
-        raise ProgramFailed(f"{program.place.name}: {answer.get('problem', answer)}")
-    raise program.failure()
+            await next_answer(program, answers, "taken")
+        await next_answer(program, answers, "done")
 
 
 @asynccontextmanager

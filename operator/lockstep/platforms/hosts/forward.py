@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.platforms.hosts.place import HostPlace
 from lockstep.platforms.hosts.ssh import OPEN_SECONDS, POLL_SECONDS, HostUnreachable, Shared, ended, explained
+from lockstep.platforms.inpod.editor import free_port
 
 HERE = "127.0.0.1"
 ATTEMPTS = 5
@@ -39,7 +40,7 @@ async def _forward(shared: Shared, port: int, local: int, exactly: bool, stack: 
     way = _over_shared if shared.shares else _by_itself
     errors = ""
     for chosen in (local, *(0 for _ in range(0 if exactly else ATTEMPTS))):
-        number = chosen or _free_port()
+        number = chosen or free_port()
         if _is_taken(number):
             errors = "Address already in use"
             continue
@@ -79,12 +80,6 @@ async def _by_itself(shared: Shared, rule: str, number: int, stack: contextlib.A
     if "forward" in errors or "in use" in errors:
         return errors.strip()
     raise HostUnreachable(explained(shared.login, errors))
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HERE, 0))
-        return int(probe.getsockname()[1])
 
 
 def _is_taken(number: int) -> bool:

@@ -43,7 +43,7 @@ from lockstep.platforms.hosts.volumes import looking_for_marks
 from lockstep.platforms.inpod import source_of
 from lockstep.platforms.onhost import keep
 from lockstep.platforms.output import tell
-from lockstep.programs import Program, ProgramFailed, answer_of, lines_in, python_program
+from lockstep.programs import Program, lines_in, next_answer, python_program
 from lockstep_gang.contract.run import run_text
 from lockstep_spec.choices import StorageMode
 
@@ -198,12 +198,12 @@ async def _place_and_go(
                 for file, data in files[name].items():
                     head = {"name": file, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
                     await program.write(json.dumps(head).encode() + b"\n" + data)
-                await _answered(program, "placed")
+                await next_answer(program, lines_in(program), "placed")
 
         async def go(name: str) -> None:
             async with within(PLACE_SECONDS, f"host {name} has not said that its agent runs"):
                 await open_programs[name].write(b"go\n")
-                await _answered(open_programs[name], "started")
+                await next_answer(open_programs[name], lines_in(open_programs[name]), "started")
 
         _, problems = await fleet.all(names, place)
         if problems:
@@ -222,16 +222,6 @@ async def _place_and_go(
 async def _keeper(fleet: Fleet, name: str) -> AsyncIterator[Program]:
     async with python_program(fleet.place(name), source_of(keep)) as program:
         yield program
-
-
-async def _answered(program: Program, word: str) -> None:
-    """Read one answer. Raises ProgramFailed with what the host says instead of `word`."""
-    async for line in lines_in(program):
-        said = answer_of(line, program.place.name)
-        if word in said:
-            return
-        raise ProgramFailed(f"{program.place.name}: {said.get('problem', said)}")
-    raise program.failure()
 
 
 async def start_again(fleet: Fleet, seen: Seen, *, retry: int | None = None) -> None:
@@ -303,9 +293,4 @@ async def _request(fleet: Fleet, name: str, request: dict[str, Any]) -> dict[str
         remedy = f": lockstep stop {job} {fleet.again} --now ends it without a save"
     async with within(STOP_SECONDS, what, remedy), _keeper(fleet, name) as program:
         await program.write(json.dumps(request).encode() + b"\n")
-        async for line in lines_in(program):
-            said = answer_of(line, program.place.name)
-            if "problem" in said:
-                raise ProgramFailed(f"{program.place.name}: {said['problem']}")
-            return said
-        raise program.failure()
+        return await next_answer(program, lines_in(program))

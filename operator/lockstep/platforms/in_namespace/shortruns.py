@@ -47,13 +47,6 @@ POINTS_MAX = 1000
 Hear = Callable[[Point | str], None]
 
 
-def preflight_on_cluster(
-    job: TrainingJob, profile: TrainingCluster, namespace: str, context: str | None, say: Say, limit: TimeLimit
-) -> PreflightReport:
-    """Run preflight. `say` gets lines that say what is waited for. Raises ConfigError when the job can't start, Failed without a result in time."""
-    return asyncio.run(_preflight(job, profile, namespace, context, say, limit))
-
-
 def prepared(job: TrainingJob, profile: TrainingCluster, namespace: str) -> Run:
     """Prepare the job without its ranks. Beside a job that may run, under a name of its own; with volumes of its own for every pod under the
     job's name, since that is what its volumes are found by."""
@@ -81,19 +74,13 @@ def prepared_to_measure(job: TrainingJob, profile: TrainingCluster, namespace: s
     )
 
 
-def measured_on_cluster(
+async def measured_on_cluster(
     job: TrainingJob, profile: TrainingCluster, namespace: str, context: str | None, say: Say, limit: TimeLimit, values: Sequence[str]
 ) -> tuple[dict[str, Object], str]:
     """Run the job, and remove all of it but claims. Return these `values` of each step, and why it failed, or ''.
 
     Raises ConfigError when it can't start, Failed without an end in time.
     """
-    return asyncio.run(_measured(job, profile, namespace, context, say, limit, values))
-
-
-async def _measured(
-    job: TrainingJob, profile: TrainingCluster, namespace: str, context: str | None, say: Say, limit: TimeLimit, values: Sequence[str]
-) -> tuple[dict[str, Object], str]:
     ended: list[str] = []
     heard = asyncio.Event()
     last: deque[str] = deque(maxlen=SWEEP_LINES)
@@ -124,9 +111,10 @@ async def _measured(
     return steps, ended[0]
 
 
-async def _preflight(
+async def preflight_on_cluster(
     job: TrainingJob, profile: TrainingCluster, namespace: str, context: str | None, say: Say, limit: TimeLimit
 ) -> PreflightReport:
+    """Run preflight. `say` gets lines that say what is waited for. Raises ConfigError when the job can't start, Failed without a result in time."""
     lines: deque[str] = deque(maxlen=PREFLIGHT_LINES)
     results: list[PreflightReport] = []
     heard = asyncio.Event()
@@ -147,16 +135,6 @@ async def _preflight(
     return results[0]
 
 
-def sweep_on_cluster(
-    job: TrainingJob, profile: TrainingCluster, namespace: str, context: str | None, hear: Hear, limit: TimeLimit
-) -> Sweep:
-    """Measure.
-
-    `hear` gets every point, and lines that say what is waited for. Raises ConfigError when it can't start, Failed when it ended without a result.
-    """
-    return asyncio.run(_sweep(job, profile, namespace, context, hear, limit))
-
-
 def without_claims(run: Run) -> Run:
     """Replace claims, which stay, by folders that end with the pods: nothing of a sweep is worth keeping."""
     template = json.loads(run.frozen.template)
@@ -165,7 +143,13 @@ def without_claims(run: Run) -> Run:
     return replace(run, frozen=replace(run.frozen, template=json.dumps(template, sort_keys=True)))
 
 
-async def _sweep(job: TrainingJob, profile: TrainingCluster, namespace: str, context: str | None, hear: Hear, limit: TimeLimit) -> Sweep:
+async def sweep_on_cluster(
+    job: TrainingJob, profile: TrainingCluster, namespace: str, context: str | None, hear: Hear, limit: TimeLimit
+) -> Sweep:
+    """Measure.
+
+    `hear` gets every point, and lines that say what is waited for. Raises ConfigError when it can't start, Failed when it ended without a result.
+    """
     points: list[Point] = []
     last: deque[str] = deque(maxlen=SWEEP_LINES)
     done = asyncio.Event()
@@ -195,16 +179,10 @@ WAIT = ("python3", "-I", "-c", "import signal, sys; signal.signal(signal.SIGTERM
 """Command of a pod that waits: as its first process it would not hear SIGTERM otherwise."""
 
 
-def pairs_on_cluster(
+async def pairs_on_cluster(
     job: TrainingJob, profile: TrainingCluster, namespace: str, context: str | None, way: Way, say: Say, limit: TimeLimit
 ) -> PairsMeasured:
     """Measure all pairs of nodes, in pods of a job. Raises ConfigError when it can't start or be measured so, Failed without a result in time."""
-    return asyncio.run(_pairs(job, profile, namespace, context, way, say, limit))
-
-
-async def _pairs(
-    job: TrainingJob, profile: TrainingCluster, namespace: str, context: str | None, way: Way, say: Say, limit: TimeLimit
-) -> PairsMeasured:
     done = asyncio.Event()
 
     async with await Cluster.connect(context) as cluster:

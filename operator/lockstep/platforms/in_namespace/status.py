@@ -26,7 +26,7 @@ from lockstep_spec.words import number_of
 
 
 async def observe_run(look: JobObserver, cluster: Cluster, job: Object, *, read: bool = False) -> Observed:
-    """Observe the run (of `run_as_job`) with its status. `read`: where its pods are gone, start one that reads its volume."""
+    """Observe the run (of `runs_without_operator`) with its status. `read`: where its pods are gone, start one that reads its volume."""
     observed = await look.at(job)
     name, namespace = observed.name, observed.namespace
     config_map = observed.objects.get(("ConfigMap", job["status"]["run"]["name"]))

@@ -69,9 +69,11 @@ def _until(drilled: DrilledJob, what: str, done: Callable[[Object], bool]) -> Ob
         status = drilled.job.look_again()
         if is_true(status, "Failed"):
             raise Failed(f"the job failed: {(status.get('failure') or {}).get('message', '')}: lockstep why {drilled.job.at}")
-        if not (is_done := done(status)) and has_ended(status):
+        if done(status):
+            return status
+        if has_ended(status):
             raise Failed(f"the job was complete before {what}")
-        return status if is_done else None
+        return None
 
     return drilled.until(what, look)
 

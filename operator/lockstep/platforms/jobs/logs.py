@@ -11,7 +11,7 @@ from contextlib import aclosing
 
 from lockstep.api.errors import Failed
 from lockstep.api.names import CONTAINER, log_name, pod_name
-from lockstep.api.objects import Object
+from lockstep.api.objects import Object, is_run
 from lockstep.kube.cluster import ApiError, Cluster
 from lockstep.plan.pages.logs import LogSelection, of_rank, request_of
 from lockstep.platforms.files.reader import beside
@@ -84,11 +84,6 @@ async def lines(cluster: Cluster, job: Object, selection: LogSelection, say: Cal
     async with aclosing(_of_volume(cluster, job, selection, last, say)) as volume_lines:
         async for line in volume_lines:
             yield line
-
-
-def is_run(job: Object) -> bool:
-    """Return True for `lockstep run --in-namespace`: no TrainingJob, and its containers are started again at its end."""
-    return bool(job.get("kind") == "ConfigMap")
 
 
 async def has_run_ended(cluster: Cluster, job: Object) -> bool:

@@ -10,6 +10,7 @@ from lockstep.api.objects import Object
 from lockstep.kube.cluster import FORBIDDEN, ApiError, Cluster
 from lockstep.plan.observed import Observed
 from lockstep.plan.pages.table import Unheard, unheard_of
+from lockstep.platforms.clusters.listings import read_object
 
 KINDS_OF_A_JOB = ("StatefulSet", "Service", "NetworkPolicy", "ConfigMap")
 
@@ -83,15 +84,7 @@ async def operator_unheard(cluster: Cluster, namespace: str) -> Unheard | None:
 
     None if it works, there is none, or your account may not read its Lease. Raises ApiError, OSError.
     """
-    leases = await asyncio.gather(*(_lease(cluster, place) for place in dict.fromkeys((namespace, OPERATOR_NAMESPACE))))
-    lease = next((one for one in leases if one is not None), None)
+    places = dict.fromkeys((namespace, OPERATOR_NAMESPACE))
+    leases = await asyncio.gather(*(read_object(cluster, "Lease", place, OPERATOR_NAME) for place in places))
+    lease = next((item for listing in leases for item in listing.items), None)
     return None if lease is None else unheard_of(lease, cluster.clock.now())
-
-
-async def _lease(cluster: Cluster, namespace: str) -> Object | None:
-    try:
-        return await cluster.get("Lease", namespace, OPERATOR_NAME)
-    except ApiError as error:
-        if error.status == FORBIDDEN:
-            return None
-        raise

@@ -198,8 +198,6 @@ class NodesWatch:
 
 
 class _NodeProgram:
-    """The program on one node."""
-
     def __init__(self, program: Program, question: Question, stack: AsyncExitStack) -> None:
         self._program, self._question, self._stack = program, question, stack
         self._lines: AsyncIterator[str] = lines_of(program)

@@ -85,7 +85,6 @@ class LocalProgram(Program):
         self.code = await self._process.wait()
 
     async def end(self) -> None:
-        """End it, if it hasn't ended."""
         for reader in self._readers:
             reader.cancel()
         await asyncio.gather(*self._readers, return_exceptions=True)

@@ -23,6 +23,7 @@ from lockstep.plan.reconcile.conditions import unwritten_words
 from lockstep.plan.reconcile.interactive import running_words
 from lockstep.plan.reconcile.status import fitted, reported_parts
 from lockstep.plan.times import timestamp
+from lockstep.platforms.onhost.readings import object_in
 from lockstep_gang.contract.report import Report, State, parse_report
 from lockstep_spec.codec import ContractError
 from lockstep_spec.files import lacks_room, mount_of, room_words
@@ -247,12 +248,3 @@ def _conditions(newest: Object, end: Object, again: str, *, runs: bool) -> list[
 
 def _condition(kind: str, status: str, reason: str, message: str) -> Object:
     return {"type": kind, "status": status, "reason": reason, "message": message}
-
-
-def object_in(path: Path) -> Object:
-    """Return the JSON object in a file; {} if there is none."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}

@@ -87,7 +87,6 @@ def files() -> Json:
 
 
 def facts(request: Json, stream: BinaryIO) -> Json:
-    """Return what is there."""
     folders = [str(Path(path).expanduser()) for path in request["folders"]]
     return {
         "user": user_name(),

@@ -35,7 +35,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Asked:
     monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path, "https://api.nobody.example.com:6443")))
     asked = Asked()
 
-    def measure(
+    async def measure(
         job: TrainingJob, profile: Any, namespace: str, context: Any, way: Way, say: Callable[[str], None], limit: Any
     ) -> PairsMeasured:
         asked.jobs.append(job)

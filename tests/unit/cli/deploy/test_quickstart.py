@@ -71,16 +71,16 @@ def trained(monkeypatch: pytest.MonkeyPatch, existing: Object | None, has_run: b
     async def output_of(place: PodPlace, command: list[str]) -> bytes:
         return f"{has_run}\n".encode()
 
-    async def replace(cluster: Any, document: Object) -> None:
-        sent.append(document)
+    async def delete(cluster: Any, namespace: str, name: str) -> None:
+        cluster.objects.pop(("TrainingJob", name), None)
 
     async def follow(cluster: Any, namespace: str, name: str) -> Object:
         return {"followed": name}
 
     monkeypatch.setattr(programs, "output_of", output_of)
-    monkeypatch.setattr(quickstart, "_replace", replace)
+    monkeypatch.setattr(jobs, "delete_job", delete)
     monkeypatch.setattr(quickstart, "_follow", follow)
-    cluster = FakeCluster(*([] if existing is None else [existing | {"kind": "TrainingJob"}])).as_cluster
+    cluster = FakeCluster(*([] if existing is None else [existing | {"kind": "TrainingJob"}]), on_create=sent.append).as_cluster
     assert asyncio.run(quickstart._train(cluster, PodPlace(cluster, "lockstep", "demo-reader-1", "reader"), "demo")) == {"followed": "demo"}
     return sent
 

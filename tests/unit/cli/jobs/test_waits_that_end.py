@@ -83,9 +83,8 @@ BY_JOB: dict[str, tuple[str, ...]] = {
     "cli/jobs/hosttop.py looks_of_host_job": (DELETED, ANEW, *ENDED),
     "cli/shared/runonhosts.py _until_running": (DELETED, ANEW, *ENDED, SUSPENDED),
     "cli/shared/hostsite.py _until_ended": (DELETED, ANEW, SUSPENDED),
-    "cli/files/sync.py _watch": (DELETED, *ENDED),
+    "cli/files/sync.py _send_all": (DELETED, *ENDED),
     "cli/files/editor.py _until_gone": (DELETED,),
-    "cli/clusters/quickstart.py _replace": (DELETED, ANEW),
     "cli/clusters/quickstart.py _follow": (DELETED, *ENDED, SUSPENDED, REFUSED),
     "kube/jobs.py delete_job": (DELETED, ANEW),
     "platforms/jobs/logs.py follow": (DELETED, ANEW, *ENDED, REFUSED),
@@ -99,7 +98,6 @@ BY_TIME = {
     "cli/jobs/get.py wait": "timeout",
     "cli/jobs/change.py _until_stopped": "timeout",
     "cli/shared/hostsite.py _until_ended": "STOP_SECONDS",
-    "cli/clusters/quickstart.py _replace": "GONE_TIMEOUT_SECONDS",
     "cli/clusters/quickstart.py _follow": "FINISHED_TIMEOUT_SECONDS",
     "kube/jobs.py delete_job": "GONE_TIMEOUT_SECONDS",
     "kube/reading.py request": "FORBIDDEN",
@@ -133,7 +131,6 @@ WITH_ANOTHER = {
     "cli/jobs/top.py _looks_of_folder": "the run of this machine: LocalLooks says whether it is over",
     "cli/jobs/top.py _looks_of_machine": "a view of this machine, which stays",
     "cli/jobs/hosttop.py looks_of_hosts": "a view of hosts, which stay",
-    "cli/files/sync.py _run_on_hosts": "hosts keep their workspace without a job",
     "cli/shared/terminal.py show": "the work that it counts the seconds of",
     "kube/expiry.py _beat": "the work beside which it runs",
     "programs.py beat": "the program that it keeps alive",
@@ -342,9 +339,8 @@ def synced(world: World) -> Awaitable[object]:
             return []
         raise ConfigError("no pod of job x runs")
 
-    world.patch.setattr(sync, "_once", once)
-    receivers = SimpleNamespace(are_there=False)
-    return sync._watch(world.cluster, cast(Any, receivers), sync.Sync("x", "ns", Path("/none"), "/w", force=False), {}, sync.SyncReporter())
+    receivers: Any = SimpleNamespace(are_there=False)
+    return sync._send_all(Path("/none"), receivers, once, lambda: sync._is_over(world.cluster, "ns", "x"), watch=True)
 
 
 def forwarded(world: World) -> Awaitable[object]:
@@ -417,11 +413,10 @@ STORIES: dict[str, Callable[[World], Any]] = {
     "cli/jobs/hosttop.py looks_of_host_job": looks_of_host,
     "cli/shared/runonhosts.py _until_running": lambda world: runonhosts._until_running(world.host_job),
     "cli/shared/hostsite.py _until_ended": until_ended,
-    "cli/files/sync.py _watch": synced,
+    "cli/files/sync.py _send_all": synced,
     "cli/files/editor.py _until_gone": forwarded,
-    "cli/clusters/quickstart.py _replace": lambda world: quickstart._replace(world.cluster, job_of()),
     "cli/clusters/quickstart.py _follow": quickstarted,
-    "kube/jobs.py delete_job": lambda world: jobs.delete_job(world.cluster_job.target.client, "ns", "x"),
+    "kube/jobs.py delete_job": lambda world: jobs.delete_job(world.cluster, "ns", "x"),
     "platforms/jobs/logs.py follow": followed_log,
     "platforms/jobs/runs.py followed": followed_folder,
     "platforms/jobs/drills.py _until": drilled,
@@ -447,7 +442,7 @@ def test_a_wait_ends_when_what_it_waits_for_cannot_come(loop: str, end: str, mon
     except (Failed, ConfigError) as error:
         raised = error
     assert world.clock.now < QUICK
-    if end in (DELETED, ANEW) and loop not in ("cli/clusters/quickstart.py _replace", "kube/jobs.py delete_job"):
+    if end in (DELETED, ANEW) and loop != "kube/jobs.py delete_job":
         assert raised is not None and any(word in str(raised) for word in ("deleted", "there is no", "no pod"))
 
 

@@ -151,7 +151,7 @@ def test_the_threshold_that_is_offered_is_at_the_size_that_preflight_takes() -> 
 
 
 def measuring(points: tuple[Point, ...]) -> Any:
-    def sweep_on_cluster(job: Any, profile: Any, namespace: str, context: str | None, hear: Any, patience: Any) -> Sweep:
+    async def sweep_on_cluster(job: Any, profile: Any, namespace: str, context: str | None, hear: Any, patience: Any) -> Sweep:
         for point in points:
             hear(point)
         return Sweep(points, "RDMA", 2)
@@ -196,7 +196,7 @@ def test_unless_it_is_asked_for_the_file_stays_as_it_is_and_how_to_ask_is_said(
 def test_how_it_ends_badly(
     error: BaseException, code: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def sweep_on_cluster(*_: Any) -> Sweep:
+    async def sweep_on_cluster(*_: Any) -> Sweep:
         raise error
 
     monkeypatch.setattr(module, "sweep_on_cluster", sweep_on_cluster)

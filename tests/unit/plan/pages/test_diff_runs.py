@@ -143,12 +143,16 @@ def test_a_job_file_is_compared_by_what_it_would_be_told(tmp_path: Path) -> None
 
 
 def test_a_job_is_compared_by_its_frozen_run_and_its_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def summary(cluster: object, job: Object) -> Object:
-        return {"run": run_of(lora={"rank": 2}), "steps": {"3": {"loss": 9.0}}}
+    async def summary(job: object) -> Object:
+        return {"run": {}, "steps": {"3": {"loss": 9.0}}}
+
+    async def frozen_run(*_: object) -> Object:
+        return run_of(lora={"rank": 2})
 
     job = {"metadata": {"name": "x"}, "spec": {}, "status": {"restarts": 4}}
     target: Any = SimpleNamespace(client=SimpleNamespace(run=lambda work: asyncio.run(work(None))))
     monkeypatch.setattr(diff_runs, "_summary", summary)
+    monkeypatch.setattr("lockstep.platforms.jobs.runs.frozen_run", frozen_run)
     monkeypatch.setattr(diff_runs, "find_cluster_job", lambda *_: ClusterJob(target, job))
     done = CliRunner().invoke(app, ["diff-runs", "x", str(folder(tmp_path, 8)), "-o", "json"])
     found = json.loads(done.output)

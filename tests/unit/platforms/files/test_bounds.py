@@ -16,7 +16,6 @@ import pytest
 from lockstep.api.errors import Failed
 from lockstep.cli.files import model
 from lockstep.cli.files import sync as verb
-from lockstep.cli.files.sync import Sync, SyncReporter
 from lockstep.platforms.files import results, transfer
 from lockstep.platforms.files.reader import beside
 from lockstep.platforms.files.sync import Receivers, Synced
@@ -147,16 +146,15 @@ def test_a_pod_that_lacks_something_is_sent_to_after_two_seconds_and_a_change_is
     class Ended:
         are_there = False
 
-        async def send(self, *_: object, **__: object) -> list[Synced]:
-            sent.append(clock.now)
-            if len(sent) == 4:
-                raise asyncio.CancelledError
-            return [Synced("x-0", problem="away" if len(sent) < 2 else None)]
+    async def send() -> list[Synced]:
+        sent.append(clock.now)
+        if len(sent) == 4:
+            raise asyncio.CancelledError
+        return [Synced("x-0", problem="away" if len(sent) < 2 else None)]
 
-    one = Sync("x", "ns", tmp_path, "/w", force=False)
     with suppress(asyncio.CancelledError):
-        clock.run(verb._watch(cluster().as_cluster, cast(Any, Ended()), one, {}, SyncReporter()))
-    assert sent == pytest.approx([2.0, 4.0, 4.2, 4.4])
+        clock.run(verb._send_all(tmp_path, cast(Any, Ended()), send, lambda: verb._is_over(cluster().as_cluster, "ns", "x"), watch=True))
+    assert sent == pytest.approx([0.0, 2.0, 2.2, 2.4])
 
 
 def test_of_many_files_fifty_are_named_and_the_others_counted() -> None:

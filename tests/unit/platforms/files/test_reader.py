@@ -12,11 +12,12 @@ from golden.plan_cases import cluster as profile_with
 from golden.plan_cases import job, of_kind
 from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import ConfigError
+from lockstep.api.objects import claim_names
 from lockstep.kube import expiry
 from lockstep.kube.cluster import ApiError
 from lockstep.kube.exec import PodPlace
 from lockstep.plan.render.objects import render
-from lockstep.plan.render.readerpod import claims_of, is_shared, reader_pod
+from lockstep.plan.render.readerpod import is_shared, reader_pod
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.resolved import PlatformDefaults
 from lockstep.platforms.files import reader as file_reader
@@ -66,7 +67,7 @@ def test_a_reader_has_the_claims_and_the_image_of_the_jobs_pods_and_none_of_thei
     template = found["spec"]["template"]["spec"]
     pod = reader_pod(found, 1, "abc", 600)
     (container,) = pod["spec"]["containers"]
-    assert not is_shared(found) and claims_of(pod) == ["workspace-x-1", "datasets-x-1"]
+    assert not is_shared(found) and claim_names(pod) == ["workspace-x-1", "datasets-x-1"]
     assert {mount["mountPath"] for mount in container["volumeMounts"]} >= {"/workspace", "/datasets", "/tmp"}  # noqa: S108
     assert container["image"] == template["containers"][0]["image"]
     assert "nvidia.com/gpu" not in str(pod["spec"]["containers"]) and "secret" not in str(pod["spec"]["volumes"])

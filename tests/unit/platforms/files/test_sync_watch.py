@@ -14,7 +14,6 @@ import pytest
 
 from lockstep.api.errors import ConfigError
 from lockstep.cli.files import sync as verb
-from lockstep.cli.files.sync import Sync, SyncReporter
 from lockstep.kube.exec import PodPlace
 from lockstep.platforms.files import sync as module
 from lockstep.platforms.files.sync import Receivers, Synced
@@ -93,9 +92,13 @@ def watching(folder: Path, there: Path, act: Callable[[], None]) -> None:
     """What `lockstep sync x --watch` does, while `act` goes on."""
 
     async def both() -> None:
-        one = Sync("x", "ns", folder, str(there), force=False)
+        pods = cluster().as_cluster
+
+        async def send() -> list[Synced]:
+            return await receivers.send(await verb._places(pods, "ns", "x"), folder, str(there), force=False)
+
         async with Receivers() as receivers:
-            task = asyncio.create_task(verb._watch(cluster().as_cluster, receivers, one, {}, SyncReporter()))
+            task = asyncio.create_task(verb._send_all(folder, receivers, send, lambda: verb._is_over(pods, "ns", "x"), watch=True))
             acting = asyncio.ensure_future(asyncio.to_thread(act))
             await asyncio.wait([task, acting], return_when=asyncio.FIRST_COMPLETED, timeout=60)
             task.cancel()

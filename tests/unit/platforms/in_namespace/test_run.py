@@ -398,11 +398,11 @@ def test_a_measured_run_is_read_and_forgotten_in_its_pods_before_they_go(
     for name, value in (("run_until", run_until), ("with_image", with_image), ("running_pods", running_pods)):
         monkeypatch.setattr(shortruns, name, value)
     monkeypatch.setattr(shortruns, "prepared_to_measure", lambda *_: there)
-    measured = shortruns.measured_on_cluster(job(), profile(), "ns", None, said.append, TimeLimit(), ["tokens"])
+    measured = asyncio.run(shortruns.measured_on_cluster(job(), profile(), "ns", None, said.append, TimeLimit(), ["tokens"]))
     assert measured == (values, why) and said == ["lockstep: x on 1 node"] and not folder.exists()
 
 
-@pytest.mark.parametrize(("ask", "count"), [("_preflight", 5), ("_sweep", 6), ("_measured", 6)])
+@pytest.mark.parametrize(("ask", "count"), [("preflight", 5), ("sweep", 6), ("measured", 6)])
 def test_of_a_short_run_without_a_result_the_last_lines_are_told(monkeypatch: pytest.MonkeyPatch, ask: str, count: int) -> None:
     made = SimpleNamespace(frozen=SimpleNamespace(run=""), resolved=None, run_dir="/x")
 
@@ -426,9 +426,9 @@ def test_of_a_short_run_without_a_result_the_last_lines_are_told(monkeypatch: py
     monkeypatch.setattr(shortruns, "result_in", lambda line: None)
     for name in ("prepare", "prepared", "prepared_to_measure", "without_claims", "parse_run"):
         monkeypatch.setattr(shortruns, name, lambda *_: made)
-    more = {"_measured": [lambda line: None, None, []], "_sweep": [lambda point: None, None], "_preflight": [lambda line: None, None]}[ask]
+    more = {"measured": [lambda line: None, None, []], "sweep": [lambda point: None, None], "preflight": [lambda line: None, None]}[ask]
     with pytest.raises(Failed) as raised:
-        asyncio.run(getattr(shortruns, ask)(None, None, "ns", None, *more))
+        asyncio.run(getattr(shortruns, f"{ask}_on_cluster")(None, None, "ns", None, *more))
     assert str(raised.value).endswith(": " + " | ".join(f"line {number}" for number in range(20 - count, 20)))
 
 
@@ -468,7 +468,7 @@ def test_of_a_sweep_a_thousand_points_are_taken(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(shortruns, "point_in", lambda line: line)
     for name, value in (("prepare", lambda *_: run), ("without_claims", lambda run: run), ("with_image", with_image)):
         monkeypatch.setattr(shortruns, name, value)
-    sweep = asyncio.run(shortruns._sweep(job(), profile(), "ns", None, heard.append, TimeLimit()))
+    sweep = asyncio.run(shortruns.sweep_on_cluster(job(), profile(), "ns", None, heard.append, TimeLimit()))
     assert len(sweep.points) == len(heard) == 1000
 
 

@@ -240,7 +240,6 @@ class Inventory:
         return list(self._objects["TrainingJob"])
 
     def uids(self) -> set[str]:
-        """Uids of the TrainingJobs."""
         return {stored.uid for stored in self._objects["TrainingJob"].values()}
 
     def job_objects(self) -> list[Object]:
