@@ -13,7 +13,7 @@ from pathlib import Path
 from scene import STEPS, NotHere, Scene, stop, whole
 
 import lockstep_gang
-from lockstep_gang.agent.preflight.selftest import is_clean, read_result
+from lockstep_gang.agent.preflight.programs import is_clean, read_result
 from lockstep_gang.contract.fabric import RankFabric
 from lockstep_gang.lifecycle.fabric.nccl import read_line
 from support.rounding import forward_roundings, gradient_roundings, tolerance

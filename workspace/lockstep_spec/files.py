@@ -9,12 +9,19 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 import stat
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import IO
 
 from lockstep_spec.words import binary_size
 
 CHUNK_BYTES = 1024 * 1024
+WRITE_BYTES = 8 << 20
+"""Size of the parts in which pages are written."""
+SHARED = 0o664
+"""Mode of new files: writable for the group, as far as the umask allows, since on a cluster another pod that goes on here may have another user."""
 ENLARGE = "make room there, or enlarge it"
 
 
@@ -39,16 +46,11 @@ def read_regular(path: Path, most: int, *, follow: bool = False) -> bytes:
     return bytes(data)
 
 
-def open_new(path: Path) -> int:
-    """A descriptor of a new, empty file in the place of whatever has the name; a link is removed, not followed. Raises OSError."""
+def write_new(path: Path, data: bytes) -> None:
+    """A new file with `data` in the place of whatever has the name; a link is removed, not followed. Raises OSError."""
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
-
-
-def write_new(path: Path, data: bytes) -> None:
-    """A new file with `data` in the place of whatever has the name. Raises OSError."""
-    with os.fdopen(open_new(path), "wb") as file:
+    with path.open("xb") as file:
         file.write(data)
 
 
@@ -99,3 +101,102 @@ def lacks_room(path: Path) -> bool:
     except OSError:
         return False
     return room.f_bavail * 20 < room.f_blocks or room.f_favail * 20 < room.f_files
+
+
+def make_directory(folder: Path) -> None:
+    """Create a folder and its parents, each name durable."""
+    for path in create_directories(folder):
+        sync_directory(path.parent)
+
+
+def create_directories(folder: Path) -> list[Path]:
+    """Create a folder and its parents where they are missing. Returns those created: their names are not durable yet."""
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        return []
+    except FileNotFoundError:
+        created = create_directories(folder.parent)
+        folder.mkdir(exist_ok=True)
+        return [*created, folder]
+    return [folder]
+
+
+def write_durably(path: Path, content: bytes) -> None:
+    """Write beside the name, fsync, rename onto it, fsync the folder. Raises OSError, and then leaves nothing behind."""
+    with durable_file(path) as file:
+        file.write(content)
+
+
+@contextlib.contextmanager
+def durable_file(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file that gets its name only once it is whole and synced; after an error nothing is left."""
+    with _renamed(path) as temporary, temporary.open("wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_pages_durably(path: Path, pages: memoryview, size: int) -> None:
+    """Write durably, as `write_durably` does, the first `size` bytes of whole pages, past the page cache where the volume allows it.
+
+    Direct writes spare the processor a copy of everything, and the training's files their place in the cache.
+    """
+    with _renamed(path) as temporary:
+        direct = os.O_DIRECT
+        try:
+            _write(temporary, pages, size, direct)
+        except OSError as error:
+            if error.errno not in {errno.EINVAL, errno.EFAULT, errno.EOPNOTSUPP}:
+                raise
+            _write(temporary, pages, size, 0)  # no direct writes on this volume, or from this memory
+
+
+def _write(path: Path, pages: memoryview, size: int, flags: int) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | flags, SHARED)
+    try:
+        done = 0
+        while done < size:
+            done += os.write(descriptor, pages[done : done + WRITE_BYTES])
+        os.ftruncate(descriptor, size)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _renamed(path: Path) -> Iterator[Path]:
+    """A temporary path that becomes `path`, durably, or is removed.
+
+    Its name is drawn at random: pods that share a volume have the same process ids.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        yield temporary
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    sync_directory(path.parent)
+
+
+class Signs:
+    """Signs of life on a volume that any number of machines share: files that count up while their writers live.
+
+    A watcher takes a writer for dead when its file has not changed for long on the watcher's own monotonic `clock`, and opens it anew at each look. So
+    neither trusts the other's clock, a file's mtime, a lock that a network file system might not pass on, or what that keeps of an open file.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._since: dict[str, tuple[bytes, float]] = {}  # file → what it said, and since when
+
+    def unchanged_seconds(self, contents: Mapping[str, bytes]) -> dict[str, float]:
+        """Seconds for which each of the files that are there has said the same, as far as this watcher has seen."""
+        now = self._clock()
+        self._since = {
+            name: before if (before := self._since.get(name)) and before[0] == content else (content, now)
+            for name, content in contents.items()
+        }
+        return {name: now - since for name, (_, since) in self._since.items()}

@@ -24,8 +24,7 @@ from typing import Any
 import torch
 
 from lockstep_spec.choices import Precision
-from lockstep_spec.files import sync_directory
-from lockstep_train.base.durable import make_directory, write_durably
+from lockstep_spec.files import make_directory, sync_directory, write_durably
 from lockstep_train.base.errors import ConfigError, TrainerError, print_problem, reason_of, refusal
 from lockstep_train.checkpoint.commits import newest_whole
 from lockstep_train.checkpoint.format.manifest import Manifest

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from lockstep_spec.choices import Precision
-from lockstep_train.base.durable import make_directory, write_durably
+from lockstep_spec.files import make_directory, write_durably
 from lockstep_train.base.errors import ConfigError, TrainerError, print_problem
 from lockstep_train.base.limits import Say
 from lockstep_train.checkpoint.commits import newest_whole

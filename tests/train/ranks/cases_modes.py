@@ -196,7 +196,7 @@ def check_self_test(engine: Any) -> None:
 
 def every_mode(folder: str, variants: dict[str, Any], output: str) -> None:
     """Variants are the fields of modes. Shards are copied and written in several parts."""
-    set_constants({"checkpoint.save.snapshot.CHUNK_ELEMENTS": 100, "base.durable.CHUNK_BYTES": 4096})
+    set_constants({"checkpoint.save.snapshot.CHUNK_ELEMENTS": 100, "lockstep_spec.files.WRITE_BYTES": 4096})
     ranks = engine_ranks.join(rank_environment())
     for name, fields in variants.items():
         mode = Mode(**fields)

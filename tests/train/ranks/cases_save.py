@@ -18,8 +18,8 @@ from cases_modes import manifest_of
 from rank_cases import CountCollectives, assembled
 from safetensors.torch import load_file
 
+from lockstep_spec import files
 from lockstep_train import __main__ as trainer
-from lockstep_train.base import durable
 from lockstep_train.base import ranks as engine_ranks
 from lockstep_train.base.runfile import rank_environment
 from lockstep_train.checkpoint.format.manifest import decode
@@ -81,9 +81,9 @@ def dies(whole: Callable[..., Any], step: int, rank: int) -> Callable[..., Any]:
 def die_writing(file: str, step: int, rank: int) -> int:
     """Train, and be killed with half of `file` (the shard or the manifest) of `step` written on `rank`."""
     if file == "shard":
-        snapshot.write_pages_durably = dies(durable.write_pages_durably, step, rank)
+        snapshot.write_pages_durably = dies(files.write_pages_durably, step, rank)
     else:
-        commit.write_durably = dies(durable.write_durably, step, rank)
+        commit.write_durably = dies(files.write_durably, step, rank)
     return trainer.main([])
 
 
@@ -308,8 +308,8 @@ def kill_at(point: str, saver: save.Saver) -> None:
         "before rotation": (saver.upkeep, "committed"),
     }
     if point == "in the shard":
-        snapshot.write_pages_durably = dies(durable.write_pages_durably, 4, saver._ranks.rank)
+        snapshot.write_pages_durably = dies(files.write_pages_durably, 4, saver._ranks.rank)
     elif point == "in the manifest":
-        commit.write_durably = dies(durable.write_durably, 4, saver._ranks.rank)
+        commit.write_durably = dies(files.write_durably, 4, saver._ranks.rank)
     else:
         setattr(*places[point], kill_here)

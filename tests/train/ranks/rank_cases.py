@@ -113,7 +113,7 @@ def set_constants(constants: dict[str, int]) -> None:
     block does so with the small tensors here."""
     for path, value in constants.items():
         module, name = path.rsplit(".", 1)
-        found = importlib.import_module(f"lockstep_train.{module}")
+        found = importlib.import_module(module if module.startswith("lockstep_spec.") else f"lockstep_train.{module}")
         assert isinstance(vars(found)[name], int), path
         setattr(found, name, value)
 

@@ -8,7 +8,6 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -22,7 +21,7 @@ from lockstep_gang.contract.messages import Pace, message_to_json
 from lockstep_gang.contract.report import HISTORY, Cause, CheckpointReport, Failure, Restart
 from lockstep_gang.contract.run import JobIdentity, RestartPolicy
 from lockstep_gang.coordinator import records
-from lockstep_gang.coordinator.records import Records, Replaced
+from lockstep_gang.coordinator.records import Records
 from lockstep_gang.lifecycle.gang import Budget, Gang, new_gang
 from lockstep_gang.lifecycle.history import AttemptRecord, begun_records, resume_gang, retained_records
 from lockstep_spec.codec import ContractError
@@ -86,24 +85,6 @@ def test_a_script_that_tells_its_pace_too_often_has_some_left_out() -> None:
     for step in range(3 * WAITING_MAX):
         outbox.put(Pace(24, step, 1, 1_000_000))
     assert len(outbox._waiting) <= WAITING_MAX + 1
-
-
-def test_the_last_record_is_found_at_the_end_of_a_long_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "TAIL_BYTES", 64)  # less than a record
-    mine, other = Records(str(tmp_path)), Records(str(tmp_path))
-    written = [attempt(number) for number in range(1, 50)]
-    mine.write_attempts(written)
-    assert other.attempts() == written
-    other.write_attempts([*written, attempt(50)])
-    with pytest.raises(Replaced, match="attempt 50 of another coordinator"):
-        mine.write_attempts([*written, attempt(50)])
-
-
-def test_only_the_end_of_the_attempts_is_read_before_another_record_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mine = Records(str(tmp_path))
-    mine.write_attempts([attempt(number) for number in range(1, 200)])
-    monkeypatch.setattr(records, "read_regular", lambda *_, **__: pytest.fail("the whole file was read"))
-    mine.write_goodput(records.GoodputRecord("uid-1"))
 
 
 def test_files_of_hangs_stay_for_the_newest_attempts(tmp_path: Path) -> None:
@@ -199,34 +180,6 @@ def test_a_fault_before_the_agent_has_begun_is_no_verdict_either(tmp_path: Path)
         agents.write("", nodes=1)
         agents.start(0)
         assert agents.codes() == [INTERNAL]
-
-
-def test_of_a_long_file_of_attempts_only_the_end_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[int] = []
-    path = tmp_path / "attempts.jsonl"
-    path.write_text("".join(f'{{"attempt": {number}}}\n' for number in range(100_000)))
-    opened = records.os.fdopen
-
-    class Counting:
-        def __init__(self, *how: Any) -> None:
-            self._file = opened(*how)
-
-        def __enter__(self) -> Counting:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            self._file.close()
-
-        def seek(self, *where: int) -> int:
-            return int(self._file.seek(*where))
-
-        def read(self) -> bytes:
-            read.append(len(data := self._file.read()))
-            return bytes(data)
-
-    monkeypatch.setattr(records.os, "fdopen", Counting)
-    assert records._last_line(path) == '{"attempt": 99999}'
-    assert read == [16 << 10]
 
 
 def test_a_record_of_more_than_sixteen_mebibytes_is_refused(tmp_path: Path) -> None:

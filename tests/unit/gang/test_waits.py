@@ -17,7 +17,7 @@ from lockstep_gang.agent import agent, interactive, link
 from lockstep_gang.agent.agent import Agent
 from lockstep_gang.agent.log import Console
 from lockstep_gang.agent.outbox import Outbox
-from lockstep_gang.agent.preflight import answers, files, network, selftest
+from lockstep_gang.agent.preflight import answers, files, network, programs
 from lockstep_gang.agent.preflight.answers import NodePreflight
 from lockstep_gang.agent.ranks import fabric, processes, progress_server, relay
 from lockstep_gang.agent.ranks.nccl_log import NcclLogs
@@ -25,7 +25,7 @@ from lockstep_gang.agent.ranks.ranks import LocalNode
 from lockstep_gang.contract import lines as contract_lines
 from lockstep_gang.contract.messages import Activity, Step
 from lockstep_gang.contract.trouble import Trouble, TroubleKind
-from lockstep_gang.coordinator import channel, channels, coordinator, report_file, reporter, server
+from lockstep_gang.coordinator import channel, channels, coordinator, reporter, reports, server
 from lockstep_gang.coordinator import network as names
 from lockstep_gang.coordinator.coordinator import Coordinator
 from lockstep_gang.coordinator.reporter import Reporter
@@ -38,7 +38,7 @@ RUN = make_run(nodes=2)
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
-    return clock_of(monkeypatch, contract_lines, link, files, network, processes, relay, channels, report_file, reporter, server)
+    return clock_of(monkeypatch, contract_lines, link, files, network, processes, relay, channels, reports, reporter, server)
 
 
 async def unresolved(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,12 +73,12 @@ async def unheard(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def untested(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = selftest.NodeSelfTest.__new__(selftest.NodeSelfTest)
+    made = programs.NodeSelfTest.__new__(programs.NodeSelfTest)
     made._run, made._node, made._programs = RUN, 0, cast(Any, SimpleNamespace(kill=lambda: None))
     made._running, made._result, made._text = asyncio.ensure_future(forever()), None, bytearray()
     monkeypatch.setattr(made, "begin", lambda: None)
-    monkeypatch.setattr(selftest, "read_result", lambda *_: None)
-    monkeypatch.setattr(selftest, "is_clean", lambda _: False)
+    monkeypatch.setattr(programs, "read_result", lambda *_: None)
+    monkeypatch.setattr(programs, "is_clean", lambda _: False)
     await made.result(60, anew=False)
 
 
@@ -247,7 +247,7 @@ def test_the_file_of_a_report_is_written_again_after_so_long(
         written.append(clock.now)
 
     async def story() -> None:
-        made = report_file.ReportFile(cast(Any, SimpleNamespace(write_report=lambda text: None)), lambda line: None)
+        made = reports.ReportFile(cast(Any, SimpleNamespace(write_report=lambda text: None)), lambda line: None)
         running = asyncio.ensure_future(made.run())
         made.transition(cast(Any, None))
         await asyncio.sleep(0.01)
@@ -255,9 +255,9 @@ def test_the_file_of_a_report_is_written_again_after_so_long(
         await asyncio.sleep(8)
         running.cancel()
 
-    monkeypatch.setattr(report_file, "in_thread", in_thread)
-    monkeypatch.setattr(report_file, "report_file_text", lambda *_: "")
-    monkeypatch.setattr(report_file, "replace", lambda report, **_: report)
+    monkeypatch.setattr(reports, "in_thread", in_thread)
+    monkeypatch.setattr(reports, "report_file_text", lambda *_: "")
+    monkeypatch.setattr(reports, "replace", lambda report, **_: report)
     clock.run(story())
     assert written[1] - written[0] == pytest.approx(seconds, abs=0.1)
 

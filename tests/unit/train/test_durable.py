@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from lockstep_train.base import durable
+from lockstep_spec import files
 
 
 def test_what_is_written_is_for_the_group_too_where_the_umask_lets_it(tmp_path: Path) -> None:
     before = os.umask(0o002)
     try:
-        durable.make_directory(tmp_path / "a" / "b")
-        durable.write_durably(tmp_path / "a" / "b" / "record", b"x")
-        durable.write_pages_durably(tmp_path / "a" / "b" / "shard", memoryview(bytearray(4096)), 10)
+        files.make_directory(tmp_path / "a" / "b")
+        files.write_durably(tmp_path / "a" / "b" / "record", b"x")
+        files.write_pages_durably(tmp_path / "a" / "b" / "shard", memoryview(bytearray(4096)), 10)
     finally:
         os.umask(before)
     found = [(path.name, oct(path.stat().st_mode & 0o777)) for path in sorted((tmp_path / "a").rglob("*"))]
@@ -31,11 +31,11 @@ def test_two_writers_with_the_same_process_id_do_not_take_each_other_s_file(tmp_
     def fsync_while_the_other_writes(descriptor: int) -> None:
         fsync(descriptor)
         if next(second, False):
-            durable.write_durably(target, b"other")
+            files.write_durably(target, b"other")
 
     monkeypatch.setattr(os, "getpid", lambda: 9)
-    monkeypatch.setattr(durable.os, "fsync", fsync_while_the_other_writes)
-    durable.write_durably(target, b"mine")
+    monkeypatch.setattr(files.os, "fsync", fsync_while_the_other_writes)
+    files.write_durably(target, b"mine")
     assert target.read_bytes() == b"mine"
     assert [path.name for path in tmp_path.iterdir()] == ["a1.json"]
 
@@ -43,5 +43,5 @@ def test_two_writers_with_the_same_process_id_do_not_take_each_other_s_file(tmp_
 def test_pages_are_written_eight_mebibytes_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
     monkeypatch.setattr(os, "write", lambda _, data: sizes.append(len(data)) or len(data))
-    durable.write_pages_durably(tmp_path / "shard", memoryview(bytearray(20 << 20)), 20 << 20)
+    files.write_pages_durably(tmp_path / "shard", memoryview(bytearray(20 << 20)), 20 << 20)
     assert sizes == [8 << 20, 8 << 20, 4 << 20]

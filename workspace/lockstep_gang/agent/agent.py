@@ -382,9 +382,7 @@ class Agent:
         first, rank.ready = not rank.ready, True
         if isinstance(report, Error):
             rank.error = report
-        elif isinstance(report, (Step, Pace)):
-            rank.come_to(report.step)
-        if isinstance(report, (Activity, Step, Beat)):
+        elif isinstance(report, (Activity, Step, Beat, Pace)):
             rank.progressed(report)
         self._outbox.put(report, first)
 

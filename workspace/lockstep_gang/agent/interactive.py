@@ -20,7 +20,7 @@ from lockstep_gang.contract.interactive import Ended, Find, InUse, Printed, Show
 from lockstep_gang.contract.messages import Order, Start
 from lockstep_gang.contract.run import Run
 from lockstep_spec.choices import StorageMode
-from lockstep_spec.files import read_regular, write_new
+from lockstep_spec.files import read_regular, write_durably
 
 BUNDLE_CHARACTERS = 128 * 1024
 WAITING_CHARACTERS = 2 * 1024 * 1024
@@ -97,9 +97,7 @@ def write_hostfile(run: Run, node: int, say: Callable[[str], None]) -> None:
         with contextlib.suppress(OSError):  # it isn't there, or is something else
             if read_regular(path, len(text.encode())) == text.encode():
                 return
-        draft = path.with_name(f".{HOSTFILE}.draft")
-        write_new(draft, text.encode())
-        draft.replace(path)
+        write_durably(path, text.encode())
     except OSError as error:
         say(f"cannot write {path}: {error}; runs don't need it")
 

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from lockstep_gang.contract.messages import AgentMessage, Hello, Order, Ping, Pong, message_to_json, order
 from lockstep_gang.contract.placewords import words_of
@@ -132,15 +131,7 @@ PAUSED_SECONDS = 2.0
 """Delay of a look that means that this process itself did not run: its pod was frozen, or its machine moved or starved."""
 
 
-class Listener(Protocol):
-    """Anything that listens to the coordinator."""
-
-    @property
-    def last_heard(self) -> float:
-        """`time.monotonic` of the last sign of life from the coordinator."""
-
-
-async def watch(link: Listener, silence_seconds: float, unheard: Callable[[], None]) -> None:
+async def watch(link: Link | Channel, silence_seconds: float, unheard: Callable[[], None]) -> None:
     """Call `unheard` every second from `silence_seconds` of silence on, until cancelled. After a pause of this process the silence begins anew."""
     since = time.monotonic()
     while True:

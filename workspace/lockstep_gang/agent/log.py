@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from lockstep_gang.contract.run import Run, run_text
-from lockstep_spec.files import open_regular, write_new
+from lockstep_spec.files import open_regular, write_durably
 from lockstep_spec.words import printable_line
 
 FOLDER = "logs/output"
@@ -119,9 +119,7 @@ class Journal:
 
     def _describe(self) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        draft = self._path.with_name(".run.json")
-        write_new(draft, run_text(replace(self._run, environment={}, report=None)).encode())
-        draft.replace(self._path.with_name("run.json"))
+        write_durably(self._path.with_name("run.json"), run_text(replace(self._run, environment={}, report=None)).encode())
         self._describes = False
 
 

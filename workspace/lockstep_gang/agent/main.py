@@ -27,7 +27,7 @@ from lockstep_gang.contract.preflight import PROBE, SWEEP
 from lockstep_gang.contract.proof import parse_key
 from lockstep_gang.contract.run import HostPlace, Run, parse_run
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
-from lockstep_gang.coordinator.records import Replaced
+from lockstep_gang.coordinator.owner import Replaced
 from lockstep_gang.coordinator.server import Server
 from lockstep_gang.lifecycle.preflight.rounds import ends_with_it
 from lockstep_spec.codec import ContractError

@@ -19,11 +19,11 @@ from lockstep_gang.contract.times import stamp
 from lockstep_gang.contract.trouble import Trouble
 from lockstep_gang.coordinator.channel import Channel
 from lockstep_gang.coordinator.channels import Channels, RunOutput
-from lockstep_gang.coordinator.ledger import ACCOUNT_SECONDS, GoodputAccount, Ledger
+from lockstep_gang.coordinator.ledger import ACCOUNT_SECONDS, Ledger
 from lockstep_gang.coordinator.log_lines import log_lines
 from lockstep_gang.coordinator.machine import seconds_since_boot, slept_seconds
-from lockstep_gang.coordinator.owner import BEAT_SECONDS, DEAD_SECONDS, LOOK_SECONDS, Ownership
-from lockstep_gang.coordinator.records import Records, Replaced
+from lockstep_gang.coordinator.owner import BEAT_SECONDS, DEAD_SECONDS, LOOK_SECONDS, Ownership, Replaced
+from lockstep_gang.coordinator.records import Records
 from lockstep_gang.coordinator.reports import report_change, reports_of
 from lockstep_gang.coordinator.waits import happens_within, in_thread
 from lockstep_gang.lifecycle.decide import Decision, decide
@@ -79,9 +79,9 @@ class Coordinator:
         self._output = output
         self._clock = time.time() - seconds_since_boot()
         self._slept_seconds = slept_seconds()
-        self._records = Records(run.run_dir)
         self._owner = Ownership(run)
-        self._account, self._ledger, self.gang = self._opened()
+        self._records = Records(run.run_dir, self._owner.check)
+        self.gang = self._opened()
         self._changes: deque[Change] = deque()
         """Changes that were heard and not taken in yet, while a record is being written."""
         self._ends: list[tuple[int, Exited]] = []
@@ -103,11 +103,10 @@ class Coordinator:
         if self._reports is not None:
             self._reports.transition(summarize(self.gang, run, log=output.tail()))
 
-    def _opened(self) -> tuple[GoodputAccount, Ledger, Gang]:
-        """The records as they are now, and the gang that goes on from them."""
-        account = GoodputAccount(self._records, self._run, self._output.say)
-        ledger = Ledger(self._records, self._run, account)
-        return account, ledger, ledger.opened(self._run, self._now())
+    def _opened(self) -> Gang:
+        """Read the records as they are now. Returns the gang that goes on from them."""
+        self._ledger = Ledger(self._records, self._run, self._output.say)
+        return self._ledger.opened(self._run, self._now())
 
     @property
     def unheard_trouble(self) -> Trouble | None:
@@ -151,14 +150,13 @@ class Coordinator:
             await asyncio.sleep(LOOK_SECONDS)
         self._records.are_owned = True
         self._output.keep()
-        self._account, self._ledger, gang = await in_thread(self._opened, "records")
-        self._go_on(gang)
+        self._go_on(await in_thread(self._opened, "records"))
         while True:
             await asyncio.sleep(BEAT_SECONDS)
             try:
                 await in_thread(self._owner.beat, "owner")
             except Replaced as error:
-                self._lose_folder(error)
+                return self._lose_folder(error)
             except OSError:
                 continue  # it is said where it holds up a record
 
@@ -451,7 +449,7 @@ class Coordinator:
             self.gang = accounted(self.gang, self._run, self._now())
             if self._reports is not None:
                 self._reports.refresh(partial(summarize, self.gang, self._run))
-            in_thread(partial(self._account.keep, self.gang), "account")
+            in_thread(partial(self._ledger.account.keep, self.gang), "account")
 
     def _now(self) -> float:
         """Unix time that never jumps: read once, then counted on, also while the machine sleeps."""

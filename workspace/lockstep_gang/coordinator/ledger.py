@@ -74,17 +74,17 @@ class GoodputAccount:
 class Ledger:
     """Durable records of the job's attempts and end. Raises ContractError and OSError when the volume's records can't be read."""
 
-    def __init__(self, records: Records, run: Run, account: GoodputAccount) -> None:
+    def __init__(self, records: Records, run: Run, say: Callable[[str], None]) -> None:
         self._records = records
         self._folder = f"{run.run_dir}/gang"
-        self._account = account
+        self.account = GoodputAccount(records, run, say)
         self._attempts = records.attempts()
 
     def opened(self, run: Run, now: float) -> Gang:
         """Gang of a coordinator that begins, with the account of those before it."""
-        left = self._account.earlier()
+        left = self.account.earlier()
         gang = resume_gang(run, self._attempts, self._records.end(), now, left.checkpoint, left.goodput.until / 1000)
-        return self._account.opened(gang, now)
+        return self.account.opened(gang, now)
 
     def write(self, decision: Decision, run: Run, now: float) -> None:
         """Write all that must be durable before the decision's orders are sent. Raises ContractError and OSError."""
@@ -94,7 +94,7 @@ class Ledger:
             self._records.write_end(end_record(decision.gang, run, stamp(now)))
         if decision.close is not None:
             self.close(decision.close, decision.gang)
-        self._account.keep(decision.gang)
+        self.account.keep(decision.gang)
 
     def close(self, outcome: str, gang: Gang) -> None:
         self._write_attempts(closed_records(self._attempts, outcome, gang))

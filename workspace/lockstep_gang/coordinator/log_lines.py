@@ -40,13 +40,11 @@ def log_lines(before: Gang, after: Gang, run: Run) -> Iterator[str]:
 
 
 def _nodes(before: Gang, after: Gang, run: Run) -> Iterator[str]:
-    if before.nodes is after.nodes:
-        return
+    if before.nodes is after.nodes or after.phase is Phase.ENDED:
+        return  # kubelets start containers again after the end, and the log has been written
     for index, (old, new) in enumerate(zip(before.nodes, after.nodes)):  # noqa: B905 (both have run.nodes)
         if old is new:
             continue
-        if after.phase is Phase.ENDED:
-            continue  # kubelets start containers again after the end, and the log has been written
         if new.connected and not old.connected:
             yield f"node {index} is here ({after.nodes.counts.here} of {run.nodes})"
         elif old.connected and not new.connected:

@@ -22,15 +22,23 @@ from pathlib import Path
 
 from lockstep_gang.contract.run import POD_IPS, Run
 from lockstep_gang.coordinator.machine import boot_id
-from lockstep_gang.coordinator.records import NO_FILE, Replaced
-from lockstep_spec.codec import ContractError, from_json, to_json
-from lockstep_spec.files import read_regular
-from lockstep_spec.signs import Signs, write_sign
+from lockstep_gang.coordinator.records import read_record
+from lockstep_spec.codec import ContractError, to_json
+from lockstep_spec.files import Signs, write_durably
 
 BEAT_SECONDS = 10.0
 LOOK_SECONDS = 2.0
 DEAD_SECONDS = 60.0
 _FILE = re.compile(r"owner\.([1-9][0-9]{0,17})\.json")
+
+
+class Replaced(OSError):
+    """Another coordinator has taken the folder over: this one was taken for lost, and nothing it knows counts."""
+
+    def __init__(self, text: str, job_uid: str) -> None:
+        super().__init__(errno.ESTALE, text)
+        self.job_uid = job_uid
+        """Job of the other one."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +78,7 @@ class Ownership:
                 return owner.place, bool(owner.instance) and owner != self._first.setdefault(number, owner)
             self._folder.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(FileExistsError):  # another was faster: the look after it says which
-                write_sign(self._file(number + 1), to_json(self._own), new=True)
+                self._create(self._file(number + 1))
             newest, owner = self._newest()
             if owner.instance != self._own.instance:
                 return owner.place, False
@@ -80,38 +88,50 @@ class Ownership:
                     self._file(older).unlink()
             return None
 
+    def check(self) -> None:
+        """Raise Replaced when another coordinator has taken the folder since this one did, and OSError."""
+        owner = self._newest()[1] if self._number else self._own
+        if owner.instance not in ("", self._own.instance):
+            text = f"{owner.place} has taken over {self._folder.parent}, where this job had shown no sign of life for {DEAD_SECONDS:.0f} s"
+            raise Replaced(text, owner.job_uid)
+
     def beat(self) -> None:
         """Show a sign of life. Raises Replaced when another coordinator has taken the folder, and OSError."""
         with self._writing:
-            owner = self._newest()[1]
-            if not self._number:
-                return
-            if owner.instance not in ("", self._own.instance):
-                self._number = 0
-                text = (
-                    f"{owner.place} has taken over {self._folder.parent}, where this job had shown no sign of life for {DEAD_SECONDS:.0f} s"
-                )
-                raise Replaced(text, owner.job_uid)
-            self._own = replace(self._own, count=self._own.count + 1)
-            write_sign(self._file(self._number), to_json(self._own))
+            if not self._own.ended:
+                self.check()
+                self._own = replace(self._own, count=self._own.count + 1)
+                self._write(self._file(self._number))
 
     def let_go(self) -> None:
         """Leave the folder to the next job, which else waits. A newer coordinator of the same job keeps it."""
         with self._writing, contextlib.suppress(OSError):
-            self._number = 0
+            self._own = replace(self._own, ended=True)
             number, owner = self._newest()
             if owner.instance == self._own.instance:
-                write_sign(self._file(number), to_json(replace(self._own, ended=True)))
+                self._write(self._file(number))
+
+    def _create(self, file: Path) -> None:
+        """Write the first content, of several coordinators only one. Raises FileExistsError in the others, and OSError, and then leaves nothing."""
+        file.touch(exist_ok=False)
+        try:
+            self._write(file)
+        except OSError:
+            file.unlink(missing_ok=True)
+            raise
+
+    def _write(self, file: Path) -> None:
+        write_durably(file, json.dumps(to_json(self._own)).encode())
 
     def _newest(self) -> tuple[int, Owner]:
         """Highest number, and what its file says; 0: there is none."""
         number = max(self._numbers(), default=0)
         try:
-            return number, from_json(Owner, json.loads(read_regular(self._file(number), 16 * 1024)), "owner")
-        except (ContractError, ValueError, RecursionError):
+            return number, read_record(Owner, self._file(number)) or Owner()
+        except ContractError:
             return number, Owner()
         except OSError as error:
-            if error.errno not in NO_FILE | {errno.ENOENT, errno.ESTALE}:
+            if error.errno != errno.ESTALE:
                 raise
             return number, Owner()
 

@@ -209,7 +209,7 @@ def rank_after_report(rank: Rank, report: RankReport, now: float) -> Rank:
 
 
 def _progressed(gang: Gang, run: Run, node: int, reports: list[RankReport], now: float) -> Gang:
-    """Take in reports as `_reported` does each, with one copy of the gang for all: a big one hears of its ranks all the time."""
+    """Take in reports with one copy of the gang for all: a big one hears of its ranks all the time."""
     ranks: dict[int, Rank] = {}
     of_node = run.ranks_of(node)
     own = [report for report in reports if report.rank in of_node]
@@ -225,15 +225,11 @@ def _progressed(gang: Gang, run: Run, node: int, reports: list[RankReport], now:
 
 
 def _reported(gang: Gang, run: Run, node: int, report: RankReport, now: float) -> Gang:
-    if report.rank not in run.ranks_of(node):
-        return gang
-    gang = with_deadlines_of(gang.with_rank(report.rank, rank_after_report(gang.ranks[report.rank], report, now)), run, (report.rank,))
-    if isinstance(report, Error):
+    gang = _progressed(gang, run, node, [report], now)
+    if isinstance(report, Error) and report.rank in run.ranks_of(node):
         gang, sign = _sign(gang, report.rank)
         return gang.with_rank(report.rank, replace(gang.ranks[report.rank], error=report, sign=sign))
-    if isinstance(report, Step):
-        gang = replace(gang, fabric=after_step(gang.fabric, run, now))
-    return _told_by_rank_zero(gang, report, now) if report.rank == 0 else gang
+    return gang
 
 
 def _told_by_rank_zero(gang: Gang, report: RankReport, now: float) -> Gang:

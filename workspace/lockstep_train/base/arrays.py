@@ -21,9 +21,8 @@ from typing import Any
 
 import numpy
 
-from lockstep_spec.files import sync_directory
+from lockstep_spec.files import make_directory, sync_directory, write_durably
 from lockstep_train.base.cache import file_digest
-from lockstep_train.base.durable import make_directory, write_durably
 
 Array = numpy.ndarray[Any, Any]
 FORMAT = "lockstep-arrays/1"

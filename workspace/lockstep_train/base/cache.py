@@ -8,7 +8,7 @@ import json
 import time
 from pathlib import Path
 
-from lockstep_train.base.durable import make_directory, write_durably
+from lockstep_spec.files import make_directory, write_durably
 
 SETTLED_SECONDS = 2.0
 """A file that changed this recently may change once more without another time of change: file systems count in ticks, some in whole seconds."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 STEP_FLOOR_SECONDS = 120.0
 MEDIANS = 3.0
@@ -29,8 +28,8 @@ Say = Callable[[str], None]
 """Function that prints a line for people."""
 
 
-class Watch(Protocol):
-    """Listener to what a run is doing."""
+class Watch:
+    """Listener to what a run is doing. This one does nothing: it is for those who run a part of a run."""
 
     def begin(self, activity: str, limit_seconds: float) -> None:
         """Start an activity that must end, or be begun anew, within the limit."""
@@ -42,12 +41,4 @@ class Watch(Protocol):
         """Leave SIGTERM to the main thread from here on: there is a state to save."""
 
 
-class Unwatched:
-    """Watch of nobody, for those who run a part of a run."""
-
-    def begin(self, activity: str, limit_seconds: float) -> None: ...
-    def at(self, place: str) -> None: ...
-    def loaded(self) -> None: ...
-
-
-UNWATCHED = Unwatched()
+UNWATCHED = Watch()

@@ -18,8 +18,8 @@ from typing import Any
 from torch.distributed import DistStoreError
 
 from lockstep_spec.choices import StorageMode
+from lockstep_spec.files import make_directory
 from lockstep_train.base import limits
-from lockstep_train.base.durable import make_directory
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.base.limits import Watch
 from lockstep_train.base.ranks import Ranks, attempted, refused_together, results

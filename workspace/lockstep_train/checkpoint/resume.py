@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep_spec.codec import from_json, to_json
-from lockstep_train.base.durable import write_durably
+from lockstep_spec.files import write_durably
 from lockstep_train.base.errors import ConfigError, refusal
 from lockstep_train.base.limits import Say
 from lockstep_train.base.ranks import Ranks, refused_together

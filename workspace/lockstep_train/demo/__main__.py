@@ -23,6 +23,8 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+from lockstep_spec.files import write_durably
+
 EXCLUDED = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "pydoc_data", "__pycache__", "turtledemo"}
 SHORTEST_CHARACTERS = 80
 SAMPLES = 600
@@ -70,19 +72,11 @@ def reference_manual() -> list[str]:
     return list(paragraphs)
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file so that its name never shows half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
-
-
 def make_datasets(folder: Path) -> None:
-
+    folder.mkdir(parents=True, exist_ok=True)
     paragraphs = reference_manual()[:SAMPLES]
-    write_whole(folder / "demo.txt", "\n\n".join(paragraphs) + "\n")
-    write_whole(folder / "demo.jsonl", "".join(json.dumps({"text": text}) + "\n" for text in paragraphs))
+    write_durably(folder / "demo.txt", ("\n\n".join(paragraphs) + "\n").encode())
+    write_durably(folder / "demo.jsonl", "".join(json.dumps({"text": text}) + "\n" for text in paragraphs).encode())
 
 
 def make_model(folder: Path) -> None:

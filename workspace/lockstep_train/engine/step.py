@@ -6,14 +6,16 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from lockstep_spec.choices import NonFinitePolicy
 from lockstep_train.base.errors import NonFinite
+from lockstep_train.base.limits import Watch
 from lockstep_train.base.ranks import Ranks
+from lockstep_train.checkpoint.save.save import Saver
 from lockstep_train.data.sequences.batches import Batch
 from lockstep_train.engine.clock import Clock, Waits
 from lockstep_train.engine.loss import TokenLoss, targets
@@ -43,21 +45,6 @@ class StepResult:
     """Values that each rank reported of itself, in rank order."""
 
 
-class Saving(Protocol):
-    """Saves that run beside a step, as far as it must know of them."""
-
-    @property
-    def busy(self) -> bool: ...
-    def before_update(self) -> None:
-        """Wait until masters and moments may change."""
-
-
-class StepProgress(Protocol):
-    """Listener to how far a step is."""
-
-    def at(self, place: str) -> None: ...
-
-
 def seed_micro_batch(seed: int, step: int, micro: int, rank: int) -> None:
     """Seed dropout by (seed, step, micro-batch, rank) alone: a resumed step draws what the first run drew."""
     digest = hashlib.sha256(f"{seed}:{step}:{micro}:{rank}".encode()).digest()
@@ -72,8 +59,8 @@ class Stepper:
         engine: Any,
         loss: TokenLoss,
         ranks: Ranks,
-        saving: Saving,
-        progress: StepProgress,
+        saving: Saver,
+        progress: Watch,
         *,
         seed: int,
         policy: NonFinitePolicy,

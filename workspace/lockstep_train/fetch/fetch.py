@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, TypeVar
 
+from lockstep_spec.files import make_directory
 from lockstep_spec.modelnames import FETCHED
 from lockstep_spec.words import decimal_size, duration
-from lockstep_train.base.durable import make_directory
 from lockstep_train.base.errors import ConfigError, TrainerError, refusal
 from lockstep_train.base.limits import Say
 from lockstep_train.fetch.folders import (

@@ -23,9 +23,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from lockstep_spec.files import sync_directory
+from lockstep_spec.files import make_directory, sync_directory, write_durably
 from lockstep_spec.modelnames import FETCHED, fetched_folder, folder_name
-from lockstep_train.base.durable import make_directory, write_durably
 from lockstep_train.base.errors import ConfigError, TrainerError
 from lockstep_train.base.limits import Say
 

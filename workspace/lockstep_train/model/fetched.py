@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from lockstep_spec.files import make_directory, write_durably
 from lockstep_spec.modelnames import is_address, is_folder
 from lockstep_spec.training import ModelConfig
 from lockstep_train.base import limits
 from lockstep_train.base.cache import cache_folder
-from lockstep_train.base.durable import make_directory, write_durably
 from lockstep_train.base.errors import refusal
 from lockstep_train.base.limits import UNWATCHED, Say, Watch
 from lockstep_train.base.ranks import Ranks, refused_together

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -28,19 +28,6 @@ Read = Callable[[str], torch.Tensor]
 """A trained parameter by its name, whole, as the live model computes with it, in FP32."""
 ReadRange = Callable[[str, int, int], torch.Tensor]
 """Elements [start, start + numel) of one, flattened."""
-
-
-class Update(Protocol):
-    """Update of a tensor: its new values."""
-
-    @property
-    def parameters(self) -> tuple[str, ...]:
-        """The trained parameters that they come from."""
-        ...
-
-    def rows(self, first: int, count: int, base: Base) -> torch.Tensor:
-        """Rows [first, first + count), as [count, width]."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -130,6 +117,10 @@ class Experts:
             values[done : done + taken] += self.scale * (left[row : row + taken] @ right)
             done += taken
         return values
+
+
+Update = Replaced | LowRank | Decomposed | Experts
+"""Update of a tensor: `parameters` are the trained ones that it comes from, `rows` returns rows [first, first + count) of the new values, as [count, width]."""
 
 
 @dataclass(frozen=True)

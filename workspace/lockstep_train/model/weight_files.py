@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from lockstep_spec.choices import Precision
-from lockstep_train.base.durable import durable_file, write_durably
+from lockstep_spec.files import durable_file, write_durably
 from lockstep_train.base.errors import ConfigError
 
 SINGLE = "model.safetensors"

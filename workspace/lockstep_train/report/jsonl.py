@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lockstep_spec.files import durable_file
+
 SCHEMA = 1
 _TAIL_BYTES = 1 << 20
 _UNWRITTEN_BYTES = 64 << 20
@@ -91,15 +93,11 @@ def _tail(path: Path) -> bytes:
 
 
 def _rewrite(path: Path, step: int, history: bool) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    with path.open("rb") as old, temporary.open("w", encoding="utf-8") as new:
+    with path.open("rb") as old, durable_file(path) as new:
         for record in filter(None, map(parse, old)):
             undone = record["step"] > step
             if history or not undone:
-                new.write(json.dumps({**record, "undone": True} if undone else record) + "\n")
-        new.flush()
-        os.fsync(new.fileno())
-    temporary.replace(path)
+                new.write(json.dumps({**record, "undone": True} if undone else record).encode() + b"\n")
 
 
 def parse(line: bytes) -> Record | None:

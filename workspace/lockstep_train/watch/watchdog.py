@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 from lockstep_spec.codec import from_json, to_json
 from lockstep_spec.exits import FAILED, HANG, SAVED
 from lockstep_train.base.errors import Hang, Stopped, TrainerError
+from lockstep_train.base.limits import Watch
 from lockstep_train.report import Reporter
 from lockstep_train.report.terminal import print_error
 from lockstep_train.watch.beats import Beat, explain
@@ -167,7 +168,7 @@ class RankPlace:
         return self.logs / f"{what}-attempt-{self.attempt}-rank-{self.rank}.{ending}"
 
 
-class Watchdog:
+class Watchdog(Watch):
     """Watching thread of a rank, started before anything slow; `joined` gives it the store once there is one."""
 
     def __init__(self, stop: StopSignal, reporter: Reporter, place: RankPlace, leave: Callable[[int], None]) -> None:

@@ -15,7 +15,7 @@ import pytest
 from lockstep_gang.contract.interactive import Asked
 from lockstep_gang.contract.report import CheckpointReport
 from lockstep_gang.contract.run import ReportTarget
-from lockstep_gang.coordinator import channels, coordinator, https_post, report_file, reporter
+from lockstep_gang.coordinator import channels, coordinator, https_post, reporter, reports
 from lockstep_gang.coordinator.channels import RunOutput
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
 from lockstep_gang.coordinator.https_post import Answer, post
@@ -34,8 +34,8 @@ TARGET = ReportTarget("https://operator:8443/reports", ca_pem="", token_file="/d
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
-    clock = clock_of(monkeypatch, channels, coordinator, report_file, reporter, now=0.0)
-    for module in (coordinator, report_file):
+    clock = clock_of(monkeypatch, channels, coordinator, reports, reporter, now=0.0)
+    for module in (coordinator, reports):
         monkeypatch.setattr(module, "in_thread", at_once)
     monkeypatch.setattr(coordinator, "seconds_since_boot", clock.monotonic)
     monkeypatch.setattr(coordinator, "slept_seconds", lambda: 0.0)

@@ -17,12 +17,12 @@ from lockstep_gang.contract.preflight import Expected
 from lockstep_gang.contract.report import Report, State, parse_report, report_file_text
 from lockstep_gang.contract.run import RestartPolicy, Run
 from lockstep_gang.contract.times import seconds_of
-from lockstep_gang.coordinator import report_file
+from lockstep_gang.coordinator import reports
+from lockstep_gang.coordinator.owner import Ownership
 from lockstep_gang.coordinator.records import Records
-from lockstep_gang.coordinator.report_file import ReportFile
-from lockstep_gang.coordinator.reports import reports_of
+from lockstep_gang.coordinator.reports import ReportFile, reports_of
 from lockstep_gang.lifecycle.gang import new_gang
-from lockstep_gang.lifecycle.history import AttemptRecord, EndRecord
+from lockstep_gang.lifecycle.history import EndRecord
 from lockstep_gang.lifecycle.summary import summarize
 from unit.gang.cases import KEY, Gang, gang, make_run
 
@@ -115,19 +115,20 @@ def test_a_file_that_can_t_be_written_is_told_once_and_the_job_goes_on(agents: G
 
 
 def test_a_coordinator_that_was_replaced_leaves_the_newer_one_s_report(tmp_path: Path) -> None:
-    older, newer = Records(str(tmp_path)), Records(str(tmp_path))
     lines: list[str] = []
 
     async def write(run: Run) -> None:
-        newer.write_attempts([AttemptRecord(3, "uid-1", 0, "2026-11-24T00:00:00Z")])
-        newer.write_report("newer")
-        file = ReportFile(older, lines.append)
+        older, newer = Ownership(run), Ownership(run)
+        older.take()
+        newer.take()
+        Records(run.run_dir, newer.check).write_report("newer")
+        file = ReportFile(Records(run.run_dir, older.check), lines.append)
         await delivered(file, lambda: file.transition(summarize(new_gang(run), run)))
 
-    asyncio.run(write(make_run()))
+    asyncio.run(write(make_run(run_dir=str(tmp_path))))
     assert (tmp_path / "gang/report.json").read_text() == "newer"
     assert len(lines) == 1
-    assert "attempt 3 of another coordinator is there" in lines[0]
+    assert f"has taken over {tmp_path}" in lines[0]
 
 
 async def delivered(file: ReportFile, offer: Callable[[], None], wait: Callable[[], Awaitable[None]] | None = None) -> None:
@@ -160,8 +161,8 @@ class Writes(Records):
 
 @pytest.mark.parametrize("kind", ["news", "refresh"])
 def test_what_is_no_transition_is_written_when_it_is_due(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report_file, "PERIOD_SECONDS", 0.05 if kind == "refresh" else 1e6)
-    monkeypatch.setattr(report_file, "NEWS_SECONDS", 0.05)
+    monkeypatch.setattr(reports, "PERIOD_SECONDS", 0.05 if kind == "refresh" else 1e6)
+    monkeypatch.setattr(reports, "NEWS_SECONDS", 0.05)
     run = make_run(run_dir=str(tmp_path))
     writes = Writes(run)
 
@@ -179,7 +180,7 @@ def test_what_is_no_transition_is_written_when_it_is_due(kind: str, tmp_path: Pa
 
 
 def test_the_last_flush_writes_what_is_newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report_file, "PERIOD_SECONDS", 1e6)
+    monkeypatch.setattr(reports, "PERIOD_SECONDS", 1e6)
     run = make_run(run_dir=str(tmp_path))
 
     async def write() -> None:

@@ -30,10 +30,10 @@ from lockstep_gang.contract.run import RestartPolicy, Run
 from lockstep_gang.coordinator import coordinator
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
 from lockstep_gang.coordinator.ledger import GoodputAccount
+from lockstep_gang.coordinator.owner import Ownership
 from lockstep_gang.coordinator.records import GoodputRecord, Records
 from lockstep_gang.lifecycle.gang import Facts, new_gang
 from lockstep_gang.lifecycle.goodput import accounted, with_absence
-from lockstep_gang.lifecycle.history import begun_records
 from unit.gang.cases import KEY, make_run
 from unit.gang.story import Story, all_stopped, hello, started
 
@@ -317,16 +317,16 @@ def test_a_volume_that_hangs_holds_up_one_writer_and_nobody_else(tmp_path: Path)
 
 def test_a_replaced_coordinator_writes_nothing_over_its_successor_s_account(tmp_path: Path) -> None:
     story, said = started(**TRAINER, run_dir=str(tmp_path)), list[str]()
-    old, new = Records(str(tmp_path)), Records(str(tmp_path))
-    begun = begun_records([], story.gang, story.run, "2026-01-01T00:00:00Z")
-    old.write_attempts(begun)
-    new.write_attempts(begun_records(new.attempts(), replace(story.gang, attempt=2), story.run, "2026-01-01T00:01:00Z"))
+    owners = Ownership(story.run), Ownership(story.run)
+    old, new = (Records(str(tmp_path), owner.check) for owner in owners)
+    for owner in owners:
+        owner.take()
     theirs = replace(story.gang, goodput=Goodput(1, 9, {"train": 8}))
     GoodputAccount(new, story.run, said.append).keep(theirs)
     GoodputAccount(old, story.run, said.append).keep(replace(story.gang, goodput=Goodput(1, 5, {"train": 4})))
     assert Records(str(tmp_path)).goodput("uid-1").goodput == theirs.goodput
     assert len(said) == 1
-    assert "attempt 2 of another coordinator is there" in said[0]
+    assert f"has taken over {tmp_path}" in said[0]
 
 
 def test_two_coordinators_that_write_at_once_have_a_draft_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

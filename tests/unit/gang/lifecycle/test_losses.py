@@ -14,7 +14,8 @@ from lockstep_gang.contract.report import Cause, State
 from lockstep_gang.contract.run import ReportTarget, RestartPolicy
 from lockstep_gang.contract.times import stamp
 from lockstep_gang.coordinator.log_lines import log_lines
-from lockstep_gang.coordinator.records import Records, Replaced
+from lockstep_gang.coordinator.owner import Ownership, Replaced
+from lockstep_gang.coordinator.records import Records
 from lockstep_gang.lifecycle.budget import TOLD_TO_END
 from lockstep_gang.lifecycle.history import begun_records, closed_records, corrected_records, end_record, resume_gang
 from lockstep_gang.lifecycle.losses import waits_for_facts, with_facts
@@ -220,13 +221,16 @@ def test_why_a_node_is_not_there_yet_is_what_the_operator_said_last() -> None:
 
 
 def test_a_coordinator_whose_pod_was_replaced_writes_nothing_over_its_successor_s_record(tmp_path: Path) -> None:
-    story = started(restart=RestartPolicy(3, 0))
-    old, new = Records(str(tmp_path)), Records(str(tmp_path))
+    story = started(restart=RestartPolicy(3, 0), run_dir=str(tmp_path))
+    first, second = Ownership(story.run), Ownership(story.run)
+    old, new = Records(str(tmp_path), first.check), Records(str(tmp_path), second.check)
+    first.take()
     begun = begun_records([], story.gang, story.run, "2026-01-01T00:00:00Z")
     old.write_attempts(begun)
+    second.take()
     successor = begun_records(new.attempts(), replace(story.gang, attempt=2), story.run, "2026-01-01T00:01:00Z")
     new.write_attempts(successor)
-    with pytest.raises(Replaced, match="attempt 2 of another coordinator is there"):
+    with pytest.raises(Replaced, match=f"has taken over {tmp_path}"):
         old.write_attempts(closed_records(begun, "Failed", story.gang))
     new.write_attempts(closed_records(successor, "Failed", story.gang))
     assert [record.attempt for record in new.attempts()] == [1, 2]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from lockstep_gang.agent.preflight import answers, network
-from lockstep_gang.agent.preflight.allreduce import AllReduceRanks
+from lockstep_gang.agent.preflight.programs import AllReduceRanks
 from lockstep_gang.contract.preflight import (
     PREFLIGHT_RESULT,
     Check,

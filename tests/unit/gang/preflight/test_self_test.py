@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from lockstep_gang.agent.preflight import allreduce_rank, selftest, selftest_program
-from lockstep_gang.agent.preflight.programs import json_objects
-from lockstep_gang.agent.preflight.selftest import NodeSelfTest, read_result
+from lockstep_gang.agent.preflight import allreduce_rank, programs, selftest_program
+from lockstep_gang.agent.preflight.programs import NodeSelfTest, json_objects, read_result
 from lockstep_gang.contract.preflight import DeviceResult, Expected, Finding, SelfTest, SelfTestResult, Speed
 from lockstep_gang.contract.report import Cause
 from lockstep_gang.contract.run import Run
@@ -185,7 +184,7 @@ DONE = 'print(json.dumps({"done": True, "ecc": {"GPU-1": 2}}), flush=True)\n'
 def node(folder: Path, monkeypatch: pytest.MonkeyPatch, program: str, gpus: int = 0) -> tuple[NodeSelfTest, Run]:
     """The self-test of a node, whose program is this one."""
     (folder / "played_self_test.py").write_text(PROGRAM + program)
-    monkeypatch.setattr(selftest, "PROGRAM_MODULE", "played_self_test")
+    monkeypatch.setattr(programs, "PROGRAM_MODULE", "played_self_test")
     path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {"PYTHONPATH": path, "FOLDER": str(folder)}
     run = make_run(gpus_per_node=gpus, ranks_per_node=max(1, gpus), preflight=Expected(self_test=SelfTest("BF16")), environment=environment)
@@ -236,7 +235,7 @@ def test_what_a_process_said_that_outlives_its_kill_is_told(tmp_path: Path, monk
         keep = 'import subprocess\nheld = subprocess.Popen(["sleep", "30"], start_new_session=True)\nopen(os.environ["FOLDER"] + "/held", "w").write(str(held.pid))\n'
         said = 'print(json.dumps({"stage": "products"}), flush=True)\ntime.sleep(600)\n'
         mine, _ = node(tmp_path, monkeypatch, keep + DEVICES + said, gpus=2)
-        monkeypatch.setattr(selftest, "KILLED_SECONDS", 0.2)
+        monkeypatch.setattr(programs, "KILLED_SECONDS", 0.2)
         try:
             tested = await mine.result(3, anew=False)
             assert [(device.index, device.error) for device in tested.devices] == [(0, ""), (1, "not done after 3 s, in: products")]

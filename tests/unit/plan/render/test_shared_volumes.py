@@ -75,7 +75,7 @@ def test_on_somebody_s_own_machine_their_umask_counts(agents: Gang, umask: int) 
 POD = """
 import ctypes, json, os, struct, sys
 from pathlib import Path
-from lockstep_train.base.durable import make_directory, write_durably, write_pages_durably
+from lockstep_spec.files import make_directory, write_durably, write_pages_durably
 from lockstep_train.checkpoint.format.layout import parse_commit
 from lockstep_train.checkpoint.save.rotation import Rotation
 from lockstep_train.report.jsonl import JsonLog

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lockstep_train.base import durable
+from lockstep_spec import files
 from lockstep_train.zero.zero_access import even_share
 
 
@@ -36,7 +36,7 @@ def test_pages_are_written_up_to_the_size_of_the_file(tmp_path: Path, size: int)
 
     pages = mmap.mmap(-1, 8192)
     pages[:] = bytes(range(256)) * 32
-    durable.write_pages_durably(tmp_path / "file", memoryview(pages), size)
+    files.write_pages_durably(tmp_path / "file", memoryview(pages), size)
     assert (tmp_path / "file").read_bytes() == pages[:size]
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
@@ -51,8 +51,8 @@ def test_a_volume_without_direct_writes_is_written_to_all_the_same(tmp_path: Pat
             raise OSError(22, "Invalid argument")
         return real(path, flags, *mode)
 
-    monkeypatch.setattr(durable.os, "open", refusing)
-    durable.write_pages_durably(tmp_path / "file", memoryview(b"x" * 4096), 10)
+    monkeypatch.setattr(files.os, "open", refusing)
+    files.write_pages_durably(tmp_path / "file", memoryview(b"x" * 4096), 10)
     assert (tmp_path / "file").read_bytes() == b"x" * 10
     assert opened[0] != 0
 
@@ -63,23 +63,23 @@ def test_a_full_disk_leaves_nothing_of_the_file_behind(tmp_path: Path, monkeypat
         raise OSError(28, "No space left on device")
 
     (tmp_path / "file").write_bytes(b"before")
-    monkeypatch.setattr(durable.os, "fsync", full)
+    monkeypatch.setattr(files.os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
         if pages:
-            durable.write_pages_durably(tmp_path / "file", memoryview(b"x" * 4096), 4096)
+            files.write_pages_durably(tmp_path / "file", memoryview(b"x" * 4096), 4096)
         else:
-            durable.write_durably(tmp_path / "file", b"after")
+            files.write_durably(tmp_path / "file", b"after")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     assert (tmp_path / "file").read_bytes() == b"before"
 
 
 def test_a_folder_is_made_with_its_parents_and_every_new_name_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[Path] = []
-    monkeypatch.setattr(durable, "sync_directory", synced.append)
-    durable.make_directory(tmp_path / "run/checkpoints/step-1.a1")
+    monkeypatch.setattr(files, "sync_directory", synced.append)
+    files.make_directory(tmp_path / "run/checkpoints/step-1.a1")
     assert (tmp_path / "run/checkpoints/step-1.a1").is_dir()
     assert synced == [tmp_path, tmp_path / "run", tmp_path / "run/checkpoints"]
-    durable.make_directory(tmp_path / "run/checkpoints/step-1.a1")
+    files.make_directory(tmp_path / "run/checkpoints/step-1.a1")
     assert len(synced) == 3
 
 

@@ -231,7 +231,8 @@ def test_a_batch_ends_at_so_many_characters_too_so_that_long_documents_need_no_m
     assert found == [samples[:2], samples[2:5], samples[5:6], [said], samples[2:3]]
     assert list(source_module.batches(iter([]))) == []
     lines: list[str] = []
-    assert list(source_module.batches(iter([*samples, replace(samples[5], line=7)]), source_module.LargeSamples("a.jsonl", lines.append)))
+    large = [*samples, replace(samples[5], line=7)]
+    assert list(source_module.with_large_named(iter(large), "a.jsonl", lines.append)) == large
     assert [line.partition(" characters")[0] for line in lines] == [f"WARNING: a.jsonl:{number} is one sample of 300" for number in (1, 7)]
 
 

@@ -11,9 +11,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from lockstep_gang.agent.preflight import facts, files, network
-from lockstep_gang.agent.preflight.allreduce import AllReduceRanks
-from lockstep_gang.agent.preflight.programs import Programs, json_objects
-from lockstep_gang.agent.preflight.selftest import NodeSelfTest
+from lockstep_gang.agent.preflight.programs import AllReduceRanks, NodeSelfTest, Programs, json_objects
 from lockstep_gang.agent.ranks.environment import inherited
 from lockstep_gang.agent.ranks.memory import process_limit
 from lockstep_gang.contract.preflight import LOCKSTEP, Check, Checked, Expected, ExpectedRdma, Looked, Met, Stage

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lockstep_gang.contract.preflight import ExpectedPath, Kind, PathFact, VolumeFacts
-from lockstep_spec.files import open_regular, read_regular
+from lockstep_spec.files import open_regular, read_regular, write_durably
 
 MARKER = ".preflight-"
 SEEN_SECONDS = 3.0
@@ -49,10 +49,7 @@ def volume_facts(run_dir: str, token: str, node: int) -> VolumeFacts:
     try:
         own.parent.mkdir(parents=True, exist_ok=True)
         remove_markers(run_dir, node)
-        with own.open("w") as file:
-            file.write(token)
-            file.flush()
-            os.fsync(file.fileno())
+        write_durably(own, token.encode())
         free = shutil.disk_usage(run_dir).free
         return VolumeFacts(free_bytes=free, checkpoint_bytes=_newest_checkpoint_bytes(Path(run_dir) / "checkpoints"), path=run_dir)
     except OSError as error:

@@ -19,7 +19,7 @@ from typing import BinaryIO
 from lockstep_gang.agent.ranks.relay import LINE_BYTES_MAX, printable_bytes
 from lockstep_gang.contract.fabric import FabricAsked, RankFabric
 from lockstep_gang.lifecycle.fabric.nccl import messages, read_line
-from lockstep_spec.files import open_regular, read_regular, write_new
+from lockstep_spec.files import open_regular, read_regular, write_durably, write_new
 
 SUBSYSTEMS = "INIT,BOOTSTRAP,ENV,NET"
 PART_BYTES = 2 * 1024 * 1024
@@ -215,9 +215,8 @@ class NcclLogs:
             folder.mkdir(parents=True, exist_ok=True)
             for rank, log in self._ranks.items():
                 text = b"".join(file.retained() for file in log.files.values())
-                draft = folder / f".rank-{rank}.log"
-                write_new(draft, f"[lockstep] NCCL's log of rank {rank}, attempt {self._attempt}\n".encode() + text)
-                draft.replace(folder / f"rank-{rank}.log")
+                head = f"[lockstep] NCCL's log of rank {rank}, attempt {self._attempt}\n"
+                write_durably(folder / f"rank-{rank}.log", head.encode() + text)
         except OSError as error:
             say(f"cannot keep NCCL's logs under {folder} ({error.strerror}): is the volume full or read-only?")
         with contextlib.suppress(OSError):

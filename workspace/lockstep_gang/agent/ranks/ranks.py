@@ -38,6 +38,7 @@ from lockstep_gang.contract.messages import (
     Dumped,
     Error,
     OutOfMemory,
+    Pace,
     RankExit,
     RankReport,
     RankState,
@@ -127,16 +128,8 @@ class RankProcess:
         try:
             self.pid = start_process(self._command, self._folder, self._environment, write_end)
         except OSError as error:
-            message = f"{error.strerror}: {error.filename or self._command[0]}"
-            self.exit = RankExit(
-                self.rank,
-                NOT_STARTED,
-                None,
-                False,
-                Error(self.rank, type(error).__name__, message),
-                (message,),
-                process_limit=process_limit(),
-            )
+            reason = Error(self.rank, type(error).__name__, f"{error.strerror}: {error.filename or self._command[0]}")
+            self.exit = RankExit(self.rank, NOT_STARTED, None, False, reason, (reason.message,), process_limit=process_limit())
         finally:
             os.close(write_end)
 
@@ -190,16 +183,14 @@ class RankProcess:
         progress = tuple(map(rank_report_to_json, told))
         return RankState(self.rank, self.ready, self.exit, self._step, age, progress)
 
-    def progressed(self, report: Activity | Step | Beat) -> None:
-        """Keep what the rank has told of its progress, for a connection that is made anew."""
-        self._progress.pop(type(report), None)
-        self._progress[type(report)] = report
-
-    def come_to(self, step: int) -> None:
-        """Note that the rank has reported this step."""
-        if self._step is None or step > self._step:
-            self._step, self._stepped_at = step, time.monotonic()
+    def progressed(self, report: Activity | Step | Beat | Pace) -> None:
+        """Note how far the rank has come, and keep what it has told of its progress, for a connection that is made anew."""
+        if isinstance(report, (Step, Pace)) and (self._step is None or report.step > self._step):
+            self._step, self._stepped_at = report.step, time.monotonic()
             self._relay.went_on()
+        if not isinstance(report, Pace):
+            self._progress.pop(type(report), None)
+            self._progress[type(report)] = report
 
 
 def environments_of(node: LocalNode, start: Start) -> list[Mapping[str, str]]:

@@ -40,12 +40,9 @@ def main(arguments: Sequence[str]) -> int:
     except AgentLost as error:
         print(f"lockstep: {error}", file=sys.stderr)
         return FAILED
-    woken, waking = os.pipe()
-    os.set_blocking(waking, False)
-    signal.set_wakeup_fd(waking)  # (a signal just before select() would else be handled only after it, which may be never)
     with connection:
         try:
-            return Conversation(connection, getattr(options, "until_eof", False), woken).hold(_request(options))
+            return Conversation(connection, getattr(options, "until_eof", False)).hold(_request(options))
         except BrokenPipeError:  # nobody reads what ranks print (`| head`)
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return INTERRUPTED
@@ -90,17 +87,18 @@ def _who(name: str | None) -> str:
 class Conversation:
     """One request, and everything that comes back until it is over."""
 
-    def __init__(self, connection: socket.socket, until_eof: bool, woken: int | None = None) -> None:
-        """`woken`: a pipe that can be read once a signal came."""
+    def __init__(self, connection: socket.socket, until_eof: bool) -> None:
         self._connection = connection
         self._interrupts = 0
         self._quiet_seconds = 0.0
         self._until_eof = until_eof
         self._rest = b""
-        self._woken = woken
+        self._woken, self._waking = os.pipe()
 
     def hold(self, request: dict[str, Any]) -> int:
         signal.signal(signal.SIGINT, lambda *_: self._interrupt())
+        os.set_blocking(self._waking, False)
+        signal.set_wakeup_fd(self._waking)  # (a signal just before select() would else be handled only after it, which may be never)
         self._send(request)
         waits = request["verb"] == "run"
         while True:
@@ -124,8 +122,7 @@ class Conversation:
 
     def _answers(self, patience: float | None) -> list[dict[str, Any]]:
         """Answers that have come. After `patience` seconds of nothing one line says so, since a script that imports much prints nothing for a while."""
-        typed = sys.stdin.fileno() if self._until_eof else None
-        sources: list[Any] = [self._connection, *(source for source in (typed, self._woken) if source is not None)]
+        sources: list[Any] = [self._connection, self._woken, *([sys.stdin.fileno()] if self._until_eof else [])]
         ready, _, _ = select.select(sources, [], [], patience)
         if not ready and patience is not None:
             self._quiet_seconds += patience
@@ -133,10 +130,10 @@ class Conversation:
             print(f"{OWN} no rank has printed anything for {self._quiet_seconds:.0f} s: {why}", file=sys.stderr, flush=True)
             return []
         self._quiet_seconds = 0.0
-        if self._woken is not None and self._woken in ready:
+        if self._woken in ready:
             os.read(self._woken, READ_BYTES)
-        if typed is not None and typed in ready:
-            self._take_input(typed)
+        if sources[2:] and sources[2] in ready:
+            self._take_input(sources[2])
         if self._connection not in ready:
             return []
         data = self._connection.recv(READ_BYTES)

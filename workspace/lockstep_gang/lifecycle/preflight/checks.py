@@ -232,15 +232,11 @@ def skews(looked: Sequence[LookedAt]) -> dict[int, float]:
 
 def silent(run: Run, answered: Iterable[int], seconds: float, failed: Mapping[int, str]) -> list[Finding]:
     """Findings about nodes without an answer. `failed`: what kept nodes that say so from making processes or threads for it."""
-    missing = sorted(set(range(run.nodes)) - set(answered))
-    late = [node for node in missing if node not in failed]
-    return [
-        *(error("answer", node, f"{run.node_name(node)} did not answer in {seconds:.0f} s", words_of(run).hung) for node in late),
-        *(
-            error("answer", node, f"{run.node_name(node)} can't make its checks: {why}", words_of(run).more_processes)
-            for node, why in failed.items()
-        ),
-    ]
+    words, heard = words_of(run), {*answered, *failed}
+    late = [node for node in range(run.nodes) if node not in heard]
+    unheard = [error("answer", node, f"{run.node_name(node)} did not answer in {seconds:.0f} s", words.hung) for node in late]
+    unable = ((node, f"{run.node_name(node)} can't make its checks: {why}") for node, why in failed.items())
+    return [*unheard, *(error("answer", node, text, words.more_processes) for node, text in unable)]
 
 
 def _unfinished(nodes: NodeAnswers) -> Iterator[Finding]:

@@ -1,20 +1,20 @@
 """Readers of commits, from which rotation keeps away, on a volume that any number of machines share.
 
-A reader puts a file beside the commits that names the one it reads, and counts up in it while it lives (`lockstep_spec/signs.py`). Rotation takes
+A reader puts a file beside the commits that names the one it reads, and counts up in it while it lives (`lockstep_spec/files.py`). Rotation takes
 a reader for dead when its file has not changed for ten minutes, and clears away what it leaves behind.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from lockstep_spec.signs import Signs, write_sign
-from lockstep_train.base.durable import make_directory
+from lockstep_spec.files import Signs, make_directory, write_durably
 from lockstep_train.checkpoint.format.layout import READERS, CommitName, parse_commit, parse_reader
 
 BEAT_SECONDS = 30.0
@@ -56,7 +56,7 @@ def _keep_beating(file: Path, reader: str, done: threading.Event, beat_seconds: 
 def _beat(file: Path, reader: str, count: int) -> bool:
     try:
         make_directory(file.parent)
-        write_sign(file, {"reader": reader, "count": count})
+        write_durably(file, json.dumps({"reader": reader, "count": count}).encode())
     except OSError:
         return False
     return True

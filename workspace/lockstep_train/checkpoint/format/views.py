@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from lockstep_train.base.durable import make_directory, write_durably
+from lockstep_spec.files import make_directory, write_durably
 from lockstep_train.checkpoint.format.layout import MANIFEST, CommitName, parse_commit
 from lockstep_train.checkpoint.format.manifest import Manifest, decode
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lockstep_spec.codec import from_json, to_json
-from lockstep_train.base.durable import make_directory, write_durably
+from lockstep_spec.files import make_directory, write_durably
 from lockstep_train.base.errors import ConfigError, may_pass
 from lockstep_train.checkpoint.format.layout import CHAIN, MANIFEST, TRASH, CommitName, parse_commit, parse_record, record_file
 from lockstep_train.checkpoint.format.manifest import ShardRecord, seal, unseal

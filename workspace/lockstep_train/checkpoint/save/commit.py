@@ -17,9 +17,8 @@ from typing import Any
 import torch.distributed as dist
 
 from lockstep_spec.codec import from_json, to_json
-from lockstep_spec.files import why_unwritten
+from lockstep_spec.files import why_unwritten, write_durably
 from lockstep_spec.words import clauses
-from lockstep_train.base.durable import write_durably
 from lockstep_train.base.ranks import Ranks
 from lockstep_train.checkpoint.format.layout import MANIFEST
 from lockstep_train.checkpoint.format.manifest import ShardRecord

@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lockstep_train.base.durable import durable_file, make_directory
+from lockstep_spec.files import durable_file, make_directory
 from lockstep_train.base.ranks import Ranks
 from lockstep_train.checkpoint.format.layout import is_shard, parse_commit
 from lockstep_train.checkpoint.format.manifest import Manifest, ShardRecord

@@ -18,8 +18,7 @@ from typing import Any
 
 import torch
 
-from lockstep_spec.files import sync_directory
-from lockstep_train.base.durable import create_directories, write_pages_durably
+from lockstep_spec.files import create_directories, sync_directory, write_pages_durably
 from lockstep_train.checkpoint.format.layout import shard_file
 from lockstep_train.checkpoint.format.manifest import FragmentRecord, ShardRecord
 from lockstep_train.zero.zero_access import Fragment

@@ -18,10 +18,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from lockstep_spec.files import make_directory, write_durably
 from lockstep_spec.modelnames import FETCHED, folder_name, is_address
 from lockstep_spec.training import SourceConfig, TrainingConfig
 from lockstep_train.base.arrays import remove
-from lockstep_train.base.durable import make_directory, write_durably
 from lockstep_train.base.errors import ConfigError, TrainerError
 from lockstep_train.base.limits import Say
 from lockstep_train.base.ranks import Ranks

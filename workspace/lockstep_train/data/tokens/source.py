@@ -106,7 +106,7 @@ def write_tokens(
     encoder = Encoder(here, lambda: start_pool(tokenizer, train_on, source.name, say), say)
     try:
         writer.append("offsets", numpy.zeros(1, numpy.int64))
-        with contextlib.closing(encoder.run(batches(source.samples(broken), LargeSamples(source.name, say)))) as answers:
+        with contextlib.closing(encoder.run(batches(with_large_named(source.samples(broken), source.name, say)))) as answers:
             for count, (encoded, batch_broken) in answers:
                 read += count
                 broken.include(batch_broken)
@@ -184,33 +184,26 @@ class Pace:
             self._say(f"Tokenized {samples:,} samples of {self._name}, {(samples - before) / (now - then):,.0f}/s")
 
 
-class LargeSamples:
-    """Samples that are a batch each, named before they are tokenized: what they cost comes first."""
-
-    def __init__(self, name: str, say: Say) -> None:
-        self._name = name
-        self._say = say
-        self._named = 0
-
-    def name(self, line: int, characters: int) -> None:
-        if self._named < REMARKS:
-            self._named += 1
-            self._say(
-                f"WARNING: {self._name}:{line} is one sample of {characters:,} characters: it is tokenized whole, whatever overlong says, which may "
-                f"take minutes and {characters * CHARACTER_BYTES / 1e9:.1f} GB of memory; divide it, or leave it out"
+def with_large_named(samples: Iterator[AnySample], name: str, say: Say) -> Iterator[AnySample]:
+    """Yield the samples. Those that are a batch each are named before they are tokenized: what they cost comes first."""
+    named = 0
+    for sample in samples:
+        if sample.characters >= BATCH_CHARACTERS and named < REMARKS:
+            named += 1
+            say(
+                f"WARNING: {name}:{sample.line} is one sample of {sample.characters:,} characters: it is tokenized whole, whatever overlong says, which "
+                f"may take minutes and {sample.characters * CHARACTER_BYTES / 1e9:.1f} GB of memory; divide it, or leave it out"
             )
+        yield sample
 
 
-def batches(samples: Iterator[AnySample], large: LargeSamples | None = None) -> Iterator[list[AnySample]]:
+def batches(samples: Iterator[AnySample]) -> Iterator[list[AnySample]]:
     """Split samples into batches of at most BATCH samples, and no more once they have BATCH_CHARACTERS characters."""
     batch: list[AnySample] = []
     characters = 0
     for sample in samples:
         batch.append(sample)
-        own = sample.characters
-        characters += own
-        if large is not None and own >= BATCH_CHARACTERS:
-            large.name(sample.line, own)
+        characters += sample.characters
         if len(batch) == BATCH or characters >= BATCH_CHARACTERS:
             yield batch
             batch, characters = [], 0

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from lockstep_train.base.durable import write_durably
+from lockstep_spec.files import write_durably
 
 QUEUE_POINTS = 2000
 BATCH_POINTS = 200
