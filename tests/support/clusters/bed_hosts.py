@@ -13,6 +13,7 @@ from typing import TypeVar
 from lockstep.devcluster.host import cgroups, network
 from lockstep.devcluster.hosts import bed as running
 from lockstep.devcluster.hosts.layout import BedLayout, HostLayout
+from support.clusters import power
 
 WAIT_SECONDS = 180.0
 IFF_UP = 1
@@ -70,9 +71,9 @@ class BedHosts:
             if _is_well(host):
                 continue
             if running.first_process(host) is None:
-                running.power_on(host, wait=False)
-            running.plug(host, plugged=True)
-            running.freeze(host, frozen=False)
+                power.power_on(host, wait=False)
+            power.plug(host, plugged=True)
+            power.freeze(host, frozen=False)
         for host in self.hosts:
             running.await_sshd(host)
 

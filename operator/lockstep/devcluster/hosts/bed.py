@@ -55,7 +55,7 @@ def up(bed: BedLayout, hosts: int, say: Say) -> Path:
         layouts = [bed.host(number) for number in range(hosts)]
         for host in layouts:
             if processes.running(bed.daemons, host.name) is None:
-                _boot(host, layouts)
+                start(host, layouts)
         for host in layouts:
             await_sshd(host)
             _let_in(host)
@@ -66,8 +66,8 @@ def up(bed: BedLayout, hosts: int, say: Say) -> Path:
 def down(bed: BedLayout, say: Say, *, purge: bool = False) -> None:
     """Take all hosts' power, and remove the network. `purge`: their disks, too."""
     with processes.exclusive(bed.state, bed.starting):
-        for number in _numbers(bed):
-            _end(bed.host(number))
+        for number in numbers(bed):
+            end(bed.host(number))
         cgroups.remove(*cgroups.of_cluster(bed.name))
         for path in sorted(Path("/sys/class/net").glob(f"lh{bed.index}v*")):
             _delete_link(path.name)
@@ -82,39 +82,6 @@ def down(bed: BedLayout, say: Say, *, purge: bool = False) -> None:
         if purge:
             shutil.rmtree(bed.state)
     say("the hosts are down" + ("" if purge else "; their disks are kept"))
-
-
-def power_off(host: HostLayout) -> None:
-    """Take its power: nothing in it is told, its disk stays as it is, and no packet leaves it."""
-    plug(host, plugged=False)
-    if first_process(host) is not None:
-        freeze(
-            host, frozen=True
-        )  # else one would see another one die first, and the kernel would send what it says of that once it is plugged in
-    _end(host)
-
-
-def power_on(host: HostLayout, *, wait: bool = True) -> None:
-    """Boot it again, as after `power_off`. Raises BedError when its sshd doesn't answer."""
-    _boot(host, [host.bed.host(number) for number in _numbers(host.bed)])
-    if wait:
-        await_sshd(host)
-
-
-def freeze(host: HostLayout, *, frozen: bool) -> None:
-    """Stop every process of it, or let them go on: a laptop whose lid is shut. Raises BedError when some don't stop."""
-    group = _group(host)
-    (group / "cgroup.freeze").write_text("1" if frozen else "0")
-    deadline = time.monotonic() + GROUP_SECONDS
-    while f"frozen {int(frozen)}" not in (group / "cgroup.events").read_text():
-        if time.monotonic() > deadline:
-            raise BedError(f"{host.name} did not {'freeze' if frozen else 'thaw'} in {GROUP_SECONDS:.0f} s (see {group}/cgroup.events)")
-        time.sleep(POLL_SECONDS)
-
-
-def plug(host: HostLayout, *, plugged: bool) -> None:
-    """Pull its cable, or put it in again."""
-    network.run("ip", "link", "set", host.link, "up" if plugged else "down")
 
 
 def console(host: HostLayout, *command: str, stdin: bytes = b"") -> bytes:
@@ -148,7 +115,7 @@ def first_process(host: HostLayout) -> int | None:
 
 def status(bed: BedLayout) -> dict[str, bool]:
     """Name of every host that was made, and whether it has power."""
-    hosts = [bed.host(number) for number in _numbers(bed)]
+    hosts = [bed.host(number) for number in numbers(bed)]
     return {host.name: processes.running(bed.daemons, host.name) is not None for host in hosts}
 
 
@@ -205,7 +172,7 @@ def _make_network(bed: BedLayout) -> None:
     network.run("ip", "link", "set", bed.bridge, "up")
 
 
-def _boot(host: HostLayout, hosts: Sequence[HostLayout]) -> None:
+def start(host: HostLayout, hosts: Sequence[HostLayout]) -> None:
     bed = host.bed
     if not network.is_namespace(host.namespace):
         subprocess.run(["ip", "netns", "delete", host.namespace], capture_output=True, check=False)
@@ -219,8 +186,8 @@ def _boot(host: HostLayout, hosts: Sequence[HostLayout]) -> None:
     network.run("ip", "link", "set", host.link, "master", bed.bridge, "up")
     bed.shared.mkdir(exist_ok=True)
     bed.shared.chmod(0o1777)
-    _end(host)  # and its groups: it begins without any
-    group = _group(host)
+    end(host)  # and its groups: it begins without any
+    group = group_of(host)
     group.mkdir(exist_ok=True)
     site = (bed.root / "python" / python_volume.SITE).resolve()
     folders = [tree_path(bed.root), host.disk, host.name, site, bed.code, bed.shared]
@@ -230,7 +197,7 @@ def _boot(host: HostLayout, hosts: Sequence[HostLayout]) -> None:
     processes.start(bed.daemons, host.name, command, host.log, host.cgroup, bed.starting)
 
 
-def _end(host: HostLayout) -> None:
+def end(host: HostLayout) -> None:
     """Kill all of its processes at once, by its first one, and remove its control groups."""
     pid = first_process(host)
     if pid is not None:
@@ -238,7 +205,7 @@ def _end(host: HostLayout) -> None:
             os.kill(pid, signal.SIGKILL)
     cgroups.remove(host.cgroup)
     deadline = time.monotonic() + GROUP_SECONDS
-    for folder, _, _ in os.walk(_group(host), topdown=False):
+    for folder, _, _ in os.walk(group_of(host), topdown=False):
         while True:  # the kernel may still bury a process
             try:
                 Path(folder).rmdir()
@@ -263,13 +230,14 @@ def _let_in(host: HostLayout) -> None:
         console(host, "loginctl", "enable-linger", lingering)
 
 
-def _numbers(bed: BedLayout) -> list[int]:
+def numbers(bed: BedLayout) -> list[int]:
     """Numbers of the hosts that were made."""
     disks = bed.state / "disks"
     return sorted(int(path.name) for path in disks.iterdir()) if disks.is_dir() else []
 
 
-def _group(host: HostLayout) -> Path:
+def group_of(host: HostLayout) -> Path:
+    """Control group of all its processes. Raises BedError."""
     folder = cgroups.unified()
     if folder is None:
         raise BedError("control groups of version 2 are not mounted (lockstep devcluster hosts up says what this machine lacks)")
