@@ -17,7 +17,7 @@ from lockstep.cli.clusters.devcluster import app
 from lockstep.devcluster.host import cgroups, processes
 from lockstep.devcluster.host.layout import NUMBER
 from lockstep.devcluster.hosts import bed as running
-from support.clusters import power
+from support.clusters import bed_hosts
 from support.clusters.bed_hosts import BedHosts, eventually
 from support.clusters.own_cluster import own_bed
 
@@ -77,14 +77,14 @@ def test_a_host_without_power_loses_its_processes_and_keeps_its_disk(bed: BedHos
     host = bed.host(1)
     bed.ssh(1, "echo kept > kept; sync; echo lost > /tmp/lost")
     key, first = running.host_key(host), bed.ssh(1, "cat /etc/machine-id").stdout
-    power.power_off(host)
+    bed_hosts.power_off(host)
     assert running.first_process(host) is None and cgroups.processes(host.cgroup) == set()
     with pytest.raises(OSError, match=r"unreachable|timed out|No route"):
         socket.create_connection((host.address, 22), timeout=2.0)
     with pytest.raises(running.BedError, match="bed1 has no power"):
         bed.console(1, "true")
     assert running.status(bed.layout) == {"bed0": True, "bed1": False, "bed2": True}
-    power.power_on(host)
+    bed_hosts.power_on(host)
     assert bed.ssh(1, "cat kept; ls /tmp/lost").stdout == "kept\n"
     assert running.host_key(host) == key
     assert bed.ssh(1, "cat /etc/machine-id").stdout == first
@@ -94,8 +94,8 @@ def test_a_unit_that_is_enabled_comes_back_with_the_power_where_its_user_lingers
     script = "mkdir -p .config/systemd/user; cat > .config/systemd/user/naps.service"
     bed.console(2, "setpriv", "--reuid=ada", "--regid=ada", "--clear-groups", "sh", "-c", f"cd /home/ada; {script}", stdin=UNIT.encode())
     assert bed.ssh(2, "systemctl --user daemon-reload && systemctl --user enable --now naps").returncode == 0
-    power.power_off(bed.host(2))
-    power.power_on(bed.host(2))
+    bed_hosts.power_off(bed.host(2))
+    bed_hosts.power_on(bed.host(2))
     assert eventually(
         lambda: "naps" in bed.console(2, "systemctl", "--user", "--machine=ada@", "list-units", "--state=active", "naps.service")
     )
@@ -107,39 +107,39 @@ def test_a_frozen_host_says_nothing_and_goes_on_where_it_was(bed: BedHosts) -> N
     first = running.first_process(host)
     ticks = Path(f"/proc/{first}/root/run/ticks")
     assert eventually(lambda: ticks.exists() and ticks.stat().st_size)
-    power.freeze(host, frozen=True)
+    bed_hosts.freeze(host, frozen=True)
     size = ticks.stat().st_size
     with socket.create_connection((host.address, 22), timeout=5.0) as connection:  # the kernel answers, sshd doesn't
         connection.settimeout(1.0)
         with pytest.raises(TimeoutError):
             connection.recv(8)
     assert ticks.stat().st_size == size
-    power.freeze(host, frozen=False)
+    bed_hosts.freeze(host, frozen=False)
     running.await_sshd(host)
     assert running.first_process(host) == first
     assert eventually(lambda: ticks.stat().st_size > size)
 
 
 def test_a_frozen_host_that_loses_its_power_boots_awake(bed: BedHosts) -> None:
-    power.freeze(bed.host(1), frozen=True)
-    power.power_off(bed.host(1))
-    power.power_on(bed.host(1))
+    bed_hosts.freeze(bed.host(1), frozen=True)
+    bed_hosts.power_off(bed.host(1))
+    bed_hosts.power_on(bed.host(1))
     assert bed.ssh(1, "hostname").stdout == "bed1\n"
 
 
 def test_a_pulled_cable_cuts_the_host_off_and_ends_nothing(bed: BedHosts) -> None:
     host = bed.host(2)
     first = running.first_process(host)
-    power.plug(host, plugged=False)
+    bed_hosts.plug(host, plugged=False)
     assert bed.ssh(0, "ping -c1 -W1 bed2").returncode == 1
-    power.plug(host, plugged=True)
+    bed_hosts.plug(host, plugged=True)
     assert eventually(lambda: bed.ssh(0, "ping -c1 -W1 bed2").returncode == 0)
     assert running.first_process(host) == first
 
 
 def test_up_leaves_what_runs_alone_and_boots_what_has_no_power(bed: BedHosts) -> None:
     first = [running.first_process(host) for host in bed.hosts]
-    power.power_off(bed.host(0))
+    bed_hosts.power_off(bed.host(0))
     running.up(bed.layout, bed.count, print)
     again = [running.first_process(host) for host in bed.hosts]
     assert again[1:] == first[1:] and again[0] not in (None, first[0])
@@ -152,7 +152,7 @@ def test_the_verbs_say_how_the_hosts_are(bed: BedHosts, monkeypatch: pytest.Monk
     assert json.loads(done.stdout) == {
         "name": bed.layout.name, "clusterFile": str(bed.layout.cluster_file), "hosts": {"bed0": True, "bed1": True, "bed2": True},
     }  # fmt: skip
-    power.power_off(bed.host(2))
+    bed_hosts.power_off(bed.host(2))
     done = CliRunner().invoke(app, ["hosts", "status"])
     assert (done.exit_code, done.stdout.splitlines()[2].split()) == (1, ["bed2", "off"])
 
@@ -165,7 +165,7 @@ def test_down_leaves_nothing_on_the_machine_and_the_disks_until_it_is_to_purge(m
         assert done.stdout.splitlines()[-1] == str(layout.cluster_file)
         host = layout.host(0)
         key = running.host_key(host)
-        power.freeze(host, frozen=True)  # what is frozen goes, too
+        bed_hosts.freeze(host, frozen=True)  # what is frozen goes, too
         assert CliRunner().invoke(app, ["hosts", "down"]).exit_code == 0
         assert cgroups.of_cluster(layout.name) == []
         unified = cgroups.unified()

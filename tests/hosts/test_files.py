@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.cli.clusters.demo import demo_folder
-from support.clusters import power
+from support.clusters import bed_hosts
 from support.clusters.bed_hosts import eventually, limited
 from support.clusters.bed_jobs import RANK, BedJobs
 
@@ -55,7 +55,7 @@ def test_a_copy_goes_to_all_hosts_before_a_job_was_ever_started_and_comes_back_w
     assert (tmp_path / "back").read_bytes() == (folder / "weights").read_bytes()
     outside = laptop.type("cp", str(folder), "new:/etc/x", *where, check=False)
     assert outside.returncode == 2 and "choose a path below /datasets, /workspace" in outside.stderr
-    power.plug(laptop.bed.host(1), plugged=False)
+    bed_hosts.plug(laptop.bed.host(1), plugged=False)
     partly = laptop.type("cp", str(folder), "new:/datasets/y", *where, check=False)
     assert (
         partly.returncode == 1
@@ -145,8 +145,8 @@ def test_a_host_in_the_middle_that_loses_its_power_gets_the_rest_when_it_is_back
     with laptop.begin("cp", str(model), "middle:/workspace/middle/", "--cluster", str(laptop.cluster)) as process:
         with limited(SLOW, laptop.bed.layout.bridge):
             assert eventually(lambda: kept(laptop, 1, "middle") > SIZE // 4)
-            power.power_off(laptop.bed.host(1))
-        power.power_on(laptop.bed.host(1))
+            bed_hosts.power_off(laptop.bed.host(1))
+        bed_hosts.power_on(laptop.bed.host(1))
         output, errors = process.communicate(timeout=180)
     assert process.returncode == 0, errors
     assert output.count("of 301 files copied") == 3

@@ -14,7 +14,7 @@ from lockstep.api.errors import ConfigError
 from lockstep.platforms.hosts.forward import HERE, forwarded
 from lockstep.platforms.hosts.place import HostPlace
 from lockstep.platforms.hosts.ssh import HostUnreachable
-from support.clusters import power
+from support.clusters import bed_hosts
 from support.clusters.bed_hosts import BedHosts
 from support.clusters.bed_ssh import Ways
 
@@ -86,6 +86,6 @@ def test_a_host_that_is_off_forwards_nothing(bed: BedHosts, ways: Ways) -> None:
         async with forwarded(ways.place(2), PORT, 0):
             pass
 
-    power.power_off(bed.host(2))
+    bed_hosts.power_off(bed.host(2))
     with pytest.raises(HostUnreachable, match="host bed2 can't be reached: it doesn't answer"):
         asyncio.run(off())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.clusters import power
+from support.clusters import bed_hosts
 from support.clusters.bed_hosts import BedHosts, eventually
 from support.clusters.bed_jobs import JOB, BedJobs, Crowd
 from support.verb_words import HOSTS, JOBS, STOPPED, UNDISTURBED, Where, differences, script
@@ -122,8 +122,8 @@ def test_a_stop_saves_everywhere_and_a_resume_goes_on_from_there(laptop: BedJobs
 def test_a_host_that_loses_its_power_comes_back_by_itself_and_costs_no_restart(laptop: BedJobs) -> None:
     laptop.run(laptop.job("power"))
     assert eventually(lambda: laptop.count(1, 1) > 3)
-    power.power_off(laptop.bed.host(1))
-    power.power_on(laptop.bed.host(1))
+    bed_hosts.power_off(laptop.bed.host(1))
+    bed_hosts.power_on(laptop.bed.host(1))
     before = laptop.count(1, 1)
     assert eventually(lambda: laptop.count(1, 1) > before + 3), "maxRestarts is 0: the loss of a machine must not count"
     assert laptop.state("power") == "Running"
@@ -135,12 +135,12 @@ def test_hosts_that_do_not_answer_are_told_as_unreachable_and_never_as_failed(la
     laptop.run(laptop.job("away"))
     assert eventually(lambda: "trainer" in laptop.status("away"))
     for number in (0, 1):
-        power.plug(laptop.bed.host(number), plugged=False)
+        bed_hosts.plug(laptop.bed.host(number), plugged=False)
         assert laptop.state("away") == "Unreachable"
     why = laptop.about("why", "away", check=False)
     assert why.returncode == 1 and "host bed0 can't be reached" in why.stdout and "last known: Running, step " in why.stdout
     for number in (0, 1):
-        power.plug(laptop.bed.host(number), plugged=True)
+        bed_hosts.plug(laptop.bed.host(number), plugged=True)
     assert laptop.becomes("away", "Running")
     laptop.about("delete", "away", "--yes")
 

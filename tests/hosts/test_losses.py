@@ -14,7 +14,7 @@ import pytest
 from lockstep.cli.clusters.demo import JOB_FILE, demo_folder
 from lockstep.devcluster.hosts import bed as running
 from support.checkout import ROOT
-from support.clusters import power
+from support.clusters import bed_hosts
 from support.clusters.bed_hosts import BedHosts, eventually
 from support.clusters.bed_jobs import RANK, BedJobs
 
@@ -39,9 +39,9 @@ def test_when_all_hosts_lose_their_power_at_once_the_job_goes_on_and_no_restart_
     assert goes_on(laptop)
     before = [laptop.count(number, number) for number in (0, 1)]
     for number in range(3):
-        power.power_off(laptop.bed.host(number))
+        bed_hosts.power_off(laptop.bed.host(number))
     for number in range(3):
-        power.power_on(laptop.bed.host(number), wait=False)
+        bed_hosts.power_on(laptop.bed.host(number), wait=False)
     for number in range(3):
         running.await_sshd(laptop.bed.host(number))
     assert goes_on(laptop), "maxRestarts is 0: the loss of machines must not count"
@@ -81,22 +81,22 @@ def test_a_killed_rank_agent_and_unit_cost_a_restart_each_and_the_job_goes_on(la
 def test_a_cable_that_is_out_and_a_host_that_sleeps_stop_the_job_for_a_while_and_cost_no_restart(laptop: BedJobs) -> None:
     laptop.run(laptop.job("cut"))
     assert goes_on(laptop)
-    power.plug(laptop.bed.host(1), plugged=False)  # shorter than the silence after which peers stop
+    bed_hosts.plug(laptop.bed.host(1), plugged=False)  # shorter than the silence after which peers stop
     time.sleep(10)
-    power.plug(laptop.bed.host(1), plugged=True)
+    bed_hosts.plug(laptop.bed.host(1), plugged=True)
     assert goes_on(laptop)
     states = set()
-    power.plug(laptop.bed.host(1), plugged=False)
+    bed_hosts.plug(laptop.bed.host(1), plugged=False)
     end = time.monotonic() + 34  # longer than it
     while time.monotonic() < end:
         states.add(laptop.state("cut"))
-    power.plug(laptop.bed.host(1), plugged=True)
+    bed_hosts.plug(laptop.bed.host(1), plugged=True)
     assert goes_on(laptop)
-    power.freeze(laptop.bed.host(1), frozen=True)
+    bed_hosts.freeze(laptop.bed.host(1), frozen=True)
     end = time.monotonic() + 34
     while time.monotonic() < end:
         states.add(laptop.state("cut"))
-    power.freeze(laptop.bed.host(1), frozen=False)
+    bed_hosts.freeze(laptop.bed.host(1), frozen=False)
     assert goes_on(laptop)
     assert "Failed" not in states and laptop.state("cut") == "Running", states
     laptop.about("delete", "cut", "--yes")
@@ -106,10 +106,10 @@ def test_a_cable_that_is_out_and_a_host_that_sleeps_stop_the_job_for_a_while_and
 def test_a_cable_that_is_out_for_two_minutes_costs_no_restart(laptop: BedJobs) -> None:
     laptop.run(laptop.job("away"))
     assert goes_on(laptop)
-    power.plug(laptop.bed.host(1), plugged=False)
+    bed_hosts.plug(laptop.bed.host(1), plugged=False)
     end = time.monotonic() + 120
     states = laptop.states_until("away", lambda: time.monotonic() > end)
-    power.plug(laptop.bed.host(1), plugged=True)
+    bed_hosts.plug(laptop.bed.host(1), plugged=True)
     assert goes_on(laptop)
     assert "Failed" not in states
     assert laptop.state("away") == "Running"
@@ -120,10 +120,10 @@ def test_a_cable_that_is_out_for_two_minutes_costs_no_restart(laptop: BedJobs) -
 def test_a_host_that_was_off_when_its_job_was_stopped_does_not_train_when_it_comes_back(laptop: BedJobs) -> None:
     laptop.run(laptop.job("quiet"))
     assert goes_on(laptop)
-    power.power_off(laptop.bed.host(1))
+    bed_hosts.power_off(laptop.bed.host(1))
     stopped = laptop.about("stop", "quiet", check=False)
     assert stopped.returncode == 1 and f"Once all hosts answer: lockstep stop quiet --cluster {laptop.cluster}" in stopped.stderr
-    power.power_on(laptop.bed.host(1), wait=False)
+    bed_hosts.power_on(laptop.bed.host(1), wait=False)
     running.await_sshd(laptop.bed.host(1))
     before = laptop.count(1, 1)
     assert eventually(lambda: "the stop has not reached host bed1" in laptop.about("describe", "quiet").stdout)
@@ -142,10 +142,10 @@ def test_a_power_cut_of_one_host_is_never_told_as_a_failure_and_the_job_goes_on(
     laptop.run(laptop.job("cut"))
     assert goes_on(laptop)
     host = laptop.bed.host(number)
-    power.power_off(host)
+    bed_hosts.power_off(host)
     back = time.monotonic() + seconds
     states = laptop.states_until("cut", lambda: time.monotonic() > back)
-    power.power_on(host)
+    bed_hosts.power_on(host)
     before = [laptop.count(each, each) for each in (0, 1)]
     states |= laptop.states_until("cut", lambda: all(laptop.count(each, each) > before[each] + 3 for each in (0, 1)))
     assert states and "Failed" not in states, states
@@ -202,10 +202,10 @@ def test_an_agent_whose_job_was_deleted_without_it_is_removed_by_whoever_looks_n
 def test_a_host_that_was_off_when_its_job_was_deleted_keeps_nothing_once_it_is_back(laptop: BedJobs, number: int) -> None:
     laptop.run(laptop.job("late"))
     assert goes_on(laptop)
-    power.power_off(laptop.bed.host(number))
+    bed_hosts.power_off(laptop.bed.host(number))
     deleted = laptop.about("delete", "late", "--yes", check=False)
     assert deleted.returncode == 1 and f"Once all hosts answer: lockstep delete late --cluster {laptop.cluster}" in deleted.stderr
-    power.power_on(laptop.bed.host(number))
+    bed_hosts.power_on(laptop.bed.host(number))
     assert eventually(lambda: "agent.pyz" in laptop.traces(number, "late").partition("jobs/late/")[2]), "its unit has started"
     assert "no files of this start" in laptop.about("describe", "late").stdout
     if number == 0:  # it might as well be a start that broke off
@@ -227,12 +227,12 @@ def test_hosts_that_were_off_when_their_job_ended_have_no_key_and_no_unit_that_s
     laptop.run(path)
     assert eventually(lambda: all(laptop.count(number, number) > 3 for number in range(3)))
     for number in (1, 2):
-        power.power_off(laptop.bed.host(number))
+        bed_hosts.power_off(laptop.bed.host(number))
     laptop.states_until("over", lambda: laptop.state("over") == "Failed")
     run = laptop.bed.host(1).disk / "upper" / JOBS.lstrip("/") / "over/run.json"
     run.write_text(run.read_text().replace('"returnSeconds": 12', '"returnSeconds": 86400'))
     for number in (1, 2):
-        power.power_on(laptop.bed.host(number), wait=False)
+        bed_hosts.power_on(laptop.bed.host(number), wait=False)
     for number in (1, 2):
         running.await_sshd(laptop.bed.host(number))
     units = ["systemctl", "--user", "--machine=ada@"]
@@ -294,10 +294,10 @@ def test_a_workspace_that_is_wiped_in_the_middle_changes_no_bit_of_a_training_th
     laptop.run(trained(laptop, "wiped"))
     assert eventually(lambda: committed(laptop, "wiped") >= 10, seconds=LONG_SECONDS)
     host = laptop.bed.host(1)
-    power.power_off(host)
+    bed_hosts.power_off(host)
     for path in (host.disk / "upper/home/ada/lockstep/workspace").iterdir():
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    power.power_on(host)
+    bed_hosts.power_on(host)
     assert ended_well(laptop, "wiped") == undisturbed
     status = laptop.status("wiped")
     assert status["restarts"] >= 1 and not status.get("restartsCountTowardsMax")

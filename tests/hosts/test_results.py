@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from support.checkout import ROOT
-from support.clusters import power
+from support.clusters import bed_hosts
 from support.clusters.bed_hosts import BedHosts, eventually
 from support.clusters.bed_jobs import BedJobs
 from support.hub_server import running_hub
@@ -62,7 +62,7 @@ def test_commits_are_listed_with_the_shards_of_all_hosts_and_a_shard_that_none_h
 
 @pytest.mark.long
 def test_a_host_that_is_away_is_named_where_its_shards_are_missed(laptop: BedJobs, bed: BedHosts) -> None:
-    power.plug(bed.host(1), plugged=False)
+    bed_hosts.plug(bed.host(1), plugged=False)
     verified = laptop.about("checkpoint verify", "demo", check=False)
     assert verified.returncode == 1 and "host bed1 can't be reached" in verified.stdout
     listed = laptop.about("checkpoint list", "demo")

@@ -27,7 +27,7 @@ from lockstep.cli.clusters.demo import demo_folder
 from lockstep.platforms.hosts import environment
 from lockstep.platforms.onhost import install
 from support.checkout import ROOT
-from support.clusters import power
+from support.clusters import bed_hosts
 from support.clusters.bed_hosts import BedHosts, eventually
 from support.clusters.bed_jobs import BedJobs
 from support.clusters.small_wheels import installed_wheelhouse, make_wheelhouse, write_lock, write_wheel
@@ -234,7 +234,7 @@ def test_a_host_that_loses_its_power_meanwhile_is_ready_after_the_next_run(bare:
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert next((line for line in process.stdout if "bed1: sending" in line), None) is not None
-        power.power_off(lab.bed.host(1))
+        bed_hosts.power_off(lab.bed.host(1))
         _, errors = process.communicate(timeout=120)
     assert process.returncode == 1
     assert "bed1" in errors

@@ -20,7 +20,7 @@ import pytest
 from lockstep.platforms.hosts.place import REMOTE, HostPlace
 from lockstep.platforms.hosts.ssh import HostUnreachable, Shared
 from lockstep.programs import STDERR, STDOUT, Broken, NotStarted, ProgramFailed, output_of, python_output
-from support.clusters import power
+from support.clusters import bed_hosts
 from support.clusters.bed_hosts import OLD_PYTHON, BedHosts, eventually
 from support.clusters.bed_jobs import RANK, BedJobs
 from support.clusters.bed_ssh import SHARED, Ways, few_logins, login_to
@@ -223,7 +223,7 @@ def test_a_host_that_vanishes_breaks_the_connection(bed: BedHosts, ways: Ways) -
     async def vanished() -> None:
         async with ways.place(2).program(["sh", "-c", "echo up; sleep 1000"]) as program:
             assert await program.read() == b"up\n"
-            power.power_off(bed.host(2))
+            bed_hosts.power_off(bed.host(2))
             async for _ in program.output():
                 pass
 
@@ -233,7 +233,7 @@ def test_a_host_that_vanishes_breaks_the_connection(bed: BedHosts, ways: Ways) -
         HostUnreachable, match=r"host bed2 can't be reached: it doesn't answer\. Check its power, its cable and its address"
     ):
         run(output_of(ways.place(2), ["true"]))
-    power.power_on(bed.host(2))
+    bed_hosts.power_on(bed.host(2))
     assert run(output_of(ways.place(2), ["echo", "again"])) == b"again\n"
 
 
@@ -244,7 +244,7 @@ def test_a_host_that_hangs_while_one_logs_in_is_told(bed: BedHosts, ways: Ways) 
     async def both() -> list[Any]:
         return await asyncio.gather(*(output_of(place, ["true"]) for place in (ways.place(1), alone)), return_exceptions=True)
 
-    power.freeze(bed.host(1), frozen=True)
+    bed_hosts.freeze(bed.host(1), frozen=True)
     errors = run(both())
     assert all(isinstance(error, HostUnreachable) and "it doesn't answer" in str(error) for error in errors), errors
 

@@ -20,7 +20,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from lockstep.devcluster.hosts import bed as running
-from support.clusters import power
+from support.clusters import bed_hosts
 from support.clusters.bed_hosts import BedHosts
 from support.clusters.bed_jobs import BedJobs
 from support.clusters.own_cluster import own_bed
@@ -66,10 +66,10 @@ def after_power_loss(laptop: BedJobs, path: Path) -> float:
     laptop.run(path)
     until(lambda: min(counts(laptop)) > 3)
     for host in laptop.bed.hosts:
-        power.power_off(host)
+        bed_hosts.power_off(host)
     before = counts(laptop)
     for host in laptop.bed.hosts:
-        power.power_on(host, wait=False)
+        bed_hosts.power_on(host, wait=False)
     for host in laptop.bed.hosts:
         running.await_sshd(host)
     begin = time.monotonic()

@@ -13,7 +13,6 @@ from typing import TypeVar
 from lockstep.devcluster.host import cgroups, network
 from lockstep.devcluster.hosts import bed as running
 from lockstep.devcluster.hosts.layout import BedLayout, HostLayout
-from support.clusters import power
 
 WAIT_SECONDS = 180.0
 IFF_UP = 1
@@ -71,9 +70,9 @@ class BedHosts:
             if _is_well(host):
                 continue
             if running.first_process(host) is None:
-                power.power_on(host, wait=False)
-            power.plug(host, plugged=True)
-            power.freeze(host, frozen=False)
+                power_on(host, wait=False)
+            plug(host, plugged=True)
+            freeze(host, frozen=False)
         for host in self.hosts:
             running.await_sshd(host)
 
@@ -110,3 +109,38 @@ def eventually(look: Callable[[], T], *, seconds: float = WAIT_SECONDS) -> T:
         time.sleep(pause)
         pause = min(1.5 * pause, 0.5)
     return answer
+
+
+def power_off(host: HostLayout) -> None:
+    """Take its power: nothing in it is told, its disk stays as it is, and no packet leaves it."""
+    plug(host, plugged=False)
+    if running.first_process(host) is not None:
+        freeze(
+            host, frozen=True
+        )  # else one would see another one die first, and the kernel would send what it says of that once it is plugged in
+    running.end(host)
+
+
+def power_on(host: HostLayout, *, wait: bool = True) -> None:
+    """Boot it again, as after `power_off`. Raises BedError when its sshd doesn't answer."""
+    running.start(host, [host.bed.host(number) for number in running.numbers(host.bed)])
+    if wait:
+        running.await_sshd(host)
+
+
+def freeze(host: HostLayout, *, frozen: bool) -> None:
+    """Stop every process of it, or let them go on: a laptop whose lid is shut. Raises BedError when some don't stop."""
+    group = running.group_of(host)
+    (group / "cgroup.freeze").write_text("1" if frozen else "0")
+    deadline = time.monotonic() + running.GROUP_SECONDS
+    while f"frozen {int(frozen)}" not in (group / "cgroup.events").read_text():
+        if time.monotonic() > deadline:
+            raise running.BedError(
+                f"{host.name} did not {'freeze' if frozen else 'thaw'} in {running.GROUP_SECONDS:.0f} s (see {group}/cgroup.events)"
+            )
+        time.sleep(running.POLL_SECONDS)
+
+
+def plug(host: HostLayout, *, plugged: bool) -> None:
+    """Pull its cable, or put it in again."""
+    network.run("ip", "link", "set", host.link, "up" if plugged else "down")

@@ -18,7 +18,7 @@ from lockstep.devcluster.hosts import bed
 from lockstep.devcluster.hosts.bed import BedError, await_sshd
 from lockstep.devcluster.hosts.layout import BedLayout
 from lockstep.devcluster.hosts.needs import PACKAGES, BedFacts, judge_bed
-from support.clusters import power
+from support.clusters import bed_hosts
 from unit.virtual_time import VirtualClock
 
 NUMBERS_MAX = 9
@@ -110,8 +110,8 @@ def test_a_host_that_is_frozen_is_looked_at_often_and_for_ten_seconds(
         (tmp_path / "cgroup.events").write_text(f"frozen {int(looks[0] >= after)}")
 
     (tmp_path / "cgroup.events").write_text("frozen 0")
-    monkeypatch.setattr(power, "time", SimpleNamespace(monotonic=clock.monotonic, sleep=sleep))
+    monkeypatch.setattr(bed_hosts, "time", SimpleNamespace(monotonic=clock.monotonic, sleep=sleep))
     monkeypatch.setattr(bed, "group_of", lambda host: tmp_path)
     with suppress(bed.BedError):
-        power.freeze(cast(Any, SimpleNamespace(name="lab0")), frozen=True)
+        bed_hosts.freeze(cast(Any, SimpleNamespace(name="lab0")), frozen=True)
     assert clock.now - 1000.0 == pytest.approx(seconds, abs=0.1)
