@@ -191,7 +191,7 @@ def _measure_hosts(job: TrainingJob, file: ClusterFile, fleet: Fleet, timeout: i
 
 
 def _printer(*, quiet: bool) -> Callable[[Point | str], None]:
-    """Print what is waited for, and the table as its points come, unless it is `quiet`."""
+    """Return a listener that prints what is waited for and, unless it is `quiet`, the table as its points come."""
     headed = False
 
     def hear(heard: Point | str) -> None:
