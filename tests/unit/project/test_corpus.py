@@ -13,6 +13,7 @@ from corpus.of_processes import RANK_FAULTS
 from corpus.of_scripts import SCRIPT_FAULTS
 from corpus.of_the_craft import CRAFT_FAULTS
 from corpus.of_the_field import FIELD_CLUSTER_FAULTS, FIELD_FAULTS
+from corpus.of_the_week import WEEK_FAULTS
 from corpus.verdicts import Answer, Expected, Fault, Score, judge
 from support.checkout import ROOT
 
@@ -23,6 +24,7 @@ FAULTS: tuple[Fault, ...] = (
     *SCRIPT_FAULTS,
     *FIELD_FAULTS,
     *CRAFT_FAULTS,
+    *WEEK_FAULTS,
     *CLUSTER_FAULTS,
     *ADMINISTRATOR_FAULTS,
     *FIELD_CLUSTER_FAULTS,

@@ -292,6 +292,8 @@ RAISED = [
     ("DistBackendError", f"{NCCL}Call to ibv_create_qp failed with error Cannot allocate memory errno 12", Cause.SETUP),
     ("DistBackendError", "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7)", Cause.HANG),
     ("RuntimeError", "[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 3000ms for recv operation to complete", Cause.HANG),
+    ("ValueError", "model type `m` is not recognized. Your version of Transformers is out of date.", Cause.SETUP),
+    ("ValueError", "this needs peft 1: run `pip install --upgrade peft`", Cause.SETUP),
     # Services outside the job are not its peers.
     ("ConnectionError", "HTTPConnectionPool(host='mlflow', port=5000): Max retries exceeded: Connection refused", Cause.SETUP),
     ("ConnectError", "[Errno 111] Connection refused", Cause.SETUP),
