@@ -129,7 +129,7 @@ def test_an_admin_of_the_namespace_may_send_all_of_it(tmp_path: Path, plane: Pla
 def test_an_admin_of_a_namespace_sees_and_stops_a_run_where_there_are_no_crds(
     tmp_path: Path, plane: Plane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without CRDs the API server refuses TrainingJobs before it finds that there are none, for whoever isn't the cluster's administrator."""
+    """Without CRDs the API server refuses TrainingJobs before it finds that there are none, for all but the cluster's administrator."""
     plane.install([{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "alone"}}])
     with config.new_client_from_config(str(plane.kubeconfig)) as connection:
         api = dynamic.DynamicClient(connection)

@@ -54,7 +54,7 @@ def is_run(job: Object) -> bool:
 
 
 def uid_of(item: Object) -> str:
-    """The object's uid; '' if it has none."""
+    """Return the object's uid; '' if it has none."""
     return str((item.get("metadata") or {}).get("uid", ""))
 
 

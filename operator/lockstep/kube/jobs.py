@@ -64,7 +64,7 @@ def runs_without_operator(client: Client, namespace: str | None, name: str | Non
         run, job = own["name"], own["labels"][LABEL_JOB]
         if not run.startswith(run_name(job, "")) or own.get("ownerReferences"):
             continue
-        with suppress(ValueError, KeyError, TypeError, RecursionError):  # (whoever may write ConfigMaps may have written anything)
+        with suppress(ValueError, KeyError, TypeError, RecursionError):  # (those who may write ConfigMaps may have written anything)
             metadata = {"name": job, "namespace": own["namespace"], "uid": str(json.loads(item["data"][RUN_KEY])["job"]["uid"])}
             runs[own["namespace"], job] = {"kind": "ConfigMap", "metadata": metadata, "spec": {}, "status": {"run": {"name": run}}}
     return [runs[key] for key in sorted(runs)]

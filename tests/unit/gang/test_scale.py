@@ -323,7 +323,7 @@ def test_the_time_in_which_the_coordinator_itself_did_not_run_judges_nobody(tmp_
     async def play() -> None:
         made = Coordinator(run, KEY, Output(lines.append, tuple, lines.append))
         hosting = asyncio.ensure_future(made.run())
-        await asyncio.sleep(0)  # it hears nobody before it runs
+        await asyncio.sleep(0)  # before it runs it hears no agent
         wires: list[Any] = [Untold(), Untold()]
         for node in (0, 1):
             made.connected(node, wires[node], Hello(node, f"agent-{node}", 0, 0))

@@ -23,7 +23,7 @@ from lockstep_gang.agent.ranks.processes import become_subreaper, ended_children
 from lockstep_gang.agent.ranks.progress_server import ProgressServer
 from lockstep_gang.agent.ranks.ranks import LocalNode, LocalRanks, Survivors, environments_of
 from lockstep_gang.agent.ranks.reports import ReportSocket
-from lockstep_gang.agent.ranks.room import LOOK_SECONDS, leavings_of
+from lockstep_gang.agent.ranks.room import LOOK_SECONDS, Leavings, leavings_of
 from lockstep_gang.agent.ranks.stacks import remove_old
 from lockstep_gang.agent.ranks.standby import Standby
 from lockstep_gang.contract.messages import (
@@ -119,10 +119,10 @@ class Agent:
             watch(self.link, self._silence_seconds, self._unheard),
             self._outbox.run(),
             self._fabric.watch(lambda: self._ranks),
-            self._look_at_files(),
             self._done.wait(),
             self._end_cut_off(),
             *self._patience(),
+            *(self._look_at_files(leavings) for leavings in self._leavings if not leavings.own),
         )
         tasks = [asyncio.ensure_future(task) for task in (*own, *await self._dev.start())]
         try:
@@ -344,12 +344,12 @@ class Agent:
             if sentence := leavings.clear():
                 self._console.say(sentence)
 
-    async def _look_at_files(self) -> None:
+    async def _look_at_files(self, leavings: Leavings) -> None:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             if self._ranks is not None and self._running:
                 with contextlib.suppress(RuntimeError):  # no thread can be made
-                    await in_thread(partial(self._leavings[0].look, set(self._ranks.leaders)), "shared memory")
+                    await in_thread(partial(leavings.look, set(self._ranks.leaders)), "shared memory")
 
     def _may_end(self) -> None:
         finished = self._finish is not None and self._run.when_done is WhenDone.EXIT

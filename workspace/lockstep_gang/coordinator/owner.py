@@ -145,7 +145,7 @@ class Ownership:
 
 
 def place_of(run: Run) -> str:
-    """`job x in namespace a (node 0 at 10.0.0.7)`: words by which a person finds it."""
+    """Return words by which a person finds the job: `job x in namespace a (node 0 at 10.0.0.7)`."""
     address = os.environ.get(POD_IPS, "").split(",")[0]
     if run.host is not None:
         return f"job {run.job.name} on hosts (node 0 at {run.addresses[0]})"

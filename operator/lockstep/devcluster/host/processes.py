@@ -99,7 +99,7 @@ def wait_for_joins(starting: Path) -> None:
 
 @contextmanager
 def exclusive(state: Path, starting: Path) -> Iterator[None]:
-    """One `up` or `down` at a time of what is kept in `state`."""
+    """Let one `up` or `down` at a time change what is kept in `state`."""
     state.mkdir(parents=True, exist_ok=True, mode=0o700)
     with (state / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

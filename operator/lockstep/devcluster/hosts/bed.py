@@ -231,13 +231,13 @@ def _let_in(host: HostLayout) -> None:
 
 
 def numbers(bed: BedLayout) -> list[int]:
-    """Numbers of the hosts that were made."""
+    """Return the numbers of the hosts that were made."""
     disks = bed.state / "disks"
     return sorted(int(path.name) for path in disks.iterdir()) if disks.is_dir() else []
 
 
 def group_of(host: HostLayout) -> Path:
-    """Control group of all its processes. Raises BedError."""
+    """Return the control group of all its processes. Raises BedError."""
     folder = cgroups.unified()
     if folder is None:
         raise BedError("control groups of version 2 are not mounted (lockstep devcluster hosts up says what this machine lacks)")

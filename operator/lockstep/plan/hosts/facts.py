@@ -202,7 +202,7 @@ class BadAnswer(ValueError):
 
 @contextmanager
 def checked(name: str, answer: Mapping[str, Any]) -> Iterator[Any]:
-    """The answer of a host's program, without control characters. Raises BadAnswer for one that the block can't read."""
+    """Yield the answer of a host's program, without control characters. Raises BadAnswer for one that the block can't read."""
     try:
         yield cleaned(dict(answer))
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:

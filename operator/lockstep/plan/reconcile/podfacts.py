@@ -320,7 +320,7 @@ def _node_bound_claims(observed: Observed, pod: Object) -> list[str]:
 
 
 def one_node_claims_shared(observed: Observed) -> str:
-    """Warning about claims that several pods mount, though one Node at a time may: two pods can be on one Node, and not every driver enforces it."""
+    """Return a warning about claims that several pods mount, though one Node at a time may: two pods can be on one Node, and not every driver enforces it."""
     mounts = Counter(name for pod in observed.pods for name in _node_bound_claims(observed, pod))
     shared = sorted(name for name, count in mounts.items() if count > 1)
     if not shared:

@@ -91,7 +91,7 @@ def scheduler_message(pod: Object) -> str:
 
 
 def undecided(pods: Iterable[Object]) -> str:
-    """Message of pods that have no node and that the scheduler has said nothing about: one of another name may not be there."""
+    """Return the message of pods that have no node and that the scheduler has said nothing about: one of another name may not be there."""
     name = next((pod["spec"].get("schedulerName", DEFAULT_SCHEDULER) for pod in pods), DEFAULT_SCHEDULER)
     if name == DEFAULT_SCHEDULER:
         return "the scheduler has not decided yet"

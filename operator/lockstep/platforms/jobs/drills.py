@@ -63,7 +63,7 @@ def run_drill(drilled: DrilledJob, fault: Fault, rank: int, fill_bytes: int) -> 
 
 
 def _until(drilled: DrilledJob, what: str, done: Callable[[Object], bool]) -> Object:
-    """First status of the job that is so. Raises Failed where it has ended before, or takes too long."""
+    """Return the first status of the job that is so. Raises Failed where it has ended before, or takes too long."""
 
     def look() -> Object | None:
         status = drilled.job.look_again()

@@ -185,7 +185,7 @@ def test_only_the_first_process_of_a_job_s_container_takes_all_for_its_ranks_own
 ) -> None:
     monkeypatch.setattr(os, "getpid", lambda: first_process)
     found = leavings_of(make_run(**changes), Path("/agent"))
-    assert [each._own for each in found] == [folders == 2] * folders
+    assert [each.own for each in found] == [folders == 2] * folders
 
 
 KILLED = """\

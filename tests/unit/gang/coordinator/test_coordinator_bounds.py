@@ -58,7 +58,7 @@ def made(folder: Path, say: Callable[[str], None] = lambda line: None) -> Coordi
 async def hosted(both_here: Coordinator, seconds: float) -> None:
     """So long of a coordinator whose two nodes come at its beginning."""
     hosting = asyncio.ensure_future(both_here.run())
-    await asyncio.sleep(0)  # it hears nobody before it runs
+    await asyncio.sleep(0)  # before it runs it hears no agent
     for node in (0, 1):
         both_here.connected(node, cast(Any, Untold()), hello(node))
     await asyncio.sleep(seconds)

@@ -35,7 +35,7 @@ class MemoryGroup:
 
 
 def process_limit(groups: Path = GROUPS, own: Path = OWN) -> str:
-    """Words for the nearest limit of processes and threads that holds here; empty if none is known."""
+    """Return words for the nearest limit of processes and threads that holds here; empty if none is known."""
     folders = [above for folder in _folders(groups, own, "pids") for above in (folder, *folder.parents) if above.is_relative_to(groups)]
     limits = [(int(text), "pids.max of its cgroup") for folder in folders if (text := file_words(folder / "pids.max")).isdigit()]
     of_user, _ = resource.getrlimit(resource.RLIMIT_NPROC)

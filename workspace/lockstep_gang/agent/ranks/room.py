@@ -29,11 +29,11 @@ _PATH = re.compile(r"(?<![\w.~/-])/[^\s'\"`<>():;,]+")
 def lack_of_room(run: Run, lines: Sequence[str]) -> str:
     """Return which file system has no room and what helps, for a rank that wrote so in its last lines or was ended by SIGBUS; empty: none is known."""
     line = next((line for line in reversed(lines) if NO_ROOM.search(line)), "")
+    if not line:
+        return ""
     place, usual = words_of(run), [SHM, TMP, Path(os.environ.get("HOME", "/"), ".cache"), Path(run.run_dir)]
     memory = re.search("SIGBUS|Bus error", line) is not None
     named = [] if memory else [Path(path) for path in _PATH.findall(line.replace("</torch_", f"<{SHM}/torch_"))]
-    if not line:
-        return ""
     try:
         mounts = list(map(mount_of, named or usual[: 1 if memory else None]))
         mount = next(filter(lacks_room, mounts), mounts[0] if named else None)
@@ -54,7 +54,7 @@ class Leavings:
     """
 
     def __init__(self, folder: Path, own: bool, agents: Path | None = None) -> None:
-        self._folder, self._own, self._agents = folder, own, agents
+        self._folder, self.own, self._agents = folder, own, agents
         self._since = 0.0
         self._used: set[Path] = set()
 
@@ -64,7 +64,7 @@ class Leavings:
 
     def look(self, leaders: Container[int]) -> None:
         """Note which files the process groups of these ranks use."""
-        new = set() if self._own else self._files().keys() - self._used
+        new = self._files().keys() - self._used
         if new:
             names = self._in_use(_processes(leaders))
             self._used |= {path for path in new if path.name in names}
@@ -73,7 +73,7 @@ class Leavings:
         """Remove what ended ranks left. Return a sentence about it; empty: there was nothing."""
         if self._agents is not None and not lacks_room(self._folder):
             return ""
-        left = {path: size for path, size in self._files().items() if self._own or path in self._used}
+        left = {path: size for path, size in self._files().items() if self.own or path in self._used}
         if not left:
             return ""
         try:
@@ -94,7 +94,7 @@ class Leavings:
             try:
                 names.update(_names_in_use(process))
             except PermissionError:
-                if self._own:
+                if self.own:
                     raise
         return names
 
@@ -102,14 +102,14 @@ class Leavings:
         """Files that may be ranks', each with its bytes. In a folder that isn't the pod's, not what is below it."""
         files = {}
         for folder, folders, names in os.walk(self._folder):
-            folders[:] = [name for name in folders if self._own and Path(folder, name) != self._agents]
+            folders[:] = [name for name in folders if self.own and Path(folder, name) != self._agents]
             for name in names:
                 try:
                     status = os.lstat(path := Path(folder, name))
                 except OSError:
                     continue
                 signs = status.st_ctime >= self._since, _NAMES.match(name) is not None
-                if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and (any(signs) if self._own else all(signs)):
+                if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and (any(signs) if self.own else all(signs)):
                     files[path] = status.st_blocks * 512
         return files
 
