@@ -273,6 +273,15 @@ JOB_CASES = {
     ("spec.script", "args may have at most 131072 bytes in all: put them into a file that the script reads"): Case(
         job(script={"path": "a.py", "args": ["é" * 2048] * 32}), job(script={"path": "a.py", "args": [*["é" * 2048] * 32, "b"]}), "spec.script.args"
     ),
+    ("spec.script", "must have exactly one of path, module and command"): Case(
+        job(script={"module": "a.b"}), job(script={"path": "a.py", "command": ["a"]}), "spec.script"
+    ),
+    ("spec.script", "path names a Python file: for a shell script write command: [bash, FILE] instead"): Case(
+        job(script={"path": "run.sh.py"}), job(script={"path": "run.sh"}), "spec.script.path"
+    ),
+    ("spec.script", "localRank is for path and module: write the option into command or args"): Case(
+        job(script={"command": ["a"], "localRank": False}), job(script={"command": ["a"], "localRank": True}), "spec.script.localRank"
+    ),
     ("spec.podTemplate", "annotations may have at most 250000 bytes in all: put them into a ConfigMap or a Secret that volumes names"): Case(
         job(podTemplate={"annotations": notes(15)}), job(podTemplate={"annotations": notes(16)}), "spec.podTemplate.annotations"
     ),

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from lockstep.api.model import DNS_NAME_PATTERN, TEXT_PATTERN, DnsLabel, DnsName, Image, Model, Rule, immutable, list_map, utf8_bytes
+from lockstep.api.model import (
+    DNS_NAME_PATTERN,
+    TEXT_PATTERN,
+    DnsLabel,
+    DnsName,
+    Image,
+    Model,
+    Rule,
+    exactly_one,
+    immutable,
+    list_map,
+    utf8_bytes,
+)
 from lockstep.api.names import API_VERSION, JOB_NAME_MAX, JOB_NAME_PATTERN
 from lockstep.api.podtemplate import PodTemplate
 from lockstep.api.shared import FabricMode, ImagePullSecrets, NcclVariable, SecretKey, Variable, VariableSet, values_fit
@@ -147,19 +160,46 @@ class Storage(Model):
     )
 
 
-class Script(Model):
-    """Your own program, started as every rank in torchrun's environment."""
+_SHELL_PATTERN = r"[.](sh|bash|zsh|ksh|csh|fish|sbatch|slurm)$"
+MODULE_PATTERN = r"^[^-/ \x00][^/ \x00]*$"
+Argument = Annotated[str, Field(pattern=TEXT_PATTERN, max_length=4096)]
+ScriptText = Annotated[str, Field(pattern=TEXT_PATTERN, min_length=1, max_length=1024)]
 
-    path: Annotated[str, Field(pattern=TEXT_PATTERN, min_length=1, max_length=1024)]
-    """A Python file, absolute or relative to /workspace."""
-    args: Annotated[list[Annotated[str, Field(pattern=TEXT_PATTERN, max_length=4096)]], Field(max_length=256)] = []
-    """Arguments, passed as they are: no shell reads them. At most 131072 bytes in all."""
+
+class Script(Model):
+    """Your own program, started as every rank in torchrun's environment: a file, a module or a command."""
+
+    path: ScriptText | None = None
+    """A Python file, absolute or relative to folder."""
+    module: Annotated[str, Field(pattern=MODULE_PATTERN, max_length=256)] | None = None
+    """A Python module, run as `python3 -m` does."""
+    command: Annotated[list[Argument], Field(min_length=1, max_length=64)] | None = None
+    """A program that isn't Python, and its first arguments, such as [bash, run.sh]."""
+    args: Annotated[list[Argument], Field(max_length=256)] = []
+    """Arguments, passed as they are: no shell reads them. With command at most 131072 bytes in all."""
+    folder: ScriptText | None = None
+    """The folder in which ranks work, absolute or relative to /workspace. Default: the folder of path, which is then relative to /workspace; without path /workspace."""
+    local_rank: bool | None = None
+    """true: pass --local_rank=N before args, as DeepSpeed's launcher does. Default: where the script's text takes the option."""
 
     RULES = (
+        exactly_one("path", "module", "command"),
         Rule(
-            f"!has(self.args) || self.args.map(a, size(bytes(a))).sum() <= {ARGUMENTS_BYTES_MAX}",
+            f"!has(self.path) || !self.path.matches('{_SHELL_PATTERN}')",
+            "path names a Python file: for a shell script write command: [bash, FILE] instead",
+            lambda script: not re.search(_SHELL_PATTERN, script.path or ""),
+            field="path",
+        ),
+        Rule(
+            "!has(self.localRank) || !self.localRank || !has(self.command)",
+            "localRank is for path and module: write the option into command or args",
+            lambda script: not (script.local_rank and script.command),
+            field="localRank",
+        ),
+        Rule(
+            f"(has(self.command) ? self.command.map(a, size(bytes(a))).sum() : 0) + (has(self.args) ? self.args.map(a, size(bytes(a))).sum() : 0) <= {ARGUMENTS_BYTES_MAX}",
             f"args may have at most {ARGUMENTS_BYTES_MAX} bytes in all: put them into a file that the script reads",
-            lambda script: utf8_bytes(script.args) <= ARGUMENTS_BYTES_MAX,
+            lambda script: utf8_bytes([*(script.command or ()), *script.args]) <= ARGUMENTS_BYTES_MAX,
             field="args",
         ),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lockstep.api import cluster, hosts, model, names, shared, status, training
+from lockstep.api import cluster, hosts, job, model, names, shared, status, training
 
 _LEVELS = "PIX, PXB, PHB, SYS or 0 to 5"
 
@@ -28,6 +28,7 @@ PATTERN_WORDS: Mapping[str, str] = {
     cluster.NETWORK_PATTERN: "a network attachment such as eno5np0-network or namespace/eno5np0-network",
     cluster.GDR_PATTERN: f"LOC, {_LEVELS}",
     cluster.P2P_PATTERN: f"LOC, NVL, {_LEVELS}",
+    job.MODULE_PATTERN: "a Python module such as package.train",
     shared.NCCL_PATTERN: "an NCCL variable such as NCCL_ALGO",
     shared.KEY_PATTERN: "a key: letters, digits, '-', '_' and '.'",
     shared.FIELD_PATTERN: "a field of a pod, such as status.podIP",

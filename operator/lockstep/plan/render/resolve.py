@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from enum import Enum
+from posixpath import basename, dirname, isabs, join, normpath
 from typing import Any, TypeVar
 
 from lockstep.api.cluster import Rdma, TrainingCluster
@@ -34,6 +35,7 @@ UNNAMED_IMAGE = (
 """Description of the image for those who haven't seen the operator."""
 PLACEHOLDER_MODEL, PLACEHOLDER_DATA = "/workspace/models/MODEL", "/datasets/train.jsonl"
 """Paths that `lockstep init job` writes."""
+PYTHON = "python3"
 MORE_GPUS = "MoreGPUsThanNodesHave"
 _OPERATOR_IMAGE = re.compile(r"((?:[^/@]+/)*)lockstep-operator:([\w.-]+)(?:@.+)?")
 _TRAINER_IMAGE = re.compile(r"(?:[^/@]+/)*lockstep-trainer(?:[:@].+)?")
@@ -90,6 +92,7 @@ def resolve(job: TrainingJob, profile: TrainingCluster, platform: PlatformDefaul
         storage_mode=storage.value,
         workspace_claim=claim.value,
         command=_command(job, platform),
+        folder=_folder(job, platform),
         training=None if spec.training is None else _with_real_paths(spec.training, platform),
         warnings=(
             *fabric_warnings(transport.value, cluster.network, name, gpus.value),
@@ -215,8 +218,18 @@ def _command(job: TrainingJob, platform: PlatformDefaults) -> tuple[str, ...]:
     if job.spec.type is JobType.INTERACTIVE:
         return ()
     if script is None:
-        return ("python3", "-m", "lockstep_train")
-    return ("python3", _real_path(script.path, platform), *script.args)
+        return (PYTHON, "-m", "lockstep_train")
+    if script.path is not None:
+        in_folder = script.path if isabs(script.path) or script.folder is not None else basename(script.path)
+        return (PYTHON, _real_path(in_folder, platform), *script.args)
+    return (*(script.command or (PYTHON, "-m", str(script.module))), *script.args)
+
+
+def _folder(job: TrainingJob, platform: PlatformDefaults) -> str:
+    """Return the folder in which ranks work; a relative path of the script starts there."""
+    script = job.spec.script
+    stated = "" if script is None else script.folder or dirname(script.path or "")
+    return _real_path(normpath(join(WORKSPACE, stated)), platform)
 
 
 def _with_real_paths(model: M, platform: PlatformDefaults) -> M:

@@ -61,6 +61,8 @@ class Resolved:
     workspace_claim: str
     command: tuple[str, ...]
     """argv of every rank; empty: of an Interactive job, every run has its own."""
+    folder: str
+    """Folder in which ranks work."""
     training: Training | None
     """spec.training with real paths; None for a script."""
     warnings: tuple[Notice, ...]

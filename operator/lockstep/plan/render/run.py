@@ -88,7 +88,7 @@ def build_run(resolved: Resolved, placement: Placement) -> Run:
         run_dir=placement.run_dir,
         key_file=placement.key_file,
         command=resolved.command,
-        working_directory=resolved.platform.workspace,
+        working_directory=resolved.folder,
         environment=loader_variables(resolved),
         restart=RestartPolicy(restart.max_restarts, restart.backoff_seconds, restart.retry),
         when_done=placement.when_done,
@@ -172,7 +172,7 @@ def expected_paths(resolved: Resolved) -> Iterator[ExpectedPath]:
     if not resolved.command:
         return  # a dev environment: each run looks for its own script
     if training is None:
-        yield ExpectedPath("spec.script.path", resolved.command[1], Kind.FILE)
+        yield from script_paths(resolved)
         return
     if is_folder(training.model.name):
         yield ExpectedPath("spec.training.model.name", training.model.name, Kind.FOLDER)
@@ -182,6 +182,15 @@ def expected_paths(resolved: Resolved) -> Iterator[ExpectedPath]:
     resume = training.checkpoint.resume_from
     if resume.startswith("/"):
         yield ExpectedPath("spec.training.checkpoint.resumeFrom", resume, Kind.FOLDER)
+
+
+def script_paths(resolved: Resolved) -> Iterator[ExpectedPath]:
+    """Paths of the job's script: the folder, where it is stated, and the file."""
+    script = resolved.job.spec.script
+    if script is not None and script.folder is not None:
+        yield ExpectedPath("spec.script.folder", resolved.folder, Kind.FOLDER)
+    if script is not None and script.path is not None:
+        yield ExpectedPath("spec.script.path", join(resolved.folder, resolved.command[1]), Kind.FILE)
 
 
 def _data_paths(training: Training) -> Iterator[ExpectedPath]:

@@ -14,8 +14,8 @@ from lockstep.api.job import TrainingJobSpec
 from lockstep.api.names import DATASETS, WORKSPACE
 from lockstep.api.shared import Variable
 from lockstep.plan.render.resolved import PlatformDefaults, Resolved
-from lockstep.plan.render.run import WILD, Placement, build_run, data_paths
-from lockstep_gang.contract.preflight import AllReduce, Expected
+from lockstep.plan.render.run import WILD, Placement, build_run, data_paths, script_paths
+from lockstep_gang.contract.preflight import AllReduce, Expected, Kind
 from lockstep_gang.contract.run import HostPlace, Run, WhenDone
 from lockstep_spec.choices import StorageMode
 from lockstep_spec.modelnames import is_address, is_folder
@@ -115,10 +115,8 @@ def _is_needed(variable: Variable) -> bool:
 
 def check_inputs(resolved: Resolved) -> None:
     """Everything the job reads is there. Raises ConfigError with one sentence for the first that isn't."""
-    script, training = resolved.job.spec.script, resolved.training
-    if script is not None:
-        workspace = Path(resolved.platform.workspace)
-        _require_file("spec.script.path", script.path, workspace / resolved.command[1])
+    _check_script(resolved)
+    training = resolved.training
     if training is not None:
         model = Path(training.model.name)
         stated = resolved.job.spec.training
@@ -135,6 +133,15 @@ def check_inputs(resolved: Resolved) -> None:
         resume = training.checkpoint.resume_from
         if resume.startswith("/"):
             _require("spec.training.checkpoint.resumeFrom", stated.checkpoint.resume_from, Path(resume), Path(resume).is_dir(), "folder")
+
+
+def _check_script(resolved: Resolved) -> None:
+    script = resolved.job.spec.script
+    for needed in script_paths(resolved):
+        is_file = needed.kind is Kind.FILE
+        stated = script and (script.path if is_file else script.folder)
+        path = Path(needed.path)
+        _require(needed.field, stated or "", path, path.is_file() if is_file else path.is_dir(), needed.kind.value.lower())
 
 
 def _require_data(field: str, stated: str, path: Path) -> None:

@@ -56,7 +56,13 @@ def needed(**spec: Any) -> Expected:
 
 
 def test_a_script_is_looked_for_on_every_node() -> None:
-    assert needed().paths == (ExpectedPath("spec.script.path", "a.py", Kind.FILE),)
+    assert needed().paths == (ExpectedPath("spec.script.path", "/workspace/a.py", Kind.FILE),)
+    stated = needed(script={"folder": "repo", "path": "bin/a.py"}).paths
+    assert [(item.field, item.path) for item in stated] == [
+        ("spec.script.folder", "/workspace/repo"),
+        ("spec.script.path", "/workspace/repo/bin/a.py"),
+    ]
+    assert needed(script={"module": "a.b"}).paths == needed(script={"command": ["bash", "run.sh"]}).paths == ()
 
 
 def test_everything_local_that_a_training_reads_is_looked_for_and_hub_names_are_not() -> None:

@@ -251,3 +251,25 @@ def test_more_gpus_than_the_cluster_says_its_nodes_have_are_warned_of(gpus: dict
     warnings = resolve(given, profile(platform="Kubernetes", image="i", gpus=gpus), PlatformDefaults(namespace="x")).warnings
     assert [one.reason for one in warnings] == ([] if warned is None else ["MoreGPUsThanNodesHave"])
     assert all(warned is not None and warned in one.message for one in warnings)
+
+
+@pytest.mark.parametrize(
+    ("script", "command", "folder"),
+    [
+        ({"path": "a.py"}, "python3 a.py x", "/w"),
+        ({"path": "/workspace/a.py"}, "python3 /w/a.py x", "/w"),
+        ({"path": "repo/a.py"}, "python3 a.py x", "/w/repo"),
+        ({"path": "./repo/../a.py"}, "python3 a.py x", "/w"),
+        ({"path": "/opt/app/a.py"}, "python3 /opt/app/a.py x", "/opt/app"),
+        ({"path": "/datasets/code/a.py"}, "python3 /d/code/a.py x", "/d/code"),
+        ({"folder": "repo", "path": "bin/a.py"}, "python3 bin/a.py x", "/w/repo"),
+        ({"folder": "/workspace", "path": "repo/a.py"}, "python3 repo/a.py x", "/w"),
+        ({"folder": "/opt/app", "path": "/workspace/a.py"}, "python3 /w/a.py x", "/opt/app"),
+        ({"module": "pkg.train"}, "python3 -m pkg.train x", "/w"),
+        ({"module": "pkg.train", "folder": "repo"}, "python3 -m pkg.train x", "/w/repo"),
+        ({"command": ["bash", "run.sh"], "folder": "repo/"}, "bash run.sh x", "/w/repo"),
+    ],
+)
+def test_ranks_work_in_the_folder_of_their_script_or_in_the_one_that_is_stated(script: dict[str, Any], command: str, folder: str) -> None:
+    resolved = resolve(job(script={**script, "args": ["x"]}), profile(), PlatformDefaults("/w", "/d"))
+    assert (" ".join(resolved.command), resolved.folder) == (command, folder)
