@@ -48,7 +48,7 @@ def test_asking_for_it_switches_it_on() -> None:
     assert sent(preflight={"mode": "Off"})[1].preflight is not None
 
 
-@pytest.mark.parametrize(("script", "code", "seen"), [("there.py", 0, "passed"), ("absent.py", 1, "there is no file absent.py on node 1")])
+@pytest.mark.parametrize(("script", "code", "seen"), [("there.py", 0, "passed"), ("absent.py", 1, "workspace/absent.py on node 1")])
 def test_the_command_prints_a_table_and_ends_with_its_verdict(tmp_path: Path, script: str, code: int, seen: str) -> None:
     (tmp_path / "workspace").mkdir()
     (tmp_path / "workspace/there.py").touch()
