@@ -1,7 +1,7 @@
 """Every fault of a rank or agent is done to a job of two nodes on this machine; `lockstep why` must name it.
 
 Of other people's scripts, `make test` leaves those out that wait for a limit, load a large library, or end all ranks alike: two minutes in
-all. Of the craft it has six, of the week none. `make test-corpus` has them all.
+all. Of the craft it has six, of the week and the month none. `make test-corpus` has them all.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import pytest
 import yaml
 from _pytest.mark import ParameterSet
 
+from corpus.of_a_month import MONTH_FAULTS
 from corpus.of_processes import RANK_FAULTS, RANKS, TORCH, RankFault
 from corpus.of_scripts import SCRIPT_FAULTS
 from corpus.of_the_craft import CRAFT_FAULTS, IN_MAKE_TEST
@@ -49,7 +50,7 @@ def _case(fault: RankFault) -> ParameterSet:
     own = fault.script if isinstance(fault.script, str) else ""
     long = "hangTimeouts" in fault.fields or LARGE.search(own) or fault.expected.everybody
     long = fault.id not in IN_MAKE_TEST if fault in CRAFT_FAULTS else long
-    long = long or fault in WEEK_FAULTS
+    long = long or fault in (*WEEK_FAULTS, *MONTH_FAULTS)
     return pytest.param(fault, id=fault.id, marks=pytest.mark.corpus if long else ())
 
 
@@ -57,7 +58,7 @@ def _case(fault: RankFault) -> ParameterSet:
     "fault",
     [
         *(pytest.param(fault, id=fault.id) for fault in RANK_FAULTS),
-        *map(_case, (*SCRIPT_FAULTS, *FIELD_FAULTS, *CRAFT_FAULTS, *WEEK_FAULTS)),
+        *map(_case, (*SCRIPT_FAULTS, *FIELD_FAULTS, *CRAFT_FAULTS, *WEEK_FAULTS, *MONTH_FAULTS)),
     ],
 )
 def test_a_fault_of_a_rank_or_agent_is_named(fault: RankFault, tmp_path: Path, scored: Callable[[RankFault, Score, str], None]) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from corpus.of_a_month import MONTH_FAULTS
 from corpus.of_administrators import ADMINISTRATOR_FAULTS
 from corpus.of_clusters import CLUSTER_FAULTS
 from corpus.of_processes import RANK_FAULTS
@@ -25,6 +26,7 @@ FAULTS: tuple[Fault, ...] = (
     *FIELD_FAULTS,
     *CRAFT_FAULTS,
     *WEEK_FAULTS,
+    *MONTH_FAULTS,
     *CLUSTER_FAULTS,
     *ADMINISTRATOR_FAULTS,
     *FIELD_CLUSTER_FAULTS,
