@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -36,6 +37,10 @@ def main() -> int:
     compile_lock("pyproject.toml", "s3server.lock", "--extra", "s3server")
     # In the trainer's image beside the trainer's packages: where both have one, it is the same.
     compile_lock("pyproject.toml", "editors.lock", "--extra", "editors", "--constraint", "requirements/train.lock")
+    # Laid over dev's environment: what both need is dev's, and isn't installed twice.
+    present = re.findall(r"^(\S+)==", (REQUIREMENTS / "dev.lock").read_text(), re.MULTILINE)
+    unneeded = [option for name in present for option in ("--no-emit-package", name)]
+    compile_lock("pyproject.toml", "programs.lock", "--extra", "programs", "--constraint", "requirements/dev.lock", *unneeded)
     return 0
 
 

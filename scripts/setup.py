@@ -87,7 +87,7 @@ def _install(lock: Path, home: Path, cache: Path) -> None:
     shutil.rmtree(home, ignore_errors=True)
     run(uv, "venv", "--quiet", "--python", sys.executable, str(home))
     run(  # hardlinks to what uv keeps of its downloads: 6 GB lie there once
-        uv, "pip", "install", "--quiet", "--require-hashes", "--compile-bytecode", "--link-mode", "hardlink",
+        uv, "pip", "install", "--quiet", "--require-hashes", "--no-deps", "--compile-bytecode", "--link-mode", "hardlink",
         "--python", str(home / "bin" / "python"), "-r", str(lock),
         UV_HTTP_TIMEOUT="300",
     )  # fmt: skip

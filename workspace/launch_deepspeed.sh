@@ -1,7 +1,7 @@
 #!/bin/sh
 # ./launch_deepspeed.sh [SCRIPT [ARGUMENTS…]]: run a DeepSpeed script on all nodes of this dev environment, from a shell in any of its pods.
 # Without SCRIPT: train_multi_node.py. Ctrl-C stops all ranks; the exit code is that of the rank that failed first.
-# As DeepSpeed's own launcher, it gives --local_rank and --deepspeed_config to a script that mentions them. No ssh, pdsh or hostfile is used.
+# As DeepSpeed's own launcher, it gives --deepspeed_config to a script that mentions it (--local_rank: the agents do). No ssh, pdsh or hostfile is used.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 agent=${LOCKSTEP_AGENT:-/lockstep/agent.pyz}
@@ -18,12 +18,10 @@ if [ ! -f "$script" ]; then
     exit 1
 fi
 
-local_rank=
-if grep -q local_rank "$script"; then local_rank=--local-rank; fi
 if grep -q -e deepspeed_config -e add_config_arguments "$script" && [ -f "$here/ds_config.json" ]; then
     case " $* " in
     *" --deepspeed_config"*) ;;
     *) set -- "$@" "--deepspeed_config=$here/ds_config.json" ;;
     esac
 fi
-exec python3 "$agent" run $local_rank -- "$script" "$@"
+exec python3 "$agent" run -- "$script" "$@"

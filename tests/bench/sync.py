@@ -147,7 +147,7 @@ def main() -> None:
     from support.clusters.cluster_jobs import prepare
 
     os.environ.setdefault("KUBECONFIG", str(bring_up()))
-    install_cluster("local", Mode.AUTO, None, lambda line: None)
+    install_cluster("local", Mode.AUTO, None)
     kubectl = [str(binary.folder(cache_root()) / binary.MULTI_CALL), "kubectl"]
     with config.new_client_from_config(os.environ["KUBECONFIG"]) as connection:
         core = client.CoreV1Api(connection)

@@ -28,7 +28,7 @@ DATA = {"name": "data", "mountPath": "/data", "configMap": {"name": "data"}}
 @pytest.fixture(scope="module")
 def jobs(api: dynamic.DynamicClient) -> Iterator[Jobs]:
     """A namespace of this module's own on a cluster with the operator, with a Secret of the hub's token and a few lines of data."""
-    install_cluster("local", Mode.TCP, None, say=lambda text: None)
+    install_cluster("local", Mode.TCP, None)
     core = client.CoreV1Api(api.client)
     namespace = core.create_namespace({"metadata": {"generateName": "lockstep-test-"}}).metadata.name
     rows = "".join(json.dumps({"text": f"The value of {number} is {number}."}) + "\n" for number in range(20))

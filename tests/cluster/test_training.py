@@ -67,7 +67,7 @@ print(len(loaded), [m.__name__ for m in loaded if is_stale(m)])
 @pytest.fixture(scope="module")
 def jobs(api: dynamic.DynamicClient) -> Iterator[Jobs]:
     """A namespace of this module's own on a cluster with the operator."""
-    install_cluster("local", Mode.TCP, None, say=lambda text: None)
+    install_cluster("local", Mode.TCP, None)
     core = client.CoreV1Api(api.client)
     namespace = core.create_namespace({"metadata": {"generateName": "lockstep-test-"}}).metadata.name
     try:
@@ -245,7 +245,7 @@ def test_a_job_runs_where_python_is_there_but_lockstep_is_not(jobs: Jobs) -> Non
     volume = {"name": "bare", "mountPath": "/bare", "configMap": {"name": "bare"}}
     spec = {
         "nodes": 2,
-        "script": {"path": "/bare/bare.py"},
+        "script": {"command": ["sh", "-c"], "args": ['exec python3 /bare/bare.py "$RANK"']},
         "env": [{"name": "PYTHONPATH", "value": ""}],
         "podTemplate": {"volumes": [volume]},
         "restart": {"maxRestarts": 0},

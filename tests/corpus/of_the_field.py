@@ -97,7 +97,7 @@ if RANK == 1: os.kill(os.getpid(), signal.SIGKILL)
 wait()
 """, {"restart": {"maxRestarts": 1}}),
     # Foreign scripts and what they expect of the one who starts them.
-    RankFault("local-rank", "the script requires the argument that an old launcher gave", _all("UserCode", "required: --local_rank", f"{CORRECT}|LOCAL_RANK"), "import argparse\nparser = argparse.ArgumentParser(); parser.add_argument('--local_rank', type=int, required=True); parser.parse_args()"),
+    RankFault("local-rank", "the script requires the argument that an old launcher gave", _all("UserCode", "required: --local_rank", f"{CORRECT}|LOCAL_RANK"), "import argparse\nparser = argparse.ArgumentParser()\nfor name in ('local_rank', 'node_rank'):\n    parser.add_argument(f'--{name}', type=int, required=True)\nparser.parse_args()"),
     RankFault("launcher", "the script starts DeepSpeed's launcher, whose program fails", _one("UserCode", "KeyError: 'label_column'", CORRECT), """\
 import base64
 if RANK == 1:

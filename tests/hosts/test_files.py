@@ -283,3 +283,81 @@ def test_a_sync_sends_what_differs_to_all_hosts_and_takes_back_what_is_gone(lapt
     assert "host bed0: 1 sent (" in laptop.type(*words).stdout
     for number in range(3):
         assert laptop.bed.console(number, "sh", "-c", "cd /home/ada/lockstep/workspace; cat train.py; ls").split("\n")[0] == "print(2)"
+
+
+PROJECT = """\
+import os, sys, time
+print("project {name}, attempt", os.environ["LOCKSTEP_ATTEMPT"], "in", os.path.basename(os.getcwd()), open("beside.txt").read(), flush=True)
+while {waits} and os.environ["LOCKSTEP_ATTEMPT"] == "1" and not os.path.exists("go"):
+    time.sleep(0.1)
+sys.exit({waits} and os.environ["LOCKSTEP_ATTEMPT"] == "1")
+"""
+ONCE_MORE = ("--set", "restart.maxRestarts=1", "--set", "restart.backoffSeconds=0")
+JOB_OF_MAIN = """\
+apiVersion: lockstep.dev/v1alpha1
+kind: TrainingJob
+metadata: {name: shared}
+spec: {nodes: 2, ranksPerNode: 1, gpusPerNode: 0, script: {path: main.py}, restart: {maxRestarts: 1, backoffSeconds: 0}}
+"""
+
+
+def project(folder: Path, name: str, *, waits: bool) -> Path:
+    """A folder `proj` with a program of this name. With `waits` its first attempt fails once there is a file `go`, and its second one ends well."""
+    path = folder / name / "proj"
+    path.mkdir(parents=True)
+    (path / "main.py").write_text(PROJECT.format(name=name, waits=waits))
+    (path / "beside.txt").write_text(f"beside {name}")
+    return path
+
+
+def test_two_projects_with_a_program_of_the_same_name_run_and_restart_as_themselves(
+    laptop: BedJobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_two = [
+        "run",
+        "--hosts",
+        str(laptop.cluster),
+        "--without",
+        "bed2",
+        "--set",
+        "nodes=2",
+        "--set",
+        "gpusPerNode=0",
+        "--set",
+        "ranksPerNode=1",
+    ]
+    monkeypatch.chdir(project(tmp_path, "A", waits=True))
+    begun = laptop.type(*on_two, *ONCE_MORE, "--set", "metadata.name=a", "--detach", "--", "main.py")
+    assert f"{tmp_path}/A/proj is in /workspace/proj on bed0, bed1: ranks work there" in begun.stderr
+    monkeypatch.chdir(project(tmp_path, "B", waits=False))
+    other = laptop.type(*on_two, "--set", "metadata.name=b", "--", "main.py")
+    assert "project B, attempt 1 in proj-" in other.stdout and "beside B" in other.stdout
+    again = laptop.type(*on_two, "--set", "metadata.name=b", "--", "python3", "main.py")
+    own = [line.partition(" is in ")[2] for done in (other, again) for line in done.stderr.splitlines() if " is in " in line]
+    assert len(own) == 2 and own[0] == own[1], "its folder stays the same"
+    for number in (0, 1):
+        laptop.put(number, "proj/go", b"")
+    assert laptop.about("wait", "a", "--for", "Complete").returncode == 0
+    log = laptop.about("logs", "a").stdout
+    assert "project A, attempt 2 in proj beside A" in log and "project B" not in log
+
+
+def test_a_program_of_another_folder_is_refused_before_it_is_sent_and_not_run_by_a_restart(laptop: BedJobs, tmp_path: Path) -> None:
+    mine, theirs = project(tmp_path, "A", waits=True), project(tmp_path, "B", waits=False)
+    where = ["--cluster", str(laptop.cluster)]
+    laptop.type("sync", "shared", str(mine), *where)
+    (laptop.folder / "shared.yaml").write_text(JOB_OF_MAIN)
+    laptop.run(laptop.folder / "shared.yaml", "--without", "bed2")
+    refused = laptop.type("sync", "other", str(theirs), *where, check=False)
+    assert refused.returncode == 2 and "main.py in /workspace were sent from" in refused.stderr.replace("beside.txt, ", "")
+    assert f"lockstep sync other {theirs} --to /workspace/proj" in refused.stderr
+    copied = laptop.type("cp", str(theirs / "main.py"), "other:", *where, check=False)
+    assert copied.returncode == 1 and f"{mine}, and would be another file" in copied.stderr
+    assert "project A" in laptop.bed.console(0, "cat", "/home/ada/lockstep/workspace/main.py")
+    laptop.type("sync", "other", str(theirs), "--force", *where)
+    for number in (0, 1):
+        laptop.put(number, "go", b"")
+    laptop.about("wait", "shared", "--for", "Ended", check=False)
+    told = laptop.about("why", "shared", check=False).stdout
+    assert f"{mine}, and this one sent from" in told and str(theirs) in told
+    assert "project B" not in laptop.about("logs", "shared").stdout

@@ -169,8 +169,8 @@ def test_two_servers_train_by_a_command_in_a_terminal_of_each_without_ssh_betwee
 
 
 @pytest.mark.long
-def test_a_hostfile_trains_after_six_commands(laptop: BedJobs) -> None:
-    imported, trust, setup, check, sync, run = commands("A hostfile")
+def test_a_hostfile_trains_after_five_commands(laptop: BedJobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    imported, trust, setup, check, run = commands("A hostfile")
     file, hostfile = laptop.folder / "lab.yaml", laptop.folder / "hostfile"
     hostfile.write_text("".join(f"{host.name} slots=1\n" for host in laptop.bed.hosts))
     laptop.type(*imported[:2], str(hostfile), "--name", "lab", "--output", str(file))
@@ -178,7 +178,7 @@ def test_a_hostfile_trains_after_six_commands(laptop: BedJobs) -> None:
     laptop.type(*trust[:2], str(file), *fingerprints(laptop, [host.name for host in laptop.bed.hosts]))
     laptop.type(*setup[:2], str(file))
     laptop.type(*check[:2], str(file), check=False)
-    laptop.type(*sync[:2], str(laptop.folder / "scripts"), "--cluster", str(file))
+    monkeypatch.chdir(laptop.folder / "scripts")
     assert run[:2] == ["run", "--hosts"]
     told = laptop.type("run", "--hosts", str(file), *ON_CPUS, *run[3:], check=False)
     assert "epoch 1/1: 3 ranks" in told.stdout, told

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.devcluster import needs
+from lockstep.devcluster.hosts import needs
 from lockstep.devcluster.hosts.bed import first_process
 from support.checkout import ROOT
 from support.clusters.bed_hosts import BedHosts, eventually

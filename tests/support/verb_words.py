@@ -37,6 +37,7 @@ NO_ADAPTER = (
 )
 NO_RANK = "lockstep: there is no rank 9: the job has 2 ranks, 0 to 1\n"
 NO_SCRIPT = r"spec\.script\.path: there is no file \S*nothing\.py on node 0( \(\S+\))? +put it there, or correct the path"
+SCRIPT_AGAIN = r"start the script again \(it goes on if it looks for its own checkpoints; transformers: resume_from_checkpoint\)"
 NO_NODE = "lockstep: job runs has no node 9: its 2 nodes are 0 to 1\n"
 
 
@@ -106,7 +107,7 @@ UNDISTURBED = [
     Row("get -o wide", 0, shows=HEADS[:-2] + r" +CLUSTER +TRANSPORT +CHECKPOINT +LEFT +LOSS +MESSAGE\n"),
     Row("describe runs", 0, shows=r"Name        runs \({where}, \w+ old\)\nWork        script \S*wait\.py.*\n(Cluster .*\n)?Ranks       2 of 2 ready, on 2 of 2 nodes\n"),
     Row("describe broke", 0, shows=rf"(?s).*\nFailure     UserCode: {FAILED}\n.*\n  Progressing +False +Failed +{FAILED}\n"),
-    Row("why runs", 0, shows=r"runs: Running: all ranks run, attempt 1\nnext         lockstep logs runs {again} -f   # follow it\n"),
+    Row("why runs", 0, shows=r"runs: Running: all ranks run, attempt 1\nnext         lockstep logs runs {again} -f   # follow it\n +lockstep stacks runs {again}   # "),
     Row("why done", 0, shows=r"(?s)done: Complete: .*\nnext         lockstep describe done {again}   # shows where its results are\n"),
     Row("why broke", 1, shows=rf"(?s)broke: Failed: {FAILED}\nfirst cause  rank 1 on node 1.*: UserCode \(ValueError\)\nlast lines   rank 1 begins\n.*\nlost         1 failure \(1 UserCode\): 0 steps lost\n"),
     Row("wait runs --for Running --timeout 20", 0, shows="runs: Running: all ranks run\n$"),
@@ -131,7 +132,7 @@ UNDISTURBED = [
     *(Row(f"{verb} broke", 2, HAS_FAILED) for verb in ("stop", "resume")),
     Row("retry done", 2, "", places=REMOTE),
     Row("resume runs", 0, shows="runs is not suspended\n$", places=REMOTE),
-    Row("resume runs", 2, "lockstep: a run on this machine goes on when it is started again: lockstep run -f FILE {again}\n", places=(HERE,)),
+    Row("resume runs", 2, "/runs.yaml {again}\n", places=(HERE,)),
     Row("delete done", 2, "", places=(HERE,)),
     Row("delete runs", 2, "lockstep: job runs has not ended: use --yes to delete it anyway\n", places=REMOTE),
     Row("cp runs:/workspace/nothing {tmp}/a", 1, "not copied: {folder}/nothing does not exist\n", places=REMOTE),
@@ -154,7 +155,7 @@ UNDISTURBED = [
         "generate nosuch Once", "checkpoint list nosuch", "checkpoint verify nosuch", "tensorboard nosuch", "jupyter nosuch", "vscode nosuch", "debug nosuch train.py",
     )),
     _no_job("drill kill-rank --job nosuch --yes"),
-    Row("drill kill-rank --job runs", 2, "lockstep: kill-rank on job runs {where} ends one rank by SIGKILL: all ranks restart from the last commit. Use --yes to do it\n"),
+    Row("drill kill-rank --job runs", 2, "lockstep: kill-rank on job runs {where} ends one rank by SIGKILL: all ranks restart. Use --yes to do it\n"),
     Row("drill kill-rank --job runs --rank 9 --yes", 2, NO_RANK),
     Row("drill kill-rank --job done --yes", 2, "lockstep: kill-rank on job done: the job is not running (Complete: the job is complete): drills are for jobs whose ranks all run\n"),
     Row("drill fill-disk --job runs --yes", 2, "lockstep: fill-disk on job runs: this drill needs a job of Lockstep's trainer (spec.training): Lockstep doesn't know how a script saves\n"),
@@ -169,7 +170,7 @@ STOPPED = [
     Row("stop runs", 0),
     Row("resume runs", 0, shows="runs: goes on; see it with: lockstep logs runs -f {again}\n$", places=REMOTE),
     Row("wait runs --for Running --timeout 90", 0, places=REMOTE),
-    Row("retry broke", 0, shows="broke: retry 1 goes on from its last checkpoint; see it with: lockstep logs broke -f {again}\n$", places=REMOTE),
+    Row("retry broke", 0, shows=rf"broke: retry 1, to {SCRIPT_AGAIN}; see it with: lockstep logs broke -f {{again}}\n$", places=REMOTE),
     Row("delete done", 0, shows="done is deleted; .* stays?\n$", places=REMOTE),
     Row("delete broke runs --yes", 0, shows="broke is deleted; .* stays?\nruns is deleted; .* stays?\n$", places=REMOTE),
     Row("get", 0, shows="there is no {noun} {where}\n$", places=REMOTE),

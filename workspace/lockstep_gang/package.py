@@ -24,7 +24,7 @@ raise SystemExit(main())
 # The kernel keeps SIGTERM from a container's first process until it has a handler: without one, a pod that is deleted while its
 # agent is still being imported would hold its node for the whole grace. Nothing was started by then, so there is nothing to save.
 _TIME = (1980, 1, 1, 0, 0, 0)  # the first one a zip file can hold
-SPEC_MODULES = ("__init__", "choices", "codec", "exits", "files", "kernel", "timeouts", "words")
+SPEC_MODULES = ("__init__", "choices", "codec", "exits", "files", "kernel", "senders", "timeouts", "words")
 """Modules of lockstep_spec that the gang imports; the others are arithmetic of the trainer's runs."""
 _HEAD_BYTES = 16
 _UNCHECKED = (0b01).to_bytes(4, "little")

@@ -6,11 +6,13 @@ hand elsewhere, and a device or a file of many gigabytes would fill its memory.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import errno
 import os
 import secrets
 import stat
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO
@@ -18,6 +20,8 @@ from typing import IO
 from lockstep_spec.words import binary_size
 
 CHUNK_BYTES = 1024 * 1024
+SOURCE_BYTES_MAX = 1024 * 1024
+"""Size above which a file is no program that a person wrote."""
 WRITE_BYTES = 8 << 20
 """Size of the parts in which pages are written."""
 SHARED = 0o664
@@ -200,3 +204,40 @@ class Signs:
             for name, content in contents.items()
         }
         return {name: now - since for name, (_, since) in self._since.items()}
+
+
+def shebang(file: Path) -> tuple[str, str]:
+    """Return the path that the first line names, and the name of the interpreter, which `env` looks up; empty where there is no such line."""
+    line = read_source(file).partition(b"\n")[0]
+    words = line[2:].decode(errors="replace").strip(" \t").split(" ") if line.startswith(b"#!") else []
+    names = [word for word in words if word and not word.startswith("-") and "=" not in word and Path(word.strip("\r")).name != "env"]
+    return (words[0], names[0].rpartition("/")[2]) if names else ("", "")
+
+
+def other_interpreter(file: Path) -> str:
+    """Return the interpreter that the file's first line names, where that isn't Python and Python can't read the file; '' otherwise."""
+    name = shebang(file)[1].strip("\r")
+    return name if name and "py" not in name and parsed(file) is None else ""
+
+
+def runs_with(interpreter: str, path: str) -> str:
+    """Return what to write in a job for a program that Python can't run."""
+    return f"write script.command: [{interpreter}, {path}] instead of script.path"
+
+
+def parsed(file: Path) -> ast.Module | None:
+    """Return a Python file's syntax; None where it can't be read as Python."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return ast.parse(read_source(file))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def read_source(file: Path) -> bytes:
+    """Return a file's content; b'' where it can't be read, or is larger than any that people write."""
+    try:
+        return read_regular(file, SOURCE_BYTES_MAX, follow=True)
+    except OSError:
+        return b""

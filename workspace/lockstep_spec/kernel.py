@@ -7,6 +7,7 @@ The kernel's list (sysfs) shows every device of the machine, also to a pod that 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ LOCKED_BYTES_FAILING = 64 << 20
 """Defaults of kernels (64 KiB, 8 MiB) and of a container runtime, known by ibv_reg_mr's ENOMEM. NCCL has 4 MiB of buffers a channel and peer."""
 LOCKED_BYTES_ENOUGH = 512 << 20
 """Lockable memory below which UCX 1.13 did without InfiniBand. Between the two it depends on ranks, channels and GPUDirect."""
+UNLIMITED = 1 << 60
 
 
 class RdmaPort(NamedTuple):
@@ -64,3 +66,22 @@ def file_words(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return ""
+
+
+def control_groups(controller: str, groups: Path, own: Path) -> Iterator[Path]:
+    """Yield a control group (version 1 or 2) and those around it: where `own` says that it is mounted, else, in a container, at the root."""
+    for line in file_words(own).splitlines():
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
+        if controllers and controller not in controllers.split(","):
+            continue
+        for mount in (groups / controller,) if controllers else (groups, groups / "unified"):
+            folder = mount / path.lstrip("/")
+            yield from (above for above in (folder, *folder.parents) if above.is_relative_to(groups))
+    yield groups
+    yield groups / controller
+
+
+def memory_limit(group: Path) -> int | None:
+    """Return the limit of a control group in bytes; None: there is none, for which version 1 writes the largest number of pages."""
+    texts = (file_words(group / name) for name in ("memory.max", "memory.limit_in_bytes"))
+    return next((int(text) for text in texts if text.isdigit() and int(text) < UNLIMITED), None)

@@ -47,7 +47,7 @@ class Settings:
     hierarchical_partition: HierarchicalPartition = HierarchicalPartition.AUTO
     content: Content = Content.FULL
     gradient_bytes: int = 4
-    """Bytes of an element of a gradient that is summed over micro-batches: see `summed_bytes`."""
+    """Bytes of an element of a gradient that is summed over micro-batches: FP32's, unless the raw settings choose a format of two."""
     live_elements: int | None = None
     """Elements of weights that Stage3 may have gathered, as the raw settings state it; None: by the model's largest layer (memory.py)."""
     bucket_elements: int | None = None
@@ -66,34 +66,11 @@ class Settings:
         return 4 if self.precision is Precision.FP32 else 2
 
 
-def stated_live(deepspeed: Mapping[str, Any] | None) -> int | None:
-    """stage3_max_live_parameters of the raw settings."""
-    zero = _zero(deepspeed)
-    return _number(zero.get("stage3_max_live_parameters", zero.get("max_live_parameters")))
-
-
-def stated_bucket(deepspeed: Mapping[str, Any] | None) -> int | None:
-    """reduce_bucket_size of the raw settings."""
-    return _number(_zero(deepspeed).get("reduce_bucket_size"))
-
-
-def stated_overlap(deepspeed: Mapping[str, Any] | None) -> bool | None:
-    """overlap_comm of the raw settings."""
-    stated = _zero(deepspeed).get("overlap_comm")
-    return stated if isinstance(stated, bool) else None
-
-
-def parameter_place(deepspeed: Mapping[str, Any] | None) -> ParameterPlace:
+def parameter_place(zero: Mapping[str, Any]) -> ParameterPlace:
     """offload_param.device of the raw settings, or the older cpu_offload_param. What DeepSpeed will refuse counts as nothing."""
-    zero = _zero(deepspeed)
     offload = zero.get("offload_param")
     device = offload.get("device") if isinstance(offload, Mapping) else "cpu" if zero.get("cpu_offload_param") is True else None
     return ParameterPlace(device) if device in [place.value for place in ParameterPlace] else ParameterPlace.DEVICE
-
-
-def _zero(deepspeed: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    zero = (deepspeed or {}).get("zero_optimization")
-    return zero if isinstance(zero, Mapping) else {}
 
 
 def _number(stated: Any) -> int | None:
@@ -103,15 +80,12 @@ def _number(stated: Any) -> int | None:
     return int(stated) if isinstance(stated, int) or (isinstance(stated, float) and math.isfinite(stated)) else None
 
 
-def summed_bytes(deepspeed: Mapping[str, Any] | None) -> int:
-    """Bytes of an element of a summed gradient: FP32, unless the raw settings choose the precision's own format of two bytes."""
-    data_types = (deepspeed or {}).get("data_types")
-    return 2 if isinstance(data_types, Mapping) and data_types.get("grad_accum_dtype") in {"bf16", "fp16"} else 4
-
-
 def size_settings(training: TrainingConfig, *, flash_attention: bool = True) -> Settings:
     """Return what the sizes of a training follow from. `flash_attention`: there is one that keeps packed documents apart."""
     lora, optimization = training.lora, training.optimization
+    sections = [(training.deepspeed or {}).get(name) for name in ("zero_optimization", "data_types")]
+    zero, data_types = (section if isinstance(section, Mapping) else {} for section in sections)
+    overlap = zero.get("overlap_comm")
     return Settings(
         max_length=training.data.max_length,
         micro_batch_size=optimization.micro_batch_size,
@@ -124,11 +98,11 @@ def size_settings(training: TrainingConfig, *, flash_attention: bool = True) -> 
         gradient_checkpointing=optimization.gradient_checkpointing,
         hierarchical_partition=training.hierarchical_partition,
         content=training.checkpoint.content,
-        gradient_bytes=summed_bytes(training.deepspeed),
-        live_elements=stated_live(training.deepspeed),
-        bucket_elements=stated_bucket(training.deepspeed),
-        overlap=stated_overlap(training.deepspeed),
-        parameters=parameter_place(training.deepspeed),
+        gradient_bytes=2 if data_types.get("grad_accum_dtype") in {"bf16", "fp16"} else 4,
+        live_elements=_number(zero.get("stage3_max_live_parameters", zero.get("max_live_parameters"))),
+        bucket_elements=_number(zero.get("reduce_bucket_size")),
+        overlap=overlap if isinstance(overlap, bool) else None,
+        parameters=parameter_place(zero),
         packing=training.data.packing,
         flash_attention=flash_attention,
     )

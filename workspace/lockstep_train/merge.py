@@ -25,7 +25,7 @@ from lockstep_train.base.errors import ConfigError, TrainerError, print_problem
 from lockstep_train.base.limits import Say
 from lockstep_train.checkpoint.commits import newest_whole
 from lockstep_train.checkpoint.format.manifest import Manifest
-from lockstep_train.checkpoint.format.shards import ShardReader, local_fetch
+from lockstep_train.checkpoint.format.shards import ShardReader
 from lockstep_train.model.base_files import refuse_other_base
 from lockstep_train.model.layouts import TensorLayout
 from lockstep_train.model.load import base_digest
@@ -44,7 +44,6 @@ from lockstep_train.model.weight_files import (
     write_tensors,
 )
 from lockstep_train.zero.kinds import MASTER
-from lockstep_train.zero.zero_access import RangeNeed
 
 BLOCK_ELEMENTS = 8 << 20
 KEPT_FACTORS = 8
@@ -185,10 +184,9 @@ def _write_model(folder: Path, output: Path, manifest: Manifest, shards: ShardRe
 
 def _readers(shards: ShardReader, dtype: torch.dtype) -> tuple[Any, Any]:
     """Readers of the trained parameters as the live model computes with them: rounded to the run's precision."""
-    fetch = local_fetch(shards)
 
     def read_range(name: str, start: int, numel: int) -> torch.Tensor:
-        return fetch(name, RangeNeed(start, numel, whole=False))[MASTER].to(dtype).float()
+        return shards.read(name, MASTER, start, numel).to(dtype).float()
 
     @lru_cache(maxsize=KEPT_FACTORS)
     def read(name: str) -> torch.Tensor:

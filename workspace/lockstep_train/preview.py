@@ -18,9 +18,11 @@ from lockstep_train.base.cache import cache_folder
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.base.runfile import RunConfig
 from lockstep_train.data.dataset import resolve_source, sources_of, template_choice
+from lockstep_train.data.read.files import DataSource
 from lockstep_train.data.read.text_files import Broken
-from lockstep_train.data.tokens.encode import Encoded, encode_paragraphs, encode_samples
-from lockstep_train.data.tokens.source import DataSource, Remarks
+from lockstep_train.data.tokens.chat import Encoded
+from lockstep_train.data.tokens.encode import encode_paragraphs, encode_samples
+from lockstep_train.data.tokens.source import Remarks
 from lockstep_train.data.tokens.tokenizer import Tokenizer, load_tokenizer
 from lockstep_train.model.fetched import with_tokenizer_here
 

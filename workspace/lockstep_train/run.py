@@ -17,7 +17,7 @@ from lockstep_train.checkpoint import resume
 from lockstep_train.checkpoint.format.identity import Identity, parameters_digest, training_settings
 from lockstep_train.checkpoint.format.manifest import Manifest
 from lockstep_train.checkpoint.save.save import Saved, Saver
-from lockstep_train.data.dataset import Dataset, data_settings
+from lockstep_train.data.dataset import Dataset, sequence_settings
 from lockstep_train.data.tokens.tokenizer import Tokenizer
 from lockstep_train.engine.experts import ExpertUsage
 from lockstep_train.engine.loss import TokenLoss
@@ -67,7 +67,7 @@ def run_identity(
         dataset=dataset.digest,
         seed=training.seed,
         global_batch_size=plan.global_batch_size,
-        settings=training_settings(training) | data_settings(training),
+        settings=training_settings(training) | sequence_settings(training.data, training.evaluation),
         base_files=base_files,
         data_files=dataset.files,
     )

@@ -189,9 +189,14 @@ class HostsCluster(Model):
         return [host.name for host in self.hosts]
 
     @property
+    def gpu_counts(self) -> dict[str, int | None]:
+        """GPUs of each host that jobs may take, by its name. None: not stated."""
+        return {host.name: len(host.gpus) if isinstance(host.gpus, list) else host.gpus for host in self.hosts}
+
+    @property
     def least_gpus(self) -> int | None:
         """GPUs that a job may take on every host. None: some host doesn't state its own."""
-        counts = [len(host.gpus) if isinstance(host.gpus, list) else host.gpus for host in self.hosts]
+        counts = self.gpu_counts.values()
         stated = [count for count in counts if count is not None]
         return min(stated) if len(stated) == len(counts) else None
 

@@ -23,7 +23,7 @@ from lockstep.api.model import (
 )
 from lockstep.api.names import API_VERSION, JOB_NAME_MAX, JOB_NAME_PATTERN
 from lockstep.api.podtemplate import PodTemplate
-from lockstep.api.shared import FabricMode, ImagePullSecrets, NcclVariable, SecretKey, Variable, VariableSet, values_fit
+from lockstep.api.shared import MAY_NAME_PATHS, FabricMode, ImagePullSecrets, NcclVariable, SecretKey, Variable, VariableSet, values_fit
 from lockstep.api.training import Training
 from lockstep_spec.choices import DegradedPolicy, StorageMode
 from lockstep_spec.timeouts import Timeouts
@@ -173,10 +173,10 @@ class Script(Model):
     """A Python file, absolute or relative to folder."""
     module: Annotated[str, Field(pattern=MODULE_PATTERN, max_length=256)] | None = None
     """A Python module, run as `python3 -m` does."""
-    command: Annotated[list[Argument], Field(min_length=1, max_length=64)] | None = None
+    command: Annotated[Annotated[list[Argument], Field(min_length=1, max_length=64)] | None, MAY_NAME_PATHS] = None
     """A program that isn't Python, and its first arguments, such as [bash, run.sh]."""
-    args: Annotated[list[Argument], Field(max_length=256)] = []
-    """Arguments, passed as they are: no shell reads them. With command at most 131072 bytes in all."""
+    args: Annotated[list[Argument], Field(max_length=256), MAY_NAME_PATHS] = []
+    """Arguments, passed as they are: no shell reads them. On hosts and on this machine, paths below /workspace and /datasets are those of the folders that stand for them. With command at most 131072 bytes in all."""
     folder: ScriptText | None = None
     """The folder in which ranks work, absolute or relative to /workspace. Default: the folder of path, which is then relative to /workspace; without path /workspace."""
     local_rank: bool | None = None
@@ -217,7 +217,7 @@ class Restart(Model):
     lost_node_seconds: Annotated[int | None, Field(ge=0, le=86400)] = None
     """Replace the pod of a node that has been NotReady for so long, elsewhere: it is force-deleted, though nobody can say whether its processes have ended. Default: never, and condition NodesHealthy says what to do. May be changed at any time. Has no effect without the operator."""
     retry: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-    """Raise it to start a Failed job again from its last checkpoint with a full budget of restarts: `lockstep retry` does."""
+    """Raise it to start a Failed job again (from its last checkpoint, if it has committed one) with a full budget of restarts: `lockstep retry` does."""
 
     RULES = (Rule("self.retry >= oldSelf.retry", "retry may only be raised", holds=None, field="retry"),)
 

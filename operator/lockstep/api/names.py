@@ -34,6 +34,7 @@ TMP_VOLUME = "lockstep-tmp"
 ANNOTATION_DEFAULT_CLUSTER = f"{GROUP}/is-default-cluster"
 ANNOTATION_NETWORKS = "k8s.v1.cni.cncf.io/networks"  # read by Multus
 ANNOTATION_DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
+ANNOTATION_TYPED = f"{GROUP}/typed"  # on a job without an API server: the command that starts it again, as a person typed it
 ANNOTATION_RUN_HASH = f"{GROUP}/run-hash"  # on the StatefulSet: which frozen run its pods use
 ANNOTATION_ATTEMPTS_BEFORE = (
     f"{GROUP}/attempts-before"  # on the StatefulSet: the attempts that there had been when it last went up from zero pods

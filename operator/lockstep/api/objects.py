@@ -1,8 +1,11 @@
-"""Kubernetes objects as plain dicts: what can be asked of any of them. Imports nothing, so that help pages stay fast."""
+"""Kubernetes objects as plain dicts: what can be asked of any of them. Imports nothing but names, so that help pages stay fast."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
+
+from lockstep.api.names import ANNOTATION_TYPED
 
 Object = dict[str, Any]
 DEPTH_MAX = 64
@@ -42,10 +45,31 @@ def current_status(job: Object) -> Object:
     asked = int((spec.get("restart") or {}).get("retry") or 0)
     if not is_true(status, "Failed") or asked <= int(status.get("retry") or 0):
         return status
-    raised = {"reason": "Retried", "message": "restart.retry was raised: the job goes on from its last checkpoint"}
+    raised = {"reason": "Retried", "message": f"restart.retry was raised, to {go_on_words(job)}"}
     others = [item for item in status["conditions"] if item["type"] not in ("Failed", "Progressing")]
     now = [{"type": "Failed", "status": "False", **raised}, {"type": "Progressing", "status": "Unknown", **raised}]
     return {**status, "conditions": [*others, *now]}
+
+
+def go_on_words(job: Object, *, committed: bool = False) -> str:
+    """Return what the next start of a TrainingJob does, as it follows "to". It names a checkpoint only where one is known: in status, or by `committed`."""
+    spec = job.get("spec") or {}
+    if committed or ((job.get("status") or {}).get("checkpoint") or {}).get("lastCommittedStep") is not None:
+        return "go on from the last checkpoint"
+    if spec.get("script"):
+        return "start the script again (it goes on if it looks for its own checkpoints; transformers: resume_from_checkpoint)"
+    return "start it again (at step 0, unless it finds a checkpoint)" if spec.get("training") else "start it again"
+
+
+def typed_command(job: Object, again: str) -> str:
+    """Return the command that starts a job again, as it was typed; where that isn't known, with FILE and `again`, words that lead to its place."""
+    return str((job["metadata"].get("annotations") or {}).get(ANNOTATION_TYPED) or f"lockstep run -f FILE {again}")
+
+
+def typed_file(job: Object) -> str:
+    """Return the job file in the command that started a job, as one word of another command; FILE where none is known."""
+    match = re.search(r" -f ('[^']*'|\S+)", typed_command(job, ""))
+    return match[1] if match else "FILE"
 
 
 def is_run(job: Object) -> bool:

@@ -29,6 +29,9 @@ FIELD_PATTERN = (
 )
 
 
+MAY_NAME_PATHS = "text that may name paths on the volumes"
+
+
 class FabricMode(StrEnum):
     """Network between ranks of different nodes: `Auto` takes RDMA where the cluster has it."""
 
@@ -42,7 +45,7 @@ class PlainVariable(Model):
 
     name: EnvName
     """The variable's name."""
-    value: Annotated[str, Field(pattern=TEXT_PATTERN, max_length=8192)] = ""
+    value: Annotated[str, Field(pattern=TEXT_PATTERN, max_length=8192), MAY_NAME_PATHS] = ""
     """Its value."""
 
 
@@ -51,7 +54,7 @@ class NcclVariable(Model):
 
     name: Annotated[str, Field(pattern=NCCL_PATTERN, max_length=128)]
     """An NCCL variable, for example NCCL_ALGO."""
-    value: Annotated[str, Field(pattern=TEXT_PATTERN, max_length=1024)]
+    value: Annotated[str, Field(pattern=TEXT_PATTERN, max_length=1024), MAY_NAME_PATHS]
     """Its value."""
 
 
@@ -115,7 +118,7 @@ class Variable(Model):
 
     name: EnvName
     """The variable's name."""
-    value: Annotated[str, Field(pattern=TEXT_PATTERN, max_length=8192)] | None = None
+    value: Annotated[Annotated[str, Field(pattern=TEXT_PATTERN, max_length=8192)] | None, MAY_NAME_PATHS] = None
     """Its value. Use valueFrom for secrets."""
     value_from: VariableSource | None = None
 

@@ -5,7 +5,6 @@ Multus, the CNI plugin that attaches further networks to pods, is built for clus
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import re
@@ -15,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lockstep.api.errors import Failed
-from lockstep.devcluster.host.processes import TIED
+from lockstep.devcluster.host.processes import TIED, locked
 
 SOURCE = Path(__file__).parent / "kube"
 MULTI_CALL = "lockstep-kube"
@@ -75,9 +74,7 @@ def build(root: Path, say: Callable[[str], None]) -> Path:
         BuildError: the Go command failed; the message has its last words and names its log.
     """
     target = folder(root)
-    target.mkdir(parents=True, exist_ok=True)
-    with (target / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(target / "lock"):
         if not (target / PAUSE).exists():
             go_build(target / PAUSE, "./pause", build_options(), SOURCE, {"CGO_ENABLED": "0"})
         if not (target / MULTI_CALL).exists():
@@ -94,8 +91,7 @@ def build_multus(root: Path, plugins: Path, say: Callable[[str], None]) -> Path:
     """
     target = root / "devcluster" / "cni" / source_key(MULTUS_SOURCE, MULTUS_OPTIONS)
     target.mkdir(parents=True, exist_ok=True)
-    with (target.parent / f"{target.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(target.parent / f"{target.name}.lock"):
         for name in CNI_PLUGINS:
             if not (target / name).exists():
                 shutil.copy2(plugins / name, target / f"{name}.tmp")

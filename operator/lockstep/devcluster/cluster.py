@@ -124,7 +124,7 @@ def prepare(layout: Layout, say: Say) -> tuple[Path, list[Path]]:
         RuntimeError: the base image could not be made.
         ConfigError: pods could not see the packages.
     """
-    with machine.shared_things(layout.root):
+    with processes.shared_things(layout.root):
         programs = binary.build(layout.root, say)
         archives = [images.pause_archive(programs / binary.PAUSE, layout.root), images.base_archive(layout.root, say)]
         python_volume.publish_packages(layout.python_volume)
@@ -138,7 +138,8 @@ def _lay_out(layout: Layout, nodes: list[NodeLayout]) -> None:
     machine.note_settings(layout.sysctls)
     cgroups.create_tracking(layout.cgroup)  # first: it is how the `down` of another cluster knows of this one
     controlplane.write_credentials(layout)
-    network.create_bridge(layout)
+    network.create_bridge(layout.bridge, layout.gateway)
+    network.let_through(layout)
     for n in nodes:
         cgroups.create(n.cgroup)
         network.create_node(n, nodes)
@@ -243,7 +244,8 @@ def down(layout: Layout, say: Say, purge: bool = False) -> None:
     """Remove processes, groups, links, rules, sockets and the cluster's state. Images and the data of claims stay, unless purged."""
     with processes.exclusive(layout.state, layout.starting):
         cgroups.remove(*cgroups.of_cluster(layout.name))
-        network.remove_all(layout)
+        network.remove_all(f"lk{layout.index}", layout.bridge)
+        network.remove_rules(layout)
         machine.restore_settings(layout.sysctls)
         shutil.rmtree(layout.run, ignore_errors=True)
         if not cgroups.others(layout.name):  # one that is just coming up needs them, too

@@ -46,27 +46,25 @@ def base_archive(root: Path, say: Callable[[str], None]) -> Path:
         shutil.rmtree(tree, ignore_errors=True)
         tree.parent.mkdir(parents=True, exist_ok=True)
         log = archive.with_suffix(".log")
-        with log.open("wb") as output:
-            # debootstrap mounts /proc in the tree: in a mount namespace of its own that ends with it, even when it is killed.
-            command = [
-                *TIED,
-                "unshare",
-                "--mount",
-                "--propagation",
-                "private",
-                "debootstrap",
-                "--variant=minbase",
-                f"--include={','.join(PACKAGES)}",
-                os_release()["VERSION_CODENAME"],
-                str(tree),
-            ]
-            if subprocess.run(command, stdout=output, stderr=output, check=False).returncode != 0:
-                raise RuntimeError(f"debootstrap failed: {log.read_text(errors='replace').strip().splitlines()[-1]} (see {log})")
+        log.unlink(missing_ok=True)
+        form = ["--variant=minbase", f"--include={','.join(PACKAGES)}"]
+        run_isolated(log, "debootstrap", *form, os_release()["VERSION_CODENAME"], str(tree))
         for name in UNUSED:
             shutil.rmtree(tree / name, ignore_errors=True)
         _write_archive(archive, BASE, _layer_of(tree), {"Cmd": ["/bin/bash"]})
         shutil.rmtree(tree)
     return archive
+
+
+def run_isolated(log: Path, *command: str) -> None:
+    """Run a step of making a tree. Raises RuntimeError with the program's last words."""
+    # debootstrap mounts /proc in the tree: in a mount namespace of its own that ends with it, even when it is killed.
+    isolated = [*TIED, "unshare", "--mount", "--propagation", "private", *command]
+    with log.open("ab") as output:
+        code = subprocess.run(isolated, stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=False).returncode
+    if code != 0:
+        lines = log.read_text(errors="replace").strip().splitlines() or [f"exit code {code}"]
+        raise RuntimeError(f"{command[0]} failed: {lines[-1]} (see {log})")
 
 
 def pause_archive(binary: Path, root: Path) -> Path:

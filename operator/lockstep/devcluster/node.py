@@ -126,12 +126,17 @@ def kubelet_command(node: NodeLayout, kube: Path, containerd_pid: int) -> list[s
 
 def mount_python(node: NodeLayout, containerd_pid: int) -> None:
     """Show the node the Python environment, which all clusters and the host share, so that not even root in a pod can write to it."""
-    source, target = str(node.cluster.python_volume), str(node.cluster.python_mount)
     script = 'mountpoint -q "$1" || { mount --bind "$0" "$1" && mount -o remount,bind,ro "$1"; }'
-    command = ["nsenter", f"--target={containerd_pid}", "--mount", "/bin/sh", "-c", script, source, target]
+    source = str(node.cluster.python_volume)
+    run_inside(node, containerd_pid, f"mount {source}", script, source, str(node.cluster.python_mount))
+
+
+def run_inside(node: NodeLayout, containerd_pid: int, what: str, script: str, zeroth: str, first: str) -> None:
+    """Run a script of mounts where the node's containerd sees them. Raises RuntimeError, which says `what` can't be done."""
+    command = ["nsenter", f"--target={containerd_pid}", "--mount", "/bin/sh", "-c", script, zeroth, first]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise RuntimeError(f"node {node.name} can't mount {source}: {done.stderr.strip()}")
+        raise RuntimeError(f"node {node.name} can't {what}: {done.stderr.strip()}")
 
 
 def proxy_command(node: NodeLayout, kube: Path) -> list[str]:

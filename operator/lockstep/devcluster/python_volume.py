@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import compileall
-import fcntl
 import hashlib
 import os
 import shutil
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import lockstep
 from lockstep.api.errors import ConfigError
+from lockstep.devcluster.host.processes import locked
 
 CODE = "code"
 SITE = "site"
@@ -47,8 +47,7 @@ def publish_code(volume: Path, shared: Path | None = None) -> Path:
     """
     compiled = publish_code(shared) if shared else None
     target = volume / (compiled.name if compiled else f"{CODE}-{code_key()}")
-    with (volume / ".publish.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(volume / ".publish.lock"):
         if not target.exists():
             temporary = volume / f".{target.name}.{os.getpid()}"
             shutil.copytree(compiled, temporary, copy_function=os.link) if compiled else _compile(temporary)

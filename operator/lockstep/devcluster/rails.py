@@ -14,7 +14,7 @@ from typing import Any
 from lockstep.devcluster.certificates import Authority
 from lockstep.devcluster.host import network
 from lockstep.devcluster.host.layout import Layout, NodeLayout
-from lockstep.devcluster.node import cni_folder, pod_network_configuration, write_once
+from lockstep.devcluster.node import cni_folder, pod_network_configuration, run_inside, write_once
 
 MTU = 9000
 CONFIGURATION = "00-multus.conf"
@@ -94,9 +94,7 @@ def lay(layout: Layout, nodes: list[NodeLayout], rails: int) -> None:
     """Make the bridges and cables of the first `rails` rails, those that aren't there yet. Addresses are given out for all nodes together."""
     hub = _hub(layout)
     (layout.run / "rails").mkdir(parents=True, exist_ok=True)
-    if not network.is_namespace(hub):
-        subprocess.run(["ip", "netns", "delete", hub], capture_output=True, check=False)
-        network.run("ip", "netns", "add", hub)
+    network.create_namespace(hub)
     for rail in range(1, rails + 1):
         _make_bridge(hub, _bridge(rail))
         for node in nodes:
@@ -135,7 +133,7 @@ def take_up(layout: Layout, nodes: list[NodeLayout]) -> None:
 def attach(node: NodeLayout, containerd_pid: int, programs: Path) -> None:
     """Let the node's pods get what their annotation names. Where containerd looks for plugins, Multus stands beside them, in this node only."""
     script = 'mountpoint -q "$1" || mount --bind "$0" "$1"'
-    _in_node(containerd_pid, script, str(programs), str(cni_folder()))
+    run_inside(node, containerd_pid, f"mount {programs}", script, str(programs), str(cni_folder()))
     kubeconfig = node.state / "multus.kubeconfig"
     Authority(node.cluster.pki).kubeconfig(kubeconfig, node.cluster.server, "multus", "system:masters", context=node.cluster.name)
     configuration = {
@@ -152,11 +150,5 @@ def attach(node: NodeLayout, containerd_pid: int, programs: Path) -> None:
 
 def detach(node: NodeLayout, containerd_pid: int) -> None:
     (node.state / "cni" / CONFIGURATION).unlink(missing_ok=True)
-    _in_node(containerd_pid, 'while mountpoint -q "$1"; do umount -l "$1" || exit 1; done', "detach", str(cni_folder()))
-
-
-def _in_node(containerd_pid: int, script: str, zeroth: str, first: str) -> None:
-    command = ["nsenter", f"--target={containerd_pid}", "--mount", "/bin/sh", "-c", script, zeroth, first]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise RuntimeError(f"{script}: {done.stderr.strip()}")
+    script = 'while mountpoint -q "$1"; do umount -l "$1" || exit 1; done'
+    run_inside(node, containerd_pid, f"unmount {cni_folder()}", script, "detach", str(cni_folder()))

@@ -6,6 +6,7 @@ Only fields that Lockstep sets are compared. What the API server fills in, spell
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -34,6 +35,12 @@ class Change:
     path: str
     desired: object
     observed: object
+
+
+def shown(value: object, most: int) -> str:
+    """Return a value for people, in at most so many characters."""
+    text = json.dumps(value, ensure_ascii=False) if isinstance(value, (str, int, list, dict, type(None))) else repr(value)
+    return text if len(text) <= most else f"{text[:most]}…"
 
 
 def changes(desired: Object, observed: Object) -> list[Change]:

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from lockstep.api import names
-from lockstep.api.objects import Object
+from lockstep.api.objects import Object, go_on_words
 
 if TYPE_CHECKING:  # (of the models, whose import takes as long as a small verb does)
     from lockstep.plan.layers import Notice
@@ -182,4 +182,4 @@ def current_report(observed: Observed, received: ReceivedReport | None) -> Recei
 def start_anew(observed: Observed) -> str:
     """The two commands that start a job that has pods from zero again."""
     where = f"{observed.name} -n {observed.namespace}"
-    return f"`lockstep stop {where}`, then `lockstep resume {where}` goes on from the last checkpoint with a new start"
+    return f"`lockstep stop {where}`, then `lockstep resume {where}` to {go_on_words(observed.job)}"

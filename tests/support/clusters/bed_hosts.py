@@ -15,6 +15,7 @@ from lockstep.devcluster.hosts import bed as running
 from lockstep.devcluster.hosts.layout import BedLayout, HostLayout
 
 WAIT_SECONDS = 180.0
+FREEZE_SECONDS = 10.0
 IFF_UP = 1
 OLD_PYTHON = """#!/bin/sh
 exec /usr/bin/python3 -c '
@@ -132,11 +133,11 @@ def freeze(host: HostLayout, *, frozen: bool) -> None:
     """Stop every process of it, or let them go on: a laptop whose lid is shut. Raises BedError when some don't stop."""
     group = running.group_of(host)
     (group / "cgroup.freeze").write_text("1" if frozen else "0")
-    deadline = time.monotonic() + running.GROUP_SECONDS
+    deadline = time.monotonic() + FREEZE_SECONDS
     while f"frozen {int(frozen)}" not in (group / "cgroup.events").read_text():
         if time.monotonic() > deadline:
             raise running.BedError(
-                f"{host.name} did not {'freeze' if frozen else 'thaw'} in {running.GROUP_SECONDS:.0f} s (see {group}/cgroup.events)"
+                f"{host.name} did not {'freeze' if frozen else 'thaw'} in {FREEZE_SECONDS:.0f} s (see {group}/cgroup.events)"
             )
         time.sleep(running.POLL_SECONDS)
 

@@ -13,8 +13,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from lockstep.devcluster import images, needs
+from lockstep.devcluster import images
 from lockstep.devcluster.host.layout import cache_root
+from lockstep.devcluster.hosts import needs
 from support.checkout import ROOT
 
 INPUTS = {

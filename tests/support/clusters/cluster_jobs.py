@@ -26,6 +26,7 @@ SCRIPTS = {
     "for step in range(1, 100000):\n"
     "    reports.send(json.dumps({'rank': int(os.environ['RANK']), 'event': 'step', 'step': step}).encode())\n    time.sleep(0.2)\n",
     "until_told.py": "import pathlib, time\nwhile not pathlib.Path('/tmp/end').exists():\n    time.sleep(0.1)\n",
+    "start": "#!/bin/sh\nif true; then echo; fi\n",
     "wait.py": "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\nwhile True:\n    signal.pause()\n",
 }
 

@@ -86,6 +86,33 @@ print(f"rank {dist.get_rank()} of {dist.get_world_size()}: learned {losses[-1] <
 dist.barrier()
 dist.destroy_process_group()
 """
+TORCHRUN_INSIDE = """
+import os, subprocess, sys
+e = os.environ
+sys.exit(subprocess.call([sys.executable, "-m", "torch.distributed.run", "--nnodes", e["NNODES"], "--node-rank", e["NODE_RANK"],
+    "--nproc-per-node", "2", "--master-addr", e["MASTER_ADDR"], "--master-port", e["MASTER_PORT"], "shows.py", *sys.argv[1:]]))
+"""
+SHOWS = """
+import json, os, sys
+print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], "has", json.dumps(sys.argv[1:], ensure_ascii=False), flush=True)
+"""
+SPAWNS = """
+import os
+import torch, torch.distributed as dist, torch.multiprocessing as mp
+
+def work(local, per_node):
+    rank = int(os.environ["NODE_RANK"]) * per_node + local
+    dist.init_process_group("gloo", rank=rank, world_size=int(os.environ["NNODES"]) * per_node)
+    seen = torch.ones(1)
+    dist.all_reduce(seen)
+    print(f"rank {rank} sees {int(seen)}", flush=True)
+    if rank == 3:
+        raise ValueError("bad sample 17")
+    dist.barrier()
+
+if __name__ == "__main__":
+    mp.spawn(work, nprocs=2, args=(2,))
+"""
 ABORTS = """
 import ctypes
 library = ctypes.CDLL("libstdc++.so.6")
@@ -137,6 +164,28 @@ def test_ddp_and_fsdp2_with_a_distributed_checkpoint_run_as_they_are(tmp_path: P
         assert f"rank {rank} of 2: same weights True" in log
         assert f"rank {rank} of 2: learned True, loaded True" in log
     assert len(list((tmp_path / "workspace/dcp").glob("*.distcp"))) == 2
+
+
+def test_a_script_that_starts_torchrun_passes_its_arguments_on_as_they_are(tmp_path: Path) -> None:
+    words = ["--name", "two words", "it's", '"x"', "$HOME", "*.py", "", '{"a": [1]}', "é"]
+    folder = Folder(tmp_path)
+    (tmp_path / "workspace/shows.py").write_text(SHOWS)
+    folder.job(TORCHRUN_INSIDE, nodes=1)
+    done = folder.run("--set", f"script.args={json.dumps(words)}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    for rank in range(2):
+        assert f"rank {rank} of 2 has {json.dumps(words, ensure_ascii=False)}" in done.stdout
+
+
+@pytest.mark.long
+def test_a_process_that_a_rank_spawned_is_quoted_when_it_fails(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    folder.job(SPAWNS)
+    done = folder.run()
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert all(f"rank {rank} sees 4" in done.stdout for rank in range(2))
+    assert (folder.end()["failure"]["node"], folder.end()["failure"]["exception"]) == (1, "ValueError")
+    assert "bad sample 17" in folder.end()["message"]
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ signal.pause()
 """A trainer that fails alone, and takes its first step beside another one. It imports nothing that takes seconds."""
 PATIENT = """
 import os, signal, sys
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 print("pid", os.getpid(), flush=True)
 while True:
     signal.pause()

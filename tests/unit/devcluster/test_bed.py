@@ -17,24 +17,25 @@ from lockstep.devcluster.host.layout import Layout
 from lockstep.devcluster.hosts import bed
 from lockstep.devcluster.hosts.bed import BedError, await_sshd
 from lockstep.devcluster.hosts.layout import BedLayout
-from lockstep.devcluster.hosts.needs import PACKAGES, BedFacts, judge_bed
+from lockstep.devcluster.hosts.needs import HOSTS, MachineFacts, judge
 from support.clusters import bed_hosts
 from unit.virtual_time import VirtualClock
 
 NUMBERS_MAX = 9
 
-READY = BedFacts(
-    system="Linux", is_root=True, distribution="debian", commands=frozenset(PACKAGES), lacks=frozenset(), groups=Path("/sys/fs/cgroup/unified"),
-    groups_writable=True, python="3.11", base_python="3.11", has_tree=False, networks=("10.70.0.0/24",), routes=(("192.0.2.0/24", "eth0"),),
+COMMANDS = frozenset(HOSTS.packages)
+READY = MachineFacts(
+    system="Linux", is_root=True, distribution="debian", commands=COMMANDS, lacks=frozenset(), groups=Path("/sys/fs/cgroup/unified"),
+    groups_writable=True, python="3.11", base_python="3.11", has_image=False, networks=("10.70.0.0/24",), routes=(("192.0.2.0/24", "eth0"),),
 )  # fmt: skip
 
 
-def but(**changes: Any) -> BedFacts:
+def but(**changes: Any) -> MachineFacts:
     return dataclasses.replace(READY, **changes)
 
 
 def test_a_machine_that_has_everything_needs_nothing() -> None:
-    assert judge_bed(READY).missing == () and judge_bed(READY).install == ()
+    assert judge(HOSTS, READY).missing == () and judge(HOSTS, READY).install == ()
 
 
 @pytest.mark.parametrize(
@@ -54,16 +55,16 @@ def test_a_machine_that_has_everything_needs_nothing() -> None:
     ],
     ids=lambda value: value[:30] if isinstance(value, str) else "",
 )
-def test_what_is_missing_is_said_in_one_sentence(facts: BedFacts, sentence: str) -> None:
-    (missing,) = judge_bed(facts).missing
+def test_what_is_missing_is_said_in_one_sentence(facts: MachineFacts, sentence: str) -> None:
+    (missing,) = judge(HOSTS, facts).missing
     assert missing.startswith(sentence)
 
 
 def test_missing_programs_are_installed_where_apt_is_and_named_elsewhere() -> None:
-    lacking = but(commands=frozenset(PACKAGES) - {"ssh", "ssh-keygen", "debootstrap"})
-    assert judge_bed(lacking).install == ("debootstrap", "openssh-client")
-    assert judge_bed(dataclasses.replace(lacking, has_tree=True)).install == ("openssh-client",)
-    elsewhere = judge_bed(dataclasses.replace(lacking, distribution="fedora", has_tree=True))
+    lacking = but(commands=COMMANDS - {"ssh", "ssh-keygen", "debootstrap"})
+    assert judge(HOSTS, lacking).install == ("debootstrap", "openssh-client")
+    assert judge(HOSTS, dataclasses.replace(lacking, has_image=True)).install == ("openssh-client",)
+    elsewhere = judge(HOSTS, dataclasses.replace(lacking, distribution="fedora", has_image=True))
     assert elsewhere.missing == ("install openssh-client (on Debian and Ubuntu this is done for you)",) and elsewhere.install == ()
 
 

@@ -30,17 +30,18 @@ from lockstep.devcluster.cluster import ClusterError, ClusterGoal, _wait, parse_
 from lockstep.devcluster.controlplane import commands
 from lockstep.devcluster.host import cgroups, machine, processes
 from lockstep.devcluster.host.layout import Layout, default_layout
-from lockstep.devcluster.needs import PACKAGES, MachineFacts, judge
+from lockstep.devcluster.hosts.needs import CLUSTER, CNI, MachineFacts, judge
 from lockstep.devcluster.provisioner import to_provision, to_release, volume_for
 from lockstep.devcluster.server import node_readiness
 from support.checkout import ROOT
 from support.clusters.own_cluster import client_kubeconfig
 from unit.virtual_time import VirtualClock
 
+COMMANDS = frozenset(CLUSTER.packages)
 READY = MachineFacts(
-    system="Linux", is_root=True, distribution="debian", commands=frozenset(PACKAGES), has_cni=True, go=(1, 26), is_built=False,
-    lacks=frozenset(), cgroup_writable=True, python="3.11", base_python="3.11", has_base_image=False,
-    wanted_networks=("10.89.0.0/24",), routes=(("192.0.2.0/24", "eth0"),),
+    system="Linux", is_root=True, distribution="debian", commands=COMMANDS, go=(1, 26), is_built=False, lacks=frozenset(),
+    groups=Path("/sys/fs/cgroup"), groups_writable=True, python="3.11", base_python="3.11", has_image=False, networks=("10.89.0.0/24",),
+    routes=(("192.0.2.0/24", "eth0"),),
 )  # fmt: skip
 
 
@@ -49,8 +50,8 @@ def but(**changes: Any) -> MachineFacts:
 
 
 def test_a_machine_that_has_everything_needs_nothing() -> None:
-    assert judge(READY).missing == ()
-    assert judge(READY).install == ()
+    assert judge(CLUSTER, READY).missing == ()
+    assert judge(CLUSTER, READY).install == ()
 
 
 @pytest.mark.parametrize(
@@ -59,7 +60,7 @@ def test_a_machine_that_has_everything_needs_nothing() -> None:
         (but(system="Darwin"), "this is Darwin; the embedded cluster needs Linux"),
         (but(is_root=False), "it needs root"),
         (but(lacks=frozenset({"bridges (CONFIG_BRIDGE)"})), "the kernel has no bridges (CONFIG_BRIDGE)"),
-        (but(cgroup_writable=False), "/sys/fs/cgroup is read-only"),
+        (but(groups_writable=False), "/sys/fs/cgroup is read-only"),
         (but(go=None), "there is no Go to build Kubernetes with"),
         (but(go=(1, 19)), "Go 1.19 is too old to build Kubernetes with"),
         (but(python="3.13"), "the Python of `.venv` is 3.13, pods have this distribution's 3.11: make setup PYTHON=/usr/bin/python3.11"),
@@ -72,36 +73,36 @@ def test_a_machine_that_has_everything_needs_nothing() -> None:
     ids=lambda value: value[:30] if isinstance(value, str) else "",
 )
 def test_what_is_missing_is_said_in_one_sentence(facts: MachineFacts, sentence: str) -> None:
-    (missing,) = judge(facts).missing
+    (missing,) = judge(CLUSTER, facts).missing
     assert missing.startswith(sentence)
 
 
 def test_all_that_is_missing_is_said_at_once() -> None:
-    assert len(judge(but(is_root=False, go=None, python="3.13")).missing) == 3
+    assert len(judge(CLUSTER, but(is_root=False, go=None, python="3.13")).missing) == 3
 
 
 @pytest.mark.parametrize(
     ("facts", "packages"),
     [
-        (but(commands=frozenset(PACKAGES) - {"containerd", "runc"}), ("containerd", "runc")),
-        (but(has_cni=False), ("containernetworking-plugins",)),
-        (but(commands=frozenset(PACKAGES) - {"debootstrap"}), ("debootstrap",)),
-        (but(commands=frozenset(PACKAGES) - {"debootstrap"}, has_base_image=True), ()),
+        (but(commands=COMMANDS - {"containerd", "runc"}), ("containerd", "runc")),
+        (but(commands=COMMANDS - {CNI}), ("containernetworking-plugins",)),
+        (but(commands=COMMANDS - {"debootstrap"}), ("debootstrap",)),
+        (but(commands=COMMANDS - {"debootstrap"}, has_image=True), ()),
     ],
 )
 def test_what_apt_has_is_installed(facts: MachineFacts, packages: tuple[str, ...]) -> None:
-    assert judge(facts).install == packages
-    assert judge(facts).missing == ()
+    assert judge(CLUSTER, facts).install == packages
+    assert judge(CLUSTER, facts).missing == ()
 
 
 def test_without_apt_packages_are_asked_for() -> None:
-    verdict = judge(but(distribution="arch", has_base_image=True, commands=frozenset(PACKAGES) - {"runc"}))
+    verdict = judge(CLUSTER, but(distribution="arch", has_image=True, commands=COMMANDS - {"runc"}))
     assert verdict.missing == ("install runc (on Debian and Ubuntu this is done for you)",)
     assert verdict.install == ()
 
 
 def test_go_is_not_needed_for_what_is_built_already() -> None:
-    assert judge(but(go=None, is_built=True)).missing == ()
+    assert judge(CLUSTER, but(go=None, is_built=True)).missing == ()
 
 
 def test_resources_are_read_for_all_nodes_and_for_one() -> None:

@@ -194,7 +194,7 @@ def test_a_shell_in_a_pod_whose_user_has_no_name_has_a_prompt(
 ) -> None:
     from lockstep_gang.agent import main
 
-    monkeypatch.setattr(main, "is_named", lambda user: named)
+    monkeypatch.setattr(main, "user_name", lambda user: "ada" if named else str(user))
     last_words = tmp_path / "termination-log"
     if in_pod:
         last_words.touch()

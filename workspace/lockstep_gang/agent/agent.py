@@ -227,7 +227,9 @@ class Agent:
         self._progress.begin_attempt()
         for leavings in self._leavings:
             leavings.begin_attempt()
-        self._ranks = LocalRanks(self._node, order, self._dev.writer(order, self._console.write))
+        self._ranks = LocalRanks(
+            self._node, order, self._dev.writer(order, self._console.write), colors=self._console.has_colors and order.run is None
+        )
         self._running = True
         if self._node.index != 0:  # else it would be empty where only rank 0 prints
             self._console.say(
@@ -248,6 +250,7 @@ class Agent:
         if self._node.index != 0:  # there the coordinator has said it
             self._console.say(f"{how} attempt {order.attempt}: {order.message}")
         if order.mode is StopMode.SAVE:
+            self._progress.begin_stop()
             self._save()
         elif order.mode is StopMode.DUMP:
             self._dump()

@@ -127,10 +127,14 @@ TAIL_LINES = 100
 
 
 class Console:
-    """Takes lines at any speed. When the reader is that far behind, lines are left out and their number is said."""
+    """Takes lines at any speed. When the reader is that far behind, lines are left out and their number is said.
+
+    Colors of ranks' lines are for a terminal alone (`has_colors`).
+    """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
+        self.has_colors = os.isatty(descriptor) and not os.environ.get("NO_COLOR")
         self.journal: Journal | None = None
         """Journal that gets every line too, for those who look when this process's output is gone."""
         self._waiting: deque[str] = deque()
@@ -141,7 +145,7 @@ class Console:
         self._thread = threading.Thread(target=self._run, name="console", daemon=True)
         self._thread.start()
 
-    def write(self, line: str) -> None:
+    def write(self, line: str, shown: str = "") -> None:
         self._tail.append(line)
         if self.journal is not None:
             self.journal.write(line)
@@ -149,7 +153,7 @@ class Console:
             if len(self._waiting) >= LINES_WAITING_MAX:
                 self._dropped += 1
             else:
-                self._waiting.append(line)
+                self._waiting.append(shown or line)
             self._news.notify()
 
     def say(self, text: str) -> None:

@@ -6,14 +6,13 @@ import argparse
 import asyncio
 import contextlib
 import os
-import pwd
 import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
 from lockstep_gang.agent.agent import Agent
-from lockstep_gang.agent.claims import Claims, GpuTaken
+from lockstep_gang.agent.claims import Claims, GpuTaken, user_name
 from lockstep_gang.agent.host import listen_on, remove_inputs, tidy_up
 from lockstep_gang.agent.link import LAST_WORDS
 from lockstep_gang.agent.log import Console, Journal
@@ -130,16 +129,8 @@ def _own_folder(parent: Path) -> tuple[Path, str]:
 def name_the_prompt(home: Path, last_words: Path = LAST_WORDS) -> None:
     """Give shells a prompt in a pod whose user number has no name in the image, instead of `I have no name!`."""
     with contextlib.suppress(OSError):
-        if last_words.exists() and not is_named(os.getuid()) and not (home / ".bashrc").exists():
+        if last_words.exists() and user_name(os.getuid()) == str(os.getuid()) and not (home / ".bashrc").exists():
             (home / ".bashrc").write_text(PROMPT, encoding="ascii")
-
-
-def is_named(user: int) -> bool:
-    try:
-        pwd.getpwuid(user)
-    except KeyError:
-        return False
-    return True
 
 
 def node_index(option: str | None, variable: str | None, nodes: int) -> int:

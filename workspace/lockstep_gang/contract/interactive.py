@@ -52,8 +52,6 @@ class Asked:
     folder: str
     """Folder in which it runs, on every node."""
     by: str
-    local_rank: bool = False
-    """Every rank gets --local_rank=N behind the script's name, as from DeepSpeed's launcher."""
     detached: bool = False
     """Its end is not waited for: it goes on when whoever asked is gone."""
     again: bool = False

@@ -159,6 +159,8 @@ class RankExit:
     """Words for the limit of processes there, of a rank that failed; empty: none is known."""
     no_room: str = ""
     """Words for the file system that had no room, of a rank that failed, and what helps; empty: none is known."""
+    elsewhere: str = ""
+    """Words for where a file or package is that the rank didn't find, and the fields that lead there; empty: it isn't near."""
 
     @property
     def how(self) -> str:

@@ -137,6 +137,17 @@ class PathFact:
     error: str = ""
     field: str = ""
     """Field of the job that names it; '' from agents of older versions."""
+    interpreter: str = ""
+    """Interpreter that a file's first line names and that Python can't stand in for; '': none."""
+
+
+@dataclass(frozen=True)
+class ProgramFact:
+    """The file that ranks run. `senders`: the folders of people's machines that sent it, as HOST:PATH; none: nobody knows."""
+
+    path: str
+    digest: str
+    senders: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -212,6 +223,8 @@ class Looked:
     """Variables that ranks of all nodes should have alike; never one that could hold a secret."""
     net_plugin: bool | None = None
     """True if the linker finds a network plugin of NCCL's; asked where the pods have EFA."""
+    program: ProgramFact | None = None
+    """Null: the ranks' program is no file of a volume."""
     unfinished: tuple[str, ...] = ()
     """Checks that did not end in time."""
     received_ms: int = 0

@@ -102,6 +102,8 @@ class Run:
     when_done: WhenDone
     timeouts: Timeouts = field(default_factory=Timeouts)
     environment: dict[str, str] = field(default_factory=dict)
+    local_rank: bool | None = False
+    """True: each rank gets --local_rank=N, as from DeepSpeed's launcher; null: if the text of its Python program takes it."""
     storage: StorageMode | None = None
     """Null: nobody says."""
     report: ReportTarget | None = None

@@ -8,12 +8,14 @@ import socket
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import SplitResult, urlsplit
 
 from lockstep_gang.contract.proof import report_signature
 from lockstep_gang.contract.report import JOB_HEADER, SIGNATURE_HEADER, job_header
 from lockstep_gang.contract.run import JobIdentity, ReportTarget
 
+T = TypeVar("T")
 TIMEOUT_SECONDS = 10.0
 ADDRESS_SECONDS = 3.0
 """Time to connect to one replica: when it is gone, the Service knows another."""
@@ -25,21 +27,13 @@ class Answer:
     status: int
     body: bytes
 
-    def number(self, name: str) -> int | None:
-        """A whole number in the body's JSON object, if there is one of this name."""
-        value = self._value(name)
-        return value if type(value) is int else None
-
-    def text(self, name: str) -> str | None:
-        """Text in the body's JSON object that isn't empty, if there is one of this name."""
-        value = self._value(name)
-        return value or None if isinstance(value, str) else None
-
-    def _value(self, name: str) -> object:
+    def value(self, name: str, kind: type[T]) -> T | None:
+        """A value of the body's JSON object that isn't empty, if there is one of this name and kind."""
         try:
-            return json.loads(self.body).get(name)
+            value = json.loads(self.body).get(name)
         except (ValueError, AttributeError, RecursionError):
             return None
+        return value or None if type(value) is kind else None
 
 
 class _ConnectionTo(http.client.HTTPSConnection):

@@ -114,7 +114,7 @@ class Reporter:
             if answer is not None and answer.status == HTTPStatus.CONFLICT:
                 if repeated:
                     return None
-                self._sequence = max(answer.number("sequence") or 0, self._sequence, time.time_ns()) + 1
+                self._sequence = max(answer.value("sequence", int) or 0, self._sequence, time.time_ns()) + 1
             repeated = answer is None
             # 421: another replica leads; it was named, or the Service may choose it the next time, so soon again.
             misdirected = answer is not None and answer.status == HTTPStatus.MISDIRECTED_REQUEST
@@ -138,7 +138,7 @@ class Reporter:
             return None
         if answer.status in (HTTPStatus.OK, HTTPStatus.CONFLICT):
             return answer
-        self._leader = answer.text("leader")
+        self._leader = answer.value("leader", str)
         if self._leader is None:
             words = f"HTTP {answer.status} {answer.body[:200].decode(errors='replace').strip()}"
             is_refused = answer.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN) and not self._was_heard

@@ -181,6 +181,10 @@ _REMEDIES = (
         "no line of Python ran any more: a thread of PyTorch's process group outlived the interpreter (pytorch issue 190489). End the script with "
         "`os._exit(0)` after flushing its output",
     ),
+    (re.compile(r"(unrecognized arguments?:|No such option:?|not used by the HfArgumentParser:).*--local[_-]rank|Unknown command line flag 'local_rank'"), "set script.localRank: false, so that ranks don't get --local_rank"),
+    (re.compile(r"(required:|Missing option).*--local[_-]rank|has no attribute 'local_rank'"), "set script.localRank: true: each rank then gets --local_rank, as from DeepSpeed's launcher"),
+    (re.compile(r"Default process group has not been initialized"), "call init_process_group before that; if the script waits for the --local_rank of DeepSpeed's launcher, set script.localRank: true"),
+    (re.compile(r"^OSError: Exec format error: "), "its first line names no interpreter, such as #!/bin/sh, or it is for other machines: name what runs it: script.command: [bash, FILE]"),
     (re.compile(r"CUDA error: invalid device ordinal"), "use the GPU of LOCAL_RANK, not of RANK"),
     (re.compile(r"CERTIFICATE_VERIFY_FAILED"), "name a file with the certificate authority of that server in SSL_CERT_FILE and REQUESTS_CA_BUNDLE in spec.env"),
     (re.compile(r"ProxyError|Tunnel connection failed"), "correct HTTPS_PROXY and HTTP_PROXY in spec.env, or name that host in NO_PROXY"),

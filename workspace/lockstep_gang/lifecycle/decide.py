@@ -18,7 +18,7 @@ from lockstep_gang.lifecycle import session, stops
 from lockstep_gang.lifecycle.budget import is_repeated, is_spent, may_start_at, nodes_that_left, with_failure_charged
 from lockstep_gang.lifecycle.fabric.state import fabric_wake_at, judged_by_now, new_fabric, refusal
 from lockstep_gang.lifecycle.failures import first_failure, is_final, left_running, with_cause_sought
-from lockstep_gang.lifecycle.gang import Gang, LostNode, Node, Phase, Rank, Ranks, has_failed, told_to_start
+from lockstep_gang.lifecycle.gang import Gang, LostNode, Node, Phase, Rank, Ranks, has_failed, has_reported_end, told_to_start
 from lockstep_gang.lifecycle.goodput import accounted, accounted_now_and_then
 from lockstep_gang.lifecycle.hang import hang_failure, overdue_hang, watchdog_hang
 from lockstep_gang.lifecycle.losses import doubted_until, is_doubted, with_nodes_that_left, with_unexplained_leave
@@ -132,6 +132,7 @@ def _start(gang: Gang, run: Run, now: float) -> Decision:
             worked_at=0.0,
             unproven={},
             trainer=None,
+            result=None,
             unwritten=None,
             untold=None,
         ),
@@ -184,7 +185,11 @@ def _overdue(node: Node, run: Run, now: float) -> bool:
 
 
 def _all_done(gang: Gang) -> bool:
-    return gang.ranks.counts.done == len(gang.ranks)
+    """Return True if every rank ended with 0. Many scripts do so when they are told to save and stop, too: they are done only if they reported the end."""
+    if gang.ranks.counts.done < len(gang.ranks):
+        return False
+    is_asked = gang.stopping in (StopMode.SAVE, StopMode.KILL)
+    return not is_asked or has_reported_end(gang) or not any(rank.exit is not None and rank.exit.ordered for rank in gang.ranks)
 
 
 def _stop(gang: Gang, mode: StopMode, reason: str, now: float) -> Decision:
@@ -223,12 +228,12 @@ def _stop_hung(gang: Gang, run: Run, hang: Hang, now: float) -> Decision:
 def _stopped(gang: Gang, run: Run, now: float) -> Decision:
     """Conclude a stop. No rank is left on any node that can be reached, but for those that can't be ended; a node that can't be reached stops its
     own after its silence, and is fenced by its number."""
+    if _all_done(gang) and not has_failed(gang, run):
+        return _done(gang, run, now)
     if run.interactive is not None:
         leaving = gang.nodes.counts.leaving > 0
         gang = replace(gang, stopped=stop_report(gang, run, now)) if leaving and gang.stopping is StopMode.SAVE else gang
         return _run_over(*session.request_stopped(gang, run, now))
-    if _all_done(gang) and not has_failed(gang, run):
-        return _done(gang, run, now)
     if gang.stopping is StopMode.SAVE:
         waiting = replace(gang, phase=Phase.WAITING, failure=None, stopped=stop_report(gang, run, now))
         return Decision(with_nodes_that_left(waiting, nodes_that_left(gang, now)), close="Stopped")

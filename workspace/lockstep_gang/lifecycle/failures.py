@@ -44,6 +44,10 @@ _LOST_A_PEER_BY_WORDS = frozenset({Cause.USER_CODE, Cause.INTERNAL, Cause.HANG})
 """Causes of failures that may be nothing but the loss of a peer; all others are causes of their own."""
 _UNTELLING = frozenset({None, "RuntimeError", "Exception"})
 """Exceptions that say nothing; the rank's last lines tell why."""
+_NO_OWN_MODULE = re.compile(r"^\S+: (Error while finding module specification for .*)?(?P<lack>No module named ['\w.]+)", re.MULTILINE)
+"""Words of `python3 -m` for the module that it should run."""
+_ARGUMENTS = re.compile(r"[^\s:]+: error: \S|Error: (No such option|Missing (option|argument)|Invalid value|Got unexpected)")
+_NOT_FOUND = re.compile(r"FileNotFoundError|No module named")
 _BY_A_STOPPED_RANK = frozenset({Cause.FABRIC, Cause.INTERNAL, Cause.HANG})
 """Causes with which the other ranks fail when one doesn't answer any more."""
 
@@ -260,7 +264,11 @@ def _rank_failure(run: Run, index: int, rank: Rank, silent: bool) -> Failure:
         advice = f"; no more processes or threads could be made there: {limit}{place.more_processes}"
     elif exit_ is not None and exit_.no_room and NO_ROOM.search(f"{words} {exit_.how} {signal_of(exit_code)}"):
         cause, advice = Cause.OUT_OF_MEMORY if "/dev/shm" in exit_.no_room else cause, f"; {exit_.no_room}"  # noqa: S108 (a word)
-    text = f"rank {index} on node {run.node_of(index)} {_how(exit_, run, silent)}{_for_memory(memory, place)}{_exception_words(raised)}"
+    elif exit_ is not None and exit_.elsewhere and _NOT_FOUND.search(words if raised is not None else "".join(fresh[-1:])):
+        cause, advice = Cause.CONFIGURATION, f"; {exit_.elsewhere}"
+    elif raised is None and (module := _NO_OWN_MODULE.search(words)):
+        advice = f": {module['lack']}: python3 -m looks in {run.working_directory}, where ranks work (script.folder), in PYTHONPATH and in what is installed"
+    text = f"rank {index} on node {run.node_of(index)} {_how(exit_, run, silent)}{_for_memory(memory, place)}{_exception_words(raised) or _argument_words(exit_, fresh)}"
     return Failure(
         message=text[: 1000 - len(advice)].removesuffix("." if advice else "") + advice,
         rank=index,
@@ -297,6 +305,12 @@ def _exception_words(raised: Raised | None) -> str:
     others = [each for each in led_by if each.words != raised.words and each.message not in raised.message]
     by = [f"; {'from' if each.explicit else 'while handling'} {each.exception}: {each.first_line[:300]}" for each in others[:2]]
     return f": {raised.exception}: {raised.first_line[: 300 if raised.is_of_a_child else None]}{''.join(by)}"
+
+
+def _argument_words(exit_: RankExit | None, fresh: tuple[str, ...]) -> str:
+    """Words of argparse and its like about arguments that the script doesn't take: `: train.py: error: unrecognized arguments: --no-such=1`."""
+    last = fresh[-1].strip() if exit_ is not None and exit_.exit_code == 2 and fresh else ""
+    return f": {last}" if _ARGUMENTS.match(last) else ""
 
 
 def _for_memory(memory: OutOfMemory | None, place: PlaceWords) -> str:

@@ -398,6 +398,12 @@ def has_failed(gang: Gang, run: Run) -> bool:
     return gang.ranks.counts.failed > 0 or (first is not None and not first.ordered and silent_success(gang, run, 0))
 
 
+def has_reported_end(gang: Gang) -> bool:
+    """Return True if rank 0 has reported in this attempt that all is done, or the last of all steps."""
+    trainer = gang.trainer if gang.worked_at else None  # (the step that an attempt goes on from is none of its own)
+    return gang.result is not None or (trainer is not None and bool(trainer.step) and trainer.step == trainer.total_steps)
+
+
 def silent_success(gang: Gang, run: Run, rank: int) -> bool:
     """Return True for exit code 0 without a report of the end. Lockstep's trainer sends one on rank 0, and only together are they believed."""
     return run.training is not None and rank == 0 and gang.result is None

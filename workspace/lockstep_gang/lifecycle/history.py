@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from lockstep_gang.contract.messages import Finish
+from lockstep_gang.contract.preflight import ProgramFact
 from lockstep_gang.contract.report import HISTORY, UNREPORTED, Cause, CheckpointReport, Failure, Restart, State
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.times import seconds_of, stamp
 from lockstep_gang.lifecycle.budget import TOLD_TO_END, may_start_at, with_failure_charged
 from lockstep_gang.lifecycle.gang import Budget, Gang, Phase, new_gang
+from lockstep_gang.lifecycle.preflight.rounds import Preflight
 
 END_FORMAT = "lockstep-end/1"
 ATTEMPTS_MAX = 200
@@ -37,6 +39,8 @@ class AttemptRecord:
     """restart.retry of the run that started it."""
     boots: tuple[str, ...] = ()
     """Starts of the nodes' machines when it began (`Hello.boot_id`), of the newest attempt alone. Empty where an operator explains losses."""
+    programs: dict[str, ProgramFact] = field(default_factory=dict)
+    """The program that it runs on each node, by its index, of the newest attempt alone."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +64,18 @@ class EndRecord:
 def begun_records(attempts: Sequence[AttemptRecord], gang: Gang, run: Run, started: str) -> list[AttemptRecord]:
     """The records with the attempt that begins. What was charged for one that ended without a word becomes durable here."""
     begun = AttemptRecord(
-        gang.attempt, run.job.uid, gang.restarts, started, budget=gang.budget, checkpoint=gang.checkpoint, retry=run.restart.retry
+        gang.attempt,
+        run.job.uid,
+        gang.restarts,
+        started,
+        budget=gang.budget,
+        checkpoint=gang.checkpoint,
+        retry=run.restart.retry,
+        programs=dict(gang.preflight.programs),
     )
     if run.report is None:
         begun = replace(begun, boots=tuple(node.boot_id for node in gang.nodes))
-    return retained_records([*(replace(record, boots=()) for record in _with_costs(attempts, gang)), begun])
+    return retained_records([*(replace(record, boots=(), programs={}) for record in _with_costs(attempts, gang)), begun])
 
 
 def retained_records(attempts: Sequence[AttemptRecord]) -> list[AttemptRecord]:
@@ -140,6 +151,7 @@ def resume_gang(
             budget=own[-1].budget,
             checkpoint=_newest_commit(own, commit),
             history=tuple(record.restart for record in own if record.restart is not None)[-HISTORY:],
+            preflight=Preflight(programs=own[-1].programs),
         )
         if len(own[-1].boots) == run.nodes:
             gang = gang.with_nodes({index: replace(gang.nodes[index], boot_id=boot) for index, boot in enumerate(own[-1].boots)})

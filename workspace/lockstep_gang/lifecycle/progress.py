@@ -30,7 +30,7 @@ class Progress:
         if self.position is not None:
             return f"{self.activity}, {self.place}" if self.place else self.activity
         if self.step is None:
-            return self.activity or "its start"
+            return self.activity or "its run (it reports no steps)"
         return f"{self.activity or 'Step'} after step {self.step}"
 
 

@@ -8,6 +8,7 @@ An environment that nobody uses is warned, then its GPUs are released. A run is 
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 
 from lockstep_gang.contract.interactive import RUN_TEXT, Asked, Ended, Find, Found, Idleness, InteractiveReport, Interrupted, InUse
@@ -28,18 +29,6 @@ RELEASING_SECONDS = 30.0
 """Time after the end of the idle time in which nothing is started: the GPUs are being released."""
 INTERRUPTED = 130
 """Code of a shell for a program that Ctrl-C ended."""
-SIGNALS = {
-    "SIGHUP": 1,
-    "SIGINT": 2,
-    "SIGQUIT": 3,
-    "SIGILL": 4,
-    "SIGABRT": 6,
-    "SIGBUS": 7,
-    "SIGFPE": 8,
-    "SIGKILL": 9,
-    "SIGSEGV": 11,
-    "SIGTERM": 15,
-}
 
 
 def with_wish(gang: Gang, run: Run, node: int, message: Wish, now: float) -> Gang:
@@ -186,7 +175,7 @@ def request_stopped(gang: Gang, run: Run, now: float) -> tuple[Gang, str]:
         return gang, "Stopped"
     if gang.stopping in (None, StopMode.KILL, StopMode.DUMP) and (has_failed(gang, run) or not request.interrupts):
         failure = first_failure(gang, run)
-        code = failure.exit_code or 128 + SIGNALS.get(failure.signal or "", 0) if failure.exit_code or failure.signal else FAILED
+        code = failure.exit_code or 128 + getattr(signal, failure.signal or "", 0) if failure.exit_code or failure.signal else FAILED
         return request_ended(gang, code, with_stuck_nodes(f"{request.asked.text} failed: {failure.message}", gang, run), now), "Failed"
     code, why = (INTERRUPTED, request.why) if request.interrupts else (SAVED, gang.stop_reason)
     return request_ended(gang, code, with_stuck_nodes(f"{request.asked.text} was stopped: {why}", gang, run), now), "Stopped"

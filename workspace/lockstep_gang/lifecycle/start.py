@@ -161,7 +161,7 @@ def _from(gang: Gang, run: Run) -> str:
     commit = gang.checkpoint
     newest = f"the newest commit is step {commit.step}, {commit.path}" if commit is not None else ""
     if run.training is None:
-        return f"{newest or 'no checkpoint was reported yet'}; the script finds its own"
+        return f"{newest or 'no checkpoint was reported yet'}; the script finds its own, if it looks for any"
     resume = (run.training.get("checkpoint") or {}).get("resumeFrom", "Auto")
     places = {
         "None": "step 0, since resumeFrom is None",

@@ -12,7 +12,7 @@ from typing import Any
 from lockstep_spec.choices import TEMPLATE_OWN
 from lockstep_spec.codec import from_json, to_json
 from lockstep_spec.modelnames import is_address
-from lockstep_spec.training import DataConfig, EvaluationConfig, SourceConfig, TrainingConfig
+from lockstep_spec.training import DataConfig, EvaluationConfig, SourceConfig
 from lockstep_train.base.arrays import open_arrays, whole_arrays
 from lockstep_train.base.cache import cache_folder, file_hash, stamp
 from lockstep_train.base.errors import ConfigError, TrainerError, refusal
@@ -20,14 +20,14 @@ from lockstep_train.base.limits import UNWATCHED, Say, Watch
 from lockstep_train.base.ranks import Ranks, refused_together
 from lockstep_train.base.runfile import RunConfig
 from lockstep_train.base.volumes import BuildProgress, once_per_volume
-from lockstep_train.data.read.files import DataFiles, is_several, local_files
+from lockstep_train.data.read.files import DataFiles, DataSource, is_several, local_files
 from lockstep_train.data.read.records import AnySample
 from lockstep_train.data.read.remote import RemoteSource, agreed_commits, at_commits, hub_dataset, remember_commits, remote_name
 from lockstep_train.data.read.text_files import Broken
 from lockstep_train.data.sequences.divide import DivisionRule, divide
 from lockstep_train.data.sequences.sequences import CONTENT as PLAN_CONTENT
 from lockstep_train.data.sequences.sequences import Sequences, write_sequences
-from lockstep_train.data.tokens.source import CONTENT, DataSource, token_key, tokens_of, with_source_name
+from lockstep_train.data.tokens.source import CONTENT, token_key, tokens_of, with_source_name
 from lockstep_train.data.tokens.tokenizer import Tokenizer
 from lockstep_train.data.tokens.turns import TemplateChoice
 
@@ -68,10 +68,6 @@ class Dataset:
     """Largest id of all tokens, those before every text among them."""
 
 
-def data_settings(training: TrainingConfig) -> dict[str, Any]:
-    return sequence_settings(training.data, training.evaluation)
-
-
 def sequence_settings(data: DataConfig, evaluation: EvaluationConfig | None) -> dict[str, Any]:
     """Settings that decide what a sequence is; those at their defaults are left out. With these a refusal can say what was
     changed, where the digest alone could only say that something was."""
@@ -106,8 +102,7 @@ def content_digest(path: Path, cache: Path) -> str:
 def resolve_source(source: SourceConfig, cache: Path, say: Say, digest: Digest = content_digest) -> DataSource:
     """Find a source's samples. Raises ConfigError when it isn't there, or no format is stated and its own is none that can be read."""
     if source.path is None or remote_name(source) is not None:
-        dataset = hub_dataset(source, cache, say)
-        return DataSource(dataset.title, dataset.digest, dataset.files.plain_text, source.weight, dataset.files.samples, dataset.pinned)
+        return hub_dataset(source, cache, say)
     files = local_files(source, say)
     before = _stamps(files)
     content = files.digest(lambda path: digest(path, cache))

@@ -77,7 +77,7 @@ class Waits:
         """Count from the next `begin` on; what counted before doesn't any more."""
         global _counting  # noqa: PLW0603 (as Work.wait itself, there is one a process)
         if _counting is None:
-            _count_within(Work, "wait", _always)
+            _count_within(Work, "wait", lambda *_: True)
             for name in COLLECTIVES:
                 if hasattr(ProcessGroup, name):
                     _count_within(ProcessGroup, name, _on_the_stream)
@@ -110,10 +110,6 @@ class Taken:
     def seconds(self) -> float:
         on_gpu: float = sum(before.elapsed_time(after) for before, after in self._events if after.query())
         return self._seconds + on_gpu / 1000
-
-
-def _always(waits: Waits, arguments: Iterable[Any]) -> bool:
-    return True
 
 
 def _on_the_stream(waits: Waits, arguments: Iterable[Any]) -> bool:

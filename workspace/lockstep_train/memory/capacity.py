@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lockstep_spec.kernel import control_groups, file_words, memory_limit
 from lockstep_spec.words import decimal_size
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.base.ranks import Ranks, refused_together
@@ -41,53 +42,19 @@ def has_host_memory(device: torch.device) -> bool:
 
 def host_bytes(root: Path = Path("/")) -> int | None:
     """The least of the machine's memory and of every limit of this process's control groups, version 1 and 2."""
-    limits = [limit for limit in (_machine(root), *_group_limits(root)) if limit is not None]
-    return min(limits, default=None)
+    groups = control_groups("memory", root / "sys/fs/cgroup", root / "proc/self/cgroup")
+    limits = [_stated_bytes(root / "proc/meminfo", "MemTotal:"), *map(memory_limit, groups)]
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def own_bytes(rollup: Path = Path("/proc/self/smaps_rollup")) -> int:
     """Memory that this process alone has and no file can give back, its part of what it shares; 0 when nothing says it."""
-    for line in _read(rollup).splitlines():
-        if line.startswith("Pss_Anon:"):
-            return int(line.split()[1]) * 1024
-    return 0
+    return _stated_bytes(rollup, "Pss_Anon:") or 0
 
 
-def _machine(root: Path) -> int | None:
-    for line in _read(root / "proc/meminfo").splitlines():
-        if line.startswith("MemTotal:"):
-            return int(line.split()[1]) * 1024
-    return None
-
-
-def _group_limits(root: Path) -> list[int]:
-    """Limits of this group and all around it. In a container the own group is the root of what is mounted, whatever its path is said to be."""
-    limits: list[int] = []
-    for line in _read(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            mount, file = root / "sys/fs/cgroup", "memory.max"
-        elif "memory" in controllers.split(","):
-            mount, file = root / "sys/fs/cgroup/memory", "memory.limit_in_bytes"
-        else:
-            continue
-        group = mount / path.strip("/")
-        folders = [mount, *(folder for folder in (group, *group.parents) if folder.is_relative_to(mount))]
-        limits.extend(limit for folder in folders if (limit := _limit(folder / file)) is not None)
-    return limits
-
-
-def _limit(path: Path) -> int | None:
-    """A version 1 group without a limit says 2⁶³ less a page, a version 2 group says `max`."""
-    text = _read(path).strip()
-    return int(text) if text.isdigit() and int(text) < 1 << 60 else None
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
+def _stated_bytes(path: Path, name: str) -> int | None:
+    """A line's kilobytes, in bytes; None where the file has no such line."""
+    return next((int(line.split()[1]) * 1024 for line in file_words(path).splitlines() if line.startswith(name)), None)
 
 
 REMEDY = "raise the pods' resources.limits.memory, put fewer ranks on a node, or set training.checkpoint.content to Lite"

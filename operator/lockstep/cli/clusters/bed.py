@@ -29,7 +29,7 @@ def _bed() -> BedLayout:
     return default_bed()
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
     put(f"devcluster: {text}", flush=True)
 
 
@@ -50,7 +50,7 @@ def bring_hosts_up(hosts: int) -> Path:
     from lockstep.devcluster.hosts.bed import up
 
     with machine_failures():
-        return up(bed, hosts, _say)
+        return up(bed, hosts, say)
 
 
 @app.command("down")
@@ -67,7 +67,7 @@ def hosts_down(purge: Annotated[bool, typer.Option(help="Remove the hosts' disks
     from lockstep.devcluster.hosts.bed import down
 
     with machine_failures():
-        down(bed, _say, purge=purge)
+        down(bed, say, purge=purge)
     (state_folder() / BED).unlink(missing_ok=True)
 
 

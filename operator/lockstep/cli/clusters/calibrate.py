@@ -11,10 +11,13 @@ import typer
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.cli.clusters.deploymentplan import Mode
 from lockstep.cli.clusters.network import (
+    LimitOption,
     LineRateOption,
+    NodesOption,
     OverOption,
     RailOption,
     SecondsOption,
+    job_of,
     measure,
     show_pairs,
     way_of,
@@ -34,14 +37,11 @@ if TYPE_CHECKING:
     from lockstep.api.job import TrainingJob
     from lockstep.plan.cluster.calibration import Point, Sweep
     from lockstep.plan.cluster.pairs import PairsMeasured
-    from lockstep.platforms.hosts.fleet import Fleet
 
 
 def calibrate(
     cluster: OptionalClusterArgument = "local",
-    nodes: Annotated[
-        int | None, typer.Option("--nodes", min=2, max=1024, help="Number of nodes. Default: gpus.default_nodes of the cluster file.")
-    ] = None,
+    nodes: NodesOption = None,
     mode: Annotated[Mode, typer.Option("--mode", help="Transport between the ranks.")] = Mode.AUTO,
     most: Annotated[
         str | None,
@@ -66,14 +66,7 @@ def calibrate(
         ),
     ] = None,
     save: Annotated[bool, typer.Option("--save/--no-save", help="Write the figures into the cluster file.")] = False,
-    timeout: Annotated[
-        int | None,
-        typer.Option(
-            "--timeout",
-            min=1,
-            help="Seconds to wait in all. Default: 900, without waiting for nodes that the cluster doesn't have.",
-        ),
-    ] = None,
+    timeout: LimitOption = None,
     output: FormOption = Form.TEXT,
     namespace: NamespaceOption = None,
     context: ContextOption = None,
@@ -96,7 +89,7 @@ def calibrate(
     """
     from lockstep.cli.shared.checkout import from_here
     from lockstep.cli.shared.clusterfiles import path_of
-    from lockstep.cli.shared.target import load, refuse_other_cluster
+    from lockstep.cli.shared.target import load
     from lockstep.plan.cluster.calibration import calibration_of
 
     file = load(cluster)
@@ -108,13 +101,8 @@ def calibrate(
         if save:
             _store_pairs(path_of(cluster), measured_pairs, file, mode, quiet=output is Form.JSON)
         raise typer.Exit(code)
-    job = _job(file, nodes, mode, _bytes(most), image)
-    if file.hosts is not None:
-        fleet = fleet_of(file, cluster, namespace=namespace, context=context, image=image)
-        sweep = _measure_hosts(job, file, fleet, timeout, quiet=output is Form.JSON)
-    else:
-        refuse_other_cluster(file, context, False)
-        sweep = _measure(job, file, namespace or file.cluster.namespace, context, timeout, quiet=output is Form.JSON)
+    job = job_of(file, nodes, mode, image, "an all-reduce over one node crosses no network", _bytes(most))
+    sweep = _sweep(job, file, cluster, namespace, context, image, timeout, quiet=output is Form.JSON)
     measured = calibration_of(sweep.points, sweep.transport, sweep.nodes, _today())
     if output is Form.JSON:
         put_json(measured.to_dict(), indent=1)
@@ -164,30 +152,25 @@ def _bytes(text: str | None) -> int | None:
     return int(number(text))
 
 
-def _job(file: ClusterFile, nodes: int | None, mode: Mode, most: int | None, image: str | None) -> TrainingJob:
-    from lockstep.api.shared import FabricMode
-    from lockstep.plan.cluster.calibration import sweep_job
+def _sweep(
+    job: TrainingJob, file: ClusterFile, cluster: str, namespace: str | None, context: str | None, image: str | None, timeout: int | None, *,
+    quiet: bool,
+) -> Sweep:  # fmt: skip
+    """Sweep over the hosts, by agents that leave nothing there, or in pods. Raises ConfigError, Failed."""
+    if file.hosts is not None:
+        from lockstep.platforms.hosts.shortruns import SECONDS, sweep_on_hosts
 
-    job = sweep_job(file.profile.spec, nodes, FabricMode[mode.name], most)
-    if (job.spec.nodes or 0) < 2:
-        raise ConfigError("gpus.default_nodes of the cluster file is 1, and an all-reduce over one node crosses no network: use --nodes 2")
-    return job if image is None else job.model_copy(update={"spec": job.spec.model_copy(update={"image": image})})
-
-
-def _measure(job: TrainingJob, file: ClusterFile, namespace: str, context: str | None, timeout: int | None, *, quiet: bool) -> Sweep:
+        fleet = fleet_of(file, cluster, namespace=namespace, context=context, image=image)
+        with exiting_on_ctrl_c("lockstep: interrupted; nothing of the sweep is left on the hosts"):
+            return asyncio.run(sweep_on_hosts(fleet, job, file.profile, _printer(quiet=quiet), timeout or SECONDS))
+    from lockstep.cli.shared.target import refuse_other_cluster
     from lockstep.platforms.in_namespace.run import TimeLimit
     from lockstep.platforms.in_namespace.shortruns import sweep_on_cluster
 
+    refuse_other_cluster(file, context, False)
+    place, limit = namespace or file.cluster.namespace, TimeLimit.of(timeout)
     with exiting_on_ctrl_c("lockstep: interrupted; the pods of the sweep are removed"):
-        return asyncio.run(sweep_on_cluster(job, file.profile, namespace, context, _printer(quiet=quiet), TimeLimit.of(timeout)))
-
-
-def _measure_hosts(job: TrainingJob, file: ClusterFile, fleet: Fleet, timeout: int | None, *, quiet: bool) -> Sweep:
-    """Sweep over the hosts, by agents that leave nothing there. Raises ConfigError, Failed."""
-    from lockstep.platforms.hosts.shortruns import SECONDS, sweep_on_hosts
-
-    with exiting_on_ctrl_c("lockstep: interrupted; nothing of the sweep is left on the hosts"):
-        return asyncio.run(sweep_on_hosts(fleet, job, file.profile, _printer(quiet=quiet), timeout or SECONDS))
+        return asyncio.run(sweep_on_cluster(job, file.profile, place, context, _printer(quiet=quiet), limit))
 
 
 def _printer(*, quiet: bool) -> Callable[[Point | str], None]:

@@ -187,6 +187,7 @@ async def _uninstall_cluster(plan: DeploymentPlan, context: str | None, *, yes: 
     from lockstep.kube.cluster import Cluster
     from lockstep.plan.ship.deploy import CLUSTER, called, jobs_using, objects_of_cluster
     from lockstep.platforms.clusters import remove
+    from lockstep.platforms.clusters.listings import is_there
     from lockstep.platforms.clusters.record import read_record, write_record
 
     name = plan.profile.metadata.name
@@ -202,7 +203,7 @@ async def _uninstall_cluster(plan: DeploymentPlan, context: str | None, *, yes: 
         record = await read_record(connection, plan.scope.home)
         others = [item for one in (record.current, record.previous) if one is not None and name not in one.clusters for item in one.objects]
         going = objects_of_cluster(plan.objects, name, plan.namespace, clusters, [*others, *jobs])
-        present = [item for item in going if await _is_there(connection, item)]
+        present = [item for item in going if await is_there(connection, item)]
         if present:
             await _refuse_without_rights(connection, present)
             ask(f"Remove {', '.join(map(called, present))} from {connection.server}?", yes=yes)
@@ -276,7 +277,7 @@ async def _rollback(context: str | None, home: str, yes: bool) -> None:
     from lockstep.plan.cluster.scope import Scope, scope_of
     from lockstep.plan.ship.deploy import called
     from lockstep.platforms.clusters.install import until_ready
-    from lockstep.platforms.clusters.listings import forbidden, read_object
+    from lockstep.platforms.clusters.listings import forbidden, is_there, read_object
     from lockstep.platforms.clusters.record import NAME as RECORD
     from lockstep.platforms.clusters.record import read_record, write_record
     from lockstep.platforms.clusters.send import APPLY, remove_outdated, send_permitted
@@ -306,7 +307,7 @@ async def _rollback(context: str | None, home: str, yes: bool) -> None:
             await remove_outdated(connection, next(map(scope_of, _deployments(record.previous.objects)), Scope()))
             await until_ready(connection, home, OPERATOR_NAME, lambda text: progress.now(f"operator: {text}"))
         before = {called(item) for item in record.previous.objects}
-        left = [item for item in record.current.objects if called(item) not in before and await _is_there(connection, item)]
+        left = [item for item in record.current.objects if called(item) not in before and await is_there(connection, item)]
     put(f"Back to {record.previous.title}; CRDs stay as they are, and jobs that run go on.")
     for item in left:
         metadata = item["metadata"]
@@ -314,14 +315,6 @@ async def _rollback(context: str | None, home: str, yes: bool) -> None:
         put(
             f"{called(item)} was not part of that deployment and stays. To remove it: kubectl delete {item['kind'].lower()} {metadata['name']}{place}"
         )
-
-
-async def _is_there(connection: Cluster, item: dict[str, Any]) -> bool:
-    """Not where the cluster doesn't know the kind, as SCCs on plain Kubernetes; what may not be seen counts as there."""
-    from lockstep.platforms.clusters.listings import read_object
-
-    listing = await read_object(connection, item["kind"], item["metadata"].get("namespace"), item["metadata"]["name"])
-    return listing.first is not None or not listing.seen
 
 
 def _deployments(objects: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:

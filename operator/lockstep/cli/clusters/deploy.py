@@ -6,7 +6,6 @@ import asyncio
 import os
 import shlex
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -225,24 +224,18 @@ def _remember_forced(plan: DeploymentPlan, context: str | None) -> None:
         remember_forced(plan.cluster.cluster.name, server)
 
 
-def install_cluster(
-    cluster: str,
-    mode: Mode,
-    context: str | None,
-    say: Callable[[str], None],
-    image: str | None = None,
-    force: bool = False,
-    monitoring: bool = False,
-) -> DeploymentPlan:
+def install_cluster(cluster: str, mode: Mode, context: str | None) -> DeploymentPlan:
     """Send everything but the dev environment, with an administrator's rights, and wait until the operator is ready.
 
-    Raises:
-        ConfigError: the kubeconfig's cluster is not the one that the cluster file names, and `force` is not given.
+    Raises ConfigError where the kubeconfig's cluster is not the one that the cluster file names.
     """
     from lockstep.kube.cluster import Cluster
     from lockstep.platforms.clusters.install import install, with_one_default, without_unknown_kinds
 
-    plan = _checked(cluster, mode, context, image, force, monitoring)
+    plan = _checked(cluster, mode, context, None, False, False)
+
+    def say(line: str) -> None:
+        """Say nothing: it is a step of something else."""
 
     async def send() -> None:
         async with await Cluster.connect(context) as connection:

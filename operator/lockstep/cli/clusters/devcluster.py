@@ -11,6 +11,7 @@ import typer
 
 from lockstep.api.errors import ConfigError
 from lockstep.cli.clusters.bed import app as hosts_app
+from lockstep.cli.clusters.bed import say
 from lockstep.cli.shared.embedded import machine_failures, require_layout
 from lockstep.cli.shared.jobargs import Form, FormOption
 from lockstep.platforms.output import put, put_json, tell
@@ -29,10 +30,6 @@ def needs_checkout() -> None:
     require_layout()
 
 
-def _say(text: str) -> None:
-    put(f"devcluster: {text}", flush=True)
-
-
 def bring_up(nodes: int = 2, resources: list[str] | None = None, rails: int | None = None) -> Path:
     """Bring the embedded cluster up and Ready, and return its kubeconfig.
 
@@ -45,15 +42,15 @@ def bring_up(nodes: int = 2, resources: list[str] | None = None, rails: int | No
 
     goal = ClusterGoal(nodes=nodes, resources=parse_resources(resources, nodes) if resources else None, rails=rails)
     _install(layout)
-    return bring_cluster_up(layout, goal, _say)
+    return bring_cluster_up(layout, goal, say)
 
 
 def _install(layout: Layout) -> None:
-    from lockstep.devcluster.host.machine import shared_things
-    from lockstep.devcluster.needs import ensure
+    from lockstep.devcluster.host.processes import shared_things
+    from lockstep.devcluster.hosts.needs import ensure
 
     with shared_things(layout.root):
-        ensure(layout, _say)
+        ensure(layout, say)
 
 
 @app.command("up")
@@ -92,7 +89,7 @@ def prepare() -> None:
 
     with machine_failures():
         _install(layout)
-        make_ready(layout, _say)
+        make_ready(layout, say)
 
 
 @app.command("down")
@@ -110,7 +107,7 @@ def down(purge: Annotated[bool, typer.Option(help="Remove images in the nodes an
     if os.geteuid() != 0:
         raise ConfigError("only root can remove the embedded cluster: sudo lockstep devcluster down")
     with machine_failures():
-        take_down(require_layout(), _say, purge=purge)
+        take_down(require_layout(), say, purge=purge)
     forget(EMBEDDED)
 
 

@@ -10,13 +10,14 @@ import typer
 from lockstep.api.errors import ConfigError
 from lockstep.cli.clusters.deploymentplan import Mode
 from lockstep.cli.shared.hostsite import fleet_of
-from lockstep.cli.shared.jobargs import ContextOption, Form, FormOption, NamespaceOption, OptionalClusterArgument
+from lockstep.cli.shared.jobargs import ContextOption, Form, FormOption, NamespaceOption, OptionalClusterArgument, limit_option
 from lockstep.cli.shared.signals import exiting_on_ctrl_c
 from lockstep.plan.cluster.pairs import PairTool, Way
 from lockstep.platforms.output import put, put_json, tell
 
 if TYPE_CHECKING:
     from lockstep.api.files.clusterfile import ClusterFile
+    from lockstep.api.job import TrainingJob
     from lockstep.plan.cluster.finding import Finding
     from lockstep.plan.cluster.pairs import PairsMeasured
 
@@ -40,6 +41,10 @@ SecondsOption = Annotated[
         "--seconds", min=0.1, max=60, help="Seconds of each measurement. Default: 2, less for many nodes and rails.", show_default=False
     ),
 ]
+NodesOption = Annotated[
+    int | None, typer.Option("--nodes", min=2, max=1024, help="Number of nodes. Default: gpus.default_nodes of the cluster file.")
+]
+LimitOption = Annotated[int | None, limit_option("Seconds to wait in all.")]
 FAILED = 1
 
 
@@ -56,33 +61,31 @@ def measure(
     timeout: int | None,
 ) -> PairsMeasured:  # fmt: skip
     """Measure all pairs of the cluster that was given as `cluster`: of hosts over ssh, else in pods. Raises ConfigError, Failed."""
-    if file.hosts is None:
-        return measure_on_cluster(file, nodes, mode, image, way, namespace, context, timeout)
-    fleet = fleet_of(file, cluster, namespace=namespace, context=context, image=image, timeout=timeout)
-    from lockstep.platforms.hosts.shortruns import pairs_on_hosts
+    if file.hosts is not None:
+        fleet = fleet_of(file, cluster, namespace=namespace, context=context, image=image, timeout=timeout)
+        from lockstep.platforms.hosts.shortruns import pairs_on_hosts
 
-    with exiting_on_ctrl_c("lockstep: interrupted; nothing of the measurement is left on the hosts"):
-        return asyncio.run(pairs_on_hosts(fleet, nodes, way, lambda line: tell(f"lockstep: {line}")))
-
-
-def measure_on_cluster(
-    file: ClusterFile, nodes: int | None, mode: Mode, image: str | None, way: Way, namespace: str | None, context: str | None,
-    timeout: int | None,
-) -> PairsMeasured:  # fmt: skip
-    from lockstep.api.shared import FabricMode
+        with exiting_on_ctrl_c("lockstep: interrupted; nothing of the measurement is left on the hosts"):
+            return asyncio.run(pairs_on_hosts(fleet, nodes, way, lambda line: tell(f"lockstep: {line}")))
     from lockstep.cli.shared.target import refuse_other_cluster
-    from lockstep.plan.cluster.calibration import sweep_job
     from lockstep.platforms.in_namespace.run import TimeLimit
     from lockstep.platforms.in_namespace.shortruns import pairs_on_cluster
 
-    job = sweep_job(file.profile.spec, nodes, FabricMode[mode.name])
-    if (job.spec.nodes or 0) < 2:
-        raise ConfigError("gpus.default_nodes of the cluster file is 1, and one node has no pair: use --nodes 2")
-    job = job if image is None else job.model_copy(update={"spec": job.spec.model_copy(update={"image": image})})
+    job, place = job_of(file, nodes, mode, image, "one node has no pair"), namespace or file.cluster.namespace
     refuse_other_cluster(file, context, False)
     with exiting_on_ctrl_c("lockstep: interrupted; the pods of the measurement are removed"):
-        place = namespace or file.cluster.namespace
         return asyncio.run(pairs_on_cluster(job, file.profile, place, context, way, tell, TimeLimit.of(timeout)))
+
+
+def job_of(file: ClusterFile, nodes: int | None, mode: Mode, image: str | None, why_not: str, most: int | None = None) -> TrainingJob:
+    """Return the job in whose pods is measured. Raises ConfigError for one node; `why_not`: what one node lacks."""
+    from lockstep.api.shared import FabricMode
+    from lockstep.plan.cluster.calibration import sweep_job
+
+    job = sweep_job(file.profile.spec, nodes, FabricMode[mode.name], most)
+    if (job.spec.nodes or 0) < 2:
+        raise ConfigError(f"gpus.default_nodes of the cluster file is 1, and {why_not}: use --nodes 2")
+    return job if image is None else job.model_copy(update={"spec": job.spec.model_copy(update={"image": image})})
 
 
 def show_pairs(measured: PairsMeasured, fail_below: float | None, output: Form) -> int:
@@ -117,9 +120,7 @@ def finding_values(findings: list[Finding]) -> list[dict[str, str]]:
 
 def topology(
     cluster: OptionalClusterArgument = "local",
-    nodes: Annotated[
-        int | None, typer.Option("--nodes", min=2, max=1024, help="Number of nodes. Default: gpus.default_nodes of the cluster file.")
-    ] = None,
+    nodes: NodesOption = None,
     mode: Annotated[Mode, typer.Option("--mode", help="Transport that the pods use.")] = Mode.AUTO,
     image: Annotated[
         str | None, typer.Option("--image", help="Image with python3. Default: the cluster file's image.", show_default=False)
@@ -128,9 +129,7 @@ def topology(
     rail: RailOption = None,
     seconds: SecondsOption = None,
     line_rate: LineRateOption = None,
-    timeout: Annotated[
-        int | None, typer.Option("--timeout", min=1, help="Seconds to wait in all. Default: 900.", show_default=False)
-    ] = None,
+    timeout: LimitOption = None,
     output: FormOption = Form.TEXT,
     namespace: NamespaceOption = None,
     context: ContextOption = None,

@@ -161,7 +161,7 @@ def _run_on_cluster(context: str | None, embedded: bool) -> int:
         refuse_other_demo(existing)
     demo = demo_folder()
     with step("Install the operator (make deploy-cluster CLUSTER=local MODE=tcp)"):
-        namespace = install_cluster(CLUSTER, Mode.TCP, context, say=lambda text: None).cluster.cluster.namespace
+        namespace = install_cluster(CLUSTER, Mode.TCP, context).cluster.cluster.namespace
     if embedded:
         remember(CLUSTER)
     resolved = resolve(inputs.job, inputs.cluster.profile, PlatformDefaults(namespace=namespace))

@@ -80,14 +80,13 @@ def get_adapter(
 
 
 async def _get(job: SiteJob, output: Path, node: int) -> str:
-    from lockstep.platforms.files.results import TEMPORARY, forget, newest_adapter
+    from lockstep.platforms.files.results import TEMPORARY, adapter_of
 
-    async with job.trainer(node, tell) as volume:
-        adapter = await newest_adapter(volume.place, job.name, volume.run_folder(job.name), job.site.again)
-        try:
-            return await _fetched(adapter, volume.place, [volume.workspace, TEMPORARY], output, job.name)
-        finally:
-            await forget(volume.place, adapter)
+    async with (
+        job.trainer(node, tell) as volume,
+        adapter_of(job.name, volume.place, volume.run_folder(job.name), job.site.again) as adapter,
+    ):
+        return await _fetched(adapter, volume.place, [volume.workspace, TEMPORARY], output, job.name)
 
 
 async def _fetched(adapter: Adapter, place: Place, roots: list[str], output: Path, job: str) -> str:

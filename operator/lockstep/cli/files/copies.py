@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lockstep.api.errors import ConfigError, LockstepError
 from lockstep.platforms.output import put, tell
 from lockstep_spec.words import decimal_size
+
+if TYPE_CHECKING:
+    from lockstep.platforms.files.transfer import Sender
 
 _REMOTE = re.compile(r"(?P<job>[a-z]([-a-z0-9]*[a-z0-9])?):(?P<path>.*)")
 
@@ -30,6 +34,17 @@ class Copy:
     local: str
     remote: Remote
     up: bool
+
+    def sender(self, again: str, host: str | None, *, force: bool) -> Sender:
+        """Return who sends it. `again`: words that lead to the job on a command line; `host`: whose path it is, None: this machine's."""
+        from lockstep.platforms.files.sync import own_folders, sender_of
+        from lockstep.platforms.files.transfer import Sender
+
+        source = Path(self.local)
+        own = f"{self.remote.job}:{own_folders(source.absolute().parent)[0]}/"
+        place = f"--from {host} {again}" if host else again
+        line = f"give it another place: lockstep cp {shlex.quote(self.local)} {own} {place}, or replace it with --force"
+        return Sender(f"{host}:{self.local}" if host else sender_of(source), line, force)
 
 
 def read_all(sources: Sequence[str], target: str) -> list[Copy]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from lockstep.kube.cluster import Cluster
     from lockstep.kube.exec import PodPlace
     from lockstep.plan.render.resolved import Resolved
-    from lockstep.platforms.files.transfer import Carried, TransferProgress
+    from lockstep.platforms.files.transfer import Carried, Sender, TransferProgress
 
 
 def cp(
@@ -63,6 +63,7 @@ def cp(
             show_default=False,
         ),
     ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that were sent from another folder.")] = False,
     cluster: Annotated[
         str | None,
         typer.Option(
@@ -78,6 +79,8 @@ def cp(
 
     The target is the new name. With a / at its end it is a folder to copy into; `SRC/.` means the content of a folder. If a copy breaks,
     run the same command again to continue.
+
+    A file that was sent from another folder, and differs, is not replaced without --force.
 
     If every pod has its own volumes, files go to all of them at once. If the job has no pods, a short-lived pod without GPUs mounts the
     volumes. On hosts (--cluster names a file of hosts) files go to the first host, and from host to host; this works before the job's
@@ -98,12 +101,12 @@ def cp(
         from lockstep.cli.files.cphosts import copy_on_hosts
 
         with exiting_on_ctrl_c("interrupted: what has arrived is kept; run the same command again to continue"):
-            done = [asyncio.run(copy_on_hosts(copy, site, node, origin)) for copy in copies]
+            done = [asyncio.run(copy_on_hosts(copy, site, node, origin, force=force)) for copy in copies]
         raise typer.Exit(0 if all(done) else 1)
     before = None if file is None else _before_start(file, copies, cluster, namespace)
     place = before.namespace if before is not None else TargetOptions.of(cluster, namespace, context).chosen_namespace()
     with exiting_on_ctrl_c("interrupted: what has arrived is kept; run the same command again to continue"):
-        done = [asyncio.run(_copy(copy, place, context, node, before)) for copy in copies]
+        done = [asyncio.run(_copy(copy, place, context, node, before, force=force)) for copy in copies]
     if not all(done):
         raise typer.Exit(1)
 
@@ -136,41 +139,46 @@ def _before_start(file: Path, copies: Sequence[Copy], cluster: str | None, names
     return resolved
 
 
-async def _copy(copy: Copy, namespace: str, context: str | None, node: int | None, before: Resolved | None) -> bool:
+async def _copy(copy: Copy, namespace: str, context: str | None, node: int | None, before: Resolved | None, *, force: bool) -> bool:
     """Copy, and return True if everything arrived. `before`: the job as its file describes it, if it may never have started."""
     from lockstep.kube.cluster import Cluster
     from lockstep.platforms.files.reader import beside, nodes_with_volumes
 
     name = copy.remote.job
+    sender = copy.sender(f"-n {namespace}{f' --context {context}' if context else ''}", None, force=force) if copy.up else None
     async with await Cluster.connect(context) as cluster:
         if before is not None and await cluster.get("StatefulSet", namespace, name) is None:
-            return await _copy_before_start(cluster, copy, before, node)
+            return await _copy_before_start(cluster, copy, before, node, sender)
         await known_job(cluster, namespace, name, f"; before its first start: lockstep cp -f FILE SRC {name}:")
         volumes = await nodes_with_volumes(cluster, namespace, name)
         if node is not None and node not in volumes and volumes != [0]:
             raise ConfigError(f"job {name} has no volume of node {node}: it has those of {', '.join(map(str, volumes))}")
-        return await _copy_to(copy, volumes, node, lambda number: beside(cluster, namespace, name, number, say=tell))
+        return await _copy_to(copy, volumes, node, lambda number: beside(cluster, namespace, name, number, say=tell), sender)
 
 
-async def _copy_before_start(cluster: Cluster, copy: Copy, job: Resolved, node: int | None = None) -> bool:
+async def _copy_before_start(cluster: Cluster, copy: Copy, job: Resolved, node: int | None = None, sender: Sender | None = None) -> bool:
     """Copy to or from the volumes that the job will have. Missing claims are created, and short-lived pods mount them."""
     from lockstep.plan.render.readerpod import is_shared
     from lockstep.platforms.files.reader import reader, stateful_set_before_start
 
     stateful_set = await stateful_set_before_start(cluster, job)
     volumes = [0] if is_shared(stateful_set) else [*range(job.nodes)]
-    return await _copy_to(copy, volumes, node, lambda number: reader(cluster, stateful_set, number, say=tell))
+    return await _copy_to(copy, volumes, node, lambda number: reader(cluster, stateful_set, number, say=tell), sender)
 
 
 async def _copy_to(
-    copy: Copy, volumes: list[int], node: int | None, place_of: Callable[[int], AbstractAsyncContextManager[PodPlace]]
+    copy: Copy,
+    volumes: list[int],
+    node: int | None,
+    place_of: Callable[[int], AbstractAsyncContextManager[PodPlace]],
+    sender: Sender | None = None,
 ) -> bool:
     """Copy to the volumes of all nodes, or of `node`, or from the first of them."""
     from lockstep.platforms.files.transfer import TransferProgress
 
     async def one(number: int) -> Carried:
         async with place_of(number) as place:
-            return await _carried(copy, place, progress[f"node {number}"])
+            return await _carried(copy, place, progress[f"node {number}"], sender)
 
     nodes = [node] if node is not None else volumes if copy.up else volumes[:1]
     with Meter() as meter:
@@ -191,12 +199,12 @@ async def known_job(cluster: Cluster, namespace: str, name: str, hint: str = "")
         raise ConfigError(f"{unknown_job(name, namespace, names)}{hint}")
 
 
-async def _carried(copy: Copy, place: PodPlace, progress: TransferProgress) -> Carried:
+async def _carried(copy: Copy, place: PodPlace, progress: TransferProgress, sender: Sender | None) -> Carried:
     from lockstep.platforms.files.reader import place_roots
     from lockstep.platforms.files.transfer import get, put, refuse_outside
 
     roots = await place_roots(place, writing=copy.up)
     refuse_outside(copy.remote.path, roots)
     if copy.up:
-        return await put(place, Path(copy.local), copy.remote.path, roots, progress)
+        return await put(place, Path(copy.local), copy.remote.path, roots, progress, sender=sender)
     return await get(place, copy.remote.path, copy.local, roots, progress)

@@ -14,7 +14,7 @@ from lockstep.cli.shared.terminal import Meter
 from lockstep.plan.hosts.facts import HostFacts
 from lockstep.plan.hosts.status import seen_jobs
 from lockstep.plan.hosts.volumes import listening_ports
-from lockstep.platforms.files.transfer import Carried, TransferProgress, get, put, refuse_outside
+from lockstep.platforms.files.transfer import Carried, Sender, TransferProgress, get, put, refuse_outside
 from lockstep.platforms.hosts.chain import Chain, Stop, stated_addresses
 from lockstep.platforms.hosts.fleet import Fleet
 from lockstep.platforms.hosts.volumes import sharing
@@ -22,7 +22,7 @@ from lockstep.platforms.output import put as put_line
 from lockstep.platforms.output import tell
 
 
-async def copy_on_hosts(copy: Copy, site: HostSite, node: int | None, origin: str | None) -> bool:
+async def copy_on_hosts(copy: Copy, site: HostSite, node: int | None, origin: str | None, *, force: bool = False) -> bool:
     """Copy to all hosts of a job, or from one of them. A job that has never started may have all of the file's hosts. Return True if everything arrived.
 
     `origin`: the host whose path the source is. Raises ConfigError.
@@ -54,7 +54,7 @@ async def copy_on_hosts(copy: Copy, site: HostSite, node: int | None, origin: st
             paths = {host: _path(copy, facts) for host, facts in there.items()}
             groups = (await sharing(fleet, {host: _folder(path, there[host]) for host, path in paths.items()})).groups
             firsts = {group[0]: there[group[0]] for group in groups}
-            results |= await _send(copy, fleet, firsts, paths, progress, origin)
+            results |= await _send(copy, fleet, firsts, paths, progress, origin, copy.sender(site.again, origin, force=force))
     leader = {host: group[0] for group in groups for host in group[1:]}
     arrived = {host: tell_result(copy, f"host {host}", results[host]) for host in chosen if host not in leader}
     return all([*arrived.values(), *(_tell_shared(copy, host, first, arrived=arrived[first]) for host, first in leader.items())])
@@ -100,12 +100,17 @@ async def _send(
     paths: Mapping[str, str],
     progress: Mapping[str, TransferProgress],
     origin: str | None,
+    sender: Sender,
 ) -> Mapping[str, Carried | Exception]:
     """Send to hosts that see nothing of each other's folders."""
     if len(hosts) == 1 and origin is None:
         (host, facts), *_ = hosts.items()
         try:
-            return {host: await put(fleet.place(host), Path(copy.local), paths[host], _roots(facts), progress[host], own_umask=True)}
+            return {
+                host: await put(
+                    fleet.place(host), Path(copy.local), paths[host], _roots(facts), progress[host], own_umask=True, sender=sender
+                )
+            }
         except (Failed, OSError) as error:
             return {host: error}
     addresses = stated_addresses(fleet, hosts)
@@ -114,5 +119,5 @@ async def _send(
         for (host, facts), address in zip(hosts.items(), addresses, strict=True)
     ]
     ports = listening_ports(fleet.cluster, hosts.values())
-    chain = Chain(stops, copy.local, ports, progress, tell, is_there=origin is not None)
+    chain = Chain(stops, copy.local, ports, progress, tell, is_there=origin is not None, sender=sender)
     return await chain.run()

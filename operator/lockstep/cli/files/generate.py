@@ -77,16 +77,15 @@ def _adapter_in(folder: Path) -> Path:
 
 async def _generate(job: SiteJob, arguments: list[str], gpus: int, *, named: bool) -> int:
     """Generate beside the adapter. `named`: the model's folder is among the arguments; else it is the one that the job names, or the adapter."""
-    from lockstep.platforms.files.results import forget, newest_adapter
+    from lockstep.platforms.files.results import adapter_of
 
-    async with job.beside_ranks(gpus, tell) as volume:
-        adapter = await newest_adapter(volume.place, job.name, volume.run_folder(job.name), job.site.again)
+    async with (
+        job.beside_ranks(gpus, tell) as volume,
+        adapter_of(job.name, volume.place, volume.run_folder(job.name), job.site.again) as adapter,
+    ):
         stated = job.job["spec"].get("training", {}).get("model", {}).get("name", "")
         model = ["--model", volume.path(stated)] if stated.startswith("/") and not named else []
-        try:
-            return await _write(volume.place, adapter, [*arguments, *model])
-        finally:
-            await forget(volume.place, adapter)
+        return await _write(volume.place, adapter, [*arguments, *model])
 
 
 async def _write(place: Place, adapter: Adapter, arguments: list[str]) -> int:

@@ -6,7 +6,6 @@ import asyncio
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -20,7 +19,6 @@ from lockstep.platforms.output import put, put_json
 if TYPE_CHECKING:
     from lockstep.cli.shared.hostsite import HostSite
     from lockstep.cli.shared.inputs import Inputs
-    from lockstep.plan.ahead.forecast import RunFacts
     from lockstep.plan.cluster.finding import Finding
     from lockstep.plan.hosts.condition import HostLook
     from lockstep.plan.hosts.reach import HostNetwork
@@ -108,6 +106,7 @@ class Checked:
 
 async def run_check(site: HostSite, job: tuple[Inputs, Resolved] | None = None) -> Checked:
     """Look at all hosts and between them, and judge."""
+    from lockstep.cli.shared.planfacts import known_facts
     from lockstep.plan.cluster.finding import failed
     from lockstep.plan.discovery.unused import unused
     from lockstep.plan.hosts.check import host_findings, hosts_hardware
@@ -116,7 +115,7 @@ async def run_check(site: HostSite, job: tuple[Inputs, Resolved] | None = None) 
     from lockstep.programs import ProgramFailed
 
     fleet = site.fleet()
-    known = None if job is None else asyncio.create_task(asyncio.to_thread(_run_facts, job[1]))
+    known = None if job is None else asyncio.create_task(asyncio.to_thread(known_facts, job[1]))
     environments = asyncio.create_task(_environments(fleet, site))
     looks = await look_at(fleet, site.hosts.hosts, "" if job is None else job[1].name, None if job is None else _inputs(job[0]))
     network, problems = None, []
@@ -184,11 +183,3 @@ def _inputs(inputs: Inputs) -> JobInputs:
         name: next((path for field, path, _ in entries if field == "spec.training.model.name"), "") for name, entries in paths.items()
     }
     return JobInputs(paths, {name: f"{path}/config.json" if path else "" for name, path in models.items()})
-
-
-def _run_facts(resolved: Resolved) -> RunFacts:
-    """Facts of the run that this machine's files and the hub have."""
-    from lockstep.cli.shared.planfacts import known_facts
-
-    nothing: Path | None = None
-    return known_facts(resolved, nothing, None, nothing, None, nothing)

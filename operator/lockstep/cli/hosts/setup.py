@@ -111,8 +111,7 @@ async def setups_of(fleet: Fleet, names: Iterable[str], stated: HostEnvironment,
 
 async def _make(fleet: Fleet, setups: Sequence[HostSetup], wanted: Wanted, stated: HostEnvironment, house: Path | None) -> dict[str, str]:
     """Make each host ready; by host why it isn't. A host that lacks nothing isn't asked again."""
-    from lockstep.platforms.hosts.environment import set_up, try_gpus
-    from lockstep.platforms.hosts.spread import spread
+    from lockstep.platforms.hosts.environment import set_up, spread, try_gpus
 
     by_name = {one.host.name: one for one in setups if not one.is_done or one.lingers}
     makers = [one for one in setups if one.makes]

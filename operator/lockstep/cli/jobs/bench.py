@@ -13,7 +13,7 @@ from lockstep.api.errors import Failed
 from lockstep.api.names import HOSTS
 from lockstep.cli.shared.hostsite import fleet_of
 from lockstep.cli.shared.inputs import ClusterOption, FileOption, NamespaceOption, SetOption, TakesFiles, only, read_inputs
-from lockstep.cli.shared.jobargs import WORKSPACE, ContextOption, Form, FormOption, HereOption, VolumesOption
+from lockstep.cli.shared.jobargs import WORKSPACE, ContextOption, Form, FormOption, HereOption, VolumesOption, limit_option
 from lockstep.cli.shared.signals import exiting_on_ctrl_c
 from lockstep.platforms.output import put, put_json, tell
 from lockstep_spec.words import number_of
@@ -48,14 +48,7 @@ def scaling(
     context: ContextOption = None,
     cluster: ClusterOption = None,
     changes: SetOption = None,
-    timeout: Annotated[
-        int | None,
-        typer.Option(
-            "--timeout",
-            min=1,
-            help="Seconds for each number of nodes. Default: 900, without waiting for nodes that the cluster doesn't have.",
-        ),
-    ] = None,
+    timeout: Annotated[int | None, limit_option("Seconds for each number of nodes.")] = None,
     workspace: VolumesOption = WORKSPACE,
     output: FormOption = Form.TEXT,
 ) -> None:

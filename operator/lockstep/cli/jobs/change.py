@@ -46,7 +46,9 @@ NODES_MAX = 1024
 
 @on_site
 def resume(where: SiteOptions, jobs: JobsArgument) -> None:
-    """Resume suspended jobs from their last checkpoint.
+    """Resume suspended jobs.
+
+    They go on from their last checkpoint, if one was committed. A script starts again, and goes on if it looks for its own checkpoints.
 
     Example: lockstep resume demo
     """
@@ -161,7 +163,7 @@ def scale(
 ) -> None:
     """Change a job's number of nodes.
 
-    The job saves, stops, and goes on from there with the same global batch. If too few nodes have room, the verb asks you first.
+    The job saves, stops, and goes on from there with the same global batch; a script starts again. If too few nodes have room, the verb asks you first.
 
     Example: lockstep scale demo 4
     """
@@ -220,9 +222,10 @@ def retry(
     context: ContextOption = None,
     workspace: WorkspaceOption = WORKSPACE,
 ) -> None:
-    """Start a failed job again from its last checkpoint.
+    """Start a failed job again.
 
-    The failure stays in the job's history.
+    It goes on from its last checkpoint, if one was committed. A script starts again, and goes on if it looks for its own checkpoints. The
+    failure stays in the job's history.
 
     Example: lockstep retry demo
     """
@@ -233,19 +236,21 @@ def retry(
         raise ConfigError("name the failed job: lockstep retry JOB, or use -f FILE with either --local or --in-namespace")
     failed = LocalSite(workspace).job(job) if local else find_job(job, TargetOptions.of(cluster, namespace, context))
     _refuse_unless_failed(failed)
+    from lockstep.api.objects import go_on_words
+
     number = failed.raise_retry()
-    put(f"{job}: retry {number} goes on from its last checkpoint; see it with: lockstep logs {job} -f {failed.site.again}")
+    put(f"{job}: retry {number}, to {go_on_words(failed.job)}; see it with: lockstep logs {job} -f {failed.site.again}")
 
 
 def _refuse_unless_failed(job: SiteJob) -> None:
-    from lockstep.api.objects import condition, is_run, is_true
+    from lockstep.api.objects import condition, is_run, is_true, typed_file
 
     status, name = job.status, job.name
     if is_run(job.job):
         raise ConfigError(f"{name} runs without the operator: lockstep retry -f FILE --in-namespace {job.site.again}")
     if is_true(status, "Complete"):
         raise ConfigError(
-            f"job {name} is complete: there is nothing to retry (lockstep describe {job.at}); to train anew: lockstep delete {job.at}, then {job.site.anew}"
+            f"job {name} is complete: there is nothing to retry (lockstep describe {job.at}); to train anew: lockstep delete {job.at}, then {job.site.anew.replace('FILE', typed_file(job.job))}"
         )
     if not is_true(status, "Failed"):
         progress = condition(status, "Progressing")
@@ -265,7 +270,8 @@ def _run_again(file: Path, cluster: str | None, namespace: str | None, context: 
     refuse_interactive(inputs.job)
     if workspace is None:
         return run_in_namespace(inputs.job, inputs.cluster.profile, inputs.namespace, context, StartMode.RETRY)
-    return run_local(inputs.job, inputs.cluster.profile, workspace, failed_run(inputs.job.metadata.name, workspace))
+    options = {"-f": file, "--cluster": cluster, "--local": True, "--workspace": workspace}
+    return run_local(inputs.typed("run", options).job, inputs.cluster.profile, workspace, failed_run(inputs.job.metadata.name, workspace))
 
 
 def delete(

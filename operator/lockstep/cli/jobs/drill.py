@@ -85,6 +85,7 @@ def _refuse_without_rights(cluster_job: ClusterJob, fault: Fault) -> None:
 
 def _ask(job: SiteJob, fault: Fault, *, yes: bool) -> None:
     risks = RISKS if isinstance(job, ClusterJob) else RISKS_WITHOUT_PODS
-    risk = f"{fault} on job {job.name} {job.site.where} {risks[fault]}."
+    from_commit = " from the last commit" if "lastCommittedStep" in (job.status.get("checkpoint") or {}) else ""
+    risk = f"{fault} on job {job.name} {job.site.where} {risks[fault].format(from_commit=from_commit)}."
     if not yes:
         confirm(f"{risk} Do it?", f"{risk} Use --yes to do it")

@@ -69,8 +69,8 @@ def launch(
     This machine is node 0, and the others join.
 
     Type the line that it prints on the other machines, before or after this one. Each machine may have its own --workspace.
-    Ctrl-C saves on all machines and stops; the same command goes on from the last checkpoint. Exit codes: 0 complete, 1 failed,
-    2 it can't run as written, 130 interrupted.
+    Ctrl-C saves on all machines and stops; the same command starts the job again, from its last checkpoint if it has committed one. Exit codes: 0 complete,
+    1 failed, 2 it can't run as written, 130 interrupted.
 
     Example: lockstep launch --at 10.11.7.50:29600 -f job.yaml --nodes 2
 
@@ -82,7 +82,9 @@ def launch(
 
     path, place, number = only(file, "launch"), parse_place(at), _number(node, token_file)
     inputs = inputs_without_operator(path, cluster, None, [*(changes or ()), *(fresh_changes(path) if fresh else ())])
-    job = _with_nodes(inputs.job, nodes, number)
+    own = {"--cluster": None if cluster == LOCAL_CLUSTER else cluster, "--workspace": workspace, "--set": changes}
+    options = {"--at": at, "-f": path, "--nodes": nodes, "--node": node, "--token-file": token_file, **own}
+    job = _with_nodes(inputs.typed("launch", options).job, nodes, number)
     if number is not None and number.index > 0:
         raise typer.Exit(_join(place, token_file, workspace, number, job.spec.start_timeout_seconds))
     signals_all = number is not None and number.starter is not None and number.starter.signals_all

@@ -9,7 +9,16 @@ import typer
 
 from lockstep.cli.shared.hostsite import fleet_of
 from lockstep.cli.shared.inputs import ClusterOption, FileOption, NamespaceOption, only, read_inputs
-from lockstep.cli.shared.jobargs import WORKSPACE, ContextOption, Form, FormOption, HereOption, HiddenJsonOption, VolumesOption
+from lockstep.cli.shared.jobargs import (
+    WORKSPACE,
+    ContextOption,
+    Form,
+    FormOption,
+    HereOption,
+    HiddenJsonOption,
+    VolumesOption,
+    limit_option,
+)
 from lockstep.cli.shared.signals import exiting_on_ctrl_c
 from lockstep.cli.shared.terminal import waiting
 from lockstep.platforms.output import put, put_json, tell
@@ -31,14 +40,7 @@ def preflight(
     context: ContextOption = None,
     cluster: ClusterOption = None,
     nodes: Annotated[int | None, typer.Option("--nodes", min=1, max=64, help="Number of nodes, instead of the job's.")] = None,
-    timeout: Annotated[
-        int | None,
-        typer.Option(
-            "--timeout",
-            min=1,
-            help="Seconds for the whole check. Default: 900, without waiting for nodes that the cluster doesn't have.",
-        ),
-    ] = None,
+    timeout: Annotated[int | None, limit_option("Seconds for the whole check.")] = None,
     workspace: VolumesOption = WORKSPACE,
     output: FormOption = Form.TEXT,
     as_json: HiddenJsonOption = False,

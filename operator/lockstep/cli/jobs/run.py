@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import shlex
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,16 +15,17 @@ import typer
 from lockstep.api.errors import ConfigError
 from lockstep.api.names import DEV_ENVIRONMENT
 from lockstep.api.names import WORKSPACE as JOB_WORKSPACE
-from lockstep.cli.shared.clusterfiles import cluster_of_hosts, load_hosts, read_text
+from lockstep.cli.shared.clusterfiles import cluster_of_hosts, read_text
 from lockstep.cli.shared.inputs import FRESH, NamespaceOption, OptionalFileOption, SetOption, only, read_inputs
 from lockstep.cli.shared.jobargs import WORKSPACE, ContextOption, TargetOptions, find_cluster_job
-from lockstep.platforms.output import put_text, tell
+from lockstep.platforms.output import tell
 
 if TYPE_CHECKING:
     from lockstep.api.job import TrainingJob
     from lockstep.cli.shared.inputs import Inputs
     from lockstep.cli.shared.kubesite import ClusterJob
     from lockstep.kube.cluster import Cluster
+    from lockstep.platforms.hosts.start import HostOptions
 
 LOCAL_CLUSTER = "local"
 
@@ -84,7 +86,7 @@ def run(
             "--nproc-per-node",
             min=1,
             max=64,
-            help="With --hosts: ranks on each host. Default: one for each GPU that the hosts state.",
+            help="With --hosts, or --local and a program: ranks on each node. Default: one for each GPU; without GPUs one with --local.",
             rich_help_panel=ON_HOSTS,
         ),
     ] = None,
@@ -92,7 +94,7 @@ def run(
         bool,
         typer.Option(
             "--render",
-            help="With --hosts: run nothing. Print the job file that this command stands for.",
+            help="With --hosts, or --local and a program: run nothing. Print the job file that this command stands for.",
             rich_help_panel=ON_HOSTS,
         ),
     ] = False,
@@ -124,7 +126,7 @@ def run(
         Path,
         typer.Option(
             "--workspace",
-            help="With --local: the folder whose workspace/ and datasets/ stand for /workspace and /datasets.",
+            help="With --local: the folder that contains workspace/ and datasets/, which stand for /workspace and /datasets.",
             rich_help_panel=HERE,
         ),
     ] = WORKSPACE,
@@ -177,6 +179,11 @@ def run(
 
     Example: lockstep run --hosts 192.168.1.100,lab1 --nproc-per-node 2 -- train.py --epochs 3
 
+    Example: lockstep run --local --nproc-per-node 2 -- train.py --epochs 3
+
+    What follows -- is a Python file, -m and a module, or another program, such as bash run.sh. On hosts, the folder where you are is sent
+    to a folder of its own if the file is in it, and ranks work there; on this machine they work in the folder where you are.
+
     A script runs on all nodes of a dev environment. Ctrl-C stops its ranks, a second Ctrl-C kills them, and a lost connection stops them,
     too. The exit code is that of the rank that failed first.
 
@@ -186,13 +193,24 @@ def run(
     choice = HostChoice(first, tuple(without or ()))
     if hosts is not None and (script or file is None):
         others = {"-f": file, "--job": job, "--local": local, "--in-namespace": in_namespace, "--attach": attach, "--cluster": cluster, "--nodes": nodes, "--fresh": fresh, "--preview": preview}  # fmt: skip
-        typed = _script_on_hosts(hosts, script or (), processes, changes or (), [name for name, value in others.items() if value])
-        if render:
-            return put_text(typed.text)
-        _refuse_kubernetes(namespace, context)
-        raise typer.Exit(_run_on_hosts(typed.inputs, cluster_of_hosts(hosts, typed.inputs.job.metadata.name), choice, detach=detach))
+        _refuse_others("--hosts, which runs a program on the hosts that it names", others)
+        if not render:
+            _refuse_kubernetes(namespace, context)
+        from lockstep.cli.jobs.typed import typed_on_hosts
+
+        inputs, named = typed_on_hosts(hosts, script or (), processes, changes or (), choice.options, render=render)
+        raise typer.Exit(_run_on_hosts(inputs, named, choice, detach=detach))
+    if local and script:
+        wrong = {"-f": file, "--job": job, "--in-namespace": in_namespace, "--attach": attach, "--cluster": cluster, "--namespace": namespace, "--context": context, "--detach": detach, "--fresh": fresh, "--preview": preview, "--first": first, "--without": without, "--anyway": anyway}  # fmt: skip
+        _refuse_others("--local -- PROGRAM, which runs a program on this machine", wrong)
+        from lockstep.cli.jobs.typed import typed_here
+
+        inputs = typed_here(script, processes, nodes or 1, changes or (), workspace, render=render)
+        raise typer.Exit(_run_here(without_operator(inputs), workspace, None))
     if processes is not None or render:
-        raise ConfigError("--nproc-per-node and --render are for a script on hosts: name them with --hosts")
+        raise ConfigError(
+            "--nproc-per-node and --render are for a program on hosts or on this machine: name them with --hosts, or add --local"
+        )
     if file is None:
         of_a_file = {"--local": local, "--in-namespace": in_namespace, "--attach": attach, "--nodes": nodes, "--set": changes, "--fresh": fresh, "--preview": preview, "--first": first, "--without": without, "--anyway": anyway}  # fmt: skip
         _refuse_file_options(of_a_file)
@@ -210,24 +228,28 @@ def run(
         attach=attach,
     )
     changes = [*(changes or ()), *(fresh_changes(file) if fresh else ())]
-    named = cluster_of_hosts(hosts, _job_name(file, changes)) if hosts else cluster
+    given = cluster_of_hosts(hosts, _job_name(file, changes)) if hosts else cluster
+    place: dict[str, object] = {"-f": file, "--cluster": cluster, "--hosts": hosts, "--local": local, "--workspace": workspace}
+    options = {**place, "--nodes": nodes, "--first": first, "--without": without, "--set": changes}
     if local or in_namespace:
-        inputs = inputs_without_operator(file, named or LOCAL_CLUSTER if local else named, None if local else namespace, changes, context)
+        inputs = inputs_without_operator(file, given or LOCAL_CLUSTER if local else given, None if local else namespace, changes, context)
         inputs = _with_nodes(inputs, nodes)
-        raise typer.Exit(_run_here(inputs, workspace, preview) if local else _run_in_namespace(inputs, context, attach=attach))
-    inputs = _with_nodes(_read_anywhere(file, named, namespace, context, changes), nodes)
+        raise typer.Exit(
+            _run_here(inputs.typed("run", options), workspace, preview) if local else _run_in_namespace(inputs, context, attach=attach)
+        )
+    inputs = _with_nodes(_read_anywhere(file, given, namespace, context, changes), nodes)
     if inputs.cluster.hosts is None:
         if first or without or anyway:
             raise ConfigError("--first, --without and --anyway are for a job on hosts: name their cluster file with --cluster")
         from lockstep.cli.jobs.submit import Options, run_on_cluster
 
-        options = Options(str(file), cluster, namespace, context, (*changes, *([f"nodes={nodes}"] if nodes else [])))
-        raise typer.Exit(run_on_cluster(inputs, options, detach=detach))
+        as_typed = Options(str(file), cluster, namespace, context, (*changes, *([f"nodes={nodes}"] if nodes else [])))
+        raise typer.Exit(run_on_cluster(inputs, as_typed, detach=detach))
     _refuse_kubernetes(namespace, context)
     inputs = without_operator(inputs)
     if not anyway:
-        _refuse_slow_network(inputs, named, choice)
-    raise typer.Exit(_run_on_hosts(inputs, named or inputs.cluster.cluster.name, choice, detach=detach))
+        _refuse_slow_network(inputs, given, choice)
+    raise typer.Exit(_run_on_hosts(inputs.typed("run", options), given or inputs.cluster.cluster.name, choice, detach=detach))
 
 
 def _read_anywhere(file: Path, cluster: str | None, namespace: str | None, context: str | None, changes: Sequence[str]) -> Inputs:
@@ -276,36 +298,22 @@ class HostChoice(NamedTuple):
     first: str | None
     without: tuple[str, ...]
 
+    @property
+    def options(self) -> HostOptions:
+        from lockstep.platforms.hosts.start import HostOptions
 
-class TypedJob(NamedTuple):
-    """A script on hosts, as it was typed, as a job."""
-
-    text: str
-    """Its job file."""
-    inputs: Inputs
+        return HostOptions(self.first, self.without)
 
 
-def _script_on_hosts(hosts: str, words: Sequence[str], processes: int | None, changes: Sequence[str], others: Sequence[str]) -> TypedJob:
-    from lockstep.api.files.jobfile import parse_job_file
-    from lockstep.api.files.yamltext import dump_yaml
-    from lockstep.cli.shared.inputs import Inputs
-    from lockstep.plan.translate.adhoc import script_job
-
-    if others:
-        raise ConfigError(f"{', '.join(others)} can't be combined with --hosts, which runs a script on the hosts that it names")
-    file, name = load_hosts(hosts)
-    if file.hosts is None:
-        raise AssertionError("load_hosts gives hosts")
-    text = script_job(words, file.hosts, processes, name)
-    job = parse_job_file(text, "--hosts", changes)
-    return TypedJob(dump_yaml(job.written()) if changes else text, Inputs(job, file, file.cluster.namespace, "--hosts"))
+def _refuse_others(what: str, options: Mapping[str, object]) -> None:
+    if wrong := [name for name, value in options.items() if value]:
+        raise ConfigError(f"{', '.join(wrong)} can't be combined with {what}")
 
 
 def _run_on_hosts(inputs: Inputs, named: str, choice: HostChoice, *, detach: bool) -> int:
     from lockstep.cli.shared.runonhosts import run_on_hosts
-    from lockstep.platforms.hosts.start import HostOptions
 
-    return run_on_hosts(inputs, named, HostOptions(choice.first, choice.without), detach=detach)
+    return run_on_hosts(inputs, named, choice.options, detach=detach)
 
 
 def _refuse_slow_network(inputs: Inputs, named: str | None, choice: HostChoice) -> None:
@@ -319,7 +327,6 @@ def _refuse_slow_network(inputs: Inputs, named: str | None, choice: HostChoice) 
     from lockstep.plan.ahead.slownetwork import measured_speed, moves_weights
     from lockstep.plan.render.run import trainer_config
     from lockstep.platforms.hosts.ahead import model_config
-    from lockstep.platforms.hosts.start import HostOptions
     from lockstep_spec.settings import size_settings
 
     resolved = resolve_inputs(inputs, quiet=True)
@@ -333,8 +340,7 @@ def _refuse_slow_network(inputs: Inputs, named: str | None, choice: HostChoice) 
         return
     facts = replace(known_facts(resolved, None, None, None, None, None), speed=speed)
     if facts.shape is None:
-        options = HostOptions(choice.first, choice.without)
-        there = asyncio.run(model_config(fleet_of(inputs.cluster, named), inputs.job, inputs.cluster.profile, options))
+        there = asyncio.run(model_config(fleet_of(inputs.cluster, named), inputs.job, inputs.cluster.profile, choice.options))
         facts = facts if there is None else with_config(facts, *there)
     reason, help_ = slow_network(resolved, facts)
     if reason:
@@ -404,9 +410,25 @@ def _run_here(inputs: Inputs, workspace: Path, samples: int | None) -> int:
 
     job, profile = inputs.job, inputs.cluster.profile
     if samples is None:
-        return run_local(job, profile, workspace)
+        try:
+            return run_local(job, profile, workspace)
+        except ConfigError as error:
+            if not str(error).startswith("spec.script.path: there is no"):
+                raise
+            raise ConfigError(f"{error}{_where_it_is(job, inputs.source)}") from None
     code = preview_local(job, profile, workspace, samples)
     return {0: 0, CONFIGURATION: EXIT_USAGE}.get(code, EXIT_FAILED)
+
+
+def _where_it_is(job: TrainingJob, source: str) -> str:
+    """Return how to run the script where it is: in the folder of the command or of the job's file. '': it isn't there, or the job states its folder."""
+    script = job.spec.script
+    if script is None or script.path is None or script.folder is not None or script.path.startswith("/"):
+        return ""
+    folders = [Path.cwd(), Path(source).absolute().parent]
+    folder = next((folder for folder in folders if (folder / script.path).is_file()), None)
+    ways = f"cd {shlex.quote(str(folder))} && lockstep run --local -- {shlex.quote(script.path)}, or in the job script.folder: {folder}"
+    return "" if folder is None else f"; {folder} has {script.path}: to run it there: {ways}"
 
 
 def run_in_session(words: Sequence[str], job: str, where: TargetOptions, *, detach: bool) -> int:

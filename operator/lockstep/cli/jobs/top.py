@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lockstep.api.objects import Object
-from lockstep.cli.jobs.hosttop import CURVE_POINTS, CURVE_SECONDS, looks_of_host_job, looks_of_hosts
+from lockstep.api.objects import Object, has_ended
 from lockstep.cli.shared.hostsite import HostSite
 from lockstep.cli.shared.jobargs import Form, SiteOptions, TargetOptions, find_cluster_job, on_site
 from lockstep.cli.shared.terminal import say
@@ -31,6 +30,9 @@ if TYPE_CHECKING:
 
 Looks = AsyncGenerator[tuple[Object, list[str], bool], None]
 EXIT_STALE = 1
+CURVE_POINTS = 60
+CURVE_SECONDS = 10.0
+"""The loss curve is read so often; the rest with every look."""
 
 
 @on_site
@@ -124,7 +126,6 @@ def _text(lines: Iterable[str]) -> Text:
 
 
 async def _looks_of_job(job: ClusterJob, context: str | None, interval: float, *, live: bool) -> Looks:
-    from lockstep.api.objects import has_ended
     from lockstep.kube.cluster import Cluster
     from lockstep.plan.pages.top import snapshot
     from lockstep.platforms.files.results import run_folder
@@ -193,17 +194,47 @@ async def _looks_of_folder(job: str | None, workspace: Path, interval: float) ->
 
 
 async def _looks_of_host_job(job: HostJob, interval: float, *, live: bool) -> Looks:
-    async with aclosing(looks_of_host_job(job, interval, live=live)) as looks:
-        async for page, over in looks:
-            yield page, _page(page), over
+    """Look at a job with its ranks. A host that doesn't answer is shown as not seen."""
+    from lockstep.plan.pages.top import machine_node, snapshot
+    from lockstep.platforms.jobs.top import NodesWatch, nodes_at, of_job
+    from lockstep_gang.contract.layout import RankLayout
+
+    fleet, layout = job.site.fleet(), RankLayout(job.seen.record.ranks)
+    roots = {node: record.workspace for node, host in enumerate(job.seen.hosts) if (record := job.record_on(host)) is not None}
+    folders = {node: f"{workspace}/runs/{job.name}" for node, workspace in roots.items()}
+    places = {node: fleet.place(host) for node, host in enumerate(job.seen.hosts) if node in folders}
+    curve: Object = {}
+    read = -CURVE_SECONDS
+    measuring = (lambda line: None) if live else say
+    async with NodesWatch(nodes_at(places), of_job(job.name, folders, machine=True), measuring) as watch:
+        while True:
+            now = time.monotonic()
+            points = CURVE_POINTS if now - read >= CURVE_SECONDS else 0
+            answers, status = await asyncio.gather(watch.ask(points), job.current())
+            if points and answers.get(0, {}).get("curve"):
+                curve, read = answers[0]["curve"], now
+            nodes = []
+            for node, host in enumerate(job.seen.hosts):
+                answer = {"problem": job.seen.problems[host]} if host in job.seen.problems else answers.get(node, {})
+                nodes.append({**machine_node(host, layout.ranks_of(node), answer), "node": node})
+            page = {**snapshot(job.job, (), {0: {"curve": curve}}), "nodes": nodes}
+            yield page, _page(page), has_ended(status)
+            await asyncio.sleep(interval)
 
 
 async def _looks_of_hosts(site: HostSite, interval: float) -> Looks:
-    from lockstep.plan.pages.hosts import hosts_page
+    """Look at the load of every host of a cluster file, and who uses its GPUs."""
+    from lockstep.plan.pages.hosts import hosts_page, hosts_view
+    from lockstep.platforms.jobs.top import NodesWatch, nodes_at, of_hosts
 
-    async with aclosing(looks_of_hosts(site, interval)) as looks:
-        async for view in looks:
+    fleet = site.fleet()
+    folders = [(host.workspace, host.datasets) for host in site.hosts.hosts]
+    async with NodesWatch(nodes_at([fleet.place(name) for name in site.hosts.names]), of_hosts(site.name, folders), say) as watch:
+        while True:
+            answers = await watch.ask(0)
+            view = hosts_view(site.name, {name: answers.get(number, {}) for number, name in enumerate(site.hosts.names)})
             yield view, list(hosts_page(view, _width())), False
+            await asyncio.sleep(interval)
 
 
 async def _looks_of_machine(workspace: Path, interval: float) -> Looks:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from lockstep.cli.shared.terminal import waiting
+from lockstep.plan.diff import shown
 from lockstep.platforms.output import put
 
 if TYPE_CHECKING:
@@ -73,9 +73,4 @@ def print_comparison(comparison: Comparison) -> None:
     else:
         put(f"~ {comparison.name}")
     for change in comparison.changes:
-        put(f"    {change.path}: {_shown(change.observed)} → {_shown(change.desired)}")
-
-
-def _shown(value: object) -> str:
-    text = repr(value) if not isinstance(value, (str, int, list, dict, type(None))) else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}…"
+        put(f"    {change.path}: {shown(change.observed, LONGEST_VALUE)} → {shown(change.desired, LONGEST_VALUE)}")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,9 @@ import typer
 from typer.core import TyperCommand
 
 from lockstep.api.errors import ConfigError
+from lockstep.api.names import ANNOTATION_TYPED
 from lockstep.cli.shared.clusterfiles import cluster_names, load_cluster, read_text
+from lockstep.cli.shared.localsite import DEFAULT
 from lockstep.platforms.output import tell
 
 if TYPE_CHECKING:
@@ -89,6 +92,20 @@ class Inputs:
 
         aim_at_file(self.cluster)
         return self
+
+    def typed(self, verb: str, options: Mapping[str, object], words: Sequence[str] = ()) -> Inputs:
+        """Return the same, with the command that starts its job again, for places without an API server. `options`: values by their names; unset ones are left out."""
+        command = ["lockstep", verb]
+        for name, value in options.items():
+            for one in value if isinstance(value, (list, tuple)) else [value] if value else []:
+                if one != DEFAULT and not (
+                    name == "--set" and str(one).removeprefix("spec.").startswith(("env", FRESH))
+                ):  # (a variable may be a secret)
+                    command += [name] if one is True else [name, "FILE" if str(one) == "-" else str(one)]
+        text = shlex.join([*command, *(("--", *words) if words else ())])
+        metadata = self.job.metadata
+        annotations = {**metadata.annotations, ANNOTATION_TYPED: text}
+        return replace(self, job=self.job.model_copy(update={"metadata": metadata.model_copy(update={"annotations": annotations})}))
 
 
 def only(files: Path | Sequence[Path] | None, verb: str) -> Path:
@@ -236,7 +253,10 @@ def resolve_inputs(inputs: Inputs, *, quiet: bool = False) -> Resolved:
     resolved = resolve(inputs.job, inputs.cluster.profile, defaults)
     if inputs.cluster.hosts is not None:
         refuse_missing_hosts(resolved, inputs.cluster.hosts)
-        resolved = replace(resolved, warnings=tuple(one for one in resolved.warnings if one.reason != MORE_GPUS))
+        first = inputs.cluster.hosts.hosts[0]
+        there = resolve(inputs.job, inputs.cluster.profile, replace(defaults, workspace=first.workspace, datasets=first.datasets))
+        warnings = tuple(one for one in there.warnings if one.reason != MORE_GPUS)
+        resolved = replace(resolved, warnings=warnings, settings=there.settings)
         if inputs.job.spec.image is not None and not quiet:
             warn("NoImageOnHosts", f"spec.image has no effect on {inputs.cluster.cluster.name}: hosts run no image")
     for warning in () if quiet else resolved.warnings:

@@ -163,6 +163,11 @@ def _with_bundle(verb: Callable[..., None], kind: type[TargetOptions]) -> Callab
     return with_options
 
 
+def limit_option(what: str) -> Any:
+    """Return the option that limits a short run of pods."""
+    return typer.Option("--timeout", min=1, help=f"{what} Default: 900, without waiting for nodes that the cluster doesn't have.")
+
+
 HereOption = Annotated[bool, typer.Option("--local", help="Run as processes on this machine, without a cluster or root.")]
 VolumesOption = Annotated[
     Path, typer.Option("--workspace", help="With --local: the folder whose workspace/ and datasets/ stand for /workspace and /datasets.")

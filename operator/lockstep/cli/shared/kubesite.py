@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import CONTAINER, DATASETS, WORKSPACE, pod_name
-from lockstep.api.objects import Object, condition, current_status, has_ended, is_run, is_true, uid_of
+from lockstep.api.objects import Object, condition, current_status, go_on_words, has_ended, is_run, is_true, uid_of
 from lockstep.cli.shared.site import JobGone, Site, SiteJob, Stale, Volume, instead_of
 from lockstep.kube.outage import Outage
 from lockstep.platforms.output import tell
@@ -201,7 +201,7 @@ class ClusterJob(SiteJob):
 
         if is_run(self.job):
             raise ConfigError(
-                f"{self.name} runs without the operator (run --in-namespace): lockstep stop {self.at}, then start its changed file the same way, which goes on from its last checkpoint"
+                f"{self.name} runs without the operator (run --in-namespace): lockstep stop {self.at}, then start its changed file the same way, to {go_on_words(self.job)}"
             )
         patch_spec(self.target.client, self.namespace, self.name, spec)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lockstep.api.errors import ConfigError
-from lockstep.api.objects import Object, condition
+from lockstep.api.objects import Object, condition, go_on_words, typed_command, typed_file
 from lockstep.cli.shared.checkout import state_folder
 from lockstep.cli.shared.site import Site, SiteJob, Volume
 
@@ -110,7 +110,7 @@ class LocalJob(SiteJob):
         return []
 
     def answer(self, bundle: Path | None) -> Answer:
-        from lockstep.plan.pages.remedies import Step, advice
+        from lockstep.plan.pages.remedies import Step, advice, ask_ranks
         from lockstep.plan.pages.why import Where, why
         from lockstep.platforms.local.records import process_of
 
@@ -119,17 +119,17 @@ class LocalJob(SiteJob):
         answer = why(self.observed, (), time.time())
         failure = self.observed.status_part("failure")
         help_ = f"; {advice(failure, self.name, self.site.again, in_pods=False)}" if answer.state is Where.FAILED and failure else ""
-        again = Step(f"lockstep run -f {self.name}.yaml {self.site.again}", f"again, from the last commit{help_}")
+        again = Step(typed_command(self.job, self.site.again), f"{go_on_words(self.job)}{help_}")
         steps = {
-            Where.RUNNING: Step(f"lockstep logs {self.at} -f", "follow it"),
-            Where.COMPLETE: Step(f"lockstep describe {self.at}", "shows where its results are"),
+            Where.RUNNING: (Step(f"lockstep logs {self.at} -f", "follow it"), *ask_ranks(self.observed, self.site.again)),
+            Where.COMPLETE: (Step(f"lockstep describe {self.at}", "shows where its results are"),),
         }
         if answer.state in (Where.SILENT, Where.RECORD_UNWRITTEN) and process_of(Path(self._folder)) is not None:
             again = Step(
                 f"df -h {shlex.quote(self._folder)}",
                 "shows what room its file system has, and df -i how many inodes; it goes on when it can write",
             )
-        return replace(answer, next=(steps.get(answer.state, again),))
+        return replace(answer, next=steps.get(answer.state, (again,)))
 
     def suspend(self, *, now: bool = False) -> bool:
         from lockstep.platforms.local.records import process_of
@@ -150,10 +150,10 @@ class LocalJob(SiteJob):
         return True
 
     def resume(self) -> bool:
-        raise ConfigError(f"a run on this machine goes on when it is started again: lockstep run -f FILE {self.site.again}")
+        raise ConfigError(f"a run on this machine goes on when it is started again: {typed_command(self.job, self.site.again)}")
 
     def raise_retry(self) -> int:
-        raise ConfigError(f"a run on this machine is retried with its file: lockstep retry -f FILE {self.site.again}")
+        raise ConfigError(f"a run on this machine is retried with its file: lockstep retry -f {typed_file(self.job)} {self.site.again}")
 
     def delete(self) -> str:
         raise ConfigError(

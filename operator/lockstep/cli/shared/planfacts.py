@@ -35,11 +35,11 @@ FIRST_STEPS = 2
 
 def known_facts(
     resolved: Resolved,
-    model_config: Path | None,
-    samples: int | None,
-    data: Path | None,
-    tokens_per_second: float | None,
-    train_log: Path | None,
+    model_config: Path | None = None,
+    samples: int | None = None,
+    data: Path | None = None,
+    tokens_per_second: float | None = None,
+    train_log: Path | None = None,
     *,
     offline: bool = False,
 ) -> RunFacts:

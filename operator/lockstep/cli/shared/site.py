@@ -159,11 +159,11 @@ class SiteJob(ABC):
 
     @abstractmethod
     def resume(self) -> bool:
-        """Let it go on from its last checkpoint. Return False if it isn't stopped."""
+        """Let it go on. Return False if it isn't stopped."""
 
     @abstractmethod
     def raise_retry(self) -> int:
-        """Start a failed job again from its last checkpoint. Return the number of this retry."""
+        """Start a failed job again. Return the number of this retry."""
 
     @abstractmethod
     def delete(self) -> str:

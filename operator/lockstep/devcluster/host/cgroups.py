@@ -68,8 +68,8 @@ def others(name: str) -> set[str]:
 
 
 def _all(*names: str) -> Iterator[Path]:
-    """These groups and the groups in them, in every hierarchy, deepest first."""
-    for hierarchy in hierarchies():
+    """These groups and the groups in them, in every hierarchy, deepest first; in that of version 2 a host's systemd makes its own."""
+    for hierarchy in filter(None, dict.fromkeys([*hierarchies(), unified()])):
         for name in names:
             yield from (Path(folder) for folder, _, _ in os.walk(hierarchy / name, topdown=False))
 

@@ -1,14 +1,12 @@
 """The machine as it was before: kernel settings that a kubelet changes, one that it has too little of, and folders on which nodes mount one of their own.
 
-`up` notes and makes them, `down` puts them back. And the lock on what all clusters of the machine share.
+`up` notes and makes them, `down` puts them back.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 
 KERNEL_SETTINGS = (
@@ -22,15 +20,6 @@ KERNEL_SETTINGS = (
 
 LOG_BYTES = 1 << 16
 INSTANCES = Path("/proc/sys/fs/inotify/max_user_instances")
-
-
-@contextmanager
-def shared_things(root: Path) -> Iterator[None]:
-    """One at a time over all clusters of this machine: packages, binaries, images and the published code are theirs together."""
-    root.mkdir(parents=True, exist_ok=True)
-    with (root / "devcluster.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def note_settings(record: Path, root: Path = Path("/proc/sys")) -> None:

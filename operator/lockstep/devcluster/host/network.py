@@ -38,28 +38,40 @@ def _filter_rules(layout: Layout) -> list[list[str]]:
     return [["FORWARD", "-i", layout.bridge, *tail], ["FORWARD", "-o", layout.bridge, *tail]]
 
 
-def create_bridge(layout: Layout) -> None:
-    if not _link_exists(layout.bridge):
-        run("ip", "link", "add", layout.bridge, "type", "bridge")
-    run("ip", "address", "replace", f"{layout.gateway}/24", "dev", layout.bridge)
-    run("ip", "link", "set", layout.bridge, "up")
+def create_bridge(name: str, address: str) -> None:
+    if not _link_exists(name):
+        run("ip", "link", "add", name, "type", "bridge")
+    run("ip", "address", "replace", f"{address}/24", "dev", name)
+    run("ip", "link", "set", name, "up")
+
+
+def let_through(layout: Layout) -> None:
     for rule in _filter_rules(layout):
         if not succeeds("iptables", "-w", "-C", *rule):
             run("iptables", "-w", "-I", *rule)
 
 
+def create_namespace(name: str) -> None:
+    if not is_namespace(name):
+        subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
+        run("ip", "netns", "add", name)
+
+
+def connect(namespace: str, link: str, address: str, bridge: str) -> None:
+    """Make the namespace with its address on a cable to the bridge; `link` is this machine's end of it."""
+    create_namespace(namespace)
+    if not _link_exists(link):
+        run("ip", "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", namespace)
+    run("ip", "link", "set", link, "master", bridge, "up")
+    run("ip", "-n", namespace, "address", "replace", f"{address}/24", "dev", "eth0")
+    for end in ("lo", "eth0"):
+        run("ip", "-n", namespace, "link", "set", end, "up")
+
+
 def create_node(node: NodeLayout, nodes: list[NodeLayout]) -> None:
     """Make the node's namespace with its cable to the bridge, and routes to every node's pods, also from the host."""
-    if not is_namespace(node.namespace):
-        subprocess.run(["ip", "netns", "delete", node.namespace], capture_output=True, check=False)
-        run("ip", "netns", "add", node.namespace)
-    if not _link_exists(node.link):
-        run("ip", "link", "add", node.link, "type", "veth", "peer", "name", "eth0", "netns", node.namespace)
-    run("ip", "link", "set", node.link, "master", node.cluster.bridge, "up")
+    connect(node.namespace, node.link, node.address, node.cluster.bridge)
     inside = ["ip", "-n", node.namespace]
-    run(*inside, "address", "replace", f"{node.address}/24", "dev", "eth0")
-    for link in ("lo", "eth0"):
-        run(*inside, "link", "set", link, "up")
     run(*inside, "route", "replace", "default", "via", node.cluster.gateway)
     run("nsenter", f"--net=/run/netns/{node.namespace}", "sysctl", "-qw", "net.ipv4.ip_forward=1")
     for other in nodes:
@@ -68,13 +80,16 @@ def create_node(node: NodeLayout, nodes: list[NodeLayout]) -> None:
     run("ip", "route", "replace", node.pod_network, "via", node.address)
 
 
-def remove_all(layout: Layout) -> None:
-    """Remove everything of this cluster: cables, the bridge and its routes, namespaces, filter rules."""
-    for path in sorted(Path("/sys/class/net").glob(f"lk{layout.index}v*")):
+def remove_all(prefix: str, bridge: str) -> None:
+    """Remove the cables and namespaces whose names begin so, and the bridge with its routes."""
+    for path in sorted(Path("/sys/class/net").glob(f"{prefix}v*")):
         _delete_link(path.name)
-    _delete_link(layout.bridge)
-    for path in sorted(Path("/run/netns").glob(f"lk{layout.index}-*")) if Path("/run/netns").exists() else []:
+    _delete_link(bridge)
+    for path in sorted(Path("/run/netns").glob(f"{prefix}-*")) if Path("/run/netns").exists() else []:
         run("ip", "netns", "delete", path.name)
+
+
+def remove_rules(layout: Layout) -> None:
     for rule in _filter_rules(layout) if shutil.which("iptables") else []:
         while succeeds("iptables", "-w", "-C", *rule):
             run("iptables", "-w", "-D", *rule)

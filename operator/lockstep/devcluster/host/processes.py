@@ -9,7 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,7 +64,7 @@ def start(folder: Path, name: str, command: Sequence[str], log: Path, cgroup: st
     """Start a daemon that outlives this process; its output goes to `log`, its whole process tree into `cgroup`.
 
     What is in that group already is killed: an earlier one whose starter died before it could write the record.
-    Until the daemon has joined the group it holds the lock on the file `starting`, for `wait_for_joins`.
+    Until the daemon has joined the group it holds the lock on the file `starting`, for `exclusive`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -91,19 +91,27 @@ def start(folder: Path, name: str, command: Sequence[str], log: Path, cgroup: st
     return daemon
 
 
-def wait_for_joins(starting: Path) -> None:
-    """Wait until each process that `start` made is in its control group or has ended, also one whose starter was killed."""
-    with starting.open("w") as lock:
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock on a file: one process of this machine at a time."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def shared_things(root: Path) -> AbstractContextManager[None]:
+    """Hold the lock on what all clusters of this machine share: packages, binaries, images and the published code."""
+    return locked(root / "devcluster.lock")
 
 
 @contextmanager
 def exclusive(state: Path, starting: Path) -> Iterator[None]:
-    """Let one `up` or `down` at a time change what is kept in `state`."""
+    """Let one `up` or `down` at a time change what is kept in `state`, once each process that `start` made is in its control group or has ended."""
     state.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with (state / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        wait_for_joins(starting)
+    with locked(state / "lock"):
+        with locked(starting):  # (one whose starter was killed holds it, too)
+            pass
         yield
 
 

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from lockstep.api.errors import Failed
+from lockstep.api.files.yamltext import dump_yaml
 from lockstep.devcluster import python_volume
 from lockstep.devcluster.host import cgroups, machine, network, processes
 from lockstep.devcluster.hosts import boot
@@ -27,7 +28,6 @@ POLL_SECONDS = 0.05
 KEPT = {"disks", "laptop", "lock", "logs", "shared", "starting"}
 """Entries of the state folder that `down` keeps."""
 CONSOLE_ENVIRONMENT = {"HOME": "/root", "LANG": "C.UTF-8", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
-GROUP_SECONDS = 10.0
 
 
 class BedError(Failed):
@@ -43,7 +43,7 @@ def up(bed: BedLayout, hosts: int, say: Say) -> Path:
         RuntimeError: the hosts' disk could not be made, or hosts could not see the packages.
     """
     with processes.exclusive(bed.state, bed.starting):
-        with machine.shared_things(bed.root):
+        with processes.shared_things(bed.root):
             ensure_bed(bed, say)
             host_tree(bed.root, say)
             python_volume.publish_packages(bed.root / "python")
@@ -51,7 +51,7 @@ def up(bed: BedLayout, hosts: int, say: Say) -> Path:
             bed.code.mkdir(exist_ok=True)
             python_volume.publish_code(bed.code, bed.compiled_code)
         _make_laptop(bed)
-        _make_network(bed)
+        network.create_bridge(bed.bridge, bed.gateway)
         layouts = [bed.host(number) for number in range(hosts)]
         for host in layouts:
             if processes.running(bed.daemons, host.name) is None:
@@ -69,11 +69,7 @@ def down(bed: BedLayout, say: Say, *, purge: bool = False) -> None:
         for number in numbers(bed):
             end(bed.host(number))
         cgroups.remove(*cgroups.of_cluster(bed.name))
-        for path in sorted(Path("/sys/class/net").glob(f"lh{bed.index}v*")):
-            _delete_link(path.name)
-        _delete_link(bed.bridge)
-        for path in sorted(Path("/run/netns").glob(f"lh{bed.index}-*")) if Path("/run/netns").exists() else []:
-            network.run("ip", "netns", "delete", path.name)
+        network.remove_all(f"lh{bed.index}", bed.bridge)
         if not cgroups.others(bed.name):
             network.forget_namespaces()
         for path in bed.state.iterdir():
@@ -141,21 +137,15 @@ def host_key(host: HostLayout) -> str:
 
 def write_cluster_file(bed: BedLayout, hosts: int) -> Path:
     """Write the cluster file of the bed beside its state, and return its path."""
-    lines = [
-        "cluster:",
-        f"  name: beds{bed.index or ''}",
-        "  platform: hosts",
-        "  description: Hosts on this one machine (lockstep devcluster hosts up)",
-        "defaults:",
-        f"  user: {next(iter(USERS))}",
-        f"  identity: {bed.identity}",
-        f"  python: {ENVIRONMENT}/bin/python",
-        "hosts:",
-    ]
-    for number in range(hosts):
-        host = bed.host(number)
-        lines += [f"  - name: {host.name}", f"    address: {host.address}", f"    host_key: {host_key(host)}"]
-    bed.cluster_file.write_text("\n".join(lines) + "\n")
+    layouts = [bed.host(number) for number in range(hosts)]
+    description = {
+        "cluster": {
+            "name": f"beds{bed.index or ''}", "platform": "hosts", "description": "Hosts on this one machine (lockstep devcluster hosts up)",
+        },
+        "defaults": {"user": next(iter(USERS)), "identity": str(bed.identity), "python": f"{ENVIRONMENT}/bin/python"},
+        "hosts": [{"name": host.name, "address": host.address, "host_key": host_key(host)} for host in layouts],
+    }  # fmt: skip
+    bed.cluster_file.write_text(dump_yaml(description))
     return bed.cluster_file
 
 
@@ -165,25 +155,9 @@ def _make_laptop(bed: BedLayout) -> None:
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "lockstep-bed", "-f", str(bed.identity)], check=True)
 
 
-def _make_network(bed: BedLayout) -> None:
-    if not Path("/sys/class/net", bed.bridge).exists():
-        network.run("ip", "link", "add", bed.bridge, "type", "bridge")
-    network.run("ip", "address", "replace", f"{bed.gateway}/24", "dev", bed.bridge)
-    network.run("ip", "link", "set", bed.bridge, "up")
-
-
 def start(host: HostLayout, hosts: Sequence[HostLayout]) -> None:
     bed = host.bed
-    if not network.is_namespace(host.namespace):
-        subprocess.run(["ip", "netns", "delete", host.namespace], capture_output=True, check=False)
-        network.run("ip", "netns", "add", host.namespace)
-    if not Path("/sys/class/net", host.link).exists():
-        network.run("ip", "link", "add", host.link, "type", "veth", "peer", "name", "eth0", "netns", host.namespace)
-    inside = ["ip", "-n", host.namespace]
-    network.run(*inside, "address", "replace", f"{host.address}/24", "dev", "eth0")
-    for link in ("lo", "eth0"):
-        network.run(*inside, "link", "set", link, "up")
-    network.run("ip", "link", "set", host.link, "master", bed.bridge, "up")
+    network.connect(host.namespace, host.link, host.address, bed.bridge)
     bed.shared.mkdir(exist_ok=True)
     bed.shared.chmod(0o1777)
     end(host)  # and its groups: it begins without any
@@ -204,18 +178,6 @@ def end(host: HostLayout) -> None:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     cgroups.remove(host.cgroup)
-    deadline = time.monotonic() + GROUP_SECONDS
-    for folder, _, _ in os.walk(group_of(host), topdown=False):
-        while True:  # the kernel may still bury a process
-            try:
-                Path(folder).rmdir()
-                break
-            except FileNotFoundError:
-                break
-            except OSError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(POLL_SECONDS)
 
 
 def _let_in(host: HostLayout) -> None:
@@ -242,9 +204,3 @@ def group_of(host: HostLayout) -> Path:
     if folder is None:
         raise BedError("control groups of version 2 are not mounted (lockstep devcluster hosts up says what this machine lacks)")
     return folder / host.cgroup
-
-
-def _delete_link(name: str) -> None:
-    subprocess.run(["ip", "link", "delete", name], capture_output=True, check=False)
-    if Path("/sys/class/net", name).exists():
-        raise BedError(f"the link {name} can't be deleted: ip link delete {name}")

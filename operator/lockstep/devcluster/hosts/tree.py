@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from lockstep.devcluster.host.processes import TIED
 from lockstep.devcluster.hosts.layout import USERS
-from lockstep.devcluster.images import os_release
+from lockstep.devcluster.images import os_release, run_isolated
 
 PACKAGES = (
     "ca-certificates", "dbus", "dbus-user-session", "fish", "iproute2", "iputils-ping", "libpam-systemd", "nftables", "openssh-client", "openssh-server",
@@ -55,9 +53,9 @@ def host_tree(root: Path, say: Say) -> Path:
     components = "main,universe" if facts["ID"] == "ubuntu" else "main"
     form = ["--variant=minbase", f"--components={components}", f"--include={','.join(PACKAGES)}"]
     log.unlink(missing_ok=True)
-    _run(log, ["debootstrap", *form, facts["VERSION_CODENAME"], str(draft)])
+    run_isolated(log, "debootstrap", *form, facts["VERSION_CODENAME"], str(draft))
     for command in _preparation():
-        _run(log, ["chroot", str(draft), *command])
+        run_isolated(log, "chroot", str(draft), *command)
     (draft / "etc/ssh/sshd_config.d/lockstep.conf").write_text(SSHD)
     for key in (draft / "etc/ssh").glob("ssh_host_*"):
         key.unlink()  # every host makes its own
@@ -68,16 +66,6 @@ def host_tree(root: Path, say: Say) -> Path:
         shutil.rmtree(draft / name, ignore_errors=True)
     draft.rename(tree)
     return tree
-
-
-def _run(log: Path, command: list[str]) -> None:
-    # debootstrap mounts /proc in the tree: in a mount namespace of its own that ends with it, even when it is killed.
-    isolated = [*TIED, "unshare", "--mount", "--propagation", "private", *command]
-    with log.open("ab") as output:
-        code = subprocess.run(isolated, stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=False).returncode
-    if code != 0:
-        lines = log.read_text(errors="replace").strip().splitlines() or [f"exit code {code}"]
-        raise RuntimeError(f"{command[0]} failed: {lines[-1]} (see {log})")
 
 
 def _preparation() -> list[list[str]]:

@@ -18,6 +18,7 @@ from lockstep.plan.cluster.facts import SCC_REVIEW, ClusterFacts
 from lockstep.plan.cluster.finding import Finding, Outcome, fine, note, refused, unknown
 from lockstep.plan.cluster.fitting import BEYOND, EXCEEDED, limits_given, quota_findings, room
 from lockstep.plan.cluster.scope import image_of
+from lockstep.plan.diff import shown
 from lockstep.plan.render.objects import claims, render
 from lockstep.plan.render.resolve import UNNAMED_IMAGE, image_doubt, refuse_missing_gpus, trainer_image
 from lockstep.plan.render.resolved import MADE_BY_OPERATOR, Refused, Resolved
@@ -169,13 +170,10 @@ def _objects(resolved: Resolved, compared: Sequence[Comparison] | None) -> Itera
             fix = "give the job another name, or remove what is there"
             yield refused("objects", f"{one.name} is there and belongs to something else", fix)
         elif one.changes:
-            changes = "; ".join(f"{change.path}: {_short(change.observed)} → {_short(change.desired)}" for change in one.changes)
+            changes = "; ".join(
+                f"{change.path}: {shown(change.observed, SHOWN)} → {shown(change.desired, SHOWN)}" for change in one.changes
+            )
             yield note("objects", f"{one.name} would change at the next start from zero pods: {changes}")
-
-
-def _short(value: object) -> str:
-    text = json.dumps(value, ensure_ascii=False) if isinstance(value, (str, int, list, dict, type(None))) else repr(value)
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
 
 
 def cluster_findings(resolved: Resolved, pod: Object, compared: Sequence[Comparison] | None, facts: ClusterFacts) -> Iterator[Finding]:

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from lockstep.api.job import TrainingJob, TrainingJobSpec
 from lockstep.api.names import FIXED_FIELDS
-from lockstep.api.objects import Object, condition, is_true
+from lockstep.api.objects import Object, condition, go_on_words, is_true
 from lockstep.plan.reasons import Reason
 from lockstep_spec.words import listed
 
@@ -107,8 +107,7 @@ def name_taken(wanted: TrainingJob, existing: Object, typed: SubmittedAs) -> tup
         return ()
     differs = f" and differs from {typed.file} in {listed(fields)}" if fields else ""
     sentence = f"namespace {namespace} has a job {name}, which {state or 'has not ended'}{differs}; nothing was changed:"
-    there = existing["spec"].get("cluster")
-    return (sentence, *(f"  {command}   # {what}" for command, what in _steps(wanted, state, fields, typed, there)))
+    return (sentence, *(f"  {command}   # {what}" for command, what in _steps(wanted, state, fields, typed, existing)))
 
 
 COMPLETE, FAILED, STOPPED = "is complete", "has failed", "is stopped"
@@ -123,17 +122,18 @@ def _state(status: Object, *, is_stopped: bool) -> str:
     return STOPPED if is_stopped else ""
 
 
-def _steps(wanted: TrainingJob, state: str, fields: Sequence[str], typed: SubmittedAs, there: str | None) -> Iterator[tuple[str, str]]:
-    """(command, what it is for), the gentlest first. `there`: spec.cluster of the job on the cluster."""
+def _steps(wanted: TrainingJob, state: str, fields: Sequence[str], typed: SubmittedAs, existing: Object) -> Iterator[tuple[str, str]]:
+    """(command, what it is for), the gentlest first. `existing`: the job on the cluster."""
+    there = existing["spec"].get("cluster")
     name, is_training, states = wanted.metadata.name, wanted.spec.training is not None, wanted.spec.cluster
     place = f"{name} -n {typed.namespace}{typed.elsewhere}"
     yield {
         COMPLETE: (f"lockstep describe {place}", "shows where its results are"),
         FAILED: (f"lockstep why {place}", "explains why"),
-        STOPPED: (f"lockstep resume {place}", "lets it go on as it is, from its last checkpoint"),
+        STOPPED: (f"lockstep resume {place}", f"as it is, to {go_on_words(existing)}"),
     }.get(state, (f"lockstep logs {place} -f", "follows it as it is"))
     if state == FAILED and not fields:
-        yield f"lockstep retry {place}", "starts it again from its last checkpoint"
+        yield f"lockstep retry {place}", f"to {go_on_words(existing)}"
     if fields == ("nodes",) and wanted.spec.nodes is not None and state in ("", STOPPED):
         yield f"lockstep scale {place} --nodes {wanted.spec.nodes}", "gives it your number of nodes"
     elif fields and state in ("", STOPPED) and not _is_fixed(fields) and (there or not states):

@@ -11,13 +11,13 @@ from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import ConfigError
 from lockstep.api.hosts import Host, HostsCluster
 from lockstep.api.job import TrainingJob
-from lockstep.api.names import DATASETS, WORKSPACE
+from lockstep.api.names import ANNOTATION_TYPED, DATASETS, WORKSPACE
 from lockstep.plan.hosts.facts import OLDEST_PYTHON, PYTHON_MIN, HostFacts, HostGpu, unread_words
 from lockstep.plan.hosts.record import Coordinator, JobRecord
 from lockstep.plan.hosts.status import named_hosts
 from lockstep.plan.hosts.unit import unit_name, unit_text
 from lockstep.plan.layers import Layer
-from lockstep.plan.render.resolve import resolve
+from lockstep.plan.render.resolve import real_text, resolve
 from lockstep.plan.render.resolved import PlatformDefaults, Resolved
 from lockstep.plan.render.run import Placement, build_run, expected_paths
 from lockstep_gang.contract.run import HostPlace, Run, WhenDone
@@ -79,7 +79,7 @@ def seats(
     _refuse_unread(job.metadata.name, facts)
     _refuse_interfaces(hosts, facts)
     counts, profile = _gpu_counts(job, profile, hosts, facts)
-    _refuse_without_any_gpu(hosts, facts, counts)
+    _refuse_without_any_gpu(hosts, facts, counts, job.metadata.annotations.get(ANNOTATION_TYPED, ""))
     taken = [gpus_for(host, facts[host.name], count) for host, count in zip(hosts, counts, strict=True)]
     job = _balanced(job.model_copy(update={"spec": job.spec.model_copy(update={"nodes": len(hosts)})}), taken)
     resolved = [resolve(job, profile, _platform(host, facts[host.name], uid)) for host in hosts]
@@ -151,13 +151,14 @@ def _gpu_counts(
     return counts, profile.model_copy(update={"spec": profile.spec.model_copy(update={"gpus": gpus})})
 
 
-def _refuse_without_any_gpu(hosts: Sequence[Host], facts: Mapping[str, HostFacts], counts: Sequence[int]) -> None:
+def _refuse_without_any_gpu(hosts: Sequence[Host], facts: Mapping[str, HostFacts], counts: Sequence[int], typed: str) -> None:
     """Raise ConfigError with the way to train on CPUs, where the job takes GPUs and no host has one."""
     if max(counts) and not any(facts[host.name].gpus or facts[host.name].gpu_problem for host in hosts):
-        names = named_hosts(host.name for host in hosts)
+        names, options = named_hosts(host.name for host in hosts), f"--set gpusPerNode=0 --set ranksPerNode={max(counts)}"
+        before, script, words = typed.partition(" -- ")
         raise ConfigError(
             f"{names} {'has' if len(hosts) == 1 else 'have'} no GPU, and the job takes {max(counts)} on each: to train on CPUs, add "
-            f"--set gpusPerNode=0 --set ranksPerNode={max(counts)}"
+            f"{options}" + (f": {before} {options}{script}{words}" if typed else "")
         )
 
 
@@ -411,7 +412,7 @@ def variables(resolved: Resolved, host: Host, facts: HostFacts, interface: str, 
 
     Raises ConfigError for a variable that only a cluster has.
     """
-    spec = resolved.job.spec
+    spec = resolved.spec
     missing = [variable.name for variable in spec.env if variable.value_from is not None]
     if missing:
         raise ConfigError(
@@ -428,7 +429,7 @@ def variables(resolved: Resolved, host: Host, facts: HostFacts, interface: str, 
         **of_cluster,
         **(sockets if host.interface else {}),
         "CUDA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in gpus),
-        **{variable.name: variable.value for variable in host.env},
+        **{variable.name: real_text(variable.value, resolved.platform) for variable in host.env},
         **of_job,
         **{variable.name: variable.value or "" for variable in spec.env},
     }

@@ -7,13 +7,13 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from lockstep.api.objects import Object, condition
+from lockstep.api.objects import Object, condition, go_on_words, typed_command
 from lockstep.api.status import ClusterInUse, ConditionStatus, ConditionType, Ranks, StopStatus
 from lockstep.api.statuspart import taken_from, unchecked
 from lockstep.plan.hosts.facts import HostFacts, JobOnHost, unread_words
 from lockstep.plan.hosts.record import JobRecord
 from lockstep.plan.observed import Observed, ReceivedReport
-from lockstep.plan.pages.remedies import Step, advice
+from lockstep.plan.pages.remedies import Step, advice, ask_ranks
 from lockstep.plan.pages.why import Where
 from lockstep.plan.reasons import Reason
 from lockstep.plan.reconcile.conditions import SILENT_SECONDS, Ending, Fact, View, facts, preflight_stops, unwritten_words, with_times
@@ -125,8 +125,9 @@ def progress_known(job: Object, now: float) -> str:
 def host_job(seen: Seen, again: str, now: float) -> Observed:
     """The job with its status. `again`: words that name its cluster on a command line. `now`: this machine's clock, seconds since 1970."""
     received = _newest_report(seen, now)
-    observed = Observed(job={**seen.record.job, "status": {}}, hosts=seen.hosts)
-    report = None if received is None else received.report
+    report, commit = None if received is None else received.report, _newest_commit(seen)
+    known = {"checkpoint": {"lastCommittedStep": commit[0], "lastCommitTime": timestamp(commit[1])}} if report is None and commit else {}
+    observed = Observed(job={**seen.record.job, "status": known}, hosts=seen.hosts)
     end = _ending(seen, report)
     view = View(observed=observed, wanted_pods=len(seen.hosts), now=now, received=received, suspend=seen.stopped, end=end, hears=False)
     conditions = _conditions(seen, view, again)
@@ -137,14 +138,12 @@ def host_job(seen: Seen, again: str, now: float) -> Observed:
         "conditions": [one.to_dict() for one in with_times(observed, conditions, now)],
         **({"startTime": _started(seen.record)} if _started(seen.record) else {}),
     }
-    reported: Object = {} if report is None else reported_parts(observed, report, now).to_dict()
+    reported: Object = known if report is None else reported_parts(observed, report, now).to_dict()
     if report is not None:
         ready = 0 if end.finished or not seen.runs else report.ranks.ready
         order = list(report.order) or None
         own["ranks"] = unchecked(Ranks, desired=report.ranks.desired, ready=ready, order=order).to_dict()
         own |= {} if report.stop is None else {"stop": taken_from(report.stop, StopStatus).to_dict()}
-    elif (commit := _newest_commit(seen)) is not None:
-        own["checkpoint"] = {"lastCommittedStep": commit[0], "lastCommitTime": timestamp(commit[1])}
     status = fitted({**reported, **own})
     return Observed(job={**seen.record.job, "status": status}, hosts=seen.hosts)
 
@@ -238,6 +237,7 @@ def _progressing(seen: Seen, view: View, again: str, restarting: Fact) -> Fact:
 def _not_running(seen: Seen, view: View, again: str) -> Fact | None:  # noqa: PLR0911 (a table of cases reads best as one)
     """The summary of a job of which no agent runs, or nobody knows; None for one whose report counts."""
     report, name = view.report, seen.record.name
+    go_on = go_on_words(view.observed.job, committed=report is not None and report.checkpoint is not None)
     if view.end.complete:
         return Fact(FALSE, Reason.COMPLETE, "the job is complete")
     if view.end.failed:
@@ -250,18 +250,16 @@ def _not_running(seen: Seen, view: View, again: str) -> Fact | None:  # noqa: PL
             return Fact(FALSE, Reason.STOPPING, f"the stop has not reached {named_hosts(untold)}: lockstep stop {name} {again}")
         if running:
             return Fact(FALSE, Reason.STOPPING, f"ranks save and stop on {named_hosts(running)}")
-        return Fact(FALSE, Reason.SUSPENDED, f"stopped as asked; to go on from the last checkpoint: lockstep resume {name} {again}")
+        return Fact(FALSE, Reason.SUSPENDED, f"stopped as asked; to {go_on}: lockstep resume {name} {again}")
     if seen.missing:
         return Fact(
             FALSE,
             Reason.AGENT_ENDED,
-            f"{_reached(seen).message}; lockstep delete {name} {again} removes the rest, lockstep run -f FILE {again} starts it again",
+            f"{_reached(seen).message}; lockstep delete {name} {again} removes the rest, {typed_command(seen.record.job, again)} starts it again",
         )
     ended = _ended_agents(seen)
     if ended and not (report is not None and report.state is State.RUNNING and seen.first not in ended):
-        return Fact(
-            FALSE, Reason.AGENT_ENDED, "; ".join(ended.values()) + f"; to go on from the last checkpoint: lockstep resume {name} {again}"
-        )
+        return Fact(FALSE, Reason.AGENT_ENDED, "; ".join(ended.values()) + f"; to {go_on}: lockstep resume {name} {again}")
     return None
 
 
@@ -367,11 +365,11 @@ def next_steps(observed: Observed, state: Where, again: str) -> tuple[Step, ...]
     help_ = f"; {advice(failure, observed.name, again, in_pods=False)}" if state is Where.FAILED and failure else ""
     steps = {
         Where.FAILED: [
-            Step(f"lockstep retry {at}", f"again, from the last checkpoint{help_}"),
+            Step(f"lockstep retry {at}", f"{go_on_words(observed.job)}{help_}"),
             Step(f"lockstep logs {at} --errors", "the first failure"),
         ],
-        Where.SUSPENDED: [Step(f"lockstep resume {at}", "go on from the last checkpoint")],
-        Where.RUNNING: [Step(f"lockstep logs {at} -f", "follow it")],
+        Where.SUSPENDED: [Step(f"lockstep resume {at}", go_on_words(observed.job))],
+        Where.RUNNING: [Step(f"lockstep logs {at} -f", "follow it"), *ask_ranks(observed, again)],
         Where.COMPLETE: [Step(f"lockstep describe {at}", "shows where its results are")],
         Where.SILENT: [Step(f"lockstep logs {at}", "what node 0 has printed")],
         Where.NODE_NOT_HEARD: [Step(f"lockstep logs {at}", "what node 0 has printed")],

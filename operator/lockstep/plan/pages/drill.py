@@ -25,7 +25,7 @@ class Fault(StrEnum):
 
 
 RISKS = {
-    Fault.KILL_RANK: "ends one rank by SIGKILL: all ranks restart from the last commit",
+    Fault.KILL_RANK: "ends one rank by SIGKILL: all ranks restart{from_commit}",
     Fault.FREEZE_RANK: "stops one rank by SIGSTOP: the job stands still until the hang is noticed, then all ranks restart",
     Fault.LOSE_NODE: "takes a node from the job: it is cordoned, its pod of this job is deleted at once; it is uncordoned in the end",
     Fault.KILL_OPERATOR: "deletes the leading operator's pod: no operator looks after jobs until another replica leads; ranks run on",

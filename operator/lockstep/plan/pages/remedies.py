@@ -7,12 +7,14 @@ names that a command needs from the condition's message; the last remedy of a re
 from __future__ import annotations
 
 import re
+import shlex
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from lockstep.api.names import AGENT_CONTAINER, ANNOTATION_DEFAULT_CLUSTER, FIXED_FIELDS, LABEL_JOB, pod_name
-from lockstep.api.objects import Object, condition
+from lockstep.api.objects import Object, condition, go_on_words
 from lockstep.plan.observed import Observed
 from lockstep.plan.reasons import Reason
 from lockstep.plan.reconcile.interactive import is_interactive, run_command
@@ -39,7 +41,7 @@ _EDIT = "kubectl edit tj {job} -n {namespace}"
 _DESCRIBE_POD = "kubectl describe pod {pod} -n {namespace}"
 _EVENTS = "lockstep events {job} -n {namespace}"
 _ANEW = "lockstep delete {job} -n {namespace}"
-_START_ANEW = "and then lockstep resume {job} -n {namespace}: goes on from the last checkpoint with a new start"
+_START_ANEW = "and then lockstep resume {job} -n {namespace}, to {go_on}"
 _CORRECT = "change what the message names; the job then starts by itself"
 _INODES = (
     "kubectl exec {pod} -n {namespace} -- df -i /workspace",
@@ -216,10 +218,10 @@ REMEDIES: Mapping[str, tuple[Remedy, ...]] = {
     # FabricVerified
     **dict.fromkeys(NOT_AS_ASKED, (Remedy("lockstep describe {job} -n {namespace}", "shows the fabric of each node that isn't as asked; docs/how-to/fabric.md has what each reason needs"),)),
     # Failed
-    Reason.RANKS_FAILED: (Remedy("lockstep retry {job} -n {namespace}", "again from the last checkpoint"),),
+    Reason.RANKS_FAILED: (Remedy("lockstep retry {job} -n {namespace}", "to {go_on}"),),
     Reason.START_TIMEOUT: (Remedy("lockstep retry {job} -n {namespace}", "once what kept node 0 from starting is fixed; it takes what spec says then"),),
     Reason.DEADLINE_EXCEEDED: (
-        Remedy("lockstep retry {job} -n {namespace}", "goes on from the last checkpoint; raise spec.activeDeadlineSeconds first, or it ends as early again"),
+        Remedy("lockstep retry {job} -n {namespace}", "to {go_on}; raise spec.activeDeadlineSeconds first, or it ends as early again"),
     ),
 }  # fmt: skip
 
@@ -234,18 +236,22 @@ NEEDS_NONE = frozenset({
 """All is well, somebody asked for it, it passes by itself, or another condition's reason has the remedy. Those of hosts are in `plan.hosts.steps`."""
 
 
-def remedy(reason: str, message: str, job: str, namespace: str) -> Step | None:
-    """The next command for a job whose condition says so; None: nothing is to be done, or the reason is of another version."""
+def remedy(reason: str, message: str, job: str, namespace: str, go_on: str = "start it again") -> Step | None:
+    """The next command for a job whose condition says so; None: nothing is to be done, or the reason is of another version. `go_on`: `go_on_words`."""
     for choice in REMEDIES.get(reason, ()):
         match = re.search(choice.takes, message)
         if match is not None:
-            fields = {"job": job, "namespace": namespace, "pod": pod_name(job, 0)}
+            fields = {"job": job, "namespace": namespace, "pod": pod_name(job, 0), "go_on": go_on}
             return Step(choice.command.format(*match.groups(), **fields), choice.what.format(*match.groups(), **fields))
     return None
 
 
 HOST_MEMORY = "HostMemory"
 """Stands for OutOfMemory in HELP_BY_CAUSE, where no GPU's memory was short."""
+NO_MODULE, NO_MODULE_HERE = "NoModule", "NoModuleHere"
+"""Stand for Setup where Python found no module: of pods and of hosts, and of this machine."""
+ANOTHER_PROGRAM = "AnotherProgram"
+"""Stands for Setup where another folder's program lies in the place of the job's."""
 SHARED_MEMORY = "SharedMemory"
 """The same where shared memory was found full."""
 HELP_BY_CAUSE = {
@@ -261,6 +267,8 @@ HELP_BY_CAUSE = {
     "Hang": "the stacks of all ranks: lockstep cp {job}:runs/{job}/logs stacks {place}, or the bundle below",
     "NonFinite": "the loss became NaN or infinite: change what the message names, else lower learningRate or use another precision",
     "Setup": "the image or the environment lacks what the message names",
+    NO_MODULE: "the image or the environment lacks what the message names: add its package to the image, or in /workspace/packages (docs/how-to/add-packages.md)",
+    ANOTHER_PROGRAM: "two projects share a folder: send the job's own again, as the message says, and the other one to a folder of its own",
     "Killed": "no process of the job sent that signal: find out who did, and check the pods' memory limit",
     "Hardware": "a GPU of that node failed: kubectl cordon the Node, so that the job starts on another one",
     "Internal": "this is a defect of Lockstep: please report it with the bundle",
@@ -271,6 +279,8 @@ HELP_WITHOUT_PODS = {
     "NodeLost": "a host was lost: bring it back, or leave it out with --without",
     "Hang": "the stacks of all ranks: lockstep cp {job}:runs/{job}/logs stacks {place}",
     "Setup": "the environment lacks what the message names",
+    NO_MODULE: "the environment lacks what the message names: add its package to environment.lock, then lockstep hosts setup {cluster}; or in /workspace/packages (docs/how-to/add-packages.md)",
+    NO_MODULE_HERE: "the environment lacks what the message names: python3 -m pip --python {python} install PACKAGE adds its package (docs/how-to/add-packages.md)",
     "Killed": "no process of the job sent that signal: find out who did; on that machine, journalctl -k shows whether its memory ran out",
     "Hardware": "a GPU of that host failed: leave the host out with --without until it is mended",
     "Internal": "this is a defect of Lockstep: please report it with the job's log",
@@ -325,7 +335,9 @@ def _remedies(observed: Observed, state: str, message: str) -> Iterator[Step]:
 
 
 def _remedy(observed: Observed, fact: Mapping[str, Any], message: str) -> Iterator[Step]:
-    step = remedy(str(fact.get("reason", "")), message or str(fact.get("message", "")), observed.name, observed.namespace)
+    step = remedy(
+        str(fact.get("reason", "")), message or str(fact.get("message", "")), observed.name, observed.namespace, go_on_words(observed.job)
+    )
     if step is not None:
         yield step
 
@@ -341,7 +353,7 @@ def _steps(observed: Observed, state: str, *, held: bool) -> tuple[Step, ...]:
         "Waiting": (Step(f"lockstep events {job} {place}", "shows what the cluster says about its pods"), bundle),
         "Starting": (Step(f"lockstep logs {job} {place} -f", "follow the start"),),
         "Ready": (Step(run_command(observed), "start a script of /workspace on all its nodes"),),
-        "Running": (Step(f"lockstep logs {job} {place} -f", "follow it"), *_ask_ranks(observed), *_stop_run(observed)),
+        "Running": (Step(f"lockstep logs {job} {place} -f", "follow it"), *ask_ranks(observed, place), *_stop_run(observed)),
         "Restarting": (Step(f"lockstep logs {job} {place} -f", "follow the restart"), bundle),
         "NodeNotHeard": (bundle,),
         "RecordUnwritten": (bundle,),
@@ -349,17 +361,17 @@ def _steps(observed: Observed, state: str, *, held: bool) -> tuple[Step, ...]:
             Step(f"kubectl logs {pod_name(job, 0)} {place} --tail 50", "shows what node 0 says; it runs on without the operator"),
             bundle,
         ),
-        "Suspended": (Step(f"lockstep resume {job} {place}", "go on from the last checkpoint"),),
+        "Suspended": (Step(f"lockstep resume {job} {place}", go_on_words(observed.job)),),
         "Complete": (Step(f"lockstep describe {job} {place}", "shows where its results are"),),
     }
     return steps.get(state, ())
 
 
-def _ask_ranks(observed: Observed) -> tuple[Step, ...]:
+def ask_ranks(observed: Observed, place: str) -> tuple[Step, ...]:
     """Step for ranks that report no step: nobody can say whether they hang."""
     if "step" in observed.status_part("trainer"):
         return ()
-    return (Step(f"lockstep stacks {observed.name} -n {observed.namespace}", "shows where each rank is, should nothing come; they go on"),)
+    return (Step(f"lockstep stacks {observed.name} {place}", "shows where each rank is, should nothing come; they go on"),)
 
 
 def _stop_run(observed: Observed) -> tuple[Step, ...]:
@@ -371,11 +383,11 @@ def _stop_run(observed: Observed) -> tuple[Step, ...]:
 
 def _after_failure(observed: Observed, place: str, bundle: Step, *, held: bool) -> tuple[Step, ...]:
     job, failure = observed.name, observed.status_part("failure")
-    again = Step(f"lockstep retry {job} {place}", f"again from the last checkpoint; {advice(failure, job, place)}")
+    again = Step(f"lockstep retry {job} {place}", f"{go_on_words(observed.job)}; {advice(failure, job, place)}")
     failed = condition(observed.status, "Failed")
     reason = str(failed.get("reason", ""))
     if reason in (Reason.START_TIMEOUT, Reason.DEADLINE_EXCEEDED):
-        again = remedy(reason, str(failed.get("message", "")), job, observed.namespace) or again
+        again = remedy(reason, str(failed.get("message", "")), job, observed.namespace, go_on_words(observed.job)) or again
     look = Step(f"kubectl exec -it {pod_name(job, failure.get('node', 0))} {place} -- sh", "look into the pod while it is held")
     fixed = _fixed_field(failure, str(failed.get("message", "")))
     anew = (
@@ -399,6 +411,10 @@ def _fixed_field(failure: Object, message: str) -> str:
 def advice(failure: Object, job: str, place: str, *, in_pods: bool = True) -> str:
     """Advice for what to do before the job is started again."""
     kind = str(failure.get("cause", ""))
+    if kind == "Setup" and "No module named" in " ".join((str(failure.get("message", "")), *(failure.get("lastLines") or [])[-1:])):
+        kind = NO_MODULE if in_pods or not place.startswith("--local") else NO_MODULE_HERE
+    if kind == "Setup" and "is another program than the last attempt ran" in failure.get("message", ""):
+        kind = ANOTHER_PROGRAM
     if kind == "OutOfMemory" and is_of_the_host(failure):
         kind = SHARED_MEMORY if "the file system /dev/shm" in failure.get("message", "") else HOST_MEMORY
     return (
@@ -406,6 +422,8 @@ def advice(failure: Object, job: str, place: str, *, in_pods: bool = True) -> st
         .get(kind, "remove the cause first")
         .replace("{job}", job)
         .replace("{place}", place)
+        .replace("{cluster}", place.removeprefix("--cluster "))
+        .replace("{python}", shlex.quote(sys.executable))
     )
 
 

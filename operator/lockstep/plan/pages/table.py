@@ -94,7 +94,9 @@ def _work(spec: Object) -> str:
         training = spec["training"]
         return f"training of {training['model']['name']} ({training.get('method', 'LoRA')}, {training.get('zeroStage', 'the default ZeRO stage')})"
     if "script" in spec:
-        return " ".join(["script", spec["script"]["path"], *spec["script"].get("args", [])])
+        script = spec["script"]
+        program = script.get("command") or (["-m", script["module"]] if "module" in script else [script["path"]])
+        return " ".join(["script", *program, *script.get("args", [])])
     return "dev environment: runs what it is asked to" if spec.get("type") == "Interactive" else "nothing is asked for"
 
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 
 from lockstep.api.names import pod_name
-from lockstep.api.objects import condition, conditions_of, is_running, is_true
+from lockstep.api.objects import condition, conditions_of, go_on_words, is_running, is_true
 from lockstep.api.status import Condition, ConditionStatus, ConditionType
 from lockstep.api.statuspart import unchecked
 from lockstep.plan.layers import Notice
@@ -133,7 +133,7 @@ def _suspended(view: View) -> Fact:
     if is_released(view.observed):
         return Fact(TRUE, Reason.IDLE, released_words(view.observed))
     stopped = f"{view.stopped}; " if view.stopped else ""
-    return Fact(TRUE, Reason.SUSPENDED, f"{stopped}no pods; to go on from the last checkpoint: {resume_command(view.observed)}")
+    return Fact(TRUE, Reason.SUSPENDED, f"{stopped}no pods; to {_go_on(view)}: {resume_command(view.observed)}")
 
 
 def _pods_left(view: View) -> str:
@@ -394,6 +394,11 @@ def _checkpoint(view: View) -> Fact:
     return Fact(FALSE, Reason.NO_CHECKPOINT, "no checkpoint has been committed")
 
 
+def _go_on(view: View) -> str:
+    """Return what the job's next start does, as it follows "to"."""
+    return go_on_words(view.observed.job, committed=_checkpoint(view).status is TRUE)
+
+
 def _complete(view: View) -> Fact:
     if view.end.complete:
         result = (view.report.result if view.report is not None else None) or view.observed.status_part("result")
@@ -411,7 +416,7 @@ def _failed(view: View) -> Fact:
         return Fact(TRUE, view.end.reason, view.end.message)
     stored = condition(view.observed.status, ConditionType.FAILED)
     if stored.get("status") == TRUE or stored.get("reason") == Reason.RETRIED:
-        return Fact(FALSE, Reason.RETRIED, "restart.retry was raised: the job goes on from its last checkpoint")
+        return Fact(FALSE, Reason.RETRIED, f"restart.retry was raised, to {_go_on(view)}")
     return Fact(FALSE, Reason.NOT_FAILED, "the job has not failed")
 
 

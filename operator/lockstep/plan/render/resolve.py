@@ -15,7 +15,7 @@ from lockstep.api.job import RANKS_MAX, JobType, TrainingJob, ranks_a_node
 from lockstep.api.model import Model
 from lockstep.api.names import ANNOTATION_NETWORKS, ANNOTATION_RUN_HASH, DATASETS, WORKSPACE
 from lockstep.api.podtemplate import PodTemplate
-from lockstep.api.shared import PlainVariable, Variable
+from lockstep.api.shared import MAY_NAME_PATHS, PlainVariable, Variable
 from lockstep.api.training import ON_VOLUMES
 from lockstep.plan.layers import Layer, Layered, Notice, Setting, written
 from lockstep.plan.render.fabric import Transport, Variables, choose_transport, fabric_refusals, fabric_warnings, nccl_environment
@@ -38,6 +38,11 @@ PLACEHOLDER_MODEL, PLACEHOLDER_DATA = "/workspace/models/MODEL", "/datasets/trai
 PYTHON = "python3"
 MORE_GPUS = "MoreGPUsThanNodesHave"
 _OPERATOR_IMAGE = re.compile(r"((?:[^/@]+/)*)lockstep-operator:([\w.-]+)(?:@.+)?")
+_ROOT = re.compile(r"(?:^-\w|(?<![\w./~$}*-])|(?<=file://))(?P<path>/(?:workspace|datasets))(?![\w-]|\.\w)")
+"""The beginning of a path on the volumes."""
+_OPTION = re.compile(r"^[-+~]{0,2}\w[\w.@/-]*=")
+"""The part of `--option=value`, or of `key=value`, before the value."""
+PATH_IN_TEXT = "PathInText"
 _TRAINER_IMAGE = re.compile(r"(?:[^/@]+/)*lockstep-trainer(?:[:@].+)?")
 _PROFILE_SECTIONS = ("platform", "nodes", "storage", "security", "resources", "shm_size", "pod")
 _JOB_SECTIONS = (
@@ -50,7 +55,8 @@ def resolve(job: TrainingJob, profile: TrainingCluster, platform: PlatformDefaul
 
     Raises Refused with every reason why the job can't run under this cluster.
     """
-    spec, cluster = job.spec, profile.spec
+    spec, cluster = _with_real_paths(job.spec, platform), _with_real_paths(profile.spec, platform)
+    placed = job.model_copy(update={"spec": spec})
     name = profile.metadata.name
     nodes = _jobs_or(spec.nodes, cluster.gpus, "default_nodes")
     gpus = _jobs_or(spec.gpus_per_node, cluster.gpus, "per_node")
@@ -91,16 +97,18 @@ def resolve(job: TrainingJob, profile: TrainingCluster, platform: PlatformDefaul
         nccl=nccl,
         storage_mode=storage.value,
         workspace_claim=claim.value,
-        command=_command(job, platform),
+        spec=spec,
+        command=_command(placed, platform),
         folder=_folder(job, platform),
-        training=None if spec.training is None else _with_real_paths(spec.training, platform),
+        training=spec.training,
         warnings=(
             *fabric_warnings(transport.value, cluster.network, name, gpus.value),
             *gpu_warnings(job, profile),
             *variable_warnings(job, profile),
             *_placeholder_warnings(job),
+            *_text_warnings(job, platform),
         ),
-        settings=explain_settings(job, profile, decided, nccl),
+        settings=explain_settings(placed, profile, decided, nccl),
     )
 
 
@@ -233,17 +241,54 @@ def _folder(job: TrainingJob, platform: PlatformDefaults) -> str:
 
 
 def _with_real_paths(model: M, platform: PlatformDefaults) -> M:
-    """The model, with every field in it that is marked as a path of the volumes where this platform has it."""
+    """The model, with every field in it that is marked as a path of the volumes, or as text that may name some, as this platform has it."""
     update: dict[str, Any] = {}
     for name, field in type(model).model_fields.items():
         match getattr(model, name):
             case str(path) if ON_VOLUMES in field.metadata:
                 update[name] = _real_path(path, platform)
+            case str(text) if MAY_NAME_PATHS in field.metadata:
+                update[name] = real_text(text, platform)
+            case [str(), *_] as texts if MAY_NAME_PATHS in field.metadata:
+                update[name] = [real_text(text, platform) for text in texts]
             case Model() as inner:
                 update[name] = _with_real_paths(inner, platform)
             case [Model(), *_] as items:
                 update[name] = [_with_real_paths(item, platform) for item in items]
-    return model.model_copy(update=update)
+    return model.model_copy(update={name: value for name, value in update.items() if value != getattr(model, name)})
+
+
+def real_text(text: str, platform: PlatformDefaults) -> str:
+    """The argument or value with its paths on the volumes as this platform has them; as it is where `names_path_inside` says so.
+
+    A path is the whole text, or a part of it between colons; of `--option=value` and `key=value`, the value is such a text.
+    """
+    if names_path_inside(text):
+        return text
+    option = "".join(_OPTION.findall(text))
+    return option + ":".join(_real_path(part, platform) for part in text.removeprefix(option).split(":"))
+
+
+def names_path_inside(text: str) -> bool:
+    """Return True if a path on the volumes begins elsewhere in the text than where a path of its own does."""
+    first = len("".join(_OPTION.findall(text)))
+    return any(match.start("path") > first and text[match.start("path") - 1] != ":" for match in _ROOT.finditer(text))
+
+
+def _text_warnings(job: TrainingJob, platform: PlatformDefaults) -> Iterator[Notice]:
+    """Warn of paths on the volumes that this platform has elsewhere, and that stay as they are."""
+    spec, script = job.spec, job.spec.script
+    texts = {f"spec.env[{variable.name}]": variable.value or "" for variable in spec.env}
+    texts |= {f"spec.fabric.ncclEnv[{variable.name}]": variable.value for variable in spec.fabric.nccl_env}
+    for field, words in () if script is None else (("args", script.args), ("command", script.command or [])):
+        texts |= {f"spec.script.{field}[{index}]": text for index, text in enumerate(words)}
+    moves = (platform.workspace, platform.datasets) != (WORKSPACE, DATASETS)
+    for field in (field for field, text in texts.items() if moves and names_path_inside(text)):
+        message = (
+            f"{field} names a path inside other text, which is passed as it is: where the job runs, /workspace is {platform.workspace} and /datasets is "
+            f"{platform.datasets}; write the path as an argument or a variable of its own"
+        )
+        yield Notice(PATH_IN_TEXT, message)
 
 
 def _real_path(path: str, platform: PlatformDefaults) -> str:
@@ -251,6 +296,11 @@ def _real_path(path: str, platform: PlatformDefaults) -> str:
         if path == root or path.startswith(f"{root}/"):
             return real.rstrip("/") + path.removeprefix(root)
     return path
+
+
+def path_lines(resolved: Resolved) -> list[str]:
+    """Return the warnings of paths that stay as they are, as a start prints them."""
+    return [f"warning: {one.reason}: {one.message}" for one in resolved.warnings if one.reason == PATH_IN_TEXT]
 
 
 def refuse_missing_gpus(resolved: Resolved) -> None:

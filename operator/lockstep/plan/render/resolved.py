@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import ConfigError
-from lockstep.api.job import TrainingJob
+from lockstep.api.job import TrainingJob, TrainingJobSpec
 from lockstep.api.names import DATASETS, WORKSPACE
 from lockstep.api.training import Training
 from lockstep.plan.layers import Notice, Setting
@@ -59,6 +59,8 @@ class Resolved:
     nccl: Variables
     storage_mode: StorageMode
     workspace_claim: str
+    spec: TrainingJobSpec
+    """spec with real paths."""
     command: tuple[str, ...]
     """argv of every rank; empty: of an Interactive job, every run has its own."""
     folder: str

@@ -76,7 +76,7 @@ def report_target(url: str, ca_pem: str) -> ReportTarget:
 
 def build_run(resolved: Resolved, placement: Placement) -> Run:
     """The run of a resolved job. Its variables are in the pod, not here, since some are secrets; but for those that only ranks may have."""
-    restart = resolved.job.spec.restart
+    restart, script = resolved.job.spec.restart, resolved.job.spec.script
     return Run(
         job=JobIdentity(resolved.name, resolved.namespace, resolved.uid),
         nodes=resolved.nodes,
@@ -89,6 +89,7 @@ def build_run(resolved: Resolved, placement: Placement) -> Run:
         key_file=placement.key_file,
         command=resolved.command,
         working_directory=resolved.folder,
+        local_rank=False if script is None or script.command else script.local_rank,
         environment=loader_variables(resolved),
         restart=RestartPolicy(restart.max_restarts, restart.backoff_seconds, restart.retry),
         when_done=placement.when_done,

@@ -1,42 +1,87 @@
-"""A script on some hosts, as one types it for torchrun or mpirun, as a job file. Words in, text out."""
+"""A program on some hosts or on this machine, as one types it for torchrun or mpirun, as a job file. Words in, text out."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from posixpath import basename, isabs, normpath
 from typing import Any
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.files.yamltext import dump_yaml
-from lockstep.api.hosts import HostsCluster
 from lockstep.api.names import API_VERSION, JOB_NAME_MAX
 
 PROCESSES = "--nproc-per-node"
+CPU_RANKS = f" (one for each GPU), or on CPUs: {PROCESSES} 2 --set gpusPerNode=0 --set ranksPerNode=2"
+MODULE = "-m"
 
 
-def script_job(words: Sequence[str], hosts: HostsCluster, processes: int | None, cluster: str | None) -> str:
-    """The job file of `words`, a Python file and its arguments, on all hosts.
+class TypedProgram:
+    """A program as it is typed: a Python file, `-m` and a module, or a program with its arguments. Raises ConfigError for what is none."""
 
-    `processes`: ranks of each host; None: one for each GPU that the hosts state. `cluster`: name of their cluster file in clusters/, if they have one.
+    def __init__(self, words: Sequence[str], is_here: Callable[[str], bool] = lambda path: False) -> None:
+        """`is_here`: tells whether there is such a file in the folder where it is typed."""
+        if not words or (words[0].startswith("-") and words[0] != MODULE):
+            raise ConfigError("name what to run, behind --: -- train.py --epochs 3, -- -m package.module, or -- bash run.sh")
+        first, *rest = words
+        fields: dict[str, Any]
+        if first == MODULE and not rest:
+            raise ConfigError("-m needs the name of a module: -- -m package.module --epochs 3")
+        if first != MODULE and normpath(first).startswith("../"):
+            raise ConfigError(f"{first}: is outside of the folder that is run: change to its folder first, or name an absolute path")
+        if first == MODULE:
+            name, files, fields = rest[0], _files_of_module(rest[0]), {"module": rest[0]}
+            rest = rest[1:]
+        elif first.endswith(".py"):
+            name, files, fields = first, [first], {"path": normpath(first)}
+        else:
+            argument = next((number for number, word in enumerate(rest) if not word.startswith("-")), None)
+            asked = argument is not None and not is_here(first) and is_here(rest[argument])
+            count = argument + 1 if asked and argument is not None else 0
+            program = f"./{first}" if "/" not in first and is_here(first) else first
+            name, files, fields = rest[count - 1] if count else first, [first, *rest[:count]], {"command": [program, *rest[:count]]}
+            rest = rest[count:]
+        self.is_here = any(is_here(file) for file in files if not isabs(file))
+        """True if the file that is named is in the folder where it is typed."""
+        self.job = _job_name(name.rpartition(".")[2] if first == MODULE else name)
+        self.fields: dict[str, Any] = {**fields, **({"args": rest} if rest else {})}
+        """Fields of spec.script."""
 
-    Raises ConfigError for anything but a Python file, and for a number of ranks that isn't known or that the hosts don't have the GPUs for.
+
+def _files_of_module(module: str) -> list[str]:
+    path = module.replace(".", "/")
+    return [f"{path}.py", f"{path}/__main__.py"]
+
+
+def script_job(
+    typed: TypedProgram,
+    nodes: Mapping[str, int | None],
+    processes: int | None,
+    cluster: str | None,
+    folder: str | None = None,
+    *,
+    ranks_stated: bool = False,
+) -> str:
+    """The job file of a program on these nodes.
+
+    `nodes`: GPUs of each that jobs may take; None: not stated. `processes`: ranks of each; None: one for each GPU. `cluster`: name of their cluster file
+    in clusters/, if they have one. `folder`: where ranks work; None: below /workspace. `ranks_stated`: the fields of ranks are changed anyway.
+
+    Raises ConfigError for a number of ranks that isn't known or that the nodes don't have the GPUs for.
     """
-    path = _script(words)
-    place = "on the hosts" if isabs(path) else "below /workspace of the hosts"
     lines = [
-        "# A script on hosts, as a job file. Every field there is: docs/reference/trainingjob.md",
+        "# A program that was typed, as a job file. Every field there is: docs/reference/trainingjob.md",
         f"apiVersion: {API_VERSION}",
         "kind: TrainingJob",
         "metadata:",
-        f"  name: {_job_name(path)}",
+        f"  name: {typed.job}",
         "spec:",
         *([f"  cluster: {cluster}"] if cluster else []),
-        f"  nodes: {len(hosts.hosts)}  # {', '.join(hosts.names)}",
-        *_ranks(hosts, processes),
-        f"  script:  # {place}",
-        *_indented({"path": path}),
-        *(_indented({"args": list(words[1:])}) if words[1:] else []),
+        f"  nodes: {len(nodes)}  # {', '.join(nodes)}",
+        *([] if ranks_stated and processes is None else _ranks([*nodes.values()], processes)),
+        "  script:",
+        *(_indented({"folder": folder}) if folder else []),
+        *_indented(typed.fields),
         "  restart:",
         "    maxRestarts: 0  # as torchrun by default; a script that finds its own checkpoints may have more",
     ]
@@ -47,37 +92,24 @@ def _indented(fields: dict[str, Any]) -> list[str]:
     return [f"    {line}" for line in dump_yaml(fields).splitlines()]
 
 
-def _script(words: Sequence[str]) -> str:
-    if not words:
-        raise ConfigError("name what to run on the hosts: lockstep run --hosts 192.168.1.100,lab1 -- train.py --epochs 3")
-    if not words[0].endswith(".py") or words[0].startswith("-"):
-        raise ConfigError(
-            f"{words[0]!r} is no Python file: a job on hosts runs one; write a module or another program into a file such as train.py"
-        )
-    path = normpath(words[0])
-    if path.startswith("../"):
-        raise ConfigError(f"{words[0]}: is outside /workspace of the hosts: name a file below it, or an absolute path on the hosts")
-    return path
-
-
 def _job_name(path: str) -> str:
-    words = re.sub(r"[^a-z0-9]+", "-", basename(path).removesuffix(".py").lower()).strip("-")
+    words = re.sub(r"[^a-z0-9]+", "-", re.sub(r"\.(py|sh)$", "", basename(path)).lower()).strip("-")
     return (words if re.match(r"[a-z]", words) else f"run-{words}".rstrip("-"))[:JOB_NAME_MAX].rstrip("-")
 
 
-def _ranks(hosts: HostsCluster, processes: int | None) -> Iterator[str]:
-    gpus = hosts.least_gpus
+def _ranks(counts: Sequence[int | None], processes: int | None) -> Iterator[str]:
+    stated = [count for count in counts if count is not None]
+    gpus = min(stated) if len(stated) == len(counts) else None
     if processes is None and not gpus:
         known = "have no GPU" if gpus == 0 else "state no GPUs"
-        raise ConfigError(f"the hosts {known}: say how many ranks each has: {PROCESSES} 2")
+        raise ConfigError(f"the hosts {known}: say how many ranks each has: {PROCESSES} 2{CPU_RANKS if gpus is None else ''}")
     if gpus == 0:
         yield "  gpusPerNode: 0  # ranks run on CPUs, over gloo"
         yield f"  ranksPerNode: {processes}"
     elif gpus is None:
         yield f"  gpusPerNode: {processes}  # one rank for each GPU; for ranks on CPUs: gpusPerNode: 0 and ranksPerNode: {processes}"
     elif processes is not None and processes > gpus:
-        raise ConfigError(f"{PROCESSES} is {processes}, and a host offers {gpus} GPUs: every GPU has one rank")
+        raise ConfigError(f"{PROCESSES} is {processes}, and a node offers {gpus} GPUs: every GPU has one rank")
     else:
-        counts = {len(host.gpus) if isinstance(host.gpus, list) else host.gpus for host in hosts.hosts}
-        fewest = ", the fewest of any host" if processes is None and len(counts) > 1 else ""
+        fewest = ", the fewest of any host" if processes is None and len(set(stated)) > 1 else ""
         yield f"  gpusPerNode: {processes or gpus}  # one rank for each GPU{fewest}"

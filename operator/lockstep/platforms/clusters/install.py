@@ -63,9 +63,8 @@ def _read(path: Path) -> list[Object]:
 
 
 def operator_objects(
-    profile: TrainingCluster, image: str, *, namespace: str, manifests: Path, default_profile: bool = True, revision: str = "",
-    scope: Scope = EVERYWHERE,
-) -> list[Object]:  # fmt: skip
+    profile: TrainingCluster, image: str, *, namespace: str, manifests: Path, revision: str = "", scope: Scope = EVERYWHERE
+) -> list[Object]:
     """Everything that deploy-cluster sends, in order. `image` is the operator's; jobs are to run in `namespace`, which `scope` includes.
 
     A new `revision` starts the operator again: its code may come from a volume that changes under the same image.
@@ -89,7 +88,7 @@ def operator_objects(
     places = (namespace, *(name for name in scope.namespaces if name != namespace))
     rest += [puller(place) for place in places if on_openshift and place != scope.home]
     accounts = [item for place in places for item in objects_for_jobs(profile, place)]
-    every = [*crds, *spaces, *claims, _profile_object(profile, default_profile), *accounts, *rest]
+    every = [*crds, *spaces, *claims, _profile_object(profile), *accounts, *rest]
     return with_profile_hash(scoped(every, scope))
 
 
@@ -138,9 +137,8 @@ def _labels() -> dict[str, str]:
     return {LABEL_NAME: APP, LABEL_MANAGED_BY: APP}
 
 
-def _profile_object(profile: TrainingCluster, default: bool) -> Object:
-    annotations = {**profile.metadata.annotations, **({ANNOTATION_DEFAULT_CLUSTER: "true"} if default else {})}
-    metadata = {"name": profile.metadata.name, **({"annotations": annotations} if annotations else {})}
+def _profile_object(profile: TrainingCluster) -> Object:
+    metadata = {"name": profile.metadata.name, "annotations": {**profile.metadata.annotations, ANNOTATION_DEFAULT_CLUSTER: "true"}}
     return {"apiVersion": profile.api_version, "kind": profile.kind, "metadata": metadata, "spec": profile.spec.to_dict()}
 
 

@@ -38,6 +38,12 @@ async def read_object(cluster: Cluster, kind: str, namespace: str | None, name: 
     return Listing(kind, () if item is None else (item,))
 
 
+async def is_there(cluster: Cluster, item: Object) -> bool:
+    """Return False where the cluster doesn't know the kind, as SCCs on plain Kubernetes. What may not be seen counts as there: to be removed it must be tried."""
+    listing = await read_object(cluster, item["kind"], item["metadata"].get("namespace"), item["metadata"]["name"])
+    return listing.first is not None or not listing.seen
+
+
 async def sight_of_jobs(cluster: Cluster) -> Sight:
     """SEEN if the API server knows TrainingJobs: everybody may ask which kinds there are."""
     try:

@@ -14,7 +14,7 @@ from lockstep.plan.cluster.scope import Scope, is_outdated, outdated
 from lockstep.plan.diff import Change, changes
 from lockstep.plan.ship.deploy import CLAIM, DEFINITION, ONLY_CREATED, Left, State, called, difference, state_of, unsent
 from lockstep.platforms.clusters.install import FIELD_MANAGER, send_one, until_established
-from lockstep.platforms.clusters.listings import forbidden, list_kind, read_object, sight_of_jobs
+from lockstep.platforms.clusters.listings import forbidden, is_there, list_kind, read_object, sight_of_jobs
 
 Say = Callable[[str], None]
 CREATE = ("create",)
@@ -75,7 +75,7 @@ async def standing_of(cluster: Cluster, objects: list[Object], own: list[Object]
 
 async def remove_outdated(cluster: Cluster, scope: Scope) -> tuple[list[Object], list[Object]]:
     """Rights of the operator that another scope gave it and this one doesn't: those that were removed, and those that can't be."""
-    whole = [item for item in outdated(scope) if await _is_there(cluster, item)]
+    whole = [item for item in outdated(scope) if await is_there(cluster, item)]
     # Who may not list Lockstep's RoleBindings has made none in other namespaces.
     bindings = await list_kind(cluster, "RoleBinding", None, {"labelSelector": f"{LABEL_NAME}={APP}"})
     named = [] if scope.own else [item for item in bindings.items if is_outdated(item, scope)]
@@ -91,12 +91,6 @@ async def remove_outdated(cluster: Cluster, scope: Scope) -> tuple[list[Object],
             continue
         removed.append(item)
     return removed, stays
-
-
-async def _is_there(cluster: Cluster, item: Object) -> bool:
-    """True also where it can't be seen: to be removed it must be tried."""
-    listing = await read_object(cluster, item["kind"], None, item["metadata"]["name"])
-    return listing.first is not None or not listing.seen
 
 
 async def _look(cluster: Cluster, item: Object) -> State:

@@ -38,6 +38,7 @@ from lockstep.plan.render.readerpod import (
 )
 from lockstep.plan.waiting.containers import is_scheduled, why_not_started
 from lockstep.plan.waiting.unscheduled import why_unscheduled
+from lockstep.platforms.clusters.listings import list_kind
 from lockstep.programs import meanwhile
 
 if TYPE_CHECKING:
@@ -117,13 +118,11 @@ async def nodes_with_volumes(cluster: Cluster, namespace: str, job: str) -> list
     if is_shared(stateful_set):
         return [0]
     first = f"{next(iter(pod_claims_of(stateful_set, 0)))}-"
-    try:
-        claims = [str(claim["metadata"]["name"]) for claim in (await cluster.list("PersistentVolumeClaim", namespace))["items"]]
-    except ApiError as error:
-        if error.status != FORBIDDEN:
-            raise
+    claims = await list_kind(cluster, "PersistentVolumeClaim", namespace)
+    if not claims.seen:
         return sorted(await running_pods(cluster, namespace, job))
-    return sorted(node for name in claims if name.startswith(first) and (node := _node(job, name.removeprefix(first))) is not None)
+    names = (str(claim["metadata"]["name"]) for claim in claims.items)
+    return sorted(node for name in names if name.startswith(first) and (node := _node(job, name.removeprefix(first))) is not None)
 
 
 async def place_roots(place: PodPlace, *, writing: bool) -> list[str]:

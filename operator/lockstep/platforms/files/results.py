@@ -128,10 +128,15 @@ async def _exported(place: Place, job: str, commit: str, again: str) -> Adapter:
     return Adapter(folder, (), made_of=commit)
 
 
-async def forget(place: Place, adapter: Adapter) -> None:
-    """Remove an adapter that was exported just now, where the temporary folder doesn't end with the place."""
-    if adapter.made_of is not None:
-        await output_of(place, ["rm", "-r", "--", adapter.folder])
+@asynccontextmanager
+async def adapter_of(job: str, place: Place, run: str, again: str) -> AsyncIterator[Adapter]:
+    """Yield the job's `newest_adapter`. One that was exported just now is removed: the temporary folder may not end with the place."""
+    adapter = await newest_adapter(place, job, run, again)
+    try:
+        yield adapter
+    finally:
+        if adapter.made_of is not None:
+            await output_of(place, ["rm", "-r", "--", adapter.folder])
 
 
 @asynccontextmanager

@@ -7,23 +7,28 @@ import hashlib
 import io
 import json
 import os
+import re
 import socket
 import tarfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pathspec
 
 from lockstep.api.errors import ConfigError, Failed
+from lockstep.api.names import WORKSPACE
 from lockstep.platforms.inpod import receiver, source_of
 from lockstep.programs import Place, Program, answer_of, lines_in, python_program
+from lockstep_spec.words import decimal_size, number_of
 
 ALWAYS_IGNORED = (".git/", "__pycache__/", "*.pyc", ".venv/", ".lockstep/", ".DS_Store", "*.swp")
-IGNORE_FILES = (".lockstepignore", ".gitignore")
+GITIGNORE = ".gitignore"
+IGNORE_FILES = (".lockstepignore", GITIGNORE)
 """Files of patterns in git's syntax. The first one that exists counts."""
+NAMED_MAX = 3
 SILENCE_SECONDS = 30.0
 LINES_WAITING_MAX = 4
 """Lines of a node that wait to be read. One is asked for at a time."""
@@ -41,16 +46,18 @@ class Synced:
     changed: tuple[str, ...] = ()
     """Files that were changed there since the last sync, and were left as they are."""
     others: tuple[str, ...] = ()
-    """Files that another folder's sync put there, and that were left as they are."""
+    """Files that another folder's sync put there, that aren't in this one, and that were left as they are."""
+    theirs: Mapping[str, list[str]] = field(default_factory=dict)
+    """Files of this folder's that other folders sent, and which: then no node was sent anything."""
     problem: str | None = None
 
 
-def scan(folder: Path) -> dict[str, dict[str, Any]]:
+def scan(folder: Path, *, gitignore: bool = True) -> dict[str, dict[str, Any]]:
     """Every file and link below `folder` that isn't ignored, by its path with slashes. Raises ConfigError."""
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder: name the folder to send")
     files = {}
-    for name, entry in _walk(str(folder), "", _ignored(folder)):
+    for name, entry in _walk(str(folder), "", _ignored(folder, gitignore=gitignore)):
         content = receiver.digest(entry.path)
         if content is not None:
             link = entry.is_symlink()
@@ -69,20 +76,40 @@ def _refuse_outside(folder: Path, name: str, target: Path) -> None:
         )
 
 
-def stamps(folder: Path) -> dict[str, tuple[int, int]]:
+def left_out(folder: Path, *, gitignore: bool = True) -> str:
+    """Return what the folder's ignore file keeps here, in words; '' if nothing. Files that are never sent don't count."""
+    sizes = {name: size for name, (_, size) in _stamps(folder, pathspec.GitIgnoreSpec.from_lines(ALWAYS_IGNORED)).items()}
+    names = sorted(sizes.keys() - stamps(folder, gitignore=gitignore).keys())
+    rule = next((file for file in IGNORE_FILES if (folder / file).is_file()), None)
+    if not names or rule is None:  # (a file that has gone since the first look is not left out)
+        return ""
+    more = ", …" if len(names) > NAMED_MAX else ""
+    size = decimal_size(sum(sizes[name] for name in names))
+    return f"left out by {rule}: {number_of(len(names), 'file')}, {size} ({', '.join(names[:NAMED_MAX])}{more})"
+
+
+def stamps(folder: Path, *, gitignore: bool = True) -> dict[str, tuple[int, int]]:
     """Times and sizes of the files that are sent: they show an edit without reading the files."""
+    try:
+        return _stamps(folder, _ignored(folder, gitignore=gitignore))
+    except ConfigError:  # (said where it is sent)
+        return {}
+
+
+def _stamps(folder: Path, ignored: pathspec.GitIgnoreSpec) -> dict[str, tuple[int, int]]:
     files = {}
-    with suppress(OSError, ConfigError):  # (a folder that is removed while it is walked: the next look sees it so)
-        for name, entry in _walk(str(folder), "", _ignored(folder)):
+    with suppress(OSError):  # (a folder that is removed while it is walked: the next look sees it so)
+        for name, entry in _walk(str(folder), "", ignored):
             with suppress(OSError):
                 here = entry.stat(follow_symlinks=False)
                 files[name] = (here.st_mtime_ns, here.st_size)
     return files
 
 
-def _ignored(folder: Path) -> pathspec.GitIgnoreSpec:
+def _ignored(folder: Path, *, gitignore: bool) -> pathspec.GitIgnoreSpec:
     """Patterns of files that stay here. Raises ConfigError."""
     own = next((folder / name for name in IGNORE_FILES if (folder / name).is_file()), None)
+    own = None if own is not None and own.name == GITIGNORE and not gitignore else own
     try:
         lines = own.read_text(encoding="utf-8").splitlines() if own is not None else []
         return pathspec.GitIgnoreSpec.from_lines([*ALWAYS_IGNORED, *lines])
@@ -122,24 +149,53 @@ class Receivers:
         """True if none has ended: a node that was restarted may have lost what it was sent."""
         return not any(receiver.has_ended for receiver in self._open.values())
 
-    async def send(self, places: Mapping[str, Place], folder: Path, target: str, *, force: bool = False) -> list[Synced]:
-        """Send to all nodes, each by its name, at once. One that can't be sent to has a `problem`, and doesn't stop the others. Raises ConfigError."""
+    async def send(
+        self,
+        places: Mapping[str, Place],
+        folder: Path,
+        targets: Mapping[str, str],
+        *,
+        force: bool = False,
+        alone: bool = False,
+        gitignore: bool = True,
+    ) -> list[Synced]:
+        """Send to all nodes, each by its name, at once. One that can't be sent to has a `problem`, and doesn't stop the others; one that has files of
+        another folder does. `targets`: the folder on each. `alone`: also where any file in it isn't of this folder. Raises ConfigError.
+        """
         for gone in self._open.keys() - places.keys():
             await self._drop(gone)
-        source = _named(folder)
-        scanning = asyncio.ensure_future(asyncio.to_thread(scan, folder))  # while connections are made
+        request = {"source": sender_of(folder), "force": force, "alone": alone}
+        scanning = asyncio.ensure_future(asyncio.to_thread(scan, folder, gitignore=gitignore))  # while connections are made
 
-        async def one(node: str, place: Place) -> Synced:
+        async def ask(node: str) -> dict[str, Any]:
+            receiver = await self._receiver(node, places[node])
+            return await receiver.ask({**request, "target": targets[node], "files": await scanning})
+
+        async def take(node: str) -> Synced:
+            return await self._open[node].take(node, folder, await scanning, answers[node], stop=stop)
+
+        try:
+            answers = await self._each(places, ask)
+        finally:
+            await asyncio.gather(scanning, return_exceptions=True)  # (told by every node that got so far)
+        results = {node: answer for node, answer in answers.items() if isinstance(answer, Synced)}
+        stop = any(answers[node]["theirs"] for node in answers.keys() - results.keys())
+        results |= await self._each([node for node in places if node not in results], take)
+        return [results[node] for node in places]
+
+    async def _each(self, nodes: Iterable[str], work: Callable[[str], Awaitable[Any]]) -> dict[str, Any]:
+        """Work on all nodes at once, and return each one's result: for a node that fails, its problem."""
+
+        async def one(node: str) -> Any:
             try:
-                receiver = await self._receiver(node, place)
-                return await receiver.take(node, folder, {"target": target, "source": source, "files": await scanning, "force": force})
+                return await work(node)
             except (Failed, OSError) as error:
                 await self._drop(node)
                 return Synced(node, problem=" ".join(str(error).split())[:300])
 
-        results = await asyncio.gather(*(one(node, place) for node, place in places.items()), return_exceptions=True)
-        await asyncio.gather(scanning, return_exceptions=True)  # (told by every node that got so far)
-        return [_raised(result) for result in results]
+        names = [*nodes]
+        results = await asyncio.gather(*map(one, names), return_exceptions=True)
+        return {node: _raised(result) for node, result in zip(names, results, strict=True)}
 
     async def _receiver(self, node: str, place: Place) -> _Receiver:
         if node in self._open and self._open[node].has_ended:
@@ -154,12 +210,18 @@ class Receivers:
             await receiver.close()
 
 
-def _named(folder: Path) -> str:
-    """Name that tells folders apart that send files to the same place."""
-    return f"{socket.gethostname()}:{folder.absolute()}"
+def sender_of(path: Path) -> str:
+    """Name that tells folders of people's machines apart that send files to the same place."""
+    return f"{socket.gethostname()}:{os.path.abspath(path)}"  # noqa: PTH100 (without .., and a link by its own name)
 
 
-def _raised(result: Synced | BaseException) -> Synced:
+def own_folders(folder: Path) -> tuple[str, str]:
+    """Return folders of its own for a folder below /workspace: by its name, and by its sender too, where another one has that. They stay the same."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.absolute().name).strip(".-") or "project"
+    return f"{WORKSPACE}/{name}", f"{WORKSPACE}/{name}-{hashlib.sha256(sender_of(folder).encode()).hexdigest()[:6]}"
+
+
+def _raised(result: Any) -> Any:
     if isinstance(result, BaseException):
         raise result
     return result
@@ -184,17 +246,26 @@ class _Receiver:
     def has_ended(self) -> bool:
         return self._hearing.done()
 
-    async def take(self, node: str, folder: Path, request: dict[str, Any]) -> Synced:
-        """Let the node take what it lacks. Raises Failed, with the program's own message if it has one."""
+    async def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Return what the node lacks, and what it leaves. Raises Failed, with the program's own message if it has one."""
         await self._running.write(json.dumps(request).encode() + b"\n")
-        answer = _checked(await self._answer(), request["files"], self._running.place.name)
+        return _checked(await self._answer(), request["files"], self._running.place.name)
+
+    async def take(self, node: str, folder: Path, files: dict[str, Any], answer: dict[str, Any], *, stop: bool) -> Synced:
+        """Let the node take what it lacks; with `stop` nothing. Raises Failed."""
+        removed, changed, others = (tuple(answer[key]) for key in ("removed", "changed", "others"))
+        keep = _still_here(folder, removed)
+        removed = tuple(name for name in removed if name not in keep)
         size = 0
         if not answer["done"]:
-            archive = await asyncio.to_thread(_packed, folder, answer["wanted"], request["files"])
+            archive = b"" if stop else await asyncio.to_thread(_packed, folder, answer["wanted"], files)
             size = len(archive) if answer["wanted"] else 0
-            await self._running.write(f"{len(archive)}\n".encode() + archive)
+            header = {"size": len(archive), "keep": keep, "stop": stop}
+            await self._running.write(json.dumps(header).encode() + b"\n" + archive)
+        if stop:
+            return Synced(node, theirs=answer["theirs"])
+        if not answer["done"]:
             await self._answer()
-        removed, changed, others = (tuple(answer[key]) for key in ("removed", "changed", "others"))
         return Synced(node, len(answer["wanted"]), size, removed, changed, others)
 
     async def _answer(self) -> dict[str, Any]:
@@ -223,9 +294,16 @@ class _Receiver:
         await self._stack.aclose()
 
 
+def _still_here(folder: Path, names: Sequence[str]) -> list[str]:
+    """Return those of the names that are in the folder, and only ignored by now."""
+    return [name for name in names if os.path.lexists(folder / name)]
+
+
 def _checked(answer: dict[str, Any], files: dict[str, Any], where: str) -> dict[str, Any]:
     """The node's first answer: what it wants is offered, and what else it names are names. Raises Failed."""
     wanted, *more = (answer.get(key) for key in ("wanted", "removed", "changed", "others"))
+    theirs = answer.get("theirs")
+    more += theirs.values() if isinstance(theirs, dict) else [None]
     lists = all(isinstance(names, list) and all(isinstance(name, str) for name in names) for names in (wanted, *more))
     if not (
         lists and len(set(wanted or ())) == len(wanted or ()) and set(wanted or ()) <= files.keys() and isinstance(answer.get("done"), bool)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -52,14 +52,39 @@ class Carried:
     resumed: int
 
 
-async def put(place: Place, source: Path, target: str, roots: list[str], progress: TransferProgress, *, own_umask: bool = False) -> Carried:
+@dataclass(frozen=True)
+class Sender:
+    """Sender of a copy, for the records of a volume: files that another folder sent stay as they are."""
+
+    origin: str
+    """The file or folder that is sent, as HOST:PATH."""
+    line: str
+    """Line that gives it a place of its own."""
+    force: bool = False
+
+    def request(self, roots: Sequence[str]) -> dict[str, Any]:
+        """Return what the program there is told. `roots`: folders of its volumes."""
+        return {"origin": self.origin, "line": self.line, "force": self.force, "roots": list(roots)}
+
+
+async def put(
+    place: Place,
+    source: Path,
+    target: str,
+    roots: list[str],
+    progress: TransferProgress,
+    *,
+    own_umask: bool = False,
+    sender: Sender | None = None,
+) -> Carried:
     """Copy a file or folder of this machine into the volumes that `place` sees. `own_umask`: who may write to it is up to the umask there; else its
-    group may, as in pods. Raises Failed."""
+    group may, as in pods. `sender`: None: nobody's. Raises Failed."""
 
     def give(wire: Wire) -> dict[str, Any]:
         return carry.give(wire, source, passed=progress.passing, expected=progress.expect)
 
-    return await _carried(place, {"take": target, "roots": roots, "ownUmask": own_umask}, give, progress)
+    request = {"take": target, "roots": roots, "ownUmask": own_umask, "sender": sender and sender.request(roots)}
+    return await _carried(place, request, give, progress)
 
 
 async def get(place: Place, source: str, target: str, roots: list[str], progress: TransferProgress, name: str | None = None) -> Carried:

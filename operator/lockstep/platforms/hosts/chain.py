@@ -20,7 +20,7 @@ from typing import Any
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.plan.hosts.facts import HostFacts
 from lockstep.plan.hosts.place import addresses_of
-from lockstep.platforms.files.transfer import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, TRIES, Carried, TransferProgress, between
+from lockstep.platforms.files.transfer import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, TRIES, Carried, Sender, TransferProgress, between
 from lockstep.platforms.hosts.fleet import Fleet
 from lockstep.platforms.hosts.ssh import HostUnreachable
 from lockstep.platforms.inpod import carry, source_of
@@ -70,6 +70,7 @@ class Chain:
         *,
         is_there: bool = False,
         private: bool = False,
+        sender: Sender | None = None,
     ) -> None:
         """`is_there`: the source is a path of the first host, and this machine sends nothing. `say` gets each way around as one line.
 
@@ -77,6 +78,7 @@ class Chain:
         """
         self._stops, self._source, self._ports = {stop.host: stop for stop in stops}, source, list(ports)
         self._progress, self._say, self._is_there, self._private = progress, say, is_there, private
+        self._sender = sender
         self.results: dict[str, Carried | Exception] = {}
         """Outcome on each host."""
         self._said: set[str] = set()
@@ -156,6 +158,7 @@ class Chain:
                     "roots": list(link.stop.roots),
                     "feeds": feeds,
                     "private": self._private,
+                    "sender": self._sender and self._sender.request(link.stop.roots),
                     "address": link.stop.address,
                     "ports": self._ports,
                 }

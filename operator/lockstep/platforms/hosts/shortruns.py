@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import hashlib
 import json
-import re
 import secrets
 import uuid
 from collections import deque
@@ -17,7 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from posixpath import join
+from posixpath import dirname, join
 from typing import Any
 
 from lockstep.api import names
@@ -25,21 +24,21 @@ from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.job import TrainingJob
 from lockstep.api.objects import Object
-from lockstep.plan.cluster.calibration import Point, Sweep, is_done, point_in
+from lockstep.plan.cluster.calibration import Point, Sweep
 from lockstep.plan.cluster.pairs import PairsMeasured, Way
 from lockstep.plan.hosts.facts import HostFacts
 from lockstep.plan.hosts.place import AGENT, KEY, RUN, Seat, addresses_of, chosen, inputs_of, seats
-from lockstep.plan.render.run import result_in, with_preflight, without_ranks
+from lockstep.plan.render.run import with_preflight, without_ranks
 from lockstep.platforms.agentfile import build_agent
 from lockstep.platforms.hosts.fleet import Fleet, within
 from lockstep.platforms.hosts.start import refuse_missing
 from lockstep.platforms.inpod import source_of
 from lockstep.platforms.jobs.netrates import measure_pairs
 from lockstep.platforms.jobs.runs import summary
+from lockstep.platforms.jobs.shortresults import LINES, PreflightResult, RunEnd, SweepResult
 from lockstep.platforms.onhost import keep, sweep
 from lockstep.programs import Program, ProgramFailed, answer_of, kept_alive, lines_in, python_program
 from lockstep_gang.contract.preflight import PreflightReport
-from lockstep_gang.contract.report import State
 from lockstep_gang.contract.run import Run, run_text
 from lockstep_spec.words import printable_line
 
@@ -48,10 +47,6 @@ SECONDS = 900.0
 BEAT_SECONDS = 10.0
 PLACE_SECONDS = 120.0
 END_SECONDS = 30.0
-LINES = 6
-"""Last lines of an agent that are quoted where there is no result."""
-POINTS_MAX = 1000
-_ENDED = re.compile(rf"\[lockstep\] ({State.COMPLETE.value}|{State.FAILED.value}): (.*)")
 ENDINGS = (0, 1, 75)
 Say = Callable[[str], None]
 Alter = Callable[[Run, str], Run]
@@ -60,36 +55,16 @@ Alter = Callable[[Run, str], Run]
 
 async def preflight_on_hosts(fleet: Fleet, job: TrainingJob, profile: TrainingCluster, seconds: float = SECONDS) -> PreflightReport:
     """Look at the hosts of a job, and start no rank. Raises ConfigError when the job can't run there, Failed without a result in time."""
-    results: list[PreflightReport] = []
-
-    def hear(line: str) -> bool:
-        result = result_in(line)
-        if result is not None:
-            results.append(result)
-        return result is not None
-
+    result = PreflightResult()
     placed = await _seats(fleet, with_preflight(job), profile)
-    last = await _run(fleet, [_brief(seat, lambda run, agent: without_ranks(run, run.run_dir)) for seat in placed], hear, seconds)
-    if not results:
-        raise Failed(f"preflight ended without a result; the log of node 0 ends with: {last}")
-    return results[0]
+    last = await _run(fleet, [_brief(seat, lambda run, agent: without_ranks(run, run.run_dir)) for seat in placed], result.hear, seconds)
+    return result.after(last)
 
 
 async def sweep_on_hosts(
     fleet: Fleet, job: TrainingJob, profile: TrainingCluster, hear: Callable[[Point], None], seconds: float = SECONDS
 ) -> Sweep:
     """Measure an all-reduce of growing sizes over the hosts. `hear` gets every point. Raises as `preflight_on_hosts` does."""
-    points: list[Point] = []
-    ended: list[str] = []
-
-    def listen(line: str) -> bool:
-        point = point_in(line)
-        if point is not None and len(points) < POINTS_MAX:
-            points.append(point)
-            hear(point)
-        elif is_done(line):
-            ended.append(line)
-        return bool(ended)
 
     def own_agent(run: Run, agent: str) -> Run:
         paths = () if run.preflight is None else tuple(one for one in run.preflight.paths if one.path != names.AGENT_PATH)
@@ -97,11 +72,9 @@ async def sweep_on_hosts(
         return replace(run, command=(run.command[0], agent, *run.command[2:]), preflight=preflight)
 
     placed = await _seats(fleet, job, profile)
-    last = await _run(fleet, [_brief(seat, own_agent, forget=True) for seat in placed], listen, seconds)
-    if not ended:
-        raise Failed(f"the sweep ended before its last size; the log of node 0 ends with: {last}")
-    resolved = placed[0].resolved
-    return Sweep(tuple(points), resolved.transport.value, len(placed))
+    result = SweepResult(hear)
+    last = await _run(fleet, [_brief(seat, own_agent, forget=True) for seat in placed], result.hear, seconds)
+    return result.after(last, placed[0].resolved.transport.value, len(placed))
 
 
 async def measured_on_hosts(
@@ -111,26 +84,17 @@ async def measured_on_hosts(
 
     Raises as `preflight_on_hosts` does.
     """
-    ended: list[str] = []
+    end = RunEnd()
     steps: dict[str, Object] = {}
-
-    def listen(line: str) -> bool:
-        if (end := _ENDED.match(line)) is not None:
-            ended.append("" if end[1] == State.COMPLETE.value else printable_line(end[2]))
-        return bool(ended)
-
     placed = await _seats(fleet, job, profile, needs_inputs=True)
     briefs = [_brief(seat, lambda run, agent: run, forget=True) for seat in placed]
 
     async def read() -> None:
-        if ended and not ended[0]:
+        if end.problem == "":
             node_0 = fleet.place(placed[0].host.name)
             steps.update((await summary(node_0, job.metadata.name, root=briefs[0].run.run_dir, values=values))["steps"])
 
-    last = await _run(fleet, briefs, listen, seconds, read)
-    if not ended:
-        raise Failed(f"the run ended without saying how; the log of node 0 ends with: {last}")
-    return steps, ended[0]
+    return steps, end.after(await _run(fleet, briefs, end.hear, seconds, read))
 
 
 async def pairs_on_hosts(fleet: Fleet, nodes: int | None, way: Way, say: Say) -> PairsMeasured:
@@ -191,18 +155,13 @@ class Brief:
 def _brief(seat: Seat, alter: Alter, *, forget: bool = False) -> Brief:
     """Part of a node. `forget`: it has a run's folder that no job has, and leaves none."""
     record, run = seat.record, seat.run
-    folder = join(_parent(run.key_file), f".{record.name}.{secrets.token_hex(6)}")
+    folder = join(dirname(dirname(run.key_file)), f".{record.name}.{secrets.token_hex(6)}")  # (a job's key: STATE/JOB/key)
     agent = join(folder, AGENT)
     run_dir = join(record.workspace, "runs", f"{sweep.MEASURED}{record.name}") if forget else run.run_dir
     host = None if run.host is None else replace(run.host, unit="")
     own = alter(replace(run, key_file=join(folder, KEY), run_dir=run_dir, host=host, attempts_before=0), agent)
     command = (record.command[0], "-B", agent, "--run", join(folder, RUN), "--node", str(seat.node))
     return Brief(seat.host.name, folder, command, record.environment, own, (record.workspace, record.datasets), forget)
-
-
-def _parent(key_file: str) -> str:
-    """Folder of all jobs, by the path of one's key: STATE/JOB/key."""
-    return key_file.rpartition("/")[0].rpartition("/")[0]
 
 
 async def _run(

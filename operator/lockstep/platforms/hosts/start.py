@@ -37,6 +37,7 @@ from lockstep.plan.hosts.place import (
 from lockstep.plan.hosts.record import Coordinator, record_text
 from lockstep.plan.hosts.status import Seen, named_hosts, seen_jobs
 from lockstep.plan.hosts.volumes import refuse_apart
+from lockstep.plan.render.resolve import path_lines
 from lockstep.platforms.agentfile import build_agent
 from lockstep.platforms.hosts.fleet import Fleet, within
 from lockstep.platforms.hosts.volumes import looking_for_marks
@@ -83,6 +84,8 @@ async def start(fleet: Fleet, job: TrainingJob, profile: TrainingCluster, option
     answers = await _lingering(fleet, answers)
     record_time = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     placed = [_dated(seat, record_time) for seat in seats(job, profile, fleet.cluster, fleet.name, answers, str(uuid.uuid4()))]
+    for line in path_lines(placed[0].resolved):
+        tell(line)
     key, building = secrets.token_hex(32), asyncio.create_task(asyncio.to_thread(build_agent, compiled=True))
     mode, workspaces = placed[0].resolved.storage_mode, {host: facts.workspace.path for host, facts in answers.items()}
     async with looking_for_marks(fleet, workspaces, stated=mode is StorageMode.SHARED) as sharing:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -20,11 +19,11 @@ from lockstep.api.job import TrainingJob
 from lockstep.api.objects import Object
 from lockstep.kube.cluster import ApiError, Cluster
 from lockstep.kube.exec import PodPlace
-from lockstep.plan.cluster.calibration import Point, Sweep, is_done, point_in
+from lockstep.plan.cluster.calibration import Point, Sweep
 from lockstep.plan.cluster.pairs import PairsMeasured, Way
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.resolved import PlatformDefaults
-from lockstep.plan.render.run import result_in, with_preflight, without_ranks
+from lockstep.plan.render.run import with_preflight, without_ranks
 from lockstep.platforms.clusters.facts import with_image
 from lockstep.platforms.files.reader import running_pods
 from lockstep.platforms.in_namespace.objects import Run, prepare
@@ -32,18 +31,13 @@ from lockstep.platforms.in_namespace.run import OWN, Leave, Say, TimeLimit, run_
 from lockstep.platforms.inpod import forget, source_of
 from lockstep.platforms.jobs.netrates import measure_pairs
 from lockstep.platforms.jobs.runs import summary
+from lockstep.platforms.jobs.shortresults import LINES, PreflightResult, RunEnd, SweepResult
 from lockstep.programs import meanwhile, python_output
 from lockstep_gang.contract.preflight import PreflightReport
-from lockstep_gang.contract.report import State
 from lockstep_gang.contract.run import WhenDone, parse_run, run_text
 from lockstep_spec.choices import StorageMode
-from lockstep_spec.words import printable_line
 
 SUFFIX, MEASURED_SUFFIX = "-preflight", "-scaling"
-_ENDED = re.compile(rf"\[lockstep\] ({State.COMPLETE.value}|{State.FAILED.value}): (.*)")
-PREFLIGHT_LINES, SWEEP_LINES = 5, 6
-"""Last lines of node 0 that are quoted where there is no result."""
-POINTS_MAX = 1000
 Hear = Callable[[Point | str], None]
 
 
@@ -81,58 +75,30 @@ async def measured_on_cluster(
 
     Raises ConfigError when it can't start, Failed without an end in time.
     """
-    ended: list[str] = []
-    heard = asyncio.Event()
-    last: deque[str] = deque(maxlen=SWEEP_LINES)
+    end = RunEnd()
     steps: dict[str, Object] = {}
-
-    def listen(line: str) -> None:
-        if line.startswith(OWN):
-            say(line)
-        elif (end := _ENDED.match(line)) is not None:
-            ended.append("" if end[1] == State.COMPLETE.value else printable_line(end[2]))
-            heard.set()
-        else:
-            last.append(line)
 
     async def leave() -> None:
         """Read what was measured, then remove it, also when the run is cut off."""
         places = await running_pods(cluster, namespace, run.name)
-        if ended and not ended[0]:
+        if end.problem == "":
             steps.update((await summary(places[0], run.name, root=folder, values=values))["steps"])
         await asyncio.gather(*(python_output(place, source_of(forget), json.dumps({"root": folder})) for place in places.values()))
 
     async with await Cluster.connect(context) as cluster:
         run = prepared_to_measure(job, await with_image(cluster, job, profile, namespace), namespace)
         folder = parse_run(run.frozen.run).run_dir
-        await _run_until(cluster, run, listen, heard, limit, "measurement", leave)
-    if not ended:
-        raise Failed("the run ended without saying how; the log of node 0 ends with: " + " | ".join(last))
-    return steps, ended[0]
+        return steps, end.after(await _last_lines(cluster, run, end.hear, say, limit, "measurement", leave))
 
 
 async def preflight_on_cluster(
     job: TrainingJob, profile: TrainingCluster, namespace: str, context: str | None, say: Say, limit: TimeLimit
 ) -> PreflightReport:
     """Run preflight. `say` gets lines that say what is waited for. Raises ConfigError when the job can't start, Failed without a result in time."""
-    lines: deque[str] = deque(maxlen=PREFLIGHT_LINES)
-    results: list[PreflightReport] = []
-    heard = asyncio.Event()
-
-    def hear(line: str) -> None:
-        lines.append(line)
-        if not results and (result := result_in(line)) is not None:
-            results.append(result)
-            heard.set()
-        elif line.startswith(OWN):
-            say(line)
-
+    result = PreflightResult()
     async with await Cluster.connect(context) as cluster:
         run = prepared(job, await with_image(cluster, job, profile, namespace), namespace)
-        await _run_until(cluster, run, hear, heard, limit, "preflight")
-    if not results:
-        raise Failed("preflight ended without a result; the log of node 0 ends with: " + " | ".join(lines))
-    return results[0]
+        return result.after(await _last_lines(cluster, run, result.hear, say, limit, "preflight"))
 
 
 def without_claims(run: Run) -> Run:
@@ -150,28 +116,11 @@ async def sweep_on_cluster(
 
     `hear` gets every point, and lines that say what is waited for. Raises ConfigError when it can't start, Failed when it ended without a result.
     """
-    points: list[Point] = []
-    last: deque[str] = deque(maxlen=SWEEP_LINES)
-    done = asyncio.Event()
-
-    def listen(line: str) -> None:
-        point = point_in(line)
-        if point is not None and len(points) < POINTS_MAX:
-            points.append(point)
-            hear(point)
-        elif is_done(line):
-            done.set()
-        elif not line.startswith(OWN):
-            last.append(line)
-        else:
-            hear(line)
-
+    result = SweepResult(hear)
     async with await Cluster.connect(context) as cluster:
         run = without_claims(prepare(job, await with_image(cluster, job, profile, namespace), namespace))
-        await _run_until(cluster, run, listen, done, limit, "sweep")
-    if not done.is_set():
-        raise Failed("the sweep ended before its last size; the log of node 0 ends with: " + " | ".join(last))
-    return Sweep(tuple(points), run.resolved.transport.value, run.resolved.nodes)
+        last = await _last_lines(cluster, run, result.hear, hear, limit, "sweep")
+    return result.after(last, run.resolved.transport.value, run.resolved.nodes)
 
 
 PAIRS_POLL_SECONDS = 0.5
@@ -226,3 +175,22 @@ async def _run_until(
         await run_until(cluster, run, hear, heard, limit, leave)
     except ApiError as error:
         raise ConfigError(f"the API server refused an object of the {what}: {error.message}") from None
+
+
+async def _last_lines(
+    cluster: Cluster, run: Run, hear: Callable[[str], bool], say: Say, limit: TimeLimit, what: str, leave: Leave | None = None
+) -> str:
+    """Run until `hear` says of a line of node 0 that it was the last one that matters, and return its last lines. `say` gets the command's own."""
+    last: deque[str] = deque(maxlen=LINES)
+    heard = asyncio.Event()
+
+    def listen(line: str) -> None:
+        if line.startswith(OWN):
+            say(line)
+            return
+        last.append(line)
+        if hear(line):
+            heard.set()
+
+    await _run_until(cluster, run, listen, heard, limit, what, leave)
+    return " | ".join(last)

@@ -37,6 +37,7 @@ from lockstep.platforms.inpod.wire import (
     no_protocol,
     stays_below,
 )
+from lockstep_spec.senders import Senders
 
 UNANSWERED_FILES = 64
 SYNCED_BYTES = 1 << 20
@@ -228,10 +229,12 @@ def take(
     widen: int = 0o600,
     name: str | None = None,
     watch: TakeListener | None = None,
+    sender: Entry | None = None,
 ) -> Entry:
     """Receive to `to` (`destination_of`). `expected` gets the number of bytes to come, `passed` of those that came. `widen`: mode bits that every file gets.
 
     `name`: what lands in a target that is a folder to put it into; None: the giver's own name for it, which must be one component.
+    `sender`: who sends it, for the records of a volume. Raises CarryError where another folder sent a file that would be another one then.
     """
     entries, offered = hear_entries(wire)
     watch = watch or TakeListener()
@@ -252,6 +255,9 @@ def take(
         complete = {number: digest for number, _, digest, whole in held if whole and number not in comes}
         if len(comes) + len(complete) != len(files):
             raise no_protocol("it doesn't plan to send all that is missing")
+        origins = {} if sender is None else _origins(target, files, sender["origin"])
+        if sender is not None and not sender["force"] and (words := Senders().refusal([origins[number] for number in comes])):
+            raise CarryError(f"{words}: {sender['line']}")
         for entry in entries:
             os.close(target.folder(entry["name"]) if entry.get("dir") else target.holder(entry["name"])[0])
         watch.planned(comes, complete)
@@ -267,9 +273,21 @@ def take(
         for entry in entries:
             if "link" in entry:
                 _link(target, entry["name"], entry["link"], allowed)
+        if sender is not None:
+            Senders().note(origins, comes, [os.path.realpath(root) for root in sender["roots"]])
     counts = _counts(files, plan, missing)
     wire.say({"ended": counts})
     return counts
+
+
+def _origins(target: Destination, files: Mapping[int, Entry], origin: str) -> dict[int, tuple[str, str]]:
+    """Path of each file here, and where it comes from, as HOST:PATH."""
+    base = Path(os.path.realpath(target.base))
+    names = {number: entry["name"] for number, entry in files.items()}
+    return {
+        number: (str(base / target.path(name).relative_to(target.base)), f"{origin}/{name}" if name else origin)
+        for number, name in names.items()
+    }
 
 
 class _Told:
@@ -454,7 +472,7 @@ def serve(request: Entry, wire: Wire) -> None:
         if "give" in request:
             give(wire, Path(request["give"]), allowed)
         else:
-            take(wire, request["take"], allowed, widen=0o600 if own else 0o660)
+            take(wire, request["take"], allowed, widen=0o600 if own else 0o660, sender=request.get("sender"))
     except (CarryError, OSError) as error:
         with contextlib.suppress(Gone):
             wire.say({"failed": words_of(error)})

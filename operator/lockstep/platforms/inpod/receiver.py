@@ -3,6 +3,7 @@
 One line of JSON in says what the sender has, one line out what is wanted; then, unless it is done, the size of a tar and the tar come in, and one
 line goes out. So again, until nothing more comes.
 What an earlier sync put here is remembered, so that only that is ever deleted, and what was changed here meanwhile is never written over unasked.
+What another folder sent isn't written over either: then nothing is written at all.
 """
 
 from __future__ import annotations
@@ -14,15 +15,16 @@ import os
 import stat
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from lockstep_spec.senders import Senders, read_json, write_json
+
 OWN_UMASK = "own-umask"
 """Argument on a person's own machine, where their umask says who else may read and write."""
 RECORD = ".lockstep/sync.json"
-SOURCES = ".lockstep/sync-sources.json"
-"""File that tells from which folder each file was sent: the sync of one folder removes nothing that another one sent."""
 SEEN = ".lockstep/sync-seen.json"
 SETTLED_SECONDS = 2.0
 """Seconds in which a young file may change again without another time: file systems count in steps."""
@@ -33,7 +35,7 @@ class Digests:
     """SHA-256 of files below a folder. A file is read again only if its size or times have changed, as git does it."""
 
     def __init__(self, target: Path) -> None:
-        self._root, self._file = str(target), target / SEEN
+        self._root, self._file = str(target), f"{target}/{SEEN}"
         self._before: dict[str, list[Any]] = read_json(self._file)
         self._now: dict[str, list[Any]] = {}
 
@@ -67,25 +69,27 @@ def digest(path: str | Path) -> str | None:
         return None
 
 
-def compare(digests: Digests, files: Files, record: dict[str, str], foreign: set[str], force: bool) -> dict[str, list[str]]:
-    """Files to send, files to remove, those that were changed here since the last sync, and those that another folder sent.
+def compare(
+    digests: Digests, files: Files, record: dict[str, str], others_of: Callable[[str], list[str]], force: bool
+) -> dict[str, list[str]]:
+    """Files to send, files to remove, those that were changed here since the last sync, those that another folder sent and that this one doesn't have,
+    and those that another folder sent and that are different here (`theirs`).
 
-    The last two stay unless forced.
+    The last three stay unless forced. `others_of`: the other folders that sent a file.
     """
-    wanted: list[str] = []
-    removed: list[str] = []
-    changed: list[str] = []
-    others: list[str] = []
+    changes: dict[str, list[str]] = {"wanted": [], "removed": [], "changed": [], "others": [], "theirs": []}
     for name, file in files.items():
         here, executable = digests.of(name)
         if here == file["sha256"] and (file["link"] or executable == file["executable"]):
             continue
-        touched = here is not None and here not in (record.get(name), file["sha256"])
-        (changed if touched and not force else wanted).append(name)
+        touched = not force and here is not None and here != file["sha256"]
+        known = "theirs" if touched and others_of(name) else "changed" if touched and here != record.get(name) else "wanted"
+        changes[known].append(name)
     for name, before in record.items():
         if name not in files and (here := digests.of(name)[0]) is not None:
-            (removed if force else others if name in foreign else removed if here == before else changed).append(name)
-    return {"wanted": wanted, "removed": removed, "changed": changed, "others": others}
+            known = "removed" if force else "others" if others_of(name) else "removed" if here == before else "changed"
+            changes[known].append(name)
+    return changes
 
 
 def unpack(target: Path, archive: bytes) -> None:
@@ -129,52 +133,57 @@ def remove(target: Path, names: list[str]) -> None:
             folder.rmdir()
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError):
-        return {}
-
-
-def write_json(path: Path, value: dict[str, Any]) -> None:
-    path.parent.mkdir(exist_ok=True)
-    draft = path.with_suffix(".draft")
-    draft.write_text(json.dumps(value))
-    draft.replace(path)
-
-
 def receive_all(source: BinaryIO, say: BinaryIO) -> None:
     while line := source.readline():
         sync(json.loads(line), source, say)
 
 
 def sync(request: dict[str, Any], source: BinaryIO, say: BinaryIO) -> None:
-    target, files = Path(request["target"]), request["files"]
-    target.mkdir(parents=True, exist_ok=True)
-    record: dict[str, str] = read_json(target / RECORD)
+    target, files, sender = Path(request["target"]), request["files"], request["source"]
+    root, senders = os.path.realpath(target), Senders()
+    record: dict[str, str] = read_json(f"{target}/{RECORD}")
     digests = Digests(target)
-    sources: dict[str, str] = read_json(target / SOURCES)
-    foreign = {name for name in record if sources.get(name, request["source"]) != request["source"]}
-    changes = compare(digests, files, record, foreign, request["force"])
+
+    def others_of(name: str) -> list[str]:
+        return senders.others(f"{root}/{name}", sender, f"{sender}/{name}")
+
+    changes = compare(digests, files, record, others_of, request["force"])
+    senders_of = {name: others_of(name) for name in changes["theirs"]}
+    if request.get("alone") and target.is_dir() and any(target.iterdir()):
+        here = senders.sent_to(root)
+        if not any(f"{each}/".startswith(f"{sender}/") for each in here):
+            senders_of = {"": sorted(here)}
+    if senders_of:
+        return tell(say, {**changes, "theirs": senders_of, "done": True})
     untouched = {name: record[name] for name in changes["changed"] + changes["others"] if name in record}
     record_now = {**{name: file["sha256"] for name, file in files.items() if name not in changes["changed"]}, **untouched}
-    done = record_now == record and not changes["wanted"] and not changes["removed"]
-    tell(say, {**changes, "done": done})
+    wanted = set(changes["wanted"])
+    for name in files.keys() - set(changes["changed"]):
+        replaces = name in wanted and digests.of(name)[0] != files[name]["sha256"]
+        senders.add(f"{root}/{name}", sender, root, alone=request["force"] or replaces)
+    for name in changes["others"]:
+        senders.drop(f"{root}/{name}", sender)
+    done = record_now == record and not changes["wanted"] and not changes["removed"] and not senders.changed
+    tell(say, {**changes, "theirs": {}, "done": done})
     if not done:
-        size = int(source.readline())
-        archive = source.read(size)
-        if len(archive) != size:
-            raise EOFError(f"received {len(archive)} of {size} bytes")
+        header = json.loads(source.readline())
+        if header["stop"]:  # (another node has files of another folder)
+            return None
+        archive = source.read(header["size"])
+        if len(archive) != header["size"]:
+            raise EOFError(f"received {len(archive)} of {header['size']} bytes")
+        kept = {name: record[name] for name in header["keep"] if name in record}
+        target.mkdir(parents=True, exist_ok=True)
         unpack(target, archive)
-        remove(target, changes["removed"])
-        write_json(target / RECORD, record_now)
-        write_json(
-            target / SOURCES,
-            {name: sources.get(name, request["source"]) if name in untouched else request["source"] for name in record_now},
-        )
+        remove(target, [name for name in changes["removed"] if name not in kept])
+        for name in record.keys() - files.keys() - kept.keys() - set(changes["changed"] + changes["others"]):
+            senders.drop(f"{root}/{name}")
+        write_json(f"{target}/{RECORD}", {**record_now, **kept})
+        senders.write()
         tell(say, {"done": True})
     with suppress(OSError):  # (it only saves time)
         digests.remember()
+    return None
 
 
 def tell(say: BinaryIO, value: object) -> None:

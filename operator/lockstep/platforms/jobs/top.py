@@ -21,6 +21,7 @@ from lockstep.api.objects import Object
 from lockstep.kube.cluster import FORBIDDEN, ApiError, Cluster
 from lockstep.plan.pages.answers import read_node
 from lockstep.plan.pages.hosts import read_host
+from lockstep.platforms.clusters.listings import list_kind
 from lockstep.platforms.files.reader import Say, beside, running_pods
 from lockstep.platforms.inpod import hostload, runfolder, source_of
 from lockstep.platforms.jobs.runs import lines_of, summary
@@ -39,13 +40,7 @@ Find = Callable[[], Awaitable[Mapping[int, Place]]]
 
 async def pods_of(cluster: Cluster, namespace: str, job: str) -> list[Object]:
     """Pods of the job; [] if your account may not list them."""
-    try:
-        pods: list[Object] = (await cluster.list("Pod", namespace, {"labelSelector": f"{LABEL_JOB}={job}"}))["items"]
-    except ApiError as error:
-        if error.status != FORBIDDEN:
-            raise
-        return []
-    return pods
+    return [*(await list_kind(cluster, "Pod", namespace, {"labelSelector": f"{LABEL_JOB}={job}"})).items]
 
 
 async def curve_on_volume(cluster: Cluster, namespace: str, job: str, points: int, say: Say) -> Object:

@@ -12,6 +12,7 @@ from pathlib import Path
 from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import ConfigError
 from lockstep.api.job import TrainingJob
+from lockstep.plan.render.resolve import path_lines
 from lockstep.platforms.launch.lobby import Lobby
 from lockstep.platforms.launch.machine import NodeMachine, highest_attempt, machine_facts, own_address, place_text
 from lockstep.platforms.launch.oneagent import OneAgent, signals
@@ -42,8 +43,10 @@ def launch_job(request: LaunchRequest, environment: dict[str, str]) -> int:
     resolved = resolved_there(launched, first, len(devices_there(launched, first)))
     require_variables(launched.variables, environment)
     check_inputs(resolved)
+    for line in path_lines(resolved):
+        tell(line)
     folder = run_dir(resolved)
-    with alone(folder) as held, tempfile.TemporaryDirectory(prefix="lockstep-") as private:
+    with alone(folder, request.job) as held, tempfile.TemporaryDirectory(prefix="lockstep-") as private:
         return asyncio.run(_Launch(request, launched, first).run(Path(private), held, highest_attempt(folder)))
 
 
@@ -98,7 +101,7 @@ class _Launch:
         finally:
             await agent.end()
         if code == INTERRUPTED:
-            return code, "the launch was stopped: its ranks have saved", run.save_grace_seconds + END_SECONDS
+            return code, "the launch was stopped", run.save_grace_seconds + END_SECONDS
         return code, "the job is complete" if code == 0 else "the job has failed: node 0's log has the reason", END_SECONDS
 
     async def _followed(

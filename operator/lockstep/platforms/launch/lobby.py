@@ -190,13 +190,13 @@ class Lobby:
         earlier = self._guests.get(joining.identity)
         if earlier is None:
             names = ", ".join([self._first.title, *(guest.machine.title for guest in self._guests.values())])
-            return f"the job's {self._launched.nodes} machines are chosen ({names}): stop it with Ctrl-C and launch it again, it goes on from its checkpoint"
+            return f"the job's {self._launched.nodes} machines are chosen ({names}): stop it with Ctrl-C and launch it again"
         node = self._nodes[joining.identity]
         if joining.node not in (None, node):
             return f"--node is {joining.node}, but this machine is node {node} of this launch: leave --node out"
         before, now = (len(devices_there(self._launched, one)) for one in (earlier.machine, joining.machine))
         if before != now:
-            return f"it had {number_of(before, 'GPU')} when the job started, and has {now} now: launch the job again, it goes on from its checkpoint"
+            return f"it had {number_of(before, 'GPU')} when the job started, and has {now} now: launch the job again"
         return None
 
     def _welcome(self, guest: Guest) -> None:

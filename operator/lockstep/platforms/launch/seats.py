@@ -137,7 +137,7 @@ def run_there(launched: Launched, machines: Sequence[NodeMachine], node: int, at
 
 def _variables(resolved: Resolved, machine: NodeMachine, ranks: int) -> dict[str, str]:
     """Variables of the ranks there: the job's own win over those of that machine's shell, and those over ours."""
-    spec, is_loopback = resolved.job.spec, ipaddress.ip_address(machine.address).is_loopback
+    spec, is_loopback = resolved.spec, ipaddress.ip_address(machine.address).is_loopback
     ours = {"OMP_NUM_THREADS": str(max(1, machine.cpus // ranks))}
     if machine.interface and not is_loopback:
         ours |= {"NCCL_SOCKET_IFNAME": f"={machine.interface}", "GLOO_SOCKET_IFNAME": machine.interface}

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from posixpath import join
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.job import TrainingJobSpec
@@ -18,6 +19,7 @@ from lockstep.plan.render.run import WILD, Placement, build_run, data_paths, scr
 from lockstep_gang.contract.preflight import AllReduce, Expected, Kind
 from lockstep_gang.contract.run import HostPlace, Run, WhenDone
 from lockstep_spec.choices import StorageMode
+from lockstep_spec.files import other_interpreter, runs_with
 from lockstep_spec.modelnames import is_address, is_folder
 
 LOOPBACK = "127.0.0.1"
@@ -65,7 +67,7 @@ def run_dir(resolved: Resolved) -> Path:
 def rank_variables(resolved: Resolved, inherited: Mapping[str, str]) -> dict[str, str]:
     """The job's own variables and a share of the cores, but which GPUs: each node has its own. The cluster's are for its image and its network,
     not for this machine."""
-    spec = resolved.job.spec
+    spec = resolved.spec
     threads = {} if "OMP_NUM_THREADS" in inherited else {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // resolved.world_size))}
     nccl = {variable.name: variable.value for variable in spec.fabric.nccl_env}
     missing = [name for name in shell_variables(spec) if name not in inherited]
@@ -139,9 +141,13 @@ def _check_script(resolved: Resolved) -> None:
     script = resolved.job.spec.script
     for needed in script_paths(resolved):
         is_file = needed.kind is Kind.FILE
-        stated = script and (script.path if is_file else script.folder)
+        stated = script and (join(script.folder or "", script.path or "") if is_file else script.folder)
         path = Path(needed.path)
         _require(needed.field, stated or "", path, path.is_file() if is_file else path.is_dir(), needed.kind.value.lower())
+        if is_file and (interpreter := other_interpreter(path)):
+            raise ConfigError(
+                f"{needed.field}: {path} is a program of {interpreter}, which Python can't read: {runs_with(interpreter, stated or '')}"
+            )
 
 
 def _require_data(field: str, stated: str, path: Path) -> None:
@@ -159,5 +165,6 @@ def _require(field: str, stated: str, path: Path, exists: bool, kind: str) -> No
     if exists:
         return
     mapped = f" ({stated} of the job)" if str(path) != stated else ""
-    hint = " or use --workspace FOLDER" if stated.startswith((f"{WORKSPACE}/", f"{DATASETS}/")) or not stated.startswith("/") else ""
+    is_mapped = stated.startswith((f"{WORKSPACE}/", f"{DATASETS}/")) or not stated.startswith("/")
+    hint = ", or name by --workspace the folder that contains workspace/ and datasets/" if is_mapped else ""
     raise ConfigError(f"{field}: there is no {kind} {path}{mapped}: put it there{hint}")

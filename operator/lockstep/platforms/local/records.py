@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep.api.errors import ConfigError
-from lockstep.api.objects import Object, condition
+from lockstep.api.names import ANNOTATION_TYPED
+from lockstep.api.objects import Object, condition, go_on_words, typed_command
 from lockstep.api.status import Ranks
 from lockstep.api.statuspart import unchecked
 from lockstep.plan.hosts.status import UNWRITTEN_SECONDS
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from lockstep.platforms.inpod.runfolder import Watch
 
 COMPLETE = "the job is complete"
+LOCK = "local.lock"
+"""A file in the run's folder: the process that runs it, which holds its lock, and the command that starts it again."""
 FIRST_SECONDS = 1.0
 """Seconds before the first measurement, so that it has rates."""
 METRICS_SHOWN = ("loss", "stepSeconds", "tokensPerSecond", "mfu")
@@ -45,11 +48,13 @@ def observed_run(job: str, root: Path, again: str = "--local") -> Observed:
         uid = attempts[-1]["jobUid"]
         run = object_in(folder / "logs/output/run.json")
         spec = _spec(run) if (run.get("job") or {}).get("uid") == uid else {}
-        status = _status(attempts, end, again, runs=_runs(folder / "local.lock"))
-        began = next(record["started"] for record in attempts if record["jobUid"] == uid)
-        metadata = {"name": job, "namespace": "local", "uid": "local", "creationTimestamp": began}
-        observed = Observed(job={"metadata": metadata, "spec": spec, "status": status})
         report = _report(path := folder / "gang/report.json", uid)
+        metadata = {"name": job, "namespace": "local", "uid": "local", "annotations": _typed(folder / LOCK)}
+        committed = bool(attempts[-1].get("checkpoint") or (report is not None and report.checkpoint))
+        goes_on = f"to {go_on_words({'spec': spec}, committed=committed)}: {typed_command({'metadata': metadata}, again)}"
+        status = _status(attempts, end, goes_on, runs=_runs(folder / LOCK))
+        began = next(record["started"] for record in attempts if record["jobUid"] == uid)
+        observed = Observed(job={"metadata": {**metadata, "creationTimestamp": began}, "spec": spec, "status": status})
         return observed if report is None else Observed(job={**observed.job, "status": _with_report(observed, report, path)})
 
 
@@ -66,7 +71,7 @@ def _spec(run: Object) -> Object:
     """Return what run.json says of the job: its nodes, how it restarts, and its training or its script."""
     command = [str(word) for word in run.get("command") or []]
     training = run.get("training")
-    work = {"training": training} if training else {"script": {"path": command[1], "args": command[2:]}} if len(command) > 1 else {}
+    work = {"training": training} if training else {"script": {"command": command[command[:1] == ["python3"] :]}} if command else {}
     return {"nodes": int(run["nodes"]), "restart": run.get("restart") or {}, **work}
 
 
@@ -102,11 +107,16 @@ def run_names(root: Path) -> list[str]:
 
 def process_of(folder: Path) -> int | None:
     """Return the pid of the process that runs it now; None: none does."""
-    lock = folder / "local.lock"
-    if not _runs(lock):
+    if not _runs(folder / LOCK):
         return None
-    text = lock.read_text(encoding="utf-8", errors="replace").strip()
+    text = (folder / LOCK).read_text(encoding="utf-8", errors="replace").partition("\n")[0]
     return int(text) if text.isdecimal() else None
+
+
+def _typed(lock: Path) -> Object:
+    """Return the annotations of a run: the command that its newest start wrote below its process."""
+    typed = lock.read_text(encoding="utf-8", errors="replace").partition("\n")[2].strip() if lock.is_file() else ""
+    return {ANNOTATION_TYPED: typed} if typed else {}
 
 
 def failed_run(job: str, root: Path) -> Earlier:
@@ -118,7 +128,7 @@ def failed_run(job: str, root: Path) -> Earlier:
     if state == "Complete":
         raise ConfigError(f"run {job} in {folder} is complete: there is nothing to retry")
     if state is None or end.get("retry", 0) < retry:
-        raise ConfigError(f"run {job} in {folder} has not failed: `lockstep run -f FILE --local` goes on from its last checkpoint")
+        raise ConfigError(f"run {job} in {folder} has not failed: `lockstep run` with its file starts it again")
     return Earlier(uid, end.get("retry", 0))
 
 
@@ -200,14 +210,14 @@ def _runs(lock: Path) -> bool:
     return False
 
 
-def _status(attempts: list[Object], end: Object, again: str, *, runs: bool) -> Object:
+def _status(attempts: list[Object], end: Object, goes_on: str, *, runs: bool) -> Object:
     newest = attempts[-1]
     own = [record for record in attempts if record["jobUid"] == newest["jobUid"]]
     ended = end if end.get("jobUid") == newest["jobUid"] else {}
     restarts = [record["restart"] for record in own if record.get("restart")]
     failure = ended.get("failure") or (restarts[-1]["failure"] if restarts else {})
     return {
-        "conditions": _conditions(newest, ended, again, runs=runs),
+        "conditions": _conditions(newest, ended, goes_on, runs=runs),
         "attempts": newest["attempt"],
         "restarts": newest["restarts"],
         "failure": {key: failure[key] for key in _OF_A_FAILURE if failure.get(key) is not None},
@@ -228,8 +238,8 @@ def _cost(restart: Object) -> Object:
     }
 
 
-def _conditions(newest: Object, end: Object, again: str, *, runs: bool) -> list[Object]:
-    """Conditions as the operator would have put them."""
+def _conditions(newest: Object, end: Object, goes_on: str, *, runs: bool) -> list[Object]:
+    """Conditions as the operator would have put them. `goes_on`: how it is started again."""
     state = str(end.get("state", ""))
     if state:
         message = str(end.get("message", ""))
@@ -238,7 +248,6 @@ def _conditions(newest: Object, end: Object, again: str, *, runs: bool) -> list[
     if runs:
         not_stopped = _condition("Suspended", "False", Reason.NOT_SUSPENDED.value, "no stop was requested")
         return [_condition("Progressing", "True", "Running", f"attempt {newest['attempt']} runs"), not_stopped]
-    goes_on = f"to go on from the last checkpoint: lockstep run -f FILE {again}"
     if newest.get("outcome") == "Stopped":
         message = f"stopped as asked; {goes_on}"
         return [_condition("Progressing", "False", "Suspended", message), _condition("Suspended", "True", "Suspended", message)]

@@ -23,13 +23,15 @@ from types import FrameType
 from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.job import TrainingJob
+from lockstep.api.names import ANNOTATION_TYPED
 from lockstep.api.objects import Object
 from lockstep.plan.pages.answers import POINTS_MAX, read_summary
 from lockstep.plan.reconcile.clocks import Earlier, retried
-from lockstep.plan.render.resolve import resolve
+from lockstep.plan.render.resolve import path_lines, resolve
 from lockstep.plan.render.run import result_in, with_preflight, without_ranks
 from lockstep.platforms.inpod import runfolder
 from lockstep.platforms.local.placement import LOOPBACK, check_inputs, gpus_here, local_defaults, local_run, node_devices, run_dir
+from lockstep.platforms.local.records import LOCK
 from lockstep.platforms.output import tell
 from lockstep_gang.contract.preflight import PreflightReport
 from lockstep_gang.contract.run import run_text
@@ -54,9 +56,11 @@ def run_local(job: TrainingJob, profile: TrainingCluster, root: Path, earlier: E
         job = retried(job, earlier)
     resolved = resolve(job, profile, local_defaults(root, uid=earlier.uid if earlier is not None else str(uuid.uuid4())))
     check_inputs(resolved)
+    for line in path_lines(resolved):
+        tell(line)
     devices = node_devices(resolved, os.environ, gpus_here())
     folder = run_dir(resolved)
-    with alone(folder), tempfile.TemporaryDirectory(prefix="lockstep-") as private:
+    with alone(folder, job), tempfile.TemporaryDirectory(prefix="lockstep-") as private:
         key_file, run_path = Path(private) / "key", Path(private) / "run.json"
         run = local_run(resolved, key_file, _free_ports(), os.environ)
         write_private(key_file, secrets.token_hex(32))
@@ -137,11 +141,14 @@ def preview_local(job: TrainingJob, profile: TrainingCluster, root: Path, sample
 
 
 @contextlib.contextmanager
-def alone(folder: Path) -> Iterator[int]:
-    """Keep other runs of this job off this machine meanwhile: as long as the descriptor is open anywhere. Raises ConfigError when there is one."""
+def alone(folder: Path, job: TrainingJob | None = None) -> Iterator[int]:
+    """Keep other runs of this job off this machine meanwhile: as long as the descriptor is open anywhere. Raises ConfigError when there is one.
+
+    The file keeps the command that starts the `job` again.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / "local.lock").open("a+")
+        lock = (folder / LOCK).open("a+")
     except OSError as error:
         raise ConfigError(f"cannot write in {folder} ({error.strerror}): use --workspace FOLDER") from None
     with lock:
@@ -150,7 +157,7 @@ def alone(folder: Path) -> Iterator[int]:
         except BlockingIOError:
             raise ConfigError(f"this job already runs here, in {folder}: wait for it, or stop it with Ctrl-C") from None
         lock.truncate(0)
-        lock.write(f"{os.getpid()}\n")
+        lock.write(f"{os.getpid()}\n{'' if job is None else job.metadata.annotations.get(ANNOTATION_TYPED, '')}\n")
         lock.flush()
         yield lock.fileno()
 

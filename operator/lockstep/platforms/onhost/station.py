@@ -283,6 +283,7 @@ class Station:
                 passed=(lambda size: None) if self.is_fed_from_home else self._passing,
                 expected=(lambda size: None) if self.is_fed_from_home else lambda size: self.say(expected=size),
                 watch=self._arrivals,
+                sender=request["sender"],
             )
         except (CarryError, OSError, Gone) as error:
             self._arrivals.end(str(error))

@@ -41,7 +41,7 @@ def reasons(jobs: Jobs, name: str) -> set[str]:
     return {event["reason"] for event in events if event["involvedObject"]["name"] == name}
 
 
-@pytest.mark.parametrize(("script", "code"), [("ok.py", 0), ("absent.py", 1)])
+@pytest.mark.parametrize(("script", "code"), [("ok.py", 0), ("absent.py", 1), ("start", 1)])
 def test_the_command_looks_at_a_job_s_nodes_and_leaves_no_pod(jobs: Jobs, tmp_path: Path, script: str, code: int) -> None:
     spec: dict[str, Any] = {"cluster": "local", "nodes": 2, "script": {"path": f"/scripts/{script}"}, **FILES}
     (tmp_path / "job.yaml").write_text(dump_yaml({"apiVersion": API, "kind": "TrainingJob", "metadata": {"name": "looks"}, "spec": spec}))

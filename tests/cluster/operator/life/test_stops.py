@@ -14,7 +14,7 @@ from support.clusters.cluster_jobs import Jobs, until
 OPERATOR = ("-n", "lockstep-system", "deployment/lockstep-operator")
 Kubectl = Callable[..., subprocess.CompletedProcess[str]]
 
-# A script that counts steps, reports them, goes on from the last one that it saved, and saves when it is told to stop.
+# A script that counts steps, reports them, goes on from the last one that it saved, and saves when it is told to stop. Like many, it ends with 0 then.
 SAVING = """
 import json, os, pathlib, signal, socket, sys, time
 rank, name = int(os.environ["RANK"]), json.loads(pathlib.Path(os.environ["LOCKSTEP_RUN"]).read_text())["job"]["name"]
@@ -33,7 +33,7 @@ while not told:
 if rank == 0:
     saved.write_text(str(step))
     tell("checkpoint", step=step, path=str(saved))
-sys.exit(75)
+sys.exit(int(os.environ.get("CODE", "0")))
 """
 
 
@@ -61,7 +61,7 @@ def events(jobs: Jobs, name: str) -> list[tuple[str, str]]:
 
 def test_a_job_that_is_scaled_saves_stops_and_goes_on_at_the_new_size(scripts: Jobs, kubectl: Kubectl) -> None:
     jobs = scripts
-    start(jobs, "grows")
+    start(jobs, "grows", env=[{"name": "CODE", "value": "75"}])
     scale = ("scale", "-n", jobs.namespace, "trainingjob/grows", "--replicas")
     for turn, nodes in enumerate((1, 2), 1):
         assert kubectl(*scale, str(nodes)).returncode == 0
@@ -83,13 +83,19 @@ def ranks_of_the_metrics(jobs: Jobs) -> str | None:
     return next((metric["value"] for metric in metrics if metric["name"] == "ranks"), None)
 
 
-def test_a_suspended_job_says_at_which_step_its_work_is_saved(scripts: Jobs) -> None:
-    start(scripts, "rests", nodes=1)
+def test_a_job_that_saves_and_exits_with_0_goes_on_after_a_deleted_pod_is_suspended_and_goes_on(scripts: Jobs) -> None:
+    start(scripts, "rests")
+    scripts.delete("Pod", "rests-1")
+    until("the next attempt", lambda: status(scripts, "rests")["attempts"] == 2)
+    scripts.until_running("rests")
     scripts.change("rests", suspend=True)
     told = scripts.until_condition("rests", "Suspended", "True", "Suspended")
     stop = status(scripts, "rests")["stop"]
     assert told["message"].startswith(f"saved at step {stop['step']} and stopped; no pods")
     assert (scripts.workspace() / "rests").read_text() == str(stop["step"])
+    scripts.change("rests", suspend=False)
+    until("it goes on", lambda: status(scripts, "rests")["attempts"] == 3)
+    scripts.until_running("rests")
     scripts.end("rests")
 
 

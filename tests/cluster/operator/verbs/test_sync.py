@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def test_pods_that_share_their_volume_get_it_once_and_those_that_do_not_each(
-    jobs: Jobs, source: Path, kubectl: Kubectl, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    jobs: Jobs, source: Path, tmp_path: Path, kubectl: Kubectl, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     jobs.start("shared")
     jobs.start("own", storage={"mode": "PerPod"})
@@ -53,7 +54,24 @@ def test_pods_that_share_their_volume_get_it_once_and_those_that_do_not_each(
     assert sync(monkeypatch, jobs, "own", str(source)) == 0
     assert {line.partition(":")[0] for line in capsys.readouterr().out.splitlines()} == {"own-0", "own-1"}
     assert [read(kubectl, jobs, f"own-{node}", "/workspace/pkg/m7.py") for node in (0, 1)] == ["seven\n", "seven\n"]
+    other = tmp_path / "other"
+    (other / "pkg").mkdir(parents=True)
+    (other / "pkg" / "m7.py").write_text("another seven\n")
+    for name, *where in (("shared",), ("own",), ("shared", "--to", "/workspace/pkg")):
+        folder = other / "pkg" if where else other
+        assert sync(monkeypatch, jobs, name, str(folder), *where) == 2
+        told = capsys.readouterr().err
+        assert f"m7.py in {where[-1] if where else '/workspace'} was sent from" in told and f"{source}, and would be another file" in told
+        assert f"lockstep sync {name} {folder} --to /workspace/{folder.name} -n {jobs.namespace}" in told
+    monkeypatch.setattr("sys.argv", ["lockstep", "cp", str(other / "pkg/m7.py"), "own:/workspace/pkg/m7.py", "-n", jobs.namespace])
+    with suppress(SystemExit):
+        main()
+    assert capsys.readouterr().err.count("was sent from") == 2
+    pods = ("shared-0", "own-0", "own-1")
+    assert {read(kubectl, jobs, pod, "/workspace/pkg/m7.py") for pod in pods} == {"seven\n"}, "nothing was written"
+    assert sync(monkeypatch, jobs, "shared", str(other), "--to", "/workspace/other") == 0
     jobs.end("own")
+    capsys.readouterr()
 
     assert sync(monkeypatch, jobs, "shared", str(source), "--to", "/nowhere") == 1
     assert "shared-0: not sent: " in (told := capsys.readouterr().out) and "/nowhere" in told

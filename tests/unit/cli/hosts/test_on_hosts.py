@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ from lockstep.cli.shared.inputs import read_inputs
 from lockstep.cli.shared.jobargs import known_names
 from lockstep.cli.shared.onhosts import REFUSED, WITHOUT_CLUSTER, WORKING
 from lockstep.cli.shared.runonhosts import run_on_hosts
+from lockstep.cli.shared.sending import send_project
 from lockstep.cli.shared.target import namespace_of, one_verb
 from lockstep.kube.aim import Connections
 from lockstep.plan.hosts.facts import Folder
@@ -506,7 +508,7 @@ def test_what_hosts_can_not_be_is_refused(lab: Path) -> None:
             "a.py",
         ): f"{lab.parent / 'nothing.yaml'}: can't be read: No such file or directory",
         ("--hosts", "a", "--job", "x", "--render", "a.py"): "--job can't be combined with --hosts",
-        ("--render", "a.py"): "--nproc-per-node and --render are for a script on hosts",
+        ("--render", "a.py"): "--nproc-per-node and --render are for a program on hosts or on this machine",
     }.items():
         code, output = run("run", *words)
         assert (code, output.startswith(message)) == (2, True), output
@@ -515,3 +517,73 @@ def test_what_hosts_can_not_be_is_refused(lab: Path) -> None:
 def test_all_that_one_command_asks_the_hosts_goes_over_the_same_connections(lab: Path) -> None:
     site = HostSite(parse_cluster_file(LAB, str(lab)), str(lab))
     assert site.fleet() is site.fleet()
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a program, in which commands are typed."""
+    folder = tmp_path / "nano GPT"
+    (folder / "scripts").mkdir(parents=True)
+    for name in ("train.py", "run.sh", "scripts/base.py"):
+        (folder / name).touch()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("words", "script"),
+    [
+        (("train.py", "-x"), {"folder": "/workspace/sent", "path": "train.py", "args": ["-x"]}),
+        (("-m", "scripts.base"), {"folder": "/workspace/sent", "module": "scripts.base"}),
+        (("bash", "run.sh"), {"folder": "/workspace/sent", "command": ["bash", "run.sh"]}),
+        (("other.py",), {"path": "other.py"}),
+        (("/srv/train.py",), {"path": "/srv/train.py"}),
+    ],
+)
+def test_the_folder_of_a_program_that_is_typed_on_hosts_is_sent_and_ranks_work_there(
+    words: tuple[str, ...],
+    script: dict[str, Any],
+    started: list[tuple[Any, str]],
+    lab: Path,
+    project: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent: list[tuple[Any, ...]] = []
+    monkeypatch.setattr("lockstep.cli.jobs.typed.send_project", lambda site, *words: sent.append(words) or "/workspace/sent")
+    assert run("run", "--hosts", str(lab), "--nproc-per-node", "1", "--first", "lab1", "--", *words)[0] == 0
+    [(inputs, _)] = started
+    assert inputs.job.spec.script.model_dump(exclude_defaults=True, by_alias=True) == script
+    assert [each[0] for each in sent] == ([project] if "folder" in script else [])
+    code, text = run("run", "--hosts", str(lab), "--nproc-per-node", "1", "--render", "--", *words)
+    assert (code, len(sent), "folder: /workspace/nano-GPT" in text) == (0, len(sent[:1]), "folder" in script), (
+        "it is shown without being sent"
+    )
+
+
+@pytest.mark.parametrize("folder", [Path.home(), Path("/")])
+def test_a_home_folder_is_not_sent_to_hosts(folder: Path, lab: Path) -> None:
+    with pytest.raises(ConfigError, match=f"{folder} would be sent to all hosts"):
+        send_project(HostSite(parse_cluster_file(LAB, str(lab)), str(lab)), folder, "x", 2, HostOptions())
+
+
+def test_a_program_that_is_typed_for_this_machine_runs_where_it_is(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs: list[Any] = []
+    monkeypatch.setattr("lockstep.platforms.local.run.run_local", lambda job, profile, root: jobs.append(job) or 0)
+    monkeypatch.setattr("lockstep.cli.jobs.typed.gpus_here", lambda: 0)
+    assert run("run", "--local", "--", "train.py", "-x")[0] == 0
+    assert run("run", "--local", "--nodes", "2", "--nproc-per-node", "3", "--set", "metadata.name=y", "--", "-m", "scripts.base")[0] == 0
+    monkeypatch.setattr("lockstep.cli.jobs.typed.gpus_here", lambda: 4)
+    assert run("run", "--local", "--nodes", "2", "--", "bash", "run.sh")[0] == 0
+    specs = [(job.metadata.name, job.spec.nodes, job.spec.gpus_per_node, job.spec.ranks_per_node) for job in jobs]
+    assert specs == [("train", 1, 0, 1), ("y", 2, 0, 3), ("run", 2, 2, None)]
+    assert {job.spec.script.folder for job in jobs} == {str(project)}
+    code, text = run("run", "--local", "--detach", "--", "train.py")
+    assert code == 2 and text.startswith("--detach can't be combined with --local -- PROGRAM")
+
+
+def test_a_script_that_lies_beside_its_job_is_named_with_the_line_that_runs_it(project: Path) -> None:
+    (project / "job.yaml").write_text(JOB.replace("cluster: lab, ", "").replace("a.py", "train.py"))
+    code, text = run("run", "-f", "job.yaml", "--local")
+    assert code == 2 and f"there is no file {project}/.lockstep/workspace/workspace/train.py (train.py of the job)" in text
+    assert "name by --workspace the folder that contains workspace/ and datasets/" in text
+    assert f"cd {shlex.quote(str(project))} && lockstep run --local -- train.py, or in the job script.folder: {project}" in text

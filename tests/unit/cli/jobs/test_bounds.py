@@ -18,8 +18,8 @@ import pytest
 from typer.testing import CliRunner
 
 from lockstep.api.errors import ConfigError
-from lockstep.cli.jobs import change, get, hosttop, removal, submit
-from lockstep.cli.jobs.top import _looks_of_folder
+from lockstep.cli.jobs import change, get, removal, submit, top
+from lockstep.cli.jobs.top import _looks_of_folder, _looks_of_host_job
 from lockstep.cli.main import app, main
 from lockstep.cli.reference import cli_page
 from lockstep.cli.shared import hubconfig, runonhosts
@@ -36,7 +36,7 @@ Object = dict[str, Any]
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
-    return clock_of(monkeypatch, change, get, hosttop, runonhosts, submit, now=0.0)
+    return clock_of(monkeypatch, change, get, runonhosts, submit, top, now=0.0)
 
 
 def progress(reason: str, **more: str) -> Object:
@@ -132,7 +132,7 @@ def test_a_loss_curve_is_read_again_after_ten_seconds(clock: VirtualClock, monke
 
     async def story() -> None:
         looks = count()
-        async for _ in hosttop.looks_of_host_job(cast(Any, job), 2.5, live=True):
+        async for _ in _looks_of_host_job(cast(Any, job), 2.5, live=True):
             if next(looks) == 10:
                 return
 

@@ -17,9 +17,9 @@ import lockstep
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.cli.clusters import quickstart
 from lockstep.cli.files import editor, sync
-from lockstep.cli.jobs import change, get, hosttop, submit, top
+from lockstep.cli.jobs import change, get, submit, top
 from lockstep.cli.main import app
-from lockstep.cli.shared import hostsite, runonhosts
+from lockstep.cli.shared import hostsite, runonhosts, sending
 from lockstep.cli.shared.hostsite import HostJob
 from lockstep.cli.shared.jobargs import Form, SiteOptions
 from lockstep.cli.shared.kubesite import ClusterJob, KubeSite, _Over
@@ -80,10 +80,10 @@ BY_JOB: dict[str, tuple[str, ...]] = {
     "cli/jobs/change.py _until_stopped": (DELETED, ANEW, *ENDED, SUSPENDED),
     "cli/jobs/submit.py _until": EVERY,
     "cli/jobs/top.py _looks_of_job": (DELETED, ANEW, *ENDED),
-    "cli/jobs/hosttop.py looks_of_host_job": (DELETED, ANEW, *ENDED),
+    "cli/jobs/top.py _looks_of_host_job": (DELETED, ANEW, *ENDED),
     "cli/shared/runonhosts.py _until_running": (DELETED, ANEW, *ENDED, SUSPENDED),
     "cli/shared/hostsite.py _until_ended": (DELETED, ANEW, SUSPENDED),
-    "cli/files/sync.py _send_all": (DELETED, *ENDED),
+    "cli/shared/sending.py send_all": (DELETED, *ENDED),
     "cli/files/editor.py _until_gone": (DELETED,),
     "cli/clusters/quickstart.py _follow": (DELETED, *ENDED, SUSPENDED, REFUSED),
     "kube/jobs.py delete_job": (DELETED, ANEW),
@@ -130,7 +130,7 @@ WITH_ANOTHER = {
     "cli/jobs/top.py _looks_of_all": "a view of a namespace, whose jobs may come at any time",
     "cli/jobs/top.py _looks_of_folder": "the run of this machine: LocalLooks says whether it is over",
     "cli/jobs/top.py _looks_of_machine": "a view of this machine, which stays",
-    "cli/jobs/hosttop.py looks_of_hosts": "a view of hosts, which stay",
+    "cli/jobs/top.py _looks_of_hosts": "a view of hosts, which stay",
     "cli/shared/terminal.py show": "the work that it counts the seconds of",
     "kube/expiry.py _beat": "the work beside which it runs",
     "programs.py beat": "the program that it keeps alive",
@@ -178,8 +178,8 @@ def job_after(end: str) -> Object | None:
     return job_of(conditions=CONDITIONS[end], suspend=end == SUSPENDED)
 
 
-async def at_once(function: Callable[..., object], *words: object) -> object:
-    return function(*words)
+async def at_once(function: Callable[..., object], *words: object, **named: object) -> object:
+    return function(*words, **named)
 
 
 class Limited(VirtualClock):
@@ -195,7 +195,7 @@ class World:
 
     def __init__(self, end: str, patch: pytest.MonkeyPatch) -> None:
         self.end, self.patch, self.clock = end, patch, Limited(0.0)
-        modules = (get, change, submit, hosttop, top, runonhosts, hostsite, jobs, quickstart, drilledjob)
+        modules = (get, change, submit, top, runonhosts, hostsite, jobs, quickstart, drilledjob)
         clock_of(patch, *modules)
         for module in modules:
             patch.setattr(module, "time", self.clock)
@@ -340,7 +340,8 @@ def synced(world: World) -> Awaitable[object]:
         raise ConfigError("no pod of job x runs")
 
     receivers: Any = SimpleNamespace(are_there=False)
-    return sync._send_all(Path("/none"), receivers, once, lambda: sync._is_over(world.cluster, "ns", "x"), watch=True)
+    job = sending.Sending("x", Path("/none"), "/workspace", "-n ns", watch=True)
+    return sending.send_all(job, receivers, once, lambda: sync._is_over(world.cluster, "ns", "x"))
 
 
 def forwarded(world: World) -> Awaitable[object]:
@@ -410,10 +411,10 @@ STORIES: dict[str, Callable[[World], Any]] = {
     "cli/jobs/change.py _until_stopped": lambda world: change._until_stopped(world.cluster_job, 600.0, 600),
     "cli/jobs/submit.py _until": until,
     "cli/jobs/top.py _looks_of_job": looks_of_job,
-    "cli/jobs/hosttop.py looks_of_host_job": looks_of_host,
+    "cli/jobs/top.py _looks_of_host_job": looks_of_host,
     "cli/shared/runonhosts.py _until_running": lambda world: runonhosts._until_running(world.host_job),
     "cli/shared/hostsite.py _until_ended": until_ended,
-    "cli/files/sync.py _send_all": synced,
+    "cli/shared/sending.py send_all": synced,
     "cli/files/editor.py _until_gone": forwarded,
     "cli/clusters/quickstart.py _follow": quickstarted,
     "kube/jobs.py delete_job": lambda world: jobs.delete_job(world.cluster, "ns", "x"),

@@ -165,7 +165,7 @@ def test_a_command_that_cannot_be_started_is_a_failure_with_its_name(agents: Gan
     agents.write("", nodes=1, command=("/no/such/program",))
     agents.start(0)
     assert agents.codes() == [1]
-    assert agents.record("end.json")["message"].endswith("exited with 127: FileNotFoundError: No such file or directory: /no/such/program")
+    assert agents.record("end.json")["message"].endswith("exited with 127: FileNotFoundError: there is no program /no/such/program")
 
 
 def test_torch_s_error_file_names_the_exception_of_a_user_s_script(agents: Gang) -> None:
@@ -225,8 +225,12 @@ SAVING = FOREVER.replace(
 )
 
 
-def test_sigterm_to_the_agents_lets_the_ranks_save_and_stop(agents: Gang) -> None:
-    agents.write(SAVING, nodes=2, when_done=WhenDone.WAIT)
+EXITS = pytest.mark.parametrize("saving", [SAVING, SAVING.replace("75", "0")], ids=["exit code 75", "exit code 0"])
+
+
+@EXITS
+def test_sigterm_to_the_agents_lets_the_ranks_save_and_stop(agents: Gang, saving: str) -> None:
+    agents.write(saving, nodes=2, when_done=WhenDone.WAIT)
     agents.start(0, 1)
     for node in (0, 1):
         agents.until("armed", node)
@@ -251,8 +255,9 @@ def test_a_rank_is_asked_to_save_only_once(agents: Gang) -> None:
     assert agents.processes[1].wait(10) == 75
 
 
-def test_one_node_that_leaves_lets_the_ranks_of_all_nodes_save(agents: Gang) -> None:
-    agents.write(SAVING, nodes=2, when_done=WhenDone.WAIT)
+@EXITS
+def test_one_node_that_leaves_lets_the_ranks_of_all_nodes_save(agents: Gang, saving: str) -> None:
+    agents.write(saving, nodes=2, when_done=WhenDone.WAIT)
     agents.start(0, 1)
     for node in (0, 1):
         agents.until("armed", node)

@@ -21,11 +21,11 @@ from typing import Any, cast
 import pytest
 
 from lockstep_gang.agent.interactive import DevNode, PrintedLines
-from lockstep_gang.agent.ranks.script import argv, look
+from lockstep_gang.agent.ranks.script import look
 from lockstep_gang.agent.session import client
 from lockstep_gang.agent.session.activity import ShellActivity
 from lockstep_gang.agent.session.requests import RequestSocket
-from lockstep_gang.contract.interactive import Asked, Find
+from lockstep_gang.contract.interactive import Find
 from unit.virtual_time import VirtualClock
 
 BUNDLE_CHARACTERS = 128 * 1024
@@ -120,22 +120,6 @@ def test_what_nobody_takes_is_counted_and_not_kept() -> None:
     lines = [line for message in link.sent for line in message.lines]
     assert "lines of node 1 left out" in lines[-1]
     assert sum(map(len, lines)) < WAITING_CHARACTERS + 10_000
-
-
-@pytest.mark.parametrize(
-    ("command", "local_rank", "expected"),
-    [
-        (("a.py", "-x"), False, ("python3", "a.py", "-x")),
-        (("a.py", "-x"), True, ("python3", "a.py", "--local_rank=3", "-x")),
-        (("-m", "pkg.train", "-x"), True, ("python3", "-m", "pkg.train", "--local_rank=3", "-x")),
-        (("tool", "-x"), False, ("./tool", "-x")),
-        (("hostname",), False, ("hostname",)),
-    ],
-)
-def test_a_rank_s_arguments(command: tuple[str, ...], local_rank: bool, expected: tuple[str, ...], tmp_path: Path) -> None:
-    (tmp_path / "tool").write_text("#!/bin/sh\n")
-    (tmp_path / "tool").chmod(0o755)
-    assert argv(Asked("1", command, str(tmp_path), "ada", local_rank), 3) == expected
 
 
 def test_a_script_that_is_here_is_known_by_its_content(tmp_path: Path) -> None:

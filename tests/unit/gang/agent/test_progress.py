@@ -43,11 +43,28 @@ def test_the_time_left_after_a_resume_counts_only_this_attempt_s_steps() -> None
     assert step.estimated_remaining_seconds == 180  # Trainer itself would say 2 s: 20 s for 910 steps
 
 
-def test_the_last_word_names_no_step_and_stands_for_the_last_one() -> None:
+@pytest.mark.parametrize(
+    ("steps", "end", "stopping", "shown"),
+    [
+        ([], 4.0, False, None),  # it took less than the time between two reports
+        ([(5.0, 79)], 9.0, False, 79),
+        ([(5.0, 79), (10.0, 158)], 14.9, False, 158),
+        ([(5.0, 900), (10.0, 1950)], 10.3, False, 2000),
+        ([(5.0, 900), (10.0, 1950)], 10.1, False, 1950),
+        ([(5.0, 900), (10.0, 1950)], 10.3, True, 1950),
+        ([(5.0, 1999)], 5.1, False, 2000),
+    ],
+)
+def test_the_last_word_names_no_step_and_stands_for_all_where_they_can_have_been_made(
+    steps: list[tuple[float, int]], end: float, stopping: bool, shown: int | None
+) -> None:
     pace = RemainingTime()
-    pace.step(parse_status(body(0, total_steps=40)), 0.0)
-    step = pace.step(parse_status(body(100, train_runtime=3.5)), 9.0)
-    assert step == Step(0, 40, 40, None, 0, {"train_runtime": "3.5"})
+    pace.step(parse_status(body(0, total_steps=2000)), 0.0)
+    for at, step in steps:
+        pace.step(parse_status(body(3, current_step=step, total_steps=2000)), at)
+    pace.is_stopping = stopping
+    found = pace.step(parse_status(body(100, train_runtime=3.5)), end)
+    assert found == (None if shown is None else Step(0, shown, 2000, metrics={"train_runtime": "3.5"}))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "null", '{"trainerStatus": 3}', '{"trainerStatus": {"metrics": [4]}}', "[" * 60_000])

@@ -48,6 +48,24 @@ def test_colors_are_no_part_of_a_line() -> None:
     assert (lines, relay.last_lines) == (["[rank 3] KeyError: 'label'"], ["KeyError: 'label'"])
 
 
+@pytest.mark.parametrize(
+    ("raw", "shown"),
+    [
+        (b"\x1b[1;34mwandb\x1b[0m: run \xc3\xa9", "\x1b[1;34mwandb\x1b[0m: run \xe9\x1b[0m"),
+        (b"\x1b[31mred, never ended\x1b[K", "\x1b[31mred, never ended\x1b[0m"),
+        (b"\x1b[31ma\x1b[2Jb\x1b]0;title\x07c\x1b[5;5Hd\x1bce\x9b2J", "\x1b[31ma\\x1b[2Jb\\x1b]0;title\\x07c\\x1b[5;5Hd\\x1bce\\x9b2J\x1b[0m"),
+        (b"\\x1b[31m is text", "\\x1b[31m is text"),
+    ],
+)  # fmt: skip
+def test_a_terminal_gets_colors_and_nothing_else_that_it_acts_on(raw: bytes, shown: str) -> None:
+    written: list[tuple[str, ...]] = []
+    relay = Relay(3, lambda *texts: written.append(texts), colors=True)
+    relay.feed(raw + b"\n")
+    ((plain, *colored),) = written
+    assert colored == ([f"[rank 3] {shown}"] if shown.endswith("\x1b[0m") else [])
+    assert "\x1b" not in plain and plain == f"[rank 3] {relay.last_lines[0]}"
+
+
 BAR = b"\r".join(b"%3d%%|####| %d/30" % (n * 100 // 30, n) for n in range(31))
 
 

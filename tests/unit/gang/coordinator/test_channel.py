@@ -331,6 +331,7 @@ def test_an_agent_that_hears_nothing_stops_its_ranks_and_tells_so_when_the_coord
         "left": [],
         "processLimit": "",
         "noRoom": "",
+        "elsewhere": "",
     }
     assert (again["attempt"], again["knownAttempt"]) == (0, 1)
 

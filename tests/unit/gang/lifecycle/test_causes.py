@@ -46,7 +46,10 @@ def written(clock: Clock, *bursts: tuple[float, tuple[str, ...]], ends_after: fl
 
 def failure_of(exit_: RankExit, **changes: Any) -> Failure:
     story = started(restart=RestartPolicy(3, 10), **changes)
-    fields = {name: getattr(exit_, name) for name in ("signal", "last_lines", "fresh_from", "out_of_memory", "process_limit", "no_room")}
+    fields = {
+        name: getattr(exit_, name)
+        for name in ("signal", "last_lines", "fresh_from", "out_of_memory", "process_limit", "no_room", "elsewhere")
+    }
     story.exits(exit_.rank, exit_.exit_code, **fields)
     story.exits(0, None, signal="SIGKILL", ordered=True)
     found = all_stopped(story).gang.failure
@@ -250,6 +253,34 @@ NOT_SAID = "OSError: [Errno 28] No space left on device"
 def test_the_file_system_that_had_no_room_is_named_with_what_helps(end: dict[str, Any], room: str, cause: Cause, message: str) -> None:
     found = failure_of(RankExit(**{"rank": 1, "exit_code": 1, "signal": None, "ordered": False, "no_room": room, **end}))
     assert (found.cause, found.message) == (cause, message)
+
+
+@pytest.mark.parametrize(
+    ("line", "cause", "end"),
+    [
+        ("FileNotFoundError: [Errno 2] No such file or directory: 'conf.py'", Cause.CONFIGURATION, "; conf.py is in /w/repo"),
+        ("ModuleNotFoundError: No module named 'conf'", Cause.CONFIGURATION, "; conf.py is in /w/repo"),
+        ("KeyError: 'label'", Cause.USER_CODE, "KeyError: 'label'"),  # the other one was caught
+    ],
+)
+def test_the_fields_that_lead_to_a_missing_file_end_the_message(line: str, cause: Cause, end: str) -> None:
+    exit_ = RankExit(1, 1, None, ordered=False, last_lines=("Traceback (most recent call last):", line), elsewhere="conf.py is in /w/repo")
+    found = failure_of(exit_)
+    assert found.cause is cause and found.message.endswith(end)
+
+
+@pytest.mark.parametrize(
+    ("code", "last", "end"),
+    [
+        (2, "train.py: error: unrecognized arguments: --no-such=1", "exited with 2: train.py: error: unrecognized arguments: --no-such=1"),
+        (2, "Error: No such option: --no-such", "exited with 2: Error: No such option: --no-such"),
+        (2, "usage: train.py [-h]", "exited with 2"),
+        (1, "train.py: error: unrecognized arguments: --no-such=1", "exited with 1"),
+    ],
+)
+def test_arguments_that_a_script_doesnt_take_are_named(code: int, last: str, end: str) -> None:
+    lines = ("usage: train.py [-h] [--epochs N]", last)
+    assert failure_of(RankExit(1, code, None, ordered=False, last_lines=lines)).message == f"rank 1 on node 1 {end}"
 
 
 def test_steps_that_only_the_ranks_of_a_dead_coordinator_knew_count_as_lost() -> None:

@@ -110,6 +110,17 @@ def test_an_interrupt_lets_ranks_save_and_a_second_one_kills() -> None:
     assert story.records == ["begin", "Stopped"]
 
 
+@pytest.mark.parametrize("interrupts", [1, 2])
+def test_a_script_that_exits_with_0_after_an_interrupt_is_stopped_and_one_that_had_ended_before_is_done(interrupts: int) -> None:
+    for ordered, last in (
+        (True, Ended("1", 130, "a.py --epochs 3 was stopped: Ctrl-C")),
+        (False, Ended("1", 0, "a.py --epochs 3 is done after 0 s")),
+    ):
+        story = running().hears(0, *[Interrupted("1", "Ctrl-C")] * interrupts)
+        stopped(story.exits(0, ordered=ordered).exits(1, ordered=ordered))
+        assert story.gang.session.last == last
+
+
 def test_an_interrupt_while_a_node_is_waited_for_ends_the_wait() -> None:
     story = Story(RUN).hears(0, hello(0), ASKED, Interrupted("1", "Ctrl-C"))
     assert answers(story) == [(0, Ended("1", 130, "stopped before it started: Ctrl-C"))]

@@ -392,13 +392,6 @@ def test_a_node_that_leaves_lets_all_ranks_save_and_the_gang_waits_for_its_succe
     assert (story.gang.attempt, story.report.restarts, story.report.restarts_counted) == (2, 1, 0)
 
 
-def test_ranks_that_finish_while_they_are_asked_to_save_complete_the_job() -> None:
-    story = started().hears(1, Leaving())
-    for rank in (0, 1):
-        story.exits(rank, 0, ordered=True).hears(rank, Stopped(1))
-    assert story.report.state is State.COMPLETE
-
-
 def test_the_report_has_what_rank_zero_last_said() -> None:
     story = started().reports(
         0, Activity(0, "Step"), Step(0, 5, 9, metrics={"loss": "2.0", "lr": "1"}), Evaluate(0, 5, {"evalLoss": "2.2"})

@@ -131,7 +131,7 @@ def test_every_attempt_begins_with_what_it_runs_on_and_goes_on_from() -> None:
         "  nodes: x-0, x-1, 4 ranks and 4 GPUs each",
         "  fabric: not stated, used as it is",
         "  run: /workspace/runs/x, works in /workspace, log of what happens in /workspace/runs/x/logs",
-        "  from: the newest commit is step 7, /c/step-7.a1; the script finds its own",
+        "  from: the newest commit is step 7, /c/step-7.a1; the script finds its own, if it looks for any",
     ]
 
 
@@ -162,7 +162,7 @@ def test_a_rank_that_has_ended_well_does_not_make_a_gang_start_again() -> None:
         ({"checkpoint": {"resumeFrom": "Auto"}}, "the newest whole commit in /workspace/runs/x/checkpoints, or step 0 where there is none"),
         ({"checkpoint": {"resumeFrom": "None"}}, "step 0, since resumeFrom is None"),
         ({"checkpoint": {"resumeFrom": "/workspace/runs/y/checkpoint-7"}}, "/workspace/runs/y/checkpoint-7"),
-        (None, "no checkpoint was reported yet; the script finds its own"),
+        (None, "no checkpoint was reported yet; the script finds its own, if it looks for any"),
     ],
 )
 def test_a_first_attempt_says_where_a_start_looks_and_not_that_there_is_nothing(training: dict[str, Any] | None, words: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lockstep_gang.contract.messages import Checkpoint, Error, Exited, Leaving, RankExit, Step, Stopped
+from lockstep_gang.contract.messages import Checkpoint, End, Error, Exited, Leaving, RankExit, RankReport, Started, Step, Stopped
 from lockstep_gang.contract.report import Save, State, StopReport
 from lockstep_gang.coordinator import coordinator
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
@@ -111,6 +111,56 @@ def test_of_a_script_that_reports_nothing_it_isnt_known_whether_it_saved() -> No
         None,
         None,
     )
+
+
+ASKED, BY_ITSELF = (0, True), (0, False)
+LEAVES: dict[str, tuple[int, ...]] = {"suspend, resize, deadline, Ctrl-C": (0, 1), "drain, a join's SIGTERM": (1,)}
+
+
+@pytest.mark.parametrize("leaving", LEAVES.values(), ids=LEAVES)
+@pytest.mark.parametrize(
+    ("spec", "reported", "exits", "outcome"),
+    [
+        ({}, (), (ASKED, ASKED), "Stopped"),
+        ({}, (Step(0, 62, 2000),), (ASKED, ASKED), "Stopped"),
+        ({}, (Step(0, 62),), (ASKED, ASKED), "Stopped"),
+        ({}, (Step(0, 0, 0),), (ASKED, ASKED), "Stopped"),
+        ({}, (), (BY_ITSELF, ASKED), "Stopped"),  # one is done, the other was stopped
+        ({}, (), (BY_ITSELF, (75, True)), "Stopped"),
+        ({}, (), (BY_ITSELF, BY_ITSELF), "Complete"),  # in the moment in which it was to be stopped
+        ({}, (Step(0, 2000, 2000),), (ASKED, ASKED), "Complete"),
+        ({}, (Step(1, 2000, 2000),), (ASKED, ASKED), "Stopped"),  # it is rank 0 whose steps are the job's
+        ({}, (End(0),), (ASKED, BY_ITSELF), "Complete"),
+        ({}, (End(0),), (ASKED, (75, True)), "Stopped"),
+        (TRAINING, (End(0, {"adapter": "/a"}),), (ASKED, ASKED), "Complete"),
+        (TRAINING, (Step(0, 62, 2000),), (ASKED, ASKED), "Stopped"),
+    ],
+)
+def test_ranks_that_exit_with_0_after_a_stop_are_stopped_unless_the_end_was_reported(
+    spec: dict[str, Any], reported: tuple[RankReport, ...], exits: tuple[tuple[int, bool], ...], outcome: str, leaving: tuple[int, ...]
+) -> None:
+    story = started(**spec)
+    for report in reported:
+        story.reports(report.rank, report)
+    for node in leaving:
+        story.hears(node, Leaving())
+    for rank, (code, ordered) in enumerate(exits):
+        story.exits(rank, code, ordered=ordered)
+    all_stopped(story)
+    assert (story.records[-1] if outcome == "Stopped" else story.records[-2:]) == (outcome if outcome == "Stopped" else ["end", outcome])
+    assert (story.report.state, story.report.stop is None) == ((State.WAITING, False) if outcome == "Stopped" else (State.COMPLETE, True))
+
+
+def test_a_drained_node_s_successor_goes_on_though_all_ranks_exited_with_0_and_an_earlier_attempt_had_reported_an_end() -> None:
+    story = started(restart=replace(started().run.restart, max_restarts=1)).reports(0, Step(0, 9, 9), End(0))
+    story.exits(1, 1)
+    all_stopped(story).waits(60)
+    for attempt in (2, 3):
+        assert story.gang.attempt == attempt
+        story.hears(0, Started(attempt)).hears(1, Started(attempt), Leaving()).exits(0, ordered=True).exits(1, ordered=True)
+        all_stopped(story).loses(1).hears(1, hello(1, instance=f"successor of {attempt}"))
+    assert (story.gang.attempt, story.report.restarts_counted) == (4, 1)
+    assert story.records == ["begin", "Failed", "begin", "Stopped", "begin", "Stopped", "begin"]
 
 
 def test_ranks_that_a_signal_ended_are_told_in_the_plural() -> None:

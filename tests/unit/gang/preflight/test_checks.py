@@ -60,6 +60,7 @@ CASES: list[tuple[dict[str, Any], str, str, str, str]] = [
     ({"unresolved": {"x-1.x-headless.ns.svc": "Name or service not known"}}, "names", "Error", "Setup", "node 2 (x-2) can't resolve x-1.x-headless.ns.svc"),
     ({"port": 0}, "peers", "Error", "Fabric", "node 2 (x-2) could not open a port"),
     ({"paths": (PathFact("/m"),)}, "paths", "Error", "Configuration", "spec.training.model.name: there is no folder /m on node 2 (x-2)"),
+    ({"paths": (PathFact("/m", "Folder", interpreter="bash"),)}, "paths", "Error", "Configuration", "spec.training.model.name: /m on node 2 (x-2) is a program of bash, which Python can't read"),
     ({"paths": (PathFact("/m", "File"),)}, "paths", "Error", "Configuration", "there is no folder /m"),
     ({"paths": (PathFact("/m", error="Stale file handle"),)}, "paths", "Error", "Configuration", "Stale file handle: /m on node 2 (x-2)"),
     ({"volume": VolumeFacts("Read-only file system")}, "writable", "Error", "Storage", "node 2 (x-2) can't write in /workspace/runs/x: Read-only"),

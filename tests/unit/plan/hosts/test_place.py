@@ -76,6 +76,9 @@ def test_where_no_host_has_a_gpu_the_refusal_has_the_options_to_train_on_cpus() 
     options = "--set gpusPerNode=0 --set ranksPerNode=1"
     with pytest.raises(ConfigError, match=rf"^hosts lab0, lab1 have no GPU, and the job takes 1 on each: to train on CPUs, add {options}$"):
         placed(facts("lab0", "10.0.0.1"), facts("lab1", "10.0.0.2"), job=one_each)
+    annotation = "metadata: {annotations: {lockstep.dev/typed: 'lockstep run --hosts lab0,lab1 --nproc-per-node 1 -- a.py --x'}, "
+    with pytest.raises(ConfigError, match=f"add {options}: lockstep run --hosts lab0,lab1 --nproc-per-node 1 {options} -- a.py --x$"):
+        placed(facts("lab0", "10.0.0.1"), facts("lab1", "10.0.0.2"), job=one_each.replace("metadata: {", annotation))
     with pytest.raises(ConfigError, match="host lab0 has 0 free GPUs, and the job takes 1 there: it has 0 in all"):
         placed(facts("lab0", "10.0.0.1"), facts("lab1", "10.0.0.2", gpu(0)), job=one_each)
     on_cpus = JOB.replace("nodes: 2", "nodes: 2, gpusPerNode: 0, ranksPerNode: 1")

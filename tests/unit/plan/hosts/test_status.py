@@ -19,6 +19,7 @@ from lockstep_gang.contract.run import JobIdentity
 
 NOW = 1_700_000_000.0
 AGAIN = "--cluster lab"
+AGAIN_WORDS = "start the script again (it goes on if it looks for its own checkpoints; transformers: resume_from_checkpoint)"
 RECORD = JobRecord(
     job={"metadata": {"name": "x", "namespace": "hosts", "uid": "u1", "creationTimestamp": "2026-01-02T00:00:00Z"}, "spec": {"nodes": 2, "script": {"path": "a.py"}}},
     cluster="lab", hosts=("lab0", "lab1"), ranks=(1, 1), node=0, workspace="/ws", datasets="/d", supervised=False, command=("python3",), environment={},
@@ -70,7 +71,8 @@ def test_the_newest_stop_is_told_with_its_time() -> None:
         (replace(LEADING, report_seconds=90.0), ACTIVE, {}, ("NoReport", "Unknown", "node 0 has not reported for 1m30s; its agent runs")),
         (LEADING, None, AWAY, ("Running", "True", "all ranks run; host lab1 can't be reached")),
         (replace(LEADING, report=report(State.WAITING, ready=0)), None, AWAY, ("HostAway", "False", "host lab1 can't be reached; the job goes on when it is back")),
-        (replace(ENDED, stopped=True), replace(ENDED, stopped=True), {}, ("Suspended", "False", "stopped as asked; to go on from the last checkpoint: lockstep resume x --cluster lab")),
+        (replace(ENDED, stopped=True), replace(ENDED, stopped=True), {}, ("Suspended", "False", f"stopped as asked; to {AGAIN_WORDS}: lockstep resume x --cluster lab")),
+        (replace(ENDED, stopped=True, newest_step=4, newest_time=1.0), replace(ENDED, stopped=True), {}, ("Suspended", "False", "stopped as asked; to go on from the last checkpoint: lockstep resume x --cluster lab")),
         (replace(ENDED, stopped=True), ACTIVE, {}, ("Stopping", "False", "the stop has not reached host lab1: lockstep stop x --cluster lab")),
         (replace(LEADING, stopped=True), replace(ENDED, stopped=True), {}, ("Stopping", "False", "ranks save and stop on host lab0")),
         (replace(ENDED, ended={"jobUid": "u1", "state": "Complete"}), ENDED, {}, ("Complete", "False", "the job is complete")),
@@ -102,7 +104,16 @@ def test_hosts_whose_agents_a_reboot_ends_are_named_with_the_reason() -> None:
 def test_an_agent_that_ended_is_named_with_its_last_line() -> None:
     reason, _, message = told(replace(ACTIVE), replace(ENDED, exit_code=78, log=("a", "[lockstep] GPU 0 is taken", "")))
     assert reason == "AgentEnded"
-    assert message.startswith("the agent on host lab1 ended with configuration: [lockstep] GPU 0 is taken; to go on")
+    assert message.startswith("the agent on host lab1 ended with configuration: [lockstep] GPU 0 is taken; to start the script again (")
+
+
+def test_a_start_that_broke_off_names_the_command_that_was_typed() -> None:
+    annotations = {"lockstep.dev/typed": "lockstep run -f job.yaml --cluster lab"}
+    typed = replace(RECORD, job={**RECORD.job, "metadata": {**RECORD.job["metadata"], "annotations": annotations}})
+    observed = host_job(seen_jobs({"lab0": host("lab0", replace(ACTIVE, record=typed)), "lab1": host("lab1", None)}, {})["x"], AGAIN, NOW)
+    assert (
+        "removes the rest, lockstep run -f job.yaml --cluster lab starts it again" in condition(observed.status, "Progressing")["message"]
+    )
 
 
 def test_a_start_that_broke_off_is_told_as_such() -> None:
@@ -142,6 +153,15 @@ def test_nothing_is_called_failed_of_which_nobody_knows() -> None:
         and not answer.is_well
         and next_steps(observed, Where.FAILED, AGAIN)[0].command == "lockstep retry x --cluster lab"
     )
+
+
+@pytest.mark.parametrize(
+    ("step", "commands"), [(7, ["logs x --cluster lab -f"]), (None, ["logs x --cluster lab -f", "stacks x --cluster lab"])]
+)
+def test_only_ranks_that_report_no_step_are_to_be_asked_where_they_are(step: int | None, commands: list[str]) -> None:
+    leading = replace(LEADING, report=report(trainer=None if step is None else TrainerReport(step=step)))
+    observed = host_job(seen_jobs({"lab0": host("lab0", leading), "lab1": host("lab1", ACTIVE)}, {})["x"], AGAIN, NOW)
+    assert [one.command for one in next_steps(observed, Where.RUNNING, AGAIN)] == [f"lockstep {command}" for command in commands]
 
 
 @pytest.mark.parametrize(

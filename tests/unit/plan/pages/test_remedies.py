@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -191,6 +192,27 @@ def test_why_of_a_lost_node_begins_with_what_frees_its_pod() -> None:
 def test_advice_on_hosts_and_on_this_machine_names_nothing_of_kubernetes(cause: str) -> None:
     words = advice({"cause": cause}, "x", "--cluster lab", in_pods=False)
     assert cause == "Preempted" or not re.search(r"\bpods?\b|kubectl|TrainingCluster|\bimage\b|bundle", words), words
+
+
+@pytest.mark.parametrize(
+    ("place", "in_pods", "line"),
+    [
+        ("-n ml", True, "the image or the environment lacks what the message names: add its package to the image"),
+        ("--cluster lab", False, "add its package to environment.lock, then lockstep hosts setup lab;"),
+        ("--local --workspace w", False, f"the environment lacks what the message names: python3 -m pip --python {sys.executable} install PACKAGE"),
+    ],
+)  # fmt: skip
+def test_advice_for_a_missing_module_has_the_line_of_the_place(place: str, in_pods: bool, line: str) -> None:
+    words = "No module named 'trl'"
+    for failure in ({"message": f"rank 1 exited with 1: ModuleNotFoundError: {words}"}, {"message": "", "lastLines": ["x", words]}):
+        assert line in advice({"cause": "Setup", **failure}, "x", place, in_pods=in_pods)
+        assert "docs/how-to/add-packages.md" in advice({"cause": "Setup", **failure}, "x", place, in_pods=in_pods)
+    assert "add-packages" not in advice({"cause": "Setup", "message": "no space"}, "x", place, in_pods=in_pods)
+
+
+def test_advice_where_another_folder_s_program_lies_does_not_blame_the_environment() -> None:
+    message = "preflight: /workspace/main.py on node 0 is another program than the last attempt ran: that one was sent from a:/x, and this one from a:/y"
+    assert advice({"cause": "Setup", "message": message}, "x", "--cluster lab", in_pods=False).startswith("two projects share a folder")
 
 
 def test_advice_for_a_killed_rank_names_the_limit_of_pods_and_the_kernel_s_log_of_hosts() -> None:

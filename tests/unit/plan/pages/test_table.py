@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
+import pytest
+
 from lockstep.plan.pages.load import load_page
 from lockstep.plan.pages.table import COLUMNS, WIDE, age, describe, row
 
@@ -143,3 +145,16 @@ def test_of_a_node_eight_nics_with_traffic_are_shown() -> None:
 def test_less_than_half_a_megabit_is_no_traffic() -> None:
     lines = list(load_page([{"node": 0, "pod": "x-0", "ranks": [0], "gigabits": {"a": [0.0004, 0.0], "b": [0.0006, 0.0004]}}], None))
     assert [line.split()[-3:] for line in lines[1:]] == [["b", "0.001", "0"]]
+
+
+@pytest.mark.parametrize(
+    ("script", "shown"),
+    [
+        ({"path": "train.py", "args": ["--x"]}, "script train.py --x"),
+        ({"module": "pkg.train", "args": ["--x"]}, "script -m pkg.train --x"),
+        ({"command": ["bash", "run.sh"]}, "script bash run.sh"),
+    ],
+)
+def test_a_description_names_a_program_of_each_kind(script: dict[str, Any], shown: str) -> None:
+    job = {"metadata": {"name": "x"}, "spec": {"script": script}, "status": {}}
+    assert f"Work        {shown}" in list(describe(job, [], 0.0, ""))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import subprocess
 import time
 from dataclasses import replace
@@ -16,13 +17,14 @@ import pytest
 from typer.testing import CliRunner
 
 from lockstep.api.errors import ConfigError
-from lockstep.api.objects import Object
+from lockstep.api.objects import Object, condition, current_status
 from lockstep.cli.main import app
 from lockstep.cli.shared.localsite import LocalSite
-from lockstep.plan.observed import Observed
-from lockstep.plan.pages.remedies import NOT_AS_ASKED, REMEDIES, remedy
+from lockstep.plan.hosts.status import next_steps as hosts_steps
+from lockstep.plan.observed import Observed, start_anew
+from lockstep.plan.pages.remedies import NOT_AS_ASKED, REMEDIES, next_steps, remedy
 from lockstep.plan.pages.table import Unheard
-from lockstep.plan.pages.why import Answer, ClusterHome, answer_page, cost, why
+from lockstep.plan.pages.why import Answer, ClusterHome, Where, answer_page, cost, why
 from lockstep.plan.reasons import Reason
 from lockstep.plan.reconcile.reconcile import reconcile
 from lockstep.plan.times import timestamp
@@ -60,7 +62,10 @@ def test_a_failed_job_says_who_failed_first_what_it_cost_and_what_to_type() -> N
     assert "first cause  rank 1 on node 1 (Node node-1), after step 47: UserCode (ValueError)\n" in said
     assert "last lines   Traceback\n             ValueError: no" in said
     assert "lost         2 failures (1 Fabric, 1 UserCode): 37 steps done again, 51s without training" in said
-    assert "next         lockstep retry x -n ns   # again from the last checkpoint; the script failed: correct it first" in said
+    assert (
+        "next         lockstep retry x -n ns   # start the script again (it goes on if it looks for its own checkpoints; transformers: resume_from_checkpoint); the script failed: correct it first"
+        in said
+    )
     assert "lockstep why x -n ns --bundle x.tar.gz" in said
 
 
@@ -312,14 +317,77 @@ def test_a_local_runs_folder_is_asked(tmp_path: Path) -> None:
     assert "x: Failed: rank 1 on node 1 exited with 1" in done.output
     assert "first cause  rank 1 on node 1, after step 3: UserCode (exit code 1)" in done.output
     assert "lost         1 failure (1 UserCode): 3 steps lost\n" in done.output
-    assert "next         lockstep run -f x.yaml --local" in done.output
+    assert "next         lockstep run -f FILE --local" in done.output
 
 
 def test_what_to_type_next_names_the_workspace_of_a_local_run(tmp_path: Path) -> None:
     workspace = tmp_path / "my data"
     write_run(workspace, {"state": "Failed"})
     done = CliRunner().invoke(app, ["why", "x", "--local", "--workspace", str(workspace)])
-    assert f"next         lockstep run -f x.yaml --local --workspace '{workspace}'" in done.output
+    assert f"next         lockstep run -f FILE --local --workspace '{workspace}'   # start it again; the script failed" in done.output
+
+
+SCRIPT_AGAIN = "start the script again (it goes on if it looks for its own checkpoints; transformers: resume_from_checkpoint)"
+TRAINING_AGAIN = "start it again (at step 0, unless it finds a checkpoint)"
+GO_ON = "go on from the last checkpoint"
+
+
+@pytest.mark.parametrize(
+    ("run", "commit", "words"),
+    [
+        ({"command": ["python3", "train.py"]}, None, SCRIPT_AGAIN),
+        ({"command": ["python3", "train.py"]}, {"step": 20}, GO_ON),
+        ({"command": ["python3", "-m", "lockstep_train"], "training": {"model": {"name": "m"}}}, None, TRAINING_AGAIN),
+        ({"command": ["python3", "-m", "lockstep_train"], "training": {"model": {"name": "m"}}}, {"step": 20}, GO_ON),
+    ],
+)
+@pytest.mark.parametrize("outcome", ["Stopped", None])
+def test_a_local_run_names_a_checkpoint_only_where_one_is_known_and_the_command_that_was_typed(
+    tmp_path: Path, run: Object, commit: Object | None, words: str, outcome: str | None
+) -> None:
+    write_run(tmp_path, None, outcome=outcome, restart=None, checkpoint=commit)
+    folder = tmp_path / "workspace/runs/x"
+    (folder / "logs/output").mkdir(parents=True)
+    (folder / "logs/output/run.json").write_text(json.dumps({"nodes": 2, "job": {"uid": "u"}, **run}))
+    typed = "lockstep run -f 'my job.yaml' --local"
+    (folder / "local.lock").write_text(f"1\n{typed}\n")
+    said = LocalSite(tmp_path).job("x").answer(None)
+    assert said.summary.endswith(f"; to {words}: {typed}")
+    assert [(step.command, step.what) for step in said.next] == [(typed, words)]
+
+
+@pytest.mark.parametrize(
+    ("spec", "commit", "words"),
+    [
+        ({}, {}, "start it again"),
+        ({"script": {"path": "a.py"}}, {}, SCRIPT_AGAIN),
+        ({"training": {"model": {}}}, {}, TRAINING_AGAIN),
+        ({"script": {"module": "a"}}, {"lastCommittedStep": 0}, GO_ON),
+    ],
+)
+def test_every_word_about_a_stopped_or_failed_job_says_what_the_next_start_does(spec: Object, commit: Object, words: str) -> None:
+    def of(reason: str) -> Observed:
+        told = [{"type": kind, "status": "True", "reason": reason, "message": "m"} for kind in ("Failed", "Progressing")]
+        return Observed(
+            job={
+                "metadata": {"name": "x", "namespace": "ns", "uid": "u"},
+                "spec": spec,
+                "status": {"checkpoint": commit, "conditions": told},
+            }
+        )
+
+    job = of("Failed").job
+    raised = current_status({**job, "spec": {**spec, "restart": {"retry": 1}}})
+    texts = [
+        next_steps(of("Failed"), "Failed", held=False)[0].what,
+        next_steps(of("DeadlineExceeded"), "Failed", held=False)[0].what,
+        next_steps(of("Suspended"), "Suspended", held=False)[0].what,
+        hosts_steps(of("Failed"), Where.FAILED, "--cluster lab")[0].what,
+        hosts_steps(of("Suspended"), Where.SUSPENDED, "--cluster lab")[0].what,
+        condition(raised, "Progressing")["message"],
+        start_anew(of("Suspended")),
+    ]
+    assert [text for text in texts if words not in text or (words != GO_ON and re.search("last (checkpoint|commit)", text))] == []
 
 
 def test_a_local_run_whose_process_is_gone_or_is_somebody_else_s_is_stopped_without_a_traceback(
@@ -330,7 +398,7 @@ def test_a_local_run_whose_process_is_gone_or_is_somebody_else_s_is_stopped_with
     ended.wait()
     with (tmp_path / "workspace/runs/x/local.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # as agents hold it that outlive the command
-        lock.write(str(ended.pid))
+        lock.write(f"{ended.pid}\nlockstep run -f job.yaml --local\n")
         lock.flush()
         job = LocalSite(tmp_path).job("x")
         assert job.suspend() is False

@@ -16,6 +16,7 @@ import pytest
 from lockstep.api.errors import Failed
 from lockstep.cli.files import model
 from lockstep.cli.files import sync as verb
+from lockstep.cli.shared import sending as sending_module
 from lockstep.platforms.files import results, transfer
 from lockstep.platforms.files.reader import beside
 from lockstep.platforms.files.sync import Receivers, Synced
@@ -120,7 +121,7 @@ def test_an_answer_about_an_adapter_has_at_most_64_kibibytes() -> None:
 def test_a_node_that_says_nothing_after_a_sync_is_given_up_after_half_a_minute(clock: VirtualClock, tmp_path: Path) -> None:
     async def story() -> list[Synced]:
         async with Receivers() as receivers:
-            return await receivers.send({"x-0": SilentPlace()}, tmp_path, "/w")
+            return await receivers.send({"x-0": SilentPlace()}, tmp_path, {"x-0": "/w"})
 
     assert [result.problem for result in clock.run(story())] == ["it has not answered for 30 s"]
 
@@ -152,13 +153,14 @@ def test_a_pod_that_lacks_something_is_sent_to_after_two_seconds_and_a_change_is
             raise asyncio.CancelledError
         return [Synced("x-0", problem="away" if len(sent) < 2 else None)]
 
+    sending = sending_module.Sending("x", tmp_path, "/w", "-n ns", watch=True)
     with suppress(asyncio.CancelledError):
-        clock.run(verb._send_all(tmp_path, cast(Any, Ended()), send, lambda: verb._is_over(cluster().as_cluster, "ns", "x"), watch=True))
+        clock.run(sending_module.send_all(sending, cast(Any, Ended()), send, lambda: verb._is_over(cluster().as_cluster, "ns", "x")))
     assert sent == pytest.approx([0.0, 2.0, 2.2, 2.4])
 
 
 def test_of_many_files_fifty_are_named_and_the_others_counted() -> None:
-    first, *named = verb._lines(Synced("x-0", removed=tuple(f"f{number}" for number in range(60))))
+    first, *named = sending_module._lines(Synced("x-0", removed=tuple(f"f{number}" for number in range(60))))
     assert first == "x-0: 0 sent (0 bytes), 60 removed"
     assert len(named) == 51 and named[-1] == "x-0: 10 more files were removed, too"
 

@@ -187,7 +187,7 @@ def test_files_go_to_the_shared_volumes_of_a_job_that_has_never_started(tmp_path
     def starts(item: dict[str, Any]) -> None:
         item["status"] = {"phase": "Running", "containerStatuses": [{"name": "x", "state": {"running": {}}}]}
 
-    async def carried(copy: Copy, place: Any, progress: Any) -> Carried:
+    async def carried(copy: Copy, place: Any, progress: Any, sender: Any) -> Carried:
         claims = {volume["persistentVolumeClaim"]["claimName"] for volume in api.objects["Pod", place.pod]["spec"]["volumes"]
                   if "persistentVolumeClaim" in volume}  # fmt: skip
         assert claims <= set(api.names("PersistentVolumeClaim")), "they were made"
@@ -208,7 +208,7 @@ def test_files_go_to_volumes_of_their_own_before_the_first_start_on_nodes_where_
     def starts(item: dict[str, Any]) -> None:
         item["status"] = {"phase": "Running", "containerStatuses": [{"name": "x", "state": {"running": {}}}]}
 
-    async def carried(copy: Copy, place: Any, progress: Any) -> Carried:
+    async def carried(copy: Copy, place: Any, progress: Any, sender: Any) -> Carried:
         spec = api.objects["Pod", place.pod]["spec"]
         (term,) = spec["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
         assert term["labelSelector"]["matchLabels"] == {"lockstep.dev/reader-of": "x"}
@@ -230,7 +230,7 @@ def test_a_job_without_an_image_gets_the_operator_s_before_its_first_start_too(i
     def starts(item: dict[str, Any]) -> None:
         item["status"] = {"phase": "Running", "containerStatuses": [{"name": "x", "state": {"running": {}}}]}
 
-    async def carried(copy: Copy, place: Any, progress: Any) -> Carried:
+    async def carried(copy: Copy, place: Any, progress: Any, sender: Any) -> Carried:
         used.append(api.objects["Pod", place.pod]["spec"]["containers"][0]["image"])
         return Carried(1, 1, 5, 0)
 

@@ -17,6 +17,7 @@ import pytest
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.platforms.files.sync import _packed, scan
 from lockstep.platforms.inpod import receiver, source_of
+from lockstep_spec.senders import SOURCES, write_json
 from support.checkout import ROOT
 
 
@@ -28,9 +29,11 @@ def write(root: Path, **files: str) -> Path:
     return root
 
 
-def sync(source: Path, target: Path, force: bool = False, *, umask: int = 0o022, own_umask: bool = False) -> dict[str, list[str]]:
+def sync(
+    source: Path, target: Path, force: bool = False, *, alone: bool = False, umask: int = 0o022, own_umask: bool = False
+) -> dict[str, Any]:
     """One sync, both ends. The receiver is a process of its own that has only its text."""
-    request = {"target": str(target), "source": str(source), "files": scan(source), "force": force}
+    request = {"target": str(target), "source": str(source), "files": scan(source), "force": force, "alone": alone}
     files: dict[str, Any] = request["files"]  # type: ignore[assignment]
     command = [sys.executable, "-I", "-c", source_of(receiver).decode(), *([receiver.OWN_UMASK] if own_umask else [])]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, umask=umask) as process:
@@ -40,7 +43,9 @@ def sync(source: Path, target: Path, force: bool = False, *, umask: int = 0o022,
         answer: dict[str, Any] = json.loads(process.stdout.readline())
         if not answer.pop("done"):
             archive = _packed(source, answer["wanted"], files)
-            process.stdin.write(f"{len(archive)}\n".encode() + archive)
+            keep = [name for name in answer["removed"] if (source / name).exists()]
+            header = {"size": len(archive), "keep": keep, "stop": False}
+            process.stdin.write(json.dumps(header).encode() + b"\n" + archive)
             process.stdin.flush()
             assert json.loads(process.stdout.readline()) == {"done": True}
         process.stdin.close()
@@ -64,7 +69,7 @@ def target(tmp_path: Path) -> Path:
 def test_only_what_differs_travels(tmp_path: Path, target: Path) -> None:
     source = write(tmp_path / "here", a_py="1", pkg__b_py="2")
     assert sync(source, target)["wanted"] == ["a.py", "pkg/b.py"]
-    assert sync(source, target) == {"wanted": [], "removed": [], "changed": [], "others": []}
+    assert sync(source, target) == {"wanted": [], "removed": [], "changed": [], "others": [], "theirs": {}}
     write(source, a_py="one")
     assert sync(source, target)["wanted"] == ["a.py"]
     assert contents(target) == {"a.py": "one", "pkg/b.py": "2", "runs/demo/log": "theirs"}
@@ -79,18 +84,73 @@ def test_only_what_a_sync_has_sent_is_ever_deleted(tmp_path: Path, target: Path)
     assert not (target / "pkg").exists()
 
 
-def test_what_another_folder_has_sent_stays_until_it_is_forced(tmp_path: Path, target: Path) -> None:
-    mine, theirs = write(tmp_path / "mine", a_py="1", both_py="1"), write(tmp_path / "theirs", b_py="2", both_py="2")
+NOTHING: dict[str, Any] = {"wanted": [], "removed": [], "changed": [], "others": [], "theirs": {}}
+
+
+def test_what_another_folder_has_sent_is_neither_written_over_nor_removed_until_it_is_forced(tmp_path: Path, target: Path) -> None:
+    mine, theirs = write(tmp_path / "mine", a_py="1", main_py="1", same="="), write(tmp_path / "theirs", b_py="2", main_py="2", same="=")
     sync(mine, target)
-    assert sync(theirs, target) == {"wanted": ["b.py", "both.py"], "removed": [], "changed": [], "others": ["a.py"]}
-    assert sync(theirs, target)["others"] == ["a.py"], "it is named each time"
+    before = contents(target)
+    refused = sync(theirs, target)
+    assert refused["theirs"] == {"main.py": [str(mine)]} and contents(target) == before
+    (theirs / "main.py").unlink()
+    assert sync(theirs, target) == {**NOTHING, "wanted": ["b.py"], "others": ["a.py", "main.py"]}
+    write(mine, same="changed")
+    assert sync(mine, target)["theirs"] == {"same": [str(theirs)]}, "both have sent it"
+    (mine / "same").unlink()
     (mine / "a.py").unlink()
     again = sync(mine, target)
-    assert (again["removed"], again["others"]) == (["a.py"], ["b.py"]), "each folder's own is its own to remove"
-    assert sync(theirs, target, force=True)["removed"] == []
-    (theirs / "b.py").unlink()
-    sync(theirs, target)
-    assert contents(target) == {"both.py": "2", "runs/demo/log": "theirs"}
+    assert (again["removed"], again["others"]) == (["a.py"], ["b.py", "same"]), "each folder's own is its own to remove"
+    write(theirs, main_py="2")
+    sync(theirs, target, force=True)
+    write(theirs, main_py="3", same="3")
+    assert sync(theirs, target)["wanted"] == ["main.py", "same"], "what was forced is its own"
+    assert sync(mine, target)["theirs"] == {"main.py": [str(theirs)]}
+
+
+@pytest.mark.parametrize(("first", "second"), [("", "sub"), ("sub", "")])
+def test_files_of_another_folder_are_seen_above_and_below_the_target(tmp_path: Path, target: Path, first: str, second: str) -> None:
+    inner, outer = ("sub__main_py", "main_py") if not first else ("main_py", "sub__main_py")
+    mine, theirs = write(tmp_path / "mine", **{inner: "1"}), write(tmp_path / "theirs", **{outer: "2"})
+    sync(mine, target / first)
+    assert [*sync(theirs, target / second)["theirs"].values()] == [[str(mine)]]
+    assert sync(theirs, target / second, force=True)["theirs"] == {}
+    assert [*sync(mine, target / first)["theirs"].values()] == [[str(theirs)]]
+
+
+def test_a_folder_inside_a_project_is_another_sender(tmp_path: Path, target: Path) -> None:
+    project = write(tmp_path / "mine", main_py="1", sub__main_py="2")
+    sync(project, target)
+    assert sync(project / "sub", target)["theirs"] == {"main.py": [str(project)]}
+    assert sync(project / "sub", target / "sub") == NOTHING, "these are the files that the project sent there"
+
+
+def test_a_folder_of_its_own_has_no_files_of_others(tmp_path: Path, target: Path) -> None:
+    mine, theirs = write(tmp_path / "mine", a_py="1"), write(tmp_path / "theirs", b_py="2")
+    assert sync(mine, target, alone=True)["theirs"] == {"": []} and "a.py" not in contents(target)
+    assert sync(mine, target / "x", alone=True)["wanted"] == ["a.py"]
+    assert sync(theirs, target / "x", alone=True)["theirs"] == {"": [str(mine)]}
+    write(target / "x", out="a job's")
+    assert sync(write(mine, a_py="2"), target / "x", alone=True)["wanted"] == ["a.py"]
+
+
+def test_a_folder_that_a_project_s_data_was_copied_to_is_its_own(tmp_path: Path, target: Path) -> None:
+    mine = write(tmp_path / "mine", a_py="1")
+    write(target / "x" / "data", train_bin="1")
+    write_json(f"{target}/{SOURCES}", {"x/data/train.bin": f"{mine}/data"})
+    assert sync(mine, target / "x", alone=True)["wanted"] == ["a.py"]
+    assert sync(write(tmp_path / "theirs", b_py="2"), target / "x", alone=True)["theirs"] == {"": [str(mine), f"{mine}/data"]}
+
+
+def test_what_is_ignored_now_and_still_here_is_not_removed_there(tmp_path: Path, target: Path) -> None:
+    source = write(tmp_path / "here", a_py="1", data="2")
+    sync(source, target)
+    (source / ".gitignore").write_text("data\n")
+    sync(source, target)
+    assert contents(target)["data"] == "2"
+    (source / "data").unlink()
+    sync(source, target)
+    assert "data" not in contents(target)
 
 
 def test_what_was_changed_in_the_pod_stays_until_it_is_forced(tmp_path: Path, target: Path) -> None:
@@ -99,7 +159,7 @@ def test_what_was_changed_in_the_pod_stays_until_it_is_forced(tmp_path: Path, ta
     write(target, a_py="edited there", b_py="edited there")
     write(source, a_py="2")
     (source / "b.py").unlink()
-    assert sync(source, target) == {"wanted": [], "removed": [], "changed": ["a.py", "b.py"], "others": []}
+    assert sync(source, target) == {"wanted": [], "removed": [], "changed": ["a.py", "b.py"], "others": [], "theirs": {}}
     assert (contents(target)["a.py"], contents(target)["b.py"]) == ("edited there", "edited there")
     assert sync(source, target)["changed"] == ["a.py", "b.py"], "it is not forgotten the next time"
     sync(source, target, force=True)
@@ -245,7 +305,7 @@ def test_a_link_that_is_there_already_does_not_lead_out_either(tmp_path: Path) -
 def test_a_cut_stream_changes_nothing(tmp_path: Path) -> None:
     files: dict[str, Any] = {"a": {"sha256": hashlib.sha256(b"1").hexdigest(), "link": False, "executable": False}}
     said = io.BytesIO()
-    request = json.dumps({"target": str(tmp_path), "files": files, "force": False}).encode()
+    request = json.dumps({"target": str(tmp_path), "source": "h:/x", "files": files, "force": False}).encode()
     with pytest.raises(EOFError, match="received 3 of 10240 bytes"):
-        receiver.receive_all(io.BytesIO(request + b"\n10240\nabc"), said)
+        receiver.receive_all(io.BytesIO(request + b'\n{"size": 10240, "keep": [], "stop": false}\nabc'), said)
     assert contents(tmp_path) == {}

@@ -14,9 +14,10 @@ import pytest
 
 from lockstep.api.errors import ConfigError
 from lockstep.cli.files import sync as verb
+from lockstep.cli.shared import sending as sending_module
 from lockstep.kube.exec import PodPlace
 from lockstep.platforms.files import sync as module
-from lockstep.platforms.files.sync import Receivers, Synced
+from lockstep.platforms.files.sync import Receivers, Synced, sender_of
 from lockstep.programs import Broken, NotStarted, ProgramFailed
 from support.fake_cluster import FakeCluster
 
@@ -70,8 +71,8 @@ class Pods:
 def pods(monkeypatch: pytest.MonkeyPatch) -> Pods:
     found = Pods()
     monkeypatch.setattr(PodPlace, "program", lambda place, command, **options: found.program(place, command, **options))  # noqa: PLW0108 (a method: it gets the place)
-    monkeypatch.setattr(verb, "WATCH_SECONDS", 0.01)
-    monkeypatch.setattr(verb, "AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(sending_module, "WATCH_SECONDS", 0.01)
+    monkeypatch.setattr(sending_module, "AGAIN_SECONDS", 0.01)
     return found
 
 
@@ -95,10 +96,11 @@ def watching(folder: Path, there: Path, act: Callable[[], None]) -> None:
         pods = cluster().as_cluster
 
         async def send() -> list[Synced]:
-            return await receivers.send(await verb._places(pods, "ns", "x"), folder, str(there), force=False)
+            return await receivers.send(await verb._places(pods, "ns", "x"), folder, {"x-0": str(there)}, force=False)
 
+        sending = sending_module.Sending("x", folder, str(there), "-n ns", watch=True)
         async with Receivers() as receivers:
-            task = asyncio.create_task(verb._send_all(folder, receivers, send, lambda: verb._is_over(pods, "ns", "x"), watch=True))
+            task = asyncio.create_task(sending_module.send_all(sending, receivers, send, lambda: verb._is_over(pods, "ns", "x")))
             acting = asyncio.ensure_future(asyncio.to_thread(act))
             await asyncio.wait([task, acting], return_when=asyncio.FIRST_COMPLETED, timeout=60)
             task.cancel()
@@ -176,7 +178,9 @@ def test_a_folder_that_is_replaced_meanwhile_does_not_end_the_watch(
 def test_what_is_sent_once_ends_its_programs_and_a_folder_that_is_none_is_an_error(pods: Pods, folder: Path, tmp_path: Path) -> None:
     async def once(source: Path) -> list[Synced]:
         async with Receivers() as receivers:
-            return await receivers.send({"x-0": PodPlace(cluster().as_cluster, "ns", "x-0", "trainer")}, source, str(tmp_path / "there"))
+            return await receivers.send(
+                {"x-0": PodPlace(cluster().as_cluster, "ns", "x-0", "trainer")}, source, {"x-0": str(tmp_path / "there")}
+            )
 
     assert asyncio.run(once(folder))[0].sent == 1
     with pytest.raises(ConfigError, match="is not a folder"):
@@ -193,7 +197,8 @@ def test_a_pod_whose_program_says_nothing_is_given_up_and_its_program_ended(
     async def once() -> list[Synced]:
         async with Receivers() as receivers:
             return await asyncio.wait_for(
-                receivers.send({"x-0": PodPlace(cluster().as_cluster, "ns", "x-0", "trainer")}, folder, str(tmp_path / "there")), 60
+                receivers.send({"x-0": PodPlace(cluster().as_cluster, "ns", "x-0", "trainer")}, folder, {"x-0": str(tmp_path / "there")}),
+                60,
             )
 
     assert asyncio.run(once())[0].problem == "it has not answered for 0 s"
@@ -205,6 +210,53 @@ def test_what_is_no_answer_is_that_pod_s_problem(pods: Pods, folder: Path, tmp_p
 
     async def once() -> list[Synced]:
         async with Receivers() as receivers:
-            return await receivers.send({"x-0": PodPlace(cluster().as_cluster, "ns", "x-0", "trainer")}, folder, str(tmp_path / "there"))
+            return await receivers.send(
+                {"x-0": PodPlace(cluster().as_cluster, "ns", "x-0", "trainer")}, folder, {"x-0": str(tmp_path / "there")}
+            )
 
     assert asyncio.run(once())[0].problem == "python3 in pod x-0 says 'Welcome!', which is not a valid answer"
+
+
+def test_no_node_is_sent_anything_where_one_has_a_file_of_another_folder(
+    pods: Pods, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "a.py").write_text("another")
+    places = {name: PodPlace(cluster().as_cluster, "ns", name, "trainer") for name in ("x-0", "x-1")}
+    targets = {name: str(tmp_path / name) for name in places}
+    sending = sending_module.Sending("x", other, "/workspace", "-n ns")
+
+    async def story() -> None:
+        async with Receivers() as receivers:
+            await receivers.send({"x-1": places["x-1"]}, folder, targets)
+            await sending_module.send_once(receivers, places, targets, sending)
+
+    with pytest.raises(ConfigError) as refusal:
+        asyncio.run(story())
+    text = str(refusal.value)
+    assert text.startswith(f"nothing was sent: a.py in /workspace was sent from {sender_of(folder)}, and would be another file")
+    assert (
+        f"lockstep sync x {other} --to /workspace/other -n ns, and in the job script.folder: /workspace/other" in text and "--force" in text
+    )
+    assert not (tmp_path / "x-0").exists() and (tmp_path / "x-1/a.py").read_text() == "1"
+
+
+def test_what_stays_here_is_said_once_with_its_rule(pods: Pods, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("w1.bin", "w2.bin", "w3.bin", "w4.bin", "x.pyc"):
+        (folder / name).write_bytes(bytes(1_000_000))
+    (folder / ".gitignore").write_text("*.bin\n")
+    there = tmp_path / "there"
+
+    def act() -> None:
+        reads(there / "a.py", "1")
+        (folder / "a.py").write_text("two")
+        reads(there / "a.py", "two")
+
+    watching(folder, there, act)
+    line = f"left out by .gitignore: 4 files, 4.0 MB (w1.bin, w2.bin, w3.bin, …); lockstep sync x {folder} --to {there} -n ns --no-gitignore sends them\n"
+    assert capsys.readouterr().out.count(line) == 1
+    assert sorted(module.scan(folder, gitignore=False)) == [".gitignore", "a.py", "w1.bin", "w2.bin", "w3.bin", "w4.bin"]
+    (folder / ".lockstepignore").write_text("w1.bin\n")
+    assert module.left_out(folder, gitignore=False) == "left out by .lockstepignore: 1 file, 1.0 MB (w1.bin)"
+    assert "w1.bin" not in module.scan(folder, gitignore=False)

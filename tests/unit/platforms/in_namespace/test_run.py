@@ -23,6 +23,8 @@ from lockstep.platforms.in_namespace import run as module
 from lockstep.platforms.in_namespace import shortruns
 from lockstep.platforms.in_namespace.objects import Run, objects
 from lockstep.platforms.in_namespace.run import TimeLimit, _follow, _Log, _remove_finished, _running, _verdict, run_until
+from lockstep.platforms.jobs import shortresults
+from lockstep_gang.contract.preflight import SWEEP_DONE
 from lockstep_gang.contract.run import parse_run, run_text
 from support.fake_cluster import FakeCluster
 from support.process_place import ProcessPlace
@@ -402,9 +404,10 @@ def test_a_measured_run_is_read_and_forgotten_in_its_pods_before_they_go(
     assert measured == (values, why) and said == ["lockstep: x on 1 node"] and not folder.exists()
 
 
-@pytest.mark.parametrize(("ask", "count"), [("preflight", 5), ("sweep", 6), ("measured", 6)])
-def test_of_a_short_run_without_a_result_the_last_lines_are_told(monkeypatch: pytest.MonkeyPatch, ask: str, count: int) -> None:
-    made = SimpleNamespace(frozen=SimpleNamespace(run=""), resolved=None, run_dir="/x")
+@pytest.mark.parametrize("ask", ["preflight", "sweep", "measured"])
+def test_of_a_short_run_without_a_result_the_last_six_lines_are_told(monkeypatch: pytest.MonkeyPatch, ask: str) -> None:
+    resolved = SimpleNamespace(transport=SimpleNamespace(value="TCP"), nodes=2)
+    made = SimpleNamespace(frozen=SimpleNamespace(run=""), resolved=resolved, run_dir="/x")
 
     @asynccontextmanager
     async def cluster() -> AsyncIterator[None]:
@@ -423,13 +426,12 @@ def test_of_a_short_run_without_a_result_the_last_lines_are_told(monkeypatch: py
     monkeypatch.setattr(shortruns, "Cluster", SimpleNamespace(connect=connect))
     monkeypatch.setattr(shortruns, "with_image", as_it_is)
     monkeypatch.setattr(shortruns, "_run_until", run_until)
-    monkeypatch.setattr(shortruns, "result_in", lambda line: None)
     for name in ("prepare", "prepared", "prepared_to_measure", "without_claims", "parse_run"):
         monkeypatch.setattr(shortruns, name, lambda *_: made)
     more = {"measured": [lambda line: None, None, []], "sweep": [lambda point: None, None], "preflight": [lambda line: None, None]}[ask]
     with pytest.raises(Failed) as raised:
         asyncio.run(getattr(shortruns, f"{ask}_on_cluster")(None, None, "ns", None, *more))
-    assert str(raised.value).endswith(": " + " | ".join(f"line {number}" for number in range(20 - count, 20)))
+    assert str(raised.value).endswith(": " + " | ".join(f"line {number}" for number in range(14, 20)))
 
 
 def test_a_log_that_breaks_off_is_asked_for_four_times_a_second_and_its_last_5000_lines_at_the_end() -> None:
@@ -455,7 +457,7 @@ def test_of_a_sweep_a_thousand_points_are_taken(monkeypatch: pytest.MonkeyPatch)
     async def run_until(cluster: object, run: object, listen: Callable[[str], None], done: asyncio.Event, *_: object) -> None:
         for _ in range(1500):
             listen("a point")
-        done.set()
+        listen(SWEEP_DONE)
 
     async def connect(context: object) -> object:
         return contextlib.nullcontext()
@@ -465,7 +467,7 @@ def test_of_a_sweep_a_thousand_points_are_taken(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(shortruns, "Cluster", SimpleNamespace(connect=connect))
     monkeypatch.setattr(shortruns, "_run_until", run_until)
-    monkeypatch.setattr(shortruns, "point_in", lambda line: line)
+    monkeypatch.setattr(shortresults, "point_in", lambda line: line)
     for name, value in (("prepare", lambda *_: run), ("without_claims", lambda run: run), ("with_image", with_image)):
         monkeypatch.setattr(shortruns, name, value)
     sweep = asyncio.run(shortruns.sweep_on_cluster(job(), profile(), "ns", None, heard.append, TimeLimit()))

@@ -21,6 +21,7 @@ import pytest
 from lockstep.platforms.inpod import carry, source_of
 from lockstep.platforms.inpod.carry import draft_name
 from lockstep.platforms.inpod.wire import CarryError, Entry, Gone, Wire
+from lockstep_spec.senders import Senders
 
 CHUNK = 1 << 20
 
@@ -123,6 +124,42 @@ def test_only_what_differs_travels_again(source: Path, tmp_path: Path) -> None:
     done = copied(source, tmp_path / "there")
     assert (done["sent"], done["bytes"]) == (1, len(BYTES))
     assert tree(tmp_path / "there") == tree(source)
+
+
+def sent(source: Path, target: Path, *, force: bool = False) -> Any:
+    """What the giver says of a copy to a volume that keeps records."""
+    return copied(
+        source, target, sender={"origin": f"h:{source}", "line": "give it another place", "force": force, "roots": [str(target.parent)]}
+    )
+
+
+def test_what_another_folder_sent_is_not_replaced_until_it_is_forced(tmp_path: Path) -> None:
+    files = {name: tmp_path / name / "train.py" for name in ("a", "b")}
+    for name, file in files.items():
+        file.parent.mkdir()
+        file.write_text(name)
+    there = tmp_path / "volume/train.py"
+    there.parent.mkdir()
+    there.write_text("by hand")
+    assert sent(files["a"], there)["sent"] == 1, "no folder is known to have sent it"
+    files["a"].write_text("a, edited")
+    assert sent(files["a"], there)["sent"] == 1
+    with pytest.raises(CarryError, match=f"{there} was sent from h:{tmp_path}/a, and would be another file: give it another place"):
+        sent(files["b"], there)
+    assert there.read_text() == "a, edited"
+    assert sent(files["b"], there, force=True)["sent"] == 1
+    with pytest.raises(CarryError, match=f"was sent from h:{tmp_path}/b"):
+        sent(files["a"], there)
+
+
+def test_a_copied_folder_is_seen_by_a_sync_of_another_one_and_known_as_its_own(source: Path, tmp_path: Path) -> None:
+    target, senders = tmp_path / "volume" / "copy", Senders()
+    target.parent.mkdir()
+    sent(source, target)
+    path = f"{target}/sub/run.sh"
+    assert senders.of(path) == [f"h:{source}/sub"]
+    assert senders.others(path, "h:/other", "h:/other/sub/run.sh") == [f"h:{source}/sub"]
+    assert senders.others(path, f"h:{source}", f"h:{source}/sub/run.sh") == []
 
 
 def test_a_broken_transfer_goes_on_where_it_was_and_nothing_is_there_in_half(source: Path, tmp_path: Path) -> None:

@@ -146,7 +146,7 @@ def test_a_job_whose_inputs_are_there_may_start(tmp_path: Path) -> None:
     [
         (
             "datasets/all.jsonl",
-            "spec.training.data.path: there is no file or folder {} (/datasets/all.jsonl of the job): put it there or use --workspace FOLDER",
+            "spec.training.data.path: there is no file or folder {} (/datasets/all.jsonl of the job): put it there, or name by --workspace the folder that contains workspace/ and datasets/",
         ),
         (
             "workspace/models/tiny/config.json",
@@ -281,3 +281,20 @@ def test_an_agent_that_is_ended_from_outside(
     Played.codes = codes
     assert run_module.run_agents(tmp_path / "run.json", 2, tmp_path / "logs") == code
     assert said in capsys.readouterr().err
+
+
+def test_a_program_of_a_shell_is_no_script_path(tmp_path: Path) -> None:
+    (tmp_path / "workspace/sub").mkdir(parents=True)
+    (tmp_path / "workspace/sub/start").write_text("#!/usr/bin/env bash\nif true; then echo; fi\n")
+    with pytest.raises(
+        ConfigError, match=r"start is a program of bash, which Python can't read: write script.command: \[bash, sub/start\]"
+    ):
+        check_inputs(resolved(tmp_path, script={"path": "sub/start"}))
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [({"path": "a.py"}, None), ({"path": "a.py", "localRank": True}, True), ({"module": "a", "localRank": False}, False), ({"module": "a"}, None), ({"command": ["a"]}, False)],
+)  # fmt: skip
+def test_agents_hear_whether_ranks_get_their_local_rank(script: dict[str, Any], expected: bool | None, tmp_path: Path) -> None:
+    assert (made(tmp_path, script=script).local_rank, made(tmp_path).local_rank) == (expected, False)

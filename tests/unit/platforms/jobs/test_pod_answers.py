@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 
 from lockstep import programs
 from lockstep.api.errors import ConfigError, Failed
-from lockstep.cli.files.sync import _lines as _sync_lines
 from lockstep.cli.jobs.diff_runs import _of_folder
+from lockstep.cli.shared.sending import _lines as _sync_lines
 from lockstep.kube.cluster import _lines
 from lockstep.kube.exec import PodPlace, ending_of
 from lockstep.kube.kinds import path_of

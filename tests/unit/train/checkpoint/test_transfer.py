@@ -18,7 +18,6 @@ from lockstep_train.checkpoint.save.replicas import (
     CHALLENGE_BYTES,
     Line,
     Server,
-    ServerAddress,
     Shard,
     TransferError,
     get_shard,
@@ -105,7 +104,7 @@ def test_a_damaged_shard_is_noticed_on_arrival(server: Server, path: Path, tmp_p
 
 def test_a_server_that_says_nothing_costs_no_more_than_the_deadline(path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(OSError, match="timed out"):
-        put_shard(ServerAddress("127.0.0.1", silent.getsockname()[1]), TOKEN, shard(), path, deadline_seconds=0.05)
+        put_shard(("127.0.0.1", silent.getsockname()[1]), TOKEN, shard(), path, deadline_seconds=0.05)
 
 
 def test_a_server_of_another_run_cannot_pretend_that_it_kept_a_shard(path: Path) -> None:
@@ -125,7 +124,7 @@ def test_a_server_of_another_run_cannot_pretend_that_it_kept_a_shard(path: Path)
         thread = threading.Thread(target=pretend)
         thread.start()
         with pytest.raises(TransferError, match="not of this run"):
-            put_shard(ServerAddress("127.0.0.1", listening.getsockname()[1]), TOKEN, shard(), path, deadline_seconds=5)
+            put_shard(("127.0.0.1", listening.getsockname()[1]), TOKEN, shard(), path, deadline_seconds=5)
         thread.join()
 
 
@@ -139,11 +138,11 @@ def test_a_signature_counts_on_one_connection_only(server: Server, path: Path, t
             heard.append(content)
             write(self, content)
 
-    with socket.create_connection((server.place.host, server.place.port)) as connection:
+    with socket.create_connection(server.place) as connection:
         line = Heard(connection, TOKEN, 5)
         line.challenge = line.read(CHALLENGE_BYTES)
         line.send("client", {"do": "get", "commit": "step-1.a1", "file": FILE, "bytes": 1, "sha256": ""})
-    with socket.create_connection((server.place.host, server.place.port)) as connection:
+    with socket.create_connection(server.place) as connection:
         line = Line(connection, TOKEN, 5)
         line.challenge = line.read(CHALLENGE_BYTES)
         line.write(heard[0])
@@ -207,6 +206,5 @@ def test_a_stranger_is_listened_to_for_ten_seconds_and_a_server_of_this_run_for_
 
 def test_of_65_connections_at_once_the_last_is_refused(server: Server) -> None:
     with contextlib.ExitStack() as stack:
-        address = server.place.host, server.place.port
-        connections = [stack.enter_context(socket.create_connection(address, 30)) for _ in range(65)]
+        connections = [stack.enter_context(socket.create_connection(server.place, 30)) for _ in range(65)]
         assert [len(connection.recv(32)) for connection in connections] == [32] * 64 + [0]

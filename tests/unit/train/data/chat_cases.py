@@ -13,7 +13,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from lockstep_spec.choices import TrainOn
 from lockstep_train.data.read.records import Conversation
-from lockstep_train.data.tokens.chat import Learnable, encode_conversation
+from lockstep_train.data.tokens.chat import Encoded, encode_conversation
 from lockstep_train.data.tokens.tokenizer import on_one_day
 from lockstep_train.data.tokens.turns import ChatTemplate, Span
 
@@ -52,7 +52,7 @@ def template(source: str, stops: Sequence[str], marked: Any = None, special: Seq
     return ChatTemplate(render, marked, encode, tuple(stops), frozenset(special), "</think>" in source)
 
 
-def runs(sample: Learnable) -> list[str]:
+def runs(sample: Encoded) -> list[str]:
     """The neighboring tokens that are learned, as text."""
     texts: list[str] = []
     for number, (token, learned) in enumerate(zip(sample.ids, sample.learned, strict=True)):
@@ -63,7 +63,7 @@ def runs(sample: Learnable) -> list[str]:
 
 def samples(
     chat: ChatTemplate, messages: Sequence[Mapping[str, Any]], train_on: TrainOn = TrainOn.ASSISTANT, **fields: Any
-) -> list[Learnable]:
+) -> list[Encoded]:
     """What the conversation makes; `fields` of Conversation besides the messages."""
     conversation = Conversation(tuple(map(dict, messages)), fields.pop("given", 0), tuple(fields.pop("tools", ())), 1, **fields)
     return encode_conversation(conversation, chat, train_on)

@@ -15,8 +15,8 @@ from lockstep_spec.training import EvaluationConfig
 from lockstep_train.data.dataset import Dataset
 from lockstep_train.data.read.records import Conversation, sample_of
 from lockstep_train.data.read.text_files import Broken
-from lockstep_train.data.tokens.chat import encoded
-from lockstep_train.data.tokens.encode import Encoded, encode_samples
+from lockstep_train.data.tokens.chat import Encoded, encoded
+from lockstep_train.data.tokens.encode import encode_samples
 from lockstep_train.data.tokens.pool import answer_line, answer_of, batch_line, batch_of
 from lockstep_train.data.tokens.source import Remarks
 from lockstep_train.data.tokens.tokenizer import Tokenizer, load_tokenizer, stop_tokens
@@ -188,7 +188,7 @@ def test_an_answer_that_is_cut_off_its_prompt_gets_no_mark_of_a_beginning(tmp_pa
         return encoding.ids, encoding.offsets
 
     mine = replace(template("", ["</s>"], special=["</s>"]), encode=placed)
-    sample = encoded(mine, "q A: ab</s>\n", [(5, 11)])
+    sample = encoded(mine, "q A: ab</s>\n", [(5, 11)], 1)
     learned = [backend.id_to_token(token) for token, mask in zip(sample.ids, sample.learned, strict=True) if mask]
     assert learned == ["a", "b", "</s>"]
     assert [backend.id_to_token(token) for token in sample.ids[: sample.learned.index(1)]] == ["▁", "q", "▁", "A", ":", "▁"]

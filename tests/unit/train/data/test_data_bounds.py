@@ -15,7 +15,8 @@ from lockstep_train.data import isolation
 from lockstep_train.data.read import tables
 from lockstep_train.data.read.records import Sample
 from lockstep_train.data.read.text_files import _Elements
-from lockstep_train.data.tokens.encode import Encoded, Example
+from lockstep_train.data.tokens.chat import Encoded
+from lockstep_train.data.tokens.encode import Example
 from lockstep_train.data.tokens.source import Remarks, batches
 from unit.train.data.chat_cases import samples, says, template
 from unit.train.data.test_masks import CHATML, STOPS

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lockstep_spec.choices import TrainOn
-from lockstep_train.data.tokens.chat import Learnable
+from lockstep_train.data.tokens.chat import Encoded
 from lockstep_train.data.tokens.turns import LOST_CALL, LOST_CONTENT, LOST_THOUGHT, NO_THOUGHT, ChatTemplate
 from support.checkout import ROOT
 from unit.train.data.chat_cases import TEXTS, decode, runs, samples, says, template
@@ -29,11 +29,11 @@ def chat_of(family: Family) -> ChatTemplate:
     return template(family.template, family.stops)
 
 
-def learned(sample: Learnable) -> str:
+def learned(sample: Encoded) -> str:
     return "".join(runs(sample))
 
 
-def everything(made: list[Learnable]) -> str:
+def everything(made: list[Encoded]) -> str:
     return "".join(map(learned, made))
 
 

@@ -15,7 +15,8 @@ import pytest
 from lockstep_spec.choices import DataFormat
 from lockstep_spec.training import EvaluationConfig, EvaluationDataConfig, SourceConfig
 from lockstep_train.base.errors import ConfigError, TrainerError
-from lockstep_train.data.read.remote import HubDataset, hub_dataset
+from lockstep_train.data.read.files import DataSource
+from lockstep_train.data.read.remote import hub_dataset
 from lockstep_train.data.read.text_files import Broken
 from lockstep_train.fetch import fetch as fetching
 from support.hub_server import TOKEN, Hub, hub_of_this_process
@@ -61,12 +62,16 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
         yield hub
 
 
-def dataset(cache: Path, told: list[str] | None = None, **source: Any) -> HubDataset:
+def dataset(cache: Path, told: list[str] | None = None, **source: Any) -> DataSource:
     return hub_dataset(SourceConfig(**{"name": NAME, **SMALL, **source}), cache, (told if told is not None else []).append)
 
 
-def texts(found: HubDataset) -> list[str]:
-    return [sample.text for sample in found.files.samples(Broken("x"))]  # type: ignore[union-attr]
+def texts(found: DataSource) -> list[str]:
+    return [sample.text for sample in found.samples(Broken("x"))]  # type: ignore[union-attr]
+
+
+def commit_of(found: DataSource) -> str:
+    return found.pinned.rpartition("@")[2]
 
 
 def fetched(hub: Hub) -> list[str]:
@@ -85,7 +90,7 @@ def test_only_the_files_of_the_split_are_fetched_and_their_rows_read_from_there(
     assert texts(found) == [" = A = \n", "one\n", "two\n"]
     assert fetched(hub) == sorted(path for path in WIKITEXT if path.startswith("wikitext-2-raw-v1/train"))
     assert f"Dataset {NAME}, config wikitext-2-raw-v1, split train, revision {commit}" in told
-    assert found.title == f"{NAME}/wikitext-2-raw-v1[train]"
+    assert found.name == f"{NAME}/wikitext-2-raw-v1[train]"
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     data = sum(len(content) for path, content in WIKITEXT.items() if path.startswith(("wikitext-2-raw-v1/train", "README")))
     assert sum(path.stat().st_size for path in files if path.suffix != ".json") == data  # one copy of it
@@ -94,7 +99,7 @@ def test_only_the_files_of_the_split_are_fetched_and_their_rows_read_from_there(
 def test_a_second_start_asks_nothing_and_needs_no_network(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = dataset(tmp_path)
     asked = len(hub.requests)
-    assert dataset(tmp_path) == first
+    assert dataset(tmp_path).digest == first.digest
     assert len(hub.requests) == asked
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     assert texts(dataset(tmp_path)) == texts(first)
@@ -104,10 +109,10 @@ def test_a_branch_that_moves_changes_nothing_and_a_stated_commit_does(hub: Hub, 
     repository = hub.repositories["datasets", NAME]
     first = dataset(tmp_path)
     later = repository.commit({**WIKITEXT, "wikitext-2-raw-v1/train-00001-of-00002.parquet": parquet("changed")})
-    assert dataset(tmp_path).revision == first.revision
-    assert dataset(tmp_path, split="test").revision == first.revision  # another split of the same dataset is of the same commit
+    assert commit_of(dataset(tmp_path)) == commit_of(first)
+    assert commit_of(dataset(tmp_path, split="test")) == commit_of(first)  # another split of the same dataset is of the same commit
     other = dataset(tmp_path, revision=later)
-    assert (other.revision, texts(other)[-1]) == (later, "changed")
+    assert (commit_of(other), texts(other)[-1]) == (later, "changed")
     assert other.digest != first.digest
 
 
@@ -140,7 +145,7 @@ def test_keys_that_a_table_gives_to_every_object_are_not_rendered_as_nulls(hub: 
     sink = pyarrow.BufferOutputStream()
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"messages": turns, "tools": tools}]), sink)
     hub.add("org/calls", {"train.parquet": bytes(sink.getvalue())}, "datasets")
-    sample: Any = next(iter(dataset(tmp_path, name="org/calls", config=None).files.samples(Broken("x"))))
+    sample: Any = next(iter(dataset(tmp_path, name="org/calls", config=None).samples(Broken("x"))))
     assert sample.messages == ({"role": "user", "content": "q"}, {"role": "assistant", "tool_calls": calls})
     assert [tool["parameters"] for tool in sample.tools] == [{"x": {"type": "number"}}, {"y": {"type": "number"}}]
 

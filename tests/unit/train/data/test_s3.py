@@ -13,7 +13,8 @@ import pytest
 
 from lockstep_spec.training import SourceConfig
 from lockstep_train.base.errors import ConfigError, TrainerError
-from lockstep_train.data.read.remote import HubDataset, hub_dataset
+from lockstep_train.data.read.files import DataSource
+from lockstep_train.data.read.remote import hub_dataset
 from lockstep_train.data.read.text_files import Broken
 from lockstep_train.fetch import fetch as fetching
 from support.s3_server import bucket, running_s3
@@ -54,12 +55,12 @@ def put(store: Any, name: str, content: bytes) -> None:
         file.write(content)
 
 
-def dataset(cache: Path, path: str, **source: Any) -> HubDataset:
+def dataset(cache: Path, path: str, **source: Any) -> DataSource:
     return hub_dataset(SourceConfig(path, **source), cache, print)
 
 
-def texts(found: HubDataset) -> list[str]:
-    return [sample.text for sample in found.files.samples(Broken("x"))]  # type: ignore[union-attr]
+def texts(found: DataSource) -> list[str]:
+    return [sample.text for sample in found.samples(Broken("x"))]  # type: ignore[union-attr]
 
 
 def fetched(cache: Path) -> set[str]:
@@ -68,7 +69,7 @@ def fetched(cache: Path) -> set[str]:
 
 def test_a_folder_of_a_bucket_has_splits_and_only_the_asked_one_is_fetched(store: Any, tmp_path: Path) -> None:
     found = dataset(tmp_path, "s3://data/wiki")
-    assert (texts(found), found.title) == (["a", "b"], "s3://data/wiki[train]")
+    assert (texts(found), found.name) == (["a", "b"], "s3://data/wiki[train]")
     assert fetched(tmp_path) == {"train-00000-of-00002.parquet", "train-00001-of-00002.parquet"}
     with pytest.raises(ConfigError, match="the folder s3://data/wiki has no split dev; it has test, train"):
         dataset(tmp_path, "s3://data/wiki", split="dev")
@@ -84,7 +85,7 @@ def test_objects_are_named_one_by_one_or_by_a_pattern(store: Any, tmp_path: Path
 def test_a_part_of_objects_is_another_dataset(store: Any, tmp_path: Path) -> None:
     whole, part = (dataset(tmp_path, "s3://data/wiki/*.parquet", split=split) for split in ("train", "train[1:]"))
     assert (texts(whole), texts(part)) == (["c", "a", "b"], ["a", "b"])
-    assert (whole.title, part.title) == ("s3://data/wiki/*.parquet", "s3://data/wiki/*.parquet[train[1:]]")
+    assert (whole.name, part.name) == ("s3://data/wiki/*.parquet", "s3://data/wiki/*.parquet[train[1:]]")
     assert whole.digest != part.digest
 
 

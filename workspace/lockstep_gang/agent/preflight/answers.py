@@ -14,6 +14,7 @@ from lockstep_gang.agent.preflight import facts, files, network
 from lockstep_gang.agent.preflight.programs import AllReduceRanks, NodeSelfTest, Programs, json_objects
 from lockstep_gang.agent.ranks.environment import inherited
 from lockstep_gang.agent.ranks.memory import process_limit
+from lockstep_gang.agent.ranks.script import program_fact
 from lockstep_gang.contract.preflight import LOCKSTEP, Check, Checked, Expected, ExpectedRdma, Looked, Met, Stage
 from lockstep_gang.contract.run import Run
 from lockstep_gang.coordinator.waits import in_thread
@@ -127,6 +128,8 @@ class NodePreflight:
             "environment": lambda: facts.compared_variables(variables),
             "rdma": lambda: facts.rdma_facts(expected.rdma or ExpectedRdma()),
         }
+        if run.command and not runs_trainer(run):
+            parts["program"] = lambda: program_fact(run.command, run.working_directory)
         if variables.get("FI_PROVIDER") == "efa":
             parts["net_plugin"] = lambda: facts.has_net_plugin(variables)
         port = await self._open_door()

@@ -56,7 +56,7 @@ def rdma_facts(expected: ExpectedRdma, root: Path = ROOT) -> RdmaFacts:
     return RdmaFacts(
         hcas=tuple(_hca(port, expected.gid_index) for port in ports),
         unusable=tuple(dict.fromkeys(port.device for port in ports if not port.openable)),
-        has_ipc_lock=_has_ipc_lock(root),
+        has_ipc_lock=bool(int(_capabilities(root) or "0", 16) >> _CAP_IPC_LOCK & 1),
         memlock_bytes=_memlock_bytes(),
         mtus=_mtus(expected.interfaces, root),
     )
@@ -85,9 +85,9 @@ def _routed(port: Path) -> tuple[int, ...] | None:
     return None if not gids else tuple(sorted(routed, key=lambda entry: file_words(port / f"gid_attrs/types/{entry}") != "RoCE v2"))
 
 
-def _has_ipc_lock(root: Path) -> bool:
-    line = next((line for line in file_words(root / "proc/self/status").splitlines() if line.startswith("CapEff:")), "CapEff: 0")
-    return bool(int(line.split()[1], 16) >> _CAP_IPC_LOCK & 1)
+def _capabilities(root: Path) -> str:
+    """Effective capabilities of this process, in hexadecimal digits; empty where there is no /proc."""
+    return next((line.split()[1] for line in file_words(root / "proc/self/status").splitlines() if line.startswith("CapEff:")), "")
 
 
 def _memlock_bytes() -> int | None:
@@ -140,14 +140,13 @@ def probed(root: Path) -> dict[str, Any]:
     more than a pod gets."""
     interfaces = folder_names(root / "sys/class/net")
     facts = rdma_facts(ExpectedRdma(interfaces=tuple(interfaces)), root)
-    status = file_words(root / "proc/self/status").splitlines()
     return {
         "gpus": len(folder_names(root / "proc/driver/nvidia/gpus")),
         "driver": gpu_facts(root).driver,
         "hcas": {hca.device: f"{hca.state} {hca.link_layer} {hca.rate}".strip() for hca in facts.hcas},
         "interfaces": {name: mtu for name, mtu in facts.mtus.items() if name != "lo"},
         "memlock_bytes": facts.memlock_bytes,
-        "capabilities": next((line.split()[1] for line in status if line.startswith("CapEff:")), ""),
+        "capabilities": _capabilities(root),
     }
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lockstep_gang.contract.preflight import ExpectedPath, Kind, PathFact, VolumeFacts
-from lockstep_spec.files import open_regular, read_regular, write_durably
+from lockstep_spec.files import open_regular, other_interpreter, read_regular, write_durably
 
 MARKER = ".preflight-"
 SEEN_SECONDS = 3.0
@@ -21,10 +21,10 @@ _LOOK_SECONDS = 0.1
 
 def path_facts(expected: Iterable[ExpectedPath], folder: str) -> tuple[PathFact, ...]:
     """Kind of each path, or why it can't be read; relative paths are below `folder`."""
-    return tuple(replace(_path_fact(item.path, Path(folder) / item.path), field=item.field) for item in expected)
+    return tuple(replace(_path_fact(item, Path(folder) / item.path), field=item.field) for item in expected)
 
 
-def _path_fact(stated: str, path: Path) -> PathFact:
+def _path_fact(item: ExpectedPath, path: Path) -> PathFact:
     try:
         kind = Kind.FOLDER if path.is_dir() else Kind.FILE if path.stat() else None
         if kind is Kind.FOLDER:
@@ -33,10 +33,11 @@ def _path_fact(stated: str, path: Path) -> PathFact:
             with os.fdopen(open_regular(path, follow=True), "rb") as file:
                 file.read(1)
     except (FileNotFoundError, NotADirectoryError):
-        return PathFact(stated)
+        return PathFact(item.path)
     except OSError as error:
-        return PathFact(stated, error=error.strerror or str(error))
-    return PathFact(stated, kind.value if kind is not None else "")
+        return PathFact(item.path, error=error.strerror or str(error))
+    interpreter = other_interpreter(path) if item.field == "spec.script.path" and kind is Kind.FILE else ""
+    return PathFact(item.path, kind.value if kind is not None else "", interpreter=interpreter)
 
 
 def marker(run_dir: str, token: str, node: int) -> Path:

@@ -187,13 +187,12 @@ class AllReduceRanks:
         self.kill()
         await asyncio.wait(running, timeout=KILLED_SECONDS)
         texts = [bytes(text) for text in written]
-        measured = _first_failure(texts) if len(done) == ranks else _late(texts, self._group.seconds)
-        if measured is None:
-            figures = json_objects(texts[0])[-1]
-            measured = Measured(figures["microseconds"], layout.world_size, figures["bytes"])
-        return Measured(
-            measured.microseconds, measured.ranks, measured.bytes, measured.error, any_free_port(self._run.addresses[self._node])
-        )
+        port = any_free_port(self._run.addresses[self._node])
+        error = why_unmeasured(texts, None if len(done) == ranks else self._group.seconds)
+        if error:
+            return Measured(error=error, port=port)
+        figures = json_objects(texts[0])[-1]
+        return Measured(figures["microseconds"], layout.world_size, figures["bytes"], port=port)
 
     def kill(self) -> None:
         self._programs.kill()
@@ -223,14 +222,10 @@ class AllReduceRanks:
         return program_environment(self._run, place)
 
 
-def _late(texts: list[bytes], seconds: int) -> Measured:
-    late = next((line for text in texts if "microseconds" not in (line := json_objects(text)[-1])), {})
-    return Measured(error=f"not done after {seconds} s, in: {late.get('stage', 'start')}")
-
-
-def _first_failure(texts: list[bytes]) -> Measured | None:
-    for text in texts:
-        line = json_objects(text)[-1]
-        if "microseconds" not in line:
-            return Measured(error=why_ended(text, line.get("stage", "start")))
-    return None
+def why_unmeasured(texts: list[bytes], late_seconds: int | None) -> str:
+    """Reason of the first process without a figure; empty: all have one. `late_seconds`: some were killed after so long."""
+    text = next((text for text in texts if "microseconds" not in json_objects(text)[-1]), None)
+    stage = "start" if text is None else json_objects(text)[-1].get("stage", "start")
+    if late_seconds is not None:
+        return f"not done after {late_seconds} s, in: {stage}"
+    return "" if text is None else why_ended(text, stage)

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Iterator
 from pathlib import Path
 
 from lockstep_gang.contract.messages import OutOfMemory
-from lockstep_spec.kernel import file_words
+from lockstep_spec.kernel import control_groups, file_words, memory_limit
 
 GROUPS = Path("/sys/fs/cgroup")
 OWN = Path("/proc/self/cgroup")
-UNLIMITED = 1 << 60
-"""Version 1 writes the largest number of pages where nothing is limited."""
 
 
 class MemoryGroup:
     """The cgroup of this process, whose ranks are in it too."""
 
     def __init__(self, groups: Path = GROUPS, own: Path = OWN) -> None:
-        self._folder = next((folder for folder in _folders(groups, own, "memory") if _kills(folder) is not None), None)
+        self._folder = next((folder for folder in control_groups("memory", groups, own) if _kills(folder) is not None), None)
         self._kills = self._count()
 
     def killed(self, peak_bytes: int) -> OutOfMemory | None:
@@ -28,7 +25,7 @@ class MemoryGroup:
         before, self._kills = self._kills, self._count()
         if self._folder is None or self._kills <= before:
             return None
-        return OutOfMemory(_limit(self._folder), peak_bytes or None)
+        return OutOfMemory(memory_limit(self._folder), peak_bytes or None)
 
     def _count(self) -> int:
         return (_kills(self._folder) or 0) if self._folder is not None else 0
@@ -36,25 +33,12 @@ class MemoryGroup:
 
 def process_limit(groups: Path = GROUPS, own: Path = OWN) -> str:
     """Return words for the nearest limit of processes and threads that holds here; empty if none is known."""
-    folders = [above for folder in _folders(groups, own, "pids") for above in (folder, *folder.parents) if above.is_relative_to(groups)]
-    limits = [(int(text), "pids.max of its cgroup") for folder in folders if (text := file_words(folder / "pids.max")).isdigit()]
+    texts = [file_words(folder / "pids.max") for folder in control_groups("pids", groups, own)]
+    limits = [(int(text), "pids.max of its cgroup") for text in texts if text.isdigit()]
     of_user, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     if of_user != resource.RLIM_INFINITY and os.geteuid() != 0:
         limits.append((of_user, "ulimit -u of its user"))
     return "{1} is {0}".format(*min(limits)) if limits else ""
-
-
-def _folders(groups: Path, own: Path, controller: str) -> Iterator[Path]:
-    """Folders at which the cgroup may be mounted: as this process names it, else, in a container, at the root."""
-    for line in file_words(own).splitlines():
-        _, controllers, path = (*line.split(":", 2), "", "")[:3]
-        if not controllers:
-            yield groups / path.lstrip("/")
-            yield groups / "unified" / path.lstrip("/")
-        elif controller in controllers.split(","):
-            yield groups / controller / path.lstrip("/")
-    yield groups
-    yield groups / controller
 
 
 def _kills(folder: Path) -> int | None:
@@ -63,13 +47,4 @@ def _kills(folder: Path) -> int | None:
             word, _, number = line.partition(" ")
             if word == "oom_kill" and number.isdigit():
                 return int(number)
-    return None
-
-
-def _limit(folder: Path) -> int | None:
-    """Limit of the cgroup in bytes; None: there is none."""
-    for name in ("memory.max", "memory.limit_in_bytes"):
-        text = file_words(folder / name)
-        if text.isdigit() and int(text) < UNLIMITED:
-            return int(text)
     return None

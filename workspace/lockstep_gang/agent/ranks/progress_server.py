@@ -79,18 +79,30 @@ class RemainingTime:
     """Steps of one attempt with the time that is left, from one status after another."""
 
     def __init__(self) -> None:
+        self.is_stopping = False
+        """The ranks were told to save and stop, so their end needn't be that of the training."""
         self._total: int | None = None
         self._first: tuple[int, float] | None = None
+        self._last: tuple[int, float] | None = None
 
     def step(self, status: TrainerStatus, now: float) -> Step | None:
-        """The step that a status tells; None: no step is known yet."""
+        """The step that a status tells; None: no step is known yet. The last status names none, and says 100 % of a training that ended early, too."""
         self._total = status.total or self._total
-        step = status.step if status.step is not None else (self._total if status.percentage == 100 else None)
-        if step is None:
-            return None
+        if status.step is None:
+            ended = self._ended_at(now) if status.percentage == 100 else None
+            return None if ended is None else Step(0, ended, self._total, metrics=status.metrics)
+        step, self._last = status.step, (status.step, now)
         if self._first is None or step < self._first[0]:
             self._first = (step, now)
         return Step(0, step, self._total, status.epoch, self._remaining(step, now), status.metrics)
+
+    def _ended_at(self, now: float) -> int | None:
+        """The step at the end: the last one, or all, if those that were left can have been made since then at the pace before, twice as fast at most."""
+        if self._first is None or self._last is None:
+            return None
+        (first, began), (last, at) = self._first, self._last
+        made = 2 * (now - at) * (last - first) / (at - began) if at > began else 0
+        return self._total if self._total and not self.is_stopping and self._total - last <= made + 1 else last
 
     def _remaining(self, step: int, now: float) -> int | None:
         """Seconds at the pace since the first step of this attempt."""
@@ -137,6 +149,10 @@ class ProgressServer:
     def begin_attempt(self) -> None:
         """The pace of another attempt says nothing about this one."""
         self._pace = RemainingTime()
+
+    def begin_stop(self) -> None:
+        """Ranks were told to save and stop."""
+        self._pace.is_stopping = True
 
     def close(self) -> None:
         if self._server is not None:

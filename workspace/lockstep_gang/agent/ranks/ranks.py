@@ -19,7 +19,14 @@ from lockstep_gang.agent.ranks.progress_server import offered
 from lockstep_gang.agent.ranks.relay import Relay, drain
 from lockstep_gang.agent.ranks.reports import read_error_file
 from lockstep_gang.agent.ranks.room import lack_of_room
-from lockstep_gang.agent.ranks.script import argv
+from lockstep_gang.agent.ranks.script import (
+    argv,
+    file_elsewhere,
+    local_rank_option,
+    local_rank_stated,
+    program_problem,
+    with_local_rank,
+)
 from lockstep_gang.agent.ranks.stacks import (
     ProcessState,
     ask_for_stacks,
@@ -73,7 +80,7 @@ class LocalNode:
 class RankProcess:
     """One rank: its process, its pipe, and what is known of it."""
 
-    def __init__(self, node: LocalNode, start: Start, local_rank: int, write: Callable[[str], None]) -> None:
+    def __init__(self, node: LocalNode, start: Start, local_rank: int, write: Callable[..., None], *, colors: bool = False) -> None:
         group_rank = node.index if start.group_rank is None else start.group_rank
         first = node.run.ranks_of(node.index).start if start.first_rank is None else start.first_rank
         self.rank = first + local_rank
@@ -90,12 +97,13 @@ class RankProcess:
         self.exit: RankExit | None = None
         self._attempt, self._run = start.attempt, node.run
         run, asked = node.run, start.run
-        self._command = run.command if asked is None else argv(asked, local_rank)
+        self._command = run.command if asked is None else argv(asked)
+        self._local_rank, self._local_rank_stated, self._option = local_rank, local_rank_stated(run, asked), ""
         self._folder = run.working_directory if asked is None else asked.folder
         self._state_before: ProcessState | None = None
         """State of its process before it was killed."""
         self._asked_for_stacks = False
-        self._relay = Relay(self.rank, write)
+        self._relay = Relay(self.rank, write, colors=colors)
         self._error_file = node.folder / f"error-{start.attempt}-{self.rank}.json"
         place = RankPlace(node.index, group_rank, self.rank, local_rank, node.run_path, str(node.report_socket), str(self._error_file))
         container = inherited()
@@ -117,8 +125,13 @@ class RankProcess:
     def environment(self) -> Mapping[str, str]:
         return self._environment
 
-    def start(self, standby: Standby) -> None:
-        """Start the rank, as the standby process that waits for it if there is one. A command that can't be started counts as an exit."""
+    def local_rank_option(self) -> str:
+        """Option by which its script gets its local rank; '': none."""
+        return local_rank_option(self._command, self._folder, self._environment, self._local_rank_stated)
+
+    def start(self, standby: Standby, option: str) -> None:
+        """Start the rank, as the standby process that waits for it if there is one. A command that can't be started counts as an exit. `option`: of its local rank."""
+        self._option = option
         taken = standby.take(self._environment)
         if taken is not None:
             self.pid, self.pipe = taken
@@ -126,9 +139,11 @@ class RankProcess:
         self.pipe, write_end = os.pipe()
         os.set_blocking(self.pipe, False)
         try:
-            self.pid = start_process(self._command, self._folder, self._environment, write_end)
+            command = with_local_rank(self._command, option, self._local_rank)
+            self.pid = start_process(command, self._folder, self._environment, write_end)
         except OSError as error:
-            reason = Error(self.rank, type(error).__name__, f"{error.strerror}: {error.filename or self._command[0]}")
+            problem = program_problem(self._command[0], self._folder, self._environment)
+            reason = Error(self.rank, type(error).__name__, problem or f"{error.strerror}: {error.filename or self._command[0]}")
             self.exit = RankExit(self.rank, NOT_STARTED, None, False, reason, (reason.message,), process_limit=process_limit())
         finally:
             os.close(write_end)
@@ -174,7 +189,8 @@ class RankProcess:
         self.exit = RankExit(self.rank, ended.exit_code, ended.signal, self.ordered, error, lines, fresh, out_of_memory, ended.left)
         if ended.exit_code != 0 and not self.ordered:
             texts = (*self.exit.fresh_lines, error.message if error is not None else "", ended.signal or signal_of(ended.exit_code) or "")
-            self.exit = replace(self.exit, process_limit=process_limit(), no_room=lack_of_room(self._run, texts))
+            room, elsewhere = lack_of_room(self._run, texts), file_elsewhere(self._run, texts)
+            self.exit = replace(self.exit, process_limit=process_limit(), no_room=room, elsewhere=elsewhere)
         return self.exit
 
     def state(self) -> RankState:
@@ -201,10 +217,10 @@ def environments_of(node: LocalNode, start: Start) -> list[Mapping[str, str]]:
 class LocalRanks:
     """All ranks of one attempt on this node."""
 
-    def __init__(self, node: LocalNode, start: Start, write: Callable[[str], None]) -> None:
+    def __init__(self, node: LocalNode, start: Start, write: Callable[..., None], *, colors: bool = False) -> None:
         self.attempt = start.attempt
         self._node = node
-        self._ranks = [RankProcess(node, start, local, write) for local in range(len(node.run.ranks_of(node.index)))]
+        self._ranks = [RankProcess(node, start, local, write, colors=colors) for local in range(len(node.run.ranks_of(node.index)))]
         self._by_pid: dict[int, RankProcess] = {}
         self._outlived: set[int] = set()
         self._finished = False
@@ -214,8 +230,9 @@ class LocalRanks:
             self.nccl.add(rank.rank, rank.log_nccl(node.run, self.nccl.pattern(rank.rank)))
 
     def start(self, standby: Standby) -> None:
+        option = self._ranks[0].local_rank_option()
         for rank in self._ranks:
-            rank.start(standby)
+            rank.start(standby, option)
             if rank.exit is None:
                 self._by_pid[rank.pid] = rank
                 asyncio.get_running_loop().add_reader(rank.pipe, self._output, rank)

@@ -25,7 +25,8 @@ OLD_SECONDS = 20.0
 """Age from which on a line doesn't tell why the rank ended: an interpreter takes a while to end, for threads that it awaits, above all on a busy machine."""
 WENT_ON_SECONDS = 1.0
 """Time after an exception, a child's or one that was caught, from which on another line shows that it didn't end the rank."""
-_COLORS = re.compile(rb"\x1b\[[0-9;]*[mK]")
+_COLORS = re.compile(rb"(\x1b\[[0-9;]*[mK])")
+_COLOR_END = b"\x1b[0m"
 _CRASH = "Fatal Python error: "
 """First words that faulthandler writes for a signal."""
 
@@ -35,6 +36,13 @@ def printable_bytes(raw: bytes) -> str:
     return printable(raw.decode("utf-8", "backslashreplace"))
 
 
+def colored(raw: bytes) -> str:
+    """The same with the colors that the line has, and their end: no other sequence that a terminal acts on is left."""
+    text, codes = (_COLORS.split(raw)[first::2] for first in (0, 1))
+    colors = [code.decode() if code.endswith(b"m") else "" for code in (*codes, _COLOR_END)]
+    return "".join(printable_bytes(part) + color for part, color in zip(text, colors))  # noqa: B905 (both end with the line)
+
+
 UPDATE_SECONDS = 10.0
 """Time between two states of a progress bar that become lines of the log; its last state always does."""
 
@@ -42,7 +50,9 @@ UPDATE_SECONDS = 10.0
 class Relay:
     """Lines cut from a stream of bytes. What a carriage return ends is overwritten by what follows, as by a progress bar: it is thinned."""
 
-    def __init__(self, rank: int, write: Callable[[str], None]) -> None:
+    def __init__(self, rank: int, write: Callable[..., None], *, colors: bool = False) -> None:
+        """`write` gets each line; with `colors`, one that has some a second time as a terminal shows it."""
+        self._colors = colors
         self._prefix = f"[rank {rank}] "
         self._write = write
         self._rest = b""
@@ -150,10 +160,11 @@ class Relay:
         self._updated_at, self._update = now, b""
         self._line(line)
 
-    def _line(self, raw: bytes) -> None:
-        raw = _COLORS.sub(b"", raw)
+    def _line(self, line: bytes) -> None:
+        raw = _COLORS.sub(b"", line)
         if not raw.strip():
             return
+        shown = [self._prefix + colored(line)] if self._colors and raw != line and len(line) <= LINE_BYTES_MAX else []
         for start in range(0, len(raw), LINE_BYTES_MAX):
             text = printable_bytes(raw[start : start + LINE_BYTES_MAX])
             if self.captured is not None:
@@ -161,7 +172,7 @@ class Relay:
                     self.captured.append(text)
                 continue
             self._remember(text)
-            self._write(self._prefix + text)
+            self._write(self._prefix + text, *shown)
 
 
 def drain(descriptor: int, relay: Relay) -> bool:

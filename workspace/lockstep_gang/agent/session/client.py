@@ -71,7 +71,7 @@ def _request(options: argparse.Namespace) -> dict[str, Any]:
         return {"verb": options.verb, "by": _who(None)}
     return {
         "verb": "run", "command": options.command, "folder": str(Path(options.chdir or ".").absolute()), "by": _who(options.by),
-        "localRank": options.local_rank, "detached": options.detach,
+        "detached": options.detach,
     }  # fmt: skip
 
 
@@ -171,7 +171,6 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     verbs = parser.add_subparsers(dest="verb", required=True)
     run = verbs.add_parser("run", help="start a script on all nodes, and show what every rank prints", description=_RUN)
     run.add_argument("--detach", action="store_true", help="return at once: the run goes on when this shell closes (`stop` ends it)")
-    run.add_argument("--local-rank", action="store_true", help="give each rank --local_rank=N, as DeepSpeed's launcher does")
     run.add_argument("--chdir", metavar="FOLDER", help="folder to run in, on every node (default: this one)")
     run.add_argument("--by", help=argparse.SUPPRESS)
     run.add_argument("--until-eof", action="store_true", help=argparse.SUPPRESS)

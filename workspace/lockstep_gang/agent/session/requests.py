@@ -32,7 +32,6 @@ class ClientRequest:
     command: tuple[str, ...] = ()
     folder: str = ""
     by: str = ""
-    local_rank: bool = False
     detached: bool = False
 
 
@@ -130,9 +129,9 @@ class RequestSocket:
         if request.verb == "stop":
             self._send(Interrupted("", f"{by} asked for it", own))
         elif request.verb == "run" and request.command:
-            asked = Asked(own, request.command, request.folder, by, request.local_rank, request.detached)
+            asked = Asked(own, request.command, request.folder, by, request.detached)
             self._send(asked)
-            client.asked = Asked(own, request.command, request.folder, by, request.local_rank, request.detached, again=True)
+            client.asked = Asked(own, request.command, request.folder, by, request.detached, again=True)
         else:
             del self._clients[own]
             raise ContractError(f"a request is run with a command, stop or env, not {request.verb!r}")

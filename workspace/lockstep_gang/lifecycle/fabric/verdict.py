@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
 
 from lockstep_gang.contract.fabric import DifferingRanks, FabricAsked, FabricReason, FabricReport, RankFabric, Verified
 from lockstep_gang.contract.run import Run
@@ -31,7 +30,6 @@ from lockstep_gang.lifecycle.fabric.rank_fabric import (
 from lockstep_spec.words import clauses, listed
 
 RankFabrics = tuple[RankFabric | None, ...]
-T = TypeVar("T")
 DIFFERING, WHY = 32, 400
 GLOO = "gloo"
 
@@ -246,19 +244,15 @@ def _report(
         reason=reason,
         message=message,
         transport=transport,
-        network=_first(rank.networks[-1] for rank in fabrics if rank.networks),
+        network=next((rank.networks[-1] for rank in fabrics if rank.networks), None),
         hcas=tuple(dict.fromkeys(hca.name for rank in fabrics for hca in rank.hcas)) if transport == RDMA else (),
         link=_link_words(fabrics) if transport == RDMA else None,
         interfaces=tuple(dict.fromkeys(name for rank in fabrics for name in _interfaces(rank, transport))),
         gpu_direct=_gpu_direct(fabrics),
-        nccl_version=_first(rank.version for rank in fabrics if rank.version),
+        nccl_version=next((rank.version for rank in fabrics if rank.version), None),
         ranks_heard=sum(has_spoken(rank) for rank in ranks),
         differing=differing,
     )
-
-
-def _first(values: Iterator[T]) -> T | None:
-    return next(values, None)
 
 
 def _transport(fabrics: list[RankFabric]) -> str | None:

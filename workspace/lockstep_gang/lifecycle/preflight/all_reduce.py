@@ -52,7 +52,7 @@ def next_pairs(nodes: int, pairs: Sequence[Measurement], minimum: int, rounds: i
     judged = {*good, *verdict.bad}
     doubtful = [node for node in range(nodes) if node not in judged]
     measured = {frozenset(pair.nodes) for pair in pairs}
-    return _matched(doubtful, sorted(good), measured) if good else _reshuffled(doubtful, measured)
+    return _matched(doubtful, sorted(good), measured)
 
 
 def _good(pairs: Sequence[Measurement], minimum: int) -> set[int]:
@@ -60,25 +60,15 @@ def _good(pairs: Sequence[Measurement], minimum: int) -> set[int]:
 
 
 def _matched(doubtful: list[int], good: list[int], measured: set[frozenset[int]]) -> tuple[tuple[int, ...], ...]:
-    """Pairs of each doubtful node with a good one of its own, as far as there are enough of them."""
-    free, matches = list(good), []
-    for node in doubtful:
-        partner = next((other for other in free if frozenset((node, other)) not in measured), None)
+    """Pairs of each doubtful node with a good one of its own, as far as there are enough; without any, pairs of them other than before."""
+    left, free, matches = list(doubtful), list(good), []
+    while left:
+        node = left.pop(0)
+        partners = free if good else left
+        partner = next((other for other in partners if frozenset((node, other)) not in measured), None)
         if partner is not None:
-            free.remove(partner)
-            matches.append((partner, node))
-    return tuple(matches)
-
-
-def _reshuffled(doubtful: list[int], measured: set[frozenset[int]]) -> tuple[tuple[int, ...], ...]:
-    """Pairs other than before, while no node is known to be good."""
-    free, matches = list(doubtful), []
-    while free:
-        node = free.pop(0)
-        partner = next((other for other in free if frozenset((node, other)) not in measured), None)
-        if partner is not None:
-            free.remove(partner)
-            matches.append((node, partner))
+            partners.remove(partner)
+            matches.append((partner, node) if good else (node, partner))
     return tuple(matches)
 
 

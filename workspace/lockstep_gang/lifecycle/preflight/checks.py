@@ -10,14 +10,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lockstep_gang.contract.placewords import words_of
-from lockstep_gang.contract.preflight import LOCKSTEP, Finding, Kind, Met, PathFact, VolumeFacts
+from lockstep_gang.contract.preflight import LOCKSTEP, Finding, Kind, Met, PathFact, ProgramFact, VolumeFacts
 from lockstep_gang.contract.report import Cause
 from lockstep_gang.contract.run import Run
 from lockstep_gang.lifecycle.preflight import nics
 from lockstep_gang.lifecycle.preflight.nodes import LookedAt, NodeAnswers, error, findings_of, odd, warning
 from lockstep_spec import VERSION
 from lockstep_spec.choices import Severity, StorageMode
-from lockstep_spec.words import binary_size
+from lockstep_spec.files import runs_with
+from lockstep_spec.words import binary_size, listed
 
 SKEW_SECONDS = 1.0
 
@@ -54,6 +55,7 @@ _SHM_SHARE = 0.95  # a tmpfs is rounded to pages
 
 def paths(nodes: NodeAnswers) -> Iterator[Finding]:
     expected = nodes.run.preflight.paths if nodes.run.preflight is not None else ()
+    workspace = nodes.run.run_dir.removesuffix(f"runs/{nodes.run.job.name}")
     for node, looked in nodes.looked.items():
         facts = {fact.field or fact.path: fact for fact in looked.paths}
         for item in expected:
@@ -64,12 +66,40 @@ def paths(nodes: NodeAnswers) -> Iterator[Finding]:
                 message = f"{item.field}: {problem} {fact.path} on {nodes.name(node)}"
                 fix = "put it there, or correct the path" if not fact.error else "look at the volume and at the file's rights"
                 yield replace(error("paths", node, message, fix), final=not fact.error)
+            elif fact.interpreter:
+                message = f"{item.field}: {fact.path} on {nodes.name(node)} is a program of {fact.interpreter}, which Python can't read"
+                yield replace(error("paths", node, message, runs_with(fact.interpreter, item.path.removeprefix(workspace))), final=True)
 
 
 def _path_problem(fact: PathFact, kinds: Sequence[str]) -> str:
     if fact.error:
         return f"{fact.error}:"
     return "" if fact.found in kinds else f"there is no {' or '.join(kinds).lower()}"
+
+
+PROGRAM = "program"
+
+
+def programs_of(looked: Iterable[LookedAt]) -> dict[str, ProgramFact]:
+    """Return the program that each node has, by its index."""
+    return {str(node): facts.program for node, facts, *_ in looked if facts.program is not None}
+
+
+def judge_programs(run: Run, before: Mapping[str, ProgramFact], now: Mapping[str, ProgramFact]) -> Iterator[Finding]:
+    """Compare the nodes' programs with those that the attempt `before` ran, and with node 0's. Another folder's program is an error."""
+    for node, program in now.items():
+        old, name = before.get(node), run.node_name(int(node))
+        if old is not None and old.digest != program.digest:
+            text = f"{program.path} on {name} is another program than the last attempt ran: "
+            who = f"sent from {listed(program.senders)}" if program.senders else "changed by an editor or another tool there"
+            if old.senders and program.senders and not set(old.senders) & set(program.senders):
+                fix = f"send the first one again with lockstep sync --force, then lockstep retry {run.job.name}, and the other one to a folder of its own (--to)"
+                message = f"{text}that one was sent from {listed(old.senders)}, and this one {who}"
+                yield replace(error(PROGRAM, int(node), message, fix), final=True)
+            else:
+                yield warning(PROGRAM, int(node), f"{text}it was {who}", "nothing to do, if you meant it")
+        elif "0" in now and program.digest != now["0"].digest:
+            yield warning(PROGRAM, int(node), f"{program.path} on {name} differs from node 0's", "lockstep sync sends one to every node")
 
 
 def writable(nodes: NodeAnswers) -> Iterator[Finding]:
@@ -263,7 +293,13 @@ def _has_peers(run: Run) -> bool:
     return run.nodes > 1
 
 
-_OTHER_CAUSES = {"answer": Cause.NODE_LOST, "allReduce": Cause.FABRIC, "selfTest": Cause.HARDWARE, "torchBuild": Cause.SETUP}
+_OTHER_CAUSES = {
+    PROGRAM: Cause.SETUP,
+    "answer": Cause.NODE_LOST,
+    "allReduce": Cause.FABRIC,
+    "selfTest": Cause.HARDWARE,
+    "torchBuild": Cause.SETUP,
+}
 _CHECKS = (
     _Check("names", Cause.SETUP, names),
     _Check("peers", Cause.FABRIC, peers, _has_peers),

@@ -8,7 +8,8 @@ minutes, and else the job has failed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from lockstep_gang.contract.preflight import (
     Bandwidth,
@@ -21,6 +22,7 @@ from lockstep_gang.contract.preflight import (
     Met,
     Peer,
     PreflightReport,
+    ProgramFact,
     SelfTestResult,
     Stage,
 )
@@ -28,7 +30,7 @@ from lockstep_gang.contract.report import Cause, Failure
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.times import stamp
 from lockstep_gang.lifecycle.preflight.all_reduce import Measurement, busbw, judge_pairs, next_pairs, why_not_measured
-from lockstep_gang.lifecycle.preflight.checks import cause_of, checks_of, judge_all, silent, without_trainer
+from lockstep_gang.lifecycle.preflight.checks import cause_of, checks_of, judge_all, judge_programs, programs_of, silent, without_trainer
 from lockstep_gang.lifecycle.preflight.self_test import SELF_TEST, TORCH_BUILD, judge_self_test, speed_of, without_torch
 from lockstep_spec.choices import Severity
 from lockstep_spec.words import number_of
@@ -70,6 +72,8 @@ class Preflight:
     retry_at: float = 0.0
     over: bool = False
     """True if it failed and making it again can't help any more."""
+    programs: Mapping[str, ProgramFact] = field(default_factory=dict)
+    """The program of each node, by its index, when the last one passed: what the attempt runs that it was for."""
 
 
 ROUND_SECONDS = 15.0
@@ -135,7 +139,7 @@ def interrupted(preflight: Preflight) -> Preflight:
 
 def used(preflight: Preflight) -> Preflight:
     """The state once the attempt starts; the one after it has a preflight of its own."""
-    return Preflight(round=preflight.round, result=preflight.result)
+    return Preflight(round=preflight.round, result=preflight.result, programs=preflight.programs)
 
 
 def preflight_order(preflight: Preflight, run: Run, node: int) -> Check | None:
@@ -203,7 +207,7 @@ def doubts(preflight: Preflight) -> tuple[str, ...]:
 
 
 def _begun(preflight: Preflight, now: float) -> Preflight:
-    anew = Preflight(result=preflight.result, failures=preflight.failures, first_failed_at=preflight.first_failed_at, round=preflight.round)
+    anew = replace(used(preflight), failures=preflight.failures, first_failed_at=preflight.first_failed_at)
     begun = _ask(replace(anew, began_at=now), Stage.LOOK, now)
     return replace(begun, token=begun.round)
 
@@ -263,7 +267,8 @@ def _findings(preflight: Preflight, run: Run) -> list[Finding]:
     """Everything that is wrong by the answers so far, but for the all-reduce."""
     assert run.preflight is not None  # noqa: S101 (the caller asked)
     untested = without_torch(run, preflight.looked) if run.preflight.self_test is not None else []
-    return [*judge_all(run, preflight.looked, dict(preflight.met)), *untested, *judge_self_test(run, dict(preflight.tested))]
+    changed = judge_programs(run, preflight.programs, programs_of(preflight.looked))
+    return [*judge_all(run, preflight.looked, dict(preflight.met)), *changed, *untested, *judge_self_test(run, dict(preflight.tested))]
 
 
 def _has_errors(findings: list[Finding]) -> bool:
@@ -345,9 +350,9 @@ def _ended(preflight: Preflight, run: Run, findings: list[Finding], now: float, 
         all_reduce=preflight.bandwidth,
         self_test=speed_of(run, dict(preflight.tested)),
     )
-    ended = Preflight(result=report, round=preflight.round, passed=not errors)
+    ended = Preflight(result=report, round=preflight.round, passed=not errors, programs=preflight.programs)
     if not errors:
-        return ended
+        return replace(ended, programs={**preflight.programs, **programs_of(preflight.looked)})
     first = preflight.first_failed_at if preflight.failures else now
     over = any(finding.final for finding in errors) or now - first >= PATIENCE_SECONDS or ends_with_it(run)
     wait = min(RETRY_SECONDS[0] * 2**preflight.failures, RETRY_SECONDS[1])

@@ -59,12 +59,14 @@ class ShardReader:
         masters = (0, self.numel(name)) if need.whole else (need.start, need.numel)
         return {MASTER: masters} | ({} if self.lite else dict.fromkeys(MOMENTS, (need.start, need.numel)))
 
-    def read(self, name: str, kind: str) -> torch.Tensor:
-        """Read a whole flattened parameter in FP32, from shards that are all here."""
-        whole = torch.empty(self.numel(name))
+    def read(self, name: str, kind: str, start: int = 0, numel: int | None = None) -> torch.Tensor:
+        """Read elements [start, start + numel) of a flattened parameter, or all, in FP32, from shards that are all here."""
+        values = torch.empty(self.numel(name) if numel is None else numel)
         for span in self.spans(name):
-            whole[span.start : span.start + span.numel] = self.part(span, kind, span.start, span.numel)
-        return whole
+            first, count = span.overlap(start, values.numel())
+            if count > 0:
+                values[first - start : first - start + count] = self.part(span, kind, first, count)
+        return values
 
     def part(self, span: Span, kind: str, start: int, numel: int) -> torch.Tensor:
         """Elements [start, start + numel) of the parameter, which lie in this span, in FP32."""
@@ -85,18 +87,7 @@ class ShardReader:
 
 def local_fetch(reader: ShardReader) -> Callable[[str, RangeNeed], Values]:
     """Return a reader for a volume that has every shard: no communication, and no byte is read that isn't needed."""
-
-    def fetch(name: str, need: RangeNeed) -> Values:
-        values: Values = {}
-        for kind, (start, numel) in reader.ranges(name, need).items():
-            values[kind] = torch.empty(numel)
-            for span in reader.spans(name):
-                first, count = span.overlap(start, numel)
-                if count > 0:
-                    values[kind][first - start : first - start + count] = reader.part(span, kind, first, count)
-        return values
-
-    return fetch
+    return lambda name, need: {kind: reader.read(name, kind, *part) for kind, part in reader.ranges(name, need).items()}
 
 
 @dataclass(frozen=True)
@@ -153,8 +144,7 @@ def exchanging_fetch(
             _place(result, starts, piece, reader.part(piece.span, piece.kind, piece.start, piece.numel))
         traveling = [piece for piece in plan if piece.sender != piece.receiver]
         if traveling:
-            received = _travel(reader, traveling, ranks)
-            for piece, values in received:
+            for piece, values in _travel(reader, traveling, ranks):
                 _place(result, starts, piece, values)
         return result
 

@@ -26,7 +26,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -132,12 +132,8 @@ class Line:
                 raise TransferError(f"{path.name} arrived with another checksum")
 
 
-@dataclass(frozen=True)
-class ServerAddress:
-    """Address at which a node's server listens."""
-
-    host: str
-    port: int
+ServerAddress = tuple[str, int]
+"""Address at which a node's server listens."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +156,7 @@ class Server:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.create_server((host, 0), family=family)
         self._slots = threading.BoundedSemaphore(CONNECTIONS_MAX)
-        self.place = ServerAddress(host, self._socket.getsockname()[1])
+        self.place: ServerAddress = (host, self._socket.getsockname()[1])
         threading.Thread(target=self._accept, name="lockstep-replicas", daemon=True).start()
 
     def close(self) -> None:
@@ -219,10 +215,10 @@ class Server:
 
 
 def _ask(place: ServerAddress, token: bytes, shard: Shard, do: str, then: Callable[[Line], None], deadline_seconds: float) -> None:
-    with socket.create_connection((place.host, place.port), timeout=min(10.0, deadline_seconds)) as connection:
+    with socket.create_connection(place, timeout=min(10.0, deadline_seconds)) as connection:
         line = Line(connection, token, deadline_seconds)
         line.challenge = line.read(CHALLENGE_BYTES)
-        line.send("client", {"do": do, "commit": shard.commit, "file": shard.file, "bytes": shard.bytes, "sha256": shard.sha256})
+        line.send("client", {"do": do, **asdict(shard)})
         then(line)
 
 
@@ -311,8 +307,7 @@ def connect(ranks: Ranks, checkpoints: Path, attempt: int, copies: int, master: 
     """Start this node's server, which serves until the process ends, and learn of the others'. `master`: where rank 0 is reached, to choose the address others see."""
     token = bytes.fromhex(ranks.publish("replicas/token", secrets.token_hex(32) if ranks.first else None))
     server = Server(checkpoints, attempt, token, own_address(*master)) if ranks.first_of_node else None
-    mine = [ranks.node, server.place.host, server.place.port] if server is not None else None
+    mine = [ranks.node, *server.place] if server is not None else None
     answers = ranks.gather("replicas/place", mine)
     listed = ranks.publish("replicas/places", sorted(answer for answer in answers or [] if answer is not None))
-    places = [ServerAddress(host, port) for _, host, port in listed]
-    return Replicas(ranks, min(copies, ranks.nodes), token, places)
+    return Replicas(ranks, min(copies, ranks.nodes), token, [(host, port) for _, host, port in listed])

@@ -70,6 +70,22 @@ class DataFiles:
         return hashlib.sha256(json.dumps([contents, chosen, self.separator]).encode()).hexdigest()
 
 
+@dataclass(frozen=True)
+class DataSource:
+    """One source of samples."""
+
+    name: str
+    """Name in messages: the file, or the hub dataset with its split."""
+    digest: str
+    """Digest of the content."""
+    plain_text: bool
+    """Paragraphs that may be joined; else every sample stands for itself."""
+    weight: float
+    samples: Callable[[Broken], Iterator[AnySample]]
+    pinned: str = ""
+    """Name in a manifest: the path, or the hub dataset with its commit."""
+
+
 def reader_of(plain_text: bool, separator: str | None) -> Reader:
     """Reader of a file, by its name and by whether its texts are paragraphs."""
 

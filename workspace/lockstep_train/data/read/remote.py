@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -26,7 +26,7 @@ from lockstep_train.base.errors import ConfigError, TrainerError
 from lockstep_train.base.limits import Say
 from lockstep_train.base.ranks import Ranks
 from lockstep_train.base.runfile import RunConfig
-from lockstep_train.data.read.files import WILD, DataFiles, default_split, rows_of_files, split_files
+from lockstep_train.data.read.files import WILD, DataFiles, DataSource, default_split, rows_of_files, split_files
 from lockstep_train.data.read.splits import CARD, DatasetLayout, layout_of, left_out, split_names
 from lockstep_train.data.read.streams import JSON, TABLES, TEXT, suffix_of
 from lockstep_train.fetch.fetch import fetch, pin_of
@@ -160,33 +160,15 @@ def at_commits(config: RunConfig, commits: Mapping[RemoteSource, str]) -> RunCon
     return replace(config, training=replace(training, data=data, evaluation=evaluation))
 
 
-@dataclass(frozen=True)
-class HubDataset:
-    """A split of a dataset, or objects of a store, on this volume."""
-
-    name: str
-    config: str | None
-    split: str | None
-    """None: all rows of single objects."""
-    revision: str
-    """The commit."""
-    files: DataFiles
-
-    @property
-    def title(self) -> str:
-        config = f"/{self.config}" if self.config is not None else ""
-        return f"{self.name}{config}" + (f"[{self.split}]" if self.split is not None else "")
-
-    @property
-    def pinned(self) -> str:
-        return f"{self.title}@{self.revision}"
-
-    @property
-    def digest(self) -> str:
-        return hashlib.sha256(json.dumps([self.name, self.config, self.split, self.revision]).encode()).hexdigest()
+def _data_source(source: SourceConfig, config: str | None, split: str | None, commit: str, files: DataFiles) -> DataSource:
+    """A split of a dataset, or objects of a store, at a commit; without a split all rows of single objects."""
+    name = remote_name(source) or ""
+    title = name + (f"/{config}" if config is not None else "") + (f"[{split}]" if split is not None else "")
+    digest = hashlib.sha256(json.dumps([name, config, split, commit]).encode()).hexdigest()
+    return DataSource(title, digest, files.plain_text, source.weight, files.samples, f"{title}@{commit}")
 
 
-def hub_dataset(source: SourceConfig, cache: Path, say: Say) -> HubDataset:
+def hub_dataset(source: SourceConfig, cache: Path, say: Say) -> DataSource:
     """The dataset on this volume, fetched now if it never was. Its commit is that of the first time, unless a revision is stated that is one.
 
     Raises ConfigError for a name, config or split that the hub doesn't have, TrainerError for a network or a volume with which it may work later.
@@ -199,12 +181,12 @@ def hub_dataset(source: SourceConfig, cache: Path, say: Say) -> HubDataset:
         paths = sorted(path for path in folder.iterdir() if path.name != FETCHED)
         say(f"Data {name}, {len(paths):,} files, as they were at {commit}")
         files = rows_of_files(paths, source, say)
-        return HubDataset(name, None, None if files.is_whole else source.split, commit, files)
+        return _data_source(source, None, None if files.is_whole else source.split, commit, files)
     layout, folder = _fetched(remote, commit, source, cache, say)
     remember_revision(cache, DATASETS, name, source.revision, commit)
     split = source.split or default_split(layout)
     say(f"Dataset {name}{f', config {layout.config}' if layout.config else ''}, split {split}, revision {commit}")
-    return HubDataset(name, layout.config, split, commit, split_files(layout, folder, source, say))
+    return _data_source(source, layout.config, split, commit, split_files(layout, folder, source, say))
 
 
 def _stated_commit(remote: Remote, source: SourceConfig, cache: Path, say: Say) -> str:

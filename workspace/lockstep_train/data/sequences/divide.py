@@ -15,8 +15,8 @@ from lockstep_spec.choices import Overlong
 from lockstep_spec.training import EvaluationConfig
 from lockstep_train.base.arrays import Array, Arrays
 from lockstep_train.base.errors import ConfigError
+from lockstep_train.data.read.files import DataSource
 from lockstep_train.data.sequences.documents import DocumentRules, Documents, MadeDocuments, blocks_of, documents_of, joined_documents
-from lockstep_train.data.tokens.source import DataSource
 
 DONE = {Overlong.TRUNCATE: "cut at their end", Overlong.DROP: "dropped", Overlong.SPLIT: "split"}
 

@@ -75,7 +75,7 @@ def documents_of(tokens: Arrays, chosen: Array, rules: DocumentRules) -> MadeDoc
         _refuse_unlearned(tokens, chosen, rules)
         return MadeDocuments(_counted(tokens, _cut(tokens, chosen, lengths, rules), rules), int(overlong.sum()), 0)
     documents = _counted(tokens, _split(tokens, chosen, lengths, rules), rules)
-    learning = select(documents, documents.learned > 0)
+    learning = reordered(documents, numpy.flatnonzero(documents.learned))
     return MadeDocuments(learning, int(overlong.sum()), len(documents) - len(learning))
 
 
@@ -169,24 +169,13 @@ def _without_tail(block: list[tuple[int, int]], tail: int) -> list[tuple[int, in
     return [*block[:-1], (start, count - tail)]
 
 
-def select(documents: Documents, mask: Array) -> Documents:
-    """Documents for which the mask is true."""
-    return Documents(
-        documents.spans[numpy.repeat(mask, documents.span_counts)],
-        documents.span_counts[mask],
-        documents.prefixed[mask],
-        documents.lengths[mask],
-        documents.learned[mask],
-    )
-
-
 def joined_documents(parts: Sequence[Documents]) -> Documents:
     names = ("spans", "span_counts", "prefixed", "lengths", "learned")
     return Documents(*(numpy.concatenate([getattr(part, name) for part in parts]) for name in names))
 
 
 def reordered(documents: Documents, order: Array) -> Documents:
-    """The documents in another order."""
+    """The documents in another order, or some of them."""
     starts = offsets(documents.span_counts)[:-1]
     counts = documents.span_counts[order]
     within = numpy.arange(int(counts.sum())) - numpy.repeat(offsets(counts)[:-1], counts)

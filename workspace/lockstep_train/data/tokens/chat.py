@@ -40,17 +40,18 @@ BREAK = "\n\n"
 
 
 @dataclass(frozen=True)
-class Learnable:
-    """One sample of a conversation."""
+class Encoded:
+    """A whole sample, however long. A conversation may make several, which follow each other; the first one has all of it."""
 
     ids: list[int]
     learned: bytes
     """A byte a token: 1 where it is learned."""
+    line: int
     remarks: tuple[str, ...] = ()
     """Oddities of its answers; one that holds for several turns is there several times."""
 
 
-def encode_conversation(conversation: Conversation, template: ChatTemplate, train_on: TrainOn) -> list[Learnable]:
+def encode_conversation(conversation: Conversation, template: ChatTemplate, train_on: TrainOn) -> list[Encoded]:
     """The sample of the last turn, and one for each earlier turn that the template rewrites. Raises ValueError saying what is wrong with it."""
     form = _as_text if takes_text(template, tools=bool(conversation.tools)) else _as_object
     messages = tuple(_with_arguments(message, form) for message in conversation.messages)
@@ -61,14 +62,15 @@ def encode_conversation(conversation: Conversation, template: ChatTemplate, trai
     if train_on is TrainOn.LAST_TURN:
         turns = turns[-1:]
     try:
-        return [encoded(template, text, spans, remarks) for text, spans, remarks in joined([turn_of(chat, number) for number in turns])]
+        samples = joined([turn_of(chat, number) for number in turns])
+        return [encoded(template, text, spans, conversation.line, remarks) for text, spans, remarks in samples]
     except Unmasked as problem:
         if template.marked is None:
             raise ValueError(
                 f"{problem}, and the chat template has no generation marks; add them to the template, leave the message out of training "
                 "(`train: false`), or set training.data.trainOn to All"
             ) from problem
-        return [_marked(chat, turns)]
+        return [_marked(chat, turns, conversation.line)]
 
 
 def _with_arguments(message: Message, form: Callable[[Any], Any]) -> Message:
@@ -115,7 +117,7 @@ def _learned_turns(conversation: Conversation) -> list[int]:
     ]
 
 
-def _whole(chat: Chat, conversation: Conversation) -> Learnable:
+def _whole(chat: Chat, conversation: Conversation) -> Encoded:
     """Learn all of a conversation as it is rendered, with the stop token that the next speaker's marker is."""
     if conversation.untrained:
         raise ValueError(
@@ -128,7 +130,7 @@ def _whole(chat: Chat, conversation: Conversation) -> Learnable:
     ids, _ = chat.template.encode(text)
     begin = _beginning(chat.template)
     masked = len(begin) if tuple(ids[: len(begin)]) == begin else 0
-    return Learnable(ids, bytes(masked) + b"\1" * (len(ids) - masked))
+    return Encoded(ids, bytes(masked) + b"\1" * (len(ids) - masked), conversation.line)
 
 
 @cache
@@ -142,13 +144,13 @@ def _beginning(template: ChatTemplate) -> tuple[int, ...]:
     return tuple(ids) if all(text[start:end].strip() in template.special for start, end in places) else ()
 
 
-def encoded(template: ChatTemplate, text: str, spans: Sequence[Span], remarks: tuple[str, ...] = ()) -> Learnable:
+def encoded(template: ChatTemplate, text: str, spans: Sequence[Span], line: int, remarks: tuple[str, ...] = ()) -> Encoded:
     """A text of which these parts are learned. Raises Unmasked where one ends within a token."""
     ids, places = template.encode(text)
     cuts = [start for start, _ in spans if across(places, start) is not None]
     if cuts:
         ids, places = _in_pieces(template, text, cuts)
-    return Learnable(ids, learned_tokens(_without_white_space(template, text, places, spans), spans), remarks)
+    return Encoded(ids, learned_tokens(_without_white_space(template, text, places, spans), spans), line, remarks)
 
 
 def across(places: Sequence[Span], border: int) -> int | None:
@@ -190,7 +192,7 @@ def _without_white_space(template: ChatTemplate, text: str, places: Sequence[Spa
     return places
 
 
-def _marked(chat: Chat, turns: Sequence[int]) -> Learnable:
+def _marked(chat: Chat, turns: Sequence[int], line: int) -> Encoded:
     """Mask by the template's marks, one for each of the assistant's messages. Raises ValueError where the template refuses the conversation."""
     assert chat.template.marked is not None  # noqa: S101 (the caller asked)
     text = chat.beginning(len(chat.messages), prompted=False)
@@ -214,7 +216,8 @@ def _marked(chat: Chat, turns: Sequence[int]) -> Learnable:
             f"the chat template's generation marks hold nothing of messages[{empty}]; put them around all that the model writes"
         )
     ended = [_ended(chat.template, text, places[number]) for number in turns]
-    return encoded(chat.template, text, [span for span, _ in ended], tuple(itertools.chain.from_iterable(remarks for _, remarks in ended)))
+    odd = tuple(itertools.chain.from_iterable(remarks for _, remarks in ended))
+    return encoded(chat.template, text, [span for span, _ in ended], line, odd)
 
 
 def _says_something(message: Message) -> bool:

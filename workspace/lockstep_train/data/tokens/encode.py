@@ -13,12 +13,11 @@ import numpy
 from lockstep_spec.choices import TrainOn
 from lockstep_train.data.read.records import AnySample, Conversation, Sample
 from lockstep_train.data.read.text_files import Broken
-from lockstep_train.data.tokens.chat import encode_conversation
+from lockstep_train.data.tokens.chat import BREAK, Encoded, across, encode_conversation
 from lockstep_train.data.tokens.tokenizer import Tokenizer
 from lockstep_train.data.tokens.turns import Span
 
 IGNORED = -100
-PARAGRAPH_BREAK = "\n\n"
 NO_TEMPLATE = "chats (`messages`, `conversations`, `instruction`) need a tokenizer with a chat template and character offsets, which the model's folder doesn't have"
 
 
@@ -45,18 +44,6 @@ class Example:
     def unlearned(self) -> Example:
         """The same tokens with nothing to learn: what a rank computes that has no work left."""
         return Example(self.ids, numpy.full_like(self.labels, IGNORED), self.source, self.documents)
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """A whole sample, however long. A conversation may make several, which follow each other; the first one has all of it."""
-
-    ids: list[int]
-    learned: bytes
-    """A byte a token: 1 where it is learned."""
-    line: int
-    remarks: tuple[str, ...] = ()
-    """Oddities of its answers; one that holds for several turns is there several times."""
 
 
 def encode_samples(samples: Sequence[AnySample], tokenizer: Tokenizer, train_on: TrainOn, broken: Broken) -> list[Encoded]:
@@ -94,8 +81,7 @@ def _plain(sample: Sample, prompt: list[int], text: list[int], tokenizer: Tokeni
 def _conversation(conversation: Conversation, tokenizer: Tokenizer, train_on: TrainOn) -> list[Encoded]:
     if tokenizer.chat is None:
         raise ValueError(NO_TEMPLATE)
-    samples = encode_conversation(conversation, tokenizer.chat, train_on)
-    return [Encoded(sample.ids, sample.learned, conversation.line, sample.remarks) for sample in samples]
+    return encode_conversation(conversation, tokenizer.chat, train_on)
 
 
 def encode_paragraphs(samples: Sequence[AnySample], tokenizer: Tokenizer) -> list[Encoded]:
@@ -111,7 +97,7 @@ def encode_paragraphs(samples: Sequence[AnySample], tokenizer: Tokenizer) -> lis
 
 def paragraph_break(tokenizer: Tokenizer) -> list[int]:
     """The break's tokens as they are after a text, and not at the beginning of one."""
-    return _within("a", PARAGRAPH_BREAK, tokenizer) or tokenizer.encode(PARAGRAPH_BREAK)
+    return _within("a", BREAK, tokenizer) or tokenizer.encode(BREAK)
 
 
 def encode_continued(texts: list[str], tokenizer: Tokenizer) -> list[list[int]]:
@@ -120,10 +106,10 @@ def encode_continued(texts: list[str], tokenizer: Tokenizer) -> list[list[int]]:
     Most tokenizers give the same ids as without. Those of Llama 2 and Mistral put the mark of a word's beginning before every text:
     the model would learn a space that isn't there. With them each text is encoded after a break and cut there.
     """
-    after = _within(PARAGRAPH_BREAK, "a", tokenizer)
+    after = _within(BREAK, "a", tokenizer)
     if tokenizer.places is None or not after or after == tokenizer.encode("a"):
         return tokenizer.encode_all(texts)
-    cut = [_after(len(PARAGRAPH_BREAK), *placed) for placed in tokenizer.places([PARAGRAPH_BREAK + text for text in texts])]
+    cut = [_after(len(BREAK), *placed) for placed in tokenizer.places([BREAK + text for text in texts])]
     return [tokenizer.encode(text) if ids is None else ids for ids, text in zip(cut, texts, strict=True)]
 
 
@@ -134,5 +120,4 @@ def _within(before: str, text: str, tokenizer: Tokenizer) -> list[int] | None:
 
 def _after(border: int, ids: list[int], spans: list[Span]) -> list[int] | None:
     """The ids from this character on; None where one lies across it."""
-    first = bisect_left(spans, border, key=itemgetter(0))
-    return ids[first:] if all(end <= border for _, end in spans[:first]) else None
+    return ids[bisect_left(spans, border, key=itemgetter(0)) :] if across(spans, border) is None else None

@@ -26,7 +26,8 @@ from lockstep_spec.choices import TrainOn
 from lockstep_train.base.limits import Say
 from lockstep_train.data.read.records import AnySample, Conversation, Sample
 from lockstep_train.data.read.text_files import Broken
-from lockstep_train.data.tokens.encode import Encoded, encode_samples
+from lockstep_train.data.tokens.chat import Encoded
+from lockstep_train.data.tokens.encode import encode_samples
 from lockstep_train.data.tokens.tokenizer import Tokenizer, load_tokenizer
 from lockstep_train.data.tokens.turns import TemplateChoice
 

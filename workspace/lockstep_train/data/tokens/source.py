@@ -13,7 +13,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy
@@ -22,9 +22,11 @@ from lockstep_spec.choices import OnBroken, TrainOn
 from lockstep_train.base.arrays import Array, Arrays, ArrayWriter, open_arrays, whole_arrays
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.base.limits import Say
+from lockstep_train.data.read.files import DataSource
 from lockstep_train.data.read.records import AnySample
 from lockstep_train.data.read.text_files import Broken
-from lockstep_train.data.tokens.encode import Encoded, encode_paragraphs, paragraph_break
+from lockstep_train.data.tokens.chat import Encoded
+from lockstep_train.data.tokens.encode import encode_paragraphs, paragraph_break
 from lockstep_train.data.tokens.pool import Answer, Batch, Encoder, encode_batch, start_pool
 from lockstep_train.data.tokens.tokenizer import Tokenizer
 
@@ -43,22 +45,6 @@ REMARKS = 8
 """Most kinds of remarks, and most large samples, that are reported."""
 TYPES = {"ids": "<i4", "learned": "|u1", "offsets": "<i8", "keys": "<u8", "lines": "<i8", "counts": "<i4", "first": "<i4"}
 CONTENT = ("ids", "learned", "offsets")
-
-
-@dataclass(frozen=True)
-class DataSource:
-    """One source of samples."""
-
-    name: str
-    """Name in messages: the file, or the hub dataset with its split."""
-    digest: str
-    """Digest of the content."""
-    plain_text: bool
-    """Paragraphs that may be joined; else every sample stands for itself."""
-    weight: float
-    samples: Callable[[Broken], Iterator[AnySample]]
-    pinned: str = ""
-    """Name in a manifest: the path, or the hub dataset with its commit."""
 
 
 def token_key(source: DataSource, tokenizer: Tokenizer, train_on: TrainOn, on_broken: OnBroken = OnBroken.FAIL) -> str:

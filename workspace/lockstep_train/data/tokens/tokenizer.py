@@ -182,25 +182,16 @@ def chat_template(tokenizer: Any, stops: Sequence[int], stated: Mapping[str, Any
     def template(tools: Sequence[Any]) -> str:
         return on_one_day(tokenizer.get_chat_template(None, list(tools) or None))  # some tokenizers have one for tools
 
-    def render(messages: Sequence[Message], tools: Sequence[Any], generation_prompt: bool, options: Mapping[str, Any]) -> str:
-        texts, _ = render_jinja_template(
-            conversations=[list(messages)],
-            tools=list(tools) or None,
-            chat_template=template(tools),
-            add_generation_prompt=generation_prompt,
-            **{**variables, **options},
+    def rendered(messages: Sequence[Message], tools: Sequence[Any], options: Mapping[str, Any], **how: bool) -> Any:
+        return render_jinja_template(
+            conversations=[list(messages)], tools=list(tools) or None, chat_template=template(tools), **how, **{**variables, **options}
         )
-        return str(texts[0])
+
+    def render(messages: Sequence[Message], tools: Sequence[Any], generation_prompt: bool, options: Mapping[str, Any]) -> str:
+        return str(rendered(messages, tools, options, add_generation_prompt=generation_prompt)[0][0])
 
     def marked(messages: Sequence[Message], tools: Sequence[Any], options: Mapping[str, Any]) -> list[Span]:
-        _, spans = render_jinja_template(
-            conversations=[list(messages)],
-            tools=list(tools) or None,
-            chat_template=template(tools),
-            return_assistant_tokens_mask=True,
-            **{**variables, **options},
-        )
-        return [(start, end) for start, end in spans[0]]
+        return [(start, end) for start, end in rendered(messages, tools, options, return_assistant_tokens_mask=True)[1][0]]
 
     def encode(text: str) -> tuple[list[int], list[Span]]:
         tokens = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)

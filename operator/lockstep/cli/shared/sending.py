@@ -1,0 +1,190 @@
+"""A folder of this machine that is sent to a job's pods or hosts: once or again and again, and what is said of it."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lockstep.api.errors import ConfigError, Failed, LockstepError
+from lockstep.platforms.output import put, tell
+
+if TYPE_CHECKING:
+    from lockstep.cli.shared.hostsite import HostSite
+    from lockstep.plan.hosts.facts import HostFacts
+    from lockstep.platforms.files.sync import Receivers, Synced
+    from lockstep.platforms.hosts.fleet import Fleet
+    from lockstep.platforms.hosts.start import HostOptions
+    from lockstep.programs import Place
+
+Stamps = dict[str, tuple[int, int]]
+WATCH_SECONDS = 0.2
+NAMES_MAX, NAME_MAX = 50, 500
+"""Limits of the names that are shown: it is the pod that sends them."""
+AGAIN_SECONDS = 2.0
+"""Seconds until a pod that lacks something is tried again."""
+
+
+class SentByOthers(ConfigError):
+    """Other folders sent files of this one's, which are different there."""
+
+
+@dataclass(frozen=True)
+class Sending:
+    """A folder of this machine, and where it goes: `to` in the pods of a job, or on its hosts."""
+
+    job: str
+    folder: Path
+    to: str
+    again: str
+    """Words that lead to the job again on a command line."""
+    force: bool = False
+    gitignore: bool = True
+    watch: bool = False
+    alone: bool = False
+    """True if what is at `to` must be of this folder alone."""
+
+    def line(self, to: str) -> str:
+        """Return the command that sends the folder to another one there."""
+        return f"lockstep sync {self.job} {shlex.quote(str(self.folder))} --to {to} {self.again}".rstrip()
+
+    def refuse(self, results: Sequence[Synced]) -> None:
+        """Raise SentByOthers where other folders sent files of this one's: then nothing was sent."""
+        from lockstep.platforms.files.sync import own_folders
+        from lockstep_spec.words import listed
+
+        theirs = {name or "a file": senders for result in results for name, senders in result.theirs.items()}
+        if theirs:
+            own = next(folder for folder in own_folders(self.folder) if folder != self.to)
+            senders = sorted({sender for each in theirs.values() for sender in each}) or ["another folder"]
+            raise SentByOthers(
+                f"nothing was sent: {listed(sorted(theirs))} in {self.to} {'was' if len(theirs) == 1 else 'were'} sent from {listed(senders)}, and would "
+                f"be another file: give {self.folder} a folder of its own: {self.line(own)}, and in the job script.folder: {own}; if it is the same project, "
+                f"which was moved or is on another machine, --force takes its files over"
+            )
+
+
+def send_project(site: HostSite, folder: Path, job: str, nodes: int, options: HostOptions) -> str:
+    """Send a folder to a folder of its own on the hosts that a job of so many nodes takes. Return that folder, as the job names it. Raises ConfigError, Failed."""
+    from lockstep.plan.hosts.place import chosen
+    from lockstep.platforms.files.sync import own_folders
+
+    if folder in (Path.home(), Path(folder.anchor)):
+        raise ConfigError(f"{folder} would be sent to all hosts, with all that is in it: change to the folder of your program first")
+    fleet = site.fleet()
+    hosts = [host.name for host in chosen(fleet.cluster, nodes, first=options.first, without=options.without)]
+
+    async def send() -> str:
+        answers, problems = await fleet.look(hosts, job=job)
+        first, second = (Sending(job, folder, to, site.again, alone=True) for to in own_folders(folder))
+        try:
+            sending, complete = first, await send_to_hosts(fleet, answers, problems, hosts, first)
+        except SentByOthers:
+            sending, complete = second, await send_to_hosts(fleet, answers, problems, hosts, second)
+        if not complete:
+            raise Failed(f"{folder} was not sent whole to {sending.to}, so nothing was started")
+        tell(f"{folder} is in {sending.to} on {', '.join(hosts)}: ranks work there")
+        return sending.to
+
+    return asyncio.run(send())
+
+
+async def send_to_hosts(
+    fleet: Fleet, answers: Mapping[str, HostFacts], problems: Mapping[str, str], hosts: Sequence[str], sending: Sending
+) -> bool:
+    """Sync to these hosts, whose answers are known. Return True if each has everything; with `watch` never return. Raises ConfigError, Failed."""
+    from lockstep.api.names import WORKSPACE
+    from lockstep.platforms.files.sync import Receivers
+    from lockstep.platforms.files.transfer import refuse_outside
+    from lockstep.platforms.hosts.volumes import sharing
+
+    refuse_outside(sending.to, [WORKSPACE])
+    away = [problems[host] for host in hosts if host in problems]
+    if away:
+        raise Failed(f"{'; '.join(away)}; nothing was sent, so that no host is left behind")
+    groups = (await sharing(fleet, {host: answers[host].workspace.path for host in hosts})).groups
+    for group in groups:
+        if len(group) > 1:
+            tell(f"{', '.join(group)} see the same folder: it is sent to {group[0]}")
+    places = {f"host {group[0]}": fleet.place(group[0]) for group in groups}
+    targets = {f"host {group[0]}": answers[group[0]].workspace.path + sending.to.removeprefix(WORKSPACE) for group in groups}
+
+    async def is_over() -> bool:
+        return False  # (hosts keep their workspace without a job)
+
+    async with Receivers(own_umask=True) as receivers:
+        return await send_all(sending, receivers, lambda: send_once(receivers, places, targets, sending), is_over)
+
+
+async def send_once(receivers: Receivers, places: Mapping[str, Place], targets: Mapping[str, str], sending: Sending) -> list[Synced]:
+    """Send once. Raises ConfigError where files of another folder are in the way."""
+    results = await receivers.send(places, sending.folder, targets, force=sending.force, alone=sending.alone, gitignore=sending.gitignore)
+    sending.refuse(results)
+    return results
+
+
+async def send_all(
+    sending: Sending, receivers: Receivers, send: Callable[[], Awaitable[list[Synced]]], is_over: Callable[[], Awaitable[bool]]
+) -> bool:
+    """Send the folder, say what stays here, and return True if everything arrived; with `watch` send whatever changes, until nothing can be sent any more, and again what
+    a place lacks: one that couldn't be reached, or that was restarted meanwhile.
+    """
+    from lockstep.platforms.files.sync import GITIGNORE, left_out, stamps
+
+    report, is_begun = SyncReporter(), False
+    sent: Stamps | None = None  # (what every place has; an empty folder is sent once, too)
+    while True:
+        now = await asyncio.to_thread(stamps, sending.folder, gitignore=sending.gitignore)
+        if now != sent or not receivers.are_there:
+            try:
+                complete = report.all_have_everything(await send())
+            except (LockstepError, OSError) as error:  # (a pod that is away for a moment, a folder that is being replaced)
+                if not is_begun or await is_over():
+                    raise
+                report.problem(str(error))
+                complete = False
+            if not is_begun and (line := await asyncio.to_thread(left_out, sending.folder, gitignore=sending.gitignore)):
+                put(f"{line}; {sending.line(sending.to)} --no-gitignore sends them" if f"{GITIGNORE}:" in line else line, flush=True)
+            if not sending.watch:
+                return complete
+            is_begun, sent = True, now if complete else None
+        await asyncio.sleep(AGAIN_SECONDS if sent is None else WATCH_SECONDS)
+
+
+class SyncReporter:
+    """Prints what became of each sync: the same trouble once, not every two seconds."""
+
+    def __init__(self) -> None:
+        self._last: list[str] = []
+
+    def problem(self, text: str) -> None:
+        if self._last != [text]:
+            tell(f"not sent: {text}")
+        self._last = [text]
+
+    def all_have_everything(self, results: list[Synced]) -> bool:
+        lines = [line for result in results for line in _lines(result)]
+        if lines != self._last or any(result.sent or result.removed for result in results):
+            put(*lines, flush=True)
+        self._last = lines
+        return all(result.problem is None and not result.changed for result in results)
+
+
+def _lines(result: Synced) -> list[str]:
+    if result.problem is not None:
+        return [f"{result.node}: not sent: {result.problem}"]
+    done = f"{result.sent} sent ({result.bytes} bytes), {len(result.removed)} removed" if result.sent or result.removed else "nothing to do"
+    groups = (
+        (result.removed, "was removed: it is not in the folder any more", "were removed"),
+        (result.changed, "was changed there since the last sync and stays as it is; --force overwrites it", "were changed there"),
+        (result.others, "was sent from another folder and stays; --force removes it", "were sent from another folder"),
+    )
+    return [f"{result.node}: {line}" for line in (done, *(line for group in groups for line in _named(*group)))]
+
+
+def _named(names: tuple[str, ...], each: str, more: str) -> list[str]:
+    lines = [f"{name[:NAME_MAX]} {each}" for name in names[:NAMES_MAX]]
+    return lines if len(names) <= NAMES_MAX else [*lines, f"{len(names) - NAMES_MAX} more files {more}, too"]
