@@ -225,6 +225,12 @@ def runs_with(interpreter: str, path: str) -> str:
     return f"write script.command: [{interpreter}, {path}] instead of script.path"
 
 
+def module_files(module: str) -> tuple[str, str]:
+    """Return the files of a Python module of which `python3 -m` runs the one that is there."""
+    path = module.replace(".", "/")
+    return f"{path}.py", f"{path}/__main__.py"
+
+
 def parsed(file: Path) -> ast.Module | None:
     """Return a Python file's syntax; None where it can't be read as Python."""
     try:

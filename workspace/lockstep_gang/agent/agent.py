@@ -227,9 +227,7 @@ class Agent:
         self._progress.begin_attempt()
         for leavings in self._leavings:
             leavings.begin_attempt()
-        self._ranks = LocalRanks(
-            self._node, order, self._dev.writer(order, self._console.write), colors=self._console.has_colors and order.run is None
-        )
+        self._ranks = LocalRanks(self._node, order, self._dev.writer(order, self._console.write))
         self._running = True
         if self._node.index != 0:  # else it would be empty where only rank 0 prints
             self._console.say(

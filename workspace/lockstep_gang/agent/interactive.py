@@ -43,10 +43,10 @@ class PrintedLines:
     def begin(self, attempt: int) -> None:
         self._attempt, self._lines, self._characters, self._left_out = attempt, [], 0, 0
 
-    def beside(self, write: Callable[[str], None]) -> Callable[[str], None]:
+    def beside(self, write: Callable[[str], None]) -> Callable[..., None]:
         """Return a function that passes lines to `write` and keeps them for the next `flush`."""
 
-        def both(line: str) -> None:
+        def both(line: str, *_: str) -> None:
             write(line)
             self.add(line)
 
@@ -144,7 +144,7 @@ class DevNode:
         """Send the requests that run again: this node's Hello was sent."""
         self._requests.connected()
 
-    def writer(self, start: Start, write: Callable[[str], None]) -> Callable[[str], None]:
+    def writer(self, start: Start, write: Callable[..., None]) -> Callable[..., None]:
         """Return the function to which the ranks of this attempt print."""
         self.printed.begin(start.attempt)
         return self.printed.beside(write) if start.run is not None else write

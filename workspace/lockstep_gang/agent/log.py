@@ -127,10 +127,7 @@ TAIL_LINES = 100
 
 
 class Console:
-    """Takes lines at any speed. When the reader is that far behind, lines are left out and their number is said.
-
-    Colors of ranks' lines are for a terminal alone (`has_colors`).
-    """
+    """Takes lines at any speed. When the reader is that far behind, lines are left out and their number is said. Colors are for a terminal alone."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -153,7 +150,7 @@ class Console:
             if len(self._waiting) >= LINES_WAITING_MAX:
                 self._dropped += 1
             else:
-                self._waiting.append(shown or line)
+                self._waiting.append(shown if shown and self.has_colors else line)
             self._news.notify()
 
     def say(self, text: str) -> None:

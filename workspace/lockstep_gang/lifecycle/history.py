@@ -64,17 +64,10 @@ class EndRecord:
 def begun_records(attempts: Sequence[AttemptRecord], gang: Gang, run: Run, started: str) -> list[AttemptRecord]:
     """The records with the attempt that begins. What was charged for one that ended without a word becomes durable here."""
     begun = AttemptRecord(
-        gang.attempt,
-        run.job.uid,
-        gang.restarts,
-        started,
-        budget=gang.budget,
-        checkpoint=gang.checkpoint,
-        retry=run.restart.retry,
-        programs=dict(gang.preflight.programs),
+        gang.attempt, run.job.uid, gang.restarts, started, budget=gang.budget, checkpoint=gang.checkpoint, retry=run.restart.retry
     )
-    if run.report is None:
-        begun = replace(begun, boots=tuple(node.boot_id for node in gang.nodes))
+    boots = () if run.report is not None else tuple(node.boot_id for node in gang.nodes)
+    begun = replace(begun, boots=boots, programs=dict(gang.preflight.programs))
     return retained_records([*(replace(record, boots=(), programs={}) for record in _with_costs(attempts, gang)), begun])
 
 

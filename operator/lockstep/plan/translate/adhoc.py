@@ -10,6 +10,7 @@ from typing import Any
 from lockstep.api.errors import ConfigError
 from lockstep.api.files.yamltext import dump_yaml
 from lockstep.api.names import API_VERSION, JOB_NAME_MAX
+from lockstep_spec.files import module_files
 
 PROCESSES = "--nproc-per-node"
 CPU_RANKS = f" (one for each GPU), or on CPUs: {PROCESSES} 2 --set gpusPerNode=0 --set ranksPerNode=2"
@@ -24,33 +25,29 @@ class TypedProgram:
         if not words or (words[0].startswith("-") and words[0] != MODULE):
             raise ConfigError("name what to run, behind --: -- train.py --epochs 3, -- -m package.module, or -- bash run.sh")
         first, *rest = words
+        files: tuple[str, ...]
         fields: dict[str, Any]
         if first == MODULE and not rest:
             raise ConfigError("-m needs the name of a module: -- -m package.module --epochs 3")
         if first != MODULE and normpath(first).startswith("../"):
             raise ConfigError(f"{first}: is outside of the folder that is run: change to its folder first, or name an absolute path")
         if first == MODULE:
-            name, files, fields = rest[0], _files_of_module(rest[0]), {"module": rest[0]}
+            name, files, fields = rest[0], module_files(rest[0]), {"module": rest[0]}
             rest = rest[1:]
         elif first.endswith(".py"):
-            name, files, fields = first, [first], {"path": normpath(first)}
+            name, files, fields = first, (first,), {"path": normpath(first)}
         else:
             argument = next((number for number, word in enumerate(rest) if not word.startswith("-")), None)
             asked = argument is not None and not is_here(first) and is_here(rest[argument])
             count = argument + 1 if asked and argument is not None else 0
             program = f"./{first}" if "/" not in first and is_here(first) else first
-            name, files, fields = rest[count - 1] if count else first, [first, *rest[:count]], {"command": [program, *rest[:count]]}
+            name, files, fields = rest[count - 1] if count else first, (first, *rest[:count]), {"command": [program, *rest[:count]]}
             rest = rest[count:]
         self.is_here = any(is_here(file) for file in files if not isabs(file))
         """True if the file that is named is in the folder where it is typed."""
         self.job = _job_name(name.rpartition(".")[2] if first == MODULE else name)
         self.fields: dict[str, Any] = {**fields, **({"args": rest} if rest else {})}
         """Fields of spec.script."""
-
-
-def _files_of_module(module: str) -> list[str]:
-    path = module.replace(".", "/")
-    return [f"{path}.py", f"{path}/__main__.py"]
 
 
 def script_job(

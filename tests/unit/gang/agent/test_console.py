@@ -33,7 +33,7 @@ def test_colors_reach_a_terminal_and_neither_the_journal_nor_the_report(
     assert console.has_colors is has_colors
     kept: Any = journal
     console.journal = kept
-    console.write(PLAIN, *([COLORED] if has_colors else []))
+    console.write(PLAIN, COLORED)
     console.close(5)
     assert os.read(reader, 1000).decode() == f"{COLORED if has_colors else PLAIN}\r\n"
     assert [*journal.lines, *console.tail()] == [PLAIN] * 2

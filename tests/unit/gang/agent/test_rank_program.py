@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lockstep_gang.agent.ranks.environment import RankPlace, rank_environment
-from lockstep_gang.agent.ranks.script import argv, local_rank_option, local_rank_stated, program_problem, with_local_rank
+from lockstep_gang.agent.ranks.ranks import LocalNode, RankProcess
+from lockstep_gang.agent.ranks.script import argv, local_rank_option, program_problem, with_local_rank
 from lockstep_gang.contract.interactive import Asked
 from lockstep_gang.contract.messages import Start
 from lockstep_gang.contract.placewords import ON_HOSTS
@@ -116,11 +118,14 @@ def test_the_option_is_right_behind_the_script_or_module(
 
 @pytest.mark.parametrize(
     ("command", "expected"),
-    [(("a.py", "-x"), None), (("-m", "pkg"), None), (("tool",), False), (("python3", "a.py"), False)],
+    [(("a.py", "-x"), UNDERSCORE), (("-m", "a"), UNDERSCORE), (("./a.py.sh",), NONE), (("python3", "a.py"), NONE)],
 )
-def test_what_is_asked_for_in_a_dev_environment_is_decided_by_the_same_text(command: tuple[str, ...], expected: bool | None) -> None:
-    assert local_rank_stated(make_run(), Asked("1", command, "/workspace", "ada")) is expected
-    assert local_rank_stated(make_run(local_rank=True), None) is True
+def test_what_is_asked_for_in_a_dev_environment_is_decided_by_the_same_text(command: tuple[str, ...], expected: str, folder: Path) -> None:
+    (folder / "a.py").write_text("p.add_argument('--local_rank')")
+    node = LocalNode(make_run(local_rank=True), 0, "run.json", folder / "report.sock", folder)
+    start = Start(1, 0, "10.0.0.1", 29500, run=Asked("1", command, str(folder), "ada"))
+    assert RankProcess(node, start, 0, print).local_rank_option() == expected
+    assert RankProcess(node, replace(start, run=None), 0, print).local_rank_option() == UNDERSCORE
 
 
 def test_a_program_that_cannot_be_started_is_named_with_what_to_write(tmp_path: Path) -> None:

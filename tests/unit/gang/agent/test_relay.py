@@ -43,7 +43,8 @@ def test_lines_are_the_same_however_the_bytes_come(size: int) -> None:
 
 
 def test_colors_are_no_part_of_a_line() -> None:
-    relay = Relay(3, (lines := list[str]()).append)
+    lines: list[str] = []
+    relay = Relay(3, lambda line, *_: lines.append(line))
     relay.feed(b"\x1b[1;35mKeyError\x1b[0m: \x1b[35m'label'\x1b[0m\x1b[K\n")
     assert (lines, relay.last_lines) == (["[rank 3] KeyError: 'label'"], ["KeyError: 'label'"])
 
@@ -59,7 +60,7 @@ def test_colors_are_no_part_of_a_line() -> None:
 )  # fmt: skip
 def test_a_terminal_gets_colors_and_nothing_else_that_it_acts_on(raw: bytes, shown: str) -> None:
     written: list[tuple[str, ...]] = []
-    relay = Relay(3, lambda *texts: written.append(texts), colors=True)
+    relay = Relay(3, lambda *texts: written.append(texts))
     relay.feed(raw + b"\n")
     ((plain, *colored),) = written
     assert colored == ([f"[rank 3] {shown}"] if shown.endswith("\x1b[0m") else [])

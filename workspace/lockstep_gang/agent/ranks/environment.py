@@ -90,10 +90,10 @@ def rank_environment(run: Run, start: Start, place: RankPlace, inherited: Mappin
         "LOCKSTEP_REPORT_SOCKET": place.report_socket,
         "PYTHONUNBUFFERED": 1,
     }
-    if (
-        run.host is not None and run.training is None and "PATH" not in run.environment
-    ):  # as in an image, a script's programs are those of its Python
-        stated["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{stated.get('PATH', os.defpath)}"
+    if run.host is not None and run.training is None and "PATH" not in run.environment:
+        stated["PATH"] = (
+            f"{Path(sys.executable).parent}{os.pathsep}{stated.get('PATH', os.defpath)}"  # (its Python's programs, as in an image)
+        )
     stacks = {"PYTHONFAULTHANDLER": "1"}  # a rank that hangs can be asked where it is, and one that crashes says so
     return {**threads, **allocator, **stacks, **stated, **{name: str(value) for name, value in {**torchrun, **ours}.items()}}
 

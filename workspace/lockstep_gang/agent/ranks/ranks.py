@@ -19,14 +19,7 @@ from lockstep_gang.agent.ranks.progress_server import offered
 from lockstep_gang.agent.ranks.relay import Relay, drain
 from lockstep_gang.agent.ranks.reports import read_error_file
 from lockstep_gang.agent.ranks.room import lack_of_room
-from lockstep_gang.agent.ranks.script import (
-    argv,
-    file_elsewhere,
-    local_rank_option,
-    local_rank_stated,
-    program_problem,
-    with_local_rank,
-)
+from lockstep_gang.agent.ranks.script import argv, file_elsewhere, local_rank_option, program_problem, with_local_rank
 from lockstep_gang.agent.ranks.stacks import (
     ProcessState,
     ask_for_stacks,
@@ -80,7 +73,7 @@ class LocalNode:
 class RankProcess:
     """One rank: its process, its pipe, and what is known of it."""
 
-    def __init__(self, node: LocalNode, start: Start, local_rank: int, write: Callable[..., None], *, colors: bool = False) -> None:
+    def __init__(self, node: LocalNode, start: Start, local_rank: int, write: Callable[..., None]) -> None:
         group_rank = node.index if start.group_rank is None else start.group_rank
         first = node.run.ranks_of(node.index).start if start.first_rank is None else start.first_rank
         self.rank = first + local_rank
@@ -98,12 +91,14 @@ class RankProcess:
         self._attempt, self._run = start.attempt, node.run
         run, asked = node.run, start.run
         self._command = run.command if asked is None else argv(asked)
-        self._local_rank, self._local_rank_stated, self._option = local_rank, local_rank_stated(run, asked), ""
+        self._local_rank, self._gets_local_rank = local_rank, run.local_rank
+        if asked is not None:  # (the text of its Python program decides)
+            self._gets_local_rank = None if self._command[1:] == asked.command else False
         self._folder = run.working_directory if asked is None else asked.folder
         self._state_before: ProcessState | None = None
         """State of its process before it was killed."""
         self._asked_for_stacks = False
-        self._relay = Relay(self.rank, write, colors=colors)
+        self._relay = Relay(self.rank, write)
         self._error_file = node.folder / f"error-{start.attempt}-{self.rank}.json"
         place = RankPlace(node.index, group_rank, self.rank, local_rank, node.run_path, str(node.report_socket), str(self._error_file))
         container = inherited()
@@ -127,11 +122,10 @@ class RankProcess:
 
     def local_rank_option(self) -> str:
         """Option by which its script gets its local rank; '': none."""
-        return local_rank_option(self._command, self._folder, self._environment, self._local_rank_stated)
+        return local_rank_option(self._command, self._folder, self._environment, self._gets_local_rank)
 
     def start(self, standby: Standby, option: str) -> None:
         """Start the rank, as the standby process that waits for it if there is one. A command that can't be started counts as an exit. `option`: of its local rank."""
-        self._option = option
         taken = standby.take(self._environment)
         if taken is not None:
             self.pid, self.pipe = taken
@@ -211,16 +205,16 @@ class RankProcess:
 
 def environments_of(node: LocalNode, start: Start) -> list[Mapping[str, str]]:
     """Variables that this node's ranks have in an attempt, but for those of NCCL's log."""
-    return [RankProcess(node, start, local, lambda line: None).environment for local in range(len(node.run.ranks_of(node.index)))]
+    return [RankProcess(node, start, local, lambda *_: None).environment for local in range(len(node.run.ranks_of(node.index)))]
 
 
 class LocalRanks:
     """All ranks of one attempt on this node."""
 
-    def __init__(self, node: LocalNode, start: Start, write: Callable[..., None], *, colors: bool = False) -> None:
+    def __init__(self, node: LocalNode, start: Start, write: Callable[..., None]) -> None:
         self.attempt = start.attempt
         self._node = node
-        self._ranks = [RankProcess(node, start, local, write, colors=colors) for local in range(len(node.run.ranks_of(node.index)))]
+        self._ranks = [RankProcess(node, start, local, write) for local in range(len(node.run.ranks_of(node.index)))]
         self._by_pid: dict[int, RankProcess] = {}
         self._outlived: set[int] = set()
         self._finished = False

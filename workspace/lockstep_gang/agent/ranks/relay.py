@@ -50,9 +50,8 @@ UPDATE_SECONDS = 10.0
 class Relay:
     """Lines cut from a stream of bytes. What a carriage return ends is overwritten by what follows, as by a progress bar: it is thinned."""
 
-    def __init__(self, rank: int, write: Callable[..., None], *, colors: bool = False) -> None:
-        """`write` gets each line; with `colors`, one that has some a second time as a terminal shows it."""
-        self._colors = colors
+    def __init__(self, rank: int, write: Callable[..., None]) -> None:
+        """`write` gets each line, and one that has colors a second time as a terminal shows it."""
         self._prefix = f"[rank {rank}] "
         self._write = write
         self._rest = b""
@@ -164,7 +163,7 @@ class Relay:
         raw = _COLORS.sub(b"", line)
         if not raw.strip():
             return
-        shown = [self._prefix + colored(line)] if self._colors and raw != line and len(line) <= LINE_BYTES_MAX else []
+        shown = [self._prefix + colored(line)] if raw != line and len(line) <= LINE_BYTES_MAX else []
         for start in range(0, len(raw), LINE_BYTES_MAX):
             text = printable_bytes(raw[start : start + LINE_BYTES_MAX])
             if self.captured is not None:

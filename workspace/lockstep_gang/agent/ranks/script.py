@@ -13,7 +13,7 @@ from pathlib import Path
 from lockstep_gang.contract.interactive import Asked, Find, Found
 from lockstep_gang.contract.preflight import ProgramFact
 from lockstep_gang.contract.run import Run
-from lockstep_spec.files import parsed, read_source, shebang
+from lockstep_spec.files import module_files, parsed, read_source, shebang
 from lockstep_spec.senders import Senders
 
 PYTHON = "python3"
@@ -42,13 +42,6 @@ def is_script(first: str) -> bool:
     return first.endswith(".py")
 
 
-def local_rank_stated(run: Run, asked: Asked | None) -> bool | None:
-    """Return whether ranks get --local_rank; None: the text of their Python program decides."""
-    if asked is None:
-        return run.local_rank
-    return None if asked.command[0] == MODULE or is_script(asked.command[0]) else False
-
-
 def with_local_rank(command: Sequence[str], option: str, local_rank: int) -> tuple[str, ...]:
     """Return the argument list with the option right behind the name of the script or module, as DeepSpeed's launcher writes it; '': none."""
     at = 3 if command[1:2] == (MODULE,) else 2
@@ -63,19 +56,20 @@ def local_rank_option(command: Sequence[str], folder: str, environment: Mapping[
     """
     if stated is False or any(word.partition("=")[0] in (LOCAL_RANK, LOCAL_RANK_DASHED) for word in command):
         return ""
-    file = _file_of(command, folder, environment)
+    file = next(_files_of(command, folder, environment), None)
     found = _declared(file, Path(folder) if command[1] == MODULE else file.parent) if file is not None else ""
     return found or (LOCAL_RANK if stated else "")
 
 
-def _file_of(command: Sequence[str], folder: str, environment: Mapping[str, str]) -> Path | None:
-    """File of a Python program; None: a module that isn't in the folder or on PYTHONPATH."""
-    if command[1] != MODULE:
-        return Path(folder) / command[1]
-    parts = command[2].split(".")
-    roots = [Path(folder) / path for path in ("", *environment.get("PYTHONPATH", "").split(os.pathsep))]
-    names = (Path(*parts[:-1], f"{parts[-1]}.py"), Path(*parts, "__main__.py"))
-    return next((root / name for root in roots for name in names if (root / name).is_file()), None)
+def _files_of(command: Sequence[str], folder: str, environment: Mapping[str, str]) -> Iterator[Path]:
+    """Files that ranks may run: a module's in the folder or on PYTHONPATH, or those that the command names."""
+    first, *rest = command
+    roots, names = (
+        ["", *environment.get("PYTHONPATH", "").split(os.pathsep)],
+        module_files(rest[1]) if rest[:1] == [MODULE] and rest[1:] else (),
+    )
+    paths = (Path(folder, root, name) for root in roots for name in names or (*([first] if first.startswith(".") else []), *rest))
+    return filter(os.path.isfile, paths)
 
 
 def _declared(file: Path, root: Path | None) -> str:
@@ -148,13 +142,9 @@ def _problem(find: Find, node: int) -> str:
 
 def program_fact(command: Sequence[str], folder: str) -> ProgramFact | None:
     """Return what is known of the file that ranks run: a module's, or the first that the command names. None: there is none. Blocking, too."""
-    first, *rest = command
-    module = rest[1].replace(".", "/") if rest[:1] == [MODULE] and len(rest) > 1 else ""
-    names = [f"{module}.py", f"{module}/__main__.py"] if module else [*([first] if first.startswith(".") else []), *rest]
-    for name in names:
-        path = os.path.normpath(Path(folder) / name)
-        if digest := _digest(Path(path)):
-            return ProgramFact(path, digest, tuple(Senders().of(os.path.realpath(path))))
+    for path in _files_of(command, folder, {}):
+        if digest := _digest(path):
+            return ProgramFact(os.path.normpath(path), digest, tuple(Senders().of(os.path.realpath(path))))
     return None
 
 
