@@ -10,6 +10,7 @@ import ast
 import contextlib
 import errno
 import os
+import re
 import secrets
 import stat
 import warnings
@@ -20,7 +21,7 @@ from typing import IO
 from lockstep_spec.words import binary_size
 
 CHUNK_BYTES = 1024 * 1024
-SOURCE_BYTES_MAX = 1024 * 1024
+SOURCE_BYTES_MAX = 256 * 1024
 """Size above which a file is no program that a person wrote."""
 WRITE_BYTES = 8 << 20
 """Size of the parts in which pages are written."""
@@ -208,8 +209,8 @@ class Signs:
 
 def shebang(file: Path) -> tuple[str, str]:
     """Return the path that the first line names, and the name of the interpreter, which `env` looks up; empty where there is no such line."""
-    line = read_source(file).partition(b"\n")[0]
-    words = line[2:].decode(errors="replace").strip(" \t").split(" ") if line.startswith(b"#!") else []
+    line = _head(file).partition(b"\n")[0]
+    words = re.split(r"[ \t]+", line[2:].decode(errors="replace").strip(" \t")) if line.startswith(b"#!") else []
     names = [word for word in words if word and not word.startswith("-") and "=" not in word and Path(word.strip("\r")).name != "env"]
     return (words[0], names[0].rpartition("/")[2]) if names else ("", "")
 
@@ -239,6 +240,15 @@ def parsed(file: Path) -> ast.Module | None:
             return ast.parse(read_source(file))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
+
+
+def _head(file: Path) -> bytes:
+    """As much of a file as the kernel reads for its first line; b'' where it can't be read."""
+    try:
+        with os.fdopen(open_regular(file, follow=True), "rb") as opened:
+            return opened.read(256)
+    except OSError:
+        return b""
 
 
 def read_source(file: Path) -> bytes:

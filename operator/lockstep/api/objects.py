@@ -68,7 +68,7 @@ def typed_command(job: Object, again: str) -> str:
 
 def typed_file(job: Object) -> str:
     """Return the job file in the command that started a job, as one word of another command; FILE where none is known."""
-    match = re.search(r" -f ('[^']*'|\S+)", typed_command(job, ""))
+    match = re.search(r" -f ('[^']*'|\S+)", typed_command(job, "").partition(" -- ")[0])
     return match[1] if match else "FILE"
 
 

@@ -16,6 +16,8 @@ ROWS = [
     ("#!/bin/sh -e\n" + SHELL, "sh"),
     ("#! /usr/bin/env bash\n" + SHELL, "bash"),
     ("#!/usr/bin/env -S FOO=1 bash -x\n" + SHELL, "bash"),
+    ("#!/usr/bin/env\tbash\n" + SHELL, "bash"),
+    ("#!/bin/bash\n" + SHELL + "#" * 300_000, ""),  # (nobody has read it)
     ("#!/bin/bash\r\n" + SHELL, "bash"),
     ("#!/usr/bin/perl\nuse strict; my $x = 1;\n", "perl"),
     ("#!/usr/bin/env python3\nprint(1)\n", ""),

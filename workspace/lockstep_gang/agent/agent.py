@@ -248,7 +248,6 @@ class Agent:
         if self._node.index != 0:  # there the coordinator has said it
             self._console.say(f"{how} attempt {order.attempt}: {order.message}")
         if order.mode is StopMode.SAVE:
-            self._progress.begin_stop()
             self._save()
         elif order.mode is StopMode.DUMP:
             self._dump()
@@ -276,6 +275,7 @@ class Agent:
 
     def _save(self) -> None:
         if self._ranks is not None and self._running:
+            self._progress.begin_stop()
             self._ranks.save()
             asyncio.get_running_loop().call_later(self._run.save_grace_seconds, self._kill_attempt, self._known_attempt)
 

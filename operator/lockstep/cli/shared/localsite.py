@@ -153,7 +153,9 @@ class LocalJob(SiteJob):
         raise ConfigError(f"a run on this machine goes on when it is started again: {typed_command(self.job, self.site.again)}")
 
     def raise_retry(self) -> int:
-        raise ConfigError(f"a run on this machine is retried with its file: lockstep retry -f {typed_file(self.job)} {self.site.again}")
+        file, typed = typed_file(self.job), typed_command(self.job, self.site.again)
+        line = f"lockstep retry -f {file} {self.site.again}" if f" -f {file} " in f"{typed} " else typed
+        raise ConfigError(f"a run on this machine is retried as it was started: {line}")
 
     def delete(self) -> str:
         raise ConfigError(

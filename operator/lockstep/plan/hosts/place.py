@@ -236,6 +236,8 @@ def _seat(
     )
     interface = host.interface or _interface(own, placement.addresses, placement.addresses[node])
     environment = variables(resolved, host, own, interface, gpus, run.layout.counts[node])
+    if "PATH" in environment:  # (stated, so that it stays as it is, as in pods)
+        run = replace(run, environment={**run.environment, "PATH": environment["PATH"]})
     command = (python, "-B", join(folder, AGENT), "--run", join(folder, RUN), "--node", str(node))
     stop_seconds = resolved.job.spec.pod_template.grace_seconds
     unit = unit_text(resolved.name, node, command, environment, folder, join(folder, "agent.log"), stop_seconds)

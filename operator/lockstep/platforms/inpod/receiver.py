@@ -174,6 +174,7 @@ def sync(request: dict[str, Any], source: BinaryIO, say: BinaryIO) -> None:
             raise EOFError(f"received {len(archive)} of {header['size']} bytes")
         kept = {name: record[name] for name in header["keep"] if name in record}
         target.mkdir(parents=True, exist_ok=True)
+        senders.write()  # (first: what a broken connection leaves is this folder's, too)
         unpack(target, archive)
         remove(target, [name for name in changes["removed"] if name not in kept])
         for name in record.keys() - files.keys() - kept.keys() - set(changes["changed"] + changes["others"]):

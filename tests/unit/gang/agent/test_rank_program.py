@@ -153,6 +153,9 @@ def test_a_program_that_cannot_be_started_is_named_with_what_to_write(tmp_path: 
         problem = program_problem(program, str(tmp_path), {"PATH": "/usr/bin:/bin"})
         assert expected in problem and bool(expected) == bool(problem), (program, problem)
     assert "no folder /nowhere to work in" in program_problem("sh", "/nowhere", {})
+    long = "python train.py " + "--x " * 100
+    assert program_problem(long, str(tmp_path), {}) == f"there is no program {long}, neither in {tmp_path} nor on the PATH"
+    assert "is not there" in program_problem(made("g.sh", f"#!/{'x' * 300}\n"), str(tmp_path), {})
 
 
 @pytest.mark.parametrize(

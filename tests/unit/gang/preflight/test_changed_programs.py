@@ -110,11 +110,13 @@ def test_a_node_whose_program_differs_from_node_0_s_is_named() -> None:
         (("./run.sh",), "run.sh"),
         (("python3", "-m", "torch.utils.collect_env"), None),
         (("nvidia-smi", "-L"), None),
+        (("bash", "-c", "python3 main.py", "run.sh"), None),
+        (("tool", "--config", "conf.yaml"), None),
     ],
 )
 def test_the_program_is_the_file_that_the_command_names(tmp_path: Path, command: tuple[str, ...], found: str | None) -> None:
     volume = tmp_path / "volume"
-    for name in ("main.py", "pkg/tool.py", "run.sh"):
+    for name in ("main.py", "pkg/tool.py", "run.sh", "conf.yaml"):
         (volume / "mine" / name).parent.mkdir(parents=True, exist_ok=True)
         (volume / "mine" / name).write_text(name)
     (volume / SOURCES).parent.mkdir()

@@ -62,14 +62,14 @@ def local_rank_option(command: Sequence[str], folder: str, environment: Mapping[
 
 
 def _files_of(command: Sequence[str], folder: str, environment: Mapping[str, str]) -> Iterator[Path]:
-    """Files that ranks may run: a module's in the folder or on PYTHONPATH, or those that the command names."""
+    """Files that ranks may run: a module's in the folder or on PYTHONPATH, or the one that the command names first."""
     first, *rest = command
-    roots, names = (
-        ["", *environment.get("PYTHONPATH", "").split(os.pathsep)],
-        module_files(rest[1]) if rest[:1] == [MODULE] and rest[1:] else (),
-    )
-    paths = (Path(folder, root, name) for root in roots for name in names or (*([first] if first.startswith(".") else []), *rest))
-    return filter(os.path.isfile, paths)
+    if rest[:1] == [MODULE] and rest[1:]:
+        roots = ["", *environment.get("PYTHONPATH", "").split(os.pathsep)]
+        paths = (Path(folder, root, name) for root in roots for name in module_files(rest[1]))
+        return filter(os.path.isfile, paths)
+    words = [first] if first.startswith(".") else [word for word in rest if not word.startswith("-")][:1]
+    return filter(os.path.isfile, (Path(folder, word) for word in words))
 
 
 def _declared(file: Path, root: Path | None) -> str:
@@ -102,11 +102,11 @@ def _imported(node: ast.AST, file: Path, root: Path) -> Iterator[Path]:
 
 def program_problem(program: str, folder: str, environment: Mapping[str, str]) -> str:
     """Return why a program can't be started in the folder, and what to write instead; '' where nothing is known against it."""
-    if not Path(folder).is_dir():
+    if not os.path.isdir(folder):  # noqa: PTH112 (here and below: where one may not look, this is an answer, and no OSError)
         return f"there is no folder {folder} to work in"
     on_path = None if "/" in program else shutil.which(program, path=environment.get("PATH"))
     file = Path(on_path) if on_path else Path(folder) / program
-    if not file.is_file():
+    if not os.path.isfile(file):  # noqa: PTH113
         return f"there is no program {program}" + ("" if "/" in program else f", neither in {folder} nor on the PATH")
     path, name = shebang(file)
     instead = f"name what runs it: [{name.strip() or (PYTHON if is_script(program) else 'bash')}, {program}]"
@@ -114,7 +114,7 @@ def program_problem(program: str, folder: str, environment: Mapping[str, str]) -
         f"{file} is not executable: `chmod +x` it, or {instead}": not os.access(file, os.X_OK),
         f"{program} is in {folder}, which is not on the PATH: write ./{program}": on_path is None and "/" not in program,
         f"the first line of {file} ends with a carriage return, as on Windows: sed -i 's/\\r$//' {file}, or {instead}": "\r" in path + name,
-        f"the first line of {file} names {path}, which is not there: correct it, or {instead}": path and not Path(path).is_file(),
+        f"the first line of {file} names {path}, which is not there: correct it, or {instead}": path and not os.path.isfile(path),  # noqa: PTH113
     }
     return next((problem for problem, holds in problems.items() if holds), "")
 
@@ -127,12 +127,12 @@ def look(find: Find, node: int) -> Found:
 
 def _problem(find: Find, node: int) -> str:
     folder, first = Path(find.folder), find.command[0]
-    if not folder.is_dir():
+    if not os.path.isdir(folder):  # noqa: PTH112
         return f"node {node} has no folder {folder}: run it from one that every node has, such as /workspace"
     if first == MODULE:
         return "" if len(find.command) > 1 else "-m needs the name of a module"
     path = folder / first
-    if is_script(first) and not path.is_file():
+    if is_script(first) and not os.path.isfile(path):  # noqa: PTH113
         return f"node {node} has no {path}: `lockstep sync` sends your workspace to every node"
     if is_script(first):
         return "" if os.access(path, os.R_OK) else f"{path} on node {node} is not readable: `chmod a+r` it"
@@ -141,11 +141,13 @@ def _problem(find: Find, node: int) -> str:
 
 
 def program_fact(command: Sequence[str], folder: str) -> ProgramFact | None:
-    """Return what is known of the file that ranks run: a module's, or the first that the command names. None: there is none. Blocking, too."""
-    for path in _files_of(command, folder, {}):
-        if digest := _digest(path):
-            return ProgramFact(os.path.normpath(path), digest, tuple(Senders().of(os.path.realpath(path))))
-    return None
+    """Return what is known of the file that ranks run. None: the command names none that is a program. Blocking, too."""
+    path = next(_files_of(command, folder, {}), None)
+    if path is None or not (command[0].startswith(".") or path.suffix in (".py", ".sh") or shebang(path)[0]):
+        return None
+    senders = tuple(sender[:300] for sender in Senders().of(os.path.realpath(path))[:8])
+    digest = _digest(path)
+    return ProgramFact(os.path.normpath(path), digest, senders) if digest else None
 
 
 def _digest(path: Path) -> str:
@@ -166,7 +168,7 @@ def file_elsewhere(run: Run, lines: Sequence[str]) -> str:
     if missing is None or run.interactive is not None:
         return ""
     folder, root, file = Path(run.working_directory), Path(run.run_dir).parent.parent, missing["file"]
-    script = next((path for word in run.command[:3] if is_script(word) and (path := folder / word).is_file()), None)
+    script = next((path for word in run.command[:3] if is_script(word) and os.path.isfile(path := folder / word)), None)  # noqa: PTH113
     beside = [] if script is None else [script.parent]
     searched, names = (folder, (file,)) if file else ([*beside, folder][0], (missing["package"], f"{missing['package']}.py"))
     places = (*beside, *(above for low in (*beside, searched) for above in (low, *low.parents) if above.is_relative_to(root)))

@@ -273,7 +273,8 @@ def _unfinished(nodes: NodeAnswers) -> Iterator[Finding]:
     for node, looked in nodes.looked.items():
         for part in looked.unfinished:
             check, fix = {**_UNFINISHED, "unresolved": ("names", nodes.words.dns)}.get(part, ("answer", "look at its agent's log"))
-            yield error(check, node, f"{nodes.name(node)} could not finish the check of {check} in time", fix)
+            finding = warning if part == PROGRAM else error  # (ranks can start without it)
+            yield finding(check, node, f"{nodes.name(node)} could not finish the check of {check} in time", fix)
 
 
 def runs_trainer(run: Run) -> bool:
