@@ -9,8 +9,6 @@ from typing import Any
 
 SOURCES = ".lockstep/sync-sources.json"
 """Record below a folder: for each file that was sent, by its path there, the folder that sent it, as HOST:PATH, or a list of such folders."""
-
-
 SHOWN = 3
 
 
@@ -19,7 +17,8 @@ class Senders:
 
     def __init__(self) -> None:
         self._records: dict[str, dict[str, Any]] = {}
-        self._changed: set[str] = set()
+        self.changed: set[str] = set()
+        """Folders whose records aren't written yet."""
 
     def of(self, path: str) -> list[str]:
         """Return the folders that sent the file, sorted."""
@@ -56,7 +55,7 @@ class Senders:
         senders = _senders_in(record.get(name))
         if sender not in senders:
             record[name] = [*senders, sender] if senders else sender
-            self._changed.add(folder)
+            self.changed.add(folder)
 
     def drop(self, path: str, sender: str | None = None) -> None:
         """Forget that `sender` sent the file; None: that anybody did."""
@@ -64,17 +63,13 @@ class Senders:
             left = [each for each in senders if sender not in (None, each)]
             if left != senders:
                 self._record(folder).update({name: left})
-                self._changed.add(folder)
+                self.changed.add(folder)
 
     def write(self) -> None:
         """Write the records that have changed. Raises OSError."""
-        for folder in self._changed:
+        for folder in self.changed:
             write_json(f"{folder}/{SOURCES}", {name: senders for name, senders in self._records[folder].items() if senders})
-        self._changed.clear()
-
-    @property
-    def changed(self) -> bool:
-        return bool(self._changed)
+        self.changed.clear()
 
     def sent_to(self, folder: str) -> set[str]:
         """Return who has sent files to this folder."""

@@ -27,8 +27,6 @@ FIELD_PATTERN = (
     r"^(metadata[.](name|namespace|uid)|metadata[.](labels|annotations)\['[-A-Za-z0-9_./]+'\]"
     r"|spec[.](nodeName|serviceAccountName)|status[.](hostIPs?|podIPs?))$"
 )
-
-
 MAY_NAME_PATHS = "text that may name paths on the volumes"
 
 

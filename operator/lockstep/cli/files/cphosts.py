@@ -106,11 +106,8 @@ async def _send(
     if len(hosts) == 1 and origin is None:
         (host, facts), *_ = hosts.items()
         try:
-            return {
-                host: await put(
-                    fleet.place(host), Path(copy.local), paths[host], _roots(facts), progress[host], own_umask=True, sender=sender
-                )
-            }
+            source, place = Path(copy.local), fleet.place(host)
+            return {host: await put(place, source, paths[host], _roots(facts), progress[host], own_umask=True, sender=sender)}
         except (Failed, OSError) as error:
             return {host: error}
     addresses = stated_addresses(fleet, hosts)

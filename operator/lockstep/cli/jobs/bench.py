@@ -11,6 +11,7 @@ import typer
 
 from lockstep.api.errors import Failed
 from lockstep.api.names import HOSTS
+from lockstep.cli.shared.clusterfiles import LOCAL_CLUSTER
 from lockstep.cli.shared.hostsite import fleet_of
 from lockstep.cli.shared.inputs import ClusterOption, FileOption, NamespaceOption, SetOption, TakesFiles, only, read_inputs
 from lockstep.cli.shared.jobargs import WORKSPACE, ContextOption, Form, FormOption, HereOption, VolumesOption, limit_option
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from lockstep.plan.ahead.scaling import Measured
 
 app = typer.Typer(help="Measure a job's training.", no_args_is_help=True)
-LOCAL_CLUSTER = "local"
 EXIT_FAILED = 1
 Run = Callable[["TrainingJob"], tuple[dict[str, "Object"], str]]
 

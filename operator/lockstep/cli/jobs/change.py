@@ -260,7 +260,8 @@ def _refuse_unless_failed(job: SiteJob) -> None:
 
 def _run_again(file: Path, cluster: str | None, namespace: str | None, context: str | None, workspace: Path | None) -> int:
     """Start a failed run without an operator again, and return its exit code. `workspace`: of a local run; None: in a namespace."""
-    from lockstep.cli.jobs.run import LOCAL_CLUSTER, refuse_interactive
+    from lockstep.cli.jobs.run import refuse_interactive
+    from lockstep.cli.shared.clusterfiles import LOCAL_CLUSTER
     from lockstep.platforms.in_namespace.run import StartMode, run_in_namespace
     from lockstep.platforms.local.records import failed_run
     from lockstep.platforms.local.run import run_local

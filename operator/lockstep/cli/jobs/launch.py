@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lockstep.api.errors import ConfigError
-from lockstep.cli.jobs.run import LOCAL_CLUSTER, fresh_changes, inputs_without_operator
+from lockstep.cli.jobs.run import fresh_changes, inputs_without_operator
+from lockstep.cli.shared.clusterfiles import LOCAL_CLUSTER
 from lockstep.cli.shared.inputs import FileOption, SetOption, only
 from lockstep.cli.shared.jobargs import WORKSPACE
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lockstep.cli.shared.clusterfiles import LOCAL_CLUSTER
 from lockstep.cli.shared.hostsite import fleet_of
 from lockstep.cli.shared.inputs import ClusterOption, FileOption, NamespaceOption, only, read_inputs
 from lockstep.cli.shared.jobargs import (
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     from lockstep.cli.shared.inputs import Inputs
     from lockstep.platforms.hosts.fleet import Fleet
     from lockstep_gang.contract.preflight import Finding, PreflightReport
-
-LOCAL_CLUSTER = "local"
 
 
 def preflight(

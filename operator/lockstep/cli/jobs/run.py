@@ -8,14 +8,14 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.names import DEV_ENVIRONMENT
 from lockstep.api.names import WORKSPACE as JOB_WORKSPACE
-from lockstep.cli.shared.clusterfiles import cluster_of_hosts, read_text
+from lockstep.cli.shared.clusterfiles import LOCAL_CLUSTER, cluster_of_hosts, read_text
 from lockstep.cli.shared.inputs import FRESH, NamespaceOption, OptionalFileOption, SetOption, only, read_inputs
 from lockstep.cli.shared.jobargs import WORKSPACE, ContextOption, TargetOptions, find_cluster_job
 from lockstep.platforms.output import tell
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from lockstep.cli.shared.kubesite import ClusterJob
     from lockstep.kube.cluster import Cluster
     from lockstep.platforms.hosts.start import HostOptions
-
-LOCAL_CLUSTER = "local"
-
 
 ON_HOSTS, HERE, IN_NAMESPACE, IN_ENVIRONMENT = (
     "On hosts",
@@ -190,19 +187,19 @@ def run(
     Example: lockstep run --job ml-dev-env train_multi_node.py --epochs 3
     """
     file = only(files, "run") if files else None
-    choice = HostChoice(first, tuple(without or ()))
     if hosts is not None and (script or file is None):
         others = {"-f": file, "--job": job, "--local": local, "--in-namespace": in_namespace, "--attach": attach, "--cluster": cluster, "--nodes": nodes, "--fresh": fresh, "--preview": preview}  # fmt: skip
-        _refuse_others("--hosts, which runs a program on the hosts that it names", others)
+        _refuse_options(others, "can't be combined with --hosts, which runs a program on the hosts that it names")
         if not render:
             _refuse_kubernetes(namespace, context)
         from lockstep.cli.jobs.typed import typed_on_hosts
 
-        inputs, named = typed_on_hosts(hosts, script or (), processes, changes or (), choice.options, render=render)
+        choice = _choice(first, without)
+        inputs, named = typed_on_hosts(hosts, script or (), processes, changes or (), choice, render=render)
         raise typer.Exit(_run_on_hosts(inputs, named, choice, detach=detach))
     if local and script:
         wrong = {"-f": file, "--job": job, "--in-namespace": in_namespace, "--attach": attach, "--cluster": cluster, "--namespace": namespace, "--context": context, "--detach": detach, "--fresh": fresh, "--preview": preview, "--first": first, "--without": without, "--anyway": anyway}  # fmt: skip
-        _refuse_others("--local -- PROGRAM, which runs a program on this machine", wrong)
+        _refuse_options(wrong, "can't be combined with --local -- PROGRAM, which runs a program on this machine")
         from lockstep.cli.jobs.typed import typed_here
 
         inputs = typed_here(script, processes, nodes or 1, changes or (), workspace, render=render)
@@ -213,7 +210,7 @@ def run(
         )
     if file is None:
         of_a_file = {"--local": local, "--in-namespace": in_namespace, "--attach": attach, "--nodes": nodes, "--set": changes, "--fresh": fresh, "--preview": preview, "--first": first, "--without": without, "--anyway": anyway}  # fmt: skip
-        _refuse_file_options(of_a_file)
+        _refuse_options(of_a_file, "is for a job file: name one with -f")
         where = TargetOptions.of(cluster, namespace, context)
         raise typer.Exit(run_in_session(script or (), job or DEV_ENVIRONMENT, where, detach=detach))
     if hosts and cluster:
@@ -246,7 +243,7 @@ def run(
         as_typed = Options(str(file), cluster, namespace, context, (*changes, *([f"nodes={nodes}"] if nodes else [])))
         raise typer.Exit(run_on_cluster(inputs, as_typed, detach=detach))
     _refuse_kubernetes(namespace, context)
-    inputs = without_operator(inputs)
+    inputs, choice = without_operator(inputs), _choice(first, without)
     if not anyway:
         _refuse_slow_network(inputs, given, choice)
     raise typer.Exit(_run_on_hosts(inputs.typed("run", options), given or inputs.cluster.cluster.name, choice, detach=detach))
@@ -292,31 +289,24 @@ def _job_name(file: Path, changes: Sequence[str]) -> str:
     return "piped" if str(file) == "-" else parse_job_file(read_text(file), str(file), changes).metadata.name
 
 
-class HostChoice(NamedTuple):
-    """Hosts that a job takes, among those of its cluster file."""
+def _choice(first: str | None, without: Sequence[str] | None) -> HostOptions:
+    from lockstep.platforms.hosts.start import HostOptions
 
-    first: str | None
-    without: tuple[str, ...]
-
-    @property
-    def options(self) -> HostOptions:
-        from lockstep.platforms.hosts.start import HostOptions
-
-        return HostOptions(self.first, self.without)
+    return HostOptions(first, tuple(without or ()))
 
 
-def _refuse_others(what: str, options: Mapping[str, object]) -> None:
+def _refuse_options(options: Mapping[str, object], why: str) -> None:
     if wrong := [name for name, value in options.items() if value]:
-        raise ConfigError(f"{', '.join(wrong)} can't be combined with {what}")
+        raise ConfigError(f"{', '.join(wrong)} {why}")
 
 
-def _run_on_hosts(inputs: Inputs, named: str, choice: HostChoice, *, detach: bool) -> int:
+def _run_on_hosts(inputs: Inputs, named: str, choice: HostOptions, *, detach: bool) -> int:
     from lockstep.cli.shared.runonhosts import run_on_hosts
 
-    return run_on_hosts(inputs, named, choice.options, detach=detach)
+    return run_on_hosts(inputs, named, choice, detach=detach)
 
 
-def _refuse_slow_network(inputs: Inputs, named: str | None, choice: HostChoice) -> None:
+def _refuse_slow_network(inputs: Inputs, named: str | None, choice: HostOptions) -> None:
     """Raise ConfigError where the measured network, by the cluster file, is too slow for the run. Nobody is asked where that can't be."""
     import asyncio
 
@@ -338,9 +328,9 @@ def _refuse_slow_network(inputs: Inputs, named: str | None, choice: HostChoice) 
         or not moves_weights(size_settings(trainer_config(resolved.training)))
     ):
         return
-    facts = replace(known_facts(resolved, None, None, None, None, None), speed=speed)
+    facts = replace(known_facts(resolved), speed=speed)
     if facts.shape is None:
-        there = asyncio.run(model_config(fleet_of(inputs.cluster, named), inputs.job, inputs.cluster.profile, choice.options))
+        there = asyncio.run(model_config(fleet_of(inputs.cluster, named), inputs.job, inputs.cluster.profile, choice))
         facts = facts if there is None else with_config(facts, *there)
     reason, help_ = slow_network(resolved, facts)
     if reason:
@@ -362,12 +352,6 @@ def fresh_changes(file: Path) -> list[str]:
             f"--fresh is about training, and {file} runs a script, which finds its own checkpoints: remove them, or give it another folder"
         )
     return [FRESH]
-
-
-def _refuse_file_options(options: Mapping[str, object]) -> None:
-    wrong = [name for name, value in options.items() if value]
-    if wrong:
-        raise ConfigError(f"{', '.join(wrong)} is for a job file: name one with -f")
 
 
 def refuse_interactive(job: TrainingJob) -> None:

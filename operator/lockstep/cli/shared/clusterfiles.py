@@ -13,6 +13,8 @@ from lockstep.api.names import HOSTS
 if TYPE_CHECKING:  # the models take 0.4 s to import, which `lockstep --help` needn't wait for
     from lockstep.api.files.clusterfile import ClusterFile
 
+LOCAL_CLUSTER = "local"
+"""Cluster of what runs on this machine, where none is named."""
 TEMPLATES = ("template", "template-hosts")
 
 

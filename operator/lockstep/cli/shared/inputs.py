@@ -98,9 +98,8 @@ class Inputs:
         command = ["lockstep", verb]
         for name, value in options.items():
             for one in value if isinstance(value, (list, tuple)) else [value] if value else []:
-                if one != DEFAULT and not (
-                    name == "--set" and str(one).removeprefix("spec.").startswith(("env", FRESH))
-                ):  # (a variable may be a secret)
+                is_secret = name == "--set" and str(one).removeprefix("spec.").startswith(("env", FRESH))  # (a variable may be one)
+                if one != DEFAULT and not is_secret:
                     command += [name] if one is True else [name, "FILE" if str(one) == "-" else str(one)]
         text = shlex.join([*command, *(("--", *words) if words else ())])
         metadata = self.job.metadata

@@ -51,23 +51,8 @@ class Sending:
         """Return the command that sends the folder to another one there."""
         return f"lockstep sync {self.job} {shlex.quote(str(self.folder))} --to {to} {self.again}".rstrip()
 
-    def refuse(self, results: Sequence[Synced]) -> None:
-        """Raise SentByOthers where other folders sent files of this one's: then nothing was sent."""
-        from lockstep.platforms.files.sync import own_folders
-        from lockstep_spec.words import listed
 
-        theirs = {name or "a file": senders for result in results for name, senders in result.theirs.items()}
-        if theirs:
-            own = next(folder for folder in own_folders(self.folder) if folder != self.to)
-            senders = sorted({sender for each in theirs.values() for sender in each}) or ["another folder"]
-            raise SentByOthers(
-                f"nothing was sent: {listed(sorted(theirs))} in {self.to} {'was' if len(theirs) == 1 else 'were'} sent from {listed(senders)}, and would "
-                f"be another file: give {self.folder} a folder of its own: {self.line(own)}, and in the job script.folder: {own}; if it is the same project, "
-                f"which was moved or is on another machine, --force takes its files over"
-            )
-
-
-def send_project(site: HostSite, folder: Path, job: str, nodes: int, options: HostOptions) -> str:
+async def send_project(site: HostSite, folder: Path, job: str, nodes: int, options: HostOptions) -> str:
     """Send a folder to a folder of its own on the hosts that a job of so many nodes takes. Return that folder, as the job names it. Raises ConfigError, Failed."""
     from lockstep.plan.hosts.place import chosen
     from lockstep.platforms.files.sync import own_folders
@@ -76,20 +61,16 @@ def send_project(site: HostSite, folder: Path, job: str, nodes: int, options: Ho
         raise ConfigError(f"{folder} would be sent to all hosts, with all that is in it: change to the folder of your program first")
     fleet = site.fleet()
     hosts = [host.name for host in chosen(fleet.cluster, nodes, first=options.first, without=options.without)]
-
-    async def send() -> str:
-        answers, problems = await fleet.look(hosts, job=job)
-        first, second = (Sending(job, folder, to, site.again, alone=True) for to in own_folders(folder))
-        try:
-            sending, complete = first, await send_to_hosts(fleet, answers, problems, hosts, first)
-        except SentByOthers:
-            sending, complete = second, await send_to_hosts(fleet, answers, problems, hosts, second)
-        if not complete:
-            raise Failed(f"{folder} was not sent whole to {sending.to}, so nothing was started")
-        tell(f"{folder} is in {sending.to} on {', '.join(hosts)}: ranks work there")
-        return sending.to
-
-    return asyncio.run(send())
+    answers, problems = await fleet.look(hosts, job=job)
+    first, second = (Sending(job, folder, to, site.again, alone=True) for to in own_folders(folder))
+    try:
+        sending, complete = first, await send_to_hosts(fleet, answers, problems, hosts, first)
+    except SentByOthers:
+        sending, complete = second, await send_to_hosts(fleet, answers, problems, hosts, second)
+    if not complete:
+        raise Failed(f"{folder} was not sent whole to {sending.to}, so nothing was started")
+    tell(f"{folder} is in {sending.to} on {', '.join(hosts)}: ranks work there")
+    return sending.to
 
 
 async def send_to_hosts(
@@ -111,66 +92,63 @@ async def send_to_hosts(
             tell(f"{', '.join(group)} see the same folder: it is sent to {group[0]}")
     places = {f"host {group[0]}": fleet.place(group[0]) for group in groups}
     targets = {f"host {group[0]}": answers[group[0]].workspace.path + sending.to.removeprefix(WORKSPACE) for group in groups}
-
-    async def is_over() -> bool:
-        return False  # (hosts keep their workspace without a job)
-
     async with Receivers(own_umask=True) as receivers:
-        return await send_all(sending, receivers, lambda: send_once(receivers, places, targets, sending), is_over)
+        return await send_all(sending, receivers, lambda: send_once(receivers, places, targets, sending))
 
 
 async def send_once(receivers: Receivers, places: Mapping[str, Place], targets: Mapping[str, str], sending: Sending) -> list[Synced]:
-    """Send once. Raises ConfigError where files of another folder are in the way."""
+    """Send once. Raises SentByOthers where other folders sent files of this one's: then nothing was sent."""
+    from lockstep.platforms.files.sync import own_folders
+    from lockstep_spec.words import listed
+
     results = await receivers.send(places, sending.folder, targets, force=sending.force, alone=sending.alone, gitignore=sending.gitignore)
-    sending.refuse(results)
+    theirs = {name or "a file": senders for result in results for name, senders in result.theirs.items()}
+    if theirs:
+        own = next(folder for folder in own_folders(sending.folder) if folder != sending.to)
+        senders = sorted({sender for each in theirs.values() for sender in each}) or ["another folder"]
+        raise SentByOthers(
+            f"nothing was sent: {listed(sorted(theirs))} in {sending.to} {'was' if len(theirs) == 1 else 'were'} sent from {listed(senders)}, and would "
+            f"be another file: give {sending.folder} a folder of its own: {sending.line(own)}, and in the job script.folder: {own}; if it is the same "
+            f"project, which was moved or is on another machine, --force takes its files over"
+        )
     return results
 
 
 async def send_all(
-    sending: Sending, receivers: Receivers, send: Callable[[], Awaitable[list[Synced]]], is_over: Callable[[], Awaitable[bool]]
+    sending: Sending,
+    receivers: Receivers,
+    send: Callable[[], Awaitable[list[Synced]]],
+    is_over: Callable[[], Awaitable[bool]] | None = None,
 ) -> bool:
     """Send the folder, say what stays here, and return True if everything arrived; with `watch` send whatever changes, until nothing can be sent any more, and again what
-    a place lacks: one that couldn't be reached, or that was restarted meanwhile.
+    a place lacks: one that couldn't be reached, or that was restarted meanwhile. The same trouble is said once. `is_over`: asked where nothing can be sent; None: it never is.
     """
     from lockstep.platforms.files.sync import GITIGNORE, left_out, stamps
 
-    report, is_begun = SyncReporter(), False
+    said, is_begun = list[str](), False
     sent: Stamps | None = None  # (what every place has; an empty folder is sent once, too)
     while True:
         now = await asyncio.to_thread(stamps, sending.folder, gitignore=sending.gitignore)
         if now != sent or not receivers.are_there:
             try:
-                complete = report.all_have_everything(await send())
+                results = await send()
+                lines = [line for result in results for line in _lines(result)]
+                if lines != said or any(result.sent or result.removed for result in results):
+                    put(*lines, flush=True)
+                complete = all(result.problem is None and not result.changed for result in results)
             except (LockstepError, OSError) as error:  # (a pod that is away for a moment, a folder that is being replaced)
-                if not is_begun or await is_over():
+                if not is_begun or (is_over is not None and await is_over()):
                     raise
-                report.problem(str(error))
-                complete = False
+                lines, complete = [f"not sent: {error}"], False
+                if lines != said:
+                    tell(*lines)
+            said = lines
             if not is_begun and (line := await asyncio.to_thread(left_out, sending.folder, gitignore=sending.gitignore)):
                 put(f"{line}; {sending.line(sending.to)} --no-gitignore sends them" if f"{GITIGNORE}:" in line else line, flush=True)
             if not sending.watch:
                 return complete
             is_begun, sent = True, now if complete else None
         await asyncio.sleep(AGAIN_SECONDS if sent is None else WATCH_SECONDS)
-
-
-class SyncReporter:
-    """Prints what became of each sync: the same trouble once, not every two seconds."""
-
-    def __init__(self) -> None:
-        self._last: list[str] = []
-
-    def problem(self, text: str) -> None:
-        if self._last != [text]:
-            tell(f"not sent: {text}")
-        self._last = [text]
-
-    def all_have_everything(self, results: list[Synced]) -> bool:
-        lines = [line for result in results for line in _lines(result)]
-        if lines != self._last or any(result.sent or result.removed for result in results):
-            put(*lines, flush=True)
-        self._last = lines
-        return all(result.problem is None and not result.changed for result in results)
 
 
 def _lines(result: Synced) -> list[str]:

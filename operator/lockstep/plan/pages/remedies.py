@@ -246,14 +246,10 @@ def remedy(reason: str, message: str, job: str, namespace: str, go_on: str = "st
     return None
 
 
-HOST_MEMORY = "HostMemory"
-"""Stands for OutOfMemory in HELP_BY_CAUSE, where no GPU's memory was short."""
-NO_MODULE, NO_MODULE_HERE = "NoModule", "NoModuleHere"
-"""Stand for Setup where Python found no module: of pods and of hosts, and of this machine."""
-ANOTHER_PROGRAM = "AnotherProgram"
-"""Stands for Setup where another folder's program lies in the place of the job's."""
-SHARED_MEMORY = "SharedMemory"
-"""The same where shared memory was found full."""
+HOST_MEMORY, SHARED_MEMORY = "HostMemory", "SharedMemory"
+"""Stand for OutOfMemory in HELP_BY_CAUSE where no GPU's memory was short: the node's own, and shared memory that was found full."""
+NO_MODULE, NO_MODULE_HERE, ANOTHER_PROGRAM = "NoModule", "NoModuleHere", "AnotherProgram"
+"""Stand for Setup where Python found no module, in pods or on hosts and on this machine, and where another folder's program is in the place of the job's."""
 HELP_BY_CAUSE = {
     "UserCode": "the script failed: correct it first",
     "Configuration": "the job asks for something impossible: change what the message names",

@@ -27,22 +27,20 @@ class TypedProgram:
         first, *rest = words
         files: tuple[str, ...]
         fields: dict[str, Any]
-        if first == MODULE and not rest:
-            raise ConfigError("-m needs the name of a module: -- -m package.module --epochs 3")
-        if first != MODULE and normpath(first).startswith("../"):
-            raise ConfigError(f"{first}: is outside of the folder that is run: change to its folder first, or name an absolute path")
         if first == MODULE:
-            name, files, fields = rest[0], module_files(rest[0]), {"module": rest[0]}
-            rest = rest[1:]
+            if not rest:
+                raise ConfigError("-m needs the name of a module: -- -m package.module --epochs 3")
+            name, *rest = rest
+            files, fields = module_files(name), {"module": name}
+        elif normpath(first).startswith("../"):
+            raise ConfigError(f"{first}: is outside of the folder that is run: change to its folder first, or name an absolute path")
         elif first.endswith(".py"):
             name, files, fields = first, (first,), {"path": normpath(first)}
         else:
-            argument = next((number for number, word in enumerate(rest) if not word.startswith("-")), None)
-            asked = argument is not None and not is_here(first) and is_here(rest[argument])
-            count = argument + 1 if asked and argument is not None else 0
+            count = next((number for number, word in enumerate(rest, 1) if not word.startswith("-")), 0)
+            files = (first, *rest[:count]) if count and not is_here(first) and is_here(rest[count - 1]) else (first,)
             program = f"./{first}" if "/" not in first and is_here(first) else first
-            name, files, fields = rest[count - 1] if count else first, (first, *rest[:count]), {"command": [program, *rest[:count]]}
-            rest = rest[count:]
+            name, rest, fields = files[-1], rest[len(files) - 1 :], {"command": [program, *files[1:]]}
         self.is_here = any(is_here(file) for file in files if not isabs(file))
         """True if the file that is named is in the folder where it is typed."""
         self.job = _job_name(name.rpartition(".")[2] if first == MODULE else name)

@@ -195,7 +195,9 @@ class Receivers:
 
         names = [*nodes]
         results = await asyncio.gather(*map(one, names), return_exceptions=True)
-        return {node: _raised(result) for node, result in zip(names, results, strict=True)}
+        for error in (result for result in results if isinstance(result, BaseException)):
+            raise error
+        return dict(zip(names, results, strict=True))
 
     async def _receiver(self, node: str, place: Place) -> _Receiver:
         if node in self._open and self._open[node].has_ended:
@@ -219,12 +221,6 @@ def own_folders(folder: Path) -> tuple[str, str]:
     """Return folders of its own for a folder below /workspace: by its name, and by its sender too, where another one has that. They stay the same."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.absolute().name).strip(".-") or "project"
     return f"{WORKSPACE}/{name}", f"{WORKSPACE}/{name}-{hashlib.sha256(sender_of(folder).encode()).hexdigest()[:6]}"
-
-
-def _raised(result: Any) -> Any:
-    if isinstance(result, BaseException):
-        raise result
-    return result
 
 
 class _Receiver:
@@ -254,19 +250,18 @@ class _Receiver:
     async def take(self, node: str, folder: Path, files: dict[str, Any], answer: dict[str, Any], *, stop: bool) -> Synced:
         """Let the node take what it lacks; with `stop` nothing. Raises Failed."""
         removed, changed, others = (tuple(answer[key]) for key in ("removed", "changed", "others"))
-        keep = _still_here(folder, removed)
+        keep = [name for name in removed if os.path.lexists(folder / name)]  # noqa: ASYNC240 (those that are only ignored by now)
         removed = tuple(name for name in removed if name not in keep)
-        size = 0
+        archive = b""
         if not answer["done"]:
             archive = b"" if stop else await asyncio.to_thread(_packed, folder, answer["wanted"], files)
-            size = len(archive) if answer["wanted"] else 0
             header = {"size": len(archive), "keep": keep, "stop": stop}
             await self._running.write(json.dumps(header).encode() + b"\n" + archive)
         if stop:
             return Synced(node, theirs=answer["theirs"])
         if not answer["done"]:
             await self._answer()
-        return Synced(node, len(answer["wanted"]), size, removed, changed, others)
+        return Synced(node, len(answer["wanted"]), len(archive) if answer["wanted"] else 0, removed, changed, others)
 
     async def _answer(self) -> dict[str, Any]:
         try:
@@ -292,11 +287,6 @@ class _Receiver:
         self._hearing.cancel()
         await asyncio.gather(self._hearing, return_exceptions=True)
         await self._stack.aclose()
-
-
-def _still_here(folder: Path, names: Sequence[str]) -> list[str]:
-    """Return those of the names that are in the folder, and only ignored by now."""
-    return [name for name in names if os.path.lexists(folder / name)]
 
 
 def _checked(answer: dict[str, Any], files: dict[str, Any], where: str) -> dict[str, Any]:

@@ -140,9 +140,8 @@ def check_inputs(resolved: Resolved) -> None:
 def _check_script(resolved: Resolved) -> None:
     script = resolved.job.spec.script
     for needed in script_paths(resolved):
-        is_file = needed.kind is Kind.FILE
+        path, is_file = Path(needed.path), needed.kind is Kind.FILE
         stated = script and (join(script.folder or "", script.path or "") if is_file else script.folder)
-        path = Path(needed.path)
         _require(needed.field, stated or "", path, path.is_file() if is_file else path.is_dir(), needed.kind.value.lower())
         if is_file and (interpreter := other_interpreter(path)):
             raise ConfigError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import shlex
 from dataclasses import replace
@@ -549,7 +550,12 @@ def test_the_folder_of_a_program_that_is_typed_on_hosts_is_sent_and_ranks_work_t
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sent: list[tuple[Any, ...]] = []
-    monkeypatch.setattr("lockstep.cli.jobs.typed.send_project", lambda site, *words: sent.append(words) or "/workspace/sent")
+
+    async def send(site: HostSite, *words: Any) -> str:
+        sent.append(words)
+        return "/workspace/sent"
+
+    monkeypatch.setattr("lockstep.cli.jobs.typed.send_project", send)
     assert run("run", "--hosts", str(lab), "--nproc-per-node", "1", "--first", "lab1", "--", *words)[0] == 0
     [(inputs, _)] = started
     assert inputs.job.spec.script.model_dump(exclude_defaults=True, by_alias=True) == script
@@ -563,7 +569,7 @@ def test_the_folder_of_a_program_that_is_typed_on_hosts_is_sent_and_ranks_work_t
 @pytest.mark.parametrize("folder", [Path.home(), Path("/")])
 def test_a_home_folder_is_not_sent_to_hosts(folder: Path, lab: Path) -> None:
     with pytest.raises(ConfigError, match=f"{folder} would be sent to all hosts"):
-        send_project(HostSite(parse_cluster_file(LAB, str(lab)), str(lab)), folder, "x", 2, HostOptions())
+        asyncio.run(send_project(HostSite(parse_cluster_file(LAB, str(lab)), str(lab)), folder, "x", 2, HostOptions()))
 
 
 def test_a_program_that_is_typed_for_this_machine_runs_where_it_is(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from lockstep_gang.contract.interactive import Asked, Find, Found
 from lockstep_gang.contract.preflight import ProgramFact
 from lockstep_gang.contract.run import Run
-from lockstep_spec.files import module_files, parsed, read_source, shebang
+from lockstep_spec.files import module_files, parsed, read_regular, read_source, shebang
 from lockstep_spec.senders import Senders
 
 PYTHON = "python3"
@@ -152,9 +152,7 @@ def program_fact(command: Sequence[str], folder: str) -> ProgramFact | None:
 
 def _digest(path: Path) -> str:
     try:
-        if not path.is_file() or path.stat().st_size > DIGEST_BYTES_MAX:
-            return ""
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        return hashlib.sha256(read_regular(path, DIGEST_BYTES_MAX, follow=True)).hexdigest()
     except OSError:
         return ""
 
