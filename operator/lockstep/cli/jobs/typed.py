@@ -49,8 +49,7 @@ def typed_on_hosts(
     With `render` print its file, and end. Raises ConfigError, Failed.
     """
     file, name = load_hosts(hosts)
-    if file.hosts is None:
-        raise AssertionError("load_hosts gives hosts")
+    assert file.hosts is not None  # noqa: S101 (load_hosts gives hosts)
     typed, counts, here = TypedProgram(words, os.path.isfile), file.hosts.gpu_counts, Path.cwd()
     read = partial(_read, typed, changes, "--hosts", counts, processes, name)
     job = read(own_folders(here)[0] if typed.is_here else None, render=render)

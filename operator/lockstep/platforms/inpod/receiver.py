@@ -154,7 +154,8 @@ def sync(request: dict[str, Any], source: BinaryIO, say: BinaryIO) -> None:
         if not any(f"{each}/".startswith(f"{sender}/") for each in here):
             senders_of = {"": sorted(here)}
     if senders_of:
-        return tell(say, {**changes, "theirs": senders_of, "done": True})
+        tell(say, {**changes, "theirs": senders_of, "done": True})
+        return
     untouched = {name: record[name] for name in changes["changed"] + changes["others"] if name in record}
     record_now = {**{name: file["sha256"] for name, file in files.items() if name not in changes["changed"]}, **untouched}
     wanted = set(changes["wanted"])
@@ -168,7 +169,7 @@ def sync(request: dict[str, Any], source: BinaryIO, say: BinaryIO) -> None:
     if not done:
         header = json.loads(source.readline())
         if header["stop"]:  # (another node has files of another folder)
-            return None
+            return
         archive = source.read(header["size"])
         if len(archive) != header["size"]:
             raise EOFError(f"received {len(archive)} of {header['size']} bytes")
@@ -184,7 +185,6 @@ def sync(request: dict[str, Any], source: BinaryIO, say: BinaryIO) -> None:
         tell(say, {"done": True})
     with suppress(OSError):  # (it only saves time)
         digests.remember()
-    return None
 
 
 def tell(say: BinaryIO, value: object) -> None:
