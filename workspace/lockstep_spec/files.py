@@ -243,7 +243,7 @@ def parsed(file: Path) -> ast.Module | None:
 
 
 def _head(file: Path) -> bytes:
-    """As much of a file as the kernel reads for its first line; b'' where it can't be read."""
+    """Return as much of a file as the kernel reads for its first line; b'' where it can't be read."""
     try:
         with os.fdopen(open_regular(file, follow=True), "rb") as opened:
             return opened.read(256)
