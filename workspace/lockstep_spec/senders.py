@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+from lockstep_spec.files import read_regular, write_durably
 
 SOURCES = ".lockstep/sync-sources.json"
 """Record below a folder: for each file that was sent, by its path there, the folder that sent it, as HOST:PATH, or a list of such folders."""
 SHOWN = 3
+RECORD_BYTES_MAX = 64 << 20
 
 
 class Senders:
@@ -42,7 +46,7 @@ class Senders:
         """Record who sent these files, in the highest folder of their volume that may be written to. `new`: those that weren't there like this."""
         common = os.path.commonpath([folder_of(path) for path, _ in files.values()]) if files else "/"
         within = [folder for folder in (common, *_above(common)) if any(f"{folder}/".startswith(f"{root}/") for root in roots)]
-        holder = next((folder for folder in reversed(within) if os.access(folder, os.W_OK)), common)
+        holder = next((folder for folder in reversed(within) if _may_record(folder)), common)
         for number, (path, origin) in files.items():
             self.add(path, folder_of(origin), holder, alone=number in new)
         self.write()
@@ -100,6 +104,11 @@ def _above(path: str) -> Iterator[str]:
         path = folder
 
 
+def _may_record(folder: str) -> bool:
+    own = os.path.dirname(f"{folder}/{SOURCES}")  # noqa: PTH120
+    return os.access(own if os.path.isdir(own) else folder, os.W_OK)  # noqa: PTH112
+
+
 def _name_below(path: str, folder: str) -> str:
     return path[len(folder.rstrip("/")) + 1 :]
 
@@ -110,15 +119,11 @@ def _senders_in(senders: Any) -> list[str]:
 
 def read_json(path: str) -> dict[str, Any]:
     try:
-        with open(path, encoding="utf-8") as file:  # noqa: PTH123
-            return dict(json.load(file))
-    except (OSError, ValueError, TypeError):
+        return dict(json.loads(read_regular(Path(path), RECORD_BYTES_MAX, follow=True)))
+    except (OSError, ValueError, TypeError, RecursionError):
         return {}
 
 
 def write_json(path: str, value: dict[str, Any]) -> None:
     os.makedirs(os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120
-    draft = f"{path}.{os.getpid()}"
-    with open(draft, "w", encoding="utf-8") as file:  # noqa: PTH123
-        json.dump(value, file)
-    os.replace(draft, path)  # noqa: PTH105
+    write_durably(Path(path), json.dumps(value).encode())

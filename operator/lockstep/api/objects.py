@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import shlex
 from typing import Any
 
 from lockstep.api.names import ANNOTATION_TYPED
@@ -68,8 +68,8 @@ def typed_command(job: Object, again: str) -> str:
 
 def typed_file(job: Object) -> str:
     """Return the job file in the command that started a job, as one word of another command; FILE where none is known."""
-    match = re.search(r" -f ('[^']*'|\S+)", typed_command(job, "").partition(" -- ")[0])
-    return match[1] if match else "FILE"
+    words = shlex.split(typed_command(job, "").partition(" -- ")[0])
+    return shlex.quote(words[words.index("-f") + 1]) if "-f" in words else "FILE"
 
 
 def is_run(job: Object) -> bool:

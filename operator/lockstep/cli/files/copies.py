@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -35,15 +34,14 @@ class Copy:
     remote: Remote
     up: bool
 
-    def sender(self, again: str, host: str | None, *, force: bool) -> Sender:
-        """Return who sends it. `again`: words that lead to the job on a command line; `host`: whose path it is, None: this machine's."""
+    def sender(self, host: str | None, *, force: bool) -> Sender:
+        """Return who sends it. `host`: whose path it is; None: this machine's."""
         from lockstep.platforms.files.sync import own_folders, sender_of
         from lockstep.platforms.files.transfer import Sender
 
         source = Path(self.local)
         own = f"{self.remote.job}:{own_folders(source.absolute().parent)[0]}/"
-        place = f"--from {host} {again}" if host else again
-        line = f"give it another place: lockstep cp {shlex.quote(self.local)} {own} {place}, or replace it with --force"
+        line = f"copy it to another place, such as {own}, or replace it with --force"
         return Sender(f"{host}:{self.local}" if host else sender_of(source), line, force)
 
 

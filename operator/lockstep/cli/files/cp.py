@@ -94,6 +94,8 @@ def cp(
     """
     file = only(files, "cp") if files else None
     copies = read_all(sources, target) if origin is None else there(sources, target)
+    if force and not copies[0].up:
+        raise ConfigError("--force replaces files of a job, and these are copied from it: leave it out")
     site = _hosts(file, cluster, namespace, context)
     if site is None and origin is not None:
         raise ConfigError("--from names a host, which only a cluster file with platform: hosts has: name that file with --cluster")
@@ -145,7 +147,7 @@ async def _copy(copy: Copy, namespace: str, context: str | None, node: int | Non
     from lockstep.platforms.files.reader import beside, nodes_with_volumes
 
     name = copy.remote.job
-    sender = copy.sender(f"-n {namespace}{f' --context {context}' if context else ''}", None, force=force) if copy.up else None
+    sender = copy.sender(None, force=force) if copy.up else None
     async with await Cluster.connect(context) as cluster:
         if before is not None and await cluster.get("StatefulSet", namespace, name) is None:
             return await _copy_before_start(cluster, copy, before, node, sender)

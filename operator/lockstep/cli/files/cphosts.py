@@ -54,7 +54,7 @@ async def copy_on_hosts(copy: Copy, site: HostSite, node: int | None, origin: st
             paths = {host: _path(copy, facts) for host, facts in there.items()}
             groups = (await sharing(fleet, {host: _folder(path, there[host]) for host, path in paths.items()})).groups
             firsts = {group[0]: there[group[0]] for group in groups}
-            results |= await _send(copy, fleet, firsts, paths, progress, origin, copy.sender(site.again, origin, force=force))
+            results |= await _send(copy, fleet, firsts, paths, progress, origin, copy.sender(origin, force=force))
     leader = {host: group[0] for group in groups for host in group[1:]}
     arrived = {host: tell_result(copy, f"host {host}", results[host]) for host in chosen if host not in leader}
     return all([*arrived.values(), *(_tell_shared(copy, host, first, arrived=arrived[first]) for host, first in leader.items())])

@@ -243,14 +243,18 @@ def retry(
 
 
 def _refuse_unless_failed(job: SiteJob) -> None:
-    from lockstep.api.objects import condition, is_run, is_true, typed_file
+    from lockstep.api.objects import condition, is_run, is_true, typed_command, typed_file
 
     status, name = job.status, job.name
     if is_run(job.job):
         raise ConfigError(f"{name} runs without the operator: lockstep retry -f FILE --in-namespace {job.site.again}")
     if is_true(status, "Complete"):
+        is_script, has_object = "script" in job.job["spec"], not job.site.again.startswith("--local")
+        own = "remove what the script has saved, then " if is_script else ""
+        delete = f"lockstep delete {job.at}, then " if has_object else ""
+        command = typed_command(job.job, job.site.again) if is_script else job.site.anew.replace("FILE", typed_file(job.job))
         raise ConfigError(
-            f"job {name} is complete: there is nothing to retry (lockstep describe {job.at}); to train anew: lockstep delete {job.at}, then {job.site.anew.replace('FILE', typed_file(job.job))}"
+            f"job {name} is complete: there is nothing to retry (lockstep describe {job.at}); to run it anew: {own}{delete}{command}"
         )
     if not is_true(status, "Failed"):
         progress = condition(status, "Progressing")

@@ -188,10 +188,9 @@ def run(
     """
     file = only(files, "run") if files else None
     if hosts is not None and (script or file is None):
-        others = {"-f": file, "--job": job, "--local": local, "--in-namespace": in_namespace, "--attach": attach, "--cluster": cluster, "--nodes": nodes, "--fresh": fresh, "--preview": preview}  # fmt: skip
+        others = {"-f": file, "--job": job, "--local": local, "--in-namespace": in_namespace, "--attach": attach, "--cluster": cluster, "--nodes": nodes, "--fresh": fresh, "--preview": preview, "--anyway": anyway, "--workspace": workspace != WORKSPACE}  # fmt: skip
         _refuse_options(others, "can't be combined with --hosts, which runs a program on the hosts that it names")
-        if not render:
-            _refuse_kubernetes(namespace, context)
+        _refuse_kubernetes(namespace, context)
         from lockstep.cli.jobs.typed import typed_on_hosts
 
         choice = _choice(first, without)
@@ -202,15 +201,15 @@ def run(
         _refuse_options(wrong, "can't be combined with --local -- PROGRAM, which runs a program on this machine")
         from lockstep.cli.jobs.typed import typed_here
 
-        inputs = typed_here(script, processes, nodes or 1, changes or (), workspace, render=render)
+        inputs = typed_here(script, processes, nodes, changes or (), workspace, render=render)
         raise typer.Exit(_run_here(without_operator(inputs), workspace, None))
     if processes is not None or render:
         raise ConfigError(
-            "--nproc-per-node and --render are for a program on hosts or on this machine: name them with --hosts, or add --local"
+            "--nproc-per-node and --render are for a program behind --, on hosts (--hosts) or on this machine (--local); with -f: --set ranksPerNode="
         )
     if file is None:
         of_a_file = {"--local": local, "--in-namespace": in_namespace, "--attach": attach, "--nodes": nodes, "--set": changes, "--fresh": fresh, "--preview": preview, "--first": first, "--without": without, "--anyway": anyway}  # fmt: skip
-        _refuse_options(of_a_file, "is for a job file: name one with -f")
+        _refuse_options(of_a_file, "is for a job file (name one with -f), or a program behind --")
         where = TargetOptions.of(cluster, namespace, context)
         raise typer.Exit(run_in_session(script or (), job or DEV_ENVIRONMENT, where, detach=detach))
     if hosts and cluster:
@@ -411,8 +410,8 @@ def _where_it_is(job: TrainingJob, source: str) -> str:
         return ""
     folders = [Path.cwd(), Path(source).absolute().parent]
     folder = next((folder for folder in folders if (folder / script.path).is_file()), None)
-    ways = f"cd {shlex.quote(str(folder))} && lockstep run --local -- {shlex.quote(script.path)}, or in the job script.folder: {folder}"
-    return "" if folder is None else f"; {folder} has {script.path}: to run it there: {ways}"
+    there = f"to run it there, add --set {shlex.quote(f'script.folder={folder}')}, or script.folder to the job"
+    return "" if folder is None else f"; {folder} has {script.path}: {there}"
 
 
 def run_in_session(words: Sequence[str], job: str, where: TargetOptions, *, detach: bool) -> int:

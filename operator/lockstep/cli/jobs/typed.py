@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from lockstep.api.errors import ConfigError
 from lockstep.api.files.jobfile import parse_job_file
 from lockstep.api.files.yamltext import dump_yaml
 from lockstep.cli.shared.clusterfiles import LOCAL_CLUSTER, cluster_of_hosts, load_cluster, load_hosts
@@ -22,6 +23,7 @@ from lockstep.platforms.files.sync import own_folders
 from lockstep.platforms.hosts.start import HostOptions
 from lockstep.platforms.local.placement import gpus_here
 from lockstep.platforms.output import put_text
+from lockstep_spec.words import number_of
 
 if TYPE_CHECKING:
     from lockstep.api.job import TrainingJob
@@ -32,8 +34,15 @@ def _read(
     folder: str | None, *, render: bool,
 ) -> TrainingJob:  # fmt: skip
     """Return the job of a typed program: `changes` (--set) apply to its file. With `render` print that, and end. Others: as of `script_job`. Raises ConfigError."""
-    stated = any(change.removeprefix("spec.").startswith(("ranksPerNode=", "gpusPerNode=")) for change in changes)
-    text = script_job(typed, nodes, processes, cluster, folder, ranks_stated=stated)
+    of_ranks = [
+        change.removeprefix("spec.") for change in changes if change.removeprefix("spec.").startswith(("ranksPerNode=", "gpusPerNode="))
+    ]
+    other = next((change for change in of_ranks if change.startswith("ranksPerNode=") and change != f"ranksPerNode={processes}"), None)
+    if processes is not None and other is not None:
+        raise ConfigError(f"{PROCESSES} {processes} and --set {other} both say how many ranks a node has: use one of them")
+    if "gpusPerNode=0" in of_ranks:
+        nodes = dict.fromkeys(nodes, 0)
+    text = script_job(typed, nodes, processes, cluster, folder, ranks_stated=bool(of_ranks))
     job = parse_job_file(text, source, changes)
     if render:
         put_text(dump_yaml(job.written()) if changes else text)
@@ -61,10 +70,15 @@ def typed_on_hosts(
     return Inputs(job, file, file.cluster.namespace, "--hosts").typed("run", again, words), named
 
 
-def typed_here(words: Sequence[str], processes: int | None, nodes: int, changes: Sequence[str], workspace: Path, *, render: bool) -> Inputs:
+def typed_here(
+    words: Sequence[str], processes: int | None, nodes: int | None, changes: Sequence[str], workspace: Path, *, render: bool
+) -> Inputs:
     """Return the job of a program that runs on this machine, in this folder. With `render` print its file, and end. Raises ConfigError."""
-    each = gpus_here() // nodes
-    counts: dict[str, int | None] = {f"node {node} of this machine": each for node in range(nodes)}
+    gpus, number = gpus_here(), nodes or 1
+    each = gpus // number
+    if gpus and not each and "gpusPerNode=0" not in [change.removeprefix("spec.") for change in changes]:
+        raise ConfigError(f"this machine has {number_of(gpus, 'GPU')} for {number} nodes: use fewer, or CPUs (--set gpusPerNode=0)")
+    counts: dict[str, int | None] = {f"node {node} of this machine": each for node in range(number)}
     typed, ranks = TypedProgram(words, os.path.isfile), processes or (None if each else 1)
     job = _read(typed, changes, "--local", counts, ranks, None, str(Path.cwd()), render=render)
     again = {"--local": True, PROCESSES: processes, "--nodes": nodes, "--workspace": workspace, "--set": changes}

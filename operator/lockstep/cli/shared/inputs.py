@@ -98,9 +98,10 @@ class Inputs:
         command = ["lockstep", verb]
         for name, value in options.items():
             for one in value if isinstance(value, (list, tuple)) else [value] if value else []:
-                is_secret = name == "--set" and str(one).removeprefix("spec.").startswith(("env", FRESH))  # (a variable may be one)
-                if one != DEFAULT and not is_secret:
-                    command += [name] if one is True else [name, "FILE" if str(one) == "-" else str(one)]
+                word, is_env = str(one), name == "--set" and str(one).removeprefix("spec.").startswith("env")
+                word = f"{word.partition('=')[0]}=..." if is_env else "FILE" if word == "-" else word  # (a variable may be a secret)
+                if one != DEFAULT and word != FRESH:
+                    command += [name] if one is True else [name, word]
         text = shlex.join([*command, *(("--", *words) if words else ())])
         metadata = self.job.metadata
         annotations = {**metadata.annotations, ANNOTATION_TYPED: text}

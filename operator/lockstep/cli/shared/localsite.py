@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lockstep.api.errors import ConfigError
-from lockstep.api.objects import Object, condition, go_on_words, typed_command, typed_file
+from lockstep.api.objects import Object, condition, go_on_words, typed_command
 from lockstep.cli.shared.checkout import state_folder
 from lockstep.cli.shared.site import Site, SiteJob, Volume
 
@@ -153,9 +153,7 @@ class LocalJob(SiteJob):
         raise ConfigError(f"a run on this machine goes on when it is started again: {typed_command(self.job, self.site.again)}")
 
     def raise_retry(self) -> int:
-        file, typed = typed_file(self.job), typed_command(self.job, self.site.again)
-        line = f"lockstep retry -f {file} {self.site.again}" if f" -f {file} " in f"{typed} " else typed
-        raise ConfigError(f"a run on this machine is retried as it was started: {line}")
+        raise ConfigError(f"a run on this machine is retried as it was started: {typed_command(self.job, self.site.again)}")
 
     def delete(self) -> str:
         raise ConfigError(

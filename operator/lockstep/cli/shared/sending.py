@@ -49,26 +49,30 @@ class Sending:
 
     def line(self, to: str) -> str:
         """Return the command that sends the folder to another one there."""
-        return f"lockstep sync {self.job} {shlex.quote(str(self.folder))} --to {to} {self.again}".rstrip()
+        return f"lockstep sync {self.job} {shlex.quote(str(self.folder))} --to {shlex.quote(to)} {self.again}".rstrip()
 
 
 async def send_project(site: HostSite, folder: Path, job: str, nodes: int, options: HostOptions) -> str:
     """Send a folder to a folder of its own on the hosts that a job of so many nodes takes. Return that folder, as the job names it. Raises ConfigError, Failed."""
     from lockstep.plan.hosts.place import chosen
     from lockstep.platforms.files.sync import own_folders
+    from lockstep.platforms.hosts.start import refuse_running
 
     if folder in (Path.home(), Path(folder.anchor)):
         raise ConfigError(f"{folder} would be sent to all hosts, with all that is in it: change to the folder of your program first")
     fleet = site.fleet()
     hosts = [host.name for host in chosen(fleet.cluster, nodes, first=options.first, without=options.without)]
     answers, problems = await fleet.look(hosts, job=job)
+    refuse_running(job, answers, site.again)
     first, second = (Sending(job, folder, to, site.again, alone=True) for to in own_folders(folder))
     try:
         sending, complete = first, await send_to_hosts(fleet, answers, problems, hosts, first)
     except SentByOthers:
         sending, complete = second, await send_to_hosts(fleet, answers, problems, hosts, second)
     if not complete:
-        raise Failed(f"{folder} was not sent whole to {sending.to}, so nothing was started")
+        raise Failed(
+            f"{folder} was not sent whole to {sending.to}, so nothing was started; {sending.line(sending.to)} --force overwrites what was changed there"
+        )
     tell(f"{folder} is in {sending.to} on {', '.join(hosts)}: ranks work there")
     return sending.to
 

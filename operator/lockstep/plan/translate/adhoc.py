@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from posixpath import basename, isabs, normpath
 from typing import Any
 
@@ -11,9 +12,10 @@ from lockstep.api.errors import ConfigError
 from lockstep.api.files.yamltext import dump_yaml
 from lockstep.api.names import API_VERSION, JOB_NAME_MAX
 from lockstep_spec.files import module_files
+from lockstep_spec.words import number_of
 
 PROCESSES = "--nproc-per-node"
-CPU_RANKS = f" (one for each GPU), or on CPUs: {PROCESSES} 2 --set gpusPerNode=0 --set ranksPerNode=2"
+CPU_RANKS = f" (one for each GPU), or on CPUs: {PROCESSES} 2 --set gpusPerNode=0"
 MODULE = "-m"
 
 
@@ -22,7 +24,7 @@ class TypedProgram:
 
     def __init__(self, words: Sequence[str], is_here: Callable[[str], bool] = lambda path: False) -> None:
         """`is_here`: tells whether there is such a file in the folder where it is typed."""
-        if not words or (words[0].startswith("-") and words[0] != MODULE):
+        if not "".join(words[:1]) or (words[0].startswith("-") and words[0] != MODULE):
             raise ConfigError("name what to run, behind --: -- train.py --epochs 3, -- -m package.module, or -- bash run.sh")
         first, *rest = words
         files: tuple[str, ...]
@@ -32,8 +34,6 @@ class TypedProgram:
                 raise ConfigError("-m needs the name of a module: -- -m package.module --epochs 3")
             name, *rest = rest
             files, fields = module_files(name), {"module": name}
-        elif normpath(first).startswith("../"):
-            raise ConfigError(f"{first}: is outside of the folder that is run: change to its folder first, or name an absolute path")
         elif first.endswith(".py"):
             name, files, fields = first, (first,), {"path": normpath(first)}
         else:
@@ -41,8 +41,12 @@ class TypedProgram:
             files = (first, *rest[:count]) if count and not is_here(first) and is_here(rest[count - 1]) else (first,)
             program = f"./{first}" if "/" not in first and is_here(first) else first
             name, rest, fields = files[-1], rest[len(files) - 1 :], {"command": [program, *files[1:]]}
-        self.is_here = any(is_here(file) for file in files if not isabs(file))
-        """True if the file that is named is in the folder where it is typed."""
+        outside = next((file for file in files if normpath(file).partition("/")[0] == ".."), None)
+        if outside is not None:
+            raise ConfigError(f"{outside}: is outside of the folder that is run: change to its folder first, or name an absolute path")
+        modules = [file for option, module in pairwise(rest) if option == MODULE for file in module_files(module)]
+        self.is_here = any(is_here(file) for file in (*files, *(() if files[0].endswith(".py") else (*rest, *modules))) if not isabs(file))
+        """True if a file that is named is in the folder where it is typed: of a program that isn't Python, any of its arguments."""
         self.job = _job_name(name.rpartition(".")[2] if first == MODULE else name)
         self.fields: dict[str, Any] = {**fields, **({"args": rest} if rest else {})}
         """Fields of spec.script."""
@@ -104,7 +108,7 @@ def _ranks(counts: Sequence[int | None], processes: int | None) -> Iterator[str]
     elif gpus is None:
         yield f"  gpusPerNode: {processes}  # one rank for each GPU; for ranks on CPUs: gpusPerNode: 0 and ranksPerNode: {processes}"
     elif processes is not None and processes > gpus:
-        raise ConfigError(f"{PROCESSES} is {processes}, and a node offers {gpus} GPUs: every GPU has one rank")
+        raise ConfigError(f"{PROCESSES} is {processes}, and a node offers {number_of(gpus, 'GPU')}: every GPU has one rank")
     else:
         fewest = ", the fewest of any host" if processes is None and len(set(stated)) > 1 else ""
         yield f"  gpusPerNode: {processes or gpus}  # one rank for each GPU{fewest}"

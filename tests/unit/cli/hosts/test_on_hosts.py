@@ -509,7 +509,7 @@ def test_what_hosts_can_not_be_is_refused(lab: Path) -> None:
             "a.py",
         ): f"{lab.parent / 'nothing.yaml'}: can't be read: No such file or directory",
         ("--hosts", "a", "--job", "x", "--render", "a.py"): "--job can't be combined with --hosts",
-        ("--render", "a.py"): "--nproc-per-node and --render are for a program on hosts or on this machine",
+        ("--render", "a.py"): "--nproc-per-node and --render are for a program behind --",
     }.items():
         code, output = run("run", *words)
         assert (code, output.startswith(message)) == (2, True), output
@@ -592,4 +592,4 @@ def test_a_script_that_lies_beside_its_job_is_named_with_the_line_that_runs_it(p
     code, text = run("run", "-f", "job.yaml", "--local")
     assert code == 2 and f"there is no file {project}/.lockstep/workspace/workspace/train.py (train.py of the job)" in text
     assert "name by --workspace the folder that contains workspace/ and datasets/" in text
-    assert f"cd {shlex.quote(str(project))} && lockstep run --local -- train.py, or in the job script.folder: {project}" in text
+    assert f"to run it there, add --set {shlex.quote(f'script.folder={project}')}, or script.folder to the job" in text

@@ -25,7 +25,15 @@ spec: {nodes: 1, gpusPerNode: 0, ranksPerNode: 1, script: {path: train.py}}
     [
         ("run -f job.yaml --local", "lockstep run -f job.yaml --local"),
         ("run --workspace ws -f job.yaml --local --nodes 2", "lockstep run -f job.yaml --local --workspace ws --nodes 2"),
-        ('run -f job.yaml --local --set nodes=2 --set env=[{"name":"T","value":"s"}]', "lockstep run -f job.yaml --local --set nodes=2"),
+        (
+            'run -f job.yaml --local --set nodes=2 --set env=[{"name":"T","value":"s"}]',
+            "lockstep run -f job.yaml --local --set nodes=2 --set env=...",
+        ),
+        ("run --local --nproc-per-node 2 -- train.py -f conf.yaml", "lockstep run --local --nproc-per-node 2 -- train.py -f conf.yaml"),
+        (
+            "run --local --nproc-per-node 2 --set gpusPerNode=0 -- train.py",
+            "lockstep run --local --nproc-per-node 2 --set gpusPerNode=0 -- train.py",
+        ),
         ("retry -f job.yaml --local --workspace ws", "lockstep run -f job.yaml --local --workspace ws"),
         ("run -f job.yaml --hosts lab0,lab1", "lockstep run -f job.yaml --hosts lab0,lab1"),
         ("run -f job.yaml --hosts lab0,lab1 --detach --without lab1", "lockstep run -f job.yaml --hosts lab0,lab1 --without lab1"),
@@ -52,4 +60,6 @@ def test_the_command_that_was_typed_goes_with_the_job(words: str, again: str, tm
     done = CliRunner().invoke(app, words.split())
     assert done.exit_code == 0, (done.output, done.exception)
     assert typed_command(jobs[0].to_dict(), "") == again
-    assert typed_file(jobs[0].to_dict()) == ("job.yaml" if "-f" in again else "FILE")
+    assert typed_file(jobs[0].to_dict()) == ("job.yaml" if "-f job" in again else "FILE")
+    if "--nproc-per-node 2" in again:
+        assert jobs[0].spec.ranks_per_node == 2

@@ -59,7 +59,7 @@ def test_a_host_has_a_rank_for_each_gpu_or_the_number_that_is_asked_for(
         (
             "[{name: a}]",
             None,
-            "the hosts state no GPUs: say how many ranks each has: --nproc-per-node 2 .one for each GPU., or on CPUs: --nproc-per-node 2 --set gpusPerNode=0 --set ranksPerNode=2$",
+            "the hosts state no GPUs: say how many ranks each has: --nproc-per-node 2 .one for each GPU., or on CPUs: --nproc-per-node 2 --set gpusPerNode=0$",
         ),
         ("[{name: a, gpus: 0}]", None, "the hosts have no GPU: say how many ranks each has: --nproc-per-node 2$"),
         ("[{name: a, gpus: 2}]", 4, "--nproc-per-node is 4, and a node offers 2 GPUs: every GPU has one rank"),
@@ -76,12 +76,15 @@ def test_a_number_of_ranks_that_can_not_be_is_refused(hosts: str, processes: int
         ([], "name what to run, behind --"),
         (["-u", "a.py"], "name what to run, behind --"),
         (["-m"], "-m needs the name of a module"),
+        ([""], "name what to run, behind --"),
         (["../a.py"], "../a.py: is outside of the folder that is run: change to its folder first"),
     ],
 )
 def test_what_is_no_program_is_refused(words: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         job(words)
+    with pytest.raises(ConfigError, match="../run.sh: is outside of the folder that is run"):
+        TypedProgram(["bash", "../run.sh"], lambda path: path == "../run.sh")
 
 
 @pytest.mark.parametrize(
@@ -112,6 +115,8 @@ def test_the_job_is_called_as_its_script(path: str, name: str, written: str) -> 
         (["bash", "gone.sh"], [], {"command": ["bash"], "args": ["gone.sh"]}, "bash"),
         (["nvidia-smi", "-L"], [], {"command": ["nvidia-smi"], "args": ["-L"]}, "nvidia-smi"),
         (["/srv/train.py"], [], {"path": "/srv/train.py"}, "train"),
+        (["accelerate", "launch", "train.py"], ["train.py"], {"command": ["accelerate"], "args": ["launch", "train.py"]}, "accelerate"),
+        (["python3", "-m", "pkg.fit"], ["pkg/fit.py"], {"command": ["python3"], "args": ["-m", "pkg.fit"]}, "python3"),
     ],
 )
 def test_a_file_a_module_and_another_program_are_fields_of_the_job(
@@ -127,5 +132,5 @@ def test_ranks_that_are_stated_otherwise_are_not_asked_for() -> None:
     changes = ["gpusPerNode=0", "ranksPerNode=1"]
     job = parse_job_file(script_job(TypedProgram(["a.py"]), {"a": None}, None, None, ranks_stated=True), "job.yaml", changes)
     assert (job.spec.gpus_per_node, job.spec.ranks_per_node) == (0, 1)
-    with pytest.raises(ConfigError, match="or on CPUs: --nproc-per-node 2 --set gpusPerNode=0 --set ranksPerNode=2"):
+    with pytest.raises(ConfigError, match="or on CPUs: --nproc-per-node 2 --set gpusPerNode=0"):
         script_job(TypedProgram(["a.py"]), {"a": None}, None, None)

@@ -84,7 +84,7 @@ def test_a_run_of_this_machine_is_named_and_says_how_it_is_retried_and_removed(t
     gang.mkdir(parents=True)
     (gang / "attempts.jsonl").write_text('{"attempt": 1, "jobUid": "u", "restarts": 0, "started": "2026-11-26T23:55:54Z"}\n')
     (gang / "end.json").write_text('{"jobUid": "u", "state": "Failed", "message": "m"}')
-    assert "retried as it was started: lockstep retry -f FILE --local" in str(CliRunner().invoke(app, ["retry", *where]).exception)
+    assert "retried as it was started: lockstep run -f FILE --local" in str(CliRunner().invoke(app, ["retry", *where]).exception)
     assert f"then remove {gang.parent} and its checkpoints" in str(CliRunner().invoke(app, ["delete", *where]).exception)
 
 
