@@ -83,7 +83,7 @@ def test_a_number_of_ranks_that_can_not_be_is_refused(hosts: str, processes: int
 def test_what_is_no_program_is_refused(words: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         job(words)
-    with pytest.raises(ConfigError, match="../run.sh: is outside of the folder that is run"):
+    with pytest.raises(ConfigError, match=r"\.\./run\.sh: is outside of the folder that is run"):
         TypedProgram(["bash", "../run.sh"], lambda path: path == "../run.sh")
 
 
