@@ -29,7 +29,11 @@ CONSOLE_SCRIPTS = {
     "pytest": "pytest:main",
     "mypy": "mypy.__main__:console_entry",
     "lint-imports": "importlinter.cli:lint_imports_command",
+    "torchrun": "torch.distributed.run:main",
+    "accelerate": "accelerate.commands.accelerate_cli:main",
+    "deepspeed": "deepspeed.launcher.runner:main",
 }
+"""Programs of .venv/bin: what the Makefile calls, and the launchers that people's shell scripts call in a job on this machine."""
 
 
 def cache_root() -> Path:

@@ -112,3 +112,10 @@ def test_a_database_that_cannot_be_reached_is_no_success(
     monkeypatch.setenv("LOCKSTEP_OSV", "http://127.0.0.1:9/v1/query")
     assert supply.audit() == supply.UNKNOWN
     assert "bootstrap.lock was not looked up, because the database can't be reached" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["torchrun", "accelerate", "deepspeed"])
+def test_launchers_that_shell_scripts_of_jobs_call_run_with_the_checkout_s_python(name: str) -> None:
+    first, *text = (ROOT / ".venv/bin" / name).read_text().splitlines()
+    module = next(line.split()[1] for line in text if line.startswith("from "))
+    assert first == f"#!{ROOT}/.venv/bin/python" and importlib.util.find_spec(module.partition(".")[0]) is not None

@@ -275,7 +275,7 @@ HELP_WITHOUT_PODS = {
     "NodeLost": "a host was lost: bring it back, or leave it out with --without",
     "Hang": "the stacks of all ranks: lockstep cp {job}:runs/{job}/logs stacks {place}",
     "Setup": "the environment lacks what the message names",
-    NO_MODULE: "the environment lacks what the message names: add its package to environment.lock, then lockstep hosts setup {cluster}; or in /workspace/packages (docs/how-to/add-packages.md)",
+    NO_MODULE: "the environment lacks what the message names: put its package in /workspace/packages, with PYTHONPATH; or add it to environment.lock, then lockstep hosts setup {cluster} and lockstep run instead of retry (docs/how-to/add-packages.md)",
     NO_MODULE_HERE: "the environment lacks what the message names: python3 -m pip --python {python} install PACKAGE adds its package (docs/how-to/add-packages.md)",
     "Killed": "no process of the job sent that signal: find out who did; on that machine, journalctl -k shows whether its memory ran out",
     "Hardware": "a GPU of that host failed: leave the host out with --without until it is mended",

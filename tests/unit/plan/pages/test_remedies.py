@@ -198,7 +198,7 @@ def test_advice_on_hosts_and_on_this_machine_names_nothing_of_kubernetes(cause: 
     ("place", "in_pods", "line"),
     [
         ("-n ml", True, "the image or the environment lacks what the message names: add its package to the image"),
-        ("--cluster lab", False, "add its package to environment.lock, then lockstep hosts setup lab;"),
+        ("--cluster lab", False, "add it to environment.lock, then lockstep hosts setup lab and lockstep run instead of retry"),
         ("--local --workspace w", False, f"the environment lacks what the message names: python3 -m pip --python {sys.executable} install PACKAGE"),
     ],
 )  # fmt: skip
