@@ -14,7 +14,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from lockstep.api.errors import Failed
-from lockstep.api.files.yamltext import dump_yaml
 from lockstep.devcluster import python_volume
 from lockstep.devcluster.host import cgroups, machine, network, processes
 from lockstep.devcluster.hosts import boot
@@ -137,15 +136,21 @@ def host_key(host: HostLayout) -> str:
 
 def write_cluster_file(bed: BedLayout, hosts: int) -> Path:
     """Write the cluster file of the bed beside its state, and return its path."""
-    layouts = [bed.host(number) for number in range(hosts)]
-    description = {
-        "cluster": {
-            "name": f"beds{bed.index or ''}", "platform": "hosts", "description": "Hosts on this one machine (lockstep devcluster hosts up)",
-        },
-        "defaults": {"user": next(iter(USERS)), "identity": str(bed.identity), "python": f"{ENVIRONMENT}/bin/python"},
-        "hosts": [{"name": host.name, "address": host.address, "host_key": host_key(host)} for host in layouts],
-    }  # fmt: skip
-    bed.cluster_file.write_text(dump_yaml(description))
+    lines = [
+        "cluster:",
+        f"  name: beds{bed.index or ''}",
+        "  platform: hosts",
+        "  description: Hosts on this one machine (lockstep devcluster hosts up)",
+        "defaults:",
+        f"  user: {next(iter(USERS))}",
+        f"  identity: {bed.identity}",
+        f"  python: {ENVIRONMENT}/bin/python",
+        "hosts:",
+    ]
+    for number in range(hosts):
+        host = bed.host(number)
+        lines += [f"  - name: {host.name}", f"    address: {host.address}", f"    host_key: {host_key(host)}"]
+    bed.cluster_file.write_text("\n".join(lines) + "\n")
     return bed.cluster_file
 
 

@@ -128,6 +128,7 @@ def test_without_an_operator_a_deleted_job_saves_and_another_runs_on_and_its_end
     scripts.start("outlives", "until_told.py", nodes=1)
     start(scripts, "deleted")
     scripts.until_running("outlives")
+    scripts.until_condition("outlives", "FabricVerified", "Unknown", "Gloo")
     before = [pod["metadata"]["uid"] for pod in scripts.pods("outlives")]
     conditions = status(scripts, "outlives")["conditions"]
     with operator_away(kubectl):
