@@ -12,6 +12,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from hypothesis import settings
+
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from lockstep.cli.shared.checkout import STATE
@@ -19,6 +21,8 @@ from lockstep.devcluster.host.layout import NUMBER
 from support.clusters.own_cluster import GIVEN, NOBODYS
 
 pytest_plugins = ["support.corpus_score"]
+settings.register_profile("lockstep", deadline=None)  # (an example's time says how busy the machine is)
+settings.load_profile("lockstep")
 
 
 def pytest_collection_finish() -> None:

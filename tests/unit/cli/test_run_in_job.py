@@ -118,7 +118,7 @@ def test_a_connection_that_breaks_is_said() -> None:
     ("arguments", "words"),
     [
         ([], "name what to run"),
-        (["--local"], "--local is for a job file (name one with -f), or a program behind --"),
+        (["--local"], "--local is for a job file: name one with -f, or a program behind --"),
         (["-f", "job.yaml", "a.py"], "use one of them"),
         (["--local", "-f", "manifests/samples/dev-environment.yaml"], "needs the operator"),
     ],

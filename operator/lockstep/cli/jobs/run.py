@@ -209,7 +209,7 @@ def run(
         )
     if file is None:
         of_a_file = {"--local": local, "--in-namespace": in_namespace, "--attach": attach, "--nodes": nodes, "--set": changes, "--fresh": fresh, "--preview": preview, "--first": first, "--without": without, "--anyway": anyway}  # fmt: skip
-        _refuse_options(of_a_file, "is for a job file (name one with -f), or a program behind --")
+        _refuse_options(of_a_file, "is for a job file: name one with -f, or a program behind --")
         where = TargetOptions.of(cluster, namespace, context)
         raise typer.Exit(run_in_session(script or (), job or DEV_ENVIRONMENT, where, detach=detach))
     if hosts and cluster:

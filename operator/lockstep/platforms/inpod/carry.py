@@ -49,7 +49,7 @@ SYNC_EVERY_BYTES = 256 << 20
 # ---- what there is -----------------------------------------------------------------------------------------------------------------
 
 
-def listed(source: Path, allowed: Callable[[Path], bool] = lambda path: True) -> list[Entry]:
+def entries_below(source: Path, allowed: Callable[[Path], bool] = lambda path: True) -> list[Entry]:
     """The file `source` (its name is "") or all that is below the folder, folders first. A link that stays inside is a link, else it is what it leads to.
 
     Raises CarryError when a link leads to nothing, or to where `allowed` says no.
@@ -131,7 +131,7 @@ def give(
     expected: Callable[[int], None] = lambda size: None,
 ) -> Entry:
     """Send `source`, and return counts of what was done. `expected` gets the number of bytes to send, `passed` of those that were sent."""
-    return give_all(wire, Stored(source, listed(source, allowed)), lambda: None, passed, expected)
+    return give_all(wire, Stored(source, entries_below(source, allowed)), lambda: None, passed, expected)
 
 
 def give_all(wire: Wire, given: Any, heard: Callable[[], None], passed: Callable[[int], None], expected: Callable[[int], None]) -> Entry:

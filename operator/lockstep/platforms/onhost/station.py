@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lockstep.platforms.inpod.carry import Stored, TakeListener, draft_name, give_all, listed, take, words_of
+from lockstep.platforms.inpod.carry import Stored, TakeListener, draft_name, entries_below, give_all, take, words_of
 from lockstep.platforms.inpod.destination import Destination
 from lockstep.platforms.inpod.wire import CHUNK, CarryError, Entry, Gone, Wire
 from lockstep_gang.contract.proof import Handshake, Opener, Sealer, new_nonce, require_proof
@@ -331,7 +331,7 @@ class Station:
 
     def _own(self, source: Path) -> tuple[Wire, Any]:
         """Give a path of this host to itself."""
-        entries = listed(source)
+        entries = entries_below(source)
         one, other = socket.socketpair()
         given = Stored(source, entries)
 

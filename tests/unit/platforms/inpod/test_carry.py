@@ -245,7 +245,7 @@ def test_a_link_on_the_way_leads_no_file_outside(source: Path, tmp_path: Path) -
 def test_what_is_read_stays_in_the_volumes_too(source: Path) -> None:
     (source / "secrets").symlink_to("/etc")
     with pytest.raises(CarryError, match="/etc is outside of the job's volumes"):
-        carry.listed(source, below(source.resolve()))
+        carry.entries_below(source, below(source.resolve()))
 
 
 def test_too_little_room_is_said_before_a_byte_travels(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,7 +265,7 @@ def test_damage_on_the_way_is_found_and_the_draft_thrown_away(source: Path, tmp_
 
 
 def test_a_file_that_changes_while_it_is_sent_is_named_and_keeps_its_old_self_there(source: Path, tmp_path: Path) -> None:
-    entries = carry.listed(source)
+    entries = carry.entries_below(source)
     (source / "weights").write_bytes(BYTES[:100])
     ends = Ends(lambda wire: give_these(wire, entries), lambda wire: carry.take(wire, str(tmp_path / "there")))
     ends.run()
@@ -275,7 +275,7 @@ def test_a_file_that_changes_while_it_is_sent_is_named_and_keeps_its_old_self_th
 
 def give_these(wire: Wire, entries: list[Entry]) -> Any:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(carry, "listed", lambda source, allowed: entries)
+        patch.setattr(carry, "entries_below", lambda source, allowed: entries)
         return carry.give(wire, Path("unused"))
 
 
