@@ -71,13 +71,8 @@ def _spec(run: Object) -> Object:
     """Return what run.json says of the job: its nodes, how it restarts, and its training or its script."""
     command = [str(word) for word in run.get("command") or []]
     training = run.get("training")
-    work = (
-        {"training": training}
-        if training
-        else {"script": {"command": command[Path(command[0]).name.startswith("python") :]}}
-        if command
-        else {}
-    )
+    program = command[Path(command[0]).name.startswith("python") :] if command else []
+    work = {"training": training} if training else {"script": {"command": program}} if program else {}
     return {"nodes": int(run["nodes"]), "restart": run.get("restart") or {}, **work}
 
 
