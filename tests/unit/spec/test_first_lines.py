@@ -17,7 +17,7 @@ ROWS = [
     ("#! /usr/bin/env bash\n" + SHELL, "bash"),
     ("#!/usr/bin/env -S FOO=1 bash -x\n" + SHELL, "bash"),
     ("#!/usr/bin/env\tbash\n" + SHELL, "bash"),
-    ("#!/bin/bash\n" + SHELL + "#" * 300_000, ""),  # (nobody has read it)
+    ("#!/bin/bash\n" + SHELL + "#" * 300_000, ""),  # (too long to be read as Python)
     ("#!/bin/bash\r\n" + SHELL, "bash"),
     ("#!/usr/bin/perl\nuse strict; my $x = 1;\n", "perl"),
     ("#!/usr/bin/env python3\nprint(1)\n", ""),

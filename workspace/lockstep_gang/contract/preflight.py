@@ -143,7 +143,7 @@ class PathFact:
 
 @dataclass(frozen=True)
 class ProgramFact:
-    """The file that ranks run. `senders`: the folders of people's machines that sent it, as HOST:PATH; none: nobody knows."""
+    """File that ranks run. `senders`: folders of people's machines that sent it, as HOST:PATH; empty where none is recorded."""
 
     path: str
     digest: str

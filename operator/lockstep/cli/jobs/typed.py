@@ -29,14 +29,17 @@ if TYPE_CHECKING:
     from lockstep.api.job import TrainingJob
 
 
+def _fields(changes: Sequence[str]) -> list[str]:
+    """Return changes by their fields of the spec."""
+    return [change.removeprefix("spec.") for change in changes]
+
+
 def _read(
     typed: TypedProgram, changes: Sequence[str], source: str, nodes: Mapping[str, int | None], processes: int | None, cluster: str | None,
     folder: str | None, *, render: bool,
 ) -> TrainingJob:  # fmt: skip
     """Return the job of a typed program: `changes` (--set) apply to its file. With `render` print that, and end. Others: as of `script_job`. Raises ConfigError."""
-    of_ranks = [
-        change.removeprefix("spec.") for change in changes if change.removeprefix("spec.").startswith(("ranksPerNode=", "gpusPerNode="))
-    ]
+    of_ranks = [change for change in _fields(changes) if change.startswith(("ranksPerNode=", "gpusPerNode="))]
     other = next((change for change in of_ranks if change.startswith("ranksPerNode=") and change != f"ranksPerNode={processes}"), None)
     if processes is not None and other is not None:
         raise ConfigError(f"{PROCESSES} {processes} and --set {other} both say how many ranks a node has: use one of them")
@@ -76,7 +79,7 @@ def typed_here(
     """Return the job of a program that runs on this machine, in this folder. With `render` print its file, and end. Raises ConfigError."""
     gpus, number = gpus_here(), nodes or 1
     each = gpus // number
-    if gpus and not each and "gpusPerNode=0" not in [change.removeprefix("spec.") for change in changes]:
+    if gpus and not each and "gpusPerNode=0" not in _fields(changes):
         raise ConfigError(f"this machine has {number_of(gpus, 'GPU')} for {number} nodes: use fewer, or CPUs (--set gpusPerNode=0)")
     counts: dict[str, int | None] = {f"node {node} of this machine": each for node in range(number)}
     typed, ranks = TypedProgram(words, os.path.isfile), processes or (None if each else 1)

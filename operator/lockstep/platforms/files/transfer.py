@@ -63,7 +63,7 @@ class Sender:
     force: bool = False
 
     def request(self, roots: Sequence[str]) -> dict[str, Any]:
-        """Return what the program there is told. `roots`: folders of its volumes."""
+        """Return the part of a request that names the sender. `roots`: folders of the volumes there."""
         return {"origin": self.origin, "line": self.line, "force": self.force, "roots": list(roots)}
 
 
@@ -78,7 +78,7 @@ async def put(
     sender: Sender | None = None,
 ) -> Carried:
     """Copy a file or folder of this machine into the volumes that `place` sees. `own_umask`: who may write to it is up to the umask there; else its
-    group may, as in pods. `sender`: None: nobody's. Raises Failed."""
+    group may, as in pods. `sender`: who sends it; None: it isn't recorded. Raises Failed."""
 
     def give(wire: Wire) -> dict[str, Any]:
         return carry.give(wire, source, passed=progress.passing, expected=progress.expect)

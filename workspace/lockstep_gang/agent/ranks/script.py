@@ -30,7 +30,7 @@ _DECLARES = ("add_argument", "add_option", "option", "Option")
 
 
 def argv(asked: Asked) -> tuple[str, ...]:
-    """Argument list of what somebody asked for. `x.py` and `-m module` go to Python; anything else is a program, of the folder before the PATH."""
+    """Return the argument list of a run that was asked for. `x.py` and `-m module` go to Python; anything else is a program, of the folder before the PATH."""
     first, *rest = asked.command
     if first == MODULE or is_script(first):
         return (PYTHON, *asked.command)
