@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 COMMAND := $(if $(wildcard .venv/client),client,setup)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup client editors quickstart discover-cluster lint-cluster gpu-info nccl-test list-clusters deploy-cluster deploy-cluster-dry-run diff status-cluster clean-cluster uninstall rollback sync-multi-node run-multi-node shell-multi-node vscode debug-remote jupyter tensorboard logs top cluster-up cluster-down cluster-programs build build-openshift test test-fast test-unit test-train test-faults test-operator-faults test-hosts test-long test-corpus test-gpu bench-gpu gpu-carry soak test-cluster drills bench-peers lint docs pictures format manifests lock sbom audit
+.PHONY: help setup client editors quickstart discover-cluster lint-cluster gpu-info nccl-test list-clusters deploy-cluster deploy-cluster-dry-run diff status-cluster clean-cluster uninstall rollback sync-multi-node run-multi-node shell-multi-node vscode debug-remote jupyter tensorboard logs top cluster-up cluster-down cluster-programs build build-openshift test test-fast test-unit test-train test-faults test-operator-faults test-hosts test-long test-corpus test-openshift test-gpu bench-gpu gpu-carry soak test-cluster drills bench-peers lint docs pictures format manifests lock sbom audit
 
 ##@ Start
 help: ## print this list
@@ -148,6 +148,9 @@ test-long: cluster-programs ## run the long tests that make test leaves out: thr
 
 test-corpus: cluster-programs ## inject known faults into real jobs and count how many `lockstep why` names; faults of ranks are part of test, the others take a quarter of an hour; root
 	@$(PYTEST) -m "corpus or not corpus" tests/corpus tests/cluster/operator/life/test_corpus.py
+
+test-openshift: cluster-programs ## test on OpenShift's own control plane, with its oc, built from clones or unpacked archives of openshift/microshift (SOURCE=) and openshift/oc (OC=): half an hour the first time; root
+	@LOCKSTEP_OPENSHIFT_SOURCE=$(abspath $(SOURCE)) LOCKSTEP_OPENSHIFT_OC=$(abspath $(OC)) $(PYTEST) -m "long or not long" $(or $(TESTS),tests/openshift)
 
 test-gpu: ## test that Lockstep trains on this machine's GPU as on CPUs, without .venv: PYTHON with torch, transformers and peft; ARGS="--device cpu"
 	@$(PYTHON) tests/gpu/run.py $(ARGS)

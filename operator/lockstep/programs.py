@@ -20,7 +20,7 @@ from lockstep.api.errors import Failed
 T = TypeVar("T")
 STDOUT, STDERR = 1, 2
 _REMEMBERED_BYTES = 1 << 16
-_WORDS_MAX = 2000
+WORDS_MAX = 2000
 LINE_BYTES_MAX = 4 << 20
 OUTPUT_BYTES_MAX = 16 << 20
 """Limit of output that is collected: what runs elsewhere must not fill this machine's memory."""
@@ -96,7 +96,7 @@ class Program(ABC):
         name = self.place.name
         if self.not_started:
             return NotStarted(f"no program could be started in {name}: {self.not_started}")
-        message = " | ".join(self.errors.decode(errors="replace").strip().splitlines()[-3:])[-_WORDS_MAX:]
+        message = " | ".join(self.errors.decode(errors="replace").strip().splitlines()[-3:])[-WORDS_MAX:]
         if self.code is None:
             return Broken(f"the connection to {name} broke{message and f', after: {message}'}")
         return ProgramFailed(f"{name}: {message or f'it ended with {self.code}'}")

@@ -22,7 +22,7 @@ from lockstep.api.generate.crd import training_cluster_crd, training_job_crd
 from lockstep.api.job import TrainingJob
 from lockstep.api.names import GROUP
 from support.clusters.crd_server import Server, stored, told
-from support.crd_rule_cases import CASES, NUMBERS, WrittenRule, job, profile, training, written_rules
+from support.crd_rule_cases import AMOUNTS, CASES, NO_AMOUNTS, NUMBERS, WrittenRule, job, profile, training, written_rules
 
 CRDS = [training_job_crd(), training_cluster_crd()]
 RULES = pytest.mark.parametrize("rule", list(CASES), ids=lambda rule: rule.message[:40])
@@ -105,6 +105,13 @@ def test_a_number_may_be_text_and_is_bounded_in_both_forms(
         assert stored(server.create(training(**{section: {field: value}})))["spec"]["training"][section][field] == value
     for value in wrong:
         assert server.create(training(**{section: {field: value}}))["kind"] == "Status", value
+
+
+def test_an_amount_is_a_quantity_or_a_number(server: Server) -> None:
+    for value in AMOUNTS:
+        assert stored(server.create(job(resources={"cpu": value})))["spec"]["resources"]["cpu"] == value
+    for value in NO_AMOUNTS:
+        assert server.create(job(resources={"cpu": value}))["kind"] == "Status", value
 
 
 def test_a_dropout_that_target_parameters_exclude_is_refused_in_both_forms(server: Server) -> None:

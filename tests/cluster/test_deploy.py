@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
+import re
 import shlex
 import subprocess
 from collections.abc import Callable, Iterator
@@ -18,7 +20,9 @@ from lockstep.cli.main import main
 from lockstep.devcluster.host.layout import default_layout
 from lockstep.devcluster.images import BASE
 from lockstep.devcluster.python_volume import publish_code
+from lockstep.kube.cluster import Cluster
 from lockstep.plan.cluster.scope import definitions_command
+from lockstep.platforms.clusters import install, waits
 from support.checkout import ROOT
 from support.clusters.cluster_jobs import SCRIPTS, Jobs, kubeconfig_of, until
 from support.clusters.installed_operator import local_profile
@@ -66,6 +70,33 @@ def cluster_file(own_file: Path, kubectl: Kubectl) -> Iterator[Path]:
     lockstep("deploy", "local", "--no-dev")
 
 
+def test_an_operator_whose_volume_lacks_an_object_ends_the_wait_in_the_kubelet_s_words(
+    kubectl: Kubectl, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waits, "STUCK_SECONDS", 1.0)
+    labels = {"app.kubernetes.io/component": "operator"}
+    volume = {"name": "own", "configMap": {"name": "none-such"}}
+    container = {"name": "operator", "image": BASE, "volumeMounts": [{"name": "own", "mountPath": "/own"}]}
+    template = {"metadata": {"labels": labels}, "spec": {"containers": [container], "volumes": [volume]}}
+    spec = {"replicas": 1, "selector": {"matchLabels": labels}, "template": template}
+    made = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "o", "namespace": namespace}, "spec": spec}
+    assert kubectl("apply", "-f", "-", input=yaml.safe_dump(made)).returncode == 0
+    told: list[str] = []
+
+    async def wait() -> None:
+        async with await Cluster.connect() as connection:
+            await install.until_ready(connection, namespace, "o", told.append, 60)
+
+    with pytest.raises(install.InstallError) as raised:
+        asyncio.run(wait())
+    assert re.fullmatch(
+        r'the operator can\'t start: pod o-\S+: MountVolume.SetUp failed for volume "own" : configmap "none-such" not found; '
+        r"create it in the operator's namespace",
+        str(raised.value),
+    )
+    assert 'configmap "none-such" not found' in told[-1]
+
+
 def test_who_may_only_use_a_namespace_gets_the_commands_by_which_an_administrator_completes_it(
     person: Path, cluster_file: Path, namespace: str, kubectl: Kubectl
 ) -> None:
@@ -83,16 +114,26 @@ def test_who_may_only_use_a_namespace_gets_the_commands_by_which_an_administrato
     ]
     code, said, _ = lockstep("cluster", "status", str(cluster_file), kubeconfig=person)
     assert code == 1 and "jobs       this cluster doesn't know TrainingJobs: lockstep deploy mine" in said
-    code, said, _ = lockstep("deploy", str(cluster_file), "--no-dev", "--namespaces", "all", kubeconfig=person)
-    assert code == 1
+    code, said, _ = lockstep("deploy", str(cluster_file), "--namespaces", "all", kubeconfig=person)
+    assert code == 1 and "ml-dev-env   NOT MADE: there is no CustomResourceDefinition trainingclusters.lockstep.dev; repeat" in said
     assert "applied      1 PersistentVolumeClaim, 1 ServiceAccount\n" in said
     assert "CustomResourceDefinition trainingjobs.lockstep.dev: missing" in said
     assert "Deployment lockstep-system/lockstep-operator: can't be seen" in said
     commands = [shlex.split(line) for line in said.splitlines() if line.strip().startswith("kubectl ")]
     assert len(commands) == 3
-    for command in commands:
+    *definitions, rest = commands
+    for command in definitions:
         done = kubectl(*command[1:])
         assert done.returncode == 0, done.stderr
+    unseen = lockstep("deploy", str(cluster_file), "--namespaces", "all", kubeconfig=person)
+    assert "ml-dev-env   NOT MADE: no operator is to be seen in namespace lockstep-system; repeat" in unseen[1], unseen
+    assert kubectl(*rest[1:]).returncode == 0
+    assert kubectl("delete", "trainingcluster", "mine").returncode == 0
+    until("the operator leads", lambda: kubectl("get", "lease", "lockstep-operator", "-n", "lockstep-system").returncode == 0)
+    refused = lockstep("deploy", str(cluster_file), kubeconfig=person)
+    assert "ml-dev-env   REMOVED again: ml-dev-env is not accepted: " in refused[1], refused
+    assert kubectl("get", "trainingjobs", "-n", namespace, "-o", "name").stdout == ""
+    assert kubectl(*rest[1:]).returncode == 0
     code, said, errors = lockstep("deploy", str(cluster_file), "--no-dev", kubeconfig=person)
     assert code == 0, said + errors
     assert "so their state is unknown" in said and "\nReady. Next:\n" in said

@@ -131,10 +131,6 @@ def no_such_cluster(place: Place) -> None:
     place.jobs.kind("TrainingCluster", API).delete(name=f"{place.namespace}-{place.name}")
 
 
-def _little_memory(spec: dict[str, Any]) -> None:
-    spec["resources"] = {**(spec.get("resources") or {}), "limits": {"memory": "256Mi"}}
-
-
 def _much_memory(spec: dict[str, Any]) -> None:
     spec["resources"] = {**(spec.get("resources") or {}), "requests": {"memory": "128Mi"}, "limits": {"memory": "4Gi"}}
 
@@ -355,7 +351,7 @@ CLUSTER_FAULTS = (
     ClusterFault("deadline", "the job's time is up", expect("DeadlineExceeded", "activeDeadlineSeconds|deadline", "activeDeadlineSeconds|deadline"), {"activeDeadlineSeconds": 20}, seconds=90.0),
     ClusterFault("raises", "a rank raises an exception", expect("UserCode", "ValueError: bad label", "correct it first", rank=1, node=1), script=FAILS),
     ClusterFault("hangs", "a rank is stopped", expect("Hang", "is stopped", "stacks", rank=1, node=1), {"hangTimeouts": {"stepSeconds": 5}}, script=HANGS),
-    ClusterFault("memory", "a rank takes more memory than its pod may", expect("OutOfMemory", "its limit of 256 MiB", "resources.limits.memory", rank=1, node=1), script=EATS, before=cluster_like_local(_little_memory), after=no_such_cluster),
+    ClusterFault("memory", "a rank takes more memory than its pod may", expect("OutOfMemory", "its limit of 256 MiB", "resources.limits.memory", rank=1, node=1), {"resources": {"memory": "256Mi"}}, script=EATS),
     ClusterFault("partition", "two pods can't talk to each other", expect("NodeNotHeard", "node 1 .*not been heard", "Nodes of the pods that can't talk", state="NodeNotHeard"), act=_cut, seconds=25.0),
     ClusterFault("partition-lasts", "two pods can't talk for longer than a node is waited for", expect("NodeLost", "network between the two", "network|node", node=1), act=_cut, seconds=120.0),
     ClusterFault("pod-agent-frozen", "an agent gets no CPU", expect("NodeLost", "stopped or gets no CPU", "node", node=1), act=_signal(1, signal.SIGSTOP), seconds=120.0),

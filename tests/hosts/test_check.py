@@ -26,6 +26,20 @@ from support.clusters.bed_jobs import BedJobs
 CABLES = "2gbit"
 """Speed of each host's cable: no finding, and a measurement leaves the processors to others."""
 HARMLESS = (Outcome.OK, Outcome.NOTE, Outcome.UNKNOWN)
+TINY = {
+    "model_type": "llama", "vocab_size": 8, "hidden_size": 4, "intermediate_size": 6, "num_hidden_layers": 1, "num_attention_heads": 2,
+}  # fmt: skip
+TRAINING = """\
+apiVersion: lockstep.dev/v1alpha1
+kind: TrainingJob
+metadata: {name: trains}
+spec:
+  nodes: 3
+  training:
+    model: {name: /workspace/models/tiny}
+    data: {path: /workspace/data.jsonl}
+    optimization: {microBatchSize: 1, globalBatchSize: 2}
+"""
 Undo = Callable[[], object]
 Plant = Callable[["Lab"], Undo]
 
@@ -68,10 +82,13 @@ class Lab:
 
     def check(self, job: Path | None = None) -> list[Finding]:
         """Findings of one check that are neither fine nor harmless."""
+        return [one for one in self.findings(job) if one.outcome not in HARMLESS]
+
+    def findings(self, job: Path | None = None) -> list[Finding]:
+        """All findings of one check."""
         inputs = None if job is None else read_inputs(job, str(self.file), None)
         site = HostSite(load_cluster(str(self.file)), "lab")
-        checked = asyncio.run(run_check(site, None if inputs is None else (inputs, resolve_inputs(inputs))))
-        return [one for one in checked.findings if one.outcome not in HARMLESS]
+        return asyncio.run(run_check(site, None if inputs is None else (inputs, resolve_inputs(inputs)))).findings
 
 
 @pytest.fixture
@@ -363,3 +380,16 @@ def test_a_job_is_compared_with_its_hosts(lab: Lab) -> None:
         lab.check(job),
         ("bed1", r"^spec\.script\.path: there is no file ~?/.*rank\.py$", r"^lockstep cp PATH fits:/workspace/rank\.py --cluster "),
     )
+
+
+def test_a_job_is_compared_with_its_hosts_by_the_config_json_of_the_model_that_they_have(lab: Lab) -> None:
+    for number in range(lab.jobs.bed.count):
+        lab.jobs.put(number, "models/tiny/config.json", json.dumps(TINY, indent=2).encode())
+        lab.jobs.put(number, "data.jsonl", b'{"text": "a"}\n')
+    job = lab.jobs.folder / "trains.yaml"
+    job.write_text(TRAINING)
+    findings = lab.findings(job)
+    (memory,) = [one.message for one in findings if one.subject == "memory" and one.outcome is Outcome.UNKNOWN]
+    assert re.match(r"a rank needs about \d.*; whether it has that: no GPU is used, and hosts state no limit of memory$", memory), memory
+    (idle,) = [one.message for one in findings if one.subject == "ranks"]
+    assert "1 of 3 have nothing to do in any step. State a globalBatchSize of 3 or more" in idle

@@ -1,9 +1,13 @@
-"""The commands of docs/how-to/home-cluster.md, typed on the bed as its reader would: from a list of hosts to training."""
+"""The commands of docs/how-to/home-cluster.md, typed on the bed as its reader would: from a list of hosts to training.
+
+Every host pretends to have eight GPUs. They compute nothing, so the last command, which starts the job, takes CPUs in their place.
+"""
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +24,11 @@ from support.clusters.bed_jobs import BedJobs
 PAGE = (ROOT / "docs/how-to/home-cluster.md").read_text()
 COMMANDS_MAX = 6
 ON_CPUS = ("--set", "gpusPerNode=0", "--set", "ranksPerNode=1")
-"""The bed has no GPUs."""
+"""Options of a start alone: the GPUs of the bed are pretended."""
+GPUS = 8
+SAMPLES = 16_000
+BATCH = "global batch 32 (accumulation 16)"
+"""Words of the trainer for the batch of CONFIG on 16 GPUs, computed by two ranks on CPUs."""
 TOKEN = "/home/ada/token"
 CONFIG = """\
 model: {name_or_path: /workspace/models/GLM-4.5-Air}
@@ -67,8 +75,9 @@ def laptop(bed: BedHosts, tmp_path: Path) -> Iterator[BedJobs]:
     for name in ("train_distributed.py", "train.py"):
         (tmp_path / "scripts" / name).write_text(SCRIPT)
     laptop = BedJobs(bed, tmp_path)
-    yield laptop
-    laptop.clear()
+    with bed.pretended_gpus(GPUS):
+        yield laptop
+        laptop.clear()
 
 
 def as_on_the_bed(laptop: BedJobs, file: Path) -> None:
@@ -130,9 +139,9 @@ def test_a_script_of_unlike_machines_at_home_trains_after_six_commands(laptop: B
     laptop.type("delete", "train-distributed", "--yes", "--cluster", str(file))
 
 
-@pytest.mark.long
-def test_two_servers_with_a_configuration_train_after_six_commands(laptop: BedJobs) -> None:
-    init, job, setup, model, data, run = commands("Two servers")
+def two_servers(laptop: BedJobs) -> tuple[Path, Path]:
+    """Type the commands of the section up to the start. Return the cluster file and the job file."""
+    init, job, setup, model, data, _ = commands("Two servers")
     file, names, demo = laptop.folder / "pair.yaml", by_address(laptop, init[3:], 2), demo_folder()
     (laptop.folder / "config.yaml").write_text(CONFIG)
     laptop.type(*init[:3], *names, "--output", str(file))
@@ -143,36 +152,52 @@ def test_two_servers_with_a_configuration_train_after_six_commands(laptop: BedJo
     laptop.type(*setup[:2], str(file))
     for (verb, _, target, *_), source in ((model, demo / "models/tiny-base"), (data, demo / "datasets/demo.jsonl")):
         laptop.type(verb, str(source), target, "--cluster", str(file))
+    return file, job_file
+
+
+@pytest.mark.long
+def test_two_servers_of_eight_gpus_train_with_the_batch_of_their_configuration_after_six_commands(laptop: BedJobs) -> None:
+    run, (file, job_file) = commands("Two servers")[-1], two_servers(laptop)
+    assert "globalBatchSize: 32\n" in job_file.read_text(), "1 sample x 2 x 16 GPUs"
+    planned = laptop.type("plan", "-f", str(job_file), "--cluster", str(file), "--samples", str(SAMPLES), "-o", "json", check=False)
+    plan = json.loads(planned.stdout)
+    assert {name: plan["figures"][name] for name in ("globalBatchSize", "accumulation", "steps")} == {
+        "globalBatchSize": 32, "accumulation": 2, "steps": 1470,
+    }  # fmt: skip
+    assert "nothing to do in any step" not in planned.stdout + planned.stderr, "every rank has samples"
+    taken = [one["message"] for one in plan["lines"] if one["section"] == "hosts"]
+    assert [message.count("(NVIDIA H100 80GB HBM3)") for message in taken] == [GPUS, GPUS], taken
     assert run[:3] == ["run", "-f", "glm.yaml"]
     told = laptop.type("run", "-f", str(job_file), "--cluster", str(file), *ON_CPUS, "--set", "training.optimization.maxSteps=3")
-    assert "Step 3/3" in told.stdout and "Complete: all ranks are done" in told.stdout
+    assert BATCH in told.stdout and "Step 3/3" in told.stdout and "Complete: all ranks are done" in told.stdout
     laptop.type("delete", "glm", "--yes", "--cluster", str(file))
 
 
 @pytest.mark.long
-def test_two_servers_train_by_a_command_in_a_terminal_of_each_without_ssh_between_them(laptop: BedJobs) -> None:
-    launch, join = commands("Two servers", 1)
+def test_two_servers_train_the_same_by_a_command_in_a_terminal_of_each_without_ssh_between_them(laptop: BedJobs) -> None:
+    (launch, join), (_, job_file) = commands("Two servers", 1), two_servers(laptop)
     place, home = f"{laptop.bed.host(0).address}:29600", "/home/ada/lockstep"
-    laptop.job("glm", steps=5)  # (and its script is on every host)
-    words = {0: [*launch[:1], "--at", place, "-f", f"{home}/workspace/glm.yaml", *launch[5:], "--token-file", TOKEN], 1: [join[0], place]}
-    laptop.put(0, "glm.yaml", (laptop.folder / "glm.yaml").read_bytes())
+    on_cpus = (*ON_CPUS, "--set", "training.optimization.maxSteps=3", "--token-file", TOKEN, "--workspace", home)
+    words = {0: [*launch[:1], "--at", place, "-f", f"{home}/workspace/glm.yaml", *launch[5:], *on_cpus], 1: [join[0], place]}
+    laptop.put(0, "glm.yaml", job_file.read_bytes())
     for path in ("clusters/local.yaml", "manifests/crds/crd.yaml"):  # as a checkout has them
         laptop.put(0, path, (ROOT / "clusters/local.yaml").read_bytes())
     with ThreadPoolExecutor() as terminals:
-        typed = terminals.submit(on_host, laptop, 0, *words[0], "--workspace", home)
+        typed = terminals.submit(on_host, laptop, 0, *words[0])
         assert (
             eventually(lambda: typed.done() or laptop.bed.console(0, "sh", "-c", f"cat {TOKEN} 2>/dev/null || true")) and not typed.done()
         ), typed.exception()
         token = laptop.bed.console(0, "cat", TOKEN)
         joined = terminals.submit(on_host, laptop, 1, *words[1], "--workspace", home, stdin=token.encode())
-        assert "Complete: all ranks are done" in typed.result() and "this machine is node 1 of 2" in joined.result()
+        assert BATCH in typed.result() and "Complete: all ranks are done" in typed.result()
+        assert "this machine is node 1 of 2" in joined.result()
 
 
 @pytest.mark.long
 def test_a_hostfile_trains_after_five_commands(laptop: BedJobs, monkeypatch: pytest.MonkeyPatch) -> None:
     imported, trust, setup, check, run = commands("A hostfile")
     file, hostfile = laptop.folder / "lab.yaml", laptop.folder / "hostfile"
-    hostfile.write_text("".join(f"{host.name} slots=1\n" for host in laptop.bed.hosts))
+    hostfile.write_text("".join(f"{host.name} slots={GPUS}\n" for host in laptop.bed.hosts))
     laptop.type(*imported[:2], str(hostfile), "--name", "lab", "--output", str(file))
     as_on_the_bed(laptop, file)
     laptop.type(*trust[:2], str(file), *fingerprints(laptop, [host.name for host in laptop.bed.hosts]))

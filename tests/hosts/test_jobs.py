@@ -99,6 +99,18 @@ def test_a_gpu_tool_that_fails_is_told_and_its_host_not_trained_on_as_one_withou
         laptop.bed.console(1, "rm", stub)
 
 
+def test_systemd_gets_the_memory_that_a_job_states_and_a_start_names_hosts_that_can_not_keep_it(laptop: BedJobs) -> None:
+    begun = laptop.run(laptop.job("small"), "--set", "resources.memory=1Gi")
+    of_unit = laptop.bed.ssh(1, "systemctl", "--user", "show", "--property=MemoryMax", "lockstep-small.service").stdout
+    assert of_unit == "MemoryMax=1073741824\n"
+    controllers = laptop.bed.console(
+        1, "sh", "-c", "cat /sys/fs/cgroup/user.slice/user-$(id -u ada).slice/user@*.service/cgroup.controllers"
+    )
+    told = "spec.resources (memory 1Gi) is not kept on hosts bed0, bed1: units of ada have no control over memory there"
+    assert (told in begun.stderr) == ("memory" not in controllers.split())
+    laptop.about("delete", "small", "--yes")
+
+
 def test_a_stop_saves_everywhere_and_a_resume_goes_on_from_there(laptop: BedJobs) -> None:
     laptop.run(laptop.job("stopped"))
     assert eventually(lambda: laptop.count(1, 1) > 3)
@@ -119,10 +131,13 @@ def test_a_stop_saves_everywhere_and_a_resume_goes_on_from_there(laptop: BedJobs
     assert laptop.traces(0, "stopped") == laptop.traces(1, "stopped") == ""
 
 
-def test_a_host_that_loses_its_power_comes_back_by_itself_and_costs_no_restart(laptop: BedJobs) -> None:
+def test_a_host_that_loses_its_power_is_named_in_the_list_and_comes_back_by_itself_and_costs_no_restart(laptop: BedJobs) -> None:
     laptop.run(laptop.job("power"))
     assert eventually(lambda: laptop.count(1, 1) > 3)
     bed_hosts.power_off(laptop.bed.host(1))
+    listed = laptop.type("get", "--cluster", str(laptop.cluster), check=False)
+    assert listed.returncode == 1 and "\npower " in listed.stdout
+    assert "host bed1 has not answered 5 s after the others: what is shown may lack jobs" in listed.stderr
     bed_hosts.power_on(laptop.bed.host(1))
     before = laptop.count(1, 1)
     assert eventually(lambda: laptop.count(1, 1) > before + 3), "maxRestarts is 0: the loss of a machine must not count"

@@ -143,7 +143,7 @@ def test_an_editor_opens_the_folder_of_its_host_and_a_debugger_s_port_leads_ther
             assert lines[-1], "".join(lines)
         assert '"remoteRoot": "/home/ada/lockstep/workspace"' in "".join(lines)
     refused = laptop.about("debug", "demo", "a.py", check=False)
-    assert refused.returncode == 1 and "/opt/env/bin/python -m pip install debugpy" in refused.stderr
+    assert refused.returncode == 1 and "uv pip install --python /opt/env/bin/python debugpy" in refused.stderr
 
 
 def test_each_host_fetches_a_model_for_itself(laptop: BedJobs) -> None:

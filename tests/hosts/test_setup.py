@@ -157,6 +157,14 @@ def test_bare_hosts_run_a_job_after_one_command_and_a_second_one_changes_nothing
         for number in range(HOSTS):
             made = lab.environments(number)[0]
             assert lab.sh(number, "cat /home/ada/lockstep/workspace/environment") == f"{made} 42"
+        advised = re.search(
+            r"has no debugpy: on this host, (\S+/uv pip install --python (\S+) debugpy)$",
+            lab.about("debug", "small", "a.py", check=False).stderr.strip(),
+        )
+        assert advised is not None, "the environment has no pip"
+        lab.put(0, "wheels/debugpy-1.0-py3-none-any.whl", write_wheel(tmp_path, "debugpy", "1.0", "").read_bytes())
+        lab.sh(0, f"runuser -u ada -- {advised[1]} --no-index --find-links /home/ada/lockstep/workspace/wheels")
+        lab.sh(0, f"runuser -u ada -- {advised[2]} -c 'import debugpy'")
     finally:
         lab.about("delete", "small", "--yes")
 

@@ -94,6 +94,9 @@ NUMBERS: list[tuple[str, str, list[Any], list[Any]]] = [
     ("evaluation", "holdout", [0.1, 0.5, 1e-3, "0.1", "5e-1", "0.50", "0.02"], [0, 0.0, 0.51, 1, -0.1, "0", "0.6", "0.0", "1", "50e-2", "5.1e-1", True, []]),
 ]  # fmt: skip
 """Section and field of spec.training, and what a field that is a number or text takes, and what not."""
+AMOUNTS: list[Any] = [16, 0.5, 0.001, 1e15, "16", "500m", "96Gi", "0.50", "0"]
+NO_AMOUNTS: list[Any] = [0, -1, 1e16, True, [], {}, "", "16 GB", "1e3", "-1", "1" * 33]
+"""Values that spec.resources takes, and others."""
 SECRET_KEY = {"secretKeyRef": {"name": "s", "key": "k"}}
 NO_PASSWORD = (
     "{} must not contain a password or a port (: or @ before an address's first /, or sig=): pass an object store's credentials in env"

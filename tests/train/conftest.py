@@ -20,7 +20,7 @@ from references import Reference, References
 from support.side_by_side import Parts, file_of, longest_first
 
 LONGEST = (
-    "test_corpus_processes", "test_data", "test_models", "test_quickstart_local", "test_shares", "test_resume", "test_run_local", "test_own_scripts", "test_freeze",
+    "test_corpus_processes", "test_data", "test_models", "test_families", "test_quickstart_local", "test_shares", "test_resume", "test_run_local", "test_own_scripts", "test_freeze",
     "test_preflight", "test_save", "test_engine", "test_memory_plan", "test_fetch", "test_volumes", "test_training", "test_stop", "test_checkpoint", "test_model_runs",
     "test_instruction_sets", "test_hugging_face_script", "test_data_by_name", "test_optimizer", "test_ends", "test_demo",
 )  # fmt: skip

@@ -6,11 +6,12 @@ them. Another family is refused: its parameters would be a guess.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 from lockstep_spec.shape import ModelShape, Weight, shape_of
+from lockstep_spec.words import listed
 
 DENSE = ("llama", "mistral", "qwen2", "qwen3")
 EXPERTS = ("mixtral", "qwen3_moe", "glm4_moe")
@@ -24,6 +25,16 @@ FROM_ONE = (
     "num_local_experts", "num_experts", "n_routed_experts", "moe_intermediate_size", "decoder_sparse_step",
 )  # fmt: skip
 FROM_ZERO = ("num_experts_per_tok", "n_shared_experts", "first_k_dense_replace")
+MOVED = frozenset(
+    {
+        "afmoe", "beam", "cohere2_moe", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "ernie4_5_moe", "exaone_moe", "flex_olmo", "glm4_moe",
+        "glm4_moe_lite", "glm4v_moe", "glm_moe_dsa", "hunyuan_v1_moe", "longcat_flash", "mellum", "olmoe", "qwen3_moe", "qwen3_next", "qwen3_omni_moe",
+        "qwen3_omni_moe_text", "qwen3_omni_moe_thinker", "solar_open",
+    }
+)  # fmt: skip
+"""model_type of mixtures of experts where peft moves targets of these names, also dotted ones, onto the stacks of routed experts, and so leaves the layers that
+have the names, dense and shared ones, without an adapter (_convert_peft_config_moe; tests/train/models/test_families.py compares)."""
+MOVED_NAMES = ("gate", "gate_proj", "up_proj", "down_proj")
 YES_OR_NO = ("tie_word_embeddings", "attention_bias", "mlp_bias", "use_qk_norm")
 
 
@@ -46,6 +57,17 @@ def shape_from_config(config: Mapping[str, Any]) -> ModelShape:
     is_tied = stated.get("tie_word_embeddings", False)
     return shape_of(
         SimpleNamespace(**stated), weights if is_tied else (*weights, head), tied=(head,) if is_tied else (), joined=family in JOINED
+    )
+
+
+def moved_targets(model_type: object, targets: Sequence[str]) -> str:
+    """Return why an adapter of this model can't have these targets, and what works; "" if it can."""
+    moved = [target for target in targets if model_type in MOVED and target.rpartition(".")[2] in MOVED_NAMES]
+    if not moved:
+        return ""
+    return (
+        f"training.lora.targetModules: with a model of type {model_type}, peft puts the adapter of {listed(moved)} on all routed experts instead of the layers of "
+        "this name; name layers of attention alone there, and routed experts in targetParameters (mlp.experts.gate_up_proj, mlp.experts.down_proj)"
     )
 
 
@@ -121,7 +143,10 @@ def _has_experts(family: str, config: Mapping[str, Any], layer: int) -> bool:
 
 def _experts(family: str, config: Mapping[str, Any], name: str) -> Iterator[Weight]:
     hidden = config["hidden_size"]
-    count = config[{"mixtral": "num_local_experts", "qwen3_moe": "num_experts", "glm4_moe": "n_routed_experts"}[family]]
+    names = {"mixtral": ("num_local_experts",), "qwen3_moe": ("num_experts", "num_local_experts"), "glm4_moe": ("n_routed_experts",)}[
+        family
+    ]
+    count = config[next((stated for stated in names if stated in config), names[0])]  # (the second as transformers 5 saves it)
     intermediate = config["intermediate_size" if family == "mixtral" else "moe_intermediate_size"]
     yield Weight(f"{name}.gate.weight", (count, hidden))
     yield Weight(f"{name}.experts.gate_up_proj", (count, 2 * intermediate, hidden))

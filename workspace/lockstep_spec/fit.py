@@ -130,7 +130,7 @@ def nearest_settings(plan: MemoryPlan) -> list[str]:
 def _more_memory(plan: MemoryPlan) -> str:
     ranks = plan.place.ranks_per_node
     gibibytes = -(-plan.total_bytes * ranks // 2**30)
-    return f"at least {gibibytes}Gi of memory for the {number_of(ranks, 'rank')} of a node (resources.limits.memory of the cluster file, for pods)"
+    return f"at least {gibibytes}Gi of memory for the {number_of(ranks, 'rank')} of a node (spec.resources.memory, or without it resources.limits.memory of the cluster file)"
 
 
 def _fewer_bytes(plan: MemoryPlan) -> list[str]:

@@ -1,4 +1,4 @@
-"""Words of the kernel's files (/sys, /proc), and what they say of RDMA: the one view that preflight, the network check and `top` have.
+"""Words of the kernel's files (/sys, /proc), and what they say of RDMA, memory and cores: the one view that preflight, the network check and ranks have.
 
 The kernel's list (sysfs) shows every device of the machine, also to a pod that was given two of them. libibverbs, and so NCCL, takes those whose
 /dev/infiniband/uverbsN it finds.
@@ -6,6 +6,8 @@ The kernel's list (sysfs) shows every device of the machine, also to a pod that 
 
 from __future__ import annotations
 
+import math
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -85,3 +87,17 @@ def memory_limit(group: Path) -> int | None:
     """Return the limit of a control group in bytes; None: there is none, for which version 1 writes the largest number of pages."""
     texts = (file_words(group / name) for name in ("memory.max", "memory.limit_in_bytes"))
     return next((int(text) for text in texts if text.isdigit() and int(text) < UNLIMITED), None)
+
+
+def usable_cores(root: Path = Path("/")) -> float:
+    """Return the cores that this process may use at once: those of its affinity, and no more than any of its control groups allows."""
+    groups = control_groups("cpu", root / "sys/fs/cgroup", root / "proc/self/cgroup")
+    return min(len(os.sched_getaffinity(0)), *map(_core_limit, groups))
+
+
+def _core_limit(group: Path) -> float:
+    """Return the limit of a control group (version 2 or 1) in cores; infinity where there is none: no file, or one that says max or -1."""
+    quota, period = (*file_words(group / "cpu.max").split(), "", "")[:2]
+    if not quota:
+        quota, period = (file_words(group / f"cpu.cfs_{part}_us") for part in ("quota", "period"))
+    return int(quota) / int(period) if quota.isdecimal() and period.isdecimal() and int(period) else math.inf

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from lockstep_spec.activations import (
@@ -19,8 +21,8 @@ from lockstep_spec.activations import (
     whole_logits,
 )
 from lockstep_spec.choices import Content, Method, Offload, Quantization, ZeroStage
-from lockstep_spec.settings import ParameterPlace, Settings
-from lockstep_spec.shape import ModelShape, layer_of
+from lockstep_spec.settings import Adapter, ParameterPlace, Settings
+from lockstep_spec.shape import ModelShape, Weight, layer_of, matching_names
 
 GIB = 1 << 30
 QUANTIZED_BYTES = {Quantization.NF4: 0.516, Quantization.INT8: 1.0}
@@ -225,16 +227,27 @@ def base_bytes(shape: ModelShape, settings: Settings) -> int:
 
 
 def trained_elements(shape: ModelShape, settings: Settings) -> int:
-    """Elements that are trained. Of an adapter: rank × (inputs + outputs) a linear layer, that for each expert of a stack, and whole layers; else all."""
+    """Elements that are trained: those of the adapter, or all that text passes."""
     if settings.method is Method.FULL:
-        return shape.numel
-    adapter = settings.adapter
-    layers = [weight for weight in shape.adapted(adapter.target_modules) if weight.linear]
-    stacks = [weight for weight in shape.adapted(adapter.target_parameters) if len(weight.shape) == 3]
-    magnitudes = sum(weight.shape[0] for weight in layers) if adapter.dora else 0
-    low_rank = sum(adapter.rank * sum(weight.shape) for weight in layers)
-    low_rank += sum(adapter.rank * weight.shape[0] * (weight.shape[1] + weight.shape[2]) for weight in stacks)
-    return low_rank + magnitudes + sum(weight.numel for weight in shape.adapted(adapter.modules_to_save))
+        return sum(weight.numel for weight in shape.weights if not weight.tower)
+    return sum(trained_parts((*shape.weights, *shape.tied), settings.adapter).values())
+
+
+def trained_parts(weights: Iterable[Weight], adapter: Adapter) -> dict[str, int]:
+    """Layer or stack of experts → elements that an adapter trains of it: rank × (inputs + outputs) of a linear layer, that for each expert of a stack, or
+    all of a layer that is trained whole, with the layers in it."""
+    parts: dict[str, int] = {}
+    for weight in weights:
+        if weight.tower:
+            continue
+        modules = itertools.accumulate(weight.module.split("."), "{}.{}".format)
+        if whole := next(iter(matching_names(adapter.modules_to_save, modules)), None):
+            parts[whole] = parts.get(whole, 0) + weight.numel
+        if weight.linear and matching_names(adapter.target_modules, [weight.module]):
+            parts[weight.module] = adapter.rank * sum(weight.shape) + (weight.shape[0] if adapter.dora else 0)
+        if len(weight.shape) == 3 and matching_names(adapter.target_parameters, [weight.name]):
+            parts[weight.name] = adapter.rank * weight.shape[0] * sum(weight.shape[1:])
+    return parts
 
 
 LIVE_ELEMENTS = 1_000_000_000

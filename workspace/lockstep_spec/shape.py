@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,11 +25,13 @@ _LAYER = re.compile(r"^(.*?\.\d+)\.")
 
 @dataclass(frozen=True)
 class Weight:
-    """One parameter. `linear`: the weight of a linear layer, which can get an adapter and can be quantized."""
+    """One parameter. `linear`: the weight of a linear layer, which can get an adapter and can be quantized. `tower`: of a part that text never
+    passes, such as one that sees; it is never trained."""
 
     name: str
     shape: tuple[int, ...]
     linear: bool = False
+    tower: bool = False
 
     @property
     def numel(self) -> int:
@@ -119,7 +121,7 @@ class ModelShape:
     @property
     def _norms(self) -> list[Weight]:
         """Norms of the first layer, over the hidden size."""
-        first = next((layer for weight in self.weights if (layer := layer_of(weight.name))), "")
+        first = next((layer for weight in self.weights if not weight.tower and (layer := layer_of(weight.name))), "")
         return [
             weight
             for weight in self.weights
@@ -148,12 +150,14 @@ class ModelShape:
         return [weight for weight in self.packable if weight.shape[1] % NF4_BLOCK]
 
     def adapted(self, targets: Sequence[str]) -> list[Weight]:
-        """Weights, tied ones too, whose module, or which themselves, are named by an adapter's targets (peft's rule for lists)."""
-        return [
-            weight
-            for weight in (*self.weights, *self.tied)
-            if any(name == target or name.endswith(f".{target}") for target in targets for name in (weight.module, weight.name))
-        ]
+        """Weights, tied ones too, whose module, or which themselves, are named by an adapter's targets."""
+        every = (weight for weight in (*self.weights, *self.tied) if not weight.tower)
+        return [weight for weight in every if matching_names(targets, (weight.module, weight.name))]
+
+
+def matching_names(targets: Sequence[str], names: Iterable[str]) -> list[str]:
+    """Return the names that one of the targets is, or the end of whose dotted parts it is (peft's rule for lists)."""
+    return [name for name in names if any(name == target or name.endswith(f".{target}") for target in targets)]
 
 
 def without_kernel(shape: ModelShape) -> ModelShape:

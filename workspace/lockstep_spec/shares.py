@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import accumulate, groupby
 from statistics import fmean
 
 WORTH = 0.95
@@ -72,6 +72,19 @@ class Split:
 def split_by(sizes: Sequence[int], batch: int) -> Split:
     """Split a global batch of so many samples by the ranks' sizes."""
     return Split(tuple(sizes), -(-batch // sum(sizes)))
+
+
+def idle_words(split: Split, batch: int) -> str:
+    """Return a sentence if ranks have no sample of a full step, though they are to have some; '' if all have."""
+    ranks = len(split.sizes)
+    idle = sum(size > 0 and end - size >= batch for size, end in zip(split.sizes, accumulate(split.sizes), strict=True))
+    if not idle:
+        return ""
+    smaller = f", a microBatchSize of {batch // ranks}" if batch >= ranks else ""
+    return (
+        f"a step's {batch} samples are not enough for all ranks: {idle} of {ranks} have nothing to do in any step. "
+        f"State a globalBatchSize of {sum(split.sizes)} or more{smaller}, or use fewer ranks"
+    )
 
 
 def stated_sizes(bounds: Sequence[Bounds], micro: int) -> list[int]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from lockstep_spec import length
 from lockstep_spec.modelnames import model_title
+from lockstep_spec.shares import idle_words
 from lockstep_spec.training import TrainingConfig
 from lockstep_train.balance import Shares, first_shares, measured_shares
 from lockstep_train.base import limits
@@ -36,7 +37,7 @@ from lockstep_train.export import export_shards
 from lockstep_train.memory.agree import agree_on_memory
 from lockstep_train.memory.capacity import reserve_copy
 from lockstep_train.model.base_files import RECORD, BaseHash, Copy, adapter_record, base_problem
-from lockstep_train.model.fetched import with_hub_name
+from lockstep_train.model.fetched import with_base_name
 from lockstep_train.model.load import base_digest, model_folder
 from lockstep_train.report import Reporter
 from lockstep_train.run import Description, Run, SaveReport, changed_settings, manifest_template, run_identity
@@ -71,7 +72,7 @@ def assemble(config: RunConfig, environment: RankEnvironment, ranks: Ranks, repo
         memory.partition,
         memory.plan.shape if memory.plan else None,
     )
-    adapter = with_hub_name(trained, config.origin)
+    adapter = with_base_name(trained, config)
     if training.data.packing:
         check_isolation(engine, dataset.training, shares.most_rows(training.optimization.micro_batch_size), ranks.device)
     recorded, commit = (start.source.manifest.identity.base_files, str(start.source.folder)) if start.source else ({}, "")
@@ -200,7 +201,8 @@ def _announce(run: Run, start: resume.Start) -> None:
         f"{len(dataset.training)} {'packed sequences' if training.data.packing else 'samples'}, {len(dataset.evaluation)} for evaluation | global batch {plan.global_batch_size} "
         f"(accumulation {run.shares.split.turns}) | {plan.total_steps} steps"
     )
-    for note in dataset.notes:
+    idle = idle_words(run.shares.split, plan.global_batch_size)
+    for note in (*dataset.notes, *([f"Warning: {idle}"] if idle else [])):
         run.reporter.say(note)
     if start.source is not None:
         run.reporter.say(f"Resuming from {start.source.folder} (step {start.source.manifest.step})")

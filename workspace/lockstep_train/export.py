@@ -16,7 +16,6 @@ import os
 import re
 import secrets
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from lockstep_train.checkpoint.commits import newest_whole
 from lockstep_train.checkpoint.format.manifest import Manifest
 from lockstep_train.checkpoint.format.shards import ShardReader
 from lockstep_train.model.base_files import RECORD
+from lockstep_train.model.load import empty_model
 from lockstep_train.model.weight_files import (
     CONFIG,
     INDEX,
@@ -53,7 +53,7 @@ def write_model(folder: Path, base: Path, tensors: Iterable[tuple[str, torch.Ten
     """Write the model to `folder`. `tensors`: each parameter's name and FP32 values, in the model's order; one layer at a time
     is held, and one file. Raises ConfigError when the base model's folder is gone."""
     dtype = PRECISIONS[Precision(precision)]
-    skeleton = empty_model(base)
+    skeleton = _skeleton(base)
     make_directory(folder)
     for abandoned in folder.glob(TEMPORARY.format("*")):  # by an export that was killed: as large as the model
         abandoned.unlink(missing_ok=True)
@@ -67,14 +67,10 @@ def write_model(folder: Path, base: Path, tensors: Iterable[tuple[str, torch.Ten
     files.finish()
 
 
-def empty_model(base: Path) -> Any:
+def _skeleton(base: Path) -> Any:
     """Build the model without memory: transformers' rules depend on it."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     try:
-        with torch.device("meta"), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(str(base), local_files_only=True))
+        return empty_model(base)
     except Exception as error:  # also ImportError, KeyError and errors of its own: whatever a config.json leads to
         raise refusal(
             f"{base} is the base model of this run, but it can't be read ({reason_of(error)}); its {CONFIG} and tokenizer are needed", error

@@ -40,14 +40,18 @@ def _generate(model: Any, tokenizer: Any, prompt: str, tokens: int, **options: A
 
 
 def base_of(adapter: Path) -> Path:
-    """The base model's folder, as the adapter names it. Raises ConfigError."""
+    """The base model's folder, as the adapter names it, from the root or from a folder above it. Raises ConfigError."""
     try:
         description = json.loads((adapter / ADAPTER_CONFIG).read_text(encoding="utf-8"))
         stated, revision = description["base_model_name_or_path"], description.get("revision")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise refusal(f"{adapter / ADAPTER_CONFIG} names no base model ({error}); name its folder with --model", error) from error
-    if not is_hub_name(str(stated)) or Path(str(stated)).is_dir():
-        return Path(str(stated))
+    named = Path(str(stated))
+    if named.is_absolute():  # (where there are no pods, a folder above stands for /workspace, or has one of that name)
+        places = [above / Path(*parts) for above in adapter.resolve().parents for parts in (named.parts[1:], named.parts[2:])]
+        return next((place for place in places if place.is_dir()), named)
+    if not is_hub_name(str(stated)) or named.is_dir():
+        return named
     fetched = fetched_near(adapter, str(stated), revision)
     if fetched is None:
         at = "" if revision is None else f" --revision {revision}"
@@ -60,7 +64,7 @@ def base_of(adapter: Path) -> Path:
 def load(folder: Path, adapter: Path | None) -> tuple[Any, Any]:
     """Load (model, tokenizer), on the first GPU if there is one. Raises ConfigError when a folder isn't what it should be."""
     from lockstep_train.base.imports import import_peft
-    from lockstep_train.model.load import quiet_transformers, refuse_missing_tensors
+    from lockstep_train.model.load import model_class, quiet_transformers, refuse_missing_tensors
 
     if not (folder / "config.json").is_file():
         raise ConfigError(f"--model {folder} holds no config.json; it must be a model's folder")
@@ -69,7 +73,7 @@ def load(folder: Path, adapter: Path | None) -> tuple[Any, Any]:
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     quiet_transformers()
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
 
     from lockstep_train.model.base_files import adapter_record, refuse_other_base
 
@@ -78,7 +82,7 @@ def load(folder: Path, adapter: Path | None) -> tuple[Any, Any]:
         trained, remedy = f"the adapter {adapter}", "name the model that it was trained on with --model"
         checked = beside.submit(refuse_other_base, folder, recorded, trained, remedy) if recorded else None
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-        model, report = AutoModelForCausalLM.from_pretrained(str(folder), local_files_only=True, output_loading_info=True)
+        model, report = model_class(folder).from_pretrained(str(folder), local_files_only=True, output_loading_info=True)
         if checked is not None:
             checked.result()
     refuse_missing_tensors(report["missing_keys"], f"--model {folder}")

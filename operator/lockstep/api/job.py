@@ -15,6 +15,7 @@ from lockstep.api.model import (
     DnsName,
     Image,
     Model,
+    NumberOrQuantity,
     Rule,
     exactly_one,
     immutable,
@@ -205,6 +206,15 @@ class Script(Model):
     )
 
 
+class OwnAmounts(Model):
+    """CPU and memory of the ranks of a node together, at most the cluster's resources.limits. A pod requests them, and they are its limits. On hosts they are limits where systemd can keep them; where nothing does, as with --local, launch and join, a start says so. What is left out is the cluster's."""
+
+    cpu: NumberOrQuantity | None = None
+    """CPU cores, for example 32 or 500m."""
+    memory: NumberOrQuantity | None = None
+    """Memory, for example 128Gi."""
+
+
 class Restart(Model):
     """Restarts of all ranks together after a failure."""
 
@@ -263,6 +273,7 @@ class TrainingJobSpec(Model):
     """GPUs a node, one rank each; 0: CPU ranks over gloo. Default: the cluster's."""
     ranks_per_node: Annotated[int | None, Field(ge=1, le=64)] = None
     """Ranks a node when gpusPerNode is 0. Default: 1."""
+    resources: OwnAmounts = OwnAmounts()
     image: Image | None = None
     """The image of every pod: with Python 3.10 or newer and, for training, with Lockstep's trainer. Default: the cluster's."""
     image_pull_secrets: ImagePullSecrets = []

@@ -210,6 +210,16 @@ Fraction = Annotated[
 QUANTITY_PATTERN = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
 Quantity = Annotated[str, Field(pattern=QUANTITY_PATTERN, max_length=32)]
 """A Kubernetes quantity, e.g. 100Gi or 500m."""
+NumberOrQuantity = Annotated[
+    str,
+    Field(
+        pattern=QUANTITY_PATTERN,
+        max_length=32,
+        json_schema_extra={NUMBER_BOUNDS: {"minimum": 0, "exclusiveMinimum": True, "maximum": DECIMAL_MAX}},
+    ),
+    _number_or_text("(?!)", "a quantity such as 100Gi, 32 or 500m", lambda number: number > 0),  # (text stays as it is)
+]
+"""A Quantity, which may also be written as a number, as `cpu: 16`."""
 
 DNS_LABEL_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 DnsLabel = Annotated[str, Field(pattern=DNS_LABEL_PATTERN, max_length=63)]

@@ -14,6 +14,7 @@ FIXED_FIELDS = ("type", "cluster", "storage", "training.model.name", "training.m
 LABEL_NAME = "app.kubernetes.io/name"
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 LABEL_JOB = f"{GROUP}/job"
+LABEL_RUN = f"{GROUP}/run"  # on the ConfigMap that owns a run of --in-namespace: its job's name
 LABEL_APP = "app"  # on pods and claims of a dev environment: `kubectl get pods -l app=ml-dev-env-multi`
 LABEL_POD_INDEX = "apps.kubernetes.io/pod-index"
 LABEL_HOSTNAME = "kubernetes.io/hostname"

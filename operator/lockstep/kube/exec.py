@@ -8,14 +8,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from lockstep.api.sccs import scc_refusal
 from lockstep.kube.cluster import FORBIDDEN, NOT_FOUND, PING_SECONDS, ApiError, Cluster
 from lockstep.kube.kinds import path_of
-from lockstep.programs import STDERR, STDOUT, Broken, NotStarted, Program
+from lockstep.programs import STDERR, STDOUT, WORDS_MAX, Broken, NotStarted, Program
 
 STDIN, STATUS, RESIZE, CLOSE = 0, 3, 4, 255
 V5, V4 = "v5.channel.k8s.io", "v4.channel.k8s.io"
 FRAME_BYTES = 1 << 18
-WORDS_MAX = 2000
 
 
 @dataclass(frozen=True)
@@ -108,6 +108,10 @@ def ending_of(status: dict[str, Any]) -> tuple[int, str]:
 
 def refused(error: ApiError, namespace: str, pod: str, what: str, right: str) -> NotStarted:
     """Error for a request to a pod that was refused, with what to do."""
+    if by_scc := scc_refusal(error.message, namespace):
+        return NotStarted(
+            f"you may not {what} that neither you nor their service account may create: {pod} -n {namespace}: {': '.join(by_scc)}"
+        )
     if error.status == FORBIDDEN:
         return NotStarted(f"you may not {what} of namespace {namespace} ({right}): ask an administrator for the role edit there")
     if error.status == NOT_FOUND:

@@ -10,8 +10,9 @@ from typing import Any
 
 from lockstep.api.errors import ConfigError
 from lockstep.kube.cluster import ApiError, Cluster
-from lockstep.kube.exec import FRAME_BYTES, V4, WORDS_MAX, refused
+from lockstep.kube.exec import FRAME_BYTES, V4, refused
 from lockstep.kube.kinds import path_of
+from lockstep.programs import WORDS_MAX
 
 HERE = "127.0.0.1"
 DATA, ERROR = 0, 1

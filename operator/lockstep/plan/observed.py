@@ -89,6 +89,8 @@ class Observed(JobObject):
     unsettled_seconds: float = 0.0
     """Seconds until a Node may be taken for lost again: the API server was away, and silent Nodes are those that could not reach it either."""
     claims: Mapping[str, Object] = field(default_factory=dict)
+    sees_claims: bool = True
+    """False: the asker has no right to see any, so that `claims` is empty."""
     service_accounts: frozenset[str] = frozenset()
     warnings: tuple[Object, ...] = ()
     """Events of type Warning in the namespace."""

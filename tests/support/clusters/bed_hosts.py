@@ -29,6 +29,20 @@ exec(compile(words[place + 1], "<string>", "exec"), {"__name__": "__main__"})
 ' "$@"
 """
 """A python3 that says it is 3.9."""
+NVIDIA_SMI = """#!/usr/bin/python3
+import sys
+MEMORY = {"memory.total": "81559", "memory.used": "4", "pci.bus_id": "00000000:%02X:00.0", "mig.mode.current": "Disabled"}
+OTHERS = {"name": "NVIDIA H100 80GB HBM3", "driver_version": "570.86.15", "compute_cap": "9.0"}
+KNOWN = {"index": "%d", "uuid": "GPU-00000000-0000-4000-8000-%012d", **MEMORY, **OTHERS}
+fields = next((word.partition("=")[2].split(",") for word in sys.argv if word.startswith("--query-gpu=")), [])
+for number in range(COUNT):
+    values = [KNOWN.get(field, "0") for field in fields]
+    if fields:
+        print(", ".join(value % number if "%" in value else value for value in values))
+    elif sys.argv[1:] == ["-L"]:
+        print(f"GPU {number}: {KNOWN['name']} (UUID: {KNOWN['uuid'] % number})")
+"""
+"""An nvidia-smi of a host with so many GPUs, which are idle. It finds no program on them."""
 T = TypeVar("T")
 
 
@@ -64,6 +78,18 @@ class BedHosts:
     def sent(self) -> int:
         """Bytes that this machine itself has sent to the hosts: what they send each other only passes its bridge."""
         return int(Path(f"/sys/class/net/{self.layout.bridge}/statistics/tx_bytes").read_text())
+
+    @contextmanager
+    def pretended_gpus(self, count: int) -> Iterator[None]:
+        """Let every host show so many GPUs meanwhile, by nvidia-smi and as devices. They compute nothing."""
+        put = f"cat > /usr/local/bin/nvidia-smi; chmod 755 /usr/local/bin/nvidia-smi; for n in $(seq 0 {count - 1}); do touch /dev/nvidia$n; done"
+        try:
+            for host in self.hosts:
+                self.console(host.number, "sh", "-ec", put, stdin=NVIDIA_SMI.replace("COUNT", str(count)).encode())
+            yield
+        finally:
+            for host in self.hosts:
+                self.console(host.number, "sh", "-c", "rm -f /usr/local/bin/nvidia-smi /dev/nvidia[0-9]*")
 
     def mend(self) -> None:
         """Give every host that lost its power, its cable or its time what it lost, and wait until all let people in."""

@@ -27,6 +27,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "glm4_moe experts": {"family": "glm4_moe", "lora": {"targetParameters": EXPERTS}, "shards": "20KB"},
     "qwen3_moe experts": {"family": "qwen3_moe", "lora": {"targetParameters": EXPERTS[:1]}},
     "mixtral experts": {"family": "mixtral", "lora": {"targetParameters": EXPERTS}},
+    "gemma3": {"family": "gemma3"},
+    "mistral3": {"family": "mistral3"},
+    "qwen3_vl": {"family": "qwen3_vl"},
+    "full mistral3": {"family": "mistral3", "method": "Full"},
     "full": {"family": "tied", "method": "Full"},
     "full glm4_moe": {"family": "glm4_moe", "method": "Full", "shards": "20KB"},
 }

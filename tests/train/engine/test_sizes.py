@@ -33,6 +33,7 @@ CONFIGS: list[dict[str, Any]] = [
     {"model_type": "qwen3", "tie_word_embeddings": False, "head_dim": 16},
     {"model_type": "mixtral", "tie_word_embeddings": False, "num_local_experts": 4, "num_experts_per_tok": 2},
     {"model_type": "qwen3_moe", "tie_word_embeddings": False, "num_experts": 4, "decoder_sparse_step": 2, "mlp_only_layers": [], "head_dim": 16, **EXPERTS},
+    {"model_type": "qwen3_moe", "tie_word_embeddings": False, "num_local_experts": 4, "decoder_sparse_step": 1, "mlp_only_layers": [], "head_dim": 16, **EXPERTS},
     {"model_type": "glm4_moe", "tie_word_embeddings": False, "n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1, "use_qk_norm": True, "attention_bias": True, "head_dim": 16, "n_group": 1, "topk_group": 1, **EXPERTS},
 ]  # fmt: skip
 

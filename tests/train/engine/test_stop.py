@@ -83,9 +83,10 @@ def test_several_signals_at_different_steps_are_one_stop_at_the_first_of_them(
     assert (tmp_path / f"twice/checkpoints/step-{min(steps)}.a1/manifest.json").exists()
 
 
-def test_nccl_timeout_is_answered_with_the_setting_that_works(ranks: ForkServer, run_file: RunFile) -> None:
-    ended = ranks.run(
-        "main", [run_file("timeout", evaluation=None, optimization={"maxSteps": 1, "globalBatchSize": 2})], NCCL_TIMEOUT="3600"
-    )
-    assert ended.codes == [0], ended.output
+def test_a_start_says_what_has_no_effect_which_threads_ranks_have_and_that_one_has_no_samples(ranks: ForkServer, run_file: RunFile) -> None:
+    path = run_file("timeout", evaluation=None, optimization={"maxSteps": 1, "globalBatchSize": 2})
+    ended = ranks.run("main", [path] * 2, NCCL_TIMEOUT="3600")
+    assert ended.codes == [0, 0], ended.output
     assert "NCCL_TIMEOUT=3600 has no effect" in ended.output
+    assert "Threads of a rank: 1, as OMP_NUM_THREADS states" in ended.output
+    assert "Warning: a step's 2 samples are not enough for all ranks: 1 of 2 have nothing to do in any step." in ended.output

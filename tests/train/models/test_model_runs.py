@@ -7,9 +7,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
+import torch
 from rank_harness import ForkServer, RunFile
 
+from lockstep_train import merge
+from lockstep_train.model.load import model_class
 from support.rounding import SAME_LOSS
 from train.engine.test_training import losses, records
 
@@ -56,11 +60,38 @@ def test_a_mixture_of_experts_goes_on_from_a_commit_to_the_same_losses_and_count
     assert first["maxShare"]["1"] == max(first["share"]["1"])
 
 
+def test_a_model_that_also_sees_learns_text_goes_on_elsewhere_and_is_merged(ranks: ForkServer, run_file: RunFile, tmp_path: Path) -> None:
+    """Two ranks under Stage3, then one under Stage2; the merged model gives what the base does with the adapter."""
+    folder = make(ranks, tmp_path / "mistral3", "mistral3")
+    settings: dict[str, Any] = {
+        "model": {"name": str(folder)},
+        "lora": {"targetModules": ["q_proj", "down_proj"]},
+        "optimization": {"maxSteps": 4, "microBatchSize": 3, "globalBatchSize": 6, "learningRate": "2e-2"},
+        "evaluation": None,
+    }
+    whole, cut = run_file("whole", zeroStage="Stage2", **settings), run_file("cut", zeroStage="Stage3", **settings)
+    assert ranks.run("main", [whole]).codes == [0]
+    assert ranks.run("terminate_at", [cut] * 2, arguments={"step": 2, "rank": 1}).codes == [75, 75]
+    ended = ranks.run("main", [run_file("cut", zeroStage="Stage2", **settings)])
+    assert ended.codes == [0], ended.output
+    assert "Resuming from" in ended.output
+    assert losses(tmp_path / "cut") == pytest.approx(losses(tmp_path / "whole"), rel=SAME_LOSS)
+    assert merge.main([str(tmp_path / "cut"), "--output", str(tmp_path / "merged")]) == 0
+    base = model_class(folder).from_pretrained(folder)
+    adapted = peft.PeftModel.from_pretrained(base, tmp_path / "cut/adapter").merge_and_unload().eval()
+    merged = model_class(folder).from_pretrained(tmp_path / "merged").eval()
+    ids = torch.arange(40).view(2, 20)
+    with torch.no_grad():
+        expected, plain = adapted(input_ids=ids).logits, model_class(folder).from_pretrained(folder).eval()(input_ids=ids).logits
+        assert (merged(input_ids=ids).logits - expected).abs().max() < 1e-3 * (plain - expected).abs().max()
+
+
+@pytest.mark.parametrize("family", ["glm4_moe", pytest.param("mistral3", marks=pytest.mark.long)])
 def test_a_fully_trained_model_is_left_as_a_folder_that_gives_the_live_models_logits(
-    ranks: ForkServer, run_file: RunFile, tmp_path: Path, glm: Path
+    ranks: ForkServer, run_file: RunFile, tmp_path: Path, family: str
 ) -> None:
     settings: dict[str, Any] = {
-        "model": {"name": str(glm)},
+        "model": {"name": str(make(ranks, tmp_path / family, family))},
         "method": "Full",
         "optimization": {"maxSteps": 3, "learningRate": "1e-3", "microBatchSize": 4, "globalBatchSize": 12},
         "checkpoint": {"everySteps": 1},

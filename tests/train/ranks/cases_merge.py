@@ -20,7 +20,7 @@ from lockstep_train.checkpoint.format.identity import Identity
 from lockstep_train.checkpoint.format.layout import MANIFEST, shard_file
 from lockstep_train.checkpoint.format.manifest import FragmentRecord, Manifest, ShardRecord, encode
 from lockstep_train.model.base_files import hash_base
-from lockstep_train.model.load import base_digest, quiet_transformers
+from lockstep_train.model.load import base_digest, model_class, quiet_transformers
 from lockstep_train.model.trained import describe_trained, make_trainable
 from lockstep_train.model.weight_files import PRECISIONS
 
@@ -28,10 +28,10 @@ RANKS = 2
 
 
 def make_base(folder: Path, family: str, precision: torch.dtype, shard_size: str) -> None:
-    from transformers import AutoModelForCausalLM
-
+    settled = configuration(family)
+    settled.save_pretrained(folder)
     torch.manual_seed(3)
-    model = AutoModelForCausalLM.from_config(configuration(family)).to(precision)
+    model = model_class(folder).from_config(settled).to(precision)
     model.save_pretrained(folder, max_shard_size=shard_size)
     (folder / "tokenizer.json").write_text('{"kept": true}')
 
@@ -91,14 +91,13 @@ def randomize(model: Any, full: bool) -> dict[str, torch.Tensor]:
 
 
 def merge_variant(folder: Path, variant: dict[str, Any]) -> dict[str, Any]:
-    from transformers import AutoModelForCausalLM
-
     base = folder / "base"
     training = settings(base, "Stage2", variant)
     training = replace(training, checkpoint=replace(training.checkpoint, content=Content(variant.get("content", "Full"))))
     dtype = PRECISIONS[training.precision]
     make_base(base, variant["family"], dtype, variant.get("shards", "50GB"))
-    model = make_trainable(AutoModelForCausalLM.from_pretrained(base, dtype=dtype), training, fresh=True)
+    loader = model_class(base)
+    model = make_trainable(loader.from_pretrained(base, dtype=dtype), training, fresh=True)
     adapter = describe_trained(model, training)
     values = randomize(model, adapter["config"] is None)
     commit_state(folder / "run/checkpoints/step-7.a1", values, training, base, adapter)
@@ -107,17 +106,17 @@ def merge_variant(folder: Path, variant: dict[str, Any]) -> dict[str, Any]:
     code = merge.main([str(folder / "run/checkpoints/step-7.a1"), "--output", str(merged_folder)])
     if code:
         return {"code": code}
-    loaded, report = AutoModelForCausalLM.from_pretrained(merged_folder, dtype=dtype, output_loading_info=True)
+    loaded, report = loader.from_pretrained(merged_folder, dtype=dtype, output_loading_info=True)
     mine = logits_of(loaded)
     result = {
         "code": 0,
         "difference": ((mine - live).abs().max() / live.abs().max()).item(),
-        "moved": ((logits_of(AutoModelForCausalLM.from_pretrained(base, dtype=dtype)) - live).abs().max() / live.abs().max()).item(),
+        "moved": ((logits_of(loader.from_pretrained(base, dtype=dtype)) - live).abs().max() / live.abs().max()).item(),
         "missing": sorted(map(str, report["missing_keys"])),
         "unexpected": sorted(map(str, report["unexpected_keys"])),
         "files": sorted(path.name for path in merged_folder.iterdir()),
         "base_files": sorted(path.name for path in base.iterdir()),
-        "tied": json.loads((merged_folder / "config.json").read_text())["tie_word_embeddings"],
+        "tied": json.loads((merged_folder / "config.json").read_text()).get("tie_word_embeddings"),
         "shapes_kept": shapes_kept(base, merged_folder),
     }
     if adapter["config"] is not None and not variant.get("separate"):

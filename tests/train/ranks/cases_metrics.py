@@ -81,6 +81,7 @@ def count_operations(output: str) -> None:
     import peft
     import torch
     import transformers
+    from cases_models import EYES
     from torch.utils.flop_counter import FlopCounterMode
 
     from lockstep_train.report.flops import count_flops
@@ -100,6 +101,7 @@ def count_operations(output: str) -> None:
         "qwen3-moe": transformers.Qwen3MoeConfig(**shape, **experts, intermediate_size=80, num_experts=8),
         "mixtral": transformers.MixtralConfig(**shape, intermediate_size=48, num_experts_per_tok=2, num_local_experts=4),
         "glm4-moe": transformers.Glm4MoeConfig(**shape, **experts, intermediate_size=80, n_routed_experts=8),
+        "gemma3": transformers.Gemma3Config(text_config=shape | {"intermediate_size": 80}, vision_config=EYES, mm_tokens_per_image=4),
     }
     found = {}
     for name, config in configs.items():

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from lockstep_spec.choices import NonFinitePolicy
 from lockstep_spec.training import TrainingConfig
+from lockstep_train import __main__ as trainer
 from lockstep_train.base import ranks as engine_ranks
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.base.imports import import_bitsandbytes
@@ -21,12 +22,14 @@ from lockstep_train.base.limits import UNWATCHED
 from lockstep_train.base.runfile import parse_training, rank_environment
 from lockstep_train.data.sequences.batches import Batch
 from lockstep_train.data.tokens.encode import IGNORED
+from lockstep_train.engine import build
 from lockstep_train.engine.build import start_model
 from lockstep_train.engine.clock import Clock
 from lockstep_train.engine.experts import count_experts
 from lockstep_train.engine.step import Stepper
 from lockstep_train.export import write_adapter
-from lockstep_train.model.load import quiet_transformers
+from lockstep_train.model import trained as trained_part
+from lockstep_train.model.load import model_class, quiet_transformers
 from lockstep_train.report import Reporter
 from lockstep_train.zero import zero_access
 
@@ -41,9 +44,83 @@ BLOCKS = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 32}
 MOE = {"moe_intermediate_size": 20, "num_experts_per_tok": 2}
 
 
+WIDE = SHARED | {
+    "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "pad_token_id": None, "bos_token_id": None, "eos_token_id": None,
+}  # fmt: skip
+FOUR: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2}
+ROUTED: dict[str, Any] = {"moe_intermediate_size": 32, "num_experts_per_tok": 2}
+LATENT: dict[str, Any] = ROUTED | {
+    "num_key_value_heads": 4, "n_routed_experts": 8, "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "kv_lora_rank": 16, "q_lora_rank": 24,
+    "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16, "head_dim": 8,
+}  # fmt: skip
+DELTA = {
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "num_hidden_layers": 4,
+}
+MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_chunk_size": 8}
+OTHERS: dict[str, dict[str, Any]] = {
+    "cohere2": {"num_hidden_layers": 4, "sliding_window": 8},
+    "deepseek_v3": LATENT | {"first_k_dense_replace": 1},
+    "falcon_h1": MAMBA | {"mamba_d_ssm": 64, "mamba_n_groups": 1},
+    "gemma2": {"sliding_window": 8, "query_pre_attn_scalar": 16},
+    "gemma3_text": {"num_hidden_layers": 6, "sliding_window": 8, "query_pre_attn_scalar": 16},
+    "glm4_moe_lite": LATENT | {"mlp_layer_types": ["dense", "sparse"]},
+    "gpt_oss": FOUR | {"sliding_window": 8},
+    "granite": {"logits_scaling": 8.0, "tie_word_embeddings": True},
+    "granitemoe": FOUR,
+    "granitemoehybrid": FOUR | MAMBA | {"mamba_n_heads": 8, "shared_intermediate_size": 64, "layer_types": ["mamba", "attention"]},
+    "lfm2_moe": ROUTED | {"num_hidden_layers": 3, "num_dense_layers": 1, "num_experts": 4, "layer_types": ["conv", "full_attention", "conv"]},
+    "llama4_text": FOUR | {"intermediate_size_mlp": 96, "num_experts_per_tok": 1, "num_hidden_layers": 4, "attention_chunk_size": 8, "interleave_moe_layer_step": 2},
+    "minimax": FOUR | {"block_size": 8},
+    "minimax_m2": FOUR,
+    "mistral": {"sliding_window": 8},
+    "nemotron_h": ROUTED | {
+        "layers_block_type": ["mamba", "moe", "attention", "mlp"], "ssm_state_size": 16, "mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 2,
+        "chunk_size": 8, "n_routed_experts": 4, "moe_shared_expert_intermediate_size": 32,
+    },
+    "olmo2": {},
+    "olmo3": {"num_hidden_layers": 4, "sliding_window": 8},
+    "phi3": {"sliding_window": 8},
+    "qwen2_moe": ROUTED | {"shared_expert_intermediate_size": 32, "num_experts": 4},
+    "qwen3_5_text": DELTA,
+    "qwen3_next": DELTA | ROUTED | {"shared_expert_intermediate_size": 32, "num_experts": 4},
+    "smollm3": {},
+}  # fmt: skip
+"""Further families by model_type: what each has beside WIDE."""
+EYES: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+QWEN_EYES: dict[str, Any] = {
+    "depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "patch_size": 14, "spatial_merge_size": 1, "temporal_patch_size": 1,
+    "out_hidden_size": 64, "num_position_embeddings": 4, "deepstack_visual_indexes": [0],
+}  # fmt: skip
+SEEING: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "gemma3": ("gemma3_text", EYES, {"mm_tokens_per_image": 4, "image_token_index": 95, "boi_token_index": 94, "eoi_token_index": 93}),
+    "mistral3": ("mistral", EYES | {"model_type": "pixtral", "head_dim": 16}, {"image_token_index": 95, "spatial_merge_size": 1}),
+    "qwen3_vl": ("qwen3_vl_text", QWEN_EYES, {"image_token_id": 95, "video_token_id": 94, "vision_start_token_id": 93, "vision_end_token_id": 92}),
+}  # fmt: skip
+"""Families that also see: model_type → that of its text, its eyes, and tokens."""
+
+
 def configuration(family: str) -> Any:
     import transformers
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+    if family in OTHERS:
+        wide = {name: value for name, value in WIDE.items() if name != "num_hidden_layers" or "layers_block_type" not in OTHERS[family]}
+        return CONFIG_MAPPING[family](**wide | OTHERS[family])
+    if family in SEEING:
+        text, eyes, tokens = SEEING[family]
+        return CONFIG_MAPPING[family](text_config=WIDE | OTHERS.get(text, {}) | {"model_type": text}, vision_config=eyes, **tokens)
     families = {
         "llama": lambda: transformers.LlamaConfig(**SHARED),
         "blocks": lambda: transformers.LlamaConfig(**SHARED | BLOCKS),
@@ -64,13 +141,12 @@ def configuration(family: str) -> Any:
 
 
 def make_family(folder: Path, family: str, **changes: Any) -> None:
-    from transformers import AutoModelForCausalLM
-
-    torch.manual_seed(3)
     settled = configuration(family)
     for name, value in changes.items():
-        setattr(settled, name, value)
-    model = AutoModelForCausalLM.from_config(settled)
+        setattr(settled.get_text_config(), name, value)
+    settled.save_pretrained(folder)
+    torch.manual_seed(3)
+    model = model_class(folder).from_config(settled)
     for name, buffer in model.named_buffers():
         if name.endswith("e_score_correction_bias"):
             buffer.normal_(std=0.1)
@@ -211,14 +287,13 @@ def train_variant(folder: Path, stage: str, name: str, variant: dict[str, Any], 
 def compared(model: Path, adapter: Path, live: torch.Tensor, variant: dict[str, Any]) -> dict[str, Any]:
     """The adapter folder as peft loads it, beside the live model: the greatest difference of logits, and peft's own names."""
     import peft
-    from transformers import AutoModelForCausalLM
 
     from lockstep_spec.choices import Quantization
     from lockstep_train.model.quantize import keep_trainable, loading_options
 
     dtype = {"BF16": torch.bfloat16, "FP32": torch.float32}[variant.get("precision", "FP32")]
     options = loading_options(Quantization(variant.get("quantization", "None")), dtype)
-    base = AutoModelForCausalLM.from_pretrained(model, dtype=dtype, **options)
+    base = model_class(model).from_pretrained(model, dtype=dtype, **options)
     if variant.get("quantization") == "NF4":
         keep_trainable(base)
     plain = logits_of(base)
@@ -252,6 +327,13 @@ def model_variants(folder: str, stage: str, variants: dict[str, Any], output: st
     engine_ranks.leave()
 
 
+def train_unaware() -> int:
+    """Train as one that doesn't compare what peft trains with what is named."""
+    build.refuse_moved = lambda *_: None
+    trained_part.difference = lambda *_: ""
+    return trainer.main([])
+
+
 def instructions_are(capability: str) -> None:
     """torch computes with the instructions that its environment names."""
     assert torch.backends.cpu.get_cpu_capability() == capability, torch.backends.cpu.get_cpu_capability()
@@ -269,9 +351,9 @@ def make_whole_family(folder: str, family: str, forced: str | None = None, **cha
 
 def compare_model(folder: str, logits: str) -> None:
     """The folder as transformers loads it gives exactly the live model's logits."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
 
-    mine = logits_of(AutoModelForCausalLM.from_pretrained(folder))
+    mine = logits_of(model_class(Path(folder)).from_pretrained(folder))
     live = load_file(logits)["logits"]
     assert torch.equal(mine, live), (mine - live).abs().max()
     assert AutoTokenizer.from_pretrained(folder).eos_token == "</s>"

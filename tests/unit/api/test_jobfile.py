@@ -16,7 +16,7 @@ from lockstep.api.files.jobfile import parse_job_file
 from lockstep.api.files.yamlnodes import plain_value
 from lockstep.api.job import TrainingJob
 from support.checkout import ROOT
-from support.crd_rule_cases import NUMBERS, training
+from support.crd_rule_cases import AMOUNTS, NO_AMOUNTS, NUMBERS, job, training
 
 SAMPLE = (ROOT / "manifests/samples/trainingjob.yaml").read_text()
 JOB = """\
@@ -161,6 +161,14 @@ def test_a_number_is_bounded_as_the_api_server_bounds_it(section: str, field: st
     for value in wrong:
         with pytest.raises(ValidationError):
             TrainingJob.model_validate(training(**{section: {field: value}}))
+
+
+def test_an_amount_is_a_quantity_or_a_number() -> None:
+    read = [TrainingJob.model_validate(job(resources={"cpu": value})).spec.resources.cpu for value in AMOUNTS]
+    assert read == ["16", "0.5", "0.001", "1000000000000000", *AMOUNTS[4:]]
+    for value in NO_AMOUNTS:
+        with pytest.raises(ValidationError):
+            TrainingJob.model_validate(job(resources={"cpu": value}))
 
 
 @pytest.mark.parametrize("word", ["y", "Y", "n", "N", "on", "off", "yes", "No", "true", "FALSE"])

@@ -11,8 +11,11 @@ from lockstep.api.errors import ConfigError
 from lockstep.api.files.clusterfile import parse_cluster_file
 from lockstep.api.files.jobfile import parse_job_file
 from lockstep.cli.clusters import init
+from lockstep.plan.hosts.facts import HostFacts
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.resolved import PlatformDefaults
+from lockstep.platforms.hosts.fleet import Fleet
+from support.hosts_told import facts, gpu
 
 
 def test_a_cluster_file_has_its_name_and_every_key_of_the_template(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,13 +88,66 @@ def test_a_configuration_becomes_a_job_of_the_cluster_s_size(tmp_path: Path, cap
     init.job("x", str(lab), output=path, origin=config)
     job = parse_job_file(path.read_text(), "x.yaml")
     assert job.spec.training is not None
-    assert (job.spec.cluster, job.spec.nodes, job.spec.training.optimization.global_batch_size) == ("lab", None, 6)
+    assert (job.spec.cluster, job.spec.nodes, job.spec.training.optimization.global_batch_size) == ("lab", None, 7)
     output = capsys.readouterr().out.splitlines()
     assert output[0] == f"Wrote {path}"
     assert output[2] == f"  {config}:4: neftune_noise_alpha: 5: the trainer has no such setting"
     init.job("x", str(lab), output=tmp_path / "y.yaml", origin=config, nodes=2, gpus=1)
     job = parse_job_file((tmp_path / "y.yaml").read_text(), "y.yaml")
     assert (job.spec.nodes, job.spec.gpus_per_node) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("cards", "problems", "batch", "words"),
+    [
+        ({"a": 8, "b": 8}, {}, 32, ""),
+        ({"a": 8, "b": 4}, {}, 24, ""),
+        ({"a": 0, "b": 0}, {}, 4, ""),
+        ({"a": 8}, {"b": "host b can't be reached"}, None, "host b can't be reached"),
+    ],
+)
+def test_hosts_that_state_no_gpus_are_asked_for_them_and_the_batch_is_that_of_all(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    cards: dict[str, int],
+    problems: dict[str, str],
+    batch: int | None,
+    words: str,
+) -> None:
+    async def look(fleet: Fleet, names: list[str]) -> tuple[dict[str, HostFacts], dict[str, str]]:
+        return {name: facts(name, "10.0.0.1", *map(gpu, range(cards[name]))) for name in names if name in cards}, dict(problems)
+
+    monkeypatch.setattr(Fleet, "look", look)
+    config, path, pair = tmp_path / "config.yaml", tmp_path / "x.yaml", tmp_path / "pair.yaml"
+    config.write_text(
+        "name_or_path: org/m\ntrain_file: /datasets/a.jsonl\nper_device_train_batch_size: 1\ngradient_accumulation_steps: 2\n"
+    )
+    pair.write_text("cluster: {name: pair, platform: hosts}\nhosts: [{name: a}, {name: b}]\n")
+    init.job("x", str(pair), output=path, origin=config, nodes=2)
+    job = parse_job_file(path.read_text(), "x.yaml")
+    assert job.spec.training is not None
+    assert (job.spec.nodes, job.spec.gpus_per_node, job.spec.training.optimization.global_batch_size) == (2, None, batch)
+    told = capsys.readouterr()
+    assert words in told.err and bool(words) == ("state optimization.globalBatchSize as 1 × 2 × the ranks" in told.out)
+
+
+def test_layers_that_peft_would_move_are_warned_of_where_the_model_is_on_this_machine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, model = tmp_path / "config.yaml", tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text('{"model_type": "qwen3_next"}')
+    stated = f"model_name_or_path: {model}\ntrain_file: /datasets/a.jsonl\nlora_target_modules: [q_proj, up_proj]\n"
+    config.write_text(stated)
+    init.job("x", "local", output=tmp_path / "x.yaml", origin=config)
+    assert (
+        "warning: training.lora.targetModules: with a model of type qwen3_next, peft puts the adapter of up_proj on"
+        in capsys.readouterr().out
+    )
+    config.write_text(stated.replace(", up_proj", ""))
+    init.job("x", "local", output=tmp_path / "y.yaml", origin=config)
+    assert "warning" not in capsys.readouterr().out
 
 
 def test_options_of_a_configuration_go_with_it_alone(tmp_path: Path) -> None:

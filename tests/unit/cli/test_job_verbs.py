@@ -397,7 +397,7 @@ def test_help_of_wait_names_the_conditions_as_one_types_them() -> None:
 
 def test_get_takes_no_job_s_own_config_map_for_a_run_of_in_namespace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stub = Jobs()
-    owned = {"ownerReferences": [{"kind": "TrainingJob", "name": "a"}], "labels": {"lockstep.dev/job": "a"}}
+    owned = {"ownerReferences": [{"kind": "TrainingJob", "name": "a"}], "labels": {"lockstep.dev/run": "a"}}
     maps = [{"metadata": {"name": "a-run-12ab", "namespace": "team", **owned}}]
     stub.objects = {JOBS: {"metadata": {}, "items": []}, "/api/v1/namespaces/team/configmaps": {"metadata": {}, "items": maps}}
     assert typed(stub, tmp_path, monkeypatch, "get").output == "there is no TrainingJob in namespace team\n"

@@ -18,6 +18,7 @@ from lockstep.cli.jobs.render import ObjectForm, render, validate
 from lockstep.cli.shared.inputs import read_inputs
 from lockstep.plan.render.resolved import MADE_BY_OPERATOR
 
+TRAINING = {"model": {"name": "/workspace/m"}, "data": {"path": "/datasets/d.jsonl"}}
 SAMPLES = CHECKOUT / "manifests" / "samples"
 
 
@@ -154,16 +155,16 @@ def test_gpus_on_a_cluster_without_any_are_refused(tmp_path: Path) -> None:
         ({"image": "ml-dev-env:pytorch-2.9-numpy2"}, "note: job.yaml: image: nothing says that ml-dev-env:pytorch-2.9-numpy2 has Lockstep's trainer"),
         ({"image": "ml-dev-env:1", "training": None, "script": {"path": "a.py"}}, ""),
         ({"image": "team/lockstep-trainer:1"}, ""),
+        ({"image": "team/lockstep-trainer:1", "training": TRAINING | {"optimization": {"globalBatchSize": 4}}}, "warning: IdleRanks: a step's 4 samples are not"),
     ],
-    ids=["a training job", "a script", "the trainer"],
+    ids=["a training job", "a script", "the trainer", "too few samples"],
 )  # fmt: skip
-def test_validate_says_of_a_training_job_that_its_image_may_lack_the_trainer(
+def test_validate_says_of_a_training_job_that_its_image_may_lack_the_trainer_or_that_ranks_have_nothing_to_do(
     spec: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    training = {"model": {"name": "/workspace/m"}, "data": {"path": "/datasets/d.jsonl"}}
     job = {"apiVersion": "lockstep.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "x"}}
-    Path("job.yaml").write_text(json.dumps(job | {"spec": {"cluster": "barcelona", "nodes": 2, "training": training} | spec}))
+    Path("job.yaml").write_text(json.dumps(job | {"spec": {"cluster": "barcelona", "nodes": 2, "training": TRAINING} | spec}))
     validate([Path("job.yaml")])
     printed = capsys.readouterr()
     assert printed.out == "ok\n"

@@ -88,13 +88,13 @@ def test_verbs_that_show_objects_import_no_models_and_no_templates(words: list[s
 @pytest.mark.parametrize(
     ("words", "asked"),
     [
-        ("get", ["trainingjobs", *LEASES]),
+        ("get", ["trainingjobs", "configmaps", *LEASES]),
         ("get ended", ["trainingjobs/ended"]),
         ("describe runs", ["trainingjobs/runs", *LEASES, "events"]),
         ("events runs", ["trainingjobs/runs", "events"]),
         ("logs runs", ["trainingjobs/runs", "pods/runs-0", "pods/runs-0/log"]),
         ("logs ended --tail 1", ["trainingjobs/ended", "pods/ended-0", "configmaps/ended-log"]),
-        ("top", ["trainingjobs", *LEASES]),
+        ("top", ["trainingjobs", "configmaps", *LEASES]),
         ("top ended --once", ["trainingjobs/ended", "trainingjobs/ended", "pods", "pods", *LEASES]),
         (
             "why ended",

@@ -16,6 +16,7 @@ from lockstep_spec.shares import (
     better_split,
     expected_shares,
     fastest_split,
+    idle_words,
     sizes_text,
     split_by,
     stated_sizes,
@@ -111,3 +112,21 @@ def test_before_any_time_is_known_bounds_alone_limit_the_micro_batch() -> None:
 )
 def test_sizes_in_words(sizes: tuple[int, ...], text: str) -> None:
     assert sizes_text(sizes) == text
+
+
+@pytest.mark.parametrize(
+    ("split", "batch", "words"),
+    [
+        (Split((1,) * 16, 1), 4, "12 of 16 have nothing to do in any step. State a globalBatchSize of 16 or more, or use fewer ranks"),
+        (
+            Split((4,) * 4, 1),
+            8,
+            "2 of 4 have nothing to do in any step. State a globalBatchSize of 16 or more, a microBatchSize of 2, or use",
+        ),
+        (Split((4,) * 4, 1), 13, ""),
+        (Split((1,) * 16, 2), 20, ""),
+        (Split((4, 0), 1), 4, ""),
+    ],
+)
+def test_ranks_without_a_sample_in_any_step_are_counted_with_what_gives_them_some(split: Split, batch: int, words: str) -> None:
+    assert words in idle_words(split, batch) and bool(idle_words(split, batch)) == bool(words)

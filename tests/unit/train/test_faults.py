@@ -324,6 +324,7 @@ def test_loading_a_model_tells_a_fault_from_a_wrong_folder(
     def fail(*arguments: Any, **options: Any) -> Any:
         raise error
 
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", fail)
     monkeypatch.setattr(AutoTokenizer, "from_pretrained", fail)
     with pytest.raises(TrainerError) as failed:

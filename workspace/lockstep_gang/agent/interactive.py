@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep_gang.agent.link import Link
-from lockstep_gang.agent.ranks.environment import RankPlace, rank_environment
+from lockstep_gang.agent.ranks.environment import RankPlace, inherited, rank_environment
 from lockstep_gang.agent.ranks.ranks import LocalNode
 from lockstep_gang.agent.ranks.script import look
 from lockstep_gang.agent.session.activity import ShellActivity
@@ -173,6 +173,7 @@ class DevNode:
         place = RankPlace(
             node.index, run.layout.position_of(node.index), run.ranks_of(node.index).start, 0, node.run_path, str(node.report_socket), ""
         )
-        variables = rank_environment(run, start, place, {})
+        container = inherited()
+        variables = rank_environment(run, start, place, container)
         left_out = ("TORCHELASTIC_ERROR_FILE", "LOCKSTEP_ATTEMPT", "LOCKSTEP_REPORT_SOCKET")
-        return {name: value for name, value in variables.items() if name not in left_out}
+        return {name: value for name, value in variables.items() if container.get(name) != value and name not in left_out}

@@ -119,6 +119,8 @@ class Run:
     """Samples that each rank of node i computes at once, read by Lockstep's trainer only; 0: by the job's settings, which empty means for all."""
     training: dict[str, Any] | None = None
     """Read by Lockstep's trainer only; null for a user's script."""
+    base_model: str = ""
+    """The base model as the job names it, wherever it lies here; read by Lockstep's trainer only."""
     fabric: FabricAsked | None = None
     """Null: nobody says, and nothing is verified."""
     preflight: Expected | None = None

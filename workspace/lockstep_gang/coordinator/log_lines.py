@@ -111,7 +111,9 @@ def _phases(before: Gang, after: Gang, run: Run) -> Iterator[str]:
     if after.attempt > before.attempt and run.interactive is not None:
         yield start_line(after, run)
     elif after.attempt > before.attempt:
-        again = f", restart {after.restarts} of at most {run.restart.max_restarts}" if after.restarts else ""
+        counted, most = after.budget.counted, run.restart.max_restarts
+        budget = f" of at most {most}" if counted == after.restarts else f" ({counted} of at most {most} counted)"
+        again = f", restart {after.restarts}{budget}" if after.restarts else ""
         yield f"attempt {after.attempt} starts: {number_of(run.world_size, 'rank')} on {number_of(run.nodes, 'node')}{again}"
         yield from start_banner(after, run)
         line = racks_line(after.placement)

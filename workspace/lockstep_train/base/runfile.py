@@ -37,6 +37,8 @@ class RunConfig:
     """None: nobody says, and nothing is checked."""
     node_micro_batches: tuple[int, ...] = ()
     """Samples that each rank of node i computes at once; 0: as `training` says, which empty means for all."""
+    stated_model: str = ""
+    """The base model as the job names it; '': nobody says."""
     origin: Origin | None = None
     """Set once the model is fetched; None for a model that is a folder."""
 
@@ -53,6 +55,7 @@ class _RunFile:
     run_dir: Text
     storage: StorageMode | None = None
     node_micro_batches: tuple[Count, ...] = ()
+    base_model: str = ""
 
 
 def parse_training(value: object) -> TrainingConfig:
@@ -71,7 +74,7 @@ def parse_training(value: object) -> TrainingConfig:
 
 
 def parse_run(document: object, source: str) -> RunConfig:
-    """Return the trainer's part of run.json: `job`, `runDir`, `storage`, `nodeMicroBatches`, `training`. Raises ConfigError."""
+    """Return the trainer's part of run.json: `job`, `runDir`, `storage`, `nodeMicroBatches`, `baseModel`, `training`. Raises ConfigError."""
     if not isinstance(document, dict):
         raise ConfigError(f"{source} holds no JSON object; it must be a run.json")
     if document.get("training") is None:
@@ -87,6 +90,7 @@ def parse_run(document: object, source: str) -> RunConfig:
         training=parse_training(document["training"]),
         storage=run.storage,
         node_micro_batches=run.node_micro_batches,
+        stated_model=run.base_model,
     )
 
 

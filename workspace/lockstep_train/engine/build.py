@@ -5,20 +5,20 @@ from __future__ import annotations
 import math
 import os
 import platform
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from lockstep_spec import length
-from lockstep_spec.choices import Offload, Precision, ZeroStage
+from lockstep_spec.choices import Method, Offload, Precision, ZeroStage
 from lockstep_spec.memory import bucket_elements
 from lockstep_spec.shape import ModelShape
 from lockstep_spec.training import OptimizationConfig, TrainingConfig
 from lockstep_train.base.imports import import_method
 from lockstep_train.base.ranks import Ranks
 from lockstep_train.data.isolation import choose_attention
-from lockstep_train.data.tokens.pool import usable_cores
 from lockstep_train.engine.experts import find_balance
 from lockstep_train.engine.loss import TokenLoss, tile_head
 from lockstep_train.engine.optimizer import torch_optimizer
@@ -26,7 +26,7 @@ from lockstep_train.engine.settings import deepspeed_settings
 from lockstep_train.model.load import load_base
 from lockstep_train.model.moe import save_sharded
 from lockstep_train.model.quantize import check_quantization
-from lockstep_train.model.trained import describe_trained, make_trainable
+from lockstep_train.model.trained import describe_trained, make_trainable, refuse_moved
 from lockstep_train.report import Reporter
 from lockstep_train.zero.parameters import full_shape
 from lockstep_train.zero.secondary import check_secondary_shards
@@ -48,12 +48,16 @@ def start_model(
     slow = precision_note(training.precision, ranks.device)
     if slow is not None:
         reporter.say(slow)
+    if ranks.device.type == "cpu" or training.optimization.offload is Offload.CPU:
+        reporter.say(thread_words(os.environ, torch.get_num_threads()))
     settings = deepspeed_settings(training, plan.accumulation, partition, shape)
     prepare_deepspeed()
     import_method(training)
     reporter.startup.done("imports")
     refuse_invalid(settings)
-    share_cores(training.optimization, ranks.local_world_size)
+    fresh = plan.done.steps == 0
+    if fresh and training.method is Method.LORA:
+        refuse_moved(folder, training.lora.target_modules)
     base = load_base(folder, training.precision, settings, ranks.device, reporter.say, training.model.quantization)
     choose_attention(base, training, ranks.device, reporter.say)
     reporter.startup.done("load")
@@ -61,8 +65,9 @@ def start_model(
         recompute_activations(base)
     elif training.zero_stage is ZeroStage.STAGE3:
         save_sharded(base)
-    model = make_trainable(base, training, fresh=plan.done.steps == 0)
+    model = make_trainable(base, training, fresh=fresh, say=reporter.say)
     trained = describe_trained(model, training)
+    reporter.say(f"{trained['elements']:,} trained elements")
     head, note = tile_head(model)
     balance, warning = find_balance(model)
     engine = start_engine(model, training.optimization, settings)
@@ -79,12 +84,10 @@ def start_model(
     return engine, TokenLoss(engine, head, balance), trained
 
 
-def share_cores(optimization: OptimizationConfig, ranks_per_node: int) -> None:
-    """Set the threads of an update that runs on CPUs, with offload: by this rank's part of the cores, unless the user has set OMP_NUM_THREADS. What the agent sets,
-    one thread a rank, is for ranks that compute on GPUs, or on as many cores as there are ranks."""
-    ours = (None, os.environ.get("LOCKSTEP_DEFAULT_THREADS"))
-    if optimization.offload is Offload.CPU and os.environ.get("OMP_NUM_THREADS") in ours:
-        torch.set_num_threads(max(1, usable_cores() // ranks_per_node))
+def thread_words(environment: Mapping[str, str], threads: int) -> str:
+    """Return how many threads a rank computes with on CPUs, and what decided it."""
+    stated = "OMP_NUM_THREADS" in environment and "LOCKSTEP_DEFAULT_THREADS" not in environment
+    return f"Threads of a rank: {threads}, {'as OMP_NUM_THREADS states' if stated else 'its part of the cores; OMP_NUM_THREADS states another number'}"
 
 
 def precision_note(precision: Precision, device: torch.device) -> str | None:

@@ -12,7 +12,7 @@ from lockstep_spec.choices import Balance, HierarchicalPartition
 from lockstep_spec.fit import MemoryPlan, after_out_of_memory, asked_partition, choose_partition, most_samples, plan_memory
 from lockstep_spec.memory import Place
 from lockstep_spec.settings import Settings, size_settings
-from lockstep_spec.shape import ModelShape, Weight, shape_of, without_kernel
+from lockstep_spec.shape import ModelShape, shape_of, without_kernel
 from lockstep_spec.shares import Bounds
 from lockstep_spec.training import TrainingConfig
 from lockstep_train.base.errors import ConfigError
@@ -180,29 +180,24 @@ def read_shape(folder: Path, device: torch.device | None = None) -> ModelShape:
     Raises what transformers raises for a configuration it doesn't know.
     """
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
 
+    from lockstep_train.model.load import empty_model
     from lockstep_train.model.logits import ends_with_layer
+    from lockstep_train.model.trained import model_weights
 
-    config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    linear = {name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+    model = empty_model(folder)
     own = {name for name, _ in model.named_parameters()}
-    weights = [
-        Weight(name, tuple(parameter.shape), name.endswith(".weight") and name.removesuffix(".weight") in linear)
-        for name, parameter in model.named_parameters(remove_duplicate=False)
-    ]
+    weights = list(model_weights(model))
     head = model.get_output_embeddings()
     caps_logits = type(head) is not torch.nn.Linear or not ends_with_layer(model, head)
-    text = config.get_text_config()
+    text = model.config.get_text_config()
     rope = getattr(text, "rope_parameters", None)
     shape = shape_of(
         text,
         tuple(weight for weight in weights if weight.name in own),
         tied=tuple(weight for weight in weights if weight.name not in own),
         caps_logits=caps_logits,
-        eager=model.config.get_text_config()._attn_implementation == "eager",
+        eager=text._attn_implementation == "eager",
         activation=kept_by_activation(text),
         rotated=rope is not None,
         joined=isinstance(rope, dict) and rope.get("partial_rotary_factor") is not None,

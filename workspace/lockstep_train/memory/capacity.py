@@ -57,7 +57,7 @@ def _stated_bytes(path: Path, name: str) -> int | None:
     return next((int(line.split()[1]) * 1024 for line in file_words(path).splitlines() if line.startswith(name)), None)
 
 
-REMEDY = "raise the pods' resources.limits.memory, put fewer ranks on a node, or set training.checkpoint.content to Lite"
+REMEDY = "raise spec.resources.memory, or without it the cluster's resources.limits.memory, put fewer ranks on a node, or set training.checkpoint.content to Lite"
 
 
 @dataclass(frozen=True)

@@ -133,8 +133,11 @@ def with_tokenizer_here(config: RunConfig, say: Say) -> RunConfig:
     )
 
 
-def with_hub_name(adapter: Mapping[str, Any], origin: Origin | None) -> dict[str, Any]:
-    """Description of an adapter in a manifest, its base model by the hub's name where it has one: as PEFT finds it on any machine."""
-    if origin is None or is_address(origin.name) or adapter.get("config") is None:
-        return dict(adapter)
-    return {**adapter, "config": {**adapter["config"], "base_model_name_or_path": origin.name, "revision": origin.pin}}
+def with_base_name(adapter: Mapping[str, Any], config: RunConfig) -> dict[str, Any]:
+    """Description of an adapter in a manifest, with its base model by the hub's name, as PEFT finds it on any machine, or as the job names its folder."""
+    base, origin = {}, config.origin
+    if origin is not None and not is_address(origin.name):
+        base = {"base_model_name_or_path": origin.name, "revision": origin.pin}
+    elif is_folder(config.stated_model):
+        base = {"base_model_name_or_path": config.stated_model}
+    return dict(adapter) if adapter.get("config") is None else {**adapter, "config": {**adapter["config"], **base}}

@@ -76,6 +76,27 @@ def quiet_transformers() -> None:
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
 
 
+def model_class(folder: Path) -> Any:
+    """Return the class of transformers that makes the folder's model: a causal language model, or one that also sees, where there is none for text alone.
+
+    Raises what transformers raises for a configuration that it doesn't know.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+
+    kind = type(AutoConfig.from_pretrained(str(folder), local_files_only=True))
+    sees = kind not in AutoModelForCausalLM._model_mapping and kind in AutoModelForImageTextToText._model_mapping
+    return AutoModelForImageTextToText if sees else AutoModelForCausalLM
+
+
+def empty_model(folder: Path) -> Any:
+    """Build the folder's model without memory, from its config.json alone. Raises what transformers raises."""
+    from transformers import AutoConfig
+
+    with torch.device("meta"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return model_class(folder).from_config(AutoConfig.from_pretrained(str(folder), local_files_only=True))
+
+
 def load_base(
     folder: Path,
     precision: Precision,
@@ -124,11 +145,9 @@ def load_whole(folder: Path, precision: Precision, device: torch.device | None =
 def from_pretrained(folder: Path, precision: Precision, **options: Any) -> torch.nn.Module:
     """Load by transformers. Raises, with the first line of what it says, ConfigError, or TrainerError for a fault that may pass."""
     quiet_transformers()
-    from transformers import AutoModelForCausalLM
-
     try:
         with judging_conversions():
-            model, report = AutoModelForCausalLM.from_pretrained(
+            model, report = model_class(folder).from_pretrained(
                 str(folder), local_files_only=True, dtype=PRECISIONS[precision], output_loading_info=True, **options
             )
     except TrainerError:

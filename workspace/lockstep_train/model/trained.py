@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from lockstep_spec.choices import Method
+from lockstep_spec.families import moved_targets
+from lockstep_spec.memory import trained_parts
 from lockstep_spec.modelnames import model_title
+from lockstep_spec.settings import size_settings
+from lockstep_spec.shape import Weight, matching_names
 from lockstep_spec.training import LoraConfig, TrainingConfig
 from lockstep_spec.words import listed
-from lockstep_train.base.errors import ConfigError, refusal
+from lockstep_train.base.errors import ConfigError, reason_of, refusal
 from lockstep_train.base.imports import import_peft
+from lockstep_train.base.limits import Say
+from lockstep_train.report.flops import text_parts
 from lockstep_train.zero.parameters import full_shape, gather_as_one, is_sharded, set_values
 
 
@@ -23,11 +31,6 @@ def unmatched_targets(targets: Sequence[str], names: Iterable[str]) -> list[str]
     """Targets that are no name, nor the end of a dotted name (peft's rule for a list)."""
     every = list(names)
     return [target for target in targets if not matching_names([target], every)]
-
-
-def matching_names(targets: Sequence[str], names: Iterable[str]) -> list[str]:
-    """Names that one of the targets is, or the end of whose dotted parts it is."""
-    return [name for name in names if any(name == target or name.endswith(f".{target}") for target in targets)]
 
 
 def whole_modules(model: torch.nn.Module, targets: Sequence[str]) -> list[str]:
@@ -43,18 +46,28 @@ def whole_modules(model: torch.nn.Module, targets: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(modules_to_save))
 
 
+def model_weights(model: torch.nn.Module) -> Iterator[Weight]:
+    """Yield a model's parameters, tied ones under each of their names, with their true shapes where they are sharded or packed."""
+    linear = {f"{name}.weight": module for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+    parts = text_parts(model)
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        layer = linear.get(name)
+        shape = full_shape(parameter) if layer is None else (layer.out_features, layer.in_features)
+        yield Weight(name, shape, layer is not None, bool(parts) and not name.startswith(tuple(f"{part}." for part in parts)))
+
+
 def linear_modules(model: torch.nn.Module) -> list[str]:
-    return [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
+    return [weight.module for weight in model_weights(model) if weight.linear and not weight.tower]
 
 
 def stacked_parameters(model: torch.nn.Module) -> list[str]:
-    """Parameters of three dimensions: the fused experts. Under Stage3 the true shape stands beside the empty tensor."""
-    return [name for name, parameter in model.named_parameters() if len(full_shape(parameter)) == 3]
+    """Parameters of three dimensions: the fused experts."""
+    return [weight.name for weight in model_weights(model) if len(weight.shape) == 3 and not weight.tower]
 
 
 def weighted_modules(model: torch.nn.Module) -> list[str]:
     """Modules that have weights of their own: what can be trained whole."""
-    return [name for name, module in model.named_modules() if next(module.parameters(recurse=False), None) is not None]
+    return list(dict.fromkeys(weight.module for weight in model_weights(model) if not weight.tower))
 
 
 def check_targets(model: torch.nn.Module, config: LoraConfig) -> None:
@@ -80,6 +93,12 @@ def check_targets(model: torch.nn.Module, config: LoraConfig) -> None:
         )
     if config.target_parameters and (config.dropout > 0 or config.dora):
         raise ConfigError('training.lora.targetParameters needs dropout "0" and dora false: peft folds these adapters into the weights')
+
+
+def refuse_moved(folder: Path, targets: Sequence[str]) -> None:
+    """Raise ConfigError, before weights are loaded, for targets that peft is known to move to other layers of the folder's model."""
+    if problem := moved_targets(json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type"), targets):
+        raise ConfigError(problem)
 
 
 def _shown(names: Iterable[str], field: str) -> str:
@@ -121,7 +140,10 @@ def add_lora(model: torch.nn.Module, config: LoraConfig, seed: int) -> torch.nn.
         # With tied embeddings, a trained copy of the one leaves the other as it was. So does the adapter where it is loaded.
         warnings.filterwarnings("ignore", message=TIED_WARNING)
         # autocast_adapter_dtype would keep the adapter in FP32 under Stage3 but not under Stage2; masters are FP32 in both anyway.
-        wrapped: torch.nn.Module = peft.get_peft_model(model, peft_config(model, config), autocast_adapter_dtype=False)
+        try:
+            wrapped: torch.nn.Module = peft.get_peft_model(model, peft_config(model, config), autocast_adapter_dtype=False)
+        except Exception as error:  # also of kinds of its own: whatever a setting and a model lead to
+            raise refusal(f"training.lora: peft can't give this model such an adapter: {reason_of(error)}", error) from error
     gather_whole_experts(wrapped)
     return wrapped
 
@@ -152,8 +174,50 @@ def peft_config(model: torch.nn.Module, config: LoraConfig) -> Any:
         modules_to_save=whole_modules(model, config.modules_to_save) or None,
         use_rslora=config.rank_stabilized,
         use_dora=config.dora,
+        exclude_modules=_towers(model, config.target_modules),
         task_type="CAUSAL_LM",
     )
+
+
+def _towers(model: torch.nn.Module, targets: Sequence[str]) -> str | None:
+    """Pattern of all modules that text doesn't pass, where one of them has a target's name, too; None where none has."""
+    named = matching_names(targets, (weight.module for weight in model_weights(model) if weight.tower))
+    return rf"(?!({'|'.join(map(re.escape, text_parts(model)))})(\.|$)).*" if named else None
+
+
+_OWNER = re.compile(r"\.(?:lora_|modules_to_save\.)")
+_NUMBER = re.compile(r"\.\d+\.")
+
+
+def adapter_parts(model: torch.nn.Module) -> dict[str, int]:
+    """Layer or stack of experts, by the base model's name → elements that peft trains of it."""
+    modules = dict(model.named_modules())
+    parts: dict[str, int] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            owner = _OWNER.split(name)[0]
+            stack = getattr(modules.get(owner), "parameter_name", None)  # of peft's wrapper of a parameter, which may stand around another
+            part = owner.removeprefix("base_model.model.").replace(".base_layer", "") + (f".{stack}" if stack else "")
+            parts[part] = parts.get(part, 0) + math.prod(full_shape(parameter))
+    return parts
+
+
+def difference(named: Mapping[str, int], trained: Mapping[str, int]) -> str:
+    """Difference of what peft trains from what `training.lora` names, in words; "" if there is none (pure)."""
+    more, less = dict(trained.items() - named.items()), dict(named.items() - trained.items())
+    clauses = [
+        f"{verb} {_counted(parts)}" for verb, parts in (("trains", more), ("should train by these names, but doesn't,", less)) if parts
+    ]
+    return f"training.lora: with this model, peft {' and '.join(clauses)}" if clauses else ""
+
+
+def _counted(parts: Mapping[str, int]) -> str:
+    """Layers with the elements of each, alike ones of all layers together."""
+    alike: dict[str, int] = {}
+    for part, elements in parts.items():
+        pattern = _NUMBER.sub(".*.", part)
+        alike[pattern] = alike.get(pattern, 0) + elements
+    return listed([f"{pattern} ({elements:,} elements)" for pattern, elements in sorted(alike.items())])
 
 
 def adapter_description(model: torch.nn.Module) -> dict[str, Any]:
@@ -263,26 +327,36 @@ def _read_tensors(folder: Path) -> dict[str, torch.Tensor]:
         ) from error
 
 
-def make_trainable(model: torch.nn.Module, training: TrainingConfig, *, fresh: bool) -> torch.nn.Module:
+def make_trainable(model: torch.nn.Module, training: TrainingConfig, *, fresh: bool, say: Say = print) -> torch.nn.Module:
     """Give the model its trainable parameters, before the engine. `fresh`: no commit will be loaded, so `initFrom` counts.
 
     Raises ConfigError for a target or a folder that doesn't fit this model.
     """
-    trainable = model.requires_grad_(True) if training.method is Method.FULL else _with_adapter(model, training, fresh)
+    trainable = model if training.method is Method.FULL else _with_adapter(model, training, fresh, say)
+    if training.method is Method.FULL:
+        text = {weight.name for weight in model_weights(model) if not weight.tower}
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name in text)
     model.__dict__.pop("sharding", None)  # from here on, a model that transformers makes beside this one is not to be sharded
     return trainable
 
 
-def _with_adapter(model: torch.nn.Module, training: TrainingConfig, fresh: bool) -> torch.nn.Module:
+def _with_adapter(model: torch.nn.Module, training: TrainingConfig, fresh: bool, say: Say) -> torch.nn.Module:
+    named = trained_parts(list(model_weights(model)), size_settings(training).adapter)
     wrapped = add_lora(model, training.lora, training.seed)
+    if problem := difference(named, adapter_parts(wrapped)):
+        if fresh:
+            raise ConfigError(f"{problem}; change targetModules, targetParameters and modulesToSave until both are the same")
+        say(f"WARNING: {problem}; the run goes on, because its checkpoints were trained so")
     if fresh and training.lora.init_from is not None:
         start_from_adapter(wrapped, Path(training.lora.init_from))
     return wrapped
 
 
 def describe_trained(model: torch.nn.Module, training: TrainingConfig) -> dict[str, Any]:
-    """Describe for a manifest: the method, adapter_config.json (or None), and trainable parameter → tensor of the exported file."""
+    """Describe for a manifest: the method, adapter_config.json (or None), trainable parameter → tensor of the exported file, and the elements of all of them."""
+    trained = {name: math.prod(full_shape(parameter)) for name, parameter in model.named_parameters() if parameter.requires_grad}
+    described = {"method": training.method.value, "elements": sum(trained.values())}
     if training.method is Method.FULL:
-        names = {name: name for name, _ in model.named_parameters()}
-        return {"method": Method.FULL.value, "config": None, "names": names}
-    return {"method": Method.LORA.value, "config": adapter_description(model), "names": adapter_names(model)}
+        return {**described, "config": None, "names": {name: name for name in trained}}
+    return {**described, "config": adapter_description(model), "names": adapter_names(model)}

@@ -17,7 +17,7 @@ import torch
 from lockstep_train.base.errors import ConfigError, reason_of, refusal
 from lockstep_train.base.imports import import_peft
 from lockstep_train.model.layouts import TensorLayout, Unfitting, model_layouts
-from lockstep_train.model.load import quiet_transformers
+from lockstep_train.model.load import empty_model, quiet_transformers
 from lockstep_train.model.weight_files import StoredTensor
 
 PREFIX = "base_model.model."
@@ -137,12 +137,10 @@ class Skeleton:
 def build_skeleton(base: Path, tensors: Mapping[str, StoredTensor]) -> Skeleton:
     """Build a skeleton. Raises ConfigError for a model that transformers doesn't know, or whose files can't be taken apart range by range."""
     quiet_transformers()
-    from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.conversion_mapping import get_model_conversion_mapping
 
     try:
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(str(base), local_files_only=True))
+        model = empty_model(base)
         layouts, _ = model_layouts(model, get_model_conversion_mapping(model), tensors)
     except Unfitting as error:
         raise ConfigError(f"{base} can't be merged into: {error}; give a folder with unquantized safetensors weights") from error

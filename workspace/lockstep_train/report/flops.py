@@ -89,14 +89,26 @@ def count_flops(model: torch.nn.Module) -> FlopCount:
     return count(matrices(model, _visited_share(config)), heads * head_size * int(config.num_hidden_layers))
 
 
+def text_parts(model: Any) -> list[str]:
+    """Names of the parts that text passes, of a model that also sees or hears: its decoder and its head; [] where that is all of the model."""
+    config = getattr(model, "config", None)
+    if config is None or config.get_text_config() is config:
+        return []
+    decoder, head = model.get_decoder(), model.get_output_embeddings()
+    if decoder is None or decoder is model:  # transformers can't tell it from the rest
+        return []
+    return [name for name, module in model.named_modules() if module is decoder or module is head]
+
+
 def matrices(model: torch.nn.Module, visited_share: float) -> Iterator[Matrix]:
-    """Every matrix that is multiplied with. A head that is tied to the embedding counts as a head."""
+    """Every matrix that text is multiplied with. A head that is tied to the embedding counts as a head."""
     import torch
 
+    parts = tuple(f"{part}." for part in text_parts(model)) or ("",)
     embeddings = tuple(f"{name}." for name, module in model.named_modules() if isinstance(module, torch.nn.Embedding))
     for name, parameter in model.named_parameters(remove_duplicate=False):
         shape = _unpacked_shape(parameter)
-        if len(shape) < 2 or name.startswith(embeddings) or ".original_module." in name:
+        if len(shape) < 2 or not name.startswith(parts) or name.startswith(embeddings) or ".original_module." in name:
             continue  # PEFT keeps the original of a layer that is trained whole, and doesn't call it
         share = visited_share if ".experts." in name else 1.0
         yield Matrix(round(math.prod(shape) * share), parameter.requires_grad, _LAYER.search(name) is not None)

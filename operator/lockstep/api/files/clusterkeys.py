@@ -182,7 +182,7 @@ MEANINGLESS = {
     "network.rdma.memlock": "the memory that a login may lock is the host's own limit",
     "security": "ranks run as the user who logs in",
     "gpus": "hosts[].gpus says which GPUs jobs may take",
-    "resources": "ranks take what the host has",
+    "resources": "ranks take what the host has; a job's own spec.resources limits them",
     "image": "hosts run no image; hosts[].python or environment says where the packages are",
     "shm_size": "a host's /dev/shm has its own size",
     "pod": "hosts have no pods; variables stand in hosts[].env",

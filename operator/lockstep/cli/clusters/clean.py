@@ -73,7 +73,7 @@ def uninstall(
         asyncio.run(_uninstall_cluster(plan, context, yes=yes, force=force))
     else:
         asyncio.run(_uninstall(plan, context, jobs=jobs, yes=yes))
-    forget(plan.cluster.cluster.name)
+    forget(plan.cluster.cluster.name, plan.remembered)
 
 
 def rollback(cluster: ClusterArgument, yes: YesOption = False, force: ForceOption = False, context: ContextOption = None) -> None:

@@ -264,7 +264,7 @@ async def carry_out(plan: DeploymentPlan, context: str | None, dev: bool, second
             narrow = await _narrowed(connection, plan, progress)
             up = await _until_operator_is_ready(connection, plan, sent, progress, seconds)
             up = await _rails_are_there(connection, plan, progress) and up
-            up = up and (not dev or await _start_dev_environment(connection, plan, progress, seconds))
+            up = up and (not dev or await _start_dev_environment(connection, plan, sent, progress, seconds))
     tell_left(plan, sent)
     complete = up and sent.is_complete and narrow
     if complete and not plan.cluster.cluster.api and plan.cluster.cluster.name != EMBEDDED:
@@ -403,10 +403,17 @@ async def _rails_are_there(connection: Cluster, plan: DeploymentPlan, progress: 
     return not missing
 
 
-async def _start_dev_environment(connection: Cluster, plan: DeploymentPlan, progress: Progress, seconds: float) -> bool:
-    from lockstep.platforms.clusters.devenv import dev_environment, ensure_dev_environment, until_up
+async def _start_dev_environment(connection: Cluster, plan: DeploymentPlan, sent: Sent, progress: Progress, seconds: float) -> bool:
+    from lockstep.plan.ship.deploy import CLUSTER
+    from lockstep.platforms.clusters.devenv import KIND, UnknownToOperator, dev_environment, ensure_dev_environment, lacking, until_up
+    from lockstep.platforms.clusters.listings import read_object
 
+    state, later = "", "repeat your command once an administrator has completed the deployment"
     try:
+        there = await read_object(connection, KIND, plan.namespace, DEV_ENVIRONMENT)
+        if there.first is None and (why := await lacking(connection, plan.scope.home, sent)):
+            progress.done(DEV_ENVIRONMENT, f"NOT MADE: {why}; {later}")
+            return False
         state, has_pods = await ensure_dev_environment(connection, dev_environment(plan.profile, plan.namespace))
         progress.done(DEV_ENVIRONMENT, state)
         if not has_pods:
@@ -414,7 +421,11 @@ async def _start_dev_environment(connection: Cluster, plan: DeploymentPlan, prog
         nodes = plan.profile.spec.gpus.default_nodes
         pods = await until_up(connection, plan.namespace, nodes, lambda text: progress.now(f"{DEV_ENVIRONMENT}: {text}"), seconds)
     except Failed as error:
-        progress.done(DEV_ENVIRONMENT, f"NOT READY: {error}")
+        if isinstance(error, UnknownToOperator) and state == "made" and not sent.has(CLUSTER):
+            await connection.delete(KIND, plan.namespace, DEV_ENVIRONMENT)
+            progress.done(DEV_ENVIRONMENT, f"REMOVED again: {error}; {later}")
+        else:
+            progress.done(DEV_ENVIRONMENT, f"NOT READY: {error}")
         return False
     where = ", ".join(f"{pod['metadata']['name']} on {pod['spec']['nodeName']}" for pod in pods)
     progress.done(DEV_ENVIRONMENT, f"ready: {where}")
@@ -470,13 +481,12 @@ def admin_commands(cluster: str, definitions: list[dict[str, Any]], others: list
 
 def tell_end(plan: DeploymentPlan, *, dev: bool, complete: bool) -> None:
     """The cluster's notes, what is ready, and the next commands."""
-    cluster = plan.cluster.cluster.name
     if plan.profile.spec.notes:
         put("", f"Notes of {plan.profile.metadata.name}:", *plan.profile.spec.notes.rstrip().splitlines())
     if not complete:
-        put("", f"What is wrong: lockstep doctor {shlex.quote(cluster)}")
+        put("", f"What is wrong: lockstep doctor {shlex.quote(plan.named)}")
         return
-    remember(cluster)
+    remember(plan.remembered)
     warned = f", with {len(plan.findings)} of the cluster file's lines to mend (warnings above)" if plan.findings else ""
     put("", f"Ready{warned}. Next:")
     for command, meaning in plan.next_commands(dev=dev):

@@ -6,6 +6,7 @@ import re
 import shlex
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lockstep.api.errors import ConfigError
@@ -80,13 +81,23 @@ class DeploymentPlan:
 
         return next((one for one in lint_alone(self.cluster, self.sent_image) if one.subject == IMAGE and one.outcome is Outcome.OK), None)
 
-    def next_commands(self, *, dev: bool) -> list[tuple[str, str]]:
-        """Return what to type after the deployment, each with its meaning: a job of this cluster, then what the dev environment is for."""
+    @property
+    def named(self) -> str:
+        """Name of the cluster if its file is in clusters/, else the file as it was typed."""
         from lockstep.cli.shared.clusterfiles import file_of, path_of
 
         name = self.cluster.cluster.name
         is_of_checkout = self.file == file_of(name) or path_of(self.file).resolve() == path_of(name).resolve()
-        named = name if is_of_checkout else shlex.quote(self.file)
+        return name if is_of_checkout else self.file
+
+    @property
+    def remembered(self) -> str:
+        """Name of the cluster if its file is in clusters/, else the file's absolute path: it holds in every folder."""
+        return self.named if self.named != self.file else str(Path(self.file).resolve())
+
+    def next_commands(self, *, dev: bool) -> list[tuple[str, str]]:
+        """Return what to type after the deployment, each with its meaning: a job of this cluster, then what the dev environment is for."""
+        named = shlex.quote(self.named)
         commands = [
             (f"lockstep init job first --cluster {named} -o first.yaml", "a job: set its model and data"),
             (f"lockstep plan -f first.yaml --cluster {named}", "does it fit? Nothing is started"),

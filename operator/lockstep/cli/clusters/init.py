@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lockstep.api.errors import ConfigError
 from lockstep.cli.shared.jobargs import UNNAMED
 from lockstep.platforms.output import put, put_text, tell
+
+if TYPE_CHECKING:
+    from lockstep.api.files.clusterfile import ClusterFile
 
 app = typer.Typer(help="Write a cluster, hosts, job or script file to start from.", no_args_is_help=True)
 SCAFFOLDS = Path(__file__).with_name("scaffolds")
@@ -57,7 +61,9 @@ def hosts(
     name: Annotated[str, typer.Argument(help="The cluster's name.")],
     machines: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[HOST]...", help="Its hosts, as NAME, USER@NAME or NAME:PORT. The first runs the coordinator."),
+        typer.Argument(
+            metavar="[HOST]...", help="Its hosts, as NAME, USER@NAME or NAME:SLOTS, as for mpirun. The first runs the coordinator."
+        ),
     ] = None,
     user: Annotated[
         str | None, typer.Option("--user", help="The user to log in as, on hosts that name none. Default: the one that ssh takes.")
@@ -74,7 +80,7 @@ def hosts(
 
     Example: lockstep init hosts lab ada@192.168.1.100 ada@192.168.1.101
 
-    Example: lockstep init hosts lab lab0 ada@192.168.1.101 lab2:2222 --workspace /data/lockstep
+    Example: lockstep init hosts lab lab0 ada@192.168.1.101 lab2:8 --workspace /data/lockstep
     """
     from lockstep.api.hosts import DATASETS_FOLDER, WORKSPACE_FOLDER
     from lockstep.cli.shared.checkout import checkout
@@ -141,9 +147,11 @@ def import_hosts(
 def _write_hosts(name: str, text: str, output: Path | None, origin: str, verb: str, *leftovers: str) -> None:
     from lockstep.api.files.clusterfile import parse_cluster_file
     from lockstep.cli.shared.checkout import checkout, from_here
+    from lockstep.cli.shared.clusterfiles import unseen
 
     path = output or from_here(checkout() / "clusters" / f"{name}.yaml")
-    parse_cluster_file(text, f"{origin} as a cluster file")  # a name that can't be is refused before anything is written
+    with unseen(f"{origin} as a cluster file") as source:  # a name that can't be is refused before anything is written
+        parse_cluster_file(text, source)
     named = shlex.quote(_stated(output) or name)
     _write(path, text, f"Next: {verb} it, then lockstep hosts trust {named}, and lockstep hosts setup {named}", *leftovers)
 
@@ -167,7 +175,10 @@ def job(
         int | None, typer.Option("--nodes", min=1, max=1024, help="With --from: the job's nodes. Default: the cluster's.")
     ] = None,
     gpus: Annotated[
-        int | None, typer.Option("--gpus-per-node", min=0, max=64, help="With --from: GPUs a node, one rank each. Default: the cluster's.")
+        int | None,
+        typer.Option(
+            "--gpus-per-node", min=0, max=64, help="With --from: GPUs a node, one rank each. Default: the cluster's; hosts are asked."
+        ),
     ] = None,
 ) -> None:
     """Write a job file. Default: NAME.yaml in this folder.
@@ -203,19 +214,49 @@ def job(
 
 def _from_config(origin: Path, name: str, cluster: str, wanted: tuple[int | None, int | None], path: Path) -> None:
     from lockstep.api.files.jobfile import parse_job_file
-    from lockstep.cli.shared.clusterfiles import load_cluster, read_text
+    from lockstep.cli.shared.clusterfiles import load_cluster, read_text, unseen
+    from lockstep.cli.shared.planfacts import moved_targets_here
     from lockstep.plan.translate.leaves import leftover_lines
     from lockstep.plan.translate.trainer import Size, job_text
 
     file = load_cluster(cluster)
     own, (nodes, gpus) = file.profile.spec.gpus, wanted
-    is_stated = nodes is not None or gpus is not None
-    size = Size(nodes or own.default_nodes, own.per_node if gpus is None else gpus, is_stated)
+    if file.hosts is not None:
+        size = Size(_ranks_of_hosts(file, cluster, nodes, gpus), nodes, gpus)
+    else:
+        count, each = nodes or own.default_nodes, own.per_node if gpus is None else gpus
+        is_stated = nodes is not None or gpus is not None
+        size = Size(count * max(each, 1), count if is_stated else None, each if is_stated else None)
     translation = job_text(read_text(origin), str(origin), name, file.cluster.name, size)
-    parse_job_file(translation.text, f"{origin} as a job file")
+    with unseen(f"{origin} as a job file") as source:
+        training = parse_job_file(translation.text, source).spec.training
+    moved = moved_targets_here(training, Path(translation.model)) if training is not None else ""
     leftovers = [f"  {line}" for line in leftover_lines(str(origin), translation.leftovers)]
     then = f"Next: read it, then lockstep validate -f {shlex.quote(_stated(path) or f'{name}.yaml')}"
-    _write(path, translation.text, *(["It doesn't have:"] if leftovers else []), *leftovers, then)
+    _write(
+        path, translation.text, *(["It doesn't have:"] if leftovers else []), *leftovers, *([f"warning: {moved}"] if moved else []), then
+    )
+
+
+def _ranks_of_hosts(file: ClusterFile, named: str, nodes: int | None, gpus: int | None) -> int | None:
+    """Return the number of ranks that a job has on these hosts: those that state no GPUs are asked. None if one does not tell, which is said."""
+    from lockstep.cli.shared.hostsite import fleet_of
+    from lockstep.cli.shared.terminal import waiting
+    from lockstep.plan.hosts.place import chosen
+
+    assert file.hosts is not None  # noqa: S101 (the caller looks)
+    hosts = [host.name for host in chosen(file.hosts, nodes)]
+    counts = {name: file.hosts.gpu_counts[name] if gpus is None else gpus for name in hosts}
+    asked = [name for name, count in counts.items() if count is None]
+    with waiting(f"asking {len(asked)} hosts for their GPUs"):
+        answers, problems = asyncio.run(fleet_of(file, named).look(asked)) if asked else ({}, {})
+    problems |= {
+        name: f"host {name}: its GPUs are not all known: {facts.gpu_problem}" for name, facts in answers.items() if facts.gpu_problem
+    }
+    for problem in problems.values():
+        tell(f"warning: the job's number of ranks is not known (--gpus-per-node states it): {problem}")
+    known = [*(count or 0 for count in counts.values()), *(len(facts.gpus) for facts in answers.values())]
+    return None if problems else sum(known) or len(hosts)
 
 
 @app.command("script")

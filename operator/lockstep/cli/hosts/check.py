@@ -19,11 +19,11 @@ from lockstep.platforms.output import put, put_json
 if TYPE_CHECKING:
     from lockstep.cli.shared.hostsite import HostSite
     from lockstep.cli.shared.inputs import Inputs
+    from lockstep.plan.ahead.forecast import RunFacts
     from lockstep.plan.cluster.finding import Finding
     from lockstep.plan.hosts.condition import HostLook
     from lockstep.plan.hosts.reach import HostNetwork
     from lockstep.plan.render.resolved import Resolved
-    from lockstep.platforms.hosts.checkup import JobInputs
     from lockstep.platforms.hosts.fleet import Fleet
 
 
@@ -106,7 +106,6 @@ class Checked:
 
 async def run_check(site: HostSite, job: tuple[Inputs, Resolved] | None = None) -> Checked:
     """Look at all hosts and between them, and judge."""
-    from lockstep.cli.shared.planfacts import known_facts
     from lockstep.plan.cluster.finding import failed
     from lockstep.plan.discovery.unused import unused
     from lockstep.plan.hosts.check import host_findings, hosts_hardware
@@ -115,7 +114,7 @@ async def run_check(site: HostSite, job: tuple[Inputs, Resolved] | None = None) 
     from lockstep.programs import ProgramFailed
 
     fleet = site.fleet()
-    known = None if job is None else asyncio.create_task(asyncio.to_thread(known_facts, job[1]))
+    known = None if job is None else asyncio.create_task(_known(fleet, *job))
     environments = asyncio.create_task(_environments(fleet, site))
     looks = await look_at(fleet, site.hosts.hosts, "" if job is None else job[1].name, None if job is None else _inputs(job[0]))
     network, problems = None, []
@@ -173,13 +172,15 @@ async def _sharing(fleet: Fleet, looks: Sequence[HostLook], site: HostSite) -> l
     return list(sharing_findings(found, mode, next(iter(folders.values()), "")))
 
 
-def _inputs(inputs: Inputs) -> JobInputs:
+def _inputs(inputs: Inputs) -> dict[str, list[list[str]]]:
     from lockstep.plan.hosts.place import inputs_of
-    from lockstep.platforms.hosts.checkup import JobInputs
 
     assert inputs.cluster.hosts is not None  # noqa: S101 (`check` has looked)
-    paths = {host.name: inputs_of(inputs.job, inputs.cluster.profile, host) for host in inputs.cluster.hosts.hosts}
-    models = {
-        name: next((path for field, path, _ in entries if field == "spec.training.model.name"), "") for name, entries in paths.items()
-    }
-    return JobInputs(paths, {name: f"{path}/config.json" if path else "" for name, path in models.items()})
+    return {host.name: inputs_of(inputs.job, inputs.cluster.profile, host) for host in inputs.cluster.hosts.hosts}
+
+
+async def _known(fleet: Fleet, inputs: Inputs, resolved: Resolved) -> RunFacts:
+    """Return what files here, the hub and the job's first host say of the run."""
+    from lockstep.cli.shared.planfacts import known_facts, with_config_of_host
+
+    return await with_config_of_host(await asyncio.to_thread(known_facts, resolved), fleet, inputs)

@@ -71,6 +71,7 @@ def get(
     if watch and output not in (ListForm.TABLE, ListForm.WIDE):
         raise ConfigError("--watch prints a table: use -o table or wide")
     site = where.site()
+    site.hurried = True
     named = site.named(jobs) if jobs else []  # names those that are not there
     if named and not watch:
         return _show(site, named, output, single=len(named) == 1)
@@ -100,6 +101,7 @@ def _show(site: Site, jobs: list[SiteJob], output: ListForm, *, single: bool, sp
 
 def _print(site: Site, jobs: list[dict[str, Any]], output: ListForm, *, single: bool, spaces: bool) -> None:
     from lockstep.api.files.yamltext import dump_all_yaml
+    from lockstep.api.objects import is_run
 
     if output is ListForm.JSON:
         put_json(jobs[0] if single else {"apiVersion": "v1", "kind": "List", "items": jobs})
@@ -107,7 +109,7 @@ def _print(site: Site, jobs: list[dict[str, Any]], output: ListForm, *, single: 
         put_text(dump_all_yaml(jobs))
     elif output is ListForm.NAME:
         for job in jobs:
-            put(f"trainingjob.lockstep.dev/{job['metadata']['name']}")
+            put(f"configmap/{job['status']['run']['name']}" if is_run(job) else f"trainingjob.lockstep.dev/{job['metadata']['name']}")
     else:
         for line in aligned(_rows(site, jobs, wide=output is ListForm.WIDE, spaces=spaces)):
             put(line)
@@ -165,7 +167,9 @@ def describe(where: SiteOptions, job: JobArgument) -> None:
     """
     from lockstep.plan.pages.table import describe as page
 
-    found = find_job(job, where)
+    site = where.site()
+    site.hurried = True
+    found = site.job(job)
     _, stale = found.site.current([found])
     if stale is not None:
         put(f"Stale       {stale.text}")

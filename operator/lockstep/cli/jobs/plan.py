@@ -127,13 +127,12 @@ def _plan(inputs: Inputs, resolved: Resolved, options: PlanOptions) -> tuple[lis
 
 def _plan_on_hosts(inputs: Inputs, resolved: Resolved, options: PlanOptions, named: str | None) -> tuple[list[Finding], Forecast]:
     """The plan without Kubernetes' part of it, by what the hosts say of themselves."""
-    from lockstep.cli.shared.planfacts import known_facts, with_config
+    from lockstep.cli.shared.planfacts import known_facts, with_config_of_host
     from lockstep.plan.ahead.forecast import NOT_OFFLINE, forecast
     from lockstep.plan.ahead.slownetwork import measured_speed
     from lockstep.plan.hosts.place import chosen
     from lockstep.plan.hosts.planned import NOT_ASKED, cards_of, device_of, hosts_plan, room_of
-    from lockstep.platforms.hosts.ahead import ask_ahead, model_config
-    from lockstep.platforms.hosts.start import HostOptions
+    from lockstep.platforms.hosts.ahead import ask_ahead
 
     assert inputs.cluster.hosts is not None  # noqa: S101 (the caller looks)
     fleet, profile, asked = fleet_of(inputs.cluster, named, context=options.context), inputs.cluster.profile, None
@@ -145,9 +144,7 @@ def _plan_on_hosts(inputs: Inputs, resolved: Resolved, options: PlanOptions, nam
         shared = resolved.storage_mode.value == "Shared"
         why = "the hosts don't say, because the job can't start there"
         facts = replace(facts, capacity_source=why, cards=cards_of(asked), device=device_of(asked), room_bytes=room_of(asked, shared))
-        if facts.shape is None and resolved.training is not None:
-            there = asyncio.run(model_config(fleet, inputs.job, profile, HostOptions()))
-            facts = facts if there is None else with_config(facts, *there)
+        facts = asyncio.run(with_config_of_host(facts, fleet, inputs))
     speed = measured_speed(inputs.cluster.calibration, inputs.cluster.pairs, resolved.transport.value)
     estimate = forecast(resolved, replace(facts, speed=speed, refuses_slow_network=not options.anyway))
     names = [host.name for host in chosen(inputs.cluster.hosts, inputs.job.spec.nodes)]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lockstep.api.errors import ConfigError
-from lockstep.cli.shared.inputs import ClusterOption, FilesOption, NamespaceOption, SetOption, read_all, resolve_inputs
+from lockstep.cli.shared.inputs import ClusterOption, FilesOption, NamespaceOption, SetOption, read_all, resolve_inputs, warn
 from lockstep.platforms.output import put, put_json, put_text, tell
 
 if TYPE_CHECKING:
@@ -44,6 +44,8 @@ def validate(file: FilesOption, cluster: ClusterOption = None, namespace: Namesp
 
     Example: lockstep validate jobs/*.yaml
     """
+    from lockstep.cli.shared.planfacts import moved_targets_here
+    from lockstep.plan.ahead.forecast import idle_ranks
     from lockstep.plan.render.objects import render
     from lockstep.plan.render.resolve import image_doubt, refuse_missing_gpus
 
@@ -53,6 +55,8 @@ def validate(file: FilesOption, cluster: ClusterOption = None, namespace: Namesp
         try:
             resolved = resolve_inputs(inputs)
             refuse_missing_gpus(resolved)
+            if resolved.training is not None and (moved := moved_targets_here(resolved.training)):
+                raise ConfigError(moved)
             if inputs.cluster.hosts is None:
                 render(resolved)
         except ConfigError as error:
@@ -60,6 +64,8 @@ def validate(file: FilesOption, cluster: ClusterOption = None, namespace: Namesp
         else:
             if inputs.cluster.hosts is None and (doubt := image_doubt(resolved)):
                 tell(f"note: {inputs.source}: image: {doubt}")
+            if idle := idle_ranks(resolved):
+                warn("IdleRanks", idle)
             put(f"{inputs.source}: ok" if len(jobs) > 1 else "ok")
     if mistakes:
         raise ConfigError(*mistakes)

@@ -311,11 +311,10 @@ def _refuse_slow_network(inputs: Inputs, named: str | None, choice: HostOptions)
 
     from lockstep.cli.shared.hostsite import fleet_of
     from lockstep.cli.shared.inputs import resolve_inputs
-    from lockstep.cli.shared.planfacts import known_facts, with_config
+    from lockstep.cli.shared.planfacts import known_facts, with_config_of_host
     from lockstep.plan.ahead.forecast import slow_network
     from lockstep.plan.ahead.slownetwork import measured_speed, moves_weights
     from lockstep.plan.render.run import trainer_config
-    from lockstep.platforms.hosts.ahead import model_config
     from lockstep_spec.settings import size_settings
 
     resolved = resolve_inputs(inputs, quiet=True)
@@ -328,9 +327,7 @@ def _refuse_slow_network(inputs: Inputs, named: str | None, choice: HostOptions)
     ):
         return
     facts = replace(known_facts(resolved), speed=speed)
-    if facts.shape is None:
-        there = asyncio.run(model_config(fleet_of(inputs.cluster, named), inputs.job, inputs.cluster.profile, choice))
-        facts = facts if there is None else with_config(facts, *there)
+    facts = asyncio.run(with_config_of_host(facts, fleet_of(inputs.cluster, named), inputs, choice))
     reason, help_ = slow_network(resolved, facts)
     if reason:
         raise ConfigError(f"{reason}: {help_}; --anyway starts it anyway")

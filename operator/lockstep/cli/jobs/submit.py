@@ -85,6 +85,14 @@ def submit(inputs: Inputs, target: Target, typed: SubmittedAs, *, detach: bool) 
         ConfigError: the API server or the operator refuses the job as it is written, or another job has its name.
         Failed: no operator works there, or the job is not accepted for another reason.
     """
+    from lockstep.kube.jobs import runs_without_operator
+
+    name, namespace = inputs.job.metadata.name, target.namespace
+    if runs_without_operator(target.client, namespace, name):
+        raise ConfigError(
+            f"namespace {namespace} has a run {name} without the operator (run --in-namespace), and nothing was created: give this job another name, "
+            f"or remove the run first (lockstep delete {name} -n {namespace}{target.options}; its claims stay)"
+        )
     job, is_new = target.client.run(lambda cluster: _find_or_create(cluster, inputs, target, typed))
     if not is_new:
         follows = "" if detach else ": this follows it"

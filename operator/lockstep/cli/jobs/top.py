@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lockstep.api.objects import Object, has_ended
+from lockstep.api.objects import Object, has_ended, is_run
 from lockstep.cli.shared.hostsite import HostSite
 from lockstep.cli.shared.jobargs import Form, SiteOptions, TargetOptions, find_cluster_job, on_site
 from lockstep.cli.shared.terminal import say
@@ -156,7 +156,7 @@ async def _looks_of_job(job: ClusterJob, context: str | None, interval: float, *
             if over and not curve and "step" in status.get("trainer", {}):
                 curve = await curve_on_volume(cluster, namespace, name, CURVE_POINTS, say)
             answers.setdefault(0, {})["curve"] = curve
-            page = _with_age(snapshot({**job.job, "status": status}, pods, answers), None if over else silent)
+            page = _with_age(snapshot({**job.job, "status": status}, pods, answers), None if over or is_run(job.job) else silent)
             yield page, _page(page), over
             await asyncio.sleep(interval)
 

@@ -47,7 +47,7 @@ LAST = "cluster"
 
 
 def remember(cluster: str) -> None:
-    """Make it the default from now on."""
+    """Make it the default from now on. `cluster`: its name, or the absolute path of its file."""
     _write(LAST, cluster)
 
 
@@ -94,9 +94,9 @@ def deployed_last() -> str | None:
     return name if (root / "clusters" / f"{name}.yaml").is_file() or Path(name).is_file() else None
 
 
-def forget(cluster: str) -> None:
-    """Forget a cluster that is gone, so that it is nobody's default."""
+def forget(cluster: str, remembered: str | None = None) -> None:
+    """Forget a cluster that is gone, so that it is no verb's default. `remembered`: as `remember` was told it, if not by its name."""
     for folder in (FORCED, PLACES):
         (state_folder() / folder / cluster).unlink(missing_ok=True)
-    if deployed_last() == cluster:
+    if deployed_last() == (remembered or cluster):
         (state_folder() / LAST).unlink(missing_ok=True)

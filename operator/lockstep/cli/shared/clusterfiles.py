@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -113,7 +116,8 @@ def load_hosts(word: str) -> tuple[ClusterFile, str | None]:
     text = _hosts_text(word, HOSTS)
     if text is None:
         return load_cluster(word, _folder()), None if is_path(word) else word
-    return parse_cluster_file(text, f"--hosts {word} as a cluster file"), None
+    with unseen(f"--hosts {word} as a cluster file") as source:
+        return parse_cluster_file(text, source), None
 
 
 def cluster_of_hosts(word: str, job: str) -> str:
@@ -128,7 +132,8 @@ def cluster_of_hosts(word: str, job: str) -> str:
     text = _hosts_text(word, f"{HOSTS}-{job}", path)
     if text is None:
         return word
-    parse_cluster_file(text, f"--hosts {word} as a cluster file")
+    with unseen(f"--hosts {word} as a cluster file") as source:
+        parse_cluster_file(text, source)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -137,6 +142,15 @@ def cluster_of_hosts(word: str, job: str) -> str:
     except OSError as error:
         raise ConfigError(f"{path}, the cluster file of these hosts, can't be written: {error.strerror}") from error
     return str(path)
+
+
+@contextmanager
+def unseen(source: str) -> Iterator[str]:
+    """Name the source of a file that is made of it, and take the file's line numbers out of errors: the reader has not seen the file."""
+    try:
+        yield source
+    except ConfigError as error:
+        raise ConfigError(*(re.sub(rf"^{re.escape(source)}:\d+:", f"{source}:", str(line)) for line in error.args)) from None
 
 
 def _hosts_text(word: str, name: str, path: Path | None = None) -> str | None:

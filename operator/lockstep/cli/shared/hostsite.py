@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from lockstep.programs import Place
 
 
+LATE_SECONDS = 5.0
+"""Seconds after the last answer of a host for which a list waits for the others: one that is off is known to be only after 25."""
+
+
 class HostVolume(Volume):
     """A host's files, with the Python and the variables of a job's ranks there."""
 
@@ -85,7 +89,7 @@ class HostSite(Site):
         from lockstep.platforms.hosts.remembered import Remembered, remember, remembered
 
         fleet = self.fleet()
-        answers, problems = await fleet.look(job=job)
+        answers, problems = await fleet.look(job=job, late_seconds=LATE_SECONDS if self.hurried else None)
         if found := [
             left for left in leftovers(answers, self.hosts, self.name) if not (job and left.deleted)
         ]:  # (who names a deleted job may be about to delete the rest)

@@ -42,14 +42,11 @@ class KubeSite(Site):
         self.noun = "TrainingJob"
 
     def jobs(self, *, everywhere: bool = False, selector: str | None = None) -> list[SiteJob]:
-        from lockstep.kube.jobs import list_jobs, runs_without_operator
+        from lockstep.kube.jobs import list_jobs
 
-        place = None if everywhere else self.target.namespace
-        jobs = [ClusterJob(self.target, job) for job in list_jobs(self.target.client, place, selector)]
-        if jobs or selector is not None:
-            return [*jobs]  # (a list of the ConfigMaps of runs is long)
-        seen = [ClusterJob(self.target, job).seen() for job in runs_without_operator(self.target.client, place)]
-        return [job for job in seen if job.status.get("conditions")]
+        jobs = list_jobs(self.target.client, None if everywhere else self.target.namespace, selector)
+        seen = [ClusterJob(self.target, job).seen() for job in jobs]
+        return [job for job in seen if not is_run(job.job) or job.status.get("conditions")]
 
     def job(self, name: str) -> ClusterJob:
         """Return the job of this name, or the run of --in-namespace. Raises ConfigError, naming the jobs that are there, when there is none."""
@@ -166,7 +163,7 @@ class ClusterJob(SiteJob):
     def suspend(self, *, now: bool = False) -> bool:
         if now:
             raise ConfigError(
-                f"--now is for hosts: on a cluster, kubectl delete pod --grace-period=0 ends a pod of {self.at} without a save"
+                f"--now is for hosts: on a cluster, kubectl delete pod {pod_name(self.name, 0)} -n {self.namespace} --grace-period=0 ends a pod without a save"
             )
         if is_run(self.job):
             self.delete()

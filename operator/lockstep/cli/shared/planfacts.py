@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -12,21 +11,34 @@ from lockstep.api.errors import ConfigError
 
 if TYPE_CHECKING:
     from lockstep.api.training import BaseModelSource, Training
+    from lockstep.cli.shared.inputs import Inputs
     from lockstep.plan.ahead.forecast import Pace, RunFacts
     from lockstep.plan.render.resolved import Resolved
+    from lockstep.platforms.hosts.fleet import Fleet
+    from lockstep.platforms.hosts.start import HostOptions
 
 
-def with_config(facts: RunFacts, config: Mapping[str, Any], source: str) -> RunFacts:
-    """The same, with the model's shape by its config.json, which comes from elsewhere."""
-    from dataclasses import replace
-
-    from lockstep_spec.families import UnknownModel, shape_from_config
+def moved_targets_here(training: Training, named: Path | None = None) -> str:
+    """Return why the model's adapter can't have the job's targets, by a config.json on this machine; "" if it can, or there is none. `named`: its folder,
+    where that isn't the job's."""
+    from lockstep.plan.ahead.forecast import moved
 
     try:
-        return replace(facts, shape=shape_from_config(dict(config)), shape_source=source)
-    except UnknownModel as error:
-        why = f"{source} can't be used: {error}. The trainer prints its memory plan before it loads the model"
-        return replace(facts, shape_source=why, shape_fix="lockstep run, whose start plans it and refuses what can't fit")
+        return moved(training, _config(training.model, named, offline=True)[0].get("model_type"))
+    except (UnknownSizes, ConfigError):
+        return ""
+
+
+async def with_config_of_host(facts: RunFacts, fleet: Fleet, inputs: Inputs, choice: HostOptions | None = None) -> RunFacts:
+    """The same, with the model's shape by the config.json that the job's first host has, where it isn't known yet."""
+    from lockstep.plan.ahead.forecast import with_config
+    from lockstep.platforms.hosts.ahead import model_config
+    from lockstep.platforms.hosts.start import HostOptions
+
+    if facts.shape is not None or inputs.job.spec.training is None:
+        return facts
+    there = await model_config(fleet, inputs.job, inputs.cluster.profile, choice or HostOptions())
+    return facts if there is None else with_config(facts, *there)
 
 
 FIRST_STEPS = 2
@@ -69,6 +81,8 @@ def known_facts(
 
 def _with_model(facts: RunFacts, training: Training, named: Path | None, offline: bool) -> RunFacts:
     from dataclasses import replace
+
+    from lockstep.plan.ahead.forecast import with_config
 
     try:
         return with_config(facts, *_config(training.model, named, offline))

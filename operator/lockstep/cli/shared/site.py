@@ -81,6 +81,8 @@ class Site(ABC):
     """Name of a job's kind in messages."""
     have = "it has"
     """Words before the jobs that are here."""
+    hurried = False
+    """True: only a moment is waited for a part of this place that doesn't answer though others have, and what is shown says so."""
     elsewhere = ""
     """Option that names another such place, for a job that isn't here; '' where none does."""
 

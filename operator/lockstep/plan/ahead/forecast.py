@@ -6,7 +6,7 @@ The arithmetic is lockstep_spec's, which the trainer uses, too.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -19,11 +19,13 @@ from lockstep.plan.render.fabric import GPU_RESOURCE
 from lockstep.plan.render.resolved import Resolved
 from lockstep.plan.render.run import trainer_config
 from lockstep_spec import length
-from lockstep_spec.choices import Balance
+from lockstep_spec.choices import Balance, Method
+from lockstep_spec.families import UnknownModel, moved_targets, shape_from_config
 from lockstep_spec.fit import asked_partition, choose_partition, most_samples, nearest_settings, plan_memory
 from lockstep_spec.memory import Place, trained_elements
 from lockstep_spec.settings import Settings, size_settings
 from lockstep_spec.shape import ModelShape
+from lockstep_spec.shares import idle_words, split_by
 from lockstep_spec.traffic import commit_bytes, gigabits_per_second, saves, step_traffic, total_bytes
 from lockstep_spec.words import decimal_size, duration, step_duration
 
@@ -70,12 +72,14 @@ class RunFacts:
     """Source of the shape; where there is none, what to do."""
     shape_fix: str = "--model-config FILE"
     """Option that names it."""
+    model_type: object = None
+    """model_type of the model's config.json, of any family."""
     samples: int | None = None
     samples_source: str = "--samples N says how many, --data FILE counts them"
     capacity_bytes: int | None = None
     """Memory of a GPU, or what a CPU rank may use."""
     capacity_source: str = ""
-    capacity_fix: str = "gpus.type, or resources.limits.memory for ranks on CPUs, in the cluster file"
+    capacity_fix: str = "gpus.type in the cluster file, or spec.resources.memory for ranks on CPUs"
     """Remedy where the memory isn't known."""
     capacity_shared: bool = False
     """True if the smallest GPU's memory is that of its machine, too."""
@@ -92,6 +96,16 @@ class RunFacts:
     """True where a start refuses a network that is too slow for the run."""
 
 
+def with_config(facts: RunFacts, config: Mapping[str, Any], source: str) -> RunFacts:
+    """Return the facts with what a model's config.json says, which is at `source`."""
+    facts = replace(facts, model_type=config.get("model_type"))
+    try:
+        return replace(facts, shape=shape_from_config(config), shape_source=source)
+    except UnknownModel as error:
+        why = f"{source} can't be used: {error}. The trainer prints its memory plan before it loads the model"
+        return replace(facts, shape_source=why, shape_fix="lockstep run, whose start plans it and refuses what can't fit")
+
+
 @dataclass
 class Forecast:
     """Findings for people, and the same as numbers."""
@@ -106,10 +120,11 @@ class Forecast:
 def capacity(resolved: Resolved, nodes: Iterable[Object]) -> tuple[int | None, str]:
     """A GPU's memory by the nodes' labels (the smallest), else by the cluster's gpus.type; of a CPU rank its share of the pod's limit."""
     if resolved.gpus_per_node == 0:
-        limit = amount(resolved.profile.spec.resources.limits.memory or "")
+        limit = amount(resolved.amounts("limits").get("memory"))
         if limit is None:
-            return None, "the cluster sets no resources.limits.memory"
-        return int(limit) // resolved.ranks_per_node, f"resources.limits.memory / {resolved.ranks_per_node} ranks"
+            return None, "neither spec.resources.memory nor the cluster's resources.limits.memory is set"
+        field = "spec.resources.memory" if resolved.spec.resources.memory else "resources.limits.memory"
+        return int(limit) // resolved.ranks_per_node, f"{field} / {resolved.ranks_per_node} ranks"
     labels = [
         node["metadata"].get("labels", {}) for node in nodes if node.get("status", {}).get("allocatable", {}).get(GPU_RESOURCE, "0") != "0"
     ]
@@ -131,12 +146,19 @@ def forecast(resolved: Resolved, facts: RunFacts) -> Forecast:
         return estimate
     settings = size_settings(trainer_config(resolved.training))
     run = _length(resolved, facts)
+    if refusal := moved(resolved.training, facts.model_type):
+        estimate.add("adapter", Outcome.REFUSED, refusal)
     place = _memory(estimate, resolved, settings, facts)
     _network(estimate, resolved, settings, facts, place, run)
     _steps(estimate, resolved, facts, run)
     _saves(estimate, resolved, settings, facts, run)
     _time(estimate, facts, run, _step_seconds(resolved, settings, facts))
     return estimate
+
+
+def moved(training: Training, model_type: object) -> str:
+    """Return why the model's adapter can't have the job's targets; "" if it can, or has none."""
+    return moved_targets(model_type, training.lora.target_modules) if training.method is Method.LORA else ""
 
 
 def _memory(estimate: Forecast, resolved: Resolved, settings: Settings, facts: RunFacts) -> Place:
@@ -177,7 +199,8 @@ def _memory(estimate: Forecast, resolved: Resolved, settings: Settings, facts: R
             estimate.add("memory", Outcome.RISK, f"{message}: it may run out", f"what fits: {'; or '.join(nearest_settings(plan))}")
         else:
             estimate.add("memory", Outcome.OK, message)
-    estimate.add("memory", Outcome.NOTE, f"that is with {_manner(settings, place)}")
+    trained = f"{estimate.figures['trainedParameters']:,} trained elements"
+    estimate.add("memory", Outcome.NOTE, f"that is with {_manner(settings, place)}, and {trained}")
     if measured:
         several = f"{settings.micro_batch_size} sample{'s' if settings.micro_batch_size > 1 else ''} at once"
         estimate.add(
@@ -300,6 +323,15 @@ def _accumulation(resolved: Resolved) -> int:
     return -(-_global_batch(resolved) // (micro * resolved.world_size))
 
 
+def idle_ranks(resolved: Resolved) -> str:
+    """Return a sentence if a step has no sample for some of the ranks; '' if it has one for each."""
+    if resolved.training is None:
+        return ""
+    optimization = resolved.training.optimization
+    size = 1 if optimization.balance is Balance.MEASURED else optimization.micro_batch_size
+    return idle_words(split_by((size,) * resolved.world_size, _global_batch(resolved)), _global_batch(resolved))
+
+
 def _length(resolved: Resolved, facts: RunFacts) -> length.Plan | None:
     """None: the number of samples isn't known, nor a most by maxSteps. Those held out for evaluation are no part of it."""
     training = _training(resolved)
@@ -328,6 +360,8 @@ def _steps(estimate: Forecast, resolved: Resolved, facts: RunFacts, run: length.
     optimization, batch = training.optimization, _global_batch(resolved)
     of_batch = f"a step takes {batch} {'sequences' if training.data.packing else 'samples'}, {_accumulation(resolved)} micro-batches a rank"
     estimate.figures |= {"globalBatchSize": batch, "accumulation": _accumulation(resolved)}
+    if idle := idle_ranks(resolved):
+        estimate.add("ranks", Outcome.WARNING, idle)
     if run is None:
         fix = "--samples N" if training.data.packing else "--samples N or --data FILE"
         estimate.add("steps", Outcome.UNKNOWN, f"how many: {facts.samples_source}; {of_batch}", fix)

@@ -68,7 +68,7 @@ def claim_findings(resolved: Resolved, facts: ClusterFacts) -> Iterator[Finding]
     missing = [claim for claim in needed if claim.name not in present and claim.made is not None]
     for claim in needed:
         if claim.name in present:
-            yield _present(claim, present[claim.name], classes)
+            yield _present(claim, present[claim.name], classes, f"kubectl describe pvc {claim.name} -n {facts.namespace}")
         elif claim.made is None:
             fix = f"create it in namespace {facts.namespace}, or name one that exists"
             yield refused(CLAIMS, f"claim {claim.name} does not exist, and it is not one that Lockstep makes", fix)
@@ -77,20 +77,20 @@ def claim_findings(resolved: Resolved, facts: ClusterFacts) -> Iterator[Finding]
         yield _made(of_class, storage_class, classes)
 
 
-def _present(needed: NeededClaim, claim: Object, classes: Mapping[str, Object] | None) -> Finding:
+def _present(needed: NeededClaim, claim: Object, classes: Mapping[str, Object] | None, look: str) -> Finding:
     name, spec, status = needed.name, claim["spec"], claim.get("status", {})
     if claim["metadata"].get("deletionTimestamp"):
-        return refused(CLAIMS, f"claim {name} is being deleted", f"kubectl describe pvc {name}: what uses it holds it")
+        return refused(CLAIMS, f"claim {name} is being deleted", f"{look}: what uses it holds it")
     phase = status.get("phase", "Pending")
     if phase == "Lost":
-        return refused(CLAIMS, f"claim {name} has lost its volume", f"kubectl describe pvc {name}")
+        return refused(CLAIMS, f"claim {name} has lost its volume", look)
     modes = list(spec.get("accessModes") or [])
     shared = {"ReadWriteMany", "ReadOnlyMany"} if needed.read_only else {"ReadWriteMany"}
     if needed.mounts > 1 and not shared & {*modes}:
         fix = "name a ReadWriteMany claim, or storage.mode: PerPod"
         return refused(CLAIMS, f"claim {name} is {', '.join(modes)}: {needed.mounts} nodes can't mount it together", fix)
     if phase != "Bound" and not _binds_late(spec.get("storageClassName"), classes):
-        return Finding(CLAIMS, Outcome.WAITS, f"claim {name} is {phase}", f"kubectl describe pvc {name}", f"claim {name} to be bound")
+        return Finding(CLAIMS, Outcome.WAITS, f"claim {name} is {phase}", look, f"claim {name} to be bound")
     size = str((status.get("capacity") or {}).get("storage") or spec["resources"]["requests"]["storage"])
     size_asked = None if needed.made is None else needed.made.size
     if size_asked is not None and number(size) < number(size_asked):
@@ -187,9 +187,9 @@ def reference_findings(resolved: Resolved, facts: ClusterFacts) -> Iterator[Find
 def _how(reference: Reference, namespace: str) -> str:
     if reference.kind == "ServiceAccount":
         return f"kubectl create serviceaccount {reference.name} -n {namespace}"
-    kind = "secret generic" if reference.kind == "Secret" else "configmap"
+    kind, source = ("secret generic", "literal=KEY=VALUE") if reference.kind == "Secret" else ("configmap", "file=FILE")
     place = "cluster file" if reference.field.startswith("the cluster's") else "job"
-    return f"kubectl create {kind} {reference.name} -n {namespace} …, or remove it from the {place}"
+    return f"kubectl create {kind} {reference.name} -n {namespace} --from-{source}, or remove it from the {place}"
 
 
 def _networks(resolved: Resolved, facts: ClusterFacts) -> Iterator[Finding]:

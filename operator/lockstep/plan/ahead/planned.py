@@ -10,6 +10,7 @@ from lockstep.api import names
 from lockstep.api.cluster import Platform
 from lockstep.api.job import TrainingJob
 from lockstep.api.objects import Object
+from lockstep.api.sccs import scc_refusal
 from lockstep.plan.ahead.forecast import NOT_OFFLINE, Forecast
 from lockstep.plan.ahead.live import Comparison
 from lockstep.plan.ahead.needs import claim_findings, reference_findings
@@ -199,7 +200,7 @@ def _limits(pod: Object, admitted: Object) -> Iterator[Finding]:
             f"{value} {resource}{f' ({BEYOND[resource]})' if resource in BEYOND else ''}" for resource, value in limits.items()
         )
         message = f"a LimitRange of the namespace limits container {container}, which states no limit, to {listed}"
-        yield note("quota", message, "state resources.limits in the cluster")
+        yield note("quota", message, "state spec.resources, or resources.limits in the cluster")
 
 
 def _profile(resolved: Resolved, facts: ClusterFacts) -> Iterator[Finding]:
@@ -232,11 +233,12 @@ def _admission(resolved: Resolved, facts: ClusterFacts) -> Iterator[Finding]:
         elif EXCEEDED in tried.message:  # by what others use now: what all pods need of it is counted, where quotas may be listed
             counted = facts.list("ResourceQuota").seen
             message, awaited = f"the API server has no room for the {kind} now: {tried.message}", "the namespace's quota to have room"
-            yield Finding(
-                "admission", Outcome.NOTE if counted else Outcome.WAITS, message, "" if counted else "kubectl describe quota", awaited
-            )
+            outcome, look = (Outcome.NOTE, "") if counted else (Outcome.WAITS, f"kubectl describe quota -n {facts.namespace}")
+            yield Finding("admission", outcome, message, look, awaited)
         else:
-            yield refused("admission", f"the API server refuses the {kind}: {tried.message}", _mended(tried.message, facts.namespace))
+            mended = (tried.message, _mended(tried.message, facts.namespace))
+            message, fix = scc_refusal(tried.message, facts.namespace, resolved.profile.spec.security.service_account) or mended
+            yield refused("admission", f"the API server refuses the {kind}: {message}", fix)
         for text in dict.fromkeys(tried.warnings):
             yield note("admission", f"the API server warns of the {kind}: {text}")
     if resolved.profile.spec.platform is Platform.OPENSHIFT:
@@ -245,13 +247,11 @@ def _admission(resolved: Resolved, facts: ClusterFacts) -> Iterator[Finding]:
 
 def _mended(message: str, namespace: str) -> str:
     if "PodSecurity" in message:
-        return "use another namespace, or fabric.mode: TCP, whose pods are `restricted`; or an administrator: kubectl label namespace … pod-security.kubernetes.io/enforce=privileged"
-    if "security context constraint" in message:
-        return "an administrator grants the SCC to the service account (lockstep deploy prints the command)"
+        return f"use another namespace, or fabric.mode: TCP, whose pods are `restricted`; or an administrator: kubectl label namespace {namespace} pod-security.kubernetes.io/enforce=privileged --overwrite"
     if "no PriorityClass" in message:
         return "kubectl get priorityclasses lists those there are"
     if any(words in message for words in ("must specify", "usage per", " limit of ")):
-        return f"change the cluster's resources, or have an administrator change what refuses them (kubectl describe quota,limitrange -n {namespace})"
+        return f"change spec.resources or the cluster's resources, or have an administrator change what refuses them (kubectl describe quota,limitrange -n {namespace})"
     return ""
 
 
@@ -263,7 +263,7 @@ def _by_scc(resolved: Resolved, facts: ClusterFacts) -> Finding:
         return unknown("admission", f"which SCC service account {account} gets: {why}")
     if review.accepted:
         return fine("admission", f"service account {account} may run such pods{review.message}")
-    fix = f"an administrator: oc adm policy add-scc-to-user SCC -z {account} -n {facts.namespace} (docs/how-to/fabric.md says which)"
+    fix = f"an administrator: oc adm policy add-scc-to-user SCC -z {account} -n {facts.namespace} (docs/reference/rights.md says which)"
     return refused("admission", f"no SCC of service account {account} admits the job's pods{review.message}", fix)
 
 

@@ -212,10 +212,10 @@ def _claims(facts: ClusterFacts, spec: TrainingClusterSpec) -> Iterator[Finding]
         return
     by_name = {item["metadata"]["name"]: item for item in claims.items}
     for name in (spec.storage.workspace_claim, spec.storage.datasets_claim):
-        yield _claim(name, by_name.get(name))
+        yield _claim(name, by_name.get(name), facts.namespace)
 
 
-def _claim(name: str, claim: Object | None) -> Finding:
+def _claim(name: str, claim: Object | None, namespace: str) -> Finding:
     if claim is None:
         return fine("claims", f"{name} is not there yet: the first job makes it")
     phase, modes = claim.get("status", {}).get("phase", "Pending"), claim["spec"].get("accessModes", [])
@@ -224,7 +224,7 @@ def _claim(name: str, claim: Object | None) -> Finding:
         return failed("claims", f"{name} is {', '.join(modes)}: pods of several nodes can't all mount it", fix)
     if phase == "Bound":
         return fine("claims", f"{name} is bound, ReadWriteMany")
-    return warning("claims", f"{name} is {phase}", f"kubectl describe pvc {name}")
+    return warning("claims", f"{name} is {phase}", f"kubectl describe pvc {name} -n {namespace}")
 
 
 def _fabric(facts: ClusterFacts, spec: TrainingClusterSpec) -> Iterator[Finding]:

@@ -9,6 +9,7 @@ from lockstep.api.cluster import TrainingClusterSpec
 from lockstep.api.files.clusterfile import ClusterFile
 from lockstep.api.names import AGENT_CONTAINER, CONTAINER
 from lockstep.api.objects import Object
+from lockstep.api.sccs import scc_refusal
 from lockstep.plan.checks.site import check_nodes, check_rails, check_storage
 from lockstep.plan.cluster.facts import ClusterFacts
 from lockstep.plan.cluster.finding import Finding, failed, fine, unknown, warning
@@ -129,7 +130,8 @@ def _admission(spec: TrainingClusterSpec, facts: ClusterFacts) -> Iterator[Findi
         fix = (
             f"change resources, or have an administrator change what refuses them (kubectl describe quota,limitrange -n {facts.namespace})"
         )
-        yield failed("resources", f"the API server refuses a pod of this size: {tried.message}", fix)
+        message, fix = scc_refusal(tried.message, facts.namespace, spec.security.service_account) or (tried.message, fix)
+        yield failed("resources", f"the API server refuses a pod of this size: {message}", fix)
     added = limits_given(sized_pod(spec, facts.namespace), tried.admitted)
     for resource, value in added.get(CONTAINER, {}).items():
         key = f"resources.limits.{resource}" if resource in ("cpu", "memory") else "resources.limits"

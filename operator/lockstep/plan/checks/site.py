@@ -113,17 +113,19 @@ def check_storage(spec: TrainingClusterSpec, facts: ClusterFacts) -> Iterator[Fi
     if not shared:
         yield fine(key, f"{title} is there" if name else title)
     else:
-        yield _shareable(key, title, chosen, [one.name for one in judged if one.shareable is Shareable.YES])
+        yield _shareable(key, title, chosen, [one.name for one in judged if one.shareable is Shareable.YES], facts.namespace)
 
 
-def _shareable(key: str, title: str, chosen: JudgedClass, others: list[str]) -> Finding:
+def _shareable(key: str, title: str, chosen: JudgedClass, others: list[str], namespace: str) -> Finding:
     if chosen.shareable is Shareable.YES:
         return fine(key, f"{title}: {chosen.why}")
     if chosen.shareable is Shareable.NO:
         fix = f"one of {', '.join(others)}" if others else "storage.mode: volumeClaimTemplates gives every pod volumes of its own"
         return failed(key, f"class {chosen.name} is not ReadWriteMany: {chosen.why}", fix)
     if chosen.shareable is Shareable.DOUBTFUL:
-        return warning(key, f"{title}: {chosen.why}", "kubectl describe pvc says why; or storage.mode: volumeClaimTemplates")
+        return warning(
+            key, f"{title}: {chosen.why}", f"kubectl describe pvc -n {namespace} says why; or storage.mode: volumeClaimTemplates"
+        )
     return unknown(key, f"whether class {chosen.name} can be shared: {chosen.why}")
 
 

@@ -195,7 +195,7 @@ def quota_findings(pod: Object, pods: int, others: Sequence[Object], facts: Clus
         yield unknown(QUOTA, "whether a ResourceQuota leaves room: your account may not list them")
     else:
         need, present = job_amounts(pod, pods, others), job_amounts(pod, len(facts.own_pods), ())
-        short = [_short(one) for quota in quotas.items for one in shortages(quota, pod, need, present)]
+        short = [_short(one, facts.namespace) for quota in quotas.items for one in shortages(quota, pod, need, present)]
         yield from short or [fine(QUOTA, _no_obstacle(quotas.items))]
     claims = [item for item in others if item["kind"] == "PersistentVolumeClaim"]
     for limit_range in facts.list("LimitRange").items:
@@ -208,18 +208,16 @@ def _no_obstacle(quotas: Sequence[Object]) -> str:
     return f"{', '.join(sorted(q['metadata']['name'] for q in quotas))} leaves room" if quotas else "the namespace has no ResourceQuota"
 
 
-def _short(one: Shortage) -> Finding:
+def _short(one: Shortage, namespace: str) -> Finding:
     plain = one.resource.removeprefix("requests.").removeprefix("limits.")
     need, hard = _shown(one.need, plain), _shown(one.hard, plain)
-    asks = f"the job asks for {need} {one.resource}"
+    asks, look = f"the job asks for {need} {one.resource}", f"kubectl describe quota {one.quota} -n {namespace}"
     if one.is_final:
-        fix = f"ask for less, or have an administrator raise it (kubectl describe quota {one.quota})"
+        fix = f"ask for less, or have an administrator raise it ({look})"
         return refused(QUOTA, f"quota {one.quota} allows {hard} in all, {asks}", fix)
     left = _shown(max(one.free, Decimal(0)), plain)
     awaited = f"quota {one.quota} to have {need} {one.resource} free"
-    return Finding(
-        QUOTA, Outcome.WAITS, f"quota {one.quota} has {left} of {hard} left, {asks}", f"kubectl describe quota {one.quota}", awaited
-    )
+    return Finding(QUOTA, Outcome.WAITS, f"quota {one.quota} has {left} of {hard} left, {asks}", look, awaited)
 
 
 def job_amounts(pod: Object, pods: int, others: Iterable[Object]) -> dict[str, Decimal]:

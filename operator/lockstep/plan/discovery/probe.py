@@ -78,12 +78,13 @@ def _apart(token: str) -> Object:
     return {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [rule]}}
 
 
-def read_probe(pod: Object, lines: Sequence[str]) -> ProbeFacts:
-    """Read what one pod saw, or why it saw nothing."""
+def read_probe(pod: Object, lines: Sequence[str], why: str = "") -> ProbeFacts:
+    """Read what one pod saw, or why it saw nothing; `why`: what keeps it from running."""
     node = str(pod["spec"].get("nodeName") or _wanted(pod) or "a node that no pod reached")
     text = next((line.partition(PROBED)[2] for line in lines if PROBED in line), None)
     if text is None:
-        return ProbeFacts(node, error=_why(pod) or (lines[-1] if lines else "it printed nothing"))
+        words = why or str((pod.get("status") or {}).get("message", ""))
+        return ProbeFacts(node, error=words or (lines[-1] if lines else "it printed nothing"))
     try:
         answer = json.loads(text)
         memlock, capabilities = answer.get("memlock_bytes"), str(answer.get("capabilities", ""))
@@ -104,12 +105,3 @@ def _wanted(pod: Object) -> str | None:
     affinity = (pod["spec"].get("affinity") or {}).get("nodeAffinity") or {}
     terms = (affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}).get("nodeSelectorTerms") or []
     return terms[0]["matchFields"][0]["values"][0] if terms else None
-
-
-def _why(pod: Object) -> str:
-    """Reason that the pod has not run, from its conditions and its container's state."""
-    status = pod.get("status") or {}
-    waiting = [one["state"]["waiting"] for one in status.get("containerStatuses") or [] if (one.get("state") or {}).get("waiting")]
-    conditions = [one.get("message", "") for one in status.get("conditions") or [] if one.get("status") == "False" and one.get("message")]
-    reasons = [f"{one.get('reason', '')} {one.get('message', '')}".strip() for one in waiting]
-    return next(filter(None, [*reasons, *conditions, status.get("message", "")]), "")

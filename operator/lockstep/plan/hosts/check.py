@@ -55,12 +55,12 @@ def host_findings(looks: Sequence[HostLook], cluster: HostsCluster, name: str, a
             *_python(look, facts, condition, name),
             *_disk(look, facts),
             *_gpus(look, facts, condition),
-            *_address(look, facts, condition, addresses.get(look.name, "")),
+            *_address(look, facts, addresses.get(look.name, "")),
             *_keeping(look, facts, name),
             *_limits(look, facts, condition),
         ]
     known = [look for look in looks if look.facts is not None]
-    return [*findings, *_own_names(known), *_versions(known, name), *_unlike_gpus(known), *_ports(known, cluster)]
+    return [*findings, *_sshd(known), *_own_names(known), *_versions(known, name), *_unlike_gpus(known), *_ports(known, cluster)]
 
 
 def hosts_hardware(looks: Sequence[HostLook]) -> Hardware:
@@ -226,7 +226,7 @@ def runs_on(architectures: Sequence[str], capability: tuple[int, int]) -> bool:
     return False
 
 
-def _address(look: HostLook, facts: HostFacts, condition: HostCondition, address: str) -> Iterator[Finding]:
+def _address(look: HostLook, facts: HostFacts, address: str) -> Iterator[Finding]:
     if not address:
         return
     if ip_address(address.partition("%")[0]).is_global:
@@ -235,13 +235,6 @@ def _address(look: HostLook, facts: HostFacts, condition: HostCondition, address
             f"its address {address} is public, and what ranks send is neither encrypted nor authenticated",
             "connect the hosts by WireGuard or Tailscale, and state those addresses in hosts[].address",
         )
-        if condition.passwords:
-            fix = f"as root on {look.name}: PasswordAuthentication no in /etc/ssh/sshd_config, once your key works"
-            yield warning(look.name, "its sshd takes passwords from the Internet", fix)
-        if condition.root_login == "yes":
-            yield warning(
-                look.name, "its sshd lets root in from the Internet", f"as root on {look.name}: PermitRootLogin no in /etc/ssh/sshd_config"
-            )
     name = _interface(facts, look)
     link = facts.links.get(name)
     if look.host.interface and link is None and look.host.interface != LOOPBACK_INTERFACE:
@@ -252,6 +245,17 @@ def _address(look: HostLook, facts: HostFacts, condition: HostCondition, address
     elif link is not None and link.get("wireless"):
         fix = "use a cable, and state its address and hosts[].interface"
         yield warning(look.name, f"its interface {name} is wireless: slow, and other devices share it", fix)
+
+
+def _sshd(looks: Sequence[HostLook]) -> Iterator[Finding]:
+    """Warn of what sshd allows and Lockstep doesn't need, on any network: who reaches the host may guess."""
+    conditions = {look.name: look.condition for look in looks if look.condition is not None}
+    for names, what, setting in (
+        ([name for name, one in conditions.items() if one.passwords], "takes passwords", "PasswordAuthentication no"),
+        ([name for name, one in conditions.items() if one.root_login == "yes"], "lets root in", "PermitRootLogin no"),
+    ):
+        if names:
+            yield warning(", ".join(names), f"its sshd {what}", f"as root there, once your key works: {setting} in /etc/ssh/sshd_config")
 
 
 def _own_names(looks: Sequence[HostLook]) -> Iterator[Finding]:

@@ -71,8 +71,6 @@ class HostCondition:
     """None: the host has no environment for ranks."""
     torch: Torch | None = None
     """None: not asked, since there is no GPU."""
-    config: str = ""
-    """The model's config.json, if a job's was asked for and is there."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +130,6 @@ def _read(answer: dict[str, Any]) -> HostCondition:
         gpu_errors=read_gpu_errors(answer["gpuErrors"]),
         libraries=None if libraries is None else _libraries(libraries),
         torch=None if torch is None else _torch(torch),
-        config=str(answer["config"]),
     )
 
 

@@ -129,7 +129,8 @@ class HostFacts:
     has_units: bool = False
     lingers: bool = False
     kills_processes: bool = False
-    cpus: int = 1
+    controllers: frozenset[str] = frozenset()
+    """Controllers of control groups that the user's units may use, such as cpu and memory."""
     missing: tuple[tuple[str, str, str], ...] = ()
     """(field, path, kind) of inputs that are not there."""
     jobs: Mapping[str, JobOnHost] = field(default_factory=dict)
@@ -238,7 +239,7 @@ def _read(name: str, answer: dict[str, Any]) -> HostFacts:
         has_units=bool(keeping["units"]),
         lingers=bool(keeping["linger"]),
         kills_processes=bool(keeping["killsProcesses"]),
-        cpus=max(1, int(answer["cpus"] or 1)),
+        controllers=frozenset(map(str, keeping["controllers"])),
         missing=tuple((str(field), str(path), str(kind)) for field, path, kind in answer["missing"]),
         jobs={str(job): _job_or_problem(there) for job, there in answer["jobs"].items()},
         state=str(answer["state"]),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -18,10 +17,9 @@ from lockstep.plan.hosts.facts import HostFacts
 from lockstep.plan.hosts.place import Seat, chosen, path_of_job, seats
 from lockstep.plan.hosts.reach import HostNetwork
 from lockstep_spec.choices import StorageMode
-from lockstep_spec.families import UnknownModel, shape_from_config
 from lockstep_spec.words import decimal_size, named, number_of
 
-SECTIONS = ("memory", "network", "saves")
+SECTIONS = ("adapter", "memory", "network", "ranks", "saves")
 """Sections of a forecast that depend on the hosts."""
 
 
@@ -46,7 +44,7 @@ def job_findings(
     known: RunFacts,
     again: str,
 ) -> list[Finding]:
-    """Judge the job on these hosts. `known`: what files here and the hub say of the run. `again`: words that name the cluster on a command line."""
+    """Judge the job on these hosts. `known`: what files, the hub and the hosts say of the run. `again`: words that name the cluster on a command line."""
     name = job.metadata.name
     try:
         hosts = chosen(cluster, job.spec.nodes)
@@ -68,7 +66,7 @@ def job_findings(
         return [*findings, *(failed(f"job {name}", str(line), "change the job, or the file of hosts") for line in error.args)]
     ranks = placed[0].run.layout.world_size
     findings.append(fine(f"job {name}", f"{number_of(len(placed), 'node')} with {number_of(ranks, 'rank')} fit now"))
-    estimate = forecast(placed[0].resolved, _run_facts(placed, answers, by_name, network, known))
+    estimate = forecast(placed[0].resolved, _run_facts(placed, answers, network, known))
     findings += [as_check(one) for one in estimate.findings if one.subject in SECTIONS]
     return [*findings, *_disks(placed, answers, estimate)]
 
@@ -80,9 +78,7 @@ def as_check(planned: Finding) -> Finding:
     return replace(planned, outcome=Outcome.WARNING) if planned.outcome is Outcome.NOTE and planned.fix else planned
 
 
-def _run_facts(
-    placed: Sequence[Seat], answers: Mapping[str, HostFacts], looks: Mapping[str, HostLook], network: HostNetwork | None, known: RunFacts
-) -> RunFacts:
+def _run_facts(placed: Sequence[Seat], answers: Mapping[str, HostFacts], network: HostNetwork | None, known: RunFacts) -> RunFacts:
     claimed = {seat.host.name: (seat.run.host.claims if seat.run.host else ()) for seat in placed}
     memories = [
         (gpu.memory // (len(claimed[host]) if gpu.shared else 1), f"the {gpu.name} of {host}", gpu.shared)
@@ -94,16 +90,7 @@ def _run_facts(
     device = slowest(gpu.name for host, facts in answers.items() for gpu in facts.gpus if gpu.uuid in claimed[host])
     facts = replace(known, capacity_bytes=size, capacity_source=source, capacity_shared=shared, device=device, refuses_slow_network=True)
     rate = None if network is None else network.slowest_gbs
-    if rate:
-        facts = replace(facts, speed=NetworkSpeed(rate, "the slowest pair of neighbors just now"))
-    for host in answers:
-        condition = looks[host].condition
-        if facts.shape is None and condition is not None and condition.config:
-            try:
-                facts = replace(facts, shape=shape_from_config(json.loads(condition.config)), shape_source=f"its config.json on {host}")
-            except (UnknownModel, ValueError, TypeError, AttributeError, RecursionError) as error:
-                facts = replace(facts, shape_source=f"its config.json on {host} can't be used: {error}")
-    return facts
+    return replace(facts, speed=NetworkSpeed(rate, "the slowest pair of neighbors just now")) if rate else facts
 
 
 def _disks(placed: Sequence[Seat], answers: Mapping[str, HostFacts], estimate: Forecast) -> Iterator[Finding]:

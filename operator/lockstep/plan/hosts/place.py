@@ -10,14 +10,14 @@ from typing import Any
 from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import ConfigError
 from lockstep.api.hosts import Host, HostsCluster
-from lockstep.api.job import TrainingJob
+from lockstep.api.job import OwnAmounts, TrainingJob
 from lockstep.api.names import ANNOTATION_TYPED, DATASETS, WORKSPACE
 from lockstep.plan.hosts.facts import OLDEST_PYTHON, PYTHON_MIN, HostFacts, HostGpu, unread_words
 from lockstep.plan.hosts.record import Coordinator, JobRecord
 from lockstep.plan.hosts.status import named_hosts
-from lockstep.plan.hosts.unit import unit_name, unit_text
-from lockstep.plan.layers import Layer
-from lockstep.plan.render.resolve import real_text, resolve
+from lockstep.plan.hosts.unit import limit_lines, unit_name, unit_text
+from lockstep.plan.render.machine import machine_variables, socket_variables
+from lockstep.plan.render.resolve import real_text, resolve, unkept_lines
 from lockstep.plan.render.resolved import PlatformDefaults, Resolved
 from lockstep.plan.render.run import Placement, build_run, expected_paths
 from lockstep_gang.contract.run import HostPlace, Run, WhenDone
@@ -41,6 +41,8 @@ class Seat:
     run: Run
     record: JobRecord
     resolved: Resolved
+    unlimited: str = ""
+    """Reason why the job's own CPU and memory are not kept on the host; '' where they are, or it states none."""
 
     @property
     def node(self) -> int:
@@ -235,12 +237,14 @@ def _seat(
         timeouts=replace(run.timeouts, return_seconds=away_seconds),
     )
     interface = host.interface or _interface(own, placement.addresses, placement.addresses[node])
-    environment = variables(resolved, host, own, interface, gpus, run.layout.counts[node])
+    environment = variables(resolved, host, interface, gpus)
     if "PATH" in environment:  # (stated, so that it stays as it is, as in pods)
         run = replace(run, environment={**run.environment, "PATH": environment["PATH"]})
     command = (python, "-B", join(folder, AGENT), "--run", join(folder, RUN), "--node", str(node))
     stop_seconds = resolved.job.spec.pod_template.grace_seconds
-    unit = unit_text(resolved.name, node, command, environment, folder, join(folder, "agent.log"), stop_seconds)
+    unit = unit_text(
+        resolved.name, node, command, environment, folder, join(folder, "agent.log"), stop_seconds, limit_lines(resolved.spec.resources)
+    )
     record = JobRecord(
         job=stored(resolved, cluster),
         cluster=cluster,
@@ -256,7 +260,24 @@ def _seat(
         unit="" if supervised else unit,
         unkept=unkept,
     )
-    return Seat(host, run, record, resolved)
+    return Seat(host, run, record, resolved, _why_unlimited(resolved.spec.resources, own, unkept))
+
+
+def _why_unlimited(amounts: OwnAmounts, facts: HostFacts, unkept: str) -> str:
+    """Reason why these amounts are not kept on a host; '' where they are. `unkept`: see why_unkept."""
+    lacking = [field for field in amounts.to_dict() if unkept or field not in facts.controllers]
+    if unkept or not lacking:
+        return unkept if lacking else ""
+    what = " and ".join(lacking)
+    return f"units of {facts.user} have no control over {what} there: as root, set Delegate=cpu memory in user@.service, under control groups of version 2"
+
+
+def unlimited_lines(placed: Sequence[Seat]) -> list[str]:
+    """Return a warning for each reason why hosts don't keep the job's own CPU and memory."""
+    hosts: dict[str, list[str]] = {}
+    for seat in placed:
+        hosts.setdefault(seat.unlimited, []).append(seat.host.name)
+    return [line for why, names in hosts.items() if why for line in unkept_lines(placed[0].resolved, f"on {named_hosts(names)}", why)]
 
 
 def why_unkept(host: Host, facts: HostFacts) -> str:
@@ -407,31 +428,17 @@ def _taken(host: Host, facts: HostFacts) -> Iterator[str]:
             yield f"GPU {gpu.index} is used by {', '.join(gpu.users)}"
 
 
-def variables(resolved: Resolved, host: Host, facts: HostFacts, interface: str, gpus: Sequence[HostGpu], ranks: int) -> dict[str, str]:
-    """Variables of one node, which has so many ranks.
-
-    The strongest first: spec.env, spec.fabric.ncclEnv, hosts[].env, hosts[].interface, nccl.env of the cluster file, and what Lockstep finds.
-
-    Raises ConfigError for a variable that only a cluster has.
-    """
-    spec = resolved.spec
-    missing = [variable.name for variable in spec.env if variable.value_from is not None]
+def variables(resolved: Resolved, host: Host, interface: str, gpus: Sequence[HostGpu]) -> dict[str, str]:
+    """Return the variables of one node: hosts[].env, over hosts[].interface, are the host's own. Raises ConfigError for one that only a cluster has."""
+    missing = [variable.name for variable in resolved.spec.env if variable.value_from is not None]
     if missing:
         raise ConfigError(
             f"spec.env takes {', '.join(missing)} from a Secret or a ConfigMap, which hosts don't have: set it in hosts[].env of the cluster file"
         )
-    sockets = {"NCCL_SOCKET_IFNAME": f"={interface}", "GLOO_SOCKET_IFNAME": interface} if interface else {}
-    nccl = {name: layered.value for name, layered in resolved.nccl.items()}
-    of_cluster = {variable.name: nccl[variable.name] for variable in resolved.profile.spec.nccl.env if variable.name in nccl}
-    of_job = {name: layered.value for name, layered in resolved.nccl.items() if layered.layer is Layer.JOB}
-    return {
-        **nccl,
-        "OMP_NUM_THREADS": str(max(1, facts.cpus // ranks)),
-        **sockets,
-        **of_cluster,
+    sockets = socket_variables(interface) if interface else {}
+    own = {
         **(sockets if host.interface else {}),
         "CUDA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in gpus),
         **{variable.name: real_text(variable.value, resolved.platform) for variable in host.env},
-        **of_job,
-        **{variable.name: variable.value or "" for variable in spec.env},
     }
+    return machine_variables(resolved, sockets, own)

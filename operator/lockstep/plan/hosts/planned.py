@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from lockstep.api.quantity import number
 from lockstep.plan.ahead.forecast import NOT_OFFLINE, Card, Forecast
 from lockstep.plan.ahead.slownetwork import slowest
 from lockstep.plan.cluster.finding import Finding, fine, note, refused, unknown
 from lockstep.plan.hosts.facts import DIVIDED, HostFacts
-from lockstep.plan.hosts.place import Seat
+from lockstep.plan.hosts.place import Seat, unlimited_lines
 from lockstep.plan.render.resolved import Resolved
 from lockstep_spec.words import listed, number_of
 
@@ -45,9 +46,9 @@ def cards_of(asked: HostsAsked) -> tuple[Card, ...]:
             size = smallest.memory // len(gpus) if smallest.shared else smallest.memory
             cards.append(Card(f"{seat.host.name}'s {smallest.name}", size, micro_batch, smallest.shared))
         elif facts.memory:
-            ranks = seat.record.ranks[seat.node]
+            ranks, own = seat.record.ranks[seat.node], 0 if seat.unlimited else int(number(seat.resolved.spec.resources.memory))
             part = "memory" if ranks == 1 else f"memory for each of {ranks} ranks"
-            cards.append(Card(f"{seat.host.name}'s {part}", facts.memory // ranks, micro_batch))
+            cards.append(Card(f"{seat.host.name}'s {part}", min(facts.memory, own or facts.memory) // ranks, micro_batch))
     return tuple(cards)
 
 
@@ -67,6 +68,7 @@ def hosts_plan(resolved: Resolved, hosts: Sequence[str], asked: HostsAsked | Non
     else:
         findings += [refused("hosts", reason) for reason in asked.refusals]
         findings += [fine("hosts", _seat(seat, asked.facts[seat.host.name])) for seat in asked.seats]
+        findings += [note("hosts", line.removeprefix("warning: ")) for line in unlimited_lines(asked.seats)]
     return findings + estimate.findings
 
 

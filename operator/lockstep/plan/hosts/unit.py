@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from lockstep.api.job import OwnAmounts
+from lockstep.api.quantity import number
+
 _SPECIAL = str.maketrans({"\\": "\\\\", '"': '\\"', "%": "%%", "\n": "\\n", "\t": "\\t", "\r": "\\r"})
 UNIT = """\
 [Unit]
@@ -27,7 +30,7 @@ TimeoutStopSec={stop_seconds}
 # The kernel may kill one rank; the agent says so, and starts all again.
 OOMPolicy=continue
 LimitNOFILE=65536
-
+{limits}
 [Install]
 WantedBy=default.target
 """
@@ -37,8 +40,16 @@ def unit_name(job: str) -> str:
     return f"lockstep-{job}.service"
 
 
-def unit_text(job: str, node: int, command: Sequence[str], environment: Mapping[str, str], folder: str, log: str, stop_seconds: int) -> str:
-    """Text of the unit file: every word of `command` and every value is quoted for systemd, which then changes nothing in it."""
+def limit_lines(amounts: OwnAmounts) -> str:
+    """Lines of a unit that limit CPU and memory of its processes together."""
+    cpu, memory = number(amounts.cpu), number(amounts.memory)
+    return (f"CPUQuota={max(1, round(cpu * 100))}%\n" if cpu else "") + (f"MemoryMax={int(memory)}\n" if memory else "")
+
+
+def unit_text(
+    job: str, node: int, command: Sequence[str], environment: Mapping[str, str], folder: str, log: str, stop_seconds: int, limits: str = ""
+) -> str:
+    """Text of the unit file: every word of `command` and every value is quoted for systemd, which then changes nothing in it. `limits`: see limit_lines."""
     return UNIT.format(
         job=_plain(job),
         node=node,
@@ -47,6 +58,7 @@ def unit_text(job: str, node: int, command: Sequence[str], environment: Mapping[
         folder=_path(folder),
         log=_path(log),
         stop_seconds=stop_seconds,
+        limits=limits,
     )
 
 

@@ -117,10 +117,11 @@ REMEDIES: Mapping[str, tuple[Remedy, ...]] = {
     "VolumeConflict": (Remedy(_EDIT, "another name or path in podTemplate.volumes; the job then starts by itself"),),
     "AnnotationReserved": (Remedy(_EDIT, "remove it from podTemplate.annotations; the job then starts by itself"),),
     "WorkspaceClaimPerPod": (Remedy(_ANEW, "and create it again without storage.workspaceClaimName, which can't be changed in an existing job"),),
+    "ResourcesNotPossible": (Remedy(_EDIT, "another spec.resources, as the message says; the job then starts by itself"),),
     "RunTooLarge": (Remedy(_EDIT, "shorter env, arguments, training settings or pod template; the job then starts by itself"),),
     # PodsScheduled
     Reason.PODS_NOT_CREATED: (
-        Remedy("kubectl get pods -n kube-system", "shows if kube-controller-manager runs; it then creates the pods", r"kube-controller-manager"),
+        Remedy("kubectl get pods -n kube-system", "shows if kube-controller-manager runs (OpenShift: -n openshift-kube-controller-manager); it then creates the pods", r"kube-controller-manager"),
         Remedy("{0}", "shows if one has lost the job's labels: delete it, and it is created again", r"\((kubectl get pod [^)]+)\)"),
         Remedy("kubectl describe statefulset {job} -n {namespace}", "shows what Kubernetes says about creating its pods"),
     ),
@@ -130,7 +131,7 @@ REMEDIES: Mapping[str, tuple[Remedy, ...]] = {
         Remedy("kubectl get priorityclass", "lists them, for podTemplate.priorityClassName", r"priorityClassName"),
         Remedy("kubectl get runtimeclass", "lists them, for pod.runtime_class of the cluster file", r"runtime_class"),
         Remedy("kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations", "shows which service should answer", r"admission webhook \S+ doesn't answer"),
-        Remedy("kubectl describe limitrange -n {namespace}", "shows what a container may have: ask for more, or request less in resources of the TrainingCluster", r"(?:maximum|minimum) \S+ (?:usage|limit) per|limit to request ratio"),
+        Remedy("kubectl describe limitrange -n {namespace}", "shows what a container may have: ask for more, or request less in spec.resources, or without it in resources of the TrainingCluster", r"(?:maximum|minimum) \S+ (?:usage|limit) per|limit to request ratio"),
         Remedy("{0}", "helps where an administrator agrees", _NAMED),
         Remedy("kubectl describe statefulset {job} -n {namespace}", "shows why its pods are refused"),
     ),
@@ -163,7 +164,7 @@ REMEDIES: Mapping[str, tuple[Remedy, ...]] = {
         Remedy(_IMAGE, "corrects it (or correct the cluster's image and send it with lockstep deploy CLUSTER): the job starts anew by itself"),
     ),
     Reason.CONTAINER_FAILED: (
-        Remedy("{0} -n {namespace} --previous", "shows what it said before it ended", r"(kubectl logs \S+ -c \S+)"),
+        Remedy("{0} --previous", "shows what it said before it ended", r"(kubectl logs \S+ -n \S+ -c \S+)"),
         Remedy(_DESCRIBE_POD, "shows how its containers ended"),
     ),
     Reason.CONTAINER_NOT_STARTED: (
@@ -181,12 +182,12 @@ REMEDIES: Mapping[str, tuple[Remedy, ...]] = {
     Reason.NETWORK_NOT_READY: (Remedy(_DESCRIBE_POD, "shows what its node's network plugin says"),),
     Reason.POD_NOT_ENDED: (
         Remedy("""kubectl patch pod {0} -n {namespace} --type merge -p '{{"metadata":{{"finalizers":null}}}}'""", "lets it go, if the finalizer's owner is no more; the job then goes on by itself", r"(?:^|[:;] )([^\s,]+)[^:;]* should have ended at .* finalizer"),
-        Remedy("kubectl describe node {0}", "shows the state of its kubelet; once the machine is off, kubectl delete pod --force gives the pod up", r"kubelet of Node (\S+)"),
+        Remedy("kubectl describe node {0}", "shows the state of its kubelet; once the machine is off, kubectl delete pod POD -n {namespace} --force gives the pod up", r"kubelet of Node (\S+)"),
         Remedy(_DESCRIBE_POD, "shows what keeps it"),
     ),
     Reason.POD_FAILED: (Remedy(_DESCRIBE_POD, "shows why the kubelet gave it up"),),
     Reason.PREFLIGHT_FAILED: (Remedy("lockstep describe {job} -n {namespace}", "shows every finding and its fix; the job checks again by itself"),),
-    Reason.DNS_UNAVAILABLE: (Remedy("kubectl get pods -n kube-system -l k8s-app=kube-dns", "shows if the cluster's DNS runs; the job starts by itself when it answers"),),
+    Reason.DNS_UNAVAILABLE: (Remedy("kubectl get pods -n kube-system -l k8s-app=kube-dns", "shows if the cluster's DNS runs (OpenShift: oc get pods -n openshift-dns); the job starts by itself when it answers"),),
     Reason.NAME_NOT_FOUND: (Remedy("lockstep deploy CLUSTER", "creates the operator's Service again; the job then starts by itself"),),
     Reason.NETWORK_BLOCKED: (Remedy("kubectl get networkpolicy -n {namespace}", "shows what keeps its pods apart; the job starts by itself when they reach each other"),),
     Reason.REPORT_REFUSED: (Remedy("lockstep stop {job} -n {namespace}", _START_ANEW),),
@@ -254,7 +255,7 @@ HELP_BY_CAUSE = {
     "UserCode": "the script failed: correct it first",
     "Configuration": "the job asks for something impossible: change what the message names",
     "OutOfMemory": "use less memory: a smaller microBatchSize (the global batch stays), a shorter maxLength, or more nodes",
-    HOST_MEMORY: "the node's own memory, not the GPU's: raise resources.limits.memory of the TrainingCluster, or take fewer ranks a node, fewer data loader workers or a smaller offload",
+    HOST_MEMORY: "the node's own memory, not the GPU's: raise spec.resources.memory, or without it resources.limits.memory of the TrainingCluster, or take fewer ranks a node, fewer data loader workers or a smaller offload",
     SHARED_MEMORY: "shared memory was full: do what the message says",
     "Fabric": "ranks lost their connections: check the fabric and the node that is named",
     "Storage": "the volume, or another file system, is full, failed, or may not be written: first make room where the message says, or fix what it names",
@@ -266,7 +267,7 @@ HELP_BY_CAUSE = {
     NO_MODULE: "the image or the environment lacks what the message names: add its package to the image, or in /workspace/packages (docs/how-to/add-packages.md)",
     ANOTHER_PROGRAM: "two projects share a folder: send the job's own again, as the message says, and the other one to a folder of its own",
     "Killed": "no process of the job sent that signal: find out who did, and check the pods' memory limit",
-    "Hardware": "a GPU of that node failed: kubectl cordon the Node, so that the job starts on another one",
+    "Hardware": "a GPU of that node failed: kubectl cordon NODE, so that the job starts on another one",
     "Internal": "this is a defect of Lockstep: please report it with the bundle",
 }
 HELP_WITHOUT_PODS = {

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep.api.names import ANNOTATION_TROUBLE
-from lockstep.api.objects import Object, condition, has_ended, is_true
+from lockstep.api.objects import Object, condition, has_ended, is_run, is_true
 from lockstep.plan.times import seconds_of, timestamp
 from lockstep_spec.words import duration, number_of, printable_line
 
@@ -234,8 +234,8 @@ def _seconds(stamp: object) -> float | None:
 
 
 def is_open(job: Object) -> bool:
-    """True if the job has not ended, so that more is to be heard of it."""
-    return not has_ended(job.get("status") or {})
+    """Return True if more is to be heard of the job from the operator: it has not ended, and is no run without one."""
+    return not (is_run(job) or has_ended(job.get("status") or {}))
 
 
 def marked(job: Object, unheard: Unheard | None, now: float) -> Object:

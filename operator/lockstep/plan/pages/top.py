@@ -42,15 +42,20 @@ def snapshot(job: Object, pods: Sequence[Object], answers: Mapping[int, Object])
         "transport": status.get("cluster", {}).get("transport"),
         "fabric": {"uses": fabric.get("transport"), "verified": verified.get("status"), "message": verified.get("message", "")},
         "ranks": {key: value for key, value in (status.get("ranks") or {}).items() if key not in ("order", "perNode")},
-        "loss": _curve(answers),
+        "loss": _curve(answers, trainer.get("step")),
         "nodes": [_node(layout, pod, answers) for pod in sorted(pods, key=lambda pod: node_index(pod["metadata"]["name"]))],
     }
     return {key: value for key, value in values.items() if value not in (None, {})}
 
 
-def _curve(answers: Mapping[int, Object]) -> list[list[float]]:
+def _curve(answers: Mapping[int, Object], reached: int | None) -> list[list[float]]:
+    """Losses by step, without those of an earlier attempt behind the step that this one has reached."""
     curve: Object = next((answer["curve"] for answer in answers.values() if answer.get("curve")), {})
-    return [[int(step), values["loss"]] for step, values in curve.items() if values.get("loss") is not None]
+    return [
+        [int(step), values["loss"]]
+        for step, values in curve.items()
+        if values.get("loss") is not None and (reached is None or int(step) <= reached)
+    ]
 
 
 def _node(layout: RankLayout, pod: Object, answers: Mapping[int, Object]) -> Object:

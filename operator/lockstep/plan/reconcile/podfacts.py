@@ -16,7 +16,7 @@ from lockstep.api.objects import Object, claim_names, condition, conditions_of, 
 from lockstep.api.status import ConditionType
 from lockstep.plan.observed import Observed, ReceivedReport, current_report, is_terminating, owner_uid
 from lockstep.plan.times import seconds_of, timestamp
-from lockstep.plan.waiting.containers import is_heard, is_scheduled, scheduler_message, undecided, waits_for_a_claim
+from lockstep.plan.waiting.containers import event_troubles, is_heard, is_scheduled, scheduler_message, undecided, waits_for_a_claim
 from lockstep_gang.contract.reply import Fact, FactType
 from lockstep_spec.words import clauses, listed, number_of
 
@@ -164,11 +164,11 @@ def _waiting(observed: Observed) -> Iterator[Fact]:
         pod = observed.pod(index)
         if pod is None:
             yield Fact(FactType.WAITING, index, pod_name(observed.name, index), "NotCreated")
-        elif (why := _why_waiting(pod)) is not None:
+        elif (why := _why_waiting(observed, pod)) is not None:
             yield _fact(FactType.WAITING, pod, *why)
 
 
-def _why_waiting(pod: Object) -> tuple[str, str] | None:
+def _why_waiting(observed: Observed, pod: Object) -> tuple[str, str] | None:
     """(one word, the cluster's sentence); None when it runs."""
     if is_terminating(pod):
         return "Terminating", "an earlier pod of this name is still ending"
@@ -179,7 +179,9 @@ def _why_waiting(pod: Object) -> tuple[str, str] | None:
         return ("Unschedulable", message) if message else ("Scheduling", undecided([pod]))
     if is_running(pod):
         return None
-    return _of_containers(pod.get("status", {}))
+    reason, message = _of_containers(pod.get("status", {}))
+    trouble = next(event_troubles(observed, pod), None) if reason == "ContainerCreating" else None
+    return (reason, message) if trouble is None else (trouble.reason, trouble.text)
 
 
 def _of_containers(status: Object) -> tuple[str, str]:

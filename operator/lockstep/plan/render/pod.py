@@ -15,7 +15,7 @@ from lockstep.plan.layers import Notice
 from lockstep.plan.render.fabric import GPU_RESOURCE, Transport, rail_networks, rail_resources
 from lockstep.plan.render.resolved import Resolved
 from lockstep.plan.render.scheduling import node_terms, tolerations
-from lockstep.plan.render.security import locks_memory_as_root, restricted, trainer_rights, volume_group
+from lockstep.plan.render.security import agent_rights, locks_memory_as_root, trainer_rights, volume_group
 from lockstep.plan.render.storage import claim_volumes, cluster_mounts, extra_volumes, mounts
 from lockstep.plan.render.template import fill
 from lockstep_gang.contract.run import POD_IPS
@@ -59,7 +59,7 @@ def pod_template(resolved: Resolved, agent_image: str, key_secret: str, *, repor
             "image": agent_image,
             "env": profile_variables(profile),
             "resources": AGENT_RESOURCES,
-            "rights": asdict(restricted(profile)),
+            "rights": asdict(agent_rights(profile, resolved.transport)),
             "mounts": cluster_mounts(resolved),
         },
         trainer={
@@ -103,12 +103,11 @@ def pull_secrets(spec: TrainingJobSpec, profile: TrainingClusterSpec) -> list[st
 
 
 def _resources(resolved: Resolved) -> dict[str, dict[str, str]]:
-    """CPU and memory as the cluster says; devices as requests and limits alike, as Kubernetes wants extended resources."""
-    stated = resolved.profile.spec.resources
+    """CPU and memory, and devices as requests and limits alike, as Kubernetes wants extended resources."""
     devices = {GPU_RESOURCE: str(resolved.gpus_per_node)} if resolved.gpus_per_node else {}
     if resolved.transport is Transport.RDMA:
         devices |= rail_resources(resolved.profile.spec.network.rdma)
-    return {"requests": stated.requests.to_dict() | devices, "limits": stated.limits.to_dict() | devices}
+    return {"requests": resolved.amounts("requests") | devices, "limits": resolved.amounts("limits") | devices}
 
 
 def variable_warnings(job: TrainingJob, profile: TrainingCluster) -> list[Notice]:

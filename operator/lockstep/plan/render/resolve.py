@@ -8,13 +8,14 @@ from enum import Enum
 from posixpath import basename, dirname, isabs, join, normpath
 from typing import Any, TypeVar
 
-from lockstep.api.cluster import Rdma, TrainingCluster
+from lockstep.api.cluster import Amounts, Rdma, TrainingCluster
 from lockstep.api.errors import ConfigError
 from lockstep.api.hosts import HostsCluster
-from lockstep.api.job import RANKS_MAX, JobType, TrainingJob, ranks_a_node
+from lockstep.api.job import RANKS_MAX, JobType, OwnAmounts, TrainingJob, ranks_a_node
 from lockstep.api.model import Model
 from lockstep.api.names import ANNOTATION_NETWORKS, ANNOTATION_RUN_HASH, DATASETS, WORKSPACE
 from lockstep.api.podtemplate import PodTemplate
+from lockstep.api.quantity import number
 from lockstep.api.shared import MAY_NAME_PATHS, PlainVariable, Variable
 from lockstep.api.training import ON_VOLUMES
 from lockstep.plan.layers import Layer, Layered, Notice, Setting, written
@@ -46,7 +47,7 @@ PATH_IN_TEXT = "PathInText"
 _TRAINER_IMAGE = re.compile(r"(?:[^/@]+/)*lockstep-trainer(?:[:@].+)?")
 _PROFILE_SECTIONS = ("platform", "nodes", "storage", "security", "resources", "shm_size", "pod")
 _JOB_SECTIONS = (
-    "type", "interactive", "restart", "start_timeout_seconds", "hang_timeouts", "preflight", "suspend", "active_deadline_seconds", "ttl_seconds_after_finished", "queue_name", "training", "script", "env", "env_from", "image_pull_secrets", "pod_template",
+    "type", "resources", "interactive", "restart", "start_timeout_seconds", "hang_timeouts", "preflight", "suspend", "active_deadline_seconds", "ttl_seconds_after_finished", "queue_name", "training", "script", "env", "env_from", "image_pull_secrets", "pod_template",
 )  # fmt: skip
 
 
@@ -67,6 +68,7 @@ def resolve(job: TrainingJob, profile: TrainingCluster, platform: PlatformDefaul
     refusals = [
         *_size_refusals(nodes.value, ranks_a_node(gpus.value, spec.ranks_per_node)),
         *fabric_refusals(transport.value, cluster.network, name),
+        *_amount_refusals(spec.resources, cluster.resources.limits, name),
         *_image_refusals(image, name),
         *_storage_refusals(job, storage, name),
         *scheduling_refusals(spec.pod_template, cluster.nodes, name, nodes.value),
@@ -211,6 +213,22 @@ def _size_refusals(nodes: int, ranks: int) -> list[Notice]:
     return [Notice("TooManyRanks", message)]
 
 
+def _amount_refusals(own: OwnAmounts, limits: Amounts, profile_name: str) -> Iterator[Notice]:
+    """Refuse more than the cluster's limits, and 0, which to the kubelet is no limit at all."""
+    for field, wanted in own.to_dict().items():
+        most = getattr(limits, field)
+        if not number(wanted):
+            yield Notice(
+                "ResourcesNotPossible", f"spec.resources.{field} is {wanted}: state more than 0, or leave it out to take the cluster's"
+            )
+        elif 0 < number(most) < number(wanted):
+            message = (
+                f"spec.resources.{field} is {wanted}, and the cluster {profile_name} allows a pod {most} (resources.limits.{field} in its file): "
+                "ask for less, or have that limit raised"
+            )
+            yield Notice("ResourcesNotPossible", message)
+
+
 def _storage_refusals(job: TrainingJob, mode: Layered[StorageMode], profile_name: str) -> list[Notice]:
     if mode.value is StorageMode.SHARED or job.spec.storage.workspace_claim_name is None:
         return []
@@ -301,6 +319,12 @@ def _real_path(path: str, platform: PlatformDefaults) -> str:
 def path_lines(resolved: Resolved) -> list[str]:
     """Return the warnings of paths that stay as they are, as a start prints them."""
     return [f"warning: {one.reason}: {one.message}" for one in resolved.warnings if one.reason == PATH_IN_TEXT]
+
+
+def unkept_lines(resolved: Resolved, where: str, why: str) -> list[str]:
+    """Return the warning that nothing keeps the job's own CPU and memory there, as a start prints it; [] for a job that states none."""
+    stated = ", ".join(f"{field} {value}" for field, value in resolved.spec.resources.to_dict().items())
+    return [f"warning: ResourcesNotKept: spec.resources ({stated}) is not kept {where}: {why}"] if stated else []
 
 
 def refuse_missing_gpus(resolved: Resolved) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-from lockstep.api.cluster import TrainingCluster
+from lockstep.api.cluster import Amounts, TrainingCluster
 from lockstep.api.errors import ConfigError
 from lockstep.api.job import TrainingJob, TrainingJobSpec
 from lockstep.api.names import DATASETS, WORKSPACE
@@ -77,6 +78,11 @@ class Resolved:
     @property
     def suspend(self) -> bool:
         return self.job.spec.suspend
+
+    def amounts(self, which: Literal["requests", "limits"]) -> dict[str, str]:
+        """Return CPU and memory of a pod: the cluster's, but for the job's own, which are requests and limits alike."""
+        stated: Amounts = getattr(self.profile.spec.resources, which)
+        return {**stated.to_dict(), **self.spec.resources.to_dict()}
 
     @property
     def world_size(self) -> int:

@@ -76,7 +76,7 @@ def report_target(url: str, ca_pem: str) -> ReportTarget:
 
 def build_run(resolved: Resolved, placement: Placement) -> Run:
     """The run of a resolved job. Its variables are in the pod, not here, since some are secrets; but for those that only ranks may have."""
-    restart, script = resolved.job.spec.restart, resolved.job.spec.script
+    restart, script, training = resolved.job.spec.restart, resolved.job.spec.script, resolved.job.spec.training
     return Run(
         job=JobIdentity(resolved.name, resolved.namespace, resolved.uid),
         nodes=resolved.nodes,
@@ -99,6 +99,7 @@ def build_run(resolved: Resolved, placement: Placement) -> Run:
         rack_grouped=placement.report is not None and resolved.profile.spec.nodes.rack_label is not None,
         save_grace_seconds=resolved.job.spec.pod_template.grace_seconds - LAST_REPORT_SECONDS,
         training=None if resolved.training is None else training_json(resolved.training),
+        base_model="" if training is None else training.model.name,
         fabric=fabric_asked(resolved.job.spec, resolved.profile.spec, resolved.transport, resolved.nccl),
         preflight=expected_by_preflight(resolved),
         interactive=_interactive(resolved.job.spec),
@@ -135,11 +136,17 @@ def expected_by_preflight(resolved: Resolved) -> Expected | None:
         return None
     return Expected(
         paths=tuple(expected_paths(resolved)),
-        shm_bytes=int(number(resolved.profile.spec.shm_size)),
+        shm_bytes=_shm_bytes(resolved),
         rdma=_rdma(resolved) if resolved.transport is Transport.RDMA else None,
         all_reduce=_all_reduce(resolved) if mode is PreflightMode.FULL else None,
         self_test=_self_test(resolved) if mode is PreflightMode.FULL else None,
     )
+
+
+def _shm_bytes(resolved: Resolved) -> int:
+    """Return the size of /dev/shm that a pod gets: the kubelet makes it no larger than the job's own memory."""
+    shm, memory = resolved.profile.spec.shm_size, resolved.spec.resources.memory
+    return int(min(number(shm), number(memory or shm)))
 
 
 def with_preflight(job: TrainingJob) -> TrainingJob:

@@ -46,6 +46,12 @@ def trainer_rights(profile: TrainingClusterSpec, transport: Transport) -> Rights
     return replace(rights, user=0, non_root=False, capabilities=("IPC_LOCK",)) if locks_memory_as_root(profile, transport) else rights
 
 
+def agent_rights(profile: TrainingClusterSpec, transport: Transport) -> Rights:
+    """Return `restricted`, with a user beside a trainer of UID 0: the SCC that admits that (RunAsAny) assigns none, and the image's may be root."""
+    rights = restricted(profile)
+    return replace(rights, user=USER_ID) if locks_memory_as_root(profile, transport) else rights
+
+
 def volume_group(profile: TrainingClusterSpec) -> int | None:
     """Return the group that reads and writes a pod's volumes, whatever user the pod has.
 

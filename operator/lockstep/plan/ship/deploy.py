@@ -11,6 +11,7 @@ from lockstep.api.cluster import Platform
 from lockstep.api.files.clusterfile import ClusterFile
 from lockstep.api.names import ANNOTATION_DEFAULT_CLUSTER, APP, LABEL_JOB, LABEL_MANAGED_BY
 from lockstep.api.objects import Object, has_ended
+from lockstep.api.sccs import RDMA_SCC
 from lockstep.plan.diff import Change, changes
 from lockstep.plan.ship.openshift import puller
 
@@ -18,8 +19,7 @@ DEFINITION = "CustomResourceDefinition"
 CLAIM = "PersistentVolumeClaim"
 CLUSTER = "TrainingCluster"
 RDMA_RIGHTS = ("ClusterRole", "SecurityContextConstraints")
-"""Kinds of what is called as follows, and sent for clusters on OpenShift only."""
-RDMA_ROLE = "lockstep-rdma"
+"""Kinds of what is called RDMA_SCC, and sent for clusters on OpenShift only."""
 ONLY_CREATED = (CLAIM, "Namespace")
 """Kinds that are created when missing and never changed: they belong to whoever made them."""
 VOLATILE = ("managedFields", "resourceVersion", "generation", "creationTimestamp", "uid", "selfLink")
@@ -136,7 +136,7 @@ def objects_of_cluster(
     needed = any(item["kind"] == "TrainingJob" and item["metadata"]["namespace"] == namespace for item in others)
     removed = []
     for item in sent:
-        is_right = item["kind"] in RDMA_RIGHTS and item["metadata"]["name"] == RDMA_ROLE and not needs_rights
+        is_right = item["kind"] in RDMA_RIGHTS and item["metadata"]["name"] == RDMA_SCC and not needs_rights
         is_puller = called(item) == pulls and not needed
         if called(item) not in needed_names and (is_right or is_puller or called(item) == f"{CLUSTER} {name}"):
             removed.append(item)

@@ -11,7 +11,7 @@ from posixpath import commonpath
 from typing import Any
 
 from lockstep.api.errors import ConfigError
-from lockstep.api.hosts import HOST_NAME_PATTERN
+from lockstep.api.hosts import GPUS_MAX, HOST_NAME_PATTERN
 from lockstep.api.names import HOSTS
 from lockstep.plan.discovery.draft import Entry, Item, left_out, stated, write
 from lockstep.plan.translate.leaves import Leaf, Leftover, leaves_of
@@ -21,7 +21,6 @@ RDMA_OFF = (
 )
 MASTER_PORTS = 100
 """Ports of the range that begins at a launcher's master port."""
-_PAIR = re.compile(r"(?P<name>[^\s:=]+):(?P<slots>\d+)")
 _SLOTS = re.compile(r"slots\s*=\s*(\d+)", re.IGNORECASE)
 _LIMIT = re.compile(r"(max[-_]slots)\s*=\s*\d+", re.IGNORECASE)
 _WORD = re.compile(r"(?P<key>[A-Za-z]+)(?:\s*=\s*|\s+)(?P<value>.*)")
@@ -112,15 +111,30 @@ def read_machines(text: str, source: str) -> Machines:
 
 
 def from_words(words: Sequence[str]) -> Machines:
-    """Hosts as one types them: NAME, USER@NAME or NAME:PORT."""
-    hosts = []
-    for word in words:
-        login, _, place = word.rpartition("@")
-        name, _, port = place.partition(":")
-        if not name or (port and not re.fullmatch("[0-9]{1,5}", port)):
-            raise ConfigError(f"{word!r} is no host: write NAME, USER@NAME or NAME:PORT, as in ada@lab0:22")
-        hosts.append({"name": name, **_address(name), **({"user": login} if login else {}), **({"port": int(port)} if port else {})})
+    """Hosts as one types them for mpirun: NAME, USER@NAME or NAME:SLOTS."""
+    try:
+        typed = [_host_of(word) for word in words]
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    hosts = [
+        {"name": name, **_address(name), **({"user": user} if user else {}), **({} if slots is None else {"gpus": slots})}
+        for name, user, slots in typed
+    ]
     return Machines(tuple(hosts), ("",) * len(hosts))
+
+
+def _host_of(word: str) -> tuple[str, str, int | None]:
+    """Name, user ('': none) and slots of `[USER@]NAME[:SLOTS]`. Raises ValueError saying what is wrong."""
+    user, _, place = word.rpartition("@")
+    name, mark, slots = place.partition(":")
+    if not re.fullmatch(HOST_NAME_PATTERN, name) or (mark and not re.fullmatch("[0-9]{1,5}", slots)):
+        raise ValueError(f"{word!r} is no host: write NAME, USER@NAME, or NAME:8 for one with 8 GPUs")
+    if mark and int(slots) > GPUS_MAX:
+        raise ValueError(
+            f"{word!r}: the number behind a host's name is that of its GPUs, as in a hostfile, and at most {GPUS_MAX}; a port has its place in "
+            "~/.ssh/config, or in hosts[].port of a cluster file"
+        )
+    return name, user, int(slots) if mark else None
 
 
 def _address(name: str) -> dict[str, str]:
@@ -146,8 +160,6 @@ def from_hostfile(text: str, source: str) -> Machines:
             continue
         host, *after = words.split(maxsplit=1)
         rest = after[0] if after else ""
-        pair = _PAIR.fullmatch(host)
-        name, count = (pair["name"], int(pair["slots"])) if pair else (host, None)
         for limit in _LIMIT.finditer(rest):
             leftovers.append(Leftover(number, limit[0], "a job never starts more ranks than it has GPUs or states in ranksPerNode"))
         rest = _LIMIT.sub("", rest).strip()
@@ -155,8 +167,11 @@ def from_hostfile(text: str, source: str) -> Machines:
         if rest and not stated_slots:
             mistakes.append(f"{source}:{number}: {words!r} is no line of a hostfile: write NAME slots=2 or NAME:2")
             continue
-        count = int(stated_slots[1]) if stated_slots else count
-        user, _, name = name.rpartition("@")
+        try:
+            name, user, count = _host_of(f"{host}:{stated_slots[1]}" if stated_slots else host)
+        except ValueError as error:
+            mistakes.append(f"{source}:{number}: {error}")
+            continue
         users |= {name: user} if user else {}
         lines.setdefault(name, number)
         slots[name] = count if name not in slots else (slots[name] or 1) + (count or 1)

@@ -21,17 +21,13 @@ TRAINING = "spec.training"
 
 @dataclass(frozen=True)
 class Size:
-    """Ranks of the job."""
+    """Size of the job."""
 
-    nodes: int
-    gpus_per_node: int
-    """0: one rank a node, on the CPU."""
-    is_stated: bool = False
-    """The job file says so; else they are its cluster's."""
-
-    @property
-    def ranks(self) -> int:
-        return self.nodes * max(self.gpus_per_node, 1)
+    ranks: int | None
+    """None: not known."""
+    nodes: int | None = None
+    """Number that the job file states; None: it leaves that to its cluster, as with the GPUs."""
+    gpus_per_node: int | None = None
 
 
 @dataclass(frozen=True)
@@ -40,6 +36,8 @@ class Translation:
 
     text: str
     leftovers: tuple[Leftover, ...]
+    model: str
+    """The model as the file has it."""
 
 
 def _whole(value: Any) -> int:
@@ -228,16 +226,18 @@ def job_text(text: str, source: str, name: str, cluster: str, size: Size) -> Tra
     ]
     if missing:
         raise ConfigError(*missing)
-    return Translation(_written(name, cluster, source, size, reader.finished()), tuple(sorted(reader.leftovers, key=lambda one: one.line)))
+    written, model = _written(name, cluster, source, size, reader.finished()), str(reader.leaves["model.name"].value)
+    return Translation(written, tuple(sorted(reader.leftovers, key=lambda one: one.line)), model)
 
 
 def _written(name: str, cluster: str, source: str, size: Size, training: Sequence[Entry]) -> str:
+    counts = (("nodes", size.nodes), ("gpusPerNode", size.gpus_per_node))
     entries = [
         stated("apiVersion", API_VERSION, ""),
         stated("kind", "TrainingJob", ""),
         stated("metadata.name", name, "a new job of the same name goes on from the last checkpoint"),
         stated("spec.cluster", cluster, "a file in clusters/"),
-        *([stated("spec.nodes", size.nodes, ""), stated("spec.gpusPerNode", size.gpus_per_node, "")] if size.is_stated else ()),
+        *(stated(f"spec.{field}", number, "") for field, number in counts if number is not None),
         *training,
         stated("spec.restart.maxRestarts", 3, "without a new checkpoint between them"),
     ]
@@ -351,7 +351,11 @@ class _Reader:
                 times = _at_least(1, "must be 1 or more")(self.accumulation.value)
             except ValueError as error:
                 self._leave(self.accumulation, str(error))
-        comment = f"{per_rank} × {times} accumulated × {self.size.ranks} ranks; it stays the same where the number of ranks changes"
-        self.entries["optimization.globalBatchSize"] = stated(
-            f"{TRAINING}.optimization.globalBatchSize", per_rank * times * self.size.ranks, comment
-        )
+        field, of_rank, ranks = "optimization.globalBatchSize", f"{per_rank} × {times} accumulated", self.size.ranks
+        if ranks is None:
+            self.entries[field] = left_out(f"{TRAINING}.{field}", per_rank * times, f"{of_rank} × the ranks, whose number is not known")
+            if self.accumulation is not None and times > 1:
+                self._leave(self.accumulation, f"the number of ranks is not known: state {field} as {per_rank} × {times} × the ranks")
+            return
+        comment = f"{of_rank} × {ranks} ranks; it stays the same where the number of ranks changes"
+        self.entries[field] = stated(f"{TRAINING}.{field}", per_rank * times * ranks, comment)

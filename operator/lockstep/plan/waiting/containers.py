@@ -52,7 +52,14 @@ FROM_ANOTHER_NAMESPACE = (
     f"an administrator of the image's namespace lets the job's namespace pull from it: {pull_command('JOBS_NAMESPACE', 'IMAGE_NAMESPACE')}"
 )
 _MISSING = re.compile(r'(secret|configmap) "([^"]+)" not found', re.IGNORECASE)
-_HINTS = (
+Hints = tuple[tuple[str, re.Pattern[str], str], ...]
+"""(reason, what was said, what helps); the first that fits counts."""
+_OF_ANY_POD: Hints = (
+    ("VolumeNotMounted", re.compile(r'"(kube-root-ca|openshift-service-ca)\.crt" not found'), "kube-controller-manager puts it into every namespace within seconds: if it doesn't, an administrator looks there"),
+    ("ContainerNotStarted", re.compile(r"runAsNonRoot", re.IGNORECASE), "the image names no user but root: OpenShift assigns one, plain Kubernetes doesn't; is the cluster file's platform right?"),
+)  # fmt: skip
+OF_A_JOB: Hints = (
+    *_OF_ANY_POD,
     ("ContainerNotStarted", _MISSING, "create it in the job's namespace, or remove it from spec.env or envFrom"),
     ("ContainerNotStarted", re.compile(r"couldn't find key", re.IGNORECASE), "add the key, or correct it in spec.env"),
     ("VolumeNotMounted", _MISSING, "create it in the job's namespace, or remove it from podTemplate.volumes"),
@@ -61,15 +68,12 @@ _HINTS = (
     ("ImagePullFailed", re.compile(rf"{REGISTRY}.*(unauthorized|authentication|denied|\b40[13]\b)", re.IGNORECASE | re.DOTALL), FROM_ANOTHER_NAMESPACE),
     ("ImagePullFailed", re.compile(r"unauthorized|authentication|denied|\b40[13]\b", re.IGNORECASE), "put the registry's login into spec.imagePullSecrets, or into the cluster's pod.image_pull_secrets"),
     ("ImagePullFailed", re.compile(r"not found|unknown|\b404\b|InvalidImageName|parse", re.IGNORECASE), "correct spec.image, or the cluster's image"),
-    ("ContainerFailed", re.compile(r"OOMKilled"), "raise resources.limits.memory of the cluster"),
+    ("ContainerFailed", re.compile(r"OOMKilled"), "raise spec.resources.memory, or without it resources.limits.memory of the cluster"),
 )  # fmt: skip
-"""(reason, what was said, what helps); the first that fits counts."""
-
-
-_STUCK_HINTS = (
-    (re.compile(r"runAsNonRoot", re.IGNORECASE), "the image names no user but root: OpenShift assigns one, plain Kubernetes doesn't; is the cluster file's platform right?"),
-    (_MISSING, "create it in that namespace"),
-)  # fmt: skip
+OF_THE_OPERATOR: Hints = (
+    *_OF_ANY_POD,
+    *((reason, _MISSING, "create it in the operator's namespace") for reason in ("ContainerNotStarted", "VolumeNotMounted")),
+)
 
 
 def is_scheduled(pod: Object) -> bool:
@@ -136,7 +140,7 @@ class Trouble:
     """Whose log says more."""
 
 
-def why_not_started(observed: Observed) -> Notice | None:
+def why_not_started(observed: Observed, hints: Hints = OF_A_JOB) -> Notice | None:
     """Return what keeps pods that have a node from running, in one sentence for all of them; None while nothing is wrong."""
     groups: dict[Trouble, list[str]] = {}
     for pod in filter(is_scheduled, observed.pods):
@@ -147,7 +151,7 @@ def why_not_started(observed: Observed) -> Notice | None:
             groups.setdefault(trouble, []).append(pod["metadata"]["name"])
     if not groups:
         return None
-    return Notice(next(iter(groups)).reason, "; ".join(_explained(observed, trouble, pods) for trouble, pods in groups.items()))
+    return Notice(next(iter(groups)).reason, "; ".join(_explained(observed, trouble, pods, hints) for trouble, pods in groups.items()))
 
 
 def why_cut_off(observed: Observed, report: Report | None) -> Notice | None:
@@ -193,22 +197,28 @@ def _named(pods: list[str]) -> str:
     return named("pod", pods)
 
 
-def _explained(observed: Observed, trouble: Trouble, pods: list[str]) -> str:
-    usual = next((hint for reason, pattern, hint in _HINTS if reason == trouble.reason and pattern.search(trouble.text)), "")
+def _explained(observed: Observed, trouble: Trouble, pods: list[str], hints: Hints) -> str:
+    usual = next((hint for reason, pattern, hint in hints if reason == trouble.reason and pattern.search(trouble.text)), "")
     hint = _own_hint(observed, trouble.text) or usual
-    log = f"kubectl logs {pods[0]} -c {trouble.container} says more" if trouble.container else ""
+    log = f"kubectl logs {pods[0]} -n {observed.namespace} -c {trouble.container} says more" if trouble.container else ""
     return "; ".join(filter(None, (f"{_named(pods)}: {trouble.text}", hint, log)))
+
+
+def _containers(pod: Object) -> list[Object]:
+    """Return the states of its containers, in the order of their starts."""
+    status = pod.get("status", {})
+    return [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
 
 
 def _troubles(observed: Observed, pod: Object) -> Iterator[Trouble]:
     status = pod.get("status", {})
     if status.get("phase") == "Failed" and status.get("reason"):
         yield Trouble("PodFailed", f"{status['reason']}: {status.get('message', '')}")
-    for container in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
+    for container in _containers(pod):
         for trouble in _container_troubles(container):
             yield _with_login(observed, pod, trouble)
     if not is_running(pod):
-        for trouble in _event_troubles(observed, pod):
+        for trouble in event_troubles(observed, pod):
             yield _with_login(observed, pod, trouble)
 
 
@@ -238,21 +248,19 @@ def _container_troubles(container: Object) -> Iterator[Trouble]:
         yield Trouble("ContainerNotStarted", f"container {name}: {reason}: {waiting.get('message', '')}")
 
 
-def why_stuck(pod: Object, namespace: str) -> str:
-    """Return what keeps a container of any pod from starting and doesn't pass by itself; '' while nothing does. One that crashed once may do better, and an
-    image that can't be pulled is another matter: it may be on its way."""
-    status = pod.get("status", {})
-    if status.get("phase") == "Failed" and status.get("reason"):
-        return f"pod {pod['metadata']['name']}: {status['reason']}: {status.get('message', '')}"
-    for container in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
-        trouble = next(_container_troubles(container), None)
-        if trouble is None or trouble.reason == "ImagePullFailed":
-            continue
-        if trouble.reason != "ContainerFailed" or container.get("restartCount", 0) >= CRASHES:
-            log = f": kubectl logs {pod['metadata']['name']} -n {namespace} -c {trouble.container} --previous" if trouble.container else ""
-            hint = next((f"; {hint}" for pattern, hint in _STUCK_HINTS if pattern.search(trouble.text)), "")
-            return f"pod {pod['metadata']['name']}: {trouble.text}{hint}{log}"
-    return ""
+def lasts(why: Notice, pod: Object) -> bool:
+    """Return True if what keeps a pod from running (`why_not_started`) doesn't pass by itself, also without a missing object.
+
+    A container that crashed once may do better, an image may be on its way, and volumes, networks and nodes may come late.
+    """
+    crashes = max((container.get("restartCount", 0) for container in _containers(pod)), default=0)
+    return why.reason in ("PodFailed", "ContainerNotStarted") or (why.reason == "ContainerFailed" and crashes >= CRASHES)
+
+
+def missing_object(message: str) -> tuple[str, str] | None:
+    """Return (kind, name) of the Secret or ConfigMap that a pod waits for by the kubelet's words; None for none."""
+    missing = _MISSING.search(message)
+    return None if missing is None else ({"secret": "Secret", "configmap": "ConfigMap"}[missing[1].lower()], missing[2])
 
 
 def _end_of(message: str) -> str:
@@ -275,14 +283,18 @@ def _passes(observed: Observed, pod: Object, event: Object) -> bool:
     return bool(at) and seconds_of(at) - placed_at(pod) < MOUNT_SECONDS
 
 
-def _event_troubles(observed: Observed, pod: Object) -> Iterator[Trouble]:
-    """The kubelet tells in vague words, too, that it waits for what it told precisely before."""
+def event_troubles(observed: Observed, pod: Object) -> Iterator[Trouble]:
+    """Yield what Events say of a pod's volumes, network and images, as far as it isn't over: they stay when it is.
+
+    The kubelet tells in vague words, too, that it waits for what it told precisely before.
+    """
     events = observed.events_of(pod["metadata"]["uid"])
-    mounts = [event for event in events if event.get("reason") in _MOUNT_REASONS and not _passes(observed, pod, event)]
+    has_both = condition(pod.get("status", {}), "PodReadyToStartContainers").get("status") == "True"  # volumes, then network
+    mounts = [event for event in events if event.get("reason") in _MOUNT_REASONS and not (has_both or _passes(observed, pod, event))]
     for event in sorted(mounts, key=lambda event: _VAGUE in event.get("message", "")):
         yield Trouble("VolumeNotMounted", str(event.get("message", "")))
     for event in events:
-        if event.get("reason") == _SANDBOX_REASON:
+        if event.get("reason") == _SANDBOX_REASON and not has_both:
             yield Trouble("NetworkNotReady", str(event.get("message", "")))
         if (failed := _failed_pull(pod, event)) is not None:
             yield failed

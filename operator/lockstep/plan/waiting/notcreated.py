@@ -6,6 +6,7 @@ import re
 
 from lockstep.api.names import pod_name
 from lockstep.api.objects import Object, condition
+from lockstep.api.sccs import scc_refusal
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Observed, is_terminating
 from lockstep.plan.reasons import Reason
@@ -16,7 +17,6 @@ _PREFIX = re.compile(r"^create Pod \S+ in StatefulSet \S+ failed error: ")
 _QUOTA = re.compile(r"exceeded quota: (\S+), requested: (.*), used: (.*), limited: (.*)")
 _QUOTA_STATES = re.compile(r"failed quota: (\S+): must specify (.*)")
 _POD_SECURITY = re.compile(r'violates PodSecurity "([^":]+)[^"]*": (.*)')
-_SCC = "unable to validate against any security context constraint"
 _ACCOUNT = re.compile(r'serviceaccount "([^"]+)" not found')
 _PRIORITY = re.compile(r"no PriorityClass with name (\S+) was found")
 _RUNTIME = re.compile(r'RuntimeClass "([^"]+)" not found')
@@ -29,10 +29,13 @@ def why_not_created(observed: Observed) -> str | None:
     if stateful_set is None:
         return None
     events = [event for event in observed.events_of(stateful_set["metadata"]["uid"]) if event.get("reason") == "FailedCreate"]
-    return explained(str(events[0].get("message", "")), observed.namespace) if events else None
+    if not events:
+        return None
+    account = str(stateful_set["spec"].get("template", {}).get("spec", {}).get("serviceAccountName", ""))
+    return explained(str(events[0].get("message", "")), observed.namespace, account)
 
 
-def explained(message: str, namespace: str) -> str:  # noqa: PLR0911 (a table of cases reads best as one)
+def explained(message: str, namespace: str, account: str = "") -> str:  # noqa: PLR0911 (a table of cases reads best as one)
     """The refusal in one sentence; in the API server's own words when it is none of the known ones."""
     refusal = _PREFIX.sub("", message)
     place = f"-n {namespace}"
@@ -41,11 +44,11 @@ def explained(message: str, namespace: str) -> str:  # noqa: PLR0911 (a table of
         numbers = f"a pod requests {requested}, {used} is used, the limit is {limited}"
         return f"exceeded quota: {name}: {numbers}: free some of it, or ask for a higher limit (kubectl describe quota {name} {place})"
     if match := _QUOTA_STATES.search(refusal):
-        return f"quota {match[1]} requires every pod to state {match[2]}: state them in the cluster's resources"
+        return f"quota {match[1]} requires every pod to state {match[2]}: state them in spec.resources, or in the cluster's resources"
     if match := _POD_SECURITY.search(refusal):
         return f"Pod Security level {match[1]} of namespace {namespace} forbids the pod: {match[2]}: {_security_hint(match[2], namespace)}"
-    if _SCC in refusal:
-        return f"no SCC that the job's service account may use admits the pod: {_scc_hint(refusal, namespace)}"
+    if by_scc := scc_refusal(refusal, namespace, account):
+        return ": ".join(by_scc)
     if match := _ACCOUNT.search(refusal):
         return f"service account {match[1]} does not exist: kubectl create serviceaccount {match[1]} {place}"
     if match := _PRIORITY.search(refusal):
@@ -64,14 +67,6 @@ def _security_hint(violations: str, namespace: str) -> str:
             "pod-security.kubernetes.io/enforce=privileged), or the cluster says network.rdma.memlock: unlimited"
         )
     return f"remove that from podTemplate, or ask for another level (kubectl get namespace {namespace} --show-labels)"
-
-
-def _scc_hint(refusal: str, namespace: str) -> str:
-    violations = "; ".join(dict.fromkeys(re.findall(r"Invalid value: [^,\]]+", refusal))) or refusal
-    if "IPC_LOCK" in refusal:
-        allow = f"oc create rolebinding lockstep-rdma --clusterrole=lockstep-rdma --serviceaccount={namespace}:NAME -n {namespace}"
-        return f"{violations}: RDMA pods need the SCC of `make deploy-cluster` ({allow}, with the cluster's service account as NAME)"
-    return f"{violations}: oc adm policy who-can use scc restricted-v2 -n {namespace} shows who may use which"
 
 
 OVERDUE_SECONDS = 15.0

@@ -8,12 +8,18 @@ from collections.abc import Sequence
 from lockstep.api.objects import Object, claim_names
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Observed, is_terminating, start_anew
-from lockstep.plan.waiting.containers import is_scheduled, scheduler_message, undecided, waits_for_a_claim
+from lockstep.plan.waiting.containers import OF_A_JOB, Hints, is_scheduled, scheduler_message, undecided, waits_for_a_claim, why_not_started
 from lockstep.plan.waiting.nodes import Others, named, why_no_node_fits
 
 _INSUFFICIENT = re.compile(r"Insufficient ([^\s,.]+(?:\.[^\s,.]+)*)")
 _OF_VOLUMES = re.compile(r"\d+ node\(s\) [^,.]*volume[^,.]*")
 _NO_CLASS = re.compile(r'storageclass\.storage\.k8s\.io "([^"]*)" not found')
+
+
+def why_waiting(observed: Observed, hints: Hints = OF_A_JOB) -> Notice | None:
+    """Return what keeps pods from running, their containers first; None while nothing is wrong."""
+    why = why_not_started(observed, hints) or (None if all(map(is_scheduled, observed.pods)) else why_unscheduled(observed))
+    return None if why is None or why.reason == "Scheduling" else why
 
 
 def why_unscheduled(observed: Observed) -> Notice:
@@ -48,7 +54,8 @@ def _explained(observed: Observed, pod: Object, messages: list[str]) -> list[str
 def _claims_not_bound(observed: Observed, pod: Object) -> list[str]:
     # A class that binds late leaves claims Pending until the pod has a node: only the scheduler knows whether it waits for the claim.
     blamed = waits_for_a_claim(pod)
-    return [text for name in claim_names(pod) if (text := _why_unbound(observed, name, blamed=blamed))]
+    names = claim_names(pod) if observed.sees_claims else []
+    return [text for name in names if (text := _why_unbound(observed, name, blamed=blamed))]
 
 
 def _why_unbound(observed: Observed, name: str, *, blamed: bool) -> str | None:

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from typing import Any
 
 from lockstep.api.cluster import TrainingCluster
-from lockstep.api.names import API_VERSION, DEV_ENVIRONMENT, LABEL_JOB
+from lockstep.api.names import API_VERSION, DEV_ENVIRONMENT, LABEL_JOB, OPERATOR_NAME
 from lockstep.api.objects import Object, condition, is_running, is_true
 from lockstep.kube.cluster import ApiError, Cluster
 from lockstep.plan.reasons import Reason
-from lockstep.platforms.clusters.install import STUCK_SECONDS, InstallError, Say, polled
+from lockstep.plan.ship.deploy import State, called
+from lockstep.plan.waiting.containers import missing_object
+from lockstep.platforms.clusters.install import InstallError, Say, polled
+from lockstep.platforms.clusters.listings import read_object
+from lockstep.platforms.clusters.send import Sent
+from lockstep.platforms.clusters.waits import Stuck
 
 KIND = "TrainingJob"
 UP = ("Ready", "Running")
 """Reasons of Progressing: it waits for a script, or one runs."""
+
+
+class UnknownToOperator(InstallError):
+    """The operator doesn't have the dev environment's TrainingCluster."""
 
 
 def dev_environment(profile: TrainingCluster, namespace: str) -> Object:
@@ -27,6 +35,15 @@ def dev_environment(profile: TrainingCluster, namespace: str) -> Object:
         "metadata": metadata,
         "spec": {"cluster": profile.metadata.name, "type": "Interactive", "nodes": profile.spec.gpus.default_nodes},
     }
+
+
+async def lacking(cluster: Cluster, home: str, sent: Sent) -> str:
+    """Return what jobs lack for a start after this deployment; '' where nothing is known to be missing. `home`: the operator's namespace."""
+    missing = [called(part.item) for part in sent.left if part.state is State.MISSING]
+    if missing or sent.has("Deployment"):
+        return f"there is no {missing[0]}" if missing else ""
+    lease = await read_object(cluster, "Lease", home, OPERATOR_NAME)  # which everybody may read where an operator is
+    return "" if lease.first is not None else f"no operator is to be seen in namespace {home}"
 
 
 async def ensure_dev_environment(cluster: Cluster, job: Object) -> tuple[str, bool]:
@@ -51,7 +68,7 @@ async def ensure_dev_environment(cluster: Cluster, job: Object) -> tuple[str, bo
 
 
 STUCK = frozenset({
-    Reason.PODS_REFUSED, Reason.IMAGE_PULL_FAILED, Reason.CONTAINER_FAILED, Reason.CONTAINER_NOT_STARTED, Reason.VOLUME_NOT_MOUNTED, Reason.POD_FAILED,
+    Reason.PODS_REFUSED, Reason.IMAGE_PULL_FAILED, Reason.CONTAINER_FAILED, Reason.CONTAINER_NOT_STARTED, Reason.POD_FAILED,
     Reason.DNS_UNAVAILABLE, Reason.NAME_NOT_FOUND, Reason.NETWORK_BLOCKED, Reason.REPORT_REFUSED,
 })  # fmt: skip
 
@@ -59,7 +76,7 @@ STUCK = frozenset({
 async def until_up(cluster: Cluster, namespace: str, nodes: int, tell: Say, seconds: float) -> list[Object]:
     """Its pods, once all of them run. Raises InstallError with what the cluster says of it."""
     text = "nothing is known of it yet: does the operator run?"
-    loop, trouble, since = asyncio.get_running_loop(), "", 0.0
+    stuck = Stuck()
     async for _ in polled(seconds):
         job = await cluster.get(KIND, namespace, DEV_ENVIRONMENT) or {"spec": {}}
         status = job.get("status") or {}
@@ -70,9 +87,7 @@ async def until_up(cluster: Cluster, namespace: str, nodes: int, tell: Say, seco
         if len(running) == expected and _is_ready(status):
             return sorted(running, key=lambda pod: str(pod["metadata"]["name"]))
         text = how_far(len(running), expected, status)
-        before, trouble = trouble, _trouble(status)
-        since = loop.time() if trouble != before else since
-        if trouble and loop.time() - since >= STUCK_SECONDS:
+        if stuck.lasts(trouble := _trouble(status)):
             raise InstallError(f"{DEV_ENVIRONMENT} can't start: {trouble}: lockstep why {DEV_ENVIRONMENT} -n {namespace}")
         tell(text)
     raise InstallError(f"{DEV_ENVIRONMENT} is not up after {seconds:.0f} s: {text}: lockstep why {DEV_ENVIRONMENT} -n {namespace}")
@@ -86,7 +101,8 @@ def _is_ready(status: Object) -> bool:
 def _raise_if_hopeless(status: Object, namespace: str) -> None:
     accepted = condition(status, "Accepted")
     if accepted.get("status") == "False" and accepted.get("reason") != Reason.PREVIOUS_JOB_REMAINS:  # which passes by itself
-        raise InstallError(f"{DEV_ENVIRONMENT} is not accepted: {accepted.get('message', accepted.get('reason', ''))}")
+        error = UnknownToOperator if accepted.get("reason") == Reason.CLUSTER_NOT_FOUND else InstallError
+        raise error(f"{DEV_ENVIRONMENT} is not accepted: {accepted.get('message', accepted.get('reason', ''))}")
     if is_true(status, "Failed"):
         message = condition(status, "Failed").get("message", "")
         again = f"lockstep retry {DEV_ENVIRONMENT} -n {namespace} starts it again"
@@ -113,8 +129,9 @@ def _why(status: Object) -> str:
 
 def _trouble(status: Object) -> str:
     """Reason that its pods don't run, if it doesn't pass by itself."""
-    conditions = (condition(status, kind) for kind in ("PodsScheduled", "RanksReady"))
-    return next((str(state["message"]) for state in conditions if state.get("status") == "False" and state.get("reason") in STUCK), "")
+    states = [state for kind in ("PodsScheduled", "RanksReady") if (state := condition(status, kind)).get("status") == "False"]
+    lasting = (state["message"] for state in states if state.get("reason") in STUCK or missing_object(state.get("message", "")))
+    return next(map(str, lasting), "")
 
 
 async def _pods(cluster: Cluster, namespace: str) -> list[Object]:

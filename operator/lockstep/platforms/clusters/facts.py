@@ -245,12 +245,13 @@ async def _dns_slices(cluster: Cluster) -> Listing:
 
 async def operator_trouble(cluster: Cluster, deployment: Object | None) -> str:
     """Reason that pods of the operator don't start; '' while nothing is seen."""
-    from lockstep.platforms.clusters.install import BACKED_OFF, PULL_FAILED, stuck, unpulled_image
+    from lockstep.platforms.clusters.install import BACKED_OFF, PULL_FAILED, operator_wait, unpulled_image
 
     if deployment is None:
         return ""
     home = str(deployment["metadata"].get("namespace", OPERATOR_NAMESPACE))
-    return await unpulled_image(cluster, home, deployment, (*PULL_FAILED, BACKED_OFF)) or await stuck(cluster, home, deployment)
+    unpulled = await unpulled_image(cluster, home, deployment, (*PULL_FAILED, BACKED_OFF))
+    return unpulled or (await operator_wait(cluster, home, deployment)).message
 
 
 async def _may_use_sccs(cluster: Cluster, facts: ClusterFacts, account: str) -> Mapping[str, bool] | None:
@@ -321,7 +322,7 @@ async def _review(cluster: Cluster, resolved: Resolved, pod: Object) -> Try:
         if error.status == FORBIDDEN:
             return Try(None, "your account may not ask")
         if error.status == NOT_FOUND:
-            return Try(None, "the cluster knows no SCCs; is it OpenShift, as its file says?")
+            return Try(None, "the cluster has no PodSecurityPolicyReview; is it OpenShift, as its file says?")
         return Try(False, f": {error.message}")
     allowed = (answer.get("status") or {}).get("allowedServiceAccounts") or []
     mine: Object = next((one for one in allowed if one.get("name") == account), {})

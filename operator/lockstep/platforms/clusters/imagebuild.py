@@ -72,7 +72,9 @@ async def _put(cluster: Cluster, namespace: str, item: Object) -> None:
         if error.status == CONFLICT:
             await cluster.request("PATCH", f"{collection}/{quote(name)}", item, content_type=MERGE)
         elif error.status == NOT_FOUND:
-            raise Failed(f"{error}: create the namespace first (oc new-project {namespace}), or name another with -n") from None
+            raise Failed(
+                f"{error}: create the namespace first (oc new-project {namespace} --skip-config-write), or name another with -n"
+            ) from None
         else:
             raise
 

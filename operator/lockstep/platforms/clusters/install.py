@@ -18,6 +18,7 @@ from lockstep.api.names import (
     OPERATOR_NAMESPACE,
 )
 from lockstep.api.objects import Object
+from lockstep.api.sccs import RDMA_SCC
 from lockstep.kube.cluster import CONFLICT, ApiError, Cluster
 from lockstep.kube.kinds import KINDS
 from lockstep.plan.cluster.scope import EVERYWHERE, Scope, scoped, with_profile_hash
@@ -25,17 +26,16 @@ from lockstep.plan.render.fabric import Transport
 from lockstep.plan.render.objects import claim_object
 from lockstep.plan.render.security import USER_ID, locks_memory_as_root
 from lockstep.plan.render.storage import cluster_claim
-from lockstep.plan.ship.deploy import CLAIM, CLUSTER, RDMA_ROLE, is_default
+from lockstep.plan.ship.deploy import CLAIM, CLUSTER, is_default
 from lockstep.plan.ship.openshift import operator_reference, puller
-from lockstep.plan.waiting.containers import why_stuck
+from lockstep.plan.waiting.containers import OF_THE_OPERATOR
 from lockstep.plan.waiting.notcreated import explained
 from lockstep.platforms.clusters.listings import list_kind
+from lockstep.platforms.clusters.waits import Stuck, Wait, why_pods_wait
 
 Say = Callable[[str], None]
 FIELD_MANAGER = "lockstep-deploy"
 READY_SECONDS = 120.0
-STUCK_SECONDS = 8.0
-"""A pod that can't start for so long won't by itself."""
 HASH_LABEL = "pod-template-hash"
 ANNOTATION_REVISION = "lockstep.dev/revision"
 PULL_FAILED = ("ErrImagePull", "ErrImageNeverPull", "InvalidImageName")
@@ -153,8 +153,8 @@ def objects_for_jobs(profile: TrainingCluster, namespace: str) -> list[Object]:
             {
                 "apiVersion": "rbac.authorization.k8s.io/v1",
                 "kind": "RoleBinding",
-                "metadata": {"name": RDMA_ROLE, "namespace": namespace, "labels": _labels()},
-                "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": RDMA_ROLE},
+                "metadata": {"name": RDMA_SCC, "namespace": namespace, "labels": _labels()},
+                "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": RDMA_SCC},
                 "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": namespace}],
             }
         )
@@ -241,8 +241,7 @@ async def until_established(cluster: Cluster, name: str) -> None:
 
 async def until_ready(cluster: Cluster, namespace: str, name: str, tell: Say = lambda text: None, seconds: float = READY_SECONDS) -> None:
     """`tell` hears how many replicas are ready whenever it is looked. Raises InstallError."""
-    status: Object = {}
-    loop, trouble, since = asyncio.get_running_loop(), "", 0.0
+    wait, stuck = Wait(), Stuck()
     async for _ in polled(seconds):
         deployment = await cluster.get("Deployment", namespace, name) or {"metadata": {}}
         status = deployment.get("status", {})
@@ -253,15 +252,15 @@ async def until_ready(cluster: Cluster, namespace: str, name: str, tell: Say = l
         unpulled = await unpulled_image(cluster, namespace, deployment)
         if unpulled:
             raise InstallError(unpulled)
-        before, trouble = trouble, await stuck(cluster, namespace, deployment) if is_current else ""
-        since = loop.time() if trouble != before else since
-        if trouble and loop.time() - since >= STUCK_SECONDS:
-            raise InstallError(f"the operator can't start: {trouble}")
+        wait = await operator_wait(cluster, namespace, deployment) if is_current else Wait()
+        if stuck.lasts(wait.lasting):
+            raise InstallError(f"the operator can't start: {wait.message}")
         tell(
             f"{status.get('readyReplicas', 0)} of {deployment.get('spec', {}).get('replicas', 0)} ready"
-            + (f"; {trouble}" if trouble else "")
+            + (f"; {wait.message}" if wait.message else "")
         )
-    raise InstallError(f"the operator is not ready after {seconds:.0f} s: {await _why_not_ready(cluster, namespace, status)}")
+    why = wait.message or f"kubectl describe pods -n {namespace} says more"
+    raise InstallError(f"the operator is not ready after {seconds:.0f} s: {why}")
 
 
 async def unpulled_image(cluster: Cluster, namespace: str, deployment: Object, reasons: Collection[str] = PULL_FAILED) -> str:
@@ -278,27 +277,20 @@ async def unpulled_image(cluster: Cluster, namespace: str, deployment: Object, r
     return ""
 
 
-async def stuck(cluster: Cluster, namespace: str, deployment: Object) -> str:
-    """Reason that the operator's newest pods can't be made or don't start, if it doesn't pass by itself; '' where nothing does or can be seen."""
+async def operator_wait(cluster: Cluster, namespace: str, deployment: Object) -> Wait:
+    """Return what keeps the operator's newest pods from being made or from running, as far as it can be seen."""
     conditions = deployment.get("status", {}).get("conditions") or []
     refused = next((c for c in conditions if c["type"] == "ReplicaFailure" and c["status"] == "True"), None)
     if refused is not None:
-        return f"its pods can't be made: {explained(str(refused.get('message', refused.get('reason', ''))), namespace)}"
+        why = explained(str(refused.get("message", refused.get("reason", ""))), namespace)
+        return Wait(f"its pods can't be made: {why}", refused["type"])
     pods = sorted(await _pods(cluster, namespace), key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
     hashes = [str((pod["metadata"].get("labels") or {}).get(HASH_LABEL, "")) for pod in pods]
     newest = [pod for pod, value in zip(pods, hashes, strict=True) if value == hashes[-1]]
-    return next(filter(None, (why_stuck(pod, namespace) for pod in newest)), "")
+    waits = (await why_pods_wait(cluster, namespace, newest, OF_THE_OPERATOR)).values()
+    return max(waits, key=lambda wait: bool(wait.lasting), default=Wait())
 
 
 async def _pods(cluster: Cluster, namespace: str) -> list[Object]:
     """The operator's; none where they may not be seen."""
     return list((await list_kind(cluster, "Pod", namespace, {"labelSelector": "app.kubernetes.io/component=operator"})).items)
-
-
-async def _why_not_ready(cluster: Cluster, namespace: str, status: Object) -> str:
-    messages = [str(c.get("message", "")) for c in status.get("conditions", []) if c["status"] != "True"]
-    for pod in await _pods(cluster, namespace):
-        messages += [str(c.get("message", "")) for c in pod["status"].get("conditions", []) if c["status"] != "True"]
-        states = [c.get("state", {}) for c in pod["status"].get("containerStatuses", [])]
-        messages += [str(state["waiting"].get("message", state["waiting"]["reason"])) for state in states if "waiting" in state]
-    return "; ".join(filter(None, dict.fromkeys(messages))) or f"kubectl describe pods -n {namespace} says more"

@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import CONTAINER, LABEL_JOB, pod_name
 from lockstep.api.objects import Object, claim_names, is_running
+from lockstep.api.sccs import scc_refusal
 from lockstep.kube.cluster import CONFLICT, FORBIDDEN, ApiError, Cluster
 from lockstep.kube.exec import PodPlace
 from lockstep.kube.expiry import REMOVAL_SECONDS, expiring
-from lockstep.plan.observed import Observed, is_terminating
+from lockstep.plan.observed import is_terminating
 from lockstep.plan.render.readerpod import CONTAINER as READER_CONTAINER
 from lockstep.plan.render.readerpod import (
     LABEL_READER_OF,
@@ -36,9 +37,8 @@ from lockstep.plan.render.readerpod import (
     reader_pod,
     with_secrets,
 )
-from lockstep.plan.waiting.containers import is_scheduled, why_not_started
-from lockstep.plan.waiting.unscheduled import why_unscheduled
 from lockstep.platforms.clusters.listings import list_kind
+from lockstep.platforms.clusters.waits import why_pods_wait
 from lockstep.programs import meanwhile
 
 if TYPE_CHECKING:
@@ -228,8 +228,9 @@ def _refused(message: str, namespace: str) -> str:
     what = f"a pod that shows the job's files was refused in namespace {namespace}"
     if "quota" in message:
         return f"{what}: {message}; free some of the quota, or wait until the job's own pods run"
-    if "PodSecurity" in message:
-        return f"{what}: {message}"
+    by_scc = scc_refusal(message, namespace)
+    if by_scc or "PodSecurity" in message:
+        return f"{what}: {': '.join(by_scc or (message,))}"
     return f"{what}: {message}; it needs the rights to create and delete pods and to create pods/exec, which the role `edit` has"
 
 
@@ -256,7 +257,8 @@ async def _until_running(place: PodPlace, say: Say, changed: asyncio.Event) -> N
         if is_running(pod):
             return
         now = time.monotonic()
-        why = await _trouble(place.cluster, pod) if now - begun > QUIET_SECONDS else None
+        whys = await why_pods_wait(place.cluster, place.namespace, [pod]) if now - begun > QUIET_SECONDS else {}
+        why = whys[place.pod].message if whys else None
         troubled = None if why is None else troubled or now
         late = now - begun > START_SECONDS or pod["status"].get("phase") in ("Failed", "Succeeded")
         if late or (troubled is not None and now - troubled > TROUBLE_SECONDS):
@@ -268,22 +270,6 @@ async def _until_running(place: PodPlace, say: Say, changed: asyncio.Event) -> N
             async with asyncio.timeout(1.0 if quiet else POLL_SECONDS):
                 await changed.wait()
         changed.clear()
-
-
-async def _trouble(cluster: Cluster, pod: Object) -> str | None:
-    """Reason why the pod doesn't run, in one sentence; None while nothing is wrong yet."""
-    namespace = pod["metadata"]["namespace"]
-    warnings: tuple[Object, ...] = ()
-    claims: dict[str, Object] = {}
-    with suppress(ApiError):  # without the right to see them the pod's own words must do
-        warnings = tuple((await cluster.list("Event", namespace, {"fieldSelector": "type=Warning"}))["items"])
-    if is_scheduled(pod):
-        started = why_not_started(Observed(job=pod, pods=(pod,), warnings=warnings))
-        return None if started is None else started.message
-    with suppress(ApiError):
-        claims = {str(item["metadata"]["name"]): item for item in (await cluster.list("PersistentVolumeClaim", namespace))["items"]}
-    waiting = why_unscheduled(Observed(job=pod, pods=(pod,), warnings=warnings, claims=claims))
-    return None if waiting.reason == "Scheduling" else waiting.message
 
 
 async def _sweep(cluster: Cluster, namespace: str, job: str) -> None:

@@ -21,7 +21,7 @@ import pathspec
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import WORKSPACE
 from lockstep.platforms.inpod import receiver, source_of
-from lockstep.programs import Place, Program, answer_of, lines_in, python_program
+from lockstep.programs import WORDS_MAX, Place, Program, answer_of, lines_in, python_program
 from lockstep_spec.words import decimal_size, number_of
 
 ALWAYS_IGNORED = (".git/", "__pycache__/", "*.pyc", ".venv/", ".lockstep/", ".DS_Store", "*.swp")
@@ -191,7 +191,7 @@ class Receivers:
                 return await work(node)
             except (Failed, OSError) as error:
                 await self._drop(node)
-                return Synced(node, problem=" ".join(str(error).split())[:300])
+                return Synced(node, problem=" ".join(str(error).split())[:WORDS_MAX])
 
         names = [*nodes]
         results = await asyncio.gather(*map(one, names), return_exceptions=True)

@@ -7,7 +7,6 @@ import json
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.hosts import Host
@@ -33,18 +32,13 @@ AGAIN, AGAIN_SECONDS = 2, 1.0
 PURPOSES = ("coordinator", "rendezvous", "any")
 
 
-@dataclass(frozen=True)
-class JobInputs:
-    """Needs of a job on each host, to look for it there."""
+async def look_at(
+    fleet: Fleet, hosts: Sequence[Host], job: str = "", inputs: Mapping[str, list[list[str]]] | None = None
+) -> list[HostLook]:
+    """Ask all hosts at once, in the order given. A host that doesn't answer is one look among others.
 
-    paths: Mapping[str, list[list[str]]]
-    """Entries by host, as `plan.hosts.place.inputs_of` gives them."""
-    configs: Mapping[str, str]
-    """Path by host of the model's config.json; '' if the model is the hub's."""
-
-
-async def look_at(fleet: Fleet, hosts: Sequence[Host], job: str = "", inputs: JobInputs | None = None) -> list[HostLook]:
-    """Ask all hosts at once, in the order given. A host that doesn't answer is one look among others."""
+    `inputs`: what the job needs on each, as `plan.hosts.place.inputs_of` gives it, to look for it there.
+    """
 
     async def one(name: str) -> HostLook:
         host = fleet.cluster.host(name)
@@ -52,8 +46,8 @@ async def look_at(fleet: Fleet, hosts: Sequence[Host], job: str = "", inputs: Jo
         asked = now()
         (noise, seconds), (answers, problems), condition = await asyncio.gather(
             _begin(fleet, name),
-            fleet.look([name], job=job, paths=None if inputs is None else inputs.paths, starts=True),
-            _condition(fleet, host, "" if inputs is None else inputs.configs.get(name, "")),
+            fleet.look([name], job=job, paths=inputs, starts=True),
+            _condition(fleet, host),
         )
         heard = now()
         if problems:
@@ -73,9 +67,9 @@ async def _begin(fleet: Fleet, name: str) -> tuple[str, float]:
         return program.noise, time.monotonic() - start
 
 
-async def _condition(fleet: Fleet, host: Host, config: str) -> HostCondition:
+async def _condition(fleet: Fleet, host: Host) -> HostCondition:
     place = fleet.place(host.name)
-    request = {"python": host.python or ENVIRONMENT_PYTHON, "config": config}
+    request = {"python": host.python or ENVIRONMENT_PYTHON}
     text = await python_output(place, old_source_of(condition_program), json.dumps(request), seconds=CONDITION_SECONDS)
     return read_condition(host.name, answer_of(text, place.name))
 

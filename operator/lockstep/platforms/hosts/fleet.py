@@ -55,32 +55,58 @@ class Fleet:
         """Return the host's shared connection."""
         return self._shared[host]
 
-    async def all(self, hosts: Iterable[str], work: Callable[[str], Awaitable[T]]) -> tuple[dict[str, T], dict[str, str]]:
-        """Do the work for every host at once, at most 32 at a time. Return what came of it, and by host why nothing came."""
+    async def all(
+        self, hosts: Iterable[str], work: Callable[[str], Awaitable[T]], *, late_seconds: float | None = None
+    ) -> tuple[dict[str, T], dict[str, str]]:
+        """Do the work for every host at once, at most 32 at a time. Return what came of it, and by host why nothing came.
+
+        `late_seconds`: how long the others are waited for after a host's answer; None: as long as it takes.
+        """
         limit = asyncio.Semaphore(AT_ONCE)
         results: dict[str, T] = {}
         problems: dict[str, str] = {}
+        late: asyncio.TimerHandle | None = None
 
         async def one(host: str) -> None:
+            nonlocal late
             async with limit:
                 try:
                     results[host] = await work(host)
                 except (Failed, OSError, BadAnswer) as error:
                     problems[host] = str(error)
+                    return
+            if late_seconds is not None:
+                if late is not None:
+                    late.cancel()
+                late = asyncio.get_running_loop().call_later(late_seconds, give_up)
+
+        def give_up() -> None:
+            for name, task in tasks.items():
+                if task.cancel():
+                    problems[name] = f"host {name} has not answered {late_seconds:.0f} s after the others"
 
         names = list(hosts)
+        tasks = {name: asyncio.create_task(one(name)) for name in names}
         # Ctrl-C reaches every host's work, and this ends when all of it has cleaned up: a plain gather ends with the first, and cuts the others short.
-        for done in await asyncio.gather(*map(one, names), return_exceptions=True):
-            if done is not None:
+        for name, done in zip(names, await asyncio.gather(*tasks.values(), return_exceptions=True), strict=True):
+            if done is not None and name not in problems:
                 raise done
+        if late is not None:
+            late.cancel()
         return {name: results[name] for name in names if name in results}, {name: problems[name] for name in names if name in problems}
 
     async def look(
-        self, hosts: Iterable[str] | None = None, *, job: str = "", paths: Mapping[str, list[list[str]]] | None = None, starts: bool = False
+        self,
+        hosts: Iterable[str] | None = None,
+        *,
+        job: str = "",
+        paths: Mapping[str, list[list[str]]] | None = None,
+        starts: bool = False,
+        late_seconds: float | None = None,
     ) -> tuple[dict[str, HostFacts], dict[str, str]]:
         """Ask every host (by default all) what it has. `job`: the only one to look for. `paths`: by host, inputs to look for.
 
-        `starts`: for something that is to start there with the Python that the file states, whose version counts.
+        `starts`: for something that is to start there with the Python that the file states, whose version counts. `late_seconds`: as in `all`.
         """
         peers = [host.address for host in self.cluster.hosts if host.address is not None]
 
@@ -90,7 +116,7 @@ class Fleet:
             python = host.python if starts else None
             return await self._look_at(name, {"job": job, "peers": others, "paths": (paths or {}).get(name, []), "python": python})
 
-        return await self.all(self.cluster.names if hosts is None else hosts, one)
+        return await self.all(self.cluster.names if hosts is None else hosts, one, late_seconds=late_seconds)
 
     async def look_for(self, job: str, hosts: Sequence[str], patience: float = 0.0) -> tuple[dict[str, HostFacts], dict[str, str]]:
         """Ask these hosts of a job for its state alone: it tells nothing of their GPUs and their units, which takes them longer.

@@ -33,6 +33,7 @@ from lockstep.plan.hosts.place import (
     path_of_job,
     seats,
     stated_python_words,
+    unlimited_lines,
 )
 from lockstep.plan.hosts.record import Coordinator, record_text
 from lockstep.plan.hosts.status import Seen, named_hosts, seen_jobs
@@ -84,7 +85,7 @@ async def start(fleet: Fleet, job: TrainingJob, profile: TrainingCluster, option
     answers = await _lingering(fleet, answers)
     record_time = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     placed = [_dated(seat, record_time) for seat in seats(job, profile, fleet.cluster, fleet.name, answers, str(uuid.uuid4()))]
-    for line in path_lines(placed[0].resolved):
+    for line in (*path_lines(placed[0].resolved), *unlimited_lines(placed)):
         tell(line)
     key, building = secrets.token_hex(32), asyncio.create_task(asyncio.to_thread(build_agent, compiled=True))
     mode, workspaces = placed[0].resolved.storage_mode, {host: facts.workspace.path for host, facts in answers.items()}

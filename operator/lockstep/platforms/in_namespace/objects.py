@@ -66,6 +66,7 @@ def objects(run: Run) -> list[Object]:
     """Objects of the run. Its ConfigMap comes first: it owns the others once it has a uid."""
     items = children(run.frozen, owner_uid=None, key=run.key, replicas=run.frozen.nodes)
     first = [item for item in items if item["metadata"]["name"] == run.frozen.name]
+    first[0]["metadata"]["labels"][names.LABEL_RUN] = run.name
     metadata = {"name": agent_name(run.name), "namespace": run.namespace, "labels": names.job_labels(run.name)}
     agent: Object = {
         "apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "binaryData": {"agent.pyz": b64encode(run.agent).decode()},

@@ -15,6 +15,7 @@ from lockstep.kube.expiry import expiring
 from lockstep.plan.cluster.facts import ClusterFacts, ProbeFacts
 from lockstep.plan.discovery.probe import PROBE_LABEL, probe_name, probe_pods, read_probe
 from lockstep.platforms.agentfile import build_agent
+from lockstep.platforms.clusters.waits import Stuck, why_pods_wait
 
 WAIT_SECONDS = 120.0
 """Seconds for all pods together, the pull of the image included. A pod that has not ended by then is reported as it is."""
@@ -36,7 +37,7 @@ async def probe_nodes(cluster: Cluster, facts: ClusterFacts, image: str) -> tupl
                 item["metadata"]["ownerReferences"] = [] if owner is None else [owner]
                 await _create(cluster, item)
             ended = await _ended(cluster, facts.namespace, token, len(pods))
-            return tuple([read_probe(pod, await _log(cluster, pod)) for pod in ended])
+            return tuple([read_probe(pod, await _log(cluster, pod), why) for pod, why in ended])
         finally:
             for item in reversed(items):  # (one that was being created when this was interrupted, too)
                 await cluster.delete(item["kind"], facts.namespace, item["metadata"]["name"], grace_seconds=0)
@@ -49,14 +50,18 @@ async def _create(cluster: Cluster, item: Object) -> None:
         raise ConfigError(f"the API server refused {item['kind']} {item['metadata']['name']} of the probe: {error.message}") from None
 
 
-async def _ended(cluster: Cluster, namespace: str, token: str, count: int) -> list[Object]:
-    """Pods as they are when all have ended, or time is up."""
-    end = time.monotonic() + WAIT_SECONDS
+async def _ended(cluster: Cluster, namespace: str, token: str, count: int) -> list[tuple[Object, str]]:
+    """Return the pods as they are when all have ended, can't start without help, or time is up, each with what keeps it from running."""
+    end, stuck = time.monotonic() + WAIT_SECONDS, Stuck()
     while True:
         pods: list[Object] = (await cluster.list("Pod", namespace, {"labelSelector": f"{PROBE_LABEL}={token}"}))["items"]
-        over = [pod for pod in pods if pod.get("status", {}).get("phase") in _OVER]
-        if len(over) >= count or time.monotonic() > end:
-            return sorted(pods, key=lambda pod: str(pod["metadata"]["name"]))
+        left = [pod for pod in pods if pod.get("status", {}).get("phase") not in _OVER]
+        waits = await why_pods_wait(cluster, namespace, left)
+        lasting = [wait.lasting for wait in waits.values() if wait.lasting]
+        is_stuck = stuck.lasts(lasting[0] if lasting and len(lasting) == len(left) else "")
+        if len(pods) - len(left) >= count or is_stuck or time.monotonic() > end:
+            named = {str(pod["metadata"]["name"]): pod for pod in pods}
+            return [(named[name], waits[name].message if name in waits else "") for name in sorted(named)]
         await asyncio.sleep(POLL_SECONDS)
 
 

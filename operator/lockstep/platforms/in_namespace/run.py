@@ -23,6 +23,7 @@ from lockstep.api.objects import Object, is_running
 from lockstep.kube.cluster import ApiError, Cluster
 from lockstep.kube.expiry import LEFT_SECONDS, expiring
 from lockstep.kube.kinds import path_of
+from lockstep.plan.cluster.facts import Listing
 from lockstep.plan.cluster.fitting import never_enough
 from lockstep.plan.observed import Observed, is_terminating, owner_uid
 from lockstep.plan.reconcile.clocks import Earlier
@@ -31,7 +32,7 @@ from lockstep.plan.reconcile.placing import Placing, placing
 from lockstep.plan.render.objects import thaw
 from lockstep.plan.waiting.containers import is_scheduled
 from lockstep.platforms.clusters.facts import with_image
-from lockstep.platforms.clusters.listings import list_kind
+from lockstep.platforms.clusters.listings import list_kind, read_object
 from lockstep.platforms.files.reader import beside, create_claims
 from lockstep.platforms.in_namespace.objects import Run, objects, prepare
 from lockstep.platforms.inpod.keeper import verdict
@@ -247,6 +248,7 @@ def _owning_run(stateful_set: Object, name: str) -> str | None:
 
 async def _start(cluster: Cluster, run: Run, say: Say, over: Object | None = None) -> None:
     """Create the run's objects. `over`: the ownerReference of the object that all of them go with; None: they stay until somebody deletes them."""
+    await _refuse_taken_name(cluster, run)
     await _check_service_account(cluster, run)
     await _remove_finished(cluster, run, say)
     await create_claims(cluster, run.resolved)
@@ -280,6 +282,15 @@ async def _ended_run(cluster: Cluster, name: str, place: str) -> Earlier:
         )
     before = parse_run(config["data"][names.RUN_KEY])
     return Earlier(before.job.uid, before.restart.retry)
+
+
+async def _refuse_taken_name(cluster: Cluster, run: Run) -> None:
+    """Raise ConfigError where a TrainingJob has the run's name, also one without pods: no verb could tell the two apart."""
+    if (await read_object(cluster, "TrainingJob", run.namespace, run.name)).first is not None:
+        delete = f"lockstep delete {run.name} -n {run.namespace}"
+        raise ConfigError(
+            f"namespace {run.namespace} has a TrainingJob {run.name}, and nothing was created: give this run another name, or remove the job first ({delete})"
+        )
 
 
 async def _check_service_account(cluster: Cluster, run: Run) -> None:
@@ -392,16 +403,17 @@ async def _observe(cluster: Cluster, run: Run, status: Object | None = None) -> 
     pods = (await cluster.list("Pod", place, selector))["items"]
     stateful_set = await cluster.get("StatefulSet", place, run.name)
     quiet = all(pod["status"].get("phase") == "Running" for pod in pods) and len(pods) == run.frozen.nodes
-    bound = [] if quiet else (await cluster.list("PersistentVolumeClaim", place))["items"]
-    warnings = [] if quiet else (await cluster.list("Event", place, {"fieldSelector": "type=Warning"}))["items"]
+    claims = Listing("PersistentVolumeClaim") if quiet else await list_kind(cluster, "PersistentVolumeClaim", place)
+    warnings = Listing("Event") if quiet else await list_kind(cluster, "Event", place, {"fieldSelector": "type=Warning"})
     spec = {"startTimeoutSeconds": run.frozen.parsed.timeouts.start_seconds}
     job = {"metadata": {"name": run.name, "namespace": place, "uid": run.frozen.parsed.job.uid}, "spec": spec, "status": status or {}}
     return Observed(
         job=job,
         objects={} if stateful_set is None else {("StatefulSet", run.name): stateful_set},
         pods=tuple(pods),
-        claims={claim["metadata"]["name"]: claim for claim in bound},
-        warnings=tuple(warnings),
+        claims={claim["metadata"]["name"]: claim for claim in claims.items},
+        sees_claims=claims.seen,
+        warnings=warnings.items,
     )
 
 

@@ -35,11 +35,11 @@ START_SECONDS = 120.0
 LISTENS = "0A"
 LINES = 20
 MODULES = {
-    "jupyter": (("jupyterlab", "notebook", "jupyter_server"), "pip install jupyterlab"),
-    "tensorboard": (("tensorboard",), "pip install tensorboard"),
-    "debug": (("debugpy",), "pip install debugpy"),
+    "jupyter": (("jupyterlab", "notebook", "jupyter_server"), "jupyterlab"),
+    "tensorboard": (("tensorboard",), "tensorboard"),
+    "debug": (("debugpy",), "debugpy"),
 }
-"""Modules of each kind, of which the first one that is installed counts, and the command that adds it to an image."""
+"""Modules of each kind, of which the first one that is installed counts, and the package that has it."""
 CODE_PROGRAMS = ("code-server", "openvscode-server", "code")
 """Programs that serve VS Code to a browser, of which the first one that is found counts."""
 HEAD_BYTES_MAX = 1 << 16
@@ -67,15 +67,24 @@ def lacking(kind: str, *, on_host: bool) -> str:
     """Return what is missing for a server of this kind, and how to get it."""
     if kind == "vscode":
         remedy = (
-            "install code-server there" if on_host else
+            "unpack one of its releases below /workspace, and put its bin on the PATH of the job (spec.env)" if on_host else
             "install one in the job's image (lockstep build trainer --arg CODE_SERVER=ADDRESS --arg CODE_SERVER_SHA256=CHECKSUM), or put one on the PATH of the job (spec.env); "
             "for pods of the embedded cluster: make editors"
         )  # fmt: skip
         return f"{'this host' if on_host else 'this pod'} has no {' or '.join(CODE_PROGRAMS)} on its PATH: {remedy}"
-    names, remedy = MODULES[kind]
+    names, package = MODULES[kind]
     if on_host:
-        return f"{sys.executable} has no {' or '.join(names)}: {sys.executable} -m {remedy}"
-    return f"{sys.executable} of this pod has no {' or '.join(names)}: install it in the job's image ({remedy}); for pods of the embedded cluster: make editors"
+        return f"{sys.executable} has no {' or '.join(names)}: on this host, {installer()} {package}"
+    return f"{sys.executable} of this pod has no {' or '.join(names)}: install it in the job's image (pip install {package}); for pods of the embedded cluster: make editors"
+
+
+def installer() -> str:
+    """Return the command that adds packages to this Python. Environments of `hosts setup` have no pip: uv made them, and lies beside them."""
+    if importlib.util.find_spec("pip") is not None:
+        return f"{sys.executable} -m pip install"
+    data = Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser() / "lockstep"
+    uv = next(map(str, sorted(data.glob("uv/*/uv"), reverse=True)), "uv")
+    return f"{uv} pip install --python {sys.executable}"
 
 
 def free_port() -> int:

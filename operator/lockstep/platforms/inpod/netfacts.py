@@ -16,7 +16,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from lockstep_spec.kernel import file_words, folder_names, gigabits, rdma_ports
+from lockstep_spec.kernel import file_words, folder_names, gigabits, rdma_ports, usable_cores
 
 PORTS_MAX, GPUS_MAX, TEXT_MAX = 64, 64, 200
 SIOCGIFADDR, SIOCGIFNETMASK, SIOCGIFMTU, SIOCETHTOOL, GET_DRIVER = 0x8915, 0x891B, 0x8921, 0x8946, 0x3
@@ -30,7 +30,7 @@ def network_facts(root: Path = Path("/")) -> Json:
     """Ports with an address, RDMA devices and GPUs of this node, each with its place on the PCI bus."""
     return {
         "host": socket.gethostname()[:TEXT_MAX],
-        "cores": processor_cores(root),
+        "cores": usable_cores(root),
         "ports": [port for _, name in socket.if_nameindex() if name != "lo" for port in [_port(root, name)] if port][:PORTS_MAX],
         "hcas": _hcas(root)[:PORTS_MAX],
         "gpus": _gpus(root)[:GPUS_MAX],
@@ -135,15 +135,6 @@ def _driver(name: str) -> str:
         except OSError:
             return ""
     return data.tobytes()[4:36].split(b"\0")[0].decode(errors="replace")
-
-
-def processor_cores(root: Path = Path("/")) -> float:
-    """Cores that this process may use: by affinity, and by its container's limit."""
-    cores = float(len(os.sched_getaffinity(0)))
-    quota, period = (*file_words(root / "sys/fs/cgroup/cpu.max").split(), "", "")[:2]
-    if not quota:
-        quota, period = (file_words(root / "sys/fs/cgroup/cpu" / name) for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
-    return min(cores, int(quota) / int(period)) if quota.isdecimal() and period.isdecimal() and int(period) else cores
 
 
 def _output(*command: str) -> str:

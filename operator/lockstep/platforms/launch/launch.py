@@ -12,7 +12,7 @@ from pathlib import Path
 from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import ConfigError
 from lockstep.api.job import TrainingJob
-from lockstep.plan.render.resolve import path_lines
+from lockstep.plan.render.resolve import path_lines, unkept_lines
 from lockstep.platforms.launch.lobby import Lobby
 from lockstep.platforms.launch.machine import NodeMachine, highest_attempt, machine_facts, own_address, place_text
 from lockstep.platforms.launch.oneagent import OneAgent, signals
@@ -43,7 +43,7 @@ def launch_job(request: LaunchRequest, environment: dict[str, str]) -> int:
     resolved = resolved_there(launched, first, len(devices_there(launched, first)))
     require_variables(launched.variables, environment)
     check_inputs(resolved)
-    for line in path_lines(resolved):
+    for line in (*path_lines(resolved), *unkept_lines(resolved, "here", "ranks take what their machine has")):
         tell(line)
     folder = run_dir(resolved)
     with alone(folder, request.job) as held, tempfile.TemporaryDirectory(prefix="lockstep-") as private:

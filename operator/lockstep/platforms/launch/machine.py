@@ -24,7 +24,7 @@ SIOCGIFCONF = 0x8912
 IFREQ_BYTES, ADDRESS = 40, slice(20, 24)
 """A `struct ifreq` of 64-bit Linux: the interface's name, then its socket address, whose IPv4 address is here."""
 INTERFACES_MAX = 1024
-KEPT = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "OMP_NUM_THREADS", VISIBLE)
+KEPT = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", VISIBLE)
 """Variables that the launch would set and that count as the person at this machine has set them."""
 
 
@@ -44,7 +44,6 @@ class NodeMachine:
     """Interface that has the address; '' if none is known."""
     gpus: tuple[str, ...] = ()
     """The GPUs that may be used, as CUDA_VISIBLE_DEVICES names them."""
-    cpus: int = 1
     variables: Mapping[str, str] = field(default_factory=dict)
     """Those of KEPT that are set there."""
 
@@ -65,7 +64,6 @@ def machine_facts(address: str, workspace: Path, version: str, environment: Mapp
         address=address,
         interface=interface_of(address),
         gpus=tuple(name for name in gpus if name not in {"", "-1"}),
-        cpus=len(os.sched_getaffinity(0)),
         variables={name: environment[name] for name in KEPT if name in environment},
     )
 

@@ -10,6 +10,8 @@ from posixpath import join
 from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import ConfigError
 from lockstep.api.job import TrainingJob
+from lockstep.plan.layers import Layer
+from lockstep.plan.render.machine import machine_variables, socket_variables
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.resolved import PlatformDefaults, Resolved
 from lockstep.plan.render.run import Placement, build_run
@@ -120,13 +122,13 @@ def run_there(launched: Launched, machines: Sequence[NodeMachine], node: int, at
     )
     run = build_run(resolved, placement)
     command = (machine.python, *run.command[1:]) if run.command[0] == "python3" else run.command
-    expected = None if run.preflight is None else replace(run.preflight, shm_bytes=None, own_variables=KEPT)
+    expected = None if run.preflight is None else replace(run.preflight, shm_bytes=None, own_variables=(*KEPT, "OMP_NUM_THREADS"))
     # Ranks find out who shares a folder; only what the job states is required of all.
     stated = launched.job.spec.storage.mode
     return replace(
         run,
         command=command,
-        environment={**_variables(resolved, machine, ranks[node]), VISIBLE: ",".join(devices[node])},
+        environment={**_variables(resolved, machine), VISIBLE: ",".join(devices[node])},
         preflight=expected,
         host=HostPlace(),
         storage=stated,
@@ -135,16 +137,12 @@ def run_there(launched: Launched, machines: Sequence[NodeMachine], node: int, at
     )
 
 
-def _variables(resolved: Resolved, machine: NodeMachine, ranks: int) -> dict[str, str]:
-    """Variables of the ranks there: the job's own win over those of that machine's shell, and those over ours."""
-    spec, is_loopback = resolved.spec, ipaddress.ip_address(machine.address).is_loopback
-    ours = {"OMP_NUM_THREADS": str(max(1, machine.cpus // ranks))}
-    if machine.interface and not is_loopback:
-        ours |= {"NCCL_SOCKET_IFNAME": f"={machine.interface}", "GLOO_SOCKET_IFNAME": machine.interface}
-    nccl = {name: layered.value for name, layered in resolved.nccl.items() if not is_loopback or name not in KEPT}
-    stated = {variable.name: variable.value or "" for variable in spec.env if variable.value_from is None}
-    written = {variable.name: variable.value for variable in spec.fabric.nccl_env}
-    return {**nccl, **ours, **machine.variables, **written, **stated}
+def _variables(resolved: Resolved, machine: NodeMachine) -> dict[str, str]:
+    """Return the variables of the ranks there; those of that machine's shell are its own. On the loopback no other interface is stated."""
+    is_loopback = ipaddress.ip_address(machine.address).is_loopback
+    found = {} if is_loopback or not machine.interface else socket_variables(machine.interface)
+    nccl = {name: value for name, value in resolved.nccl.items() if not is_loopback or name not in KEPT or value.layer is Layer.JOB}
+    return machine_variables(replace(resolved, nccl=nccl), found, machine.variables)
 
 
 def rooms(taken: Iterable[int], nodes: int) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Mapping
@@ -14,6 +13,8 @@ from lockstep.api.errors import ConfigError
 from lockstep.api.job import TrainingJobSpec
 from lockstep.api.names import DATASETS, WORKSPACE
 from lockstep.api.shared import Variable
+from lockstep.plan.layers import Layer
+from lockstep.plan.render.machine import machine_variables
 from lockstep.plan.render.resolved import PlatformDefaults, Resolved
 from lockstep.plan.render.run import WILD, Placement, build_run, data_paths, script_paths
 from lockstep_gang.contract.preflight import AllReduce, Expected, Kind
@@ -65,18 +66,15 @@ def run_dir(resolved: Resolved) -> Path:
 
 
 def rank_variables(resolved: Resolved, inherited: Mapping[str, str]) -> dict[str, str]:
-    """The job's own variables and a share of the cores, but which GPUs: each node has its own. The cluster's are for its image and its network,
-    not for this machine."""
-    spec = resolved.spec
-    threads = {} if "OMP_NUM_THREADS" in inherited else {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // resolved.world_size))}
-    nccl = {variable.name: variable.value for variable in spec.fabric.nccl_env}
-    missing = [name for name in shell_variables(spec) if name not in inherited]
+    """Return the job's own variables, but which GPUs: each node has its own. The cluster's are for its image and its network, not for this machine."""
+    missing = [name for name in shell_variables(resolved.spec) if name not in inherited]
     if missing:
         raise ConfigError(
             f"spec.env takes {', '.join(missing)} from the cluster, which is not there with --local: set it in this shell instead"
         )
-    own = {variable.name: variable.value or "" for variable in spec.env if variable.value_from is None and variable.name != VISIBLE}
-    return {**threads, **nccl, **own}
+    of_job = {name: layered for name, layered in resolved.nccl.items() if layered.layer is Layer.JOB}
+    variables = machine_variables(replace(resolved, nccl=of_job), {}, {})
+    return {name: value for name, value in variables.items() if name != VISIBLE}
 
 
 def node_devices(resolved: Resolved, inherited: Mapping[str, str], present: int) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ from lockstep.api.names import ANNOTATION_TYPED
 from lockstep.api.objects import Object
 from lockstep.plan.pages.answers import POINTS_MAX, read_summary
 from lockstep.plan.reconcile.clocks import Earlier, retried
-from lockstep.plan.render.resolve import path_lines, resolve
+from lockstep.plan.render.resolve import path_lines, resolve, unkept_lines
 from lockstep.plan.render.run import result_in, with_preflight, without_ranks
 from lockstep.platforms.inpod import runfolder
 from lockstep.platforms.local.placement import LOOPBACK, check_inputs, gpus_here, local_defaults, local_run, node_devices, run_dir
@@ -56,7 +56,7 @@ def run_local(job: TrainingJob, profile: TrainingCluster, root: Path, earlier: E
         job = retried(job, earlier)
     resolved = resolve(job, profile, local_defaults(root, uid=earlier.uid if earlier is not None else str(uuid.uuid4())))
     check_inputs(resolved)
-    for line in path_lines(resolved):
+    for line in (*path_lines(resolved), *unkept_lines(resolved, "here", "ranks take what this machine has")):
         tell(line)
     devices = node_devices(resolved, os.environ, gpus_here())
     folder = run_dir(resolved)

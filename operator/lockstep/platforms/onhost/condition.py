@@ -1,6 +1,6 @@
 """Condition of a host, for `hosts check`: firewall, sleep, sshd, limits, and the packages of its ranks' Python. It changes nothing.
 
-Its argument is `{"python": path or "", "config": path or ""}`; it prints one line of JSON. Pythons that are too old for everything else (3.6 or newer)
+Its argument is `{"python": path or ""}`; it prints one line of JSON. Pythons that are too old for everything else (3.6 or newer)
 read it, too.
 """
 
@@ -19,7 +19,6 @@ from lockstep.platforms.onhost.readings import nvidia_cards, nvidia_smi, output,
 
 Json = Any
 LIBRARY_SECONDS, TORCH_SECONDS = 10.0, 40.0
-CONFIG_BYTES_MAX = 1 << 18
 TEXT_MAX = 300
 INCLUDES_MAX = 64
 ERRORS_MAX = 256
@@ -170,17 +169,6 @@ def gpu_errors(log: str) -> Any:
     return [[gpu, number, line] for (gpu, number), line in first.items()][:ERRORS_MAX] if log.strip() else None
 
 
-def config(path: str) -> str:
-    """Text of a model's config.json; '' without one."""
-    if not path:
-        return ""
-    try:
-        with Path(path).expanduser().open(encoding="utf-8", errors="replace") as file:
-            return file.read(CONFIG_BYTES_MAX)
-    except OSError:
-        return ""
-
-
 def condition(request: Json) -> Json:
     """The whole answer."""
     python = os.path.expanduser(request["python"])  # noqa: PTH111
@@ -197,7 +185,6 @@ def condition(request: Json) -> Json:
         "rdma": len(paths("/sys/class/infiniband/*")),
         "nvidiaCards": len(cards),
         "gpuErrors": gpu_errors(kernel_log()),
-        "config": config(request["config"]),
         "libraries": None if libraries is None else answer_from(libraries, LIBRARY_SECONDS),
         "torch": None if torch is None else answer_from(torch, TORCH_SECONDS),
     }

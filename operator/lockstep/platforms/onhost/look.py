@@ -253,8 +253,10 @@ def keeping() -> Json:
     kills = output(
         "busctl", "get-property", "org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.login1.Manager", "KillUserProcesses"
     ).strip()
+    group = output("systemctl", "--user", "show", "--property=ControlGroup").strip()[len("ControlGroup=") :]
     return {
         "units": bool(manager),
+        "controllers": text_of("/sys/fs/cgroup" + group + "/cgroup.controllers").split() if group else [],
         "linger": lingers(),
         "killsProcesses": kills.endswith("true"),
     }
@@ -444,7 +446,6 @@ def look(request: Json) -> Json:
         "glibc": glibc(),
         "python": platform.python_version(),
         "executable": sys.executable,
-        "cpus": os.cpu_count(),
         "load": list(os.getloadavg()),
         "memory": {
             key: int(value) * 1024
@@ -459,7 +460,7 @@ def look(request: Json) -> Json:
         "gpus": cards,
         "gpuProblem": gpu_problem,
         "takenPorts": taken_ports(first, last),
-        "keeping": {"units": False, "linger": False, "killsProcesses": False} if patience is not None else keeping(),
+        "keeping": {"units": False, "linger": False, "killsProcesses": False, "controllers": []} if patience is not None else keeping(),
         "jobs": jobs(request["workspace"], request.get("job") or ""),
         "state": str(state_folder()),
         "environmentPython": environment_python(),

@@ -19,7 +19,7 @@ from support.checkout import ROOT
 from support.clusters.cluster_jobs import API, Jobs, until
 
 pytestmark = pytest.mark.corpus
-OWN_CLUSTERS = ("memory", "no-class", "limit-range", "cluster-deleted", "much-cpu", "no-runtime-class")
+OWN_CLUSTERS = ("no-class", "limit-range", "cluster-deleted", "much-cpu", "no-runtime-class")
 UNTOLD = ("no-operator",)
 KEEPS_FROM_RUNNING = ("Accepted", "PodsScheduled", "RanksReady", "Progressing")
 

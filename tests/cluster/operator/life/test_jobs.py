@@ -17,7 +17,7 @@ from lockstep.kube.cluster import Cluster
 from lockstep.platforms.operator.certificate import service_names
 from lockstep.platforms.operator.operator import Operator, Settings
 from lockstep.platforms.operator.secrets import certificates, master_key
-from support.clusters.cluster_jobs import API, SERVICE_ACCOUNT, Jobs, prepare, until
+from support.clusters.cluster_jobs import API, SERVICE_ACCOUNT, Jobs, cluster_like_local, prepare, until
 from support.clusters.counting_proxy import CountingProxy
 
 IMAGE = "localhost/lockstep/base:1"
@@ -97,7 +97,7 @@ def test_a_suspended_job_has_no_pods_and_starts_again_when_it_is_not(jobs: Jobs)
     jobs.end("rests")
 
 
-def test_a_changed_profile_waits_for_the_next_start_from_zero(jobs: Jobs, profile: dict[str, Any]) -> None:
+def test_a_changed_profile_and_job_wait_for_the_next_start_from_zero(jobs: Jobs, profile: dict[str, Any]) -> None:
     jobs.start("frozen", nodes=1, cluster=profile["metadata"]["name"])
     jobs.until_running("frozen")
     before = jobs.get("StatefulSet", "frozen", "apps/v1")
@@ -105,7 +105,7 @@ def test_a_changed_profile_waits_for_the_next_start_from_zero(jobs: Jobs, profil
     pods = {pod["metadata"]["uid"] for pod in jobs.pods("frozen")}
     change_profile(jobs, profile, {"shmSize": "300Mi"})
     until("status says pending", lambda: jobs.job("frozen")["status"]["run"]["pending"])
-    jobs.change("frozen", env=[{"name": "NEW", "value": "1"}])
+    jobs.change("frozen", resources={"memory": "512Mi"})
     until("the new generation is observed", lambda: jobs.job("frozen")["status"]["observedGeneration"] == 2)
     after = jobs.get("StatefulSet", "frozen", "apps/v1")
     assert after is not None
@@ -118,8 +118,9 @@ def test_a_changed_profile_waits_for_the_next_start_from_zero(jobs: Jobs, profil
     until("a pod of the new run", lambda: jobs.pods("frozen"))
     run = until("status shows the new run", lambda: _other_run(jobs, "frozen", old))
     assert not run["pending"]
-    volumes = jobs.pods("frozen")[0]["spec"]["volumes"]
-    assert [v["emptyDir"]["sizeLimit"] for v in volumes if v["name"] == "lockstep-shm"] == ["300Mi"]
+    pod = jobs.pods("frozen")[0]["spec"]
+    assert [v["emptyDir"]["sizeLimit"] for v in pod["volumes"] if v["name"] == "lockstep-shm"] == ["300Mi"]
+    assert pod["containers"][0]["resources"] == {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"memory": "512Mi"}}
     until("the old frozen run is gone", lambda: jobs.get("ConfigMap", old) is None)
     jobs.end("frozen")
 
@@ -281,3 +282,23 @@ def test_a_reconcile_that_changes_nothing_sends_nothing(jobs: Jobs, counting_pro
     writes = [r for r in counting_proxy.requests if r[0] != "GET"]
     assert [r for r in writes if "/tokenreviews" not in r[1]] == []
     jobs.end("quiet")
+
+
+def test_the_agent_starts_beside_a_root_that_no_scc_gives_a_user_to_also_from_an_image_of_root(jobs: Jobs) -> None:
+    """A file of OpenShift leaves users to its SCCs, and the one that admits RDMA pods assigns none, as plain Kubernetes doesn't."""
+
+    def over_rdma(spec: dict[str, Any]) -> None:
+        spec.update(
+            platform="OpenShift", network={**spec["network"], "rdma": {"enabled": True}}, security={**spec["security"], "ipcLock": True}
+        )
+
+    def started(pod: dict[str, Any]) -> bool:
+        [trainer] = pod["status"].get("containerStatuses") or [{}]
+        return bool({"running", "terminated"} & {name for name, state in (trainer.get("state") or {}).items() if state})
+
+    with cluster_like_local(jobs, "root", over_rdma) as name:
+        jobs.start("rooted", cluster=name, fabric={"mode": "RDMA"})
+        until("both agents start", lambda: len(pods := jobs.pods("rooted")) == 2 and all(map(started, pods)))
+        [agent] = jobs.pods("rooted")[0]["spec"]["initContainers"]
+        assert agent["image"] == IMAGE and agent["securityContext"]["runAsUser"] > 0
+        jobs.end("rooted")

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from typer.testing import CliRunner, Result
 
+from lockstep.cli.main import app
 from support.checkout import ROOT
 from support.clusters.cluster_jobs import API, Jobs
 
@@ -61,6 +63,33 @@ def test_a_run_without_an_operator_is_retried_as_the_same_job(scripted: Jobs, tm
     assert "attempt 2 starts" in second.stdout
 
 
+def typed(*words: str) -> Result:
+    """As `lockstep` does, in this process."""
+    return CliRunner().invoke(app, [*words])
+
+
+def _is_found_beside_jobs(jobs: Jobs, job: Path) -> None:
+    """Verbs find the run `left`, though the namespace has TrainingJobs, and neither takes the other's name."""
+    volume = {"name": "scripts", "mountPath": "/scripts", "configMap": {"name": "scripts"}}
+    jobs.start("beside", suspend=True, podTemplate={"volumes": [volume]})
+    where = ("-n", jobs.namespace)
+    owner = jobs.get("StatefulSet", "left", "apps/v1")["metadata"]["ownerReferences"][0]["name"]  # type: ignore[index]
+    named = typed("get", "-o", "name", *where).output.split()
+    assert {f"configmap/{owner}", "trainingjob.lockstep.dev/beside"} <= set(named)
+    states = {words[0]: words for line in typed("get", *where).output.splitlines() if (words := line.split())}
+    assert states["left"][1:3] == ["1/1", "1/1"] and "Suspended" in states["beside"]
+    for verb, shown in {"why": "left: ", "describe": "all ranks run", "top": "left", "logs": "attempt 1 starts"}.items():
+        told = typed(verb, "left", *where)
+        assert (told.exit_code, shown in told.output) == (0, True), f"{verb}: {told.output}"
+    taken = typed("run", "-f", str(job), *where, "--cluster", "local", "--detach")
+    assert "has a run left without the operator" in str(taken.exception)
+    other = job.with_name("beside.yaml")
+    other.write_text(job.read_text().replace("name: left", "name: beside"))
+    there = typed("run", "-f", str(other), "--in-namespace", *where, "--cluster", "local")
+    assert "has a TrainingJob beside" in str(there.exception)
+    jobs.end("beside")
+
+
 def test_a_run_that_was_left_with_ctrl_c_is_followed_to_its_end_and_lets_its_nodes_go(jobs: Jobs, kubectl: Kubectl, tmp_path: Path) -> None:
     volume = {"name": "scripts", "mountPath": "/scripts", "configMap": {"name": "scripts"}}
     work = {"nodes": 1, "script": {"path": "/scripts/until_told.py"}, "podTemplate": {"volumes": [volume]}}
@@ -78,6 +107,7 @@ def test_a_run_that_was_left_with_ctrl_c_is_followed_to_its_end_and_lets_its_nod
         first.send_signal(signal.SIGINT)
         said = first.stdout.read()
     assert (first.returncode, "--in-namespace --attach" in said) == (130, True), said
+    _is_found_beside_jobs(jobs, job)
 
     assert kubectl("exec", "-n", jobs.namespace, "left-0", "-c", "trainer", "--", "touch", "/tmp/end").returncode == 0  # noqa: S108
     attached = lockstep(*words, "--attach")

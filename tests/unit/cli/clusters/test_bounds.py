@@ -15,7 +15,7 @@ from lockstep.cli.shared import difference
 from lockstep.kube.cluster import Cluster
 from lockstep.plan.ahead.live import Comparison
 from lockstep.plan.diff import Change
-from lockstep.platforms.clusters import imagebuild, install
+from lockstep.platforms.clusters import imagebuild, install, waits
 from support.fake_cluster import FakeCluster
 from unit.kube.test_bounds import Recording
 from unit.silent_place import SilentPlace, SilentProgram
@@ -124,10 +124,10 @@ def test_of_a_long_value_120_characters_are_shown(capsys: pytest.CaptureFixture[
 
 
 def test_an_operator_that_is_stuck_for_eight_seconds_is_given_up(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def stuck(*_: object) -> str:
-        return "no room"
+    async def operator_wait(*_: object) -> waits.Wait:
+        return waits.Wait("no room", "Full")
 
-    monkeypatch.setattr(install, "stuck", stuck)
+    monkeypatch.setattr(install, "operator_wait", operator_wait)
     with pytest.raises(install.InstallError, match="the operator can't start: no room"):
         clock.run(install.until_ready(FakeCluster().as_cluster, "ns", "x"))
     assert clock.now - 1000.0 == pytest.approx(8, abs=1.0)

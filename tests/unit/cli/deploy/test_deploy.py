@@ -15,7 +15,7 @@ from lockstep.api.names import ANNOTATION_DEFAULT_CLUSTER, OPERATOR_NAME, OPERAT
 from lockstep.cli.clusters.deploy import _checked, deploy, tell_end
 from lockstep.cli.clusters.deploymentplan import OPERATOR_IMAGE, Mode, planned
 from lockstep.cli.main import app
-from lockstep.cli.shared import target
+from lockstep.cli.shared import checkout, target
 from lockstep.kube.cluster import ApiError, Cluster
 from lockstep.kube.kinds import path_of
 from lockstep.platforms.clusters.install import monitoring_objects, with_one_default, without_unknown_kinds
@@ -181,6 +181,24 @@ def test_the_commands_after_a_deployment_have_the_path_of_a_file_elsewhere(tmp_p
     path.write_text(PLAIN)
     commands = [command for command, _ in planned(str(path), Mode.AUTO).next_commands(dev=False)]
     assert commands[1] == f"lockstep plan -f first.yaml --cluster '{path}'"
+
+
+def test_a_cluster_that_was_deployed_by_the_path_of_its_file_is_the_default_until_it_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LOCKSTEP_STATE", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text(PLAIN)
+    plan = planned("mine.yaml", Mode.AUTO)
+    tell_end(plan, dev=False, complete=False)
+    assert "\nWhat is wrong: lockstep doctor mine.yaml\n" in capsys.readouterr().out
+    assert checkout.deployed_last() is None
+    tell_end(plan, dev=False, complete=True)
+    monkeypatch.chdir("/")
+    assert checkout.deployed_last() == str(tmp_path / "mine.yaml")
+    monkeypatch.chdir(tmp_path)
+    checkout.forget(plan.cluster.cluster.name, plan.remembered)
+    assert checkout.deployed_last() is None
 
 
 def test_rdma_is_refused_where_the_profile_has_none() -> None:

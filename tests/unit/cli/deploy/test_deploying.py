@@ -15,7 +15,7 @@ from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import DEV_ENVIRONMENT
 from lockstep.api.objects import Object
 from lockstep.cli.clusters import clean, deploy
-from lockstep.cli.clusters.deploy import _rails_are_there, _refuse_platform
+from lockstep.cli.clusters.deploy import _rails_are_there, _refuse_platform, _start_dev_environment
 from lockstep.cli.clusters.deploymentplan import Mode, planned
 from lockstep.cli.main import main
 from lockstep.cli.shared import checkout as remembered
@@ -460,6 +460,57 @@ def test_a_dev_environment_that_does_not_come_up_is_told_with_the_cluster_s_reas
         asyncio.run(until_up(api, "lockstep", 2, lambda text: None, seconds=0.1))
 
 
+def dev_environment_of(api: Api, done: Sent, printed: pytest.CaptureFixture[str]) -> tuple[str, bool]:
+    """What a deployment that has `sent` this prints of its dev environment, and whether there is one afterwards."""
+    plan = planned("local", Mode.TCP)
+    with Progress() as progress:
+        assert not asyncio.run(_start_dev_environment(api, plan, done, progress, 0.1))
+    return printed.readouterr().out, called(dev_environment(plan.profile, plan.namespace)) in api.objects
+
+
+def test_no_dev_environment_is_made_without_what_jobs_need(capsys: pytest.CaptureFixture[str]) -> None:
+    namespace = {"kind": "Namespace", "metadata": {"name": "lockstep"}}
+    api = put(Api(cluster_wide=False), namespace)
+    printed, is_there = dev_environment_of(api, sent(api), capsys)
+    assert "NOT MADE: there is no CustomResourceDefinition " in printed and "repeat your command once an administrator" in printed
+    api = Api()
+    sent(api)
+    api.cluster_wide = False
+    left = sent(api)
+    unseen, is_made = dev_environment_of(api, left, capsys)
+    assert "NOT MADE: no operator is to be seen in namespace lockstep-system; repeat" in unseen and not (is_there or is_made)
+
+
+def test_a_dev_environment_whose_cluster_the_operator_lacks_is_removed_again(capsys: pytest.CaptureFixture[str]) -> None:
+    accepted = {"type": "Accepted", "status": "False", "reason": "ClusterNotFound", "message": "there is no TrainingCluster local"}
+
+    class Served(Api):
+        """With an operator that doesn't know the cluster, and whose Lease everybody may read."""
+
+        async def get(self, kind: str, namespace: str | None, name: str) -> Object | None:
+            if kind == "Lease":
+                return {"metadata": {"name": name}}
+            item = await super().get(kind, namespace, name)
+            return {**item, "status": {"conditions": [accepted]}} if item is not None and kind == "TrainingJob" else item
+
+    api = Served()
+    sent(api)
+    api.cluster_wide = False
+    printed, is_there = dev_environment_of(api, sent(api), capsys)
+    assert "REMOVED again: ml-dev-env is not accepted: there is no TrainingCluster local; repeat your command" in printed and not is_there
+
+
+@pytest.mark.parametrize(
+    ("message", "said"), [('configmap "none" not found', "can't start: "), ("mount.nfs: Connection timed out", "is not up after")]
+)
+def test_a_dev_environment_whose_volume_may_come_late_is_waited_for(message: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lockstep.platforms.clusters.waits.STUCK_SECONDS", 0.0)
+    state = {"type": "RanksReady", "status": "False", "reason": "VolumeNotMounted", "message": f"0 of 2 pods run: {message}"}
+    api = put(Api(), {**a_job(DEV_ENVIRONMENT, type="Interactive"), "status": {"conditions": [state]}})
+    with pytest.raises(InstallError, match=f"{said}.*{message}"):
+        asyncio.run(until_up(api, "lockstep", 2, lambda text: None, seconds=0.1))
+
+
 @pytest.mark.parametrize(
     ("message", "expected"),
     [
@@ -492,12 +543,13 @@ def test_a_network_that_the_profile_names_and_the_namespace_lacks_is_told_with_w
 
 def operator_waiting(image: str, reason: str) -> Api:
     """An operator whose pod is still of `image`, and waits for `reason`."""
-    metadata = {"name": "lockstep-operator", "namespace": "lockstep-system"}
-    waiting = {"state": {"waiting": {"reason": reason, "message": "pull access denied"}}}
+    metadata = {"name": "lockstep-operator", "namespace": "lockstep-system", "uid": "u"}
+    waiting = {"name": "operator", "state": {"waiting": {"reason": reason, "message": "pull access denied"}}}
+    spec = {"nodeName": "n", "containers": [{"image": image}]}
     return put(
         Api(),
         {"kind": "Deployment", "metadata": metadata, "spec": {"replicas": 1, "template": {"spec": {"containers": [{"image": "new:1"}]}}}},
-        {"kind": "Pod", "metadata": metadata, "spec": {"containers": [{"image": image}]}, "status": {"containerStatuses": [waiting]}},
+        {"kind": "Pod", "metadata": metadata, "spec": spec, "status": {"containerStatuses": [waiting]}},
     )
 
 
@@ -514,9 +566,16 @@ def test_an_image_of_the_operator_that_can_not_be_pulled_ends_the_wait_with_what
         asyncio.run(install.until_ready(operator_waiting("new:1", "ErrImagePull"), "lockstep-system", "lockstep-operator", seconds=60))
 
 
-@pytest.mark.parametrize(("image", "reason"), [("old:1", "ErrImagePull"), ("new:1", "ImagePullBackOff"), ("new:1", "ContainerCreating")])
-def test_a_pod_of_the_last_deployment_and_one_that_is_tried_again_are_waited_for(image: str, reason: str) -> None:
-    with pytest.raises(InstallError, match="not ready after 0 s: pull access denied"):
+@pytest.mark.parametrize(
+    ("image", "reason", "words"),
+    [
+        ("old:1", "ErrImagePull", "pull access denied"),
+        ("new:1", "ImagePullBackOff", "pull access denied"),
+        ("new:1", "ContainerCreating", "kubectl describe pods -n lockstep-system says more"),
+    ],
+)
+def test_a_pod_of_the_last_deployment_and_one_that_is_tried_again_are_waited_for(image: str, reason: str, words: str) -> None:
+    with pytest.raises(InstallError, match=f"not ready after 0 s: .*{words}"):
         asyncio.run(install.until_ready(operator_waiting(image, reason), "lockstep-system", "lockstep-operator", seconds=0.1))
 
 
@@ -586,7 +645,7 @@ def stuck_operator(state: Object, restarts: int) -> Api:
 @pytest.mark.parametrize("why", STUCK_STATES)
 def test_an_operator_that_can_t_start_ends_the_wait_with_the_kubelet_s_words(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     state, restarts, words = STUCK_STATES[why]
-    monkeypatch.setattr("lockstep.platforms.clusters.install.STUCK_SECONDS", 0.3)
+    monkeypatch.setattr("lockstep.platforms.clusters.waits.STUCK_SECONDS", 0.3)
     told: list[str] = []
     with pytest.raises(InstallError, match="the operator can't start: pod lockstep-operator: ") as raised:
         asyncio.run(install.until_ready(stuck_operator(state, restarts), "lockstep-system", "lockstep-operator", told.append, 60))
@@ -594,15 +653,32 @@ def test_an_operator_that_can_t_start_ends_the_wait_with_the_kubelet_s_words(why
     assert ("platform" in str(raised.value)) == (words == NOT_ROOT)
 
 
+NO_CA = 'MountVolume.SetUp failed for volume "kube-api-access-x" : configmap "kube-root-ca.crt" not found'
+
+
+def test_an_operator_whose_volume_lacks_an_object_ends_the_wait_only_while_the_api_server_lacks_it_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("lockstep.platforms.clusters.waits.STUCK_SECONDS", 0.3)
+    api = stuck_operator({"waiting": {"reason": "ContainerCreating"}}, 0)
+    event = {"reason": "FailedMount", "message": NO_CA, "involvedObject": {"uid": "u"}}
+    put(api, {"kind": "Event", "metadata": {"name": "e", "namespace": "lockstep-system"}, **event})
+    with pytest.raises(InstallError, match=r"the operator can't start: pod lockstep-operator: MountVolume.*; kube-controller-manager"):
+        asyncio.run(install.until_ready(api, "lockstep-system", "lockstep-operator", seconds=60))
+    put(api, {"kind": "ConfigMap", "metadata": {"name": "kube-root-ca.crt", "namespace": "lockstep-system"}})
+    with pytest.raises(InstallError, match="not ready after 1 s: pod lockstep-operator: MountVolume"):
+        asyncio.run(install.until_ready(api, "lockstep-system", "lockstep-operator", seconds=0.6))
+
+
 def test_an_operator_that_crashed_once_or_is_being_made_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lockstep.platforms.clusters.install.STUCK_SECONDS", 0.0)
+    monkeypatch.setattr("lockstep.platforms.clusters.waits.STUCK_SECONDS", 0.0)
     for state in ({"terminated": {"exitCode": 1}}, {"waiting": {"reason": "ContainerCreating"}}):
         with pytest.raises(InstallError, match="is not ready after"):
             asyncio.run(install.until_ready(stuck_operator(state, 1), "lockstep-system", "lockstep-operator", seconds=0.3))
 
 
 def test_pods_of_the_operator_that_are_refused_end_the_wait_with_the_policy_s_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lockstep.platforms.clusters.install.STUCK_SECONDS", 0.3)
+    monkeypatch.setattr("lockstep.platforms.clusters.waits.STUCK_SECONDS", 0.3)
     api = stuck_operator({"running": {}}, 0)
     (deployment,) = [item for name, item in api.objects.items() if name.startswith("Deployment ")]
     message = 'pods "lockstep-operator-1" is forbidden: exceeded quota: q, requested: pods=1, used: pods=3, limited: pods=3'

@@ -15,6 +15,7 @@ import pytest
 from lockstep_gang.agent.ranks import processes
 from lockstep_gang.contract.run import HostPlace, JobIdentity, RestartPolicy, Timeouts, WhenDone, run_text
 from lockstep_gang.coordinator.machine import boot_id
+from lockstep_spec.kernel import usable_cores
 from unit.gang.cases import Gang, gang, gone, now
 
 SAY = 'import os, sys, time, signal\nR = os.environ["RANK"]\nF = os.environ["FOLDER"]\n'
@@ -60,7 +61,7 @@ def test_ranks_get_torchrun_s_environment(agents: Gang) -> None:
         "RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2", "ROLE_RANK": "3",
         "ROLE_WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "uid-1", "TORCHELASTIC_RESTART_COUNT": "0", "NODE_RANK": "1",
         "NNODES": "2", "GPUS_PER_NODE": "0", "LOCKSTEP_ATTEMPT": "1", "LOCKSTEP_RUN": str(agents.run_path), "PYTHONUNBUFFERED": "1",
-        "TORCHELASTIC_USE_AGENT_STORE": "False", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        "TORCHELASTIC_USE_AGENT_STORE": "False", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, int(usable_cores() / 4)))),
     }  # fmt: skip
     assert {name: rank.get(name) for name in expected} == expected
 
@@ -77,12 +78,12 @@ def test_nodes_with_unlike_numbers_of_ranks_start_as_many_as_each_has(agents: Ga
         for line in agents.log(node).splitlines():
             if line.startswith("[rank ") and "{" in line:
                 environment = json.loads(line[line.index("{") :])
-                ranks.append([node, *(int(environment[name]) for name in names), "LOCKSTEP_DEFAULT_THREADS" in environment])
+                ranks.append([node, *(int(environment[name]) for name in names)])
     assert sorted(ranks) == [
-        [0, 0, 0, 2, 0, 3, 4, 0, "OMP_NUM_THREADS" not in os.environ],
-        [0, 1, 1, 2, 0, 3, 4, 1, "OMP_NUM_THREADS" not in os.environ],
-        [1, 2, 0, 1, 1, 3, 4, 2, False],
-        [2, 3, 0, 1, 2, 3, 4, 3, False],
+        [0, 0, 0, 2, 0, 3, 4, 0],
+        [0, 1, 1, 2, 0, 3, 4, 1],
+        [1, 2, 0, 1, 1, 3, 4, 2],
+        [2, 3, 0, 1, 2, 3, 4, 3],
     ]
     assert "all 4 ranks run" in agents.log()
 

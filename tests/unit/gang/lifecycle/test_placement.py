@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lockstep_gang.agent.ranks import environment as environment_module
 from lockstep_gang.agent.ranks.environment import RankPlace, rank_environment
 from lockstep_gang.contract.messages import Error, Exited, RankExit, Start, Started, Step, Stop
 from lockstep_gang.contract.reply import Reply, parse_reply, reply_json
@@ -198,14 +200,24 @@ def test_a_rank_learns_its_place_and_its_pod_s_number() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "inherited", "threads", "ours"), [(2, {}, "1", True), (2, {"OMP_NUM_THREADS": "7"}, "7", False), (1, {}, None, False)]
+    ("changes", "inherited", "threads", "ours"),
+    [
+        ({"ranks_per_node": 2}, {}, "8", "8"),
+        ({"ranks_per_node": 1}, {}, "16", "16"),
+        ({"ranks_per_node": 32}, {}, "1", "1"),
+        ({"ranks_per_node": 2, "node_ranks": (1, 2)}, {}, "16", "16"),
+        ({"ranks_per_node": 2, "addresses": ("127.0.0.1", "127.0.0.1")}, {}, "4", "4"),
+        ({"ranks_per_node": 2}, {"OMP_NUM_THREADS": "7"}, "7", None),
+        ({"ranks_per_node": 2, "environment": {"OMP_NUM_THREADS": "3"}}, {"OMP_NUM_THREADS": "7"}, "3", None),
+    ],
 )
-def test_ranks_that_share_a_node_have_one_thread_each_and_know_whether_the_user_said_so(
-    ranks: int, inherited: dict[str, str], threads: str | None, ours: bool
+def test_a_rank_has_its_part_of_the_cores_unless_someone_states_its_threads_and_knows_which(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], inherited: dict[str, str], threads: str, ours: str | None
 ) -> None:
-    run = make_run(nodes=2, ranks_per_node=ranks)
+    monkeypatch.setattr(environment_module, "usable_cores", lambda: 16.5)
+    run = make_run(**{"nodes": 2, "addresses": ("x-0", "x-1"), **changes})
     found = rank_environment(run, Start(1, 0, "x-0", 29500), RankPlace(0, 0, 0, 0, "/run.json", "/socket", "/error"), inherited)
-    assert (found.get("OMP_NUM_THREADS"), "LOCKSTEP_DEFAULT_THREADS" in found) == (threads, ours)
+    assert (found["OMP_NUM_THREADS"], found.get("LOCKSTEP_DEFAULT_THREADS")) == (threads, ours)
 
 
 def test_racks_travel_in_the_reply_and_an_older_operator_s_has_none() -> None:

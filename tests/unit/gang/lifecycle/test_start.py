@@ -17,7 +17,7 @@ from lockstep_gang.contract.run import RestartPolicy
 from lockstep_gang.coordinator import coordinator
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
 from lockstep_gang.coordinator.log_lines import log_lines
-from lockstep_gang.lifecycle.gang import Facts, Phase, new_gang
+from lockstep_gang.lifecycle.gang import Budget, Facts, Phase, new_gang
 from lockstep_gang.lifecycle.history import AttemptRecord, resume_gang
 from lockstep_gang.lifecycle.losses import with_facts
 from lockstep_spec.timeouts import Timeouts
@@ -126,8 +126,10 @@ def test_every_attempt_begins_with_what_it_runs_on_and_goes_on_from() -> None:
     run = make_run(addresses=ADDRESSES, gpus_per_node=4, ranks_per_node=4)
     before = new_gang(run)
     begun = replace(before, phase=Phase.ACTIVE, attempt=2, restarts=1, checkpoint=CheckpointReport(7, "/c/step-7.a1", "t"))
+    counted = replace(begun, budget=Budget(failures=1, counted=1))
+    assert next(iter(log_lines(before, counted, run))) == "attempt 2 starts: 8 ranks on 2 nodes, restart 1 of at most 0"
     assert list(log_lines(before, begun, run)) == [
-        "attempt 2 starts: 8 ranks on 2 nodes, restart 1 of at most 0",
+        "attempt 2 starts: 8 ranks on 2 nodes, restart 1 (0 of at most 0 counted)",
         "  nodes: x-0, x-1, 4 ranks and 4 GPUs each",
         "  fabric: not stated, used as it is",
         "  run: /workspace/runs/x, works in /workspace, log of what happens in /workspace/runs/x/logs",

@@ -12,7 +12,7 @@ import pytest
 from golden.plan_cases import TRAINING, job, profile
 from lockstep.api.errors import ConfigError
 from lockstep.cli.shared.planfacts import known_facts, read_pace
-from lockstep.plan.ahead.forecast import Forecast, Pace, RunFacts, capacity, forecast
+from lockstep.plan.ahead.forecast import Forecast, Pace, RunFacts, capacity, forecast, with_config
 from lockstep.plan.ahead.planned import EXIT_CODES, PlanVerdict, sentence, verdict
 from lockstep.plan.cluster.finding import Outcome
 from lockstep.plan.render.resolve import resolve
@@ -63,6 +63,21 @@ def test_everything_is_counted_when_everything_is_known() -> None:
     }  # fmt: skip
     assert (found.figures["parameters"], found.figures["trainedParameters"]) == (212, 32)
     assert told(found, "time").startswith("note: at most 40s: 10 steps of 4s")
+
+
+@pytest.mark.parametrize("model_type", ["deepseek_v3", "glm4_moe"])
+def test_layers_that_peft_would_move_are_refused_also_where_the_models_sizes_are_not_known(model_type: str) -> None:
+    facts = with_config(RunFacts(), {"model_type": model_type}, "its config.json")
+    named: Object = {"rank": 2, "targetModules": ["o_proj", "mlp.down_proj"]}
+    found = forecast(resolved(lora=named), facts)
+    assert told(found, "adapter").startswith(
+        f"refused: training.lora.targetModules: with a model of type {model_type}, peft puts the adapter of mlp.down_proj on all routed experts"
+    )
+    assert verdict(found.findings) is PlanVerdict.REFUSED
+    attention: Object = {"rank": 2, "targetModules": ["q_proj", "o_proj"]}
+    for fine in (resolved(lora=attention), resolved(lora=named, method="Full")):
+        assert told(forecast(fine, facts), "adapter") == ""
+    assert told(forecast(resolved(lora=named), with_config(RunFacts(), TINY, "its config.json")), "adapter") == ""
 
 
 def test_with_measured_balance_a_gpu_is_not_at_risk_for_a_micro_batch_that_it_need_not_take() -> None:
@@ -126,6 +141,15 @@ def test_the_steps_of_the_warm_up_are_counted_however_they_are_stated(warmup: Ob
     assert "warm up" not in told(forecast(resolved(), KNOWN), "steps")
 
 
+@pytest.mark.parametrize(
+    ("batch", "balance", "idle"), [(8, "Equal", 0), (6, "Equal", 1), (2, "Equal", 3), (6, "Measured", 0), (2, "Measured", 2)]
+)
+def test_ranks_that_have_no_sample_in_any_step_are_a_warning(batch: int, balance: str, idle: int) -> None:
+    found = forecast(resolved(optimization={"microBatchSize": 2, "globalBatchSize": batch, "epochs": 3, "balance": balance}), KNOWN)
+    words = f"warning: a step's {batch} samples are not enough for all ranks: {idle} of 4 have nothing to do in any step."
+    assert told(found, "ranks").startswith(words) if idle else told(found, "ranks") == ""
+
+
 def test_max_steps_end_a_run_earlier() -> None:
     limited = resolved(optimization={"microBatchSize": 2, "globalBatchSize": 32, "epochs": 3, "maxSteps": 5})
     assert forecast(limited, KNOWN).figures["steps"] == 5
@@ -141,7 +165,7 @@ def test_memory_that_is_not_known_is_a_risk_and_the_last_line_says_what_to_type(
     no_data = forecast(resolved(), replace(KNOWN, samples=None))
     said = "may fail once it runs; not known: "
     assert sentence(no_model.findings) == sentence(no_model.findings, offline=True) == f"{said}memory (--model-config FILE)"
-    assert sentence(no_card.findings, offline=True).startswith(f"{said}memory (gpus.type, or resources.limits.memory")
+    assert sentence(no_card.findings, offline=True).startswith(f"{said}memory (gpus.type in the cluster file, or spec.resources.memory")
     assert sentence(no_data.findings) == f"{said}steps (--samples N or --data FILE)"
     assert [verdict(found.findings, offline=True) for found in (no_model, no_card, no_data)] == [
         PlanVerdict.MAY_FAIL, PlanVerdict.MAY_FAIL, PlanVerdict.FITS_AS_SEEN,

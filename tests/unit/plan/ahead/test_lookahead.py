@@ -343,6 +343,13 @@ def test_on_openshift_the_service_accounts_sccs_are_asked_for(answer: Try | None
     assert said in told(lines(around(tries=tries), resolved({"platform": "OpenShift"})), outcome)
 
 
+def test_a_pod_that_no_scc_admits_is_refused_with_what_an_administrator_types() -> None:
+    listed = '[provider restricted-v2: .x: Invalid value: "IPC_LOCK": no, provider "lockstep-rdma": Forbidden: not usable by user or serviceaccount]'
+    refusal = f'pods "x-0" is forbidden: unable to validate against any security context constraint: {listed}'
+    found = told(lines(around(tries=ADMITTED | {"Pod": Try(False, refusal)})), Outcome.REFUSED)
+    assert 'restricted-v2 says .x: Invalid value: "IPC_LOCK": no → RDMA pods need the SCC lockstep-rdma' in found
+
+
 TAINT = {"key": "team", "value": "x", "effect": "NoSchedule"}
 
 

@@ -81,7 +81,7 @@ def test_json_holds_the_lines_the_figures_and_the_verdict(stub: ApiStub, tmp_pat
     done = plan(job_file(tmp_path, **spec), "-o", "json", "--model-config", str(tmp_path), "--samples", "10")
     found = json.loads(done.output)
     assert (found["verdict"], found["figures"]["parameters"], found["figures"]["steps"]) == ("may fail once it runs", 212, 5)
-    assert found["message"].startswith("may fail once it runs; not known: memory (gpus.type, or resources.limits.memory")
+    assert found["message"].startswith("may fail once it runs; not known: memory (gpus.type in the cluster file, or spec.resources.memory")
     assert {"section": "quota", "outcome": "ok", "message": "the namespace has no ResourceQuota"} in found["lines"]
 
 
@@ -158,7 +158,7 @@ def test_a_cluster_without_the_crds_is_told_with_what_does_without(stub: ApiStub
     [
         ({"status": {"allowedServiceAccounts": [{"name": "ml-dev-sa", "allowedBy": {"name": "restricted-v2"}}]}}, "ml-dev-sa may run such pods (SCC restricted-v2)"),
         ({"status": {"allowedServiceAccounts": []}}, "no SCC of service account ml-dev-sa admits the job's pods"),
-        (None, "the cluster knows no SCCs; is it OpenShift, as its file says?"),
+        (None, "the cluster has no PodSecurityPolicyReview; is it OpenShift, as its file says?"),
     ],
 )  # fmt: skip
 def test_openshift_is_asked_which_sccs_the_service_account_has(stub: ApiStub, tmp_path: Path, answer: Object | None, said: str) -> None:

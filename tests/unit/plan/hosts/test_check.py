@@ -81,6 +81,8 @@ def test_healthy_hosts_have_no_finding() -> None:
         ({"lingers": False, "kills_processes": True}, "failed", "end with your last login", "loginctl enable-linger ada"),
         ({"has_units": False}, "warning", "a session of its own keeps the agent", "dbus-user-session"),
         ({"condition": {"sleeps": "its lid is shut"}}, "warning", "falls asleep when its lid is shut", "systemctl mask sleep.target"),
+        ({"condition": {"passwords": True}}, "warning", "its sshd takes passwords", "PasswordAuthentication no in /etc/ssh/sshd_config"),
+        ({"condition": {"root_login": "yes"}}, "warning", "its sshd lets root in", "PermitRootLogin no in /etc/ssh/sshd_config"),
         ({"condition": {"discharging": True}}, "warning", "battery", "plug it in"),
         ({"condition": {"has_rdma": True}, "memlock": 8 << 20}, "failed", "may lock 8 MiB", "LimitMEMLOCK=infinity"),
         ({"condition": {"has_rdma": True}, "memlock": 65 << 20}, "warning", "may lock 65 MiB", "LimitMEMLOCK=infinity"),

@@ -147,11 +147,6 @@ def test_an_interface_that_a_host_does_not_have_is_refused_with_those_that_it_ha
     assert placed(*hosts, file=parse_cluster_file(text.replace("enp0", "lo"), "lab.yaml"))
 
 
-def test_the_ranks_of_a_host_share_its_cores_and_not_those_of_the_host_with_the_most_ranks() -> None:
-    seated = placed(facts("lab0", "10.0.0.1", gpu(0), gpu(1), gpu(2), gpu(3), cpus=16), facts("lab1", "10.0.0.2", gpu(0), cpus=16))
-    assert [seat.record.environment["OMP_NUM_THREADS"] for seat in seated] == ["4", "16"]
-
-
 def test_an_address_that_nobody_states_or_that_two_have_is_refused() -> None:
     assert CLUSTER.hosts is not None
     hosts = [CLUSTER.hosts.host("lab1"), CLUSTER.hosts.host("lab2")]

@@ -137,6 +137,7 @@ def test_a_variable_that_every_rank_gets_from_its_agent_is_said_to_have_no_effec
         ({"training": TRAINING | {"seed": 7}}, {}),
         ({"env": [{"name": "A", "value": "b"}]}, {}),
         ({"restart": {"maxRestarts": 9}}, {}),
+        ({"resources": {"memory": "1Gi"}}, {}),
         ({"podTemplate": {"labels": {"team": "a"}}}, {}),
         ({"storage": {"mode": "PerPod"}}, {}),
         ({}, {"image": "trainer:2"}),

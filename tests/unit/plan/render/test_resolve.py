@@ -46,6 +46,7 @@ def reasons(refused: Refused) -> list[str]:
         ("restart.maxRestarts", {"restart": {"maxRestarts": 0}}, {}, (0, Layer.JOB)),
         ("restart.maxRestarts", {}, {}, (3, Layer.DEFAULT)),
         ("training.data.maxLength", {}, {}, (2048, Layer.DEFAULT)),
+        ("resources.memory", {"resources": {"memory": "4Gi"}}, {}, ("4Gi", Layer.JOB)),
         ("cluster.shmSize", {}, {"shmSize": "1Gi"}, ("1Gi", Layer.CLUSTER)),
     ],
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -77,10 +79,11 @@ def test_a_hostfile_of_deepspeed_or_mpi_names_hosts_and_their_gpus() -> None:
 
 def test_every_line_that_is_none_of_a_hostfile_is_named() -> None:
     with pytest.raises(ConfigError) as refused:
-        read_machines("lab0 slots=2\nlab1 slots=two\nlab2 gpus=1\n", "h")
+        read_machines("lab0 slots=2\nlab1 slots=two\nlab2 gpus=1\nlab3,lab4\n", "h")
     assert [str(line) for line in refused.value.args] == [
         "h:2: 'lab1 slots=two' is no line of a hostfile: write NAME slots=2 or NAME:2",
         "h:3: 'lab2 gpus=1' is no line of a hostfile: write NAME slots=2 or NAME:2",
+        "h:4: 'lab3,lab4' is no host: write NAME, USER@NAME, or NAME:8 for one with 8 GPUs",
     ]
 
 
@@ -175,13 +178,20 @@ def test_a_damaged_file_becomes_a_cluster_file_or_an_error(text: str) -> None:
 
 
 def test_hosts_are_taken_as_they_are_typed() -> None:
-    hosts = cluster(from_words(["lab0", "ada@192.168.1.101", "bob@lab2:2222"])).hosts
-    assert [(host.name, host.user, host.port, host.address) for host in hosts] == [
-        ("lab0", None, None, None), ("192.168.1.101", "ada", None, "192.168.1.101"), ("lab2", "bob", 2222, None),
+    hosts = cluster(from_words(["lab0", "ada@192.168.1.101", "bob@lab2:8"])).hosts
+    assert [(host.name, host.user, host.gpus, host.address) for host in hosts] == [
+        ("lab0", None, None, None), ("192.168.1.101", "ada", None, "192.168.1.101"), ("lab2", "bob", 8, None),
     ]  # fmt: skip
-    for word in ("lab0:ssh", "lab0:²"):
+    for word in ("lab0:ssh", "lab0:²", "lab0:", "a b"):
         with pytest.raises(ConfigError, match=f"'{word}' is no host"):
             from_words([word])
+
+
+@pytest.mark.parametrize("read", [lambda word: from_words([word]), lambda word: read_machines(word, "h")], ids=["typed", "hostfile"])
+def test_a_number_behind_a_name_is_that_of_its_slots_and_a_port_has_another_place(read: Callable[[str], Machines]) -> None:
+    assert [(host.name, host.gpus, host.port) for host in cluster(read("ada@lab0:8")).hosts] == [("lab0", 8, None)]
+    with pytest.raises(ConfigError, match=r"'lab0:2222': the number .* at most 64; a port has its place in ~/.ssh/config"):
+        read("lab0:2222")
 
 
 def test_only_the_chosen_hosts_are_taken_in_their_order() -> None:

@@ -55,12 +55,12 @@ CODE_ALONE = {"seed": 42, "optimization.warmupSteps": 150, "optimization.gradien
 """What the sample has from a script's code, which no configuration says."""
 
 
-def translated(text: str, size: Size = Size(2, 8)) -> tuple[Translation, TrainingJob]:  # noqa: B008 (frozen)
+def translated(text: str, size: Size = Size(16)) -> tuple[Translation, TrainingJob]:  # noqa: B008 (frozen)
     translation = job_text(text, "config.yaml", "x", "lab", size)
     return translation, parse_job_file(translation.text, "x.yaml")
 
 
-def training(text: str, size: Size = Size(2, 8)) -> Training:  # noqa: B008 (frozen)
+def training(text: str, size: Size = Size(16)) -> Training:  # noqa: B008 (frozen)
     found = translated(text, size)[1].spec.training
     assert found is not None
     return found
@@ -92,14 +92,25 @@ def test_each_value_has_the_key_it_came_from_beside_it_and_what_is_left_is_liste
     assert [one.what for one in translation.leftovers] == ["training.eval_dataset_type: subset"]
 
 
-@pytest.mark.parametrize(("size", "samples"), [(Size(1, 1), 6), (Size(3, 0), 18), (Size(2, 4), 48)])
+@pytest.mark.parametrize(("size", "samples"), [(Size(1), 6), (Size(3), 18), (Size(8), 48)])
 def test_a_step_s_samples_follow_from_those_of_a_rank_and_the_ranks(size: Size, samples: int) -> None:
     text = LEAST + "per_device_train_batch_size: 3\ngradient_accumulation_steps: 2\n"
     assert training(text, size).optimization.global_batch_size == samples
 
 
+def test_a_step_s_samples_are_left_to_the_reader_where_the_number_of_ranks_is_not_known() -> None:
+    text = LEAST + "per_device_train_batch_size: 3\ngradient_accumulation_steps: 2\n"
+    translation, job = translated(text, Size(None))
+    assert job.spec.training is not None and job.spec.training.optimization.global_batch_size is None
+    assert "# globalBatchSize: 6  # 3 × 2 accumulated × the ranks, whose number is not known" in translation.text
+    assert [one.reason for one in translation.leftovers] == [
+        "the number of ranks is not known: state optimization.globalBatchSize as 3 × 2 × the ranks"
+    ]
+    assert translated(LEAST + "per_device_train_batch_size: 3\n", Size(None))[0].leftovers == (), "one micro-batch a rank is the default"
+
+
 def test_the_size_stands_in_the_job_where_it_was_asked_for() -> None:
-    _, job = translated(LEAST, Size(3, 4, is_stated=True))
+    _, job = translated(LEAST, Size(12, 3, 4))
     assert (job.spec.nodes, job.spec.gpus_per_node, job.spec.cluster) == (3, 4, "lab")
     assert translated(LEAST)[1].spec.nodes is None
 
@@ -171,7 +182,7 @@ def test_what_has_no_counterpart_is_listed_with_the_reason(line: str, reason: st
 def test_any_values_become_a_job_file_or_leftovers(config: dict[str, object]) -> None:
     text = dump_yaml({"name_or_path": "org/m", "dataset_path": "/datasets/a.jsonl"} | config)
     try:
-        translation = job_text(text, "f", "x", "lab", Size(2, 8))
+        translation = job_text(text, "f", "x", "lab", Size(16))
     except ConfigError as error:
         assert all(str(line).startswith("f") for line in error.args)
         return
@@ -197,10 +208,10 @@ def test_quantized_weights_are_not_cut_into_shards() -> None:
 
 def test_a_configuration_without_model_or_data_is_refused() -> None:
     with pytest.raises(ConfigError) as refused:
-        job_text("seed: 1\n", "c.yaml", "x", "lab", Size(1, 1))
+        job_text("seed: 1\n", "c.yaml", "x", "lab", Size(1))
     assert [line.partition(":")[2].split(":")[0] for line in map(str, refused.value.args)] == [" names no model", " names no data"]
     with pytest.raises(ConfigError, match="must be one YAML mapping"):
-        job_text("- a\n", "c.yaml", "x", "lab", Size(1, 1))
+        job_text("- a\n", "c.yaml", "x", "lab", Size(1))
 
 
 def test_every_key_of_the_guide_s_tables_is_taken_over_or_has_a_reason() -> None:
@@ -222,5 +233,5 @@ def test_every_key_of_the_guide_s_tables_is_taken_over_or_has_a_reason() -> None
         name = key.rpartition(".")[2]
         text = f"{name}: {values.get(name, 2)}\n"
         text += "".join(line + "\n" for line in LEAST.splitlines() if not line.startswith(f"{name}:"))
-        unknown += [key for one in job_text(text, "c", "x", "lab", Size(1, 1)).leftovers if one.reason == UNKNOWN]
+        unknown += [key for one in job_text(text, "c", "x", "lab", Size(1)).leftovers if one.reason == UNKNOWN]
     assert unknown == []

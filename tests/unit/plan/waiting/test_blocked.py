@@ -14,8 +14,8 @@ from lockstep.plan.reconcile.interactive import unused
 from lockstep.plan.reconcile.podfacts import facts_of
 from lockstep.plan.reconcile.reconcile import reconcile
 from lockstep.plan.waiting import containers
-from lockstep.plan.waiting.notcreated import explained
-from lockstep.plan.waiting.unscheduled import why_unscheduled
+from lockstep.plan.waiting.notcreated import explained, why_not_created
+from lockstep.plan.waiting.unscheduled import why_unscheduled, why_waiting
 from lockstep.platforms.operator.memory.objects import StoredObject
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, condition, pod, running
 
@@ -189,7 +189,7 @@ REFUSAL = 'create Pod x-1 in StatefulSet x failed error: pods "x-1" is forbidden
         ("failed quota: q: must specify limits.memory for: trainer", "quota q requires every pod to state limits.memory for: trainer"),
         ('violates PodSecurity "restricted:latest": unrestricted capabilities (container "trainer" must not include "IPC_LOCK")', "kubectl label namespace ns --overwrite pod-security.kubernetes.io/enforce=privileged"),
         ('violates PodSecurity "baseline:v1.30": host namespaces (hostNetwork=true)', "Pod Security level baseline of namespace ns forbids the pod: host namespaces"),
-        ('unable to validate against any security context constraint: [provider "restricted-v2": .containers[0].capabilities.add: Invalid value: "IPC_LOCK": capability may not be added]', "oc create rolebinding lockstep-rdma"),
+        ('unable to validate against any security context constraint: [provider restricted-v2: .containers[0].capabilities.add: Invalid value: "IPC_LOCK": capability may not be added, provider "lockstep-rdma": Forbidden: not usable by user or serviceaccount]', "restricted-v2 says .containers[0].capabilities.add: Invalid value: \"IPC_LOCK\": capability may not be added: RDMA pods need"),
         ('error looking up service account ns/sa: serviceaccount "sa" not found', "service account sa does not exist: kubectl create serviceaccount sa -n ns"),
         (
             'pods "x-0" is forbidden: pod rejected: RuntimeClass "nvidia" not found',
@@ -203,6 +203,15 @@ REFUSAL = 'create Pod x-1 in StatefulSet x failed error: pods "x-1" is forbidden
 )  # fmt: skip
 def test_a_refusal_says_what_helps(message: str, says: str) -> None:
     assert says in explained(REFUSAL + message, "ns")
+
+
+def test_the_service_account_of_the_pods_stands_in_the_command_that_lets_them_in() -> None:
+    listed = (
+        '[provider restricted-v2: x: Invalid value: "IPC_LOCK", provider "lockstep-rdma": Forbidden: not usable by user or serviceaccount]'
+    )
+    message = f"{REFUSAL}unable to validate against any security context constraint: {listed}"
+    observed = replace(running(), warnings=(event("uid-StatefulSet-x", "FailedCreate", message),))
+    assert f"-z ml-dev-sa -n {observed.namespace}" in (why_not_created(observed) or "")
 
 
 def test_a_class_that_does_not_exist_is_told_with_the_claim() -> None:
@@ -263,12 +272,60 @@ def test_of_a_container_that_failed_the_last_three_lines_are_told() -> None:
     assert len(containers._end_of("x" * 5000)) == 600
 
 
-@pytest.mark.parametrize(("restarts", "is_stuck"), [(1, False), (2, True)])
-def test_a_container_that_crashed_twice_is_stuck(restarts: int, is_stuck: bool) -> None:
-    status = {
-        "name": "c",
-        "restartCount": restarts,
-        "state": {"waiting": {"reason": "CrashLoopBackOff"}},
-        "lastState": {"terminated": {"exitCode": 1}},
-    }
-    assert bool(containers.why_stuck({"metadata": {"name": "x"}, "status": {"containerStatuses": [status]}}, "ns")) == is_stuck
+def crashing(restarts: int) -> Object:
+    state = {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": {"terminated": {"exitCode": 1}}}
+    return pod(0, status={"containerStatuses": [{"name": "c", "restartCount": restarts, **state}]})
+
+
+def with_event(reason: str, message: str, **status: Any) -> Observed:
+    item = pod(0, status={"phase": "Pending", **status})
+    event = {"reason": reason, "message": message, "involvedObject": {"uid": item["metadata"]["uid"]}}
+    return replace(running(), pods=(item,), warnings=(event,))
+
+
+NO_CA = 'MountVolume.SetUp failed for volume "kube-api-access-x" : [configmap "kube-root-ca.crt" not found, configmap "openshift-service-ca.crt" not found]'
+
+
+@pytest.mark.parametrize(
+    ("observed", "reason", "is_lasting"),
+    [
+        (replace(running(), pods=(crashing(1),)), "ContainerFailed", False),
+        (replace(running(), pods=(crashing(2),)), "ContainerFailed", True),
+        (with_event("FailedMount", 'MountVolume.SetUp failed for volume "v" : mount.nfs: Connection timed out'), "VolumeNotMounted", False),
+        (with_event("FailedCreatePodSandBox", "plugin type=bridge failed"), "NetworkNotReady", False),
+    ],
+)
+def test_a_container_that_crashed_twice_is_stuck_and_a_volume_or_a_network_may_come_late(
+    observed: Observed, reason: str, is_lasting: bool
+) -> None:
+    why = why_waiting(observed)
+    assert why is not None and (why.reason, containers.lasts(why, observed.pods[0])) == (reason, is_lasting)
+
+
+def test_a_missing_object_of_a_volume_is_found_in_the_kubelet_s_words_and_who_makes_a_cluster_s_own_is_named() -> None:
+    for hints in (containers.OF_A_JOB, containers.OF_THE_OPERATOR):
+        why = why_waiting(with_event("FailedMount", NO_CA), hints)
+        assert why is not None and why.message.startswith(f"pod x-0: {NO_CA}; kube-controller-manager puts it into every namespace")
+        assert containers.missing_object(why.message) == ("ConfigMap", "kube-root-ca.crt")
+    assert containers.missing_object('Get "https://r/v2": secret is wrong') is None
+
+
+@pytest.mark.parametrize("reason", ["FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox"])
+def test_what_events_say_of_volumes_and_network_is_over_once_the_kubelet_has_both(reason: str) -> None:
+    def said(status: str) -> str:
+        notice = why_waiting(with_event(reason, "no", conditions=[{"type": "PodReadyToStartContainers", "status": status}]))
+        return "" if notice is None else notice.message
+
+    assert (said("False"), said("True")) == ("pod x-0: no", "")
+
+
+def test_a_claim_that_may_not_be_seen_is_not_called_missing() -> None:
+    waits = stuck(0, "pod has unbound immediate PersistentVolumeClaims.", volumes=[{"persistentVolumeClaim": {"claimName": "w"}}])
+    for sees, words in ((True, "claim w does not exist"), (False, "pod has unbound immediate PersistentVolumeClaims.")):
+        why = why_waiting(replace(running(), pods=(waits,), sees_claims=sees))
+        assert why is not None and why.message.startswith(words)
+
+
+def test_node_0_hears_which_volume_a_pod_waits_for() -> None:
+    *_, fact = facts_of(with_event("FailedMount", NO_CA), {})
+    assert (fact.reason, fact.message) == ("VolumeNotMounted", NO_CA)

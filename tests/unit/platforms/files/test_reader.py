@@ -20,6 +20,7 @@ from lockstep.plan.render.objects import render
 from lockstep.plan.render.readerpod import is_shared, reader_pod
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.resolved import PlatformDefaults
+from lockstep.platforms.clusters.waits import Wait
 from lockstep.platforms.files import reader as file_reader
 from lockstep.platforms.files import reader as module
 from lockstep.platforms.files.reader import NoReader, beside
@@ -152,6 +153,10 @@ def test_claims_that_cannot_be_mounted_are_told_before_a_pod_is_made(claims: lis
         ('pods "x" is forbidden: exceeded quota: team, requested: pods=1, used: pods=4, limited: pods=4', "free some of the quota"),
         ('pods is forbidden: User "eve" cannot create resource "pods" in API group "" in the namespace "ns"', "the role `edit` has"),
         ('pods "x" is forbidden: violates PodSecurity "restricted:latest": runAsUser=0', "violates PodSecurity"),
+        (
+            'pods "x" is forbidden: unable to validate against any security context constraint: [provider restricted-v2: .x: Invalid value: "csi": no, provider "y": Forbidden: not usable by user or serviceaccount]',
+            'admits it: restricted-v2 says .x: Invalid value: "csi": no: oc adm policy',
+        ),
     ],
 )
 def test_a_refused_reader_is_told_with_what_helps(message: str, said: str) -> None:
@@ -245,6 +250,21 @@ def test_a_reader_whose_node_is_not_there_says_so_in_the_schedulers_words(monkey
     assert cluster.names("Pod") == []
 
 
+def test_without_rights_to_events_and_claims_a_pod_s_own_words_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(module, "TROUBLE_SECONDS", 0.0)
+    waiting = {"name": "reader", "image": "i", "state": {"waiting": {"reason": "CreateContainerConfigError", "message": "no such key"}}}
+
+    def stuck(item: Object) -> None:
+        item["spec"]["nodeName"] = "a"
+        item["status"] = {"phase": "Pending", "containerStatuses": [waiting]}
+
+    cluster = FakeCluster(stateful_set(), on_create=stuck)
+    cluster.refused = {kind: ApiError(403, "Forbidden", "no") for kind in ("Event", "PersistentVolumeClaim")}
+    with pytest.raises(NoReader, match=r"does not start: .* container reader: CreateContainerConfigError: no such key"):
+        shown(cluster)
+
+
 def test_a_job_that_never_started_has_no_files() -> None:
     with pytest.raises(ConfigError, match="job x in namespace ns has never started"):
         shown(FakeCluster())
@@ -255,10 +275,10 @@ def test_a_pod_that_does_not_start_is_waited_for_so_long(monkeypatch: pytest.Mon
     clock = VirtualClock()
     monkeypatch.setattr(file_reader, "time", clock)
 
-    async def why(*_: object) -> str | None:
-        return trouble
+    async def waits(*_: object) -> dict[str, Wait]:
+        return {} if trouble is None else {"p": Wait(trouble)}
 
-    monkeypatch.setattr(file_reader, "_trouble", why)
+    monkeypatch.setattr(file_reader, "why_pods_wait", waits)
     pod = {"kind": "Pod", "metadata": {"name": "p", "namespace": "ns"}, "status": {}}
     place = PodPlace(FakeCluster(pod).as_cluster, "ns", "p", "c")
 

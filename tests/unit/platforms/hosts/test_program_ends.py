@@ -105,6 +105,26 @@ def test_work_on_hosts_that_is_interrupted_has_cleaned_up_on_all_of_them_when_it
     assert asyncio.run(interrupted()) == ["a", "b", "c"]
 
 
+def test_a_host_that_does_not_answer_is_given_up_a_moment_after_the_others_and_cleaned_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lockstep.platforms.hosts.fleet.control_folder", lambda: tmp_path)
+    fleet = Fleet(HostsCluster(hosts=[Host(name=name) for name in ("a", "off", "refused")]), "lab", "lab")
+    cleaned: list[str] = []
+
+    async def work(host: str) -> int:
+        if host == "refused":
+            raise Broken("host refused: no")
+        try:
+            return 1 if host == "a" else await asyncio.get_running_loop().create_future()
+        finally:
+            cleaned.append(host)
+
+    answers, problems = asyncio.run(fleet.all(["a", "off", "refused"], work, late_seconds=0.01))
+    assert (answers, cleaned) == ({"a": 1}, ["a", "off"])
+    assert problems == {"off": "host off has not answered 0 s after the others", "refused": "host refused: no"}
+
+
 def test_an_ssh_that_is_interrupted_while_it_tells_its_settings_leaves_nothing_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:

@@ -503,3 +503,18 @@ def test_pods_of_a_measurement_are_looked_for_twice_a_second() -> None:
 
     clock.run(shortruns._all_pods(Coming().as_cluster, ran()))
     assert looks == pytest.approx([1000.0, 1000.5, 1001.0, 1001.5, 1002.0, 1002.0])
+
+
+def test_a_run_goes_on_without_rights_to_events_and_claims() -> None:
+    cluster = two_nodes()
+    cluster.refused = {kind: ApiError(403, "Forbidden", "no") for kind in ("Event", "PersistentVolumeClaim")}
+    observed = asyncio.run(module._observe(cluster.as_cluster, ran()))
+    assert (observed.warnings, observed.sees_claims) == ((), False)
+
+
+def test_a_run_takes_no_training_job_s_name() -> None:
+    run = ran()
+    cluster = FakeCluster({"kind": "TrainingJob", "metadata": {"name": run.name}})
+    with pytest.raises(ConfigError, match=f"has a TrainingJob {run.name}, and nothing was created: .*lockstep delete {run.name} -n "):
+        asyncio.run(module._start(cluster.as_cluster, run, lambda line: None))
+    assert cluster.names("ConfigMap") == []

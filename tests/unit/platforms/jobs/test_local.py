@@ -73,13 +73,8 @@ def test_a_script_runs_from_the_workspace_with_its_arguments_as_they_are(tmp_pat
 
 
 def test_the_job_s_own_variables_reach_the_ranks(tmp_path: Path) -> None:
-    run = made(tmp_path, env=[{"name": "A", "value": "b"}], fabric={"ncclEnv": [{"name": "NCCL_ALGO", "value": "Ring"}]})
-    assert (run.environment["A"], run.environment["NCCL_ALGO"]) == ("b", "Ring")
-
-
-def test_cores_are_shared_unless_somebody_said_how(tmp_path: Path) -> None:
-    assert int(made(tmp_path).environment["OMP_NUM_THREADS"]) >= 1
-    assert "OMP_NUM_THREADS" not in made(tmp_path, {"OMP_NUM_THREADS": "7"}).environment
+    job = resolved(tmp_path, gpusPerNode=1, env=[{"name": "A", "value": "b"}], fabric={"ncclEnv": [{"name": "NCCL_ALGO", "value": "Ring"}]})
+    assert local_run(job, tmp_path / "key", (4000, 5000), {}).environment == {"A": "b", "NCCL_ALGO": "Ring"}
 
 
 @pytest.mark.parametrize(

@@ -246,14 +246,6 @@ def test_of_a_node_64_gpus_are_told_and_200_letters_of_their_names(monkeypatch: 
     assert [gpu["name"] for gpu in netfacts.network_facts()["gpus"]] == ["H" * 200] * 64
 
 
-def test_the_containers_limit_counts_as_cores(tmp_path: Path) -> None:
-    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
-    (tmp_path / "sys/fs/cgroup/cpu.max").write_text("50000 100000\n")
-    assert netfacts.processor_cores(tmp_path) == 0.5
-    (tmp_path / "sys/fs/cgroup/cpu.max").write_text("max 100000\n")
-    assert netfacts.processor_cores(tmp_path) >= 1
-
-
 TOPOLOGY = """\
 \t\x1b[4mGPU0\tGPU1\tGPU2\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m
 GPU0\t X \tNV18\tPIX\tPXB\t0-31\t0\tN/A

@@ -131,6 +131,11 @@ def test_of_a_complete_job_nothing_is_left_and_no_rank_is_missed() -> None:
     assert shown({**JOB, "status": {**STATUS, "conditions": ended}}).startswith("x  Complete  step 120/400, 30%\n")
 
 
+def test_losses_of_an_attempt_that_came_further_than_this_one_are_not_shown() -> None:
+    again = {**JOB, "status": {**STATUS, "trainer": {**STATUS["trainer"], "step": 70}}}
+    assert "2.31 at step 1, 2 at step 60, least 2" in shown(again)
+
+
 def test_an_idle_nic_is_left_out_beside_busy_ones_and_shown_when_all_are() -> None:
     assert "eth0" not in shown()
     assert "eth0   0         0" in shown(answers={0: {"gigabits": {"eth0": [0.0, 0.0]}}})

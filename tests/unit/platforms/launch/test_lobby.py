@@ -23,7 +23,7 @@ from lockstep_spec.codec import to_json
 from unit.platforms.launch.test_seats import launched
 
 PORTS = iter(range(16000 + os.getpid() % 10 * 150, 17600, 2))
-FIRST = NodeMachine("head", "1.0", "/usr/bin/python3", "/data/head", "127.0.0.1", "lo", ("0",), 4)
+FIRST = NodeMachine("head", "1.0", "/usr/bin/python3", "/data/head", "127.0.0.1", "lo", ("0",))
 
 
 def machine(name: str, **changes: Any) -> NodeMachine:

@@ -18,8 +18,8 @@ from lockstep.platforms.launch.starters import node_number
 from lockstep_gang.contract.run import Run, WhenDone
 from lockstep_spec.choices import StorageMode
 
-FIRST = NodeMachine("head", "1.0", "/opt/py/bin/python3", "/data/me", "10.0.0.1", "eth0", ("0", "1"), 16)
-SECOND = NodeMachine("other", "1.0", "/home/me/venv/bin/python", "/scratch/me", "10.0.0.2", "enp5s0", ("GPU-a", "GPU-b", "GPU-c"), 8)
+FIRST = NodeMachine("head", "1.0", "/opt/py/bin/python3", "/data/me", "10.0.0.1", "eth0", ("0", "1"))
+SECOND = NodeMachine("other", "1.0", "/home/me/venv/bin/python", "/scratch/me", "10.0.0.2", "enp5s0", ("GPU-a", "GPU-b", "GPU-c"))
 TRAINING = {"model": {"name": "/workspace/models/tiny"}, "data": {"path": "/datasets/all.jsonl"}}
 
 
@@ -55,7 +55,6 @@ def test_folders_python_interface_and_gpus_are_each_machine_s_own() -> None:
     assert [run.environment["NCCL_SOCKET_IFNAME"] for run in (one, two)] == ["=eth0", "=enp5s0"]
     assert [run.environment["GLOO_SOCKET_IFNAME"] for run in (one, two)] == ["eth0", "enp5s0"]
     assert [run.environment["CUDA_VISIBLE_DEVICES"] for run in (one, two)] == ["0,1", "GPU-a,GPU-b"]
-    assert [run.environment["OMP_NUM_THREADS"] for run in (one, two)] == ["8", "4"]
 
 
 def test_all_else_is_the_same_on_every_machine() -> None:
@@ -78,13 +77,9 @@ def test_who_shares_a_folder_is_found_out_unless_the_job_demands_it(stated: dict
 
 
 def test_the_shell_of_a_machine_wins_over_the_launch_and_the_job_over_both() -> None:
-    shell = replace(SECOND, variables={"NCCL_SOCKET_IFNAME": "ib0", "OMP_NUM_THREADS": "3"})
+    shell = replace(SECOND, variables={"NCCL_SOCKET_IFNAME": "ib0"})
     assert runs(second=shell)[1].environment["NCCL_SOCKET_IFNAME"] == "ib0"
-    assert runs(second=shell)[1].environment["OMP_NUM_THREADS"] == "3"
-    stated = runs(
-        second=shell, env=[{"name": "OMP_NUM_THREADS", "value": "5"}], fabric={"ncclEnv": [{"name": "NCCL_SOCKET_IFNAME", "value": "eth7"}]}
-    )
-    assert [run.environment["OMP_NUM_THREADS"] for run in stated] == ["5", "5"]
+    stated = runs(second=shell, fabric={"ncclEnv": [{"name": "NCCL_SOCKET_IFNAME", "value": "eth7"}]})
     assert [run.environment["NCCL_SOCKET_IFNAME"] for run in stated] == ["eth7", "eth7"]
 
 
@@ -96,7 +91,6 @@ def test_a_job_that_states_no_number_takes_all_gpus_of_each_machine() -> None:
     one, two = runs(gpusPerNode=None)
     assert [run.environment["CUDA_VISIBLE_DEVICES"] for run in (one, two)] == ["0,1", "GPU-a,GPU-b,GPU-c"]
     assert [(run.gpus_per_node, run.ranks_per_node, run.node_ranks, run.world_size) for run in (one, two)] == [(3, 3, (2, 3), 5)] * 2
-    assert [run.environment["OMP_NUM_THREADS"] for run in (one, two)] == ["8", "2"]
 
 
 def test_machines_of_which_one_has_no_gpu_train_on_cpus_only_if_the_job_says_so() -> None:

@@ -19,7 +19,7 @@ import pytest
 
 from support.launched import SAVES, Machine, Typed, machines_on_loopback, own_and_descendants, wait_until, write_job
 
-NEXT = iter(range(18000 + os.getpid() % 10 * 1400, 32000, 70))
+NEXT = iter(range(18000 + os.getpid() % 9 * 1400, 32000, 70))
 """First ports of launches, below those that the kernel gives to connections."""
 
 

@@ -43,11 +43,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_model_s_config_is_read_no_further_than_256_kibibytes(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("x" * MEBIBYTE)
-    assert len(condition.config(str(tmp_path / "config.json"))) == 256 << 10
-
-
 def test_files_that_sshd_includes_are_read_three_deep(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[object] = []
     monkeypatch.setattr(condition, "text_of", lambda path: read.append(path) or "Include more")

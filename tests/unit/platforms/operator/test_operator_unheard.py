@@ -15,7 +15,7 @@ import yaml
 from lockstep.api.names import ANNOTATION_TROUBLE
 from lockstep.cli import main as entry
 from lockstep.kube.cluster import Answers
-from lockstep.plan.pages.table import unheard_of
+from lockstep.plan.pages.table import marked, unheard_of
 from lockstep.plan.times import timestamp
 from support.api_stub import ApiStub, served
 
@@ -54,6 +54,12 @@ def test_since_when_it_has_not_been_heard_and_why(found: Object, seconds: int, w
     assert unheard is not None
     assert unheard.since == timestamp(NOW - seconds)
     assert words in unheard.text(NOW) and unheard.since in unheard.text(NOW)
+
+
+def test_a_run_without_the_operator_is_not_stale_when_that_is_silent() -> None:
+    unheard = unheard_of(lease(190), NOW)
+    of_operator, without = ({"kind": kind, "metadata": {"name": "x"}, "status": {}} for kind in ("TrainingJob", "ConfigMap"))
+    assert marked(of_operator, unheard, NOW)["status"]["conditions"] and marked(without, unheard, NOW) == without
 
 
 def test_a_right_lacks_until_the_same_request_is_answered() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from lockstep_spec.choices import TrainOn
 from lockstep_train.data.tokens.chat import Encoded
-from lockstep_train.data.tokens.turns import LOST_CALL, LOST_CONTENT, LOST_THOUGHT, NO_THOUGHT, ChatTemplate
+from lockstep_train.data.tokens.turns import LOST_CALL, LOST_CONTENT, LOST_THOUGHT, NO_THOUGHT, OWN_THOUGHT, ChatTemplate
 from support.checkout import ROOT
 from unit.train.data.chat_cases import TEXTS, decode, runs, samples, says, template
 from unit.train.data.chat_families import CHATML, FAMILIES, GLM, QWEN3, Family
@@ -142,6 +142,15 @@ def test_answers_without_the_thought_that_the_prompt_begins_are_remarked(name: s
     assert made.remarks == (NO_THOUGHT, NO_THOUGHT)
     assert [run.startswith("answer") for run in runs(made)] == [True, True]
     assert samples(chat_of(BY_NAME[name]), thinking(BY_NAME[name]))[0].remarks == ()
+
+
+@pytest.mark.parametrize("name", ["Qwen3", "GLM-4.5, 4.6"])
+def test_answers_without_a_thought_after_a_prompt_that_leaves_thinking_to_the_model_are_remarked(name: str) -> None:
+    chat = chat_of(BY_NAME[name])
+    (made,) = samples(chat, says("question1", "answer1"))
+    assert made.remarks == (OWN_THOUGHT,)
+    assert learned(made).strip().startswith("answer1"), "the empty thought is form, not learned"
+    assert samples(chat, thinking(BY_NAME[name], 1))[0].remarks == ()
 
 
 def test_thinking_that_is_switched_off_is_what_the_model_is_given_and_no_matter_of_remarks() -> None:

@@ -32,7 +32,6 @@ from lockstep_train.data.tokens.pool import (
     encode_batch,
     serve,
     start_pool,
-    usable_cores,
 )
 from unit.train.data.data_cases import BYTES, PLAIN_BYTES
 from unit.virtual_time import VirtualClock
@@ -202,25 +201,3 @@ def test_the_first_broken_lines_are_told_in_whatever_order_they_are_found() -> N
         match=r"^40 broken lines in the data: x\.jsonl:1: bad; x\.jsonl:2: bad; .*x\.jsonl:5: bad \(and 35 more\); fix them, or set training\.data\.onBroken to Drop",
     ):
         whole.refuse()
-
-
-@pytest.mark.parametrize(
-    ("files", "cores"),
-    [
-        ({}, 16),
-        ({"cpu.max": "max 100000\n"}, 16),
-        ({"cpu.max": "400000 100000\n"}, 4),
-        ({"cpu.max": "50000 100000\n"}, 1),
-        ({"cpu.max": "6400000 100000\n"}, 16),
-        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 16),
-        ({"cpu/cpu.cfs_quota_us": "350000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 3),
-    ],
-)
-def test_a_containers_limit_says_how_many_cores_there_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], cores: int
-) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(16)))
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    assert usable_cores(tmp_path) == cores

@@ -10,6 +10,7 @@ import shutil
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ import pytest
 
 from lockstep_spec.modelnames import FETCHED
 from lockstep_train.base.errors import ConfigError, TrainerError
+from lockstep_train.base.runfile import Origin, parse_run
 from lockstep_train.fetch import fetch as fetching
 from lockstep_train.fetch import folders
 from lockstep_train.fetch import hub as hubs
@@ -28,6 +30,7 @@ from lockstep_train.fetch.model import model_files, texts_only
 from lockstep_train.fetch.remote import MayPass, RemoteFile
 from lockstep_train.model.fetched import TEXTS
 from support.hub_server import TOKEN, Hub, hub_of_this_process
+from unit.train.test_config import TRAINING
 from unit.virtual_time import VirtualClock
 
 WEIGHTS = {name: os.urandom(300_000) for name in ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")}
@@ -454,6 +457,44 @@ def test_an_adapter_of_a_hubs_model_finds_it_in_the_cache_above(hub: Hub, tmp_pa
     for revision in (None, "main", commit):
         (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": NAME, "revision": revision}))
         assert base_of(adapter) == folder
+
+
+def test_an_adapter_of_a_folder_finds_it_by_the_job_s_name_for_it_above_itself(tmp_path: Path) -> None:
+    from lockstep_train.generate import base_of
+
+    adapter, model = tmp_path / "workspace/runs/x/adapter", tmp_path / "datasets/models/tiny"
+    for folder in (adapter, model):
+        folder.mkdir(parents=True)
+    own = tmp_path / "workspace/models/own"
+    own.mkdir(parents=True)
+    for stated, found in (
+        ("/datasets/models/tiny", model),
+        ("/workspace/models/own", own),
+        (str(model), model),
+        ("/workspace/other", Path("/workspace/other")),
+    ):
+        (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": stated}))
+        assert base_of(adapter) == found
+
+
+@pytest.mark.parametrize(
+    ("stated", "origin", "expected"),
+    [
+        ("/workspace/models/tiny", None, {"base_model_name_or_path": "/workspace/models/tiny"}),
+        ("", None, {"base_model_name_or_path": "/home/ada/w/m"}),
+        ("org/tiny", Origin("org/tiny", None, "c0ffee"), {"base_model_name_or_path": "org/tiny", "revision": "c0ffee"}),
+        ("s3://bucket/m", Origin("s3://bucket/m", None, "9"), {"base_model_name_or_path": "/home/ada/w/m"}),
+    ],
+)
+def test_an_adapter_names_its_base_as_the_hub_or_the_job_does(stated: str, origin: Origin | None, expected: dict[str, str]) -> None:
+    from lockstep_train.model.fetched import with_base_name
+
+    config = replace(
+        parse_run({"job": {"name": "x"}, "runDir": "/r", "training": TRAINING, "baseModel": stated}, "run.json"), origin=origin
+    )
+    described = with_base_name({"method": "LoRA", "config": {"base_model_name_or_path": "/home/ada/w/m"}}, config)
+    assert described["config"] == expected
+    assert with_base_name({"method": "Full", "config": None}, config)["config"] is None
 
 
 def test_a_branch_that_moves_while_a_folder_is_filled_begins_it_anew(hub: Hub, tmp_path: Path) -> None:

@@ -269,7 +269,7 @@ def test_ranks_on_cpus_are_told_how_much_memory_would_do(ranks: int) -> None:
     small = plan(1.0, place)
     refused = small.refusal()
     assert refused is not None and "GPU" not in refused
-    stated = re.search(r"at least (\d+)Gi of memory for the .* of a node \(resources.limits.memory", refused)
+    stated = re.search(r"at least (\d+)Gi of memory for the .* of a node \(spec.resources.memory", refused)
     assert stated is not None
     enough = int(stated[1]) * 2**30 // ranks
     assert not plan(enough / 1e9, place).tight and plan((enough - 2**30) / 1e9, place).tight

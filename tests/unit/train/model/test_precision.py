@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
-from lockstep_spec.choices import Offload, Precision
-from lockstep_spec.training import OptimizationConfig
-from lockstep_train.engine.build import precision_note, share_cores
+from lockstep_spec.choices import Precision
+from lockstep_train.engine.build import precision_note, thread_words
 
 CPU = torch.device("cpu")
 
@@ -32,28 +29,13 @@ def test_bf16_on_a_cpu_without_instructions_for_it_is_told(
     assert (precision_note(precision, device) is not None) is told
 
 
-AGENTS = {"OMP_NUM_THREADS": "1", "LOCKSTEP_DEFAULT_THREADS": "1"}
-
-
 @pytest.mark.parametrize(
-    ("offload", "environment", "threads"),
+    ("environment", "words"),
     [
-        (Offload.CPU, AGENTS, 15),
-        (Offload.CPU, {}, 15),
-        (Offload.CPU, {"OMP_NUM_THREADS": "1"}, None),
-        (Offload.CPU, {**AGENTS, "OMP_NUM_THREADS": "4"}, None),
-        (Offload.NONE, AGENTS, None),
+        ({"OMP_NUM_THREADS": "4", "LOCKSTEP_DEFAULT_THREADS": "4"}, "its part of the cores; OMP_NUM_THREADS states another number"),
+        ({"OMP_NUM_THREADS": "4"}, "as OMP_NUM_THREADS states"),
+        ({}, "its part of the cores; OMP_NUM_THREADS states another number"),
     ],
 )
-def test_an_offloaded_update_runs_on_its_rank_s_part_of_the_cores_unless_the_user_said_how_many(
-    monkeypatch: pytest.MonkeyPatch, offload: Offload, environment: dict[str, str], threads: int | None
-) -> None:
-    chosen: list[int] = []
-    for name in AGENTS:
-        monkeypatch.delenv(name, raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(torch, "set_num_threads", chosen.append)
-    monkeypatch.setattr("lockstep_train.engine.build.usable_cores", lambda: 126)
-    share_cores(replace(OptimizationConfig(epochs=1, learning_rate=1e-4, micro_batch_size=1), offload=offload), 8)
-    assert chosen == ([threads] if threads else [])
+def test_a_rank_on_cpus_says_how_many_threads_it_has_and_what_decided_it(environment: dict[str, str], words: str) -> None:
+    assert thread_words(environment, 4) == f"Threads of a rank: 4, {words}"

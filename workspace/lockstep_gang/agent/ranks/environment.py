@@ -11,6 +11,7 @@ from pathlib import Path
 
 from lockstep_gang.contract.messages import Start
 from lockstep_gang.contract.run import Run
+from lockstep_spec.kernel import usable_cores
 
 _AGENTS = frozenset({"PATH", "HOME", "USER", "LOGNAME", "HOSTNAME", "TMPDIR", "TZ", "LANG", "LANGUAGE"})
 _AGENTS_PREFIXES = ("LOCKSTEP_", "LC_")
@@ -39,6 +40,10 @@ ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC
 other sizes, and segments that can't grow leave holes between them."""
 
 
+THREADS, DEFAULT_THREADS = "OMP_NUM_THREADS", "LOCKSTEP_DEFAULT_THREADS"
+"""Threads of a rank, and, where no one states them, the same number: by it the trainer knows that they are a part of the cores."""
+
+
 @dataclass(frozen=True)
 class RankPlace:
     """Place of a rank on this node, and the files that it and its agent share."""
@@ -55,11 +60,10 @@ class RankPlace:
 
 
 def rank_environment(run: Run, start: Start, place: RankPlace, inherited: Mapping[str, str]) -> dict[str, str]:
-    """The pod's own variables, over them the run's, over them torchrun's and ours."""
+    """The variables of the pod or the machine, over them the run's, over them torchrun's and ours."""
     local_ranks = len(run.ranks_of(place.node))
     stated = {**inherited, **run.environment}
-    shared = local_ranks > 1 and "OMP_NUM_THREADS" not in stated
-    threads = {"OMP_NUM_THREADS": "1", "LOCKSTEP_DEFAULT_THREADS": "1"} if shared else {}  # as torchrun: ranks share the cores
+    threads = {} if THREADS in stated else dict.fromkeys((THREADS, DEFAULT_THREADS), str(threads_of(run, place.node)))
     unstated = run.gpus_per_node > 0 and not any(name in stated for name in ALLOCATOR)
     allocator = {ALLOCATOR[0]: "expandable_segments:True"} if unstated else {}
     torchrun = {
@@ -96,6 +100,12 @@ def rank_environment(run: Run, start: Start, place: RankPlace, inherited: Mappin
         )
     stacks = {"PYTHONFAULTHANDLER": "1"}  # a rank that hangs can be asked where it is, and one that crashes says so
     return {**threads, **allocator, **stacks, **stated, **{name: str(value) for name, value in {**torchrun, **ours}.items()}}
+
+
+def threads_of(run: Run, node: int) -> int:
+    """Return a rank's part of the cores that may be used here, which it shares with the ranks of all nodes at its node's address."""
+    here = [other for other, address in enumerate(run.addresses) if address == run.addresses[node]]
+    return max(1, int(usable_cores() / sum(len(run.ranks_of(other)) for other in here)))
 
 
 def place_start(folder: Path) -> str:

@@ -23,6 +23,7 @@ from queue import SimpleQueue
 from typing import IO, Any, BinaryIO, cast
 
 from lockstep_spec.choices import TrainOn
+from lockstep_spec.kernel import usable_cores
 from lockstep_train.base.limits import Say
 from lockstep_train.data.read.records import AnySample, Conversation, Sample
 from lockstep_train.data.read.text_files import Broken
@@ -215,29 +216,11 @@ class Encoder:
 
 def start_pool(tokenizer: Tokenizer, train_on: TrainOn, name: str, say: Say) -> Pool | None:
     """Start a pool; None where there is no core for it besides the one of this process, or the tokenizer is nowhere to be loaded from."""
-    count = min(PROCESSES, usable_cores() - 1)
+    count = min(PROCESSES, int(usable_cores()) - 1)
     if count < 2 or tokenizer.folder is None:
         return None
     say(f"Tokenizing {name} with {count} processes")
     return Pool([Process(tokenizer.folder, train_on, name, tokenizer.choice) for _ in range(count)])
-
-
-def usable_cores(root: Path = Path("/sys/fs/cgroup")) -> int:
-    """Number of the machine's cores that this process may use at once, by its affinity and its container's limit."""
-    cores = len(os.sched_getaffinity(0))
-    with contextlib.suppress(OSError, ValueError):  # no limit: there is no file, or it says max or -1
-        quota, period = _quota(root)
-        return min(cores, max(1, quota // period)) if quota > 0 else cores
-    return cores
-
-
-def _quota(root: Path) -> tuple[int, int]:
-    """Microseconds of all cores together in so many of the clock, of control groups of version 2 or 1."""
-    if (root / "cpu.max").exists():
-        quota, period = (root / "cpu.max").read_text().split()
-    else:
-        quota, period = ((root / "cpu" / f"cpu.cfs_{part}_us").read_text() for part in ("quota", "period"))
-    return int(quota), int(period)
 
 
 def serve(tokenizer: Tokenizer, train_on: TrainOn, name: str, batches: BinaryIO, answers: BinaryIO) -> None:

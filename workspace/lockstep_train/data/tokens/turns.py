@@ -227,6 +227,10 @@ NO_THOUGHT = (
     "answers have no thought, but the chat template's generation prompt begins one, so the model will be asked for what it did not learn: give the data "
     "thoughts, or turn them off in the template (in many: training.data.chatTemplateKwargs enable_thinking: false)"
 )
+OWN_THOUGHT = (
+    "answers have no thought, but after the chat template's generation prompt the model may think, which it then does as before training: give the data "
+    "thoughts, or turn them off in the template, in training and later (in many: training.data.chatTemplateKwargs enable_thinking: false)"
+)
 LOST_THOUGHT = "answers have a thought in a field of its own that the chat template doesn't render: it is not learned"
 
 
@@ -234,7 +238,8 @@ def _with_thought(turn: Turn, chat: Chat, opened: bool) -> Turn:
     """Add the message's thought where the template dropped it, for that is what the model writes."""
     thought, others, changed, pause = _thought_of(chat.messages[turn.number])
     if not thought:
-        return replace(turn, remarks=(NO_THOUGHT,)) if opened else turn
+        thinks = opened or EMPTY_THOUGHT.match(turn.answer) is not None  # (which a prompt without thinking has itself)
+        return replace(turn, remarks=(NO_THOUGHT if opened else OWN_THOUGHT,)) if thinks else turn
     if _renders(chat, turn, thought, others, changed):
         return _without_second_thought(turn)
     if pause is None and not (opened or chat.template.thinks):
