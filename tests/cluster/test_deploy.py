@@ -122,9 +122,8 @@ def test_who_may_only_use_a_namespace_gets_the_commands_by_which_an_administrato
     commands = [shlex.split(line) for line in said.splitlines() if line.strip().startswith("kubectl ")]
     assert len(commands) == 3
     *definitions, rest = commands
-    for command in definitions:
-        done = kubectl(*command[1:])
-        assert done.returncode == 0, done.stderr
+    for command in definitions:  # (kubectl's wait refuses a definition whose conditions are still null)
+        until(shlex.join(command), lambda command=command: kubectl(*command[1:]).returncode == 0)
     unseen = lockstep("deploy", str(cluster_file), "--namespaces", "all", kubeconfig=person)
     assert "ml-dev-env   NOT MADE: no operator is to be seen in namespace lockstep-system; repeat" in unseen[1], unseen
     assert kubectl(*rest[1:]).returncode == 0

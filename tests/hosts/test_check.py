@@ -389,7 +389,7 @@ def test_a_job_is_compared_with_its_hosts_by_the_config_json_of_the_model_that_t
     job = lab.jobs.folder / "trains.yaml"
     job.write_text(TRAINING)
     findings = lab.findings(job)
-    (memory,) = [one.message for one in findings if one.subject == "memory" and one.outcome is Outcome.UNKNOWN]
-    assert re.match(r"a rank needs about \d.*; whether it has that: no GPU is used, and hosts state no limit of memory$", memory), memory
+    (memory,) = [one.message for one in findings if one.subject == "memory" and one.outcome is Outcome.OK]
+    assert re.match(r"bed0's memory \(\d.*\) needs about \d.*; bed1's memory .*; bed2's memory ", memory), memory
     (idle,) = [one.message for one in findings if one.subject == "ranks"]
     assert "1 of 3 have nothing to do in any step. State a globalBatchSize of 3 or more" in idle

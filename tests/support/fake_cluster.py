@@ -34,6 +34,9 @@ class FakeCluster:
             raise self.refused[kind]
         return self.objects.get((kind, name))
 
+    async def exists(self, kind: str, namespace: str | None, name: str) -> bool:
+        return await self.get(kind, namespace, name) is not None
+
     async def list(self, kind: str, namespace: str | None = None, query: Mapping[str, str] | None = None) -> Object:
         if kind in self.refused:
             raise self.refused[kind]

@@ -55,14 +55,15 @@ def shape_from_config(config: Mapping[str, Any]) -> ModelShape:
         raise UnknownModel(f"it has no {error.args[0]}") from None
     head = Weight("lm_head.weight", (stated["vocab_size"], stated["hidden_size"]), linear=True)
     is_tied = stated.get("tie_word_embeddings", False)
-    return shape_of(
-        SimpleNamespace(**stated), weights if is_tied else (*weights, head), tied=(head,) if is_tied else (), joined=family in JOINED
-    )
+    checked = SimpleNamespace(**{name: stated[name] for name in ("model_type", *FROM_ONE, *FROM_ZERO) if name in stated})
+    return shape_of(checked, weights if is_tied else (*weights, head), tied=(head,) if is_tied else (), joined=family in JOINED)
 
 
 def moved_targets(model_type: object, targets: Sequence[str]) -> str:
     """Return why an adapter of this model can't have these targets, and what works; "" if it can."""
-    moved = [target for target in targets if model_type in MOVED and target.rpartition(".")[2] in MOVED_NAMES]
+    moved = [
+        target for target in targets if isinstance(model_type, str) and model_type in MOVED and target.rpartition(".")[2] in MOVED_NAMES
+    ]
     if not moved:
         return ""
     return (

@@ -48,8 +48,8 @@ def base_of(adapter: Path) -> Path:
         raise refusal(f"{adapter / ADAPTER_CONFIG} names no base model ({error}); name its folder with --model", error) from error
     named = Path(str(stated))
     if named.is_absolute():  # (where there are no pods, a folder above stands for /workspace, or has one of that name)
-        places = [above / Path(*parts) for above in adapter.resolve().parents for parts in (named.parts[1:], named.parts[2:])]
-        return next((place for place in places if place.is_dir()), named)
+        places = [above / Path(*parts) for above in adapter.resolve().parents for parts in (named.parts[1:], named.parts[2:]) if parts]
+        return next((place for place in (named, *places) if place.is_dir()), named)
     if not is_hub_name(str(stated)) or named.is_dir():
         return named
     fetched = fetched_near(adapter, str(stated), revision)

@@ -10,6 +10,7 @@ from pydantic import Field
 from lockstep.api.model import (
     DNS_NAME_PATTERN,
     ENV_NAME_PATTERN,
+    LABEL_KEY_PATTERN,
     TEXT_PATTERN,
     DnsName,
     EnvName,
@@ -24,7 +25,7 @@ from lockstep.api.model import (
 NCCL_PATTERN = r"^NCCL_[A-Z0-9_]+$"
 KEY_PATTERN = r"^[.]?[-_a-zA-Z0-9][-._a-zA-Z0-9]*$"
 FIELD_PATTERN = (
-    r"^(metadata[.](name|namespace|uid)|metadata[.](labels|annotations)\['[-A-Za-z0-9_./]+'\]"
+    rf"^(metadata[.](name|namespace|uid)|metadata[.](labels|annotations)\['{LABEL_KEY_PATTERN[1:-1]}'\]"
     r"|spec[.](nodeName|serviceAccountName)|status[.](hostIPs?|podIPs?))$"
 )
 MAY_NAME_PATHS = "text that may name paths on the volumes"

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from lockstep.api.names import API_VERSION, LABEL_RUN, RUN_KEY, run_name
+from lockstep.api.names import API_VERSION, LABEL_JOB, LABEL_RUN, RUN_KEY, run_name
 from lockstep.api.objects import uid_of
 from lockstep.kube.cluster import FORBIDDEN, MERGE, NOT_FOUND, ApiError, Client, Cluster
 from lockstep.kube.kinds import path_of
@@ -46,15 +46,21 @@ def get_job(client: Client, namespace: str, name: str) -> dict[str, Any] | None:
 
 
 def list_jobs(client: Client, namespace: str | None, selector: str | None = None) -> list[dict[str, Any]]:
-    """Every job of the namespace, None: of all; without CRDs only runs of --in-namespace. `selector`: TrainingJobs by labels, in kubectl's words."""
+    """Every job of the namespace, None: of all; without CRDs, or the right to list TrainingJobs, only runs of --in-namespace. `selector`: TrainingJobs by labels, in kubectl's words."""
     query = None if selector is None else {"labelSelector": selector}
-    jobs = list((_read(client, "TrainingJob", namespace, None, query) or {"items": []})["items"])
-    return jobs if selector is not None else [*jobs, *runs_without_operator(client, namespace)]
+    runs = runs_without_operator(client, namespace) if selector is None else []
+    try:
+        jobs = list((_read(client, "TrainingJob", namespace, None, query) or {"items": []})["items"])
+    except ApiError as error:
+        if error.status != FORBIDDEN or not runs:
+            raise
+        return runs
+    return [*jobs, *runs]
 
 
 def runs_without_operator(client: Client, namespace: str | None, name: str | None = None) -> list[dict[str, Any]]:
     """Runs of `lockstep run --in-namespace`, as far as one may see them, in the shape of TrainingJobs, for what reads a job's files. `namespace` None: of all."""
-    selector = LABEL_RUN if name is None else f"{LABEL_RUN}={name}"
+    selector = LABEL_RUN if name is None else f"{LABEL_JOB}={name}"
     try:
         found = _read(client, "ConfigMap", namespace, None, {"labelSelector": selector}) or {"items": []}
     except ApiError:
@@ -62,7 +68,7 @@ def runs_without_operator(client: Client, namespace: str | None, name: str | Non
     runs = {}
     for item in found["items"]:
         own = item["metadata"]
-        run, job = own["name"], (own.get("labels") or {}).get(LABEL_RUN, "")
+        run, job = own["name"], (own.get("labels") or {}).get(LABEL_JOB, "")
         if not run.startswith(run_name(job, "")) or own.get("ownerReferences"):
             continue
         with suppress(ValueError, KeyError, TypeError, RecursionError):  # (those who may write ConfigMaps may have written anything)

@@ -212,7 +212,7 @@ def test_a_shell_completes_the_names_of_jobs_and_nothing_where_there_is_no_clust
 def test_a_run_without_an_operator_is_found_where_nobody_may_read_training_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without CRDs no role names TrainingJobs, and the API server refuses before it finds that there are none."""
     maps = "/api/v1/namespaces/team/configmaps"
-    metadata = {"name": "x-run-0123", "namespace": "team", "labels": {"lockstep.dev/run": "x"}}
+    metadata = {"name": "x-run-0123", "namespace": "team", "labels": {"lockstep.dev/job": "x"}}
     run = {"metadata": metadata, "data": {"run.json": json.dumps({"job": {"uid": "u1"}})}}
     stub = ApiStub({maps: {"metadata": {}, "items": [run]}, f"{maps}/x-run-0123": run}, forbidden={"trainingjobs"})
     with served(stub, tmp_path) as kubeconfig, one_verb():

@@ -6,6 +6,7 @@ Every difference has its reason in DIFFERENCES. Folders of the volumes are compa
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,11 @@ from typing import Any
 import pytest
 import yaml
 
+from golden.plan_cases import CONTEXT, trainer_of
 from lockstep.api.files.clusterfile import parse_cluster_file
 from lockstep.api.files.jobfile import parse_job_file
+from lockstep.api.quantity import number
+from lockstep.plan.render import objects
 from lockstep.plan.render.pod import pod_variables
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.resolved import PlatformDefaults
@@ -48,6 +52,7 @@ JOBS: dict[str, dict[str, Any]] = {
         **ON_CPUS, "script": SCRIPT, "env": [{"name": "OMP_NUM_THREADS", "value": "3"}, {"name": "X", "value": "$(HOME)"}],
         "preflight": {"mode": "Off"}, "hangTimeouts": {"stepSeconds": 900}, "startTimeoutSeconds": 77,
     },
+    "CPU and memory of its own": {**ON_CPUS, "script": SCRIPT, "resources": {"cpu": "1500m", "memory": "4Gi"}},
 }  # fmt: skip
 NCCL_OF_CLUSTER = """
 nccl: {debug: INFO, env: [{name: NCCL_ALGO, value: CollnetDirect}, {name: NCCL_BUFFSIZE, value: "1048576"}]}
@@ -73,6 +78,7 @@ EVERYWHERE, OF_ONE_NETWORK, OF_NO_CLUSTER = ("hosts", "launch", "local"), ("host
 IDENTITY, PORTS = "its namespace is a cluster's", "a machine's ports are shared with other jobs, so a free block is taken"
 ADDRESSES = "pods have names in DNS, machines have numbers"
 CLUSTERS_NETWORK = "the cluster file speaks of its own network, and with --local all ranks are on one machine"
+UNLIMITED = "ranks that are started by hand have neither a pod nor a unit that could keep it: a line at the start says so"
 DIFFERENCES = {
     "run addresses": (EVERYWHERE, ADDRESSES),
     "run attemptsBefore": (("hosts",), "each host has its own volume, and any may have been node 0 before"),
@@ -85,6 +91,8 @@ DIFFERENCES = {
     "run storage": (OF_ONE_NETWORK, "hosts have a folder each unless their file says otherwise, and launched machines find out"),
     "run timeouts": (("hosts",), "a host that is off for a while comes back; a lost pod is replaced"),
     "run whenDone": (EVERYWHERE, "pods stay until the operator lets them go, an agent on a machine ends"),
+    "limit cpu": (OF_NO_CLUSTER, UNLIMITED),
+    "limit memory": (OF_NO_CLUSTER, UNLIMITED),
     "preflight ownVariables": (("launch",), "each person at a machine may state its interface, its GPUs and its threads"),
     "preflight shmBytes": (EVERYWHERE, "the size of a pod's /dev/shm is stated by the cluster file, a machine's isn't"),
     "variable CUDA_VISIBLE_DEVICES": (EVERYWHERE, "a pod sees its own GPUs alone"),
@@ -134,13 +142,18 @@ def job_text(spec: dict[str, Any]) -> str:
 def in_pods(text: str) -> dict[str, str]:
     resolved = resolve(parse_job_file(text, "job.yaml"), CLUSTER.profile, PlatformDefaults(namespace="ml", uid="uid-1", image="i"))
     container = {one["name"]: str(one.get("value", "from the pod")).replace("$$", "$") for one in pod_variables(resolved)}
-    return of_rank(build_run(resolved, pod_placement(resolved, None)), container, {})
+    limits = trainer_of(objects.render(resolved, CONTEXT)).get("resources", {}).get("limits", {})
+    kept = {f"limit {name}": str(float(number(limits[name]))) for name in ("cpu", "memory") if name in limits}
+    return of_rank(build_run(resolved, pod_placement(resolved, None)), container, {}) | kept
 
 
 def on_hosts(text: str) -> dict[str, str]:
     gpus = (gpu(0), gpu(1))
     seat, _ = placed(facts("lab0", "10.0.0.1", *gpus), facts("lab1", "10.0.0.2", *gpus), job=text, file=HOSTS)
-    return of_rank(seat.run, dict(seat.record.environment), roots_of("/home/lab0/lockstep"))
+    quota, memory = (re.search(rf"(?m)^{name}=(\d+)", seat.record.unit) for name in ("CPUQuota", "MemoryMax"))
+    kept = {"limit cpu": str(float(quota[1]) / 100)} if quota else {}
+    kept |= {"limit memory": str(float(memory[1]))} if memory else {}
+    return of_rank(seat.run, dict(seat.record.environment), roots_of("/home/lab0/lockstep")) | kept
 
 
 def by_launch(text: str) -> dict[str, str]:

@@ -88,7 +88,7 @@ class Terminating(FakeCluster):
     [
         (lambda: output_of(PLACE, ["python3"]), MINUTE),
         (lambda: python_output(PLACE, b""), MINUTE),
-        (lambda: checkup._condition(fleet(), Host(name="lab0"), ""), MINUTE),
+        (lambda: checkup._condition(fleet(), Host(name="lab0")), MINUTE),
         (lambda: fleet().look(["lab0"]), 30.0),
         (lambda: volumes.sharing(fleet(), {"lab0": "~/ws", "lab1": "~/ws"}), MINUTE),
         (lambda: environment.look(fleet(), ["lab0"]), 30.0),

@@ -12,7 +12,7 @@ import pytest
 from lockstep.api.training import Data, Training
 from lockstep.plan.render.run import trainer_config, training_json
 from lockstep_spec.choices import Method, Precision, Quantization, ZeroStage
-from lockstep_spec.families import FAMILIES, UnknownModel, shape_from_config
+from lockstep_spec.families import FAMILIES, UnknownModel, moved_targets, shape_from_config
 from lockstep_spec.fit import plan_memory
 from lockstep_spec.length import plan
 from lockstep_spec.memory import Place, trained_elements
@@ -82,6 +82,15 @@ def test_an_impossible_value_in_a_config_is_named(stated: dict[str, Any], messag
     config = {**EXPERTS, **stated}
     with pytest.raises(UnknownModel, match=f"^{re.escape(message)}"):
         shape_from_config(config)
+
+
+def test_keys_of_a_config_that_have_odd_values_and_count_for_no_size_are_no_hindrance() -> None:
+    assert shape_from_config({**TINY, "kv_lora_rank": ["x"], "num_experts_per_token": {}, "architectures": 1}) == shape_from_config(TINY)
+
+
+@pytest.mark.parametrize("model_type", [["qwen3_moe"], {"qwen3_moe": 1}, 1, None])
+def test_a_model_type_that_is_no_text_moves_no_target(model_type: object) -> None:
+    assert moved_targets("qwen3_moe", ["gate_proj"]) and moved_targets(model_type, ["gate_proj"]) == ""
 
 
 def test_a_size_that_is_null_is_one_that_is_not_there() -> None:

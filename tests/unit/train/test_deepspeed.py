@@ -160,7 +160,7 @@ def quantizer_takes_a_format(engines: Engines) -> bool:
 def fp16_depends_on_the_device(engines: Engines) -> bool:
     from deepspeed.accelerator import get_accelerator
 
-    return isinstance(type(get_accelerator()).is_fp16_supported(get_accelerator()), bool)
+    return type(get_accelerator()).is_fp16_supported(get_accelerator()) in (True, False, None)  # None: a CPU without it
 
 
 def stage1_has_zeros_optimizer(engines: Engines) -> bool:

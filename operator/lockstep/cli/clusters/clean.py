@@ -134,9 +134,7 @@ async def _clean(plan: DeploymentPlan, context: str | None, *, pvcs: bool, yes: 
         jobs = f"Job {others[0]} stays, with its" if len(others) == 1 else f"Jobs {', '.join(others)} stay, with their"
         put(f"{jobs} service account: lockstep delete NAME -n {plan.namespace}")
     note = "" if pvcs else "; claims stay (PVCS=1 deletes them)"
-    put(
-        f"The dev environment of namespace {plan.namespace} is removed{note}. The operator stays: make uninstall CLUSTER={plan.cluster.cluster.name}"
-    )
+    put(f"The dev environment of namespace {plan.namespace} is removed{note}. The operator stays: make uninstall CLUSTER={plan.typed}")
 
 
 def _is_dev(job: dict[str, Any]) -> bool:
@@ -171,7 +169,7 @@ async def _uninstall(plan: DeploymentPlan, context: str | None, *, jobs: bool, y
         )
         ask(f"Remove {what}{doomed} from {connection.server}?", yes=yes)
         await remove.uninstall(connection, objects, print, plan.scope, with_jobs=jobs or not plan.scope.own)
-    put(f"Lockstep is removed; claims stay. To install it again: make deploy-cluster CLUSTER={plan.cluster.cluster.name}")
+    put(f"Lockstep is removed; claims stay. To install it again: make deploy-cluster CLUSTER={plan.typed}")
 
 
 async def _clusters_of(connection: Cluster) -> str:
@@ -224,7 +222,7 @@ def _tell_rest(plan: DeploymentPlan, clusters: list[dict[str, Any]], option: str
     put(
         f"{f'TrainingCluster {name} is removed' if was_there else f'TrainingCluster {name} is not on the cluster'}; Lockstep stays, with {names}."
     )
-    put(f"To remove the service account of namespace {plan.namespace} if no job needs it: lockstep cluster clean {name}{option}")
+    put(f"To remove the service account of namespace {plan.namespace} if no job needs it: lockstep cluster clean {plan.typed}{option}")
     if left and not any(map(is_default, left)):
         put("Jobs that name no cluster have none now: the next lockstep deploy makes its cluster their default")
     if sent_by_it:
@@ -235,7 +233,7 @@ def _tell_rest(plan: DeploymentPlan, clusters: list[dict[str, Any]], option: str
 
 def _refuse_while_jobs(jobs: list[dict[str, Any]], plan: DeploymentPlan) -> None:
     """Without their definition no job stays; without its operator one whose pods are gone. Raises ConfigError."""
-    scope, cluster = plan.scope, plan.cluster.cluster.name
+    scope, cluster = plan.scope, plan.typed
     in_the_way = [job for job in jobs if not scope.own or (job.get("status") or {}).get("nodes")]
     if not in_the_way:
         return

@@ -6,6 +6,7 @@ import asyncio
 import os
 import shlex
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -108,7 +109,7 @@ def deploy(
     try:
         complete = asyncio.run(carry_out(plan, context, dev, timeout))
     except KeyboardInterrupt:
-        put("", f"Stopped waiting; the deployment goes on in the cluster: make status-cluster CLUSTER={plan.cluster.cluster.name}")
+        put("", f"Stopped waiting; the deployment goes on in the cluster: make status-cluster CLUSTER={plan.typed}")
         raise
     if not complete:
         raise typer.Exit(1)
@@ -155,12 +156,12 @@ def _refuse_unpullable(plan: DeploymentPlan, context: str | None) -> None:
         listing = await read_object(connection, "Deployment", plan.scope.home, OPERATOR_NAME)
         return listing.seen and listing.first is None
 
-    if unpullable(plan.cluster) is None or not Client(context).run(is_first):
+    if unpullable(plan.cluster, plan.typed) is None or not Client(context).run(is_first):
         return
     raise Failed(
         f"the operator's image would be {plan.image}, which names no registry that the cluster could pull it from, and nothing was sent. Push one, then name it:",
         f"  make build TAG={PUSHED} PUSH=1",
-        f"  make deploy-cluster CLUSTER={plan.cluster.cluster.name} {plan.choices} OPERATOR_IMAGE={PUSHED}",
+        f"  make deploy-cluster CLUSTER={plan.typed} {plan.choices} OPERATOR_IMAGE={PUSHED}",
         f"If every node has the image already: OPERATOR_IMAGE={plan.image}",
     )
 
@@ -172,7 +173,7 @@ def warn_of(plan: DeploymentPlan, *, image_is_stated: bool = True) -> None:
     note = plan.default_image
     if note is not None:
         tell(f"note: {plan.file}:{line_of(note.subject, plan.cluster.lines)}: {note.subject}: {note.message}")
-    image = None if image_is_stated else unpullable(plan.cluster)
+    image = None if image_is_stated else unpullable(plan.cluster, plan.typed)
     for one in (*([image] if image else []), *plan.findings):
         tell(f"warning: {plan.file}:{line_of(one.subject, plan.cluster.lines)}: {one.subject}: {one.message}", f"  → {one.fix}")
 
@@ -328,7 +329,7 @@ async def _refuse_place(connection: Cluster, plan: DeploymentPlan, place: str) -
         )
     if place == plan.scope.home or (await read_object(connection, "ServiceAccount", place, OPERATOR_NAME)).first is None:
         return
-    remove = f"lockstep cluster uninstall {plan.cluster.cluster.name}"
+    remove = f"lockstep cluster uninstall {plan.typed}"
     if await is_missing("Deployment", place, OPERATOR_NAME):
         remove = f"kubectl delete serviceaccount {OPERATOR_NAME} -n {place}"
     raise Failed(
@@ -411,7 +412,7 @@ async def _start_dev_environment(connection: Cluster, plan: DeploymentPlan, sent
     state, later = "", "repeat your command once an administrator has completed the deployment"
     try:
         there = await read_object(connection, KIND, plan.namespace, DEV_ENVIRONMENT)
-        if there.first is None and (why := await lacking(connection, plan.scope.home, sent)):
+        if there.first is None and (why := await lacking(connection, plan.profile, plan.namespace, plan.scope.home, sent)):
             progress.done(DEV_ENVIRONMENT, f"NOT MADE: {why}; {later}")
             return False
         state, has_pods = await ensure_dev_environment(connection, dev_environment(plan.profile, plan.namespace))
@@ -421,11 +422,12 @@ async def _start_dev_environment(connection: Cluster, plan: DeploymentPlan, sent
         nodes = plan.profile.spec.gpus.default_nodes
         pods = await until_up(connection, plan.namespace, nodes, lambda text: progress.now(f"{DEV_ENVIRONMENT}: {text}"), seconds)
     except Failed as error:
-        if isinstance(error, UnknownToOperator) and state == "made" and not sent.has(CLUSTER):
-            await connection.delete(KIND, plan.namespace, DEV_ENVIRONMENT)
-            progress.done(DEV_ENVIRONMENT, f"REMOVED again: {error}; {later}")
-        else:
-            progress.done(DEV_ENVIRONMENT, f"NOT READY: {error}")
+        text = f"NOT READY: {error}"
+        if isinstance(error, UnknownToOperator) and state == "made" and not (sent.has(CLUSTER) or sent.has("Deployment")):
+            with suppress(Failed):
+                await connection.delete(KIND, plan.namespace, DEV_ENVIRONMENT)
+                text = f"REMOVED again: {error}; {later}"
+        progress.done(DEV_ENVIRONMENT, text)
         return False
     where = ", ".join(f"{pod['metadata']['name']} on {pod['spec']['nodeName']}" for pod in pods)
     progress.done(DEV_ENVIRONMENT, f"ready: {where}")
@@ -440,7 +442,6 @@ def tell_left(plan: DeploymentPlan, sent: Sent) -> None:
     left = unsent(sent.left)
     if not left:
         return
-    cluster = plan.cluster.cluster.name
     sure = any(part.state is not State.UNSEEN for part in left)
     put("", "NOT COMPLETE: you may not send these:" if sure else "You may neither send nor see these, so their state is unknown:")
     for part in left:
@@ -449,12 +450,12 @@ def tell_left(plan: DeploymentPlan, sent: Sent) -> None:
         put("An administrator of the cluster types this once, in a checkout; then repeat your command:")
         return put(f"  {definitions_command(plan.profile, plan.namespace)}")
     put("An administrator of the cluster types, in a checkout:")
-    put(f"  make deploy-cluster CLUSTER={cluster} {plan.choices} DEV=0")
+    put(f"  make deploy-cluster CLUSTER={plan.typed} {plan.choices} DEV=0")
     put(f"or, with the files that were just written, in which the operator's image is {plan.sent_image} (OPERATOR_IMAGE= names another):")
-    for command in admin_commands(cluster, *objects_for_administrator(left)):
+    for command in admin_commands(plan.cluster.cluster.name, *objects_for_administrator(left)):
         put(f"  {command}")
     if sure:
-        put(f"Then repeat: make deploy-cluster CLUSTER={cluster} {plan.choices}")
+        put(f"Then repeat: make deploy-cluster CLUSTER={plan.typed} {plan.choices}")
 
 
 def admin_commands(cluster: str, definitions: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[str]:
@@ -484,7 +485,7 @@ def tell_end(plan: DeploymentPlan, *, dev: bool, complete: bool) -> None:
     if plan.profile.spec.notes:
         put("", f"Notes of {plan.profile.metadata.name}:", *plan.profile.spec.notes.rstrip().splitlines())
     if not complete:
-        put("", f"What is wrong: lockstep doctor {shlex.quote(plan.named)}")
+        put("", f"What is wrong: lockstep doctor {plan.typed}")
         return
     remember(plan.remembered)
     warned = f", with {len(plan.findings)} of the cluster file's lines to mend (warnings above)" if plan.findings else ""

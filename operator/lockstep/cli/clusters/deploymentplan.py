@@ -91,13 +91,18 @@ class DeploymentPlan:
         return name if is_of_checkout else self.file
 
     @property
+    def typed(self) -> str:
+        """The same as one word of a command line."""
+        return shlex.quote(self.named)
+
+    @property
     def remembered(self) -> str:
         """Name of the cluster if its file is in clusters/, else the file's absolute path: it holds in every folder."""
         return self.named if self.named != self.file else str(Path(self.file).resolve())
 
     def next_commands(self, *, dev: bool) -> list[tuple[str, str]]:
         """Return what to type after the deployment, each with its meaning: a job of this cluster, then what the dev environment is for."""
-        named = shlex.quote(self.named)
+        named = self.typed
         commands = [
             (f"lockstep init job first --cluster {named} -o first.yaml", "a job: set its model and data"),
             (f"lockstep plan -f first.yaml --cluster {named}", "does it fit? Nothing is started"),
@@ -200,8 +205,11 @@ def default_image(profile: TrainingCluster) -> str:
     return (profile.spec.image if code_volumes(profile) else None) or OPERATOR_IMAGE
 
 
-def unpullable(cluster: ClusterFile) -> Finding | None:
-    """Return a finding if the operator's image is the default: plain Kubernetes has no registry of its own to pull that from."""
+def unpullable(cluster: ClusterFile, typed: str) -> Finding | None:
+    """Return a finding if the operator's image is the default: plain Kubernetes has no registry of its own to pull that from.
+
+    `typed`: the cluster as a word of a command line.
+    """
     from lockstep.api.cluster import Platform
     from lockstep.plan.cluster.finding import warning
 
@@ -210,7 +218,7 @@ def unpullable(cluster: ClusterFile) -> Finding | None:
     return warning(
         "cluster.platform",
         f"a first deployment needs OPERATOR_IMAGE: the default, {OPERATOR_IMAGE}, names no registry that the cluster could pull from",
-        f"make build TAG={PUSHED} PUSH=1, then make deploy-cluster CLUSTER={cluster.cluster.name} OPERATOR_IMAGE={PUSHED}",
+        f"make build TAG={PUSHED} PUSH=1, then make deploy-cluster CLUSTER={typed} OPERATOR_IMAGE={PUSHED}",
     )
 
 

@@ -59,7 +59,9 @@ def lint(
             against = list(lint_against(file, facts))
             deployment = facts.object("Deployment", OPERATOR_NAME).first
             operator_image = operator_image if deployment is None else image_of(deployment)
-            against += [one for one in [unpullable(file)] if one and deployment is None and facts.object("Deployment", OPERATOR_NAME).seen]
+            against += [
+                one for one in [unpullable(file, typed)] if one and deployment is None and facts.object("Deployment", OPERATOR_NAME).seen
+            ]
         except (Failed, ConfigError) as error:  # findings about the file alone are shown all the same
             unanswered = error
     findings = [*lint_alone(file, operator_image, typed), *against]

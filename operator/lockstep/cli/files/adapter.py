@@ -86,7 +86,13 @@ async def _get(job: SiteJob, output: Path, node: int) -> str:
         job.trainer(node, tell) as volume,
         adapter_of(job.name, volume.place, volume.run_folder(job.name), job.site.again) as adapter,
     ):
-        return await _fetched(adapter, volume.place, [volume.workspace, TEMPORARY], output, job.name)
+        return await _fetched(adapter, volume.place, [volume.workspace, TEMPORARY], output, job.name) + _base_words(job)
+
+
+def _base_words(job: SiteJob) -> str:
+    """Return what PEFT needs besides the adapter of a job that names its base by a folder; "" where it finds the base by itself."""
+    base = job.job["spec"].get("training", {}).get("model", {}).get("name", "")
+    return f". PEFT finds no {base} here: load the base model from its folder on this machine, and pass it" if base.startswith("/") else ""
 
 
 async def _fetched(adapter: Adapter, place: Place, roots: list[str], output: Path, job: str) -> str:

@@ -79,7 +79,7 @@ def stop(
 
     Example: lockstep stop ml-dev-env --run
     """
-    found = _not_ended(jobs, where)
+    found = _not_ended(jobs, where, hurried=True)
     if run:
         raise typer.Exit(max(map(_stop_run, found)))
     asked = [job.suspend(now=now) for job in found]
@@ -136,9 +136,11 @@ def _stop_run(job: SiteJob) -> int:
     return job.run(lambda cluster: run_on_all_nodes(job.node(cluster, 0), command))
 
 
-def _not_ended(jobs: Sequence[str], where: SiteOptions) -> list[SiteJob]:
+def _not_ended(jobs: Sequence[str], where: SiteOptions, *, hurried: bool = False) -> list[SiteJob]:
     """Return these jobs. Raises ConfigError where one of them isn't there or has ended: then nothing is done to the others, either."""
-    found = find_jobs(jobs, where)
+    site = where.site()
+    site.hurried = hurried
+    found = site.named(jobs)
     for job in found:
         _refuse_ended(job)
     return found

@@ -131,7 +131,7 @@ def _plan_on_hosts(inputs: Inputs, resolved: Resolved, options: PlanOptions, nam
     from lockstep.plan.ahead.forecast import NOT_OFFLINE, forecast
     from lockstep.plan.ahead.slownetwork import measured_speed
     from lockstep.plan.hosts.place import chosen
-    from lockstep.plan.hosts.planned import NOT_ASKED, cards_of, device_of, hosts_plan, room_of
+    from lockstep.plan.hosts.planned import NOT_ASKED, hosts_plan, room_of, with_hosts
     from lockstep.platforms.hosts.ahead import ask_ahead
 
     assert inputs.cluster.hosts is not None  # noqa: S101 (the caller looks)
@@ -143,7 +143,7 @@ def _plan_on_hosts(inputs: Inputs, resolved: Resolved, options: PlanOptions, nam
         resolved = asked.seats[0].resolved if asked.seats else resolved
         shared = resolved.storage_mode.value == "Shared"
         why = "the hosts don't say, because the job can't start there"
-        facts = replace(facts, capacity_source=why, cards=cards_of(asked), device=device_of(asked), room_bytes=room_of(asked, shared))
+        facts = replace(with_hosts(facts, asked), capacity_source=why, room_bytes=room_of(asked, shared))
         facts = asyncio.run(with_config_of_host(facts, fleet, inputs))
     speed = measured_speed(inputs.cluster.calibration, inputs.cluster.pairs, resolved.transport.value)
     estimate = forecast(resolved, replace(facts, speed=speed, refuses_slow_network=not options.anyway))

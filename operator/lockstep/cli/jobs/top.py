@@ -62,6 +62,7 @@ def top(
     """
     live = not once and output is Form.TEXT and sys.stdout.isatty()
     site = where.site()
+    site.hurried = True
     if where.local:
         looks = _looks_of_folder(job, where.workspace, interval)
     elif isinstance(site, HostSite):

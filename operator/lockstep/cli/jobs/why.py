@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from lockstep.cli.shared.jobargs import Form, FormOption, JobArgument, SiteOptions, find_job, on_site
+from lockstep.cli.shared.jobargs import Form, FormOption, JobArgument, SiteOptions, on_site
 from lockstep.platforms.output import put, put_json
 
 EXIT_IN_ITS_WAY = 1
@@ -38,7 +38,9 @@ def why(
     """
     from lockstep.plan.pages.why import answer_page
 
-    answer = find_job(job, where).answer(bundle)
+    site = where.site()
+    site.hurried = True
+    answer = site.job(job).answer(bundle)
     if output is Form.JSON:
         put_json(answer.as_json())
     else:

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from lockstep.programs import Place
 
 
-LATE_SECONDS = 5.0
-"""Seconds after the last answer of a host for which a list waits for the others: one that is off is known to be only after 25."""
+LATE_SECONDS = 12.0
+"""Seconds after the last answer of a host for which a verb waits for the others: longer than a slow login, and until you know that a key wants a touch
+(ssh.HINT_SECONDS). A host that is off is known to be only after 25."""
 
 
 class HostVolume(Volume):
@@ -53,6 +54,11 @@ class HostSite(Site):
         self._problems: dict[str, str] = {}
         self._unread: list[str] = []
         self._fleet: Fleet | None = None
+
+    @property
+    def late_seconds(self) -> float | None:
+        """Return how long a host is waited for after another one has answered; None: as long as it takes."""
+        return LATE_SECONDS if self.hurried else None
 
     def fleet(self) -> Fleet:
         """Return connections to the hosts, always the same."""
@@ -89,7 +95,7 @@ class HostSite(Site):
         from lockstep.platforms.hosts.remembered import Remembered, remember, remembered
 
         fleet = self.fleet()
-        answers, problems = await fleet.look(job=job, late_seconds=LATE_SECONDS if self.hurried else None)
+        answers, problems = await fleet.look(job=job, late_seconds=self.late_seconds)
         if found := [
             left for left in leftovers(answers, self.hosts, self.name) if not (job and left.deleted)
         ]:  # (who names a deleted job may be about to delete the rest)
@@ -162,7 +168,7 @@ class HostJob(SiteJob):
         """Read its status again, and return it. Raises JobGone. `patience`: seconds to wait until all of its ranks run."""
         from lockstep.plan.hosts.status import seen_jobs
 
-        answers, problems = await self.site.fleet().look_for(self.name, self.seen.hosts, patience)
+        answers, problems = await self.site.fleet().look_for(self.name, self.seen.hosts, patience, late_seconds=self.site.late_seconds)
         seen = seen_jobs(answers, problems).get(self.name)
         if seen is None and problems:  # no host of it answers: what was seen last still tells which hosts it has
             seen = replace(self.seen, jobs={}, problems=problems)

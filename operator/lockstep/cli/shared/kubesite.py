@@ -45,8 +45,8 @@ class KubeSite(Site):
         from lockstep.kube.jobs import list_jobs
 
         jobs = list_jobs(self.target.client, None if everywhere else self.target.namespace, selector)
-        seen = [ClusterJob(self.target, job).seen() for job in jobs]
-        return [job for job in seen if not is_run(job.job) or job.status.get("conditions")]
+        runs = [run for run in seen_runs(self.target, [job for job in jobs if is_run(job)]) if run["status"].get("conditions")]
+        return [ClusterJob(self.target, job) for job in (*(job for job in jobs if not is_run(job)), *runs)]
 
     def job(self, name: str) -> ClusterJob:
         """Return the job of this name, or the run of --in-namespace. Raises ConfigError, naming the jobs that are there, when there is none."""
@@ -132,12 +132,7 @@ class ClusterJob(SiteJob):
 
     def seen(self) -> ClusterJob:
         """Return a run of --in-namespace with its status; any other job as it is."""
-        if not is_run(self.job):
-            return self
-        from lockstep.platforms.in_namespace.status import observe_run
-        from lockstep.platforms.jobs.observe import JobObserver
-
-        return replace(self, job=self.run(lambda cluster: observe_run(JobObserver(cluster), cluster, self.job)).job)
+        return replace(self, job=seen_runs(self.target, [self.job])[0]) if is_run(self.job) else self
 
     def look_again(self) -> Object:
         from lockstep.kube.jobs import get_job
@@ -264,6 +259,20 @@ class ClusterJob(SiteJob):
 
         async with self.target.client.connected() as cluster, beside(cluster, self.namespace, self.name, node, say=say) as place:
             yield Volume(place, WORKSPACE, DATASETS)
+
+
+def seen_runs(target: Target, runs: Sequence[Object]) -> list[Object]:
+    """Return runs of --in-namespace with their status, all looked at over one connection."""
+    if not runs:
+        return []
+    from lockstep.platforms.in_namespace.status import observe_run
+    from lockstep.platforms.jobs.observe import JobObserver
+
+    async def observed(cluster: Cluster) -> list[Object]:
+        look = JobObserver(cluster)
+        return [one.job for one in await asyncio.gather(*(observe_run(look, cluster, run) for run in runs))]
+
+    return target.client.run(observed)
 
 
 class _Over:

@@ -108,8 +108,12 @@ def _config(model: BaseModelSource, named: Path | None, offline: bool) -> tuple[
         except ConfigError as error:
             raise UnknownSizes(f"{model.name} is a model of the hub, and {error}: {help_}") from None
     path = named if named is not None else Path(model.name)
-    path = path / "config.json" if path.is_dir() else path
-    if path.is_file():
+    try:
+        path = path / "config.json" if path.is_dir() else path
+        is_here = path.is_file()
+    except OSError as error:  # (no right to look there, or a name too long for a path)
+        raise (ConfigError if named else UnknownSizes)(f"{path} can't be looked at ({error.strerror}): {help_}") from None
+    if is_here:
         return _json(path), str(path)
     if named is not None:
         raise ConfigError(f"--model-config {named}: there is no such file; it must be a model's config.json, or its folder")
@@ -138,10 +142,14 @@ def _with_samples(facts: RunFacts, training: Training, named: Path | None) -> Ru
     path = named if named is not None else None if data.path is None else Path(data.path)
     if path is None:
         return facts
-    if not path.is_file():
+    try:
+        problem = "" if path.is_file() else "is not on this machine"
+    except OSError as error:
+        problem = f"can't be looked at ({error.strerror})"
+    if problem:
         if named is not None:
-            raise ConfigError(f"--data {named}: there is no such file")
-        return replace(facts, samples_source=f"{path} is not on this machine: --data FILE counts a copy, --samples N says how many")
+            raise ConfigError(f"--data {named}: it {problem}")
+        return replace(facts, samples_source=f"{path} {problem}: --data FILE counts a copy, --samples N says how many")
     if path.suffix not in (".jsonl", ".json", ".ndjson") or data.format == "Text":
         return replace(facts, samples_source="the number of samples in plain text depends on its tokens; --samples N states it")
     with path.open("rb") as file:

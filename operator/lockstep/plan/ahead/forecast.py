@@ -6,7 +6,7 @@ The arithmetic is lockstep_spec's, which the trainer uses, too.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -81,12 +81,12 @@ class RunFacts:
     capacity_source: str = ""
     capacity_fix: str = "gpus.type in the cluster file, or spec.resources.memory for ranks on CPUs"
     """Remedy where the memory isn't known."""
-    capacity_shared: bool = False
-    """True if the smallest GPU's memory is that of its machine, too."""
     device: str = ""
     """Name of the slowest GPU; '': the cluster's gpus.type."""
     cards: tuple[Card, ...] = ()
     """Memory by machine, where machines differ; then the plan is made for each."""
+    samples_at_once: tuple[int, ...] = ()
+    """Those that its machine states for each rank, 0: the job's; (): of each rank the job's."""
     room_bytes: int | None = None
     """Free bytes for checkpoints on all volumes together; None: the cluster's file states the volumes' size."""
     pace: Pace | None = None
@@ -158,13 +158,14 @@ def forecast(resolved: Resolved, facts: RunFacts) -> Forecast:
 
 def moved(training: Training, model_type: object) -> str:
     """Return why the model's adapter can't have the job's targets; "" if it can, or has none."""
-    return moved_targets(model_type, training.lora.target_modules) if training.method is Method.LORA else ""
+    why = moved_targets(model_type, training.lora.target_modules) if training.method is Method.LORA else ""
+    return why and f"{why}. A run that has checkpoints goes on, with a warning"
 
 
 def _memory(estimate: Forecast, resolved: Resolved, settings: Settings, facts: RunFacts) -> Place:
     gpu = resolved.gpus_per_node > 0
-    shared = min(facts.cards, key=lambda card: card.bytes).shared if facts.cards else facts.capacity_shared
-    place = Place(resolved.world_size, resolved.ranks_per_node, gpu, shared=gpu and shared)
+    shared = gpu and bool(facts.cards) and min(facts.cards, key=lambda card: card.bytes).shared
+    place = Place(resolved.world_size, resolved.ranks_per_node, gpu, shared=shared)
     each = "GPU" if gpu else "rank"
     if facts.shape is None:
         message = f"what a {each} holds: the model's parameters are not known; {facts.shape_source}"
@@ -323,13 +324,15 @@ def _accumulation(resolved: Resolved) -> int:
     return -(-_global_batch(resolved) // (micro * resolved.world_size))
 
 
-def idle_ranks(resolved: Resolved) -> str:
-    """Return a sentence if a step has no sample for some of the ranks; '' if it has one for each."""
+def idle_ranks(resolved: Resolved, stated: Sequence[int] = ()) -> str:
+    """Return a sentence if a step has no sample for some of the ranks; '' if it has one for each. `stated`: RunFacts.samples_at_once."""
     if resolved.training is None:
         return ""
     optimization = resolved.training.optimization
     size = 1 if optimization.balance is Balance.MEASURED else optimization.micro_batch_size
-    return idle_words(split_by((size,) * resolved.world_size, _global_batch(resolved)), _global_batch(resolved))
+    sizes = [samples or size for samples in stated or (0,) * resolved.world_size]
+    batch = int(optimization.global_batch_size or optimization.micro_batch_size * len(sizes))
+    return idle_words(split_by(sizes, batch), batch)
 
 
 def _length(resolved: Resolved, facts: RunFacts) -> length.Plan | None:
@@ -360,7 +363,7 @@ def _steps(estimate: Forecast, resolved: Resolved, facts: RunFacts, run: length.
     optimization, batch = training.optimization, _global_batch(resolved)
     of_batch = f"a step takes {batch} {'sequences' if training.data.packing else 'samples'}, {_accumulation(resolved)} micro-batches a rank"
     estimate.figures |= {"globalBatchSize": batch, "accumulation": _accumulation(resolved)}
-    if idle := idle_ranks(resolved):
+    if idle := idle_ranks(resolved, facts.samples_at_once):
         estimate.add("ranks", Outcome.WARNING, idle)
     if run is None:
         fix = "--samples N" if training.data.packing else "--samples N or --data FILE"

@@ -13,9 +13,12 @@ from lockstep.plan.cluster.facts import ClusterFacts, ProbeFacts
 from lockstep.plan.discovery.nodes import common_tolerations, gpu_groups
 from lockstep.plan.render.fabric import GPU_RESOURCE
 from lockstep.plan.render.security import agent_security_context
+from lockstep.plan.waiting.containers import start_phase
 from lockstep_gang.contract.preflight import PROBE, PROBED
 
 PROBE_LABEL = f"{names.GROUP}/probe"
+WAIT_SECONDS = 120.0
+"""Seconds for all pods together, the pull of the image included. A pod that has not ended by then is reported as it is."""
 SECONDS = 180
 """After which a pod is ended by its kubelet, whoever made it."""
 UNKNOWN_NODES = 2
@@ -83,8 +86,10 @@ def read_probe(pod: Object, lines: Sequence[str], why: str = "") -> ProbeFacts:
     node = str(pod["spec"].get("nodeName") or _wanted(pod) or "a node that no pod reached")
     text = next((line.partition(PROBED)[2] for line in lines if PROBED in line), None)
     if text is None:
-        words = why or str((pod.get("status") or {}).get("message", ""))
-        return ProbeFacts(node, error=words or (lines[-1] if lines else "it printed nothing"))
+        status = pod.get("status") or {}
+        is_pending = status.get("phase", "Pending") == "Pending"
+        silence = f"has not started after {WAIT_SECONDS:.0f} s: {start_phase(pod)}" if is_pending else "it printed nothing"
+        return ProbeFacts(node, error=why or str(status.get("message", "")) or (lines[-1] if lines else silence))
     try:
         answer = json.loads(text)
         memlock, capabilities = answer.get("memlock_bytes"), str(answer.get("capabilities", ""))

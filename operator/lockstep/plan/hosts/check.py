@@ -250,9 +250,12 @@ def _address(look: HostLook, facts: HostFacts, address: str) -> Iterator[Finding
 def _sshd(looks: Sequence[HostLook]) -> Iterator[Finding]:
     """Warn of what sshd allows and Lockstep doesn't need, on any network: who reaches the host may guess."""
     conditions = {look.name: look.condition for look in looks if look.condition is not None}
+    lets_root_in = [name for name, one in conditions.items() if one.root_login == "yes"]
+    by_root = [look.name for look in looks if look.facts is not None and look.facts.user == "root"]
     for names, what, setting in (
         ([name for name, one in conditions.items() if one.passwords], "takes passwords", "PasswordAuthentication no"),
-        ([name for name, one in conditions.items() if one.root_login == "yes"], "lets root in", "PermitRootLogin no"),
+        ([name for name in lets_root_in if name not in by_root], "lets root in", "PermitRootLogin no"),
+        ([name for name in lets_root_in if name in by_root], "lets root in by password", "PermitRootLogin prohibit-password"),
     ):
         if names:
             yield warning(", ".join(names), f"its sshd {what}", f"as root there, once your key works: {setting} in /etc/ssh/sshd_config")

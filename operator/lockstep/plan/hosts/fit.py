@@ -10,11 +10,12 @@ from lockstep.api.errors import ConfigError
 from lockstep.api.hosts import HostsCluster
 from lockstep.api.job import TrainingJob
 from lockstep.plan.ahead.forecast import Forecast, RunFacts, forecast
-from lockstep.plan.ahead.slownetwork import NetworkSpeed, slowest
+from lockstep.plan.ahead.slownetwork import NetworkSpeed
 from lockstep.plan.cluster.finding import Finding, Outcome, failed, fine, warning
 from lockstep.plan.hosts.condition import HostLook
 from lockstep.plan.hosts.facts import HostFacts
 from lockstep.plan.hosts.place import Seat, chosen, path_of_job, seats
+from lockstep.plan.hosts.planned import HostsAsked, with_hosts
 from lockstep.plan.hosts.reach import HostNetwork
 from lockstep_spec.choices import StorageMode
 from lockstep_spec.words import decimal_size, named, number_of
@@ -79,16 +80,8 @@ def as_check(planned: Finding) -> Finding:
 
 
 def _run_facts(placed: Sequence[Seat], answers: Mapping[str, HostFacts], network: HostNetwork | None, known: RunFacts) -> RunFacts:
-    claimed = {seat.host.name: (seat.run.host.claims if seat.run.host else ()) for seat in placed}
-    memories = [
-        (gpu.memory // (len(claimed[host]) if gpu.shared else 1), f"the {gpu.name} of {host}", gpu.shared)
-        for host, facts in answers.items()
-        for gpu in facts.gpus
-        if gpu.uuid in claimed[host]
-    ]
-    size, source, shared = min(memories, default=(None, "no GPU is used, and hosts state no limit of memory", False))
-    device = slowest(gpu.name for host, facts in answers.items() for gpu in facts.gpus if gpu.uuid in claimed[host])
-    facts = replace(known, capacity_bytes=size, capacity_source=source, capacity_shared=shared, device=device, refuses_slow_network=True)
+    facts = replace(with_hosts(known, HostsAsked(answers, (), tuple(placed))), refuses_slow_network=True)
+    facts = replace(facts, capacity_source="the hosts don't say how much memory they have", capacity_fix="")
     rate = None if network is None else network.slowest_gbs
     return replace(facts, speed=NetworkSpeed(rate, "the slowest pair of neighbors just now")) if rate else facts
 

@@ -10,7 +10,7 @@ from typing import Any
 from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import ConfigError
 from lockstep.api.hosts import Host, HostsCluster
-from lockstep.api.job import OwnAmounts, TrainingJob
+from lockstep.api.job import TrainingJob
 from lockstep.api.names import ANNOTATION_TYPED, DATASETS, WORKSPACE
 from lockstep.plan.hosts.facts import OLDEST_PYTHON, PYTHON_MIN, HostFacts, HostGpu, unread_words
 from lockstep.plan.hosts.record import Coordinator, JobRecord
@@ -41,8 +41,10 @@ class Seat:
     run: Run
     record: JobRecord
     resolved: Resolved
-    unlimited: str = ""
-    """Reason why the job's own CPU and memory are not kept on the host; '' where they are, or it states none."""
+    unlimited: tuple[str, ...] = ()
+    """Fields of the job's own CPU and memory that are not kept on the host."""
+    why_unlimited: str = ""
+    """Reason, where there are such fields."""
 
     @property
     def node(self) -> int:
@@ -260,24 +262,22 @@ def _seat(
         unit="" if supervised else unit,
         unkept=unkept,
     )
-    return Seat(host, run, record, resolved, _why_unlimited(resolved.spec.resources, own, unkept))
-
-
-def _why_unlimited(amounts: OwnAmounts, facts: HostFacts, unkept: str) -> str:
-    """Reason why these amounts are not kept on a host; '' where they are. `unkept`: see why_unkept."""
-    lacking = [field for field in amounts.to_dict() if unkept or field not in facts.controllers]
-    if unkept or not lacking:
-        return unkept if lacking else ""
-    what = " and ".join(lacking)
-    return f"units of {facts.user} have no control over {what} there: as root, set Delegate=cpu memory in user@.service, under control groups of version 2"
+    unlimited = tuple(field for field in resolved.spec.resources.to_dict() if unkept or field not in own.controllers)
+    why = (
+        f"units of {own.user} have no control over {' and '.join(unlimited)} there: "
+        "as root, set Delegate=cpu memory in user@.service, under control groups of version 2"
+    )
+    return Seat(host, run, record, resolved, unlimited, unkept or why)
 
 
 def unlimited_lines(placed: Sequence[Seat]) -> list[str]:
     """Return a warning for each reason why hosts don't keep the job's own CPU and memory."""
-    hosts: dict[str, list[str]] = {}
+    hosts: dict[tuple[tuple[str, ...], str], list[str]] = {}
     for seat in placed:
-        hosts.setdefault(seat.unlimited, []).append(seat.host.name)
-    return [line for why, names in hosts.items() if why for line in unkept_lines(placed[0].resolved, f"on {named_hosts(names)}", why)]
+        hosts.setdefault((seat.unlimited, seat.why_unlimited), []).append(seat.host.name)
+    return [
+        line for (fields, why), names in hosts.items() for line in unkept_lines(placed[0].resolved, f"on {named_hosts(names)}", why, fields)
+    ]
 
 
 def why_unkept(host: Host, facts: HostFacts) -> str:

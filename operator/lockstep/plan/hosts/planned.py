@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lockstep.api.quantity import number
-from lockstep.plan.ahead.forecast import NOT_OFFLINE, Card, Forecast
+from lockstep.plan.ahead.forecast import NOT_OFFLINE, Card, Forecast, RunFacts
 from lockstep.plan.ahead.slownetwork import slowest
 from lockstep.plan.cluster.finding import Finding, fine, note, refused, unknown
 from lockstep.plan.hosts.facts import DIVIDED, HostFacts
@@ -28,10 +28,12 @@ class HostsAsked:
     """The job's nodes; none where it can't start."""
 
 
-def device_of(asked: HostsAsked) -> str:
-    """Return the name of the slowest GPU that the job would have; '' on CPUs."""
+def with_hosts(known: RunFacts, asked: HostsAsked) -> RunFacts:
+    """Return the facts with what the hosts say of the devices and ranks that the job would have."""
     taken = {claim for seat in asked.seats if seat.run.host is not None for claim in seat.run.host.claims}
-    return slowest(gpu.name for seat in asked.seats for gpu in asked.facts[seat.host.name].gpus if gpu.uuid in taken)
+    device = slowest(gpu.name for seat in asked.seats for gpu in asked.facts[seat.host.name].gpus if gpu.uuid in taken)
+    samples = tuple(seat.host.micro_batch or 0 for seat in asked.seats for _ in range(seat.record.ranks[seat.node]))
+    return replace(known, cards=cards_of(asked), device=device, samples_at_once=samples)
 
 
 def cards_of(asked: HostsAsked) -> tuple[Card, ...]:
@@ -46,7 +48,8 @@ def cards_of(asked: HostsAsked) -> tuple[Card, ...]:
             size = smallest.memory // len(gpus) if smallest.shared else smallest.memory
             cards.append(Card(f"{seat.host.name}'s {smallest.name}", size, micro_batch, smallest.shared))
         elif facts.memory:
-            ranks, own = seat.record.ranks[seat.node], 0 if seat.unlimited else int(number(seat.resolved.spec.resources.memory))
+            ranks, stated = seat.record.ranks[seat.node], seat.resolved.spec.resources.memory
+            own = 0 if "memory" in seat.unlimited else int(number(stated))
             part = "memory" if ranks == 1 else f"memory for each of {ranks} ranks"
             cards.append(Card(f"{seat.host.name}'s {part}", min(facts.memory, own or facts.memory) // ranks, micro_batch))
     return tuple(cards)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
 from enum import Enum
 from posixpath import basename, dirname, isabs, join, normpath
 from typing import Any, TypeVar
@@ -38,6 +39,8 @@ PLACEHOLDER_MODEL, PLACEHOLDER_DATA = "/workspace/models/MODEL", "/datasets/trai
 """Paths that `lockstep init job` writes."""
 PYTHON = "python3"
 MORE_GPUS = "MoreGPUsThanNodesHave"
+_LEAST_AMOUNTS = {"memory": (Decimal(64 << 20), "bytes", "64Mi", "Gi"), "cpu": (Decimal("0.01"), "cores", "10m", "")}
+"""Least that a job may state for itself, below which a suffix is missing or wrong: the number, its unit, how it is written, and the likely suffix."""
 _OPERATOR_IMAGE = re.compile(r"((?:[^/@]+/)*)lockstep-operator:([\w.-]+)(?:@.+)?")
 _ROOT = re.compile(r"(?:^-\w|(?<![\w./~$}*-])|(?<=file://))(?P<path>/(?:workspace|datasets))(?![\w-]|\.\w)")
 """The beginning of a path on the volumes."""
@@ -214,13 +217,19 @@ def _size_refusals(nodes: int, ranks: int) -> list[Notice]:
 
 
 def _amount_refusals(own: OwnAmounts, limits: Amounts, profile_name: str) -> Iterator[Notice]:
-    """Refuse more than the cluster's limits, and 0, which to the kubelet is no limit at all."""
+    """Refuse more than the cluster's limits, what no rank starts with, and 0, which to the kubelet is no limit at all."""
     for field, wanted in own.to_dict().items():
-        most = getattr(limits, field)
+        most, (least, unit, written_least, suffix) = getattr(limits, field), _LEAST_AMOUNTS[field]
         if not number(wanted):
             yield Notice(
                 "ResourcesNotPossible", f"spec.resources.{field} is {wanted}: state more than 0, or leave it out to take the cluster's"
             )
+        elif number(wanted) < least:
+            meant = f"{wanted.rstrip('numkKMGTPEi')}{suffix}"
+            message = (
+                f"spec.resources.{field} is {wanted}, which is {number(wanted):f} {unit}: is {meant} meant? State {written_least} or more"
+            )
+            yield Notice("ResourcesNotPossible", message)
         elif 0 < number(most) < number(wanted):
             message = (
                 f"spec.resources.{field} is {wanted}, and the cluster {profile_name} allows a pod {most} (resources.limits.{field} in its file): "
@@ -321,9 +330,9 @@ def path_lines(resolved: Resolved) -> list[str]:
     return [f"warning: {one.reason}: {one.message}" for one in resolved.warnings if one.reason == PATH_IN_TEXT]
 
 
-def unkept_lines(resolved: Resolved, where: str, why: str) -> list[str]:
-    """Return the warning that nothing keeps the job's own CPU and memory there, as a start prints it; [] for a job that states none."""
-    stated = ", ".join(f"{field} {value}" for field, value in resolved.spec.resources.to_dict().items())
+def unkept_lines(resolved: Resolved, where: str, why: str, fields: Sequence[str] = tuple(_LEAST_AMOUNTS)) -> list[str]:
+    """Return the warning that nothing keeps these of the job's own amounts there, as a start prints it; [] for a job that states none of them."""
+    stated = ", ".join(f"{field} {value}" for field, value in resolved.spec.resources.to_dict().items() if field in fields)
     return [f"warning: ResourcesNotKept: spec.resources ({stated}) is not kept {where}: {why}"] if stated else []
 
 

@@ -21,10 +21,11 @@ RDMA_OFF = (
 )
 MASTER_PORTS = 100
 """Ports of the range that begins at a launcher's master port."""
-_SLOTS = re.compile(r"slots\s*=\s*(\d+)", re.IGNORECASE)
+_SLOTS = re.compile(r"slots\s*=\s*(\d{1,5})", re.IGNORECASE)
 _LIMIT = re.compile(r"(max[-_]slots)\s*=\s*\d+", re.IGNORECASE)
 _WORD = re.compile(r"(?P<key>[A-Za-z]+)(?:\s*=\s*|\s+)(?P<value>.*)")
 _SSH_HOST = re.compile(r"^\s*(host|match)[\s=]", re.IGNORECASE | re.MULTILINE)
+SSH_PORT = 22
 SSH_OWN = "ssh reads it itself where ~/.ssh/config has it, or includes this file"
 
 
@@ -129,10 +130,10 @@ def _host_of(word: str) -> tuple[str, str, int | None]:
     name, mark, slots = place.partition(":")
     if not re.fullmatch(HOST_NAME_PATTERN, name) or (mark and not re.fullmatch("[0-9]{1,5}", slots)):
         raise ValueError(f"{word!r} is no host: write NAME, USER@NAME, or NAME:8 for one with 8 GPUs")
-    if mark and int(slots) > GPUS_MAX:
+    if mark and (int(slots) > GPUS_MAX or int(slots) == SSH_PORT):  # (no machine has 22 GPUs)
         raise ValueError(
-            f"{word!r}: the number behind a host's name is that of its GPUs, as in a hostfile, and at most {GPUS_MAX}; a port has its place in "
-            "~/.ssh/config, or in hosts[].port of a cluster file"
+            f"{word!r}: the number behind a host's name is that of its GPUs, as in a hostfile, and at most {GPUS_MAX}; a port, such as {SSH_PORT}, has its "
+            "place in ~/.ssh/config, or in hosts[].port of a cluster file"
         )
     return name, user, int(slots) if mark else None
 
@@ -164,11 +165,13 @@ def from_hostfile(text: str, source: str) -> Machines:
             leftovers.append(Leftover(number, limit[0], "a job never starts more ranks than it has GPUs or states in ranksPerNode"))
         rest = _LIMIT.sub("", rest).strip()
         stated_slots = _SLOTS.fullmatch(rest)
-        if rest and not stated_slots:
+        if rest and (not stated_slots or ":" in host):
             mistakes.append(f"{source}:{number}: {words!r} is no line of a hostfile: write NAME slots=2 or NAME:2")
             continue
         try:
-            name, user, count = _host_of(f"{host}:{stated_slots[1]}" if stated_slots else host)
+            name, user, count = _host_of(host)
+            if stated_slots and (count := int(stated_slots[1])) > GPUS_MAX:
+                raise ValueError(f"{words!r}: a host has at most {GPUS_MAX} slots, one for each of its GPUs")
         except ValueError as error:
             mistakes.append(f"{source}:{number}: {error}")
             continue

@@ -74,6 +74,12 @@ OF_THE_OPERATOR: Hints = (
     *_OF_ANY_POD,
     *((reason, _MISSING, "create it in the operator's namespace") for reason in ("ContainerNotStarted", "VolumeNotMounted")),
 )
+OF_A_HELPER: Hints = (  # of a pod that a command makes to look at nodes or files: its spec isn't a person's
+    *_OF_ANY_POD,
+    *((reason, _MISSING, "create it in the pod's namespace") for reason in ("ContainerNotStarted", "VolumeNotMounted")),
+    ("VolumeNotMounted", re.compile(r"Multi-Attach error", re.IGNORECASE), "only one Node at a time can attach this volume (ReadWriteOnce): wait for the end of the pod that has it"),
+    ("ImagePullFailed", _UNREACHED, "Kubernetes retries the pull; if it keeps failing, look at the network between the Node and the registry"),
+)  # fmt: skip
 
 
 def is_scheduled(pod: Object) -> bool:
@@ -86,6 +92,12 @@ def placed_at(pod: Object) -> float:
     placed = scheduled.get("lastTransitionTime") if scheduled.get("status") == "True" else None
     since = placed or pod["metadata"].get("creationTimestamp")
     return seconds_of(since) if since else 0.0
+
+
+def start_phase(pod: Object) -> str:
+    """Return how far a pod is, in one word: what its first waiting container waits for, else the pod's phase."""
+    states = (container.get("state", {}).get("waiting", {}).get("reason") for container in _containers(pod))
+    return str(next(filter(None, states), pod.get("status", {}).get("phase", "Pending")))
 
 
 def scheduler_message(pod: Object) -> str:
@@ -119,15 +131,15 @@ def lacks_secret(observed: Observed) -> bool:
     return any(lost.search(event.get("message", "")) for pod in waiting for event in observed.events_of(pod["metadata"]["uid"]))
 
 
-def _own_hint(observed: Observed, text: str) -> str:
+def _own_hint(observed: Observed, trouble: Trouble) -> str:
     """Return what helps if the object that a pod misses is one that Lockstep makes; else ''."""
-    missing = _MISSING.search(text)
+    missing = missing_object(Notice(trouble.reason, trouble.text))
     if missing is None:
         return ""
-    own = {"secret": key_secret_name(observed.name), "configmap": run_name(observed.name, "")}[missing[1].lower()]
-    if not re.fullmatch(rf"{re.escape(own)}[-0-9a-f]*", missing[2]):
+    own = {"Secret": key_secret_name(observed.name), "ConfigMap": run_name(observed.name, "")}[missing[0]]
+    if not re.fullmatch(rf"{re.escape(own)}[-0-9a-f]*", missing[1]):
         return ""
-    return f"Lockstep creates this {missing[1]} itself, and again after a deletion; the kubelet mounts it within two minutes; if it does not, {start_anew(observed)}"
+    return f"Lockstep creates this {missing[0].lower()} itself, and again after a deletion; the kubelet mounts it within two minutes; if it does not, {start_anew(observed)}"
 
 
 @dataclass(frozen=True)
@@ -199,7 +211,7 @@ def _named(pods: list[str]) -> str:
 
 def _explained(observed: Observed, trouble: Trouble, pods: list[str], hints: Hints) -> str:
     usual = next((hint for reason, pattern, hint in hints if reason == trouble.reason and pattern.search(trouble.text)), "")
-    hint = _own_hint(observed, trouble.text) or usual
+    hint = _own_hint(observed, trouble) or usual
     log = f"kubectl logs {pods[0]} -n {observed.namespace} -c {trouble.container} says more" if trouble.container else ""
     return "; ".join(filter(None, (f"{_named(pods)}: {trouble.text}", hint, log)))
 
@@ -253,13 +265,13 @@ def lasts(why: Notice, pod: Object) -> bool:
 
     A container that crashed once may do better, an image may be on its way, and volumes, networks and nodes may come late.
     """
-    crashes = max((container.get("restartCount", 0) for container in _containers(pod)), default=0)
+    crashes = next((container.get("restartCount", 0) for container in _containers(pod) if any(_container_troubles(container))), 0)
     return why.reason in ("PodFailed", "ContainerNotStarted") or (why.reason == "ContainerFailed" and crashes >= CRASHES)
 
 
-def missing_object(message: str) -> tuple[str, str] | None:
-    """Return (kind, name) of the Secret or ConfigMap that a pod waits for by the kubelet's words; None for none."""
-    missing = _MISSING.search(message)
+def missing_object(why: Notice) -> tuple[str, str] | None:
+    """Return (kind, name) of the Secret or ConfigMap that a pod waits for by the kubelet's words; None for none. Other reasons may quote a log."""
+    missing = _MISSING.search(why.message) if why.reason in ("VolumeNotMounted", "ContainerNotStarted") else None
     return None if missing is None else ({"secret": "Secret", "configmap": "ConfigMap"}[missing[1].lower()], missing[2])
 
 

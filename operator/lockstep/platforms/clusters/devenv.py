@@ -6,11 +6,15 @@ import re
 from typing import Any
 
 from lockstep.api.cluster import TrainingCluster
+from lockstep.api.job import Fabric
 from lockstep.api.names import API_VERSION, DEV_ENVIRONMENT, LABEL_JOB, OPERATOR_NAME
 from lockstep.api.objects import Object, condition, is_running, is_true
+from lockstep.api.sccs import RDMA_SCC
 from lockstep.kube.cluster import ApiError, Cluster
+from lockstep.plan.layers import Notice
 from lockstep.plan.reasons import Reason
-from lockstep.plan.ship.deploy import State, called
+from lockstep.plan.render.fabric import Transport, choose_transport
+from lockstep.plan.ship.deploy import CLAIM, CLUSTER, DEFINITION, State, called
 from lockstep.plan.waiting.containers import missing_object
 from lockstep.platforms.clusters.install import InstallError, Say, polled
 from lockstep.platforms.clusters.listings import read_object
@@ -18,6 +22,7 @@ from lockstep.platforms.clusters.send import Sent
 from lockstep.platforms.clusters.waits import Stuck
 
 KIND = "TrainingJob"
+NEEDED = (DEFINITION, CLUSTER, CLAIM, "Namespace", "ServiceAccount")  # kinds without which no pod of it starts
 UP = ("Ready", "Running")
 """Reasons of Progressing: it waits for a script, or one runs."""
 
@@ -37,9 +42,12 @@ def dev_environment(profile: TrainingCluster, namespace: str) -> Object:
     }
 
 
-async def lacking(cluster: Cluster, home: str, sent: Sent) -> str:
-    """Return what jobs lack for a start after this deployment; '' where nothing is known to be missing. `home`: the operator's namespace."""
-    missing = [called(part.item) for part in sent.left if part.state is State.MISSING]
+async def lacking(cluster: Cluster, profile: TrainingCluster, namespace: str, home: str, sent: Sent) -> str:
+    """Return what a dev environment lacks for a start after this deployment; '' where nothing is known to be missing. `home`: the operator's namespace."""
+    uses_rdma = choose_transport(Fabric(), profile.spec.network, profile.spec.gpus.per_node).value is Transport.RDMA
+    items = [part.item for part in sent.left if part.state is State.MISSING]
+    here = [item for item in items if item["metadata"].get("namespace", namespace) == namespace]
+    missing = [called(item) for item in here if item["kind"] in NEEDED or (uses_rdma and item["metadata"]["name"] == RDMA_SCC)]
     if missing or sent.has("Deployment"):
         return f"there is no {missing[0]}" if missing else ""
     lease = await read_object(cluster, "Lease", home, OPERATOR_NAME)  # which everybody may read where an operator is
@@ -130,8 +138,8 @@ def _why(status: Object) -> str:
 def _trouble(status: Object) -> str:
     """Reason that its pods don't run, if it doesn't pass by itself."""
     states = [state for kind in ("PodsScheduled", "RanksReady") if (state := condition(status, kind)).get("status") == "False"]
-    lasting = (state["message"] for state in states if state.get("reason") in STUCK or missing_object(state.get("message", "")))
-    return next(map(str, lasting), "")
+    whys = [Notice(str(state.get("reason", "")), str(state.get("message", ""))) for state in states]
+    return next((why.message for why in whys if why.reason in STUCK or missing_object(why)), "")
 
 
 async def _pods(cluster: Cluster, namespace: str) -> list[Object]:

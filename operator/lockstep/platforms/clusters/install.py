@@ -17,18 +17,19 @@ from lockstep.api.names import (
     LABEL_NAME,
     OPERATOR_NAMESPACE,
 )
-from lockstep.api.objects import Object
+from lockstep.api.objects import Object, condition, uid_of
 from lockstep.api.sccs import RDMA_SCC
 from lockstep.kube.cluster import CONFLICT, ApiError, Cluster
 from lockstep.kube.kinds import KINDS
 from lockstep.plan.cluster.scope import EVERYWHERE, Scope, scoped, with_profile_hash
+from lockstep.plan.observed import event_time
 from lockstep.plan.render.fabric import Transport
 from lockstep.plan.render.objects import claim_object
 from lockstep.plan.render.security import USER_ID, locks_memory_as_root
 from lockstep.plan.render.storage import cluster_claim
 from lockstep.plan.ship.deploy import CLAIM, CLUSTER, is_default
 from lockstep.plan.ship.openshift import operator_reference, puller
-from lockstep.plan.waiting.containers import OF_THE_OPERATOR
+from lockstep.plan.waiting.containers import OF_THE_OPERATOR, start_phase
 from lockstep.plan.waiting.notcreated import explained
 from lockstep.platforms.clusters.listings import list_kind
 from lockstep.platforms.clusters.waits import Stuck, Wait, why_pods_wait
@@ -241,7 +242,7 @@ async def until_established(cluster: Cluster, name: str) -> None:
 
 async def until_ready(cluster: Cluster, namespace: str, name: str, tell: Say = lambda text: None, seconds: float = READY_SECONDS) -> None:
     """`tell` hears how many replicas are ready whenever it is looked. Raises InstallError."""
-    wait, stuck = Wait(), Stuck()
+    wait, stuck, due = Wait(), Stuck(), 0.0
     async for _ in polled(seconds):
         deployment = await cluster.get("Deployment", namespace, name) or {"metadata": {}}
         status = deployment.get("status", {})
@@ -249,17 +250,18 @@ async def until_ready(cluster: Cluster, namespace: str, name: str, tell: Say = l
         counts = {status.get(count) for count in ("replicas", "updatedReplicas", "readyReplicas")}
         if is_current and counts == {deployment.get("spec", {}).get("replicas", 0)}:
             return
-        unpulled = await unpulled_image(cluster, namespace, deployment)
-        if unpulled:
-            raise InstallError(unpulled)
-        wait = await operator_wait(cluster, namespace, deployment) if is_current else Wait()
+        if (now := asyncio.get_running_loop().time()) >= due:
+            due = now + 1.0  # (reasons are lists of pods, Events and claims)
+            if unpulled := await unpulled_image(cluster, namespace, deployment):
+                raise InstallError(unpulled)
+            wait = await operator_wait(cluster, namespace, deployment) if is_current else Wait()
         if stuck.lasts(wait.lasting):
             raise InstallError(f"the operator can't start: {wait.message}")
         tell(
             f"{status.get('readyReplicas', 0)} of {deployment.get('spec', {}).get('replicas', 0)} ready"
             + (f"; {wait.message}" if wait.message else "")
         )
-    why = wait.message or f"kubectl describe pods -n {namespace} says more"
+    why = wait.message or await _unready(cluster, namespace) or f"kubectl describe pods -n {namespace} says more"
     raise InstallError(f"the operator is not ready after {seconds:.0f} s: {why}")
 
 
@@ -284,13 +286,24 @@ async def operator_wait(cluster: Cluster, namespace: str, deployment: Object) ->
     if refused is not None:
         why = explained(str(refused.get("message", refused.get("reason", ""))), namespace)
         return Wait(f"its pods can't be made: {why}", refused["type"])
-    pods = sorted(await _pods(cluster, namespace), key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
-    hashes = [str((pod["metadata"].get("labels") or {}).get(HASH_LABEL, "")) for pod in pods]
-    newest = [pod for pod, value in zip(pods, hashes, strict=True) if value == hashes[-1]]
-    waits = (await why_pods_wait(cluster, namespace, newest, OF_THE_OPERATOR)).values()
+    waits = (await why_pods_wait(cluster, namespace, await _pods(cluster, namespace), OF_THE_OPERATOR)).values()
     return max(waits, key=lambda wait: bool(wait.lasting), default=Wait())
 
 
+async def _unready(cluster: Cluster, namespace: str) -> str:
+    """Return what a probe of the operator's newest pods was answered, or how far a pod is; '' where neither is to be seen."""
+    unhealthy = (await list_kind(cluster, "Event", namespace, {"fieldSelector": "type=Warning,reason=Unhealthy"})).items
+    for pod in await _pods(cluster, namespace):
+        own = [str(item.get("message")) for item in sorted(unhealthy, key=event_time) if item["involvedObject"].get("uid") == uid_of(pod)]
+        state = condition(pod.get("status") or {}, "Ready")
+        if text := own[-1] if own else state.get("status") == "False" and f"{state.get('message', '')} ({start_phase(pod)})":
+            return f"pod {pod['metadata']['name']}: {text}"
+    return ""
+
+
 async def _pods(cluster: Cluster, namespace: str) -> list[Object]:
-    """The operator's; none where they may not be seen."""
-    return list((await list_kind(cluster, "Pod", namespace, {"labelSelector": "app.kubernetes.io/component=operator"})).items)
+    """Return the operator's newest pods, which are of one template; none where they may not be seen."""
+    listing = await list_kind(cluster, "Pod", namespace, {"labelSelector": "app.kubernetes.io/component=operator"})
+    pods = sorted(listing.items, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
+    hashes = [str((pod["metadata"].get("labels") or {}).get(HASH_LABEL, "")) for pod in pods]
+    return [pod for pod, value in zip(pods, hashes, strict=True) if value == hashes[-1]]

@@ -37,6 +37,7 @@ from lockstep.plan.render.readerpod import (
     reader_pod,
     with_secrets,
 )
+from lockstep.plan.waiting.containers import OF_A_HELPER
 from lockstep.platforms.clusters.listings import list_kind
 from lockstep.platforms.clusters.waits import why_pods_wait
 from lockstep.programs import meanwhile
@@ -257,7 +258,7 @@ async def _until_running(place: PodPlace, say: Say, changed: asyncio.Event) -> N
         if is_running(pod):
             return
         now = time.monotonic()
-        whys = await why_pods_wait(place.cluster, place.namespace, [pod]) if now - begun > QUIET_SECONDS else {}
+        whys = await why_pods_wait(place.cluster, place.namespace, [pod], OF_A_HELPER) if now - begun > QUIET_SECONDS else {}
         why = whys[place.pod].message if whys else None
         troubled = None if why is None else troubled or now
         late = now - begun > START_SECONDS or pod["status"].get("phase") in ("Failed", "Succeeded")

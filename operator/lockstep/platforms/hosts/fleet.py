@@ -60,39 +60,36 @@ class Fleet:
     ) -> tuple[dict[str, T], dict[str, str]]:
         """Do the work for every host at once, at most 32 at a time. Return what came of it, and by host why nothing came.
 
-        `late_seconds`: how long the others are waited for after a host's answer; None: as long as it takes.
+        `late_seconds`: how long a host is waited for after the last answer of another one and after its own start; None: as long as it takes.
         """
-        limit = asyncio.Semaphore(AT_ONCE)
+        limit, clock = asyncio.Semaphore(AT_ONCE), asyncio.get_running_loop().time
         results: dict[str, T] = {}
         problems: dict[str, str] = {}
-        late: asyncio.TimerHandle | None = None
+        waiting: dict[str, asyncio.Timeout] = {}
 
         async def one(host: str) -> None:
-            nonlocal late
             async with limit:
+                waiting[host] = asyncio.timeout(late_seconds if results else None)
                 try:
-                    results[host] = await work(host)
+                    async with waiting[host]:
+                        results[host] = await work(host)
                 except (Failed, OSError, BadAnswer) as error:
-                    problems[host] = str(error)
+                    is_late = waiting[host].expired()
+                    problems[host] = f"host {host} has not answered {late_seconds:.0f} s after the others" if is_late else str(error)
                     return
+                finally:
+                    del waiting[host]
             if late_seconds is not None:
-                if late is not None:
-                    late.cancel()
-                late = asyncio.get_running_loop().call_later(late_seconds, give_up)
-
-        def give_up() -> None:
-            for name, task in tasks.items():
-                if task.cancel():
-                    problems[name] = f"host {name} has not answered {late_seconds:.0f} s after the others"
+                for other in waiting.values():
+                    if not other.expired():
+                        other.reschedule(clock() + late_seconds)
 
         names = list(hosts)
-        tasks = {name: asyncio.create_task(one(name)) for name in names}
+        tasks = [asyncio.create_task(one(name)) for name in names]
         # Ctrl-C reaches every host's work, and this ends when all of it has cleaned up: a plain gather ends with the first, and cuts the others short.
-        for name, done in zip(names, await asyncio.gather(*tasks.values(), return_exceptions=True), strict=True):
-            if done is not None and name not in problems:
+        for done in await asyncio.gather(*tasks, return_exceptions=True):
+            if done is not None:
                 raise done
-        if late is not None:
-            late.cancel()
         return {name: results[name] for name in names if name in results}, {name: problems[name] for name in names if name in problems}
 
     async def look(
@@ -118,16 +115,18 @@ class Fleet:
 
         return await self.all(self.cluster.names if hosts is None else hosts, one, late_seconds=late_seconds)
 
-    async def look_for(self, job: str, hosts: Sequence[str], patience: float = 0.0) -> tuple[dict[str, HostFacts], dict[str, str]]:
+    async def look_for(
+        self, job: str, hosts: Sequence[str], patience: float = 0.0, *, late_seconds: float | None = None
+    ) -> tuple[dict[str, HostFacts], dict[str, str]]:
         """Ask these hosts of a job for its state alone: it tells nothing of their GPUs and their units, which takes them longer.
 
-        `patience`: seconds for which the first host, node 0's, waits with its answer until all ranks run or the job has ended.
+        `patience`: seconds for which the first host, node 0's, waits with its answer until all ranks run or the job has ended. `late_seconds`: as in `all`.
         """
 
         async def one(name: str) -> HostFacts:
             return await self._look_at(name, {"job": job, "patience": patience if name == hosts[0] else 0.0})
 
-        return await self.all(hosts, one)
+        return await self.all(hosts, one, late_seconds=late_seconds)
 
     async def _look_at(self, name: str, request: dict[str, Any]) -> HostFacts:
         host, place = self.cluster.host(name), self.place(name)

@@ -13,13 +13,12 @@ from lockstep.api.objects import Object
 from lockstep.kube.cluster import ApiError, Cluster
 from lockstep.kube.expiry import expiring
 from lockstep.plan.cluster.facts import ClusterFacts, ProbeFacts
-from lockstep.plan.discovery.probe import PROBE_LABEL, probe_name, probe_pods, read_probe
+from lockstep.plan.discovery.probe import PROBE_LABEL, WAIT_SECONDS, probe_name, probe_pods, read_probe
+from lockstep.plan.waiting.containers import OF_A_HELPER
 from lockstep.platforms.agentfile import build_agent
 from lockstep.platforms.clusters.waits import Stuck, why_pods_wait
 
-WAIT_SECONDS = 120.0
-"""Seconds for all pods together, the pull of the image included. A pod that has not ended by then is reported as it is."""
-POLL_SECONDS = 0.5
+POLL_SECONDS = 1.0
 LOG_BYTES_MAX = 1 << 20
 _OVER = ("Succeeded", "Failed")
 
@@ -56,7 +55,7 @@ async def _ended(cluster: Cluster, namespace: str, token: str, count: int) -> li
     while True:
         pods: list[Object] = (await cluster.list("Pod", namespace, {"labelSelector": f"{PROBE_LABEL}={token}"}))["items"]
         left = [pod for pod in pods if pod.get("status", {}).get("phase") not in _OVER]
-        waits = await why_pods_wait(cluster, namespace, left)
+        waits = await why_pods_wait(cluster, namespace, left, OF_A_HELPER)
         lasting = [wait.lasting for wait in waits.values() if wait.lasting]
         is_stuck = stuck.lasts(lasting[0] if lasting and len(lasting) == len(left) else "")
         if len(pods) - len(left) >= count or is_stuck or time.monotonic() > end:

@@ -83,7 +83,7 @@ def installer() -> str:
     if importlib.util.find_spec("pip") is not None:
         return f"{sys.executable} -m pip install"
     data = Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser() / "lockstep"
-    uv = next(map(str, sorted(data.glob("uv/*/uv"), reverse=True)), "uv")
+    uv = max(data.glob("uv/*/uv"), key=lambda path: path.stat().st_mtime, default="uv")
     return f"{uv} pip install --python {sys.executable}"
 
 

@@ -101,11 +101,11 @@ async def _around(look: JobObserver, observed: Observed) -> AsyncIterator[Object
     for name in sorted(claims & observed.claims.keys()):
         yield observed.claims[name]
     profile = observed.status_part("cluster").get("name")
-    for item in await look.all("TrainingCluster", None):
+    for item in (await look.all("TrainingCluster", None)).items:
         if item["metadata"]["name"] == profile:
             yield item
     used = {pod["spec"].get("nodeName") for pod in observed.pods}
-    for item in await look.all("Node", None):
+    for item in (await look.all("Node", None)).items:
         if item["metadata"]["name"] in used or not used:
             yield item
 
@@ -114,7 +114,7 @@ async def _events(look: JobObserver, observed: Observed) -> list[Object]:
     """Events about the job and all that it made, oldest first."""
     uids = {item["metadata"]["uid"] for item in (observed.job, *observed.objects.values(), *observed.pods, *observed.claims.values())}
     names = {item["metadata"]["name"] for item in (observed.job, *observed.pods)}
-    events = await look.all("Event", observed.namespace)
+    events = (await look.all("Event", observed.namespace)).items
     own = [e for e in events if e["involvedObject"].get("uid") in uids or e["involvedObject"].get("name") in names]
     return sorted(own, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
 

@@ -7,32 +7,33 @@ from collections.abc import Mapping
 
 from lockstep.api.names import LABEL_JOB, OPERATOR_NAME, OPERATOR_NAMESPACE
 from lockstep.api.objects import Object
-from lockstep.kube.cluster import FORBIDDEN, ApiError, Cluster
+from lockstep.kube.cluster import Cluster
+from lockstep.plan.cluster.facts import Listing, Sight
 from lockstep.plan.observed import Observed
 from lockstep.plan.pages.table import Unheard, unheard_of
-from lockstep.platforms.clusters.listings import read_object
+from lockstep.platforms.clusters.listings import list_kind, read_object
 
 KINDS_OF_A_JOB = ("StatefulSet", "Service", "NetworkPolicy", "ConfigMap")
 
 
 class JobObserver:
-    """Lists with the asker's rights. `not_seen` has one sentence for everything that was refused."""
+    """Lists with the asker's rights, each asked for once. `not_seen` has one sentence for everything that was refused."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
+        self._lists: dict[tuple[str, str | None, str], asyncio.Task[Listing]] = {}
         self.not_seen: list[str] = []
 
-    async def all(self, kind: str, namespace: str | None, query: Mapping[str, str] | None = None) -> list[Object]:
-        """List objects of one kind; [] when it is refused."""
-        try:
-            items: list[Object] = (await self._cluster.list(kind, namespace, query))["items"]
-        except ApiError as error:
-            if error.status != FORBIDDEN:
-                raise
-            place = f"in namespace {namespace}" if namespace else "of the cluster"
-            self.not_seen.append(f"{kind}s {place}: your account may not list them")
-            return []
-        return items
+    async def all(self, kind: str, namespace: str | None, query: Mapping[str, str] | None = None) -> Listing:
+        """List objects of one kind, as `list_kind` does."""
+        key = kind, namespace, str(query)
+        if key not in self._lists:
+            self._lists[key] = asyncio.ensure_future(list_kind(self._cluster, kind, namespace, query))
+        listing = await self._lists[key]
+        refusal = f"{kind}s {f'in namespace {namespace}' if namespace else 'of the cluster'}: your account may not list them"
+        if listing.sight is Sight.FORBIDDEN and refusal not in self.not_seen:
+            self.not_seen.append(refusal)
+        return listing
 
     async def at(self, job: Object) -> Observed:
         """Observe everything that explains the state of the job."""
@@ -49,32 +50,30 @@ class JobObserver:
             *(self.all(kind, namespace, own) for kind in KINDS_OF_A_JOB),
         )
         self.not_seen.sort()
-        stuck = any(map(scheduler_message, pods))
+        stuck = any(map(scheduler_message, pods.items))
         return Observed(
             job=job,
-            objects={
-                (kind, str(item["metadata"]["name"])): item for kind, items in zip(KINDS_OF_A_JOB, objects, strict=True) for item in items
-            },
-            pods=tuple(sorted(pods, key=lambda pod: str(pod["metadata"]["name"]))),
-            nodes=tuple(await self.all("Node", None)) if stuck else (),
-            claims={str(item["metadata"]["name"]): item for item in claims},
-            warnings=tuple(warnings),
+            objects={(listing.kind, str(item["metadata"]["name"])): item for listing in objects for item in listing.items},
+            pods=tuple(sorted(pods.items, key=lambda pod: str(pod["metadata"]["name"]))),
+            nodes=(await self.all("Node", None)).items if stuck else (),
+            claims={str(item["metadata"]["name"]): item for item in claims.items},
+            sees_claims=claims.seen,
+            warnings=warnings.items,
             others=await self._others(namespace, name) if stuck else (),
-            unused=unused(await self.all("TrainingJob", namespace)) if stuck else frozenset(),
+            unused=unused((await self.all("TrainingJob", namespace)).items) if stuck else frozenset(),
         )
 
     async def _others(self, namespace: str, job: str) -> tuple[Object, ...]:
         """Pods that may hold what the job lacks: of all namespaces, or of its own if your account may list no others."""
         from lockstep.plan.waiting.containers import is_scheduled
 
-        before = len(self.not_seen)
         pods = await self.all("Pod", None)
-        if len(self.not_seen) > before:
+        if not pods.seen:
             pods = await self.all("Pod", namespace)
         mine = (namespace, job)
         return tuple(
             pod
-            for pod in pods
+            for pod in pods.items
             if is_scheduled(pod) and (pod["metadata"]["namespace"], (pod["metadata"].get("labels") or {}).get(LABEL_JOB)) != mine
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,17 @@ import yaml
 from typer.testing import CliRunner
 
 from lockstep.api.errors import ConfigError, Failed
-from lockstep.api.names import ANNOTATION_DEFAULT_CLUSTER, OPERATOR_NAME, OPERATOR_NAMESPACE
-from lockstep.cli.clusters.deploy import _checked, deploy, tell_end
-from lockstep.cli.clusters.deploymentplan import OPERATOR_IMAGE, Mode, planned
+from lockstep.api.names import ANNOTATION_DEFAULT_CLUSTER, DEV_ENVIRONMENT, OPERATOR_NAME, OPERATOR_NAMESPACE
+from lockstep.cli.clusters.clean import _refuse_while_jobs
+from lockstep.cli.clusters.deploy import _checked, deploy, tell_end, tell_left
+from lockstep.cli.clusters.deploymentplan import OPERATOR_IMAGE, Mode, planned, unpullable
 from lockstep.cli.main import app
 from lockstep.cli.shared import checkout, target
 from lockstep.kube.cluster import ApiError, Cluster
 from lockstep.kube.kinds import path_of
+from lockstep.plan.ship.deploy import Left, State
 from lockstep.platforms.clusters.install import monitoring_objects, with_one_default, without_unknown_kinds
+from lockstep.platforms.clusters.send import Sent
 from support.api_stub import ApiStub, kubeconfig, served
 from support.checkout import ROOT
 from support.fake_cluster import FakeCluster
@@ -115,7 +119,7 @@ def test_a_first_operator_whose_image_names_no_registry_is_refused_before_anythi
             deploy(str(path), Mode.TCP)
         assert refusal.value.args[1:3] == (
             "  make build TAG=REGISTRY/lockstep-operator:0.1.0 PUSH=1",
-            "  make deploy-cluster CLUSTER=bare MODE=tcp OPERATOR_IMAGE=REGISTRY/lockstep-operator:0.1.0",
+            f"  make deploy-cluster CLUSTER={path} MODE=tcp OPERATOR_IMAGE=REGISTRY/lockstep-operator:0.1.0",
         )
         assert sent == []
         deploy(str(path), Mode.TCP, image=OPERATOR_IMAGE)
@@ -181,6 +185,22 @@ def test_the_commands_after_a_deployment_have_the_path_of_a_file_elsewhere(tmp_p
     path.write_text(PLAIN)
     commands = [command for command, _ in planned(str(path), Mode.AUTO).next_commands(dev=False)]
     assert commands[1] == f"lockstep plan -f first.yaml --cluster '{path}'"
+
+
+def test_what_is_left_to_do_names_a_cluster_of_a_file_elsewhere_by_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "my own.yaml"
+    path.write_text(PLAIN)
+    plan = planned(str(path), Mode.TCP)
+    monkeypatch.setenv("LOCKSTEP_STATE", str(tmp_path / "state"))
+    tell_left(plan, Sent((), (Left(plan.objects[0], State.MISSING),)))
+    assert f"\nThen repeat: make deploy-cluster CLUSTER='{path}' MODE=tcp\n" in capsys.readouterr().out
+    clean = f"make clean-cluster CLUSTER='{path}' (or lockstep cluster clean '{path}')"
+    with pytest.raises(ConfigError, match=re.escape(clean)):
+        _refuse_while_jobs([{"metadata": {"name": DEV_ENVIRONMENT, "namespace": plan.namespace}}], plan)
+    image = unpullable(plan.cluster, plan.typed)
+    assert image is not None and f"make deploy-cluster CLUSTER='{path}' OPERATOR_IMAGE=" in image.fix
 
 
 def test_a_cluster_that_was_deployed_by_the_path_of_its_file_is_the_default_until_it_is_gone(

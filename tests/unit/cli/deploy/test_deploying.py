@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import yaml
@@ -27,7 +27,7 @@ from lockstep.kube.kinds import KINDS, path_of
 from lockstep.plan.ship.deploy import Left, State, called, counted, difference, jobs_using, objects_of_cluster, removable_claims
 from lockstep.plan.ship.openshift import puller
 from lockstep.platforms.clusters import install, remove
-from lockstep.platforms.clusters.devenv import dev_environment, ensure_dev_environment, how_far, until_up
+from lockstep.platforms.clusters.devenv import dev_environment, ensure_dev_environment, how_far, lacking, until_up
 from lockstep.platforms.clusters.facts import operator_trouble
 from lockstep.platforms.clusters.install import InstallError
 from lockstep.platforms.clusters.record import Deployment, Record, deployment_of, read_record, write_record
@@ -481,23 +481,69 @@ def test_no_dev_environment_is_made_without_what_jobs_need(capsys: pytest.Captur
     assert "NOT MADE: no operator is to be seen in namespace lockstep-system; repeat" in unseen and not (is_there or is_made)
 
 
+class Served(Api):
+    """With an operator that doesn't know the cluster, and whose Lease everybody may read."""
+
+    accepted: ClassVar = {
+        "type": "Accepted",
+        "status": "False",
+        "reason": "ClusterNotFound",
+        "message": "there is no TrainingCluster local",
+    }
+
+    async def get(self, kind: str, namespace: str | None, name: str) -> Object | None:
+        if kind == "Lease":
+            return {"metadata": {"name": name}}
+        item = await super().get(kind, namespace, name)
+        return {**item, "status": {"conditions": [self.accepted]}} if item is not None and kind == "TrainingJob" else item
+
+
 def test_a_dev_environment_whose_cluster_the_operator_lacks_is_removed_again(capsys: pytest.CaptureFixture[str]) -> None:
-    accepted = {"type": "Accepted", "status": "False", "reason": "ClusterNotFound", "message": "there is no TrainingCluster local"}
-
-    class Served(Api):
-        """With an operator that doesn't know the cluster, and whose Lease everybody may read."""
-
-        async def get(self, kind: str, namespace: str | None, name: str) -> Object | None:
-            if kind == "Lease":
-                return {"metadata": {"name": name}}
-            item = await super().get(kind, namespace, name)
-            return {**item, "status": {"conditions": [accepted]}} if item is not None and kind == "TrainingJob" else item
-
     api = Served()
     sent(api)
     api.cluster_wide = False
     printed, is_there = dev_environment_of(api, sent(api), capsys)
     assert "REMOVED again: ml-dev-env is not accepted: there is no TrainingCluster local; repeat your command" in printed and not is_there
+
+
+def test_a_dev_environment_stays_where_its_operator_was_just_sent_and_the_leader_before_it_knows_no_cluster(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    everything = sent(api := Served())
+    own = Sent(tuple(item for item in everything.objects if item["kind"] != "TrainingCluster"), ())  # as of --namespace-only
+    printed, is_there = dev_environment_of(api, own, capsys)
+    assert "NOT READY: ml-dev-env is not accepted: there is no TrainingCluster local" in printed and is_there
+
+
+def test_a_dev_environment_that_may_not_be_removed_again_is_told_as_not_ready(capsys: pytest.CaptureFixture[str]) -> None:
+    class Keeping(Served):
+        async def delete(self, *_: Any, **__: Any) -> None:
+            raise ApiError(403, "Forbidden", "no")
+
+    api = Keeping()
+    sent(api)
+    api.cluster_wide = False
+    printed, is_there = dev_environment_of(api, sent(api), capsys)
+    assert "NOT READY: ml-dev-env is not accepted: there is no TrainingCluster local" in printed and is_there
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind", "name", "is_needed"),
+    [
+        (Mode.TCP, "RoleBinding", "lockstep-rdma", False),
+        (Mode.RDMA, "RoleBinding", "lockstep-rdma", True),
+        (Mode.AUTO, "RoleBinding", "lockstep-rdma", True),
+        (Mode.TCP, "ServiceAccount", "ml-dev-sa", True),
+        (Mode.TCP, "ConfigMap", "x", False),
+    ],
+)
+def test_a_dev_environment_needs_the_right_to_lock_memory_only_for_rdma(mode: Mode, kind: str, name: str, is_needed: bool) -> None:
+    plan = planned("barcelona", mode)
+    item = {"kind": kind, "metadata": {"name": name, "namespace": plan.namespace}}
+    elsewhere = {"kind": "ServiceAccount", "metadata": {"name": name, "namespace": "theirs"}}
+    left = Sent((), (Left(elsewhere, State.MISSING), Left(item, State.MISSING)))
+    why = asyncio.run(lacking(Served(), plan.profile, plan.namespace, "lockstep-system", left))
+    assert why == (f"there is no {called(item)}" if is_needed else "")
 
 
 @pytest.mark.parametrize(
@@ -668,6 +714,33 @@ def test_an_operator_whose_volume_lacks_an_object_ends_the_wait_only_while_the_a
     put(api, {"kind": "ConfigMap", "metadata": {"name": "kube-root-ca.crt", "namespace": "lockstep-system"}})
     with pytest.raises(InstallError, match="not ready after 1 s: pod lockstep-operator: MountVolume"):
         asyncio.run(install.until_ready(api, "lockstep-system", "lockstep-operator", seconds=0.6))
+
+
+READINESS = "Readiness probe failed: HTTP probe failed with statuscode: 503"
+
+
+@pytest.mark.parametrize(
+    ("state", "event", "words"),
+    [
+        ({"running": {}}, READINESS, f"pod lockstep-operator: {READINESS}$"),
+        (
+            {"waiting": {"reason": "ContainerCreating"}},
+            "",
+            r"pod lockstep-operator: containers with unready status: \[operator\] \(ContainerCreating\)$",
+        ),
+    ],
+)
+def test_an_operator_that_runs_and_is_never_ready_or_pulls_for_long_is_told_in_the_cluster_s_words(
+    state: Object, event: str, words: str
+) -> None:
+    api = stuck_operator(state, 0)
+    (pod,) = [item for name, item in api.objects.items() if name.startswith("Pod ")]
+    pod["status"]["conditions"] = [{"type": "Ready", "status": "False", "message": "containers with unready status: [operator]"}]
+    if event:
+        unhealthy = {"reason": "Unhealthy", "type": "Warning", "message": event, "involvedObject": {"uid": "u"}}
+        put(api, {"kind": "Event", "metadata": {"name": "e", "namespace": "lockstep-system"}, **unhealthy})
+    with pytest.raises(InstallError, match=f"not ready after 0 s: {words}"):
+        asyncio.run(install.until_ready(api, "lockstep-system", "lockstep-operator", seconds=0.1))
 
 
 def test_an_operator_that_crashed_once_or_is_being_made_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -246,7 +246,7 @@ def test_node_zero_s_host_waits_a_second_for_the_ranks_of_a_start_each_time_it_i
         waits.append(patience)
         return seen_jobs({name: host(name, ACTIVE) for name in ("lab0", "lab1")}, {})["x"]
 
-    async def look_for(fleet: Any, job: str, hosts: Any, patience: float) -> Any:
+    async def look_for(fleet: Any, job: str, hosts: Any, patience: float, **_: Any) -> Any:
         waits.append(patience)
         return {"lab0": host("lab0", LEADING), "lab1": host("lab1", ACTIVE)}, {}
 
@@ -254,6 +254,42 @@ def test_node_zero_s_host_waits_a_second_for_the_ranks_of_a_start_each_time_it_i
     monkeypatch.setattr("lockstep.platforms.hosts.fleet.Fleet.look_for", look_for)
     assert run_on_hosts(read_inputs(lab.parent / "job.yaml", str(lab), None), str(lab), HostOptions(), detach=True) == 0
     assert waits == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("words", "late_seconds"),
+    [(("get", "x"), 12.0), (("describe", "x"), 12.0), (("why", "x"), 12.0), (("top", "x"), 12.0), (("stop", "x"), 12.0), (("resume", "x"), None)],
+    ids=lambda one: one[0] if isinstance(one, tuple) else "",
+)  # fmt: skip
+def test_a_verb_that_shows_or_stops_a_job_soon_does_without_a_host_that_is_off(
+    words: tuple[str, ...], late_seconds: float | None, lab: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float | None] = []
+
+    async def look(*_: Any, late_seconds: float | None = None, **__: Any) -> Any:
+        waits.append(late_seconds)
+        return {}, {}
+
+    monkeypatch.setattr("lockstep.platforms.hosts.fleet.Fleet.look", look)
+    assert run(*words, "--cluster", str(lab))[0] == 2, "it has no such job"
+    assert set(waits) == {late_seconds}
+
+
+def test_a_job_that_is_looked_at_again_has_the_limit_of_its_verb(lab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float | None] = []
+    answers = {name: host(name, ACTIVE) for name in ("lab0", "lab1")}
+
+    async def look_for(*_: Any, late_seconds: float | None) -> Any:
+        waits.append(late_seconds)
+        return answers, {}
+
+    monkeypatch.setattr("lockstep.platforms.hosts.fleet.Fleet.look_for", look_for)
+    site = HostSite(load_cluster(str(lab)), str(lab))
+    job = HostJob(site, seen_jobs(answers, {})["x"])
+    job.look_again()
+    site.hurried = True
+    job.look_again()
+    assert waits == [None, 12.0]
 
 
 def test_the_aim_ends_with_the_verb(lab: Path) -> None:

@@ -60,7 +60,7 @@ def test_a_job_that_does_not_get_there_is_waited_for_so_long(
 
     job = SimpleNamespace(name="x", status={}, look_again=look_again, suspend=lambda now: True)
     monkeypatch.setattr(get, "find_job", lambda *_: job)
-    monkeypatch.setattr(change, "_not_ended", lambda *_: [job])
+    monkeypatch.setattr(change, "_not_ended", lambda *_, **__: [job])
     assert str(CliRunner().invoke(app, [verb, "x"]).exception).startswith(said)
     assert clock.now == pytest.approx(float(said.split(" s:", maxsplit=1)[0].rpartition(" ")[2]), abs=10.0)
 
@@ -75,7 +75,7 @@ def test_a_verb_that_waits_ends_with_the_job_whatever_it_waits_for(
 
     job = SimpleNamespace(name="x", status={}, look_again=look_again, suspend=lambda now: True)
     monkeypatch.setattr(get, "find_job", lambda *_: job)
-    monkeypatch.setattr(change, "_not_ended", lambda *_: [job])
+    monkeypatch.setattr(change, "_not_ended", lambda *_, **__: [job])
     is_reached = words[-1] == "Running" or (end == "Complete" and words[-1] in ("x", "Complete", "Ended"))
     assert (CliRunner().invoke(app, words).exit_code, clock.now < 10) == (0 if is_reached else 1, True)
 

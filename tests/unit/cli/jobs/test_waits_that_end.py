@@ -235,12 +235,12 @@ class World:
             def _see(self, now: Any) -> None:
                 self.seen, self.job = now, now.job
 
-        async def look_for(*_: object) -> tuple[Object, Object]:
+        async def look_for(*_: object, **__: object) -> tuple[Object, Object]:
             return {}, {}
 
         fleet = SimpleNamespace(look_for=look_for, place=lambda host: SilentPlace())
         self.patch.setattr("lockstep.plan.hosts.status.seen_jobs", lambda *_: {"x": now} if (now := seen()) else {})
-        return Known(cast(Any, SimpleNamespace(fleet=lambda: fleet, again="--cluster c")), seen())
+        return Known(cast(Any, SimpleNamespace(fleet=lambda: fleet, again="--cluster c", late_seconds=None)), seen())
 
     def typed(self, *words: str) -> int:
         result = CliRunner().invoke(app, list(words))

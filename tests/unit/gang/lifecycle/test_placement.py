@@ -209,6 +209,9 @@ def test_a_rank_learns_its_place_and_its_pod_s_number() -> None:
         ({"ranks_per_node": 2, "addresses": ("127.0.0.1", "127.0.0.1")}, {}, "4", "4"),
         ({"ranks_per_node": 2}, {"OMP_NUM_THREADS": "7"}, "7", None),
         ({"ranks_per_node": 2, "environment": {"OMP_NUM_THREADS": "3"}}, {"OMP_NUM_THREADS": "7"}, "3", None),
+        ({"ranks_per_node": 2}, {"OMP_NUM_THREADS": "16", "LOCKSTEP_DEFAULT_THREADS": "16"}, "8", "8"),
+        ({"ranks_per_node": 2}, {"OMP_NUM_THREADS": "7", "LOCKSTEP_DEFAULT_THREADS": "16"}, "7", None),
+        ({"environment": {"OMP_NUM_THREADS": "16"}}, {"OMP_NUM_THREADS": "16", "LOCKSTEP_DEFAULT_THREADS": "16"}, "16", None),
     ],
 )
 def test_a_rank_has_its_part_of_the_cores_unless_someone_states_its_threads_and_knows_which(

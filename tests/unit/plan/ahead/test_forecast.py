@@ -11,7 +11,7 @@ import pytest
 
 from golden.plan_cases import TRAINING, job, profile
 from lockstep.api.errors import ConfigError
-from lockstep.cli.shared.planfacts import known_facts, read_pace
+from lockstep.cli.shared.planfacts import known_facts, moved_targets_here, read_pace
 from lockstep.plan.ahead.forecast import Forecast, Pace, RunFacts, capacity, forecast, with_config
 from lockstep.plan.ahead.planned import EXIT_CODES, PlanVerdict, sentence, verdict
 from lockstep.plan.cluster.finding import Outcome
@@ -73,6 +73,7 @@ def test_layers_that_peft_would_move_are_refused_also_where_the_models_sizes_are
     assert told(found, "adapter").startswith(
         f"refused: training.lora.targetModules: with a model of type {model_type}, peft puts the adapter of mlp.down_proj on all routed experts"
     )
+    assert told(found, "adapter").endswith(". A run that has checkpoints goes on, with a warning")
     assert verdict(found.findings) is PlanVerdict.REFUSED
     attention: Object = {"rank": 2, "targetModules": ["q_proj", "o_proj"]}
     for fine in (resolved(lora=attention), resolved(lora=named, method="Full")):
@@ -131,6 +132,19 @@ def test_samples_held_out_for_evaluation_are_not_trained_on() -> None:
     assert found.figures["steps"] == 9
     assert "about 9 steps, 2.812 an epoch, of 100 samples less 10 held out" in told(found, "steps")
     assert forecast(resolved(evaluation={"data": {"path": "/e.jsonl"}}), KNOWN).figures["steps"] == 10
+
+
+def test_a_model_and_data_at_paths_that_can_not_be_looked_at_stay_unknown(tmp_path: Path) -> None:
+    long = str(tmp_path / ("x" * 300))
+    stated = resolved(model={"name": long}, data={"path": f"{long}.jsonl", "maxLength": 8})
+    facts = known_facts(stated)
+    assert (facts.shape, facts.samples) == (None, None)
+    assert facts.shape_source.startswith(f"{long} can't be looked at (File name too long)")
+    assert facts.samples_source.startswith(f"{long}.jsonl can't be looked at (File name too long)")
+    assert stated.training is not None and moved_targets_here(stated.training) == ""
+    for option in ("model_config", "data"):
+        with pytest.raises(ConfigError, match="can't be looked at"):
+            known_facts(stated, **{option: Path(long)})
 
 
 @pytest.mark.parametrize("warmup", [{"warmupRatio": 0.35}, {"warmupSteps": 4}])

@@ -83,6 +83,7 @@ def test_healthy_hosts_have_no_finding() -> None:
         ({"condition": {"sleeps": "its lid is shut"}}, "warning", "falls asleep when its lid is shut", "systemctl mask sleep.target"),
         ({"condition": {"passwords": True}}, "warning", "its sshd takes passwords", "PasswordAuthentication no in /etc/ssh/sshd_config"),
         ({"condition": {"root_login": "yes"}}, "warning", "its sshd lets root in", "PermitRootLogin no in /etc/ssh/sshd_config"),
+        ({"condition": {"root_login": "yes"}, "user": "root"}, "warning", "lets root in by password", "PermitRootLogin prohibit-password in"),
         ({"condition": {"discharging": True}}, "warning", "battery", "plug it in"),
         ({"condition": {"has_rdma": True}, "memlock": 8 << 20}, "failed", "may lock 8 MiB", "LimitMEMLOCK=infinity"),
         ({"condition": {"has_rdma": True}, "memlock": 65 << 20}, "warning", "may lock 65 MiB", "LimitMEMLOCK=infinity"),

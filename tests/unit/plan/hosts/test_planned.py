@@ -6,13 +6,16 @@ from dataclasses import replace
 
 import pytest
 
+from lockstep.api.files.clusterfile import parse_cluster_file
 from lockstep.api.files.jobfile import parse_job_file
 from lockstep.plan.ahead.forecast import Card, RunFacts, forecast, slow_network
 from lockstep.plan.ahead.slownetwork import NetworkSpeed
 from lockstep.plan.cluster.finding import Outcome
+from lockstep.plan.hosts.condition import HostLook
 from lockstep.plan.hosts.facts import HostFacts
+from lockstep.plan.hosts.fit import job_findings
 from lockstep.plan.hosts.place import inputs_of
-from lockstep.plan.hosts.planned import HostsAsked, cards_of, hosts_plan
+from lockstep.plan.hosts.planned import HostsAsked, cards_of, hosts_plan, with_hosts
 from lockstep_spec.choices import Balance
 from lockstep_spec.families import shape_from_config
 from support.hosts_told import CLUSTER, facts, gpu, placed
@@ -76,6 +79,48 @@ def test_unlike_cards_share_by_measure_unless_the_job_says_otherwise(hosts: tupl
     seats = placed(*hosts, job=TRAINING % stated)
     assert {str(seat.run.training["optimization"]["balance"]) for seat in seats if seat.run.training} == {balance.value}
     assert {seat.record.job["spec"]["training"]["optimization"].get("balance", "Equal") for seat in seats} == {balance.value}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "stated", "batch", "idle"),
+    [
+        ((8, 2), "", 10, ""),
+        ((8, 2), "", 9, "1 of 10 have nothing to do"),
+        ((2, 2), ", micro_batch: 4", 10, ""),
+        ((2, 2), ", micro_batch: 4", 5, "1 of 4 have nothing to do"),
+    ],
+)
+def test_a_plan_and_a_check_count_idle_ranks_by_the_gpus_and_samples_of_each_host(
+    gpus: tuple[int, int], stated: str, batch: int, idle: str
+) -> None:
+    file = parse_cluster_file(
+        "cluster: {name: lab, platform: hosts}\ndefaults: {python: ~/env/bin/python}\nhosts:\n"
+        f"  - {{name: lab0, address: 10.0.0.1}}\n  - {{name: lab1, address: 10.0.0.2{stated}}}\n",
+        "lab.yaml",
+    )
+    assert file.hosts is not None
+    micro = "microBatchSize: 1, globalBatchSize: "
+    text = (TRAINING % "").replace("  gpusPerNode: 1\n", "").replace("microBatchSize: 2, globalBatchSize: 8", f"{micro}{batch}")
+    hosts = [facts(f"lab{node}", f"10.0.0.{node + 1}", *map(gpu, range(count))) for node, count in enumerate(gpus)]
+    told = HostsAsked({one.name: one for one in hosts}, (), tuple(placed(*hosts, job=text, file=file)))
+    planned = forecast(told.seats[0].resolved, with_hosts(RunFacts(), told)).findings
+    looks = [HostLook(file.hosts.host(one.name), one) for one in hosts]
+    checked = job_findings(parse_job_file(text, "job.yaml"), file.profile, file.hosts, looks, None, RunFacts(), "")
+    for findings in (planned, checked):
+        said = [one.message for one in findings if one.subject == "ranks"]
+        assert len(said) == bool(idle) and all(idle in words for words in said)
+
+
+def test_a_check_judges_ranks_on_cpus_by_the_jobs_own_memory_as_a_plan_does() -> None:
+    text = (TRAINING % "").replace("gpusPerNode: 1", "gpusPerNode: 0\n  resources: {memory: 1Gi}")
+    told = {"memory": 64 << 30, "controllers": frozenset({"cpu", "memory"})}
+    hosts = [facts("lab0", "10.0.0.1", **told), facts("lab1", "10.0.0.2", **told)]
+    assert CLUSTER.hosts is not None
+    looks = [HostLook(CLUSTER.hosts.host(one.name), one) for one in hosts]
+    known = RunFacts(shape=shape_from_config(LLAMA))
+    found = job_findings(parse_job_file(text, "job.yaml"), CLUSTER.profile, CLUSTER.hosts, looks, None, known, "")
+    failed = [one.message for one in found if one.outcome is Outcome.FAILED and one.subject == "memory"]
+    assert [words.partition(" needs about ")[0] for words in failed] == [f"lab{node}'s memory (1.1 GB)" for node in (0, 1)]
 
 
 def test_a_model_below_a_home_is_looked_for_before_the_start() -> None:

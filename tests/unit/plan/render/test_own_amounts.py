@@ -9,6 +9,7 @@ import pytest
 from golden.plan_cases import CONTEXT, job, profile, trainer_of
 from lockstep.plan.ahead.forecast import capacity
 from lockstep.plan.hosts.place import Seat, unlimited_lines
+from lockstep.plan.hosts.planned import HostsAsked, cards_of
 from lockstep.plan.render.objects import render
 from lockstep.plan.render.resolve import resolve, unkept_lines
 from lockstep.plan.render.resolved import Refused
@@ -59,6 +60,20 @@ def test_nothing_is_refused_because_the_kubelet_takes_it_for_no_limit(nothing: s
     assert [one.reason for one in refused.value.refusals] == ["ResourcesNotPossible"]
 
 
+@pytest.mark.parametrize(
+    ("own", "words"),
+    [
+        ({"memory": "64"}, "spec.resources.memory is 64, which is 64 bytes: is 64Gi meant? State 64Mi or more"),
+        ({"memory": "128m"}, "spec.resources.memory is 128m, which is 0.128 bytes: is 128Gi meant? State 64Mi or more"),
+        ({"cpu": "4m"}, "spec.resources.cpu is 4m, which is 0.004 cores: is 4 meant? State 10m or more"),
+    ],
+)
+def test_an_amount_with_a_wrong_suffix_is_refused_because_no_rank_would_start(own: dict[str, str], words: str) -> None:
+    with pytest.raises(Refused) as refused:
+        resources_of(own, {})
+    assert str(refused.value) == words
+
+
 def test_a_rank_on_a_cpu_is_planned_with_its_part_of_the_jobs_own_memory() -> None:
     resolved = resolve(job(resources={"memory": "4Gi"}, gpusPerNode=0, ranksPerNode=2), profile(resources=CLUSTERS))
     assert capacity(resolved, ()) == (2 << 30, "spec.resources.memory / 2 ranks")
@@ -85,18 +100,28 @@ def seats_with(first: dict[str, Any], second: dict[str, Any], own: str = OWN_JOB
 
 
 def test_hosts_that_can_not_keep_it_are_named_with_what_would_change_that() -> None:
-    stated = "warning: ResourcesNotKept: spec.resources (cpu 1500m, memory 4Gi) is not kept on"
+    stated, cpu = (f"warning: ResourcesNotKept: spec.resources ({what}) is not kept on" for what in ("cpu 1500m, memory 4Gi", "cpu 1500m"))
     delegate = "there: as root, set Delegate=cpu memory in user@.service, under control groups of version 2"
     assert unlimited_lines(seats_with({}, {})) == [
         f"{stated} hosts lab0, lab1: units of ada have no control over cpu and memory {delegate}"
     ]
     assert unlimited_lines(seats_with({"controllers": BOTH}, {"controllers": frozenset({"memory"})})) == [
-        f"{stated} host lab1: units of ada have no control over cpu {delegate}"
+        f"{cpu} host lab1: units of ada have no control over cpu {delegate}"
     ]
     assert unlimited_lines(seats_with({"controllers": BOTH}, {"controllers": BOTH, "has_units": False})) == [
         f"{stated} host lab1: there is no systemd for the units of ada"
     ]
     assert not unlimited_lines(seats_with({"has_units": False}, {}, JOB))
+
+
+@pytest.mark.parametrize(("controllers", "planned"), [(BOTH, 4 << 30), ({"memory"}, 4 << 30), ({"cpu"}, 64 << 30)])
+def test_a_host_is_planned_with_the_jobs_memory_where_its_units_keep_that_whatever_else_they_keep(
+    controllers: set[str], planned: int
+) -> None:
+    told = {"controllers": frozenset(controllers), "memory": 64 << 30}
+    placed_there = seats_with(told, told)
+    hosts = {seat.host.name: facts(seat.host.name, "10.0.0.1", **told) for seat in placed_there}
+    assert [card.bytes for card in cards_of(HostsAsked(hosts, (), tuple(placed_there)))] == [planned] * 2
 
 
 def test_where_ranks_are_started_by_hand_one_line_says_that_nothing_keeps_it() -> None:

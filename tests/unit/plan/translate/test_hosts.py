@@ -190,8 +190,19 @@ def test_hosts_are_taken_as_they_are_typed() -> None:
 @pytest.mark.parametrize("read", [lambda word: from_words([word]), lambda word: read_machines(word, "h")], ids=["typed", "hostfile"])
 def test_a_number_behind_a_name_is_that_of_its_slots_and_a_port_has_another_place(read: Callable[[str], Machines]) -> None:
     assert [(host.name, host.gpus, host.port) for host in cluster(read("ada@lab0:8")).hosts] == [("lab0", 8, None)]
-    with pytest.raises(ConfigError, match=r"'lab0:2222': the number .* at most 64; a port has its place in ~/.ssh/config"):
-        read("lab0:2222")
+    for word in ("lab0:2222", "ada@lab0:22"):
+        with pytest.raises(ConfigError, match=rf"'{word}': the number .* at most 64; a port, such as 22, has its place in ~/.ssh/config"):
+            read(word)
+
+
+def test_slots_of_a_hostfile_are_refused_in_the_words_of_its_line() -> None:
+    assert [host.gpus for host in cluster(read_machines("lab0 slots=22\nlab1 slots=64\n", "h")).hosts] == [22, 64]
+    with pytest.raises(ConfigError) as refused:
+        read_machines("lab0:4 slots=8\nlab1 slots=65\n", "h")
+    assert [str(line) for line in refused.value.args] == [
+        "h:1: 'lab0:4 slots=8' is no line of a hostfile: write NAME slots=2 or NAME:2",
+        "h:2: 'lab1 slots=65': a host has at most 64 slots, one for each of its GPUs",
+    ]
 
 
 def test_only_the_chosen_hosts_are_taken_in_their_order() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from lockstep.api.objects import Object
+from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Observed
 from lockstep.plan.reasons import Reason
 from lockstep.plan.reconcile.interactive import unused
@@ -306,8 +307,20 @@ def test_a_missing_object_of_a_volume_is_found_in_the_kubelet_s_words_and_who_ma
     for hints in (containers.OF_A_JOB, containers.OF_THE_OPERATOR):
         why = why_waiting(with_event("FailedMount", NO_CA), hints)
         assert why is not None and why.message.startswith(f"pod x-0: {NO_CA}; kube-controller-manager puts it into every namespace")
-        assert containers.missing_object(why.message) == ("ConfigMap", "kube-root-ca.crt")
-    assert containers.missing_object('Get "https://r/v2": secret is wrong') is None
+        assert containers.missing_object(why) == ("ConfigMap", "kube-root-ca.crt")
+    assert containers.missing_object(Notice("VolumeNotMounted", 'Get "https://r/v2": secret is wrong')) is None
+
+
+def test_a_log_that_tells_of_a_missing_object_is_no_pod_that_waits_for_one() -> None:
+    assert containers.missing_object(Notice("ContainerFailed", f"pod x-0: container trainer exited with code 1: {NO_CA}")) is None
+
+
+def test_only_the_crashes_of_the_container_that_failed_count() -> None:
+    pod = crashing(1)
+    pod["status"]["containerStatuses"].append({"name": "sidecar", "restartCount": 5, "state": {"running": {}}})
+    observed = replace(running(), pods=(pod,))
+    why = why_waiting(observed)
+    assert why is not None and (why.reason, containers.lasts(why, pod)) == ("ContainerFailed", False)
 
 
 @pytest.mark.parametrize("reason", ["FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox"])

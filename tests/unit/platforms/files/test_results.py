@@ -8,12 +8,14 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from lockstep import programs
 from lockstep.api.errors import ConfigError
+from lockstep.cli.files.adapter import _base_words
 from lockstep.cli.files.generate import _adapter_in
 from lockstep.cli.main import main
 from lockstep.kube.exec import PodPlace
@@ -153,6 +155,22 @@ def test_on_this_machine_a_runs_folder_or_an_adapters_will_do(
     monkeypatch.setattr("sys.argv", ["lockstep", "generate", str(tmp_path), "hello", "--local"])
     assert main() == 2
     assert "holds no adapter" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (
+            {"training": {"model": {"name": "/workspace/models/x"}}},
+            ". PEFT finds no /workspace/models/x here: load the base model from its",
+        ),
+        ({"training": {"model": {"name": "org/x"}}}, ""),
+        ({"script": {"path": "a.py"}}, ""),
+    ],
+)
+def test_who_gets_an_adapter_reads_that_peft_has_to_be_given_a_base_that_was_a_folder(spec: dict[str, Any], words: str) -> None:
+    said = _base_words(cast(Any, SimpleNamespace(job={"spec": spec})))
+    assert said.startswith(words) and bool(said) == bool(words)
 
 
 @pytest.mark.parametrize("verb", [["adapter", "get", "x", "out"], ["generate", "x", "hello"]])

@@ -125,6 +125,19 @@ def test_a_host_that_does_not_answer_is_given_up_a_moment_after_the_others_and_c
     assert problems == {"off": "host off has not answered 0 s after the others", "refused": "host refused: no"}
 
 
+def test_a_host_whose_turn_comes_late_is_waited_for_as_long_as_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lockstep.platforms.hosts.fleet.control_folder", lambda: tmp_path)
+    monkeypatch.setattr("lockstep.platforms.hosts.fleet.AT_ONCE", 1)
+    fleet = Fleet(HostsCluster(hosts=[Host(name=name) for name in ("a", "off", "queued")]), "lab", "lab")
+
+    async def work(host: str) -> str:
+        return host if host != "off" else await asyncio.get_running_loop().create_future()
+
+    answers, problems = asyncio.run(fleet.all(["a", "off", "queued"], work, late_seconds=0.01))
+    assert answers == {"a": "a", "queued": "queued"}
+    assert problems == {"off": "host off has not answered 0 s after the others"}
+
+
 def test_an_ssh_that_is_interrupted_while_it_tells_its_settings_leaves_nothing_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:

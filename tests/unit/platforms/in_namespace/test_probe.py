@@ -32,6 +32,12 @@ SAID = {
 }
 
 
+PULLING = {
+    "spec": {"nodeName": "a"},
+    "status": {"phase": "Pending", "containerStatuses": [{"state": {"waiting": {"reason": "ContainerCreating"}}}]},
+}
+
+
 def test_every_node_with_gpus_is_looked_at_but_cordoned_ones() -> None:
     assert probed_nodes(rdma_cluster(Node=(node("a"), node("b", unschedulable=True), node("c", gpus=0)))) == ["a"]
     assert probed_nodes(with_namespace_rights(rdma_cluster())) == [None, None]
@@ -72,7 +78,9 @@ def test_without_names_of_nodes_pods_keep_apart_from_each_other() -> None:
         ({"spec": {"nodeName": "a"}}, ["noise", "probed: " + json.dumps(SAID)], ProbeFacts("a", **SAID)),
         ({"spec": {"nodeName": "a"}}, ["python3: not found"], ProbeFacts("a", error="python3: not found")),
         ({"spec": {"nodeName": "a"}, "status": {"message": "it was evicted"}}, [], ProbeFacts("a", error="it was evicted")),
-        ({"spec": {}}, [], ProbeFacts("a node that no pod reached", error="it printed nothing")),
+        ({"spec": {"nodeName": "a"}, "status": {"phase": "Succeeded"}}, [], ProbeFacts("a", error="it printed nothing")),
+        ({"spec": {}}, [], ProbeFacts("a node that no pod reached", error="has not started after 120 s: Pending")),
+        (PULLING, [], ProbeFacts("a", error="has not started after 120 s: ContainerCreating")),
     ],
 )
 def test_what_a_pod_saw_or_why_it_saw_nothing(pod: Object, lines: list[str], expected: ProbeFacts) -> None:

@@ -311,7 +311,7 @@ def test_what_the_image_lacks_is_said_with_the_remedy(tmp_path: Path, kind: str,
     ("has_pip", "has_uv", "line"),
     [
         (True, True, f"{sys.executable} -m pip install"),
-        (False, True, f"{{data}}/lockstep/uv/0.9.2/uv pip install --python {sys.executable}"),
+        (False, True, f"{{data}}/lockstep/uv/0.10.1/uv pip install --python {sys.executable}"),
         (False, False, f"uv pip install --python {sys.executable}"),
     ],
 )
@@ -319,9 +319,10 @@ def test_a_host_s_environment_without_pip_gets_packages_by_the_uv_that_made_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_pip: bool, has_uv: bool, line: str
 ) -> None:
     if has_uv:
-        for version in ("0.9.1", "0.9.2"):
+        for age, version in enumerate(("0.10.1", "0.9.2", "0.11.0")):
             (tmp_path / "lockstep/uv" / version).mkdir(parents=True)
             (tmp_path / "lockstep/uv" / version / "uv").touch()
+            os.utime(tmp_path / "lockstep/uv" / version / "uv", (1000 - age, 1000 - age))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if has_pip and name == "pip" else None)
     assert editor.installer() == line.format(data=tmp_path)

@@ -15,7 +15,6 @@ from kopf._core.reactor import queueing
 from lockstep.kube.cluster import Cluster
 from lockstep.plan.observed import Observed
 from lockstep.plan.reconcile.events import SentEvents
-from lockstep.platforms.clusters import install
 from lockstep.platforms.files import transfer
 from lockstep.platforms.inpod.wire import Gone
 from lockstep.platforms.operator import execute, metrics, notify, operator, replica, report_server
@@ -265,26 +264,6 @@ def test_a_receiver_of_notifications_has_ten_seconds(monkeypatch: pytest.MonkeyP
     with pytest.raises(OSError):
         asyncio.run(notify._post("https://x", cast(Any, None)))
     assert limits == [10.0]
-
-
-def test_an_operator_that_cannot_start_is_given_up_after_eight_seconds_of_the_same_reason(
-    clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def why(*_: object) -> str:
-        return "no node has room"
-
-    async def pulled(*_: object) -> str:
-        return ""
-
-    monkeypatch.setattr(install, "stuck", why)
-    monkeypatch.setattr(install, "unpulled_image", pulled)
-    deployment = {
-        "kind": "Deployment",
-        "metadata": {"name": "x", "generation": 1},
-        "spec": {"replicas": 2},
-        "status": {"observedGeneration": 1},
-    }
-    assert clock.seconds_of(install.until_ready(FakeCluster(deployment).as_cluster, "ns", "x")) == pytest.approx(8, abs=0.5)
 
 
 def test_a_transfer_that_breaks_six_times_without_progress_is_given_up(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -472,6 +472,7 @@ def test_an_adapter_of_a_folder_finds_it_by_the_job_s_name_for_it_above_itself(t
         ("/workspace/models/own", own),
         (str(model), model),
         ("/workspace/other", Path("/workspace/other")),
+        ("/no-such-model", Path("/no-such-model")),
     ):
         (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": stated}))
         assert base_of(adapter) == found

@@ -62,7 +62,9 @@ class RankPlace:
 def rank_environment(run: Run, start: Start, place: RankPlace, inherited: Mapping[str, str]) -> dict[str, str]:
     """The variables of the pod or the machine, over them the run's, over them torchrun's and ours."""
     local_ranks = len(run.ranks_of(place.node))
-    stated = {**inherited, **run.environment}
+    # Where a run is started from a shell of another one's pod, what that has from its agent is not stated for this one.
+    of_agent = {DEFAULT_THREADS, *([THREADS] if inherited.get(THREADS) == inherited.get(DEFAULT_THREADS) else [])}
+    stated = {**{name: value for name, value in inherited.items() if name not in of_agent}, **run.environment}
     threads = {} if THREADS in stated else dict.fromkeys((THREADS, DEFAULT_THREADS), str(threads_of(run, place.node)))
     unstated = run.gpus_per_node > 0 and not any(name in stated for name in ALLOCATOR)
     allocator = {ALLOCATOR[0]: "expandable_segments:True"} if unstated else {}

@@ -1,0 +1,48 @@
+"""Runs of `lockstep run --in-namespace` in the list of jobs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from golden.plan_cases import job, profile
+from lockstep.cli.shared.kubesite import KubeSite
+from lockstep.cli.shared.target import one_verb, target_of
+from lockstep.kube.cluster import ApiError
+from lockstep.platforms.in_namespace.objects import Run, objects, prepare
+from support.api_stub import ApiStub, served
+
+Object = dict[str, Any]
+CORE, APPS = "/api/v1/namespaces/team", "/apis/apps/v1/namespaces/team"
+
+
+def ended(name: str, monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.setattr("lockstep.platforms.in_namespace.objects.build_agent", lambda: b"agent")
+    one = job()
+    return prepare(one.model_copy(update={"metadata": one.metadata.model_copy(update={"name": name})}), profile(), "team")
+
+
+def test_runs_are_listed_where_training_jobs_may_not_be_and_what_is_around_all_of_them_is_asked_for_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lists: dict[str, list[Object]] = {f"{CORE}/configmaps": [], f"{APPS}/statefulsets": []}
+    for run in (ended("x", monkeypatch), ended("y", monkeypatch)):
+        first, *rest = objects(run)
+        lists[f"{CORE}/configmaps"].append(first)
+        (stateful_set,) = [item for item in rest if item["kind"] == "StatefulSet"]
+        lists[f"{APPS}/statefulsets"].append(
+            {**stateful_set, "metadata": {**stateful_set["metadata"], "uid": run.name}, "spec": {**stateful_set["spec"], "replicas": 0}}
+        )
+    stub = ApiStub({path: {"metadata": {}, "items": items} for path, items in lists.items()}, forbidden={"trainingjobs"})
+    with served(stub, tmp_path) as kubeconfig, one_verb():
+        monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+        site = KubeSite(target_of("local", "team", None))
+        listed = site.jobs()
+        assert [(found.name, found.status["conditions"] != []) for found in listed] == [("x", True), ("y", True)]
+        paths = [path for _, path, _ in stub.asked]
+        assert paths.count(f"{CORE}/persistentvolumeclaims") == 1 and paths.count(f"{CORE}/events") == 1
+        stub.objects.clear()
+        with pytest.raises(ApiError, match="cannot get resource"):
+            site.jobs()
