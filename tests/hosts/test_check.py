@@ -36,7 +36,7 @@ metadata: {name: trains}
 spec:
   nodes: 3
   training:
-    model: {name: /workspace/models/tiny}
+    model: {name: /workspace/models/stated}
     data: {path: /workspace/data.jsonl}
     optimization: {microBatchSize: 1, globalBatchSize: 2}
 """
@@ -384,7 +384,7 @@ def test_a_job_is_compared_with_its_hosts(lab: Lab) -> None:
 
 def test_a_job_is_compared_with_its_hosts_by_the_config_json_of_the_model_that_they_have(lab: Lab) -> None:
     for number in range(lab.jobs.bed.count):
-        lab.jobs.put(number, "models/tiny/config.json", json.dumps(TINY, indent=2).encode())
+        lab.jobs.put(number, "models/stated/config.json", json.dumps(TINY, indent=2).encode())
         lab.jobs.put(number, "data.jsonl", b'{"text": "a"}\n')
     job = lab.jobs.folder / "trains.yaml"
     job.write_text(TRAINING)
