@@ -30,7 +30,7 @@ def test_oc_says_what_is_wrong_with_a_line(programs: Path, tmp_path: Path, wrong
 
 
 def _with_oc(line: Line) -> str:
-    """The line as somebody with oc types it: of kubectl's commands, it has a few in `oc adm`."""
+    """Return the line as a person with oc types it: of kubectl's commands, it has a few in `oc adm`."""
     tool, _, words = line.text.partition(" ")
     return f"oc adm {words}" if tool == "kubectl" and line.command in OF_ADM else f"oc {words}"
 

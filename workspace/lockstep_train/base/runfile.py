@@ -38,7 +38,7 @@ class RunConfig:
     node_micro_batches: tuple[int, ...] = ()
     """Samples that each rank of node i computes at once; 0: as `training` says, which empty means for all."""
     stated_model: str = ""
-    """The base model as the job names it; '': nobody says."""
+    """The base model as the job names it; '' where that isn't known."""
     origin: Origin | None = None
     """Set once the model is fetched; None for a model that is a folder."""
 
