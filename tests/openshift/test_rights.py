@@ -1,4 +1,4 @@
-"""Which SCC admits which of Lockstep's pods, for whom, as OpenShift's own API server says; and what is told where none does.
+"""Tests of which SCC admits which of Lockstep's pods, by OpenShift's own API server, and of the message where none does.
 
 A dry run of a pod, as the controller or the person that would create it: nothing starts, and every kind of pod takes a second.
 """

@@ -122,7 +122,7 @@ DIFFERENCES = {
 
 
 def of_rank(run: Run, inherited: dict[str, str], roots: dict[str, str]) -> dict[str, str]:
-    """Everything that rank 1, of node 0, gets and is told, as text by its name."""
+    """Return the variables, command, folder and settings of rank 1 on node 0, as text by their names."""
     place = RankPlace(0, 0, 1, 1, "/run.json", "/socket", "/error")
     variables = rank_environment(run, Start(1, 0, run.addresses[0], run.master_port), place, inherited)
     told = to_json(replace(run, environment={}))

@@ -185,7 +185,7 @@ def _overdue(node: Node, run: Run, now: float) -> bool:
 
 
 def _all_done(gang: Gang) -> bool:
-    """Return True if every rank ended with 0: by itself, or with the end reported. Many scripts end with 0 when they are told to stop, too."""
+    """Return True if every rank ended with 0 by itself or reported its end: many scripts also end with 0 when they are told to stop."""
     if gang.ranks.counts.done < len(gang.ranks):
         return False
     is_asked = gang.stopping in (StopMode.SAVE, StopMode.KILL)

@@ -295,9 +295,11 @@ async def _unready(cluster: Cluster, namespace: str) -> str:
     unhealthy = (await list_kind(cluster, "Event", namespace, {"fieldSelector": "type=Warning,reason=Unhealthy"})).items
     for pod in await _pods(cluster, namespace):
         own = [str(item.get("message")) for item in sorted(unhealthy, key=event_time) if item["involvedObject"].get("uid") == uid_of(pod)]
+        if own:
+            return f"pod {pod['metadata']['name']}: {own[-1]}"
         state = condition(pod.get("status") or {}, "Ready")
-        if text := own[-1] if own else state.get("status") == "False" and f"{state.get('message', '')} ({start_phase(pod)})":
-            return f"pod {pod['metadata']['name']}: {text}"
+        if state.get("status") == "False":
+            return f"pod {pod['metadata']['name']}: {state.get('message', '')} ({start_phase(pod)})"
     return ""
 
 
