@@ -29,7 +29,7 @@ from lockstep_train.base.errors import ConfigError
 from lockstep_train.checkpoint.format.manifest import decode, shapes
 from lockstep_train.memory.agree import read_shape
 from lockstep_train.model.load import empty_model
-from lockstep_train.model.trained import adapter_parts, add_lora, difference, make_trainable, model_weights
+from lockstep_train.model.trained import adapter_parts, add_lora, difference, make_trainable, model_weights, refuse_moved
 from support.checkout import ROOT
 from train.models.test_model_runs import make
 
@@ -237,3 +237,12 @@ def test_no_part_that_text_never_passes_is_trained(tmp_path: Path, family: str) 
     full = make_trainable(empty_model(tmp_path), settings(tmp_path, "Stage2", {"method": "Full"}), fresh=True)
     assert {name for name, parameter in full.named_parameters() if not parameter.requires_grad}
     assert {name.rpartition(".")[0] for name, parameter in full.named_parameters() if not parameter.requires_grad} == seeing
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"model_type": ["glm4_moe"]}'])
+def test_a_config_json_that_is_damaged_is_left_to_the_load_which_says_what_is_wrong(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "glm4_moe"}')
+    with pytest.raises(ConfigError):
+        refuse_moved(tmp_path, MOVED_NAMES)
+    (tmp_path / "config.json").write_text(text)
+    refuse_moved(tmp_path, MOVED_NAMES)

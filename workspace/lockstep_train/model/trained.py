@@ -97,7 +97,11 @@ def check_targets(model: torch.nn.Module, config: LoraConfig) -> None:
 
 def refuse_moved(folder: Path, targets: Sequence[str]) -> None:
     """Raise ConfigError, before weights are loaded, for targets that peft is known to move to other layers of the folder's model."""
-    if problem := moved_targets(json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type"), targets):
+    try:
+        model_type = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]
+    except (ValueError, TypeError, KeyError):
+        return  # loading the model says what is wrong with its config.json
+    if problem := moved_targets(model_type, targets):
         raise ConfigError(problem)
 
 

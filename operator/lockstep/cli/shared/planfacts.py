@@ -30,7 +30,7 @@ def moved_targets_here(training: Training, named: Path | None = None) -> str:
 
 
 async def with_config_of_host(facts: RunFacts, fleet: Fleet, inputs: Inputs, choice: HostOptions | None = None) -> RunFacts:
-    """The same, with the model's shape by the config.json that the job's first host has, where it isn't known yet."""
+    """Return the facts with the model's shape by the config.json that the job's first host has, where it isn't known yet."""
     from lockstep.plan.ahead.forecast import with_config
     from lockstep.platforms.hosts.ahead import model_config
     from lockstep.platforms.hosts.start import HostOptions
