@@ -40,5 +40,6 @@ def pytest_configure() -> None:
     os.environ[STATE] = tempfile.mkdtemp(prefix="lockstep-tests-")
     atexit.register(shutil.rmtree, os.environ[STATE], ignore_errors=True)
     os.environ.pop("KUBECONFIG", None)
+    os.environ["KUBECACHEDIR"] = f"{os.environ[STATE]}/kubectl"  # else it takes one of these clusters for an earlier one at the same address
     if GIVEN not in os.environ:
         os.environ[NUMBER] = str(NOBODYS)

@@ -209,7 +209,11 @@ def test_a_shell_in_a_pod_that_is_gone_leads_to_what_the_job_has_left(jobs: Jobs
 def test_an_adapter_is_fetched_as_it_lies_on_the_volume(jobs: Jobs, trained: str, files: PodPlace, tmp_path: Path) -> None:
     told = lockstep(jobs, "adapter", "get", trained, str(tmp_path / "adapter"))
     assert told.returncode == 0, told.stderr
-    assert told.stdout == f"{tmp_path}/adapter: /workspace/runs/{trained}/adapter of job {trained}\n"
+    base = TRAINING["model"]["name"]
+    assert told.stdout == (
+        f"{tmp_path}/adapter: /workspace/runs/{trained}/adapter of job {trained}. "
+        f"PEFT finds no {base} here: load the base model from its folder on this machine, and pass it\n"
+    )
     there = run_in_pod(files, ["sh", "-c", f"cd /workspace/runs/{trained}/adapter; sha256sum *"])
     assert {line.split()[1]: line.split()[0] for line in there.splitlines()} == {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (tmp_path / "adapter").iterdir()
