@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 COMMAND := $(if $(wildcard .venv/client),client,setup)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup client editors quickstart discover-cluster lint-cluster gpu-info nccl-test list-clusters deploy-cluster deploy-cluster-dry-run diff status-cluster clean-cluster uninstall rollback sync-multi-node run-multi-node shell-multi-node vscode debug-remote jupyter tensorboard logs top cluster-up cluster-down cluster-programs build build-openshift test test-fast test-unit test-train test-faults test-operator-faults test-hosts test-long test-corpus test-openshift test-gpu bench-gpu gpu-carry soak test-cluster drills bench-peers lint docs pictures format manifests lock sbom audit
+.PHONY: help setup client editors quickstart discover-cluster lint-cluster gpu-info nccl-test list-clusters deploy-cluster deploy-cluster-dry-run diff status-cluster clean-cluster uninstall rollback sync-multi-node run-multi-node shell-multi-node vscode debug-remote jupyter tensorboard logs top cluster-up cluster-down cluster-programs build build-openshift test test-fast test-unit test-train test-installed test-faults test-operator-faults test-hosts test-long test-corpus test-openshift test-gpu bench-gpu gpu-carry soak test-cluster drills bench-peers lint docs pictures format manifests lock sbom audit wheel
 
 ##@ Start
 help: ## print this list
@@ -28,21 +28,21 @@ help: ## print this list
 
 setup: .venv/ready ## make .venv (packages are cached outside the checkout)
 
-.venv/ready: scripts/setup.py requirements/dev.lock
+.venv/ready: scripts/setup.py operator/lockstep/environments.py operator/lockstep/assets.py requirements/dev.lock
 	@$(PYTHON) scripts/setup.py && rm -f .venv/client && touch $@
 
 client: .venv/client ## make .venv with the command line alone (0.2 GB, no torch), for a cluster or hosts that you reach from here; make setup makes the whole
 
-.venv/client: scripts/setup.py requirements/cli.lock
-	@$(PYTHON) scripts/setup.py --extra cli && rm -f .venv/ready && touch $@
+.venv/client: scripts/setup.py operator/lockstep/environments.py operator/lockstep/assets.py requirements/cli.lock
+	@$(PYTHON) scripts/setup.py --lock cli && rm -f .venv/ready && touch $@
 
 editors: setup ## install jupyterlab, debugpy and code-server for the pods of the embedded cluster (make jupyter, make debug-remote, make vscode)
-	@$(PYTHON) scripts/setup.py --extra editors
+	@$(PYTHON) scripts/setup.py --lock editors
 
 quickstart: setup ## install, build, bring up a two-node Kubernetes, fine-tune a small model on two pods (HOSTS=1: on two hosts over ssh)
 	@$(BIN)/lockstep quickstart $(if $(HOSTS),--hosts) $(if $(YES),--yes)
 
-##@ Clusters (CLUSTER=name of a file in clusters/, else the one deployed last; MODE=rdma|tcp|auto, OPERATOR_IMAGE= and NAMESPACES=a,b or NAMESPACE_ONLY=1, else as deployed; FORCE=1: with any API host)
+##@ Clusters (CLUSTER=name of a file in clusters/, else the one in use; MODE=rdma|tcp|auto, OPERATOR_IMAGE= and NAMESPACES=a,b or NAMESPACE_ONLY=1, else as deployed; FORCE=1: with any API host)
 list-clusters: $(COMMAND) ## list the cluster files in clusters/; * marks the one that your kubeconfig talks to
 	@$(BIN)/lockstep cluster list
 
@@ -137,6 +137,9 @@ test-unit: setup ## run the unit tests: minutes, no root
 test-train: setup ## run the trainer's tests: real ranks over gloo, no root
 	@$(PYTEST) -n 3 $(or $(TESTS),tests/train tests/corpus)
 
+test-installed: setup ## type every verb in an empty folder where the wheel is all there is of Lockstep: a minute, no root
+	@$(PYTEST) $(or $(TESTS),tests/installed)
+
 test-faults: cluster-programs ## cut the power at every step of a save, on a disk in a file; kill the operator at every write; run alerts and dashboard in Prometheus; root
 	@$(PYTEST) -n 2 $(or $(TESTS),tests/faults)
 
@@ -191,6 +194,9 @@ format: setup ## format and sort the code with ruff; lower what has fallen in sc
 
 manifests: setup ## generate the CRDs and the reference pages from the models
 	@$(BIN)/python scripts/generate.py all
+
+wheel: setup ## build the wheel, which brings all but the packages, into dist/
+	@$(BIN)/python scripts/supply.py wheel
 
 sbom: setup ## list the packages of the images and the command line, as CycloneDX, in dist/sbom/
 	@$(BIN)/python scripts/supply.py sbom

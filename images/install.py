@@ -24,7 +24,7 @@ def install(project: dict[str, Any], target: Path, folders: list[Path]) -> None:
     site = site_packages(target)
     for folder in folders:
         shutil.copytree(folder, site / folder.name, ignore=shutil.ignore_patterns("__pycache__"))
-    metadata = site / f"{project['name']}-{project['version']}.dist-info"
+    metadata = site / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
     (metadata / "INSTALLER").write_text("lockstep\n")

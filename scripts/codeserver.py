@@ -55,10 +55,8 @@ def _make(folder: Path, node: str, npm: str) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     with tempfile.TemporaryDirectory() as temporary:
-        archive = (
-            Path(temporary)
-            / json.loads(_said([npm, "pack", f"code-server@{VERSION}", "--json", "--loglevel=error"], temporary))[0]["filename"]
-        )
+        [packed] = json.loads(_said([npm, "pack", f"code-server@{VERSION}", "--json", "--loglevel=error"], temporary))
+        archive = Path(temporary) / packed["filename"]
         found = f"sha512-{b64encode(hashlib.sha512(archive.read_bytes()).digest()).decode()}"
         if found != INTEGRITY:
             raise NoCodeServerError(f"npm gave another code-server {VERSION} than {INTEGRITY}: {found}")
@@ -66,16 +64,9 @@ def _make(folder: Path, node: str, npm: str) -> None:
     package = folder / "package"
     for part in (package, package / "lib" / "vscode"):
         _said([npm, "ci", "--omit=dev", "--ignore-scripts", "--legacy-peer-deps", "--no-audit", "--no-fund", "--loglevel=error"], part)
-    gyp = [
-        node,
-        str(Path(_said([npm, "root", "--global"])) / "npm/node_modules/node-gyp/bin/node-gyp.js"),
-        "rebuild",
-        "--loglevel=error",
-        *_headers(node),
-    ]
-    builder = (
-        package / "node_modules" / "@mapbox" / "node-pre-gyp" / "bin" / "node-pre-gyp"
-    )  # which knows the names that argon2's recipe leaves open
+    program = Path(_said([npm, "root", "--global"])) / "npm/node_modules/node-gyp/bin/node-gyp.js"
+    gyp = [node, str(program), "rebuild", "--loglevel=error", *_headers(node)]
+    builder = package / "node_modules/@mapbox/node-pre-gyp/bin/node-pre-gyp"  # which knows the names that argon2's recipe leaves open
     _said([node, str(builder), "rebuild", "--build-from-source", *_headers(node)], package / "node_modules" / "argon2")
     for name in COMPILED:
         _said(gyp, package / "lib" / "vscode" / "node_modules" / name)

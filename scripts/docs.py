@@ -9,8 +9,10 @@ import argparse
 import os
 import subprocess
 import sys
+from contextlib import suppress
 
-from setup import ROOT, cache_root, packages
+from lockstep.environments import cache_root, packages
+from setup import ROOT, exit_with, say
 
 CONFIG = ROOT / "scripts" / "site" / "mkdocs.yml"
 INTERRUPTED = 130
@@ -22,15 +24,13 @@ def main() -> int:
         "--serve", metavar="PORT", type=int, help="show the site at 127.0.0.1:PORT, anew at every change of a page, until Ctrl-C"
     )
     options = parser.parse_args()
-    program = [str(packages("docs", cache_root()) / "bin" / "python"), "-m", "mkdocs"]
+    program = [str(packages("docs", cache_root(), say) / "bin" / "python"), "-m", "mkdocs"]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     if options.serve is not None:
-        try:
-            return subprocess.run(
-                [*program, "serve", "-f", str(CONFIG), "-a", f"127.0.0.1:{options.serve}"], env=environment, check=False
-            ).returncode
-        except KeyboardInterrupt:
-            return INTERRUPTED
+        with suppress(KeyboardInterrupt):
+            command = [*program, "serve", "-f", str(CONFIG), "-a", f"127.0.0.1:{options.serve}"]
+            return subprocess.run(command, env=environment, check=False).returncode
+        return INTERRUPTED
     ended = subprocess.run([*program, "build", "--strict", "-f", str(CONFIG)], env=environment, capture_output=True, text=True, check=False)
     if ended.returncode:
         print("".join(line for line in ended.stderr.splitlines(keepends=True) if not line.startswith("INFO")), file=sys.stderr, end="")
@@ -40,4 +40,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

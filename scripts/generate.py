@@ -27,11 +27,8 @@ def crds() -> dict[Path, str]:
     from lockstep.api.files.yamltext import dump_yaml
     from lockstep.api.generate.crd import training_cluster_crd, training_job_crd
 
-    definitions = (training_job_crd(), training_cluster_crd())
-    return {
-        CRDS / f"{definition['spec']['group']}_{definition['spec']['names']['plural']}.yaml": HEADER + dump_yaml(definition)
-        for definition in definitions
-    }
+    specs = ((definition["spec"], HEADER + dump_yaml(definition)) for definition in (training_job_crd(), training_cluster_crd()))
+    return {CRDS / f"{spec['group']}_{spec['names']['plural']}.yaml": text for spec, text in specs}
 
 
 def docs() -> dict[Path, str]:

@@ -36,30 +36,14 @@ def copy_package(name: str, folder: Path) -> None:
             shutil.copyfile(source, target)
 
 
-def locked_versions() -> dict[str, str]:
-    """Package → version, of requirements/train.lock."""
-    text = (ROOT / "requirements" / "train.lock").read_text()
-    return dict(re.findall(r"^([\w.-]+)==(\S+)", text, re.MULTILINE))
-
-
 def unpack_wheels(python: str, folder: Path) -> None:
     """Compiled packages for another Python. Raises CalledProcessError with what pip says."""
-    versions = locked_versions()
+    versions = dict(re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "requirements/train.lock").read_text(), re.MULTILINE))
     wanted = [f"{name}=={versions[name]}" for name in COMPILED]
     with tempfile.TemporaryDirectory() as temporary:
-        command = [
-            getattr(sys, "_base_executable", sys.executable),
-            "-m",
-            "pip",
-            "download",
-            "--quiet",
-            "--no-deps",
-            "--only-binary=:all:",
-            "--python-version",
-            python,
-        ]
-        command += ["--implementation", "cp", *(f"--platform={platform}" for platform in PLATFORMS), "--dest", temporary, *wanted]
-        subprocess.run(command, check=True)
+        options = f"--quiet --no-deps --only-binary=:all: --implementation cp --python-version {python}".split()
+        options += [*(f"--platform={platform}" for platform in PLATFORMS), "--dest", temporary]
+        subprocess.run([getattr(sys, "_base_executable", sys.executable), "-m", "pip", "download", *options, *wanted], check=True)
         for wheel in sorted(Path(temporary).glob("*.whl")):
             with zipfile.ZipFile(wheel) as archive:
                 archive.extractall(folder)

@@ -29,12 +29,13 @@ FOLDER = Path(".lockstep/tests")
 FOLDERS = {
     "test-unit": ("tests/unit/", "tests/foreign/"),
     "test-train": ("tests/train/", "tests/corpus/"),
+    "test-installed": ("tests/installed/",),
     "test-cluster": ("tests/cluster/",),
     "test-faults": ("tests/faults/",),
     "test-hosts": ("tests/hosts/",),
 }
 """What is in each part."""
-COMPUTES, WAITS = ("lint", "test-unit", "test-train"), ("test-cluster", "test-faults", "test-hosts")
+COMPUTES, WAITS = ("lint", "test-unit", "test-train", "test-installed"), ("test-cluster", "test-faults", "test-hosts")
 NICE = 10
 """Of what computes: what waits has deadlines of its own."""
 END_SECONDS = 120.0

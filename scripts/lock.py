@@ -1,48 +1,75 @@
-"""Write requirements/*.lock from pyproject.toml: every package pinned with hashes, no index named."""
+"""Write requirements/*.lock from pyproject.toml: every package pinned with hashes, no index named.
+
+What is locked already keeps its version as long as pyproject.toml allows it.
+"""
 
 from __future__ import annotations
 
+import os
+import platform
 import re
 import subprocess
 import sys
+import sysconfig
+import tempfile
+import tomllib
+from pathlib import Path
 
-from setup import REQUIREMENTS, ROOT, cache_root, installer
+from lockstep.environments import cache_root, installer, packages
+from lockstep.plan.hosts.wheels import HostTarget, rank
+from setup import ROOT, exit_with, say
 
-EXTRAS = ("operator", "cli", "train", "dev")
+REQUIREMENTS = ROOT / "requirements"
 UV = "uv==0.13.8"  # fetches in parallel and compiles bytecode at install
+INSTALLED = ("audit", "cli", "dev", "docs", "editors", "local", "s3server")
+"""Locks that `lockstep.environments` installs, which says before how much that is."""
 
 
-def compile_lock(source: str, output: str, *options: str, stdin: str | None = None) -> None:
-    command = [
-        str(installer(cache_root())),
-        "pip",
-        "compile",
-        "--quiet",
-        "--generate-hashes",
-        "--no-emit-index-url",
-        "--no-header",
-        "--no-annotate",
-        "--python-version",
-        "3.11",
-    ]
-    subprocess.run([*command, *options, source, "-o", str(REQUIREMENTS / output)], check=True, cwd=ROOT, input=stdin, text=True)
+def compile_lock(output: str, *options: str, stdin: str | None = None) -> None:
+    common = "--quiet --generate-hashes --no-emit-index-url --no-header --no-annotate --python-version 3.11"
+    command = [installer(cache_root()), "pip", "compile", *common.split(), *options, "-o", str(REQUIREMENTS / output)]
+    subprocess.run(command, check=True, cwd=ROOT, input=stdin, text=True)
+
+
+def write_sizes(lock: Path) -> None:
+    """Begin a lock with the bytes that its files are to fetch, by the index, and that its environment has on this machine's disk."""
+    text = re.sub(r"\A# .*\n", "", lock.read_text(encoding="utf-8"))
+    files = ((folder, name) for folder, _, names in os.walk(packages(lock.stem, cache_root(), say)) for name in names)
+    fetched, taken = _bytes_to_fetch(lock), sum(os.lstat(os.path.join(*file)).st_blocks * 512 for file in files)  # noqa: PTH118 (200,000 files)
+    machine = f"Python {sysconfig.get_python_version()}, {platform.machine()}"
+    lock.write_text(f"# To fetch: {fetched // 10**6 + 1} MB; on disk: {taken // 10**6 + 1} MB ({machine})\n{text}", encoding="utf-8")
+
+
+def _bytes_to_fetch(lock: Path) -> int:
+    target = HostTarget(sys.version_info[:2], platform.machine(), (2, 36))
+    with tempfile.TemporaryDirectory() as folder:
+        described = Path(folder) / "pylock.toml"
+        compile_lock(str(described), "--no-deps", "--format", "pylock.toml", str(lock))
+        entries = tomllib.loads(described.read_text(encoding="utf-8"))["packages"]
+    files = ([*entry.get("wheels", ()), *([entry["sdist"]] if "sdist" in entry else ())] for entry in entries)
+    return sum(max(offers, key=lambda file: rank(file["url"].rpartition("/")[2], target) or ())["size"] for offers in files)
 
 
 def main() -> int:
-    compile_lock("-", "bootstrap.lock", stdin=UV + "\n")
-    for extra in EXTRAS:
-        compile_lock("pyproject.toml", f"{extra}.lock", "--extra", extra)
-    compile_lock("pyproject.toml", "audit.lock", "--extra", "audit")
-    compile_lock("pyproject.toml", "docs.lock", "--extra", "docs")
-    compile_lock("pyproject.toml", "s3server.lock", "--extra", "s3server")
+    compile_lock("bootstrap.lock", "-", stdin=UV + "\n")
+    for name in ("operator", "train", "audit", "docs", "s3server"):
+        compile_lock(f"{name}.lock", "--group", name)
+    compile_lock("dev.lock", "pyproject.toml", "--group", "dev")
+    # The client, which is part of dev, and the lowest versions that pyproject.toml allows of what it states.
+    compile_lock("cli.lock", "pyproject.toml", "--constraint", "requirements/dev.lock")
+    compile_lock("lowest.lock", "pyproject.toml", "--resolution", "lowest-direct")
+    # What a machine that runs jobs itself has beside this code, and pods of its embedded cluster mount.
+    compile_lock("local.lock", "pyproject.toml", "--group", "operator", "--group", "train", "--constraint", "requirements/dev.lock")
     # In the trainer's image beside the trainer's packages: where both have one, it is the same.
-    compile_lock("pyproject.toml", "editors.lock", "--extra", "editors", "--constraint", "requirements/train.lock")
+    compile_lock("editors.lock", "--group", "editors", "--constraint", "requirements/train.lock")
     # Laid over dev's environment: what both need is dev's, and isn't installed twice.
     present = re.findall(r"^(\S+)==", (REQUIREMENTS / "dev.lock").read_text(), re.MULTILINE)
     unneeded = [option for name in present for option in ("--no-emit-package", name)]
-    compile_lock("pyproject.toml", "programs.lock", "--extra", "programs", "--constraint", "requirements/dev.lock", *unneeded)
+    compile_lock("programs.lock", "--group", "programs", "--constraint", "requirements/dev.lock", *unneeded)
+    for name in INSTALLED:
+        write_sizes(REQUIREMENTS / f"{name}.lock")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

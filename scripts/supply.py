@@ -1,4 +1,6 @@
-"""List the packages in the locks, or look them up: scripts/supply.py sbom | audit
+"""Build the wheel, list the packages in the locks, or look them up: scripts/supply.py wheel | sbom | audit
+
+`wheel` writes into dist/: the same files give the same bytes; what hatchling needs is fetched once.
 
 `sbom` writes a CycloneDX document for each lock that an image or a laptop is made of, into dist/sbom/. `audit` looks the same locks up in a database of
 known vulnerabilities, by default PyPI's (LOCKSTEP_OSV names another, of OSV's kind). Exit codes of audit: 0 nothing is known, 1 something is,
@@ -13,9 +15,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from setup import REQUIREMENTS, ROOT, cache_root, packages
+from lockstep.environments import cache_root, installer, packages, run
+from setup import ROOT, exit_with, say
 
-LOCKS = ("operator", "train", "editors", "cli", "bootstrap")
+LOCKS = ("operator", "train", "editors", "cli", "local", "bootstrap")
+REQUIREMENTS = ROOT / "requirements"
 SBOM = ROOT / "dist" / "sbom"
 CLEAN, VULNERABLE, UNKNOWN = 0, 1, 3
 SPEC = "1.6"
@@ -23,19 +27,25 @@ SPEC = "1.6"
 
 
 def tool(name: str) -> str:
-    return str(packages("audit", cache_root()) / "bin" / name)
+    return str(packages("audit", cache_root(), say) / "bin" / name)
+
+
+def wheel(folder: Path) -> Path:
+    """Build it into a folder, without the network if that is possible, and return its path. Raises Failed."""
+    command = [installer(cache_root()), "build", "--wheel", "--quiet", "--out-dir", str(folder), str(ROOT)]
+    if subprocess.run([*command, "--offline"], capture_output=True, check=False).returncode:
+        run(*command)
+    return max(folder.glob("*.whl"), key=lambda path: path.stat().st_mtime_ns)
 
 
 def sbom(folder: Path) -> list[Path]:
     """Write `<lock>.cdx.json` for every lock: each package with its version, purl and hashes. The same locks give the same bytes."""
     folder.mkdir(parents=True, exist_ok=True)
-    program, written = tool("cyclonedx-py"), []
-    for lock in LOCKS:
-        path = folder / f"{lock}.cdx.json"
-        command = [program, "requirements", "--output-reproducible", "--spec-version", SPEC, "--of", "JSON", "-o", str(path)]
-        subprocess.run([*command, str(REQUIREMENTS / f"{lock}.lock")], check=True)
-        written.append(path)
-    return written
+    program, written = tool("cyclonedx-py"), {lock: folder / f"{lock}.cdx.json" for lock in LOCKS}
+    options = ("requirements", "--output-reproducible", "--spec-version", SPEC, "--of", "JSON")
+    for lock, path in written.items():
+        run(program, *options, "-o", str(path), str(REQUIREMENTS / f"{lock}.lock"))
+    return [*written.values()]
 
 
 def audit() -> int:
@@ -62,13 +72,14 @@ def audit() -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["sbom", "audit"])
-    if parser.parse_args().what == "audit":
+    parser.add_argument("what", choices=["wheel", "sbom", "audit"])
+    what = parser.parse_args().what
+    if what == "audit":
         return audit()
-    for path in sbom(SBOM):
+    for path in sbom(SBOM) if what == "sbom" else [wheel(SBOM.parent)]:
         print(path.relative_to(ROOT))
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

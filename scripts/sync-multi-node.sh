@@ -1,6 +1,6 @@
 #!/bin/sh
 # Send workspace/ to all pods of the dev environment: scripts/sync-multi-node.sh [JOB] [--watch] [--force]
-# CLUSTER names the cluster file; default: the cluster that was deployed last, else local.
+# CLUSTER names the cluster file; default: the one in use (lockstep use), else local.
 set -eu
 cd "$(dirname "$0")/.."
 cluster=${CLUSTER:-$(cat "${LOCKSTEP_STATE:-.lockstep}/cluster" 2>/dev/null || echo local)}

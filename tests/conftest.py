@@ -1,6 +1,6 @@
 """What all tests share: modules in this folder can be imported, and nothing of the person who runs them is used or changed.
 
-No test sees that person's kubeconfig, embedded cluster or checkout state. Tests that need a cluster bring up one of their own (tests/cluster).
+No test sees that person's kubeconfig, embedded cluster, cluster files or state. Tests that need a cluster bring up one of their own (tests/cluster).
 """
 
 import atexit
@@ -16,8 +16,9 @@ from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from lockstep.cli.shared.checkout import STATE
+from lockstep.cli.shared.folders import STATE
 from lockstep.devcluster.host.layout import NUMBER
+from support.checkout import ROOT
 from support.clusters.own_cluster import GIVEN, NOBODYS
 
 pytest_plugins = ["support.corpus_score"]
@@ -39,7 +40,16 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGHUP, lambda *_: None)
     os.environ[STATE] = tempfile.mkdtemp(prefix="lockstep-tests-")
     atexit.register(shutil.rmtree, os.environ[STATE], ignore_errors=True)
+    configured = Path(
+        os.environ[STATE], "config", "lockstep", "clusters"
+    )  # so that those of this checkout have their names in every folder
+    configured.parent.mkdir(parents=True)
+    configured.symlink_to(ROOT / "clusters")
+    os.environ["XDG_CONFIG_HOME"] = str(configured.parent.parent)
+    os.environ.pop("LOCKSTEP_CLUSTER", None)
     os.environ.pop("KUBECONFIG", None)
-    os.environ["KUBECACHEDIR"] = f"{os.environ[STATE]}/kubectl"  # else it takes one of these clusters for an earlier one at the same address
+    os.environ["KUBECACHEDIR"] = (
+        f"{os.environ[STATE]}/kubectl"  # else it takes one of these clusters for an earlier one at the same address
+    )
     if GIVEN not in os.environ:
         os.environ[NUMBER] = str(NOBODYS)

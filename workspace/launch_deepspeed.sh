@@ -14,7 +14,7 @@ if [ ! -f "$agent" ]; then
 fi
 [ -f "$script" ] || cd "$here"
 if [ ! -f "$script" ]; then
-    echo "launch_deepspeed.sh: there is no $script in $here: 'lockstep sync' (or make sync-multi-node) sends your workspace" >&2
+    echo "launch_deepspeed.sh: there is no $script in $here: 'lockstep sync' sends your workspace" >&2
     exit 1
 fi
 

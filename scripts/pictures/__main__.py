@@ -9,8 +9,14 @@ import os
 import subprocess
 import sys
 
-from setup import ROOT, cache_root, packages
+from lockstep.environments import cache_root, packages
+from setup import ROOT, exit_with, say
+
+
+def main() -> int:
+    command = [str(packages("docs", cache_root(), say) / "bin" / "python"), "-m", "pictures.play", *sys.argv[1:]]
+    return subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT / "scripts")}, check=False).returncode
+
 
 if __name__ == "__main__":
-    command = [str(packages("docs", cache_root()) / "bin" / "python"), "-m", "pictures.play", *sys.argv[1:]]
-    sys.exit(subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT / "scripts")}, check=False).returncode)
+    exit_with(main)

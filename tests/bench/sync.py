@@ -143,7 +143,7 @@ def main() -> None:
     from lockstep.cli.clusters.deploymentplan import Mode
     from lockstep.cli.clusters.devcluster import bring_up
     from lockstep.devcluster import binary
-    from lockstep.devcluster.host.layout import cache_root
+    from lockstep.environments import cache_root
     from support.clusters.cluster_jobs import prepare
 
     os.environ.setdefault("KUBECONFIG", str(bring_up()))

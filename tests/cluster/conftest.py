@@ -18,7 +18,7 @@ from kubernetes import client, config, dynamic
 
 from lockstep.cli.clusters.devcluster import bring_up
 from lockstep.devcluster import binary
-from lockstep.devcluster.host.layout import cache_root
+from lockstep.environments import cache_root
 from support.clusters.own_cluster import GIVEN, own_number
 from support.side_by_side import Parts, file_of, longest_first
 

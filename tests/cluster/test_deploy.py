@@ -16,16 +16,16 @@ import pytest
 import yaml
 from kubernetes import config, dynamic
 
+from lockstep.cli.clusters.deploy import definition_commands
+from lockstep.cli.clusters.deploymentplan import Mode, planned
 from lockstep.cli.main import main
 from lockstep.devcluster.host.layout import default_layout
 from lockstep.devcluster.images import BASE
 from lockstep.devcluster.python_volume import publish_code
 from lockstep.kube.cluster import Cluster
-from lockstep.plan.cluster.scope import definitions_command
 from lockstep.platforms.clusters import install, waits
 from support.checkout import ROOT
 from support.clusters.cluster_jobs import SCRIPTS, Jobs, kubeconfig_of, until
-from support.clusters.installed_operator import local_profile
 
 Kubectl = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -36,7 +36,6 @@ def lockstep(*arguments: str, kubeconfig: Path | None = None) -> tuple[int, str,
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
         patch.setattr("sys.argv", ["lockstep", *arguments])
         patch.setattr("sys.stdin", io.StringIO())
-        patch.delenv("MAKELEVEL", raising=False)  # as who types it in a shell
         if kubeconfig is not None:
             patch.setenv("KUBECONFIG", str(kubeconfig))
         try:
@@ -44,6 +43,17 @@ def lockstep(*arguments: str, kubeconfig: Path | None = None) -> tuple[int, str,
         except SystemExit as ended:
             code = ended.code
     return code if isinstance(code, int) else 0, out.getvalue(), errors.getvalue()
+
+
+def printed(text: str) -> list[list[str]]:
+    """Return the words of every kubectl command that a person is told."""
+    return [shlex.split(line) for line in text.splitlines() if line.strip().startswith("kubectl ")]
+
+
+def type_as_administrator(commands: list[list[str]], kubectl: Kubectl) -> None:
+    """Type them in turn, again where kubectl's wait refuses a definition whose conditions are still null."""
+    for command in commands:
+        until(shlex.join(command), lambda command=command: kubectl(*command[1:]).returncode == 0)
 
 
 @pytest.fixture
@@ -101,13 +111,13 @@ def test_who_may_only_use_a_namespace_gets_the_commands_by_which_an_administrato
     person: Path, cluster_file: Path, namespace: str, kubectl: Kubectl
 ) -> None:
     assert lockstep("cluster", "uninstall", "local", "--jobs", "--yes")[0] == 0
-    once = definitions_command(local_profile(), namespace)
     code, said, errors = lockstep("deploy", str(cluster_file), "--no-dev", kubeconfig=person)
-    assert (code, said) == (1, "") and f"  {once}" in errors.splitlines()
-    assert kubectl(*shlex.split(once)[1:]).returncode == 0
+    once = printed(errors)
+    assert (code, said) == (1, "") and len(once) == 3
+    type_as_administrator(once, kubectl)
     code, said, errors = lockstep("deploy", str(cluster_file), "--no-dev", kubeconfig=person)
     assert (code, said) == (1, "") and errors.splitlines()[-1] == f"  lockstep deploy {cluster_file} --no-dev --namespace-only"
-    kubectl("delete", *(word for word in shlex.split(once) if word == "-f" or word.startswith("manifests/")))
+    kubectl("delete", *(word for command in (once[0], once[-1]) for word in command[-2:]))
     assert kubectl("get", "serviceaccount,pvc", "-n", namespace, "-o", "name").stdout.split() == [
         "serviceaccount/default",
         "serviceaccount/person",
@@ -119,11 +129,10 @@ def test_who_may_only_use_a_namespace_gets_the_commands_by_which_an_administrato
     assert "applied      1 PersistentVolumeClaim, 1 ServiceAccount\n" in said
     assert "CustomResourceDefinition trainingjobs.lockstep.dev: missing" in said
     assert "Deployment lockstep-system/lockstep-operator: can't be seen" in said
-    commands = [shlex.split(line) for line in said.splitlines() if line.strip().startswith("kubectl ")]
+    commands = printed(said)
     assert len(commands) == 3
     *definitions, rest = commands
-    for command in definitions:  # (kubectl's wait refuses a definition whose conditions are still null)
-        until(shlex.join(command), lambda command=command: kubectl(*command[1:]).returncode == 0)
+    type_as_administrator(definitions, kubectl)
     unseen = lockstep("deploy", str(cluster_file), "--namespaces", "all", kubeconfig=person)
     assert "ml-dev-env   NOT MADE: no operator is to be seen in namespace lockstep-system; repeat" in unseen[1], unseen
     assert kubectl(*rest[1:]).returncode == 0
@@ -147,10 +156,9 @@ def test_who_may_only_use_a_namespace_gets_the_commands_by_which_an_administrato
 def test_an_admin_of_a_namespace_needs_no_other_right_to_run_an_operator_and_jobs_there(
     api: dynamic.DynamicClient, person: Path, own_file: Path, namespace: str, kubectl: Kubectl, tmp_path: Path
 ) -> None:
-    """With real pods: the operator, a dev environment and a job to its end, as that person; an administrator types one command before."""
+    """With real pods: the operator, a dev environment and a job to its end, as that person; an administrator sends the definitions before."""
     publish_code(default_layout().python_volume)
-    once = kubectl(*shlex.split(definitions_command(local_profile(), namespace))[1:])
-    assert once.returncode == 0, once.stderr
+    type_as_administrator([shlex.split(command) for command in definition_commands(planned(str(own_file), Mode.TCP))], kubectl)
     until("the rights of admins", lambda: "trainingjobs" in kubectl("get", "clusterrole", "admin", "-o", "yaml").stdout)
 
     def mine(*arguments: str) -> str:
@@ -167,7 +175,10 @@ def test_an_admin_of_a_namespace_needs_no_other_right_to_run_an_operator_and_job
             elsewhere = tmp_path / "elsewhere"
             elsewhere.write_text(person.read_text().replace(default_layout().gateway, "127.0.0.1"))
             refused = lockstep("delete", "ml-dev-env", "--yes", *here, kubeconfig=elsewhere)
-            assert refused[0] != 0 and f"cluster mine was deployed to {default_layout().server} from this checkout" in refused[2]
+            assert (
+                refused[0] != 0
+                and f"cluster mine was deployed to {default_layout().server}, and its file states no cluster.api" in refused[2]
+            )
             mine("deploy", str(own_file), "--diff")
             assert "ml-dev-env-0: " in mine("sync", "ml-dev-env", *here)
             (tmp_path / "says.py").write_text("import os, sys\nprint(os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], sys.argv[1])\n")
@@ -210,7 +221,7 @@ def test_a_diff_tells_what_a_deployment_would_change_and_a_rollback_takes_it_bac
     assert mode() == "TCP"
     code, said, errors = lockstep("cluster", "rollback", "local", "--yes")
     assert code == 0, errors
-    assert said.startswith("Back to local, MODE=auto") or "\nBack to local, MODE=auto" in said
+    assert said.startswith("Back to local, --mode auto") or "\nBack to local, --mode auto" in said
     assert mode() == "Auto"
     assert lockstep("cluster", "rollback", "local", "--yes")[0] == 0
     assert mode() == "TCP"

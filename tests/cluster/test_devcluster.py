@@ -20,9 +20,10 @@ import pytest
 
 from lockstep.devcluster import cluster, node
 from lockstep.devcluster.host import cgroups, processes
-from lockstep.devcluster.host.layout import Layout, cache_root
+from lockstep.devcluster.host.layout import Layout
 from lockstep.devcluster.host.machine import remove_unused
 from lockstep.devcluster.images import BASE
+from lockstep.environments import cache_root
 from support.clusters.own_cluster import NOBODYS, client_kubeconfig
 
 LAYOUT = Layout(name="test", index=NOBODYS, root=cache_root())
@@ -152,7 +153,7 @@ def test_a_group_is_removed_with_the_processes_that_came_after_the_others_were_k
 def test_a_daemon_whose_starter_was_killed_before_it_joined_its_group_is_replaced_not_doubled() -> None:
     cluster.down(LAYOUT, print)
     code = (
-        "from lockstep.devcluster.host import processes\nfrom lockstep.devcluster.host.layout import Layout, cache_root\n"
+        "from lockstep.devcluster.host import processes\nfrom lockstep.devcluster.host.layout import Layout\nfrom lockstep.environments import cache_root\n"
         f"layout = Layout('test', {LAYOUT.index}, cache_root())\nprocesses.JOIN = 'sleep 2; ' + processes.JOIN\n"
         "late = processes.start(layout.daemons, 'etcd', ['sleep', '1000'], layout.log('etcd'), f'{layout.cgroup}/etcd', layout.starting)\n"
         "processes.record(layout.daemons, 'etcd').unlink()\nprint(late.pid)\n"
@@ -167,7 +168,7 @@ def start_and_kill(seconds: float) -> None:
     """An `up` from nothing that is killed after so long. The moment is what these tests are about: no event would name it."""
     cluster.down(LAYOUT, print)
     code = (
-        "from lockstep.devcluster import cluster\nfrom lockstep.devcluster.host.layout import Layout, cache_root\n"
+        "from lockstep.devcluster import cluster\nfrom lockstep.devcluster.host.layout import Layout\nfrom lockstep.environments import cache_root\n"
         f"cluster.up(Layout('test', {LAYOUT.index}, cache_root()), cluster.ClusterGoal(nodes={WANTED.nodes}), print)\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as child:

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from lockstep.devcluster import binary
-from lockstep.devcluster.host.layout import cache_root
+from lockstep.environments import cache_root
 from support.checkout import ROOT
 from support.kubectl.lines import ALONE, OC_ONLY, PROSE, Line, all_lines, all_texts, alone, commands
 from support.kubectl.parser import OF_KINDS, Parser, different
 
 Kubectl = Callable[..., subprocess.CompletedProcess[str]]
 KUBECTL = (str(binary.folder(cache_root()) / binary.MULTI_CALL), "kubectl")
-ORIGINS = {"docs/": 140, "operator/": 155, "README.md": 2, "manifests/": 4, "definitions_command": 4, "SubmittedAs": 2}
+ORIGINS = {"docs/": 140, "operator/": 155, "README.md": 2, "manifests/": 4, "SubmittedAs": 2}
 """Lines that there are at least, by the beginning of the place where they stand."""
 
 

@@ -2,7 +2,7 @@
 
 `oc` is kubectl, CLUSTER is `local`, and the namespace is the one that its file names. What needs a GPU, RDMA or an SCC
 ends here as the guide's table says. Two people follow it: an administrator of the cluster, and somebody with the built-in role
-`admin` in that namespace and no other right, for whom an administrator has typed one command before.
+`admin` in that namespace and no other right, for whom an administrator has sent the definitions before.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from dataclasses import dataclass
 import pytest
 import yaml
 
+from lockstep.cli.clusters.deploy import definition_commands
+from lockstep.cli.clusters.deploymentplan import Mode, planned
 from lockstep.devcluster import binary
-from lockstep.devcluster.host.layout import cache_root, default_layout
+from lockstep.devcluster.host.layout import default_layout
 from lockstep.devcluster.python_volume import publish_code
-from lockstep.plan.cluster.scope import definitions_command
+from lockstep.environments import cache_root
 from support.checkout import ROOT
 from support.clusters.cluster_jobs import Jobs, kubeconfig_of
-from support.clusters.installed_operator import local_profile
 
 GUIDE = ROOT / "docs/how-to/multi-node-guide.md"
 Page = Callable[..., subprocess.CompletedProcess[str]]
@@ -70,7 +71,8 @@ def person(request: pytest.FixtureRequest, path: str, typed_cluster: str, tmp_pa
         return
     cluster, api = request.getfixturevalue("cluster"), request.getfixturevalue("api")
     publish_code(default_layout().python_volume)
-    once = ["bash", "-c", f"kubectl create namespace lockstep; {definitions_command(local_profile(), 'lockstep')}"]
+    applied = [command for command in definition_commands(planned("local", Mode.TCP)) if " apply " in command]
+    once = ["bash", "-c", f"kubectl create namespace lockstep; {' && '.join(applied)}"]
     subprocess.run(once, cwd=ROOT, env=environment, check=True)
     jobs = Jobs(api, "lockstep")
     try:
@@ -125,7 +127,7 @@ def test_rdma_is_refused_where_there_is_none(page: Page) -> None:
 
 def test_a_deployment_ends_with_two_pods_that_run_and_the_next_commands(person: Person, deployed: str, typed_cluster: str) -> None:
     assert re.search(r"^ml-dev-env +ready: ml-dev-env-0 on .*, ml-dev-env-1 on ", deployed, re.MULTILINE)
-    assert f"make sync-multi-node CLUSTER={typed_cluster}" in deployed.partition("Ready. Next:")[2]
+    assert f"lockstep sync ml-dev-env workspace --cluster {typed_cluster}" in deployed.partition("Ready. Next:")[2]
     watched = "oc get pods -n lockstep -l app=ml-dev-env-multi -w"
     assert watched in GUIDE.read_text()
     watch = subprocess.Popen(watched.split(), env=person.environment, stdout=subprocess.PIPE, text=True)

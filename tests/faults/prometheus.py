@@ -13,9 +13,9 @@ from typing import Any
 import urllib3
 import yaml
 
-from lockstep.devcluster.host.layout import cache_root
 from lockstep.devcluster.host.processes import TIED
 from lockstep.devcluster.images import os_release
+from lockstep.environments import cache_root
 from support.clusters.cluster_jobs import until
 
 PACKAGE = "prometheus"

@@ -24,7 +24,8 @@ from lockstep.api.errors import ConfigError
 from lockstep.cli.clusters.devcluster import bring_up
 from lockstep.devcluster import binary, cluster, controlplane
 from lockstep.devcluster.host import processes
-from lockstep.devcluster.host.layout import Layout, cache_root, default_layout
+from lockstep.devcluster.host.layout import Layout, default_layout
+from lockstep.environments import cache_root
 from support.clusters.cluster_jobs import until
 
 Commands = Callable[[Layout, Path], dict[str, list[str]]]

@@ -18,7 +18,9 @@ from typing import Any
 from support.checkout import ROOT
 
 HERE = Path(__file__).resolve().parent
-PREPARE = "import sys; sys.path.insert(0, 'scripts'); import setup as s; print(s.site_packages(s.packages('programs', s.cache_root())))"
+PREPARE = (
+    "from lockstep.environments import cache_root, packages, site_packages; print(site_packages(packages('programs', cache_root(), str)))"
+)
 PACKAGES = "/workspace/packages"
 PROJECT = "/workspace/project"
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_HOME": "downloads", "OMP_NUM_THREADS": "1"}

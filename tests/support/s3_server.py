@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PREPARE = "import sys; sys.path.insert(0, 'scripts'); import setup; cache = setup.cache_root(); print(setup.packages('s3server', cache))"
+PREPARE = "from lockstep.environments import cache_root, packages; print(packages('s3server', cache_root(), str))"
 
 
 def environment() -> Path:

@@ -69,7 +69,8 @@ def tile_bytes(shape: ModelShape, settings: Settings) -> int:
     """Logits of a tile, in BF16 and FP16 once more in FP32, and their logarithms; of a head that is trained, its gradient in FP32 as well."""
     element = settings.element_bytes
     each = 2 * FP32_BYTES + (element if element < FP32_BYTES else 0)
-    head = (FP32_BYTES + element) * shape.vocabulary * shape.hidden if trains_head(settings) else 0
+    is_trained = settings.method is Method.FULL or "lm_head" in settings.adapter.modules_to_save
+    head = (FP32_BYTES + element) * shape.vocabulary * shape.hidden if is_trained else 0
     return each * min(tokens_of(settings) * shape.vocabulary, TILE_ELEMENTS) + head
 
 
@@ -83,10 +84,6 @@ def logits_bytes(shape: ModelShape, settings: Settings) -> int:
 def whole_logits(shape: ModelShape, settings: Settings) -> bool:
     """True if the loss needs whole logits: the model does more after its last layer, or that layer has an adapter (engine/loss.py, tile_head)."""
     return shape.caps_logits or (settings.method is Method.LORA and "lm_head" in _targets(settings))
-
-
-def trains_head(settings: Settings) -> bool:
-    return settings.method is Method.FULL or "lm_head" in settings.adapter.modules_to_save
 
 
 def mask_bytes(settings: Settings) -> int:

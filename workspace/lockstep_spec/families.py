@@ -13,12 +13,22 @@ from typing import Any
 from lockstep_spec.shape import ModelShape, Weight, shape_of
 from lockstep_spec.words import listed
 
-DENSE = ("llama", "mistral", "qwen2", "qwen3")
+DENSE = ("llama", "mistral", "qwen2", "qwen3", "phi3", "glm4", "olmo2", "gemma2", "gemma3_text")
 EXPERTS = ("mixtral", "qwen3_moe", "glm4_moe")
 FAMILIES = (*DENSE, *EXPERTS)
-NORMED = ("qwen3", "qwen3_moe")
-"""Queries and keys have a norm of their own; in glm4_moe where use_qk_norm says so."""
-JOINED = ("glm4_moe",)
+NORMED = ("qwen3", "qwen3_moe", "gemma3_text")
+"""Each head's queries and keys have a norm; in glm4_moe where use_qk_norm says so. In olmo2 all heads have one together."""
+GEMMA = ("gemma2", "gemma3_text")
+"""Unless the file says otherwise, heads have 256 elements, and the head is the embedding. gemma2 holds attention's scores whole, and caps its logits."""
+FUSED = ("phi3", "glm4")
+"""One layer computes both factors of the feed-forward part."""
+NORMS = {
+    "glm4": ("input_layernorm", "post_attention_layernorm", "post_self_attn_layernorm", "post_mlp_layernorm"),
+    "olmo2": ("post_attention_layernorm", "post_feedforward_layernorm"),
+    **dict.fromkeys(GEMMA, ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")),
+}
+"""Norms of a layer over the hidden size, where they aren't those of Llama."""
+JOINED = ("glm4_moe", "glm4", "phi3")
 """A part of each query and key is rotated, and then joined with the rest."""
 FROM_ONE = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
@@ -54,9 +64,10 @@ def shape_from_config(config: Mapping[str, Any]) -> ModelShape:
     except KeyError as error:
         raise UnknownModel(f"it has no {error.args[0]}") from None
     head = Weight("lm_head.weight", (stated["vocab_size"], stated["hidden_size"]), linear=True)
-    is_tied = stated.get("tie_word_embeddings", False)
+    is_tied = stated.get("tie_word_embeddings", family in GEMMA)
     checked = SimpleNamespace(**{name: stated[name] for name in ("model_type", *FROM_ONE, *FROM_ZERO) if name in stated})
-    return shape_of(checked, weights if is_tied else (*weights, head), tied=(head,) if is_tied else (), joined=family in JOINED)
+    parts, tied, capped = (weights, (head,), family == "gemma2") if is_tied else ((*weights, head), (), family == "gemma2")
+    return shape_of(checked, parts, tied=tied, joined=family in JOINED, caps_logits=capped, eager=capped)
 
 
 def moved_targets(model_type: object, targets: Sequence[str]) -> str:
@@ -102,9 +113,10 @@ def _weights(family: str, config: Mapping[str, Any]) -> Iterator[Weight]:
         if family in EXPERTS and _has_experts(family, config, number):
             yield from _experts(family, config, f"{layer}.mlp")
         else:
-            yield from _feed_forward(hidden, config["intermediate_size"], f"{layer}.mlp", bias=bool(config.get("mlp_bias")))
-        yield Weight(f"{layer}.input_layernorm.weight", (hidden,))
-        yield Weight(f"{layer}.post_attention_layernorm.weight", (hidden,))
+            bias = bool(config.get("mlp_bias"))
+            yield from _feed_forward(hidden, config["intermediate_size"], f"{layer}.mlp", bias=bias, fused=family in FUSED)
+        for norm in NORMS.get(family, ("input_layernorm", "post_attention_layernorm")):
+            yield Weight(f"{layer}.{norm}.weight", (hidden,))
     yield Weight("model.norm.weight", (hidden,))
 
 
@@ -116,21 +128,22 @@ def _linear(name: str, outputs: int, inputs: int, *, bias: bool) -> Iterator[Wei
 
 def _attention(family: str, config: Mapping[str, Any], name: str) -> Iterator[Weight]:
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
-    head = config.get("head_dim", hidden // heads)
+    head = config.get("head_dim", 256 if family in GEMMA else hidden // heads)
     queries, keys = heads * head, config.get("num_key_value_heads", heads) * head
     stated = bool(config.get("attention_bias"))
-    bias = family == "qwen2" or stated
-    for projection, size in (("q_proj", queries), ("k_proj", keys), ("v_proj", keys)):
+    bias = family == "qwen2" or (stated and family != "phi3")
+    separate = (("q_proj", queries), ("k_proj", keys), ("v_proj", keys))
+    for projection, size in separate if family != "phi3" else (("qkv_proj", queries + 2 * keys),):
         yield from _linear(f"{name}.{projection}", size, hidden, bias=bias)
-    yield from _linear(f"{name}.o_proj", hidden, queries, bias=stated and family not in ("qwen2", "glm4_moe"))
-    if family in NORMED or (family == "glm4_moe" and config.get("use_qk_norm")):
-        yield Weight(f"{name}.q_norm.weight", (head,))
-        yield Weight(f"{name}.k_norm.weight", (head,))
+    yield from _linear(f"{name}.o_proj", hidden, queries, bias=stated and family not in ("qwen2", "glm4_moe", "glm4", "phi3"))
+    if family in (*NORMED, "olmo2") or (family == "glm4_moe" and config.get("use_qk_norm")):
+        yield Weight(f"{name}.q_norm.weight", (queries if family == "olmo2" else head,))
+        yield Weight(f"{name}.k_norm.weight", (keys if family == "olmo2" else head,))
 
 
-def _feed_forward(hidden: int, intermediate: int, name: str, *, bias: bool) -> Iterator[Weight]:
-    yield from _linear(f"{name}.gate_proj", intermediate, hidden, bias=bias)
-    yield from _linear(f"{name}.up_proj", intermediate, hidden, bias=bias)
+def _feed_forward(hidden: int, intermediate: int, name: str, *, bias: bool, fused: bool = False) -> Iterator[Weight]:
+    for projection, size in (("gate_up_proj", 2 * intermediate),) if fused else (("gate_proj", intermediate), ("up_proj", intermediate)):
+        yield from _linear(f"{name}.{projection}", size, hidden, bias=bias)
     yield from _linear(f"{name}.down_proj", hidden, intermediate, bias=bias)
 
 

@@ -30,6 +30,11 @@ SHARED = 0o664
 ENLARGE = "make room there, or enlarge it"
 
 
+def expanded(path: str | Path) -> Path:
+    """Return a path with the user's home for a ~ in front; a user without a home has the path as it is."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111 (whose twin raises RuntimeError)
+
+
 def open_regular(path: Path, flags: int = os.O_RDONLY, *, follow: bool = False) -> int:
     """A descriptor of the regular file `path`, without ever waiting for anybody. `follow`: a link is followed. Raises OSError."""
     never = os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | (0 if follow else os.O_NOFOLLOW)

@@ -173,7 +173,8 @@ def relief(plan: MemoryPlan) -> list[str]:
     for text, change in _changes(plan):
         changed = change(start)
         if changed is not None:  # of several lengths the first: the longest
-            saved.setdefault(text.split(":")[0], (plan.total_bytes - _total(plan, changed), text))
+            need = plan_memory(plan.shape, *changed, plan.capacity_bytes).total_bytes
+            saved.setdefault(text.split(":")[0], (plan.total_bytes - need, text))
     return [f"{text} (saves about {decimal_size(size)})" for size, text in sorted(saved.values(), reverse=True) if size > 0]
 
 
@@ -181,10 +182,6 @@ def after_out_of_memory(plan: MemoryPlan) -> list[str]:
     """Lines to print when a device ran out of memory."""
     advice = relief(plan) or ["more or larger GPUs, or a smaller model"]
     return [*plan.lines(), "What would lower it: " + "; ".join(advice)]
-
-
-def _total(plan: MemoryPlan, setting: Setting) -> int:
-    return plan_memory(plan.shape, *setting, plan.capacity_bytes).total_bytes
 
 
 def _changes(plan: MemoryPlan) -> Iterator[Change]:

@@ -19,11 +19,6 @@ MOST_TURNS = 64
 """Most batches between two agreements, which are about AGREE_SECONDS apart."""
 
 
-def evaluation_batches(count: int, size: int) -> list[list[int]]:
-    """Fixed groups of `size` indices: what is in a batch doesn't depend on the number of ranks."""
-    return [list(range(start, min(start + size, count))) for start in range(0, count, size)]
-
-
 def evaluate(
     engine: Any,
     loss: TokenLoss,
@@ -38,7 +33,8 @@ def evaluate(
     Ranks without a batch left compute a ghost, because under Stage3 every forward pass is a collective; then one all-reduce.
     `leave(turn)` is asked before each forward pass and has one answer on all ranks (see `Leaving`).
     """
-    batches = evaluation_batches(len(examples), size)
+    count = len(examples)  # groups are fixed: what is in a batch doesn't depend on the number of ranks
+    batches = [list(range(start, min(start + size, count))) for start in range(0, count, size)]
     rounds = -(-len(batches) // ranks.world_size)
     total, tokens, left = 0.0, 0, False
     engine.eval()

@@ -22,7 +22,7 @@ from lockstep_train.checkpoint.commits import Collection, Commit, collect
 from lockstep_train.checkpoint.format.layout import CHAIN, MANIFEST, CommitName, record_file
 from lockstep_train.checkpoint.format.manifest import Manifest, document
 from lockstep_train.checkpoint.format.readers import ReaderWatch
-from lockstep_train.checkpoint.save.rotation import NEVER_ROTATED, Quality, best_commit, read_quality
+from lockstep_train.checkpoint.save.rotation import NEVER_ROTATED, best_commit, read_quality
 
 Json = dict[str, Any]
 
@@ -31,7 +31,8 @@ def list_commits(collection: Collection) -> Json:
     """Every commit, newest first, those that no start would choose last; and what else is wrong in the folders."""
     chain = collection.chain()
     names = [commit.name for commit in chain]
-    best = best_commit(names, {commit.name: _quality(commit) for commit in chain})
+    qualities = {commit.name: next(filter(None, map(read_quality, commit.folders)), None) for commit in chain}
+    best = best_commit(names, qualities)
     being_read = {name for folder in collection.checkpoints for name in ReaderWatch(folder).held()}
     rows = [
         _row(commit) | {"onChain": True, "best": commit.name == best, "kept": keep_reasons(names, commit.name, best, being_read)}
@@ -51,10 +52,6 @@ def folder_problems(collection: Collection) -> list[str]:
     view = collection.view
     damaged = [f"{CHAIN}/{record_file(attempt)} is damaged: commits of attempt {attempt} don't count" for attempt in view.damaged]
     return damaged + [f"{name} doesn't count: the record of its attempt is missing" for name in view.unrecorded]
-
-
-def _quality(commit: Commit) -> Quality | None:
-    return next((quality for folder in commit.folders if (quality := read_quality(folder)) is not None), None)
 
 
 def _row(commit: Commit) -> Json:

@@ -172,7 +172,7 @@ class Network(Model):
     """Network between the nodes."""
 
     mode: FabricMode = FabricMode.AUTO
-    """Fabric of a job with fabric.mode Auto here; set by deploy-cluster MODE=."""
+    """Fabric of a job with fabric.mode Auto here; set by lockstep deploy --mode."""
     rdma: Rdma = Rdma()
     tcp: Tcp = Tcp()
     mtu: Annotated[int | None, Field(ge=576, le=65535)] = None
@@ -212,7 +212,7 @@ class Security(Model):
     """Rights of the pods."""
 
     service_account: DnsName = "ml-dev-sa"
-    """The pods' ServiceAccount. It is made by deploy-cluster; jobs never make one."""
+    """The pods' ServiceAccount. It is made by lockstep deploy; jobs never make one."""
     requires_privileged_scc: bool = False
     """Has no effect; old files have it. No pod is privileged: those of RDMA jobs have an SCC that is restricted-v2 but for UID 0 and IPC_LOCK."""
     ipc_lock: bool = False
@@ -315,7 +315,7 @@ class TrainingClusterSpec(Model):
     """Size of /dev/shm, in memory."""
     pod: ClusterPod = ClusterPod()
     notes: Annotated[str, Field(max_length=8192)] = ""
-    """Free text for people; shown by deploy-cluster."""
+    """Free text for people; shown by lockstep deploy."""
 
     RULES = (
         Rule(

@@ -36,6 +36,7 @@ ANNOTATION_DEFAULT_CLUSTER = f"{GROUP}/is-default-cluster"
 ANNOTATION_NETWORKS = "k8s.v1.cni.cncf.io/networks"  # read by Multus
 ANNOTATION_DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 ANNOTATION_TYPED = f"{GROUP}/typed"  # on a job without an API server: the command that starts it again, as a person typed it
+ANNOTATION_PLACE = f"{GROUP}/place"  # on a job that `lockstep get --everywhere` prints, and nowhere else: its cluster, or this machine
 ANNOTATION_RUN_HASH = f"{GROUP}/run-hash"  # on the StatefulSet: which frozen run its pods use
 ANNOTATION_ATTEMPTS_BEFORE = (
     f"{GROUP}/attempts-before"  # on the StatefulSet: the attempts that there had been when it last went up from zero pods
@@ -62,7 +63,7 @@ def report_url(namespace: str) -> str:
 
 REPORT_URL = report_url(OPERATOR_NAMESPACE)
 
-# The dev environment that deploy-cluster makes in a cluster's namespace: an Interactive TrainingJob.
+# The dev environment that `lockstep deploy` makes in a cluster's namespace: an Interactive TrainingJob.
 DEV_ENVIRONMENT = "ml-dev-env"
 
 # Inside a pod of a job.

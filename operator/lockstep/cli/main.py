@@ -24,7 +24,7 @@ from typer.exceptions import Abort, TyperException
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.cli.shared.onhosts import Typed
 from lockstep.cli.shared.signals import ending_like_ctrl_c
-from lockstep.cli.shared.terminal import is_plain
+from lockstep.cli.shared.terminal import is_plain, with_advice
 from lockstep.cli.verbs import DAY, HINTS, MODULES, SENTENCE, front_page
 from lockstep.platforms.output import flush_output, open_streams, put, put_text, tell
 
@@ -33,11 +33,6 @@ EXIT_USAGE = 2
 CLIENT_LIBRARIES = ("aiohttp", "kubernetes", "urllib3")
 """Packages whose errors are explained. They are not imported here: `lockstep --help` is fast. Only the embedded cluster and legacy logins use the last two."""
 NO_ANSWER = "is the cluster up, and is --context, or KUBECONFIG, the right one? (kubectl cluster-info)"
-LOG_IN = "your login is not accepted: log in again (oc login, or your provider's command), or use another --context"
-LACKING = "an administrator of the namespace can grant it (the built-in roles view and edit), or use another namespace with -n"
-LACKING_EVERYWHERE = "an administrator of the cluster can grant it, by a ClusterRoleBinding; for the jobs of one namespace (-n NAMESPACE) the built-in role view there is enough"
-AT_CLUSTER_SCOPE = " at the cluster scope"
-"""The API server's words where a right is missing in all namespaces, or on a kind that is in none."""
 GARBAGE_OBJECTS = 50_000
 """New objects after which Python looks for unreachable ones. It looks after 700 by default, which is a seventh of a verb's start: imports leave none."""
 COMPLETING = "_LOCKSTEP_COMPLETE"
@@ -75,7 +70,7 @@ class Verbs(TyperGroup):
         sys.exit(code if isinstance(code, int) else 0)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        words = [*ctx.command_path.split()[1:], *args[:1]]
+        words = [*ctx.command_path.removeprefix(ctx.find_root().command_path).split(), *args[:1]]
         Typed.verb = " ".join(words)
         if self.get_command(ctx, args[0]) is None:
             from lockstep.api.files.problems import nearest
@@ -201,16 +196,10 @@ def _of_cluster(error: BaseException) -> str | None:
     if isinstance(error, Failed):
         if isinstance(error, OSError):
             return f"the cluster can't be reached: {error}: {NO_ANSWER}"
-        return _with_advice(getattr(error, "status", None), str(error))
+        return with_advice(error)
     if type(error).__module__.partition(".")[0] not in CLIENT_LIBRARIES:
         return None
     return f"the cluster can't be reached or refused: {_message(error)}"
-
-
-def _with_advice(status: int | None, message: str) -> str:
-    lacking = LACKING_EVERYWHERE if AT_CLUSTER_SCOPE in message else LACKING
-    advice = LOG_IN if status == 401 else lacking if status == 403 and " cannot " in message else None
-    return f"{message}: {advice}" if advice else message
 
 
 def _message(error: Any) -> str:

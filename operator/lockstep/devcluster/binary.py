@@ -38,7 +38,7 @@ def kubernetes_version() -> str:
 
 
 def build_options() -> list[str]:
-    """The same bytes from any checkout: no paths, no commit in them. Kubernetes built as a module doesn't know its own version."""
+    """Return options that give the same bytes from any folder: no paths, no commit in them. Kubernetes built as a module doesn't know its own version."""
     version = kubernetes_version()
     major, minor, _ = version.removeprefix("v").split(".")
     values = {"gitVersion": version, "gitMajor": major, "gitMinor": minor, "gitCommit": "", "gitTreeState": ""}
@@ -103,11 +103,12 @@ def build_multus(root: Path, plugins: Path, say: Callable[[str], None]) -> Path:
 
 
 def go_build(output: Path, package: str, options: list[str], source: Path, environment: dict[str, str]) -> None:
-    """The Go command in `source`; what it says (a line for every module it fetches) goes to a log beside the binary. Raises BuildError."""
+    """Run the Go command in `source`, which it only reads; its output (a line for every module it fetches) goes to a log beside the binary. Raises BuildError."""
     temporary, log = output.with_suffix(".tmp"), output.with_suffix(".log")
     command = [*TIED, "go", "build", *options, "-o", str(temporary), package]
     with log.open("wb") as output_log:
-        done = subprocess.run(command, cwd=source, env={**os.environ, **environment}, stdout=output_log, stderr=output_log, check=False)
+        own = {**os.environ, "GOWORK": "off", **environment}  # a go.work above would take the modules for its own
+        done = subprocess.run(command, cwd=source, env=own, stdout=output_log, stderr=output_log, check=False)
     if done.returncode != 0:
         words = log.read_text(errors="replace").strip().splitlines()[-3:]
         raise BuildError(f"{' '.join(command)} ended with {done.returncode}: {' | '.join(words)} (see {log})")

@@ -100,8 +100,8 @@ def up(layout: Layout, goal: ClusterGoal, say: Say) -> Path:
     """
     with processes.exclusive(layout.state, layout.starting):
         rail_count = rails.recorded(layout) if goal.rails is None else goal.rails
-        cni = _cni_programs(layout, rail_count, say)
         programs, archives = prepare(layout, say)
+        cni = _cni_programs(layout, rail_count, say)
         nodes = [layout.node(number) for number in range(goal.nodes)]
         _lay_out(layout, nodes)
         with ThreadPoolExecutor() as pool:
@@ -125,10 +125,10 @@ def prepare(layout: Layout, say: Say) -> tuple[Path, list[Path]]:
         ConfigError: pods could not see the packages.
     """
     with processes.shared_things(layout.root):
+        python_volume.publish_packages(layout.python_volume)  # first: it refuses what minutes of building wouldn't mend
+        python_volume.publish_code(layout.python_volume)
         programs = binary.build(layout.root, say)
         archives = [images.pause_archive(programs / binary.PAUSE, layout.root), images.base_archive(layout.root, say)]
-        python_volume.publish_packages(layout.python_volume)
-        python_volume.publish_code(layout.python_volume)
     return programs, archives
 
 

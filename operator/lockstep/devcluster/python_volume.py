@@ -1,18 +1,20 @@
-"""The Python environment that pods mount: the cached packages and a copy of this checkout's code."""
+"""The Python environment that pods mount: the cached packages and a copy of Lockstep's own code."""
 
 from __future__ import annotations
 
 import compileall
 import hashlib
+import importlib.util
 import os
 import shutil
 import sys
 import sysconfig
 from pathlib import Path
 
-import lockstep
 from lockstep.api.errors import ConfigError
+from lockstep.assets import PACKAGES, package
 from lockstep.devcluster.host.processes import locked
+from lockstep.environments import point
 
 CODE = "code"
 SITE = "site"
@@ -20,11 +22,8 @@ KEPT_COPIES = 3
 
 
 def source_folders() -> list[Path]:
-    """The packages of this checkout (or installation): lockstep, lockstep_gang, lockstep_spec, lockstep_train."""
-    control = Path(lockstep.__file__).resolve().parent
-    checkout = control.parent.parent
-    nodes = [checkout / "workspace" / name for name in ("lockstep_gang", "lockstep_spec", "lockstep_train")]
-    return [control, *(folder if folder.is_dir() else control.parent / folder.name for folder in nodes)]
+    """Return the folders of Lockstep's own packages."""
+    return [package(name) for name in PACKAGES]
 
 
 def _files(folder: Path) -> list[Path]:
@@ -52,7 +51,7 @@ def publish_code(volume: Path, shared: Path | None = None) -> Path:
             temporary = volume / f".{target.name}.{os.getpid()}"
             shutil.copytree(compiled, temporary, copy_function=os.link) if compiled else _compile(temporary)
             temporary.rename(target)
-        _point(volume / CODE, target.name)
+        point(volume / CODE, target.name)
         for old in sorted(volume.glob(f"{CODE}-*"), key=lambda p: p.stat().st_mtime)[:-KEPT_COPIES]:
             if old != target:
                 shutil.rmtree(old)
@@ -68,35 +67,20 @@ def _compile(copy: Path) -> None:
 
 
 def publish_packages(volume: Path) -> Path:
-    """Let `site` point at the packages this interpreter runs with; they are part of the volume when scripts/setup.py made them.
-
-    Raises:
-        ConfigError: the packages lie elsewhere, so pods could not see them.
-    """
-    site = Path(_packages_of_torch())
-    if not site.is_relative_to(volume.resolve()):
-        raise ConfigError(
-            f"the Python packages are in {site}, outside {volume}, where pods can't see them: use the .venv that `make setup` makes"
-        )
-    _point(volume / SITE, str(site.relative_to(volume.resolve())))
-    return site
-
-
-def _packages_of_torch() -> Path:
-    import importlib.util
-
+    """Let `site` point at the packages this interpreter runs with, which Lockstep installs into the volume. Raises ConfigError where pods couldn't see them."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
-        raise ConfigError(f"{sys.executable} has no torch, which pods of the embedded cluster take from here: make setup installs it")
-    return Path(spec.origin).resolve().parent.parent
-
-
-def _point(link: Path, target: str) -> None:
-    if link.is_symlink() and str(link.readlink()) == target:
-        return
-    temporary = link.with_name(f".{link.name}.{os.getpid()}")
-    temporary.symlink_to(target)
-    temporary.replace(link)
+        raise ConfigError(
+            f"{sys.executable} has no torch, which pods of the embedded cluster take from here: run `lockstep quickstart`, or make setup in a clone"
+        )
+    site = Path(spec.origin).resolve().parent.parent
+    if not site.is_relative_to(volume.resolve()):
+        raise ConfigError(
+            f"torch is in {site}, outside {volume}, where pods can't see it: install Lockstep into an environment without torch "
+            "(uv tool install WHEEL), or use the .venv that `make setup` makes in a clone"
+        )
+    point(volume / SITE, str(site.relative_to(volume.resolve())))
+    return site
 
 
 def python_minor() -> str:

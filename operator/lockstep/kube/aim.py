@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from lockstep_spec.files import expanded
+
 if TYPE_CHECKING:
     from lockstep.kube.kubeconfig import Server
 
@@ -29,7 +31,7 @@ class Kubeconfig:
 def environment_kubeconfig() -> Kubeconfig:
     """Return what KUBECONFIG names now, else ~/.kube/config. (The client library reads KUBECONFIG once, when it is imported.)"""
     stated = os.environ.get("KUBECONFIG")
-    return Kubeconfig(stated, True) if stated else Kubeconfig(str(Path.home() / ".kube" / "config"), False)
+    return Kubeconfig(stated, True) if stated else Kubeconfig(str(expanded("~/.kube/config")), False)
 
 
 class Aim(Protocol):

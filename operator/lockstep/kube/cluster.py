@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 
 from lockstep.api.errors import Failed
 from lockstep.api.objects import Object
-from lockstep.kube.aim import Kubeconfig
+from lockstep.kube.aim import Aim, Kubeconfig
 from lockstep.kube.clock import ServerClock, boot_seconds
 from lockstep.kube.connection import ApiConnection, server_of
 from lockstep.kube.kinds import path_of, type_meta
@@ -384,9 +384,9 @@ class Cluster:
 class Client:
     """Client for blocking verbs: one request by itself, or one asynchronous piece of work, each on a connection of its own."""
 
-    def __init__(self, context: str | None = None, kubeconfig: Kubeconfig | None = None) -> None:
-        """Read the kubeconfig. Raises ConfigError when there is no cluster to talk to."""
-        self._server = _run(lambda: server_of(context, kubeconfig))
+    def __init__(self, context: str | None = None, kubeconfig: Kubeconfig | None = None, aim: Aim | None = None) -> None:
+        """Read the kubeconfig. `aim`: as `server_of` takes it. Raises ConfigError when there is no cluster to talk to."""
+        self._server = _run(lambda: server_of(context, kubeconfig, aim))
 
     def run(self, work: Callable[[Cluster], Coroutine[Any, Any, T]]) -> T:
         """Return the result of `work`, done on a connection that ends with it."""

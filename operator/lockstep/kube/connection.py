@@ -7,12 +7,12 @@ import sys
 import time
 from collections.abc import Sequence
 from io import BytesIO
-from pathlib import Path
 from typing import Any
 
 from lockstep.api.errors import ConfigError
-from lockstep.kube.aim import Connections, Kubeconfig, environment_kubeconfig
+from lockstep.kube.aim import Aim, Connections, Kubeconfig, environment_kubeconfig
 from lockstep.kube.kubeconfig import Server, impersonation_of, proxy_to, read_server, trusting
+from lockstep_spec.files import expanded
 
 UNAUTHORIZED = 401
 IN_CLUSTER = "KUBERNETES_SERVICE_HOST"
@@ -136,12 +136,12 @@ async def headers_of(server: Server) -> Any:
     return headers
 
 
-async def server_of(context: str | None, kubeconfig: Kubeconfig | None = None) -> Server:
-    """Return the API server of `kubeconfig`, else of the kubeconfig that leads to the cluster aimed at, else of the pod's service account.
+async def server_of(context: str | None, kubeconfig: Kubeconfig | None = None, aim: Aim | None = None) -> Server:
+    """Return the API server of `kubeconfig`, else of the one that leads to the cluster of `aim` (by default the verb's), else of the pod's service account.
 
     Raises ConfigError, also for a cluster that is not the one aimed at.
     """
-    aim = Connections.aim
+    aim = aim or Connections.aim
     files = kubeconfig or aim.kubeconfig(context)
     servers, key = Connections.servers, (files.paths, context)
     server = servers[key] if servers and key in servers else await _configured(files, context)
@@ -200,10 +200,10 @@ async def _by_the_library(files: Kubeconfig | None, context: str | None) -> Serv
 def _no_cluster(files: Kubeconfig, error: Exception) -> ConfigError:
     """A kubeconfig that isn't there, or that lacks what it should have: its content is the person's to correct."""
     path = files.paths
-    if not any(Path(part).expanduser().exists() for part in path.split(os.pathsep) if part):
+    if not any(expanded(part).exists() for part in path.split(os.pathsep) if part):
         stated = f"KUBECONFIG names {path}, which is not there" if files.is_stated else f"there is no {path} and KUBECONFIG is not set"
         return ConfigError(
-            f"no cluster can be reached: {stated}; set KUBECONFIG to a kubeconfig file (for the embedded cluster: make cluster-up)"
+            f"no cluster can be reached: {stated}; set KUBECONFIG to a kubeconfig file (for the embedded cluster: lockstep devcluster up)"
         )
     problem = str(error).removesuffix(".")
     return ConfigError(

@@ -14,8 +14,8 @@ import os
 import ssl
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from lockstep.api.errors import ConfigError
 from lockstep.api.files.yamltext import FastLoader, load_yaml
 from lockstep.kube.loginprogram import LoginProgram
 from lockstep.kube.proxy import proxy_of
+from lockstep_spec.files import expanded
 
 Values = dict[str, Any]
 RENEWED_SECONDS = 60.0
@@ -105,6 +106,14 @@ def read_server(paths: str, context: str | None = None) -> Server | None:
     else:
         authorization, renew = _stated(user)
     return Server(url, namespace, tls, authorization, renew, impersonation, cluster.get("tls-server-name"), proxy)
+
+
+def contexts_with_servers(paths: str) -> Iterator[tuple[str, str]]:
+    """Yield the contexts and the URLs of their API servers, the current one first; none that is incomplete. Raises ConfigError."""
+    merged = _merged(paths)
+    for name in sorted(merged["contexts"], key=lambda name: bool(name != merged["current-context"])):
+        with suppress(ConfigError, KeyError):
+            yield name, _url(merged["clusters"][merged["contexts"][name]["cluster"]], {})
 
 
 def impersonation_of(paths: str, context: str | None) -> tuple[tuple[str, str], ...]:
@@ -221,7 +230,7 @@ def current_context(paths: str) -> str | None:
 def _merged(paths: str) -> Values:
     """The files' clusters, contexts and users by name; each knows its folder, for relative paths."""
     merged: Values = {"clusters": {}, "contexts": {}, "users": {}, "current-context": None}
-    files = [Path(path).expanduser() for path in paths.split(os.pathsep) if path]
+    files = [expanded(path) for path in paths.split(os.pathsep) if path]
     if not any(path.exists() for path in files):
         raise ConfigError(f"there is no kubeconfig at {paths}")
     for path in filter(Path.exists, files):
@@ -335,7 +344,7 @@ def _bytes(values: Values, key: str) -> bytes | None:
         except (ValueError, TypeError) as error:
             raise ConfigError(f"{key}-data of {values['name']} in the kubeconfig is not base64: {error}") from None
     if values.get(key):
-        path = values["folder"] / Path(str(values[key])).expanduser()
+        path = values["folder"] / expanded(str(values[key]))
         try:
             return bytes(path.read_bytes())
         except OSError as error:
@@ -387,7 +396,7 @@ def _stated(user: Values) -> tuple[Callable[[], Awaitable[str | None]], Callable
     """The header for a token, a token's file or a password, and what to do when it is refused."""
     token = str(user.get("token") or "")
     if user.get("tokenFile"):
-        file = _TokenFile(user["folder"] / Path(str(user["tokenFile"])).expanduser(), token)
+        file = _TokenFile(user["folder"] / expanded(str(user["tokenFile"])), token)
         file.read()
         return file.authorization, file.renew
     header = None

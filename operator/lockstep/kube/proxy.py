@@ -18,17 +18,14 @@ def proxy_of(url: str, variables: Mapping[str, str]) -> str | None:
     parts = urlsplit(url)
     proxy = _stated(f"{parts.scheme}_proxy", variables)
     host, port = parts.hostname or "", str(parts.port) if parts.port else _PORTS.get(parts.scheme, "")
-    if not proxy or _is_this_machine(host) or any(_leaves_out(entry, host, port) for entry in _entries(variables)):
+    direct = [entry for part in _stated("no_proxy", variables).split(",") if (entry := part.strip().lower())]
+    if not proxy or _is_this_machine(host) or any(_leaves_out(entry, host, port) for entry in direct):
         return None
     return proxy if "://" in proxy else f"http://{proxy}"
 
 
 def _stated(name: str, variables: Mapping[str, str]) -> str:
     return variables.get(name.upper()) or variables.get(name.lower()) or ""
-
-
-def _entries(variables: Mapping[str, str]) -> list[str]:
-    return [entry for part in _stated("no_proxy", variables).split(",") if (entry := part.strip().lower())]
 
 
 def _is_this_machine(host: str) -> bool:

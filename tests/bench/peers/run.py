@@ -36,7 +36,7 @@ from bench.peers.controlplane import measure_bursts, measure_sizes
 from bench.peers.faults import measure_faults
 from bench.peers.figures import Object, goals, tables
 from bench.peers.install import PEERS, build
-from lockstep.devcluster.host.layout import cache_root
+from lockstep.environments import cache_root
 
 PARTS = ("sizes", "burst", "faults")
 

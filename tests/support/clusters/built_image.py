@@ -14,24 +14,19 @@ import sys
 from pathlib import Path
 
 from lockstep.devcluster import images
-from lockstep.devcluster.host.layout import cache_root
 from lockstep.devcluster.hosts import needs
+from lockstep.environments import cache_root
+from lockstep.plan.ship.imagebuild import Image
+from lockstep.platforms.clusters.imagebuild import context
 from support.checkout import ROOT
 
-INPUTS = {
-    "operator": (
-        ".containerignore", "LICENSE", "pyproject.toml", "requirements/operator.lock",
-        "images/install.py", "images/operator", "operator/lockstep", "workspace/lockstep_gang", "workspace/lockstep_spec",
-    ),
-    "docs": (".containerignore", "LICENSE", "images/docs", "dist/site"),
-}  # fmt: skip
 KEPT = 2
 # Apart from images that people have. The embedded cluster's nodes need overlay mounts, too.
 STORAGE = '[storage]\ndriver = "overlay"\ngraphroot = "{store}"\nrunroot = "{run}"\n'
 
 
 def built(image: str) -> tuple[str, Path]:
-    """Name and archive, which containerd imports, of an image of INPUTS; built if anything in it has changed."""
+    """Name and archive, which containerd imports, of an image; built if anything in it has changed."""
     folder = cache_root() / "images"
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
@@ -46,9 +41,8 @@ def built(image: str) -> tuple[str, Path]:
 
 def _key(image: str, base: Path) -> str:
     digest = hashlib.sha256(base.name.encode())
-    for name in INPUTS[image]:
-        for path in sorted(p for p in [ROOT / name, *(ROOT / name).rglob("*")] if p.is_file() and "__pycache__" not in p.parts):
-            digest.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes() + b"\0")
+    for name, path in context(Image(image)).items():
+        digest.update(f"{name}\0".encode() + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
 
 

@@ -23,8 +23,9 @@ from lockstep.api.cluster import TrainingCluster
 from lockstep.api.files.clusterfile import parse_cluster_file
 from lockstep.api.names import KEY_SECRET, OPERATOR_NAME, TLS_SECRET
 from lockstep.devcluster import binary, controlplane
-from lockstep.devcluster.host.layout import Layout, cache_root
+from lockstep.devcluster.host.layout import Layout
 from lockstep.devcluster.host.processes import TIED
+from lockstep.environments import cache_root
 from lockstep.kube.cluster import ApiError, Cluster
 from lockstep.platforms.clusters.install import operator_objects
 from lockstep.platforms.operator.secrets import AUTHORITY

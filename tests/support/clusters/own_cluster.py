@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from lockstep.devcluster.certificates import Authority
-from lockstep.devcluster.host.layout import NUMBER, Layout, cache_root, default_layout
+from lockstep.devcluster.host.layout import NUMBER, Layout, default_layout
 from lockstep.devcluster.hosts.layout import BedLayout
+from lockstep.environments import cache_root
 
 GIVEN = "LOCKSTEP_TEST_KUBECONFIG"
 """Names the kubeconfig of a cluster that tests may use as they like, instead of clusters of their own."""

@@ -12,9 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
-from lockstep.api.files.clusterfile import parse_cluster_file
 from lockstep.plan.ahead.submission import SubmittedAs
-from lockstep.plan.cluster.scope import definitions_command
 from support.checkout import ROOT
 
 BEGINS = re.compile(r"(?<![\w./$-])(?:kubectl|oc)(?= [a-z-])")
@@ -28,7 +26,6 @@ CUT = " …"
 A_VALUE = "x"
 HOLES = {
     "patch": "{}", "fewer": "1", "kind": "configmap", "source": "file=FILE", "kind.lower()": "deployment", "item['kind'].lower()": "service",
-    "' '.join((f'-f {file}' for file in files))": "-f job.yaml",
 }  # fmt: skip
 """What stands for a value in a text, if it isn't one word."""
 OC_ONLY = {"adm", "cancel-build", "login", "new-project", "policy", "rsync", "secrets"}
@@ -148,16 +145,11 @@ def _value(name: str, before: str) -> str:
     """What stands for a value: one word, unless the table has more; a place is a namespace or the option for it, with a space in front where none is."""
     if name in ("place", "where") and not before.endswith((" -n ", "namespace ")):
         return "-n x" if before.endswith(" ") else " -n x"
-    if name == "account" and before.endswith("--serviceaccount="):
-        return "x:x"
     return HOLES.get(name, A_VALUE)
 
 
 def _of_functions() -> Iterator[Line]:
     """Lines of functions that join them from words."""
-    for cluster in ("barcelona", "nerc-production", "local"):
-        profile = parse_cluster_file((ROOT / f"clusters/{cluster}.yaml").read_text(encoding="utf-8"), f"{cluster}.yaml").profile
-        yield from commands(definitions_command(profile, "ml"), f"definitions_command of {cluster}")
     for options in ((), ("--set", "nodes=3")):
         typed = SubmittedAs("job.yaml", "local", "ml", "", options, context="x")
         yield from commands(typed.apply("local", "local"), "SubmittedAs.apply")

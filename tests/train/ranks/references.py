@@ -15,7 +15,7 @@ from typing import Any
 
 from rank_harness import HERE, SOURCES, TESTS
 
-from lockstep.devcluster.host.layout import cache_root
+from lockstep.environments import cache_root
 
 Reference = Callable[..., Path]
 VARIABLES = ("ATEN_", "ONEDNN_", "DNNL_", "MKL_", "TORCH_", "OMP_")  # by which kernels are chosen, too

@@ -93,11 +93,13 @@ def test_what_cannot_be_meant_is_refused_with_what_is_valid(change: str, words: 
 
 def test_a_run_without_a_cluster_says_where_else_it_could_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr("lockstep.cli.shared.target.deployed_last", lambda: None)
+    monkeypatch.setattr("lockstep.cli.shared.target.remembered", list)
     (tmp_path / "job.yaml").write_text(JOB)
     refused = CliRunner().invoke(app, ["run", "-f", str(tmp_path / "job.yaml")])
     assert isinstance(refused.exception, ConfigError)
-    assert all(word in str(refused.exception) for word in ("make cluster-up", "--cluster", "KUBECONFIG", "--local", "--in-namespace"))
+    assert all(
+        word in str(refused.exception) for word in ("lockstep devcluster up", "--cluster", "KUBECONFIG", "--local", "--in-namespace")
+    )
 
 
 @pytest.mark.parametrize("how", ["--local", "--in-namespace"])

@@ -149,7 +149,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 def facts(model: dict[str, Any]) -> Any:
-    return known_facts(resolved(model), None, None, None, None, None)
+    return known_facts(resolved(model), None, None, None)
 
 
 def test_a_plan_reads_the_sizes_of_a_hubs_model_from_the_hub(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +163,7 @@ def test_a_plan_reads_the_sizes_of_a_hubs_model_from_the_hub(hub: Hub, monkeypat
     known = facts(GATED)
     assert known.shape is not None
     hub.requests.clear()
-    unasked = known_facts(resolved(GATED), None, None, None, None, None, offline=True)
+    unasked = known_facts(resolved(GATED), None, None, None, offline=True)
     assert unasked.shape is None and hub.requests == []
     assert "org/m is a model of the hub, which --offline doesn't ask: --model-config FILE" in unasked.shape_source
     assert known.shape_source == f"{hub.endpoint}/org/m/resolve/v1/config.json"

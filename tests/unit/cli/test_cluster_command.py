@@ -203,7 +203,7 @@ def test_lint_warns_of_an_operator_s_image_that_can_not_be_pulled_until_there_is
         with served(ApiStub({"/api/v1/namespaces/team": {"metadata": {"name": "team"}}, **objects}), tmp_path) as path:
             monkeypatch.setenv("KUBECONFIG", str(path))
             lockstep(monkeypatch, "lint", str(tmp_path / "c.yaml"))
-        warnings.append("a first deployment needs OPERATOR_IMAGE" in capsys.readouterr().out)
+        warnings.append("a first deployment needs --image" in capsys.readouterr().out)
     assert warnings == [True, False]
 
 

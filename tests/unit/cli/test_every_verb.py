@@ -27,7 +27,7 @@ from support.api_stub import ALWAYS, ApiStub, kubeconfig, served
 
 FAILED, USAGE, MAY_WAIT, INTERRUPTED = 1, 2, 3, 130
 ON_THIS_MACHINE = (
-    "quickstart", "init", "validate", "render", "cluster list", "help", "devcluster", "adapter export", "adapter merge", "build", "launch",
+    "quickstart", "init", "validate", "render", "cluster list", "use", "help", "devcluster", "adapter export", "adapter merge", "build", "launch",
     "join", "cluster import", "hosts",
 )  # fmt: skip
 """Verbs, and groups of them, that talk to no cluster, or make one."""

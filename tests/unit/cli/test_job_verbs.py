@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -110,7 +111,8 @@ def test_files_of_a_deleted_job_go_on_every_volume_and_those_of_others_stay(
     stub = Jobs()
     stub.objects[f"{JOBS}/a"] = a_job("a", conditions=[{**STOPPED}])
     result = typed(stub, tmp_path, monkeypatch, "delete", "a", "--files", "--yes")
-    assert result.output == "/workspace/runs/a is removed\na is deleted with its files\n"
+    assert result.stdout == "/workspace/runs/a is removed\na is deleted with its files\n"
+    assert re.fullmatch(r"lockstep: delete on the cluster at http://\S+, namespace team\n", result.stderr)
     assert [sorted(path.name for path in (folder / "runs").iterdir()) for folder in volumes] == [["b"], ["b"]]
 
 
@@ -227,7 +229,7 @@ def test_the_jobs_of_files_and_of_folders_are_deleted_and_nothing_where_one_is_n
 
 def test_stop_says_nothing_that_was_so_before_it_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = typed(Jobs(), tmp_path, monkeypatch, "stop", "a")
-    assert (result.exit_code, result.output) == (0, "a: saving\na: saved at step 7\n")
+    assert (result.exit_code, result.stdout) == (0, "a: saving\na: saved at step 7\n")
 
 
 def test_jobs_of_every_namespace_are_listed_with_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,7 +99,7 @@ def test_two_different_namespaces_are_an_error(tmp_path: Path) -> None:
 def test_a_job_that_names_no_cluster_needs_the_option(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError,
-        match="cluster is not set, and no cluster was deployed from this checkout: set it or use --cluster; clusters/ has barcelona, local",
+        match=r"cluster is not set, and none is in use .*: set it or use --cluster; there is barcelona, local",
     ):
         read_inputs(job_file(tmp_path), None, None)
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from lockstep.cli.shared import checkout
+from lockstep.cli.shared import folders
 from lockstep.cli.shared.target import load
 from lockstep.kube.aim import ANYWHERE, Connections
 from support.api_stub import ApiStub, kubeconfig, served
@@ -81,7 +81,7 @@ def test_a_cluster_whose_file_does_not_say_where_it_is_stays_where_it_was_deploy
 ) -> None:
     with write_cluster_file(tmp_path, "other").open("a") as file:
         file.write("image: trainer:1\n")
-    checkout.remember_server("other", f"https://{OTHER_HOST}:6443")
+    folders.remember_server("other", f"https://{OTHER_HOST}:6443")
     words = ["other.yaml" if word in ("local", "gpus.yaml") else word for word in arguments(name, tmp_path)]
     words += [] if "other.yaml" in words else ["other.yaml"]
     code = run(monkeypatch, words)
@@ -92,10 +92,10 @@ def test_a_cluster_whose_file_does_not_say_where_it_is_stays_where_it_was_deploy
 
 
 @pytest.mark.parametrize("name", BY_DEFAULT)
-def test_the_cluster_deployed_last_is_meant_whatever_the_kubeconfig_says_since(
+def test_the_cluster_in_use_is_meant_whatever_the_kubeconfig_says_since(
     name: str, wrong: ApiStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    checkout.remember("barcelona")
+    folders.remember("barcelona")
     words = [word for word in without_cluster(arguments(name, tmp_path)) if word not in ("local", "gpus.yaml")]
     code = run(monkeypatch, words)
     told = capsys.readouterr()
@@ -108,7 +108,7 @@ def test_a_script_of_a_dev_environment_and_a_pair_of_runs_are_of_the_cluster_tha
     wrong: ApiStub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(monkeypatch, ["run", "--cluster", "other.yaml", "a.py"]) == USAGE
-    checkout.remember("barcelona")
+    folders.remember("barcelona")
     assert run(monkeypatch, ["run", "a.py"]) == USAGE
     assert capsys.readouterr().err.count(f"your kubeconfig talks to {wrong.url}, but cluster ") == 2
     assert wrong.asked == []
@@ -196,10 +196,10 @@ def test_local_is_the_embedded_cluster_while_that_is_up(
 
 
 def test_where_a_deployment_was_forced_later_verbs_follow_it(wrong: ApiStub, monkeypatch: pytest.MonkeyPatch) -> None:
-    checkout.remember_forced("other", wrong.url)
+    folders.remember_forced("other", wrong.url)
     run(monkeypatch, ["get", "--cluster", "other.yaml"])
     assert wrong.asked
-    checkout.forget("other")
+    folders.forget("other")
     wrong.asked.clear()
     assert run(monkeypatch, ["get", "--cluster", "other.yaml"]) == USAGE
     assert wrong.asked == []

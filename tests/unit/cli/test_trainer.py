@@ -12,6 +12,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -27,6 +28,7 @@ from lockstep.platforms.files import results
 from lockstep.platforms.output import ProgramOutput
 from lockstep.programs import ProgramFailed
 from lockstep_train import inspect
+from support.in_process import lockstep
 
 CALLER = """
 import sys
@@ -55,12 +57,9 @@ def test_ctrl_c_ends_the_process_without_its_traceback() -> None:
 
 
 @pytest.mark.parametrize("verb", ["list", "verify", "inspect"])
-@pytest.mark.parametrize("form", [["-o", "json"], ["--json"]])
-def test_what_is_known_of_checkpoints_is_printed_as_the_trainer_says_it(
-    verb: str, form: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_known_of_checkpoints_is_printed_as_the_trainer_says_it(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint, "ask_trainer", lambda module, arguments: ('{"commits": 1}', 0))
-    done = CliRunner().invoke(checkpoint.app, [verb, "runs/x", *form])
+    done = CliRunner().invoke(checkpoint.app, [verb, "runs/x", "-o", "json"])
     assert (done.exit_code, done.output) == (0, '{"commits": 1}\n')
 
 
@@ -204,3 +203,37 @@ def test_a_run_that_has_not_saved_yet_has_an_empty_list(tmp_path: Path, capsys: 
     (tmp_path / "gang").mkdir()
     assert inspect.main(["list", str(tmp_path)]) == 0
     assert json.loads(capsys.readouterr().out)["commits"] == []
+
+
+JOB = """apiVersion: lockstep.dev/v1alpha1
+kind: TrainingJob
+metadata: {name: j}
+spec: {nodes: 1, script: {path: nosuch.py}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("run --local -f nosuch.yaml", "nosuch.yaml: can't be read"),
+        ("run --local -f job.yaml", "spec.script.path: there is no"),
+        ("run --local -f job.yaml --set script.folder=/nosuch", "spec.script.folder: there is no"),
+        ("run --local --detach -f job.yaml", "leave out --local"),
+        ("run --local", "is for a job file"),
+        ("launch --at 127.0.0.1:29600 -f nosuch.yaml", "nosuch.yaml: can't be read"),
+        ("join 127.0.0.1:29600 --token-file nosuch", "nosuch"),
+        ("bench scaling --local -f nosuch.yaml", "nosuch.yaml: can't be read"),
+        ("retry --local -f nosuch.yaml", "nosuch.yaml: can't be read"),
+        ("retry --local -f job.yaml", "no run j can be read"),
+        ("adapter export nosuch -o out", "there is no nosuch on this machine"),
+        ("adapter merge . -o out --base nosuch", "there is no nosuch on this machine"),
+        ("checkpoint list ./nosuch", "there is no nosuch on this machine"),
+    ],
+)
+def test_nothing_is_fetched_for_a_file_that_is_not_there(words: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("job.yaml").write_text(JOB)
+    monkeypatch.setattr(trainer, "importlib", SimpleNamespace(util=SimpleNamespace(find_spec=lambda _: None)))
+    monkeypatch.setattr("lockstep.environments.full_environment", lambda _: pytest.fail("the environment is made"))
+    done = lockstep(*words.split())
+    assert done.returncode == 2 and says in done.stderr, done.stderr

@@ -46,7 +46,7 @@ def test_a_machine_that_has_everything_needs_nothing() -> None:
         (but(groups=None, groups_writable=False), "control groups of version 2 are not mounted"),
         (but(groups_writable=False), "/sys/fs/cgroup/unified is read-only"),
         (but(lacks=frozenset({"namespace `cgroup`"})), "the kernel has no namespace `cgroup`"),
-        (but(python="3.13"), "the Python of `.venv` is 3.13, the hosts have this distribution's 3.11"),
+        (but(python="3.13"), "Lockstep runs on Python 3.13, the hosts have this distribution's 3.11"),
         (but(distribution="fedora"), "fedora is neither Debian nor Ubuntu"),
         (
             but(routes=(("10.64.0.0/10", "tun0"),)),

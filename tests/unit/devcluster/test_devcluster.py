@@ -8,8 +8,8 @@ import os
 import shutil
 import subprocess
 import sys
-import tomllib
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,22 +18,18 @@ from typing import Any
 import pytest
 from cryptography import x509
 from cryptography.x509.oid import NameOID
-from typer.testing import CliRunner
 
 from lockstep.api.errors import ConfigError
-from lockstep.cli.clusters.devcluster import app as devcluster_app
-from lockstep.cli.shared.target import embedded_kubeconfig
 from lockstep.devcluster import binary, python_volume
 from lockstep.devcluster.binary import SOURCE, build_options, kubernetes_version, source_key
 from lockstep.devcluster.certificates import Authority
-from lockstep.devcluster.cluster import ClusterError, ClusterGoal, _wait, parse_resources
+from lockstep.devcluster.cluster import ClusterError, ClusterGoal, _wait, parse_resources, prepare
 from lockstep.devcluster.controlplane import commands
 from lockstep.devcluster.host import cgroups, machine, processes
 from lockstep.devcluster.host.layout import Layout, default_layout
 from lockstep.devcluster.hosts.needs import CLUSTER, CNI, MachineFacts, judge
 from lockstep.devcluster.provisioner import to_provision, to_release, volume_for
 from lockstep.devcluster.server import node_readiness
-from support.checkout import ROOT
 from support.clusters.own_cluster import client_kubeconfig
 from unit.virtual_time import VirtualClock
 
@@ -63,7 +59,10 @@ def test_a_machine_that_has_everything_needs_nothing() -> None:
         (but(groups_writable=False), "/sys/fs/cgroup is read-only"),
         (but(go=None), "there is no Go to build Kubernetes with"),
         (but(go=(1, 19)), "Go 1.19 is too old to build Kubernetes with"),
-        (but(python="3.13"), "the Python of `.venv` is 3.13, pods have this distribution's 3.11: make setup PYTHON=/usr/bin/python3.11"),
+        (
+            but(python="3.13"),
+            "Lockstep runs on Python 3.13, pods have this distribution's 3.11: install it with `uv tool install --force --python /usr/bin/python3.11 dist/lockstep_trainer-0.1.0-py3-none-any.whl`, or in a clone with `make setup PYTHON=/usr/bin/python3.11`",
+        ),
         (but(distribution="fedora"), "fedora is neither Debian nor Ubuntu"),
         (
             but(routes=(("10.88.0.0/15", "tun0"),)),
@@ -229,6 +228,31 @@ def test_a_record_of_a_pid_that_another_process_has_now_is_not_believed(tmp_path
         assert (processes.running(tmp_path, "x") is not None) is expected
 
 
+def test_a_daemon_inherits_no_descriptor_of_whoever_starts_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its output goes to its log, and pipes of the caller end with the caller: also those that the caller's own caller handed on."""
+    monkeypatch.setattr(cgroups, "create_tracking", lambda name: tmp_path / "cgroup.procs")
+    monkeypatch.setattr(cgroups, "kill", lambda *names: None)
+    reader, writer = os.pipe()
+    os.set_inheritable(writer, True)
+    os.dup2(writer, 251)
+    try:
+        daemon = processes.start(tmp_path, "x", ["sleep", "600"], tmp_path / "x.log", "group", tmp_path / "starting")
+        try:
+            for number in (writer, 251):
+                os.close(number)
+            assert os.read(reader, 1) == b"", "the pipe ends while the daemon runs"
+            with processes.locked(tmp_path / "starting"):  # so it has become the daemon
+                left = {path.name: str(path.readlink()) for path in Path(f"/proc/{daemon.pid}/fd").iterdir()}
+            assert left == {"0": os.devnull, "1": str(tmp_path / "x.log"), "2": str(tmp_path / "x.log")}
+        finally:
+            os.kill(daemon.pid, 9)
+            os.waitpid(daemon.pid, 0)
+    finally:
+        for number in (reader, writer, 251):
+            with suppress(OSError):
+                os.close(number)
+
+
 def test_a_half_written_record_is_no_daemon(tmp_path: Path) -> None:
     processes.record(tmp_path, "x").write_text('{"pid": 1')
     assert processes.running(tmp_path, "x") is None
@@ -317,7 +341,10 @@ def test_two_clusters_that_come_up_at_once_publish_the_code_once(tmp_path: Path)
 
 def test_an_environment_of_the_command_line_alone_is_told_what_pods_lack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"has no torch, which pods of the embedded cluster take from here: make setup installs it"):
+    with pytest.raises(
+        ConfigError,
+        match=r"has no torch, which pods of the embedded cluster take from here: run `lockstep quickstart`, or make setup in a clone",
+    ):
         python_volume.publish_packages(tmp_path)
 
 
@@ -346,24 +373,33 @@ def test_a_number_of_a_cluster_that_can_not_be_is_refused(monkeypatch: pytest.Mo
         default_layout()
 
 
-@pytest.fixture
-def installed_from_a_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in [name for name in sys.modules if name.startswith("lockstep.devcluster")] + ["lockstep.devcluster.host.layout"]:
-        monkeypatch.setitem(sys.modules, module, None)
+@pytest.mark.parametrize("is_linked", [False, True], ids=["in-place", "linked-into-an-environment"])
+def test_pods_get_the_code_of_an_installed_lockstep_as_that_of_a_checkout(is_linked: bool, tmp_path: Path) -> None:
+    site, volume, path = tmp_path / "site-packages", tmp_path / "volume", tmp_path / "site-packages"
+    for folder in python_volume.source_folders():
+        shutil.copytree(folder, site / folder.name)
+    if is_linked:
+        path = tmp_path / "linked"
+        path.mkdir()
+        for folder in site.iterdir():
+            (path / folder.name).symlink_to(folder)
+    for folder in (*site.rglob("*"), site):
+        folder.chmod(0o555 if folder.is_dir() else 0o444)
+    code = (
+        "import sys; from pathlib import Path; from lockstep.devcluster.python_volume import publish_code as p; print(p(Path(sys.argv[1])))"
+    )
+    command = [sys.executable, "-B", "-c", code, str(volume)]
+    done = subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(path)}, capture_output=True, text=True, check=True)
+    assert Path(done.stdout.strip()).name == f"code-{python_volume.code_key()}"
+    assert (volume / "code/lockstep/devcluster/kube/go.mod").stat().st_mode & 0o777 == 0o644
 
 
-@pytest.mark.usefixtures("installed_from_a_wheel")
-def test_an_installation_without_the_embedded_cluster_says_where_it_is() -> None:
-    for call in (["up"], ["status"]):
-        outcome = CliRunner().invoke(devcluster_app, call)
-        assert isinstance(outcome.exception, ConfigError)
-        assert "not part of an installed Lockstep: clone the repository" in str(outcome.exception)
-    assert embedded_kubeconfig() is None
-
-
-def test_a_wheel_has_no_embedded_cluster() -> None:
-    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
-    assert "operator/lockstep/devcluster" in wheel["exclude"]
+def test_packages_that_pods_cannot_see_are_refused_before_anything_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(binary, "build", lambda *arguments: pytest.fail("it was built"))
+    with pytest.raises(
+        ConfigError, match=r"^torch is in .*, outside .*, where pods can't see it: install Lockstep into an environment without"
+    ):
+        prepare(Layout("lockstep", 0, tmp_path), lambda line: None)
 
 
 def test_processes_that_cannot_be_killed_are_named_after_twenty_seconds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

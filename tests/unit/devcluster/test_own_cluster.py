@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.cli.shared.checkout import state_folder
+from lockstep.cli.shared.folders import state_folder
 from lockstep.devcluster.host.layout import NUMBER, default_layout
 from support.clusters import own_cluster
 from support.clusters.own_cluster import NOBODYS, own_number

@@ -218,7 +218,7 @@ def test_a_page_that_pushes_the_operator_s_image_pushes_the_one_that_ranks_run_i
 def test_a_target_that_types_a_verb_installs_nothing_more_after_make_client(
     marker: str | None, installs: list[str], tmp_path: Path
 ) -> None:
-    for name in ("Makefile", "requirements", "scripts"):
+    for name in ("Makefile", "operator", "requirements", "scripts"):
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / ".venv").mkdir()
     if marker is not None:
@@ -346,7 +346,7 @@ def test_every_function_of_the_walks_is_in_its_file() -> None:
 def test_links_of_a_page_s_markdown_that_leave_docs_lead_to_the_site_s_copies() -> None:
     code = "from hooks import with_links_inside as w; print(w('[m](../../Makefile) [d](deploy.md#deploy) [r](../../README.md)', 'how-to/x.md'))"
     python = subprocess.run(
-        [sys.executable, "-c", "from setup import cache_root, packages; print(packages('docs', cache_root()) / 'bin/python')"],
+        [sys.executable, "-c", "from lockstep.environments import cache_root, packages; print(packages('docs', cache_root(), str) / 'bin/python')"],
         env={**os.environ, "PYTHONPATH": str(ROOT / "scripts")}, capture_output=True, text=True, check=True,
     ).stdout.split()[-1]  # fmt: skip
     done = subprocess.run(

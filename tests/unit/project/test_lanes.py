@@ -16,7 +16,7 @@ from lanes import Record
 from support.checkout import ROOT
 
 SCRIPT = ROOT / "scripts/lanes.py"
-PARTS = "cluster-programs lint test-unit test-train test-cluster test-faults test-hosts"
+PARTS = "cluster-programs lint test-unit test-train test-installed test-cluster test-faults test-hosts"
 XML = """<testsuites><testsuite name="pytest" errors="0" failures="1" skipped="1" tests="4" time="30"><testcase classname="tests.a" time="1"/>\
 <testcase classname="tests.a" time="2"/><testcase classname="tests.b" time="3"/></testsuite></testsuites>"""
 WAITING = "echo $@ begins >> log; trap 'echo $@ cleaned >> log; exit 1' INT; echo > ready; while :; do sleep 0.05; done"
@@ -80,9 +80,9 @@ def test_parts_of_a_lane_follow_each_other(played: Played) -> None:
     assert log[0] == "cluster-programs" and sorted(log) == sorted(PARTS.split())
     lanes = [
         [part for part in log if part in lane]
-        for lane in (("lint", "test-unit", "test-train"), ("test-cluster", "test-faults", "test-hosts"))
+        for lane in (("lint", "test-unit", "test-train", "test-installed"), ("test-cluster", "test-faults", "test-hosts"))
     ]
-    assert lanes == [["lint", "test-unit", "test-train"], ["test-cluster", "test-faults", "test-hosts"]]
+    assert lanes == [["lint", "test-unit", "test-train", "test-installed"], ["test-cluster", "test-faults", "test-hosts"]]
     assert re.search(r"^ +\d+  test-unit +2 passed, 1 failed, 1 skipped$", output, re.MULTILINE), output
     assert re.search(r"^ +\d+  all; at least \d+\.\d GiB of memory were available$", output, re.MULTILINE), output
 

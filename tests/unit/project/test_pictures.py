@@ -24,7 +24,7 @@ def pictures(*words: str, scripts: Path = ROOT / "scripts") -> subprocess.Comple
 
 def site_python() -> str:
     """Python of the site's environment."""
-    code = "from setup import cache_root, packages; print(packages('docs', cache_root()) / 'bin/python')"
+    code = "from lockstep.environments import cache_root, packages; print(packages('docs', cache_root(), str) / 'bin/python')"
     return subprocess.run([sys.executable, "-c", code], cwd=ROOT / "scripts", capture_output=True, text=True, check=True).stdout.strip()
 
 

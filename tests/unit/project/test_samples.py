@@ -30,14 +30,14 @@ MADE = PlatformDefaults(image="lockstep-trainer:0.1.0")
 
 
 def cluster(name: str) -> ClusterFile:
-    return load_cluster(name, CLUSTERS)
+    return load_cluster(name)
 
 
 def test_the_clusters_that_ship() -> None:
-    assert cluster_names(CLUSTERS) == ["barcelona", "local", "nerc-production"]
+    assert cluster_names() == ["barcelona", "local", "nerc-production"]
 
 
-@pytest.mark.parametrize("name", cluster_names(CLUSTERS))
+@pytest.mark.parametrize("name", cluster_names())
 def test_a_cluster_that_ships_loads(name: str) -> None:
     assert cluster(name).profile.spec != TrainingClusterSpec()
 
@@ -55,7 +55,7 @@ def test_nerc_production_has_tcp_and_one_shared_volume() -> None:
 
 def test_the_template_has_every_key() -> None:
     text = (CLUSTERS / "template.yaml").read_text()
-    load_cluster(str(CLUSTERS / "template.yaml"), CLUSTERS)
+    load_cluster(str(CLUSTERS / "template.yaml"))
     names = {part.removesuffix("[]") for key in KEYS for part in key.split(".")}
     assert [name for name in sorted(names) if f"{name}:" not in text] == []
 
@@ -63,12 +63,12 @@ def test_the_template_has_every_key() -> None:
 def test_a_file_that_ships_has_no_figure_that_reads_as_measured() -> None:
     """Whoever copies one would have it as if measured there: section calibration, the threshold derived from it, and GB/s in a comment."""
     for path in CLUSTERS.glob("*.yaml"):
-        found, text = load_cluster(str(path), CLUSTERS), path.read_text()
+        found, text = load_cluster(str(path)), path.read_text()
         assert found.calibration == () and found.profile.spec.network.minimum_busbw is None, path.name
         assert re.findall(r"[\d.]+ ?(?:GB/s|MB/s|TFLOPS|tokens/s)|\d{4}-\d\d-\d\d", text) == [], path.name
 
 
-@pytest.mark.parametrize("name", cluster_names(CLUSTERS))
+@pytest.mark.parametrize("name", cluster_names())
 def test_a_cluster_that_ships_names_an_image_with_the_trainer_or_none(name: str) -> None:
     """None: what `lockstep build trainer` makes, from the operator's registry. An image that nothing here builds takes eight GPUs and ends at once."""
     spec = cluster(name).profile.spec
@@ -81,7 +81,7 @@ def test_a_sample_validates_as_it_stands(path: Path) -> None:
     assert (done.exit_code, done.stdout, "warning" in done.stderr) == (0, "ok\n", False), done.output
 
 
-@pytest.mark.parametrize("name", cluster_names(CLUSTERS))
+@pytest.mark.parametrize("name", cluster_names())
 @pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.stem)
 def test_a_sample_becomes_objects_on_every_cluster_that_ships_or_says_what_it_lacks(path: Path, name: str) -> None:
     """tests/cluster/test_shipped_files.py starts them."""
@@ -129,7 +129,7 @@ def test_the_sample_of_a_config_yaml_has_its_values() -> None:
     """docs/how-to/from-config-yaml.md promises them key by key."""
     path = ROOT / "manifests/samples/trainingjob-glm-air.yaml"
     job = parse_job_file(path.read_text(), path.name)
-    resolved = resolve(job, load_cluster(str(CLUSTERS / "template.yaml"), CLUSTERS).profile)
+    resolved = resolve(job, load_cluster(str(CLUSTERS / "template.yaml")).profile)
     assert (resolved.nodes, job.spec.gpus_per_node) == (2, 4)
     training = job.spec.training
     assert training is not None

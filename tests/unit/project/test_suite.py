@@ -40,8 +40,27 @@ def test_what_tests_start_heeds_a_signal_that_pytest_was_started_to_ignore(numbe
 
 
 def test_a_download_that_fails_ends_the_setup_with_a_sentence() -> None:
-    code = "from setup import run; run('/bin/sh', '-c', 'echo why >&2; exit 3')"
+    failing = "setup.setup = lambda lock: run('/bin/sh', '-c', 'echo why >&2; exit 3')"
+    code = f"import sys, setup; from lockstep.environments import run; {failing}; sys.argv = ['setup.py']; setup.exit_with(setup.main)"
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "scripts")}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.splitlines()[0] == "why" and "SSL_CERT_FILE=" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "scripts/setup.py --lock editors",
+        "scripts/supply.py wheel",
+        "scripts/supply.py sbom",
+        "scripts/docs.py",
+        "scripts/lock.py",
+        "-m pictures",
+    ],
+)
+def test_a_cache_that_cannot_be_used_ends_every_script_with_a_sentence(words: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "scripts"), "LOCKSTEP_CACHE": "/dev/null/none"}
+    done = subprocess.run([sys.executable, *words.split()], cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1 and "/dev/null" in done.stderr
+    assert done.stderr.startswith(f"{Path(words.split()[0 if '.py' in words else 1]).stem}: ")

@@ -184,7 +184,7 @@ MEASURED = {
         Settings(4096, 2, ATTENTION, ZeroStage.STAGE2, gradient_checkpointing=True), 67.0,
     ),
     "glm-air-4-layers-16k": (
-        json.loads((ROOT / "manifests/samples/models/GLM-4.5-Air/config.json").read_text()) | {"num_hidden_layers": 4},
+        json.loads((ROOT / "manifests/samples/models/shapes.json").read_text())["zai-org/GLM-4.5-Air"] | {"num_hidden_layers": 4},
         Settings(16384, 1, ATTENTION, ZeroStage.STAGE2, gradient_checkpointing=True), 33.5,
     ),
 }  # fmt: skip

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from lockstep_gang.contract.fabric import FabricReason, Verified
 from lockstep_gang.contract.messages import RankExit, StopMode
-from lockstep_gang.contract.preflight import PREFLIGHT_RESULT, Bandwidth, PreflightReport, Speed
+from lockstep_gang.contract.preflight import PREFLIGHT_RESULT, Bandwidth, PreflightReport
 from lockstep_gang.contract.report import State
 from lockstep_gang.contract.run import Run
 from lockstep_gang.lifecycle.gang import Gang, Phase, Request
@@ -143,11 +143,8 @@ def preflight_lines(result: PreflightReport) -> Iterator[str]:
         yield f"preflight: {number_of(result.omitted, 'more finding')} left out"
     checks = f"{number_of(len(result.checks), 'check')} on {number_of(result.nodes, 'node')}"
     ended = f"found {number_of(errors, 'error')}" if errors else "passed"
-    yield f"preflight: {checks} {ended} in {result.milliseconds / 1000:.1f} s{_tested(result.self_test)}{_measured(result.all_reduce)}"
-
-
-def _tested(speed: Speed | None) -> str:
-    return "" if speed is None else f"; {speed.words}"
+    tested = "" if result.self_test is None else f"; {result.self_test.words}"
+    yield f"preflight: {checks} {ended} in {result.milliseconds / 1000:.1f} s{tested}{_measured(result.all_reduce)}"
 
 
 def _measured(bandwidth: Bandwidth | None) -> str:

@@ -236,7 +236,8 @@ def rank_cause(trainer: bool, exit_code: int | None, signal: str | None, raised:
     ended_by = signal or (signal_of(exit_code) if not trainer else None)
     if cause is Cause.USER_CODE and trainer:
         return Cause.INTERNAL
-    return cause or _BY_SIGNAL.get(ended_by or "") or _of_a_shell(trainer, exit_code) or (Cause.INTERNAL if trainer else Cause.USER_CODE)
+    of_shell = None if trainer else _BY_CODE_OF_A_SHELL.get(exit_code or 0)
+    return cause or _BY_SIGNAL.get(ended_by or "") or of_shell or (Cause.INTERNAL if trainer else Cause.USER_CODE)
 
 
 def blamable(raised: Raised) -> Iterator[Raised]:
@@ -342,10 +343,6 @@ def _of_a_child(words: str) -> Cause | None:
     code = int(match["status"] or match["code"] or 0)
     signal = match["python"] or match["spawn"] or match["elastic"] or signal_of(code)
     return Cause.KILLED if match["words"] else _BY_SIGNAL.get(signal or "") or _BY_CODE_OF_A_SHELL.get(code)
-
-
-def _of_a_shell(trainer: bool, exit_code: int | None) -> Cause | None:
-    return None if trainer else _BY_CODE_OF_A_SHELL.get(exit_code or 0)
 
 
 def _by_words(table: tuple[tuple[Cause, re.Pattern[str]], ...], text: str) -> Cause | None:

@@ -99,7 +99,8 @@ def activity_of(gang: Gang, run: Run) -> Spent | None:
 
 
 def _active(gang: Gang, run: Run) -> Spent:
-    if _is_recovering(gang):
+    last = gang.history[-1] if gang.history else None
+    if last is not None and last.attempt < gang.attempt and last.downtime_seconds is None:  # after a failure, before the next first step
         return Spent.UNKNOWN if _runs_without_steps(gang, run) else Spent.DOWN
     activity = gang.trainer.activity if gang.trainer is not None else None
     step = (
@@ -110,11 +111,6 @@ def _active(gang: Gang, run: Run) -> Spent:
     if step is not None:
         return Spent.LOST if step < gang.goodput.furthest_step else Spent.TRAIN
     return Spent.UNKNOWN if _runs_without_steps(gang, run) else Spent.LOAD
-
-
-def _is_recovering(gang: Gang) -> bool:
-    """Return True after a failure, before the next attempt's first step."""
-    return bool(gang.history) and gang.history[-1].attempt < gang.attempt and gang.history[-1].downtime_seconds is None
 
 
 def _runs_without_steps(gang: Gang, run: Run) -> bool:

@@ -62,7 +62,9 @@ def deepspeed_settings(training: TrainingConfig, accumulation: int, partition: i
         "zero_optimization": {
             "stage": training.zero_stage.number,
             "zero_hpz_partition_size": partition,
-            "overlap_comm": _overlaps(training),
+            # Under Stage3 gathers of weights have a stream of their own beside the computing, with method Full gradients are reduced beside the
+            # backward pass. An adapter's few gradients under Stage1 and Stage2 gain nothing by it, and their bucket would be there twice.
+            "overlap_comm": training.zero_stage is ZeroStage.STAGE3 or training.method is Method.FULL,
             "contiguous_gradients": True,
             "stage3_gather_16bit_weights_on_model_save": False,  # the gather is the 30-minute time-out people know
         },
@@ -79,12 +81,6 @@ def deepspeed_settings(training: TrainingConfig, accumulation: int, partition: i
     raw = training.deepspeed or {}
     refuse_contradictions(raw, training)
     return overlaid(settings, with_full_names(raw))
-
-
-def _overlaps(training: TrainingConfig) -> bool:
-    """Return True where overlapping pays. Under Stage3 it gives gathers of weights a stream of their own beside the computing, and with method Full it reduces gradients beside the
-    backward pass. An adapter's few gradients under Stage1 and Stage2 gain nothing by it, and their bucket would be there twice."""
-    return training.zero_stage is ZeroStage.STAGE3 or training.method is Method.FULL
 
 
 def refuse_contradictions(raw: Mapping[str, Any], training: TrainingConfig) -> None:

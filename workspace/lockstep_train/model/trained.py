@@ -60,11 +60,6 @@ def linear_modules(model: torch.nn.Module) -> list[str]:
     return [weight.module for weight in model_weights(model) if weight.linear and not weight.tower]
 
 
-def stacked_parameters(model: torch.nn.Module) -> list[str]:
-    """Parameters of three dimensions: the fused experts."""
-    return [weight.name for weight in model_weights(model) if len(weight.shape) == 3 and not weight.tower]
-
-
 def weighted_modules(model: torch.nn.Module) -> list[str]:
     """Modules that have weights of their own: what can be trained whole."""
     return list(dict.fromkeys(weight.module for weight in model_weights(model) if not weight.tower))
@@ -72,9 +67,10 @@ def weighted_modules(model: torch.nn.Module) -> list[str]:
 
 def check_targets(model: torch.nn.Module, config: LoraConfig) -> None:
     """Raise ConfigError naming the first setting with a name that this model doesn't have, and the names it has."""
+    stacks = [weight.name for weight in model_weights(model) if len(weight.shape) == 3 and not weight.tower]  # the fused experts
     for field, targets, names in (
         ("targetModules", config.target_modules, linear_modules(model)),
-        ("targetParameters", config.target_parameters, stacked_parameters(model)),
+        ("targetParameters", config.target_parameters, stacks),
         ("modulesToSave", config.modules_to_save, weighted_modules(model)),
     ):
         unmatched = unmatched_targets(targets, names)

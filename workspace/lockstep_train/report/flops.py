@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lockstep_spec.peaks import is_part, known_peak
+from lockstep_spec.gpus import is_part, known_peak
 from lockstep_train.zero.parameters import full_shape
 
 if TYPE_CHECKING:

@@ -140,7 +140,8 @@ def _sections(path: str, schema: Schema) -> Iterator[str]:
     for name, field in schema["properties"].items():
         nested = field.get("items", field)
         place = f"{path}.{name}" + ("[]" if "items" in field else "")
-        required = "**required**" if name in schema.get("required", ()) else _code(field["default"]) if _has_scalar_default(field) else ""
+        default = _code(field["default"]) if "default" in field and "properties" not in field else ""
+        required = "**required**" if name in schema.get("required", ()) else default
         rows.append((f"`{name}`", _type(field), required, _valid(field), field.get("description", "")))
         if "properties" in nested:
             inner.append((place, nested))
@@ -151,10 +152,6 @@ def _sections(path: str, schema: Schema) -> Iterator[str]:
         yield f"Rules:\n\n{rules}"
     for place, nested in inner:
         yield from _sections(place, nested)
-
-
-def _has_scalar_default(field: Schema) -> bool:
-    return "default" in field and "properties" not in field
 
 
 def _at(schema: Schema, path: str) -> Schema:

@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lockstep.api.errors import ConfigError
-from lockstep.cli.shared.checkout import state_folder
-from lockstep.cli.shared.embedded import machine_failures, require_layout
+from lockstep.cli.shared.embedded import machine_failures
+from lockstep.cli.shared.folders import state_folder
 from lockstep.cli.shared.jobargs import Form, FormOption
+from lockstep.cli.shared.trainer import in_full_environment
 from lockstep.platforms.output import put, put_json
 
 if TYPE_CHECKING:
     from lockstep.devcluster.hosts.layout import BedLayout
 
 BED = "hosts.yaml"
-"""Copy of the hosts' cluster file, in the folder of what the checkout remembers: the cluster that is meant after quickstart --hosts."""
+"""Copy of the hosts' cluster file, in the folder of what is remembered: the cluster that is meant after quickstart --hosts."""
 app = typer.Typer(help="Run hosts to reach over ssh on this machine.", no_args_is_help=True)
 
 
 def _bed() -> BedLayout:
-    require_layout()
     from lockstep.devcluster.hosts.layout import default_bed
 
     return default_bed()
@@ -48,8 +48,10 @@ def bring_hosts_up(hosts: int) -> Path:
     """Bring up so many hosts, and return the cluster file that describes them. Raises ConfigError where this machine can't have any."""
     bed = _bed()
     from lockstep.devcluster.hosts.bed import up
+    from lockstep.devcluster.hosts.needs import ensure_bed
 
     with machine_failures():
+        in_full_environment(check=lambda: ensure_bed(bed, say))
         return up(bed, hosts, say)
 
 

@@ -21,7 +21,8 @@ import typer
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.cli.shared.jobargs import ContextOption
 from lockstep.plan.ship.imagebuild import Image, Tool
-from lockstep.platforms.output import put, put_text
+from lockstep.platforms.output import put, put_text, tell
+from lockstep_spec.files import expanded
 
 if TYPE_CHECKING:
     from lockstep.plan.ship.imagebuild import Build
@@ -35,7 +36,7 @@ LINES_KEPT = 60
 
 
 def build(
-    image: Annotated[Image, typer.Argument(help="Image to build, of those in images/.")],
+    image: Annotated[Image, typer.Argument(help="Image to build.")],
     base: Annotated[str, typer.Option(help="Base image. Default: the one that the Containerfile names.")] = "",
     tag: Annotated[str, typer.Option("--tag", "-t", help="Name and tag of the image. Default: lockstep-IMAGE:VERSION.")] = "",
     push: Annotated[bool, typer.Option("--push", help="Push it to the registry that --tag names.")] = False,
@@ -47,7 +48,7 @@ def build(
     ] = None,
     tool: Annotated[Tool | None, typer.Option(help="Tool to build with. Default: the first of them that is installed.")] = None,
     openshift: Annotated[
-        bool, typer.Option("--openshift", help="Build on OpenShift from this checkout, into an ImageStream. Needs no registry account.")
+        bool, typer.Option("--openshift", help="Build on OpenShift, into an ImageStream. Needs no registry account.")
     ] = False,
     namespace: Annotated[
         str, typer.Option("--namespace", "-n", help="With --openshift: the namespace that builds the image, and whose pods may use it.")
@@ -65,45 +66,57 @@ def build(
 ) -> None:
     """Build the operator's, the trainer's or the docs' image.
 
-    It builds from this checkout; docs from the site that `make docs` left there.
+    It builds from the Lockstep that you type this in, and copies its files into the cache, with --dry-run, too; docs from the site that `make docs` left in a clone.
 
     The build uses this machine's pip settings and certificates. No layer of the image has them.
 
     Example: lockstep build operator --tag registry.example.com/team/lockstep-operator:0.1.0 --push
     """
-    from lockstep.cli.shared.checkout import checkout
+    from lockstep.assets import asset
     from lockstep.cli.shared.target import load
     from lockstep.plan.ship.imagebuild import PROXIES, SITE, Build
 
-    root = checkout()
-    if image is Image.DOCS and not (root / SITE / "index.html").is_file():
-        raise ConfigError(f"there is no site in {SITE}: make docs builds it (make build IMAGE=docs does both)")
-    version = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    if image is Image.DOCS and not (asset(SITE) / "index.html").is_file():
+        raise ConfigError(f"there is no site in {SITE}: make docs builds it in a clone of the repository (make build IMAGE=docs does both)")
+    version = tomllib.loads(asset("pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     recipe = Build(image, version, tag=tag, base=base, arguments=tuple(arg or ()), proxies=tuple(n for n in PROXIES if n in os.environ))
     if openshift:
         if push or archive or tool:
             raise ConfigError("--openshift builds in the cluster, into the cluster's registry: leave out --push, --archive and --tool")
         if cluster is not None:
             load(cluster)  # its API server, and no other
-        _by_openshift(recipe, root, namespace, context, dry_run)
+        _by_openshift(recipe, namespace, context, dry_run)
     else:
-        _by_tool(recipe, root, tool, push, archive, dry_run)
+        _by_tool(recipe, tool, push, archive, dry_run)
 
 
-def _by_tool(recipe: Build, root: Path, tool_named: Tool | None, push: bool, archive: Path | None, dry_run: bool) -> None:
+def _by_tool(recipe: Build, tool_named: Tool | None, push: bool, archive: Path | None, dry_run: bool) -> None:
     from dataclasses import replace
 
+    from lockstep.environments import cache_root
     from lockstep.plan.ship.imagebuild import choose_tool, commands
+    from lockstep.platforms.clusters.imagebuild import context, folder_of, lay_out
 
     tool = choose_tool(tool_named, [name for name in Tool if shutil.which(name)])
     target = str(archive.resolve()) if archive else ""
     with _machine_settings() as secrets, tempfile.TemporaryDirectory(prefix="lockstep-build-") as folder:
         build = replace(recipe, secrets=secrets)
+        steps = commands(build, tool, push=push, archive=target, notes="" if dry_run else folder)
+        files = context(recipe.image)
+        root = folder_of(files, cache_root() / "contexts")
+        try:
+            lay_out(files, root)
+        except Failed as error:
+            if not dry_run:
+                raise
+            tell(f"warning: {error}, where these commands look for them")
         if dry_run:
-            put(*(shlex.join(step) for step in commands(build, tool, push=push, archive=target)))
+            put(shlex.join(["cd", str(root)]), *(shlex.join(step) for step in steps))
+            if "pip" in secrets:
+                put(f"# {secrets['pip']}: this machine's pip settings, a file that exists only while lockstep build runs")
             return
         put(f"building {recipe.reference} with {tool}", flush=True)
-        for step in commands(build, tool, push=push, archive=target, notes=folder):
+        for step in steps:
             _run(step, root)
         digests = {path.name: path.read_text(encoding="utf-8").strip() for path in Path(folder).iterdir()}
     built, pushed = digests.get("built"), digests.get("pushed")
@@ -116,7 +129,7 @@ def _by_tool(recipe: Build, root: Path, tool_named: Tool | None, push: bool, arc
 def _machine_settings() -> Iterator[dict[str, str]]:
     """Files with this machine's pip settings and certificates, for as long as the build takes; none where it has none of its own."""
     settings = configparser.RawConfigParser()
-    settings.read([Path(path).expanduser() for path in (*PIP_FILES, os.environ.get("PIP_CONFIG_FILE", os.devnull))])
+    settings.read([expanded(path) for path in (*PIP_FILES, os.environ.get("PIP_CONFIG_FILE", os.devnull))])
     if not settings.has_section("global"):
         settings.add_section("global")
     for variable, option in PIP_VARIABLES.items():
@@ -151,14 +164,14 @@ def _run(command: list[str], root: Path) -> None:
         raise Failed(tool_failure(command, process.returncode, last))
 
 
-def _by_openshift(recipe: Build, root: Path, namespace: str, context: str | None, dry_run: bool) -> None:
+def _by_openshift(recipe: Build, namespace: str, context: str | None, dry_run: bool) -> None:
     from lockstep.api.files.yamltext import dump_all_yaml
-    from lockstep.plan.ship.imagebuild import CONTEXTS
     from lockstep.plan.ship.openshift import next_step, objects
     from lockstep.platforms.clusters.imagebuild import build, packed
+    from lockstep.platforms.clusters.imagebuild import context as context_of
 
     build_objects = objects(recipe)
-    files = packed(root, CONTEXTS[recipe.image])
+    files = packed(context_of(recipe.image))
     if dry_run:
         put_text(dump_all_yaml(build_objects))
         put(f"# then {len(files) / 1e6:.1f} MB go to buildconfigs/{recipe.name}/instantiatebinary in namespace {namespace}")

@@ -87,8 +87,8 @@ def calibrate(
 
     Example: lockstep cluster calibrate barcelona --pairs --fail-below 0.8
     """
-    from lockstep.cli.shared.checkout import from_here
     from lockstep.cli.shared.clusterfiles import path_of
+    from lockstep.cli.shared.folders import from_here
     from lockstep.cli.shared.target import load
     from lockstep.plan.cluster.calibration import calibration_of
 
@@ -193,11 +193,8 @@ def _head(point: Point) -> tuple[str, str]:
 
 
 def _row(point: Point) -> str:
-    return f"{binary_size(point.bytes):>10} {_time(point.microseconds):>12} {point.algorithm_gbs:>12.4g} {point.bus_gbs:>12.4g}"
-
-
-def _time(microseconds: int) -> str:
-    return f"{microseconds} us" if microseconds < 10_000 else f"{microseconds / 1000:.1f} ms"
+    time = f"{point.microseconds} us" if point.microseconds < 10_000 else f"{point.microseconds / 1000:.1f} ms"
+    return f"{binary_size(point.bytes):>10} {time:>12} {point.algorithm_gbs:>12.4g} {point.bus_gbs:>12.4g}"
 
 
 def _suggest(sweep: Sweep, file: ClusterFile) -> None:
@@ -238,8 +235,8 @@ def _store_pairs(path: Path, measured: PairsMeasured, file: ClusterFile, mode: M
 def _write(path: Path, text: str, section: str, values: object, file: ClusterFile, *, quiet: bool) -> None:
     """Replace the file by this text, which differs in one section. Raises ConfigError if it would differ elsewhere."""
     from lockstep.api.files.clusterfile import parse_cluster_file
-    from lockstep.cli.shared.checkout import from_here
     from lockstep.cli.shared.clusterfiles import replace_file
+    from lockstep.cli.shared.folders import from_here
 
     shown = from_here(path)
     if parse_cluster_file(text, str(shown)).profile != file.profile:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,7 +11,7 @@ from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import DEV_ENVIRONMENT, OPERATOR_NAME
 from lockstep.cli.clusters.deploy import ClusterArgument, ContextOption, ForceOption, as_deployed
 from lockstep.cli.clusters.deploymentplan import DeploymentPlan, Mode, planned
-from lockstep.cli.shared.checkout import forget, was_forced
+from lockstep.cli.shared.folders import forget, was_forced
 from lockstep.cli.shared.terminal import Progress, confirm
 from lockstep.platforms.output import put
 
@@ -100,7 +99,7 @@ def _plan(cluster: str, context: str | None, force: bool) -> DeploymentPlan:
 def ask(question: str, *, yes: bool) -> None:
     """Ask, unless `yes`. Raises ConfigError where nobody can be asked; typer's Abort when the answer is no."""
     if not yes:
-        confirm(question, f"{question} Without a terminal, confirm with --yes (make: YES=1)")
+        confirm(question, f"{question} Without a terminal, confirm with --yes")
 
 
 async def _clean(plan: DeploymentPlan, context: str | None, *, pvcs: bool, yes: bool) -> None:
@@ -115,7 +114,7 @@ async def _clean(plan: DeploymentPlan, context: str | None, *, pvcs: bool, yes: 
         claims = await _claims(connection, plan) if pvcs else []
         if claims and others:
             raise ConfigError(
-                f"{', '.join(others)} of namespace {plan.namespace} may use the claims: delete these jobs first, or leave out PVCS=1"
+                f"{', '.join(others)} of namespace {plan.namespace} may use the claims: delete these jobs first, or leave out --pvcs"
             )
         if claims:
             named = ", ".join(claim["metadata"]["name"] for claim in claims)
@@ -133,8 +132,8 @@ async def _clean(plan: DeploymentPlan, context: str | None, *, pvcs: bool, yes: 
     if others:
         jobs = f"Job {others[0]} stays, with its" if len(others) == 1 else f"Jobs {', '.join(others)} stay, with their"
         put(f"{jobs} service account: lockstep delete NAME -n {plan.namespace}")
-    note = "" if pvcs else "; claims stay (PVCS=1 deletes them)"
-    put(f"The dev environment of namespace {plan.namespace} is removed{note}. The operator stays: make uninstall CLUSTER={plan.typed}")
+    note = "" if pvcs else "; claims stay (--pvcs deletes them)"
+    put(f"The dev environment of namespace {plan.namespace} is removed{note}. The operator stays: lockstep cluster uninstall {plan.typed}")
 
 
 def _is_dev(job: dict[str, Any]) -> bool:
@@ -169,7 +168,7 @@ async def _uninstall(plan: DeploymentPlan, context: str | None, *, jobs: bool, y
         )
         ask(f"Remove {what}{doomed} from {connection.server}?", yes=yes)
         await remove.uninstall(connection, objects, print, plan.scope, with_jobs=jobs or not plan.scope.own)
-    put(f"Lockstep is removed; claims stay. To install it again: make deploy-cluster CLUSTER={plan.typed}")
+    put(f"Lockstep is removed; claims stay. To install it again: lockstep deploy {plan.typed}")
 
 
 async def _clusters_of(connection: Cluster) -> str:
@@ -241,14 +240,14 @@ def _refuse_while_jobs(jobs: list[dict[str, Any]], plan: DeploymentPlan) -> None
     others = [job for job in in_the_way if not _is_dev(job) or job["metadata"]["namespace"] != plan.namespace]
     state = f"jobs have pods that report to this operator ({names})"
     removal = f"stop them first (lockstep stop NAME -n {scope.home})"
-    everything = "or use --jobs (make: JOBS=1), which deletes all jobs of the namespace"
+    everything = "or use --jobs, which deletes all jobs of the namespace"
     if not scope.own:
         state = f"there are TrainingJobs ({names}), which would go with their definition"
         removal = "delete them first (lockstep delete NAME -n NAMESPACE)"
-        everything = "or use --jobs (make: JOBS=1), which deletes all jobs"
+        everything = "or use --jobs, which deletes all jobs"
     if len(others) == len(in_the_way):
         raise ConfigError(f"{state}: {removal}, {everything}")
-    clean = f"remove the dev environment first: make clean-cluster CLUSTER={cluster} (or lockstep cluster clean {cluster})"
+    clean = f"remove the dev environment first: lockstep cluster clean {cluster}"
     if not others:
         raise ConfigError(f"{state}: {clean}")
     raise ConfigError(f"{state}: {clean}; of the others, {removal}, {everything}")
@@ -298,11 +297,10 @@ async def _rollback(context: str | None, home: str, yes: bool) -> None:
         with Progress() as progress:
             sent = await send_permitted(connection, list(record.previous.objects), lambda text: progress.quietly(f"sending {text}"))
             if sent.left:
-                raise Failed(
-                    f"{called(sent.left[0].item)} was refused: {sent.left[0].reason}: make deploy-cluster sets everything right again"
-                )
+                raise Failed(f"{called(sent.left[0].item)} was refused: {sent.left[0].reason}: lockstep deploy sets everything right again")
             await write_record(connection, record.turned_back(), home)
-            await remove_outdated(connection, next(map(scope_of, _deployments(record.previous.objects)), Scope()))
+            deployments = (item for item in record.previous.objects if item["kind"] == "Deployment")
+            await remove_outdated(connection, next(map(scope_of, deployments), Scope()))
             await until_ready(connection, home, OPERATOR_NAME, lambda text: progress.now(f"operator: {text}"))
         before = {called(item) for item in record.previous.objects}
         left = [item for item in record.current.objects if called(item) not in before and await is_there(connection, item)]
@@ -313,7 +311,3 @@ async def _rollback(context: str | None, home: str, yes: bool) -> None:
         put(
             f"{called(item)} was not part of that deployment and stays. To remove it: kubectl delete {item['kind'].lower()} {metadata['name']}{place}"
         )
-
-
-def _deployments(objects: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    return (item for item in objects if item["kind"] == "Deployment")

@@ -1,8 +1,7 @@
-"""`lockstep cluster list`: the cluster files of a checkout."""
+"""`lockstep cluster list` and `lockstep use`: the cluster files that have names here, and the cluster that is meant where none is named."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,6 +10,7 @@ from lockstep.api.errors import ConfigError
 from lockstep.api.names import HOSTS
 from lockstep.cli.shared.clusterfiles import cluster_names, load_cluster
 from lockstep.cli.shared.target import current_server, is_talked_to
+from lockstep.platforms.output import put
 
 if TYPE_CHECKING:
     from lockstep.api.files.clusterfile import ClusterFile
@@ -22,22 +22,13 @@ def list_clusters(
         str | None, typer.Option(help="The context of your kubeconfig that decides which cluster gets the *. Default: the current one.")
     ] = None,
 ) -> None:
-    """List the cluster files in clusters/.
+    """List the cluster files that have names here.
 
     A * marks the one that your kubeconfig's context talks to. The verb asks no cluster.
 
     Example: lockstep cluster list
     """
-    from lockstep.cli.shared.checkout import checkout
-
-    print_clusters(checkout() / "clusters", current_server(context))
-
-
-def print_clusters(folder: Path, server: str | None = None) -> None:
-    """A table of the clusters in `folder`; `server`: the API server that is talked to now.
-
-    Raises ConfigError, after the table, for those that can't be read.
-    """
+    server, mistakes = current_server(context), list[str]()
     from rich.table import Table
 
     from lockstep.cli.shared.terminal import console
@@ -45,10 +36,9 @@ def print_clusters(folder: Path, server: str | None = None) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("", "NAME", "PLATFORM", "NODES", "GPUS", "FABRIC", "STORAGE", "NAMESPACE", "DESCRIPTION"):
         table.add_column(column, overflow="fold")
-    mistakes: list[str] = []
-    for name in cluster_names(folder):
+    for name in cluster_names():
         try:
-            cluster_file = load_cluster(name, folder)
+            cluster_file = load_cluster(name)
             table.add_row("*" if server is not None and is_talked_to(cluster_file, server) else "", *_row(cluster_file))
         except ConfigError as error:
             mistakes += map(str, error.args)
@@ -56,6 +46,38 @@ def print_clusters(folder: Path, server: str | None = None) -> None:
     console().print(table)
     if mistakes:
         raise ConfigError(*mistakes)
+
+
+def use(
+    cluster: Annotated[
+        str | None,
+        typer.Argument(
+            help="A cluster's name, a cluster file's path, or the folder of a workspace of this machine. Default: say which one counts.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Choose the cluster of verbs that name none.
+
+    Without an argument, it says which one counts here, and why.
+
+    The first of these counts: --cluster; a job's spec.cluster; the environment variable LOCKSTEP_CLUSTER; the file .lockstep/cluster of the
+    folder where you are, which this verb writes in a checkout; the cluster that it chose elsewhere; your kubeconfig's.
+
+    Example: lockstep use lab
+    """
+    from lockstep.cli.shared.clusterfiles import memorable
+    from lockstep.cli.shared.folders import remember, remembered
+    from lockstep.cli.shared.target import in_use
+
+    if cluster is not None:
+        remember(memorable(cluster))
+    every = remembered()
+    if not every:
+        put("nothing names a cluster: verbs ask your kubeconfig's, or the embedded one if it is up; lockstep use CLUSTER chooses one")
+    for number, choice in enumerate(every):
+        put(f"{'not ' if number else ''}{choice.cluster} ({choice.by})")
+    in_use()  # (one that is gone is an error)
 
 
 def _row(cluster_file: ClusterFile) -> tuple[str, ...]:

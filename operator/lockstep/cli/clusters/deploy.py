@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shlex
 import sys
 from contextlib import suppress
@@ -11,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lockstep.api.errors import Failed
+from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import DEV_ENVIRONMENT, OPERATOR_NAME, OPERATOR_NAMESPACE
 from lockstep.cli.clusters.deploymentplan import OPERATOR_IMAGE, PUSHED, Chosen, DeploymentPlan, Mode, chosen_scope, planned, unpullable
-from lockstep.cli.shared.checkout import remember, remember_forced, remember_server
-from lockstep.cli.shared.embedded import publish_checkout
+from lockstep.cli.shared.clusterfiles import use
+from lockstep.cli.shared.embedded import publish_own_code
+from lockstep.cli.shared.folders import remember_forced, remember_server
 from lockstep.cli.shared.target import EMBEDDED, is_embedded, is_same_host, refuse_other_cluster
 from lockstep.cli.shared.terminal import Progress, say, waiting
 from lockstep.platforms.output import put, put_text, tell
@@ -109,7 +109,7 @@ def deploy(
     try:
         complete = asyncio.run(carry_out(plan, context, dev, timeout))
     except KeyboardInterrupt:
-        put("", f"Stopped waiting; the deployment goes on in the cluster: make status-cluster CLUSTER={plan.typed}")
+        put("", f"Stopped waiting; the deployment goes on in the cluster: lockstep cluster status {plan.typed}")
         raise
     if not complete:
         raise typer.Exit(1)
@@ -122,7 +122,7 @@ def _is_for_one_namespace(plan: DeploymentPlan, typed: TypedDeployment, *, only_
     """
     from lockstep.kube.cluster import Client
     from lockstep.plan.cluster.admission import Admission, admission
-    from lockstep.plan.cluster.scope import UNKNOWN_JOBS, definitions_command
+    from lockstep.plan.cluster.scope import UNKNOWN_JOBS
     from lockstep.platforms.clusters.send import standing_of
 
     own = planned(typed.cluster, plan.mode, typed.image, scope="own")
@@ -135,10 +135,10 @@ def _is_for_one_namespace(plan: DeploymentPlan, typed: TypedDeployment, *, only_
         tell(f"note: {standing.missing}; this is what an operator of {place} (--namespace-only) would change:")
         return True
     if chosen is Admission.NEED_DEFINITIONS:
-        raise Failed(UNKNOWN_JOBS, f"  {definitions_command(plan.profile, plan.namespace)}")
+        raise Failed(UNKNOWN_JOBS, *(f"  {command}" for command in definition_commands(plan)))
     if not sys.stdin.isatty():
         sentence = f"{standing.missing}, and nothing was sent. For an operator of {place}, type:"
-        raise Failed(sentence, f"  {typed.for_one_namespace(by_make='MAKELEVEL' in os.environ)}")
+        raise Failed(sentence, f"  {typed.for_one_namespace()}")
     say(f"{standing.missing}. One of {place} needs the role admin there; it sees no nodes and serves no metrics.")
     if not typer.confirm(f"Install an operator for {place}?", default=True):
         raise Failed(
@@ -160,9 +160,9 @@ def _refuse_unpullable(plan: DeploymentPlan, context: str | None) -> None:
         return
     raise Failed(
         f"the operator's image would be {plan.image}, which names no registry that the cluster could pull it from, and nothing was sent. Push one, then name it:",
-        f"  make build TAG={PUSHED} PUSH=1",
-        f"  make deploy-cluster CLUSTER={plan.typed} {plan.choices} OPERATOR_IMAGE={PUSHED}",
-        f"If every node has the image already: OPERATOR_IMAGE={plan.image}",
+        f"  lockstep build operator --tag {PUSHED} --push",
+        f"  lockstep deploy {plan.typed} {plan.choices} --image {PUSHED}",
+        f"If every node has the image already: --image {plan.image}",
     )
 
 
@@ -197,7 +197,7 @@ def _checked(
     first = planned(cluster, *stated)  # before anything is changed, the embedded cluster's code too
     refuse_other_cluster(first.cluster, context, force)
     mode_there, image_there, scope_there = as_deployed(first, context)
-    revision = publish_checkout() if embedded else ""
+    revision = publish_own_code() if embedded else ""
     complete = (mode or mode_there or Mode.AUTO, image or image_there, revision, monitoring, scope or scope_there)
     return first if complete == stated else planned(cluster, *complete)
 
@@ -277,7 +277,7 @@ async def carry_out(plan: DeploymentPlan, context: str | None, dev: bool, second
 async def _refuse_what_lacks(connection: Cluster, plan: DeploymentPlan) -> None:
     """Raise Failed, before anything is sent, if the cluster lacks what only an administrator can put there."""
     from lockstep.plan.cluster.facts import Sight
-    from lockstep.plan.cluster.scope import UNKNOWN_JOBS, definitions_command
+    from lockstep.plan.cluster.scope import UNKNOWN_JOBS
     from lockstep.platforms.clusters.listings import sight_of_jobs
     from lockstep.platforms.clusters.remove import JOB, all_of
 
@@ -287,7 +287,7 @@ async def _refuse_what_lacks(connection: Cluster, plan: DeploymentPlan) -> None:
             await _refuse_place(connection, plan, place)
         return
     if await sight_of_jobs(connection) is not Sight.SEEN:
-        raise Failed(UNKNOWN_JOBS, f"  {definitions_command(plan.profile, plan.namespace)}")
+        raise Failed(UNKNOWN_JOBS, *(f"  {command}" for command in definition_commands(plan)))
     if await connection.exists("ServiceAccount", plan.namespace, OPERATOR_NAME):
         return
     alive = [job["metadata"]["name"] for job in await all_of(connection, JOB, plan.namespace) if (job.get("status") or {}).get("nodes")]
@@ -436,7 +436,6 @@ async def _start_dev_environment(connection: Cluster, plan: DeploymentPlan, sent
 
 def tell_left(plan: DeploymentPlan, sent: Sent) -> None:
     """Print what is missing, differs or can't be seen, and the commands by which an administrator puts it right."""
-    from lockstep.plan.cluster.scope import definitions_command
     from lockstep.plan.ship.deploy import State, called, objects_for_administrator, unsent
 
     left = unsent(sent.left)
@@ -447,33 +446,41 @@ def tell_left(plan: DeploymentPlan, sent: Sent) -> None:
     for part in left:
         put(f"  {called(part.item)}: {part.state.value}{f' ({part.reason})' if part.reason else ''}")
     if plan.scope.own:
-        put("An administrator of the cluster types this once, in a checkout; then repeat your command:")
-        return put(f"  {definitions_command(plan.profile, plan.namespace)}")
-    put("An administrator of the cluster types, in a checkout:")
-    put(f"  make deploy-cluster CLUSTER={plan.typed} {plan.choices} DEV=0")
-    put(f"or, with the files that were just written, in which the operator's image is {plan.sent_image} (OPERATOR_IMAGE= names another):")
-    for command in admin_commands(plan.cluster.cluster.name, *objects_for_administrator(left)):
+        put("An administrator of the cluster types this once, with the files that were just written; then repeat your command:")
+        return put(*(f"  {command}" for command in definition_commands(plan)))
+    put("An administrator of the cluster types, with the cluster file:")
+    put(f"  lockstep deploy {plan.typed} {plan.choices} --no-dev")
+    put(f"or, with the files that were just written, in which the operator's image is {plan.sent_image} (--image names another):")
+    for command in admin_commands(plan.cluster.cluster.name, *objects_for_administrator([part.item for part in left])):
         put(f"  {command}")
     if sure:
-        put(f"Then repeat: make deploy-cluster CLUSTER={plan.typed} {plan.choices}")
+        put(f"Then repeat: lockstep deploy {plan.typed} {plan.choices}")
+
+
+def definition_commands(plan: DeploymentPlan) -> list[str]:
+    """Write the files of what an administrator sends once for operators of one namespace, and return the commands that send them."""
+    from lockstep.plan.cluster.scope import definitions
+    from lockstep.plan.ship.deploy import objects_for_administrator
+
+    items = definitions(planned(plan.file, plan.mode, scope="all").objects)
+    return admin_commands(plan.cluster.cluster.name, *objects_for_administrator(items))
 
 
 def admin_commands(cluster: str, definitions: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[str]:
     """Write the files, and say how they are applied: in the name of deploy, so that a later one can also take something away."""
     from lockstep.api.files.yamltext import dump_all_yaml
-    from lockstep.cli.shared.checkout import from_here, state_folder
+    from lockstep.cli.shared.folders import from_here, state_folder, write_state
     from lockstep.platforms.clusters.install import FIELD_MANAGER
 
     commands = []
-    folder = state_folder() / "deploy" / cluster
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, objects in (("definitions.yaml", definitions), ("cluster.yaml", others)):
-        path = folder / name
-        path.unlink(missing_ok=True)
-        if not objects:
-            continue
-        path.write_text(dump_all_yaml(objects), encoding="utf-8")
-        shown = from_here(path)
+    for name, objects in ((f"deploy/{cluster}/definitions.yaml", definitions), (f"deploy/{cluster}/cluster.yaml", others)):
+        try:
+            if not objects:
+                (state_folder() / name).unlink(missing_ok=True)
+                continue
+            shown = shlex.quote(str(from_here(write_state(name, dump_all_yaml(objects)))))
+        except (OSError, ConfigError) as error:
+            return [f"lockstep deploy {shlex.quote(cluster)} --dry-run     # prints the objects: their files were not written: {error}"]
         commands.append(f"kubectl apply --server-side --force-conflicts --field-manager={FIELD_MANAGER} -f {shown}")
         if objects is definitions:
             commands.append(f"kubectl wait --for=condition=Established -f {shown}")
@@ -487,8 +494,8 @@ def tell_end(plan: DeploymentPlan, *, dev: bool, complete: bool) -> None:
     if not complete:
         put("", f"What is wrong: lockstep doctor {plan.typed}")
         return
-    remember(plan.remembered)
     warned = f", with {len(plan.findings)} of the cluster file's lines to mend (warnings above)" if plan.findings else ""
     put("", f"Ready{warned}. Next:")
     for command, meaning in plan.next_commands(dev=dev):
         put(f"  {command:<62} # {meaning}")
+    use(plan.named)

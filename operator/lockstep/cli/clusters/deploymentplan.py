@@ -6,11 +6,10 @@ import re
 import shlex
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lockstep.api.errors import ConfigError
-from lockstep.api.names import OPERATOR_NAMESPACE
+from lockstep.api.names import DEV_ENVIRONMENT, OPERATOR_NAMESPACE
 
 if TYPE_CHECKING:
     from lockstep.api.cluster import TrainingCluster
@@ -52,10 +51,9 @@ class DeploymentPlan:
 
     @property
     def choices(self) -> str:
-        """Choices of this deployment, as variables of make."""
-        image = "" if self.image == default_image(self.profile) else f" OPERATOR_IMAGE={self.image}"
-        scope = " NAMESPACE_ONLY=1" if self.scope.own else f" NAMESPACES={','.join(self.scope.namespaces)}" if self.scope.namespaces else ""
-        return f"MODE={self.mode.value}{image}{scope}"
+        """Choices of this deployment, as options of `lockstep deploy`."""
+        image = "" if self.image == default_image(self.profile) else f"--image {self.image}"
+        return " ".join(filter(None, (f"--mode {self.mode.value}", image, self.scope.choice)))
 
     @property
     def sent_image(self) -> str:
@@ -84,11 +82,10 @@ class DeploymentPlan:
     @property
     def named(self) -> str:
         """Name of the cluster if its file is in clusters/, else the file as it was typed."""
-        from lockstep.cli.shared.clusterfiles import file_of, path_of
+        from lockstep.cli.shared.clusterfiles import path_of
 
         name = self.cluster.cluster.name
-        is_of_checkout = self.file == file_of(name) or path_of(self.file).resolve() == path_of(name).resolve()
-        return name if is_of_checkout else self.file
+        return name if path_of(self.file).resolve() == path_of(name).resolve() else self.file
 
     @property
     def typed(self) -> str:
@@ -97,8 +94,10 @@ class DeploymentPlan:
 
     @property
     def remembered(self) -> str:
-        """Name of the cluster if its file is in clusters/, else the file's absolute path: it holds in every folder."""
-        return self.named if self.named != self.file else str(Path(self.file).resolve())
+        """The same as `lockstep use` remembers it: it holds in every folder."""
+        from lockstep.cli.shared.clusterfiles import memorable
+
+        return memorable(self.named)
 
     def next_commands(self, *, dev: bool) -> list[tuple[str, str]]:
         """Return what to type after the deployment, each with its meaning: a job of this cluster, then what the dev environment is for."""
@@ -108,13 +107,16 @@ class DeploymentPlan:
             (f"lockstep plan -f first.yaml --cluster {named}", "does it fit? Nothing is started"),
             (f"lockstep run -f first.yaml --cluster {named}", "start it and follow its log"),
             (f"lockstep top first --cluster {named}", "watch its speed and its loss"),
-            (f"make status-cluster CLUSTER={named}", "operator, TrainingCluster and jobs"),
+            (f"lockstep cluster status {named}", "operator, TrainingCluster and jobs"),
         ]
         if dev:
             commands += [
-                (f"make sync-multi-node CLUSTER={named}", "dev environment: workspace/ to all of its pods"),
-                (f"make run-multi-node CLUSTER={named} SCRIPT=train_multi_node.py", "on all nodes; Ctrl-C stops it"),
-                (f"make shell-multi-node CLUSTER={named}", "a shell in node 0"),
+                (
+                    f"lockstep sync {DEV_ENVIRONMENT} workspace --cluster {named}",
+                    "your code to all pods of the dev environment (lockstep init script workspace writes an example)",
+                ),
+                (f"lockstep run --job {DEV_ENVIRONMENT} --cluster {named} train_multi_node.py", "on all nodes; Ctrl-C stops it"),
+                (f"lockstep shell {DEV_ENVIRONMENT} --cluster {named}", "a shell in node 0"),
             ]
         return commands
 
@@ -178,7 +180,7 @@ def planned(
     Raises:
         ConfigError: RDMA is asked of a cluster that has none; the cluster file is wrong or unknown; `scope` can't be had.
     """
-    from lockstep.cli.shared.checkout import checkout
+    from lockstep.assets import asset
     from lockstep.cli.shared.clusterfiles import file_of
     from lockstep.cli.shared.target import load
     from lockstep.plan.ship.openshift import short_name
@@ -192,7 +194,7 @@ def planned(
             "--monitoring: the operator of one namespace serves no metrics, because it may not ask who may read them: leave out --monitoring"
         )
     chosen = short_name(image or default_image(profile), place.home)
-    manifests = checkout() / "manifests"
+    manifests = asset("manifests")
     objects = operator_objects(profile, chosen, namespace=file.cluster.namespace, manifests=manifests, revision=revision, scope=place)
     more = monitoring_objects(manifests) if monitoring else []
     return DeploymentPlan(file, profile, [*objects, *more], mode, chosen, place, file_of(cluster))
@@ -217,8 +219,8 @@ def unpullable(cluster: ClusterFile, typed: str) -> Finding | None:
         return None
     return warning(
         "cluster.platform",
-        f"a first deployment needs OPERATOR_IMAGE: the default, {OPERATOR_IMAGE}, names no registry that the cluster could pull from",
-        f"make build TAG={PUSHED} PUSH=1, then make deploy-cluster CLUSTER={typed} OPERATOR_IMAGE={PUSHED}",
+        f"a first deployment needs --image: the default, {OPERATOR_IMAGE}, names no registry that the cluster could pull from",
+        f"lockstep build operator --tag {PUSHED} --push, then lockstep deploy {typed} --image {PUSHED}",
     )
 
 
@@ -227,6 +229,8 @@ def _with_mode(file: ClusterFile, mode: Mode) -> TrainingCluster:
 
     profile, spec = file.profile, file.profile.spec
     if mode is Mode.RDMA and not spec.network.rdma.enabled:
-        raise ConfigError(f"MODE=rdma: cluster {file.cluster.name} has no RDMA (network.rdma.enabled is false in its file): use MODE=tcp")
+        raise ConfigError(
+            f"--mode rdma: cluster {file.cluster.name} has no RDMA (network.rdma.enabled is false in its file): use --mode tcp"
+        )
     network = spec.network.model_copy(update={"mode": FabricMode[mode.name]})
     return profile.model_copy(update={"spec": spec.model_copy(update={"network": network})})

@@ -12,8 +12,9 @@ import typer
 from lockstep.api.errors import ConfigError
 from lockstep.cli.clusters.bed import app as hosts_app
 from lockstep.cli.clusters.bed import say
-from lockstep.cli.shared.embedded import machine_failures, require_layout
+from lockstep.cli.shared.embedded import embedded_layout, machine_failures
 from lockstep.cli.shared.jobargs import Form, FormOption
+from lockstep.cli.shared.trainer import in_full_environment
 from lockstep.platforms.output import put, put_json, tell
 
 if TYPE_CHECKING:
@@ -24,23 +25,18 @@ app = typer.Typer(help="Run a real Kubernetes on this machine, without Docker.",
 app.add_typer(hosts_app, name="hosts")
 
 
-@app.callback()
-def needs_checkout() -> None:
-    """Refuse every verb of this group where the installation has no embedded cluster."""
-    require_layout()
-
-
 def bring_up(nodes: int = 2, resources: list[str] | None = None, rails: int | None = None) -> Path:
     """Bring the embedded cluster up and Ready, and return its kubeconfig.
 
     Raises:
         ConfigError: this machine can't do it; the message lists what is missing.
     """
-    layout = require_layout()
+    layout = embedded_layout()
     from lockstep.devcluster.cluster import ClusterGoal, parse_resources
     from lockstep.devcluster.cluster import up as bring_cluster_up
 
     goal = ClusterGoal(nodes=nodes, resources=parse_resources(resources, nodes) if resources else None, rails=rails)
+    in_full_environment(check=lambda: _install(layout))
     _install(layout)
     return bring_cluster_up(layout, goal, say)
 
@@ -84,10 +80,11 @@ def prepare() -> None:
 
     Example: lockstep devcluster prepare
     """
-    layout = require_layout()
+    layout = embedded_layout()
     from lockstep.devcluster.cluster import prepare as make_ready
 
     with machine_failures():
+        in_full_environment(check=lambda: _install(layout))
         _install(layout)
         make_ready(layout, say)
 
@@ -100,14 +97,14 @@ def down(purge: Annotated[bool, typer.Option(help="Remove images in the nodes an
 
     Example: lockstep devcluster down --purge
     """
-    from lockstep.cli.shared.checkout import forget
+    from lockstep.cli.shared.folders import forget
     from lockstep.cli.shared.target import EMBEDDED
     from lockstep.devcluster.cluster import down as take_down
 
     if os.geteuid() != 0:
         raise ConfigError("only root can remove the embedded cluster: sudo lockstep devcluster down")
     with machine_failures():
-        take_down(require_layout(), say, purge=purge)
+        take_down(embedded_layout(), say, purge=purge)
     forget(EMBEDDED)
 
 
@@ -119,7 +116,7 @@ def devcluster_status(output: FormOption = Form.TEXT) -> None:
     """
     from lockstep.devcluster.cluster import status as state_of
 
-    state = state_of(require_layout())
+    state = state_of(embedded_layout())
     if output is Form.JSON:
         put_json(state)
     else:
@@ -140,23 +137,7 @@ def kubeconfig() -> None:
     Example: export KUBECONFIG=$(lockstep devcluster kubeconfig)
     """
 
-    put(require_layout().kubeconfig)
-
-
-@app.command("publish")
-def publish() -> None:
-    """Give pods the code of this checkout as it is now.
-
-    A running pod keeps what it has imported already.
-
-    Example: lockstep devcluster publish
-    """
-    from lockstep.devcluster.python_volume import publish_code, publish_packages
-
-    volume = require_layout().python_volume
-    with machine_failures():
-        publish_packages(volume)
-        put(publish_code(volume))
+    put(embedded_layout().kubeconfig)
 
 
 if __name__ == "__main__":

@@ -49,13 +49,12 @@ def discover(
 
     Example: lockstep cluster discover mine -n nccl-test
     """
-    from lockstep.cli.shared.checkout import checkout
-    from lockstep.cli.shared.clusterfiles import peek
+    from lockstep.cli.shared.clusterfiles import path_of, peek
     from lockstep.cli.shared.target import aim_at
 
-    path = None if output == STDOUT else Path(output) if output else checkout() / "clusters" / f"{name}.yaml"
+    path = None if output == STDOUT else Path(output) if output else path_of(name)
     _check_name(name)
-    stated = peek(name, checkout() / "clusters")
+    stated = peek(name)
     aim_at(name, None, checked=False, is_of_hosts=stated is not None and stated.is_of_hosts)
     _refuse_to_overwrite(path, force)
     with exiting_on_ctrl_c("lockstep: interrupted; nothing was written, and no pod is left"):

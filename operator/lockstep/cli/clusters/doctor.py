@@ -60,7 +60,7 @@ def _tools() -> Finding:
 
 
 async def _examine(file: ClusterFile, namespace: str, context: str | None) -> list[Finding]:
-    from lockstep.cli.shared.checkout import checkout
+    from lockstep.assets import asset
     from lockstep.cli.shared.target import OtherCluster
     from lockstep.kube.cluster import ApiError, Cluster
     from lockstep.plan.checks.doctor import examine
@@ -79,7 +79,7 @@ async def _examine(file: ClusterFile, namespace: str, context: str | None) -> li
             return [Finding("API server", Outcome.FAILED, f"{connection.server} doesn't answer as it should: {error}", fix)]
         findings = [Finding("API server", Outcome.OK, f"{connection.server}, Kubernetes {version}")]
         facts = await doctor_facts(connection, file, namespace)
-    return [*findings, *examine(file, facts, _definitions(checkout() / "manifests" / "crds"))]
+    return [*findings, *examine(file, facts, _definitions(asset("manifests/crds")))]
 
 
 def _definitions(folder: Path) -> dict[str, dict[str, object]]:

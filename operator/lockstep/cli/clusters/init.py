@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lockstep.api.errors import ConfigError
-from lockstep.cli.shared.jobargs import UNNAMED
 from lockstep.platforms.output import put, put_text, tell
 
 if TYPE_CHECKING:
@@ -43,15 +42,15 @@ def cluster(name: Annotated[str, typer.Argument(help="The cluster's name.")], ou
     Example: lockstep init cluster mine
     """
     from lockstep.api.files.clusterfile import parse_cluster_file
-    from lockstep.cli.shared.checkout import checkout
+    from lockstep.assets import asset
+    from lockstep.cli.shared.folders import clusters_here, from_here
 
-    folder = checkout() / "clusters"
-    text = (folder / "template.yaml").read_text(encoding="utf-8")
+    text = asset("clusters/template.yaml").read_text(encoding="utf-8")
     text = re.sub(
         r"\A#.*\n", f"# The cluster {name}. Remove what you do not need: most keys have defaults. Check it: lockstep cluster list\n", text
     )
     text = re.sub(r"^  name: my-cluster\b", f"  name: {name}", text, count=1, flags=re.MULTILINE)
-    path = output or folder / f"{name}.yaml"
+    path = output or from_here(clusters_here() / f"{name}.yaml")
     parse_cluster_file(text, str(path))  # a name that can't be is refused before anything is written
     _write(path, text, f"Next: edit it, then lockstep deploy {_stated(output) or name} --dry-run")
 
@@ -83,7 +82,7 @@ def hosts(
     Example: lockstep init hosts lab lab0 ada@192.168.1.101 lab2:8 --workspace /data/lockstep
     """
     from lockstep.api.hosts import DATASETS_FOLDER, WORKSPACE_FOLDER
-    from lockstep.cli.shared.checkout import checkout
+    from lockstep.assets import asset
     from lockstep.plan.discovery.draft import left_out, stated
     from lockstep.plan.translate.hosts import cluster_text, from_words, text_to_fill_in
 
@@ -103,7 +102,7 @@ def hosts(
     elif user or workspace or shared:
         raise ConfigError("--user, --workspace and --shared are for the hosts that you name: lockstep init hosts NAME HOST HOST")
     else:
-        text = text_to_fill_in(name, (checkout() / "clusters" / "template-hosts.yaml").read_text(encoding="utf-8"))
+        text = text_to_fill_in(name, asset("clusters/template-hosts.yaml").read_text(encoding="utf-8"))
     _write_hosts(name, text, output, "what you typed", "read" if machines else "edit")
 
 
@@ -146,10 +145,10 @@ def import_hosts(
 
 def _write_hosts(name: str, text: str, output: Path | None, origin: str, verb: str, *leftovers: str) -> None:
     from lockstep.api.files.clusterfile import parse_cluster_file
-    from lockstep.cli.shared.checkout import checkout, from_here
     from lockstep.cli.shared.clusterfiles import unseen
+    from lockstep.cli.shared.folders import clusters_here, from_here
 
-    path = output or from_here(checkout() / "clusters" / f"{name}.yaml")
+    path = output or from_here(clusters_here() / f"{name}.yaml")
     with unseen(f"{origin} as a cluster file") as source:  # a name that can't be is refused before anything is written
         parse_cluster_file(text, source)
     named = shlex.quote(_stated(output) or name)
@@ -161,7 +160,7 @@ def job(
     name: Annotated[str, typer.Argument(help="The job's name.")],
     cluster: Annotated[
         str | None,
-        typer.Option("--cluster", help=f"The cluster that it is for. {UNNAMED}"),
+        typer.Option("--cluster", help="The cluster that it is for. Default: the one in use (lockstep use), else none."),
     ] = None,
     script: Annotated[bool, typer.Option("--script", help="Write a job that runs your own program instead of Lockstep's trainer.")] = False,
     output: FileOption = None,
@@ -190,11 +189,11 @@ def job(
     Example: lockstep init job glm-lora --cluster barcelona --from config.yaml --nodes 2 --gpus-per-node 8
     """
     from lockstep.api.files.jobfile import parse_job_file
-    from lockstep.cli.shared.checkout import deployed_last
     from lockstep.cli.shared.clusterfiles import is_path, load_cluster
-    from lockstep.cli.shared.target import EMBEDDED
+    from lockstep.cli.shared.target import in_use
 
-    cluster = cluster or deployed_last() or EMBEDDED
+    choice = None if cluster is not None else in_use()
+    cluster = cluster if choice is None else choice.cluster
     path = output or Path(f"{name}.yaml")
     if origin is not None:
         if script:
@@ -202,9 +201,13 @@ def job(
         return _from_config(origin, name, cluster, (nodes, gpus), path)
     if nodes is not None or gpus is not None:
         raise ConfigError("--nodes and --gpus-per-node need --from: leave them out, and edit the file that is written")
-    cluster = load_cluster(cluster).cluster.name if is_path(cluster) else cluster
+    cluster = load_cluster(cluster).cluster.name if cluster is not None and is_path(cluster) else cluster
     text = (SCAFFOLDS / ("script-job.yaml" if script else "job.yaml")).read_text(encoding="utf-8")
-    for word, value in (("NAME", name), ("CLUSTER", cluster), ("FILE", _stated(path) or f"{name}.yaml")):
+    if cluster is None:
+        text = re.sub(
+            r"  cluster: CLUSTER .*", "  # cluster: mine            # a file in clusters/; left out: the one that it is sent to", text
+        )
+    for word, value in (("NAME", name), ("CLUSTER", cluster or ""), ("FILE", _stated(path) or f"{name}.yaml")):
         text = re.sub(rf"\b{word}\b", value.replace("\\", r"\\"), text)
     parse_job_file(text, str(path))
     file = shlex.quote(_stated(path) or f"{name}.yaml")
@@ -212,22 +215,23 @@ def job(
     return None
 
 
-def _from_config(origin: Path, name: str, cluster: str, wanted: tuple[int | None, int | None], path: Path) -> None:
+def _from_config(origin: Path, name: str, cluster: str | None, wanted: tuple[int | None, int | None], path: Path) -> None:
     from lockstep.api.files.jobfile import parse_job_file
     from lockstep.cli.shared.clusterfiles import load_cluster, read_text, unseen
     from lockstep.cli.shared.planfacts import moved_targets_here
+    from lockstep.plan.ahead.standin import stand_in
     from lockstep.plan.translate.leaves import leftover_lines
     from lockstep.plan.translate.trainer import Size, job_text
 
-    file = load_cluster(cluster)
+    file = load_cluster(cluster) if cluster is not None else stand_in()
     own, (nodes, gpus) = file.profile.spec.gpus, wanted
-    if file.hosts is not None:
+    if cluster is not None and file.hosts is not None:
         size = Size(_ranks_of_hosts(file, cluster, nodes, gpus), nodes, gpus)
     else:
         count, each = nodes or own.default_nodes, own.per_node if gpus is None else gpus
         is_stated = nodes is not None or gpus is not None
         size = Size(count * max(each, 1), count if is_stated else None, each if is_stated else None)
-    translation = job_text(read_text(origin), str(origin), name, file.cluster.name, size)
+    translation = job_text(read_text(origin), str(origin), name, file.cluster.name if cluster is not None else None, size)
     with unseen(f"{origin} as a job file") as source:
         training = parse_job_file(translation.text, source).spec.training
     moved = moved_targets_here(training, Path(translation.model)) if training is not None else ""
@@ -267,13 +271,13 @@ def script(folder: Annotated[Path, typer.Argument(help="Where to write them.")] 
 
     Example: lockstep init script workspace
     """
-    from lockstep.cli.shared.checkout import checkout
+    from lockstep.assets import asset
 
     taken = [str(folder / name) for name in SCRIPT_FILES if (folder / name).exists()]
     if taken:
         raise ConfigError(f"{', '.join(taken)} already exists: name another folder")
     for name in SCRIPT_FILES:
-        _write(folder / name, (checkout() / "workspace" / name).read_text(encoding="utf-8"))
+        _write(folder / name, asset(f"workspace/{name}").read_text(encoding="utf-8"))
     put("Next: put your model and your data where its two comments say; a job for it: lockstep init job NAME --script")
 
 

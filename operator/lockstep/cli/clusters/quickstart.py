@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lockstep.api.errors import ConfigError
-from lockstep.cli.clusters.demo import AGAIN, GENERATE_SECONDS, JOB_FILE, SAMPLE, demo_folder, generate_command, print_result, step
+from lockstep.cli.clusters.demo import AGAIN, GENERATE_SECONDS, SAMPLE, demo_folder, generate_command, print_result, sample_file, step
 from lockstep.cli.shared.terminal import confirm
-from lockstep.platforms.output import put, put_text, tell
+from lockstep.cli.shared.trainer import in_full_environment
+from lockstep.platforms.output import put, tell
 
 if TYPE_CHECKING:
     from lockstep.cli.shared.inputs import Inputs
@@ -57,10 +58,15 @@ def quickstart(
     if hosts and (local or context):
         raise ConfigError("--hosts, --local and --context each say where to run: use one of them")
     is_other = _is_cluster_of_kubeconfig()
-    if is_other and not (context or hosts or local or yes):
-        _ask_about_kubeconfig()
     own_cluster = context is not None or is_other or (bool(os.environ.get("KUBECONFIG")) and os.geteuid() != 0)
     why_local = None if own_cluster and not local else _why_local(local)
+    asks = is_other and not (context or hosts or local or yes)
+    if not hosts and (own_cluster or why_local):  # (the others first look whether this machine can do it)
+        if asks and not sys.stdin.isatty():
+            _ask_about_kubeconfig()
+        in_full_environment(check=lambda: why_local or _demo_of_cluster(context))
+    if asks:
+        _ask_about_kubeconfig()
     if hosts:
         from lockstep.cli.clusters.quickstarthosts import run_on_bed
 
@@ -80,7 +86,7 @@ def _is_cluster_of_kubeconfig() -> bool:
     from lockstep.kube.aim import environment_kubeconfig
 
     layout, files = embedded_layout(), environment_kubeconfig()
-    return files.is_stated and not (layout is not None and Path(files.paths) == layout.kubeconfig)
+    return files.is_stated and Path(files.paths) != layout.kubeconfig
 
 
 def _ask_about_kubeconfig() -> None:
@@ -91,7 +97,7 @@ def _ask_about_kubeconfig() -> None:
     ways = "unset KUBECONFIG to use a Kubernetes of this machine's own"
     confirm(
         f"This installs Lockstep's operator and a demo on {place} ({ways}). Go on?",
-        f"quickstart would install Lockstep's operator and a demo on {place}, and nothing was done: {ways}, or confirm with --yes (make: YES=1)",
+        f"quickstart would install Lockstep's operator and a demo on {place}, and nothing was done: {ways}, or confirm with --yes",
     )
 
 
@@ -107,12 +113,13 @@ def _why_local(is_asked: bool) -> str | None:
 
 
 def _run_local() -> int:
-    from lockstep.cli.shared.checkout import state_folder
+    from lockstep.cli.shared.clusterfiles import use
+    from lockstep.cli.shared.folders import made_state_folder
     from lockstep.cli.shared.localsite import QUICKSTART
     from lockstep.platforms.local.run import run_local
 
     demo = demo_folder()
-    root = state_folder() / QUICKSTART
+    root = made_state_folder() / QUICKSTART
     for name, target in (("workspace/models", demo / "models"), ("datasets", demo / "datasets")):
         link = root / name
         link.parent.mkdir(parents=True, exist_ok=True)
@@ -121,7 +128,7 @@ def _run_local() -> int:
     again = (root / "workspace" / "runs" / "demo").exists()
     inputs = _demo_inputs(again)
     job, profile = inputs.job, inputs.cluster.profile
-    with step(f"Train{AGAIN if again else ''}: lockstep run -f {JOB_FILE} --local --workspace {root}{' --fresh' if again else ''}"):
+    with step(f"Train{AGAIN if again else ''}: lockstep run -f {sample_file()} --local --workspace {root}{' --fresh' if again else ''}"):
         code = run_local(job, profile, root)
     if code != 0:
         return code
@@ -129,14 +136,13 @@ def _run_local() -> int:
     with step(SAMPLE):
         command = generate_command(str(demo / "models" / "tiny-base"), end["result"]["adapter"])
         subprocess.run([sys.executable, *command[1:]], check=True)
-    print_result(end["result"])
-    put_text(f"""
-Next:
-  export PATH={Path(sys.executable).parent}:$PATH
+    use(str(root))
+    commands = f"""\
   lockstep logs demo --local --workspace {root}        # the log, also after the end
-  lockstep run -f manifests/samples/trainingjob-zero3.yaml --local --workspace {root}
-  sudo make quickstart                                 # the same on a real Kubernetes
-""")
+  lockstep run -f {sample_file("trainingjob-zero3")} --local --workspace {root}
+  lockstep quickstart                                  # as root on Linux: the same on a real Kubernetes
+"""
+    print_result(end["result"], commands)
     return 0
 
 
@@ -144,46 +150,51 @@ def _run_on_cluster(context: str | None, embedded: bool) -> int:
     from lockstep.cli.clusters.deploy import install_cluster
     from lockstep.cli.clusters.deploymentplan import Mode
     from lockstep.cli.clusters.devcluster import bring_up
-    from lockstep.cli.shared.checkout import remember
-    from lockstep.cli.shared.target import Verb
-    from lockstep.kube.cluster import Client
-    from lockstep.kube.jobs import get_job
+    from lockstep.cli.shared.clusterfiles import use
     from lockstep.plan.render.resolve import resolve
     from lockstep.plan.render.resolved import PlatformDefaults
 
-    Verb.unnamed = CLUSTER  # its file is that of any small cluster
     if embedded:
         with step("Bring up a two-node Kubernetes on this machine"):
             bring_up()
-    inputs = _demo_inputs(again=False)
-    existing = get_job(Client(context), inputs.namespace, inputs.job.metadata.name)
-    if existing is not None:
-        refuse_other_demo(existing)
+    inputs = _demo_of_cluster(context)
     demo = demo_folder()
-    with step("Install the operator (make deploy-cluster CLUSTER=local MODE=tcp)"):
+    with step("Install the operator (lockstep deploy local --mode tcp)"):
         namespace = install_cluster(CLUSTER, Mode.TCP, context).cluster.cluster.namespace
     if embedded:
-        remember(CLUSTER)
+        use(CLUSTER)
     resolved = resolve(inputs.job, inputs.cluster.profile, PlatformDefaults(namespace=namespace))
     return asyncio.run(_train_and_show(context, resolved, demo, embedded=embedded))
 
 
+def _demo_of_cluster(context: str | None) -> Inputs:
+    """Return the sample job and its cluster. Raises ConfigError and Failed where that can't be reached, or has another job of this name."""
+    from lockstep.cli.shared.target import Verb
+    from lockstep.kube.cluster import Client
+    from lockstep.kube.jobs import get_job
+
+    Verb.unnamed = CLUSTER  # its file is that of any small cluster
+    inputs = _demo_inputs(again=False)
+    existing = get_job(Client(context), inputs.namespace, inputs.job.metadata.name)
+    if existing is not None:
+        refuse_other_demo(existing)
+    return inputs
+
+
 def _demo_inputs(again: bool) -> Inputs:
     """The sample job and its cluster; where a run of it is there already, `again`, with what makes it train from the beginning."""
-    from lockstep.cli.shared.checkout import checkout
     from lockstep.cli.shared.inputs import FRESH, read_inputs
 
-    return read_inputs(checkout() / JOB_FILE, CLUSTER, None, [FRESH] if again else [])
+    return read_inputs(sample_file(), CLUSTER, None, [FRESH] if again else [])
 
 
 def demo_document(namespace: str, again: bool) -> dict[str, Any]:
     """Object that `kubectl apply -f` of the sample creates, with the annotation that a later `kubectl apply` compares with."""
     import yaml
 
-    from lockstep.cli.shared.checkout import checkout
     from lockstep.kube.jobs import with_last_applied
 
-    document: dict[str, Any] = yaml.safe_load((checkout() / JOB_FILE).read_text(encoding="utf-8"))
+    document: dict[str, Any] = yaml.safe_load(sample_file().read_text(encoding="utf-8"))
     document["metadata"] |= {"namespace": namespace}
     if again:
         document["spec"]["training"]["checkpoint"]["resumeFrom"] = "None"
@@ -210,7 +221,7 @@ def refuse_other_demo(existing: dict[str, Any]) -> None:
     name, namespace = existing["metadata"]["name"], existing["metadata"]["namespace"]
     if not is_demo(existing):
         raise ConfigError(
-            f"namespace {namespace} has a job {name} that differs from {JOB_FILE}, and nothing was changed: give yours another name, "
+            f"namespace {namespace} has a job {name} that differs from {sample_file()}, and nothing was changed: give yours another name, "
             f"or delete it (lockstep delete {name} -n {namespace})"
         )
 
@@ -240,14 +251,17 @@ async def _train_and_show(context: str | None, resolved: Resolved, demo: Path, *
             status = await _train(cluster, pod, job.metadata.name)
             result = status.get("result") or {}
             if not is_true(status, "Complete"):
-                _print_failure(status, namespace, job.metadata.name)
+                for condition in status.get("conditions", []):
+                    if condition["type"] in ("Accepted", "PodsScheduled", "Progressing", "Failed"):
+                        tell(f"{condition['type']} {condition['status']}: {condition['reason']}: {condition['message']}")
+                tell(f"See: kubectl describe tj {job.metadata.name} -n {namespace}")
                 return 1
             with step(SAMPLE):
                 command = generate_command(job.spec.training.model.name if job.spec.training else "", result["adapter"])
                 sample = await output_of(pod, command, seconds=GENERATE_SECONDS)
                 put(*sample.decode(errors="replace").splitlines())
-    print_result(result, f" (on claim {resolved.profile.spec.storage.workspace_claim} of namespace {namespace})")
-    _print_next(context, namespace, job.metadata.name, embedded=embedded)
+    commands = _next_commands(context, namespace, job.metadata.name, embedded=embedded)
+    print_result(result, commands, f" (on claim {resolved.profile.spec.storage.workspace_claim} of namespace {namespace})")
     return 0
 
 
@@ -266,7 +280,7 @@ async def _train(cluster: Cluster, pod: PodPlace, name: str) -> dict[str, Any]:
             with step(f"Train: {name} runs already: {logs}"):
                 return await _follow(cluster, namespace, name)
     again = (await output_of(pod, ["python3", "-c", EXISTS, f"/workspace/runs/{name}"])).strip() == b"True"
-    how = f"{JOB_FILE} with training.checkpoint.resumeFrom=None" if again else f"kubectl apply -n {namespace} -f {JOB_FILE}"
+    how = f"{sample_file()} with training.checkpoint.resumeFrom=None" if again else f"kubectl apply -n {namespace} -f {sample_file()}"
     with step(f"Train{AGAIN if again else ''}: {how}; {logs}"):
         await delete_job(cluster, namespace, name)
         await cluster.create(demo_document(namespace, again))
@@ -296,25 +310,14 @@ async def _follow(cluster: Cluster, namespace: str, name: str) -> dict[str, Any]
     return status
 
 
-def _print_failure(status: dict[str, Any], namespace: str, name: str) -> None:
-    for condition in status.get("conditions", []):
-        if condition["type"] in ("Accepted", "PodsScheduled", "Progressing", "Failed"):
-            tell(f"{condition['type']} {condition['status']}: {condition['reason']}: {condition['message']}")
-    tell(f"See: kubectl describe tj {name} -n {namespace}")
-
-
-def _print_next(context: str | None, namespace: str, name: str, *, embedded: bool) -> None:
+def _next_commands(context: str | None, namespace: str, name: str, *, embedded: bool) -> str:
     from lockstep.kube.aim import Connections
 
     place = f"-n {namespace}" + (f" --context {shlex.quote(context)}" if context else "")
-    put_text(f"""
-Next:
-  export PATH={Path(sys.executable).parent}:$PATH
+    return f"""\
   lockstep get {place}                   # your jobs
   lockstep logs {name} {place}             # its log, also after the end
   lockstep adapter get {name} ./adapter {place}
-  lockstep run -f manifests/samples/trainingjob-zero3.yaml {place}
+  lockstep run -f {sample_file("trainingjob-zero3")} {place}
   export KUBECONFIG={Connections.aim.kubeconfig(context).paths}   # for kubectl
-""")
-    if embedded:
-        put("  make cluster-down                            # remove the cluster")
+{"  lockstep devcluster down                     # remove the cluster" if embedded else ""}"""

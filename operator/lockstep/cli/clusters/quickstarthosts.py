@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import sys
 from pathlib import Path
 
 from lockstep.api.errors import Failed
-from lockstep.cli.clusters.demo import AGAIN, GENERATE_SECONDS, JOB_FILE, SAMPLE, demo_folder, generate_command, print_result, step
+from lockstep.cli.clusters.demo import AGAIN, GENERATE_SECONDS, SAMPLE, demo_folder, generate_command, print_result, sample_file, step
 from lockstep.cli.shared.hostsite import HostJob, HostSite
 from lockstep.platforms.output import put_text
 
@@ -18,7 +16,8 @@ HOSTS = 2
 def run_on_bed() -> int:
     """Bring two hosts up on this machine, train the demo on them, show a sample of its adapter, and return the exit code."""
     from lockstep.cli.clusters.bed import BED, bring_hosts_up
-    from lockstep.cli.shared.checkout import checkout, from_here, remember, state_folder
+    from lockstep.cli.shared.clusterfiles import use
+    from lockstep.cli.shared.folders import from_here, write_state
     from lockstep.cli.shared.inputs import FRESH, read_inputs
     from lockstep.cli.shared.runonhosts import run_on_hosts
     from lockstep.cli.shared.target import load
@@ -26,36 +25,32 @@ def run_on_bed() -> int:
 
     with step("Bring up two hosts on this machine, each with a systemd, an sshd and a disk"):
         file = bring_hosts_up(HOSTS)
-    cluster = state_folder() / BED
-    cluster.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(file, cluster)
+    cluster = write_state(BED, file.read_text(encoding="utf-8"))
     named = str(from_here(cluster))
-    remember(str(cluster.resolve()))
+    use(named)
     demo = demo_folder()
     here = f"cluster={load(named).cluster.name}"
-    inputs = read_inputs(checkout() / JOB_FILE, named, None, [here])
+    inputs = read_inputs(sample_file(), named, None, [here])
     site = HostSite(inputs.cluster, named)
     with step("Copy the base model and the texts to both hosts"):
         asyncio.run(_copy(site, demo))
     again = any(job.name == inputs.job.metadata.name for job in site.jobs())
     if again:
-        inputs = read_inputs(checkout() / JOB_FILE, named, None, [here, FRESH])
-    with step(f"Train{AGAIN if again else ''}: lockstep run -f {JOB_FILE} {site.again}{' --fresh' if again else ''}"):
+        inputs = read_inputs(sample_file(), named, None, [here, FRESH])
+    with step(f"Train{AGAIN if again else ''}: lockstep run -f {sample_file()} {site.again}{' --fresh' if again else ''}"):
         code = run_on_hosts(inputs, named, HostOptions(), detach=False)
     if code != 0:
         return code
     with step(SAMPLE):
         job = site.job(inputs.job.metadata.name)
         put_text(asyncio.run(_sample(job)))
-    print_result(job.status["result"], f" on host {job.seen.first}")
-    put_text(f"""
-Next:
-  export PATH={Path(sys.executable).parent}:$PATH
+    commands = f"""\
   lockstep get {site.again}
   lockstep why {inputs.job.metadata.name} {site.again}
   lockstep logs {inputs.job.metadata.name} {site.again}
   lockstep devcluster hosts down
-""")
+"""
+    print_result(job.status["result"], commands, f" on host {job.seen.first}")
     return 0
 
 

@@ -14,7 +14,7 @@ import typer
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.names import JOB_NAME_PATTERN
-from lockstep.cli.shared.jobargs import Form, FormOption, HiddenJsonOption, TargetOptions, on_cluster
+from lockstep.cli.shared.jobargs import Form, FormOption, TargetOptions, on_cluster
 from lockstep.cli.shared.trainer import ask_trainer
 from lockstep.platforms.output import put, put_json_text, tell
 from lockstep_spec.words import decimal_size, number_of
@@ -37,7 +37,7 @@ RunArgument = Annotated[
 
 def answer_of(verb: str, sources: list[str], where: TargetOptions, options: Sequence[str] = ()) -> tuple[str, int]:
     """Answer of the trainer and its exit code, about folders of this machine, or about a job: on its hosts, or in a pod that mounts its volume."""
-    jobs = [source for source in sources if _is_job(source)]
+    jobs = [source for source in sources if re.fullmatch(JOB_NAME_PATTERN, source) and not Path(source).exists()]
     if not jobs:
         return ask_trainer("inspect", [verb, *map(Path, sources), *options])
     if len(sources) > 1:
@@ -47,10 +47,6 @@ def answer_of(verb: str, sources: list[str], where: TargetOptions, options: Sequ
     if (site := where.hosts()) is not None:
         return asyncio.run(site.job(jobs[0]).commits(verb, options))
     return asyncio.run(_in_pod(verb, jobs[0], where, options))
-
-
-def _is_job(source: str) -> bool:
-    return re.fullmatch(JOB_NAME_PATTERN, source) is not None and not Path(source).exists()
 
 
 async def _in_pod(verb: str, job: str, where: TargetOptions, options: Sequence[str]) -> tuple[str, int]:
@@ -70,7 +66,6 @@ def list_commits(
     where: TargetOptions,
     runs: RunArgument,
     output: FormOption = Form.TEXT,
-    as_json: HiddenJsonOption = False,
 ) -> None:
     """List a run's checkpoints.
 
@@ -81,7 +76,7 @@ def list_commits(
     Example: lockstep checkpoint list runs/demo
     """
     text, _ = answer_of("list", runs, where)
-    if as_json or output is Form.JSON:
+    if output is Form.JSON:
         put_json_text(text)
         return
     answer = json.loads(text)
@@ -102,7 +97,6 @@ def verify(
         bool, typer.Option("--all", help="Verify every commit from which a start might go on, not only the newest.")
     ] = False,
     output: FormOption = Form.TEXT,
-    as_json: HiddenJsonOption = False,
 ) -> None:
     """Compare every shard with its checksum.
 
@@ -111,7 +105,7 @@ def verify(
     Example: lockstep checkpoint verify demo --all
     """
     text, code = answer_of("verify", runs, where, ["--all"] if everything else [])
-    if as_json or output is Form.JSON:
+    if output is Form.JSON:
         put_json_text(text)
     else:
         put(*verdicts(json.loads(text)["commits"]))
@@ -124,14 +118,13 @@ def inspect(
     where: TargetOptions,
     runs: RunArgument,
     output: FormOption = Form.TEXT,
-    as_json: HiddenJsonOption = False,
 ) -> None:
     """Describe a checkpoint: what it holds, and what it came from.
 
     Example: lockstep checkpoint inspect runs/demo/checkpoints/step-40.a1
     """
     text, _ = answer_of("show", runs, where)
-    if as_json or output is Form.JSON:
+    if output is Form.JSON:
         put_json_text(text)
         return
     answer = json.loads(text)
@@ -147,7 +140,7 @@ def commits_table(commits: list[Json]) -> Table:
         reason = ", ".join(commit["kept"]) or "checkpoint.keep" if commit["onChain"] else "not on the chain: no start chooses it"
         table.add_row(
             commit["name"],
-            _time(commit),
+            datetime.fromtimestamp(commit["savedAt"]).astimezone().strftime("%Y-%m-%d %H:%M:%S") if "savedAt" in commit else "",
             _loss(commit),
             decimal_size(commit["bytes"]) if "bytes" in commit else "",
             commit.get("content", ""),
@@ -155,10 +148,6 @@ def commits_table(commits: list[Json]) -> Table:
             reason,
         )
     return table
-
-
-def _time(commit: Json) -> str:
-    return datetime.fromtimestamp(commit["savedAt"]).astimezone().strftime("%Y-%m-%d %H:%M:%S") if "savedAt" in commit else ""
 
 
 def _loss(commit: Json) -> str:

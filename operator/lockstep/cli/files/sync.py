@@ -116,10 +116,6 @@ async def _places(cluster: Cluster, namespace: str, job: str) -> dict[str, PodPl
     if len(running) < len(pods):
         waiting = sorted({pod["metadata"]["name"] for pod in pods} - set(running))
         raise Failed(f"{', '.join(waiting)} of job {job} doesn't run yet; nothing was sent, so that no pod is left behind")
-    chosen = running[:1] if _is_shared(pods[0]) else running
+    has_own = any(claim.endswith(pods[0]["metadata"]["name"]) for claim in claim_names(pods[0]))  # a claim of one pod ends with its name
+    chosen = running if has_own else running[:1]
     return {name: PodPlace(cluster, namespace, name, CONTAINER) for name in chosen}
-
-
-def _is_shared(pod: dict[str, Any]) -> bool:
-    """Return True if all pods share their volumes: a claim of one pod of a StatefulSet ends with that pod's name."""
-    return not any(claim.endswith(pod["metadata"]["name"]) for claim in claim_names(pod))

@@ -15,6 +15,7 @@ from lockstep.cli.shared.jobargs import OptionalClusterArgument
 from lockstep.cli.shared.terminal import say
 from lockstep.platforms.output import put
 from lockstep_spec import VERSION
+from lockstep_spec.files import expanded
 
 if TYPE_CHECKING:
     from lockstep.api.hosts import HostEnvironment
@@ -184,13 +185,11 @@ def wanted_of(stated: HostEnvironment) -> Wanted:
 
 
 def _local(stated: str) -> Path:
-    """Return a path of the cluster file on this machine: below the current folder if it is there, else below the checkout."""
-    from lockstep.cli.shared.checkout import checkout, from_here
+    """Return a path of the cluster file on this machine: below the current folder if it is there, else one that ships with Lockstep."""
+    from lockstep.assets import asset
+    from lockstep.cli.shared.folders import from_here
 
-    path = Path(stated).expanduser()
+    path = expanded(stated)
     if path.is_absolute() or path.exists():
         return path
-    try:
-        return from_here(checkout() / path)
-    except ConfigError:
-        return path
+    return from_here(asset(stated)) if asset(stated).exists() else path

@@ -114,8 +114,8 @@ def _is_trusted(host: Host, key: str, stated: str | None) -> bool:
 def _pin(cluster: str, file: ClusterFile, keys: dict[str, str]) -> str:
     """Write the keys into the cluster file, and return its path as one shows it. Raises ConfigError if anything else would change."""
     from lockstep.api.files.clusterfile import parse_cluster_file
-    from lockstep.cli.shared.checkout import from_here
     from lockstep.cli.shared.clusterfiles import path_of, read_text, replace_file
+    from lockstep.cli.shared.folders import from_here
     from lockstep.plan.hosts.keys import with_host_keys
 
     assert file.hosts is not None  # noqa: S101 (`trust` has looked)

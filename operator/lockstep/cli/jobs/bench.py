@@ -16,6 +16,7 @@ from lockstep.cli.shared.hostsite import fleet_of
 from lockstep.cli.shared.inputs import ClusterOption, FileOption, NamespaceOption, SetOption, TakesFiles, only, read_inputs
 from lockstep.cli.shared.jobargs import WORKSPACE, ContextOption, Form, FormOption, HereOption, VolumesOption, limit_option
 from lockstep.cli.shared.signals import exiting_on_ctrl_c
+from lockstep.cli.shared.trainer import TORCH, in_full_environment
 from lockstep.platforms.output import put, put_json, tell
 from lockstep_spec.words import number_of
 
@@ -73,6 +74,7 @@ def scaling(
     inputs = read_inputs(only(file, "bench scaling"), (cluster or LOCAL_CLUSTER) if local else cluster, namespace, changes, context=context)
     numbers = sizes(nodes, inputs.job.spec.nodes or inputs.cluster.profile.spec.gpus.default_nodes)
     jobs = [scaling_job(inputs.job, number, steps) for number in numbers]
+    in_full_environment(TORCH if local else ())
     run = _runner(inputs, workspace if local else None, cluster, namespace, context, timeout)
     quiet = output is Form.JSON
     if not quiet:
@@ -87,25 +89,19 @@ def scaling(
     raise typer.Exit(EXIT_FAILED if any(one.problem for one in measured) else 0)
 
 
-def _measured(inputs: Inputs, run: Run, job: TrainingJob) -> Measured:
-    """Speed of one run, or why there is none. Raises ConfigError when it can't run as written."""
-    from lockstep.plan.ahead.scaling import failed, measure
+def _table(inputs: Inputs, run: Run, jobs: list[TrainingJob], *, quiet: bool) -> Iterator[Measured]:
+    """Run the jobs one after the other, and print a row for each as soon as it is there. Raises ConfigError when one can't run as written."""
+    from lockstep.plan.ahead.scaling import base_of, failed, heading, measure, row
     from lockstep.plan.render.resolve import resolve
     from lockstep.plan.render.resolved import PlatformDefaults
 
-    defaults = PlatformDefaults() if inputs.cluster.hosts is None else PlatformDefaults(image=HOSTS)
-    resolved = resolve(job, inputs.cluster.profile, defaults)
-    records, why = run(job)
-    return failed(resolved.nodes, resolved.world_size, why) if why else measure(records, resolved.nodes, resolved.world_size)
-
-
-def _table(inputs: Inputs, run: Run, jobs: list[TrainingJob], *, quiet: bool) -> Iterator[Measured]:
-    """Run the jobs one after the other, and print a row for each as soon as it is there."""
-    from lockstep.plan.ahead.scaling import base_of, heading, row
-
     measured: list[Measured] = []
+    defaults = PlatformDefaults() if inputs.cluster.hosts is None else PlatformDefaults(image=HOSTS)
     for job in jobs:
-        one = _measured(inputs, run, job)
+        resolved = resolve(job, inputs.cluster.profile, defaults)
+        records, why = run(job)
+        nodes, ranks = resolved.nodes, resolved.world_size
+        one = failed(nodes, ranks, why) if why else measure(records, nodes, ranks)
         measured.append(one)
         if not quiet:
             put(*([heading()] if len(measured) == 1 else []), row(one, base_of(measured)), flush=True)

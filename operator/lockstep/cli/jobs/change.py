@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,6 +43,9 @@ if TYPE_CHECKING:
     from lockstep.kube.cluster import Cluster
 
 NODES_MAX = 1024
+REMOVE = "import os, shutil, sys; os.path.isdir(sys.argv[1]) and shutil.rmtree(sys.argv[1])"
+REMOVE_SECONDS = 1800.0
+"""A run of thousands of files on a slow volume."""
 
 
 @on_site
@@ -138,21 +142,19 @@ def _stop_run(job: SiteJob) -> int:
 
 def _not_ended(jobs: Sequence[str], where: SiteOptions, *, hurried: bool = False) -> list[SiteJob]:
     """Return these jobs. Raises ConfigError where one of them isn't there or has ended: then nothing is done to the others, either."""
+    from lockstep.api.objects import is_true
+
     site = where.site()
     site.hurried = hurried
     found = site.named(jobs)
     for job in found:
-        _refuse_ended(job)
+        if is_true(job.status, "Complete"):
+            raise ConfigError(
+                f"job {job.name} is complete: there is nothing to stop and nothing to go on with (lockstep describe {job.at})"
+            )
+        if is_true(job.status, "Failed"):
+            raise ConfigError(f"job {job.name} has failed: lockstep why {job.at} explains why, lockstep retry {job.at} starts it again")
     return found
-
-
-def _refuse_ended(job: SiteJob) -> None:
-    from lockstep.api.objects import is_true
-
-    if is_true(job.status, "Complete"):
-        raise ConfigError(f"job {job.name} is complete: there is nothing to stop and nothing to go on with (lockstep describe {job.at})")
-    if is_true(job.status, "Failed"):
-        raise ConfigError(f"job {job.name} has failed: lockstep why {job.at} explains why, lockstep retry {job.at} starts it again")
 
 
 @on_cluster
@@ -181,19 +183,13 @@ def scale(
     if before == goal:
         put(f"{job} has {number_of(goal, 'node')} already")
         return
-    _ask_to_wait(cluster_job, goal, yes=yes)
+    lack = "" if yes else cluster_job.target.client.run(lambda cluster: _lack_of_nodes(cluster, cluster_job, goal))
+    if lack:
+        warning = f"{lack}: {job} would stop and wait for them."
+        confirm(f"{warning} Scale it anyway?", f"{warning} Use --yes to scale it anyway")
     cluster_job.patch({"nodes": goal})
     was = "the cluster's number of nodes" if before is None else before
     put(f"{job}: {was} → {number_of(goal, 'node')}; see it with: lockstep get {cluster_job.at}")
-
-
-def _ask_to_wait(cluster_job: ClusterJob, goal: int, *, yes: bool) -> None:
-    """Ask where the job would wait for nodes. Raises ConfigError where nobody can be asked; typer's Abort when the answer is no."""
-    lack = "" if yes else cluster_job.target.client.run(lambda cluster: _lack_of_nodes(cluster, cluster_job, goal))
-    if not lack:
-        return
-    warning = f"{lack}: {cluster_job.name} would stop and wait for them."
-    confirm(f"{warning} Scale it anyway?", f"{warning} Use --yes to scale it anyway")
 
 
 async def _lack_of_nodes(cluster: Cluster, cluster_job: ClusterJob, goal: int) -> str:
@@ -268,6 +264,7 @@ def _run_again(file: Path, cluster: str | None, namespace: str | None, context: 
     """Start a failed run without an operator again, and return its exit code. `workspace`: of a local run; None: in a namespace."""
     from lockstep.cli.jobs.run import refuse_interactive
     from lockstep.cli.shared.clusterfiles import LOCAL_CLUSTER
+    from lockstep.cli.shared.trainer import in_full_environment
     from lockstep.platforms.in_namespace.run import StartMode, run_in_namespace
     from lockstep.platforms.local.records import failed_run
     from lockstep.platforms.local.run import run_local
@@ -277,8 +274,10 @@ def _run_again(file: Path, cluster: str | None, namespace: str | None, context: 
     refuse_interactive(inputs.job)
     if workspace is None:
         return run_in_namespace(inputs.job, inputs.cluster.profile, inputs.namespace, context, StartMode.RETRY)
+    earlier = failed_run(inputs.job.metadata.name, workspace)
+    in_full_environment()
     options = {"-f": file, "--cluster": cluster, "--local": True, "--workspace": workspace}
-    return run_local(inputs.typed("run", options).job, inputs.cluster.profile, workspace, failed_run(inputs.job.metadata.name, workspace))
+    return run_local(inputs.typed("run", options).job, inputs.cluster.profile, workspace, earlier)
 
 
 def delete(
@@ -304,7 +303,7 @@ def delete(
         str | None,
         typer.Option(
             "--cluster",
-            help="A cluster of clusters/, or a cluster file's path: it states the namespace and the API server. Default: with -f the job's cluster, else the one deployed last from this checkout, else local.",
+            help="A cluster of clusters/, or a cluster file's path: it states the namespace and the API server. Default: with -f the job's cluster, else the one in use (lockstep use), else local.",
         ),
     ] = None,
     namespace: NamespaceOption = None,
@@ -325,8 +324,8 @@ def delete(
 
     Example: lockstep delete -f jobs/
     """
-    from lockstep.api.objects import has_ended
-    from lockstep.cli.jobs.removal import places_of_files, remove_files
+    from lockstep.api.objects import has_ended, is_true
+    from lockstep.cli.shared.target import Verb
 
     if bool(jobs) == bool(files):
         raise ConfigError(f"name the jobs, or use -f FILE{', not both' if jobs else ''}")
@@ -336,13 +335,20 @@ def delete(
         raise ConfigError("--local is about runs of this machine, which have names: lockstep delete JOB --local")
     found = _of_files(files, cluster, namespace, context) if files else find_jobs(jobs or [], TargetOptions.of(cluster, namespace, context))
     places = places_of_files(found, yes=yes) if with_files else [[]] * len(found)
-    running = [one for one in found if not has_ended(one.status) and not _is_stopped(one)]
+    is_remembered = Verb.choice is not None and not Verb.choice.is_typed
+    running = [one for one in found if not (has_ended(one.status) or one.job["spec"].get("suspend") or is_true(one.status, "Suspended"))]
     if running and not yes:
         names, them = ", ".join(one.name for one in running), "it" if len(running) == 1 else "them"
         have = f"job {names} has" if len(running) == 1 else f"jobs {names} have"
         where = ", ".join(sorted({one.site.where for one in found}))
         question = f"{have[0].upper()}{have[1:]} not ended ({where}). Save, stop and delete {them}?"
         confirm(question, f"{have} not ended: use --yes to delete {them} anyway")
+    elif is_remembered and not (yes or with_files):
+        names, where = ", ".join(one.name for one in found), ", ".join(sorted({one.site.where for one in found}))
+        confirm(
+            f"Delete {names} {where}? No option names this cluster.",
+            f"no option names the cluster of {names} ({where}): use --cluster, or --yes to delete {names} there",
+        )
     for one, nodes in zip(found, places, strict=True):
         if with_files:
             remove_files(one, nodes)
@@ -350,17 +356,11 @@ def delete(
         put(f"{one.name} is deleted{' with its files' if with_files else f'; {stays}'}", flush=True)
 
 
-def _is_stopped(job: SiteJob) -> bool:
-    from lockstep.api.objects import is_true
-
-    return bool(job.job["spec"].get("suspend", False)) or is_true(job.status, "Suspended")
-
-
 def _of_files(files: list[Path], cluster: str | None, namespace: str | None, context: str | None) -> list[SiteJob]:
     """Return each job of the files once. Raises ConfigError for a mistake in any file, for the wrong cluster, and for a job that isn't there."""
     from lockstep.cli.shared.hostsite import HostSite
     from lockstep.cli.shared.kubesite import KubeSite
-    from lockstep.cli.shared.target import Target, options_to, unnamed_cluster
+    from lockstep.cli.shared.target import Target, options_to, tell_cluster, tell_place, unnamed_cluster
     from lockstep.kube.cluster import Client
 
     jobs: dict[tuple[str, str], SiteJob] = {}
@@ -373,8 +373,59 @@ def _of_files(files: list[Path], cluster: str | None, namespace: str | None, con
             if of_file.hosts is None
             else HostSite(of_file, cluster or of_file.cluster.name)
         )
+        if of_file.hosts is None:
+            tell_cluster(of_file.cluster.name, inputs.namespace, context)
+        else:
+            tell_place(site.where)
         try:
             jobs[site.where, name] = site.job(name)
         except ConfigError as error:
             raise ConfigError(f"{inputs.source}: {error}") from None
     return list(jobs.values())
+
+
+def places_of_files(jobs: Sequence[SiteJob], *, yes: bool) -> list[list[int]]:
+    """Return the nodes of each job that have files, after a question.
+
+    Raises:
+        ConfigError: nobody can be asked; a job has no volumes, or may write.
+        Failed: a host doesn't answer.
+    """
+    for one in jobs:
+        _refuse_in_use(one)
+    nodes = [one.nodes_with_volumes() for one in jobs]
+    names = ", ".join(f"{_folder(one)} {one.site.where}" for one in jobs)
+    if not yes:
+        question = f"Remove {names}, with all checkpoints, logs and adapters? Nothing brings them back."
+        confirm(question, f"--files removes {names} for good: use --yes to confirm it")
+    return nodes
+
+
+def remove_files(job: SiteJob, nodes: Sequence[int]) -> None:
+    """Remove the job's folder from its volumes. Raises ConfigError if it goes on meanwhile, Failed for a volume that can't be reached: the rest stays."""
+    _refuse_in_use(job.site.job(job.name))
+    for node in nodes:
+        asyncio.run(_remove(job, node))
+    put(f"{_folder(job)} is removed", flush=True)
+
+
+def _folder(job: SiteJob) -> str:
+    from lockstep.api.names import WORKSPACE as VOLUME
+
+    return f"{VOLUME}/runs/{job.name}"
+
+
+def _refuse_in_use(job: SiteJob) -> None:
+    """Raise ConfigError for a job that may still write its files, or is about to."""
+    from lockstep.api.objects import current_status, has_ended, is_true
+
+    status = current_status(job.job)
+    if not (has_ended(status) or is_true(status, "Suspended")):
+        raise ConfigError(f"job {job.name} may still write its files, so --files removes none: first lockstep stop {job.at}")
+
+
+async def _remove(job: SiteJob, node: int) -> None:
+    from lockstep.programs import output_of
+
+    async with job.volume(node, say) as volume:
+        await output_of(volume.place, [*volume.place.python, "-I", "-c", REMOVE, volume.run_folder(job.name)], seconds=REMOVE_SECONDS)

@@ -9,6 +9,7 @@ import typer
 from lockstep.api.errors import ConfigError
 from lockstep.cli.shared.jobargs import Form, FormOption, SiteOptions, find_job, on_site
 from lockstep.cli.shared.kubesite import ClusterJob
+from lockstep.cli.shared.localsite import LocalSite
 from lockstep.cli.shared.signals import exiting_on_ctrl_c
 from lockstep.cli.shared.terminal import confirm, say
 from lockstep.plan.pages.drill import AFTER_INTERRUPT, AFTER_WITHOUT_PODS, RISKS, RISKS_WITHOUT_PODS, Fault, drill_page, why_not_now
@@ -54,7 +55,7 @@ def drill(
         _refuse_without_rights(found, fault)
     elif fault is Fault.KILL_OPERATOR:
         raise ConfigError(f"{fault} needs an operator, and a job {found.site.where} has none: choose another fault")
-    elif fault is Fault.LOSE_NODE and where.local:
+    elif fault is Fault.LOSE_NODE and isinstance(found.site, LocalSite):
         raise ConfigError(
             f"{fault} ends an agent, and nothing on this machine would start it again: choose another fault, or a job on a cluster"
         )

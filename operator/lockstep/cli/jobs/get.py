@@ -56,16 +56,25 @@ def get(
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Print a line for each change, until Ctrl-C or the named jobs' end.")
     ] = False,
+    everywhere: Annotated[
+        bool, typer.Option("--everywhere", help="List the jobs of all clusters and hosts that have a file, and of this machine.")
+    ] = False,
 ) -> None:
     """List jobs: nodes, ranks, step, restarts and state.
 
     Exit code 1: the operator is silent, so what you see of jobs that have not ended may be old. In json and yaml these jobs then have the
-    condition StatusCurrent.
+    condition StatusCurrent. With --everywhere, a place that doesn't answer has exit code 1, too.
 
     Example: lockstep get -o wide
 
     Example: lockstep get -A -w
+
+    Example: lockstep get --everywhere
     """
+    if everywhere:
+        if jobs or all_namespaces or selector or watch or where != SiteOptions(""):
+            raise ConfigError("--everywhere lists all jobs of all places: leave out all other words but -o")
+        return _everywhere(output)
     if jobs and (all_namespaces or selector):
         raise ConfigError("use either names of jobs, or -A and -l")
     if watch and output not in (ListForm.TABLE, ListForm.WIDE):
@@ -90,16 +99,42 @@ def get(
     return _show(site, listed_jobs, output, single=False, spaces=all_namespaces)
 
 
+def _everywhere(output: ListForm) -> None:
+    """Print the jobs of all places; those that aren't seen as they are now are named, and the exit code is 1."""
+    from lockstep.cli.jobs.everywhere import look_everywhere, unasked
+    from lockstep.cli.shared.kubesite import KubeSite
+
+    def rows(wide: bool) -> list[tuple[str, ...]]:
+        lines = list[tuple[str, ...]]()
+        for one in seen:
+            if one.site is not None:
+                spaces = isinstance(one.site, KubeSite)
+                heads, *cells = _rows(one.site, [*one.jobs.values()], wide=wide, spaces=spaces)
+                lines = lines or [("PLACE", *(() if spaces else ("NAMESPACE",)), *heads)]
+                lines += [(one.place, *(() if spaces else ("-",)), *line) for line in cells]
+        return lines if len(lines) > 1 else [("there is no job in any place that answers",)]
+
+    seen = look_everywhere()
+    _print([job for one in seen for job in one.jobs.values()], output, rows, single=False)
+    if server := unasked():
+        tell(f"note: your kubeconfig's cluster at {server} has no file, and isn't asked: lockstep cluster discover NAME writes one")
+    problems = [f"{one.place}: {one.problem}" for one in seen if one.problem]
+    for problem in problems:
+        tell(f"lockstep: {problem}")
+    if problems:
+        raise typer.Exit(EXIT_STALE)
+
+
 def _show(site: Site, jobs: list[SiteJob], output: ListForm, *, single: bool, spaces: bool = False) -> None:
     """Print them; what nobody keeps up to date any more is said, and ends with exit code 1. `spaces`: name the namespace of each."""
     current, stale = site.current(jobs)
-    _print(site, current, output, single=single, spaces=spaces)
+    _print(current, output, lambda wide: _rows(site, current, wide=wide, spaces=spaces), single=single)
     if stale is not None:
         tell(f"lockstep: {stale.text}")
         raise typer.Exit(EXIT_STALE)
 
 
-def _print(site: Site, jobs: list[dict[str, Any]], output: ListForm, *, single: bool, spaces: bool) -> None:
+def _print(jobs: list[dict[str, Any]], output: ListForm, rows: Callable[[bool], list[tuple[str, ...]]], *, single: bool) -> None:
     from lockstep.api.files.yamltext import dump_all_yaml
     from lockstep.api.objects import is_run
 
@@ -111,7 +146,7 @@ def _print(site: Site, jobs: list[dict[str, Any]], output: ListForm, *, single: 
         for job in jobs:
             put(f"configmap/{job['status']['run']['name']}" if is_run(job) else f"trainingjob.lockstep.dev/{job['metadata']['name']}")
     else:
-        for line in aligned(_rows(site, jobs, wide=output is ListForm.WIDE, spaces=spaces)):
+        for line in aligned(rows(output is ListForm.WIDE)):
             put(line)
 
 

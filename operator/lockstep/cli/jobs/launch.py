@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lockstep.api.errors import ConfigError
-from lockstep.cli.jobs.run import fresh_changes, inputs_without_operator
+from lockstep.cli.jobs.run import fresh_changes, without_operator
 from lockstep.cli.shared.clusterfiles import LOCAL_CLUSTER
-from lockstep.cli.shared.inputs import FileOption, SetOption, only
+from lockstep.cli.shared.inputs import FileOption, SetOption, only, read_inputs
 from lockstep.cli.shared.jobargs import WORKSPACE
+from lockstep.cli.shared.trainer import in_full_environment
 
 if TYPE_CHECKING:
     from lockstep.api.job import TrainingJob
@@ -82,7 +83,9 @@ def launch(
     from lockstep.platforms.launch.machine import parse_place
 
     path, place, number = only(file, "launch"), parse_place(at), _number(node, token_file)
-    inputs = inputs_without_operator(path, cluster, None, [*(changes or ()), *(fresh_changes(path) if fresh else ())])
+    inputs = read_inputs(path, cluster, None, [*(changes or ()), *(fresh_changes(path) if fresh else ())])
+    in_full_environment()
+    inputs = without_operator(inputs)
     own = {"--cluster": None if cluster == LOCAL_CLUSTER else cluster, "--workspace": workspace, "--set": changes}
     options = {"--at": at, "-f": path, "--nodes": nodes, "--node": node, "--token-file": token_file, **own}
     job = _with_nodes(inputs.typed("launch", options).job, nodes, number)
@@ -116,8 +119,10 @@ def join(
     """
     from lockstep.platforms.launch.machine import parse_place
     from lockstep.platforms.launch.starters import NodeNumber
+    from lockstep.platforms.launch.token import token_to_join
 
     place = parse_place(at)
+    in_full_environment(check=lambda: token_file and token_to_join(token_file, 0.0))
     raise typer.Exit(_join(place, token_file, workspace, None if node is None else NodeNumber(node)))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from lockstep.cli.shared.inputs import Inputs
     from lockstep.plan.ahead.forecast import Forecast
     from lockstep.plan.ahead.live import Comparison
+    from lockstep.plan.ahead.standin import NamedGpus
     from lockstep.plan.cluster.facts import ClusterFacts
     from lockstep.plan.cluster.finding import Finding
     from lockstep.plan.render.resolved import Resolved
@@ -32,24 +34,30 @@ def plan(
     namespace: NamespaceOption = None,
     context: ContextOption = None,
     changes: SetOption = None,
+    on: Annotated[
+        str | None,
+        typer.Option("--on", metavar="NODESxGPUSxCARD", help="Plan for these GPUs, without a cluster: 2x4xH100, 1x8xA100-40GB."),
+    ] = None,
     offline: Annotated[bool, typer.Option("--offline", help="Use files only, without asking a cluster or a hub.")] = False,
     model_config: Annotated[
         Path | None,
         typer.Option(
-            "--model-config", help="The base model's config.json, or its folder. Default: the job's model, if this machine has it."
+            "--model-config", help="The base model's config.json, its folder, or a built-in model's name. Default: the job's model."
         ),
     ] = None,
     samples: Annotated[
-        int | None, typer.Option("--samples", min=1, help="Number of samples in the data; with packing, number of sequences.")
-    ] = None,
-    data: Annotated[
-        Path | None, typer.Option("--data", help="A copy of the data on this machine (one JSON object a line), to count its samples.")
+        str | None,
+        typer.Option(
+            "--samples", metavar="N|FILE", help="Number of samples (with packing, of sequences), or a copy of the data to count them in."
+        ),
     ] = None,
     tokens_per_second: Annotated[
-        float | None, typer.Option("--tokens-per-second", min=0.001, help="Speed of all ranks together, in tokens a second.")
-    ] = None,
-    train_log: Annotated[
-        Path | None, typer.Option("--train-log", help="Take the speed from an earlier run's logs/train_log.jsonl.")
+        str | None,
+        typer.Option(
+            "--tokens-per-second",
+            metavar="N|LOG",
+            help="Speed of all ranks together, or an earlier run's logs/train_log.jsonl that has it.",
+        ),
     ] = None,
     anyway: Annotated[
         bool, typer.Option("--anyway", help="On hosts: accept a network that is too slow for the weights that the job sends.")
@@ -66,14 +74,23 @@ def plan(
 
     On hosts it says what a start would find there, and which host's GPU has too little memory.
 
-    Example: lockstep plan -f job.yaml --model-config models/Llama-3.1-8B --samples 48000
+    With --on it needs no cluster, and ends as with --offline.
+
+    Example: lockstep plan -f job.yaml --on 2x4xH100 --samples 48000
 
     Example: lockstep plan -f job.yaml --cluster lab
     """
     from lockstep.plan.ahead.planned import EXIT_CODES, PlanVerdict, verdict
+    from lockstep.plan.ahead.standin import is_stand_in, parse_hardware, stand_in
 
-    options = PlanOptions(context, model_config, samples, data, tokens_per_second, train_log, offline=offline, anyway=anyway)
-    jobs = [(inputs, resolve_inputs(inputs)) for inputs in read_all(file, cluster, namespace, changes, context=context)]
+    if on is not None and (cluster is not None or context is not None):
+        raise ConfigError(f"--on and {'--cluster' if cluster else '--context'} both say where the job would run: give one of them")
+    hardware = parse_hardware(on) if on is not None else None
+    options = PlanOptions(context, model_config, samples, tokens_per_second, hardware, offline=offline, anyway=anyway)
+    place = cluster if hardware is None else partial(stand_in, hardware=hardware)
+    read = read_all(file, place, namespace, changes, context=context, instead=stand_in)
+    jobs = [(inputs, resolve_inputs(inputs)) for inputs in read]
+    offline = offline or all(is_stand_in(resolved) for _, resolved in jobs)
     with waiting("reading the job's inputs" if offline else "asking the cluster what it would make of this"):
         plans = [
             _plan(inputs.aim(), resolved, options) if inputs.cluster.hosts is None else _plan_on_hosts(inputs, resolved, options, cluster)
@@ -96,10 +113,9 @@ class PlanOptions:
 
     context: str | None
     model_config: Path | None
-    samples: int | None
-    data: Path | None
-    tokens_per_second: float | None
-    train_log: Path | None
+    samples: str | None
+    tokens_per_second: str | None
+    hardware: NamedGpus | None
     offline: bool
     anyway: bool
 
@@ -109,20 +125,22 @@ def _plan(inputs: Inputs, resolved: Resolved, options: PlanOptions) -> tuple[lis
     from lockstep.plan.ahead import planned
     from lockstep.plan.ahead.forecast import capacity, forecast
     from lockstep.plan.ahead.slownetwork import measured_speed
+    from lockstep.plan.ahead.standin import is_stand_in
 
-    sources = (options.model_config, options.samples, options.data, options.tokens_per_second, options.train_log)
-    stated = known_facts(resolved, *sources, offline=options.offline)
+    stated = known_facts(resolved, options.model_config, options.samples, options.tokens_per_second, offline=options.offline)
     samples = planned.samples(resolved, inputs.job)
     compared, facts = None, None
-    if not options.offline:
+    if not (options.offline or is_stand_in(resolved)):
         try:
             compared, facts = asyncio.run(_look(resolved, samples, options.context))
         except ConfigError as error:
             raise ConfigError(f"{error}; or --offline, which plans by the files alone") from error
     size, source = capacity(resolved, () if facts is None else facts.list("Node").items)
     speed = measured_speed(inputs.cluster.calibration, inputs.cluster.pairs, resolved.transport.value)
-    estimate = forecast(resolved, replace(stated, capacity_bytes=size, capacity_source=source, speed=speed))
-    return planned.all_findings(resolved, samples[1], compared, facts, estimate), estimate
+    fix = "--on NODESxGPUSxCARD, such as --on 2x4xH100" if is_stand_in(resolved) and resolved.gpus_per_node else stated.capacity_fix
+    estimate = forecast(resolved, replace(stated, capacity_bytes=size, capacity_source=source, capacity_fix=fix, speed=speed))
+    first, *others = planned.all_findings(resolved, samples[1], compared, facts, estimate)
+    return [first, *(options.hardware.refusals(resolved) if options.hardware is not None else ()), *others], estimate
 
 
 def _plan_on_hosts(inputs: Inputs, resolved: Resolved, options: PlanOptions, named: str | None) -> tuple[list[Finding], Forecast]:
@@ -136,8 +154,8 @@ def _plan_on_hosts(inputs: Inputs, resolved: Resolved, options: PlanOptions, nam
 
     assert inputs.cluster.hosts is not None  # noqa: S101 (the caller looks)
     fleet, profile, asked = fleet_of(inputs.cluster, named, context=options.context), inputs.cluster.profile, None
-    sources = (options.model_config, options.samples, options.data, options.tokens_per_second, options.train_log)
-    facts = replace(known_facts(resolved, *sources, offline=options.offline), capacity_source=NOT_ASKED, capacity_fix=NOT_OFFLINE)
+    facts = known_facts(resolved, options.model_config, options.samples, options.tokens_per_second, offline=options.offline)
+    facts = replace(facts, capacity_source=NOT_ASKED, capacity_fix=NOT_OFFLINE)
     if not options.offline:
         asked = asyncio.run(ask_ahead(fleet, inputs.job, profile))
         resolved = asked.seats[0].resolved if asked.seats else resolved

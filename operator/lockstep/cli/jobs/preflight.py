@@ -16,7 +16,6 @@ from lockstep.cli.shared.jobargs import (
     Form,
     FormOption,
     HereOption,
-    HiddenJsonOption,
     VolumesOption,
     limit_option,
 )
@@ -42,7 +41,6 @@ def preflight(
     timeout: Annotated[int | None, limit_option("Seconds for the whole check.")] = None,
     workspace: VolumesOption = WORKSPACE,
     output: FormOption = Form.TEXT,
-    as_json: HiddenJsonOption = False,
 ) -> None:
     """Check a job's nodes, volumes and network, without its ranks.
 
@@ -57,7 +55,9 @@ def preflight(
     Example: lockstep preflight -f job.yaml --cluster lab
     """
     inputs = read_inputs(only(file, "preflight"), (cluster or LOCAL_CLUSTER) if local else cluster, namespace, context=context)
-    job = _with_nodes(inputs.job, nodes)
+    job = inputs.job
+    if nodes is not None:
+        job = job.model_copy(update={"spec": job.spec.model_copy(update={"nodes": nodes})})
     if local:
         from lockstep.platforms.local.run import preflight_local
 
@@ -69,7 +69,7 @@ def preflight(
         from lockstep.platforms.in_namespace.shortruns import preflight_on_cluster
 
         result = asyncio.run(preflight_on_cluster(job, inputs.cluster.profile, inputs.namespace, context, tell, TimeLimit.of(timeout)))
-    _show(result, as_json or output is Form.JSON)
+    _show(result, output is Form.JSON)
     raise typer.Exit(0 if result.ok else 1)
 
 
@@ -79,10 +79,6 @@ def _on_hosts(inputs: Inputs, job: TrainingJob, fleet: Fleet, timeout: int | Non
 
     with exiting_on_ctrl_c("lockstep: interrupted; nothing of the preflight is left on the hosts"), waiting("looking at the hosts"):
         return asyncio.run(preflight_on_hosts(fleet, job, inputs.cluster.profile, timeout or SECONDS))
-
-
-def _with_nodes(job: TrainingJob, nodes: int | None) -> TrainingJob:
-    return job if nodes is None else job.model_copy(update={"spec": job.spec.model_copy(update={"nodes": nodes})})
 
 
 def _show(result: PreflightReport, as_json: bool) -> None:

@@ -1,7 +1,8 @@
-"""`lockstep validate` and `lockstep render`: what becomes of a job, without asking any cluster."""
+"""`lockstep validate|render|diff`: what becomes of a job file, and what it would change on a cluster. They only read."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +11,7 @@ import typer
 
 from lockstep.api.errors import ConfigError
 from lockstep.cli.shared.inputs import ClusterOption, FilesOption, NamespaceOption, SetOption, read_all, resolve_inputs, warn
+from lockstep.cli.shared.jobargs import ContextOption
 from lockstep.platforms.output import put, put_json, put_text, tell
 
 if TYPE_CHECKING:
@@ -46,10 +48,11 @@ def validate(file: FilesOption, cluster: ClusterOption = None, namespace: Namesp
     """
     from lockstep.cli.shared.planfacts import moved_targets_here
     from lockstep.plan.ahead.forecast import idle_ranks
+    from lockstep.plan.ahead.standin import is_stand_in, stand_in
     from lockstep.plan.render.objects import render
     from lockstep.plan.render.resolve import image_doubt, refuse_missing_gpus
 
-    jobs = read_all(file, cluster, namespace, changes)
+    jobs = read_all(file, cluster, namespace, changes, instead=stand_in)
     mistakes: list[str] = []
     for inputs in jobs:
         try:
@@ -62,7 +65,7 @@ def validate(file: FilesOption, cluster: ClusterOption = None, namespace: Namesp
         except ConfigError as error:
             mistakes += [f"{inputs.source}: {line}" if len(jobs) > 1 else str(line) for line in error.args]
         else:
-            if inputs.cluster.hosts is None and (doubt := image_doubt(resolved)):
+            if inputs.cluster.hosts is None and not is_stand_in(resolved) and (doubt := image_doubt(resolved)):
                 tell(f"note: {inputs.source}: image: {doubt}")
             if idle := idle_ranks(resolved):
                 warn("IdleRanks", idle)
@@ -87,16 +90,18 @@ def render(
 
     Example: lockstep render -f job.yaml --set training.lora.rank=8 --set metadata.name=rank8 -o job | kubectl apply -f -
     """
+    from lockstep.plan.ahead.standin import stand_in
     from lockstep.plan.render import objects
 
-    jobs = read_all(file, cluster, namespace, changes)
+    jobs = read_all(file, cluster, namespace, changes, instead=stand_in)
     resolved = [resolve_inputs(inputs) for inputs in jobs]
     if output is ObjectForm.JOB and not explain:
         put_text("---\n".join(map(_job, jobs)))
         return
     if explain:
         if output is ObjectForm.JSON:
-            put_json([_setting(row) for one in resolved for row in one.settings], ascii_only=False)
+            rows = [{"field": row.field, "value": row.value, "layer": row.layer.value} for one in resolved for row in one.settings]
+            put_json(rows, ascii_only=False)
             return
         for inputs, one in zip(jobs, resolved, strict=True):
             put(*([f"{inputs.source}:"] if len(jobs) > 1 else []))
@@ -116,9 +121,11 @@ def render(
 
 def _job(inputs: Inputs) -> str:
     from lockstep.api.files.yamltext import dump_yaml
+    from lockstep.plan.ahead.standin import NO_CLUSTER
 
     written = inputs.job.written()
-    return dump_yaml({**written, "metadata": {**written["metadata"], "namespace": inputs.namespace}})
+    unknown = inputs.cluster.cluster.name == NO_CLUSTER and inputs.namespace == inputs.cluster.cluster.namespace
+    return dump_yaml({**written, "metadata": {**written["metadata"], **({} if unknown else {"namespace": inputs.namespace})}})
 
 
 def _readable(item: dict[str, Any]) -> dict[str, Any]:
@@ -135,10 +142,6 @@ def _as_yaml(rendered: list[dict[str, Any]]) -> str:
     from lockstep.api.files.yamltext import dump_all_yaml
 
     return YAML_HEADER + dump_all_yaml(rendered)
-
-
-def _setting(row: Setting) -> dict[str, Any]:
-    return {"field": row.field, "value": row.value, "layer": row.layer.value}
 
 
 def _print_settings(settings: tuple[Setting, ...]) -> None:
@@ -162,3 +165,44 @@ def _shown(value: object) -> str:
     if isinstance(value, str) and value.isprintable() and value.strip() == value and value:
         return value
     return json.dumps(value, ensure_ascii=False)
+
+
+def diff(
+    file: FilesOption,
+    cluster: ClusterOption = None,
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+    changes: SetOption = None,
+) -> None:
+    """Compare job files with the jobs on the cluster.
+
+    Exit code 0: nothing would change, 1: something would.
+
+    Differences take effect when a job next starts from zero pods.
+
+    Example: lockstep diff -f job.yaml
+    """
+    from lockstep.cli.shared.difference import EXIT_DIFFERENT, print_comparison
+    from lockstep.plan.ahead.live import compare
+
+    jobs = [(inputs, resolve_inputs(inputs)) for inputs in read_all(file, cluster, namespace, changes, context=context)]
+    differs = False
+    for inputs, resolved in jobs:
+        objects = asyncio.run(_observe(inputs.aim(), context))
+        comparisons = [one for one in compare(resolved, objects) if one.differs]
+        differs = differs or bool(comparisons)
+        if len(jobs) > 1 and comparisons:
+            put(f"{inputs.source}:")
+        for comparison in comparisons:
+            print_comparison(comparison)
+    if differs:
+        raise typer.Exit(EXIT_DIFFERENT)
+    tell("nothing would change")
+
+
+async def _observe(inputs: Inputs, context: str | None) -> list[dict[str, Any]]:
+    from lockstep.kube.cluster import Cluster
+    from lockstep.platforms.clusters.facts import objects_of
+
+    async with await Cluster.connect(context) as connection:
+        return await objects_of(connection, inputs.job.metadata.name, inputs.namespace)

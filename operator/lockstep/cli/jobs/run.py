@@ -15,9 +15,11 @@ import typer
 from lockstep.api.errors import ConfigError
 from lockstep.api.names import DEV_ENVIRONMENT
 from lockstep.api.names import WORKSPACE as JOB_WORKSPACE
-from lockstep.cli.shared.clusterfiles import LOCAL_CLUSTER, cluster_of_hosts, read_text
+from lockstep.cli.shared.clusterfiles import LOCAL_CLUSTER, cluster_of_hosts, is_workspace, read_text
 from lockstep.cli.shared.inputs import FRESH, NamespaceOption, OptionalFileOption, SetOption, only, read_inputs
 from lockstep.cli.shared.jobargs import WORKSPACE, ContextOption, TargetOptions, find_cluster_job
+from lockstep.cli.shared.target import Verb, as_found, tell_cluster, tell_place
+from lockstep.cli.shared.trainer import in_full_environment
 from lockstep.platforms.output import tell
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from lockstep.cli.shared.inputs import Inputs
     from lockstep.cli.shared.kubesite import ClusterJob
     from lockstep.kube.cluster import Cluster
+    from lockstep.plan.cluster.choice import Choice
     from lockstep.platforms.hosts.start import HostOptions
 
 ON_HOSTS, HERE, IN_NAMESPACE, IN_ENVIRONMENT = (
@@ -49,7 +52,7 @@ def run(
         str | None,
         typer.Option(
             "--cluster",
-            help="A cluster of clusters/, or a cluster file's path; its file may be one of hosts. Default: the job's cluster, else the one deployed last from this checkout, else local; with --local always local.",
+            help="A cluster of clusters/, or a cluster file's path; its file may be one of hosts. Default: the job's cluster, else the one in use (lockstep use), else local; with --local always local.",
             show_default=False,
         ),
     ] = None,
@@ -202,7 +205,7 @@ def run(
         from lockstep.cli.jobs.typed import typed_here
 
         inputs = typed_here(script, processes, nodes, changes or (), workspace, render=render)
-        raise typer.Exit(_run_here(without_operator(inputs), workspace, None))
+        raise typer.Exit(_run_here(without_operator(inputs, workspace), workspace, None))
     if processes is not None or render:
         raise ConfigError(
             "--nproc-per-node and --render are for a program behind --, on hosts (--hosts) or on this machine (--local); with -f: --set ranksPerNode="
@@ -212,10 +215,8 @@ def run(
         _refuse_options(of_a_file, "is for a job file: name one with -f, or a program behind --")
         where = TargetOptions.of(cluster, namespace, context)
         raise typer.Exit(run_in_session(script or (), job or DEV_ENVIRONMENT, where, detach=detach))
-    if hosts and cluster:
-        raise ConfigError("--hosts and --cluster both say where the job runs: use one of them")
-    if script or job:
-        raise ConfigError("-f runs a job file, --job and a script run something in a dev environment: use one of them")
+    _refuse_options({"--job": job, "SCRIPT": script}, "is for a dev environment, and -f runs a job file: use one of them")
+    _refuse_options({"--cluster": hosts and cluster}, "says where the job runs, and so does --hosts: use one of them")
     _refuse_mixed(
         local=local,
         in_namespace=in_namespace,
@@ -225,15 +226,17 @@ def run(
     )
     changes = [*(changes or ()), *(fresh_changes(file) if fresh else ())]
     given = cluster_of_hosts(hosts, _job_name(file, changes)) if hosts else cluster
-    place: dict[str, object] = {"-f": file, "--cluster": cluster, "--hosts": hosts, "--local": local, "--workspace": workspace}
-    options = {**place, "--nodes": nodes, "--first": first, "--without": without, "--set": changes}
+    options: dict[str, object] = {"-f": file, "--cluster": cluster, "--hosts": hosts, "--local": local, "--workspace": workspace, "--nodes": nodes, "--first": first, "--without": without, "--set": changes}  # fmt: skip
     if local or in_namespace:
-        inputs = inputs_without_operator(file, given or LOCAL_CLUSTER if local else given, None if local else namespace, changes, context)
-        inputs = _with_nodes(inputs, nodes)
+        inputs = read_inputs(file, given or LOCAL_CLUSTER if local else given, None if local else namespace, changes, context=context)
+        inputs = _with_nodes(without_operator(inputs, workspace if local else None), nodes)
         raise typer.Exit(
             _run_here(inputs.typed("run", options), workspace, preview) if local else _run_in_namespace(inputs, context, attach=attach)
         )
     inputs = _with_nodes(_read_anywhere(file, given, namespace, context, changes), nodes)
+    if Verb.choice is not None and is_workspace(Verb.choice.cluster):
+        of_others = {"--detach": detach, "--first": first, "--without": without, "--anyway": anyway, "--namespace": namespace}
+        raise typer.Exit(_run_in_workspace(inputs, Verb.choice, options, of_others))
     if inputs.cluster.hosts is None:
         if first or without or anyway:
             raise ConfigError("--first, --without and --anyway are for a job on hosts: name their cluster file with --cluster")
@@ -245,7 +248,14 @@ def run(
     inputs, choice = without_operator(inputs), _choice(first, without)
     if not anyway:
         _refuse_slow_network(inputs, given, choice)
-    raise typer.Exit(_run_on_hosts(inputs.typed("run", options), given or inputs.cluster.cluster.name, choice, detach=detach))
+    raise typer.Exit(_run_on_hosts(inputs.typed("run", options), given or as_found(inputs.cluster), choice, detach=detach))
+
+
+def _run_in_workspace(inputs: Inputs, choice: Choice, options: Mapping[str, object], of_others: Mapping[str, object]) -> int:
+    """Run the job in the workspace of this machine that is in use. Raises ConfigError for options `of_others`, which mean nothing there."""
+    _refuse_options(of_others, f"can't be used on this machine, where the workspace is that {choice.by} names")
+    here = Path(choice.cluster)
+    return _run_here(without_operator(inputs, here).typed("run", {**options, "--local": True, "--workspace": here}), here, None)
 
 
 def _read_anywhere(file: Path, cluster: str | None, namespace: str | None, context: str | None, changes: Sequence[str]) -> Inputs:
@@ -253,6 +263,8 @@ def _read_anywhere(file: Path, cluster: str | None, namespace: str | None, conte
     from lockstep.cli.shared.target import is_embedded, unnamed_cluster
 
     inputs = read_inputs(file, cluster, namespace, changes, unnamed=lambda: unnamed_cluster(context))
+    if Verb.choice is not None and is_workspace(Verb.choice.cluster):
+        return inputs
     try:
         is_embedded(inputs.cluster.cluster.name, context)
     except ConfigError as error:
@@ -302,6 +314,7 @@ def _refuse_options(options: Mapping[str, object], why: str) -> None:
 def _run_on_hosts(inputs: Inputs, named: str, choice: HostOptions, *, detach: bool) -> int:
     from lockstep.cli.shared.runonhosts import run_on_hosts
 
+    tell_place(f"on the hosts of {inputs.cluster.cluster.name}")
     return run_on_hosts(inputs, named, choice, detach=detach)
 
 
@@ -327,7 +340,7 @@ def _refuse_slow_network(inputs: Inputs, named: str | None, choice: HostOptions)
     ):
         return
     facts = replace(known_facts(resolved), speed=speed)
-    facts = asyncio.run(with_config_of_host(facts, fleet_of(inputs.cluster, named), inputs, choice))
+    facts = asyncio.run(with_config_of_host(facts, fleet_of(inputs.cluster, named or as_found(inputs.cluster)), inputs, choice))
     reason, help_ = slow_network(resolved, facts)
     if reason:
         raise ConfigError(f"{reason}: {help_}; --anyway starts it anyway")
@@ -358,18 +371,13 @@ def refuse_interactive(job: TrainingJob) -> None:
         )
 
 
-def inputs_without_operator(
-    file: Path, cluster: str | None, namespace: str | None, changes: Sequence[str], context: str | None = None
-) -> Inputs:
-    """Return the job that runs without the operator, and its cluster, as `without_operator` judges it."""
-    return without_operator(read_inputs(file, cluster, namespace, changes, context=context))
-
-
-def without_operator(inputs: Inputs) -> Inputs:
-    """Return the same inputs. What only the operator does is warned of. Raises ConfigError for a dev environment."""
+def without_operator(inputs: Inputs, workspace: Path | None = None) -> Inputs:
+    """Return the same inputs; with a `workspace` of this machine in a Python that has torch. What only the operator does is warned of. Raises ConfigError for a dev environment."""
     from lockstep.plan.reconcile.clocks import without_operator as fields_of_operator
 
     refuse_interactive(inputs.job)
+    if workspace is not None:
+        in_full_environment(check=lambda: _require_files(inputs, workspace))
     ignored = fields_of_operator(inputs.job.spec)
     if ignored:
         tell(f"warning: {', '.join(ignored)} has no effect without the operator")
@@ -379,6 +387,7 @@ def without_operator(inputs: Inputs) -> Inputs:
 def _run_in_namespace(inputs: Inputs, context: str | None, *, attach: bool) -> int:
     from lockstep.platforms.in_namespace.run import StartMode, run_in_namespace
 
+    tell_cluster(inputs.cluster.cluster.name, inputs.namespace, context)
     return run_in_namespace(inputs.job, inputs.cluster.profile, inputs.namespace, context, StartMode.ATTACH if attach else StartMode.NEW)
 
 
@@ -390,25 +399,29 @@ def _run_here(inputs: Inputs, workspace: Path, samples: int | None) -> int:
 
     job, profile = inputs.job, inputs.cluster.profile
     if samples is None:
-        try:
-            return run_local(job, profile, workspace)
-        except ConfigError as error:
-            if not str(error).startswith("spec.script.path: there is no"):
-                raise
-            raise ConfigError(f"{error}{_where_it_is(job, inputs.source)}") from None
+        tell_place(f"in workspace {workspace}")
+        _require_files(inputs, workspace)
+        return run_local(job, profile, workspace)
     code = preview_local(job, profile, workspace, samples)
     return {0: 0, CONFIGURATION: EXIT_USAGE}.get(code, EXIT_FAILED)
 
 
-def _where_it_is(job: TrainingJob, source: str) -> str:
-    """Return how to run the script where it is: in the folder of the command or of the job's file. '': it isn't there, or the job states its folder."""
-    script = job.spec.script
-    if script is None or script.path is None or script.folder is not None or script.path.startswith("/"):
-        return ""
-    folders = [Path.cwd(), Path(source).absolute().parent]
-    folder = next((folder for folder in folders if (folder / script.path).is_file()), None)
-    there = f"to run it there, add --set {shlex.quote(f'script.folder={folder}')}, or script.folder to the job"
-    return "" if folder is None else f"; {folder} has {script.path}: {there}"
+def _require_files(inputs: Inputs, workspace: Path) -> None:
+    """Raise ConfigError where this machine lacks what the job reads. If the folder of the command or of the job's file has the script, it says how to run it there."""
+    from lockstep.plan.render.resolve import resolve
+    from lockstep.platforms.local.placement import check_inputs, local_defaults
+
+    try:
+        check_inputs(resolve(inputs.job, inputs.cluster.profile, local_defaults(workspace, uid="")))
+    except ConfigError as error:
+        path = (script := inputs.job.spec.script) and script.path
+        is_script = str(error).startswith("spec.script.path: there is no") and script and script.folder is None
+        folders = [Path.cwd(), Path(inputs.source).absolute().parent] if is_script and path and not path.startswith("/") else []
+        for folder in folders:
+            if (folder / str(path)).is_file():
+                there = f"to run it there, add --set {shlex.quote(f'script.folder={folder}')}, or script.folder to the job"
+                raise ConfigError(f"{error}; {folder} has {path}: {there}") from None
+        raise
 
 
 def run_in_session(words: Sequence[str], job: str, where: TargetOptions, *, detach: bool) -> int:

@@ -54,7 +54,7 @@ class Options(NamedTuple):
 
 def run_on_cluster(inputs: Inputs, options: Options, *, detach: bool) -> int:
     """Hand the job to the operator of its cluster, and return its exit code. Raises as `submit` does, and ConfigError for a job that names another cluster, or can't run on this one."""
-    from lockstep.cli.shared.target import Verb, is_embedded, target_of
+    from lockstep.cli.shared.target import Verb, as_found, is_embedded, target_of
     from lockstep.plan.ahead.submission import SubmittedAs
     from lockstep.plan.render.resolve import refuse_missing_gpus
 
@@ -66,7 +66,7 @@ def run_on_cluster(inputs: Inputs, options: Options, *, detach: bool) -> int:
     if job.spec.cluster is None and Verb.unnamed is None:  # the operator must take the cluster that is checked here
         inputs = replace(inputs, job=job.model_copy(update={"spec": job.spec.model_copy(update={"cluster": cluster})}))
     is_known = Verb.unnamed is None or is_embedded(cluster, options.context)
-    target = target_of(options.cluster or cluster, options.namespace or job.metadata.namespace, options.context)
+    target = target_of(options.cluster or as_found(inputs.cluster), options.namespace or job.metadata.namespace, options.context)
     inputs = replace(inputs, namespace=target.namespace)
     if is_known:  # (a cluster file that stands in for the kubeconfig's cluster says nothing about that one)
         refuse_missing_gpus(resolve_inputs(inputs))

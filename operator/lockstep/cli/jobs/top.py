@@ -15,6 +15,7 @@ import typer
 from lockstep.api.objects import Object, has_ended, is_run
 from lockstep.cli.shared.hostsite import HostSite
 from lockstep.cli.shared.jobargs import Form, SiteOptions, TargetOptions, find_cluster_job, on_site
+from lockstep.cli.shared.localsite import LocalSite
 from lockstep.cli.shared.terminal import say
 from lockstep.platforms.output import put, put_json
 from lockstep_spec.words import number_of
@@ -63,8 +64,8 @@ def top(
     live = not once and output is Form.TEXT and sys.stdout.isatty()
     site = where.site()
     site.hurried = True
-    if where.local:
-        looks = _looks_of_folder(job, where.workspace, interval)
+    if isinstance(site, LocalSite):
+        looks = _looks_of_folder(site, job, interval)
     elif isinstance(site, HostSite):
         looks = _looks_of_hosts(site, interval) if job is None else _looks_of_host_job(site.job(job), interval, live=live)
     elif job is None:
@@ -179,15 +180,15 @@ async def _looks_of_all(where: TargetOptions, interval: float) -> Looks:
             await asyncio.sleep(interval)
 
 
-async def _looks_of_folder(job: str | None, workspace: Path, interval: float) -> Looks:
-    from lockstep.cli.shared.localsite import LocalSite
+async def _looks_of_folder(site: LocalSite, job: str | None, interval: float) -> Looks:
     from lockstep.platforms.local.records import LocalLooks
 
     if job is None:
-        async for look in _looks_of_machine(workspace, interval):
+        async for look in _looks_of_machine(site.root, interval):
             yield look
         return
-    looks = LocalLooks(job, LocalSite(workspace).job(job).site.root)
+    found = site.job(job).site
+    looks = LocalLooks(job, found.root, found.again)
     while True:
         page, over = await asyncio.to_thread(looks.look, CURVE_POINTS)
         yield page, _page(page), over

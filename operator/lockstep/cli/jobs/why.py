@@ -1,16 +1,19 @@
-"""`lockstep why JOB`: why it failed, why it doesn't run, or how it gets on, and what to type next."""
+"""`lockstep why|stacks JOB`: why it failed, why it doesn't run, or how it gets on; and where every rank is, now."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from lockstep.cli.shared.jobargs import Form, FormOption, JobArgument, SiteOptions, on_site
+from lockstep.api.errors import ConfigError
+from lockstep.cli.shared.jobargs import Form, FormOption, JobArgument, SiteOptions, find_job, on_site
 from lockstep.platforms.output import put, put_json
 
 EXIT_IN_ITS_WAY = 1
+EXIT_NOT_ALL = 1
 
 
 @on_site
@@ -47,3 +50,37 @@ def why(
         put(*answer_page(answer).splitlines())
     if not answer.is_well:
         raise typer.Exit(EXIT_IN_ITS_WAY)
+
+
+@on_site
+def stacks(
+    where: SiteOptions,
+    job: JobArgument,
+    rank: Annotated[int | None, typer.Option("--rank", min=0, help="Only this rank.")] = None,
+    output: FormOption = Form.TEXT,
+) -> None:
+    """Show what every thread of a job's ranks is doing.
+
+    It prints Python stacks; equal stacks appear once. The ranks go on.
+
+    It works even if a rank's Python is blocked. Use it for a script that reports no steps, because Lockstep can't notice when such a
+    script hangs. It needs the right to run programs in pods.
+
+    Exit code 1: not all ranks answered, and the output says which and why; 2: no such job or rank, or none of its ranks runs.
+
+    Example: lockstep stacks demo --rank 3
+    """
+    from lockstep.plan.pages.stacks import NOT_THERE, stacks_page
+
+    found = find_job(job, where)
+    answers = found.stacks(rank)
+    if all(answer.problem == NOT_THERE for answer in answers):
+        if rank is not None and (found.status.get("ranks") or {}).get("desired"):
+            found.rank_node(rank)
+        raise ConfigError(f"{'no rank' if rank is None else f'no rank {rank}'} of {job} runs now: lockstep why {found.at}")
+    if output is Form.JSON:
+        put_json({"job": job, "ranks": [asdict(answer) for answer in answers]})
+    else:
+        put(*stacks_page(answers))
+    if any(answer.problem for answer in answers):
+        raise typer.Exit(EXIT_NOT_ALL)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.names import HOSTS
+from lockstep.cli.shared.folders import from_here
+from lockstep.platforms.output import tell
 
 if TYPE_CHECKING:  # the models take 0.4 s to import, which `lockstep --help` needn't wait for
     from lockstep.api.files.clusterfile import ClusterFile
@@ -36,7 +39,7 @@ def read_text(path: Path) -> str:
     """Return the text of a file; for `-` what is piped in. Raises ConfigError when there is none, or it is no UTF-8."""
     try:
         if str(path) == "-":
-            return sys.stdin.buffer.read().decode("utf-8")
+            return _piped().decode("utf-8")
         return path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: can't be read: {error.strerror}") from error
@@ -44,13 +47,66 @@ def read_text(path: Path) -> str:
         raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start})") from error
 
 
+def _piped() -> bytes:
+    """Return what is piped in, which stays there: the verb may go on in another Python (in_full_environment)."""
+    data = sys.stdin.buffer.read()
+    if sys.stdin is sys.__stdin__:
+        with tempfile.TemporaryFile() as again:
+            again.write(data)
+            again.seek(0)
+            os.dup2(again.fileno(), 0)
+    return data
+
+
 class UnknownCluster(ConfigError):
-    """No file of clusters/ has this name; the message lists those there are."""
+    """No file has this name; the message lists those there are."""
 
 
-def cluster_names(folder: Path) -> list[str]:
-    """The clusters of a folder: its NAME.yaml files but the templates."""
-    return sorted(path.stem for path in folder.glob("*.yaml") if path.stem not in TEMPLATES)
+def find_file(name: str) -> Path | None:
+    """Return the cluster file of this name: of clusters/ where one stands, of the user's configuration, the one in use, or for `local` the one that ships. None: there is none."""
+    from lockstep.assets import asset
+    from lockstep.cli.shared.folders import remembered
+
+    used = (Path(choice.cluster) for choice in remembered() if is_path(choice.cluster) and Path(choice.cluster).stem == name)
+    ships = [asset("clusters/local.yaml")] if name == LOCAL_CLUSTER else []
+    return next((path for path in (path_of(name), *used, *ships) if path.is_file()), None)
+
+
+def cluster_names() -> list[str]:
+    """Return the names that cluster files have; `local` always has one."""
+    from lockstep.cli.shared.folders import cluster_folders
+
+    return sorted(
+        {LOCAL_CLUSTER, *(path.stem for folder in cluster_folders() for path in folder.glob("*.yaml") if path.is_file())} - {*TEMPLATES}
+    )
+
+
+def is_workspace(name_or_path: str) -> bool:
+    """Return True for the folder of a workspace on this machine, in place of a cluster."""
+    return "/" in name_or_path and Path(name_or_path).is_dir()
+
+
+def memorable(name_or_path: str) -> str:
+    """Return the cluster as it is to be remembered: by its name in a checkout, whose Makefile reads it, else by its absolute path, so that no other folder's file is taken for it.
+
+    Raises UnknownCluster for a name without a file, ConfigError for a path that isn't there.
+    """
+    from lockstep.assets import asset
+    from lockstep.cli.shared.folders import STATE_HERE, checkout, state_folder
+
+    if is_workspace(name_or_path):
+        folder = Path(name_or_path).resolve()
+        if any(folder.iterdir()) and not (folder / "workspace").is_dir():
+            raise ConfigError(f"{name_or_path} is no workspace of this machine: a workspace has a folder workspace/, or is empty")
+        return str(folder)
+    path = Path(name_or_path).resolve() if is_path(name_or_path) else find_file(name_or_path)
+    if path is None:
+        raise UnknownCluster(_unknown_cluster(name_or_path))
+    if is_path(name_or_path):
+        load_cluster(name_or_path)
+    root = checkout()
+    is_of_checkout = root is not None and root / STATE_HERE == state_folder() and path.parent == root.resolve() / "clusters"
+    return path.stem if is_of_checkout or path == asset("clusters/local.yaml") else str(path)
 
 
 def is_path(name_or_path: str) -> bool:
@@ -58,27 +114,40 @@ def is_path(name_or_path: str) -> bool:
     return "/" in name_or_path or name_or_path.endswith((".yaml", ".yml"))
 
 
-def load_cluster(name_or_path: str, folder: Path | None = None) -> ClusterFile:
-    """Return the cluster file NAME.yaml of `folder` (by default the checkout's clusters/), or the file at a path.
+def use(cluster: str) -> None:
+    """Make it the cluster of verbs that name none, and say so; where that can't be remembered, say that."""
+    from lockstep.cli.shared.folders import remember, remembered
+
+    try:
+        remember(memorable(cluster))
+    except ConfigError as error:
+        return tell(f"warning: not remembered: {error}")
+    first = remembered()[0]
+    other = "" if first.cluster == memorable(cluster) else f", but here {first.by} names {first.cluster}"
+    return tell(f"lockstep: from now on verbs without --cluster are about {cluster}{other} (lockstep use CLUSTER names another)")
+
+
+def load_cluster(name_or_path: str) -> ClusterFile:
+    """Return the cluster file of this name or at this path; for the workspace of this machine that of `local`.
 
     Raises UnknownCluster for a name without a file, ConfigError with every mistake in it.
     """
     from lockstep.api.files.clusterfile import parse_cluster_file
-    from lockstep.cli.shared.checkout import checkout, from_here
 
-    if is_path(name_or_path):
+    if is_path(name_or_path) and not is_workspace(name_or_path):
         return parse_cluster_file(read_text(Path(name_or_path)), name_or_path)
-    folder = folder or checkout() / "clusters"
-    path = from_here(folder / f"{name_or_path}.yaml")
-    if not path.is_file():
-        raise UnknownCluster(_unknown_cluster(name_or_path, folder))
+    name = LOCAL_CLUSTER if is_workspace(name_or_path) else name_or_path
+    path = find_file(name)
+    if path is None:
+        raise UnknownCluster(_unknown_cluster(name))
+    path = from_here(path)
     cluster_file = parse_cluster_file(read_text(path), str(path))
-    if cluster_file.cluster.name != name_or_path:
-        raise ConfigError(f"{path}: cluster.name is {cluster_file.cluster.name}; it must be the file's name, {name_or_path}")
+    if cluster_file.cluster.name != name:
+        raise ConfigError(f"{path}: cluster.name is {cluster_file.cluster.name}; it must be the file's name, {name}")
     return cluster_file
 
 
-def peek(name_or_path: str, folder: Path) -> Peeked | None:
+def peek(name_or_path: str) -> Peeked | None:
     """Return the cluster's name, namespace and API host as its file states them, without the models, whose import takes as long as a small verb does.
 
     None: only `load_cluster` can tell, or can say what is wrong with it.
@@ -87,7 +156,9 @@ def peek(name_or_path: str, folder: Path) -> Peeked | None:
 
     from lockstep.api.files.yamltext import load_yaml
 
-    path = Path(name_or_path) if is_path(name_or_path) else folder / f"{name_or_path}.yaml"
+    path = Path(name_or_path) if is_path(name_or_path) else find_file(name_or_path)
+    if path is None:
+        return None
     try:
         section = load_yaml(path.read_text(encoding="utf-8"))["cluster"]
         name, api, is_of_hosts = section["name"], section.get("api"), section.get("platform") == HOSTS
@@ -115,7 +186,7 @@ def load_hosts(word: str) -> tuple[ClusterFile, str | None]:
 
     text = _hosts_text(word, HOSTS)
     if text is None:
-        return load_cluster(word, _folder()), None if is_path(word) else word
+        return load_cluster(word), None if is_path(word) else word
     with unseen(f"--hosts {word} as a cluster file") as source:
         return parse_cluster_file(text, source), None
 
@@ -126,22 +197,16 @@ def cluster_of_hosts(word: str, job: str) -> str:
     Raises ConfigError as `load_hosts` does, and where the file can't be written.
     """
     from lockstep.api.files.clusterfile import parse_cluster_file
-    from lockstep.cli.shared.checkout import from_here, state_folder
+    from lockstep.cli.shared.folders import state_folder, write_state
 
-    path = from_here(state_folder() / "hosts" / f"{job}.yaml")
+    name = f"hosts/{job}.yaml"
+    path = from_here(state_folder() / name)
     text = _hosts_text(word, f"{HOSTS}-{job}", path)
     if text is None:
         return word
     with unseen(f"--hosts {word} as a cluster file") as source:
         parse_cluster_file(text, source)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(path)
-    except OSError as error:
-        raise ConfigError(f"{path}, the cluster file of these hosts, can't be written: {error.strerror}") from error
-    return str(path)
+    return str(from_here(write_state(name, text)))
 
 
 @contextmanager
@@ -157,7 +222,7 @@ def _hosts_text(word: str, name: str, path: Path | None = None) -> str | None:
     """Text of a cluster file of this name with the hosts that `word` lists; None: it is a cluster file's name or path."""
     from lockstep.plan.translate.hosts import cluster_text, from_words, read_machines
 
-    stated = peek(word, _folder())
+    stated = peek(word)
     if stated is not None and stated.is_of_hosts:
         return None
     if stated is not None:
@@ -167,47 +232,40 @@ def _hosts_text(word: str, name: str, path: Path | None = None) -> str | None:
     return cluster_text(name, f"as --hosts {word} names them", machines, None if path is None else str(path))
 
 
-def _folder() -> Path:
-    """Folder of cluster files; outside of a checkout the current one."""
-    from lockstep.cli.shared.checkout import checkout
-
-    try:
-        return checkout() / "clusters"
-    except ConfigError:
-        return Path()
-
-
 def file_of(cluster: str) -> str:
-    """Path of the cluster file to show: the one that was given, else that of clusters/."""
-    return cluster if is_path(cluster) else str(Path("clusters") / f"{cluster}.yaml")
+    """Return the path of the cluster file to show: the one that was given, else that of its name, of clusters/ if it has none yet."""
+    return str(from_here(path_of(cluster)))
 
 
 def path_of(cluster: str) -> Path:
-    """Path of the cluster file of this name or path. Raises ConfigError where clusters/ can't be found."""
-    from lockstep.cli.shared.checkout import checkout
+    """Return the path of the cluster file of this name or path; a name that has no file yet is one of clusters/ where one stands."""
+    from lockstep.cli.shared.folders import cluster_folders
 
-    return Path(cluster) if is_path(cluster) else checkout() / "clusters" / f"{cluster}.yaml"
+    if is_path(cluster):
+        return Path(cluster)
+    paths = [folder / f"{cluster}.yaml" for folder in cluster_folders()]
+    return next((path for path in paths if path.is_file()), paths[0])
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Write the file anew, whole or not at all. Raises ConfigError."""
-    from lockstep.cli.shared.checkout import from_here
-
+    """Write a file anew, whole or not at all, in a folder that is made if need be. Raises ConfigError."""
     draft = path.with_name(f".{path.name}.draft")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         draft.write_text(text, encoding="utf-8")
-        draft.chmod(path.stat().st_mode & 0o777)
+        if path.exists():
+            draft.chmod(path.stat().st_mode & 0o777)
         draft.replace(path)
     except OSError as error:
         raise ConfigError(f"{from_here(path)} can't be written: {error.strerror}") from error
 
 
-def _unknown_cluster(name: str, folder: Path) -> str:
+def _unknown_cluster(name: str) -> str:
     from lockstep.api.files.problems import nearest
-    from lockstep.cli.shared.checkout import from_here
+    from lockstep.cli.shared.folders import cluster_folders
 
-    names, folder = cluster_names(folder), from_here(folder)
+    names = cluster_names()
+    folders = " or ".join(f"{from_here(folder)}/" for folder in cluster_folders())
     close = nearest(name, names)
-    existing = f"it has {', '.join(names)}" if names else "there is none yet"
     hint = f"did you mean {close}?" if close else f"lockstep init cluster {name} begins one"
-    return f"there is no cluster {name} in {folder}/: {existing}; {hint}"
+    return f"there is no cluster {name} in {folders}: there is {', '.join(names)}; {hint}"

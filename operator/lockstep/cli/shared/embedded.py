@@ -1,36 +1,35 @@
-"""The embedded cluster as verbs see it: part of every checkout, and of no installed wheel."""
+"""The embedded cluster as verbs see it."""
 
 from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import typer
 
-from lockstep.api.errors import ConfigError, Failed
+from lockstep.api.errors import Failed
 from lockstep.platforms.output import tell
 
 if TYPE_CHECKING:
     from lockstep.devcluster.host.layout import Layout
 
 
-def embedded_layout() -> Layout | None:
-    """Places and addresses of the embedded cluster, up or not; None where this installation has none."""
-    try:
-        from lockstep.devcluster.host.layout import default_layout
-    except ModuleNotFoundError:
-        return None
+def embedded_layout() -> Layout:
+    """Return the places and addresses of the embedded cluster, up or not. Raises ConfigError as `default_layout`."""
+    from lockstep.devcluster.host.layout import default_layout
+
     return default_layout()
 
 
-def require_layout() -> Layout:
-    """Return `embedded_layout()`. Raises ConfigError where this installation has none."""
-    layout = embedded_layout()
-    if layout is None:
-        raise ConfigError("the embedded cluster is not part of an installed Lockstep: clone the repository, then `make cluster-up` there")
-    return layout
+def reachable_layout() -> Layout | None:
+    """Return the same for verbs that can do without the embedded cluster: None for a user without a home, who can't have one."""
+    from lockstep.environments import NoHome
+
+    with suppress(NoHome):
+        return embedded_layout()
+    return None
 
 
 @contextmanager
@@ -43,9 +42,8 @@ def machine_failures() -> Iterator[None]:
         raise typer.Exit(1) from error
 
 
-def publish_checkout() -> str:
-    """Give the embedded cluster's pods this checkout's code, and return the name of the copy. Raises ConfigError as `require_layout`."""
-    layout = require_layout()
+def publish_own_code() -> str:
+    """Give the embedded cluster's pods Lockstep's own code, and return the name of the copy."""
     from lockstep.devcluster.python_volume import publish_code
 
-    return publish_code(layout.python_volume).name
+    return publish_code(embedded_layout().python_volume).name

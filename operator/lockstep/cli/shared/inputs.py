@@ -14,8 +14,9 @@ from typer.core import TyperCommand
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.names import ANNOTATION_TYPED
-from lockstep.cli.shared.clusterfiles import cluster_names, load_cluster, read_text
+from lockstep.cli.shared.clusterfiles import cluster_names, is_workspace, load_cluster, read_text
 from lockstep.cli.shared.localsite import DEFAULT
+from lockstep.cli.shared.onhosts import Typed
 from lockstep.platforms.output import tell
 
 if TYPE_CHECKING:
@@ -62,11 +63,14 @@ class TakesFiles(TyperCommand):
         return [*super().collect_usage_pieces(ctx), "[FILE]..."]
 
 
+StandIn = Callable[["TrainingJob"], "ClusterFile"]
+"""Function that returns the cluster file which stands in for a job's."""
+Place = str | StandIn
 ClusterOption = Annotated[
     str | None,
     typer.Option(
         "--cluster",
-        help="A cluster of clusters/, or a cluster file's path. Default: the job's cluster, else the one deployed last from this checkout.",
+        help="A cluster of clusters/, or a cluster file's path. Default: the job's cluster, else the one in use (lockstep use).",
     ),
 ]
 SetOption = Annotated[
@@ -122,16 +126,18 @@ def only(files: Path | Sequence[Path] | None, verb: str) -> Path:
 
 def read_all(
     files: Path | Sequence[Path],
-    cluster: str | None,
+    cluster: Place | None,
     namespace: str | None,
     changes: Sequence[str] | None = None,
     *,
     unnamed: Callable[[], str] | None = None,
     context: str | None = None,
+    instead: StandIn | None = None,
 ) -> list[Inputs]:
     """Return every job of all files, in their order; of a folder its .yaml, .yml and .json files, sorted, without those that hold no job.
 
-    `unnamed`: which cluster is meant where neither `cluster` nor the job names one; without it the one deployed last, but with a `context` none.
+    `unnamed`: which cluster is meant where neither `cluster` nor the job names one; without it the one in use, but with a `context` none.
+    `instead`: what stands in where none is in use; without it that is an error. `cluster` may be such a stand-in, too.
 
     Raises ConfigError with every mistake of all of them.
     """
@@ -139,7 +145,7 @@ def read_all(
     mistakes: list[str] = []
     for file, in_folder in _expanded([files] if isinstance(files, Path) else files):
         try:
-            inputs += _read_jobs(file, cluster, namespace, changes, unnamed or partial(_deployed_last, file, context))
+            inputs += _read_jobs(file, cluster, namespace, changes, unnamed or partial(_in_use, file, context, instead))
         except ConfigError as error:
             from lockstep.api.files.jobfile import NoJob
 
@@ -166,7 +172,7 @@ def _expanded(files: Sequence[Path]) -> Iterator[tuple[Path, bool]]:
 
 
 def _read_jobs(
-    file: Path, cluster: str | None, namespace: str | None, changes: Sequence[str] | None, unnamed: Callable[[], str]
+    file: Path, cluster: Place | None, namespace: str | None, changes: Sequence[str] | None, unnamed: Callable[[], Place]
 ) -> list[Inputs]:
     from lockstep.api.files.jobfile import job_nodes, read_job
 
@@ -199,12 +205,12 @@ def read_inputs(
     from lockstep.api.files.jobfile import parse_job_file
 
     job = parse_job_file(read_text(file), str(file), changes or ())
-    named = cluster or job.spec.cluster or (unnamed() if unnamed is not None else _deployed_last(file, context))
+    named = cluster or job.spec.cluster or (unnamed() if unnamed is not None else _in_use(file, context))
     return _inputs(job, file, named, namespace, str(file))
 
 
-def _inputs(job: TrainingJob, file: Path, cluster: str, namespace: str | None, source: str) -> Inputs:
-    cluster_file = _read_cluster(job, file, cluster)
+def _inputs(job: TrainingJob, file: Path, cluster: Place, namespace: str | None, source: str) -> Inputs:
+    cluster_file = _read_cluster(job, file, cluster) if isinstance(cluster, str) else cluster(job)
     stated = job.metadata.namespace
     if namespace and stated and namespace != stated:
         raise ConfigError(f"{file}: metadata.namespace is {stated}, but --namespace is {namespace}: remove one of them")
@@ -212,8 +218,10 @@ def _inputs(job: TrainingJob, file: Path, cluster: str, namespace: str | None, s
 
 
 def _read_cluster(job: TrainingJob, file: Path, name: str) -> ClusterFile:
-    from lockstep.cli.shared.target import aim_at_file
+    from lockstep.cli.shared.target import aim_at_file, refuse_workspace
 
+    if is_workspace(name) and Typed.verb != "run":
+        refuse_workspace(name)
     stated = job.spec.cluster
     try:
         cluster_file = load_cluster(name)
@@ -228,24 +236,31 @@ def _read_cluster(job: TrainingJob, file: Path, name: str) -> ClusterFile:
     return cluster_file
 
 
-def _deployed_last(file: Path, context: str | None) -> str:
-    """Return the cluster that counts where neither the job nor --cluster names one, and say so once a verb. Raises ConfigError where none was deployed, or a context was typed."""
-    from lockstep.cli.shared.checkout import checkout, deployed_last
-    from lockstep.cli.shared.target import Verb
+def _in_use(file: Path, context: str | None, instead: StandIn | None = None) -> Place:
+    """Return the cluster that counts where neither the job nor --cluster names one, and say so once a verb.
 
-    last = deployed_last()
-    if last is None or context is not None:
-        names = ", ".join(cluster_names(checkout() / "clusters"))
-        why = "no cluster was deployed from this checkout" if last is None else "--context names no cluster file"
-        raise ConfigError(f"{file}: spec.cluster is not set, and {why}: set it or use --cluster; clusters/ has {names}")
-    if last != Verb.told:
-        tell(f"note: {file} names no cluster: this is about {last}, which was deployed last from this checkout (--cluster names another)")
-        Verb.told = last
-    return last
+    Raises ConfigError where a context was typed, or none is in use and nothing stands in.
+    """
+    from lockstep.cli.shared.target import Verb, in_use, refuse_workspace
+
+    Verb.choice = choice = in_use() if context is None else None
+    if context is None and instead is not None and (choice is None or is_workspace(choice.cluster)):
+        tell(f"note: {file} names no cluster, and none is in use: it is checked without one (--cluster names one)")
+        return instead
+    if choice is not None:
+        refuse_workspace(choice.cluster)
+    if choice is None:
+        why = "none is in use (lockstep use)" if context is None else "--context names no cluster file"
+        raise ConfigError(f"{file}: spec.cluster is not set, and {why}: set it or use --cluster; there is {', '.join(cluster_names())}")
+    if choice.cluster != Verb.told:
+        tell(f"note: {file} names no cluster: this is about {choice.cluster}, which {choice.by} names (--cluster names another)")
+        Verb.told = choice.cluster
+    return choice.cluster
 
 
 def resolve_inputs(inputs: Inputs, *, quiet: bool = False) -> Resolved:
     """Return the resolved job; its warnings go to stderr, unless `quiet`. Raises Refused (a ConfigError) with every reason against it."""
+    from lockstep.plan.ahead.standin import is_stand_in
     from lockstep.plan.render.resolve import MORE_GPUS, refuse_missing_hosts, resolve
     from lockstep.plan.render.resolved import MADE_BY_OPERATOR, PlatformDefaults
 
@@ -260,7 +275,8 @@ def resolve_inputs(inputs: Inputs, *, quiet: bool = False) -> Resolved:
         if inputs.job.spec.image is not None and not quiet:
             warn("NoImageOnHosts", f"spec.image has no effect on {inputs.cluster.cluster.name}: hosts run no image")
     for warning in () if quiet else resolved.warnings:
-        warn(warning.reason, warning.message)
+        if not (is_stand_in(resolved) and warning.reason == "NoRails"):  # (which rails there are only a cluster says)
+            warn(warning.reason, warning.message)
     return resolved
 
 

@@ -39,16 +39,18 @@ def known_names(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def unless_said(context: typer.Context, parameter: typer.CallbackParam, value: str) -> str:
-    """Return the cluster that was named, else the one that is meant where none is."""
+    """Return the cluster that was named, else the one that is meant where none is: with --everywhere none."""
     source = context.get_parameter_source(parameter.name or "")
-    if source is None or source.name != "DEFAULT":
+    if source is None or source.name != "DEFAULT" or context.params.get("local"):
         return value
+    if context.params.get("everywhere"):
+        return ""
     from lockstep.cli.shared.target import unnamed_cluster
 
     return unnamed_cluster(context.params.get("context"))
 
 
-UNNAMED = "Default: the one deployed last from this checkout, else local."
+UNNAMED = "Default: the one in use (lockstep use), else local."
 JobsArgument = Annotated[list[str], typer.Argument(help="The jobs' names.", show_default=False, autocompletion=known_names)]
 JobArgument = Annotated[str, typer.Argument(help="The job's name.", show_default=False, autocompletion=known_names)]
 ClusterNameOption = Annotated[
@@ -101,14 +103,21 @@ class TargetOptions:
         return target_of(self.cluster, self.namespace, self.context)
 
     def site(self) -> Site:
-        """Return where jobs are: the hosts of a cluster file, or a namespace."""
+        """Return where jobs are: the hosts of a cluster file, a namespace, or the workspace of this machine that is in use."""
+        from lockstep.cli.shared.clusterfiles import is_workspace
         from lockstep.cli.shared.kubesite import KubeSite
 
+        if is_workspace(self.cluster):
+            if self.namespace:
+                raise ConfigError(
+                    f"{self.cluster} is a workspace of this machine, which has no namespaces: leave out -n, or name a cluster by --cluster"
+                )
+            return _of_workspace(Path(self.cluster))
         return self.hosts() or KubeSite(self.target())
 
     def hosts(self) -> HostSite | None:
         """Return the hosts of the cluster file that is named; None for a Kubernetes cluster."""
-        from lockstep.cli.shared.target import hosts_of
+        from lockstep.cli.shared.target import hosts_of, tell_place
 
         cluster_file = hosts_of(self.cluster)
         if cluster_file is None:
@@ -119,7 +128,9 @@ class TargetOptions:
             raise ConfigError(
                 f"{self.cluster} is a cluster of hosts: they have no namespace and no kubeconfig, so leave out -n and --context"
             )
-        return HostSite(cluster_file, self.cluster)
+        site = HostSite(cluster_file, self.cluster)
+        tell_place(site.where)
+        return site
 
     def chosen_namespace(self) -> str:
         from lockstep.cli.shared.target import namespace_of
@@ -135,9 +146,15 @@ class SiteOptions(TargetOptions):
     workspace: WorkspaceOption = WORKSPACE
 
     def site(self) -> Site:
-        if not self.local:
-            return super().site()
-        return localsite.LocalSite(self.workspace)
+        return _of_workspace(self.workspace) if self.local else super().site()
+
+
+def _of_workspace(folder: Path) -> localsite.LocalSite:
+    from lockstep.cli.shared.target import tell_place
+
+    site = localsite.LocalSite(folder)
+    tell_place(site.where)
+    return site
 
 
 def on_cluster(verb: Callable[..., None]) -> Callable[..., None]:
@@ -195,7 +212,6 @@ class Form(StrEnum):
 
 
 FormOption = Annotated[Form, typer.Option("-o", "--output", help="text or json.")]
-HiddenJsonOption = Annotated[bool, typer.Option("--json", hidden=True, help="The same as -o json, as it was said before.")]
 
 
 def find_job(name: str, where: TargetOptions) -> SiteJob:

@@ -68,10 +68,10 @@ class KubeSite(Site):
 
     def default_nodes(self, job: Object) -> int | None:
         """Return the cluster file's number, if the job is of that cluster."""
-        from lockstep.cli.shared.target import load
+        from lockstep.cli.shared.clusterfiles import load_cluster
 
         try:
-            profile = load(self.target.cluster).profile
+            profile = load_cluster(self.target.cluster).profile
         except ConfigError:
             return None
         status = job.get("status") or {}
@@ -335,14 +335,13 @@ async def _answer(connection: Cluster, job: ClusterJob, bundle: Path | None) -> 
 
 def _home(job: ClusterJob) -> ClusterHome | None:
     """Namespace of the jobs of the job's cluster, as its file in clusters/ states it; None where no file does."""
-    from lockstep.cli.shared.checkout import checkout
     from lockstep.cli.shared.clusterfiles import peek
     from lockstep.cli.shared.target import Verb
     from lockstep.plan.pages.why import ClusterHome
 
     named = job.job["spec"].get("cluster") or (None if job.target.cluster == Verb.unnamed else job.target.cluster)
     try:
-        stated = peek(named, checkout() / "clusters") if named else None
+        stated = peek(named) if named else None
     except ConfigError:
         return None
     return None if stated is None or stated.is_of_hosts else ClusterHome(stated.name, stated.namespace)

@@ -6,7 +6,7 @@ import os
 import shlex
 import signal
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.objects import Object, condition, go_on_words, typed_command
-from lockstep.cli.shared.checkout import state_folder
-from lockstep.cli.shared.site import Site, SiteJob, Volume
+from lockstep.cli.shared.folders import state_folder
+from lockstep.cli.shared.site import Site, SiteJob, Stale, Volume
 
 if TYPE_CHECKING:
     from lockstep.plan.pages.logs import LogSelection
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 DEFAULT = Path(".lockstep/workspace")
 """Workspace of runs without --workspace."""
 QUICKSTART = "quickstart"
-"""That of `lockstep quickstart --local`, in the folder of what the checkout remembers."""
+"""That of `lockstep quickstart --local`, in the folder of what is remembered."""
 
 
 class LocalSite(Site):
@@ -38,13 +38,23 @@ class LocalSite(Site):
         self.anew = f"lockstep run -f FILE --fresh {self.again}"
         self.where = f"in workspace {root}"
         self.elsewhere = "--workspace names another one"
+        self._unread: list[str] = []
 
     def jobs(self, *, everywhere: bool = False, selector: str | None = None) -> list[SiteJob]:
         from lockstep.platforms.local.records import run_names
 
         if everywhere or selector is not None:
             raise ConfigError("-A and -l choose among jobs of a cluster: a workspace has neither namespaces nor labels")
-        return [LocalJob(site, name) for site in self._sites() for name in run_names(site.root)]
+        jobs, self._unread = list[SiteJob](), list[str]()
+        for place, name in [(site, name) for site in self._sites() for name in run_names(site.root)]:
+            try:
+                jobs.append(LocalJob(place, name))
+            except ConfigError as error:
+                self._unread.append(str(error))
+        return jobs
+
+    def current(self, jobs: Sequence[SiteJob]) -> tuple[list[Object], Stale | None]:
+        return [job.job for job in jobs], Stale("", "; ".join(self._unread)) if self._unread else None
 
     def _sites(self) -> list[LocalSite]:
         """Return this workspace; where none was named, that of `lockstep quickstart --local`, too."""

@@ -31,8 +31,8 @@ WORKING = frozenset({
 })  # fmt: skip
 """Verbs about a job, its files or its network, which work on hosts, too."""
 WITHOUT_CLUSTER = frozenset({
-    "quickstart", "init cluster", "init hosts", "init job", "init script", "join", "adapter export", "adapter merge", "cluster list", "cluster import", "help",
-    "devcluster up", "devcluster prepare", "devcluster down", "devcluster status", "devcluster kubeconfig", "devcluster publish", "devcluster hosts up", "devcluster hosts down", "devcluster hosts status",
+    "quickstart", "init cluster", "init hosts", "init job", "init script", "join", "adapter export", "adapter merge", "cluster list", "cluster import", "use", "help",
+    "devcluster up", "devcluster prepare", "devcluster down", "devcluster status", "devcluster kubeconfig", "devcluster hosts up", "devcluster hosts down", "devcluster hosts status",
 })  # fmt: skip
 """Verbs that take no cluster, or make one of their own."""
 

@@ -7,18 +7,15 @@ from pathlib import Path
 from lockstep_spec import VERSION
 
 ROOT = Path(__file__).resolve().parents[4]
+"""Root of the checkout, if this is one."""
 
 
 def own_version() -> str:
     """Return the version of the installed package; of a checkout the one that it becomes, with its commit where git knows it."""
-    from importlib.metadata import PackageNotFoundError, distribution
-
-    try:
-        distribution("lockstep")
-    except PackageNotFoundError:
-        commit = _commit(ROOT)
-        return f"{VERSION} from a checkout{f' ({commit})' if commit else ''}"
-    return VERSION
+    if not (ROOT / "pyproject.toml").is_file():
+        return VERSION
+    commit = _commit(ROOT)
+    return f"{VERSION} from a checkout{f' ({commit})' if commit else ''}"
 
 
 def _commit(root: Path) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from lockstep.api.errors import ConfigError, Failed, LockstepError
 from lockstep.platforms.output import put, tell
+from lockstep_spec.files import expanded
 
 if TYPE_CHECKING:
     from lockstep.cli.shared.hostsite import HostSite
@@ -58,7 +59,7 @@ async def send_project(site: HostSite, folder: Path, job: str, nodes: int, optio
     from lockstep.platforms.files.sync import own_folders
     from lockstep.platforms.hosts.start import refuse_running
 
-    if folder in (Path.home(), Path(folder.anchor)):
+    if folder in (expanded("~"), Path(folder.anchor)):
         raise ConfigError(f"{folder} would be sent to all hosts, with all that is in it: change to the folder of your program first")
     fleet = site.fleet()
     hosts = [host.name for host in chosen(fleet.cluster, nodes, first=options.first, without=options.without)]

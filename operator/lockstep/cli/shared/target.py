@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,17 +13,20 @@ from urllib.parse import urlsplit
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.names import HOSTS
-from lockstep.cli.shared.checkout import checkout, deployed_last, server_of, was_forced
-from lockstep.cli.shared.clusterfiles import Peeked, cluster_names, load_cluster, peek
-from lockstep.cli.shared.embedded import embedded_layout
+from lockstep.cli.shared.clusterfiles import Peeked, cluster_names, find_file, is_path, is_workspace, load_cluster, peek
+from lockstep.cli.shared.embedded import reachable_layout
+from lockstep.cli.shared.folders import remembered, server_of, was_forced
 from lockstep.cli.shared.onhosts import HostsAim, Typed, refuse_on_hosts
 from lockstep.kube.aim import ANYWHERE, Connections, Kubeconfig, environment_kubeconfig
+from lockstep.platforms.output import tell
 
 if TYPE_CHECKING:
     from lockstep.api.files.clusterfile import ClusterFile
     from lockstep.kube.cluster import Client
+    from lockstep.plan.cluster.choice import Choice
 
 EMBEDDED = "local"
+NOT_UP = "the embedded cluster is not up: lockstep devcluster up"
 
 
 class OtherCluster(ConfigError):
@@ -42,10 +46,17 @@ class Target:
 
 
 def load(cluster: str) -> ClusterFile:
-    """Return the cluster file of clusters/, or of a path, and keep connections to its cluster."""
+    """Return the cluster file of clusters/, or of a path, and keep connections to its cluster. Raises ConfigError for a workspace of this machine."""
+    refuse_workspace(cluster)
     cluster_file = load_cluster(cluster)
     aim_at_file(cluster_file, cluster)
     return cluster_file
+
+
+def refuse_workspace(cluster: str) -> None:
+    """Raise ConfigError if a workspace of this machine is meant."""
+    if is_workspace(cluster):
+        raise ConfigError(f"{cluster} is a workspace of this machine, and this is about a cluster: name one by --cluster")
 
 
 def aim_at_file(cluster_file: ClusterFile, named: str | None = None) -> None:
@@ -60,9 +71,13 @@ class Verb:
     """Options of the verb that runs, besides what `Connections` holds."""
 
     unnamed: str | None = None
-    """The cluster that stands in where none was named and none was deployed from here; its name promises nothing."""
+    """The cluster that stands in where nothing names one; its name promises nothing."""
     forced = False
     """The person has said that the kubeconfig's cluster is the one that is meant."""
+    choice: Choice | None = None
+    """The cluster that counts because no option names one."""
+    place = ""
+    """Place that was said, where the verb changes something."""
     told = ""
     """The cluster that counts though nothing names it, once the person has read so."""
 
@@ -75,7 +90,7 @@ def one_verb() -> Iterator[None]:
         yield
     finally:
         Connections.servers, Connections.aim = None, ANYWHERE
-        Verb.unnamed, Verb.forced, Verb.told, Typed.verb = None, False, "", ""
+        Verb.unnamed, Verb.forced, Verb.choice, Verb.place, Verb.told, Typed.verb = None, False, None, "", "", ""
 
 
 def aim_at(name: str, api: str | None, *, checked: bool = True, is_of_hosts: bool = False, named: str | None = None) -> None:
@@ -98,7 +113,7 @@ class ClusterAim:
     api: str | None
     """`cluster.api` of its file."""
     is_named: bool = True
-    """Somebody named it, or it was deployed last from this checkout. Else it only stands in for the cluster of the kubeconfig."""
+    """Something names it. Else it only stands in for the cluster of the kubeconfig."""
     is_checked: bool = True
     """Another API server than its own is refused."""
 
@@ -112,7 +127,7 @@ class ClusterAim:
             return embedded
         if not self.is_named and usual.exists:
             return usual  # as kubectl would
-        raise ConfigError("the embedded cluster is not up: `make cluster-up`, or name another one by --cluster, KUBECONFIG or --context")
+        raise ConfigError(f"{NOT_UP}, or name another one by --cluster, KUBECONFIG or --context")
 
     def check(self, server: str, context: str | None) -> None:
         """Raise OtherCluster if this is another cluster's API server."""
@@ -123,7 +138,7 @@ class ClusterAim:
                 place = f"your kubeconfig talks to {server}, but cluster {self.name} is at {self.api} (cluster.api in its file)"
                 raise self._refusal(place, server, context)
             return
-        embedded = embedded_layout() if self.name == EMBEDDED else None
+        embedded = reachable_layout() if self.name == EMBEDDED else None
         if embedded is not None and server == embedded.server:
             return
         if embedded is not None and context is None and embedded.kubeconfig.exists():
@@ -131,7 +146,7 @@ class ClusterAim:
             raise self._refusal(place, server, context)
         deployed_to = server_of(self.name)
         if deployed_to is not None and deployed_to != server:
-            place = f"your kubeconfig talks to {server}, but cluster {self.name} was deployed to {deployed_to} from this checkout, and its file states no cluster.api"
+            place = f"your kubeconfig talks to {server}, but cluster {self.name} was deployed to {deployed_to}, and its file states no cluster.api"
             raise self._refusal(place, server, context)
         other = cluster_at(server, self.name)
         if other is not None:
@@ -152,13 +167,9 @@ class ClusterAim:
 
 
 def cluster_at(server: str, but: str) -> Peeked | None:
-    """Return the name and statements of the file of clusters/, other than `but`, that states this API server."""
-    try:
-        folder = checkout() / "clusters"
-    except ConfigError:
-        return None
-    for name in cluster_names(folder):
-        stated = None if name == but else peek(name, folder)
+    """Return the name and statements of the cluster file, other than that of `but`, that states this API server."""
+    for name in cluster_names():
+        stated = None if name == but else peek(name)
         if stated is not None and stated.api and is_same_host(stated.api, server):
             return stated._replace(name=name)
     return None
@@ -166,8 +177,8 @@ def cluster_at(server: str, but: str) -> Peeked | None:
 
 def embedded_kubeconfig() -> Kubeconfig | None:
     """Return the kubeconfig of the embedded cluster; None while that is not up."""
-    layout = embedded_layout()
-    return Kubeconfig(str(layout.kubeconfig)) if layout is not None and layout.kubeconfig.exists() else None
+    layout = reachable_layout()
+    return Kubeconfig(str(layout.kubeconfig)) if layout is not None and os.path.exists(layout.kubeconfig) else None  # noqa: PTH110 (another user's cache has none)
 
 
 def is_embedded(cluster: str, context: str | None) -> bool:
@@ -176,19 +187,59 @@ def is_embedded(cluster: str, context: str | None) -> bool:
     Raises:
         ConfigError: it is not up.
     """
-    files = ClusterAim(cluster, None, is_named=cluster != Verb.unnamed).kubeconfig(context)
-    layout = embedded_layout()
+    files, layout = ClusterAim(cluster, None, is_named=cluster != Verb.unnamed).kubeconfig(context), reachable_layout()
     return layout is not None and Path(files.paths) == layout.kubeconfig
 
 
 def unnamed_cluster(context: str | None) -> str:
-    """Return the cluster whose file counts where none is named: with --context none but the context's own words, else the one deployed last.
+    """Return the cluster whose file counts where no option names one: with --context none but the context's own words, else the one that `remembered` has first.
 
-    Where none was deployed from here and the embedded cluster isn't up, ~/.kube/config is asked, as kubectl would.
+    Where nothing names one and the embedded cluster isn't up, ~/.kube/config is asked, as kubectl would.
+
+    Raises ConfigError for one that is gone.
     """
-    last = deployed_last() if context is None else None
-    Verb.unnamed = EMBEDDED if last is None else None
-    return last or EMBEDDED
+    Verb.choice = choice = in_use() if context is None else None
+    Verb.unnamed = EMBEDDED if choice is None else None
+    return EMBEDDED if choice is None else choice.cluster
+
+
+def in_use() -> Choice | None:
+    """Return the cluster that counts where no option names one, and what names it; None where nothing does. Raises ConfigError for one that is gone."""
+    from lockstep.plan.cluster.choice import By
+
+    choice = next(iter(remembered()), None)
+    if choice is None or (Path(choice.cluster).exists() if is_path(choice.cluster) else find_file(choice.cluster)):
+        return choice
+    instead = {By.ENVIRONMENT: "unset it", By.FOLDER: "remove that file"}.get(choice.by, "choose another by lockstep use CLUSTER")
+    raise ConfigError(f"there is no {choice.cluster}, which {choice.by} names: name another by --cluster, or {instead}")
+
+
+def as_found(cluster_file: ClusterFile) -> str:
+    """Return the cluster of this file as verbs find it again: as it is remembered where that is why it counts, else by its name."""
+    return cluster_file.cluster.name if Verb.choice is None else Verb.choice.cluster
+
+
+CHANGING = frozenset({
+    "run", "stop", "resume", "retry", "scale", "delete", "drill", "sync", "cp", "deploy", "cluster clean", "cluster uninstall", "cluster rollback", "hosts setup",
+    "preflight", "bench scaling", "cluster calibrate", "model get",
+})  # fmt: skip
+"""Verbs that change something where they act, and so say where that is."""
+
+
+def tell_place(place: str) -> None:
+    """Say on standard error, once, where a verb acts that changes something; and what has named the place, if no option did."""
+    if Typed.verb in CHANGING and place != Verb.place:
+        Verb.place = place
+        named = f" ({Verb.choice.by})" if Verb.choice is not None else ""
+        tell(f"lockstep: {Typed.verb} {place}{named}")
+
+
+def tell_cluster(name: str, namespace: str, context: str | None) -> None:
+    """Say so of a namespace of a Kubernetes cluster, whose API server stands in for a name where nothing names it."""
+    from lockstep.kube.cluster import Client
+
+    is_nameless = name == Verb.unnamed and not is_embedded(name, context)
+    tell_place(f"on {f'the cluster at {Client(context).server}' if is_nameless else f'cluster {name}'}, namespace {namespace}")
 
 
 def target_of(cluster: str, namespace: str | None, context: str | None) -> Target:
@@ -199,17 +250,41 @@ def target_of(cluster: str, namespace: str | None, context: str | None) -> Targe
     return Target(Client(context), chosen, cluster, options_to(cluster, context))
 
 
+def own_target(cluster_file: ClusterFile, cluster: str) -> Target:
+    """Return a connection to a cluster's own API server, whichever context is the current one, and its file's namespace. Raises ConfigError: nothing leads there."""
+    from lockstep.kube.cluster import Client
+    from lockstep.kube.kubeconfig import contexts_with_servers
+
+    name, api, files = cluster_file.cluster.name, cluster_file.cluster.api, environment_kubeconfig()
+    embedded, own = embedded_kubeconfig() if name == EMBEDDED else None, api or server_of(name)
+    if embedded is None and own is None:
+        raise ConfigError(NOT_UP if name == EMBEDDED else "its file doesn't say where it is: write `api: HOST` below `cluster:` there")
+    contexts = [None] if embedded else [
+        context for context, url in contexts_with_servers(files.paths)
+        if url == own or (api and (is_same_host(api, url) or was_forced(name, url)))
+    ]  # fmt: skip
+    if not contexts:
+        raise ConfigError(f"no context of {files.paths} leads to its API server {own}: log in there, or name another file by KUBECONFIG")
+    client = Client(contexts[0], embedded or files, ClusterAim(name, api))
+    return Target(client, cluster_file.cluster.namespace, cluster, f" --cluster {shlex.quote(cluster)}")
+
+
 def options_to(cluster: str, context: str | None) -> str:
     """Return the options of `Target.options` for a cluster, as it was given."""
-    is_usual = Verb.unnamed is not None or cluster == (deployed_last() or EMBEDDED)
+    usual = next(iter(remembered()), None)
+    is_usual = Verb.unnamed is not None or cluster == (EMBEDDED if usual is None else usual.cluster)
     words = [*(() if is_usual else ("--cluster", cluster)), *(("--context", context) if context else ())]
     return "".join(f" {shlex.quote(word)}" for word in words)
 
 
 def hosts_of(cluster: str) -> ClusterFile | None:
-    """Return the cluster file of hosts that is meant; None for a Kubernetes cluster. Raises ConfigError for one that can't be read."""
-    stated = peek(cluster, checkout() / "clusters")
-    if stated is not None and not stated.is_of_hosts:
+    """Return the cluster file of hosts that is meant; None for a Kubernetes cluster. Raises ConfigError for one that can't be read.
+
+    `local` is no hosts' unless an option names it: whichever folder one stands in may have a file of that name.
+    """
+    stated = peek(cluster)
+    is_typed = Verb.unnamed is None and (Verb.choice is None or Verb.choice.is_typed)
+    if (stated is not None and not stated.is_of_hosts) or (cluster == EMBEDDED and not is_typed):
         return None
     cluster_file = load(cluster)
     return cluster_file if cluster_file.hosts is not None else None
@@ -217,12 +292,17 @@ def hosts_of(cluster: str) -> ClusterFile | None:
 
 def namespace_of(cluster: str, namespace: str | None, context: str | None) -> str:
     """Return the namespace that is meant on a cluster. The models are imported only where its file needs explaining."""
-    stated = peek(cluster, checkout() / "clusters")
+    refuse_workspace(cluster)
+    stated = peek(cluster)
     if stated is None:
         file = load(cluster)
         stated = Peeked(file.cluster.name, file.cluster.namespace, file.cluster.api, file.hosts is not None)
     aim_at(stated.name, stated.api, is_of_hosts=stated.is_of_hosts, named=cluster)
-    return HOSTS if stated.is_of_hosts else _namespace(stated.name, stated.namespace, namespace, context)
+    if stated.is_of_hosts:
+        return HOSTS
+    chosen = _namespace(stated.name, stated.namespace, namespace, context)
+    tell_cluster(stated.name, chosen, context)
+    return chosen
 
 
 def _namespace(cluster: str, of_file: str, namespace: str | None, context: str | None) -> str:
@@ -271,8 +351,8 @@ def is_talked_to(cluster_file: ClusterFile, server: str) -> bool:
     """Return True if the server is this cluster's. The embedded cluster has an address of its own and no name in its file."""
     if cluster_file.cluster.api:
         return is_same_host(cluster_file.cluster.api, server)
-    layout = embedded_layout()
-    return cluster_file.cluster.name == EMBEDDED and layout is not None and server == layout.server
+    layout = reachable_layout() if cluster_file.cluster.name == EMBEDDED else None
+    return layout is not None and server == layout.server
 
 
 def refuse_other_cluster(cluster_file: ClusterFile, context: str | None, force: bool) -> None:
@@ -284,6 +364,7 @@ def refuse_other_cluster(cluster_file: ClusterFile, context: str | None, force: 
     from lockstep.kube.cluster import Client
 
     name, api = cluster_file.cluster.name, cluster_file.cluster.api
+    tell_place(f"on cluster {name}, namespace {cluster_file.cluster.namespace}")
     if force:
         Verb.forced = Connections.servers is not None
         return aim_at(name, api)
@@ -291,4 +372,4 @@ def refuse_other_cluster(cluster_file: ClusterFile, context: str | None, force: 
     try:
         aim.check(Client(context).server, context)
     except OtherCluster as error:
-        raise OtherCluster(f"{error}, or use --force (make: FORCE=1)") from None
+        raise OtherCluster(f"{error}, or use --force") from None

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from lockstep.api.errors import ConfigError
+from lockstep.api.errors import ConfigError, Failed
 from lockstep.platforms.output import put, put_over, tell
 from lockstep_spec.words import decimal_size, duration
 
@@ -68,6 +68,21 @@ def confirm(question: str, refusal: str) -> None:
 def say(line: str) -> None:
     """Print a line about the verb itself, on standard error: its output stays clean."""
     tell(f"lockstep: {line}")
+
+
+LOG_IN = "your login is not accepted: log in again (oc login, or your provider's command), or use another --context"
+LACKING = "an administrator of the namespace can grant it (the built-in roles view and edit), or use another namespace with -n"
+LACKING_EVERYWHERE = "an administrator of the cluster can grant it, by a ClusterRoleBinding; for the jobs of one namespace (-n NAMESPACE) the built-in role view there is enough"
+AT_CLUSTER_SCOPE = " at the cluster scope"
+"""The API server's words where a right is missing in all namespaces, or on a kind that is in none."""
+
+
+def with_advice(error: Failed) -> str:
+    """Return what the error says, and what helps against a login that isn't accepted, or a right that is lacking."""
+    message, status = str(error), getattr(error, "status", None)
+    lacking = LACKING_EVERYWHERE if AT_CLUSTER_SCOPE in message else LACKING
+    advice = LOG_IN if status == 401 else lacking if status == 403 and " cannot " in message else None
+    return f"{message}: {advice}" if advice else message
 
 
 class Progress:

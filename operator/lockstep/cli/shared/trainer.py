@@ -1,4 +1,4 @@
-"""Verbs of the trainer's package: each runs as a process of its own, since the command line knows nothing of the trainer's code."""
+"""The environment that has torch and the trainer's packages, and verbs of the trainer, each a process of its own: the command line knows nothing of its code."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
 
 import typer
 
-from lockstep.api.errors import ConfigError
-from lockstep.platforms.output import ProgramOutput
+from lockstep.api.errors import ConfigError, Failed
+from lockstep.platforms.output import ProgramOutput, flush_output, tell
 from lockstep_spec.exits import CONFIGURATION
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 
-
+TORCH = ("torch",)
 NEEDS = {
     "inspect": ("lockstep_train",),
     "export": ("lockstep_train", "torch", "safetensors"),
@@ -38,11 +39,39 @@ AT_FIRST = {
 """Activity of each until it says something."""
 
 
+def in_full_environment(needs: Sequence[str] = TORCH, check: Callable[[], object] = lambda: None) -> None:
+    """Return if this Python has the packages; else type the same command line in one that has torch and the trainer's, made first if it isn't there.
+
+    Call it before anything is asked, read from standard input or printed. `check` is called before anything is fetched: it raises where the command
+    could not go on anyway. Raises Failed and ConfigError where that Python can't be made.
+    """
+    lacking = [package for package in needs if importlib.util.find_spec(package) is None]
+    if not lacking:
+        return
+    check()
+    from lockstep.environments import full_environment
+
+    python = full_environment(lambda text: tell(f"lockstep: {text}"))
+    if Path(sys.prefix) == python.parent.parent:
+        raise Failed(
+            f"{sys.executable} has no {lacking[0]}, which it was made with: remove {python.parent.parent} and {python.parents[1] / 'packages'}, and repeat"
+        )
+    tell(f"lockstep: {sys.executable} has no {lacking[0]}: going on with {python}")
+    flush_output()
+    script = python.with_name(Path(sys.argv[0]).name)
+    os.execv(python, [str(python), str(script if script.exists() else python.with_name("lockstep")), *sys.argv[1:]])  # noqa: S606 (the same command)
+
+
 def trainer_command(module: str, arguments: Sequence[str | Path]) -> list[str]:
-    """The argument list of a module of the trainer. Raises ConfigError where the trainer isn't installed."""
-    if any(importlib.util.find_spec(package) is None for package in NEEDS[module]):
-        raise ConfigError(f"{sys.executable} has no trainer; install lockstep[train], or run this in the trainer's image")
+    """Return the argument list of a module of the trainer, in an environment that has its packages. Raises Failed where none can be made, ConfigError for a missing source."""
+    in_full_environment(NEEDS[module], lambda: _require_sources(arguments))
     return [sys.executable, "-m", f"lockstep_train.{module}", *map(str, arguments)]
+
+
+def _require_sources(arguments: Sequence[str | Path]) -> None:
+    for option, path in pairwise(("", *arguments)):
+        if isinstance(path, Path) and option not in ("--output", "--cache") and not path.exists():
+            raise ConfigError(f"there is no {path} on this machine: name a folder that is there")
 
 
 def run_trainer(module: str, arguments: Sequence[str | Path]) -> None:

@@ -6,14 +6,9 @@ import os
 from pathlib import Path
 
 from lockstep.api.errors import ConfigError
+from lockstep.environments import cache_root
 
 RUN_ROOT = Path("/run/lockstep")
-
-
-def cache_root() -> Path:
-    """Folder of what is costly to make again: $LOCKSTEP_CACHE, else lockstep/ in the user's cache folder (as scripts/setup.py)."""
-    own, base = os.environ.get("LOCKSTEP_CACHE"), os.environ.get("XDG_CACHE_HOME")
-    return Path(own) if own else (Path(base) if base else Path.home() / ".cache") / "lockstep"
 
 
 class Layout:
@@ -38,7 +33,7 @@ class Layout:
         self.volumes = self.state / "volumes"
         """The data of claims, one folder a claim; it outlives `down`."""
         self.python_volume = root / "python"
-        """Folder that pods mount as their Python environment: the cached packages and a copy of the checkout's code."""
+        """Folder that pods mount as their Python environment: the cached packages and a copy of Lockstep's own code."""
         self.python_mount = self.state / "python"
         """Folder where the nodes see `python_volume`, read-only; an empty folder outside of them."""
         self.cgroup = f"lockstep-{name}"

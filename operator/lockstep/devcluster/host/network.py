@@ -27,11 +27,6 @@ def _link_exists(name: str) -> bool:
     return Path("/sys/class/net", name).exists()
 
 
-def is_namespace(name: str) -> bool:
-    """Return True if the namespace can be entered: after a kill its file may be left."""
-    return succeeds("nsenter", f"--net=/run/netns/{name}", "true")
-
-
 def _filter_rules(layout: Layout) -> list[list[str]]:
     """Accept what crosses our bridge even where the host's default is to drop what it forwards."""
     tail = ["-m", "comment", "--comment", f"{COMMENT}-{layout.index}", "-j", "ACCEPT"]
@@ -52,7 +47,7 @@ def let_through(layout: Layout) -> None:
 
 
 def create_namespace(name: str) -> None:
-    if not is_namespace(name):
+    if not succeeds("nsenter", f"--net=/run/netns/{name}", "true"):  # after a kill its file may be left
         subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
         run("ip", "netns", "add", name)
 

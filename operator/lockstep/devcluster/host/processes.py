@@ -64,7 +64,8 @@ def start(folder: Path, name: str, command: Sequence[str], log: Path, cgroup: st
     """Start a daemon that outlives this process; its output goes to `log`, its whole process tree into `cgroup`.
 
     What is in that group already is killed: an earlier one whose starter died before it could write the record.
-    Until the daemon has joined the group it holds the lock on the file `starting`, for `exclusive`.
+    Until the daemon has joined the group it holds the lock on the file `starting`, for `exclusive`. It inherits no other descriptor: the reader of a
+    caller's pipe would wait for as long as the daemon runs.
     """
     folder.mkdir(parents=True, exist_ok=True)
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -72,6 +73,7 @@ def start(folder: Path, name: str, command: Sequence[str], log: Path, cgroup: st
     cgroups.kill(cgroup)
     with starting.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)
+        inherited = [int(path.name) for path in Path("/proc/self/fd").iterdir() if int(path.name) > 3]
         pid = os.posix_spawn(
             "/bin/sh", ["/bin/sh", "-c", JOIN, str(group), *command], os.environ, setsid=True,
             file_actions=[
@@ -79,6 +81,7 @@ def start(folder: Path, name: str, command: Sequence[str], log: Path, cgroup: st
                 (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
                 (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
                 (os.POSIX_SPAWN_DUP2, 1, 2),
+                *((os.POSIX_SPAWN_CLOSE, number) for number in inherited),
             ],
         )  # fmt: skip
     ticks = start_ticks(pid)

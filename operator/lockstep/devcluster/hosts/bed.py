@@ -44,8 +44,8 @@ def up(bed: BedLayout, hosts: int, say: Say) -> Path:
     with processes.exclusive(bed.state, bed.starting):
         with processes.shared_things(bed.root):
             ensure_bed(bed, say)
-            host_tree(bed.root, say)
             python_volume.publish_packages(bed.root / "python")
+            host_tree(bed.root, say)
             bed.compiled_code.mkdir(exist_ok=True)
             bed.code.mkdir(exist_ok=True)
             python_volume.publish_code(bed.code, bed.compiled_code)

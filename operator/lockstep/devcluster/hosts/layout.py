@@ -23,7 +23,7 @@ class BedLayout:
         self.laptop = self.state / "laptop"
         """The key with which people log in, and the hosts' own keys."""
         self.code = self.state / "code"
-        """Copy of the checkout's code, which every host sees read-only: the bed's own, so that other checkouts don't change it."""
+        """Copy of Lockstep's own code, which every host sees read-only: the bed's own, so that other installations don't change it."""
         self.compiled_code = root / "devcluster" / "code"
         """Code that beds of this machine have used, compiled once for all of them."""
         self.shared = self.state / "shared"

@@ -21,6 +21,7 @@ from lockstep.devcluster.hosts.layout import BedLayout
 from lockstep.devcluster.hosts.tree import tree_path
 from lockstep.devcluster.node import cni_folder
 from lockstep.devcluster.python_volume import python_minor
+from lockstep_spec import VERSION
 
 DISTRIBUTIONS = ("debian", "ubuntu")
 DISTRIBUTION_PYTHON = {"bookworm": "3.11", "trixie": "3.13", "noble": "3.12", "jammy": "3.10"}
@@ -108,6 +109,7 @@ def observe(
     """Look at the machine, and change nothing that outlives the look."""
     linux, root = platform.system() == "Linux", os.geteuid() == 0
     release = images.os_release() if linux and Path("/etc/os-release").exists() else {}
+    routes = json.loads(_output("ip", "-json", "route") or "[]") if linux else []
     return MachineFacts(
         system=platform.system(),
         is_root=root,
@@ -117,10 +119,12 @@ def observe(
         groups=groups,
         groups_writable=groups is not None and os.access(groups, os.W_OK),
         python=python_minor(),
-        base_python=DISTRIBUTION_PYTHON.get(release.get("VERSION_CODENAME", "")) or _system_python(),
+        base_python=DISTRIBUTION_PYTHON.get(release.get("VERSION_CODENAME", ""))
+        or _output("/usr/bin/python3", "-c", "import sysconfig; print(sysconfig.get_python_version())").strip()
+        or None,
         has_image=purpose.image(layout.root).exists() if release else False,
         networks=networks,
-        routes=tuple(_routes_beside(layout.bridge)) if linux else (),
+        routes=tuple((r["dst"], r.get("dev", "")) for r in routes if r["dst"] != "default" and r.get("dev") != layout.bridge),
         go=None if is_built else _go_version(),
         is_built=is_built,
     )
@@ -138,11 +142,6 @@ def _go_version() -> tuple[int, ...] | None:
     return (int(match[1]), int(match[2])) if match else None
 
 
-def _system_python() -> str | None:
-    version = _output("/usr/bin/python3", "-c", "import sysconfig; print(sysconfig.get_python_version())").strip()
-    return version or None
-
-
 def _kernel_lacks(purpose: Purpose) -> list[str]:
     """Features that the kernel lacks, `overlay` among them. Needs root."""
     own = {path.name for path in Path("/proc/self/ns").iterdir()}
@@ -156,12 +155,6 @@ def _kernel_lacks(purpose: Purpose) -> list[str]:
     return lacking
 
 
-def _routes_beside(bridge: str) -> list[tuple[str, str]]:
-    """Destination and device of every route of this machine but the default one and the bridge's."""
-    routes = json.loads(_output("ip", "-json", "route") or "[]")
-    return [(r["dst"], r.get("dev", "")) for r in routes if r["dst"] != "default" and r.get("dev") != bridge]
-
-
 def judge(purpose: Purpose, facts: MachineFacts) -> Shortfall:
     """Everything that stands in the way. Nothing is changed before this says that nothing does."""
     if facts.system != "Linux":
@@ -169,15 +162,20 @@ def judge(purpose: Purpose, facts: MachineFacts) -> Shortfall:
     missing = [
         *_missing_rights(facts),
         *(f"the kernel has no {feature}" for feature in sorted(facts.lacks)),
-        *_taken_networks(facts),
+        *(
+            f"the network {network} is taken: this machine has a route to {destination} through {device}"
+            for network in map(ipaddress.ip_network, facts.networks)
+            for destination, device in facts.routes
+            if network.overlaps(ipaddress.ip_network(destination))
+        ),
     ]
     if not facts.is_built and (facts.go is None or facts.go < OLDEST_GO):
         problem = "there is no Go" if facts.go is None else f"Go {facts.go[0]}.{facts.go[1]} is too old"
         missing.append(f"{problem} to build Kubernetes with: install 1.24 or newer as https://go.dev/doc/install says")
     if facts.base_python and facts.python != facts.base_python:
         missing.append(
-            f"the Python of `.venv` is {facts.python}, {purpose.have} this distribution's {facts.base_python}: "
-            f"make setup PYTHON=/usr/bin/python{facts.base_python}"
+            f"Lockstep runs on Python {facts.python}, {purpose.have} this distribution's {facts.base_python}: install it with "
+            f"`uv tool install --force --python /usr/bin/python{facts.base_python} dist/lockstep_trainer-{VERSION}-py3-none-any.whl`, or in a clone with `make setup PYTHON=/usr/bin/python{facts.base_python}`"
         )
     packages = {package for command, package in purpose.packages.items() if command not in facts.commands}
     if facts.has_image:
@@ -196,16 +194,6 @@ def _missing_rights(facts: MachineFacts) -> list[str]:
     if facts.groups is None:
         return ["control groups of version 2 are not mounted, which the hosts' systemd needs: mount -t cgroup2 none /sys/fs/cgroup/unified"]
     return [] if facts.groups_writable else [f"{facts.groups} is read-only: control groups can't be made"]
-
-
-def _taken_networks(facts: MachineFacts) -> list[str]:
-    """Sentences about networks that this machine already has a route to."""
-    return [
-        f"the network {network} is taken: this machine has a route to {destination} through {device}"
-        for network in map(ipaddress.ip_network, facts.networks)
-        for destination, device in facts.routes
-        if network.overlaps(ipaddress.ip_network(destination))
-    ]
 
 
 def ensure(layout: Layout, say: Callable[[str], None]) -> None:

@@ -26,7 +26,7 @@ MASKED = (
 """Units that need a kernel or a console of their own."""
 SSHD = "PasswordAuthentication no\nPermitRootLogin no\nUsePAM yes\n"
 ENVIRONMENT = "/opt/env"
-"""Python environment with this machine's packages and the checkout's code, as `lockstep hosts setup` makes one elsewhere."""
+"""Python environment with this machine's packages and Lockstep's own code, as `lockstep hosts setup` makes one elsewhere."""
 SITE, CODE = "/opt/lockstep/site", "/opt/lockstep/code"
 """Folders where a host sees the packages and the code, read-only."""
 UNUSED = ("usr/share/doc", "usr/share/locale", "usr/share/man", "var/cache/apt", "var/lib/apt/lists")

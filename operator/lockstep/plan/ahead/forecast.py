@@ -14,6 +14,7 @@ from lockstep.api.objects import Object
 from lockstep.api.quantity import amount, number
 from lockstep.api.training import Training
 from lockstep.plan.ahead.slownetwork import NetworkSpeed, large_share, remedy, stated_speed, too_slow
+from lockstep.plan.ahead.standin import is_stand_in
 from lockstep.plan.cluster.finding import Finding, Outcome
 from lockstep.plan.render.fabric import GPU_RESOURCE
 from lockstep.plan.render.resolved import Resolved
@@ -22,6 +23,7 @@ from lockstep_spec import length
 from lockstep_spec.choices import Balance, Method
 from lockstep_spec.families import UnknownModel, moved_targets, shape_from_config
 from lockstep_spec.fit import asked_partition, choose_partition, most_samples, nearest_settings, plan_memory
+from lockstep_spec.gpus import known_gpu
 from lockstep_spec.memory import Place, trained_elements
 from lockstep_spec.settings import Settings, size_settings
 from lockstep_spec.shape import ModelShape
@@ -32,8 +34,6 @@ from lockstep_spec.words import decimal_size, duration, step_duration
 GPU_MEMORY_LABEL = "nvidia.com/gpu.memory"
 """Label of nodes with a GPU's memory in MiB, by NVIDIA's GPU feature discovery."""
 _TYPE = re.compile(r"(\d+)\s*GB\b", re.IGNORECASE)
-_NAMED_GB = {"H200": 141}
-"""Memory of GPUs whose name does not state it: they come in one size."""
 NOT_OFFLINE = "leave out --offline"
 """Remedy for facts that a plan by files alone can't have."""
 SPEEDS = (10, 100, 400)
@@ -75,7 +75,7 @@ class RunFacts:
     model_type: object = None
     """model_type of the model's config.json, of any family."""
     samples: int | None = None
-    samples_source: str = "--samples N says how many, --data FILE counts them"
+    samples_source: str = "--samples N says how many, --samples FILE counts them"
     capacity_bytes: int | None = None
     """Memory of a GPU, or what a CPU rank may use."""
     capacity_source: str = ""
@@ -132,10 +132,12 @@ def capacity(resolved: Resolved, nodes: Iterable[Object]) -> tuple[int | None, s
     if stated:
         return min(stated) << 20, f"the nodes' label {GPU_MEMORY_LABEL}"
     kind = resolved.profile.spec.gpus.type or ""
-    named = _TYPE.search(kind)
-    size = int(named[1]) if named else next((size for name, size in _NAMED_GB.items() if name in kind.upper()), None)
-    if size is not None:
-        return size * 10**9, f"the cluster's gpus.type {kind}"
+    named, gpu = _TYPE.search(kind), known_gpu(kind)
+    sizes = (int(named[1]),) if named else gpu.gigabytes if gpu is not None else ()
+    if len(sizes) == 1:
+        return sizes[0] * 10**9, f"--on: {kind}" if is_stand_in(resolved) else f"the cluster's gpus.type {kind}"
+    if is_stand_in(resolved):
+        return None, "no cluster and no --on says how much a GPU has"
     return None, f"neither the label {GPU_MEMORY_LABEL} nor the cluster's gpus.type says how much a GPU has"
 
 
@@ -200,7 +202,7 @@ def _memory(estimate: Forecast, resolved: Resolved, settings: Settings, facts: R
             estimate.add("memory", Outcome.RISK, f"{message}: it may run out", f"what fits: {'; or '.join(nearest_settings(plan))}")
         else:
             estimate.add("memory", Outcome.OK, message)
-    trained = f"{estimate.figures['trainedParameters']:,} trained elements"
+    trained = f"{estimate.figures['trainedParameters']:,} trained elements of {shape.numel:,} ({facts.shape_source})"
     estimate.add("memory", Outcome.NOTE, f"that is with {_manner(settings, place)}, and {trained}")
     if measured:
         several = f"{settings.micro_batch_size} sample{'s' if settings.micro_batch_size > 1 else ''} at once"
@@ -282,7 +284,7 @@ def _network(estimate: Forecast, resolved: Resolved, settings: Settings, facts: 
             estimate.add("network", Outcome.NOTE, share, _less_traffic(facts, settings, place))
     seconds = _step_seconds(resolved, settings, facts)
     if seconds is None:
-        message = "the bandwidth that a step needs: how long one takes is not known; --tokens-per-second or --train-log says it"
+        message = "the bandwidth that a step needs: how long one takes is not known; --tokens-per-second says it"
         estimate.add("network", Outcome.UNKNOWN, message)
         return
     needed = gigabits_per_second(total, seconds)
@@ -366,7 +368,7 @@ def _steps(estimate: Forecast, resolved: Resolved, facts: RunFacts, run: length.
     if idle := idle_ranks(resolved, facts.samples_at_once):
         estimate.add("ranks", Outcome.WARNING, idle)
     if run is None:
-        fix = "--samples N" if training.data.packing else "--samples N or --data FILE"
+        fix = "--samples N" if training.data.packing else "--samples N or --samples FILE"
         estimate.add("steps", Outcome.UNKNOWN, f"how many: {facts.samples_source}; {of_batch}", fix)
         return
     if facts.samples is None:
@@ -407,7 +409,7 @@ def _saves(estimate: Forecast, resolved: Resolved, settings: Settings, facts: Ru
     volumes = resolved.nodes if resolved.storage_mode.value == "PerPod" else 1
     room = number(resolved.profile.spec.storage.workspace_size) * volumes if facts.room_bytes is None else facts.room_bytes
     whose = "the cluster's workspace" if facts.room_bytes is None else "the free room in the hosts' workspaces"
-    if plan.most_bytes > room:
+    if plan.most_bytes > room and not is_stand_in(resolved):
         estimate.add(
             "saves",
             Outcome.RISK,
@@ -429,7 +431,7 @@ def _time(estimate: Forecast, facts: RunFacts, run: length.Plan | None, seconds:
         estimate.add(
             "time",
             Outcome.UNKNOWN,
-            "how long: --tokens-per-second N (all ranks together), or --train-log, an earlier run's train_log.jsonl, says how fast it goes",
+            "how long: --tokens-per-second N (all ranks together), or with an earlier run's train_log.jsonl, says how fast it goes",
         )
         return
     measured = facts.pace.tokens_per_step is not None

@@ -14,9 +14,10 @@ from lockstep.api.sccs import scc_refusal
 from lockstep.plan.ahead.forecast import NOT_OFFLINE, Forecast
 from lockstep.plan.ahead.live import Comparison
 from lockstep.plan.ahead.needs import claim_findings, reference_findings
+from lockstep.plan.ahead.standin import is_stand_in
 from lockstep.plan.checks.doctor import differing_keys
 from lockstep.plan.cluster.facts import SCC_REVIEW, ClusterFacts
-from lockstep.plan.cluster.finding import Finding, Outcome, fine, note, refused, unknown
+from lockstep.plan.cluster.finding import Finding, Outcome, fine, note, refused, unknown, warning
 from lockstep.plan.cluster.fitting import BEYOND, EXCEEDED, limits_given, quota_findings, room
 from lockstep.plan.cluster.scope import image_of
 from lockstep.plan.diff import shown
@@ -24,6 +25,8 @@ from lockstep.plan.render.objects import claims, render
 from lockstep.plan.render.resolve import UNNAMED_IMAGE, image_doubt, refuse_missing_gpus, trainer_image
 from lockstep.plan.render.resolved import MADE_BY_OPERATOR, Refused, Resolved
 from lockstep.plan.render.storage import pod_claims
+from lockstep_spec.choices import Precision
+from lockstep_spec.gpus import known_gpu
 from lockstep_spec.words import number_of
 
 SHOWN = 60
@@ -101,8 +104,12 @@ def sentence(findings: Sequence[Finding], *, offline: bool = False) -> str:
 
 def _job(resolved: Resolved) -> Finding:
     ranks = number_of(resolved.gpus_per_node, "GPU") if resolved.gpus_per_node else number_of(resolved.ranks_per_node, "CPU rank")
-    where = f"namespace {resolved.namespace}, by cluster {resolved.profile.metadata.name}"
-    message = f"{resolved.name} in {where}: {number_of(resolved.nodes, 'node')} with {ranks} each, {resolved.transport} between them, storage {resolved.storage_mode.value}"
+    where = f"in namespace {resolved.namespace}, by cluster {resolved.profile.metadata.name}"
+    if is_stand_in(resolved):
+        kind = resolved.profile.spec.gpus.type
+        assumed = ", and one GPU a node, as nothing states more" if kind is None and resolved.job.spec.gpus_per_node is None else ""
+        where, ranks = f"without a cluster{assumed}", f"{ranks}{f' ({kind})' if kind and resolved.gpus_per_node else ''}"
+    message = f"{resolved.name} {where}: {number_of(resolved.nodes, 'node')} with {ranks} each, {resolved.transport} between them, storage {resolved.storage_mode.value}"
     return note("job", message)
 
 
@@ -144,6 +151,14 @@ def _image(resolved: Resolved, facts: ClusterFacts | None) -> Iterator[Finding]:
         return
     message = f"neither the job nor its cluster sets one, and the operator's image {image_of(deployment)} isn't called lockstep-operator:TAG, which would give the default"
     yield refused("image", message, "set spec.image, or image in the cluster file")
+
+
+def _precision(resolved: Resolved) -> Iterator[Finding]:
+    """A finding if the job trains in bf16, which the GPUs that are named don't have."""
+    kind = resolved.profile.spec.gpus.type or ""
+    gpu = known_gpu(kind) if resolved.gpus_per_node and resolved.training and resolved.training.precision is Precision.BF16 else None
+    if gpu is not None and not gpu.bfloat16:
+        yield warning("precision", f"{kind} has no bf16, the precision of this job", "--set training.precision=FP16")
 
 
 def _gpus(resolved: Resolved) -> Iterator[Finding]:
@@ -272,37 +287,35 @@ def _others(resolved: Resolved, compared: Sequence[Comparison] | None, facts: Cl
     present = {claim["metadata"]["name"] for claim in facts.list("PersistentVolumeClaim").items}
     objects = [item for item in render(resolved) if item["kind"] != "PersistentVolumeClaim"] + claims(resolved, present)
     if compared is not None:
-        new = _new(resolved, compared)
+        new = {one.name for one in compared if one.absent}
+        if f"StatefulSet/{resolved.name}" in new:  # (a Secret is never looked at)
+            new.add(f"Secret/{names.key_secret_name(resolved.name)}")
         objects = [item for item in objects if f"{item['kind']}/{item['metadata']['name']}" in new]
     return [*objects, *(claim for claim in _pod_claims(resolved) if claim["metadata"]["name"] not in present)]
-
-
-def _new(resolved: Resolved, compared: Sequence[Comparison]) -> set[str]:
-    """Kind/name of what would be made. A Secret is never looked at: there is one where there is a StatefulSet."""
-    absent = {one.name for one in compared if one.absent}
-    return absent | ({f"Secret/{names.key_secret_name(resolved.name)}"} if f"StatefulSet/{resolved.name}" in absent else set())
 
 
 def _pod_claims(resolved: Resolved) -> Iterator[Object]:
     for claim in pod_claims(resolved):
         for node in range(resolved.nodes):
-            spec: Object = {"resources": {"requests": {"storage": claim.size}}}
-            if claim.storage_class is not None:
-                spec["storageClassName"] = claim.storage_class
-            yield {
-                "kind": "PersistentVolumeClaim",
-                "metadata": {"name": f"{claim.name}-{names.pod_name(resolved.name, node)}"},
-                "spec": spec,
-            }
+            of_class = {} if claim.storage_class is None else {"storageClassName": claim.storage_class}
+            metadata = {"name": f"{claim.name}-{names.pod_name(resolved.name, node)}"}
+            spec = {"resources": {"requests": {"storage": claim.size}}, **of_class}
+            yield {"kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec}
 
 
 def all_findings(
     resolved: Resolved, pod: Object, compared: Sequence[Comparison] | None, facts: ClusterFacts | None, estimate: Forecast
 ) -> list[Finding]:
     """Everything that there is to say, in order. `facts`: None offline."""
-    findings = [_job(resolved), *_image(resolved, facts), *_gpus(resolved), *_objects(resolved, compared)]
+    alone = is_stand_in(resolved)
+    of_cluster = [] if alone else [*_image(resolved, facts), *_gpus(resolved), *_objects(resolved, compared)]
+    findings = [_job(resolved), *_precision(resolved), *of_cluster]
     if facts is not None:
         findings += cluster_findings(resolved, pod, compared, facts)
+    elif alone:
+        findings.append(
+            unknown("cluster", "nodes, image, RDMA, quota, claims, admission: no cluster is named, so none was asked", "--cluster NAME")
+        )
     else:
         findings.append(unknown("cluster", "nodes, quota, claims, admission: the cluster was not asked (--offline)", NOT_OFFLINE))
     if resolved.suspend:

@@ -9,8 +9,8 @@ from lockstep.api.cluster import Network
 from lockstep.api.files.clusterkeys import Calibration, PairsFigure
 from lockstep.plan.render.fabric import Transport
 from lockstep_spec.choices import Method, Quantization, ZeroStage
+from lockstep_spec.gpus import known_peak
 from lockstep_spec.memory import Place
-from lockstep_spec.peaks import known_peak
 from lockstep_spec.settings import Settings
 from lockstep_spec.shape import ModelShape
 from lockstep_spec.traffic import Flow, total_bytes

@@ -66,7 +66,7 @@ def _definitions(facts: ClusterFacts, expected: Mapping[str, Object], cluster: s
             Sight.NO_SUCH_KIND: failed(
                 "CRDs",
                 "this cluster doesn't know TrainingJobs",
-                f"lockstep deploy {cluster}; without the rights for that, it prints the one command that an administrator types",
+                f"lockstep deploy {cluster}; without the rights for that, it prints what an administrator types",
             ),
             Sight.SEEN: unknown("CRDs", "TrainingJobs are known here; of which version, you may not see"),
         }[facts.jobs]
@@ -132,7 +132,7 @@ def _profile(facts: ClusterFacts, file: ClusterFile) -> Finding:
 def differing_keys(spec: TrainingClusterSpec, profile: Object) -> list[str]:
     """Sections in which the TrainingCluster on the cluster is not as the file has it."""
     stated = spec.to_dict()
-    stated.get("network", {}).pop("mode", None)  # MODE= of the deployment, not the file's
+    stated.get("network", {}).pop("mode", None)  # --mode of the deployment, not the file's
     return sorted(key for key, value in stated.items() if _without_mode(key, profile["spec"].get(key)) != value)
 
 

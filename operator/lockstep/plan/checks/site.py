@@ -32,7 +32,9 @@ ROLE = "node-role.kubernetes.io/"
 
 def usable_nodes(nodes: Iterable[Object], spec: TrainingClusterSpec) -> list[Object]:
     """Nodes that the cluster's names and labels allow, tainted ones too; control planes whose taint it doesn't tolerate only if named, or alone."""
-    allowed = [node for node in nodes if _is_named(node, spec) and _has_labels(node, spec)]
+    named, selector = spec.nodes.gpu_nodes, spec.nodes.selector.items()
+    matching = [node for node in nodes if all(labels(node).get(key) == value for key, value in selector)]
+    allowed = [node for node in matching if not named or host(node) in named]
     workers = [node for node in allowed if not any(taint["key"].startswith(ROLE) for taint in taints_of(node, spec))]
     return allowed if spec.nodes.gpu_nodes else workers or allowed
 
@@ -40,14 +42,6 @@ def usable_nodes(nodes: Iterable[Object], spec: TrainingClusterSpec) -> list[Obj
 def taints_of(node: Object, spec: TrainingClusterSpec) -> list[Object]:
     """Taints that keep off pods which tolerate what the cluster says, and will tomorrow."""
     return lasting_taints(node, usual_tolerations(spec))
-
-
-def _is_named(node: Object, spec: TrainingClusterSpec) -> bool:
-    return not spec.nodes.gpu_nodes or host(node) in spec.nodes.gpu_nodes
-
-
-def _has_labels(node: Object, spec: TrainingClusterSpec) -> bool:
-    return all(labels(node).get(key) == value for key, value in spec.nodes.selector.items())
 
 
 def check_nodes(spec: TrainingClusterSpec, facts: ClusterFacts, troubled: Collection[str] = ()) -> Iterator[Finding]:

@@ -44,11 +44,8 @@ class AccountStanding:
 
 def needed_for_operator(objects: Iterable[Object]) -> list[Object]:
     """Return the objects that an operator of the whole cluster needs. CRDs and namespaces may exist already, and claims belong to the account that made them."""
-    return [item for item in objects if item["kind"] not in (DEFINITION, "Namespace", CLAIM) and _is_outside(item)]
-
-
-def _is_outside(item: Object) -> bool:
-    return bool(item["metadata"].get("namespace", OPERATOR_NAMESPACE) == OPERATOR_NAMESPACE)
+    own = [item for item in objects if item["metadata"].get("namespace", OPERATOR_NAMESPACE) == OPERATOR_NAMESPACE]
+    return [item for item in own if item["kind"] not in (DEFINITION, "Namespace", CLAIM)]
 
 
 def admission(standing: AccountStanding) -> Admission:
@@ -69,12 +66,8 @@ class TypedDeployment:
     force: bool = False
     context: str | None = None
 
-    def for_one_namespace(self, *, by_make: bool) -> str:
-        """The same command for an operator of one namespace, by make if that was typed."""
-        if by_make and self.context is None:
-            words = {"CLUSTER": self.cluster, "MODE": self.mode, "OPERATOR_IMAGE": self.image, "DEV": None if self.dev else "0"}
-            chosen = [f"{name}={shlex.quote(value)}" for name, value in words.items() if value]
-            return " ".join(["make deploy-cluster", *chosen, *(["FORCE=1"] if self.force else []), "NAMESPACE_ONLY=1"])
+    def for_one_namespace(self) -> str:
+        """Return the same command for an operator of one namespace."""
         options = {"--mode": self.mode, "--image": self.image, "--context": self.context}
         stated = [word for name, value in options.items() if value for word in (name, value)]
         flags = [*([] if self.dev else ["--no-dev"]), *(["--force"] if self.force else []), "--namespace-only"]

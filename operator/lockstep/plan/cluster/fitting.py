@@ -196,16 +196,13 @@ def quota_findings(pod: Object, pods: int, others: Sequence[Object], facts: Clus
     else:
         need, present = job_amounts(pod, pods, others), job_amounts(pod, len(facts.own_pods), ())
         short = [_short(one, facts.namespace) for quota in quotas.items for one in shortages(quota, pod, need, present)]
-        yield from short or [fine(QUOTA, _no_obstacle(quotas.items))]
+        names = ", ".join(sorted(quota["metadata"]["name"] for quota in quotas.items))
+        yield from short or [fine(QUOTA, f"{names} leaves room" if names else "the namespace has no ResourceQuota")]
     claims = [item for item in others if item["kind"] == "PersistentVolumeClaim"]
     for limit_range in facts.list("LimitRange").items:
         for rule in (limit_range.get("spec") or {}).get("limits") or []:
             for claim in claims if rule.get("type") == "PersistentVolumeClaim" else ():
                 yield from _claim_bounds(limit_range["metadata"]["name"], rule, claim)
-
-
-def _no_obstacle(quotas: Sequence[Object]) -> str:
-    return f"{', '.join(sorted(q['metadata']['name'] for q in quotas))} leaves room" if quotas else "the namespace has no ResourceQuota"
 
 
 def _short(one: Shortage, namespace: str) -> Finding:

@@ -6,7 +6,7 @@ import ipaddress
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -202,7 +202,7 @@ def rdma_rails(nodes: Mapping[int, NodeHardware], sockets: Sequence[MeasuredRail
     way = sockets[0].ends  # only over which both sides of a measurement agree
     return [
         MeasuredRail(
-            _hca_name(facts.hcas[number] for facts in nodes.values()),
+            " / ".join(dict.fromkeys(facts.hcas[number].device for facts in nodes.values())),
             {
                 node: RailEnd(way[node].interface, way[node].address, hca.gbs, None, hca.device, hca.port)
                 for node, facts in nodes.items()
@@ -217,10 +217,6 @@ def rdma_rails(nodes: Mapping[int, NodeHardware], sockets: Sequence[MeasuredRail
 def _with_hca(facts: NodeHardware, end: RailEnd) -> RailEnd:
     hca = next((hca for hca in facts.hcas if hca.device == end.hca), None)
     return end if hca is None else RailEnd(end.interface, end.address, hca.gbs or end.gbs, end.mtu, hca.device, hca.port)
-
-
-def _hca_name(hcas: Iterable[HcaPort]) -> str:
-    return " / ".join(dict.fromkeys(hca.device for hca in hcas))
 
 
 class Nearness(StrEnum):

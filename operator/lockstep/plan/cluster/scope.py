@@ -8,14 +8,11 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from lockstep.api.names import ANNOTATION_CLUSTER, APP, LABEL_MANAGED_BY, LABEL_NAME, OPERATOR_NAME, OPERATOR_NAMESPACE, report_url
 from lockstep.api.objects import Object
+from lockstep.api.sccs import RDMA_SCC
 from lockstep.plan.cluster.facts import ClusterFacts
-
-if TYPE_CHECKING:
-    from lockstep.api.cluster import TrainingCluster
 
 RBAC = "rbac.authorization.k8s.io"
 JOBS_ROLE = f"{OPERATOR_NAME}-jobs"
@@ -28,8 +25,10 @@ PROFILE_CONFIG = "lockstep-cluster"
 """ConfigMap of a namespace's own operator, in place of the TrainingCluster."""
 PROFILE_KEY = "cluster.json"
 PROFILE_FOLDER = "/etc/lockstep/cluster"
-UNKNOWN_JOBS = "this cluster doesn't know TrainingJobs, and nothing was sent: an administrator of the cluster types this once, in a checkout; then repeat your command:"
-"""First line of a refusal, before the command of `definitions_command`."""
+USER_ROLES = tuple(f"{APP}-{role}" for role in ("view", "edit", "admin"))
+"""ClusterRoles that add to the built-in roles of people."""
+UNKNOWN_JOBS = "this cluster doesn't know TrainingJobs, and nothing was sent: an administrator of the cluster types this once, with the files that were just written; then repeat your command:"
+"""First line of a refusal, before the commands that send `definitions`."""
 NOT_IN_A_NAMESPACE = (
     "CustomResourceDefinition", "Namespace", "ClusterRole", "ClusterRoleBinding", "TrainingCluster", "SecurityContextConstraints",
 )  # fmt: skip
@@ -149,9 +148,11 @@ def _in_own(item: Object, scope: Scope) -> list[Object]:
     if kind == "TrainingCluster":
         return [_profile_config(item, scope.home)]
     if kind == "ClusterRole" and metadata["name"] == OPERATOR_NAME:
+        # Pods are deleted only on Nodes that are lost, and this operator sees none.
+        rules = [rule for rule in item["rules"] if (rule["resources"], rule["verbs"]) != (["pods"], ["delete"])]
         role = {"apiVersion": f"{RBAC}/v1", "kind": "Role", "metadata": {**metadata, "name": JOBS_ROLE, "namespace": scope.home}}
         return [
-            role | {"rules": [rule for rule in item["rules"] if not _needs_nodes(rule)]},
+            role | {"rules": rules},
             _binding(JOBS_ROLE, scope.home, _role_ref("Role", JOBS_ROLE), scope.home),
         ]
     if kind in NOT_IN_A_NAMESPACE or metadata["name"] == HEARD_ROLE:  # who deploys here may give rights to nobody else
@@ -176,11 +177,6 @@ def _in_own(item: Object, scope: Scope) -> list[Object]:
         pod["volumes"].append({"name": "cluster", "configMap": {"name": PROFILE_CONFIG}})
         pod["containers"][0]["volumeMounts"].append({"name": "cluster", "mountPath": PROFILE_FOLDER, "readOnly": True})
     return [item]
-
-
-def _needs_nodes(rule: Object) -> bool:
-    """Pods are deleted only on Nodes that are lost, and this operator sees none."""
-    return bool(rule["resources"] == ["pods"] and rule["verbs"] == ["delete"])
 
 
 def _set_environment(deployment: Object, values: dict[str, str]) -> None:
@@ -208,17 +204,8 @@ def with_profile_hash(objects: list[Object]) -> list[Object]:
     return objects
 
 
-def definitions_command(profile: TrainingCluster, namespace: str) -> str:
-    """Command that an administrator types once, in a checkout, before an admin of `namespace` can deploy an operator there."""
-    from lockstep.api.cluster import Platform
-    from lockstep.plan.render.fabric import Transport
-    from lockstep.plan.render.security import locks_memory_as_root
-
-    files = ["manifests/crds", "manifests/operator/base/userroles.yaml"]
-    needs_scc = profile.spec.platform is Platform.OPENSHIFT and locks_memory_as_root(profile.spec, Transport.RDMA)
-    if needs_scc:
-        files += [f"manifests/operator/overlays/openshift/{name}.yaml" for name in ("scc", "clusterrole")]
-    apply = f"kubectl apply --server-side --force-conflicts --field-manager=lockstep-deploy {' '.join(f'-f {file}' for file in files)}"
-    account = f"{namespace}:{profile.spec.security.service_account}"
-    grant = f" && oc create rolebinding lockstep-rdma -n {namespace} --clusterrole=lockstep-rdma --serviceaccount={account}"
-    return apply + (grant if needs_scc else "")
+def definitions(objects: list[Object]) -> list[Object]:
+    """Return what an administrator sends once before an admin of a namespace can deploy an operator there, of the objects for the whole cluster."""
+    uses_scc = any(item["kind"] == "RoleBinding" and item["metadata"]["name"] == RDMA_SCC for item in objects)
+    names = {*USER_ROLES, RDMA_SCC} if uses_scc else {*USER_ROLES}
+    return [item for item in objects if item["kind"] == "CustomResourceDefinition" or item["metadata"]["name"] in names]

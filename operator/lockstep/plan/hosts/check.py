@@ -26,7 +26,7 @@ SLOW_SECONDS = 3.0
 NOISE_SHOWN = 40
 BFLOAT16 = (8, 0)
 """First compute capability with bf16."""
-COMPARED = ("torch", "deepspeed", "transformers", "peft", "accelerate", "numpy", "safetensors", "lockstep")
+COMPARED = ("torch", "deepspeed", "transformers", "peft", "accelerate", "numpy", "safetensors", "lockstep-trainer")
 """Packages that ranks of all hosts must have alike."""
 NEEDED = ("torch",)
 NO_FAULTS = frozenset({14, 106, 107, 154})
@@ -235,7 +235,7 @@ def _address(look: HostLook, facts: HostFacts, address: str) -> Iterator[Finding
             f"its address {address} is public, and what ranks send is neither encrypted nor authenticated",
             "connect the hosts by WireGuard or Tailscale, and state those addresses in hosts[].address",
         )
-    name = _interface(facts, look)
+    name = look.host.interface or next((way.interface for way in facts.routes.values() if way.interface), "")
     link = facts.links.get(name)
     if look.host.interface and link is None and look.host.interface != LOOPBACK_INTERFACE:
         has = ", ".join(facts.links) or "none"
@@ -271,11 +271,6 @@ def _own_names(looks: Sequence[HostLook]) -> Iterator[Finding]:
             ", ".join(names),
             f"a host's own name is {address} there, as installers write it: harmless, since ranks are told their interface",
         )
-
-
-def _interface(facts: HostFacts, look: HostLook) -> str:
-    """Interface that its ranks use."""
-    return look.host.interface or next((way.interface for way in facts.routes.values() if way.interface), "")
 
 
 def _keeping(look: HostLook, facts: HostFacts, name: str) -> Iterator[Finding]:

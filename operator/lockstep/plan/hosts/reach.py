@@ -83,7 +83,8 @@ def _unreachable(network: HostNetwork, blame: Blame, failing: frozenset[Pair], p
     names = network.names
     pairs = [pair for pair in sorted(failing) if _is_of(blame, pair)]
     knocks = [knock for knock in network.knocks if knock.reason and (knock.sender, knock.receiver) in pairs and knock.purpose in purposes]
-    ports = ", ".join(f"{_port(knock)}" for knock in knocks if (knock.sender, knock.receiver) == pairs[0])
+    blocked = [(one.port, one.purpose) for one in knocks if (one.sender, one.receiver) == pairs[0]]
+    ports = ", ".join(f"{port} ({'any other' if purpose == 'any' else purpose})" for port, purpose in blocked)
     reasons = clauses(sorted({knock.reason for knock in knocks}))
     plural = "s" if ", " in ports else ""
     if blame.groups:
@@ -119,10 +120,6 @@ def _is_of(blame: Blame, pair: Pair) -> bool:
     if len(blame.nodes) == 1:
         return (blame.sends and sender == blame.nodes[0]) or (blame.receives and receiver == blame.nodes[0])
     return set(pair) == set(blame.nodes)
-
-
-def _port(knock: Knock) -> str:
-    return f"{knock.port} ({'any other' if knock.purpose == 'any' else knock.purpose})"
 
 
 def _let_in(network: HostNetwork, node: int, peers: Sequence[int]) -> str:

@@ -183,7 +183,7 @@ def _ending(seen: Seen, report: Report | None) -> Ending:
 def _conditions(seen: Seen, view: View, again: str) -> dict[ConditionType, Fact]:
     """All conditions but Held, which is about pods; others about pods speak of hosts."""
     given = facts(view)
-    progress = _progressing(seen, view, again, given[ConditionType.RESTARTING])
+    progress = _not_running(seen, view, again) or _running(seen, view, given[ConditionType.RESTARTING])
     suspended = (
         Fact(TRUE, Reason.SUSPENDED, progress.message)
         if progress.reason == Reason.SUSPENDED
@@ -230,10 +230,6 @@ def _ranks_ready(seen: Seen, view: View, progress: Fact) -> Fact:
     return Fact(TRUE, Reason.ALL_RANKS_READY, f"{ranks.ready} of {ranks.desired} ranks ready")
 
 
-def _progressing(seen: Seen, view: View, again: str, restarting: Fact) -> Fact:
-    return _not_running(seen, view, again) or _running(seen, view, restarting)
-
-
 def _not_running(seen: Seen, view: View, again: str) -> Fact | None:  # noqa: PLR0911 (a table of cases reads best as one)
     """The summary of a job of which no agent runs, or nobody knows; None for one whose report counts."""
     report, name = view.report, seen.record.name
@@ -257,7 +253,7 @@ def _not_running(seen: Seen, view: View, again: str) -> Fact | None:  # noqa: PL
             Reason.AGENT_ENDED,
             f"{_reached(seen).message}; lockstep delete {name} {again} removes the rest, {typed_command(seen.record.job, again)} starts it again",
         )
-    ended = _ended_agents(seen)
+    ended = {host: _how_ended(host, job) for host, job in seen.jobs.items() if not job.runs}
     if ended and not (report is not None and report.state is State.RUNNING and seen.first not in ended):
         return Fact(FALSE, Reason.AGENT_ENDED, "; ".join(ended.values()) + f"; to {go_on}: lockstep resume {name} {again}")
     return None
@@ -306,11 +302,6 @@ def _last_known(seen: Seen, view: View) -> str:
     return (
         "nothing is known of its progress" if commit is None else f"last known: the commit of step {commit[0]}, at {timestamp(commit[1])}"
     )
-
-
-def _ended_agents(seen: Seen) -> dict[str, str]:
-    """Sentence by host for an agent that has ended and stays so."""
-    return {host: _how_ended(host, job) for host, job in seen.jobs.items() if not job.runs}
 
 
 def _how_ended(host: str, job: JobOnHost) -> str:

@@ -117,7 +117,7 @@ def missing_service_account(observed: Observed, accepted: Accepted) -> Notice | 
     if name in observed.service_accounts:
         return None
     text = f"service account {name} does not exist in namespace {observed.namespace}: create it (kubectl create serviceaccount {name} -n {observed.namespace})"
-    return Notice(Reason.SERVICE_ACCOUNT_NOT_FOUND, f"{text} or run deploy-cluster for that namespace")
+    return Notice(Reason.SERVICE_ACCOUNT_NOT_FOUND, f"{text} or run lockstep deploy CLUSTER for that namespace")
 
 
 def service_account_gone(observed: Observed, accepted: Accepted) -> Notice | None:

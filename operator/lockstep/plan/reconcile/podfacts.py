@@ -274,17 +274,14 @@ def _on_lost_nodes(observed: Observed, received: ReceivedReport | None, now: flo
     for pod in observed.pods:
         trouble = node_trouble(pod, observed.judged_nodes)
         if trouble is not None:
-            yield _lost(observed, pod, trouble, seconds, connected=_is_connected(pod, received, now))
+            is_connected = received is not None and now - received.received <= FRESH_SECONDS and is_heard(pod, received.report)
+            yield _lost(observed, pod, trouble, seconds, connected=is_connected)
 
 
 def _is_own(observed: Observed, pod: Object) -> bool:
     """Return True if the job's own StatefulSet made the pod, and not an earlier job of this name or somebody without an operator."""
     made_by = observed.own_stateful_set
     return made_by is not None and owner_uid(pod) == made_by["metadata"]["uid"]
-
-
-def _is_connected(pod: Object, received: ReceivedReport | None, now: float) -> bool:
-    return received is not None and now - received.received <= FRESH_SECONDS and is_heard(pod, received.report)
 
 
 def _lost(observed: Observed, pod: Object, trouble: NodeTrouble, seconds: int | None, *, connected: bool) -> _Lost:

@@ -57,18 +57,14 @@ def fabric_refusals(transport: Transport, network: Network, profile_name: str) -
             " use Auto or TCP, or another cluster"
         )
         return [Notice("RDMAUnavailable", message)]
-    return _rail_refusals(network.rdma, profile_name) if transport is Transport.RDMA else []
-
-
-def _rail_refusals(rdma: Rdma, profile_name: str) -> list[Notice]:
-    """Resources that can't count NICs: GPUs are counted by gpusPerNode, and `requests.` is what a quota's keys begin with."""
+    # Some resources can't count NICs: GPUs are counted by gpusPerNode, and `requests.` is what a quota's keys begin with.
     return [
         Notice(
             "RailResourceInvalid",
             f"network.rdma.rails[{number}].resource of the cluster {profile_name} is {rail.resource}, which can't count NICs:"
             " name the extended resource of the rail's device plugin",
         )
-        for number, rail in enumerate(rdma.rails)
+        for number, rail in enumerate(network.rdma.rails if transport is Transport.RDMA else ())
         if rail.resource is not None and (rail.resource == GPU_RESOURCE or rail.resource.startswith("requests."))
     ]
 
@@ -105,7 +101,8 @@ def nccl_environment(fabric: Fabric, profile: TrainingClusterSpec, transport: La
     The job's ncclEnv wins over the cluster's nccl.env, and that over the cluster's typed knobs.
     """
     if gpus_per_node == 0:
-        return _gloo_rail(profile.network.rdma) if transport.value is Transport.RDMA else {}
+        interfaces = profile.network.rdma.interfaces if transport.value is Transport.RDMA else []
+        return {"GLOO_SOCKET_IFNAME": Layered(interfaces[0], Layer.CLUSTER)} if interfaces else {}
     network = profile.network
     typed = _tcp_knobs(network.tcp, transport.layer) if transport.value is Transport.TCP else _rdma_knobs(network.rdma)
     if profile.nccl.debug is not None:
@@ -142,11 +139,6 @@ def has_efa(rdma: Rdma) -> bool:
 
 def _nccl_text(value: list[str] | bool | int | str) -> str:
     return ",".join(value) if isinstance(value, list) else str(int(value) if isinstance(value, bool) else value)
-
-
-def _gloo_rail(rdma: Rdma) -> Variables:
-    """gloo takes one network; the rails carry sockets, too."""
-    return {"GLOO_SOCKET_IFNAME": Layered(rdma.interfaces[0], Layer.CLUSTER)} if rdma.interfaces else {}
 
 
 def _overrides(variables: list[NcclVariable], layer: Layer) -> Variables:

@@ -8,7 +8,7 @@ from typing import Any
 
 from lockstep.api import names
 from lockstep.api.cluster import TrainingCluster, TrainingClusterSpec
-from lockstep.api.job import JobType, TrainingJob, TrainingJobSpec
+from lockstep.api.job import JobType, TrainingJob
 from lockstep.api.shared import is_loaders
 from lockstep.api.training import Training
 from lockstep.plan.layers import Notice
@@ -54,7 +54,7 @@ def pod_template(resolved: Resolved, agent_image: str, key_secret: str, *, repor
         priority_class=extra.priority_class_name,
         runtime_class=profile.pod.runtime_class_name if resolved.gpus_per_node else None,
         scheduler=extra.scheduler_name,
-        image_pull_secrets=pull_secrets(spec, profile),
+        image_pull_secrets=list(dict.fromkeys([*(secret.name for secret in spec.image_pull_secrets), *profile.pod.image_pull_secrets])),
         agent={
             "image": agent_image,
             "env": profile_variables(profile),
@@ -97,11 +97,6 @@ def pod_annotations(resolved: Resolved) -> dict[str, str]:
     return {**own, names.ANNOTATION_NETWORKS: rail_networks(rdma)}
 
 
-def pull_secrets(spec: TrainingJobSpec, profile: TrainingClusterSpec) -> list[str]:
-    """Names of the job's Secrets with registry logins, then of the cluster's; each once."""
-    return list(dict.fromkeys([*(secret.name for secret in spec.image_pull_secrets), *profile.pod.image_pull_secrets]))
-
-
 def _resources(resolved: Resolved) -> dict[str, dict[str, str]]:
     """CPU and memory, and devices as requests and limits alike, as Kubernetes wants extended resources."""
     devices = {GPU_RESOURCE: str(resolved.gpus_per_node)} if resolved.gpus_per_node else {}
@@ -124,13 +119,9 @@ def variable_warnings(job: TrainingJob, profile: TrainingCluster) -> list[Notice
         *[
             Notice("VariableIgnored", f"{name} in {where} has no effect: Lockstep sets it itself, remove it")
             for where, name in stated
-            if _is_own(name)
+            if name in OWN_VARIABLES or name.startswith(("LOCKSTEP_", "TORCHELASTIC_"))
         ],
     ]
-
-
-def _is_own(name: str) -> bool:
-    return name in OWN_VARIABLES or name.startswith(("LOCKSTEP_", "TORCHELASTIC_"))
 
 
 def pod_variables(resolved: Resolved) -> list[dict[str, Any]]:

@@ -62,9 +62,8 @@ def unsent(left: Iterable[Left]) -> list[Left]:
     return [part for part in left if part.state is not State.SAME]
 
 
-def objects_for_administrator(left: Iterable[Left]) -> tuple[list[Object], list[Object]]:
-    """The CRDs, and everything else: kubectl can't send an object before the definition of its kind is known."""
-    items = [part.item for part in unsent(left)]
+def objects_for_administrator(items: Sequence[Object]) -> tuple[list[Object], list[Object]]:
+    """Return the CRDs, and everything else: kubectl can't send an object before the definition of its kind is known."""
     return [item for item in items if item["kind"] == DEFINITION], [item for item in items if item["kind"] != DEFINITION]
 
 

@@ -11,7 +11,7 @@ from lockstep.api.errors import ConfigError
 
 
 class Image(StrEnum):
-    """An image that this checkout has a Containerfile for."""
+    """An image that Lockstep has a Containerfile for."""
 
     OPERATOR = "operator"
     TRAINER = "trainer"
@@ -27,9 +27,13 @@ class Tool(StrEnum):
 
 
 SITE = "dist/site"
-_CODE = ("images", "operator", "workspace", "requirements", "pyproject.toml", "LICENSE")
-CONTEXTS = {Image.OPERATOR: _CODE, Image.TRAINER: _CODE, Image.DOCS: ("images", "LICENSE", SITE)}
-"""Parts of the checkout that each image is made from; .containerignore has them all."""
+_CODE = ("LICENSE", "images/install.py", "pyproject.toml", "workspace/lockstep_gang", "workspace/lockstep_spec")
+CONTEXTS = {
+    Image.OPERATOR: (*_CODE, "images/operator", "operator/lockstep", "requirements/operator.lock"),
+    Image.TRAINER: (*_CODE, "images/trainer", "requirements/editors.lock", "requirements/train.lock", "workspace/lockstep_train"),
+    Image.DOCS: ("LICENSE", "images/docs", SITE),
+}
+"""Files and folders that each image is made from, by their paths in a checkout; .containerignore lets them all through."""
 
 PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 """docker doesn't hand these on by itself, as the others do. Arguments of these names are in no image's history."""
@@ -94,7 +98,7 @@ def choose_tool(requested: Tool | None, installed: Collection[str]) -> Tool:
 
 
 def commands(build: Build, tool: Tool, *, push: bool = False, archive: str = "", notes: str = "") -> list[list[str]]:
-    """The tool's commands, one after the other, in the checkout's root. `archive` is a file for `podman load` or `ctr images import`.
+    """Return the tool's commands, one after the other, in the folder of the build's files. `archive` is a file for `podman load` or `ctr images import`.
 
     Into the folder `notes` go the image's digest as the tool knows it here, `built`, and the registry's, which compresses layers, `pushed`
     (docker prints that one itself).
@@ -148,7 +152,7 @@ CAUSES = (
     ),
     (
         r"do not match the hashes",
-        "the package index gave another file than requirements/*.lock names, so nothing was installed: use another index, or run make lock",
+        "the package index gave another file than requirements/*.lock names, so nothing was installed: use another index",
     ),
     (
         r"no matching distribution|failed to establish a new connection|max retries exceeded|read timed out|newconnectionerror",

@@ -103,14 +103,14 @@ def next_step(build: Build, namespace: str) -> str:
     if build.image is Image.OPERATOR:
         named = build.stream_tag if beside_operator else everywhere
         default = beside_operator and build.stream_tag == f"{build.name}:{build.version}"
-        deploy = f"make deploy-cluster CLUSTER=NAME{'' if default else f' OPERATOR_IMAGE={named}'}"
+        deploy = f"lockstep deploy NAME{'' if default else f' --image {named}'}"
         if beside_operator:
             return f"{deploy}; it lets pods of the cluster file's namespace pull {everywhere}"
         return f"{deploy}; its own pods and those of jobs must be let to pull it: " + "; ".join(
             pull_command(theirs, namespace) for theirs in (OPERATOR_NAMESPACE, "JOBS_NAMESPACE")
         )
     if beside_operator:
-        return f"image: {everywhere} in the cluster file; make deploy-cluster lets pods of its namespace pull it"
+        return f"image: {everywhere} in the cluster file; lockstep deploy NAME lets pods of its namespace pull it"
     here = f"image: {build.stream_tag} in the cluster file, where jobs run in namespace {namespace}"
     return f"{here}; where they run in another one, image: {everywhere} and: {pull_command('JOBS_NAMESPACE', namespace)}"
 

@@ -330,7 +330,8 @@ def _beside(leaves: dict[str, Leaf], named: list[tuple[dict[str, Any], str]]) ->
             ports = f"{leaf.value}-{leaf.value + MASTER_PORTS - 1}"
             entries.append(stated("ports", ports, f"from line {leaf.line} on; each start of the ranks takes another one"))
         else:
-            leftovers.append(Leftover(leaf.line, f"{path}: {leaf.value}", _reason(key)))
+            unknown = "hosts has no such key" if "nodes[" in key else "a cluster file of hosts has nothing like it"
+            leftovers.append(Leftover(leaf.line, f"{path}: {leaf.value}", _ELSEWHERE.get(key) or unknown))
     if shared != "/":
         entries.append(stated("defaults.workspace", shared, "holds all of paths; it stands for /workspace"))
         entries.append(left_out("storage.mode", "rwx", f"if all hosts see one file system at {shared}"))
@@ -347,7 +348,3 @@ _ELSEWHERE = {
     "paths.model_cache": "models are in models of the workspace, and spec.training.model.name of a job names one",
     "network.master_port": "is no port from 1024 to 65436; ports names a range",
 }
-
-
-def _reason(key: str) -> str:
-    return _ELSEWHERE.get(key) or ("hosts has no such key" if "nodes[" in key else "a cluster file of hosts has nothing like it")

@@ -210,8 +210,8 @@ UNKNOWN = "the trainer has no such setting"
 NO_VALUE = "has no value"
 
 
-def job_text(text: str, source: str, name: str, cluster: str, size: Size) -> Translation:
-    """The job file of a config.yaml. `source`: its name; `cluster`: the job's; `size`: ranks, by which a step's samples are counted.
+def job_text(text: str, source: str, name: str, cluster: str | None, size: Size) -> Translation:
+    """The job file of a config.yaml. `source`: its name; `cluster`: the job's, if it names one; `size`: ranks, by which a step's samples are counted.
 
     Raises ConfigError for a file without a model or without data.
     """
@@ -230,13 +230,13 @@ def job_text(text: str, source: str, name: str, cluster: str, size: Size) -> Tra
     return Translation(written, tuple(sorted(reader.leftovers, key=lambda one: one.line)), model)
 
 
-def _written(name: str, cluster: str, source: str, size: Size, training: Sequence[Entry]) -> str:
+def _written(name: str, cluster: str | None, source: str, size: Size, training: Sequence[Entry]) -> str:
     counts = (("nodes", size.nodes), ("gpusPerNode", size.gpus_per_node))
     entries = [
         stated("apiVersion", API_VERSION, ""),
         stated("kind", "TrainingJob", ""),
         stated("metadata.name", name, "a new job of the same name goes on from the last checkpoint"),
-        stated("spec.cluster", cluster, "a file in clusters/"),
+        *([stated("spec.cluster", cluster, "a file in clusters/")] if cluster is not None else []),
         *(stated(f"spec.{field}", number, "") for field, number in counts if number is not None),
         *training,
         stated("spec.restart.maxRestarts", 3, "without a new checkpoint between them"),

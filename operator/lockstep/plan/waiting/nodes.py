@@ -276,7 +276,8 @@ def _owner(pod: Object) -> tuple[str, str, str, str]:
     metadata = pod["metadata"]
     namespace, name, labels = str(metadata.get("namespace", "")), str(metadata["name"]), metadata.get("labels") or {}
     if LABEL_JOB in labels:
-        return JOB_KIND, namespace, labels[LABEL_JOB], suspend_command(labels[LABEL_JOB], namespace)
+        job = labels[LABEL_JOB]
+        return JOB_KIND, namespace, job, f"""kubectl patch tj {job} -n {namespace} --type merge -p '{{"spec":{{"suspend":true}}}}'"""
     owner = next((o for o in metadata.get("ownerReferences", []) if o.get("controller")), None)
     if owner is None:
         return "Pod", namespace, name, f"kubectl delete pod {name} -n {namespace}"
@@ -288,7 +289,3 @@ def _owner(pod: Object) -> tuple[str, str, str, str]:
     if kind == "Job":
         return kind, namespace, name, f"""kubectl patch job {name} -n {namespace} --type merge -p '{{"spec":{{"suspend":true}}}}'"""
     return kind, namespace, name, ""
-
-
-def suspend_command(job: str, namespace: str) -> str:
-    return f"""kubectl patch tj {job} -n {namespace} --type merge -p '{{"spec":{{"suspend":true}}}}'"""

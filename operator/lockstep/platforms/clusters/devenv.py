@@ -1,4 +1,4 @@
-"""The dev environment: an Interactive TrainingJob that deploy-cluster makes once and then leaves to its people."""
+"""The dev environment: an Interactive TrainingJob that `lockstep deploy` makes once and then leaves to its people."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def ensure_dev_environment(cluster: Cluster, job: Object) -> tuple[str, bo
         return "made", True
     if existing["spec"].get("type") != "Interactive":
         raise InstallError(
-            f"TrainingJob {DEV_ENVIRONMENT} of namespace {namespace} is not a dev environment but another job: it stays as it is; DEV=0 leaves out the dev environment"
+            f"TrainingJob {DEV_ENVIRONMENT} of namespace {namespace} is not a dev environment but another job: it stays as it is; --no-dev leaves out the dev environment"
         )
     status = existing.get("status") or {}
     if existing["spec"].get("suspend") or "released" in (status.get("interactive") or {}):

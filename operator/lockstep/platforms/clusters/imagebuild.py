@@ -3,39 +3,92 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import io
+import os
+import shutil
 import tarfile
+import tempfile
+import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.objects import Object
+from lockstep.assets import PACKAGES, asset, package
 from lockstep.kube.cluster import CONFLICT, MERGE, NOT_FOUND, ApiError, Cluster, Unreachable
 from lockstep.kube.kinds import path_of
+from lockstep.plan.ship.imagebuild import CONTEXTS, Image
 from lockstep.plan.ship.openshift import LAST_LINES, BuildOutcome, build_outcome, openshift_failure
 
 Say = Callable[[str], None]
 START_SECONDS = 900.0
 """The upload's request is answered when the build's pod has taken the files: the builder's image may have to be pulled first."""
 POLL_SECONDS = 2.0
-LEFT_OUT = "__pycache__"
+KEPT_SECONDS = 86400.0  # of copies of files and drafts of them, which a build may use
 
 
-def packed(root: Path, names: Sequence[str]) -> bytes:
-    """A tar archive, compressed, of these files and folders of `root`, of which nobody here is the owner."""
+def context(image: Image) -> dict[str, Path]:
+    """Return every file that the image is made from, by its path in the build: the same ones from a checkout and from a wheel."""
+    files: dict[str, Path] = {}
+    for name in CONTEXTS[image]:
+        last = name.rpartition("/")[2]
+        is_code = last in PACKAGES
+        top = package(last) if is_code else asset(name)
+        for path in [top, *top.rglob("*")]:
+            inside = path.relative_to(top)
+            if path.is_file() and "__pycache__" not in inside.parts and not (is_code and inside.parts[:1] == ("assets",)):
+                files[str(name / inside)] = path
+    return dict(sorted(files.items()))
+
+
+def packed(files: Mapping[str, Path]) -> bytes:
+    """Return a compressed tar archive of these files, readable by every user and root's own."""
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w:gz", compresslevel=6) as archive:
-        for path in sorted(path for name in names for path in [root / name, *(root / name).rglob("*")]):
-            if LEFT_OUT not in path.parts and path.is_file():
-                archive.add(path, str(path.relative_to(root)), filter=_nobodys)
+        for name, path in files.items():
+            archive.add(path, name, filter=_plain)
     return content.getvalue()
 
 
-def _nobodys(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    member.uid, member.gid, member.uname, member.gname = 0, 0, "", ""
+def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.uid, member.gid, member.uname, member.gname, member.mode = 0, 0, "", "", 0o644
     return member
+
+
+def folder_of(files: Mapping[str, Path], folder: Path) -> Path:
+    """Return the folder inside `folder` for copies of these files, named by their content."""
+    digest = hashlib.sha256()
+    for name, path in files.items():
+        digest.update(f"{name}\0".encode() + path.read_bytes() + b"\0")
+    return folder / digest.hexdigest()[:16]
+
+
+def lay_out(files: Mapping[str, Path], target: Path) -> None:
+    """Copy these files into the folder `target`, and remove what older builds left beside it. Raises Failed where it can't be written."""
+    folder = target.parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not target.is_dir():
+            with tempfile.TemporaryDirectory(prefix=".", dir=folder) as temporary:
+                draft = Path(temporary, target.name)
+                for name, path in files.items():
+                    (draft / name).parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(path, draft / name)
+                for path in [draft, *draft.rglob("*")]:  # as the image's users are to find them, whatever the umask
+                    path.chmod(0o755 if path.is_dir() else 0o644)
+                draft.rename(target)
+        os.utime(target)
+    except OSError as error:
+        if not target.is_dir():  # else another build has just put them there
+            raise Failed(f"the image's files can't be written into {target}: {error.strerror}") from error
+    for old in folder.iterdir():
+        with suppress(OSError):  # another build may have removed it
+            if old.stat().st_mtime < time.time() - KEPT_SECONDS:
+                shutil.rmtree(old)
 
 
 async def build(cluster: Cluster, objects: Sequence[Object], namespace: str, files: bytes, say: Say) -> BuildOutcome:

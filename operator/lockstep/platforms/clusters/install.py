@@ -1,4 +1,4 @@
-"""Objects that deploy-cluster sends: CRDs, the operator, the TrainingCluster, and what jobs need in their namespace."""
+"""Objects that `lockstep deploy` sends: CRDs, the operator, the TrainingCluster, and what jobs need in their namespace."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _read(path: Path) -> list[Object]:
 def operator_objects(
     profile: TrainingCluster, image: str, *, namespace: str, manifests: Path, revision: str = "", scope: Scope = EVERYWHERE
 ) -> list[Object]:
-    """Everything that deploy-cluster sends, in order. `image` is the operator's; jobs are to run in `namespace`, which `scope` includes.
+    """Everything that deploy sends, in order. `image` is the operator's; jobs are to run in `namespace`, which `scope` includes.
 
     A new `revision` starts the operator again: its code may come from a volume that changes under the same image.
     Claims are to be created when missing and never changed (`install` does so); everything else is applied.
@@ -274,7 +274,7 @@ async def unpulled_image(cluster: Cluster, namespace: str, deployment: Object, r
         if failed is not None and [container["image"] for container in pod["spec"]["containers"]] == images:
             return (
                 f"the operator's image {', '.join(images)} can't be pulled ({failed.get('message', failed['reason'])}): build and push one "
-                "(make build TAG=REGISTRY/lockstep-operator:VERSION PUSH=1) and name it (OPERATOR_IMAGE=, or lockstep deploy CLUSTER --image)"
+                "(lockstep build operator --tag REGISTRY/lockstep-operator:VERSION --push) and name it (lockstep deploy CLUSTER --image)"
             )
     return ""
 

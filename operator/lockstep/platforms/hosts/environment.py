@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import importlib.util
 import io
 import json
 import re
@@ -18,6 +17,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from lockstep.api.errors import Failed
+from lockstep.assets import package
 from lockstep.plan.hosts.place import absolute
 from lockstep.plan.hosts.setup import HostParts, HostSetup, read_parts
 from lockstep.plan.hosts.volumes import listening_ports
@@ -105,21 +105,17 @@ def not_there(files: Iterable[WheelFile], there: Mapping[str, int]) -> list[Whee
 
 
 def trainer_archive(version: str) -> bytes:
-    """Lockstep's own packages for ranks, as an archive of files: same sources, same bytes. Raises Failed where they aren't installed."""
+    """Lockstep's own packages for ranks, as an archive of files: same sources, same bytes."""
     written = io.BytesIO()
     with zipfile.ZipFile(written, "w", zipfile.ZIP_STORED) as archive:
-        for package in TRAINER:
-            spec = importlib.util.find_spec(package)
-            if spec is None or spec.origin is None:
-                raise Failed(f"there is no {package} here: install Lockstep as a whole, or run this in a checkout")
-            folder = Path(spec.origin).parent
+        for name in TRAINER:
+            folder = package(name)
             for path in sorted(folder.rglob("*")):
                 if path.is_file() and "__pycache__" not in path.parts:
-                    archive.writestr(zipfile.ZipInfo(f"{package}/{path.relative_to(folder).as_posix()}", _TIME), path.read_bytes())
-        archive.writestr(
-            zipfile.ZipInfo(f"lockstep-{version}.dist-info/METADATA", _TIME), f"Metadata-Version: 2.1\nName: lockstep\nVersion: {version}\n"
-        )
-        archive.writestr(zipfile.ZipInfo(f"lockstep-{version}.dist-info/INSTALLER", _TIME), "lockstep\n")
+                    archive.writestr(zipfile.ZipInfo(f"{name}/{path.relative_to(folder).as_posix()}", _TIME), path.read_bytes())
+        info, text = f"lockstep_trainer-{version}.dist-info", f"Metadata-Version: 2.1\nName: lockstep-trainer\nVersion: {version}\n"
+        archive.writestr(zipfile.ZipInfo(f"{info}/METADATA", _TIME), text)
+        archive.writestr(zipfile.ZipInfo(f"{info}/INSTALLER", _TIME), "lockstep\n")
     return written.getvalue()
 
 

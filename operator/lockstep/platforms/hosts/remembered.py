@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
+from lockstep.api.errors import ConfigError
+from lockstep.environments import cache_root
 from lockstep.plan.hosts.record import JobRecord, read_record, record_text
+from lockstep_spec.files import write_durably
 
 JOBS_MAX = 256
 
@@ -23,16 +24,11 @@ class Remembered:
     """Sentence about its progress then."""
 
 
-def _path(cluster: str) -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "lockstep" / "hosts" / f"{cluster}.json"
-
-
 def remembered(cluster: str) -> dict[str, Remembered]:
     """Return the jobs of a cluster by name; none where nothing can be read."""
     try:
-        stored = json.loads(_path(cluster).read_text(encoding="utf-8"))
-        return dict(_read(stored))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return dict(_read(json.loads((cache_root() / "hosts" / f"{cluster}.json").read_text(encoding="utf-8"))))
+    except (ConfigError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}
 
 
@@ -45,12 +41,8 @@ def remember(cluster: str, jobs: Mapping[str, Remembered], gone: Iterable[str] =
     """Keep these jobs, and forget those that are gone. If they can't be kept, nothing is lost: the hosts know them."""
     every = {name: job for name, job in remembered(cluster).items() if name not in set(gone)} | dict(jobs)
     newest = dict(list(every.items())[-JOBS_MAX:])
-    path = _path(cluster)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
     text = json.dumps({name: {"record": record_text(job.record), "known": job.known} for name, job in newest.items()})
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(ConfigError, OSError):
+        path = cache_root() / "hosts" / f"{cluster}.json"
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        draft.replace(path)
+        write_durably(path, text.encode())

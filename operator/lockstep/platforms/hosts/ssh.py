@@ -28,6 +28,7 @@ from typing import TypeVar
 from lockstep.api.errors import Failed
 from lockstep.api.hosts import login_words
 from lockstep.programs import NotStarted
+from lockstep_spec.files import expanded
 
 CONNECT_SECONDS = 10
 OPEN_SECONDS = 60.0
@@ -149,12 +150,12 @@ def ssh_options(
             "UserKnownHostsFile": _known_hosts(login, folder),
             "VerifyHostKeyDNS": "no",
         }
-    read = config or (login.config and Path(login.config).expanduser())
+    read = config or (login.config and expanded(login.config))
     options = ["-F", str(read)] if read else []
     options += [part for name, value in stated.items() for part in ("-o", f"{name}={value}")]
     for flag, value in (("-l", login.user), ("-p", login.port), ("-J", login.jump)):
         options += [flag, str(value)] if value is not None else []
-    return [*options, *(["-i", str(Path(login.identity).expanduser()), "-o", "IdentitiesOnly=yes"] if login.identity else [])]
+    return [*options, *(["-i", str(expanded(login.identity)), "-o", "IdentitiesOnly=yes"] if login.identity else [])]
 
 
 def jump_config(login: Login, *, asks: bool) -> str:
@@ -165,7 +166,7 @@ def jump_config(login: Login, *, asks: bool) -> str:
     own = [login.config] if login.config else [str(Path(pwd.getpwuid(os.getuid()).pw_dir, ".ssh", "config")), "/etc/ssh/ssh_config"]
     stated = {"BatchMode": "no" if asks else "yes", **FOR_ALL}
     return "\n".join(
-        ["Host *", *(f"  {name} {value}" for name, value in stated.items()), *(f'Include "{Path(path).expanduser()}"' for path in own), ""]
+        ["Host *", *(f"  {name} {value}" for name, value in stated.items()), *(f'Include "{expanded(path)}"' for path in own), ""]
     )
 
 
@@ -301,21 +302,15 @@ class Shared:
         # They are files: a connection stays in the background and would hold a pipe open, and a pipe that Ctrl-C leaves open outlives its loop.
         with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
             process = await asyncio.create_subprocess_exec(
-                *command,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=output,
-                stderr=errors,
-                start_new_session=not in_terminal,
+                *command, stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=errors, start_new_session=not in_terminal
             )
             try:
                 code = await process.wait()
             finally:
                 await ended(process)
-            texts = []
-            for file in (output, errors):
-                file.seek(0)
-                texts.append(file.read().decode(errors="replace"))
-            return code, texts[0], texts[1]
+            output.seek(0)
+            errors.seek(0)
+            return code, output.read().decode(errors="replace"), errors.read().decode(errors="replace")
 
     async def prepare(self) -> None:
         """Write the key that the host must have, find out once whether its name is known, and write what counts for jump hosts."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 
 from lockstep.api.errors import Failed
+from lockstep.environments import cache_root
 from lockstep.plan.hosts.wheels import FILE_NAME, HostTarget, Pin, best, is_of
 from lockstep_spec.words import decimal_size, listed
 
@@ -58,8 +59,7 @@ class Offer:
 
 def cache_folder() -> Path:
     """Folder for what is downloaded, where no wheelhouse is named."""
-    own, base = os.environ.get("LOCKSTEP_CACHE"), os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return (Path(own) if own else Path(base).expanduser() / "lockstep") / "wheels"
+    return cache_root() / "wheels"
 
 
 def index_here(stated: str | None) -> str:

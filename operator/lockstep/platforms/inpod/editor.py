@@ -52,10 +52,6 @@ def announce(**fields: Any) -> None:
     print(json.dumps(fields), flush=True)
 
 
-def module_of(kind: str) -> str | None:
-    return next((name for name in MODULES[kind][0] if importlib.util.find_spec(name) is not None), None)
-
-
 def code_program() -> str | None:
     """Path of the first of CODE_PROGRAMS that is on the PATH, or in the bin/ of an environment that this Python imports from."""
     beside = [str(Path(path).parents[2] / "bin") for path in sys.path if path.endswith("/site-packages")]
@@ -69,13 +65,13 @@ def lacking(kind: str, *, on_host: bool) -> str:
         remedy = (
             "unpack one of its releases below /workspace, and put its bin on the PATH of the job (spec.env)" if on_host else
             "install one in the job's image (lockstep build trainer --arg CODE_SERVER=ADDRESS --arg CODE_SERVER_SHA256=CHECKSUM), or put one on the PATH of the job (spec.env); "
-            "for pods of the embedded cluster: make editors"
+            "an installed Lockstep's embedded cluster has none (docs/how-to/editors.md)"
         )  # fmt: skip
         return f"{'this host' if on_host else 'this pod'} has no {' or '.join(CODE_PROGRAMS)} on its PATH: {remedy}"
     names, package = MODULES[kind]
     if on_host:
         return f"{sys.executable} has no {' or '.join(names)}: on this host, {installer()} {package}"
-    return f"{sys.executable} of this pod has no {' or '.join(names)}: install it in the job's image (pip install {package}); for pods of the embedded cluster: make editors"
+    return f"{sys.executable} of this pod has no {' or '.join(names)}: install it in the job's image (pip install {package}); an installed Lockstep's embedded cluster has only TensorBoard (docs/how-to/editors.md)"
 
 
 def installer() -> str:
@@ -387,7 +383,7 @@ def main() -> None:
     if not request.get("onHost"):
         os.umask(0o002)  # what is written by a notebook is the group's, as what ranks write in a pod is
     kind = request["kind"]
-    module = code_program() if kind == "vscode" else module_of(kind)
+    module = code_program() if kind == "vscode" else next(filter(importlib.util.find_spec, MODULES[kind][0]), None)
     if module is None:
         announce(failed=lacking(kind, on_host=bool(request.get("onHost"))), lacks=True)
         return

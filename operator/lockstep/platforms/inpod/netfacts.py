@@ -34,7 +34,7 @@ def network_facts(root: Path = Path("/")) -> Json:
         "ports": [port for _, name in socket.if_nameindex() if name != "lo" for port in [_port(root, name)] if port][:PORTS_MAX],
         "hcas": _hcas(root)[:PORTS_MAX],
         "gpus": _gpus(root)[:GPUS_MAX],
-        "links": _gpu_links(),
+        "links": gpu_links_in(_output("nvidia-smi", "topo", "-m")),  # [] without the tool or for one GPU
         "tools": [tool for tool in ("ib_write_bw",) if shutil.which(tool)],
     }
 
@@ -88,11 +88,6 @@ def _gpus(root: Path) -> list[Json]:
         short = address[-12:]  # (nvidia-smi writes the domain with eight digits)
         gpus.append({"index": index, "name": name[:TEXT_MAX], **_bus(root / "sys/bus/pci/devices" / short)})
     return gpus
-
-
-def _gpu_links() -> list[str]:
-    """Words of `nvidia-smi topo -m` between GPUs, such as NV18 or PIX, each once; [] without the tool or for one GPU."""
-    return gpu_links_in(_output("nvidia-smi", "topo", "-m"))
 
 
 def gpu_links_in(text: str) -> list[str]:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from lockstep.api.errors import ConfigError
 from lockstep.platforms.output import tell
+from lockstep_spec.files import expanded
 
 TOKEN_BYTES = 20
 _TOKEN = re.compile(r"[a-z2-7]{4}(-[a-z2-7]{4}){7}")
@@ -52,9 +53,11 @@ def new_token() -> LaunchToken:
 
 
 def default_file(job: str, port: int) -> Path:
-    """File of the token of a job that is launched without --token-file."""
-    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(state).expanduser() / "lockstep" / "launch" / f"{job}-{port}.token"
+    """Return the file of the token of a job that is launched without --token-file. Raises ConfigError without a home."""
+    state = expanded(os.environ.get("XDG_STATE_HOME") or "~/.local/state")
+    if str(state).startswith("~"):
+        raise ConfigError("this user has no home folder for the token's file: name a file by --token-file")
+    return state / "lockstep" / "launch" / f"{job}-{port}.token"
 
 
 def read_file(path: Path) -> LaunchToken:

@@ -49,10 +49,13 @@ def observed_run(job: str, root: Path, again: str = "--local") -> Observed:
         run = object_in(folder / "logs/output/run.json")
         spec = _spec(run) if (run.get("job") or {}).get("uid") == uid else {}
         report = _report(path := folder / "gang/report.json", uid)
-        metadata = {"name": job, "namespace": "local", "uid": "local", "annotations": _typed(folder / LOCK)}
+        lock = folder / LOCK
+        typed = lock.read_text(encoding="utf-8", errors="replace").partition("\n")[2].strip() if lock.is_file() else ""
+        annotations = {ANNOTATION_TYPED: typed} if typed else {}  # the command that its newest start wrote below its process
+        metadata = {"name": job, "namespace": "local", "uid": "local", "annotations": annotations}
         committed = bool(attempts[-1].get("checkpoint") or (report is not None and report.checkpoint))
         goes_on = f"to {go_on_words({'spec': spec}, committed=committed)}: {typed_command({'metadata': metadata}, again)}"
-        status = _status(attempts, end, goes_on, runs=_runs(folder / LOCK))
+        status = _status(attempts, end, goes_on, runs=_runs(lock))
         began = next(record["started"] for record in attempts if record["jobUid"] == uid)
         observed = Observed(job={"metadata": {**metadata, "creationTimestamp": began}, "spec": spec, "status": status})
         return observed if report is None else Observed(job={**observed.job, "status": _with_report(observed, report, path)})
@@ -114,12 +117,6 @@ def process_of(folder: Path) -> int | None:
     return int(text) if text.isdecimal() else None
 
 
-def _typed(lock: Path) -> Object:
-    """Return the annotations of a run: the command that its newest start wrote below its process."""
-    typed = lock.read_text(encoding="utf-8", errors="replace").partition("\n")[2].strip() if lock.is_file() else ""
-    return {ANNOTATION_TYPED: typed} if typed else {}
-
-
 def failed_run(job: str, root: Path) -> Earlier:
     """Return the newest run of this name, which must have failed. Raises ConfigError."""
     folder = root / "workspace" / "runs" / job
@@ -139,6 +136,8 @@ def _readable(job: str, run: Path) -> Iterator[tuple[list[Object], Object]]:
     folder = run / "gang"
     try:
         attempts = [json.loads(line) for line in (folder / "attempts.jsonl").read_text(encoding="utf-8").splitlines()]
+        if not attempts:
+            raise LookupError("no attempt was recorded")
         yield attempts, json.loads(path.read_text(encoding="utf-8")) if (path := folder / "end.json").exists() else {}
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(
@@ -149,8 +148,9 @@ def _readable(job: str, run: Path) -> Iterator[tuple[list[Object], Object]]:
 class LocalLooks:
     """Repeated looks at a run of this machine, and at its ranks while it runs."""
 
-    def __init__(self, job: str, root: Path) -> None:
-        self._job, self._root = job, root
+    def __init__(self, job: str, root: Path, again: str) -> None:
+        """`again`: words that lead to the run on a command line."""
+        self._job, self._root, self._again = job, root, again
         self._folder = str(root.resolve() / "workspace/runs" / job)
         self._watch: Watch | None = None
 
@@ -163,7 +163,7 @@ class LocalLooks:
         from lockstep.plan.pages.top import machine_node
         from lockstep.platforms.inpod.runfolder import Watch
 
-        page, over = _snapshot_of(self._job, self._root, points)
+        page, over = _snapshot_of(self._job, self._root, points, self._again)
         if over:
             return page, over
         if self._watch is None:
@@ -173,7 +173,7 @@ class LocalLooks:
         return {**page, "nodes": [machine_node(socket.gethostname(), ranks, read_node(self._watch.answer()))]}, over
 
 
-def _snapshot_of(job: str, workspace: Path, points: int) -> tuple[dict[str, Any], bool]:
+def _snapshot_of(job: str, workspace: Path, points: int, again: str) -> tuple[dict[str, Any], bool]:
     """Return the snapshot that `lockstep top` shows, and whether the run has ended. Raises ConfigError when there is none."""
     from lockstep.plan.pages.answers import read_summary
     from lockstep.plan.pages.logs import ranks_of_run
@@ -181,7 +181,7 @@ def _snapshot_of(job: str, workspace: Path, points: int) -> tuple[dict[str, Any]
     from lockstep.plan.reconcile.measures import percentage_of
     from lockstep.platforms.inpod import runfolder
 
-    status = observed_run(job, workspace).status
+    status = observed_run(job, workspace, again).status
     summary = read_summary(runfolder.summary(str(workspace / "workspace/runs" / job), points=points))
     steps, run = summary["steps"], summary["run"]
     if steps:

@@ -22,7 +22,7 @@ LIBRARY_SECONDS, TORCH_SECONDS = 10.0, 40.0
 TEXT_MAX = 300
 INCLUDES_MAX = 64
 ERRORS_MAX = 256
-PACKAGES = ("torch", "deepspeed", "transformers", "peft", "accelerate", "numpy", "safetensors", "lockstep")
+PACKAGES = ("torch", "deepspeed", "transformers", "peft", "accelerate", "numpy", "safetensors", "lockstep-trainer")
 LIBRARIES = """
 import json, platform, sys
 from importlib import metadata
@@ -146,11 +146,6 @@ def answer_from(process: Any, seconds: float) -> Json:
         return {"problem": words[0][:TEXT_MAX]}
 
 
-def kernel_log() -> str:
-    """The kernel's log since the start; '' where it may not be read."""
-    return output("dmesg") or output("journalctl", "--dmesg", "--boot", "--quiet", "--no-pager", "--output=short-monotonic")
-
-
 def gpu_errors(log: str) -> Any:
     """First line of each error (Xid) of each GPU, as [PCI address, number, line], in their order; None without a log.
 
@@ -184,7 +179,9 @@ def condition(request: Json) -> Json:
         "shm": None if shm is None else shm.f_blocks * shm.f_frsize,
         "rdma": len(paths("/sys/class/infiniband/*")),
         "nvidiaCards": len(cards),
-        "gpuErrors": gpu_errors(kernel_log()),
+        "gpuErrors": gpu_errors(
+            output("dmesg") or output("journalctl", "--dmesg", "--boot", "--quiet", "--no-pager", "--output=short-monotonic")
+        ),
         "libraries": None if libraries is None else answer_from(libraries, LIBRARY_SECONDS),
         "torch": None if torch is None else answer_from(torch, TORCH_SECONDS),
     }

@@ -82,7 +82,7 @@ async def certificates(
 
 def _readable(namespace: str, data: dict[str, bytes]) -> Certificates:
     try:
-        stored = _decode(data)
+        stored = Certificates(**{field: data[key].decode() for field, key in _FIELDS.items()})
         check(stored)
     except (KeyError, ValueError) as error:
         why = f"can't be read as certificates ({type(error).__name__}: {error})"
@@ -126,7 +126,3 @@ def _data(secret: Object) -> dict[str, bytes]:
 
 def _encode(value: Certificates) -> dict[str, bytes]:
     return {_FIELDS[field]: text.encode() for field, text in asdict(value).items()}
-
-
-def _decode(data: dict[str, bytes]) -> Certificates:
-    return Certificates(**{field: data[key].decode() for field, key in _FIELDS.items()})

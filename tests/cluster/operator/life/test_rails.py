@@ -1,4 +1,4 @@
-"""MODE=rdma where nodes have rails: Multus puts net1 to net4 into the pods, on nodes with the devices only, and gloo's bytes go over net1."""
+"""--mode rdma where nodes have rails: Multus puts net1 to net4 into the pods, on nodes with the devices only, and gloo's bytes go over net1."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from lockstep.api.files.clusterfile import parse_cluster_file
 from lockstep.cli.clusters.devcluster import bring_up
 from lockstep.cli.main import main
 from lockstep.devcluster import binary, server
-from lockstep.devcluster.host.layout import cache_root, default_layout
+from lockstep.devcluster.host.layout import default_layout
 from lockstep.devcluster.rails import attachment, network_name, resource, resources
+from lockstep.environments import cache_root
 from support.checkout import ROOT
 from support.clusters.cluster_jobs import API, Jobs, until
 
@@ -209,7 +210,7 @@ def test_a_deployment_over_rdma_names_the_networks_that_are_missing_and_the_comm
             done = subprocess.run(["bash", "-c", f"PATH={tmp_path}:$PATH; {command}"], capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stderr
         assert lockstep(monkeypatch, *deploy) == 0, capsys.readouterr()
-        assert "namespace " + other.namespace + ", MODE=rdma" in capsys.readouterr().out
+        assert "namespace " + other.namespace + ", --mode rdma" in capsys.readouterr().out
     finally:
         rails.kind("TrainingCluster", API).delete(name="mine")
         assert lockstep(monkeypatch, "deploy", "local", "--no-dev") == 0

@@ -14,6 +14,7 @@ import aiohttp
 import pytest
 
 from lockstep.cli.shared.target import load
+from lockstep.environments import cache_root
 from support.checkout import ROOT
 from support.clusters.cluster_jobs import Jobs, until
 from support.dap import Debugger
@@ -44,8 +45,7 @@ def python_path() -> str:
 
     The trainer's image installs the same lock file.
     """
-    setup = script("setup")
-    setup.publish_editors(setup.cache_root())
+    script("setup").publish_editors(cache_root())
     return next(variable.value for variable in load("local").profile.spec.pod.env if variable.name == "PYTHONPATH")
 
 
@@ -108,8 +108,7 @@ async def shown_by(base: str, token: str, cell: str) -> str:
 
 @pytest.mark.long
 def test_code_server_from_npm_shows_the_workspace_to_whoever_has_the_token(jobs: Jobs, job: str, kubectl: Kubectl) -> None:
-    setup = script("setup")
-    script("codeserver").publish(setup.cache_root(), setup.publish_editors(setup.cache_root()))
+    script("codeserver").publish(cache_root(), script("setup").publish_editors(cache_root()))
     with started(jobs, "vscode", job, "--node", "1") as process:
         assert process.stdout is not None
         address = [process.stdout.readline().strip() for _ in range(3)][-1]

@@ -8,15 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from typer import Exit
 
 from lockstep.api.errors import Failed
 from lockstep.api.names import OPERATOR_NAME, OPERATOR_NAMESPACE
 from lockstep.cli.clusters import clean
 from lockstep.cli.clusters.deploy import deploy
-from lockstep.cli.clusters.deploymentplan import DeploymentPlan, Mode
+from lockstep.cli.clusters.deploymentplan import DeploymentPlan, Mode, planned
 from lockstep.cli.clusters.overview import status
+from lockstep.cli.shared import folders
 from lockstep.kube.kinds import path_of
+from lockstep.plan.cluster.scope import definitions
+from lockstep.plan.ship.deploy import called
 from support.api_stub import ApiStub, Object, served
 
 JOBS = "/apis/lockstep.dev/v1alpha1"
@@ -56,7 +60,6 @@ def mine(there: NamespaceAdmins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     path = tmp_path / "mine.yaml"
     path.write_text("cluster: {name: mine, namespace: team, platform: kubernetes}\nimage: trainer:1\n")
     monkeypatch.setenv("LOCKSTEP_STATE", str(tmp_path / "state"))
-    monkeypatch.delenv("MAKELEVEL", raising=False)
     with served(there, tmp_path) as kubeconfig:
         monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
         yield str(path)
@@ -106,31 +109,23 @@ def test_at_a_terminal_one_is_asked_before_anything_is_sent(
     assert "your account may not install an operator of the whole cluster (it may not change TrainingClusters, " in asked.err
     assert "Install an operator for namespace team alone? [Y/n]: " in asked.out
     assert there.written == []
-    assert [plan.choices for plan in carried_out] == (["MODE=tcp NAMESPACE_ONLY=1"] if agrees else [])
+    assert [plan.choices for plan in carried_out] == (["--mode tcp --namespace-only"] if agrees else [])
 
 
-@pytest.mark.parametrize("by_make", [False, True])
 def test_without_a_terminal_the_refusal_has_the_command(
-    by_make: bool, mine: str, there: NamespaceAdmins, carried_out: list[DeploymentPlan], monkeypatch: pytest.MonkeyPatch
+    mine: str, there: NamespaceAdmins, carried_out: list[DeploymentPlan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO())
-    if by_make:
-        monkeypatch.setenv("MAKELEVEL", "1")
     with pytest.raises(Failed) as refused:
         deploy(mine, Mode.TCP, dev=False)
     sentence, command = refused.value.args
     assert sentence.endswith(", and nothing was sent. For an operator of namespace team alone, type:")
-    expected = (
-        f"make deploy-cluster CLUSTER={mine} MODE=tcp DEV=0 NAMESPACE_ONLY=1"
-        if by_make
-        else f"lockstep deploy {mine} --mode tcp --no-dev --namespace-only"
-    )
-    assert command == f"  {expected}"
+    assert command == f"  lockstep deploy {mine} --mode tcp --no-dev --namespace-only"
     assert there.written == [] and carried_out == []
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_without_the_definitions_there_is_one_command_for_an_administrator_and_no_question(
+def test_without_the_definitions_there_are_files_for_an_administrator_and_no_question(
     terminal: bool,
     mine: str,
     there: NamespaceAdmins,
@@ -143,12 +138,25 @@ def test_without_the_definitions_there_is_one_command_for_an_administrator_and_n
         type_at_a_terminal(monkeypatch, "\n")
     with pytest.raises(Failed) as refused:
         deploy(mine, Mode.TCP)
-    sentence, command = refused.value.args
+    sentence, *commands = refused.value.args
     assert sentence.startswith(
-        "this cluster doesn't know TrainingJobs, and nothing was sent: an administrator of the cluster types this once"
+        "this cluster doesn't know TrainingJobs, and nothing was sent: an administrator of the cluster types this once, with the files that"
     )
-    assert command.startswith("  kubectl apply --server-side --force-conflicts --field-manager=lockstep-deploy -f manifests/crds")
+    folder = folders.state_folder() / "deploy/mine"
+    apply = "  kubectl apply --server-side --force-conflicts --field-manager=lockstep-deploy -f"
+    wait = f"  kubectl wait --for=condition=Established -f {folder}/definitions.yaml"
+    assert commands == [f"{apply} {folder}/definitions.yaml", wait, f"{apply} {folder}/cluster.yaml"]
+    assert {item["kind"] for item in yaml.safe_load_all((folder / "definitions.yaml").read_text())} == {"CustomResourceDefinition"}
     assert there.written == [] and carried_out == [] and capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("cluster", ["barcelona", "nerc-production", "local"])
+def test_an_administrator_sends_the_roles_of_people_and_where_rdma_needs_them_the_scc_and_the_right_to_it(cluster: str) -> None:
+    sent = [called(item) for item in definitions(planned(cluster, Mode.AUTO).objects) if item["kind"] != "CustomResourceDefinition"]
+    roles = {f"ClusterRole lockstep-{role}" for role in ("view", "edit", "admin")}
+    namespace = planned(cluster, Mode.AUTO).namespace
+    rdma = {"ClusterRole lockstep-rdma", "SecurityContextConstraints lockstep-rdma", f"RoleBinding {namespace}/lockstep-rdma"}
+    assert set(sent) == (roles | rdma if cluster == "barcelona" else roles)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +178,7 @@ def test_where_an_operator_works_already_one_is_not_asked(
     monkeypatch.setattr("typer.confirm", lambda *_, **__: pytest.fail("asked"))
     there.objects[LEASE] = {"metadata": {"name": OPERATOR_NAME}}
     deploy(mine, Mode.TCP)
-    assert [plan.choices for plan in carried_out] == ["MODE=tcp"]
+    assert [plan.choices for plan in carried_out] == ["--mode tcp"]
 
 
 def test_a_diff_shows_what_one_of_the_namespace_alone_would_change(

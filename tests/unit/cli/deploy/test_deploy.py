@@ -17,7 +17,7 @@ from lockstep.cli.clusters.clean import _refuse_while_jobs
 from lockstep.cli.clusters.deploy import _checked, deploy, tell_end, tell_left
 from lockstep.cli.clusters.deploymentplan import OPERATOR_IMAGE, Mode, planned, unpullable
 from lockstep.cli.main import app
-from lockstep.cli.shared import checkout, target
+from lockstep.cli.shared import folders, target
 from lockstep.kube.cluster import ApiError, Cluster
 from lockstep.kube.kinds import path_of
 from lockstep.plan.ship.deploy import Left, State
@@ -61,7 +61,7 @@ def test_of_a_cluster_without_an_image_a_deployment_says_which_one_jobs_get(tmp_
     assert capsys.readouterr().err.startswith(f"warning: {path}:1: image: the cluster sets none, and jobs without an image are refused: ")
     path.write_text("cluster: {name: bare, namespace: n, platform: kubernetes}\nimage: trainer:1\n")
     deploy(str(path), Mode.TCP, dry_run=True)
-    assert "image:" not in capsys.readouterr().err
+    assert ": image: " not in capsys.readouterr().err
 
 
 NO_RAILS = """cluster: {name: bare, namespace: n, platform: kubernetes}
@@ -118,8 +118,8 @@ def test_a_first_operator_whose_image_names_no_registry_is_refused_before_anythi
         with pytest.raises(Failed, match="names no registry that the cluster could pull it from, and nothing was sent") as refusal:
             deploy(str(path), Mode.TCP)
         assert refusal.value.args[1:3] == (
-            "  make build TAG=REGISTRY/lockstep-operator:0.1.0 PUSH=1",
-            f"  make deploy-cluster CLUSTER={path} MODE=tcp OPERATOR_IMAGE=REGISTRY/lockstep-operator:0.1.0",
+            "  lockstep build operator --tag REGISTRY/lockstep-operator:0.1.0 --push",
+            f"  lockstep deploy {path} --mode tcp --image REGISTRY/lockstep-operator:0.1.0",
         )
         assert sent == []
         deploy(str(path), Mode.TCP, image=OPERATOR_IMAGE)
@@ -134,11 +134,20 @@ def test_a_dry_run_warns_of_an_image_that_plain_kubernetes_can_not_pull(tmp_path
     path = tmp_path / "bare.yaml"
     path.write_text(PLAIN)
     deploy(str(path), Mode.TCP, dry_run=True)
-    warned = f"warning: {path}:1: cluster.platform: a first deployment needs OPERATOR_IMAGE: the default, lockstep-operator:0.1.0, names no registry"
+    warned = (
+        f"warning: {path}:1: cluster.platform: a first deployment needs --image: the default, lockstep-operator:0.1.0, names no registry"
+    )
     assert capsys.readouterr().err.startswith(warned)
     path.write_text(PLAIN.replace("kubernetes", "openshift"))
     deploy(str(path), Mode.TCP, dry_run=True)
-    assert "OPERATOR_IMAGE" not in capsys.readouterr().err, "there it is an ImageStream"
+    assert "--image" not in capsys.readouterr().err, "there it is an ImageStream"
+
+
+IN_DEV_ENVIRONMENT = (
+    "sync ml-dev-env workspace --cluster {}",
+    "run --job ml-dev-env --cluster {} train_multi_node.py",
+    "shell ml-dev-env --cluster {}",
+)
 
 
 @pytest.mark.parametrize("dev", [False, True], ids=["without dev environment", "with it"])
@@ -150,15 +159,16 @@ def test_the_commands_after_a_deployment_are_a_job_of_that_cluster(
     monkeypatch.chdir(tmp_path)
     tell_end(planned(name, Mode.AUTO), dev=dev, complete=True)
     printed = capsys.readouterr().out
-    assert ("make run-multi-node" in printed) is dev
     typed = [line.partition("#")[0].split() for line in printed.splitlines() if line.startswith("  lockstep ")]
     assert [words[1:] for words in typed] == [
         ["init", "job", "first", "--cluster", name, "-o", "first.yaml"],
         ["plan", "-f", "first.yaml", "--cluster", name],
         ["run", "-f", "first.yaml", "--cluster", name],
         ["top", "first", "--cluster", name],
+        ["cluster", "status", name],
+        *([words.format(name).split() for words in IN_DEV_ENVIRONMENT] if dev else ()),
     ]
-    typed = [words for words in typed if words[1] not in ("run", "top")]
+    typed = [words for words in typed if words[1] in ("init", "plan")]
     for words in typed:
         done = CliRunner().invoke(
             app,
@@ -195,12 +205,12 @@ def test_what_is_left_to_do_names_a_cluster_of_a_file_elsewhere_by_its_path(
     plan = planned(str(path), Mode.TCP)
     monkeypatch.setenv("LOCKSTEP_STATE", str(tmp_path / "state"))
     tell_left(plan, Sent((), (Left(plan.objects[0], State.MISSING),)))
-    assert f"\nThen repeat: make deploy-cluster CLUSTER='{path}' MODE=tcp\n" in capsys.readouterr().out
-    clean = f"make clean-cluster CLUSTER='{path}' (or lockstep cluster clean '{path}')"
+    assert f"\nThen repeat: lockstep deploy '{path}' --mode tcp\n" in capsys.readouterr().out
+    clean = f"lockstep cluster clean '{path}'"
     with pytest.raises(ConfigError, match=re.escape(clean)):
         _refuse_while_jobs([{"metadata": {"name": DEV_ENVIRONMENT, "namespace": plan.namespace}}], plan)
     image = unpullable(plan.cluster, plan.typed)
-    assert image is not None and f"make deploy-cluster CLUSTER='{path}' OPERATOR_IMAGE=" in image.fix
+    assert image is not None and f"lockstep deploy '{path}' --image " in image.fix
 
 
 def test_a_cluster_that_was_deployed_by_the_path_of_its_file_is_the_default_until_it_is_gone(
@@ -212,17 +222,17 @@ def test_a_cluster_that_was_deployed_by_the_path_of_its_file_is_the_default_unti
     plan = planned("mine.yaml", Mode.AUTO)
     tell_end(plan, dev=False, complete=False)
     assert "\nWhat is wrong: lockstep doctor mine.yaml\n" in capsys.readouterr().out
-    assert checkout.deployed_last() is None
+    assert folders.remembered() == []
     tell_end(plan, dev=False, complete=True)
     monkeypatch.chdir("/")
-    assert checkout.deployed_last() == str(tmp_path / "mine.yaml")
+    assert [choice.cluster for choice in folders.remembered()] == [str(tmp_path / "mine.yaml")]
     monkeypatch.chdir(tmp_path)
-    checkout.forget(plan.cluster.cluster.name, plan.remembered)
-    assert checkout.deployed_last() is None
+    folders.forget(plan.cluster.cluster.name, plan.remembered)
+    assert folders.remembered() == []
 
 
 def test_rdma_is_refused_where_the_profile_has_none() -> None:
-    with pytest.raises(ConfigError, match=r"^MODE=rdma: cluster nerc-production has no RDMA .*: use MODE=tcp$"):
+    with pytest.raises(ConfigError, match=r"^--mode rdma: cluster nerc-production has no RDMA .*: use --mode tcp$"):
         planned("nerc-production", Mode.RDMA)
 
 
@@ -256,7 +266,7 @@ def test_the_api_host_of_the_cluster_file_is_compared_with_the_kubeconfig_s(stat
 def test_the_embedded_cluster_must_be_up_to_be_meant(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("KUBECONFIG", raising=False)
     monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path))
-    with pytest.raises(ConfigError, match="the embedded cluster is not up: `make cluster-up`"):
+    with pytest.raises(ConfigError, match="the embedded cluster is not up: lockstep devcluster up"):
         target.is_embedded("local", None)
     assert target.is_embedded("barcelona", None) is False
 
@@ -282,13 +292,13 @@ def deployed(image: str, mode: str) -> ApiStub:
 @pytest.mark.parametrize(
     ("there", "mode", "image", "expected"),
     [
-        (deployed("registry/ours:1", "RDMA"), None, None, "MODE=rdma OPERATOR_IMAGE=registry/ours:1"),
-        (deployed("registry/ours:1", "RDMA"), Mode.TCP, "registry/ours:2", "MODE=tcp OPERATOR_IMAGE=registry/ours:2"),
-        (deployed("lockstep-operator:0.0.9", "Auto"), None, None, "MODE=auto"),
-        (deployed(f"{BESIDE_OPERATOR}/lockstep-operator:0.0.9", "Auto"), None, None, "MODE=auto"),
-        (deployed(f"{BESIDE_OPERATOR}/lockstep-operator@sha256:12ab", "Auto"), None, None, "MODE=auto"),
-        (ApiStub(), None, None, "MODE=auto"),
-        (ApiStub(forbidden={"*"}), None, None, "MODE=auto"),
+        (deployed("registry/ours:1", "RDMA"), None, None, "--mode rdma --image registry/ours:1"),
+        (deployed("registry/ours:1", "RDMA"), Mode.TCP, "registry/ours:2", "--mode tcp --image registry/ours:2"),
+        (deployed("lockstep-operator:0.0.9", "Auto"), None, None, "--mode auto"),
+        (deployed(f"{BESIDE_OPERATOR}/lockstep-operator:0.0.9", "Auto"), None, None, "--mode auto"),
+        (deployed(f"{BESIDE_OPERATOR}/lockstep-operator@sha256:12ab", "Auto"), None, None, "--mode auto"),
+        (ApiStub(), None, None, "--mode auto"),
+        (ApiStub(forbidden={"*"}), None, None, "--mode auto"),
     ],
 )
 def test_a_second_deploy_keeps_the_image_and_the_mode_where_no_other_is_said(
@@ -299,7 +309,7 @@ def test_a_second_deploy_keeps_the_image_and_the_mode_where_no_other_is_said(
         plan = _checked("barcelona", mode, None, image, force=True, monitoring=False)
     assert plan.choices == expected
     (container,) = next(item for item in plan.objects if item["kind"] == "Deployment")["spec"]["template"]["spec"]["containers"]
-    assert container["image"] == (expected.partition("OPERATOR_IMAGE=")[2] or f"{BESIDE_OPERATOR}/{OPERATOR_IMAGE}")
+    assert container["image"] == (expected.partition("--image ")[2] or f"{BESIDE_OPERATOR}/{OPERATOR_IMAGE}")
 
 
 @pytest.mark.parametrize(("there", "times"), [(deployed("lockstep-operator:0.0.9", "Auto"), 1), (deployed("registry/ours:1", "RDMA"), 2)])

@@ -18,7 +18,7 @@ from lockstep.cli.clusters import clean, deploy
 from lockstep.cli.clusters.deploy import _rails_are_there, _refuse_platform, _start_dev_environment
 from lockstep.cli.clusters.deploymentplan import Mode, planned
 from lockstep.cli.main import main
-from lockstep.cli.shared import checkout as remembered
+from lockstep.cli.shared import folders as remembered
 from lockstep.cli.shared.difference import diff_deployment
 from lockstep.cli.shared.target import load
 from lockstep.cli.shared.terminal import Progress
@@ -138,10 +138,9 @@ def test_a_refusal_in_spite_of_the_rights_is_left_with_its_reason() -> None:
 def test_an_administrator_gets_files_and_the_commands_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan = planned("barcelona", Mode.RDMA, "registry.example.com/lockstep-operator:1")
-    monkeypatch.delenv("LOCKSTEP_STATE")
-    monkeypatch.setattr("lockstep.cli.shared.checkout.checkout", lambda: tmp_path)
+    monkeypatch.setenv("LOCKSTEP_STATE", str(tmp_path / ".lockstep"))
     monkeypatch.chdir(tmp_path)
+    plan = planned("barcelona", Mode.RDMA, "registry.example.com/lockstep-operator:1")
     crd, role = ({"kind": kind, "metadata": {"name": "x"}} for kind in ("CustomResourceDefinition", "ClusterRole"))
     there = {"kind": "Namespace", "metadata": {"name": "n"}}
     parts = (Left(crd, State.MISSING), Left(role, State.DIFFERS), Left(there, State.SAME))
@@ -155,7 +154,7 @@ def test_an_administrator_gets_files_and_the_commands_in_order(
         f"kubectl apply --server-side --force-conflicts --field-manager=lockstep-deploy -f {folder}/cluster.yaml",
     ]
     assert list(yaml.safe_load_all((tmp_path / folder / "cluster.yaml").read_text())) == [role]
-    assert "make deploy-cluster CLUSTER=barcelona MODE=rdma OPERATOR_IMAGE=registry.example.com/lockstep-operator:1 DEV=0" in told
+    assert "lockstep deploy barcelona --mode rdma --image registry.example.com/lockstep-operator:1 --no-dev" in told
 
 
 def test_a_dry_run_s_answer_shows_what_is_set_and_what_is_taken_away() -> None:
@@ -314,7 +313,7 @@ def test_clean_asks_before_it_deletes_claims_and_does_nothing_where_nobody_can_a
     ours = claim("ml-dev-workspace", **{"app.kubernetes.io/managed-by": "lockstep"})
     put(api, a_job(DEV_ENVIRONMENT), ours, claim("theirs"))
     monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
-    with pytest.raises(ConfigError, match=r"Delete the claims ml-dev-workspace .* YES=1"):
+    with pytest.raises(ConfigError, match=r"Delete the claims ml-dev-workspace .* with --yes"):
         clean.clean("local", pvcs=True)
     assert len(api.objects) == 3
     clean.clean("local", pvcs=True, yes=True)
@@ -342,14 +341,12 @@ def test_uninstall_refuses_while_there_are_jobs_unless_they_are_to_go(api: Api) 
 def test_uninstall_names_the_way_to_remove_the_dev_environment_that_a_deployment_made(api: Api) -> None:
     sent(api)
     put(api, a_job(DEV_ENVIRONMENT))
-    with pytest.raises(
-        ConfigError, match=r"\(lockstep/ml-dev-env\).*: make clean-cluster CLUSTER=local \(or lockstep cluster clean local\)$"
-    ):
+    with pytest.raises(ConfigError, match=r"\(lockstep/ml-dev-env\).*: remove the dev environment first: lockstep cluster clean local$"):
         clean.uninstall("local", yes=True)
     put(api, a_job("other"))
     with pytest.raises(
         ConfigError,
-        match=r"lockstep cluster clean local\); of the others, delete them first \(lockstep delete NAME -n NAMESPACE\), or use --jobs",
+        match=r"lockstep cluster clean local; of the others, delete them first \(lockstep delete NAME -n NAMESPACE\), or use --jobs",
     ):
         clean.uninstall("local", yes=True)
     clean.clean("local")
@@ -607,7 +604,8 @@ def test_the_doctor_names_an_image_of_the_operator_that_can_not_be_pulled() -> N
 
 def test_an_image_of_the_operator_that_can_not_be_pulled_ends_the_wait_with_what_to_type() -> None:
     with pytest.raises(
-        InstallError, match=r"image new:1 can't be pulled \(pull access denied\): .*make build TAG=.* PUSH=1.*OPERATOR_IMAGE="
+        InstallError,
+        match=r"image new:1 can't be pulled \(pull access denied\): .*lockstep build operator --tag .* --push.*lockstep deploy CLUSTER --image",
     ):
         asyncio.run(install.until_ready(operator_waiting("new:1", "ErrImagePull"), "lockstep-system", "lockstep-operator", seconds=60))
 
@@ -668,8 +666,10 @@ def test_a_cluster_that_does_not_answer_is_told_in_one_line(
     arguments = [] if verb in ("shell", "jupyter", "vscode") else ["local"]
     monkeypatch.setattr("sys.argv", ["lockstep", *verb.split(), *arguments])
     assert main() == 1
-    (line,) = capsys.readouterr().err.splitlines()
+    *place, line = capsys.readouterr().err.splitlines()
     assert line.startswith("lockstep: the ") and "127.0.0.1" in line
+    changes = verb not in ("cluster status", "shell", "jupyter", "vscode")
+    assert place == ([f"lockstep: {verb.removesuffix(' --diff')} on cluster local, namespace lockstep"] if changes else [])
 
 
 NOT_ROOT = "container has runAsNonRoot and image will run as root"

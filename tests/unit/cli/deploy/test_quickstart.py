@@ -6,7 +6,9 @@ import asyncio
 import json
 import os
 import platform
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +17,8 @@ import yaml
 from golden.plan_cases import CHECKOUT
 from lockstep import programs
 from lockstep.api.errors import ConfigError
-from lockstep.cli.clusters import quickstart
+from lockstep.cli.clusters import demo, quickstart
+from lockstep.cli.shared import trainer
 from lockstep.kube import jobs
 from lockstep.kube.exec import PodPlace
 from support.api_stub import ApiStub, served
@@ -159,10 +162,40 @@ def test_a_cluster_that_kubeconfig_names_gets_nothing_before_a_question(
 
 
 def test_the_embedded_cluster_s_own_kubeconfig_is_no_other_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lockstep.cli.shared.embedded import require_layout
+    from lockstep.cli.shared.embedded import embedded_layout
 
     monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path))
-    monkeypatch.setenv("KUBECONFIG", str(require_layout().kubeconfig))
+    monkeypatch.setenv("KUBECONFIG", str(embedded_layout().kubeconfig))
     assert not quickstart._is_cluster_of_kubeconfig()
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "other"))
     assert quickstart._is_cluster_of_kubeconfig()
+
+
+@pytest.mark.parametrize(
+    ("words", "kubeconfig", "says"),
+    [
+        ([], True, "nothing was done: unset KUBECONFIG"),
+        (["--context", "nosuch", "--yes"], True, "nosuch"),
+        (["--yes"], False, "which is not there"),
+    ],
+)
+def test_nothing_is_fetched_for_a_cluster_that_won_t_be_used(
+    words: list[str], kubeconfig: bool, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer, "importlib", SimpleNamespace(util=SimpleNamespace(find_spec=lambda _: None)))
+    monkeypatch.setattr("lockstep.environments.full_environment", lambda _: pytest.fail("the environment is made"))
+    with served(ApiStub(), tmp_path) as served_at:
+        monkeypatch.setenv("KUBECONFIG", str(served_at) if kubeconfig else str(tmp_path / "nowhere"))
+        done = lockstep("quickstart", *words)
+    assert done.returncode in (1, 2) and says in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("of_checkout", [True, False])
+def test_the_path_is_told_where_the_command_runs_from_a_checkout_s_own_environment(
+    of_checkout: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(demo, "ROOT", tmp_path)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv" if of_checkout else tmp_path / "cache/venv"))
+    demo.print_result({}, "  lockstep get\n")
+    shown = capsys.readouterr().out.partition("\nNext:\n")[2]
+    assert shown == of_checkout * f"  export PATH={tmp_path}/.venv/bin:$PATH\n" + "  lockstep get\n"

@@ -18,7 +18,7 @@ from lockstep.api.errors import ConfigError
 from lockstep.api.files.clusterfile import parse_cluster_file
 from lockstep.api.files.jobfile import parse_job_file
 from lockstep.cli import main as entry
-from lockstep.cli.clusters.clusters import print_clusters
+from lockstep.cli.clusters.clusters import list_clusters
 from lockstep.cli.shared.clusterfiles import Peeked, load_cluster, peek
 from lockstep.cli.shared.hostsite import HostJob, HostSite
 from lockstep.cli.shared.inputs import read_inputs
@@ -82,7 +82,7 @@ def test_every_verb_works_on_hosts_or_says_what_to_use_instead_or_takes_no_clust
 @pytest.mark.parametrize("verb", sorted(REFUSED))
 def test_a_verb_about_kubernetes_is_refused_in_one_sentence(verb: str, lab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if verb == "cluster discover":  # (which is told a name alone)
-        monkeypatch.setattr("lockstep.cli.shared.checkout.checkout", lambda: lab.parent)
+        monkeypatch.chdir(lab.parent)
         (lab.parent / "clusters").symlink_to(lab.parent)
     message = REFUSED[verb].format(name="lab" if verb == "cluster discover" else lab)
     given = [*verb.split(), *_needed(verb, lab)]
@@ -197,7 +197,7 @@ def test_a_sync_of_no_folder_is_refused_and_one_of_an_empty_folder_ends(folder: 
     path = lab.parent / folder
     code, words = run("sync", "new", str(path), "--cluster", str(lab))
     expected = (
-        (0, "host lab0: nothing to do\nhost lab1: nothing to do\n")
+        (0, "lockstep: sync on the hosts of lab\nhost lab0: nothing to do\nhost lab1: nothing to do\n")
         if folder == "empty"
         else (2, f"{path} is not a folder: name the folder to send")
     )
@@ -309,14 +309,16 @@ def test_a_shell_completes_no_job_of_the_kubeconfig_s_cluster(lab: Path, stub: A
 
 
 def test_a_short_look_finds_hosts(lab: Path) -> None:
-    assert peek(str(lab), lab.parent) == Peeked("lab", "hosts", None, True) == peek("lab", lab.parent)
+    assert peek(str(lab)) == Peeked("lab", "hosts", None, True)
 
 
-def test_the_list_shows_hosts(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (lab.parent / "job.yaml").unlink()
-    (lab.parent / "template-hosts.yaml").write_text(LAB)
-    print_clusters(lab.parent)
-    _, row = capsys.readouterr().out.splitlines()
+def test_the_list_shows_hosts(lab: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    (lab.parent / "clusters").mkdir()
+    for name in (lab.name, "template-hosts.yaml"):
+        (lab.parent / "clusters" / name).write_text(LAB)
+    monkeypatch.chdir(lab.parent)
+    list_clusters()
+    row = next(line for line in capsys.readouterr().out.splitlines() if " lab " in line)
     assert row.split() == ["lab", "hosts", "2", "2,", "all", "TCP", "per", "host", "Two", "machines"]
 
 
@@ -463,7 +465,7 @@ def test_a_script_on_hosts_is_rendered_as_the_job_file_that_it_stands_for(lab: P
     (lab.parent / "hostfile").write_text("lab0 slots=4\nlab1 slots=2\nlab2 slots=2\n")
     job = parse_job_file(run("run", "--hosts", str(lab.parent / "hostfile"), "--render", "train.py")[1], "job.yaml")
     assert (job.spec.nodes, job.spec.gpus_per_node) == (3, 2)
-    monkeypatch.setattr("lockstep.cli.shared.checkout.checkout", lambda: lab.parent)
+    monkeypatch.chdir(lab.parent)
     (lab.parent / "clusters").symlink_to(lab.parent)
     job = parse_job_file(
         run("run", "--hosts", "lab", "--nproc-per-node", "1", "--set", "metadata.name=y", "--render", "train.py")[1], "job.yaml"
@@ -513,7 +515,7 @@ def test_a_cluster_file_of_hosts_is_named_as_it_was(started: list[tuple[Any, str
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("-f", "JOB", "--cluster", "LAB", "--hosts", "LAB"), "--hosts and --cluster both say where the job runs: use one of them"),
+        (("-f", "JOB", "--cluster", "LAB", "--hosts", "LAB"), "--cluster says where the job runs, and so does --hosts: use one of them"),
         (("-f", "JOB", "--cluster", "LAB", "-n", "x"), "hosts have no namespace and no kubeconfig: leave out -n and --context"),
         (("--hosts", "LAB", "--context", "x", "--nproc-per-node", "1", "a.py"), "hosts have no namespace and no kubeconfig"),
     ],

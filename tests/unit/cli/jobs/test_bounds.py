@@ -23,6 +23,7 @@ from lockstep.cli.jobs.top import _looks_of_folder, _looks_of_host_job
 from lockstep.cli.main import app, main
 from lockstep.cli.reference import cli_page
 from lockstep.cli.shared import hubconfig, runonhosts
+from lockstep.cli.shared.localsite import LocalSite
 from lockstep.cli.shared.site import Volume
 from lockstep.cli.shared.terminal import console
 from lockstep.plan.pages.top import top_page
@@ -183,7 +184,7 @@ def test_garbage_is_looked_for_after_50_000_new_objects(monkeypatch: pytest.Monk
 def test_a_curve_has_sixty_points_and_bars(local: Path) -> None:  # noqa: F811
     lines = (json.dumps({"step": step, "loss": 3.0}) for step in range(1, 601))
     (local / "workspace/runs/x/logs/train_log.jsonl").write_text("\n".join(lines))
-    page, _, _ = asyncio.run(anext(_looks_of_folder("x", local, 1.0)))  # type: ignore[arg-type]
+    page, _, _ = asyncio.run(anext(_looks_of_folder(LocalSite(local), "x", 1.0)))  # type: ignore[arg-type]
     assert len(page["loss"]) == 60
     (loss,) = (line for line in top_page(page | {"loss": page["loss"] * 2}, 0.0) if line.startswith("loss "))
     assert loss.count("▁") == 60

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from lockstep.cli.shared.target import one_verb, target_of
 from lockstep.kube.cluster import ApiError
 from lockstep.platforms.in_namespace.objects import Run, objects, prepare
 from support.api_stub import ApiStub, served
+from support.in_process import lockstep
 
 Object = dict[str, Any]
 CORE, APPS = "/api/v1/namespaces/team", "/apis/apps/v1/namespaces/team"
@@ -46,3 +48,21 @@ def test_runs_are_listed_where_training_jobs_may_not_be_and_what_is_around_all_o
         stub.objects.clear()
         with pytest.raises(ApiError, match="cannot get resource"):
             site.jobs()
+
+
+def test_a_run_whose_records_can_t_be_read_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = tmp_path / "workspace/runs"
+    for name, text in (
+        ("broken", ""),
+        ("whole", json.dumps({"jobUid": "1", "attempt": 1, "restarts": 0, "started": "2026-11-01T00:00:00Z"}) + "\n"),
+    ):
+        (runs / name / "gang").mkdir(parents=True)
+        (runs / name / "gang/attempts.jsonl").write_text(text)
+    done = lockstep("get", "--local", "--workspace", str(tmp_path))
+    assert done.returncode == 1 and "whole" in done.stdout and "broken" not in done.stdout, done
+    (line,) = done.stderr.splitlines()
+    assert "no run broken can be read in" in line and "(no attempt was recorded)" in line
+    alone = lockstep("get", "whole", "--local", "--workspace", str(tmp_path))
+    assert (alone.returncode, alone.stderr) == (0, "")
+    (runs / "whole/gang/attempts.jsonl").unlink()  # none that can be read is not none
+    assert lockstep("get", "--local", "--workspace", str(tmp_path)).returncode == 1

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.cli.shared import checkout
+from lockstep.cli.shared import folders
 from support.api_stub import ApiStub, served
 from support.in_process import Told, lockstep
 
@@ -101,7 +101,8 @@ def test_a_job_is_created_and_followed_to_its_end(folder: Path) -> None:
     applied = json.loads(created["metadata"]["annotations"]["kubectl.kubernetes.io/last-applied-configuration"])
     assert applied["spec"] == created["spec"]
     assert done.stdout.splitlines() == ["[0] step 1", "[0] step 2"]
-    says = done.stderr.splitlines()
+    place, *says = done.stderr.splitlines()
+    assert place.startswith("lockstep: run on the cluster at http://") and place.endswith(", namespace team")
     assert says[0].startswith("lockstep: job demo (3 nodes) is created in namespace team of the cluster at http://")
     assert says[0].endswith("it goes on without this terminal: lockstep logs demo -n team --context c -f")
     assert says[-1] == "lockstep: job demo is complete: lockstep describe demo -n team --context c shows where its results are"
@@ -137,7 +138,7 @@ def test_a_job_that_fails_before_it_has_a_log_ends_with_its_reason_alone(folder:
 
     failed = typed(Mute(statuses=[BROKEN]), folder)
     assert failed.returncode == 1 and failed.stdout == ""
-    assert failed.stderr.splitlines()[1:] == ["lockstep: job demo has failed: rank 1 failed: lockstep why demo -n team --context c"]
+    assert failed.stderr.splitlines()[2:] == ["lockstep: job demo has failed: rank 1 failed: lockstep why demo -n team --context c"]
 
 
 def test_a_job_is_left_to_the_operator_once_that_has_accepted_it(folder: Path) -> None:
@@ -255,7 +256,7 @@ def test_nothing_is_created_where_no_operator_works(folder: Path) -> None:
     del stub.objects[DEPLOYMENT]
     ended = typed(stub, folder)
     assert ended.returncode == 1 and stub.created == []
-    assert ended.stderr.startswith("lockstep: nothing was created: no operator is installed: lockstep deploy CLUSTER")
+    assert ended.stderr.splitlines()[1].startswith("lockstep: nothing was created: no operator is installed: lockstep deploy CLUSTER")
 
 
 def test_the_same_job_is_followed_and_another_one_is_left_alone(folder: Path) -> None:
@@ -269,7 +270,7 @@ def test_the_same_job_is_followed_and_another_one_is_left_alone(folder: Path) ->
     stub = Cluster(created=[JOB | {"metadata": {"name": "demo", "namespace": "team"}}], statuses=[QUEUED])
     other = typed(stub, folder, "--set", "nodes=5")
     assert other.returncode == 2 and [method for method, _, _ in stub.asked if method != "GET"] == []
-    sentence, *steps = other.stderr.splitlines()
+    _, sentence, *steps = other.stderr.splitlines()
     assert sentence.endswith("which has not ended and differs from job.json in nodes; nothing was changed:")
     assert steps[1].strip().startswith("lockstep scale demo -n team --context c --nodes 5   #")
     stub = Cluster(created=[JOB | {"metadata": {"name": "demo", "namespace": "team"}}], statuses=[DONE])
@@ -298,9 +299,9 @@ def test_the_namespace_is_the_file_s_before_the_cluster_s(folder: Path) -> None:
     assert stub.created[0]["metadata"]["namespace"] == "team"
 
 
-def test_the_cluster_deployed_last_goes_into_a_job_that_names_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cluster_in_use_goes_into_a_job_that_names_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCKSTEP_STATE", str(folder / "state"))
-    checkout.remember("local")
+    folders.remember("local")
     stub = Cluster()
     with served(stub, folder) as kubeconfig, pytest.MonkeyPatch.context() as patch:
         patch.setenv("KUBECONFIG", str(kubeconfig))

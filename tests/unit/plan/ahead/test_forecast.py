@@ -142,9 +142,10 @@ def test_a_model_and_data_at_paths_that_can_not_be_looked_at_stay_unknown(tmp_pa
     assert facts.shape_source.startswith(f"{long} can't be looked at (File name too long)")
     assert facts.samples_source.startswith(f"{long}.jsonl can't be looked at (File name too long)")
     assert stated.training is not None and moved_targets_here(stated.training) == ""
-    for option in ("model_config", "data"):
-        with pytest.raises(ConfigError, match="can't be looked at"):
-            known_facts(stated, **{option: Path(long)})
+    with pytest.raises(ConfigError, match="can't be looked at"):
+        known_facts(stated, model_config=Path(long))
+    with pytest.raises(ConfigError, match="can't be looked at"):
+        known_facts(stated, samples=long)
 
 
 @pytest.mark.parametrize("warmup", [{"warmupRatio": 0.35}, {"warmupSteps": 4}])
@@ -180,7 +181,7 @@ def test_memory_that_is_not_known_is_a_risk_and_the_last_line_says_what_to_type(
     said = "may fail once it runs; not known: "
     assert sentence(no_model.findings) == sentence(no_model.findings, offline=True) == f"{said}memory (--model-config FILE)"
     assert sentence(no_card.findings, offline=True).startswith(f"{said}memory (gpus.type in the cluster file, or spec.resources.memory")
-    assert sentence(no_data.findings) == f"{said}steps (--samples N or --data FILE)"
+    assert sentence(no_data.findings) == f"{said}steps (--samples N or --samples FILE)"
     assert [verdict(found.findings, offline=True) for found in (no_model, no_card, no_data)] == [
         PlanVerdict.MAY_FAIL, PlanVerdict.MAY_FAIL, PlanVerdict.FITS_AS_SEEN,
     ]  # fmt: skip
@@ -228,7 +229,7 @@ def test_a_gpus_memory_is_the_smallest_label_else_what_the_profile_says() -> Non
 
 
 def facts(given: Resolved | None = None, **named: Any) -> RunFacts:
-    options: Object = {"model_config": None, "samples": None, "data": None, "tokens_per_second": None, "train_log": None, **named}
+    options: Object = {"model_config": None, "samples": None, "tokens_per_second": None, **named}
     return known_facts(given or resolved(), **options)
 
 
@@ -238,14 +239,14 @@ def test_a_models_folder_or_file_is_read_and_samples_are_counted(tmp_path: Path)
     data.write_text('{"text": "a"}\n\n{"text": "b"}\n{"text": "c"}')
     for path in (tmp_path, tmp_path / "config.json"):
         assert facts(model_config=path).shape == SHAPE
-    assert facts(data=data).samples == 3
-    assert facts(samples=7).samples == 7
+    assert facts(samples=str(data)).samples == 3
+    assert facts(samples="7").samples == 7
 
 
 @pytest.mark.parametrize("before", ["", "\n ", "\ufeff"])
 def test_objects_of_an_array_are_not_counted_by_its_lines(tmp_path: Path, before: str) -> None:
     (tmp_path / "d.json").write_text(before + '[\n{"text": "a"},\n{"text": "b"}\n]', encoding="utf-8")
-    counted = facts(data=tmp_path / "d.json")
+    counted = facts(samples=str(tmp_path / "d.json"))
     assert (counted.samples, "one JSON array" in counted.samples_source) == (None, True)
 
 
@@ -263,8 +264,8 @@ def test_paths_of_the_job_count_where_they_are_on_this_machine_too(tmp_path: Pat
 def test_sequences_that_follow_from_tokens_are_not_counted_by_lines(tmp_path: Path, data: Object) -> None:
     given = resolved(data={"path": "/datasets/text.jsonl", **data})
     assert "depends on the tokens" in facts(given).samples_source
-    with pytest.raises(ConfigError, match="--data counts lines, but"):
-        facts(given, data=tmp_path / "d.jsonl")
+    with pytest.raises(ConfigError, match="--samples FILE counts lines, but"):
+        facts(given, samples=str(tmp_path / "d.jsonl"))
 
 
 def test_an_unknown_family_is_said_with_those_that_are_known(tmp_path: Path) -> None:
@@ -278,15 +279,16 @@ def test_an_unknown_family_is_said_with_those_that_are_known(tmp_path: Path) -> 
     ("named", "says"),
     [
         ({"model_config": "none.json"}, "--model-config"),
-        ({"data": "none.jsonl"}, "--data"),
-        ({"train_log": "none.jsonl"}, "--train-log"),
-        ({"samples": 1, "data": "d"}, "give one of them"),
-        ({"tokens_per_second": 1.0, "train_log": "d"}, "give one of them"),
+        ({"samples": "none.jsonl"}, "--samples none.jsonl: it must be a number from 1, or a file"),
+        ({"samples": "0"}, "--samples 0: it must be a number from 1"),
+        ({"tokens_per_second": "none.jsonl"}, "--tokens-per-second none.jsonl: it must be a number, or a run's"),
+        ({"tokens_per_second": "0"}, "more than 0"),
+        ({"tokens_per_second": "nan"}, "more than 0"),
     ],
 )
 def test_a_file_that_is_named_and_can_not_be_used_is_an_error(tmp_path: Path, named: Object, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        facts(**{key: tmp_path / value if isinstance(value, str) else value for key, value in named.items()})
+        facts(**{key: tmp_path / value if isinstance(value, str) and key == "model_config" else value for key, value in named.items()})
 
 
 def test_an_earlier_runs_pace_is_the_median_without_its_first_steps(tmp_path: Path) -> None:
@@ -296,5 +298,5 @@ def test_an_earlier_runs_pace_is_the_median_without_its_first_steps(tmp_path: Pa
     assert (read_pace(log).tokens_per_second, read_pace(log).tokens_per_step) == (110.0, 50.0)
     for broken in ("not json", "", '{"tokensPerSecond": 3}', "[]"):
         log.write_text(broken)
-        with pytest.raises(ConfigError, match="--train-log"):
+        with pytest.raises(ConfigError, match="--tokens-per-second"):
             read_pace(log)

@@ -287,7 +287,7 @@ def test_a_right_to_what_the_cluster_does_not_know_yet_is_no_right_that_a_person
     found = findings(rights=rights, crds=HIDDEN, jobs=Sight.NO_SUCH_KIND)
     assert [one.message for one in found if one.subject == "rights"] == ["you may create pods in namespace ns"]
     (definitions,) = [one for one in found if one.subject == "CRDs"]
-    assert definitions.fix == "lockstep deploy c; without the rights for that, it prints the one command that an administrator types"
+    assert definitions.fix == "lockstep deploy c; without the rights for that, it prints what an administrator types"
 
 
 def test_what_may_not_be_read_is_unknown_and_not_missing() -> None:

@@ -187,8 +187,8 @@ def refusal(api: Api, scope: Chosen = "own") -> str:
 
 def test_without_the_crds_the_administrator_s_command_is_told() -> None:
     said = refusal(Api(cluster_wide=False))
-    assert "an administrator of the cluster types this once, in a checkout; then repeat your command:" in said
-    assert "kubectl apply --server-side" in said and "-f manifests/crds -f manifests/operator/base/userroles.yaml" in said
+    assert "an administrator of the cluster types this once, with the files that were just written; then repeat your command:" in said
+    assert said.count("\n  kubectl apply --server-side") == 2 and "/deploy/local/definitions.yaml" in said
 
 
 def test_jobs_that_another_operator_runs_are_not_taken_over() -> None:

@@ -42,22 +42,15 @@ def test_what_the_account_lacks_is_said_by_kind_and_by_namespace() -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "by_make", "expected"),
+    ("typed", "expected"),
     [
-        (TypedDeployment("mine"), False, "lockstep deploy mine --namespace-only"),
-        (TypedDeployment("mine"), True, "make deploy-cluster CLUSTER=mine NAMESPACE_ONLY=1"),
+        (TypedDeployment("mine"), "lockstep deploy mine --namespace-only"),
         (
             TypedDeployment("my file.yaml", "rdma", "r/o:1", dev=False, force=True),
-            False,
             "lockstep deploy 'my file.yaml' --mode rdma --image r/o:1 --no-dev --force --namespace-only",
         ),
-        (
-            TypedDeployment("mine", "rdma", "r/o:1", dev=False, force=True),
-            True,
-            "make deploy-cluster CLUSTER=mine MODE=rdma OPERATOR_IMAGE=r/o:1 DEV=0 FORCE=1 NAMESPACE_ONLY=1",
-        ),
-        (TypedDeployment("mine", context="c"), True, "lockstep deploy mine --context c --namespace-only"),
+        (TypedDeployment("mine", context="c"), "lockstep deploy mine --context c --namespace-only"),
     ],
 )
-def test_the_command_is_the_one_that_was_typed_with_the_choice(typed: TypedDeployment, by_make: bool, expected: str) -> None:
-    assert typed.for_one_namespace(by_make=by_make) == expected
+def test_the_command_is_the_one_that_was_typed_with_the_choice(typed: TypedDeployment, expected: str) -> None:
+    assert typed.for_one_namespace() == expected

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
+import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lockstep import assets
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.cli.clusters import build
 from lockstep.cli.main import main
-from lockstep.plan.ship.imagebuild import Build, Image, Tool, choose_tool, commands, tool_failure
+from lockstep.plan.ship.imagebuild import CONTEXTS, Build, Image, Tool, choose_tool, commands, tool_failure
+from lockstep.platforms.clusters.imagebuild import KEPT_SECONDS, context, folder_of, lay_out, packed
 from support.checkout import ROOT
 
 RECORDER = """#!{python}
@@ -64,10 +70,61 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     for name in [n for n in os.environ if n.startswith("PIP_") or n in ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")]:
         monkeypatch.delenv(name)
     monkeypatch.setattr("lockstep.cli.clusters.build.PIP_FILES", ())
+    monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path / "cache"))
     return Bench(tmp_path, monkeypatch, capsys)
 
 
 OPERATOR = Build(Image.OPERATOR, "0.1.0")
+
+
+def _bytes(files: Mapping[str, Path]) -> dict[str, bytes]:
+    return {name: path.read_bytes() for name, path in files.items()}
+
+
+@pytest.mark.parametrize("image", [Image.OPERATOR, Image.TRAINER])
+def test_an_installed_lockstep_builds_an_image_of_the_same_files_as_a_checkout(
+    image: Image, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = context(image)
+    assert {f"images/{image}/Containerfile", "images/install.py", "pyproject.toml", "workspace/lockstep_gang/__init__.py"} <= set(here)
+    site = tmp_path / "site-packages"
+    for name in assets.PACKAGES:
+        shutil.copytree(assets.package(name), site / name)
+    for name in CONTEXTS[image]:
+        if Path(name).name not in assets.PACKAGES:
+            copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copyfile
+            (site / "lockstep/assets" / name).parent.mkdir(parents=True, exist_ok=True)
+            copy(ROOT / name, site / "lockstep/assets" / name)
+    monkeypatch.setattr(assets, "PACKAGE", site / "lockstep")
+    monkeypatch.setattr(assets, "_PACKED", site / "lockstep/assets")
+    there = context(image)
+    assert all(path.is_relative_to(site) for path in there.values())
+    assert _bytes(there) == _bytes(here)
+    with tarfile.open(fileobj=io.BytesIO(packed(there))) as archive:
+        assert archive.getnames() == list(here)
+
+
+def test_files_of_other_builds_and_drafts_are_kept_for_a_day(tmp_path: Path) -> None:
+    source, contexts = tmp_path / "source", tmp_path / "contexts"
+    for name in (".killed", ".draft", "old", *"12345"):
+        (contexts / name).mkdir(parents=True)
+    before = time.time() - KEPT_SECONDS
+    for name in (".killed", "old"):
+        os.utime(contexts / name, (before - 60, before - 60))
+    os.utime(contexts / "1", (before + 60, before + 60))
+    source.write_text("text")
+    target = folder_of({"a/b": source}, contexts)
+    lay_out({"a/b": source}, target)
+    os.utime(target, (0, 0))
+    lay_out({"a/b": source}, target)
+    assert (target / "a/b").read_text() == "text"
+    assert {path.name for path in contexts.iterdir()} == {".draft", *"12345", target.name}
+
+
+def test_a_folder_that_takes_no_files_is_named(tmp_path: Path) -> None:
+    (tmp_path / "full").touch()
+    with pytest.raises(Failed, match=r"^the image's files can't be written into .*full/\w+: "):
+        lay_out({"a": tmp_path / "full"}, tmp_path / "full/0")
 
 
 @pytest.mark.parametrize("tool", Tool)
@@ -122,12 +179,15 @@ def test_the_first_tool_that_is_there_is_taken_unless_one_is_asked_for(asked: To
     assert choose_tool(asked, there) is found
 
 
-def test_the_build_runs_in_the_checkout_with_the_tool_that_is_there(bench: Bench) -> None:
+def test_the_build_runs_in_a_copy_of_its_files_with_the_tool_that_is_there(bench: Bench) -> None:
     bench.has("docker")
     code, out, _ = bench.run("operator", "--archive", "x.tar")
     assert (code, out) == (0, "building lockstep-operator:0.1.0 with docker\nReady: lockstep-operator:0.1.0 (sha256:12ab)\n")
     assert [call["argv"][:2] for call in bench.calls] == [["docker", "build"], ["docker", "save"]]
-    assert {call["cwd"] for call in bench.calls} == {str(ROOT)}
+    [folder] = {Path(call["cwd"]) for call in bench.calls}
+    assert folder.parent == bench.folder / "cache/contexts"
+    assert _bytes({str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}) == _bytes(context(Image.OPERATOR))
+    assert {path.stat().st_mode & 0o777 for path in folder.rglob("*")} == {0o755, 0o644}
     assert bench.calls[1]["argv"][3] == str(Path("x.tar").resolve())
 
 
@@ -160,8 +220,24 @@ def test_a_machine_without_settings_of_its_own_hands_on_none(bench: Bench) -> No
 def test_a_dry_run_prints_and_runs_nothing(bench: Bench) -> None:
     bench.has("buildah")
     code, out, _ = bench.run("operator", "--dry-run")
-    assert code == 0 and out.startswith("buildah build -f images/operator/Containerfile -t lockstep-operator:0.1.0 --layers")
     assert bench.calls == []
+    cd, command = out.splitlines()
+    assert code == 0 and command.startswith("buildah build -f images/operator/Containerfile -t lockstep-operator:0.1.0 --layers")
+    subprocess.run(["/bin/sh", "-c", f"{cd} && {command}"], check=True)
+    assert (Path(bench.calls[0]["cwd"]) / "images/operator/Containerfile").is_file(), "typed, it runs where its files are"
+
+
+def test_a_dry_run_where_nothing_can_be_written_prints_the_commands_and_names_the_folder_that_they_want(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.has("buildah")
+    (tmp_path / "full").touch()
+    monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path / "full"))
+    code, out, err = bench.run("operator", "--dry-run")
+    cd, command = out.splitlines()
+    assert (code, command.split()[:2]) == (0, ["buildah", "build"])
+    assert err.startswith(f"warning: the image's files can't be written into {cd.partition(' ')[2]}: "), err
+    assert bench.run("operator")[0] == 1
 
 
 @pytest.mark.parametrize(
@@ -201,7 +277,7 @@ def test_a_build_that_fails_is_not_followed_by_a_push_and_ends_with_1_and_the_re
         (Tool.PODMAN, "Error: creating build container: initializing source docker://a/b:1: reading manifest 1 in a/b: unauthorized: access", "podman login REGISTRY"),
         (Tool.DOCKER, "ERROR: failed to resolve source metadata for docker.io/a/b:1: not found", "--base IMAGE"),
         (Tool.PODMAN, "ERROR: No matching distribution found for rich==1.0", "pip.conf, PIP_INDEX_URL"),
-        (Tool.PODMAN, "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.", "make lock"),
+        (Tool.PODMAN, "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.", "nothing was installed: use another index"),
         (Tool.PODMAN, "E: Unable to locate package perftest", "--arg APT_TOOLS"),
         (Tool.BUILDAH, "cannot clone: Operation not permitted", "Without the rights that builders want"),
     ],
@@ -236,11 +312,17 @@ def test_ctrl_c_ends_it_without_a_traceback(tmp_path: Path) -> None:
 
 
 def test_the_documentation_s_image_needs_its_site_first(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lockstep.cli.shared.checkout.checkout", lambda: tmp_path)
+    (tmp_path / "LICENSE").touch()
+    (tmp_path / "images").symlink_to(ROOT / "images")
     (tmp_path / "pyproject.toml").write_text('[project]\nversion = "0.1.0"\n')
+    monkeypatch.setattr(assets, "_PACKED", tmp_path)
     bench.has("podman")
     code, _, said = bench.run("docs")
-    assert code == 2 and said == "lockstep: there is no site in dist/site: make docs builds it (make build IMAGE=docs does both)\n"
+    assert (
+        code == 2
+        and said
+        == "lockstep: there is no site in dist/site: make docs builds it in a clone of the repository (make build IMAGE=docs does both)\n"
+    )
     assert bench.calls == []
     (tmp_path / "dist/site").mkdir(parents=True)
     (tmp_path / "dist/site/index.html").touch()

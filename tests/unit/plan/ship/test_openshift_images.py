@@ -50,9 +50,8 @@ def test_people_are_shown_the_short_name_and_what_is_in_the_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = planned("barcelona", Mode.RDMA, f"{BESIDE_OPERATOR}/lockstep-operator:2")
-    assert plan.choices == "MODE=rdma OPERATOR_IMAGE=lockstep-operator:2"
-    monkeypatch.delenv("LOCKSTEP_STATE")
-    monkeypatch.setattr("lockstep.cli.shared.checkout.checkout", lambda: tmp_path)
+    assert plan.choices == "--mode rdma --image lockstep-operator:2"
+    monkeypatch.setenv("LOCKSTEP_STATE", str(tmp_path / ".lockstep"))
     monkeypatch.chdir(tmp_path)
     binding = next(item for item in plan.objects if called(item) == BINDING)
     deploy.tell_left(plan, Sent((), (Left(binding, State.MISSING),)))
@@ -83,10 +82,10 @@ GRANT = "oc policy add-role-to-group system:image-puller system:serviceaccounts:
 @pytest.mark.parametrize(
     ("image", "tag", "namespace", "said"),
     [
-        (Image.OPERATOR, "", "lockstep-system", f"make deploy-cluster CLUSTER=NAME; it lets pods of the cluster file's namespace pull {BESIDE_OPERATOR}/lockstep-operator:0.1.0"),
-        (Image.OPERATOR, "op:2", "lockstep-system", f"make deploy-cluster CLUSTER=NAME OPERATOR_IMAGE=lockstep-operator:2; it lets pods of the cluster file's namespace pull {BESIDE_OPERATOR}/lockstep-operator:2"),
-        (Image.OPERATOR, "", "team", f"make deploy-cluster CLUSTER=NAME OPERATOR_IMAGE={REGISTRY}/team/lockstep-operator:0.1.0; its own pods and those of jobs must be let to pull it: {GRANT}lockstep-system -n team; {GRANT}JOBS_NAMESPACE -n team"),
-        (Image.TRAINER, "", "lockstep-system", f"image: {BESIDE_OPERATOR}/lockstep-trainer:0.1.0 in the cluster file; make deploy-cluster lets pods of its namespace pull it"),
+        (Image.OPERATOR, "", "lockstep-system", f"lockstep deploy NAME; it lets pods of the cluster file's namespace pull {BESIDE_OPERATOR}/lockstep-operator:0.1.0"),
+        (Image.OPERATOR, "op:2", "lockstep-system", f"lockstep deploy NAME --image lockstep-operator:2; it lets pods of the cluster file's namespace pull {BESIDE_OPERATOR}/lockstep-operator:2"),
+        (Image.OPERATOR, "", "team", f"lockstep deploy NAME --image {REGISTRY}/team/lockstep-operator:0.1.0; its own pods and those of jobs must be let to pull it: {GRANT}lockstep-system -n team; {GRANT}JOBS_NAMESPACE -n team"),
+        (Image.TRAINER, "", "lockstep-system", f"image: {BESIDE_OPERATOR}/lockstep-trainer:0.1.0 in the cluster file; lockstep deploy NAME lets pods of its namespace pull it"),
         (Image.TRAINER, "", "team", f"image: lockstep-trainer:0.1.0 in the cluster file, where jobs run in namespace team; where they run in another one, image: {REGISTRY}/team/lockstep-trainer:0.1.0 and: {GRANT}JOBS_NAMESPACE -n team"),
     ],
 )  # fmt: skip

@@ -211,7 +211,7 @@ def test_a_first_look_at_this_machine_s_ranks_takes_a_second(clock: VirtualClock
     monkeypatch.setattr(records, "time", clock)
     monkeypatch.setattr(records, "_snapshot_of", lambda *_: ({}, False))
     monkeypatch.setattr(runfolder, "Watch", lambda *_, **__: SimpleNamespace(answer=dict))
-    looks = records.LocalLooks("x", tmp_path)
+    looks = records.LocalLooks("x", tmp_path, "--local")
     seconds = []
     for _ in range(3):
         looks.look(1)

@@ -168,7 +168,7 @@ class NcclLogs:
             for file in self._files(rank, log):
                 for line in file.lines():
                     self._take(rank, log, line)
-        changed = tuple(log.fabric for log in self._ranks.values() if log.fabric != log.sent and _says_something(log.fabric))
+        changed = tuple(log.fabric for log in self._ranks.values() if log.fabric not in (log.sent, RankFabric(log.fabric.rank)))
         for log in self._ranks.values():
             log.sent = log.fabric
         return changed
@@ -221,7 +221,3 @@ class NcclLogs:
             say(f"cannot keep NCCL's logs under {folder} ({error.strerror}): is the volume full or read-only?")
         with contextlib.suppress(OSError):
             shutil.rmtree(self.folder)
-
-
-def _says_something(fabric: RankFabric) -> bool:
-    return fabric != RankFabric(fabric.rank)

@@ -269,7 +269,8 @@ def _link_words(fabrics: list[RankFabric]) -> str | None:
     links = sorted({hca.link for rank in fabrics for hca in rank.hcas})
     speeds = {hca.speed_mbps for rank in fabrics for hca in rank.hcas}
     speed = speeds.pop() if len(speeds) == 1 else None
-    return "/".join(links) + (f", {speed_words(speed)}" if speed else "") if links else None
+    rate = f", {speed // 1000} Gb/s" if speed and speed % 1000 == 0 else f", {speed} Mb/s" if speed else ""
+    return "/".join(links) + rate if links else None
 
 
 def _gpu_direct(fabrics: list[RankFabric]) -> str | None:
@@ -315,7 +316,3 @@ def _runs(numbers: list[int]) -> Iterator[tuple[int, int]]:
         previous = number
     if start is not None and previous is not None:
         yield start, previous
-
-
-def speed_words(mbps: int) -> str:
-    return f"{mbps // 1000} Gb/s" if mbps % 1000 == 0 else f"{mbps} Mb/s"

