@@ -34,7 +34,7 @@ def writes(path):
         return False
     return True
 print(json.dumps({
-    "ids": [os.getuid(), os.getgid()], "version": importlib.metadata.version("lockstep"), "code": lockstep.__file__,
+    "ids": [os.getuid(), os.getgid()], "version": importlib.metadata.version("lockstep-trainer"), "code": lockstep.__file__,
     "compiled": os.path.exists(lockstep.__cached__), "path": os.environ.get("PYTHONPATH"),
     "writes": [path for path in ("/x", "/opt/venv/x", "/tmp/x") if writes(path)],
 }))

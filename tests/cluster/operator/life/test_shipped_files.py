@@ -34,7 +34,7 @@ def test_every_file_that_ships_is_among_those_started() -> None:
 
 def shipped(name: str) -> Callable[[dict[str, Any]], None]:
     """The file's spec, with what the embedded cluster has in place of GPUs, NICs, storage classes and images."""
-    spec = load_cluster(name, CLUSTERS).profile.spec.to_dict()
+    spec = load_cluster(name).profile.spec.to_dict()
     kept = {key: value for key, value in spec.items() if key not in OF_THE_EMBEDDED}
     kept["gpus"] = {**kept.get("gpus", {}), "perNode": 0}
     kept["nodes"] = {}
