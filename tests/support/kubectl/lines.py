@@ -36,13 +36,13 @@ A_PLUGIN = "the plugin, which is this project's own command line"
 A_PROGRAM = "speaks of the program"
 PROSE = {
     "kubectl": A_PROGRAM, "oc": A_PROGRAM, "kubectl yourself": A_PROGRAM, "kubectl nor oc is installed": A_PROGRAM, "oc is installed": A_PROGRAM, "kubectl does": A_PROGRAM,
-    "kubectl lockstep VERB": A_PLUGIN, "oc lockstep VERB": A_PLUGIN,
+    "kubectl lockstep VERB": A_PLUGIN, "kubectl lockstep get": A_PLUGIN, "oc lockstep VERB": A_PLUGIN,
     "kubectl edit": "a step's beginning, which is compared", "kubectl create secret docker-registry none-such": "the same",
 }  # fmt: skip
 """Texts that are no commands to type, and why."""
 ALONE_WORD = re.compile(r"(?:^|[\s(`])(?:kubectl|oc)\s*$")
 ALONE = {
-    "operator/lockstep/cli/clusters/doctor.py": "looks for the programs", "operator/lockstep/cli/clusters/quickstart.py": A_PROGRAM,
+    "operator/lockstep/cli/clusters/doctor.py": "looks for the programs", 
     "operator/lockstep/cli/hosts/trust.py": A_PROGRAM, "operator/lockstep/devcluster/cluster.py": "runs it",
     "operator/lockstep/plan/ahead/submission.py": "joins the lines of `SubmittedAs.apply`", "scripts/pictures/scenes.py": "runs it",
 }  # fmt: skip
