@@ -36,7 +36,7 @@ A_PLUGIN = "the plugin, which is this project's own command line"
 A_PROGRAM = "speaks of the program"
 PROSE = {
     "kubectl": A_PROGRAM, "oc": A_PROGRAM, "kubectl yourself": A_PROGRAM, "kubectl nor oc is installed": A_PROGRAM, "oc is installed": A_PROGRAM, "kubectl does": A_PROGRAM,
-    "kubectl lockstep VERB": A_PLUGIN, "kubectl lockstep get": A_PLUGIN, "oc lockstep VERB": A_PLUGIN,
+    "kubectl lockstep VERB": A_PLUGIN, "oc lockstep VERB": A_PLUGIN,
     "kubectl edit": "a step's beginning, which is compared", "kubectl create secret docker-registry none-such": "the same",
 }  # fmt: skip
 """Texts that are no commands to type, and why."""
