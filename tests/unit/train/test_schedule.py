@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.api.errors import ConfigError
 from lockstep.cli.shared.trainer import trainer_command
 from lockstep_spec.choices import Schedule
 from lockstep_spec.training import OptimizationConfig
@@ -78,9 +77,3 @@ def test_the_demo_has_two_styles_of_real_text_in_every_installation() -> None:
 def test_the_exporter_runs_as_a_process_of_its_own() -> None:
     command = trainer_command("export", [Path("runs/x"), "--output", Path("out")])
     assert command == [sys.executable, "-m", "lockstep_train.export", "runs/x", "--output", "out"]
-
-
-def test_without_the_trainer_the_export_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"install lockstep\[train\]"):
-        trainer_command("export", [Path("runs/x"), "--output", Path("out")])

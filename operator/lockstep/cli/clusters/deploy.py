@@ -170,8 +170,7 @@ def warn_of(plan: DeploymentPlan, *, image_is_stated: bool = True) -> None:
     """Say the findings on standard error, each with its line: a dry run's standard output is YAML."""
     from lockstep.plan.cluster.finding import line_of
 
-    note = plan.default_image
-    if note is not None:
+    if (note := plan.default_image) is not None:
         tell(f"note: {plan.file}:{line_of(note.subject, plan.cluster.lines)}: {note.subject}: {note.message}")
     image = None if image_is_stated else unpullable(plan.cluster, plan.typed)
     for one in (*([image] if image else []), *plan.findings):
