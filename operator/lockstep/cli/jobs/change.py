@@ -388,7 +388,7 @@ def places_of_files(jobs: Sequence[SiteJob], *, yes: bool) -> list[list[int]]:
     """Return the nodes of each job that have files, after a question.
 
     Raises:
-        ConfigError: nobody can be asked; a job has no volumes, or may write.
+        ConfigError: there is no terminal to ask at, a job has no volumes, or one may still write there.
         Failed: a host doesn't answer.
     """
     for one in jobs:

@@ -15,7 +15,7 @@ from lockstep.api.files import clusterfile  # noqa: F401 (here, so that not all 
 from lockstep.api.names import ANNOTATION_PLACE
 from lockstep.api.objects import Object
 from lockstep.cli.shared.clusterfiles import cluster_names, is_path, is_workspace, load_cluster, path_of
-from lockstep.cli.shared.embedded import embedded_layout
+from lockstep.cli.shared.embedded import reachable_layout
 from lockstep.cli.shared.folders import remembered, server_of
 from lockstep.cli.shared.hostsite import HostSite
 from lockstep.cli.shared.kubesite import KubeSite
@@ -57,9 +57,10 @@ def look_everywhere() -> list[SeenPlace]:
 
 def unasked() -> str | None:
     """Return the API server of the kubeconfig if no cluster file is about it."""
-    server = current_server(None)
-    is_known = server is None or cluster_at(server, "") or server in map(server_of, cluster_names())
-    return None if is_known or server == embedded_layout().server else server
+    server, layout = current_server(None), reachable_layout()
+    if server is None or cluster_at(server, "") or server in map(server_of, cluster_names()):
+        return None
+    return None if layout is not None and server == layout.server else server
 
 
 def _places() -> list[str]:

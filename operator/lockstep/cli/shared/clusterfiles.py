@@ -67,9 +67,11 @@ def find_file(name: str) -> Path | None:
     from lockstep.assets import asset
     from lockstep.cli.shared.folders import remembered
 
-    used = (Path(choice.cluster) for choice in remembered() if is_path(choice.cluster) and Path(choice.cluster).stem == name)
+    if (path := path_of(name)).is_file():
+        return path
+    used = [Path(choice.cluster) for choice in remembered() if is_path(choice.cluster) and Path(choice.cluster).stem == name]
     ships = [asset("clusters/local.yaml")] if name == LOCAL_CLUSTER else []
-    return next((path for path in (path_of(name), *used, *ships) if path.is_file()), None)
+    return next((path for path in (*used, *ships) if path.is_file()), None)
 
 
 def cluster_names() -> list[str]:
@@ -119,11 +121,12 @@ def use(cluster: str) -> None:
     from lockstep.cli.shared.folders import remember, remembered
 
     try:
-        remember(memorable(cluster))
+        chosen = memorable(cluster)
+        remember(chosen)
     except ConfigError as error:
         return tell(f"warning: not remembered: {error}")
     first = remembered()[0]
-    other = "" if first.cluster == memorable(cluster) else f", but here {first.by} names {first.cluster}"
+    other = "" if first.cluster == chosen else f", but here {first.by} names {first.cluster}"
     return tell(f"lockstep: from now on verbs without --cluster are about {cluster}{other} (lockstep use CLUSTER names another)")
 
 
@@ -239,12 +242,12 @@ def file_of(cluster: str) -> str:
 
 def path_of(cluster: str) -> Path:
     """Return the path of the cluster file of this name or path; a name that has no file yet is one of clusters/ where one stands."""
-    from lockstep.cli.shared.folders import cluster_folders
+    from lockstep.cli.shared.folders import cluster_folders, clusters_here
 
     if is_path(cluster):
         return Path(cluster)
-    paths = [folder / f"{cluster}.yaml" for folder in cluster_folders()]
-    return next((path for path in paths if path.is_file()), paths[0])
+    paths = [folder / f"{cluster}.yaml" for folder in (*cluster_folders(), clusters_here())]
+    return next((path for path in paths[:-1] if path.is_file()), paths[-1])
 
 
 def replace_file(path: Path, text: str) -> None:
