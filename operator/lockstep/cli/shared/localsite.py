@@ -7,7 +7,7 @@ import shlex
 import signal
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ from lockstep.api.errors import ConfigError
 from lockstep.api.objects import Object, condition, go_on_words, typed_command
 from lockstep.cli.shared.folders import state_folder
 from lockstep.cli.shared.site import Site, SiteJob, Stale, Volume
+from lockstep.cli.shared.trainer import in_full_environment
 
 if TYPE_CHECKING:
     from lockstep.plan.pages.logs import LogSelection
@@ -189,6 +190,11 @@ class LocalJob(SiteJob):
 
     async def _over(self) -> bool:
         return bool(condition(self.look_again(), "Progressing").get("reason") != "Running")
+
+    def trainer(self, node: int, say: Callable[[str], None]) -> AbstractAsyncContextManager[Volume]:
+        """Open the files of a node as `volume` does, in a Python with the trainer's packages: the verb goes on in one that has them."""
+        in_full_environment()
+        return self.volume(node, say)
 
     @asynccontextmanager
     async def volume(self, node: int, say: Callable[[str], None]) -> AsyncIterator[Volume]:
