@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.cli.clusters.demo import JOB_FILE, demo_folder
+from lockstep.cli.clusters.demo import demo_folder, sample_file
 from lockstep.devcluster.hosts import bed as running
 from support.checkout import ROOT
 from support.clusters import bed_hosts
@@ -258,7 +258,7 @@ def trained(laptop: BedJobs, name: str) -> Path:
     for source in (demo / "models/tiny-base", demo / "datasets/demo.jsonl"):
         laptop.type("cp", str(source), f"{name}:/datasets/{source.name}", "--cluster", str(laptop.cluster))
     path = laptop.folder / f"{name}.yaml"
-    text = (ROOT / JOB_FILE).read_text().replace("name: demo", f"name: {name}").replace("/workspace/models/", "/datasets/")
+    text = sample_file().read_text().replace("name: demo", f"name: {name}").replace("/workspace/models/", "/datasets/")
     text = text.replace("maxSteps: 60", "maxSteps: 40").replace("everySteps: 20", "everySteps: 5")
     path.write_text(text.rstrip("\n") + "\n      replicas: 2\n")
     return path

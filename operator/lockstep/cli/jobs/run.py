@@ -5,7 +5,8 @@ from __future__ import annotations
 import getpass
 import shlex
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -400,19 +401,26 @@ def _run_here(inputs: Inputs, workspace: Path, samples: int | None) -> int:
     job, profile = inputs.job, inputs.cluster.profile
     if samples is None:
         tell_place(f"in workspace {workspace}")
-        _require_files(inputs, workspace)
-        return run_local(job, profile, workspace)
+        with _saying_where_the_script_is(inputs):
+            return run_local(job, profile, workspace)
     code = preview_local(job, profile, workspace, samples)
     return {0: 0, CONFIGURATION: EXIT_USAGE}.get(code, EXIT_FAILED)
 
 
 def _require_files(inputs: Inputs, workspace: Path) -> None:
-    """Raise ConfigError where this machine lacks what the job reads. If the folder of the command or of the job's file has the script, it says how to run it there."""
+    """Raise ConfigError where this machine lacks what the job reads."""
     from lockstep.plan.render.resolve import resolve
     from lockstep.platforms.local.placement import check_inputs, local_defaults
 
-    try:
+    with _saying_where_the_script_is(inputs):
         check_inputs(resolve(inputs.job, inputs.cluster.profile, local_defaults(workspace, uid="")))
+
+
+@contextmanager
+def _saying_where_the_script_is(inputs: Inputs) -> Iterator[None]:
+    """Add to the ConfigError about a script that isn't there how to run it where it is: in the folder of the command or of the job's file."""
+    try:
+        yield
     except ConfigError as error:
         path = (script := inputs.job.spec.script) and script.path
         is_script = str(error).startswith("spec.script.path: there is no") and script and script.folder is None

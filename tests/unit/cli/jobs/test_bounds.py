@@ -18,7 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lockstep.api.errors import ConfigError
-from lockstep.cli.jobs import change, get, removal, submit, top
+from lockstep.cli.jobs import change, get, submit, top
 from lockstep.cli.jobs.top import _looks_of_folder, _looks_of_host_job
 from lockstep.cli.main import app, main
 from lockstep.cli.reference import cli_page
@@ -146,7 +146,7 @@ def test_half_an_hour_is_left_to_remove_the_files_of_a_job(clock: VirtualClock) 
     async def volume(*_: object) -> AsyncIterator[Volume]:
         yield Volume(SilentPlace(), "/w", "/d")
 
-    assert clock.seconds_of(removal._remove(cast(Any, SimpleNamespace(name="x", volume=volume)), 0)) == 1800
+    assert clock.seconds_of(change._remove(cast(Any, SimpleNamespace(name="x", volume=volume)), 0)) == 1800
 
 
 @pytest.mark.parametrize(("size", "is_read"), [(4_000_000, True), (4 << 20, False)])
