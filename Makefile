@@ -158,10 +158,10 @@ test-openshift: cluster-programs ## test on OpenShift's own control plane, with 
 test-gpu: ## test that Lockstep trains on this machine's GPU as on CPUs, without .venv: PYTHON with torch, transformers and peft; ARGS="--device cpu"
 	@$(PYTHON) tests/gpu/run.py $(ARGS)
 
-bench-gpu: ## measure this machine's GPU beside Hugging Face and PEFT, without .venv: ARGS="--json --part 8b-lora-4k"
+bench-gpu: ## measure this machine's GPU beside Hugging Face and PEFT for 530 s, without .venv; again: the rows without a result in .gpu-bench: ARGS="--seconds 230 --row 8b-lora-4k"
 	@$(PYTHON) tests/bench/gpu.py $(ARGS)
 
-gpu-carry: setup ## put into a folder what a GPU machine without network lacks for the two targets above: DeepSpeed and what it imports (PYTHON_THERE=3.12)
+gpu-carry: setup ## put into a folder what a GPU machine without network lacks for the two targets above: DeepSpeed, what it imports, and Liger (PYTHON_THERE=3.12)
 	@$(BIN)/python scripts/gpu_carry.py --python $(or $(PYTHON_THERE),3.12)
 
 soak: cluster-programs ## send hundreds of hostile objects to a real API server, and run other tests that take minutes; by hand

@@ -1,9 +1,11 @@
-"""Make a folder of what a GPU machine without network lacks for `tests/gpu` and `tests/bench/gpu.py`: DeepSpeed and what it imports.
+"""Make a folder of what a GPU machine without network lacks for `tests/gpu` and `tests/bench/gpu.py`: DeepSpeed and what it imports, and Liger's
+kernels, which the benchmark compares.
 
     scripts/gpu_carry.py [--python 3.12] [--output .gpu-carry]
 
 DeepSpeed and other packages of pure Python are copied from this environment; compiled ones come as wheels for the other machine's Python, of the
-versions in requirements/train.lock. torch, transformers, peft and safetensors must be there. Run it again to make it anew.
+versions in requirements/train.lock. Liger is no dependency of Lockstep: its version stands here alone. torch with Triton, transformers, peft and
+safetensors must be there. Run it again to make it anew.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 COPIED = ("deepspeed", "hjson", "einops", "py-cpuinfo", "pydantic", "annotated-types", "typing-inspection", "typing-extensions")
 COMPILED = ("pydantic-core", "msgpack", "psutil")
+LIGER = "liger-kernel==0.8.5"
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64", "manylinux_2_12_x86_64", "manylinux2010_x86_64")
 MOST_BYTES = 64 << 20
 
@@ -37,9 +40,9 @@ def copy_package(name: str, folder: Path) -> None:
 
 
 def unpack_wheels(python: str, folder: Path) -> None:
-    """Compiled packages for another Python. Raises CalledProcessError with what pip says."""
+    """Compiled packages for another Python, and Liger. Raises CalledProcessError with what pip says."""
     versions = dict(re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "requirements/train.lock").read_text(), re.MULTILINE))
-    wanted = [f"{name}=={versions[name]}" for name in COMPILED]
+    wanted = [*(f"{name}=={versions[name]}" for name in COMPILED), LIGER]
     with tempfile.TemporaryDirectory() as temporary:
         options = f"--quiet --no-deps --only-binary=:all: --implementation cp --python-version {python}".split()
         options += [*(f"--platform={platform}" for platform in PLATFORMS), "--dest", temporary]

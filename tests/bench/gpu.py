@@ -1,14 +1,17 @@
 """Measure what only a GPU can show:
 
-python3 tests/bench/gpu.py --json                            all parts on this machine's first GPU, each under 9 minutes
-python3 tests/bench/gpu.py --part 8b-lora-4k                 one of them
+python3 tests/bench/gpu.py                                   rows on this machine's first GPU, in order of value, for 530 s
+python3 tests/bench/gpu.py --seconds 230                     again: the rows that have no result yet
+python3 tests/bench/gpu.py --row 8b-lora-4k                  one of them
 python3 tests/bench/gpu.py --device cpu --shape tiny         the same code in seconds, without a GPU; its figures say nothing of a GPU's
 
-Each part is a process of its own. Needed are torch, transformers, peft, safetensors and DeepSpeed; `make gpu-carry` makes a folder of what a machine
-without network lacks. Weights and samples are random, made on the card. `losses_equal`: all trainers computed the same function.
+Each row is a process of its own, whose result is written as ROW.json when it ends; a row with a result isn't measured again until you remove that file.
+No row begins that its estimate wouldn't let end in the seconds left, and one that runs longer is ended then. Needed are torch, transformers, peft,
+safetensors and DeepSpeed; `make gpu-carry` makes a folder of what a machine without network lacks. Weights and samples are random, made there.
 
-tokens_per_second, mfu, tflops   of Lockstep's trainer beside transformers with PEFT, and that with DeepSpeed, in turns in one process
+tokens_per_second, mfu, tflops   of Lockstep's trainer, plain and as it is by default, beside transformers with PEFT, and that with Liger's kernels
 planned_bytes, peak_bytes        the memory plan, and all that the device gave the process at the highest
+idle_share, top                  of a profile: the part of the time in which the GPU ran nothing, and the kernels that took most
 stall_seconds, tokens_lost_share of a save: how long training waited, and what it lost until all was durable
 """
 
@@ -19,10 +22,12 @@ import contextlib
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,44 +35,83 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 sys.path[:0] = [str(HERE), str(ROOT / "workspace"), str(ROOT / "tests" / "gpu")]
 from carried import append_carried  # noqa: E402
+from gpu_rows import ROWS  # noqa: E402
 
-PARTS = ("8b-lora-4k", "glm-air-4-layers-16k", "qwen3-30b-a3b", "8b-longest", "checkpoint")
-PART_SECONDS = 530
+Result = dict[str, Any]
+PLAN_TOLERANCE = 0.1
 
 
-def run_part(part: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Run a part in a process of its own, so that its memory and its end are its own."""
-    output, log = folder / f"{part}.json", folder / f"{part}.log"
-    command = [
-        sys.executable,
-        str(Path(__file__)),
-        "--as-part",
-        part,
-        "--device",
-        options.device,
-        "--shape",
-        options.shape,
-        "--output",
-        str(output),
-    ]
-    command += ["--rounds", str(options.rounds), "--block", str(options.block)]
+def measure_rows(
+    names: Sequence[str], folder: Path, seconds: float, run: Callable[[str, float], Result], options: argparse.Namespace
+) -> tuple[list[Result], dict[str, str]]:
+    """Return the rows' results, of earlier calls, too, and why others have none. `run(row, limit)` measures one."""
+    results, missing = [], {}
+    deadline = time.monotonic() + seconds
+    for name in names:
+        kept = read_result(folder / f"{name}.json", options.device, options.shape)
+        left, needed = deadline - time.monotonic(), 0 if options.shape == "tiny" else ROWS[name].seconds
+        if kept is None and left < max(needed, 1):
+            missing[name] = f"takes about {needed} s, and {max(0.0, left):.0f} s were left"
+            continue
+        try:
+            result = kept or run(name, left)
+        except subprocess.TimeoutExpired:
+            missing[name] = f"was ended after {left:.0f} s, when all seconds were spent; its log is beside the results"
+            continue
+        if kept is None:
+            write_result(folder / f"{name}.json", {"device": options.device, "shape": options.shape, **result})
+        results.append(result)
+        print("\n".join(lines_of(result)), file=sys.stderr if options.json else sys.stdout, flush=True)
+    return results, missing
+
+
+def read_result(path: Path, device: str, shape: str) -> Result | None:
+    """Return a row's result; None where there is none, it failed, or was measured elsewhere."""
+    try:
+        result: Result = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return result if (result.get("device"), result.get("shape")) == (device, shape) and "error" not in result else None
+
+
+def write_result(path: Path, result: Result) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(result, indent=1))
+    partial.replace(path)
+
+
+def run_row(name: str, limit: float, folder: Path, options: argparse.Namespace) -> Result:
+    """Run a row in a process of its own, so that its memory and its end are its own. Raises TimeoutExpired at the limit."""
+    folder.mkdir(parents=True, exist_ok=True)
+    output, log = folder / f"{name}.output", folder / f"{name}.log"
+    command = [sys.executable, str(Path(__file__)), "--as-row", name, "--device", options.device, "--shape", options.shape]
+    command += ["--output", str(output)]
     variables = {**os.environ, "DS_ACCELERATOR": options.device, "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
     variables.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     if options.device == "cpu":
         variables["CUDA_VISIBLE_DEVICES"] = ""
+    output.unlink(missing_ok=True)
     started = time.monotonic()
     with log.open("w") as writing:
+        # a session of its own: processes that compile kernels end with it
+        process = subprocess.Popen(command, env=variables, stdout=writing, stderr=writing, start_new_session=True)
         try:
-            code = subprocess.run(command, env=variables, stdout=writing, stderr=writing, timeout=PART_SECONDS, check=False).returncode
-            error = None if code == 0 and output.exists() else f"exit code {code}"
-        except subprocess.TimeoutExpired:
-            error = f"took longer than {PART_SECONDS} s"
-    result: dict[str, Any] = {"name": part, "error": error, "log": log.read_text()[-3000:]} if error else json.loads(output.read_text())
+            code = process.wait(limit)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    if code == 0 and output.exists():
+        result = json.loads(output.read_text())
+        output.unlink()
+    else:
+        result = {"name": name, "error": f"exit code {code}", "log": log.read_text()[-3000:]}
     return {**result, "wall_seconds": round(time.monotonic() - started, 1)}
 
 
-def measure_part(part: str, options: argparse.Namespace) -> None:
-    """Measure a part, in its own process."""
+def measure_row(name: str, options: argparse.Namespace) -> None:
+    """Measure a row, in its own process."""
     from gpu_parts import main as measure
 
     from lockstep_train.base.errors import leave_process
@@ -82,8 +126,8 @@ def measure_part(part: str, options: argparse.Namespace) -> None:
     quiet_transformers()
     prepare_deepspeed()
     with tempfile.TemporaryDirectory(prefix="lockstep-gpu-") as folder:
-        result = measure(part, ranks, Path(folder), options.shape == "tiny", options.rounds, options.block)
-    Path(options.output).write_text(json.dumps(result))
+        result = measure(name, ranks, Path(folder), options.shape == "tiny")
+    Path(options.output).write_text(json.dumps({**result, "machine": machine(options.device)}))
     leave_process(0)
 
 
@@ -95,50 +139,74 @@ def machine(device: str) -> dict[str, Any]:
     return {"device": card, "torch": torch.__version__, "transformers": transformers.__version__, "cpus": os.cpu_count()}
 
 
-def lines_of(result: dict[str, Any]) -> list[str]:
+def lines_of(result: Result) -> list[str]:
+    name = result["name"]
     if "error" in result:
-        return [f"{result['name']}: {result['error']}", result["log"]]
+        return [f"{name}: {result['error']}", result["log"]]
+    absent = [f"  {trainer}: takes no part: {reason}" for trainer, reason in result.get("absent", {}).items()]
     if "ways" in result:
         ways = [
             f"  {way}: stall {row['stall_seconds']:.4f} s, durable after {row['commit_seconds']:.2f} s"
             for way, row in result["ways"].items()
         ]
         failed = [f"  {way}: failed: {error}" for way, error in result["failed"].items()]
-        return [f"{result['name']}: {result['state_bytes'] / 1e6:.0f} MB, tokens lost {result['tokens_lost_share']:.2%}", *ways, *failed]
-    head = f"{result['name']}: {result['parameters'] / 1e9:.2f}B parameters, {result['sequence']} tokens × {result['micro_batch']}"
-    head += f", plan / peak {result['plan_over_peak']}, equal first losses: {result['losses_equal']}"
+        return [f"{name}: {result['state_bytes'] / 1e6:.0f} MB, tokens lost {result['tokens_lost_share']:.2%}", *ways, *failed]
+    equal = f"equal: {result.get('losses_equal')} ({result['equality']})"
+    if "profiles" in result:
+        lines = [f"{name}: losses {equal}"]
+        for trainer, row in result["profiles"].items():
+            lines.append(f"  {trainer}: {row['step_seconds']} s a step, nothing runs in {row['idle_share']:.1%} of the time; {note(row)}")
+            lines += [f"    {top['share']:6.1%} {top['calls']:6} × {top['kernel']}" for top in row["top"]]
+        return [*lines, *absent]
+    head = f"{name}: {result['parameters'] / 1e9:.2f}B parameters, {result['samples']} samples of {result['sequence']} tokens ({result['lengths']}), losses {equal}"
+    plan = f"  plan {result['planned_bytes'] / 1e9:.1f} GB, peak {result['peak_bytes'] / 1e9:.1f} GB"
+    if result["plan_over_peak"] is not None:
+        plan += f": {result['plan_over_peak']}, {'within' if abs(result['plan_over_peak'] - 1) <= PLAN_TOLERANCE else 'NOT within'} 10 %"
     rows = [
-        f"  {name}: {row['tokens_per_second']} tokens/s, {row['tflops']} TFLOP/s, MFU {row['mfu']}, peak {row['peak_allocated_bytes'] / 1e9:.1f} GB allocated, "
-        f"{row['peak_reserved_bytes'] / 1e9:.1f} GB reserved"
-        for name, row in result["trainers"].items()
+        f"  {trainer}: {row['tokens_per_second']} tokens/s, {row['tflops']} TFLOP/s, MFU {row['mfu']}, peak {row['peak_allocated_bytes'] / 1e9:.1f} GB allocated, "
+        f"{row['peak_reserved_bytes'] / 1e9:.1f} GB reserved; {note(row)}"
+        for trainer, row in result["trainers"].items()
     ]
-    return [head, *rows]
+    return [
+        head,
+        plan,
+        *rows,
+        *absent,
+        f"  lockstep over the best other {result['ratio_to_best_other']}, over Lockstep's other way {result['ratio_to_other_lockstep']}",
+    ]
+
+
+def note(row: dict[str, Any]) -> str:
+    return "; ".join(row["notes"]) or "as its Trainer drives it"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--part", action="append", choices=PARTS, help="default: all")
+    parser.add_argument("--row", action="append", choices=ROWS, help="default: all, in this order")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--shape", choices=["large", "tiny"], default="large")
-    parser.add_argument("--rounds", type=int, default=2, help="turns of A B C C B A")
-    parser.add_argument("--block", type=int, default=4, help="steps a turn")
-    parser.add_argument("--json", action="store_true", help='print {"results": [...], "machine": {...}}')
-    parser.add_argument("--as-part", choices=PARTS, help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--results", type=Path, default=ROOT / ".gpu-bench", help="folder of the results; rows that have one are not measured again"
+    )
+    parser.add_argument("--seconds", type=float, default=530, help="time for all rows")
+    parser.add_argument("--json", action="store_true", help='print {"results": [...], "missing": {row: reason}}')
+    parser.add_argument("--as-row", choices=ROWS, help=argparse.SUPPRESS)
     parser.add_argument("--output", help=argparse.SUPPRESS)
     options = parser.parse_args()
     append_carried()
-    if options.as_part:
-        measure_part(options.as_part, options)
+    if options.as_row:
+        measure_row(options.as_row, options)
         return 0
-    results = []
-    with tempfile.TemporaryDirectory(prefix="lockstep-gpu-") as folder:
-        for part in options.part or PARTS:
-            results.append(run_part(part, options, Path(folder)))
-            print("\n".join(lines_of(results[-1])), file=sys.stderr if options.json else sys.stdout, flush=True)
+    folder = options.results
+
+    def run(name: str, limit: float) -> Result:
+        return run_row(name, limit, folder, options)
+
+    results, missing = measure_rows(options.row or list(ROWS), folder, options.seconds, run, options)
+    for name, reason in missing.items():
+        print(f"{name}: NOT REACHED: {reason}", file=sys.stderr if options.json else sys.stdout)
     if options.json:
-        with contextlib.redirect_stdout(sys.stderr):  # libraries greet on import
-            document = {"results": results, "machine": machine(options.device)}
-        print(json.dumps(document, indent=1))
+        print(json.dumps({"results": results, "missing": missing}, indent=1))
     return 0 if all("error" not in result and result.get("losses_equal", True) for result in results) else 1
 
 

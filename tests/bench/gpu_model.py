@@ -5,138 +5,69 @@ All of them share the model's frozen weights, so that one card holds them side b
 
 from __future__ import annotations
 
-import bisect
 import copy
+import sys
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy
 import torch
-from train_inputs import LEARNING_RATE, SEED, SHAPES
+from gpu_rows import DEFAULT, LIGER, PEFT, PLAIN, UNPACKED, Row
+from train_inputs import LEARNING_RATE, SEED
 
-from lockstep_spec.choices import NonFinitePolicy
-from lockstep_spec.fit import MemoryPlan, plan_memory
+from lockstep_spec.choices import Balance, Batches, NonFinitePolicy
+from lockstep_spec.fit import choose_recomputed, plan_memory
 from lockstep_spec.memory import Place
 from lockstep_spec.settings import size_settings
 from lockstep_spec.training import TrainingConfig
+from lockstep_train.balance import Shares, sizes_of
 from lockstep_train.base.limits import UNWATCHED
 from lockstep_train.base.ranks import Ranks
 from lockstep_train.base.runfile import parse_training
-from lockstep_train.data.sequences.batches import Batch
+from lockstep_train.data.sequences.batches import collate
+from lockstep_train.data.tokens.encode import IGNORED, Example
 from lockstep_train.engine import build
 from lockstep_train.engine.clock import Clock
 from lockstep_train.engine.step import Stepper
 from lockstep_train.memory.agree import read_shape
+from lockstep_train.memory.capacity import device_bytes
+from lockstep_train.model.attention import cudnn_first
+from lockstep_train.model.isolation import evaluating, settle_batches
 from lockstep_train.report import Reporter
+from lockstep_train.zero import zero_access
 
-ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
-LINEAR = (*ATTENTION, "gate_proj", "up_proj", "down_proj")
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Model and settings of a row. `fits`: the dimension that is made as large as the memory plan allows, `layers` or `sequence`."""
-
-    config: dict[str, Any]
-    sequence: int
-    micro: int
-    gradient_checkpointing: bool
-    fits: str | None = None
-    rank: int = 16
-    targets: tuple[str, ...] = ATTENTION
+PAD = 0
 
 
-_QWEN3_30B_A3B = {
-    "model_type": "qwen3_moe", "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 6144, "moe_intermediate_size": 768, "num_hidden_layers": 48,
-    "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": True,
-    "rope_theta": 1000000.0, "max_position_embeddings": 40960,
-}  # fmt: skip
-_TINY = {
-    "vocab_size": 512,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
-_TINY_GLM = {
-    "model_type": "glm4_moe", **_TINY, "moe_intermediate_size": 32, "first_k_dense_replace": 1, "head_dim": 16, "n_routed_experts": 8, "n_shared_experts": 1,
-    "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "partial_rotary_factor": 0.5,
-}  # fmt: skip
-_TINY_QWEN = {"model_type": "qwen3_moe", **_TINY, "moe_intermediate_size": 32, "head_dim": 16, "num_experts": 8, "num_experts_per_tok": 2}
-_LONG = {**SHAPES["8b"].config, "max_position_embeddings": 1 << 20}
-LARGE = {
-    "8b-lora-4k": Shape(SHAPES["8b"].config, 4096, 2, gradient_checkpointing=False),
-    "glm-air-4-layers-16k": Shape(SHAPES["glm-air-slice"].config, 16384, 1, gradient_checkpointing=True),
-    "qwen3-30b-a3b": Shape(_QWEN3_30B_A3B, 4096, 2, gradient_checkpointing=True, fits="layers"),
-    "8b-longest": Shape(_LONG, 4096, 1, gradient_checkpointing=True, fits="sequence"),
-    "checkpoint": Shape(SHAPES["8b"].config, 4096, 2, gradient_checkpointing=False, rank=64, targets=LINEAR),
-}
-"""Rows of the benchmark: GLM-4.5-Air with 4 of its 46 layers, Qwen3-30B-A3B with as many of its 48 as fit, Llama-3-8B as it is."""
-TINY = {
-    "8b-lora-4k": Shape({"model_type": "llama", **_TINY}, 64, 2, gradient_checkpointing=False),
-    "glm-air-4-layers-16k": Shape(_TINY_GLM, 96, 1, gradient_checkpointing=True),
-    "qwen3-30b-a3b": Shape(_TINY_QWEN, 64, 2, gradient_checkpointing=True, fits="layers"),
-    "8b-longest": Shape({"model_type": "llama", **_TINY}, 8, 1, gradient_checkpointing=True, fits="sequence"),
-    "checkpoint": Shape({"model_type": "llama", **_TINY}, 64, 2, gradient_checkpointing=False, rank=8, targets=LINEAR),
-}
-"""The same rows where there is no GPU: the same code in seconds."""
+class Absent(Exception):
+    """A trainer can't take part in a row here: why."""
 
 
-def training_of(shape: Shape, folder: Path, precision: str) -> TrainingConfig:
+def training_of(row: Row, folder: Path, precision: str, trainer: str = DEFAULT) -> TrainingConfig:
     """The settings of the run. Writes config.json, by which the memory plan goes, into `folder`."""
     from transformers import AutoConfig
 
-    options = dict(shape.config)
+    options = dict(row.config)
     AutoConfig.for_model(options.pop("model_type"), **options).save_pretrained(str(folder))
+    sequence, micro = row.sizes(trainer)
+    others = {PLAIN: {"batches": "Rows", "recompute": "All"}, UNPACKED: {"batches": "Rows"}}
     return parse_training(
         {
             "model": {"name": str(folder)},
-            "lora": {"rank": shape.rank, "alpha": 2 * shape.rank, "dropout": "0", "targetModules": list(shape.targets)},
+            "lora": {"rank": row.rank, "alpha": 2 * row.rank, "dropout": row.dropout, "targetModules": list(row.targets)},
             "zeroStage": "Stage2",
             "precision": precision,
             "seed": SEED,
-            "data": {"path": "made on the device", "maxLength": shape.sequence},
-            "optimization": {
-                "epochs": 1,
-                "learningRate": repr(LEARNING_RATE),
-                "microBatchSize": shape.micro,
-                "gradientCheckpointing": shape.gradient_checkpointing,
-            },
+            "data": {"path": "made here", "maxLength": sequence, "packing": row.packs(trainer)},
+            "optimization": {"epochs": 1, "learningRate": repr(LEARNING_RATE), "microBatchSize": micro, **others.get(trainer, {})},
             "evaluation": None,
             "checkpoint": {"everySteps": 1_000_000, "keep": 2, "resumeFrom": "None"},
         }
     )
-
-
-def planned(training: TrainingConfig, device: torch.device, capacity_bytes: int) -> MemoryPlan:
-    """The plan that a run of one rank prints."""
-    shape = read_shape(Path(training.model.name))
-    return plan_memory(shape, size_settings(training), Place(1, 1, gpu=device.type == "cuda"), capacity_bytes)
-
-
-def fitted(shape: Shape, folder: Path, precision: str, device: torch.device, room_bytes: int) -> Shape:
-    """The shape with what it leaves open as large as the plan says that there is room for."""
-    if shape.fits is None:
-        return shape
-
-    def too_large(made: Shape) -> bool:
-        return planned(training_of(made, folder, precision), device, room_bytes).total_bytes > room_bytes
-
-    candidates = _candidates(shape)
-    return candidates[max(0, bisect.bisect_left(candidates, True, key=too_large) - 1)]
-
-
-def _candidates(shape: Shape) -> list[Shape]:
-    """Sizes to try, from the smallest on. Sequences end at 32 times the shape's: beyond that attention makes a step take minutes."""
-    if shape.fits == "sequence":
-        return [replace(shape, sequence=times * shape.sequence) for times in range(1, 33)]
-    whole = shape.config["num_hidden_layers"]
-    return [replace(shape, config={**shape.config, "num_hidden_layers": layers}) for layers in range(1, whole + 1)]
 
 
 def random_model(config: dict[str, Any], precision: str, device: torch.device) -> Any:
@@ -159,19 +90,33 @@ def same_weights(model: Any) -> Any:
 class Trainer:
     """Takes steps. `name` in tables."""
 
-    name = ""
-
-    def __init__(self, shape: Shape, device: torch.device) -> None:
-        self.shape, self.device = shape, device
+    def __init__(self, name: str, row: Row, device: torch.device) -> None:
+        self.name, self.row, self.device = name, row, device
         self.losses: list[float] = []
+        self.norms: list[float] = []
+        """Norm of each step's gradients, before they are clipped."""
+        self.notes: list[str] = []
+        """What it says of itself."""
 
-    def ids(self, step: int) -> torch.Tensor:
-        """[micro, sequence], of the step alone."""
-        draw = torch.Generator(self.device).manual_seed(SEED + step)
-        size = (self.shape.micro, self.shape.sequence)
-        return torch.randint(0, self.shape.config["vocab_size"], size, generator=draw, device=self.device)
+    def examples(self, step: int) -> list[Example]:
+        """Samples of a step: of the step alone."""
+        draw = numpy.random.default_rng([SEED, step])
+        made = []
+        for lengths in self.row.documents(step):
+            documents = [draw.integers(0, self.row.config["vocab_size"], length) for length in lengths]
+            labels = [numpy.concatenate([[IGNORED], ids[1:]]) for ids in documents]
+            if self.name in self.row.unpacked:
+                made += [Example(*pair, "drawn") for pair in zip(documents, labels, strict=True)]
+            else:
+                bounds = lengths if self.row.packs(self.name) else ()
+                made.append(Example(numpy.concatenate(documents), numpy.concatenate(labels), "drawn", bounds))
+        return made
 
     def step(self, step: int) -> None:
+        raise NotImplementedError
+
+    def evaluate(self, step: int) -> float:
+        """Loss of a step's samples in evaluation mode: without dropout."""
         raise NotImplementedError
 
     def steps(self, first: int, count: int) -> float:
@@ -185,23 +130,49 @@ class Trainer:
 
 
 class Lockstep(Trainer):
-    """Its engine, loss and steps as a run has them, but for reading and writing: weights and samples are made on the device."""
+    """Its engine, loss, division of steps and updates as a run has them, but for files: weights and samples are made here."""
 
-    name = "lockstep"
-
-    def __init__(self, shape: Shape, training: TrainingConfig, model: Any, ranks: Ranks) -> None:
-        super().__init__(shape, ranks.device)
+    def __init__(self, name: str, row: Row, training: TrainingConfig, model: Any, ranks: Ranks) -> None:
+        super().__init__(name, row, ranks.device)
+        shape, capacity = read_shape(Path(training.model.name), ranks.device), device_bytes(ranks.device, 1) or 0
+        micro, longest = training.optimization.micro_batch_size, training.data.max_length
+        place = Place(1, 1, gpu=ranks.device.type == "cuda")
+        settings, _ = choose_recomputed(shape, size_settings(training), place, [(micro, capacity)])
+        self.plan = plan_memory(shape, settings, place, capacity)
+        self.notes.append(f"computes again {settings.recomputed.words(row.config['num_hidden_layers'])}")
         build.load_base = lambda *_: model  # type: ignore[assignment]
-        plan: Any = SimpleNamespace(accumulation=1, done=SimpleNamespace(steps=0))
-        self.engine, loss, _ = build.start_model(training, Path(training.model.name), plan, ranks, Reporter(None, 0))
+        fresh: Any = SimpleNamespace(accumulation=1, done=SimpleNamespace(steps=0))
+        self.engine, self._loss, _ = build.start_model(
+            training, Path(training.model.name), fresh, ranks, Reporter(None, 0), settings.recomputed, joins=settings.joins
+        )
+        batches = training.optimization.batches
+        self._batches = settle_batches(self.engine, training, batches, self.examples(1), micro, ranks.device, self.notes.append)
+        self._shares = Shares(sizes_of(self._batches, Balance.EQUAL, micro, (micro,), longest), (0,))
         self.saving = Saving()
-        self._stepper = Stepper(self.engine, loss, ranks, self.saving, UNWATCHED, seed=SEED, policy=NonFinitePolicy.STOP)
+        self._stepper = Stepper(self.engine, self._loss, ranks, self.saving, UNWATCHED, seed=SEED, policy=NonFinitePolicy.STOP)
+        self._order: Callable[[], Any] = nullcontext if name == PLAIN else lambda: cudnn_first(ranks.device)
+
+    def _work(self, step: int) -> tuple[list[Any], int]:
+        """Micro-batches of a step, and its learned tokens."""
+        examples = self.examples(step)
+        lengths = [len(example.ids) for example in examples]
+        ghost = examples[lengths.index(min(lengths))]
+        micros = self._shares.divide(lengths, step).micro_batches[0]
+        batches = [collate([examples[place] for place in micro], ghost, PAD, self.device, self._batches) for micro in micros]
+        return batches, sum(example.learned_tokens for example in examples)
 
     def step(self, step: int) -> None:
-        ids = self.ids(step)
-        batch = Batch(ids, ids, torch.ones_like(ids, dtype=torch.bool))
-        tokens = ids.numel() - ids.shape[0]
-        self.losses.append(self._stepper.take(step, [batch], tokens, lambda: False, Clock(self.device)).loss)
+        batches, tokens = self._work(step)
+        zero_access.set_counters(self.engine, step - 1, len(batches), self.row.samples or self.row.micro)
+        with self._order():
+            result = self._stepper.take(step, batches, tokens, lambda: False, Clock(self.device))
+        self.losses.append(result.loss)
+        self.norms.append(result.gradient_norm)
+
+    def evaluate(self, step: int) -> float:
+        batches, tokens = self._work(step)
+        with evaluating(self.engine), self._order():
+            return sum(float(self._loss(batch)) for batch in batches) / tokens
 
 
 class Saving:
@@ -221,13 +192,11 @@ class Saving:
 
 
 class HuggingFace(Trainer):
-    """transformers and PEFT as Trainer drives them: the adapter in FP32, autocast, the model's own loss, fused AdamW, clipping to 1."""
+    """transformers and PEFT as Trainer drives them: the adapter in FP32, autocast, the model's own loss over rows padded to the longest, fused AdamW, clipping to 1."""
 
-    name = "hugging-face-peft"
-
-    def __init__(self, shape: Shape, precision: str, model: Any, device: torch.device) -> None:
-        super().__init__(shape, device)
-        self.model = adapted(model, shape, in_fp32=True)
+    def __init__(self, name: str, row: Row, precision: str, model: Any, device: torch.device) -> None:
+        super().__init__(name, row, device)
+        self.model = adapted(model, row)
         self._trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         fused = True if device.type == "cuda" else None
         self._optimizer = torch.optim.AdamW(self._trained, lr=LEARNING_RATE, weight_decay=0.0, fused=fused)
@@ -235,62 +204,104 @@ class HuggingFace(Trainer):
         self._computing: Callable[[], Any] = (lambda: torch.autocast(device.type, torch.bfloat16)) if low else nullcontext
 
     def step(self, step: int) -> None:
-        ids = self.ids(step)
-        with self._computing():
-            loss = self.model(input_ids=ids, labels=ids, use_cache=False).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self._trained, 1.0)
+        total = torch.zeros((), device=self.device)
+        for loss in self._micro_losses(step):
+            loss.backward()
+            total += loss.detach()
+        self.norms.append(float(torch.nn.utils.clip_grad_norm_(self._trained, 1.0)))
         self._optimizer.step()
         self._optimizer.zero_grad()
-        self.losses.append(float(loss.detach()))
+        self.losses.append(float(total))
+
+    def evaluate(self, step: int) -> float:
+        self.model.eval()
+        with torch.no_grad():
+            total = sum(float(loss) for loss in self._micro_losses(step))
+        self.model.train()
+        return total
+
+    def _micro_losses(self, step: int) -> Iterator[torch.Tensor]:
+        """Each micro-batch's part of the step's loss."""
+        examples, (_, micro) = self.examples(step), self.row.sizes(self.name)
+        tokens = sum(example.learned_tokens for example in examples)
+        for first in range(0, len(examples), micro):
+            rows = examples[first : first + micro]
+            batch = collate(rows, rows[0], PAD, self.device, Batches.ROWS)
+            inputs = {"input_ids": batch.ids, "labels": batch.labels, "use_cache": False, "num_items_in_batch": tokens}
+            if len({len(example.ids) for example in rows}) > 1:
+                inputs["attention_mask"] = batch.real.long()
+            if batch.documents is not None:
+                inputs["position_ids"] = batch.documents.positions
+            with self._computing():
+                loss = self.model(**inputs).loss
+            yield loss
 
 
-class HuggingFaceDeepSpeed(Trainer):
-    """The same over a DeepSpeed engine: ZeRO-2 with the settings of transformers' documentation."""
+class Liger(HuggingFace):
+    """The same with Liger's kernels. They replace functions of transformers' module, too, which only this trainer's own steps may see."""
 
-    name = "hugging-face-peft-deepspeed"
+    def __init__(self, name: str, row: Row, precision: str, model: Any, device: torch.device) -> None:
+        if device.type != "cuda":
+            raise Absent("Liger's kernels need a GPU")
+        self._module, self._replaced = apply_liger(model)
+        super().__init__(name, row, precision, model, device)
 
-    def __init__(self, shape: Shape, precision: str, model: Any, device: torch.device) -> None:
-        super().__init__(shape, device)
-        import deepspeed
+    def steps(self, first: int, count: int) -> float:
+        with replaced(self._module, self._replaced):
+            return super().steps(first, count)
 
-        wrapped = adapted(model, shape, in_fp32=False)
-        trained = [parameter for parameter in wrapped.parameters() if parameter.requires_grad]
-        settings = {
-            "train_micro_batch_size_per_gpu": shape.micro,
-            "gradient_accumulation_steps": 1,
-            "gradient_clipping": 1.0,
-            "bf16": {"enabled": precision == "BF16"},
-            "zero_allow_untested_optimizer": True,
-            "zero_optimization": {
-                "stage": 2, "overlap_comm": True, "reduce_scatter": True, "contiguous_gradients": True,
-                "reduce_bucket_size": 2e8, "allgather_bucket_size": 2e8,
-            },
-            "steps_per_print": 1_000_000_000,
-        }  # fmt: skip
-        optimizer = torch.optim.AdamW(trained, lr=LEARNING_RATE, weight_decay=0.0)
-        self.engine, *_ = deepspeed.initialize(model=wrapped, model_parameters=trained, optimizer=optimizer, config=settings)
-        self.engine.train()
-
-    def step(self, step: int) -> None:
-        ids = self.ids(step)
-        loss = self.engine(input_ids=ids, labels=ids, use_cache=False).loss
-        self.engine.backward(loss)
-        self.engine.step()
-        self.losses.append(float(loss.detach()))
+    def evaluate(self, step: int) -> float:
+        with replaced(self._module, self._replaced):
+            return super().evaluate(step)
 
 
-def adapted(model: Any, shape: Shape, *, in_fp32: bool) -> Any:
+def apply_liger(model: Any) -> tuple[ModuleType, dict[str, Any]]:
+    """Give the model Liger's kernels, and return its module and what in it they replace, which isn't replaced yet. Raises Absent where there are none."""
+    try:
+        from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN as known
+    except ImportError as error:
+        raise Absent(f"liger-kernel can't be imported: {error}") from error
+    kind = model.config.model_type
+    if kind not in known:
+        raise Absent(f"liger-kernel has no kernels for model_type {kind}")
+    module = sys.modules[type(model).__module__]
+    before = dict(vars(module))
+    known[kind](model=model)
+    values = {name: value for name, value in vars(module).items() if before.get(name) is not value}
+    for name in values:
+        setattr(module, name, before[name])
+    return module, values
+
+
+@contextmanager
+def replaced(module: ModuleType, values: dict[str, Any]) -> Iterator[None]:
+    """Let a module have these values for a while."""
+    before = {name: getattr(module, name) for name in values}
+    vars(module).update(values)
+    try:
+        yield
+    finally:
+        vars(module).update(before)
+
+
+def start_trainer(name: str, row: Row, model: Any, ranks: Ranks, folder: Path, precision: str) -> Trainer:
+    """Start a trainer over a model of its own. Raises Absent where it can't take part."""
+    if name in (PEFT, LIGER):
+        return (Liger if name == LIGER else HuggingFace)(name, row, precision, model, ranks.device)
+    return Lockstep(name, row, training_of(row, folder, precision, name), model, ranks)
+
+
+def adapted(model: Any, row: Row) -> Any:
     """Give every trainer the same first adapter."""
     import peft
 
-    if shape.gradient_checkpointing:
+    if row.recompute:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     torch.manual_seed(SEED)
     lora = peft.LoraConfig(
-        r=shape.rank, lora_alpha=2 * shape.rank, target_modules=list(shape.targets), lora_dropout=0.0, task_type="CAUSAL_LM"
+        r=row.rank, lora_alpha=2 * row.rank, target_modules=list(row.targets), lora_dropout=float(row.dropout), task_type="CAUSAL_LM"
     )
-    wrapped = peft.get_peft_model(model, lora, autocast_adapter_dtype=in_fp32)
+    wrapped = peft.get_peft_model(model, lora)
     wrapped.train()
     return wrapped
 

@@ -1,4 +1,4 @@
-"""Parts of gpu.py, each in a process of its own: speed beside Hugging Face, the memory plan beside the peak, and what a checkpoint costs."""
+"""Measures of gpu.py's rows, each in a process of its own: speed beside Hugging Face, the memory plan beside the peak, profiles, and what a checkpoint costs."""
 
 from __future__ import annotations
 
@@ -7,139 +7,213 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from checkpoint_ways import DcpAsync, DcpSync, DeepSpeed, Way
 from checkpoint_ways import Lockstep as LockstepSaver
-from gpu_model import (
-    LARGE,
-    TINY,
-    HuggingFace,
-    HuggingFaceDeepSpeed,
-    Lockstep,
-    Shape,
-    Trainer,
-    fitted,
-    planned,
-    random_model,
-    same_weights,
-    synchronize,
-    training_of,
-)
+from gpu_model import Absent, Lockstep, Trainer, random_model, same_weights, start_trainer, synchronize, training_of
+from gpu_rows import DEFAULT, LIGER, PEFT, ROWS, Row, tiny
 
 from lockstep_train.base.errors import first_line, out_of_memory
 from lockstep_train.base.ranks import Ranks
-from lockstep_train.memory.capacity import device_bytes
 from lockstep_train.report.flops import FlopCount, count_flops, peak_flops
 
-WARM_STEPS = 2
-ROOM = 0.85
-"""Share of the device's memory for models that are made as large as fits: a plan may be 10 % off."""
+PROFILED_STEPS, TOP_KERNELS = 2, 15
 LOSS_TOLERANCE = {"FP32": 1e-4, "BF16": 1e-2}
-"""Relative tolerance of the first step's loss: the same function of the same weights, in other kernels. The adapter's output is still zero."""
+"""Relative tolerance of each step's loss: the same function of the same weights, in other kernels."""
+NORM_TOLERANCE = {"FP32": 1e-3, "BF16": 5e-2}
+"""Relative tolerance of the first step's gradient norm. The adapter's output is still zero then, so the first loss says nothing of the backward pass."""
+Memory = dict[str, int]
 
 
-def throughput(name: str, ranks: Ranks, folder: Path, tiny: bool, rounds: int, block: int) -> dict[str, Any]:
-    """Lockstep alone for its memory, then all trainers in turns."""
-    device, precision = ranks.device, "FP32" if tiny else "BF16"
-    capacity = device_bytes(device, 1) or 0
-    shape = fitted((TINY if tiny else LARGE)[name], folder, precision, device, int(ROOM * capacity))
-    training = training_of(shape, folder, precision)
-    plan = planned(training, device, capacity)
-    model = random_model(shape.config, precision, device)
-    others = [same_weights(model), same_weights(model)]
-    if shape.fits == "sequence":  # a step takes a minute, most of it attention
-        warm, rounds, block = 1, 1, 1
-    else:
-        warm = WARM_STEPS
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    reset_peak(device)
-    ours = Lockstep(shape, training, model, ranks)
-    flops = count_flops(ours.engine.module)
-    ours.steps(1, warm)
-    memory = peak(device)
-    trainers: list[Trainer] = [ours]
-    failures = {}
-    for kind, other in zip((HuggingFace, HuggingFaceDeepSpeed), others, strict=True):
-        trainer = kind(shape, precision, other, device)
+@dataclass
+class Started:
+    """Trainers of a row that take part, in the row's order; why the others don't; and the memory of the default alone."""
+
+    trainers: list[Trainer]
+    absent: dict[str, str]
+    memory: Memory
+    parameters: int
+    evaluated: dict[str, float]
+    """First step's loss in evaluation mode; empty where there is no dropout."""
+    default: Any = None
+
+
+def start(row: Row, ranks: Ranks, folder: Path, precision: str) -> Started:
+    """Start a row's trainers over one model's weights, and warm them up: the default first, whose memory is measured while nothing else has any."""
+    model = random_model(row.config, precision, ranks.device)
+    models = [same_weights(model) for _ in row.trainers[1:]] + [model]
+    started = Started([], {}, {}, sum(parameter.numel() for parameter in model.parameters()), {})
+    for name in sorted(row.trainers, key=lambda name: name != DEFAULT):
+        reset_peak(ranks.device)
         try:
-            trainer.steps(1, warm)
-            trainers.append(trainer)
+            trainer = start_trainer(name, row, models.pop(), ranks, folder, precision)
+            if float(row.dropout):
+                started.evaluated[name] = trainer.evaluate(1)
+            trainer.steps(1, row.warm)
         except Exception as error:
-            if not out_of_memory(error):
+            # Liger's kernels may not suit this transformers or this GPU
+            if name == DEFAULT or not (isinstance(error, Absent) or name == LIGER or out_of_memory(error)):
                 raise
-            failures[kind.name] = first_line(error)
-    turns = take_turns(trainers, rounds, block, 1 + warm)
-    tokens = shape.micro * shape.sequence
-    rows = {trainer.name: row(tokens, block, turns[trainer.name], flops, shape, precision, device) for trainer in trainers}
-    rates = [rows[trainer.name]["tokens_per_second"] for trainer in trainers]
+            started.absent[name] = first_line(error)
+            started.evaluated.pop(name, None)
+            continue
+        started.trainers.append(trainer)
+        if name == DEFAULT:
+            started.default, started.memory = trainer, peak(ranks.device)
+    started.trainers.sort(key=lambda trainer: row.trainers.index(trainer.name))
+    return started
+
+
+def throughput(name: str, row: Row, ranks: Ranks, folder: Path, precision: str) -> dict[str, Any]:
+    """Lockstep's default alone for its memory, then all trainers in turns."""
+    started = start(row, ranks, folder, precision)
+    flops = count_flops(started.default.engine.module)
+    turns = take_turns(started, row, 1 + row.warm)
+    documents = [length for step in range(row.block) for sample in row.documents(1 + row.warm + step) for length in sample]
+    rows = {trainer.name: figures(trainer, turns[trainer.name], documents, flops, precision) for trainer in started.trainers}
+    planned, peak_bytes = started.default.plan.total_bytes, started.memory["device"]
+    rate = rows[DEFAULT]["tokens_per_second"]
+    others = [rows[other]["tokens_per_second"] for other in (PEFT, LIGER) if other in rows]
+    own = [each["tokens_per_second"] for other, each in rows.items() if other not in (DEFAULT, PEFT, LIGER)]
     return {
         "name": name,
-        "parameters": parameters,
-        "layers": shape.config["num_hidden_layers"],
-        "sequence": shape.sequence,
-        "micro_batch": shape.micro,
-        "gradient_checkpointing": shape.gradient_checkpointing,
+        "parameters": started.parameters,
+        "layers": row.config["num_hidden_layers"],
+        "sequence": row.sequence,
+        "micro_batch": row.micro,
+        "samples": row.samples or row.micro,
+        "lengths": row.lengths.value,
+        "dropout": float(row.dropout),
+        "hugging_face_recomputes": row.recompute,
         "precision": precision,
         "trainers": rows,
-        "out_of_memory": failures,
-        "ratio_to_best_other": round(rates[0] / max(rates[1:]), 4) if rates[1:] else None,
-        **beside_plan(plan.total_bytes, memory),
-        **losses(trainers, precision),
+        "absent": started.absent,
+        "ratio_to_best_other": round(rate / max(others), 4) if others else None,
+        "ratio_to_other_lockstep": round(rate / own[0], 4) if own else None,
+        "planned_bytes": planned,
+        "peak_bytes": peak_bytes,
+        "plan_over_peak": round(planned / peak_bytes, 4) if row.full else None,
+        **equality(started, precision),
     }
 
 
-def take_turns(trainers: Sequence[Trainer], rounds: int, block: int, step: int) -> dict[str, list[tuple[float, dict[str, int]]]]:
-    """Name → (seconds, peak memory) of each block, in the order A B C C B A, so that none gains from what else the machine does."""
-    turns: dict[str, list[tuple[float, dict[str, int]]]] = {trainer.name: [] for trainer in trainers}
-    for _ in range(rounds):
-        for trainer in [*trainers, *reversed(trainers)]:
-            reset_peak(trainer.device)
-            seconds = trainer.steps(step, block)
-            turns[trainer.name].append((seconds, peak(trainer.device)))
-        step += block
+def take_turns(started: Started, row: Row, step: int) -> dict[str, list[tuple[float, Memory]]]:
+    """Name → (seconds, peak memory) of each turn, in the order A B C D D C B A, so that none gains from what else the machine does. A trainer whose memory is exhausted leaves."""
+    turns: dict[str, list[tuple[float, Memory]]] = {trainer.name: [] for trainer in started.trainers}
+    for trainer in [*started.trainers, *reversed(started.trainers)]:
+        if trainer.name in started.absent:
+            continue
+        reset_peak(trainer.device)
+        try:
+            seconds = trainer.steps(step, row.block)
+        except Exception as error:
+            if trainer.name == DEFAULT or not out_of_memory(error):
+                raise
+            started.absent[trainer.name] = first_line(error)
+            continue
+        turns[trainer.name].append((seconds, peak(trainer.device)))
+    started.trainers = [trainer for trainer in started.trainers if trainer.name not in started.absent]
     return turns
 
 
-def row(
-    tokens: int, block: int, turns: list[tuple[float, dict[str, int]]], flops: FlopCount, shape: Shape, precision: str, device: torch.device
-) -> dict[str, Any]:
-    """One trainer's figures. The operations are those that the mathematics needs, the same for all."""
-    seconds = statistics.median(each for each, _ in turns) / block
-    operations = flops.needed([shape.sequence] * shape.micro) / seconds
-    best, _ = peak_flops(torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU", precision)
+def figures(trainer: Trainer, turns: list[tuple[float, Memory]], documents: list[int], flops: FlopCount, precision: str) -> dict[str, Any]:
+    """One trainer's figures, of tokens of documents: padding counts nothing. The operations are those that the mathematics needs, the same for all."""
+    seconds = statistics.median(each for each, _ in turns)
+    operations = flops.needed(documents) / seconds
+    best, _ = peak_flops(torch.cuda.get_device_name(trainer.device) if trainer.device.type == "cuda" else "CPU", precision)
     return {
-        "tokens_per_second": round(tokens / seconds, 1),
-        "step_seconds": round(seconds, 4),
-        "block_seconds": [round(each, 4) for each, _ in turns],
+        "tokens_per_second": round(sum(documents) / seconds, 1),
+        "step_seconds": round(seconds / trainer.row.block, 4),
+        "turn_seconds": [round(each, 4) for each, _ in turns],
         "tflops": float(f"{operations / 1e12:.4g}"),
         "mfu": round(operations / best, 4) if best else None,
         "peak_allocated_bytes": max(memory["allocated"] for _, memory in turns),
         "peak_reserved_bytes": max(memory["reserved"] for _, memory in turns),
+        "notes": trainer.notes,
     }
 
 
-def beside_plan(planned_bytes: int, memory: dict[str, int]) -> dict[str, Any]:
-    """The peak that a plan is held against is all that the device has given this process, with CUDA's own part and the allocator's gaps."""
+def equality(started: Started, precision: str) -> dict[str, Any]:
+    """Compare what all trainers must agree on. They have had the same samples in the same order; dropout draws other numbers in each."""
+    trainers, reference = started.trainers, started.default
+    if len(trainers) == 1:
+        return {"equality": "there is nothing to compare with"}
+    if started.evaluated:
+        losses = started.evaluated
+        difference = max(abs(loss - losses[DEFAULT]) / losses[DEFAULT] for loss in losses.values())
+        checked = {"equality": "the first step's loss in evaluation mode", "evaluated_losses": losses}
+        return {**checked, "largest_loss_difference": difference, "losses_equal": difference <= LOSS_TOLERANCE[precision]}
+    difference = max(abs(mine - other) / mine for trainer in trainers for mine, other in zip(reference.losses, trainer.losses, strict=True))
+    norm_difference = max(abs(reference.norms[0] - trainer.norms[0]) / reference.norms[0] for trainer in trainers)
     return {
-        "planned_bytes": planned_bytes,
-        "peak_bytes": memory["device"],
-        "peak_allocated_bytes": memory["allocated"],
-        "peak_reserved_bytes": memory["reserved"],
-        "plan_over_peak": round(planned_bytes / memory["device"], 4),
+        "equality": "all steps' losses and the first gradient norm",
+        "first_losses": {trainer.name: trainer.losses[0] for trainer in trainers},
+        "last_losses": {trainer.name: trainer.losses[-1] for trainer in trainers},
+        "first_gradient_norms": {trainer.name: trainer.norms[0] for trainer in trainers},
+        "largest_loss_difference": difference,
+        "first_norm_difference": norm_difference,
+        "losses_equal": difference <= LOSS_TOLERANCE[precision] and norm_difference <= NORM_TOLERANCE[precision],
     }
 
 
-def losses(trainers: Sequence[Trainer], precision: str) -> dict[str, Any]:
-    first = {trainer.name: trainer.losses[0] for trainer in trainers}
-    reference = next(iter(first.values()))
-    difference = max(abs(loss - reference) / reference for loss in first.values())
-    last = {trainer.name: trainer.losses[-1] for trainer in trainers}
-    equal = difference <= LOSS_TOLERANCE[precision]
-    return {"first_losses": first, "last_losses": last, "first_loss_difference": difference, "losses_equal": equal}
+def profile(name: str, row: Row, ranks: Ranks, folder: Path, precision: str) -> dict[str, Any]:
+    """Kernels of a few steps of each trainer, by time, and the share of the time in which none ran. On a CPU its operations stand for kernels."""
+    started = start(row, ranks, folder, precision)
+    return {
+        "name": name,
+        "profiles": {trainer.name: profile_steps(trainer, 1 + row.warm) for trainer in started.trainers},
+        "absent": started.absent,
+        **equality(started, precision),
+    }
+
+
+def profile_steps(trainer: Trainer, step: int) -> dict[str, Any]:
+    from torch.autograd import DeviceType
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as recording
+
+    on_gpu = trainer.device.type == "cuda"
+    reset_peak(trainer.device)
+    with recording(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as record:
+        seconds = trainer.steps(step, PROFILED_STEPS)
+    kernels = [
+        (event.name, event.time_range.start, event.time_range.end)
+        for event in record.events()
+        if not getattr(event, "is_user_annotation", False) and (event.device_type == DeviceType.CUDA if on_gpu else not event.cpu_children)
+    ]
+    return {"step_seconds": round(seconds / PROFILED_STEPS, 4), "notes": trainer.notes, **summary(kernels)}
+
+
+def summary(kernels: Sequence[tuple[str, float, float]]) -> dict[str, Any]:
+    """Of kernels (name, start, end): the share of the time in which none ran, and those that took most."""
+    if not kernels:
+        return {"kernels_run": 0, "idle_share": 1.0, "top": []}
+    taken: dict[str, list[float]] = defaultdict(list)
+    for kernel, start_, end in kernels:
+        taken[kernel].append(end - start_)
+    whole, longest = sum(map(sum, taken.values())), sorted(taken, key=lambda kernel: -sum(taken[kernel]))
+    top = [
+        {"kernel": kernel[:120], "share": round(sum(taken[kernel]) / whole, 4), "calls": len(taken[kernel])}
+        for kernel in longest[:TOP_KERNELS]
+    ]
+    return {"kernels_run": len(kernels), "idle_share": round(idle_share([each[1:] for each in kernels]), 4), "top": top}
+
+
+def idle_share(spans: Iterable[tuple[float, float]]) -> float:
+    """Share of the time from the first start to the last end in which no span runs."""
+    ordered = sorted(spans)
+    first, busy = ordered[0][0], 0.0
+    end = first
+    for start_, stop in ordered:
+        busy += max(0.0, stop - max(start_, end))
+        end = max(end, stop)
+    return 1 - busy / (end - first)
 
 
 def reset_peak(device: torch.device) -> None:
@@ -149,7 +223,7 @@ def reset_peak(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats(device)
 
 
-def peak(device: torch.device) -> dict[str, int]:
+def peak(device: torch.device) -> Memory:
     """Bytes at their highest: of tensors, of what the allocator holds, and of all that this process has of the device."""
     if device.type != "cuda":
         resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -160,14 +234,12 @@ def peak(device: torch.device) -> dict[str, int]:
     return {"allocated": torch.cuda.max_memory_allocated(device), "reserved": reserved, "device": reserved + beside}
 
 
-def checkpoint(name: str, ranks: Ranks, folder: Path, tiny: bool, rounds: int, block: int) -> dict[str, Any]:
+def checkpoint(name: str, row: Row, ranks: Ranks, folder: Path, precision: str) -> dict[str, Any]:
     """Blocks of steps with one save in each, beside the same without, for every way to save the same state."""
-    device, precision = ranks.device, "FP32" if tiny else "BF16"
-    shape = (TINY if tiny else LARGE)[name]
-    training = training_of(shape, folder, precision)
-    trainer = Lockstep(shape, training, random_model(shape.config, precision, device), ranks)
+    model = random_model(row.config, precision, ranks.device)
+    trainer = Lockstep(DEFAULT, row, training_of(row, folder, precision), model, ranks)
     ways: list[Way] = [way(trainer.engine, ranks, folder) for way in (LockstepSaver, DeepSpeed, DcpSync, DcpAsync)]
-    trainer.steps(1, WARM_STEPS)
+    trainer.steps(1, row.warm)
     failures = {}
     for way in tuple(ways):  # warms buffers and page cache up
         try:
@@ -177,11 +249,7 @@ def checkpoint(name: str, ranks: Ranks, folder: Path, tiny: bool, rounds: int, b
                 raise
             failures[way.name] = f"{type(error).__name__}: {first_line(error)}"
             ways.remove(way)
-    samples: dict[str, list[dict[str, float]]] = {way.name: [] for way in ways}
-    for number in range(rounds):
-        for way in ways[number % len(ways) :] + ways[: number % len(ways)]:
-            samples[way.name].append(one_save(trainer, way, 2 + number, block))
-    rows = {way: {key: round(statistics.median(each[key] for each in of_way), 6) for key in of_way[0]} for way, of_way in samples.items()}
+    rows = {way.name: {key: round(value, 6) for key, value in one_save(trainer, way, 2, row.block).items()} for way in ways}
     others = [values["stall_seconds"] for way, values in rows.items() if way != LockstepSaver.name]
     return {
         "name": name,
@@ -227,6 +295,8 @@ def durable(way: Way) -> bool:
     return bool(future.done())
 
 
-def main(part: str, ranks: Ranks, folder: Path, tiny: bool, rounds: int, block: int) -> dict[str, Any]:
-    print(f"{part}: begins", file=sys.stderr, flush=True)
-    return (checkpoint if part == "checkpoint" else throughput)(part, ranks, folder, tiny, rounds, block)
+def main(name: str, ranks: Ranks, folder: Path, small: bool) -> dict[str, Any]:
+    """Measure a row."""
+    print(f"{name}: begins", file=sys.stderr, flush=True)
+    row = tiny(ROWS[name]) if small else ROWS[name]
+    return {"profile": profile, "checkpoint": checkpoint}.get(name, throughput)(name, row, ranks, folder, "FP32" if small else "BF16")

@@ -2,7 +2,7 @@
 
 .venv/bin/python tests/bench/shares.py --json
 
-Real ranks over gloo train a tiny model; beside it each rank sleeps for every sample it computes, by its speed, as a host does while its GPU computes. So the figures
+Real ranks over gloo train a tiny model; beside it each rank sleeps for every 40 tokens it computes, by its speed, as a host does while its GPU computes. So the figures
 follow from the speeds, not from this machine's cores.
 """
 
@@ -63,19 +63,18 @@ def measure(ranks: ForkServer, folder: Path, stage: str, balance: str, options: 
         sys.exit(ended.output)
     steps = records(folder / run.stem, "train_log")[-options.steps :]
     chosen = [event for event in records(folder / run.stem, "events") if event["kind"] == "balance"]
-    sizes = chosen[-1]["sizes"] if chosen else [EQUAL_SIZE] * len(options.speeds)
+    count = len(options.speeds)
     return {
         "tokensPerSecond": statistics.median(step["tokensPerSecond"] for step in steps),
         "waitShare": statistics.median(step["waitSeconds"] / step["stepSeconds"] for step in steps),
-        "sizes": sizes,
-        "accumulation": chosen[-1]["accumulation"] if chosen else -(-BATCH // sum(sizes)),
+        "shares": chosen[-1]["shares"] if chosen else [round(1 / count, 4)] * count,
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--speeds", type=float, nargs="+", default=list(SPEEDS), help="speed of each rank, relative to the first")
-    parser.add_argument("--sample-seconds", type=float, default=0.12, help="time of a sample on a rank of speed 1 (default: 0.12)")
+    parser.add_argument("--sample-seconds", type=float, default=0.12, help="time of 40 tokens on a rank of speed 1 (default: 0.12)")
     parser.add_argument("--steps", type=int, default=6, help="steps that count (default: 6)")
     parser.add_argument("--stages", nargs="+", default=["Stage1", "Stage2", "Stage3"])
     parser.add_argument("--rounds", type=int, default=2)
@@ -104,7 +103,7 @@ def main() -> None:
         return
     for line in table:
         print(
-            f"{line['stage']}: {line['equal']:.0f} tokens/s equal, {line['measured']:.0f} measured, {line['gain']:.2f} times; sizes {line['sizes']}"
+            f"{line['stage']}: {line['equal']:.0f} tokens/s equal, {line['measured']:.0f} measured, {line['gain']:.2f} times; shares {line['shares']}"
         )
 
 
@@ -119,7 +118,7 @@ def row(stage: str, rounds: list[dict[str, dict[str, Any]]]) -> dict[str, Any]:
             statistics.median(new["tokensPerSecond"] / old["tokensPerSecond"] for old, new in zip(equal, measured, strict=True)), 3
         ),
         "firstRankWaits": [round(statistics.median(one["waitShare"] for one in side), 3) for side in (equal, measured)],
-        "sizes": [[one["accumulation"], *one["sizes"]] for one in measured],
+        "shares": [one["shares"] for one in measured],
     }
 
 

@@ -1,10 +1,12 @@
 """Tokens a second of Lockstep's trainer and of Hugging Face's Trainer with DeepSpeed and PEFT, on the same work:
 
 .venv/bin/python tests/bench/train.py --json                                two gloo ranks on CPUs, BF16 and FP32
+.venv/bin/python tests/bench/train.py --shape 20m-ragged                    samples of unlike lengths, as chats have
 .venv/bin/python tests/bench/train.py --device cuda --shape 8b              an 8B LoRA at 4,096 tokens on this machine's GPUs
 
 Both are started once and kept at a gate; then they take turns, in the order A B B A, so that neither gains from what else the machine does.
-A result counts only with equal losses: the same model, data, order, batch, optimizer, schedule and first adapter.
+A result counts only with equal losses: the same model, data, order, batch, optimizer, schedule and first adapter. Of ragged samples there is a third row: Hugging
+Face's Trainer grouping them by length, in another order and so with other losses.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from train_inputs import LEARNING_RATE, LORA, SEED, SHAPES, Shape, lockstep_run,
 
 HERE = Path(__file__).resolve().parent
 TRAINERS = ("lockstep", "hugging-face")
+GROUPED = "hugging-face-grouped"
 WARM_STEPS = 1
 TOLERANCE = {"FP32": 5e-6, "BF16": 1e-3}
 """Relative tolerance of a step's loss. FP32 differs by the order of sums; BF16 keeps 8 bits of each value, and here the trainers round apart."""
@@ -47,6 +50,8 @@ class Group:
         self.shares: list[float] = []
         self.cpu: list[float] = []
         """Processor seconds of all ranks since they began, at the end of each turn."""
+        self.counts: list[tuple[float, int, int]] = []
+        """Processor seconds, tokens of samples and tokens with padding, of all ranks, at each gate."""
         self._log = log
         self._gates: list[tuple[Any, Any]] = []
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -72,7 +77,10 @@ class Group:
         lines = [reports.readline() for _, reports in self._gates]
         if not all(lines):
             raise SystemExit(f"a rank has ended:\n{self._log.read_text()[-4000:]}")
-        return [json.loads(line) for line in lines]
+        reports = [json.loads(line) for line in lines]
+        if "cpu" in reports[0]:
+            self.counts.append(tuple(sum(report[name] for report in reports) for name in ("cpu", "tokens", "computed")))  # type: ignore[arg-type]
+        return reports
 
     def take(self, steps: int) -> float:
         """Let all ranks take so many steps; the seconds until the last one is at its gate again."""
@@ -149,9 +157,13 @@ def write_inputs(folder: Path, shape: Shape, precision: str, ranks: int, steps: 
     }
     lora = {"r": LORA["rank"], "lora_alpha": LORA["alpha"], "target_modules": LORA["targets"]}
     common = {"model": str(folder / "model"), "data": str(folder / "data.jsonl"), "seed": SEED, "lora": lora, "device": device}
-    files = {trainer: folder / f"{trainer}-{precision}.json" for trainer in TRAINERS}
+    trainers = (*TRAINERS, GROUPED) if shape.ragged else TRAINERS
+    files = {trainer: folder / f"{trainer}-{precision}.json" for trainer in trainers}
     files["lockstep"].write_text(json.dumps({"run": str(run)}))
     files["hugging-face"].write_text(json.dumps({**common, "precision": precision, "arguments": arguments}))
+    if shape.ragged:
+        grouping = arguments | {"train_sampling_strategy": "group_by_length"}
+        files[GROUPED].write_text(json.dumps({**common, "precision": precision, "arguments": grouping}))
     return files
 
 
@@ -167,24 +179,41 @@ def compare(folder: Path, shape: Shape, precision: str, ranks: int, device: str,
     with contextlib.ExitStack() as stack:
         groups = {
             trainer: stack.enter_context(group(trainer, files[trainer], ranks, device, folder / f"{trainer}-{precision}.log"))
-            for trainer in TRAINERS
+            for trainer in files
         }
         for started in groups.values():
             started.arrived()
         for started in groups.values():
             started.take(WARM_STEPS)
             started.shares.clear()
-        ours, theirs = (groups[trainer] for trainer in TRAINERS)
-        for turn in [ours, theirs, theirs, ours] * rounds:
+        in_turn = list(groups.values())
+        for turn in [*in_turn, *reversed(in_turn)] * rounds:
             turn.blocks.append(turn.take(block))
         found = {trainer: started.finish() for trainer, started in groups.items()}
     return judge(shape, precision, ranks, device, block, groups, found)
 
 
+def ragged_rows(groups: dict[str, Group]) -> dict[str, dict[str, float]]:
+    """Each trainer over all its steps, the first one too, since a sampler that groups by length begins with the longest."""
+    rows = {}
+    for trainer, each in groups.items():
+        seconds, tokens, computed = (last - first for first, last in zip(each.counts[0], each.counts[-1], strict=True))
+        rows[trainer] = {
+            "processor_seconds_per_1000_tokens": round(1000 * seconds / tokens, 4),
+            "tokens": tokens,
+            "computed": computed,
+            "filled": round(tokens / computed, 4),
+        }
+    return rows
+
+
 def judge(
     shape: Shape, precision: str, ranks: int, device: str, block: int, groups: dict[str, Group], found: dict[str, dict[str, Any]]
 ) -> dict[str, Any]:
+    ragged = ragged_rows(groups) if shape.ragged else {}
     tokens = shape.sequence * shape.micro * shape.accumulation * ranks * block
+    if ragged:  # on the average of a turn; both have the same
+        tokens = round(ragged["lockstep"]["tokens"] / (WARM_STEPS / block + len(groups["lockstep"].blocks)))
     losses = [found[trainer]["losses"] for trainer in TRAINERS]
     pairs = list(zip(*losses, strict=True))
     rates = {trainer: tokens / statistics.median(groups[trainer].blocks) for trainer in TRAINERS}
@@ -197,6 +226,10 @@ def judge(
         "hugging_face_tokens_per_second": round(rates["hugging-face"], 1),
         "ratio": round(rates["lockstep"] / rates["hugging-face"], 4),
         "processor_time_ratio": round(cpu["hugging-face"] / cpu["lockstep"], 4),
+        "ragged": {
+            **ragged,
+            **{f"{other}_over_lockstep": _times(ragged, other) for other in ragged if other != "lockstep"},
+        },
         "block_seconds": {trainer: [round(seconds, 3) for seconds in groups[trainer].blocks] for trainer in TRAINERS},
         "compute_share": shares if device == "cpu" else None,  # a host's clock sees a GPU's work only when it waits
         "losses_first_last": [losses[0][0], losses[0][-1]],
@@ -206,6 +239,12 @@ def judge(
         "mfu": found["lockstep"]["mfu"],
         "memory_bytes": {trainer: found[trainer]["memory"] for trainer in TRAINERS},
     }
+
+
+def _times(rows: dict[str, dict[str, float]], other: str) -> float:
+    """Processor time of another trainer for a token, over Lockstep's."""
+    name = "processor_seconds_per_1000_tokens"
+    return round(rows[other][name] / rows["lockstep"][name], 3)
 
 
 def measure(name: str, precision: str, ranks: int, device: str, rounds: int, block: int) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import string
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 SEED = 42
+SHORTEST, MEDIAN_SHARE, SPREAD = 4, 600 / 4096, 0.9
+"""Lengths of ragged samples."""
 LEARNING_RATE = 2e-3
 LORA = {"rank": 16, "alpha": 32, "targets": ["q_proj", "k_proj", "v_proj", "o_proj"]}
 
@@ -25,6 +28,8 @@ class Shape:
     gradient_checkpointing: bool
     zero_stage: int
     precisions: tuple[str, ...]
+    ragged: bool = False
+    """Samples have log-normal lengths, as chats do; else each has `sequence` tokens."""
 
 
 _LLAMA_8B = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8}
@@ -63,6 +68,24 @@ SHAPES = {
         gradient_checkpointing=False,
         zero_stage=2,
         precisions=("BF16", "FP32"),
+    ),
+    "20m-ragged": Shape(
+        {
+            "model_type": "llama",
+            "vocab_size": 4096,
+            "hidden_size": 512,
+            "intermediate_size": 1376,
+            "num_hidden_layers": 6,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+        },
+        sequence=512,
+        micro=8,
+        accumulation=1,
+        gradient_checkpointing=False,
+        zero_stage=2,
+        precisions=("FP32",),
+        ragged=True,
     ),
     "8b": Shape(
         {"model_type": "llama", "vocab_size": 128256, "rope_theta": 500000.0, **_LLAMA_8B},
@@ -123,12 +146,16 @@ def make_model(folder: Path, shape: Shape, device: str) -> int:
 
 
 def make_data(path: Path, shape: Shape, samples: int) -> None:
-    """Samples of exactly `sequence` tokens with the first and the last one: a letter is a token. So there is no padding anywhere."""
+    """Samples of exactly `sequence` tokens with the first and the last one: a letter is a token. So there is no padding anywhere.
+
+    Ragged ones have the lengths of chats, a median of 600 in 4,096 tokens: SHORTEST more than a log-normal number, cut at `sequence`.
+    """
     draw = random.Random(SEED)  # noqa: S311 (sample text)
     with path.open("w") as file:
         for _ in range(samples):
             words = " ".join("".join(draw.choices(string.ascii_lowercase, k=draw.randint(2, 8))) for _ in range(shape.sequence))
-            file.write(json.dumps({"text": words[: shape.sequence - 2]}) + "\n")
+            length = min(shape.sequence, SHORTEST + int(draw.lognormvariate(math.log(MEDIAN_SHARE * shape.sequence), SPREAD)))
+            file.write(json.dumps({"text": words[: (length if shape.ragged else shape.sequence) - 2]}) + "\n")
 
 
 def lockstep_run(folder: Path, shape: Shape, precision: str, ranks: int, steps: int) -> dict[str, Any]:
@@ -152,7 +179,7 @@ def lockstep_run(folder: Path, shape: Shape, precision: str, ranks: int, steps: 
                 "globalBatchSize": shape.micro * shape.accumulation * ranks,
                 "warmupSteps": 0,
                 "schedule": "Cosine",
-                "gradientCheckpointing": shape.gradient_checkpointing,
+                "recompute": "All" if shape.gradient_checkpointing else "None",
             },
             "evaluation": None,
             "checkpoint": {"everySteps": 1_000_000, "keep": 2, "resumeFrom": "None"},

@@ -24,12 +24,17 @@ class Gate:
         self._left = 0
         self.computing = 0.0
         """Seconds from the start of forward passes to the end of their backward passes, since the last report."""
+        self.tokens, self.computed = 0, 0
+        """Tokens of samples so far, and those with padding, that this rank has trained on."""
 
     def step(self) -> None:
         if self._left == 0:
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
-            self._reports.write(json.dumps({"computing": self.computing, "cpu": time.process_time()}) + "\n")
+            self._reports.write(
+                json.dumps({"computing": self.computing, "cpu": time.process_time(), "tokens": self.tokens, "computed": self.computed})
+                + "\n"
+            )
             self.computing = 0.0
             order = self._orders.readline()
             if not order:
@@ -63,9 +68,19 @@ def time_computing(gate: Gate) -> None:
 def lockstep(gate: Gate, inputs: dict[str, Any]) -> None:
     """Lockstep's trainer as it is started on a node, but for the gate."""
     from lockstep_train import __main__ as trainer
+    from lockstep_train.data.tokens.encode import IGNORED
+    from lockstep_train.engine.step import Stepper
     from lockstep_train.steps import Steps
 
-    take = Steps.take
+    take, take_batches = Steps.take, Stepper.take
+
+    def counted(self: Stepper, step: int, batches: Any, *arguments: Any) -> Any:
+        for batch in batches:
+            gate.computed += batch.ids.numel()
+            gate.tokens += int(batch.real.sum()) if bool((batch.labels != IGNORED).any()) else 0
+        return take_batches(self, step, batches, *arguments)
+
+    Stepper.take = counted  # type: ignore[assignment, method-assign]
 
     def gated(self: Steps, step: int) -> Any:
         gate.step()
@@ -93,7 +108,7 @@ def hugging_face(gate: Gate, inputs: dict[str, Any]) -> None:
     time_computing(gate)
     arguments = transformers.TrainingArguments(**inputs["arguments"], use_cpu=inputs["device"] == "cpu")
     folder = Path(inputs["model"])
-    tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), pad_token="</s>")
     texts = [json.loads(line)["text"] for line in Path(inputs["data"]).read_text().splitlines()]
     rows = [[*tokenizer(text).input_ids, tokenizer.eos_token_id] for text in texts]
     ordered = [rows[index] for index in epoch_order(len(rows), inputs["seed"], 0)]
@@ -103,7 +118,13 @@ def hugging_face(gate: Gate, inputs: dict[str, Any]) -> None:
     lora = peft.LoraConfig(**inputs["lora"], lora_dropout=0.0, task_type="CAUSAL_LM")
     model = peft.get_peft_model(base, lora, autocast_adapter_dtype=False)
 
-    class InOrder(transformers.Trainer):
+    class Counted(transformers.Trainer):
+        def training_step(self, model: Any, inputs: Any, *arguments: Any, **options: Any) -> Any:
+            gate.tokens += int(inputs["attention_mask"].sum())
+            gate.computed += inputs["input_ids"].numel()
+            return super().training_step(model, inputs, *arguments, **options)
+
+    class InOrder(Counted):
         def _get_train_sampler(self, *arguments: Any, **options: Any) -> Any:
             return torch.utils.data.SequentialSampler(ordered)
 
@@ -111,8 +132,13 @@ def hugging_face(gate: Gate, inputs: dict[str, Any]) -> None:
         def on_step_begin(self, *arguments: Any, **options: Any) -> None:
             gate.step()
 
-    trainer = InOrder(
-        model=model, args=arguments, train_dataset=[{"input_ids": row, "labels": row} for row in ordered], callbacks=[Gated()]
+    grouped = "train_sampling_strategy" in inputs["arguments"]
+    trainer = (Counted if grouped else InOrder)(
+        model=model,
+        args=arguments,
+        train_dataset=[{"input_ids": row, "labels": row} for row in ordered],
+        data_collator=transformers.DataCollatorForSeq2Seq(tokenizer),
+        callbacks=[Gated()],
     )
     trainer.remove_callback(transformers.PrinterCallback)
     trainer.train()
@@ -123,7 +149,7 @@ def hugging_face(gate: Gate, inputs: dict[str, Any]) -> None:
 def main() -> None:
     inputs = json.loads(Path(sys.argv[2]).read_text())
     gate = Gate(int(sys.argv[3]), int(sys.argv[4]))
-    {"lockstep": lockstep, "hugging-face": hugging_face}[sys.argv[1]](gate, inputs)
+    {"lockstep": lockstep, "hugging-face": hugging_face, "hugging-face-grouped": hugging_face}[sys.argv[1]](gate, inputs)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # native threads must not abort a process that has reported everything

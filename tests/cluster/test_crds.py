@@ -212,7 +212,7 @@ def test_a_job_shows_its_defaults(server: Server) -> None:
                 "optimizer": "AdamW",
                 "offload": "None",
                 "nonFinite": "Stop",
-                "gradientCheckpointing": False,
+                "recompute": "Auto",
                 "maxGradientNorm": "1",
                 "weightDecay": "0",
                 "beta1": "0.9",

@@ -1,4 +1,4 @@
-"""One rank of Lockstep's trainer as the checks need it: `rank.py [--gloo] [--exhaust] [--record FILE] [--case NAME]`, with torchrun's environment.
+"""One rank of Lockstep's trainer as the checks need it: `rank.py [--gloo] [--exhaust] [--record FILE] [--case NAME] [--joined FILE]`, with torchrun's environment.
 
 Packages that a plain image lacks are hidden, so that nothing here depends on them.
 """
@@ -88,6 +88,7 @@ def main() -> int:
     parser.add_argument("--exhaust", action="store_true")
     parser.add_argument("--record", type=Path)
     parser.add_argument("--case", help="a function of tests/train/ranks/cases_save.py instead of the trainer")
+    parser.add_argument("--joined", type=Path, help="what computes joined documents here (joined.py) instead of the trainer")
     options = parser.parse_args()
     append_carried()
     hide()
@@ -98,6 +99,10 @@ def main() -> int:
         exhaust()
     if options.record is not None:
         record(options.record)
+    if options.joined is not None:
+        import joined
+
+        return joined.main(options.joined)
     if options.case is not None:
         import cases_save
 

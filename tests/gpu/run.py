@@ -54,7 +54,7 @@ def run_checks(device: str, names: list[str] | None, out: TextIO) -> Iterator[di
                 continue
             started, outcome, message = time.monotonic(), "holds", ""
             try:
-                check(scene)
+                message = check(scene) or ""
             except NotHere as reason:
                 outcome, message = "not here", str(reason)
             except Exception:

@@ -43,12 +43,12 @@ class Scene:
         make_model(folder / "model", SHAPE, "cpu")
         make_data(folder / "data.jsonl", SHAPE, SAMPLES)
 
-    def run_file(self, name: str, stage: int = 2, *, every: int = 1000, job: str | None = None) -> Path:
-        """A run of `STEPS` steps, in FP32, whose global batch of four is the same for one rank and for two. `job`: the run's folder, to go on in."""
-        run = lockstep_run(self.folder, SHAPE, "FP32", 1, STEPS)
+    def run_file(self, name: str, stage: int = 2, precision: str = "FP32", *, every: int = 1000, job: str | None = None) -> Path:
+        """A run of `STEPS` steps whose global batch of four is the same for one rank and for two; in BF16 two samples are joined in a row. `job`: the run's folder, to go on in."""
+        run = lockstep_run(self.folder, SHAPE, precision, 1, STEPS)
         training: dict[str, Any] = run["training"]
         training["zeroStage"] = f"Stage{stage}"
-        training["optimization"] |= {"globalBatchSize": 4, "microBatchSize": 1}
+        training["optimization"] |= {"globalBatchSize": 4, "microBatchSize": 2 if precision == "BF16" else 1}
         training["checkpoint"] = {"everySteps": every, "keep": 5, "resumeFrom": "Auto"}
         if stage == 3:
             training["deepspeed"] = {"zero_optimization": NOTHING_RESIDENT}

@@ -27,7 +27,7 @@ ON_CPUS = ("--set", "gpusPerNode=0", "--set", "ranksPerNode=1")
 """Options of a start alone: the GPUs of the bed are pretended."""
 GPUS = 8
 SAMPLES = 16_000
-BATCH = "global batch 32 (accumulation 16)"
+BATCH = "global batch 32 (by tokens)"
 """Words of the trainer for the batch of CONFIG on 16 GPUs, computed by two ranks on CPUs."""
 TOKEN = "/home/ada/token"
 CONFIG = """\

@@ -13,7 +13,6 @@ import pytest
 
 from lockstep.cli.clusters.demo import demo_folder, sample_file
 from lockstep.devcluster.hosts import bed as running
-from support.checkout import ROOT
 from support.clusters import bed_hosts
 from support.clusters.bed_hosts import BedHosts, eventually
 from support.clusters.bed_jobs import RANK, BedJobs

@@ -67,7 +67,7 @@ FILES = (
         Line("use mine", out=("clusters/mine.yaml (lockstep use)",)),
         Line("use", out=("clusters/mine.yaml (lockstep use)",)),
         Line("render -f demo.yaml -o job", out=("kind: TrainingJob",)),
-    ), takes=7, locks=BOTH),
+    ), takes=7),
     Story("hosts", (
         Line("cluster import hostfile --name old", files=("clusters/old.yaml",), out=("Wrote",)),
         Line("init hosts lab ada@lab0.invalid ada@lab1.invalid", out=("Wrote clusters/lab.yaml",), files=("clusters/lab.yaml",)),
@@ -95,7 +95,7 @@ FILES = (
         Line("--version", program="kubectl-lockstep", out=("0.1.0",)),
         Line("", environment={**COMPLETING, "COMP_WORDS": "lockstep init ", "COMP_CWORD": "2"}, out=("cluster\nhosts\njob\nscript",)),
         Line("", environment={"_LOCKSTEP_COMPLETE": "source_bash"}, out=("_lockstep_completion",)),
-    ), takes=6, locks=BOTH),
+    ), takes=6),
     Story("no cluster", (
         refused("get", "the embedded cluster is not up"),
         refused("version", "the embedded cluster is not up"),

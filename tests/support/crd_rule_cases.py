@@ -200,6 +200,11 @@ JOB_CASES = {
         training(optimization={"globalBatchSize": 3, "microBatchSize": 4}),
         "spec.training.optimization.globalBatchSize",
     ),
+    ("spec.training.optimization", "balance Measured needs batches Tokens: ranks that are unlike share a step's tokens"): Case(
+        training(optimization={"batches": "Tokens", "balance": "Measured"}),
+        training(optimization={"batches": "Rows", "balance": "Measured"}),
+        "spec.training.optimization.balance",
+    ),
     ("spec.training", "model.quantization needs zeroStage Stage1 or Stage2 and method LoRA: Stage3 would cut packed weights into shards"): Case(
         training(model={"name": "/m", "quantization": "NF4"}, zeroStage="Stage2"),
         training(model={"name": "/m", "quantization": "NF4"}, zeroStage="Stage3"),

@@ -5,11 +5,12 @@ tests/train/engine/test_memory_plan.py holds these counts against what ranks rea
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from lockstep_spec.choices import Method, ZeroStage
-from lockstep_spec.settings import Settings
-from lockstep_spec.shape import ModelShape
+from lockstep_spec.settings import Level, Settings
+from lockstep_spec.shape import ModelShape, layer_of
 
 FP32_BYTES = 4
 INTO_ATTENTION = ("q_proj", "k_proj", "v_proj", "qkv_proj", "query_key_value", "q_a_proj", "kv_a_proj_with_mqa")
@@ -39,10 +40,44 @@ def attention_bytes(shape: ModelShape, settings: Settings) -> int:
 
 
 def kept_bytes(shape: ModelShape, settings: Settings) -> int:
-    """Bytes that all layers keep from the forward to the backward pass. With gradient checkpointing each keeps its input alone."""
-    if settings.gradient_checkpointing:
-        return tokens_of(settings) * shape.layers * shape.hidden * settings.element_bytes
-    return shape.layers * layer_bytes(shape, settings)
+    """Bytes that all layers keep from the forward to the backward pass."""
+    levels = [settings.recomputed.of(layer) for layer in range(shape.layers)]
+    return sum(levels.count(level) * level_bytes(shape, settings, level) for level in Level)
+
+
+def level_bytes(shape: ModelShape, settings: Settings, level: Level) -> int:
+    """Bytes of `layer_bytes` that a layer keeps of which the backward pass computes as much again as `level` says (engine/recompute.py): its input, attention's output
+    where a kernel computes it, with the logarithm of each head's sum of scores, and what wide matrices gave."""
+    if level is Level.NONE:
+        return layer_bytes(shape, settings)
+    per_token = shape.hidden * settings.element_bytes
+    if level <= Level.ATTENTION and not shape.score_heads:
+        per_token += shape.attended * settings.element_bytes + shape.heads * FP32_BYTES
+    if level <= Level.NORMS:
+        per_token += settings.element_bytes * (_products(shape) + _low_rank(settings))
+    return tokens_of(settings) * per_token
+
+
+def again_bytes(shape: ModelShape, settings: Settings, needed: int) -> int:
+    """Bytes of the last layer that its backward pass computes again of the `needed` ones."""
+    last = settings.recomputed.of(shape.layers - 1)
+    if last is Level.NONE:
+        return 0
+    return max(0, needed - level_bytes(shape, settings, last) + level_bytes(shape, settings, Level.ALL))
+
+
+def _products(shape: ModelShape) -> int:
+    """Elements of a token that matrices give in a layer whose inputs are at least as wide as the hidden size, on average. Of stacks a token passes its experts' alone. GPT-2
+    has its matrices the other way round, which their biases tell."""
+    biases = {weight.module: weight.numel for weight in shape.weights if weight.name.endswith(".bias")}
+    elements = 0
+    for weight in shape.weights:
+        if weight.tower or not layer_of(weight.name) or len(weight.shape) < 2:
+            continue
+        outputs = biases.get(weight.module, weight.shape[-2])
+        if math.prod(weight.shape[-2:]) >= outputs * shape.hidden:
+            elements += outputs * (shape.experts_per_token if len(weight.shape) == 3 else 1)
+    return elements // shape.layers
 
 
 def gradient_bytes(shape: ModelShape, settings: Settings) -> int:
@@ -86,11 +121,6 @@ def whole_logits(shape: ModelShape, settings: Settings) -> bool:
     return shape.caps_logits or (settings.method is Method.LORA and "lm_head" in _targets(settings))
 
 
-def mask_bytes(settings: Settings) -> int:
-    """Bytes of the mask of packed documents, where no flash attention keeps them apart: one of booleans, and the same as numbers."""
-    return settings.micro_batch_size * settings.max_length**2 * (1 + settings.element_bytes)
-
-
 def folded_bytes(shape: ModelShape, settings: Settings) -> int:
     """Bytes of folded stacks of experts with adapters: peft adds each to a copy, which autograd keeps, and whose gradient is as large."""
     if settings.method is Method.FULL:
@@ -99,7 +129,8 @@ def folded_bytes(shape: ModelShape, settings: Settings) -> int:
     layers: dict[str, int] = {}
     for weight in stacks:
         layers[weight.module] = layers.get(weight.module, 0) + weight.numel
-    held = max(layers.values(), default=0) if settings.gradient_checkpointing else sum(layers.values())
+    held = sum(size for number, size in enumerate(layers.values()) if settings.recomputed.of(number) is Level.NONE)
+    held = max(held, *layers.values(), 0)
     return settings.element_bytes * (held + max((weight.numel for weight in stacks), default=0))
 
 
@@ -116,9 +147,8 @@ def _inputs_kept(settings: Settings, *linear: str) -> bool:
 
 
 def _attention(shape: ModelShape, settings: Settings) -> int:
-    """Queries and attention's output, keys and values. A block mask leaves keys and values no way but to be repeated for each query."""
-    repeated = settings.packing and not settings.flash_attention and shape.key < shape.query
-    computed = shape.query + shape.attended + (shape.query + shape.attended if repeated else shape.key + shape.value)
+    """Queries and attention's output, keys and values. Outputs of single documents are put together, which is a copy that the next layer may keep."""
+    computed = shape.query + shape.attended + shape.key + shape.value
     if shape.by_steps:
         computed = 2 * (shape.query + shape.attended) * FP32_BYTES // settings.element_bytes
     elements = computed
@@ -126,10 +156,14 @@ def _attention(shape: ModelShape, settings: Settings) -> int:
         elements += shape.hidden
     if _inputs_kept(settings, *FROM_LATENT):
         elements += shape.latent
-    if shape.joined and _inputs_kept(settings, *OUT_OF_ATTENTION):
+    if (shape.joined or settings.joins) and _inputs_kept(settings, *OUT_OF_ATTENTION):
         elements += shape.attended
-    low_rank = settings.adapter.rank * len(settings.adapter.target_modules) if settings.method is Method.LORA else 0
-    return settings.element_bytes * (elements + low_rank)
+    return settings.element_bytes * (elements + _low_rank(settings))
+
+
+def _low_rank(settings: Settings) -> int:
+    """Elements of a token between both matrices of the adapters of a layer."""
+    return settings.adapter.rank * len(settings.adapter.target_modules) if settings.method is Method.LORA else 0
 
 
 def _feed_forward(shape: ModelShape, settings: Settings) -> int:

@@ -76,6 +76,14 @@ class Offload(Choice):
     CPU = "CPU"
 
 
+class Recompute(Choice):
+    """Activations that the backward pass computes again instead of keeping them: as few as memory needs, none, or all but each layer's input."""
+
+    AUTO = "Auto"
+    NONE = "None"
+    ALL = "All"
+
+
 class HierarchicalPartition(Choice):
     """A whole copy of the frozen weights on each node (ZeRO++ hpZ), so that Stage3 gathers them within the node."""
 
@@ -99,8 +107,15 @@ class Schedule(Choice):
     CONSTANT = "Constant"
 
 
+class Batches(Choice):
+    """Division of a step's samples over ranks and micro-batches: by their `Tokens`, joined without padding; or as equal numbers of padded `Rows`."""
+
+    TOKENS = "Tokens"
+    ROWS = "Rows"
+
+
 class Balance(Choice):
-    """Samples that ranks compute at once: `Equal` numbers, or as many as the `Measured` speed and the memory of each rank's device allow."""
+    """Share of a step's tokens that each rank computes: `Equal` ones, or what the `Measured` speed and the memory of each rank's device allow."""
 
     EQUAL = "Equal"
     MEASURED = "Measured"

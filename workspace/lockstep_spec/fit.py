@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lockstep_spec.choices import Content, HierarchicalPartition, Method, Offload, Quantization, ZeroStage
+from lockstep_spec.choices import Content, HierarchicalPartition, Method, Offload, Quantization, Recompute, ZeroStage
 from lockstep_spec.memory import Item, Place, estimate
-from lockstep_spec.settings import Settings
+from lockstep_spec.settings import Level, Recomputed, Settings
 from lockstep_spec.shape import ModelShape
 from lockstep_spec.words import decimal_size, number_of
 
 GB = 1e9
+EVERYTHING = Recomputed(Level.ALL)
 UNCERTAIN_SHARE = 0.5
 """Share of what is not certain that counts before a run is refused: a plan must never refuse what would have run."""
 SHORTEST = 256
 MOST_SAMPLES = 4096
 """Largest micro-batch, as the API has it."""
 COPY_SHARE = 0.85
-"""Share of a device's memory below which the plan must stay for what no run needs: a second copy of the weights by Auto, a micro-batch above the stated one."""
+"""Share of a device's memory below which the plan must stay for what no run needs: a second copy of the weights or kept activations by Auto, a micro-batch above the stated one."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,38 @@ def choose_partition(shape: ModelShape, settings: Settings, place: Place, capaci
     return place.ranks_per_node if with_copy.total_bytes < COPY_SHARE * capacity_bytes else 1
 
 
+def choose_recomputed(
+    shape: ModelShape | None, settings: Settings, place: Place, needs: Iterable[tuple[int, int]], unknown: str = ""
+) -> tuple[Settings, str]:
+    """Return the settings with what is computed again, and by Auto why: as few layers, and of each as little, as memory needs (COPY_SHARE).
+
+    `needs`: of each rank the samples that it computes at once, and the bytes of its device; empty where these are not known. The choice is one for all ranks, which under
+    Stage3 gather weights together. `unknown`: reason why memory can't be counted on; then Auto takes All, as where the plan itself isn't sure.
+    """
+    if settings.recompute is not Recompute.AUTO:
+        return settings, ""
+    needs = set(needs)
+    if shape is None or not needs:
+        unknown = "there is no memory plan"
+    elif place.shared:
+        unknown = "the GPU's memory is the machine's"
+    elif shape.unmeasured:
+        unknown = f"the activations of model_type {shape.unmeasured} have not been measured"
+    if unknown or shape is None:
+        return replace(settings, chosen=EVERYTHING), f"because {unknown}"
+    parts = [*range(1, shape.layers), None]
+    steps = [Recomputed(Level.NONE), *(Recomputed(level, layers) for level in Level if level for layers in parts)]
+
+    def fits(chosen: Recomputed) -> bool:
+        trial = replace(settings, chosen=chosen)
+        plans = (plan_memory(shape, replace(trial, micro_batch_size=samples), place, size) for samples, size in needs)
+        return all(plan.total_bytes <= COPY_SHARE * plan.capacity_bytes for plan in plans)
+
+    chosen = steps[min(bisect_left(steps, True, key=fits), len(steps) - 1)]
+    why = f"so that the plan takes at most {COPY_SHARE:.0%} of each device's memory" if fits(chosen) else "since memory is short"
+    return replace(settings, chosen=chosen), why
+
+
 Setting = tuple[Settings, Place]
 Change = tuple[str, Callable[[Setting], Setting | None]]
 """Text to write, and the setting with it; None where that changes nothing or isn't allowed."""
@@ -187,7 +220,10 @@ def after_out_of_memory(plan: MemoryPlan) -> list[str]:
 def _changes(plan: MemoryPlan) -> Iterator[Change]:
     """Yield changes, from what costs little time to what changes the training."""
     yield "hierarchicalPartition: None", lambda setting: _placed(setting, 1)
-    yield "optimization.gradientCheckpointing: true", lambda setting: _optimized(setting, gradient_checkpointing=True)
+    yield (
+        "optimization.recompute: All",
+        lambda setting: _optimized(setting, recompute=Recompute.ALL, chosen=None) if setting[0].recomputed != EVERYTHING else None,
+    )
     yield "optimization.microBatchSize: 1", lambda setting: _optimized(setting, micro_batch_size=1)
     yield "zeroStage: Stage2", lambda setting: _staged(setting, ZeroStage.STAGE2)
     yield "zeroStage: Stage3", lambda setting: _staged(setting, ZeroStage.STAGE3)

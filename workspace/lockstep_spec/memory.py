@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from lockstep_spec.activations import (
+    again_bytes,
     attention_bytes,
     folded_bytes,
     gradient_bytes,
@@ -14,7 +15,6 @@ from lockstep_spec.activations import (
     last_rows_bytes,
     layer_bytes,
     logits_bytes,
-    mask_bytes,
     score_gradient_bytes,
     tile_bytes,
     tokens_of,
@@ -126,7 +126,7 @@ def _at_the_loss(shape: ModelShape, settings: Settings, place: Place) -> list[It
         else Item("tile of logits", tile_bytes(shape, settings), certain=False)
     )
     return [
-        Item(_activations(settings), kept_bytes(shape, settings) + last_rows_bytes(shape, settings), certain=False),
+        Item(_activations(shape, settings), kept_bytes(shape, settings) + last_rows_bytes(shape, settings), certain=False),
         logits,
         Item(
             "gathered weights",
@@ -139,7 +139,7 @@ def _at_the_loss(shape: ModelShape, settings: Settings, place: Place) -> list[It
 
 def _in_the_backward_pass(shape: ModelShape, settings: Settings, place: Place) -> list[Item]:
     """All that autograd keeps, as the last layer's backward pass begins, and the most of what comes then: the weights of its feed-forward part are
-    gathered, with gradient checkpointing before that is computed again; its gradients; those of attention's scores, when it is done."""
+    gathered, and if that is computed again, before it is; its gradients; those of attention's scores, when it is done."""
     element = settings.element_bytes
     stage3 = settings.zero_stage is ZeroStage.STAGE3
     attention, layer = attention_bytes(shape, settings), layer_bytes(shape, settings)
@@ -156,10 +156,10 @@ def _in_the_backward_pass(shape: ModelShape, settings: Settings, place: Place) -
             ],
         ),
     ]
-    recomputed = settings.gradient_checkpointing
-    again, then = max(moments, key=lambda moment: moment[0] * recomputed + sum(item.size_bytes for item in moment[1]))
+    again = [(again_bytes(shape, settings, needed), items) for needed, items in moments]
+    most, then = max(again, key=lambda moment: moment[0] + sum(item.size_bytes for item in moment[1]))
     return [
-        Item(_activations(settings), kept_bytes(shape, settings) + again * recomputed, certain=False),
+        Item(_activations(shape, settings), kept_bytes(shape, settings) + most, certain=False),
         Item("gathered weights", gathered_elements(shape, settings, place, shape.largest_module) * element, certain=False),
         *then,
         *_while_computing(shape, settings),
@@ -175,11 +175,7 @@ def bucket_bytes(settings: Settings) -> int:
 
 def _while_computing(shape: ModelShape, settings: Settings) -> list[Item]:
     """Items of the forward and of the backward pass."""
-    masked = settings.packing and not settings.flash_attention
-    return [
-        Item("experts folded with their adapter", folded_bytes(shape, settings), certain=False),
-        Item("mask of packed documents, without flash attention", mask_bytes(settings) if masked else 0, certain=False),
-    ]
+    return [Item("experts folded with their adapter", folded_bytes(shape, settings), certain=False)]
 
 
 def _at_the_update(shape: ModelShape, settings: Settings, place: Place) -> list[Item]:
@@ -214,9 +210,8 @@ def gathered_elements(shape: ModelShape, settings: Settings, place: Place, modul
     return module + min(max(0, most_gathered(shape, settings.live_elements) - module), shape.numel - module)
 
 
-def _activations(settings: Settings) -> str:
-    note = "with" if settings.gradient_checkpointing else "without"
-    return f"activations of {tokens_of(settings)} tokens, {note} gradient checkpointing"
+def _activations(shape: ModelShape, settings: Settings) -> str:
+    return f"activations of {tokens_of(settings)} tokens, recomputing {settings.recomputed.words(shape.layers)}"
 
 
 def base_bytes(shape: ModelShape, settings: Settings) -> int:

@@ -5,9 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any
 
-from lockstep_spec.choices import Choice, Content, HierarchicalPartition, Method, Offload, Precision, Quantization, ZeroStage
+from lockstep_spec.choices import (
+    Batches,
+    Choice,
+    Content,
+    HierarchicalPartition,
+    Method,
+    Offload,
+    Precision,
+    Quantization,
+    Recompute,
+    ZeroStage,
+)
 from lockstep_spec.training import TrainingConfig
 
 
@@ -30,6 +42,47 @@ class ParameterPlace(Choice):
     NVME = "nvme"
 
 
+class Level(IntEnum):
+    """Part of a decoder layer that the backward pass computes again, from the cheapest to the dearest; in nearly all models each leaves less in memory."""
+
+    NONE = 0
+    NORMS = 1
+    """Norms, gates and whatever else is no product of wide matrices and no attention."""
+    ATTENTION = 2
+    """All but attention's output."""
+    ALL = 3
+
+
+@dataclass(frozen=True)
+class Recomputed:
+    """Choice of what the backward pass computes again: the first `layers` layers at `level`, the others one level lower."""
+
+    level: Level
+    layers: int | None = None
+    """None: every layer."""
+
+    def of(self, layer: int) -> Level:
+        """Return the level of a layer, counted from 0."""
+        return self.level if self.layers is None or layer < self.layers else Level(self.level - 1)
+
+    def share(self, level: Level, layers: int) -> float:
+        """Return the share of a model's layers that compute again at least what `level` says."""
+        first = layers if self.layers is None else self.layers
+        return 1.0 if level < self.level else first / layers if level is self.level else 0.0
+
+    def words(self, layers: int) -> str:
+        """Return the same for people."""
+        levels = [self.of(layer) for layer in range(layers)]
+        parts = [(LEVEL_WORDS[level], levels.count(level)) for level in reversed(Level) if level and level in levels]
+        return (
+            " and ".join(f"{what} in {'all' if count == layers else f'{count} of {layers}'} layers" for what, count in parts)
+            or LEVEL_WORDS[0]
+        )
+
+
+LEVEL_WORDS = ("nothing", "norms and gates", "all but attention's output", "everything")
+
+
 @dataclass(frozen=True)
 class Settings:
     """Names as in the API."""
@@ -43,7 +96,9 @@ class Settings:
     method: Method = Method.LORA
     quantization: Quantization = Quantization.NONE
     offload: Offload = Offload.NONE
-    gradient_checkpointing: bool = False
+    recompute: Recompute = Recompute.AUTO
+    chosen: Recomputed | None = None
+    """Choice by the memory plan where `recompute` is Auto (fit.py); None: there is none."""
     hierarchical_partition: HierarchicalPartition = HierarchicalPartition.AUTO
     content: Content = Content.FULL
     gradient_bytes: int = 4
@@ -56,9 +111,15 @@ class Settings:
     """True if gradients are reduced beside the backward pass, as the raw settings state it; None: with method Full."""
     parameters: ParameterPlace = ParameterPlace.DEVICE
     """Place in which Stage3 keeps the weights' shards."""
-    packing: bool = False
-    flash_attention: bool = True
-    """Packed documents are kept apart by flash attention, and not by a mask."""
+    joins: bool = False
+    """Rows hold several documents, each of which attention computes by itself."""
+
+    @property
+    def recomputed(self) -> Recomputed:
+        """Return what the backward pass computes again; all, where Auto hasn't chosen."""
+        if self.recompute is Recompute.AUTO and self.chosen is not None:
+            return self.chosen
+        return Recomputed(Level.NONE if self.recompute is Recompute.NONE else Level.ALL)
 
     @property
     def element_bytes(self) -> int:
@@ -80,8 +141,8 @@ def _number(stated: Any) -> int | None:
     return int(stated) if isinstance(stated, int) or (isinstance(stated, float) and math.isfinite(stated)) else None
 
 
-def size_settings(training: TrainingConfig, *, flash_attention: bool = True) -> Settings:
-    """Return what the sizes of a training follow from. `flash_attention`: there is one that keeps packed documents apart."""
+def size_settings(training: TrainingConfig) -> Settings:
+    """Return what the sizes of a training follow from."""
     lora, optimization = training.lora, training.optimization
     sections = [(training.deepspeed or {}).get(name) for name in ("zero_optimization", "data_types")]
     zero, data_types = (section if isinstance(section, Mapping) else {} for section in sections)
@@ -95,7 +156,7 @@ def size_settings(training: TrainingConfig, *, flash_attention: bool = True) -> 
         method=training.method,
         quantization=training.model.quantization,
         offload=optimization.offload,
-        gradient_checkpointing=optimization.gradient_checkpointing,
+        recompute=optimization.recompute,
         hierarchical_partition=training.hierarchical_partition,
         content=training.checkpoint.content,
         gradient_bytes=2 if data_types.get("grad_accum_dtype") in {"bf16", "fp16"} else 4,
@@ -103,6 +164,5 @@ def size_settings(training: TrainingConfig, *, flash_attention: bool = True) -> 
         bucket_elements=_number(zero.get("reduce_bucket_size")),
         overlap=overlap if isinstance(overlap, bool) else None,
         parameters=parameter_place(zero),
-        packing=training.data.packing,
-        flash_attention=flash_attention,
+        joins=training.data.packing or optimization.batches is Batches.TOKENS,
     )

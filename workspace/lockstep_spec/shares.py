@@ -1,27 +1,19 @@
-"""Split of a step's samples over unlike ranks (pure).
+"""Division of a step's samples over ranks and micro-batches (pure).
 
-Every rank computes the same number of micro-batches, since each may be a collective; their sizes follow the ranks' speed and memory. A step's loss is a sum over
-tokens, so any split gives the same update. Which samples a step has follows from the cursor alone: any step may be split anew, and a checkpoint knows nothing of it.
+Every rank computes the same number of micro-batches, since each may be a collective. A step's loss is a sum over tokens, so any division gives the same update.
+Which samples a step has follows from the cursor alone: any step may be divided anew, and a checkpoint knows nothing of it.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Sequence
+import heapq
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, pairwise
 from statistics import fmean
 
-WORTH = 0.95
-"""Share of a split's time that another one must stay below to replace it: measured times differ by a few percent from one time to the next."""
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """Least and most samples that a rank may compute at once; equal where somebody stated the number."""
-
-    least: int
-    most: int
+PATIENCE = 3
+"""Numbers of micro-batches that are tried beyond the best one, where ranks are unlike."""
 
 
 @dataclass(frozen=True)
@@ -29,21 +21,11 @@ class RankTime:
     """Time of a rank's micro-batch, forward and backward, without what it waits for others."""
 
     base_seconds: float
-    sample_seconds: float
+    token_seconds: float
     """Above 0."""
 
-    def seconds(self, samples: int) -> float:
-        """Seconds for so many samples. A rank without any computes a ghost, which takes as long as one."""
-        return self.base_seconds + self.sample_seconds * max(1, samples)
-
-    def within(self, seconds: float) -> int:
-        """Most samples that take no longer; 0 if none do."""
-        samples = max(0, int((seconds - self.base_seconds) / self.sample_seconds))
-        while self.seconds(samples + 1) <= seconds:
-            samples += 1
-        while samples > 0 and self.seconds(samples) > seconds:
-            samples -= 1
-        return samples
+    def seconds(self, tokens: int) -> float:
+        return self.base_seconds + self.token_seconds * tokens
 
 
 @dataclass(frozen=True)
@@ -55,123 +37,127 @@ class StepTimes:
     """Seconds of a micro-batch's collectives, for which all ranks wait."""
 
 
+MicroBatch = tuple[int, ...]
+"""Places in the step's list of samples; () computes nothing that counts."""
+
+
 @dataclass(frozen=True)
-class Split:
-    """Micro-batches of a step."""
+class Division:
+    """Micro-batches of a step: by rank, then by turn. All ranks have equally many."""
 
-    sizes: tuple[int, ...]
-    """Samples of a full micro-batch, by rank; one at least is above 0. The step's last ones may be short."""
-    turns: int
-    """Micro-batches of each rank."""
+    micro_batches: tuple[tuple[MicroBatch, ...], ...]
+    tokens: tuple[tuple[int, ...], ...]
+    """Tokens that each computes, with padding."""
 
-    @property
-    def equal(self) -> bool:
-        return len(set(self.sizes)) == 1
-
-
-def split_by(sizes: Sequence[int], batch: int) -> Split:
-    """Split a global batch of so many samples by the ranks' sizes."""
-    return Split(tuple(sizes), -(-batch // sum(sizes)))
+    def seconds(self, times: StepTimes) -> list[float]:
+        """Own seconds of the step, by rank."""
+        return [sum(map(time.seconds, turns)) for time, turns in zip(times.ranks, self.tokens, strict=True)]
 
 
-def idle_words(split: Split, batch: int) -> str:
-    """Return a sentence if ranks have no sample of a full step, though they are to have some; '' if all have."""
-    ranks = len(split.sizes)
-    idle = sum(size > 0 and end - size >= batch for size, end in zip(split.sizes, accumulate(split.sizes), strict=True))
+def divide_by_rows(lengths: Sequence[int], sizes: Sequence[int]) -> Division:
+    """Give each rank so many samples a turn, in their order, as rows that are padded to the longest of them."""
+    starts = list(accumulate(sizes, initial=0))
+    turns = range(0, max(1, len(lengths)), starts[-1])
+    places = range(len(lengths))
+    ranks = [[tuple(places[turn + first : turn + end]) for turn in turns] for first, end in pairwise(starts)]
+    return _division(ranks, lambda rows: len(rows) * max((lengths[place] for place in rows), default=0))
+
+
+def divide_by_tokens(lengths: Sequence[int], rooms: Sequence[int], times: StepTimes, first: int = 0) -> Division:
+    """Give each rank the tokens that it computes in the time of the others, in micro-batches of at most rooms[rank] tokens, as few as possible.
+
+    The longest sample goes first, each to the micro-batch that ends soonest with it. Rows of as many samples as a room has for the longest ones never make
+    fewer micro-batches. Where ranks are unlike, more may make a shorter step. `first`: rank that gets the longest of equal choices; another one each step, so
+    that none is always a little slower. Every sample must fit into each room.
+    """
+    order = sorted(range(len(lengths)), key=lambda place: -lengths[place])
+    ranks = [(rank + first) % len(rooms) for rank in range(len(rooms))]
+    kinds: dict[tuple[RankTime, int], list[int]] = {}
+    for rank in ranks:
+        kinds.setdefault((times.ranks[rank], rooms[rank]), []).append(rank)
+    turns, best, best_seconds, worse = max(1, -(-sum(lengths) // sum(rooms))), None, 0.0, 0
+    while worse < PATIENCE and (best is None or turns <= len(lengths)):
+        bins = _filled(order, lengths, kinds, turns)
+        if bins is not None:
+            division = _division(
+                [[tuple(sorted(bins[rank, turn])) for turn in range(turns)] for rank in range(len(rooms))],
+                lambda micro: sum(lengths[place] for place in micro),
+            )
+            seconds = turns * times.network_seconds + max(division.seconds(times))
+            if len(kinds) == 1:
+                return division
+            best, best_seconds, worse = (
+                (division, seconds, 0) if best is None or seconds < best_seconds else (best, best_seconds, worse + 1)
+            )
+        turns += 1
+    assert best is not None  # noqa: S101 (each sample fits into a micro-batch of its own)
+    return best
+
+
+def _filled(
+    order: Iterable[int], lengths: Sequence[int], kinds: dict[tuple[RankTime, int], list[int]], turns: int
+) -> dict[tuple[int, int], list[int]] | None:
+    """(rank, turn) → samples; None if so many turns have no room for them. Of equal micro-batches a rank's first one is filled first."""
+    bins: dict[tuple[int, int], list[int]] = {(rank, turn): [] for ranks in kinds.values() for rank in ranks for turn in range(turns)}
+    heaps = [
+        (time, room, [(0, turn, number, rank) for turn in range(turns) for number, rank in enumerate(ranks)])
+        for (time, room), ranks in kinds.items()
+    ]
+    for place in order:
+        able = [
+            (time.seconds(heap[0][0] + lengths[place]), kind)
+            for kind, (time, room, heap) in enumerate(heaps)
+            if heap[0][0] + lengths[place] <= room
+        ]
+        if not able:
+            return None
+        heap = heaps[min(able)[1]][2]
+        tokens, turn, number, rank = heap[0]
+        heapq.heapreplace(heap, (tokens + lengths[place], turn, number, rank))
+        bins[rank, turn].append(place)
+    return bins
+
+
+def _division(ranks: Sequence[Sequence[MicroBatch]], tokens_of: Callable[[MicroBatch], int]) -> Division:
+    return Division(tuple(map(tuple, ranks)), tuple(tuple(map(tokens_of, turns)) for turns in ranks))
+
+
+def idle_words(sizes: Sequence[int], batch: int) -> str:
+    """Return a sentence if ranks have no sample of a full step, though they are to have some; '' if all have. `sizes`: samples of each rank's micro-batch."""
+    ranks = len(sizes)
+    idle = sum(size > 0 and end - size >= batch for size, end in zip(sizes, accumulate(sizes), strict=True))
     if not idle:
         return ""
     smaller = f", a microBatchSize of {batch // ranks}" if batch >= ranks else ""
     return (
         f"a step's {batch} samples are not enough for all ranks: {idle} of {ranks} have nothing to do in any step. "
-        f"State a globalBatchSize of {sum(split.sizes)} or more{smaller}, or use fewer ranks"
+        f"State a globalBatchSize of {sum(sizes)} or more{smaller}, or use fewer ranks"
     )
 
 
-def stated_sizes(bounds: Sequence[Bounds], micro: int) -> list[int]:
-    """Micro-batch of each rank before any time is known: `micro`, as far as its bounds allow."""
-    return [min(max(micro, bound.least), bound.most) for bound in bounds]
-
-
-def turn_seconds(split: Split, times: StepTimes) -> list[float]:
-    """Own seconds of one full micro-batch, by rank."""
-    return [time.seconds(size) for time, size in zip(times.ranks, split.sizes, strict=True)]
-
-
-def step_seconds(split: Split, times: StepTimes) -> float:
-    """Seconds of a step: in every turn all ranks wait for the slowest, and for the network."""
-    return split.turns * (max(turn_seconds(split, times)) + times.network_seconds)
-
-
-def fastest_split(times: StepTimes, bounds: Sequence[Bounds], batch: int) -> Split:
-    """Split of least time within the bounds, of which one allows a sample at least.
-
-    For each number of turns the least time of a turn is found by bisection over all times that a turn can take. More turns are tried for as long as even
-    the least possible turn, in which each rank computes one sample or its least, could make a shorter step.
-    """
-    least = max(time.seconds(bound.least) for time, bound in zip(times.ranks, bounds, strict=True))
-    mosts = [min(bound.most, max(batch, bound.least)) for bound in bounds]
-    possible = sorted(
-        {least}
-        | {
-            seconds
-            for time, most in zip(times.ranks, mosts, strict=True)
-            for size in range(1, most + 1)
-            if (seconds := time.seconds(size)) > least
-        }
-    )
-
-    def sizes_within(seconds: float) -> list[int]:
-        return [max(bound.least, min(most, time.within(seconds))) for time, bound, most in zip(times.ranks, bounds, mosts, strict=True)]
-
-    turns = -(-batch // sum(mosts))
-    best: Split | None = None
-    while best is None or (turns <= batch and turns * (least + times.network_seconds) < step_seconds(best, times)):
-        wanted = -(-batch // turns)
-        place = bisect_left(possible, wanted, key=lambda seconds: sum(sizes_within(seconds)))
-        sizes = _without_surplus(sizes_within(possible[min(place, len(possible) - 1)]), wanted, times.ranks, bounds)
-        split = split_by(sizes, batch)
-        if best is None or step_seconds(split, times) < step_seconds(best, times):
-            best = split
-        turns += 1
-    return best
-
-
-def _without_surplus(sizes: list[int], wanted: int, times: Sequence[RankTime], bounds: Sequence[Bounds]) -> list[int]:
-    """Sizes that add up to `wanted`, or to the least: what is too much is taken from those that take longest."""
-    while sum(sizes) > wanted:
-        able = [rank for rank, bound in enumerate(bounds) if sizes[rank] > bound.least]
-        if not able:
-            return sizes
-        sizes[max(able, key=lambda rank: (times[rank].seconds(sizes[rank]), rank))] -= 1
-    return sizes
-
-
-def better_split(present: Split, times: StepTimes, bounds: Sequence[Bounds], batch: int) -> Split:
-    """The fastest split if it is worth a change (WORTH), else the present one."""
-    fastest = fastest_split(times, bounds, batch)
-    return fastest if step_seconds(fastest, times) < WORTH * step_seconds(present, times) else present
-
-
-def times_as_observed(times: StepTimes, split: Split, seconds: Sequence[float]) -> StepTimes:
-    """Times of ranks that took so many seconds of their own for a step of this split, each by one factor."""
-    factors = [own / (split.turns * turn) for own, turn in zip(seconds, turn_seconds(split, times), strict=True)]
-    ranks = [RankTime(time.base_seconds * factor, time.sample_seconds * factor) for time, factor in zip(times.ranks, factors, strict=True)]
+def times_as_observed(times: StepTimes, factors: Sequence[float]) -> StepTimes:
+    """Times of ranks that took so many times as long as these say."""
+    ranks = [RankTime(time.base_seconds * factor, time.token_seconds * factor) for time, factor in zip(times.ranks, factors, strict=True)]
     return replace(times, ranks=tuple(ranks))
 
 
-def expected_shares(split: Split, times: StepTimes | None) -> list[float]:
-    """Time that each rank's samples should take, as a multiple of the ranks' mean; 1 for all where they have equally many, or no times are known."""
-    if split.equal or times is None:
-        return [1.0] * len(split.sizes)
-    turns = turn_seconds(split, times)
-    return [turn / fmean(turns) for turn in turns]
+def shares_of(times: StepTimes) -> list[float]:
+    """Share of a step's tokens that each rank has by its speed."""
+    speeds = [1 / time.token_seconds for time in times.ranks]
+    return [speed / sum(speeds) for speed in speeds]
 
 
-def sizes_text(sizes: Sequence[int]) -> str:
-    """Words for them: `6 on rank 0, 3 on ranks 1-2`."""
+def expected_shares(seconds: Sequence[float]) -> list[float]:
+    """Multiples of the mean."""
+    mean = fmean(seconds)
+    return [each / mean for each in seconds]
+
+
+def shares_text(shares: Sequence[float]) -> str:
+    """Words for them: `50 % on rank 0, 25 % on ranks 1-2`."""
     words, first = [], 0
-    for size, group in groupby(sizes):
+    for percent, group in groupby(round(100 * share) for share in shares):
         last = first + len(list(group)) - 1
-        words.append(f"{size} on rank {first}" if first == last else f"{size} on ranks {first}-{last}")
+        words.append(f"{percent} % on rank {first}" if first == last else f"{percent} % on ranks {first}-{last}")
         first = last + 1
     return ", ".join(words)

@@ -5,8 +5,8 @@ the number of ranks on a node, a ring leaves the node and comes back once; so th
 
 - Stage1 and Stage2 reduce gradients of what is trained by all-reduce (`use_multi_rank_bucket_allreduce`, on by default), Stage1 once a step, Stage2 after every
   micro-batch, since it keeps only a rank's part of them; after the update the new weights of what is trained are all-gathered once.
-- Stage3 reduce-scatters gradients after every micro-batch, and all-gathers every weight, frozen ones too, for the forward pass, for the backward pass and, with
-  gradient checkpointing, for what is computed again. A prefetch that keeps a layer between two of them sends less: this is the most.
+- Stage3 reduce-scatters gradients after every micro-batch, and all-gathers every weight, frozen ones too, for the forward pass, for the backward pass and, in
+  layers of which something is computed again, for that. A prefetch that keeps a layer between two of them sends less: this is the most.
 - With a second copy on each node (hpZ) frozen weights are gathered within the node; only what is trained crosses.
 """
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from lockstep_spec.choices import Method, ZeroStage
 from lockstep_spec.memory import STATE_BYTES, Place, base_bytes, trained_elements
-from lockstep_spec.settings import Settings
+from lockstep_spec.settings import Level, Settings
 from lockstep_spec.shape import ModelShape
 
 
@@ -44,12 +44,12 @@ def step_traffic(shape: ModelShape, settings: Settings, place: Place, accumulati
 
 
 def _stage3(shape: ModelShape, settings: Settings, place: Place, trained: int, accumulation: int) -> list[tuple[str, int]]:
-    passes = accumulation * (3 if settings.gradient_checkpointing else 2)
+    passes = accumulation * (2 + settings.recomputed.share(Level.NORMS, shape.layers))
     frozen = 0 if settings.method is Method.FULL else base_bytes(shape, settings)
     crossing = frozen if place.partition <= 1 else 0
     return [
-        ("frozen weights, gathered", crossing * passes),
-        ("trained weights, gathered", trained * passes),
+        ("frozen weights, gathered", round(crossing * passes)),
+        ("trained weights, gathered", round(trained * passes)),
         ("gradients, reduce-scattered", trained * accumulation),
     ]
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from lockstep_spec.choices import (
     Balance,
+    Batches,
     Content,
     DataFormat,
     HierarchicalPartition,
@@ -19,6 +20,7 @@ from lockstep_spec.choices import (
     Overlong,
     Precision,
     Quantization,
+    Recompute,
     Schedule,
     TrainOn,
     ZeroStage,
@@ -106,8 +108,10 @@ class OptimizationConfig:
     max_steps: Positive | None = None
     global_batch_size: Positive | None = None
     """Samples an optimizer step; default: microBatchSize × ranks at the first start."""
+    batches: Batches = Batches.TOKENS
+    """Division of a fresh run's steps; a commit's own goes before it."""
     balance: Balance = Balance.EQUAL
-    """Measured: the sizes of micro-batches differ by rank (shares.py), and no checkpoint depends on them."""
+    """Measured: the ranks' shares of a step's tokens differ (shares.py), and no checkpoint depends on them. Not read with Rows."""
     warmup_steps: Count = 0
     warmup_ratio: Fraction = 0.0
     """Part of all steps; at most one of the two is set."""
@@ -117,7 +121,7 @@ class OptimizationConfig:
     optimizer: Optimizer = Optimizer.ADAMW
     offload: Offload = Offload.NONE
     non_finite: NonFinitePolicy = NonFinitePolicy.STOP
-    gradient_checkpointing: bool = False
+    recompute: Recompute = Recompute.AUTO
     max_gradient_norm: Decimal = 1.0
     weight_decay: Decimal = 0.0
     beta1: Fraction = 0.9

@@ -75,6 +75,7 @@ def _train(config: RunConfig, environment: RankEnvironment, reporter: Reporter, 
     from lockstep_train.assemble import assemble
     from lockstep_train.base.ranks import join, leave
     from lockstep_train.loop import finishing, train
+    from lockstep_train.model.attention import cudnn_first
     from lockstep_train.model.fetched import with_model_here
 
     reporter.startup.done("imports")
@@ -87,7 +88,7 @@ def _train(config: RunConfig, environment: RankEnvironment, reporter: Reporter, 
     run = assemble(config, environment, ranks, reporter, watch)
     reporter.startup.done("logs")
     try:
-        with finishing(run):
+        with cudnn_first(ranks.device), finishing(run):
             result = train(run, stop)
         left = f"Adapter: {result['adapter']}" if result["adapter"] else f"Model: {result['model']}"
         reporter.say(f"Done | Eval Loss before: {result['evalLossBefore']} | after: {result['evalLossAfter']} | {left}")

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from lockstep_spec import length
+from lockstep_spec.choices import Batches
 from lockstep_spec.modelnames import model_title
 from lockstep_spec.shares import idle_words
 from lockstep_spec.training import TrainingConfig
-from lockstep_train.balance import Shares, first_shares, measured_shares
+from lockstep_train.balance import Shares, measured_shares, sizes_of
 from lockstep_train.base import limits
 from lockstep_train.base.cache import cache_folder
 from lockstep_train.base.errors import ConfigError
-from lockstep_train.base.limits import UNWATCHED, Watch
+from lockstep_train.base.limits import UNWATCHED, Say, Watch
 from lockstep_train.base.ranks import Ranks
 from lockstep_train.base.runfile import RankEnvironment, RunConfig
 from lockstep_train.base.volumes import nodes_share
@@ -26,7 +26,6 @@ from lockstep_train.checkpoint.resume import restore_commit
 from lockstep_train.checkpoint.save.save import Saver
 from lockstep_train.checkpoint.save.upkeep import start_upkeep
 from lockstep_train.data.dataset import Dataset, load_dataset, template_choice
-from lockstep_train.data.isolation import check_isolation
 from lockstep_train.data.sequences.batches import global_batch
 from lockstep_train.data.tokens.tokenizer import Tokenizer, load_tokenizer
 from lockstep_train.engine.build import start_model
@@ -38,11 +37,11 @@ from lockstep_train.memory.agree import agree_on_memory
 from lockstep_train.memory.capacity import reserve_copy
 from lockstep_train.model.base_files import RECORD, BaseHash, Copy, adapter_record, base_problem
 from lockstep_train.model.fetched import with_base_name
+from lockstep_train.model.isolation import settle_batches
 from lockstep_train.model.load import base_digest, model_folder
 from lockstep_train.report import Reporter
 from lockstep_train.run import Description, Run, SaveReport, changed_settings, manifest_template, run_identity
 from lockstep_train.zero import zero_access
-from lockstep_train.zero.zero_access import set_counters
 
 
 def assemble(config: RunConfig, environment: RankEnvironment, ranks: Ranks, reporter: Reporter, watch: Watch = UNWATCHED) -> Run:
@@ -61,20 +60,24 @@ def assemble(config: RunConfig, environment: RankEnvironment, ranks: Ranks, repo
     claim = Claim(environment.attempt, config.job_uid)
     start = resume.choose_start(ranks, checkpoints, training.checkpoint.resume_from, claim, reporter.say, shared=shared)
     plan = plan_run(training, dataset, ranks, start.source)
-    shares = first_shares(memory, training.optimization.micro_batch_size, plan.global_batch_size)
+    batches = begun_batches(training, start.source, reporter.say)
+    optimization = training.optimization
+    micro = optimization.micro_batch_size
     reporter.startup.done("data")
     engine, loss, trained = start_model(
         training,
         folder,
-        replace(plan, accumulation=shares.split.turns),
+        plan,
         ranks,
         reporter,
+        memory.recomputed,
         memory.partition,
         memory.plan.shape if memory.plan else None,
+        joins=training.data.packing or batches is Batches.TOKENS,
     )
     adapter = with_base_name(trained, config)
-    if training.data.packing:
-        check_isolation(engine, dataset.training, shares.most_rows(training.optimization.micro_batch_size), ranks.device)
+    batches = settle_batches(engine, training, batches, dataset.training, min(micro, *memory.most), ranks.device, reporter.say)
+    shares = Shares(sizes_of(batches, optimization.balance, micro, memory.most, training.data.max_length), memory.nodes)
     recorded, commit = (start.source.manifest.identity.base_files, str(start.source.folder)) if start.source else ({}, "")
     files = base.finish(recorded, commit, watch)
     reporter.startup.done("baseHash")
@@ -86,7 +89,7 @@ def assemble(config: RunConfig, environment: RankEnvironment, ranks: Ranks, repo
         restore_commit(engine, start.source, ranks, reporter.say)
     resume.record_start(ranks, checkpoints, start, claim)
     reporter.startup.done("restore")
-    describe = Description(manifest_template(config, start, identity, adapter, ranks), plan, engine)
+    describe = Description(manifest_template(config, start, identity, adapter, ranks, batches), plan, engine)
     report = SaveReport(reporter)
     master = (environment.master_address, environment.master_port)
     upkeep = start_upkeep(config, ranks, start.attempt, master, folder, export_shards, shared=shared, say=reporter.say)
@@ -94,7 +97,6 @@ def assemble(config: RunConfig, environment: RankEnvironment, ranks: Ranks, repo
     reserve_copy(saver, engine, ranks)
     reporter.startup.done("saveMemory")
     shares = balanced(config, shares, dataset, tokenizer, plan, engine, loss, ranks, reporter)
-    set_counters(engine, plan.done.steps, shares.split.turns, plan.global_batch_size)
     manifest = start.source.manifest if start.source else None
     before = manifest.eval_loss_before if manifest else None
     reporter.open_run(config, plan.done.steps, start.attempt)
@@ -119,6 +121,7 @@ def assemble(config: RunConfig, environment: RankEnvironment, ranks: Ranks, repo
         shared,
         base,
         start.source,
+        memory.recomputed,
     )
     _announce(run, start)
     return run
@@ -154,6 +157,16 @@ def plan_run(training: TrainingConfig, dataset: Dataset, ranks: Ranks, source: r
     )
 
 
+def begun_batches(training: TrainingConfig, source: resume.VerifiedCommit | None, say: Say) -> Batches:
+    """A run with a commit goes on as it began: with trained routers and dropout, another division is another training."""
+    wanted = training.optimization.batches
+    if source is None or source.manifest.batches is wanted:
+        return wanted
+    begun = source.manifest.batches
+    say(f"Batches: {begun.value}, as in {source.folder}, and not {wanted.value}: a run goes on as it began")
+    return begun
+
+
 def refuse_other_nodes(sizes: Sequence[int], ranks: Ranks) -> None:
     """Raise ConfigError for a run.json, written by hand, that doesn't say every node's micro-batch."""
     if sizes and len(sizes) != ranks.nodes:
@@ -186,9 +199,10 @@ def balanced(
 
     def measure(size: int) -> MeasuredRank:
         longest = max((examples[index] for index in samples), key=lambda example: len(example.ids))
-        return measure_rank(engine, loss, longest, tokenizer.pad, size, ranks)
+        return measure_rank(engine, loss, longest, tokenizer.pad, size, ranks, first.sizes.batches)
 
-    shares = measured_shares(first, plan.global_batch_size, config.training.optimization.balance, measure, ranks, reporter)
+    optimization = config.training.optimization
+    shares = measured_shares(first, optimization.micro_batch_size, optimization.balance, measure, ranks, reporter)
     if shares is not first:
         reporter.startup.done("balance")
     return shares
@@ -196,12 +210,14 @@ def balanced(
 
 def _announce(run: Run, start: resume.Start) -> None:
     training, dataset, plan, ranks = run.config.training, run.dataset, run.plan, run.ranks
+    sizes, batch = run.shares.sizes, plan.global_batch_size
+    by_tokens = sizes.batches is Batches.TOKENS
     run.reporter.say(
         f"Training {Path(model_title(training.model.name)).name} | {training.zero_stage.value} {training.precision.value} | {ranks.world_size} ranks on {ranks.nodes} nodes | "
-        f"{len(dataset.training)} {'packed sequences' if training.data.packing else 'samples'}, {len(dataset.evaluation)} for evaluation | global batch {plan.global_batch_size} "
-        f"(accumulation {run.shares.split.turns}) | {plan.total_steps} steps"
+        f"{len(dataset.training)} {'packed sequences' if training.data.packing else 'samples'}, {len(dataset.evaluation)} for evaluation | global batch {batch} "
+        f"({'by tokens' if by_tokens else f'accumulation {sizes.turns(batch)}'}) | {plan.total_steps} steps"
     )
-    idle = idle_words(run.shares.split, plan.global_batch_size)
+    idle = idle_words((1,) * ranks.world_size if by_tokens else sizes.samples, batch)
     for note in (*dataset.notes, *([f"Warning: {idle}"] if idle else [])):
         run.reporter.say(note)
     if start.source is not None:

@@ -1,6 +1,6 @@
-"""Balance of a run: how many samples each rank computes at once, agreed at every start, and anew where one rank holds the others up.
+"""Balance of a run: the share of a step's tokens that each rank computes, agreed at every start, and anew where one rank holds the others up.
 
-Rank 0 decides by all ranks' times and publishes the sizes, since ranks that split a batch differently would lose and repeat samples.
+Rank 0 decides by all ranks' times and publishes them, since ranks that divide a batch differently would lose and repeat samples.
 """
 
 from __future__ import annotations
@@ -10,150 +10,152 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from lockstep_spec.choices import Balance
+from lockstep_spec.choices import Balance, Batches
 from lockstep_spec.codec import from_json, to_json
 from lockstep_spec.shares import (
-    Bounds,
+    Division,
     RankTime,
-    Split,
     StepTimes,
-    better_split,
+    divide_by_rows,
+    divide_by_tokens,
     expected_shares,
-    sizes_text,
-    split_by,
-    stated_sizes,
+    shares_of,
+    shares_text,
     times_as_observed,
 )
 from lockstep_train.base.ranks import Ranks
 from lockstep_train.engine.measure import MeasuredRank, step_times
-from lockstep_train.memory.agree import Agreed
 from lockstep_train.report import Reporter
 
 WATCHED_STEPS = 50
-"""Steps after a split before it is judged, by each rank's median."""
+"""Steps after a change before shares are judged, by each rank's median."""
 HELD_UP = 1.15
-"""Multiple of the ranks' mean time from which on the slowest one gets fewer samples."""
+"""Multiple of the ranks' mean time from which on the slowest one gets fewer tokens."""
+TURN_SHARE = 0.05
+"""Share of a full micro-batch's time that each one costs beside its tokens, where no times are known."""
 
 
 @dataclass(frozen=True)
-class SplitDecision:
-    """Rank 0's decision, and the times that it was made by."""
+class Sizes:
+    """Sizes of micro-batches, which no time changes."""
 
-    split: Split
-    times: StepTimes
+    batches: Batches
+    samples: tuple[int, ...]
+    """Samples of maxLength tokens that each rank computes at once; with Rows, samples of any length."""
+    max_length: int
+
+    def turns(self, batch: int) -> int:
+        """Micro-batches of a rank for a step of so many samples; with Tokens, at most."""
+        return -(-batch // sum(self.samples))
+
+    @property
+    def rooms(self) -> tuple[int, ...]:
+        """Tokens of each rank's micro-batch at most."""
+        return tuple(samples * self.max_length for samples in self.samples)
 
 
 class Shares:
-    """Shares of the ranks from now on. Without `times` they stay as they are."""
+    """Shares of the ranks from now on. Without `times` they follow from the sizes."""
 
-    def __init__(
-        self,
-        split: Split,
-        bounds: Sequence[Bounds],
-        nodes: Sequence[int],
-        batch: int,
-        times: StepTimes | None = None,
-        *,
-        renewed: bool = False,
-    ) -> None:
-        """`nodes`: that of each rank. `batch`: samples of a step. `times`: as they were measured; None: nobody has measured. `renewed`: the split may change during the run."""
-        self.split = split
-        self.bounds = tuple(bounds)
+    def __init__(self, sizes: Sizes, nodes: Sequence[int], times: StepTimes | None = None, *, measured: bool = False) -> None:
+        """`nodes`: that of each rank. `times`: as they were measured; None: none are known. `measured`: the shares follow from them, and may change during the run."""
+        self.sizes = sizes
         self.nodes = tuple(nodes)
-        self._batch = batch
         self._times = times
-        self._renewed = renewed
+        self._measured = measured
         self._watched: deque[Sequence[float]] = deque(maxlen=WATCHED_STEPS)
-        self._before = True
-        """The next times are of a step before the split."""
+        self._predicted: deque[Sequence[float]] = deque(maxlen=2)
+        """Seconds of each rank by its times, in the last step and in the one before."""
 
     @property
     def expected(self) -> list[float]:
-        """Time that each rank should take for its samples, as a multiple of the ranks' mean."""
-        return expected_shares(self.split, self._times)
+        """Time that each rank should take for the last step that was divided, as a multiple of the ranks' mean."""
+        return expected_shares(self._predicted[-1]) if self._predicted else [1.0] * len(self.nodes)
+
+    def divide(self, lengths: Sequence[int], step: int) -> Division:
+        """Divide the samples of a step, given their tokens."""
+        sizes = self.sizes
+        if sizes.batches is Batches.ROWS:
+            division = divide_by_rows(lengths, sizes.samples)
+        else:
+            times = self._times if self._measured and self._times is not None else _times_by(sizes)
+            division = divide_by_tokens(lengths, sizes.rooms, times, first=step)
+        if self._times is not None:
+            self._predicted.append(division.seconds(self._times))
+        return division
 
     def see(self, seconds: Sequence[float]) -> None:
-        """Take each rank's own seconds of the step before the last one, as the ranks have exchanged them."""
-        if self._before:
-            self._before = False
-        elif self._renewed:
-            self._watched.append(seconds)
+        """Take each rank's own seconds of the step before the last one that was divided, as the ranks have exchanged them."""
+        if self._measured and len(self._predicted) == 2:
+            self._watched.append([own / expected for own, expected in zip(seconds, self._predicted[0], strict=True)])
 
-    def proposal(self) -> SplitDecision | None:
-        """Split by the times of the watched steps, if one rank has held the others up in them; all ranks compute the same from the same numbers."""
+    def proposal(self) -> StepTimes | None:
+        """Times by the watched steps, if one rank has held the others up in them; all ranks compute the same from the same numbers."""
         if self._times is None or len(self._watched) < WATCHED_STEPS:
             return None
         medians = [statistics.median(column) for column in zip(*self._watched, strict=True)]
-        if max(medians) <= HELD_UP * statistics.fmean(medians):
-            return None
-        times = times_as_observed(self._times, self.split, medians)
-        return SplitDecision(better_split(self.split, times, self.bounds, self._batch), times)
+        return times_as_observed(self._times, medians) if max(medians) > HELD_UP * statistics.fmean(medians) else None
 
     def most_rows(self, micro: int) -> int:
-        """Samples of a batch that any rank may get: `micro`, but no more than each may compute at once."""
-        return min(micro, *(bound.most for bound in self.bounds))
+        """Samples of a padded batch that any rank may get: `micro`, but no more than each may compute at once."""
+        return min(micro, *self.sizes.samples)
 
-    def take(self, decision: SplitDecision) -> None:
-        """Go on with a split that all ranks take at this moment."""
-        self.split, self._times = decision.split, decision.times
+    def take(self, times: StepTimes) -> None:
+        """Go on with times that all ranks take at this moment."""
+        self._times = times
         self._watched.clear()
-        self._before = True
+        self._predicted.clear()
 
 
-def first_shares(memory: Agreed, micro: int, batch: int) -> Shares:
-    """Shares before any time is known: equal ones, but where a node's size is stated or its memory has no room."""
-    return Shares(split_by(stated_sizes(memory.bounds, micro), batch), memory.bounds, memory.nodes, batch)
+def sizes_of(batches: Batches, balance: Balance, micro: int, most: Sequence[int], max_length: int) -> Sizes:
+    """Sizes by `most` samples of each rank. With Rows, a rank may have room for more than it takes."""
+    measured_rows = batches is Batches.ROWS and balance is Balance.MEASURED
+    return Sizes(batches, tuple(min(micro, each) if measured_rows else each for each in most), max_length)
+
+
+def _times_by(sizes: Sizes) -> StepTimes:
+    """Times, in no unit, with which each rank gets tokens by the size of its micro-batch."""
+    return StepTimes(tuple(RankTime(0.0, 1 / samples) for samples in sizes.samples), TURN_SHARE * sizes.max_length)
 
 
 def measured_shares(
-    first: Shares, batch: int, balance: Balance, measure: Callable[[int], MeasuredRank], ranks: Ranks, reporter: Reporter
+    first: Shares, micro: int, balance: Balance, measure: Callable[[int], MeasuredRank], ranks: Ranks, reporter: Reporter
 ) -> Shares:
-    """Shares by measured times; the first ones where nothing depends on time. A collective, and so is `measure(samples)`, which times this rank.
+    """Shares by measured times; the first ones where nothing depends on time. A collective, and so is `measure(samples)`, which times this rank with two
+    samples or `micro`, as far as it has room.
 
-    Sizes that are stated and differ are measured, too: else nobody could tell a slow rank from one with more to do.
+    Ranks of unlike sizes are measured, too: else a slow rank couldn't be told from one with more to do.
     """
-    if ranks.world_size == 1 or (balance is Balance.EQUAL and first.split.equal):
+    sizes = first.sizes
+    measured = balance is Balance.MEASURED and sizes.batches is Batches.TOKENS
+    if ranks.world_size == 1 or not (measured or len(set(sizes.samples)) > 1):
         return first
-    bound, size = first.bounds[ranks.rank], first.split.sizes[ranks.rank]
-    mine = measure(min(max(2, size), bound.most))
-    answers = ranks.gather("balance/times", [mine.time.base_seconds, mine.time.sample_seconds, mine.waited_seconds])
+    mine = measure(min(max(2, micro), sizes.samples[ranks.rank]))
+    answers = ranks.gather("balance/times", [mine.time.base_seconds, mine.time.token_seconds, mine.waited_seconds])
     answer = None
     if answers is not None:
-        times = step_times([MeasuredRank(RankTime(base, sample), waited) for base, sample, waited in answers])
-        split = better_split(first.split, times, first.bounds, batch) if balance is Balance.MEASURED else first.split
-        answer = to_json(SplitDecision(split, times))
-    decision = from_json(SplitDecision, ranks.publish("balance/start", answer), "balance")
-    split, times = decision.split, decision.times
+        answer = to_json(step_times([MeasuredRank(RankTime(base, token), waited) for base, token, waited in answers]))
+    times = from_json(StepTimes, ranks.publish("balance/start", answer), "balance")
+    shares = shares_of(times if measured else _times_by(sizes))
     reporter.event(
         "balance",
-        line=f"Balance: samples at once: {sizes_text(split.sizes)}; micro-batches a step: {split.turns}",
-        sizes=list(split.sizes),
-        accumulation=split.turns,
-        mostSamples=[bound.most for bound in first.bounds],
-        sampleSeconds=[round(time.sample_seconds, 6) for time in times.ranks],
+        line=f"Balance: a step's tokens by {'speed' if measured else 'the sizes stated'}: {shares_text(shares)}",
+        shares=[round(share, 4) for share in shares],
+        mostTokens=list(sizes.rooms),
+        tokenSeconds=[float(f"{time.token_seconds:.4g}") for time in times.ranks],
         baseSeconds=[round(time.base_seconds, 6) for time in times.ranks],
         networkSeconds=round(times.network_seconds, 6),
     )
-    return Shares(split, first.bounds, first.nodes, batch, times, renewed=balance is Balance.MEASURED)
+    return Shares(sizes, first.nodes, times, measured=measured)
 
 
-def renew(shares: Shares, step: int, ranks: Ranks, reporter: Reporter) -> bool:
-    """Split anew after `step` if one rank holds the others up. Returns True, on all ranks alike, if the sizes have changed."""
+def renew(shares: Shares, step: int, ranks: Ranks, reporter: Reporter) -> None:
+    """Divide anew after `step` if one rank holds the others up: on all ranks alike."""
     proposal = shares.proposal()
     if proposal is None:
-        return False
-    before = shares.split
-    shares.take(from_json(SplitDecision, ranks.publish(f"balance/{step}", to_json(proposal)), "balance"))
-    split = shares.split
-    if split == before:
-        return False
-    sizes = zip(shares.nodes, before.sizes, split.sizes, strict=True)
-    changes = [f"rank {rank} on node {node} {old} → {new}" for rank, (node, old, new) in enumerate(sizes) if old != new]
-    reporter.event(
-        "balance",
-        line=f"Balance after step {step}: samples at once: {', '.join(changes)}; micro-batches a step: {split.turns}",
-        step=step,
-        sizes=list(split.sizes),
-        accumulation=split.turns,
-    )
-    return True
+        return
+    times = from_json(StepTimes, ranks.publish(f"balance/{step}", to_json(proposal)), "balance")
+    shares.take(times)
+    parts = shares_of(times)
+    line = f"Balance after step {step}: a step's tokens by speed: {shares_text(parts)}"
+    reporter.event("balance", line=line, step=step, shares=[round(share, 4) for share in parts])

@@ -54,8 +54,8 @@ def train(run: Run, stop: StopSignal) -> dict[str, str | None]:
             _report_experts(run, step)
             run.watch.begin(f"Save of step {step}", limits.SAVE_SECONDS)
             save_at_border(run, step, must=stopping or last, saving=result.saving)
-            if not (last or stopping) and renew(run.shares, step, run.ranks, run.reporter):
-                zero_access.set_counters(run.engine, step, run.shares.split.turns, run.plan.global_batch_size)
+            if not (last or stopping):
+                renew(run.shares, step, run.ranks, run.reporter)
         if stopping:
             raise Stopped(f"asked to stop: step {step} of {run.plan.total_steps} is saved")
     if run.plan.done.steps >= run.plan.total_steps and run.dataset.evaluation:

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from lockstep_spec import length
+from lockstep_spec.choices import Batches
+from lockstep_spec.settings import Recomputed
 from lockstep_spec.training import OptimizationConfig, TrainingConfig
 from lockstep_train.balance import Shares
 from lockstep_train.base.limits import Watch
@@ -73,7 +75,9 @@ def run_identity(
     )
 
 
-def manifest_template(config: RunConfig, start: resume.Start, identity: Identity, adapter: dict[str, Any], ranks: Ranks) -> Manifest:
+def manifest_template(
+    config: RunConfig, start: resume.Start, identity: Identity, adapter: dict[str, Any], ranks: Ranks, batches: Batches
+) -> Manifest:
     training = config.training
     return Manifest(
         step=0,
@@ -96,6 +100,7 @@ def manifest_template(config: RunConfig, start: resume.Start, identity: Identity
         optimizer_settings=optimizer_settings(training.optimization),
         eval_loss=start.source.manifest.eval_loss if start.source else None,
         eval_step=start.source.manifest.eval_step if start.source else None,
+        batches=batches,
     )
 
 
@@ -175,3 +180,5 @@ class Run:
     """True if all nodes see the same run folder."""
     base: BaseHash
     resumed_from: resume.VerifiedCommit | None
+    recomputed: Recomputed
+    """Parts of layers that the backward pass computes again."""

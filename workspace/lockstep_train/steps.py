@@ -14,7 +14,7 @@ from torch.distributed import DistError
 from lockstep_spec.choices import Method
 from lockstep_train.base import limits
 from lockstep_train.base.errors import ConfigError, NonFinite, TrainerError
-from lockstep_train.data.sequences.batches import Batch, collate, global_batch, rank_micro_batches
+from lockstep_train.data.sequences.batches import Batch, collate, global_batch
 from lockstep_train.engine.clock import Clock, Waits
 from lockstep_train.engine.optimizer import learning_rate
 from lockstep_train.engine.step import Stepper, StepResult
@@ -47,7 +47,7 @@ class Steps:
             looking=run.usage.look_at if run.usage else lambda batch: None,
             waits=waits,
         )
-        self._speed = measure_speed(run.engine.module, training, run.ranks.world_size, run.reporter)
+        self._speed = measure_speed(run.engine.module, training, run.recomputed, run.ranks.world_size, run.reporter)
         self._clock = Clock(run.ranks.device)
         self._computing = 0.0
         """Seconds of the last step's forward and backward passes; each rank tells the others in the next one."""
@@ -67,6 +67,7 @@ class Steps:
         started = time.monotonic()
         self._clock.start()
         work = step_batches(run, step)
+        zero_access.set_counters(run.engine, step - 1, len(work.batches), plan.global_batch_size)
         rate = learning_rate(run.config.training.optimization, step, plan.total_steps)
         zero_access.set_learning_rate(run.engine, rate)
         on_gpu = run.ranks.device.type == "cuda"
@@ -120,15 +121,17 @@ class StepBatches:
 
 
 def step_batches(run: Run, step: int) -> StepBatches:
-    """Batches of a step: a pure function of the step, of the rank and of the ranks' shares: nothing is drawn, nothing is remembered."""
+    """Batches of a step: a function of the step, of the rank and of the ranks' shares alone: nothing is drawn."""
     training, plan, ranks = run.config.training, run.plan, run.ranks
     examples = run.dataset.training
     cursor = plan.cursor(step)
     indices = global_batch(len(examples), training.seed, cursor, plan.global_batch_size, plan.total_samples)
-    mine = rank_micro_batches(indices, ranks.rank, run.shares.split)
-    ghost = examples[indices[0]]
+    lengths = examples.lengths(indices)
+    mine = run.shares.divide(lengths, step).micro_batches[ranks.rank]
+    ghost = examples[indices[lengths.index(min(lengths))]]
+    batches = run.shares.sizes.batches
     return StepBatches(
-        batches=[collate([examples[index] for index in micro], ghost, run.tokenizer.pad, ranks.device) for micro in mine],
+        batches=[collate([examples[indices[place]] for place in micro], ghost, run.tokenizer.pad, ranks.device, batches) for micro in mine],
         tokens=examples.learned_tokens(indices),
         documents=examples.documents(indices),
         epoch=plan.cursor(step + 1) / len(examples),

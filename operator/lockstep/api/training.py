@@ -12,6 +12,7 @@ from lockstep.api.shared import KEY_PATTERN, SecretKey
 from lockstep_spec.choices import (
     TEMPLATE_OWN,
     Balance,
+    Batches,
     Content,
     DataFormat,
     HierarchicalPartition,
@@ -23,6 +24,7 @@ from lockstep_spec.choices import (
     Overlong,
     Precision,
     Quantization,
+    Recompute,
     Schedule,
     TrainOn,
     ZeroStage,
@@ -220,11 +222,14 @@ class Optimization(Model):
     learning_rate: Decimal = "2e-4"
     """The highest learning rate, for example 2e-4."""
     micro_batch_size: Annotated[int, Field(ge=1, le=4096)] = 1
-    """Samples a rank takes at once."""
+    """Samples of maxLength tokens that a rank takes at once: with batches Tokens, as many tokens of shorter ones."""
     global_batch_size: Annotated[int | None, Field(ge=1, le=1048576)] = None
     """Samples, or packed sequences, that an optimizer step sees over all ranks. Default: microBatchSize × ranks at the first start."""
+    batches: Batches = Batches.TOKENS
+    """Tokens: a step's samples are divided over ranks and micro-batches by their tokens and joined without padding. Rows: equal numbers of samples, padded to the
+    longest. The update is the same. A run with checkpoints goes on as it began."""
     balance: Balance = Balance.EQUAL
-    """Equal: every rank computes microBatchSize samples at once. Measured: each rank computes as many as its speed, measured at every start, and its memory allow;
+    """Equal: every rank computes an equal share of a step's tokens. Measured: each rank computes as many as its speed, measured at every start, and its memory allow;
     for GPUs that are unlike. The global batch stays."""
     warmup_steps: Annotated[int, Field(ge=0, le=1000000)] = 0
     """Steps in which the learning rate rises from 0."""
@@ -237,8 +242,9 @@ class Optimization(Model):
     offload: Offload = Offload.NONE
     """Device on which the optimizer's state lives and its step is computed: the rank's own, or the CPU."""
     non_finite: NonFinitePolicy = NonFinitePolicy.STOP
-    gradient_checkpointing: bool = False
-    """Compute activations again in the backward pass instead of keeping them: less memory, about a third more time."""
+    recompute: Recompute = Recompute.AUTO
+    """Activations that the backward pass computes again instead of keeping them, for less memory. Auto: by the memory plan as little as fits, in as few layers as fit: nothing;
+    norms and gates; all but attention's output; all. None: nothing. All: all, for about a third more time. Losses and gradients are the same."""
     max_gradient_norm: Decimal = "1"
     """Gradients are clipped to this norm; 0 leaves them."""
     weight_decay: Decimal = "0"
@@ -256,6 +262,12 @@ class Optimization(Model):
             "globalBatchSize must be greater than or equal to microBatchSize",
             lambda o: o.global_batch_size is None or o.global_batch_size >= o.micro_batch_size,
             field="globalBatchSize",
+        ),
+        Rule(
+            "self.balance != 'Measured' || self.batches == 'Tokens'",
+            "balance Measured needs batches Tokens: ranks that are unlike share a step's tokens",
+            lambda o: o.balance is not Balance.MEASURED or o.batches is Batches.TOKENS,
+            field="balance",
         ),
         Rule("", "epsilon must be greater than 0", lambda o: float(o.epsilon) > 0, field="epsilon"),
         Rule(
@@ -327,6 +339,12 @@ class MetricsDestinations(Model):
     """Metrics to Weights & Biases."""
 
 
+BATCH_SETTINGS = dict.fromkeys(
+    ("gradient_accumulation_steps", "managed_gradient_accumulation", "train_batch_size", "train_micro_batch_size_per_gpu")
+).keys()
+"""DeepSpeed's settings of the number of micro-batches, which differs by step."""
+
+
 class Training(Model):
     """A fine-tuning by Lockstep's trainer on DeepSpeed ZeRO."""
 
@@ -368,5 +386,11 @@ class Training(Model):
             "hierarchicalPartition Node needs zeroStage Stage3",
             lambda t: t.hierarchical_partition is not HierarchicalPartition.NODE or t.zero_stage is ZeroStage.STAGE3,
             field="hierarchicalPartition",
+        ),
+        Rule(
+            "",
+            f"deepspeed can't set {', '.join(BATCH_SETTINGS)}: optimization.microBatchSize, globalBatchSize and batches decide the micro-batches of each step",
+            lambda t: BATCH_SETTINGS.isdisjoint(t.deepspeed or {}),
+            field="deepspeed",
         ),
     )

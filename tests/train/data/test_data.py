@@ -41,13 +41,16 @@ def test_a_tokenizer_larger_than_the_model_is_refused_before_the_model_is_loaded
     assert "but the model has only those below 60 (vocab_size of its config.json)" in ended.output
 
 
+@pytest.mark.parametrize("apart", [True, False])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_packed_rows_have_the_losses_and_gradients_of_their_documents_alone(ranks: ForkServer, model: Path, attention: str) -> None:
-    ended = ranks.run("packed_like_unpacked", [None], arguments={"model": str(model), "attention": attention})
+def test_packed_and_joined_rows_have_the_losses_and_gradients_of_their_documents_alone(
+    ranks: ForkServer, model: Path, attention: str, apart: bool
+) -> None:
+    ended = ranks.run("packed_like_unpacked", [None], arguments={"model": str(model), "attention": attention, "apart": apart})
     assert ended.codes == [0], ended.output
 
 
-def test_isolation_is_bitwise_and_a_model_that_forgets_positions_is_refused(ranks: ForkServer, model: Path) -> None:
+def test_isolation_is_seen_and_a_model_that_forgets_documents_is_refused(ranks: ForkServer, model: Path) -> None:
     ended = ranks.run("isolation_of", [None], arguments={"model": str(model)})
     assert ended.codes == [0], ended.output
 
@@ -62,8 +65,9 @@ def test_flash_attention_is_told_where_documents_begin_and_end(ranks: ForkServer
     assert ended.codes == [0], ended.output
 
 
-def test_flash_attention_is_chosen_where_it_can_be_had(ranks: ForkServer, run_file: RunFile) -> None:
-    ended = ranks.run("attention_choice", [run_file("choice")])
+@pytest.mark.parametrize("case", ["attention_choice", "attention_kernels"])
+def test_a_kernel_computes_all_documents_where_it_can_be_had_and_is_right(ranks: ForkServer, case: str) -> None:
+    ended = ranks.run(case, [None])
     assert ended.codes == [0], ended.output
 
 
@@ -83,7 +87,7 @@ def packed_alone(ranks: ForkServer, run_file: RunFile, tmp_path: Path, alone: di
     if not alone:
         ended = ranks.run("main", [run_file("alone", **PACKED | {"optimization": PACKED["optimization"] | {"microBatchSize": 2}})])
         assert ended.codes == [0], ended.output
-        assert "Packing: documents are kept apart by a block mask for sdpa attention" in ended.output
+        assert "Attention: documents are kept apart by attention to each by itself" in ended.output
         assert "Packed " in ended.output
         alone["losses"] = losses(tmp_path / "alone")
         alone["evaluations"] = losses(tmp_path / "alone", "eval_log", "evalLoss")
@@ -96,7 +100,7 @@ def test_packed_training_gives_the_same_losses_at_any_number_of_ranks(
 ) -> None:
     """Under Stage3 with gradient checkpointing: a layer that computes again must be told of the documents again."""
     expected = packed_alone(ranks, run_file, tmp_path, alone)
-    optimization = PACKED["optimization"] | {"gradientCheckpointing": stage == "Stage3"}
+    optimization = PACKED["optimization"] | {"recompute": "All" if stage == "Stage3" else "None"}
     ended = ranks.run("main", [run_file("several", zeroStage=stage, **PACKED | {"optimization": optimization})] * world_size)
     assert ended.codes == [0] * world_size, ended.output
     assert losses(tmp_path / "several") == pytest.approx(expected["losses"], rel=SAME_LOSS)

@@ -37,7 +37,7 @@ def test_the_ranks_compute_with_fewer_instructions(small_cpu: ForkServer) -> Non
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_packed_rows_have_the_losses_and_gradients_of_their_documents_alone(small_cpu: ForkServer, model: Path, attention: str) -> None:
-    ended = small_cpu.run("packed_like_unpacked", [None], arguments={"model": str(model), "attention": attention})
+    ended = small_cpu.run("packed_like_unpacked", [None], arguments={"model": str(model), "attention": attention, "apart": True})
     assert ended.codes == [0], ended.output
 
 

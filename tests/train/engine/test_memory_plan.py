@@ -1,5 +1,5 @@
 """The memory plan beside what tensors really took: dense models, mixtures of experts and other architectures, adapters and all weights, in every
-stage, with and without gradient checkpointing, with tiled and with whole logits."""
+stage, with all that layers compute kept, some and none, with tiled and with whole logits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ DENSE: dict[str, dict[str, Any]] = {
     "adapter, sharded, recomputed": {"family": "llama", "stage": "Stage3", "gc": True},
     "adapter on the head, recomputed": {"family": "llama", "stage": "Stage2", "gc": True, "lora": {"targetModules": ["q_proj", "lm_head"]}},
     "capped logits, sharded, recomputed": {"family": "gemma2", "stage": "Stage3", "gc": True},
+    "adapter, norms and gates again": {"family": "llama", "stage": "Stage2", "gc": ["NORMS", 6]},
+    "adapter, sharded, all but attention again in half of the layers": {"family": "llama", "stage": "Stage3", "gc": ["ATTENTION", 3]},
     "all weights": {"family": "llama", "stage": "Stage2", "method": "Full"},
+    "all weights, norms and gates again in two layers": {"family": "llama", "stage": "Stage2", "method": "Full", "gc": ["NORMS", 2]},
     "all weights, sharded": {"family": "llama", "stage": "Stage3", "method": "Full"},
 }
 OF_EXPERTS: dict[str, dict[str, Any]] = {
@@ -29,6 +32,22 @@ OF_EXPERTS: dict[str, dict[str, Any]] = {
     "all weights, sharded": {"family": "qwen3_moe", "stage": "Stage3", "method": "Full"},
     "adapter, experts weighed in FP32, recomputed": {"family": "glm4_moe", "stage": "Stage2", "gc": True},
 }
+MIXED: dict[str, dict[str, Any]] = {
+    "adapter, sharded, norms and gates again in half of the layers": {"family": "qwen3_moe", "stage": "Stage3", "gc": ["NORMS", 3]},
+    "adapters of experts, sharded, all again in half of the layers": {
+        "family": "qwen3_moe",
+        "stage": "Stage3",
+        "gc": ["ALL", 3],
+        "lora": {"targetParameters": EXPERTS},
+    },
+    "adapters of experts, norms and gates again in half of the layers": {
+        "family": "qwen3_moe",
+        "stage": "Stage2",
+        "gc": ["NORMS", 3],
+        "lora": {"targetParameters": EXPERTS},
+    },
+}
+"""Layers at two levels."""
 LATENT = ["q_b_proj", "kv_b_proj", "o_proj"]
 OTHERS: dict[str, dict[str, Any]] = {
     "latent attention": {"family": "deepseek_v3", "precision": "FP32", "stage": "Stage2", "lora": {"targetModules": LATENT}},
@@ -49,6 +68,11 @@ def dense(ranks: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Outcom
 @pytest.fixture(scope="module")
 def of_experts(ranks: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     return measured(ranks, tmp_path_factory.mktemp("experts"), OF_EXPERTS)
+
+
+@pytest.fixture(scope="module")
+def mixed(ranks: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+    return measured(ranks, tmp_path_factory.mktemp("mixed"), MIXED)
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +98,14 @@ def test_the_plan_of_a_dense_model_is_what_its_tensors_take(dense: Outcomes, var
 @pytest.mark.long
 @pytest.mark.parametrize("variant", OF_EXPERTS)
 def test_the_plan_of_a_mixture_of_experts_is_what_its_tensors_take(of_experts: Outcomes, variant: str) -> None:
-    """Without gradient checkpointing, too, no rank keeps gathered experts from the forward to the backward pass."""
+    """Where nothing is computed again, too, no rank keeps gathered experts from the forward to the backward pass."""
     assert abs(off(of_experts[variant])) < TOLERANCE, of_experts[variant]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("variant", MIXED)
+def test_the_plan_of_experts_at_two_levels_is_what_its_tensors_take(mixed: Outcomes, variant: str) -> None:
+    assert abs(off(mixed[variant])) < TOLERANCE, mixed[variant]
 
 
 @pytest.mark.long

@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases_models import configuration
 from rank_harness import ForkServer, RunFile
+
+from lockstep_train.report.flops import Attention, attention_layers
 
 
 def records(folder: Path, log: str) -> list[dict[str, Any]]:
@@ -107,3 +110,19 @@ def test_operations_are_counted_as_torch_counts_them(ranks: ForkServer, tmp_path
     for name, operations in found.items():
         masked = 6 * operations["width"] * tokens**2
         assert operations["done"] == operations["needed"] + masked - first_inputs, name
+
+
+@pytest.mark.parametrize(
+    ("family", "expected"),
+    [
+        ("llama", {Attention(2 * 32)}),
+        ("mistral", {Attention(2 * 64, 8)}),
+        ("gemma3_text", {Attention(5 * 64, 8), Attention(64)}),
+        ("llama4_text", {Attention(3 * 64, 8, chunked=True), Attention(64)}),
+        ("qwen3_next", {Attention(64)}),
+        ("granitemoehybrid", {Attention(64)}),
+        ("nemotron_h", {Attention(64)}),
+    ],
+)
+def test_each_layer_counts_its_own_attention(family: str, expected: set[Attention]) -> None:
+    assert set(attention_layers(configuration(family).get_text_config())) == expected

@@ -27,8 +27,8 @@ def events(folder: Path, kind: str) -> list[dict[str, Any]]:
 
 
 SHARES: dict[int, list[tuple[int, list[int]]]] = {
-    2: [(1, [0, 3]), (7, [3, 1]), (5, [0, 1])],
-    3: [(2, [0, 1, 3]), (13, [6, 1, 2]), (7, [2, 0, 2]), (2, [1, 0, 0])],
+    2: [(1, [1, 3]), (7, [3, 1]), (5, [1, 2])],
+    3: [(2, [2, 1, 3]), (13, [6, 1, 2]), (7, [2, 1, 2]), (2, [1, 1, 1])],
 }
 """Ranks → samples of a step and the sizes of their micro-batches: with ranks that have none in the last turn, in a whole step, or ever."""
 
@@ -43,9 +43,11 @@ def test_any_shares_give_the_loss_and_the_gradients_of_equal_ones(
     assert ended.codes == [0] * world_size, ended.output
     outcomes = json.loads(output.read_text())
     assert len(outcomes) == len(SHARES[world_size])
-    for name, (equal, shared) in outcomes.items():
-        assert shared[:2] == pytest.approx(equal[:2], rel=EXACT), name
-        assert shared[2] == equal[2], f"{name}: each sample once"
+    for name, (equal, *others) in outcomes.items():
+        assert len(others) == 3
+        for other in others:
+            assert other[:2] == pytest.approx(equal[:2], rel=EXACT), name
+            assert other[2] == equal[2], f"{name}: each sample once"
 
 
 def trained(*files: Path) -> dict[int, list[int]]:
@@ -71,7 +73,7 @@ def test_a_run_goes_on_with_other_shares_and_ranks_on_the_same_samples(ranks: Fo
     assert train("all", run_file("whole", evaluation=None, optimization={"maxSteps": 4, "microBatchSize": 14}), 1) == [0]
     assert train("before", run_file("moved", micro_batches=[3, 1], **short), 2, 1, kill=4)[1] == -9
     assert train("after", run_file("moved", micro_batches=[1, 4], zeroStage="Stage3", **short), 1, 1) == [0, 0]
-    assert [event["sizes"] for event in events(tmp_path / "moved", "balance")] == [[3, 3, 1], [1, 4]]
+    assert [event["shares"] for event in events(tmp_path / "moved", "balance")] == [[0.4286, 0.4286, 0.1429], [0.2, 0.8]]
     expected = trained(*(tmp_path / "all").iterdir())
     later = trained(*(tmp_path / "after").iterdir())
     assert min(later) > 1, "the crash left no commit"
@@ -88,16 +90,15 @@ SETTINGS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("stage", ["Stage1", "Stage2", "Stage3"])
-def test_samples_follow_the_measured_speed_and_the_losses_stay(ranks: ForkServer, run_file: RunFile, tmp_path: Path, stage: str) -> None:
+def test_tokens_follow_the_measured_speed_and_the_losses_stay(ranks: ForkServer, run_file: RunFile, tmp_path: Path, stage: str) -> None:
     speeds = {"0": 0.04, "1": 0.04 / 0.55, "2": 0.04 / 0.5}
     path = run_file("unlike", zeroStage=stage, **SETTINGS)
     ended = ranks.run("train_unlike", [path] * 3, arguments={"seconds": speeds})
     assert ended.codes == [0, 0, 0], ended.output
     (balance,) = events(tmp_path / "unlike", "balance")
-    sizes = [size * balance["accumulation"] for size in balance["sizes"]]
-    assert sizes[0] in range(10, 15), balance
-    assert all(size in range(4, 9) for size in sizes[1:]), balance
-    assert f"micro-batches a step: {balance['accumulation']}" in ended.outputs[0]
+    assert 0.4 < balance["shares"][0] < 0.6, balance
+    assert all(0.2 < share < 0.34 for share in balance["shares"][1:]), balance
+    assert "Balance: a step's tokens by speed: " in ended.outputs[0]
     equal = run_file("equal", zeroStage=stage, **{**SETTINGS, "optimization": {**SETTINGS["optimization"], "balance": "Equal"}})
     assert ranks.run("main", [equal] * 3).codes == [0, 0, 0]
     for name in ("loss", "gradientNorm"):
@@ -130,12 +131,10 @@ def test_a_rank_that_slows_down_gets_fewer_samples_at_the_next_commit(ranks: For
     ended = ranks.run("train_unlike", [run_file("throttled", **settings)] * 2, arguments=given)
     assert ended.codes == [0, 0], ended.output
     first, *renewed = events(tmp_path / "throttled", "balance")
-    assert abs(first["sizes"][0] - first["sizes"][1]) <= 2
+    assert abs(first["shares"][0] - first["shares"][1]) < 0.1
     assert [event["step"] for event in renewed] == [16], "at the first commit after it, and once"
-    totals = [size * renewed[0]["accumulation"] for size in renewed[0]["sizes"]]
-    assert totals[0] >= 16
-    assert totals[1] <= 8
-    assert "Balance after step 16: samples at once: rank 0 on node 0 " in ended.outputs[0]
+    assert renewed[0]["shares"][0] > 2 / 3
+    assert "Balance after step 16: a step's tokens by speed: " in ended.outputs[0]
     assert ranks.run(
         "main", [run_file("alone", **{**settings, "optimization": {**settings["optimization"], "balance": "Equal"}})]
     ).codes == [0]
@@ -152,8 +151,8 @@ def test_a_rank_with_half_the_memory_gets_no_more_than_its_own_plan(ranks: ForkS
     (balance,) = events(tmp_path / "half", "balance")
     (plan,) = events(tmp_path / "half", "memoryPlan")
     assert plan["totalBytes"] <= plan["capacityBytes"] == half
-    assert 1 <= balance["mostSamples"][1] < SETTINGS["optimization"]["microBatchSize"] < balance["mostSamples"][0]
-    assert balance["sizes"][1] <= balance["mostSamples"][1]
+    least, stated, most = balance["mostTokens"][1], SETTINGS["optimization"]["microBatchSize"] * 64, balance["mostTokens"][0]
+    assert 64 <= least < stated < most
     refused = ranks.run("train_unlike", [run_file("refused", micro_batches=[0, 4000], **SETTINGS)] * 2, nodes=2, arguments=given)
     assert refused.codes != [0, 0]
     assert "node 1: training needs about " in refused.output

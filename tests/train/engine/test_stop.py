@@ -14,7 +14,7 @@ def test_a_rank_that_hangs_is_named_and_all_end_with_76(ranks: ForkServer, run_f
     ended = ranks.run("hang", [path] * 2, arguments={"step": 2, "rank": 1})
     assert ended.codes == [76, 76], ended.output
     for output in ended.outputs:
-        assert "rank 1 has not finished it, last seen in Step 2, forward of micro-batch 1 of 4" in output
+        assert "rank 1 has not finished it, last seen in Step 2, forward of micro-batch 1 of 3" in output
     assert "fall_asleep" in (tmp_path / "hang/logs/hang-attempt-1-rank-1.txt").read_text()
 
 
@@ -84,9 +84,9 @@ def test_several_signals_at_different_steps_are_one_stop_at_the_first_of_them(
 
 
 def test_a_start_says_what_has_no_effect_which_threads_ranks_have_and_that_one_has_no_samples(ranks: ForkServer, run_file: RunFile) -> None:
-    path = run_file("timeout", evaluation=None, optimization={"maxSteps": 1, "globalBatchSize": 2})
+    path = run_file("timeout", evaluation=None, optimization={"maxSteps": 1, "globalBatchSize": 1})
     ended = ranks.run("main", [path] * 2, NCCL_TIMEOUT="3600")
     assert ended.codes == [0, 0], ended.output
     assert "NCCL_TIMEOUT=3600 has no effect" in ended.output
     assert "Threads of a rank: 1, as OMP_NUM_THREADS states" in ended.output
-    assert "Warning: a step's 2 samples are not enough for all ranks: 1 of 2 have nothing to do in any step." in ended.output
+    assert "Warning: a step's 1 samples are not enough for all ranks: 1 of 2 have nothing to do in any step." in ended.output

@@ -38,7 +38,7 @@ def test_a_mixture_of_experts_goes_on_from_a_commit_to_the_same_losses_and_count
         "model": {"name": str(glm)},
         "zeroStage": "Stage3",
         "lora": {"targetModules": ["q_proj"], "targetParameters": EXPERTS},
-        "optimization": {"maxSteps": 4, "microBatchSize": 3, "globalBatchSize": 6, "gradientCheckpointing": True},
+        "optimization": {"maxSteps": 4, "microBatchSize": 3, "globalBatchSize": 6, "recompute": "All"},
         "evaluation": None,
     }
     ended = ranks.run("main", [run_file("whole", **settings)] * 2)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import inspect
 import json
 import os
 import shutil
 import sys
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,15 +18,13 @@ import numpy
 import torch
 from torch.distributed import PrefixStore
 
-from lockstep_spec.choices import DataFormat, Precision, TrainOn
+from lockstep_spec.choices import Batches, DataFormat, Precision, TrainOn
 from lockstep_train import __main__ as trainer
 from lockstep_train.base import ranks as engine_ranks
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.base.runfile import rank_environment, read_run
 from lockstep_train.data import dataset as datasets
-from lockstep_train.data import isolation
 from lockstep_train.data.dataset import Dataset
-from lockstep_train.data.isolation import choose_attention
 from lockstep_train.data.read.files import whole_files
 from lockstep_train.data.read.records import Conversation
 from lockstep_train.data.sequences.batches import collate
@@ -33,6 +33,8 @@ from lockstep_train.data.tokens.encode import IGNORED, Example, encode_samples
 from lockstep_train.data.tokens.tokenizer import load_tokenizer
 from lockstep_train.data.tokens.turns import TemplateChoice
 from lockstep_train.engine.loss import TokenLoss, tile_head
+from lockstep_train.model import attention, isolation
+from lockstep_train.model.attention import by_document, choose_attention
 from support.rounding import SAME_LOSS, TINY, gradient_roundings, tolerance
 
 TEMPLATE = (
@@ -155,12 +157,12 @@ def rows_of_the_embedding(model: str, folder: str) -> int:
     return trainer.main([])
 
 
-def draw(lengths: list[int], seed: int) -> list[Example]:
+def draw(lengths: list[int], seed: int, vocabulary: int = 250) -> list[Example]:
     """Documents of random tokens, a third of them masked."""
     generator = numpy.random.default_rng(seed)
     documents = []
     for length in lengths:
-        ids = generator.integers(2, 250, length)
+        ids = generator.integers(2, vocabulary, length)
         labels = numpy.where(generator.random(length) < 0.33, IGNORED, ids)
         labels[0] = IGNORED
         documents.append(Example(ids, labels, "drawn"))
@@ -176,20 +178,27 @@ def pack(documents: list[Example]) -> Example:
     )
 
 
-def packed_like_unpacked(model: str, attention: str) -> None:
-    """The token sums of losses and their gradients, packed and not, for one row and for two."""
+def packed_like_unpacked(model: str, attention: str, apart: bool) -> None:
+    """The token sums of losses and their gradients, packed, joined and not, for one row and for two. `apart`: document by document; else by a mask."""
     from transformers import AutoModelForCausalLM
 
     documents = draw([9, 1, 17, 2, 5, 12, 3], seed=1)
     rows = [pack(documents[:4]), pack(documents[4:])]  # of unequal lengths: the second has padding
     device = torch.device("cpu")
     module = AutoModelForCausalLM.from_pretrained(model, attn_implementation=attention)
+    if apart:
+        choose_attention(module, Precision.FP32, device)
+        assert by_document(module) is not None
     loss_of = TokenLoss(module, tile_head(module)[0])
     expected = loss_and_gradient(module, loss_of, [collate([document], document, 0, device) for document in documents])
     tokens = sum(len(document.ids) for document in documents)
     tolerated = tolerance(gradient_roundings(TINY, tokens), results=len(expected[1]))
     unpacked = collate(documents, documents[0], 0, device)
-    for batches in ([unpacked], [collate([row], row, 0, device) for row in rows], [collate(rows, rows[0], 0, device)]):
+    joined = [collate(part, documents[0], 0, device, Batches.TOKENS) for part in (documents[:5], documents[5:], [])]
+    assert [batch.ids.numel() for batch in joined] == [34, 15, 9], (
+        "nothing is padded, and what has no sample computes one of which it learns nothing"
+    )
+    for batches in ([unpacked], [collate([row], row, 0, device) for row in rows], [collate(rows, rows[0], 0, device)], joined):
         loss, gradient = loss_and_gradient(module, loss_of, batches)
         assert abs(loss - expected[0]) < SAME_LOSS * expected[0], (loss, expected[0])
         assert greatest_difference(gradient, expected[1]) < tolerated
@@ -198,8 +207,8 @@ def packed_like_unpacked(model: str, attention: str) -> None:
     _, gradient = loss_and_gradient(module, loss_of, [leaking])
     assert greatest_difference(gradient, expected[1]) > 100 * tolerated, "equal gradients say nothing"
     together = module(input_ids=masked.ids, attention_mask=masked.real.long(), use_cache=False).logits
-    apart = module(**masked.inputs).logits
-    assert (together - apart)[0, 20:].abs().max() > 0.1, "an attention mask was thought to make documents leak"
+    kept_apart = module(**masked.inputs).logits
+    assert (together - kept_apart)[0, 20:].abs().max() > 0.1, "an attention mask was thought to make documents leak"
 
 
 def greatest_difference(mine: torch.Tensor, expected: torch.Tensor) -> float:
@@ -232,41 +241,43 @@ class Engine:
         self.train(False)
 
 
+def problem_of(module: Any, example: Example, rows: int = 1) -> str:
+    return isolation.isolation_problem(Engine(module), [example], rows, torch.device("cpu"))
+
+
 def isolation_of(model: str) -> None:
-    """On a module alone: bitwise, at any number of rows; a model that takes no notice of positions is refused."""
+    """On a module alone, at any number of rows; a model that takes no notice of documents is refused."""
     from transformers import AutoModelForCausalLM
 
     engine_ranks.join(rank_environment())
     example = pack(draw([30, 30], seed=2))
-    for attention in ("sdpa", "eager"):
-        module = AutoModelForCausalLM.from_pretrained(model, attn_implementation=attention)
-        engine = Engine(module)
-        for rows in (1, 3):
-            found = isolation.check_isolation(engine, [example], rows, torch.device("cpu"))
-            assert found.apart == 0, (attention, rows, found)
-            assert found.together > 0.1, (attention, rows, found)
-    assert isolation.check_isolation(Engine(Nested(module)), [example], 1, torch.device("cpu")).apart == 0
-    try:
-        isolation.check_isolation(Engine(forgetting_positions(module)), [example], 1, torch.device("cpu"))
-    except ConfigError as error:
-        assert "changing one document moved the logits of the next one" in str(error), error
-    else:
-        raise AssertionError("a leak was not seen")
+    for kind in ("sdpa", "eager"):
+        module = AutoModelForCausalLM.from_pretrained(model, attn_implementation=kind)
+        for chosen in (False, True):
+            if chosen:
+                choose_attention(module, Precision.FP32, torch.device("cpu"))
+            isolation.LARGEST_SHARE = 0.0 if chosen else 1e-5  # a document by itself is the same to the bit
+            for rows in (1, 3):
+                assert problem_of(module, example, rows) == "", (kind, chosen, rows)
+    isolation.LARGEST_SHARE = 1e-3
+    assert problem_of(Nested(module), example) == ""
+    assert "changing one document moved the logits of the next one" in problem_of(forgetting_bounds(module), example)
     lost: BaseException = OSError(errno.EIO, "Input/output error")
-    for problem, cause, kind in (
-        (RuntimeError("FlashAttention only supports Ampere GPUs or newer."), None, ConfigError),
-        (RuntimeError("Connection closed by peer"), None, RuntimeError),
-        (RuntimeError("flash_attn: CUDA error: an illegal memory access was encountered"), None, RuntimeError),
-        (ValueError("this layer takes no position_ids"), None, ConfigError),
-        (ValueError("the layer failed"), lost, ValueError),
+    for problem, cause, is_raised in (
+        (RuntimeError("FlashAttention only supports Ampere GPUs or newer."), None, False),
+        (RuntimeError("Connection closed by peer"), None, True),
+        (RuntimeError("flash_attn: CUDA error: an illegal memory access was encountered"), None, True),
+        (ValueError("this layer takes no position_ids"), None, False),
+        (TypeError("forward() got an unexpected keyword argument 'document_lengths'"), None, False),
+        (ValueError("the layer failed"), lost, True),
     ):
         problem.__cause__ = cause
         try:
-            isolation.check_isolation(Engine(failing(module, problem)), [example], 1, torch.device("cpu"))
+            words = problem_of(failing(module, problem), example)
         except Exception as error:
-            assert type(error) is kind and str(problem) in str(error), error
+            assert is_raised and error is problem, error
         else:
-            raise AssertionError("the error was lost")
+            assert not is_raised and words == str(problem), "the error was lost"
     engine_ranks.leave()
 
 
@@ -290,15 +301,15 @@ def failing(module: Any, problem: Exception) -> Any:
     return module
 
 
-def forgetting_positions(module: Any) -> Any:
-    """The model with a forward pass that drops the positions, as any that passes them on wrongly would."""
+def forgetting_bounds(module: Any) -> Any:
+    """The model with a forward pass that drops what it is told of documents, as any that passes it on wrongly would."""
     whole = module.forward
-    module.forward = lambda position_ids=None, **inputs: whole(**inputs)
+    module.forward = lambda position_ids=None, document_lengths=None, **inputs: whole(**inputs)
     return module
 
 
 def isolation_of_families() -> None:
-    """Models with experts are accepted; one with recurrent layers, which see all that came before, is refused."""
+    """Models with experts are accepted; refused are recurrent layers, which see all that came before, and layers whose limits only a mask shows."""
     import transformers
     from cases_models import MOE, SHARED, configuration
 
@@ -306,8 +317,10 @@ def isolation_of_families() -> None:
     documents = [dataclasses.replace(document, ids=document.ids % 90) for document in draw([30, 30], seed=2)]
     for family in ("glm4_moe", "qwen3_moe", "mixtral"):
         torch.manual_seed(0)
-        engine = Engine(transformers.AutoModelForCausalLM.from_config(configuration(family)))
-        isolation.check_isolation(engine, [pack(documents)], 2, torch.device("cpu"))
+        assert problem_of(transformers.AutoModelForCausalLM.from_config(configuration(family)), pack(documents), 2) == ""
+    chunks = transformers.AutoModelForCausalLM.from_config(configuration("llama4_text"))
+    choose_attention(chunks, Precision.FP32, torch.device("cpu"))
+    assert "in a way that only a mask of whole rows shows" in problem_of(chunks, pack(documents))
     recurrent = transformers.Qwen3NextConfig(
         **SHARED | MOE,
         num_experts=6,
@@ -318,13 +331,8 @@ def isolation_of_families() -> None:
         linear_value_head_dim=8,
         layer_types=["linear_attention", "full_attention"],
     )
-    engine = Engine(transformers.AutoModelForCausalLM.from_config(recurrent))
-    try:
-        isolation.check_isolation(engine, [pack(documents)], 1, torch.device("cpu"))
-    except ConfigError as error:
-        assert "training.data.packing can't be used with this model: " in str(error), error
-    else:
-        raise AssertionError("a leak was not seen")
+    words = problem_of(transformers.AutoModelForCausalLM.from_config(recurrent), pack(documents))
+    assert "changing one document moved" in words or "can't keep packed sequences apart" in words, words
     engine_ranks.leave()
 
 
@@ -344,59 +352,147 @@ def boundaries() -> None:
     assert inputs["cu_seq_lens_q"].tolist() == [0, 4, 5, 12, 21, 24]  # the padding of the second row is a document
 
 
-class Settable:
-    """A model whose attention can be set."""
+def varlen_of(
+    query: Any,
+    key: Any,
+    value: Any,
+    cu_seq_q: Any,
+    cu_seq_k: Any,
+    max_q: int,
+    max_k: int,
+    *,
+    scale: float,
+    window_size: Any,
+    enable_gqa: bool,
+) -> torch.Tensor:
+    """What torch's pages say that varlen_attn computes of [tokens, heads, head]."""
+    assert cu_seq_q is cu_seq_k, "else cuDNN takes no causal attention"
+    assert cu_seq_q.dtype == torch.int32
+    assert max_q == max_k == int(cu_seq_q.diff().max())
+    assert window_size[1] == 0
+    shared = query.shape[1] // key.shape[1] if enable_gqa else 1
+    outputs = []
+    for start, end in pairwise(cu_seq_q.tolist()):
+        one, other, seen = (each[start:end].transpose(0, 1) for each in (query, key, value))
+        other, seen = other.repeat_interleave(shared, 0), seen.repeat_interleave(shared, 0)
+        assert one.shape == other.shape == seen.shape
+        back = torch.arange(end - start)[:, None] - torch.arange(end - start)
+        near = (back >= 0) & (back <= (window_size[0] if window_size[0] >= 0 else end))
+        outputs.append(((one @ other.mT * scale).masked_fill(~near, -torch.inf).softmax(-1) @ seen).transpose(0, 1))
+    return torch.cat(outputs)
 
-    _supports_flash_attn = True
 
-    def __init__(self) -> None:
-        self.config = SimpleNamespace(_attn_implementation="sdpa")
+def flex_of(
+    module: Any, query: Any, key: Any, value: Any, mask: Any, *, scaling: float, softcap: Any = None, s_aux: Any = None, **_: Any
+) -> tuple[torch.Tensor, None]:
+    """What transformers' flex attention computes of [batch, heads, sequence, head], which has no backward pass on CPUs."""
+    from torch.nn.attention.flex_attention import create_mask
 
-    def set_attn_implementation(self, name: str) -> None:
-        self.config._attn_implementation = name
+    rows, heads, width, _size = query.shape
+    seen = create_mask(mask.mask_mod, rows, 1, width, width, device="cpu")
+    key, value = (each.repeat_interleave(heads // each.shape[1], 1) for each in (key, value))
+    scores = query @ key.mT * scaling
+    scores = (scores if softcap is None else softcap * torch.tanh(scores / softcap)).masked_fill(~seen, -torch.inf)
+    sinks = torch.empty(rows, heads, width, 0) if s_aux is None else s_aux.reshape(1, -1, 1, 1).expand(rows, heads, width, 1)
+    weights = torch.cat([scores, sinks], dim=-1).softmax(-1)[..., :width]
+    return (weights @ value).transpose(1, 2), None
+
+
+def attention_kernels() -> None:
+    """Kernels that only GPUs have get what they need to give what the model's own attention gives, and are used where they do."""
+    import transformers
+    from cases_models import configuration
+    from torch.nn.attention import varlen
+
+    engine_ranks.join(rank_environment())
+    flex = transformers.AttentionInterface._global_mapping
+    real, real_flex = varlen.varlen_attn, flex["flex_attention"]
+    signature = inspect.signature(real)
+    calls: list[str] = []
+
+    def counted(kernel: Any, name: str) -> Any:
+        def call(*given: Any, **options: Any) -> Any:
+            calls.append(name)
+            if name == attention.VARLEN:
+                signature.bind(*given, **options)
+            return kernel(*given, **options)
+
+        return call
+
+    cpu = torch.device("cpu")
+    attention.kernels_of = lambda *_: [attention.VARLEN, attention.FLEX]  # type: ignore[assignment]
+    documents = [dataclasses.replace(each, ids=each.ids % 90, labels=each.labels % 90) for each in draw([9, 30, 2, 17], seed=4)]
+    batch = [collate(documents, documents[0], 0, cpu, Batches.TOKENS)]
+    expected_kernels = {"llama": attention.VARLEN, "gemma3_text": attention.VARLEN, "deepseek_v3": attention.VARLEN}
+    for family, name in (expected_kernels | {"gemma2": attention.FLEX, "gpt_oss": attention.FLEX}).items():
+        torch.manual_seed(1)
+        module = transformers.AutoModelForCausalLM.from_config(configuration(family))
+        loss_of = TokenLoss(module, tile_head(module)[0])
+        choose_attention(module, Precision.BF16, cpu)
+        expected = loss_and_gradient(module, loss_of, batch)
+        assert not calls, "a kernel that was never tried was used"
+        varlen.varlen_attn, flex["flex_attention"] = counted(varlen_of, attention.VARLEN), counted(flex_of, attention.FLEX)
+        assert not (words := problem_of(module, pack(documents))), (family, words)
+        chosen = by_document(module)
+        assert chosen is not None
+        assert (chosen.words(), chosen.refused) == (name, {}), family
+        calls.clear()
+        loss, gradient = loss_and_gradient(module, loss_of, batch)
+        assert calls == [name] * module.config.get_text_config().num_hidden_layers, (family, calls)
+        assert abs(loss - expected[0]) < SAME_LOSS * expected[0], (family, loss, expected[0])
+        assert greatest_difference(gradient, expected[1]) < 1e-5, family
+
+        varlen.varlen_attn, flex["flex_attention"] = counted(shifted(varlen_of), attention.VARLEN), real_flex
+        refused = "Attention sinks cannot be run on CPU" if family == "gpt_oss" else "its results differ by"
+        if family != "gemma2":  # which would be compiled
+            module.set_attn_implementation(chosen.original)
+            choose_attention(module, Precision.BF16, cpu)
+            assert not (words := problem_of(module, pack(documents))), (family, words)
+            chosen = by_document(module)
+            assert chosen is not None
+            assert chosen.words() == "attention to each by itself"
+            assert refused in chosen.refused[name], (family, chosen.refused)
+            assert loss_and_gradient(module, loss_of, batch)[0] == expected[0]
+        varlen.varlen_attn = real
+        calls.clear()
+    engine_ranks.leave()
+
+
+def shifted(kernel: Any) -> Any:
+    """A kernel that sees one token too few of what is before each."""
+    return lambda *given, window_size, **options: kernel(*given, window_size=(3, 0), **options)
 
 
 def attention_choice() -> None:
-    """Flash attention where it can be had, and a line that says what is used."""
-    import transformers.utils
-
-    training = read_run(Path(os.environ["LOCKSTEP_RUN"])).training
-
-    def chosen(
-        device: str, precision: Precision, installed: set[int], packing: bool = True, capability: tuple[int, int] = (9, 0)
-    ) -> tuple[str, str]:
-        torch.cuda.get_device_capability = lambda device: capability  # type: ignore[assignment]
-        for version in (2, 3):
-            setattr(transformers.utils, f"is_flash_attn_{version}_available", lambda version=version: version in installed)
-        model, told = Settable(), [""]
-        data = dataclasses.replace(training.data, packing=packing)
-        choose_attention(model, dataclasses.replace(training, precision=precision, data=data), torch.device(device), told.append)
-        return model.config._attn_implementation, told[-1]
-
-    assert chosen("cuda", Precision.BF16, {2, 3}) == (
-        "flash_attention_3",
-        "Packing: documents are kept apart by the varlen kernel of flash_attention_3",
-    )
-    assert chosen("cuda", Precision.FP16, {2})[0] == "flash_attention_2"
-    assert chosen("cuda", Precision.FP16, {2}, capability=(8, 0))[0] == "flash_attention_2"
-    assert chosen("cuda", Precision.FP16, {2}, capability=(7, 5))[0] == "sdpa"  # Turing, which its kernels don't run on
-    assert chosen("cuda", Precision.FP32, {2, 3})[0] == "sdpa"
-    name, told = chosen("cuda", Precision.BF16, set())
-    assert name == "sdpa"
-    assert "flash attention, which needs no mask, is not installed" in told
-    assert chosen("cpu", Precision.BF16, {2, 3}) == ("sdpa", "Packing: documents are kept apart by a block mask for sdpa attention")
-    assert chosen("cuda", Precision.BF16, {2, 3}, packing=False) == ("sdpa", "")
+    """Kernels that a device may have; cuDNN first on Hopper and newer."""
+    capability = (9, 0)
+    torch.cuda.get_device_capability = lambda device: capability  # type: ignore[assignment]
+    gpu, both = torch.device("cuda"), [attention.VARLEN, attention.FLEX]
+    assert attention.kernels_of(Precision.BF16, gpu) == attention.kernels_of(Precision.FP16, gpu) == both
+    assert attention.kernels_of(Precision.FP32, gpu) == [attention.FLEX]
+    assert attention.kernels_of(Precision.BF16, torch.device("cpu")) == []
+    order = torch._C._get_sdp_priority_order()
+    with attention.cudnn_first(gpu):
+        assert torch._C._get_sdp_priority_order()[0] == torch._C._SDPBackend.CUDNN_ATTENTION.value
+    assert torch._C._get_sdp_priority_order() == order
+    capability = (8, 0)
+    assert attention.kernels_of(Precision.BF16, gpu) == both
+    for device in (gpu, torch.device("cpu")):
+        with attention.cudnn_first(device):
+            assert torch._C._get_sdp_priority_order() == order
+    capability = (7, 5)
+    assert attention.kernels_of(Precision.BF16, gpu) == [attention.FLEX]  # Turing
 
 
 def train_leaking() -> int:
-    """Train with a model that takes no notice of positions."""
+    """Train with a model that takes no notice of documents."""
     from lockstep_train import assemble
 
     real = assemble.start_model
 
-    def leaking(*arguments: Any) -> Any:
-        engine, *rest = real(*arguments)
-        forgetting_positions(engine.module)
+    def leaking(*arguments: Any, **options: Any) -> Any:
+        engine, *rest = real(*arguments, **options)
+        forgetting_bounds(engine.module)
         return engine, *rest
 
     assemble.start_model = leaking

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import hashlib
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,7 @@ from lockstep_train.engine import loss as loss_module
 from lockstep_train.engine.loss import TokenLoss, tile_head, whole_loss
 from lockstep_train.evaluate import evaluate
 from lockstep_train.loop import train
+from lockstep_train.memory import agree
 from lockstep_train.report import Reporter
 from lockstep_train.run import Run
 from lockstep_train.watch.watchdog import StopSignal
@@ -166,17 +170,53 @@ def timeouts_of_groups(timeout_seconds: int) -> None:
     engine_ranks.leave()
 
 
-def train_each(variants: dict[str, dict[str, str]], output: str) -> None:
-    """Train each variant's `run` in this one group, with its `poison`; rank 0 adds how each ended."""
+def train_each(variants: dict[str, dict[str, Any]], output: str) -> None:
+    """Train each variant's `run` in this one group, with its `poison`, or where a rank's device has `memory` bytes; rank 0 adds how each ended."""
     environment = rank_environment()
     ranks = engine_ranks.join(environment)
     for name, variant in variants.items():
         own = dataclasses.replace(ranks, store=dist.PrefixStore(name, ranks.store))
-        ended = train_one(variant["run"], environment, own, variant.get("poison"))
+        with stated_memory(variant.get("memory")):
+            ended = train_one(variant["run"], environment, own, variant.get("poison"))
         dist.barrier()
         if ranks.first:
             add_result(output, name, ended)
     engine_ranks.leave()
+
+
+@contextlib.contextmanager
+def stated_memory(size_bytes: int | None) -> Iterator[None]:
+    real = agree.device_bytes
+    agree.device_bytes = real if size_bytes is None else lambda *_: size_bytes
+    try:
+        yield
+    finally:
+        agree.device_bytes = real
+
+
+class AttentionCalls(TorchDispatchMode):
+    """Counts how often attention's kernel computes forward."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += function.name() == "aten::_scaled_dot_product_flash_attention_for_cpu"
+        return function(*args, **(kwargs or {}))
+
+
+def note_gathered(engine: Any) -> list[int]:
+    """Grows with every backward pass by the bytes of frozen weights that are whole after it; those that Stage3 doesn't shard count as none."""
+    found: list[int] = []
+    real = engine.backward
+
+    def noted(*arguments: Any, **options: Any) -> Any:
+        result = real(*arguments, **options)
+        frozen = [parameter for parameter in engine.module.parameters() if hasattr(parameter, "ds_status") and not parameter.requires_grad]
+        found.append(sum(parameter.data.nbytes for parameter in frozen))
+        return result
+
+    engine.backward = noted
+    return found
 
 
 def train_one(path: str, environment: Any, ranks: Any, poison: str | None) -> dict[str, Any]:
@@ -187,17 +227,22 @@ def train_one(path: str, environment: Any, ranks: Any, poison: str | None) -> di
     run = assemble(read_run(Path(path)), environment, ranks, Reporter(None, environment.rank))
     if poison is not None:
         {"loss": poison_loss, "gradient": poison_gradient}[poison](run)
-    layer = count_forwards(run)
+    layer, gathered, attention = count_forwards(run), note_gathered(run.engine), AttentionCalls()
     before = {name: value.clone() for name, value in zero_access.gather_masters(run.engine)}
     error = None
     try:
-        train(run, StopSignal())
+        with attention:
+            train(run, StopSignal())
     except TrainerError as problem:
         error = f"{type(problem).__name__}: {problem}"
     after = dict(zero_access.gather_masters(run.engine))
     result = {
         "error": error,
         "layer": len(layer),
+        "attention": attention.count,
+        "gathered": gathered,
+        "recomputed": [run.recomputed.level.name, run.recomputed.layers],
+        "masters": hashlib.sha256(b"".join(after[name].cpu().numpy().tobytes() for name in sorted(after))).hexdigest(),
         "moved": any(not torch.equal(before[name], after[name]) for name in before),
         "finite": all(bool(value.isfinite().all()) for value in after.values()),
         "bucket": run.engine.optimizer.reduce_bucket_size,

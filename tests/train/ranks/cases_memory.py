@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from cases_models import NOTHING_RESIDENT, NotSaving
+from cases_models import NOTHING_RESIDENT, NotSaving, recomputed_of
 from rank_cases import add_result
 
 from lockstep_spec.choices import NonFinitePolicy, Precision
@@ -102,7 +103,7 @@ def training_of(folder: Path, variant: dict[str, Any]) -> TrainingConfig:
                 "learningRate": "1e-4",
                 "microBatchSize": 1,
                 "maxGradientNorm": "1.0",
-                "gradientCheckpointing": variant.get("gc", False),
+                "recompute": "Auto",
             },
             "evaluation": None,
             "checkpoint": {"everySteps": 1, "keep": 2, "resumeFrom": "Auto"},
@@ -130,10 +131,11 @@ def peak_of(folder: Path, variant: dict[str, Any], ranks: engine_ranks.Ranks) ->
     """The most that tensors took in each part of the second step, and the plan's items of the same run."""
     training = training_of(folder, variant)
     place = Place(ranks.world_size, ranks.local_world_size, gpu=ranks.device.type == "cuda")
-    items = estimate(read_shape(folder, ranks.device), size_settings(training), place)
+    recomputed = recomputed_of({"gc": False, **variant})
+    items = estimate(read_shape(folder, ranks.device), replace(size_settings(training), chosen=recomputed), place)
     plan: Any = SimpleNamespace(accumulation=ACCUMULATION, done=SimpleNamespace(steps=0))
     with PeakMemory(ranks.device) as peak:
-        engine, loss, _ = start_model(training, folder, plan, ranks, Reporter(None, ranks.rank))
+        engine, loss, _ = start_model(training, folder, plan, ranks, Reporter(None, ranks.rank), recomputed)
         stepper = Stepper(engine, loss, ranks, NotSaving(), Parts(peak), seed=1, policy=NonFinitePolicy.STOP)
         for step in (1, 2):
             gc.collect()

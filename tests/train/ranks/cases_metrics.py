@@ -112,5 +112,9 @@ def count_operations(output: str) -> None:
         counted = count_flops(model)
         with FlopCounterMode(display=False) as counter:
             model(input_ids=torch.zeros(1, 24, dtype=torch.long), use_cache=False).logits.sum().backward()
-        found[name] = {"needed": counted.needed([24]), "done": counter.get_total_flops(), "width": counted.attention_width}
+        found[name] = {
+            "needed": counted.needed([24]),
+            "done": counter.get_total_flops(),
+            "width": sum(layers.width for layers in counted.attention),
+        }
     Path(output).write_text(json.dumps(found))

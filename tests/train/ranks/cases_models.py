@@ -13,6 +13,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 from lockstep_spec.choices import NonFinitePolicy
+from lockstep_spec.settings import Level, Recomputed
 from lockstep_spec.training import TrainingConfig
 from lockstep_train import __main__ as trainer
 from lockstep_train.base import ranks as engine_ranks
@@ -173,7 +174,7 @@ def settings(model: Path, stage: str, variant: dict[str, Any]) -> TrainingConfig
                 "learningRate": variant.get("learningRate", "2e-2"),
                 "microBatchSize": 2,
                 "maxGradientNorm": "1.0",
-                "gradientCheckpointing": variant.get("gc", True),
+                "recompute": "All" if variant.get("gc", True) else "None",
                 **variant.get("optimization", {}),
             },
             "evaluation": None,
@@ -233,9 +234,17 @@ def logits_of(model: Any) -> torch.Tensor:
     return logits
 
 
+def recomputed_of(variant: dict[str, Any]) -> Recomputed:
+    """`gc`: True for all of every layer, False for nothing, or a level and the number of layers at it."""
+    stated = variant.get("gc", True)
+    return Recomputed(Level[stated[0]], stated[1]) if isinstance(stated, list) else Recomputed(Level.ALL if stated else Level.NONE)
+
+
 def start(folder: Path, stage: str, variant: dict[str, Any], ranks: Any, accumulation: int = 1) -> tuple[Any, Any, dict[str, Any]]:
     plan: Any = SimpleNamespace(accumulation=accumulation, done=SimpleNamespace(steps=0))
-    engine, loss, trained = start_model(settings(folder, stage, variant), folder, plan, ranks, Reporter(None, ranks.rank))
+    engine, loss, trained = start_model(
+        settings(folder, stage, variant), folder, plan, ranks, Reporter(None, ranks.rank), recomputed_of(variant)
+    )
     return engine, loss, trained
 
 

@@ -13,6 +13,7 @@ from rank_cases import assembled
 
 from lockstep_train import __main__ as trainer
 from lockstep_train import loop, steps
+from lockstep_train.balance import Shares
 from lockstep_train.base import ranks as engine_ranks
 from lockstep_train.base import volumes
 from lockstep_train.checkpoint.format.manifest import decode
@@ -24,22 +25,26 @@ from lockstep_train.zero import zero_access
 
 def record_samples(output: str, kill: int | None) -> int:
     """Train, and note which samples this rank takes in which step; be killed at the start of step `kill` on rank 1."""
-    real_step, real_share = steps.step_batches, steps.rank_micro_batches
-    at = {"step": 0}
+    real_step, real_batch, real_divide = steps.step_batches, steps.global_batch, Shares.divide
+    taken: list[int] = []
 
-    def share(*arguments: Any) -> list[list[int]]:
-        mine = real_share(*arguments)
+    def global_batch(*arguments: Any) -> list[int]:
+        taken[:] = real_batch(*arguments)
+        return list(taken)
+
+    def divide(self: Shares, lengths: Any, step: int) -> Any:
+        division = real_divide(self, lengths, step)
+        mine = division.micro_batches[int(os.environ["RANK"])]
         with (Path(output) / f"rank-{os.environ['RANK']}.jsonl").open("a") as file:
-            file.write(json.dumps([at["step"], [index for micro in mine for index in micro]]) + "\n")
-        return mine
+            file.write(json.dumps([step, [taken[place] for micro in mine for place in micro]]) + "\n")
+        return division
 
     def step_batches(run: Any, step: int) -> Any:
-        at["step"] = step
         if step == kill and os.environ["RANK"] == "1":
             os.kill(os.getpid(), signal.SIGKILL)
         return real_step(run, step)
 
-    steps.step_batches, steps.rank_micro_batches = step_batches, share
+    steps.step_batches, steps.global_batch, Shares.divide = step_batches, global_batch, divide  # type: ignore[method-assign]
     return trainer.main([])
 
 

@@ -22,13 +22,22 @@ pytestmark = pytest.mark.long
 HOLDING = [
     "the_self_test_of_preflight_finds_every_device_right",
     "one_rank_trains_as_one_process_on_a_cpu",
+    "one_rank_trains_in_bf16_as_one_process_on_a_cpu",
     "two_ranks_train_as_one_process",
+    "two_ranks_train_in_bf16_as_one_process",
     "a_snapshot_beside_the_next_step_is_bitwise_that_of_its_step",
     "a_stop_saves_and_the_next_start_goes_on",
     "memory_that_is_exhausted_ends_with_its_exit_code_and_advice",
 ]
-PARTS = ["8b-lora-4k", "glm-air-4-layers-16k", "qwen3-30b-a3b", "8b-longest"]
-TRAINERS = {"lockstep", "hugging-face-peft", "hugging-face-peft-deepspeed"}
+NEEDING = {
+    "nccl_says_what_it_uses_and_its_collectives_are_recorded": "NCCL needs a GPU",
+    "joined_documents_are_computed_as_each_by_itself": "gpt_oss: attention to each by itself; refused: {}",
+}
+ALONE = ["8b-longest", "checkpoint"]
+BESIDE = ["8b-all-linear-4k", "qwen3-8b-packed-2k", "8b-ragged", "glm-air-4-layers-16k", "qwen3-30b-a3b", "8b-lora-4k", "8b-packed"]
+TRAINERS = {"lockstep-plain", "lockstep", "hugging-face-peft"}
+UNPACKED = {"lockstep-unpacked", "lockstep", "hugging-face-peft"}
+NO_LIGER = {"hugging-face-peft-liger": "Liger's kernels need a GPU"}
 PLAIN_IMAGE = {"torch", "numpy", "packaging", "tqdm", "ninja"}
 """What DeepSpeed needs and a machine with torch and transformers has, or what it imports only to compile."""
 
@@ -47,8 +56,11 @@ def checked() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def measured() -> dict[str, Any]:
-    document = printed("bench/gpu.py", "--shape", "tiny", "--rounds", "1", "--block", "1")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("results")
+    document = printed("bench/gpu.py", "--shape", "tiny", "--seconds", "3000", "--results", str(folder))
+    assert not document["missing"]
+    assert sorted(path.stem for path in folder.glob("*.json")) == sorted([*BESIDE, *ALONE, "profile"])
     return {result["name"]: result for result in document["results"]}
 
 
@@ -57,19 +69,38 @@ def test_a_check_of_a_gpu_holds_on_a_cpu(checked: dict[str, Any], check: str) ->
     assert checked[check]["outcome"] == "holds", checked[check]["message"]
 
 
-def test_what_needs_nccl_says_so(checked: dict[str, Any]) -> None:
-    [other] = set(checked) - set(HOLDING)
-    assert (checked[other]["outcome"], checked[other]["message"]) == ("not here", "NCCL needs a GPU")
+def test_what_needs_a_gpu_says_so(checked: dict[str, Any]) -> None:
+    assert set(checked) - set(HOLDING) == set(NEEDING)
+    for check, reason in NEEDING.items():
+        assert checked[check]["outcome"] == "not here", checked[check]["message"]
+        assert reason in checked[check]["message"]
 
 
-@pytest.mark.parametrize("part", PARTS)
-def test_every_shape_is_measured_beside_hugging_face_with_equal_losses(measured: dict[str, Any], part: str) -> None:
-    result = measured[part]
-    assert set(result["trainers"]) == TRAINERS
+@pytest.mark.parametrize("row", BESIDE)
+def test_every_row_is_measured_beside_hugging_face_with_equal_losses(measured: dict[str, Any], row: str) -> None:
+    result = measured[row]
+    assert (set(result["trainers"]), result["absent"]) == (UNPACKED if row == "8b-packed" else TRAINERS, NO_LIGER)
     assert result["losses_equal"], result
-    assert result["last_losses"]["lockstep"] == pytest.approx(result["last_losses"]["hugging-face-peft"], rel=1e-3)
-    assert all(row["tokens_per_second"] > 0 and row["tflops"] > 0 for row in result["trainers"].values())
-    assert result["plan_over_peak"] > 0
+    evaluated = "evaluation mode" in result["equality"]
+    assert evaluated == (row == "8b-all-linear-4k")
+    if not evaluated:
+        assert result["last_losses"]["lockstep"] == pytest.approx(result["last_losses"]["hugging-face-peft"], rel=1e-3)
+    assert all(each["tokens_per_second"] > 0 and each["tflops"] > 0 for each in result["trainers"].values())
+    assert (result["plan_over_peak"] is None) == (row == "8b-ragged")
+
+
+def test_the_longest_is_measured_alone(measured: dict[str, Any]) -> None:
+    result = measured["8b-longest"]
+    assert set(result["trainers"]) == {"lockstep"}
+    assert result["ratio_to_best_other"] is None
+
+
+def test_a_profile_names_what_took_the_time(measured: dict[str, Any]) -> None:
+    profiles = measured["profile"]["profiles"]
+    assert set(profiles) == TRAINERS
+    for profile in profiles.values():
+        assert 0 <= profile["idle_share"] < 1
+        assert 0 < sum(each["share"] for each in profile["top"]) <= 1.001
 
 
 def test_a_checkpoint_is_measured_beside_other_savers(measured: dict[str, Any]) -> None:

@@ -108,3 +108,11 @@ def test_a_number_is_at_most_ten_to_the_fifteenth(number: float, is_refused: boo
     stated = {"model": {"name": "/m"}, "data": {"path": "/d"}, "optimization": {"learningRate": number}}
     with pytest.raises(ValidationError, match="is not valid: must be a number") if is_refused else nullcontext():
         Training.model_validate(stated)
+
+
+def test_micro_batches_are_no_raw_setting() -> None:
+    with pytest.raises(
+        ValidationError,
+        match=r"deepspeed can't set gradient_accumulation_steps, .*: optimization\.microBatchSize, globalBatchSize and batches",
+    ):
+        training({"gradient_accumulation_steps": 4})

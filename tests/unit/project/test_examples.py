@@ -34,7 +34,7 @@ from lockstep.cli.clusters.deploymentplan import Mode, planned
 from lockstep.cli.main import app
 from lockstep.plan.render.run import trainer_config
 from lockstep_spec.families import shape_from_config
-from lockstep_spec.fit import plan_memory
+from lockstep_spec.fit import choose_recomputed, plan_memory
 from lockstep_spec.memory import Place, trained_elements
 from lockstep_spec.settings import size_settings
 from support.checkout import ROOT
@@ -260,8 +260,10 @@ def test_the_memory_plan_that_its_page_shows_is_the_samples() -> None:
     training = parse_job_file(text, "trainingjob-rdma.yaml").spec.training
     assert training is not None
     shape = shape_from_config(SHAPES["meta-llama/Llama-3.1-8B"])
-    settings = size_settings(trainer_config(training))
-    printed = plan_memory(shape, settings, Place(world_size=8, ranks_per_node=4, gpu=True), 80 * 10**9).lines()
+    place, size = Place(world_size=8, ranks_per_node=4, gpu=True), 80 * 10**9
+    stated = size_settings(trainer_config(training))
+    settings, _ = choose_recomputed(shape, stated, place, [(stated.micro_batch_size, size)])
+    printed = plan_memory(shape, settings, place, size).lines()
     shown = next(example for example in EXAMPLES if example.page.name == "memory.md" and example.text.startswith("Memory plan"))
     assert [line.strip() for line in printed[:4]] == [line.strip() for line in shown.text.splitlines() if line.strip() != "…"]
 
@@ -295,8 +297,9 @@ def test_the_sample_of_a_config_yaml_fits_two_nodes_and_says_how(tmp_path: Path)
         sample, model = ROOT / "manifests/samples/trainingjob-glm-air.yaml", "zai-org/GLM-4.5-Air"
         given = ["plan", "-f", str(sample), "--cluster", str(cluster), "--model-config", model, "--set", "gpusPerNode=8"]
         shown[gpu] = typed(*given, "--samples", "16000", "--tokens-per-second", "6170", "--offline")
+    levels = "all but attention's output in 29 of 46 layers and norms and gates in 17 of 46 layers, so that the plan takes at most 85% of each device's memory"
     assert (
-        "that is with Stage3 in BF16, with gradient checkpointing, a second copy of the weights on each node's 8 ranks"
+        f"that is with Stage3 in BF16, recompute Auto ({levels}), a second copy of the weights on each node's 8 ranks"
         in shown["NVIDIA H200"]
     )
     for text in shown.values():

@@ -1,4 +1,4 @@
-"""Figures of a memory plan, of what it counts of each estimate, and of a split that is worth a change."""
+"""Figures of a memory plan, and of what it counts of each estimate."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from lockstep_spec.activations import tile_bytes
 from lockstep_spec.families import shape_from_config
 from lockstep_spec.fit import plan_memory, relief
 from lockstep_spec.memory import Item, ahead_elements, bucket_elements, live_elements
-from lockstep_spec.shares import Bounds, RankTime, StepTimes, better_split, split_by
 from unit.spec.test_sizes import LLAMA_8B, PLACE, SETTINGS, TINY
 
 
@@ -37,9 +36,3 @@ def test_deepspeed_s_own_figures_hold_for_a_model_whose_layers_are_small() -> No
     assert (ahead_elements(tiny), live_elements(tiny)) == (50_000_000, 1_000_000_000)
     assert ahead_elements(large) > 3 * 16384 * 65536 < live_elements(large)
     assert (bucket_elements(212), bucket_elements(10**10)) == (212, 500_000_000)
-
-
-@pytest.mark.parametrize(("slower", "is_changed"), [(1.04, False), (1.5, True)])
-def test_a_split_is_worth_a_change_where_a_step_is_a_twentieth_shorter(slower: float, is_changed: bool) -> None:
-    present, times = split_by([100, 100], 200), StepTimes((RankTime(0, 1), RankTime(0, slower)))
-    assert (better_split(present, times, [Bounds(1, 200)] * 2, 200) is not present) == is_changed

@@ -11,7 +11,7 @@ import pytest
 
 from lockstep.api.training import Data, Training
 from lockstep.plan.render.run import trainer_config, training_json
-from lockstep_spec.choices import Method, Precision, Quantization, ZeroStage
+from lockstep_spec.choices import Method, Precision, Quantization, Recompute, ZeroStage
 from lockstep_spec.families import FAMILIES, UnknownModel, moved_targets, shape_from_config
 from lockstep_spec.fit import plan_memory
 from lockstep_spec.length import plan
@@ -35,7 +35,9 @@ EXPERTS: dict[str, Any] = {
     "num_key_value_heads": 2, "num_experts": 8, "moe_intermediate_size": 64, "num_experts_per_tok": 2,
 }  # fmt: skip
 # An adapter of rank 2 on q_proj and v_proj: 2 × (4 + 4) each, 32 elements; 64 bytes in BF16.
-SETTINGS = Settings(max_length=16, micro_batch_size=2, adapter=Adapter(2, ("q_proj", "v_proj")), zero_stage=ZeroStage.STAGE2)
+SETTINGS = Settings(
+    max_length=16, micro_batch_size=2, adapter=Adapter(2, ("q_proj", "v_proj")), zero_stage=ZeroStage.STAGE2, recompute=Recompute.NONE
+)
 PLACE = Place(world_size=4, ranks_per_node=2, gpu=True)
 
 
@@ -102,7 +104,7 @@ def test_the_trainer_and_the_command_line_read_the_same_settings_of_one_document
     given = Training.model_validate(
         {
             "model": {"name": "/models/a", "quantization": "NF4"}, "lora": {"rank": 4, "modulesToSave": ["embed_tokens"]}, "zeroStage": "Stage1",
-            "data": Data(path="/d.jsonl", max_length=77).to_dict() | {"path": "/d.jsonl"}, "optimization": {"microBatchSize": 3, "gradientCheckpointing": True},
+            "data": Data(path="/d.jsonl", max_length=77).to_dict() | {"path": "/d.jsonl"}, "optimization": {"microBatchSize": 3, "recompute": "All"},
         }
     )  # fmt: skip
     told = size_settings(trainer_config(given))
@@ -120,8 +122,8 @@ def test_stage_3_gathers_frozen_weights_for_every_pass() -> None:
     # Base 212 × 2 = 424 bytes. Two passes (forward, backward): 2 × 424 × 3/4 = 636; the adapter 2 × 64 × 3/4 = 96; gradients 64 × 3/4 = 48.
     expected = {"frozen weights, gathered": 636, "trained weights, gathered": 96, "gradients, reduce-scattered": 48}
     assert flows(zero_stage=ZeroStage.STAGE3) == expected
-    # With gradient checkpointing a third pass: 3 × 424 × 3/4 = 954, 3 × 64 × 3/4 = 144; four micro-batches: all of it four times.
-    thrice = flows(zero_stage=ZeroStage.STAGE3, gradient_checkpointing=True, accumulation=4)
+    # With what is computed again a third pass: 3 × 424 × 3/4 = 954, 3 × 64 × 3/4 = 144; four micro-batches: all of it four times.
+    thrice = flows(zero_stage=ZeroStage.STAGE3, recompute=Recompute.ALL, accumulation=4)
     assert thrice == {"frozen weights, gathered": 3816, "trained weights, gathered": 576, "gradients, reduce-scattered": 192}
 
 
@@ -174,18 +176,18 @@ def test_total_and_needed_bandwidth() -> None:
 
 ATTENTION = Adapter(16, ("q_proj", "k_proj", "v_proj", "o_proj"))
 MEASURED = {
-    "8b-lora-4k": (LLAMA_8B, Settings(4096, 2, ATTENTION, ZeroStage.STAGE2), 57.9),
+    "8b-lora-4k": (LLAMA_8B, Settings(4096, 2, ATTENTION, ZeroStage.STAGE2, recompute=Recompute.NONE), 57.9),
     "qwen3-30b-a3b": (
         {
             "model_type": "qwen3_moe", "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 6144, "moe_intermediate_size": 768,
             "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "num_experts": 128,
             "num_experts_per_tok": 8,
         },
-        Settings(4096, 2, ATTENTION, ZeroStage.STAGE2, gradient_checkpointing=True), 67.0,
+        Settings(4096, 2, ATTENTION, ZeroStage.STAGE2, recompute=Recompute.ALL), 67.0,
     ),
     "glm-air-4-layers-16k": (
         json.loads((ROOT / "manifests/samples/models/shapes.json").read_text())["zai-org/GLM-4.5-Air"] | {"num_hidden_layers": 4},
-        Settings(16384, 1, ATTENTION, ZeroStage.STAGE2, gradient_checkpointing=True), 33.5,
+        Settings(16384, 1, ATTENTION, ZeroStage.STAGE2, recompute=Recompute.ALL), 33.5,
     ),
 }  # fmt: skip
 """Rows of docs/benchmarks.md, and the GB that an H200 gave each."""

@@ -15,7 +15,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from lockstep_spec.shares import RankTime, StepTimes
+from lockstep_spec.choices import Batches
 from lockstep_train import assemble, merge
 from lockstep_train.base import ranks
 from lockstep_train.engine import measure
@@ -26,16 +26,14 @@ from lockstep_train.fetch import fetch, objects
 from lockstep_train.fetch.remote import RemoteFile
 from lockstep_train.model import base_files, load
 from lockstep_train.zero import self_test
-from unit.train.test_shares import shares
+from unit.train.test_shares import watched
 
 MEBI = 1 << 20
 
 
 @pytest.mark.parametrize(("steps", "is_judged"), [(50, False), (51, True)])  # of which the first is one before the split
 def test_ranks_are_compared_by_fifty_steps(steps: int, is_judged: bool) -> None:
-    run = shares(times=StepTimes((RankTime(0.1, 1), RankTime(0.1, 1))))
-    for _ in range(steps):
-        run.see([6.0, 12.0])
+    run = watched([60.0, 120.0], steps)
     assert (run.proposal() is not None) == is_judged
 
 
@@ -46,7 +44,8 @@ def test_of_three_passes_of_each_size_after_one_that_is_not_timed_the_fastest_co
     monkeypatch.setattr(measure, "Waits", lambda _: SimpleNamespace(install=lambda: None))
     monkeypatch.setattr(measure, "zero_access", SimpleNamespace(set_counters=lambda *_: None))
     rank: Any = SimpleNamespace(device=torch.device("cpu"))
-    assert measure.measure_rank(None, cast(Any, None), cast(Any, None), 0, 4, rank).time.seconds(4) == 7.0
+    example: Any = SimpleNamespace(ids=range(10))
+    assert measure.measure_rank(None, cast(Any, None), example, 0, 4, rank, Batches.TOKENS).time.seconds(4 * 10) == pytest.approx(7.0)
 
 
 def test_ranks_are_timed_with_the_longest_of_the_first_64_samples(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,10 +53,10 @@ def test_ranks_are_timed_with_the_longest_of_the_first_64_samples(monkeypatch: p
     timed: list[int] = []
     monkeypatch.setattr(assemble, "global_batch", lambda count, seed, cursor, size, end: list(range(cursor, min(cursor + size, end))))
     monkeypatch.setattr(assemble, "measure_rank", lambda engine, loss, example, *_: timed.append(len(example.ids)))
-    monkeypatch.setattr(assemble, "measured_shares", lambda first, batch, balance, measure_size, *_: measure_size(1) or first)
-    config = SimpleNamespace(training=SimpleNamespace(seed=1, optimization=SimpleNamespace(balance=None)))
+    monkeypatch.setattr(assemble, "measured_shares", lambda first, micro, balance, measure_size, *_: measure_size(1) or first)
+    config = SimpleNamespace(training=SimpleNamespace(seed=1, optimization=SimpleNamespace(balance=None, micro_batch_size=1)))
     plan = SimpleNamespace(cursor=lambda step: 0, done=SimpleNamespace(steps=0), global_batch_size=100, total_samples=100)
-    anything: Any = SimpleNamespace(training=examples, pad=0)
+    anything: Any = SimpleNamespace(training=examples, pad=0, sizes=SimpleNamespace(batches=None))
     assemble.balanced(cast(Any, config), anything, anything, anything, cast(Any, plan), None, anything, anything, anything)
     assert timed == [63]
 

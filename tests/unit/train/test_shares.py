@@ -1,4 +1,4 @@
-"""When a run's samples are split anew, and what is measured for it."""
+"""When a run's samples are divided anew, and what is measured for it."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from lockstep_spec.choices import Balance
-from lockstep_spec.shares import Bounds, RankTime, Split, StepTimes, split_by
-from lockstep_train.balance import WATCHED_STEPS, Shares, SplitDecision, first_shares, measured_shares, renew
+from lockstep_spec.choices import Balance, Batches
+from lockstep_spec.shares import RankTime, StepTimes
+from lockstep_train.balance import WATCHED_STEPS, Shares, Sizes, measured_shares, renew, sizes_of
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.engine.measure import MeasuredRank, rank_time, step_times
-from lockstep_train.memory.agree import Agreed, Asked
+from lockstep_train.memory.agree import Asked
 
-SHORTEST_SECONDS = 1e-6
-
+SHORTEST_SECONDS = 1e-9
 TIMES = StepTimes((RankTime(0.1, 1), RankTime(0.1, 1)))
+LENGTHS = [10] * 12
 
 
 class Alone:
@@ -44,90 +44,113 @@ class Events:
         self.lines.append(line)
 
 
-def shares(times: StepTimes | None = TIMES, most: int = 100, *, least: int = 0, renewed: bool = True) -> Shares:
-    return Shares(split_by([6, 6], 12), [Bounds(least, most)] * 2, [0, 1], 12, times, renewed=renewed)
+def sizes(*samples: int, batches: Batches = Batches.TOKENS) -> Sizes:
+    return Sizes(batches, samples, 100)
+
+
+def shares(times: StepTimes | None = TIMES, most: int = 100, *, measured: bool = True) -> Shares:
+    return Shares(sizes(most, most), [0, 1], times, measured=measured)
 
 
 def watched(seconds: list[float], steps: int = WATCHED_STEPS + 1, **options: Any) -> Shares:
-    """Shares after so many steps, of which the first is one before the split."""
+    """Shares after so many steps; the seconds that come with the first are of a step before."""
     result = shares(**options)
-    for _ in range(steps):
+    for step in range(steps):
+        result.divide(LENGTHS, step)
         result.see(seconds)
     return result
 
 
-def test_a_rank_that_holds_the_others_up_for_fifty_steps_gets_fewer_samples_at_the_commit() -> None:
-    run, ranks, events = watched([6.0, 12.0]), Alone(), Events()
-    assert renew(run, 60, ranks, events)  # type: ignore[arg-type]
-    assert run.split == Split((8, 4), 1)
+def counts(run: Shares) -> list[int]:
+    """Samples of each rank."""
+    return [sum(map(len, turns)) for turns in run.divide(LENGTHS, 0).micro_batches]
+
+
+def test_a_rank_that_holds_the_others_up_for_fifty_steps_gets_fewer_tokens_at_the_commit() -> None:
+    run, ranks, events = watched([60.0, 120.0]), Alone(), Events()
+    renew(run, 60, ranks, events)  # type: ignore[arg-type]
+    assert counts(run) == [8, 4]
     assert ranks.keys == ["balance/60"]
-    assert events.lines == [
-        "Balance after step 60: samples at once: rank 0 on node 0 6 → 8, rank 1 on node 1 6 → 4; micro-batches a step: 1"
-    ]
-    assert run.proposal() is None, "what was watched was another split"
+    assert events.lines == ["Balance after step 60: a step's tokens by speed: 67 % on rank 0, 33 % on rank 1"]
+    assert run.proposal() is None, "what was watched were other shares"
 
 
 @pytest.mark.parametrize(
     ("seconds", "steps", "options"),
     [
-        ([6.0, 12.0], WATCHED_STEPS, {}),  # one of them is of the split before
-        ([6.0, 8.0], WATCHED_STEPS + 1, {}),  # 14 % above the mean
-        ([6.0, 12.0], WATCHED_STEPS + 1, {"renewed": False}),
-        ([6.0, 12.0], WATCHED_STEPS + 1, {"times": None}),
+        ([60.0, 120.0], WATCHED_STEPS, {}),  # one of them is of the shares before
+        ([60.0, 80.0], WATCHED_STEPS + 1, {}),  # 14 % above the mean
+        ([60.0, 120.0], WATCHED_STEPS + 1, {"measured": False}),
+        ([60.0, 120.0], WATCHED_STEPS + 1, {"times": None}),
     ],
 )
-def test_otherwise_shares_stay_and_nobody_is_asked(seconds: list[float], steps: int, options: dict[str, Any]) -> None:
+def test_otherwise_shares_stay_and_nothing_is_said(seconds: list[float], steps: int, options: dict[str, Any]) -> None:
     run, ranks, events = watched(seconds, steps, **options), Alone(), Events()
-    assert not renew(run, 60, ranks, events)  # type: ignore[arg-type]
-    assert (run.split, ranks.keys, events.lines) == (Split((6, 6), 1), [], [])
+    renew(run, 60, ranks, events)  # type: ignore[arg-type]
+    assert (counts(run), ranks.keys, events.lines) == ([6, 6], [], [])
 
 
 def test_a_few_slow_steps_change_nothing() -> None:
-    run = watched([6.0, 6.0])
-    for _ in range(WATCHED_STEPS // 2 - 1):
-        run.see([6.0, 60.0])
+    run = watched([60.0, 60.0])
+    for step in range(WATCHED_STEPS // 2 - 1):
+        run.divide(LENGTHS, step)
+        run.see([60.0, 600.0])
     assert run.proposal() is None
 
 
-def test_where_no_split_would_be_faster_nothing_is_said_and_fifty_more_steps_are_watched() -> None:
-    run, ranks, events = watched([6.0, 12.0], least=6, most=6), Alone(), Events()
-    assert not renew(run, 60, ranks, events)  # type: ignore[arg-type]
-    assert events.lines == []
-    assert run.proposal() is None
+def test_a_rank_is_slow_only_beside_what_its_tokens_should_take() -> None:
+    unlike = StepTimes((RankTime(0, 1), RankTime(0, 1)))
+    run = Shares(sizes(6, 2), [0, 1], unlike)
+    assert counts(run) == [9, 3]
+    assert run.expected == [1.5, 0.5]
+    assert shares(times=None).expected == [1, 1]
 
 
-def test_after_a_split_by_what_was_observed_the_next_one_starts_there() -> None:
-    run = watched([6.0, 12.0])
+def test_after_a_change_by_what_was_observed_the_next_one_starts_there() -> None:
+    run = watched([60.0, 120.0])
     proposal = run.proposal()
     assert proposal is not None
-    assert proposal.times.ranks[1].sample_seconds == pytest.approx(2 * proposal.times.ranks[0].sample_seconds)
+    assert proposal.ranks[1].token_seconds == pytest.approx(2 * proposal.ranks[0].token_seconds)
     run.take(proposal)
+    run.divide(LENGTHS, 0)
     assert run.expected == pytest.approx([1, 1], rel=0.2)
 
 
-def test_equal_shares_are_neither_measured_nor_told() -> None:
-    first = first_shares(Agreed(1, (Bounds(4, 4), Bounds(4, 4)), (0, 1)), 4, 12)
-    assert first.split == Split((4, 4), 2)
+@pytest.mark.parametrize(
+    ("balance", "batches"), [(Balance.EQUAL, Batches.TOKENS), (Balance.EQUAL, Batches.ROWS), (Balance.MEASURED, Batches.ROWS)]
+)
+def test_equal_shares_are_neither_measured_nor_told(balance: Balance, batches: Batches) -> None:
+    first = Shares(sizes_of(batches, balance, 4, (4, 9 if balance is Balance.MEASURED else 4), 100), (0, 1))
+    assert first.sizes.samples == (4, 4)
 
     def measure(samples: int) -> MeasuredRank:
         raise AssertionError
 
-    assert measured_shares(first, 12, Balance.EQUAL, measure, Alone(), Events()) is first  # type: ignore[arg-type]
+    assert measured_shares(first, 4, balance, measure, Alone(), Events()) is first  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("balance", "sizes"), [(Balance.EQUAL, (6, 2)), (Balance.MEASURED, (6, 6))])
-def test_stated_sizes_stay_but_are_measured_to_know_who_is_slow(balance: Balance, sizes: tuple[int, int]) -> None:
-    bounds = tuple(Bounds(size, size) for size in sizes)
-    first = first_shares(Agreed(1, bounds, (0, 1)), 4, 12)
+@pytest.mark.parametrize(
+    ("balance", "samples", "expected", "line"),
+    [
+        (Balance.EQUAL, (6, 2), [9, 3], "Balance: a step's tokens by the sizes stated: 75 % on rank 0, 25 % on rank 1"),
+        (Balance.MEASURED, (9, 9), [8, 4], "Balance: a step's tokens by speed: 67 % on rank 0, 33 % on rank 1"),
+    ],
+)
+def test_stated_sizes_are_shares_and_measured_ones_are_rooms(
+    balance: Balance, samples: tuple[int, int], expected: list[int], line: str
+) -> None:
+    """The other rank takes twice as long."""
+    first = Shares(sizes_of(Batches.TOKENS, balance, 4, samples, 100), (0, 1))
     asked: list[int] = []
 
     def measure(samples: int) -> MeasuredRank:
         asked.append(samples)
         return MeasuredRank(RankTime(0, 1), 0.5)
 
-    run = measured_shares(first, 12, balance, measure, Alone(), Events())  # type: ignore[arg-type]
-    assert (run.split, asked) == (first.split, [6])
-    assert run.expected == pytest.approx([6 / 5, 4 / 5] if sizes == (6, 2) else [1, 1])  # the other rank takes twice as long
+    events = Events()
+    run = measured_shares(first, 4, balance, measure, Alone(), events)  # type: ignore[arg-type]
+    assert (counts(run), asked, events.lines) == (expected, [4], [line])
+    assert run.expected == pytest.approx([6 / 5, 4 / 5] if balance is Balance.EQUAL else [1, 1])
 
 
 def test_evaluation_takes_no_more_samples_at_once_than_any_rank_may() -> None:
@@ -136,10 +159,10 @@ def test_evaluation_takes_no_more_samples_at_once_than_any_rank_may() -> None:
 
 
 def test_times_lie_on_a_line_that_neither_falls_nor_begins_below_zero() -> None:
-    assert rank_time(3.0, 9.0, 4) == RankTime(1.0, 2.0)
-    assert rank_time(9.0, 3.0, 4) == RankTime(3.0 - 4 * SHORTEST_SECONDS, SHORTEST_SECONDS)
-    assert rank_time(0.1, 8.0, 4) == RankTime(0.0, 2.0)
-    assert rank_time(2.0, 2.0, 1) == RankTime(0.0, 2.0)
+    assert rank_time(3.0, 9.0, 4, 10) == RankTime(1.0, 0.2)
+    assert rank_time(9.0, 3.0, 4, 10) == RankTime(3.0 - 40 * SHORTEST_SECONDS, SHORTEST_SECONDS)
+    assert rank_time(0.1, 8.0, 4, 10) == RankTime(0.0, 0.2)
+    assert rank_time(2.0, 2.0, 1, 10) == RankTime(0.0, 0.2)
 
 
 def test_who_waits_least_waits_for_the_network_alone() -> None:
@@ -148,23 +171,16 @@ def test_who_waits_least_waits_for_the_network_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "bounds"),
+    ("asked", "most"),
     [
-        (Asked(4, 0, Balance.EQUAL), Bounds(4, 4)),
-        (Asked(4, 6, Balance.EQUAL), Bounds(6, 6)),
-        (Asked(4, 6, Balance.MEASURED), Bounds(6, 6)),
-        (Asked(4, 0, Balance.MEASURED), Bounds(0, 4)),
+        (Asked(4, 0, Balance.EQUAL), 4),
+        (Asked(4, 6, Balance.EQUAL), 6),
+        (Asked(4, 6, Balance.MEASURED), 6),
+        (Asked(4, 0, Balance.MEASURED), 4),
     ],
 )
-def test_without_a_memory_plan_no_rank_gets_more_than_is_stated(asked: Asked, bounds: Bounds) -> None:
-    assert asked.bounds(None) == bounds
-
-
-def test_a_decision_survives_the_store() -> None:
-    from lockstep_spec.codec import from_json, to_json
-
-    decision = SplitDecision(Split((6, 2), 3), StepTimes((RankTime(0.1, 1), RankTime(0.0, 2)), 0.5))
-    assert from_json(SplitDecision, to_json(decision), "balance") == decision
+def test_without_a_memory_plan_no_rank_gets_more_than_is_stated(asked: Asked, most: int) -> None:
+    assert asked.most(None) == most
 
 
 def test_a_run_file_states_every_node_or_none() -> None:

@@ -12,17 +12,19 @@ from typing import Any
 import torch
 
 from lockstep_spec import length
-from lockstep_spec.choices import Method, Offload, Precision, ZeroStage
+from lockstep_spec.choices import Method, Offload, Precision
 from lockstep_spec.memory import bucket_elements
+from lockstep_spec.settings import Recomputed
 from lockstep_spec.shape import ModelShape
 from lockstep_spec.training import OptimizationConfig, TrainingConfig
 from lockstep_train.base.imports import import_method
 from lockstep_train.base.ranks import Ranks
-from lockstep_train.data.isolation import choose_attention
 from lockstep_train.engine.experts import find_balance
 from lockstep_train.engine.loss import TokenLoss, tile_head
 from lockstep_train.engine.optimizer import torch_optimizer
+from lockstep_train.engine.recompute import recompute_layers
 from lockstep_train.engine.settings import deepspeed_settings
+from lockstep_train.model.attention import choose_attention
 from lockstep_train.model.load import load_base
 from lockstep_train.model.moe import save_sharded
 from lockstep_train.model.quantize import check_quantization
@@ -40,10 +42,14 @@ def start_model(
     plan: length.Plan,
     ranks: Ranks,
     reporter: Reporter,
+    recomputed: Recomputed,
     partition: int = 1,
     shape: ModelShape | None = None,
+    *,
+    joins: bool = False,
 ) -> tuple[Any, TokenLoss, dict[str, Any]]:
-    """Start the engine, tested to keep its state where we look for it; also its loss, and what a manifest says of what is trained."""
+    """Start the engine, tested to keep its state where we look for it; also its loss, and what a manifest says of what is trained. `joins`: rows are
+    to hold several documents."""
     check_quantization(training)
     slow = precision_note(training.precision, ranks.device)
     if slow is not None:
@@ -59,12 +65,11 @@ def start_model(
     if fresh and training.method is Method.LORA:
         refuse_moved(folder, training.lora.target_modules)
     base = load_base(folder, training.precision, settings, ranks.device, reporter.say, training.model.quantization)
-    choose_attention(base, training, ranks.device, reporter.say)
+    if joins:
+        choose_attention(base, training.precision, ranks.device)
     reporter.startup.done("load")
-    if training.optimization.gradient_checkpointing:
-        recompute_activations(base)
-    elif training.zero_stage is ZeroStage.STAGE3:
-        save_sharded(base)
+    for layer in recompute_layers(base, recomputed, training.optimization.recompute, reporter.say):
+        save_sharded(layer)
     model = make_trainable(base, training, fresh=fresh, say=reporter.say)
     trained = describe_trained(model, training)
     reporter.say(f"{trained['elements']:,} trained elements")
@@ -97,11 +102,6 @@ def precision_note(precision: Precision, device: torch.device) -> str | None:
     if torch.cpu._is_avx512_bf16_supported():
         return None
     return "This CPU has no instructions for BF16 and computes it slowly; training.precision: FP32 may be several times faster"
-
-
-def recompute_activations(base: Any) -> None:
-    """Turn on gradient checkpointing. Non-reentrant: the other kind loses gradients where a layer's input needs none, as on a frozen base."""
-    base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
 
 def start_engine(model: torch.nn.Module, optimization: OptimizationConfig, settings: dict[str, Any]) -> Any:

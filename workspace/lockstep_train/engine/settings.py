@@ -149,7 +149,7 @@ def overlaid(settings: Mapping[str, Any], raw: Mapping[str, Any]) -> dict[str, A
 
 
 IDLE = {
-    "activation_checkpointing": "only a model that calls deepspeed.checkpointing reads it (what you want is training.optimization.gradientCheckpointing)",
+    "activation_checkpointing": "only a model that calls deepspeed.checkpointing reads it (what you want is training.optimization.recompute)",
     "compile": "DeepSpeed compiles where engine.compile() is called, which Lockstep's trainer doesn't do",
     "disable_allgather": "DeepSpeed never reads it",
     "sparse_gradients": "ZeRO reduces all gradients dense",

@@ -9,16 +9,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep_spec.choices import Balance, HierarchicalPartition
-from lockstep_spec.fit import MemoryPlan, after_out_of_memory, asked_partition, choose_partition, most_samples, plan_memory
+from lockstep_spec.fit import (
+    EVERYTHING,
+    MemoryPlan,
+    after_out_of_memory,
+    asked_partition,
+    choose_partition,
+    choose_recomputed,
+    most_samples,
+    plan_memory,
+)
 from lockstep_spec.memory import Place
-from lockstep_spec.settings import Settings, size_settings
+from lockstep_spec.settings import Recomputed, Settings, size_settings
 from lockstep_spec.shape import ModelShape, shape_of, without_kernel
-from lockstep_spec.shares import Bounds
 from lockstep_spec.training import TrainingConfig
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.base.ranks import Ranks
-from lockstep_train.data.isolation import HALF, varlen_attention
-from lockstep_train.memory.capacity import device_bytes, has_host_memory
+from lockstep_train.memory.capacity import device_bytes, has_host_memory, is_crowded
 from lockstep_train.model.quantize import check_blocks
 from lockstep_train.report import Reporter
 
@@ -31,11 +38,13 @@ class Agreed:
     """`partition` ranks share a second copy of the weights (1: none); `plan` of this rank is None where a size is not known."""
 
     partition: int
-    bounds: tuple[Bounds, ...]
-    """Samples that each rank may compute at once."""
+    most: tuple[int, ...]
+    """Samples of maxLength tokens that each rank may compute at once."""
     nodes: tuple[int, ...]
     """Node of each rank."""
     plan: MemoryPlan | None = None
+    recomputed: Recomputed = EVERYTHING
+    """Parts of layers that the backward pass computes again, on every rank."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +55,10 @@ class RankFacts:
     """Bytes of its device; None: not known."""
     local_world_size: int
     node: int
-    flash: bool
-    """It has an attention that keeps packed documents apart without a mask."""
     shared: bool = False
     """Its device's memory is the machine's."""
+    crowded: bool = False
+    """Another process holds memory of its GPU."""
 
 
 def agree_on_memory(training: TrainingConfig, folder: Path, ranks: Ranks, reporter: Reporter, stated: Sequence[int] = ()) -> Agreed:
@@ -60,33 +69,42 @@ def agree_on_memory(training: TrainingConfig, folder: Path, ranks: Ranks, report
     """
     importlib.import_module("transformers.modeling_utils")
     reporter.startup.done("imports")
-    facts = _facts(training, ranks)
+    facts = _facts(ranks)
+    crowded = "another process holds memory of a GPU" if any(one.crowded for one in facts) else ""
     place = Place(ranks.world_size, ranks.local_world_size, gpu=ranks.device.type == "cuda", shared=all(one.shared for one in facts))
     if len({one.local_world_size for one in facts}) > 1:
         _refuse_unequal_nodes(training)
         training = replace(training, hierarchical_partition=HierarchicalPartition.NONE)
-    settings = size_settings(training, flash_attention=all(one.flash for one in facts))
+    settings = size_settings(training)
     shape = _shape(folder, ranks.device, reporter)
     if shape is not None:
         check_blocks(shape, settings.quantization, ranks.device)
     asked = [Asked(settings.micro_batch_size, stated[one.node] if stated else 0, training.optimization.balance) for one in facts]
     smallest = min((one.capacity for one in facts if one.capacity is not None), default=None)
     nodes = tuple(one.node for one in facts)
-    if shape is None or smallest is None:
-        reporter.say("There is no memory plan: Lockstep can't check whether this run fits")
-        return Agreed(asked_partition(settings, place) or 1, tuple(one.bounds(None) for one in asked), nodes)
-    place = replace(place, partition=choose_partition(shape, settings, place, smallest))
     alike = len(set(asked)) == 1 and asked[0].fixed
+    if shape is None or smallest is None:
+        settings, why = choose_recomputed(None, settings, place, [])
+        reporter.say(
+            f"There is no memory plan: Lockstep can't check whether this run fits{why and ', and the backward pass computes all layers again'}"
+        )
+        return Agreed(asked_partition(settings, place) or 1, tuple(one.most(None) for one in asked), nodes, None, settings.recomputed)
+    place = replace(place, partition=choose_partition(shape, settings, place, smallest))
+    rooms = [smallest if alike or one.capacity is None else one.capacity for one in facts]
+    needs = [(one.fixed or one.micro, room) for one, room in zip(asked, rooms, strict=True)]
+    settings, why = choose_recomputed(shape, settings, place, needs, crowded)
+    if why and settings.recomputed.level:
+        reporter.say(f"optimization.recompute Auto: the backward pass computes again {settings.recomputed.words(shape.layers)}, {why}")
     sizes = RankSizes(shape, settings, place)
-    plans = [sizes.plan(one, smallest if alike or rank.capacity is None else rank.capacity) for one, rank in zip(asked, facts, strict=True)]
+    plans = [sizes.plan(one, room) for one, room in zip(asked, rooms, strict=True)]
     _tell(max(plans, key=lambda plan: plan.total_bytes / plan.capacity_bytes), reporter)
     for node, plan in zip(nodes, plans, strict=True):
         refusal = plan.refusal()
         if refusal is not None:
             raise ConfigError(refusal if alike else f"node {node}: {refusal}")
     reporter.out_of_memory_advice = after_out_of_memory(plans[ranks.rank])
-    bounds = tuple(one.bounds(plan if rank.capacity is not None else None) for one, plan, rank in zip(asked, plans, facts, strict=True))
-    return Agreed(place.partition, bounds, nodes, plans[ranks.rank])
+    most = tuple(one.most(plan if rank.capacity is not None else None) for one, plan, rank in zip(asked, plans, facts, strict=True))
+    return Agreed(place.partition, most, nodes, plans[ranks.rank], settings.recomputed)
 
 
 @dataclass(frozen=True)
@@ -102,11 +120,9 @@ class Asked:
         """Samples, or 0 where time and memory decide."""
         return self.stated or (0 if self.balance is Balance.MEASURED else self.micro)
 
-    def bounds(self, plan: MemoryPlan | None) -> Bounds:
-        """Bounds by the rank's plan; without one nobody knows whether more would fit than the job states."""
-        if self.fixed:
-            return Bounds(self.fixed, self.fixed)
-        return Bounds(0, plan.settings.micro_batch_size if plan is not None else self.micro)
+    def most(self, plan: MemoryPlan | None) -> int:
+        """Most samples at once by the rank's plan; without one it isn't known whether more would fit than the job states."""
+        return self.fixed or (plan.settings.micro_batch_size if plan is not None else self.micro)
 
 
 class RankSizes:
@@ -128,11 +144,10 @@ class RankSizes:
         return self._plans[key]
 
 
-def _facts(training: TrainingConfig, ranks: Ranks) -> list[RankFacts]:
+def _facts(ranks: Ranks) -> list[RankFacts]:
     """Facts of every rank: the same list on all."""
-    flash = ranks.device.type == "cuda" and training.precision in HALF and varlen_attention() is not None
     device, local = ranks.device, ranks.local_world_size
-    mine = RankFacts(device_bytes(device, local), local, ranks.node, flash, has_host_memory(device))
+    mine = RankFacts(device_bytes(device, local), local, ranks.node, has_host_memory(device), is_crowded(device))
     facts = ranks.gather("memory/facts", astuple(mine))
     agreed = ranks.publish("memory/agreed", facts)
     ranks.gather("memory/read", True)  # what is refused next ends the first rank, and the store with it: not before all have read from it

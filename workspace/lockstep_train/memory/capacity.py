@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep_spec.kernel import control_groups, file_words, memory_limit
+from lockstep_spec.memory import RUNTIME_BYTES
 from lockstep_spec.words import decimal_size
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.base.ranks import Ranks, refused_together
@@ -38,6 +39,16 @@ def has_host_memory(device: torch.device) -> bool:
     import torch
 
     return bool(getattr(torch.cuda.get_device_properties(device), "is_integrated", False))
+
+
+def is_crowded(device: torch.device) -> bool:
+    """Return True for a GPU of which another process holds more memory than this one's CUDA context takes."""
+    if device.type != "cuda":
+        return False
+    import torch
+
+    free, total = torch.cuda.mem_get_info(device)
+    return total - free - torch.cuda.memory_reserved(device) > RUNTIME_BYTES[True]
 
 
 def host_bytes(root: Path = Path("/")) -> int | None:

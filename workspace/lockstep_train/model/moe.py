@@ -3,8 +3,8 @@
 The hooks let autograd keep a sharded weight as the parameter that it is, never as the storage that it was gathered into. Under Stage3 a weight
 is whole only while its module computes. What autograd keeps of it for the backward pass must therefore be the parameter, which
 DeepSpeed gathers again by then. A view of it (transformers' grouped_mm keeps each stack of experts transposed) would keep the whole weight alive from
-the forward to the backward pass, on every rank and for every layer: 199 GB of GLM-4.5-Air's experts. Gradient checkpointing keeps nothing
-of a layer and has hooks of its own here, which these would hide; so they are for training without it.
+the forward to the backward pass, on every rank and for every layer: 199 GB of GLM-4.5-Air's experts. Gradient checkpointing has hooks of its own,
+which these would hide; so they are for layers without it.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class ParameterView:
 
 
 def save_sharded(model: torch.nn.Module) -> None:
-    """Let each module that holds stacks of experts keep its weights as parameters. Before DeepSpeed adds its hooks, which must stay outside."""
+    """Let each module within that holds stacks of experts keep its weights as parameters. Before DeepSpeed adds its hooks, which must stay outside."""
     for _, module in experts_modules(model):
         if any(is_sharded(parameter) for parameter in module.parameters(recurse=False)):
             module.forward = _keeping_views(module.forward)
@@ -119,7 +119,5 @@ def from_view(saved: torch.Tensor | ParameterView) -> torch.Tensor:
     whole = saved.parameter.detach()
     shape = full_shape(saved.parameter)
     if whole.numel() != math.prod(shape):
-        raise RuntimeError(
-            f"a weight of shape {shape} is not gathered in the backward pass; set training.optimization.gradientCheckpointing to true"
-        )
+        raise RuntimeError(f"a weight of shape {shape} is not gathered in the backward pass; set training.optimization.recompute to All")
     return whole.as_strided(saved.size, saved.stride, whole.storage_offset() + saved.offset)

@@ -2,14 +2,16 @@
 
 A matrix of N weights costs a token 2N operations forward and 2N for the gradient of its input; a trained one 2N more for its own
 gradient. So a frozen base costs 4N and full fine-tuning 6N a token. Of routed experts only those count that a token
-visits. Causal attention over a document of s tokens costs 2s² × width forward in every layer (half of the square is masked and
-not counted) and twice that backward. Norms, activations, embeddings' look-ups and padding are not counted.
+visits. Causal attention over a document of s tokens costs 2s² × width forward in each layer that has it (half of the square is masked and
+not counted) and twice that backward; less where a layer sees a window or a chunk only. Norms, activations, recurrences, embeddings' look-ups and
+padding are not counted.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     import torch
 
 _LAYER = re.compile(r"\.(layers|h|blocks)\.\d+\.")
+FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
+"""Kinds of layers as transformers' configurations name them."""
 _EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
@@ -36,6 +40,27 @@ class Matrix:
 
 
 @dataclass(frozen=True)
+class Attention:
+    """Attention of some layers."""
+
+    width: int
+    """Heads × their size, over these layers."""
+    window: int | None = None
+    """Tokens that a token sees, itself among them; None: all before it."""
+    chunked: bool = False
+    """The window begins anew, instead of moving with each token."""
+
+    def pairs(self, length: int) -> int:
+        """Twice the pairs of tokens of a document that see each other."""
+        if self.window is None or length <= self.window:
+            return length * length
+        if self.chunked:
+            whole, rest = divmod(length, self.window)
+            return whole * self.window**2 + rest**2
+        return 2 * self.window * length - self.window**2
+
+
+@dataclass(frozen=True)
 class FlopCount:
     """Cost of one token and of one document."""
 
@@ -43,8 +68,7 @@ class FlopCount:
     trained: int
     in_layers: int
     """Weights of both within decoder layers."""
-    attention_width: int
-    """Heads × their size, over all layers."""
+    attention: tuple[Attention, ...]
 
     @property
     def active_weights(self) -> int:
@@ -53,21 +77,24 @@ class FlopCount:
     def needed(self, documents: Iterable[int]) -> int:
         """Operations that the mathematics of a step needs: `documents` are lengths in tokens. What MFU counts."""
         lengths = list(documents)
-        return (4 * self.frozen + 6 * self.trained) * sum(lengths) + 6 * self.attention_width * sum(length * length for length in lengths)
+        return (4 * self.frozen + 6 * self.trained) * sum(lengths) + 6 * self._attended(lengths)
 
-    def recomputed(self, documents: Iterable[int]) -> int:
-        """Operations that gradient checkpointing does on top: each layer's forward pass once more. HFU counts it too."""
+    def recomputed(self, documents: Iterable[int], products: float = 1.0, attention: float = 1.0) -> float:
+        """Operations that gradient checkpointing does on top, which HFU counts, too: the forward pass once more, by the shares of the layers that compute products, and attention, again."""
         lengths = list(documents)
-        return 2 * self.in_layers * sum(lengths) + 2 * self.attention_width * sum(length * length for length in lengths)
+        return 2 * self.in_layers * sum(lengths) * products + 2 * self._attended(lengths) * attention
+
+    def _attended(self, lengths: Iterable[int]) -> int:
+        return sum(layers.width * layers.pairs(length) for length in lengths for layers in self.attention)
 
 
-def count(matrices: Iterable[Matrix], attention_width: int) -> FlopCount:
+def count(matrices: Iterable[Matrix], attention: Iterable[Attention]) -> FlopCount:
     listed = list(matrices)
     return FlopCount(
         frozen=sum(matrix.weights for matrix in listed if not matrix.trained),
         trained=sum(matrix.weights for matrix in listed if matrix.trained),
         in_layers=sum(matrix.weights for matrix in listed if matrix.in_layer),
-        attention_width=attention_width,
+        attention=tuple(attention),
     )
 
 
@@ -84,9 +111,20 @@ def peak_flops(device: str, precision: str) -> tuple[float | None, str | None]:
 def count_flops(model: torch.nn.Module) -> FlopCount:
     """Count the operations of a transformers model, with or without an adapter, sharded or not."""
     config = model.config.get_text_config()  # type: ignore[operator, union-attr]
+    return count(matrices(model, _visited_share(config)), attention_layers(config))
+
+
+def attention_layers(config: Any) -> Iterator[Attention]:
+    """Attention of a model's layers, by its configuration. Recurrent and convolutional layers have none."""
     heads = int(config.num_attention_heads)
-    head_size = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
-    return count(matrices(model, _visited_share(config)), heads * head_size * int(config.num_hidden_layers))
+    width = heads * int(getattr(config, "head_dim", None) or config.hidden_size // heads)
+    window, chunk = (getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size"))
+    kinds = getattr(config, "layer_types", None) or [SLIDING if window else FULL] * int(config.num_hidden_layers)
+    for kind, number in Counter(kinds).items():
+        if kind in (FULL, "attention", "hybrid"):
+            yield Attention(number * width)
+        elif kind in (SLIDING, CHUNKED):
+            yield Attention(number * width, chunk if kind == CHUNKED else window, kind == CHUNKED)
 
 
 def text_parts(model: Any) -> list[str]:

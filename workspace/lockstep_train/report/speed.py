@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from lockstep_spec.settings import Level, Recomputed
 from lockstep_spec.training import TrainingConfig
 from lockstep_train.report.flops import FlopCount, count_flops, peak_flops
 from lockstep_train.report.reporter import Reporter
@@ -25,15 +26,15 @@ class Speed:
     devices: int
     peak: float | None
     """FLOP/s of one device."""
-    recomputes: bool
-    """Gradient checkpointing is on."""
+    recomputed: tuple[float, float]
+    """Shares of the layers of which the backward pass computes products again, and attention; both 0: of none."""
     last_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=MEASURED_STEPS))
 
     def step(self, seconds: float, documents: Sequence[int]) -> dict[str, float | None]:
         """Values of one step. `documents`: lengths in tokens of what all ranks trained on, padding left out."""
         self.last_seconds.append(seconds)
         needed = self.flops.needed(documents) if self.flops else None
-        again = self.flops.recomputed(documents) if self.flops and self.recomputes else None
+        again = self.flops.recomputed(documents, *self.recomputed) if self.flops and any(self.recomputed) else None
         return {
             "tokens": sum(documents),
             "tokensPerSecond": sum(documents) / seconds,
@@ -46,11 +47,11 @@ class Speed:
         """Seconds of so many steps like the last fifty: by their median, which one slow step doesn't move."""
         return statistics.median(self.last_seconds) * steps
 
-    def _share(self, operations: int | None, seconds: float) -> float | None:
+    def _share(self, operations: float | None, seconds: float) -> float | None:
         return operations / seconds / (self.devices * self.peak) if operations is not None and self.peak is not None else None
 
 
-def measure_speed(model: Any, training: TrainingConfig, devices: int, reporter: Reporter) -> Speed:
+def measure_speed(model: Any, training: TrainingConfig, recomputed: Recomputed, devices: int, reporter: Reporter) -> Speed:
     """Speed of a loaded model. What its MFU is computed from is in events.jsonl, or why there is none."""
     import torch
 
@@ -63,7 +64,9 @@ def measure_speed(model: Any, training: TrainingConfig, devices: int, reporter: 
         reason = f"operations of this model are not counted: {error}"
     active = None if flops is None else flops.active_weights
     reporter.event("speed", device=device, devices=devices, peakFlops=peak, activeWeights=active, noMfuBecause=reason)
-    return Speed(flops, devices, peak, training.optimization.gradient_checkpointing)
+    layers = getattr(model.config.get_text_config(), "num_hidden_layers", 1)
+    shares = (recomputed.share(Level.ATTENTION, layers), recomputed.share(Level.ALL, layers))
+    return Speed(flops, devices, peak, shares)
 
 
 def peak_memory_bytes(on_gpu: bool) -> int:

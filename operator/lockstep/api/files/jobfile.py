@@ -21,6 +21,10 @@ KIND = "TrainingJob"
 ROOT_FIELDS = ("apiVersion", "kind", "metadata", "spec", "status")
 _PART = re.compile(r"([^.\[\]]+)((?:\[\d+\])*)")
 CHANGED_ROOTS = ("spec", "metadata")
+REPLACED = {
+    "spec.training.optimization.gradientCheckpointing": "unknown field; optimization.recompute (Auto, None or All) decides this now"
+}
+"""Path of a field that was replaced → what to write instead."""
 
 
 class NoJob(ConfigError):
@@ -120,7 +124,7 @@ class _Reader(nodes.Document):
             self.problems.add(self.line(field), field if field in self.lines else path, rule.message + self._origin(field))
         if not broken_rules(detail):
             text = (
-                unknown(str(location[-1]), _fields(location[:-1]), "unknown field")
+                REPLACED.get(path) or unknown(str(location[-1]), _fields(location[:-1]), "unknown field")
                 if detail["type"] == "extra_forbidden"
                 else explain(detail)
             )

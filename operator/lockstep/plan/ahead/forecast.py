@@ -20,14 +20,14 @@ from lockstep.plan.render.fabric import GPU_RESOURCE
 from lockstep.plan.render.resolved import Resolved
 from lockstep.plan.render.run import trainer_config
 from lockstep_spec import length
-from lockstep_spec.choices import Balance, Method
+from lockstep_spec.choices import Balance, Batches, Method
 from lockstep_spec.families import UnknownModel, moved_targets, shape_from_config
-from lockstep_spec.fit import asked_partition, choose_partition, most_samples, nearest_settings, plan_memory
+from lockstep_spec.fit import asked_partition, choose_partition, choose_recomputed, most_samples, nearest_settings, plan_memory
 from lockstep_spec.gpus import known_gpu
 from lockstep_spec.memory import Place, trained_elements
 from lockstep_spec.settings import Settings, size_settings
 from lockstep_spec.shape import ModelShape
-from lockstep_spec.shares import idle_words, split_by
+from lockstep_spec.shares import idle_words
 from lockstep_spec.traffic import commit_bytes, gigabits_per_second, saves, step_traffic, total_bytes
 from lockstep_spec.words import decimal_size, duration, step_duration
 
@@ -150,7 +150,7 @@ def forecast(resolved: Resolved, facts: RunFacts) -> Forecast:
     run = _length(resolved, facts)
     if refusal := moved(resolved.training, facts.model_type):
         estimate.add("adapter", Outcome.REFUSED, refusal)
-    place = _memory(estimate, resolved, settings, facts)
+    settings, place = _memory(estimate, resolved, settings, facts)
     _network(estimate, resolved, settings, facts, place, run)
     _steps(estimate, resolved, facts, run)
     _saves(estimate, resolved, settings, facts, run)
@@ -164,18 +164,35 @@ def moved(training: Training, model_type: object) -> str:
     return why and f"{why}. A run that has checkpoints goes on, with a warning"
 
 
-def _memory(estimate: Forecast, resolved: Resolved, settings: Settings, facts: RunFacts) -> Place:
+def _chosen(resolved: Resolved, facts: RunFacts, settings: Settings) -> tuple[Settings, Place, str]:
+    """Return what the trainer will choose by the memory: what is computed again, why, and ranks with a second copy of the weights."""
     gpu = resolved.gpus_per_node > 0
     shared = gpu and bool(facts.cards) and min(facts.cards, key=lambda card: card.bytes).shared
     place = Place(resolved.world_size, resolved.ranks_per_node, gpu, shared=shared)
-    each = "GPU" if gpu else "rank"
+    size = _smallest(facts)
+    needs: list[tuple[int, int]] = []
+    if size is None or facts.shape is None:
+        place = replace(place, partition=asked_partition(settings, place) or 1)
+    else:
+        place = replace(place, partition=choose_partition(facts.shape, settings, place, size))
+        needs = [(card.micro_batch or settings.micro_batch_size, card.bytes) for card in facts.cards] or [(settings.micro_batch_size, size)]
+    settings, why = choose_recomputed(facts.shape, settings, place, needs)
+    return settings, place, why
+
+
+def _smallest(facts: RunFacts) -> int | None:
+    """Return the bytes of the device with the least memory."""
+    return min((card.bytes for card in facts.cards), default=facts.capacity_bytes)
+
+
+def _memory(estimate: Forecast, resolved: Resolved, settings: Settings, facts: RunFacts) -> tuple[Settings, Place]:
+    settings, place, why = _chosen(resolved, facts, settings)
+    each = "GPU" if place.gpu else "rank"
     if facts.shape is None:
         message = f"what a {each} holds: the model's parameters are not known; {facts.shape_source}"
         estimate.add("memory", Outcome.UNKNOWN, message, facts.shape_fix)
-        return place
-    shape, size = facts.shape, min((card.bytes for card in facts.cards), default=facts.capacity_bytes)
-    partition = (asked_partition(settings, place) or 1) if size is None else choose_partition(shape, settings, place, size)
-    place = replace(place, partition=partition)
+        return settings, place
+    stated, shape, size = settings, facts.shape, _smallest(facts)
     measured = _training(resolved).optimization.balance is Balance.MEASURED
     if measured and size is not None:
         settings = replace(settings, micro_batch_size=min(settings.micro_batch_size, most_samples(shape, settings, place, size)))
@@ -186,7 +203,7 @@ def _memory(estimate: Forecast, resolved: Resolved, settings: Settings, facts: R
     }  # fmt: skip
     refusal = None if size is None else plan.refusal()
     if facts.cards:
-        _memory_of_cards(estimate, resolved, facts, place)
+        _memory_of_cards(estimate, resolved, facts, stated, place)
     elif size is None:
         estimate.add(
             "memory",
@@ -203,7 +220,7 @@ def _memory(estimate: Forecast, resolved: Resolved, settings: Settings, facts: R
         else:
             estimate.add("memory", Outcome.OK, message)
     trained = f"{estimate.figures['trainedParameters']:,} trained elements of {shape.numel:,} ({facts.shape_source})"
-    estimate.add("memory", Outcome.NOTE, f"that is with {_manner(settings, place)}, and {trained}")
+    estimate.add("memory", Outcome.NOTE, f"that is with {_manner(shape, settings, place, why)}, and {trained}")
     if measured:
         several = f"{settings.micro_batch_size} sample{'s' if settings.micro_batch_size > 1 else ''} at once"
         estimate.add(
@@ -217,12 +234,12 @@ def _memory(estimate: Forecast, resolved: Resolved, settings: Settings, facts: R
         Outcome.NOTE,
         "; ".join(f"{decimal_size(item.size_bytes)} {item.name}{'' if item.certain else ' (estimated)'}" for item in largest),
     )
-    return place
+    return settings, place
 
 
-def _memory_of_cards(estimate: Forecast, resolved: Resolved, facts: RunFacts, place: Place) -> None:
+def _memory_of_cards(estimate: Forecast, resolved: Resolved, facts: RunFacts, stated: Settings, place: Place) -> None:
     """Say of every machine whether its ranks fit, and name those that don't."""
-    stated, shape = size_settings(trainer_config(_training(resolved))), facts.shape
+    shape = facts.shape
     assert shape is not None  # noqa: S101 (the caller knows it)
     fitting = []
     for card in facts.cards:
@@ -244,11 +261,11 @@ def _memory_of_cards(estimate: Forecast, resolved: Resolved, facts: RunFacts, pl
         estimate.add("memory", Outcome.OK, "; ".join(fitting))
 
 
-def _manner(settings: Settings, place: Place) -> str:
+def _manner(shape: ModelShape, settings: Settings, place: Place, why: str) -> str:
     """Return the settings that decide most of the memory, in the words of the job file."""
-    checkpointed = "" if settings.gradient_checkpointing else "out"
+    again = f"recompute {settings.recompute.value} ({settings.recomputed.words(shape.layers)}{why and f', {why}'})"
     copy = f", a second copy of the weights on each node's {place.partition} ranks" if place.partition > 1 else ""
-    return f"{settings.zero_stage.value} in {settings.precision.value}, with{checkpointed} gradient checkpointing{copy}"
+    return f"{settings.zero_stage.value} in {settings.precision.value}, {again}{copy}"
 
 
 def _network(estimate: Forecast, resolved: Resolved, settings: Settings, facts: RunFacts, place: Place, run: length.Plan | None) -> None:
@@ -261,7 +278,7 @@ def _network(estimate: Forecast, resolved: Resolved, settings: Settings, facts: 
     flows = step_traffic(facts.shape, settings, place, _accumulation(resolved))
     total = total_bytes(flows)
     estimate.figures |= {"stepNodeBytes": total, "stepTraffic": {flow.name: flow.node_bytes for flow in flows}}
-    most = "at most " if settings.zero_stage.number == 3 else ""
+    most = "at most " if settings.zero_stage.number == 3 or _fewer_batches(resolved) else ""
     parts = "; ".join(f"{decimal_size(flow.node_bytes)} {flow.name}" for flow in flows)
     estimate.add("network", Outcome.NOTE, f"a step sends {most}{decimal_size(total)} from each node, and as much to it: {parts}")
     speed = facts.speed or stated_speed(resolved.profile.spec.network, resolved.transport)
@@ -295,7 +312,7 @@ def _network(estimate: Forecast, resolved: Resolved, settings: Settings, facts: 
 
 def _less_traffic(facts: RunFacts, settings: Settings, place: Place) -> str:
     """Return what sends less. Where a device's memory isn't known, every setting counts as one that fits."""
-    size, shape = min((card.bytes for card in facts.cards), default=facts.capacity_bytes), facts.shape
+    size, shape = _smallest(facts), facts.shape
     return remedy(settings, place, lambda less, there: shape is None or size is None or not plan_memory(shape, less, there, size).tight)
 
 
@@ -303,8 +320,7 @@ def slow_network(resolved: Resolved, facts: RunFacts) -> tuple[str, str]:
     """Return why the measured network is too slow for the run, and what sends less; ('', '') if it isn't, or the model isn't known."""
     if facts.shape is None or resolved.training is None:
         return "", ""
-    settings = size_settings(trainer_config(resolved.training))
-    place = Place(resolved.world_size, resolved.ranks_per_node, resolved.gpus_per_node > 0)
+    settings, place, _ = _chosen(resolved, facts, size_settings(trainer_config(resolved.training)))
     place = replace(place, partition=asked_partition(settings, place) or 1)
     flows = step_traffic(facts.shape, settings, place, _accumulation(resolved))
     reason = too_slow(flows, settings, _accumulation(resolved), facts.speed)
@@ -326,15 +342,21 @@ def _accumulation(resolved: Resolved) -> int:
     return -(-_global_batch(resolved) // (micro * resolved.world_size))
 
 
+def _fewer_batches(resolved: Resolved) -> bool:
+    """Return True if samples that are shorter than maxLength make fewer micro-batches than are counted."""
+    return _training(resolved).optimization.batches is Batches.TOKENS and _accumulation(resolved) > 1
+
+
 def idle_ranks(resolved: Resolved, stated: Sequence[int] = ()) -> str:
     """Return a sentence if a step has no sample for some of the ranks; '' if it has one for each. `stated`: RunFacts.samples_at_once."""
     if resolved.training is None:
         return ""
     optimization = resolved.training.optimization
-    size = 1 if optimization.balance is Balance.MEASURED else optimization.micro_batch_size
-    sizes = [samples or size for samples in stated or (0,) * resolved.world_size]
-    batch = int(optimization.global_batch_size or optimization.micro_batch_size * len(sizes))
-    return idle_words(split_by(sizes, batch), batch)
+    ranks = len(stated) or resolved.world_size
+    batch = int(optimization.global_batch_size or optimization.micro_batch_size * ranks)
+    if optimization.batches is Batches.TOKENS:
+        return idle_words((1,) * ranks, batch)
+    return idle_words([samples or optimization.micro_batch_size for samples in stated or (0,) * ranks], batch)
 
 
 def _length(resolved: Resolved, facts: RunFacts) -> length.Plan | None:
@@ -363,7 +385,10 @@ def _held_out(training: Training, samples: int) -> int:
 def _steps(estimate: Forecast, resolved: Resolved, facts: RunFacts, run: length.Plan | None) -> None:
     training = _training(resolved)
     optimization, batch = training.optimization, _global_batch(resolved)
-    of_batch = f"a step takes {batch} {'sequences' if training.data.packing else 'samples'}, {_accumulation(resolved)} micro-batches a rank"
+    most = "at most " if _fewer_batches(resolved) else ""
+    of_batch = (
+        f"a step takes {batch} {'sequences' if training.data.packing else 'samples'}, {most}{_accumulation(resolved)} micro-batches a rank"
+    )
     estimate.figures |= {"globalBatchSize": batch, "accumulation": _accumulation(resolved)}
     if idle := idle_ranks(resolved, facts.samples_at_once):
         estimate.add("ranks", Outcome.WARNING, idle)

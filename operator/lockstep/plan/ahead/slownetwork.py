@@ -11,7 +11,7 @@ from lockstep.plan.render.fabric import Transport
 from lockstep_spec.choices import Method, Quantization, ZeroStage
 from lockstep_spec.gpus import known_peak
 from lockstep_spec.memory import Place
-from lockstep_spec.settings import Settings
+from lockstep_spec.settings import Level, Settings
 from lockstep_spec.shape import ModelShape
 from lockstep_spec.traffic import Flow, total_bytes
 from lockstep_spec.words import decimal_size, step_duration
@@ -93,7 +93,7 @@ def large_share(flows: Sequence[Flow], shape: ModelShape, settings: Settings, sa
     if peak is None or shape.experts_per_token or not flows:
         return ""
     weights = sum(weight.numel for weight in shape.weights if weight.linear)
-    operations = (6 if settings.method is Method.FULL else 4) + (2 if settings.gradient_checkpointing else 0)
+    operations = (6 if settings.method is Method.FULL else 4) + 2 * settings.recomputed.share(Level.ATTENTION, shape.layers)
     compute = operations * weights * samples * settings.max_length / (USUAL_SHARE * peak)
     sent = speed.seconds(total_bytes(list(flows)))
     share = sent / (sent + compute)

@@ -21,7 +21,7 @@ from lockstep.plan.render.resolve import real_text, resolve, unkept_lines
 from lockstep.plan.render.resolved import PlatformDefaults, Resolved
 from lockstep.plan.render.run import Placement, build_run, expected_paths
 from lockstep_gang.contract.run import HostPlace, Run, WhenDone
-from lockstep_spec.choices import Balance, StorageMode
+from lockstep_spec.choices import Balance, Batches, StorageMode
 
 NAMESPACE = "hosts"
 """Stands for the namespace that jobs on hosts don't have."""
@@ -118,10 +118,12 @@ def seats(
 
 
 def _balanced(job: TrainingJob, taken: Sequence[Sequence[HostGpu]]) -> TrainingJob:
-    """The job with balance Measured where it takes GPUs of several kinds and doesn't say how their work is divided."""
+    """The job with balance Measured where it takes GPUs of several kinds, doesn't say how their work is divided, and divides it by tokens."""
     training = job.spec.training
     kinds = {gpu.name for gpus in taken for gpu in gpus}
     if training is None or len(kinds) < 2 or "balance" in training.optimization.model_fields_set:
+        return job
+    if training.optimization.batches is Batches.ROWS:
         return job
     optimization = training.optimization.model_copy(update={"balance": Balance.MEASURED})
     training = training.model_copy(update={"optimization": optimization})

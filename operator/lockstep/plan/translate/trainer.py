@@ -80,6 +80,11 @@ def _switch(value: Any) -> bool:
     return value
 
 
+def _recomputed(value: Any) -> str:
+    """Return Auto for true: it computes again what memory needs."""
+    return "Auto" if _switch(value) else "None"
+
+
 def _word(words: Mapping[str, str], otherwise: str) -> Callable[[Any], str]:
     def read(value: Any) -> str:
         word = words.get(str(value).lower())
@@ -131,7 +136,7 @@ FIELDS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "adam_beta2": ("optimization.beta2", _number),
     "adam_epsilon": ("optimization.epsilon", _number),
     "optim": ("optimization.optimizer", _word(_OPTIMIZERS, "optimization.optimizer is AdamW or Adam")),
-    "gradient_checkpointing": ("optimization.gradientCheckpointing", _switch),
+    "gradient_checkpointing": ("optimization.recompute", _recomputed),
     "per_device_train_batch_size": ("optimization.microBatchSize", _whole),
     "eval_subset_size": ("evaluation.samples", _whole),
     "eval_steps": ("evaluation.everySteps", _at_least(1, "evaluation.everySteps counts steps, not a part of all")),
@@ -331,9 +336,6 @@ class _Reader:
                 "Stage3",
                 "cuts the model over all ranks, as FSDP's full sharding; Stage2 is faster where it fits one GPU",
             )
-        if "optimization.gradientCheckpointing" not in self.entries:
-            why = "less memory for about a third more time; a script may have set it in its code"
-            self.entries["optimization.gradientCheckpointing"] = left_out(f"{TRAINING}.optimization.gradientCheckpointing", True, why)
         order = ("model", "data", "lora", "precision", "seed", "optimization", "evaluation", "checkpoint", "limits")
         return [
             *sorted(self.entries.values(), key=lambda entry: order.index(entry.key.removeprefix(f"{TRAINING}.").partition(".")[0])),

@@ -62,7 +62,7 @@ def test_a_plan_counts_the_samples_of_a_file(empty_folder: Path) -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("on", "code", "last"), [("2x1xRTX 4090", 1, "refused: training needs about"), ("1x4xH100", 1, "refused: the job's nodes is 2"), ("2x8xA100-40GB", 4, "may fail once it runs: a GPU needs")])  # fmt: skip
+@pytest.mark.parametrize(("on", "code", "last"), [("2x1xV100-16GB", 1, "refused: training needs about"), ("1x4xH100", 1, "refused: the job's nodes is 2"), ("2x1xRTX 4090", 4, "may fail once it runs: a GPU needs")])  # fmt: skip
 def test_what_does_not_fit_ends_as_a_plan_by_files_does(on: str, code: int, last: str) -> None:
     done = typed("plan", "job.yaml", "--on", on)
     assert (done.exit_code, done.stdout.splitlines()[-1].startswith(last)) == (code, True), done.stdout

@@ -17,7 +17,12 @@ from lockstep.plan.ahead.planned import EXIT_CODES, PlanVerdict, sentence, verdi
 from lockstep.plan.cluster.finding import Outcome
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.resolved import PlatformDefaults, Resolved
+from lockstep.plan.render.run import trainer_config
 from lockstep_spec.families import shape_from_config
+from lockstep_spec.fit import choose_recomputed
+from lockstep_spec.memory import Place
+from lockstep_spec.settings import Level, size_settings
+from unit.spec.test_sizes import LLAMA_8B
 
 Object = dict[str, Any]
 # As in test_sizes.py: 212 elements; rank 2 on q_proj and v_proj trains 32 of them.
@@ -126,6 +131,19 @@ def test_a_run_that_may_run_out_is_a_risk_with_settings_that_fit() -> None:
     assert sentence(found.findings) == f"may fail once it runs: {line.message}"
 
 
+@pytest.mark.parametrize(("gigabytes", "level"), [(141, Level.NONE), (40, Level.ATTENTION), (20, Level.ALL)])
+def test_the_plan_says_what_the_trainer_will_compute_again(gigabytes: int, level: Level) -> None:
+    shape = shape_from_config(LLAMA_8B)
+    job_of = resolved(data={"path": "/datasets/text.jsonl", "maxLength": 4096})
+    found = forecast(job_of, RunFacts(**{**vars(KNOWN), "shape": shape, "capacity_bytes": gigabytes * 10**9}))
+    settings, why = choose_recomputed(
+        shape, size_settings(trainer_config(job_of.training)), Place(4, 2, gpu=True), [(2, gigabytes * 10**9)]
+    )
+    assert settings.recomputed.level is level
+    assert f"recompute Auto ({settings.recomputed.words(32)}, {why})" in told(found, "memory")
+    assert any(f"recomputing {settings.recomputed.words(32)}" in name for name in found.figures["memoryItems"])
+
+
 def test_samples_held_out_for_evaluation_are_not_trained_on() -> None:
     # A tenth of 100 is held out; 90 × 3 / 32 = 8.4, so 9 steps.
     found = forecast(resolved(evaluation={"holdout": "0.1"}), KNOWN)
@@ -157,10 +175,19 @@ def test_the_steps_of_the_warm_up_are_counted_however_they_are_stated(warmup: Ob
 
 
 @pytest.mark.parametrize(
-    ("batch", "balance", "idle"), [(8, "Equal", 0), (6, "Equal", 1), (2, "Equal", 3), (6, "Measured", 0), (2, "Measured", 2)]
+    ("batch", "division", "idle"),
+    [
+        (8, {"batches": "Rows"}, 0),
+        (6, {"batches": "Rows"}, 1),
+        (2, {"batches": "Rows"}, 3),
+        (6, {}, 0),
+        (2, {}, 2),
+        (6, {"balance": "Measured"}, 0),
+        (2, {"balance": "Measured"}, 2),
+    ],
 )
-def test_ranks_that_have_no_sample_in_any_step_are_a_warning(batch: int, balance: str, idle: int) -> None:
-    found = forecast(resolved(optimization={"microBatchSize": 2, "globalBatchSize": batch, "epochs": 3, "balance": balance}), KNOWN)
+def test_ranks_that_have_no_sample_in_any_step_are_a_warning(batch: int, division: Object, idle: int) -> None:
+    found = forecast(resolved(optimization={"microBatchSize": 2, "globalBatchSize": batch, "epochs": 3, **division}), KNOWN)
     words = f"warning: a step's {batch} samples are not enough for all ranks: {idle} of 4 have nothing to do in any step."
     assert told(found, "ranks").startswith(words) if idle else told(found, "ranks") == ""
 

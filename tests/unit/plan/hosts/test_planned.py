@@ -72,6 +72,7 @@ def test_a_start_that_would_be_refused_is_a_refusal_of_the_plan() -> None:
     [
         ((LARGE, SMALL), "", Balance.MEASURED),
         ((LARGE, SMALL), ", balance: Equal", Balance.EQUAL),
+        ((LARGE, SMALL), ", batches: Rows", Balance.EQUAL),
         ((LARGE, replace(SMALL, gpus=(gpu(0),))), "", Balance.EQUAL),
     ],
 )
@@ -87,7 +88,7 @@ def test_unlike_cards_share_by_measure_unless_the_job_says_otherwise(hosts: tupl
         ((8, 2), "", 10, ""),
         ((8, 2), "", 9, "1 of 10 have nothing to do"),
         ((2, 2), ", micro_batch: 4", 10, ""),
-        ((2, 2), ", micro_batch: 4", 5, "1 of 4 have nothing to do"),
+        ((2, 2), ", micro_batch: 4", 3, "1 of 4 have nothing to do"),
     ],
 )
 def test_a_plan_and_a_check_count_idle_ranks_by_the_gpus_and_samples_of_each_host(

@@ -51,7 +51,7 @@ VALUES = st.one_of(
     st.none(), st.booleans(), st.integers(-5, 10**7), st.floats(), st.text(max_size=6), st.lists(st.text(max_size=3), max_size=3)
 )
 LEAST = "model_name_or_path: org/model\ntrain_file: /datasets/a.jsonl\n"
-CODE_ALONE = {"seed": 42, "optimization.warmupSteps": 150, "optimization.gradientCheckpointing": True, "evaluation.holdout": "0.02"}
+CODE_ALONE = {"seed": 42, "optimization.warmupSteps": 150, "evaluation.holdout": "0.02"}
 """What the sample has from a script's code, which no configuration says."""
 
 
@@ -79,7 +79,7 @@ def test_the_configuration_of_the_guide_becomes_the_sample() -> None:
             place = place[section]
         assert place[name] == value
     ours = training(CONFIG).to_dict()
-    ours["optimization"] |= {"warmupSteps": 150, "gradientCheckpointing": True}
+    ours["optimization"] |= {"warmupSteps": 150}
     assert ours == expected
 
 
@@ -132,7 +132,8 @@ def test_the_size_stands_in_the_job_where_it_was_asked_for() -> None:
         ("lora_dropout: 0.05", "lora.dropout", "0.05"),
         ("ddp_timeout: 1800", "limits.collectiveTimeoutSeconds", 1800),
         ("resume_from_checkpoint: /workspace/runs/a/checkpoints/checkpoint-5", "checkpoint.resumeFrom", "/workspace/runs/a/checkpoints/checkpoint-5"),
-        ("gradient_checkpointing: true", "optimization.gradientCheckpointing", True),
+        ("gradient_checkpointing: true", "optimization.recompute", "Auto"),
+        ("gradient_checkpointing: false", "optimization.recompute", "None"),
     ],
 )  # fmt: skip
 def test_names_of_other_trainers_reach_their_field(line: str, field: str, value: object) -> None:

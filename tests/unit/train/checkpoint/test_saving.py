@@ -158,7 +158,7 @@ def test_a_save_that_fails_or_is_left_out_is_an_event_and_is_counted(tmp_path: P
 
 
 def test_a_manifest_names_the_optimizer_of_the_run(tmp_path: Path) -> None:
-    from lockstep_spec.choices import Optimizer
+    from lockstep_spec.choices import Batches, Optimizer
     from lockstep_train.base.runfile import RunConfig
     from lockstep_train.checkpoint.format.manifest import decode, document, encode
     from lockstep_train.checkpoint.format.volume import VolumeView
@@ -167,7 +167,8 @@ def test_a_manifest_names_the_optimizer_of_the_run(tmp_path: Path) -> None:
 
     for optimizer in Optimizer:
         config = RunConfig("x", None, tmp_path, training({"optimizer": optimizer.value}))
-        made = manifest_template(config, Start(1, None, VolumeView()), IDENTITY, {"names": {}}, replace(two_ranks(nodes=1), world_size=0))
+        ranks = replace(two_ranks(nodes=1), world_size=0)
+        made = manifest_template(config, Start(1, None, VolumeView()), IDENTITY, {"names": {}}, ranks, Batches.TOKENS)
         assert document(made)["optimizer"]["type"] == optimizer.value
         assert decode(encode(made)) == made
 

@@ -6,24 +6,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep_spec import length
-from lockstep_spec.shares import Split, split_by
+from lockstep_spec.shares import RankTime, StepTimes, divide_by_rows, divide_by_tokens
 from lockstep_train.data.sequences import batches
 
 ORDER = [1, 10, 5, 8, 9, 0, 2, 4, 7, 3, 11, 6]
 """A resumed run depends on it: it may not change."""
 
 
-@given(st.integers(1, 60), st.integers(1, 3), st.integers(1, 25), st.integers(1, 5), st.integers(1, 4))
-def test_every_sample_of_every_epoch_is_computed_exactly_once(count: int, epochs: int, size: int, world_size: int, micro: int) -> None:
+@given(st.integers(1, 60), st.integers(1, 3), st.integers(1, 25), st.integers(1, 5), st.integers(1, 4), st.booleans())
+def test_every_sample_of_every_epoch_is_computed_exactly_once(
+    count: int, epochs: int, size: int, world_size: int, micro: int, by_tokens: bool
+) -> None:
     plan = length.plan(count=count, epochs=epochs, max_steps=None, global_batch_size=size, world_size=world_size, micro=micro)
     seen: list[int] = []
     for step in range(plan.total_steps):
         batch = batches.global_batch(count, 1, step * size, size, plan.total_samples)
-        split = Split((micro,) * world_size, plan.accumulation)
-        shares = [batches.rank_micro_batches(batch, rank, split) for rank in range(world_size)]
-        assert all(len(share) == plan.accumulation for share in shares)
-        assert all(len(micro_batch) <= micro for share in shares for micro_batch in share)
-        assert sorted(index for share in shares for micro_batch in share for index in micro_batch) == sorted(batch)
+        lengths = [1 + index % 7 for index in batch]
+        times = StepTimes((RankTime(0, 1),) * world_size)
+        division = (
+            divide_by_tokens(lengths, [7 * micro] * world_size, times) if by_tokens else divide_by_rows(lengths, [micro] * world_size)
+        )
+        assert all(len(share) <= plan.accumulation for share in division.micro_batches)
+        taken = [batch[place] for share in division.micro_batches for micro_batch in share for place in micro_batch]
+        assert sorted(taken) == sorted(batch)
         seen += batch
     assert sorted(seen) == sorted(list(range(count)) * epochs)
     assert [sorted(seen[epoch * count : (epoch + 1) * count]) for epoch in range(epochs)] == [list(range(count))] * epochs
@@ -43,19 +48,8 @@ def test_the_order_is_the_same_on_every_machine_and_with_every_version_of_every_
 def test_the_samples_of_a_step_are_the_same_at_any_number_of_ranks(count: int, size: int, micro: int, cursor: int) -> None:
     batch = batches.global_batch(count, 7, cursor, size, cursor + size)
     for world_size in (1, 2, 3, 4, 7):
-        split = split_by([micro] * world_size, size)
-        shares = [batches.rank_micro_batches(batch, rank, split) for rank in range(world_size)]
-        assert [index for turn in range(split.turns) for share in shares for index in share[turn]] == batch
-
-
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=5).filter(any), st.integers(1, 40), st.integers(0, 50))
-def test_any_shares_take_the_samples_of_a_step_exactly_once_in_their_order(sizes: list[int], size: int, cursor: int) -> None:
-    batch = batches.global_batch(45, 7, cursor, size, cursor + size)
-    split = split_by(sizes, size)
-    shares = [batches.rank_micro_batches(batch, rank, split) for rank in range(len(sizes))]
-    assert [len(share) for share in shares] == [split.turns] * len(sizes)
-    assert all(len(micro_batch) <= most for share, most in zip(shares, sizes, strict=True) for micro_batch in share)
-    assert [index for turn in range(split.turns) for share in shares for index in share[turn]] == batch
+        shares = divide_by_rows([1] * size, [micro] * world_size).micro_batches
+        assert [batch[place] for turn in zip(*shares, strict=True) for micro_batch in turn for place in micro_batch] == batch
 
 
 def test_a_run_made_longer_goes_on_where_its_short_last_step_ended() -> None:

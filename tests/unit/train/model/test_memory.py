@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lockstep_spec.activations import kept_bytes, layer_bytes
-from lockstep_spec.choices import Content, HierarchicalPartition, Method, Offload, Precision, Quantization, ZeroStage
+from lockstep_spec.choices import Batches, Content, HierarchicalPartition, Method, Offload, Precision, Quantization, Recompute, ZeroStage
 from lockstep_spec.fit import COPY_SHARE, MemoryPlan, after_out_of_memory, choose_partition, most_samples, plan_memory, relief
 from lockstep_spec.memory import Place, base_bytes, bucket_bytes, estimate, gathered_elements, trained_elements
 from lockstep_spec.settings import size_settings
@@ -27,7 +27,7 @@ TRAINING = TrainingConfig(
     precision=Precision.BF16,
     seed=1,
     data=DataConfig(max_length=4096, path="/data"),
-    optimization=OptimizationConfig(epochs=1, learning_rate=1e-4, micro_batch_size=2),
+    optimization=OptimizationConfig(epochs=1, learning_rate=1e-4, micro_batch_size=2, recompute=Recompute.NONE),
     evaluation=None,
     checkpoint=CheckpointConfig(every_steps=10, keep=2, resume_from="Auto"),
 )
@@ -182,11 +182,12 @@ def test_quantizing_spares_what_is_no_linear_layer_and_the_head() -> None:
     assert quarter == pytest.approx(spared * 2 + (llama_8b().numel - spared) * 0.516, abs=1)
 
 
-def test_without_gradient_checkpointing_each_layer_keeps_what_its_operations_need_again() -> None:
-    """Queries, keys, values and attention's output, its input for the adapters, what these reduce it to; the gate and two more; two norms in FP32."""
-    per_token = 2 * (2 * 4096 + 2 * 1024 + 4096 + 4 * 16) + 2 * 3 * 14336 + 4 * 2 * 4096
+def test_a_layer_that_is_not_computed_again_keeps_what_its_operations_need_again() -> None:
+    """Queries, keys, values and attention's output, its input for the adapters, what these reduce it to; outputs of documents put together, for the adapter
+    on the next layer; the gate and two more; two norms in FP32."""
+    per_token = 2 * (2 * 4096 + 2 * 1024 + 4096 + 4 * 16 + 4096) + 2 * 3 * 14336 + 4 * 2 * 4096
     assert kept_bytes(llama_8b(), size_settings(TRAINING)) == 8192 * 32 * per_token
-    checkpointed = size_settings(changed(optimization={"gradient_checkpointing": True}))
+    checkpointed = size_settings(changed(optimization={"recompute": Recompute.ALL}))
     assert kept_bytes(llama_8b(), checkpointed) == 8192 * 32 * 2 * 4096
     assert layer_bytes(llama_8b(), checkpointed) == 8192 * per_token
 
@@ -197,12 +198,12 @@ def test_without_gradient_checkpointing_each_layer_keeps_what_its_operations_nee
         ({"zero_stage": ZeroStage.STAGE3}, 2 * (4096 + 14336)),  # inputs of the feed-forward part's three linear layers
         ({"lora": {"target_modules": ("q_proj", "k_proj", "v_proj", "o_proj", "up_proj")}}, 2 * (4096 + 16)),
         ({"method": Method.FULL}, 2 * (4096 + 14336 + 2 * 4096 - 4 * 16)),  # and what the norms' weights are multiplied with; no adapter
-        ({"data": {"max_length": 4096, "packing": True}}, 2 * 2 * (4096 - 1024)),  # keys and values for each query
+        ({"optimization": {"batches": Batches.ROWS}}, -2 * 4096),  # outputs of attention that needn't be put together
     ],
 )
 def test_more_is_kept_where_inputs_are_needed_again(change: dict[str, Any], more: int) -> None:
     before = layer_bytes(llama_8b(), size_settings(TRAINING))
-    assert layer_bytes(llama_8b(), size_settings(changed(**change), flash_attention=False)) - before == 8192 * more
+    assert layer_bytes(llama_8b(), size_settings(changed(**change))) - before == 8192 * more
 
 
 def test_logits_are_counted_whole_where_the_loss_needs_them_whole() -> None:
@@ -215,11 +216,9 @@ def test_logits_are_counted_whole_where_the_loss_needs_them_whole() -> None:
     assert sizes(adapter)[whole] == 12 * 8192 * 128_256
 
 
-def test_packing_without_flash_attention_needs_a_mask() -> None:
-    packed = changed(data={"packing": True})
-    found = {item.name: item.size_bytes for item in estimate(llama_8b(), size_settings(packed, flash_attention=False), GPU)}
-    assert found["mask of packed documents, without flash attention"] == 2 * 4096 * 4096 * 3
-    assert not any("mask" in name for name in sizes(packed))
+def test_joined_rows_need_no_mask_whatever_is_in_them() -> None:
+    assert sizes(changed(data={"packing": True})) == sizes(TRAINING)
+    assert not any("mask" in name for name in sizes(TRAINING))
 
 
 def test_a_gpu_holds_more_than_tensors() -> None:
@@ -237,23 +236,23 @@ def test_a_gpu_holds_more_than_tensors() -> None:
 
 
 def test_the_update_is_the_worst_moment_where_activations_are_few() -> None:
-    short = changed(method=Method.FULL, data={"max_length": 16}, optimization={"gradient_checkpointing": True})
+    short = changed(method=Method.FULL, data={"max_length": 16}, optimization={"recompute": Recompute.ALL})
     assert sizes(short, Place(2, 2, gpu=True))["the update's temporaries"] == 12 * llama_8b().numel // 2
 
 
 def test_a_run_is_refused_with_the_single_settings_that_would_fit() -> None:
     refused = plan(31.0).refusal()
     assert refused is not None
-    assert "61.5 GB on each GPU, which has 31.0 GB" in refused
-    assert refused.endswith("what would fit: optimization.gradientCheckpointing: true; or data.maxLength: 1024")
-    assert not plan(31.0, training=changed(optimization={"gradient_checkpointing": True})).tight
+    assert "63.8 GB on each GPU, which has 31.0 GB" in refused
+    assert refused.endswith("what would fit: optimization.recompute: All; or data.maxLength: 512")
+    assert not plan(31.0, training=changed(optimization={"recompute": Recompute.ALL})).tight
 
 
 def test_settings_are_joined_when_none_is_enough_alone() -> None:
     refused = plan(8.0, training=changed(data={"max_length": 16384})).refusal()
     assert refused is not None
     assert refused.endswith(
-        "optimization.gradientCheckpointing: true with optimization.microBatchSize: 1 with zeroStage: Stage3 with data.maxLength: 2048"
+        "optimization.recompute: All with optimization.microBatchSize: 1 with zeroStage: Stage3 with data.maxLength: 2048"
     )
 
 
@@ -330,7 +329,7 @@ def test_layers_are_found_by_whatever_name_they_have() -> None:
 
 def test_advice_after_running_out_of_memory_says_what_each_setting_saves() -> None:
     last = after_out_of_memory(plan(80.0))[-1]
-    assert last.startswith("What would lower it: optimization.gradientCheckpointing: true (saves about ")
+    assert last.startswith("What would lower it: optimization.recompute: All (saves about ")
 
 
 @pytest.mark.parametrize(
@@ -348,13 +347,13 @@ def test_advice_after_running_out_of_memory_says_what_each_setting_saves() -> No
     ],
 )
 def test_a_second_copy_is_kept_where_it_helps_and_fits(changes: dict[str, Any], place: Place, capacity: int, expected: int) -> None:
-    training = changed(**{"zero_stage": ZeroStage.STAGE3, "optimization": {"gradient_checkpointing": True}, **changes})
+    training = changed(**{"zero_stage": ZeroStage.STAGE3, "optimization": {"recompute": Recompute.ALL}, **changes})
     assert choose_partition(glm_air(), size_settings(training), place, capacity * GB) == expected
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.84, 8), (0.86, 1), (0.99, 1)])
 def test_a_second_copy_that_nobody_asked_for_leaves_a_reserve(share: float, expected: int) -> None:
-    training = changed(zero_stage=ZeroStage.STAGE3, optimization={"gradient_checkpointing": True})
+    training = changed(zero_stage=ZeroStage.STAGE3, optimization={"recompute": Recompute.ALL})
     with_copy = plan(1.0, replace(GPU, partition=8), glm_air(), training).total_bytes
     assert choose_partition(glm_air(), size_settings(training), GPU, int(with_copy / share)) == expected
 
@@ -420,7 +419,7 @@ def test_weights_that_are_offloaded_take_no_memory_of_a_gpu_but_what_is_gathered
 
 
 def test_a_model_that_fits_by_offloading_its_weights_is_not_refused() -> None:
-    gc, alone = {"gradient_checkpointing": True}, Place(2, 2, gpu=True)
+    gc, alone = {"recompute": Recompute.ALL}, Place(2, 2, gpu=True)
     offloaded = changed(raw(offload_param={"device": "cpu"}), optimization=gc)
     assert plan(9.0, alone, training=changed(raw(), optimization=gc)).refusal() is not None
     assert plan(9.0, alone, training=offloaded).refusal() is None
@@ -461,7 +460,7 @@ def test_a_stated_overlap_decides_how_many_buckets_there_are(method: Method, ove
     assert bucket_bytes(size_settings(stated)) == 2 * buckets
 
 
-@pytest.mark.parametrize(("capacity", "expected"), [(9.0, 1), (61.4, 1), (61.6, 2), (241.0, 8)])
+@pytest.mark.parametrize(("capacity", "expected"), [(9.0, 1), (63.7, 1), (63.9, 2), (249.0, 8)])
 def test_a_rank_may_compute_what_its_own_device_holds_and_more_than_stated_only_with_room(capacity: float, expected: int) -> None:
     shape, settings = llama_8b(), size_settings(TRAINING)
     most = most_samples(shape, settings, GPU, round(capacity * GB))

@@ -64,7 +64,7 @@ def test_a_weight_that_nothing_gathers_for_the_backward_pass_is_named() -> None:
     save_sharded(torch.nn.ModuleDict({"experts": experts}))
     _, result = computed(experts)
     with pytest.raises(
-        RuntimeError, match=r"a weight of shape \(3, 4, 5\) is not gathered in the backward pass; set training.optimization.grad"
+        RuntimeError, match=r"a weight of shape \(3, 4, 5\) is not gathered in the backward pass; set training.optimization.recompute"
     ):
         result.sum().backward()
 

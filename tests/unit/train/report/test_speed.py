@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lockstep_spec.gpus import GPUS
-from lockstep_train.report.flops import FlopCount, Matrix, count, peak_flops
+from lockstep_train.report.flops import Attention, FlopCount, Matrix, count, peak_flops
 from lockstep_train.report.speed import Speed, across_ranks, peak_memory_bytes
 
 LLAMA_8B = 8_030_261_248 - 128_256 * 4096 - 65 * 4096
@@ -13,24 +13,34 @@ LLAMA_8B = 8_030_261_248 - 128_256 * 4096 - 65 * 4096
 
 
 def test_a_frozen_weight_costs_4_operations_a_token_and_a_trained_one_6() -> None:
-    counted = count([Matrix(100, trained=False, in_layer=True), Matrix(10, trained=True, in_layer=True)], attention_width=0)
+    counted = count([Matrix(100, trained=False, in_layer=True), Matrix(10, trained=True, in_layer=True)], attention=())
     assert counted.needed([7]) == 7 * (4 * 100 + 6 * 10)
     assert counted.active_weights == 110
 
 
 def test_attention_costs_the_square_of_each_document_and_not_of_their_sum() -> None:
-    counted = FlopCount(frozen=0, trained=0, in_layers=0, attention_width=5)
+    counted = FlopCount(frozen=0, trained=0, in_layers=0, attention=(Attention(5),))
     assert counted.needed([3, 4]) == 6 * 5 * (9 + 16)
 
 
+@pytest.mark.parametrize("attention", [Attention(1), Attention(1, 8), Attention(1, 8, chunked=True)])
+@pytest.mark.parametrize("length", [5, 8, 24, 83])
+def test_only_tokens_that_see_each_other_cost_attention(attention: Attention, length: int) -> None:
+    window = attention.window or length
+    first = (lambda token: token // window * window) if attention.chunked else (lambda token: max(0, token - window + 1))
+    pairs = sum(token - first(token) + 1 for token in range(length))
+    assert attention.pairs(length) == pytest.approx(2 * pairs, abs=length)  # the diagonal counts half
+
+
 def test_gradient_checkpointing_adds_one_forward_pass_of_the_layers_and_not_of_the_head() -> None:
-    counted = count([Matrix(100, False, in_layer=True), Matrix(50, False, in_layer=False)], attention_width=2)
+    counted = count([Matrix(100, False, in_layer=True), Matrix(50, False, in_layer=False)], attention=(Attention(2),))
     assert counted.recomputed([3]) == 2 * 100 * 3 + 2 * 2 * 9
+    assert counted.recomputed([3], products=0.5, attention=0.0) == 100 * 3
 
 
 def test_an_8b_model_costs_what_is_published_for_it() -> None:
     """6N a token and, at 8,192 tokens, a causal attention of 6 × 32 layers × 4,096 × 8,192: 45.0 + 6.4 GFLOP."""
-    full = FlopCount(frozen=0, trained=LLAMA_8B, in_layers=0, attention_width=32 * 4096)
+    full = FlopCount(frozen=0, trained=LLAMA_8B, in_layers=0, attention=(Attention(32 * 4096),))
     assert full.needed([8192]) / 8192 == pytest.approx(45.03e9 + 6.44e9, rel=1e-3)
 
 
@@ -73,13 +83,13 @@ def test_a_variant_stands_before_its_family() -> None:
 
 
 def test_mfu_is_the_share_of_all_devices_and_hfu_counts_what_is_computed_twice() -> None:
-    speed = Speed(FlopCount(frozen=100, trained=0, in_layers=50, attention_width=0), devices=2, peak=1000.0, recomputes=True)
+    speed = Speed(FlopCount(frozen=100, trained=0, in_layers=50, attention=()), devices=2, peak=1000.0, recomputed=(1.0, 1.0))
     assert speed.step(2.0, [6, 4]) == {"tokens": 10, "tokensPerSecond": 5.0, "mfu": 1.0, "hfu": 1.25, "stepSeconds": 2.0}
 
 
 def test_what_is_not_known_is_null() -> None:
-    assert Speed(None, 1, 1000.0, False).step(1.0, [1])["mfu"] is None
-    assert Speed(FlopCount(1, 1, 1, 1), 1, None, True).step(1.0, [1])["hfu"] is None
+    assert Speed(None, 1, 1000.0, (0.0, 0.0)).step(1.0, [1])["mfu"] is None
+    assert Speed(FlopCount(1, 1, 1, ()), 1, None, (1.0, 1.0)).step(1.0, [1])["hfu"] is None
 
 
 def test_the_time_that_is_left_goes_by_the_median_of_the_last_fifty_steps() -> None:

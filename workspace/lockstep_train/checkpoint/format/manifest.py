@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, NamedTuple
 
+from lockstep_spec.choices import Batches
 from lockstep_spec.codec import Must, at_least, from_json, to_json
 from lockstep_train.checkpoint.format.identity import Identity
 from lockstep_train.checkpoint.format.layout import is_shard
@@ -70,6 +71,8 @@ class Manifest:
     eval_loss: float | None = None
     """The last finite evaluation before the commit, and the step it was made at; the best commit is kept by it."""
     eval_step: int | None = None
+    batches: Batches = Batches.ROWS
+    """Division of the run's steps. Commits from before it was recorded were trained by rows."""
     base_origin: dict[str, Any] | None = None
     """Origin of a base model that was fetched: `name`, `revision` as the job has it, and `pin`, the commit that it is."""
 

@@ -4,11 +4,11 @@ Which sequences follows from (seed, cursor) alone, so resuming needs one number 
 permutation of epoch 0, then of epoch 1, … Step s takes the next `globalBatchSize` of it, whatever the number of ranks; so no sample is lost
 or repeated when that number changes.
 
-Nothing is masked by an attention_mask: what keeps documents apart are their positions.
+A micro-batch is one joined row: its sequences one after the other, without padding. Nothing is masked by an attention_mask: what keeps
+documents apart are their bounds and positions, which start again at 0 with every document.
 
-A row is padded on its right. Attention is causal, so no real token sees the padding, and nothing is learned there; without a
-mask, an unpacked micro-batch takes attention's fast path. In a packed row the positions start again at 0 with every document and
-once more with the padding, which makes the padding a document of its own.
+Evaluation, and training by rows, pad rows on their right. Attention is causal, so no real token sees the padding, and nothing is learned there; without a
+mask, an unpacked micro-batch takes attention's fast path. In a packed row the padding is a document of its own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 import numpy
 import torch
 
-from lockstep_spec.shares import Split
+from lockstep_spec.choices import Batches
 from lockstep_train.base.arrays import Array
 from lockstep_train.data.sequences.divide import mix
 from lockstep_train.data.tokens.encode import IGNORED, Example
@@ -42,16 +42,6 @@ def global_batch(count: int, seed: int, cursor: int, size: int, end: int) -> lis
     return [int(epoch_order(count, seed, position // count)[position % count]) for position in range(cursor, min(cursor + size, end))]
 
 
-def rank_micro_batches(batch: Sequence[int], rank: int, split: Split) -> list[list[int]]:
-    """Micro-batches of this rank of a global batch: one a turn, the last ones possibly short or empty.
-
-    An empty one is a ghost: the rank computes with zero weight, so that every rank runs the same collectives.
-    """
-    all_ranks, before, mine = sum(split.sizes), sum(split.sizes[:rank]), split.sizes[rank]
-    starts = [turn * all_ranks + before for turn in range(split.turns)]
-    return [list(batch[start : start + mine]) for start in starts]
-
-
 @dataclass(frozen=True)
 class Batch:
     """Tensors of shape [batch, sequence]."""
@@ -61,7 +51,7 @@ class Batch:
     real: torch.Tensor
     """False on padding."""
     documents: DocumentBounds | None = None
-    """Bounds of documents, set for packed rows."""
+    """Bounds of documents, set for joined and packed rows."""
 
     @property
     def inputs(self) -> dict[str, Any]:
@@ -72,29 +62,44 @@ class Batch:
 
 @dataclass(frozen=True)
 class DocumentBounds:
-    """Bounds of the documents of packed rows, given in both ways that attention understands."""
+    """Bounds of the documents of joined and packed rows, given in every way that attention understands."""
 
+    lengths: tuple[int, ...]
+    """Lengths over all rows one after the other, for attention that computes each document by itself."""
     positions: torch.Tensor
     """[batch, sequence]. Eager attention, SDPA and flex attention derive a block mask from it, row by row."""
     boundaries: torch.Tensor
     """[documents + 1], int32, over all rows one after the other. Flash attention would derive it from the positions of a single
     row, but in a batch of several it would let every document see the ones before it."""
-    longest: int
 
     @property
     def arguments(self) -> dict[str, Any]:
+        longest = max(self.lengths)
         return {
+            "document_lengths": self.lengths,
             "position_ids": self.positions,
             "cu_seq_lens_q": self.boundaries,
             "cu_seq_lens_k": self.boundaries,
-            "max_length_q": self.longest,
-            "max_length_k": self.longest,
+            "max_length_q": longest,
+            "max_length_k": longest,
         }
 
 
-def collate(examples: Sequence[Example], ghost: Example, pad: int, device: torch.device) -> Batch:
-    """A micro-batch; an empty one becomes a ghost: a real example in which nothing is learned."""
+def joined(examples: Sequence[Example]) -> Example:
+    """One row of all documents of the examples. What is learned stays, since the first token of a document never is."""
+    return Example(
+        ids=numpy.concatenate([example.ids for example in examples]),
+        labels=numpy.concatenate([example.labels for example in examples]),
+        source=examples[0].source,
+        documents=tuple(length for example in examples for length in example.documents or (len(example.ids),)),
+    )
+
+
+def collate(examples: Sequence[Example], ghost: Example, pad: int, device: torch.device, batches: Batches = Batches.ROWS) -> Batch:
+    """A micro-batch; an empty one becomes a ghost, a real example in which nothing is learned, so that every rank runs the same collectives."""
     rows = list(examples) or [ghost.unlearned()]
+    if batches is Batches.TOKENS:
+        rows = [joined(rows)]
     shape = (len(rows), max(len(row.ids) for row in rows))
     ids = numpy.full(shape, pad, numpy.int64)
     labels = numpy.full(shape, IGNORED, numpy.int64)
@@ -113,4 +118,4 @@ def keep_apart(rows: Sequence[Sequence[int]], width: int, device: torch.device) 
     positions = numpy.stack([numpy.concatenate([numpy.arange(length) for length in lengths]) for lengths in filled])
     flat = [length for lengths in filled for length in lengths]
     boundaries = numpy.concatenate([[0], numpy.cumsum(flat)]).astype(numpy.int32)
-    return DocumentBounds(torch.from_numpy(positions).to(device), torch.from_numpy(boundaries).to(device), max(flat))
+    return DocumentBounds(tuple(flat), torch.from_numpy(positions).to(device), torch.from_numpy(boundaries).to(device))

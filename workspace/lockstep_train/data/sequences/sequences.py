@@ -107,6 +107,11 @@ class Sequences(Sequence[Example]):
         bounds = self._plan["sequences"]
         return [length for index in indices for length in self._plan["lengths"][bounds[index] : bounds[index + 1]].tolist()]
 
+    def lengths(self, indices: Sequence[int]) -> list[int]:
+        """Tokens of each of these sequences."""
+        bounds = self._plan["sequences"]
+        return [int(self._plan["lengths"][bounds[index] : bounds[index + 1]].sum()) for index in indices]
+
     def source(self, index: int) -> str:
         """file:line of what a sequence begins with."""
         source, start, _ = self._spans(int(self._plan["sequences"][index]))[0]
