@@ -39,7 +39,6 @@ from support.in_process import lockstep
 UNSEEN = {
     "update trainingjobs/finalizers.lockstep.dev": "admission asks for it at each create of a child (OwnerReferencesPermissionEnforcement, "
     "which this API server has switched on): no request of the operator's, so not in the log; without it every create is refused",
-    "get secrets/lockstep-notify": "a webhook's URL, in Secrets called lockstep-notify; tests/cluster/operator/verbs/test_observability.py sends to one",
 }
 """Right → why no request shows it."""
 USER_ROLES = ("lockstep-edit", "lockstep-view", "lockstep-admin")

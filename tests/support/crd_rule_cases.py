@@ -133,7 +133,7 @@ JOB_CASES = {
     ("spec", "interactive may only be set when type is Interactive"): Case(
         job(type="Interactive", interactive={"idleSeconds": 0}), job(interactive={"idleSeconds": 0}), "spec.interactive"
     ),
-    ("spec", "activeDeadlineSeconds, ttlSecondsAfterFinished, notify and hangTimeouts may only be set when type is Batch: an Interactive job has no end, and its runs are not restarted"): Case(
+    ("spec", "activeDeadlineSeconds, ttlSecondsAfterFinished and hangTimeouts may only be set when type is Batch: an Interactive job has no end, and its runs are not restarted"): Case(
         job(activeDeadlineSeconds=60), job(type="Interactive", activeDeadlineSeconds=60), "spec"
     ),
     ("spec", "restart.maxRestarts and restart.backoffSeconds may only be set when type is Batch: runs of an Interactive job are not restarted"): Case(

@@ -24,7 +24,7 @@ from lockstep.api.model import (
 )
 from lockstep.api.names import API_VERSION, JOB_NAME_MAX, JOB_NAME_PATTERN
 from lockstep.api.podtemplate import PodTemplate
-from lockstep.api.shared import MAY_NAME_PATHS, FabricMode, ImagePullSecrets, NcclVariable, SecretKey, Variable, VariableSet, values_fit
+from lockstep.api.shared import MAY_NAME_PATHS, FabricMode, ImagePullSecrets, NcclVariable, Variable, VariableSet, values_fit
 from lockstep.api.training import Training
 from lockstep_spec.choices import DegradedPolicy, StorageMode
 from lockstep_spec.timeouts import Timeouts
@@ -117,13 +117,6 @@ class Preflight(Model):
     self_test: SelfTestMode = SelfTestMode.AUTO
     """With mode Full, let every GPU compute a product whose result is known, and refuse one that is wrong. Auto: where the job has GPUs.
     Always: on CPUs, too."""
-
-
-class Notify(Model):
-    """Receiver of a message when the job completes or fails."""
-
-    webhook_secret_ref: SecretKey
-    """Key that holds the URL to which the operator sends one POST with a small JSON object. https, or a Service of the cluster. The operator may read a Secret called lockstep-notify; one of another name needs a Role that lets it."""
 
 
 LONGEST_SECONDS = 10 * 366 * 86400
@@ -238,7 +231,7 @@ def _one_work(spec: TrainingJobSpec) -> bool:
 
 
 def _has_no_end(spec: TrainingJobSpec) -> bool:
-    ends = (spec.active_deadline_seconds, spec.ttl_seconds_after_finished, spec.notify, spec.hang_timeouts)
+    ends = (spec.active_deadline_seconds, spec.ttl_seconds_after_finished, spec.hang_timeouts)
     return spec.type is JobType.BATCH or not any(end is not None for end in ends)
 
 
@@ -298,7 +291,6 @@ class TrainingJobSpec(Model):
     preflight: Preflight = Preflight()
     suspend: bool = False
     """true: no pods. The trainer is asked to save and stop first."""
-    notify: Notify | None = None
     active_deadline_seconds: Annotated[int, Field(ge=1, le=LONGEST_SECONDS)] | None = None
     """The job fails, with DeadlineExceeded, when pods of it have been on nodes for so long in all, restarts included and suspended time not. It saves first."""
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=LONGEST_SECONDS)] | None = None
@@ -320,8 +312,8 @@ class TrainingJobSpec(Model):
             field="interactive",
         ),
         Rule(
-            "self.type != 'Interactive' || !(has(self.activeDeadlineSeconds) || has(self.ttlSecondsAfterFinished) || has(self.notify) || has(self.hangTimeouts))",
-            "activeDeadlineSeconds, ttlSecondsAfterFinished, notify and hangTimeouts may only be set when type is Batch: an Interactive job has no end, and its runs are not restarted",
+            "self.type != 'Interactive' || !(has(self.activeDeadlineSeconds) || has(self.ttlSecondsAfterFinished) || has(self.hangTimeouts))",
+            "activeDeadlineSeconds, ttlSecondsAfterFinished and hangTimeouts may only be set when type is Batch: an Interactive job has no end, and its runs are not restarted",
             _has_no_end,
         ),
         Rule(

@@ -51,8 +51,6 @@ OPERATOR_NAMESPACE = "lockstep-system"
 OPERATOR_NAME = "lockstep-operator"
 KEY_SECRET = f"{OPERATOR_NAME}-key"
 TLS_SECRET = f"{OPERATOR_NAME}-tls"
-NOTIFY_SECRET = "lockstep-notify"  # noqa: S105 (a name)
-"""The Secret of a namespace that the operator may read a webhook's URL from."""
 REPORT_AUDIENCE = f"{GROUP}/report"
 
 

@@ -377,19 +377,6 @@ class ExcludedNode(StatusPart):
     """Finding of preflight on that node."""
 
 
-class NotificationStatus(StatusPart):
-    """Delivery of the notification about the job's end."""
-
-    id: Annotated[str, Field(max_length=128)]
-    """Id of the notification, which its body has, too: one that arrives twice has the same id."""
-    delivered: bool
-    """True once the receiver has answered with 2xx."""
-    attempts: Annotated[int, Field(ge=0)]
-    """Number of attempts."""
-    message: Text
-    """Result of the last attempt; never the URL."""
-
-
 class TrainingJobStatus(StatusPart):
     """Observed state of a TrainingJob."""
 
@@ -433,7 +420,6 @@ class TrainingJobStatus(StatusPart):
     fabric: FabricStatus | None = None
     result: ResultStatus | None = None
     goodput: GoodputStatus | None = None
-    notification: NotificationStatus | None = None
     preflight: PreflightStatus | None = None
     interactive: InteractiveStatus | None = None
     excluded_nodes: Annotated[list[ExcludedNode], Field(max_length=EXCLUDED_MAX)] | None = None

@@ -30,16 +30,6 @@ class ReceivedReport:
 
 
 @dataclass(frozen=True)
-class Delivery:
-    """Delivery of the notification about a job's end."""
-
-    id: str
-    delivered: bool
-    attempts: int
-    message: str
-
-
-@dataclass(frozen=True)
 class JobObject:
     """A TrainingJob as the API server has it."""
 
@@ -104,8 +94,6 @@ class Observed(JobObject):
     """Names of the hosts by node, where a job runs without pods."""
     obstacle: Notice | None = None
     """Reason why the last attempt to write an object of the job failed."""
-    delivery: Delivery | None = None
-    """Delivery of the notification about the job's end, since this operator began."""
 
     @cached_property
     def nodes_by_name(self) -> Mapping[str, Object]:

@@ -97,6 +97,7 @@ MISTAKES = [
     ("zeroStage: Stage2", "lora: {r: 8}", "9: spec.training.lora.r: unknown field; did you mean rank? (valid here: alpha, dora, dropout, initFrom, modulesToSave, rank, rankStabilized, targetModules, targetParameters)"),
     ("zeroStage: Stage2", "zero_stage: Stage2", f"9: spec.training.zero_stage: unknown field; did you mean zeroStage? (valid here: {TRAINING})"),
     ("zeroStage: Stage2", "optimization: {gradientCheckpointing: true}", "9: spec.training.optimization.gradientCheckpointing: unknown field; optimization.recompute (Auto, None or All) decides this now"),
+    ("nodes: 2", "notify: {}", "5: spec.notify: unknown field; the alert LockstepJobFailed (docs/how-to/monitoring.md) tells of a job that failed by Alertmanager's receivers"),
     ("zeroStage: Stage2", "zzzz: 1", f"9: spec.training.zzzz: unknown field (valid here: {TRAINING})"),
     ("Stage2", "stage2", "9: spec.training.zeroStage: 'stage2' is not valid; did you mean Stage2? (valid: 'Stage1', 'Stage2' or 'Stage3')"),
     ("Stage2", "2.5", "9: spec.training.zeroStage: 2.5 is not valid (valid: 'Stage1', 'Stage2' or 'Stage3')"),

@@ -234,7 +234,7 @@ def hostile_job(name: str = "x") -> dict[str, Any]:
         "status": {
             "conditions": conditions, "failure": failure, "restartHistory": [restart], "restarts": 1, "attempts": 2, "trainer": trainer, "nodes": 1,
             "ranks": {"desired": 1, "ready": 0}, "cluster": {"name": HOSTILE, "transport": HOSTILE}, "result": {"adapter": HOSTILE, "evalLossBefore": HOSTILE},
-            "checkpoint": {"lastCommittedStep": 1, "lastCommitTime": MOMENT, "path": HOSTILE}, "notification": {"message": HOSTILE}, "startTime": MOMENT,
+            "checkpoint": {"lastCommittedStep": 1, "lastCommitTime": MOMENT, "path": HOSTILE}, "startTime": MOMENT,
             "fabric": {"transport": HOSTILE, "uses": HOSTILE}, "excludedNodes": [{"name": HOSTILE, "time": MOMENT, "message": HOSTILE}],
             "stop": {"attempt": 2, "message": HOSTILE, "reason": HOSTILE},
         },

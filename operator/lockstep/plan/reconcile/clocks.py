@@ -154,7 +154,7 @@ def _has_run(pod: Object) -> bool:
     return any(status.get("restartCount") or "waiting" not in status.get("state", {"waiting": {}}) for status in statuses)
 
 
-_BY_THE_OPERATOR = ("suspend", "active_deadline_seconds", "ttl_seconds_after_finished", "notify")
+_BY_THE_OPERATOR = ("suspend", "active_deadline_seconds", "ttl_seconds_after_finished")
 _RESTARTS_BY_THE_OPERATOR = ("lost_node_seconds", "hold_on_failure_seconds")
 
 

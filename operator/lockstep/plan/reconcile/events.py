@@ -91,7 +91,7 @@ def events_between(before: Object, after: Object) -> tuple[JobEvent, ...]:
         *_sizes(before, after),
         *_idleness(before, after),
     )
-    return tuple(map(_printable, (*changes, *_checkpoint(before, after), *_notification(before, after))))
+    return tuple(map(_printable, (*changes, *_checkpoint(before, after))))
 
 
 def _printable(event: JobEvent) -> JobEvent:
@@ -195,12 +195,6 @@ def _checkpoint(before: Object, after: Object) -> Iterator[JobEvent]:
     old, new = before.get("checkpoint"), after.get("checkpoint")
     if new and (old is None or old["lastCommitTime"][:_HOUR] != new["lastCommitTime"][:_HOUR]):
         yield JobEvent(NORMAL, "CheckpointCommitted", f"step {new['lastCommittedStep']}" + (f": {new['path']}" if new.get("path") else ""))
-
-
-def _notification(before: Object, after: Object) -> Iterator[JobEvent]:
-    notification = after.get("notification")
-    if notification and not before.get("notification") and not notification["delivered"]:
-        yield JobEvent(WARNING, "NotificationFailed", notification["message"])
 
 
 def _by_type(status: Object) -> dict[str, Object]:

@@ -34,7 +34,6 @@ from lockstep.plan.reconcile.events import JobEvent, events_between
 from lockstep.plan.reconcile.frozenrun import Gang, gang, made_anew
 from lockstep.plan.reconcile.interactive import is_stopped
 from lockstep.plan.reconcile.measures import with_failures_known
-from lockstep.plan.reconcile.notify import due_message
 from lockstep.plan.reconcile.placing import Placing, placing
 from lockstep.plan.reconcile.podfacts import lost_nodes
 from lockstep.plan.reconcile.status import due, is_passing, job_status
@@ -98,7 +97,7 @@ def reconcile(observed: Observed, received: ReceivedReport | None, context: Rend
     stuck = None if context.clock_off else start_overdue(observed, now)
     end = _ending(observed, received, stopped, late, stuck, has_failed=has_failed)
     expires = until_expired(observed, now) if end.finished and not context.clock_off else None
-    if expires is not None and expires <= 0 and observed.at_zero and due_message(observed) is None:
+    if expires is not None and expires <= 0 and observed.at_zero:
         return Plan(delete=(observed.job,))
     hold_end = held_until(observed, received, now)
     if end.finished and hold_end is None:

@@ -46,7 +46,6 @@ from lockstep.plan.reconcile.clocks import retry_of
 from lockstep.plan.reconcile.conditions import View, facts, with_times
 from lockstep.plan.reconcile.interactive import interactive_status, is_stopped
 from lockstep.plan.reconcile.measures import goodput_status, is_stale
-from lockstep.plan.reconcile.notify import notification_status
 from lockstep.plan.render.objects import Frozen
 from lockstep.plan.times import not_ahead, remaining, seconds_of, timestamp
 from lockstep.plan.waiting.nodes import fitting_nodes
@@ -96,7 +95,6 @@ def job_status(
         nodes=len(pods),
         running_nodes=sum(map(is_running, pods)),
         selector=f"{LABEL_JOB}={observed.name}",
-        notification=notification_status(observed),
         start_time=started,
         completion_time=(not_ahead(before.get("completionTime"), view.now) or timestamp(view.now)) if view.end.finished else None,
         retry=(retry_of(running) or None) if running is not None else before.get("retry"),

@@ -41,7 +41,6 @@ from lockstep.platforms.operator.memory.inventory import WATCHED, Inventory, Wat
 from lockstep.platforms.operator.memory.objects import job_of
 from lockstep.platforms.operator.memory.queue import DelayedWrites, Key, Refusals, WorkQueue, patiently
 from lockstep.platforms.operator.metrics import Jobs, Metrics
-from lockstep.platforms.operator.notify import Notifier
 from lockstep.platforms.operator.report_server import ReportServer, Signs, Standing, problem
 from lockstep.platforms.operator.secrets import job_key, key_secret, run_key
 from lockstep.platforms.operator.watching import LIST_ITEMS, kopf_settings, registry
@@ -83,8 +82,6 @@ class Settings:
     pod_ip: str = ""
     metrics_port: int = 0
     """0: none."""
-    webhooks: bool = True
-    """True if spec.notify is obeyed: the operator itself makes these calls."""
     namespaces: tuple[str, ...] = ()
     """Namespaces where it works; none: the whole cluster."""
     profile: str = ""
@@ -115,7 +112,6 @@ class Settings:
             pod=environment.get("LOCKSTEP_POD", OPERATOR_NAME),
             pod_ip=environment.get("LOCKSTEP_POD_IP", ""),
             metrics_port=int(environment.get("LOCKSTEP_METRICS_PORT", "8444")),
-            webhooks=environment.get("LOCKSTEP_WEBHOOKS", "On") != "Off",
             namespaces=tuple(filter(None, environment.get("LOCKSTEP_NAMESPACES", "").split(","))),
             profile=environment.get("LOCKSTEP_CLUSTER", ""),
         )
@@ -147,7 +143,6 @@ class Operator:
         self.executor = Executor(self.cluster, self.written, lambda kind, item: self.observe(kind, item, deleted=False))
         self.settling = DelayedWrites()
         self.runs = RememberedRuns()
-        self.notifier = Notifier(self.cluster, self.queue.mark, enabled=self.settings.webhooks, now=self.cluster.clock.now)
         review = IssuedTokens(self.cluster) if self.settings.profile else token_reviewer(self.cluster)
         self.server = ReportServer(self.master, Reviewed(review), self.inventory, self.queue.mark, self.standing)
         self.server.written = self.queue.worked
@@ -209,8 +204,6 @@ class Operator:
         if lacks_secret(observed):
             self.inventory.forget_secret(key)
             observed = await self._observed(key) or observed
-        observed = replace(observed, delivery=self.notifier.delivery(observed.uid))
-        self.notifier.look(observed)
         self.metrics.count(observed, observed.status)
         context = self._context(observed)
         received = self.server.reports.of(observed.uid)
@@ -219,7 +212,7 @@ class Operator:
         obstacle, refused_for = await self._write(key, observed, plan)
         if obstacle != observed.obstacle:
             self.inventory.set_obstacle(key, obstacle)
-            observed = replace(await self._observed(key) or observed, delivery=observed.delivery)
+            observed = await self._observed(key) or observed
             plan = reconcile(observed, received, context, self.cluster.clock.now())
         if plan.passing and (left := self.settling.left(observed.uid)) > 0:
             return min(left, plan.again_seconds or left)
@@ -362,7 +355,6 @@ class Operator:
         self.executor.forget(uids)
         self.settling.forget(uids)
         self.runs.forget(uids)
-        self.notifier.forget(uids)
         self.metrics.forget(uids)
 
     def watch_goes_on(self, plural: str) -> None:

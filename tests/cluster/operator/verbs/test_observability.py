@@ -1,4 +1,4 @@
-"""What a job's life leaves for others to see: metrics, a message to a webhook, events and where its time went. A real operator, real pods."""
+"""What a job's life leaves for others to see: metrics, events and where its time went. A real operator, real pods."""
 
 from __future__ import annotations
 
@@ -22,15 +22,6 @@ OPERATOR_SPACE = "lockstep-system"
 SERVER_NAME = "lockstep-operator.lockstep-system.svc"
 Kubectl = Callable[..., subprocess.CompletedProcess[str]]
 
-LISTENER = """
-import http.server
-class Take(http.server.BaseHTTPRequestHandler):
-    def do_POST(self):
-        print("GOT " + self.rfile.read(int(self.headers["Content-Length"])).decode(), flush=True)
-        self.send_response(204)
-        self.end_headers()
-http.server.HTTPServer(("", 8080), Take).serve_forever()
-"""
 # Tells five steps as any script may, then fails, and again before it has told any; the third attempt, which waits for the backoff, does the last two again.
 STEPS = """
 import json, os, socket, sys, time
@@ -82,43 +73,24 @@ def monitored(jobs: Jobs) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def listener(jobs: Jobs) -> str:
-    """A receiver in the cluster's network; the name of its pod."""
-    jobs.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "seen"}, "data": {"listen.py": LISTENER, "steps.py": STEPS}})
-    container = {
-        "name": "listener", "image": IMAGE, "command": ["python3", "/scripts/listen.py"],
-        "volumeMounts": [{"name": "scripts", "mountPath": "/scripts"}], "readinessProbe": {"tcpSocket": {"port": 8080}, "periodSeconds": 1},
-    }  # fmt: skip
-    spec = {"containers": [container], "volumes": [{"name": "scripts", "configMap": {"name": "seen"}}], "terminationGracePeriodSeconds": 0}
-    jobs.create({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "listener", "labels": {"app": "listener"}}, "spec": spec})
-    service = {"selector": {"app": "listener"}, "ports": [{"port": 8080}]}
-    jobs.create({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "hook"}, "spec": service})
-    url = f"http://hook.{jobs.namespace}.svc:8080/a-secret-path"
-    jobs.create({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "lockstep-notify"}, "stringData": {"url": url}})
-    return "listener"
+def reader(jobs: Jobs) -> str:
+    """A pod in the cluster's network; its name."""
+    jobs.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "seen"}, "data": {"steps.py": STEPS}})
+    container = {"name": "reader", "image": IMAGE, "command": ["sleep", "3600"]}
+    spec = {"containers": [container], "terminationGracePeriodSeconds": 0}
+    jobs.create({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "reader"}, "spec": spec})
+    return "reader"
 
 
 @pytest.fixture(scope="module")
-def done(jobs: Jobs, listener: str, monitored: None) -> dict[str, Any]:
+def done(jobs: Jobs, reader: str, monitored: None) -> dict[str, Any]:
     """A job that failed twice, went on and completed; as it is then."""
     volume = {"name": "seen", "mountPath": "/scripts", "configMap": {"name": "seen"}}
-    notify = {"webhookSecretRef": {"name": "lockstep-notify", "key": "url"}}
     restart = {"maxRestarts": 2, "backoffSeconds": 1}
-    jobs.start("seen", "steps.py", podTemplate={"volumes": [volume]}, notify=notify, restart=restart)
+    jobs.start("seen", "steps.py", podTemplate={"volumes": [volume]}, restart=restart)
     until("the end", lambda: {jobs.condition("seen", end).get("status") for end in ("Complete", "Failed")} & {"True"}, 90)
     assert jobs.condition("seen", "Complete")["status"] == "True", jobs.job("seen")["status"]
-    until("the outcome of the notification", lambda: jobs.job("seen")["status"].get("notification"))
     return jobs.job("seen")
-
-
-def test_the_end_is_told_to_a_webhook_in_the_cluster_once(jobs: Jobs, done: dict[str, Any], listener: str) -> None:
-    assert done["status"]["notification"] == {
-        "id": f"{done['metadata']['uid']}-0-Complete", "delivered": True, "attempts": 1, "message": "delivered",
-    }  # fmt: skip
-    log = client.CoreV1Api(jobs.api.client).read_namespaced_pod_log(listener, jobs.namespace)
-    bodies = [json.loads(line.removeprefix("GOT ")) for line in log.splitlines() if line.startswith("GOT ")]
-    assert [(body["name"], body["outcome"], body["step"]) for body in bodies] == [("seen", "Complete", 6)]
-    assert f"{jobs.namespace}/seen is complete at step 6 of 6" in bodies[0]["text"]
 
 
 def test_every_transition_is_an_event_once(jobs: Jobs, done: dict[str, Any]) -> None:
@@ -142,7 +114,7 @@ def test_status_says_where_the_time_went(done: dict[str, Any]) -> None:
     assert [loss["cause"] for loss in goodput["losses"]] == ["UserCode"]
 
 
-def test_metrics_are_shown_to_the_reader_s_account_only(jobs: Jobs, done: dict[str, Any], kubectl: Kubectl, listener: str) -> None:
+def test_metrics_are_shown_to_the_reader_s_account_only(jobs: Jobs, done: dict[str, Any], kubectl: Kubectl, reader: str) -> None:
     core = client.CoreV1Api(jobs.api.client)
     other = core.create_namespaced_service_account_token("ml-dev-sa", jobs.namespace, {"spec": {}}).status.token
     system = Jobs(jobs.api, OPERATOR_SPACE)
@@ -154,7 +126,7 @@ def test_metrics_are_shown_to_the_reader_s_account_only(jobs: Jobs, done: dict[s
         "ca": (system.get("ConfigMap", "lockstep-operator-ca") or {})["data"]["ca.crt"], "name": SERVER_NAME, "addresses": addresses,
         "tokens": [reader, other, "", reader],  # the first look at a namespace's counters finds zeros
     }  # fmt: skip
-    ran = kubectl("exec", "-i", listener, "-n", jobs.namespace, "--", "python3", "-c", SCRAPE, input=json.dumps(asked))
+    ran = kubectl("exec", "-i", reader, "-n", jobs.namespace, "--", "python3", "-c", SCRAPE, input=json.dumps(asked))
     assert ran.returncode == 0, ran.stderr
     answers = json.loads(ran.stdout)
     assert [[code for code, _ in each] for each in answers] == [[200, 403, 401, 200]] * len(addresses)

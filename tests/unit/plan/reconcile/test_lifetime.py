@@ -126,15 +126,6 @@ def test_a_finished_job_stays_while_its_pods_go() -> None:
     assert len(reconcile(gone(ended), None, CONTEXT, NOW + 5).delete) == 1
 
 
-def test_a_finished_job_stays_until_its_end_is_told() -> None:
-    notify = {"webhookSecretRef": {"name": "hook", "key": "url"}}
-    observed = settled(report(), ttlSecondsAfterFinished=0, notify=notify)
-    ended = gone(after(observed, reconcile(observed, report(State.COMPLETE, ready=0), CONTEXT, NOW)))
-    assert reconcile(ended, None, CONTEXT, NOW + 5).delete == ()
-    told = {**ended.status, "notification": {"id": f"{ended.uid}-0-Complete", "time": "2027-01-15T08:00:05Z"}}
-    assert len(reconcile(replace(ended, job={**ended.job, "status": told}), None, CONTEXT, NOW + 6).delete) == 1
-
-
 def test_without_a_time_to_live_a_job_stays() -> None:
     observed = settled(report())
     ended = after(observed, reconcile(observed, report(State.COMPLETE, ready=0), CONTEXT, NOW))

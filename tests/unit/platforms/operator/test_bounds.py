@@ -1,11 +1,10 @@
-"""Limits of what the operator keeps in memory: tokens, addresses, losses, runs, jobs, fields and notifications."""
+"""Limits of what the operator keeps in memory: tokens, addresses, losses, runs, jobs and fields."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import socket
-from base64 import b64encode
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,9 +13,8 @@ import pytest
 from cryptography import x509
 
 from lockstep.kube.cluster import Cluster
-from lockstep.plan.reconcile.notify import Message
 from lockstep.plan.render.objects import Frozen, GangRun
-from lockstep.platforms.operator import notify, tls_port
+from lockstep.platforms.operator import tls_port
 from lockstep.platforms.operator.authenticate import Reviewed
 from lockstep.platforms.operator.certificate import Certificates, make_certificates, needs_renewal
 from lockstep.platforms.operator.memory.history import RememberedLosses, RememberedRuns
@@ -24,10 +22,8 @@ from lockstep.platforms.operator.memory.inventory import WATCHED
 from lockstep.platforms.operator.memory.objects import StoredObject
 from lockstep.platforms.operator.memory.queue import WorkQueue
 from lockstep.platforms.operator.metrics import MetricsServer
-from lockstep.platforms.operator.notify import Notifier
 from lockstep.platforms.operator.operator import Operator, Settings
 from lockstep.platforms.operator.tls_port import Listener
-from support.fake_cluster import FakeCluster
 from unit.kube.test_bounds import Recording
 
 KEY = ("ns", "x")
@@ -95,34 +91,6 @@ def test_of_an_annotation_and_of_a_large_object_s_fields_2048_characters_are_kep
     event = {"metadata": {"name": "e", "uid": "e"}, "involvedObject": {"name": "x" * 3000}, "message": "x" * 5000}
     kept = StoredObject("Event", event).item
     assert (len(kept["involvedObject"]["name"]), len(kept["message"])) == (2048, 4096)
-
-
-@pytest.mark.parametrize(("namespaces", "at_once"), [(100, 64), (1, 2)])
-def test_64_notifications_are_under_way_at_once_two_of_a_namespace_each_to_an_address_of_4096_characters(
-    monkeypatch: pytest.MonkeyPatch, namespaces: int, at_once: int
-) -> None:
-    addresses: list[str] = []
-
-    async def post(url: str, message: Message) -> int:
-        addresses.append(url)
-        return await asyncio.Event().wait()
-
-    async def story() -> None:
-        secret = {"kind": "Secret", "data": {"url": b64encode(b"https://h/".ljust(5000, b"x")).decode()}}
-        secrets = (secret | {"metadata": {"namespace": f"ns-{number}", "name": "hook"}} for number in range(namespaces))
-        notifier = Notifier(FakeCluster(*secrets).as_cluster, lambda key: None)
-        telling = [
-            asyncio.ensure_future(notifier._tell((f"ns-{number % namespaces}", "x"), "u", Message("m", "hook", "url", {}, 0.0)))
-            for number in range(100)
-        ]
-        for _ in range(20):
-            await asyncio.sleep(0)
-        for task in telling:
-            task.cancel()
-
-    monkeypatch.setattr(notify, "_post", post)
-    asyncio.run(story())
-    assert [len(address) for address in addresses] == [4096] * at_once
 
 
 @pytest.mark.parametrize(("namespaces", "at_once"), [(1, 8), (3, 16)])

@@ -17,7 +17,7 @@ from lockstep.plan.observed import Observed
 from lockstep.plan.reconcile.events import SentEvents
 from lockstep.platforms.files import transfer
 from lockstep.platforms.inpod.wire import Gone
-from lockstep.platforms.operator import execute, metrics, notify, operator, replica, report_server
+from lockstep.platforms.operator import execute, metrics, operator, replica, report_server
 from lockstep.platforms.operator.authenticate import Refusal
 from lockstep.platforms.operator.certificate import Certificates
 from lockstep.platforms.operator.execute import Executor
@@ -250,20 +250,6 @@ def test_events_hold_up_a_status_for_fifteen_seconds(clock: VirtualClock, monkey
     monkeypatch.setattr(execute, "worth_sending", lambda sent, events, now: (SentEvents(), events))
     job: Any = {"metadata": {"name": "x", "namespace": "ns", "uid": "u", "resourceVersion": "1"}}
     assert clock.seconds_of(Executor(Slow().as_cluster, lambda kind, item: None).send_events(Observed(job), (event,), 1.0)) == 15.0
-
-
-def test_a_receiver_of_notifications_has_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits: list[float] = []
-
-    class Session:
-        def __init__(self, timeout: Any, **_: object) -> None:
-            limits.append(timeout.total)
-            raise OSError
-
-    monkeypatch.setattr(notify.aiohttp, "ClientSession", Session)
-    with pytest.raises(OSError):
-        asyncio.run(notify._post("https://x", cast(Any, None)))
-    assert limits == [10.0]
 
 
 def test_a_transfer_that_breaks_six_times_without_progress_is_given_up(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
