@@ -212,6 +212,7 @@ def test_a_job_shows_its_defaults(server: Server) -> None:
                 "optimizer": "AdamW",
                 "offload": "None",
                 "nonFinite": "Stop",
+                "batches": "Tokens",
                 "recompute": "Auto",
                 "maxGradientNorm": "1",
                 "weightDecay": "0",

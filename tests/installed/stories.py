@@ -54,7 +54,7 @@ FILES = (
     Story("the job file of the README", (
         Line("validate -f llama.yaml", out=("ok",)),
         Line("plan -f llama.yaml --offline", code=4, out=("llama-lora",)),
-        Line("plan -f llama.yaml --on 2x4xH100 --samples 48000", out=("a GPU needs about 61.5 GB of 80.0 GB", "about 1470 steps")),
+        Line("plan -f llama.yaml --on 2x4xH100 --samples 48000", out=("a GPU needs about 63.8 GB of 80.0 GB", "about 1470 steps")),
     ), files={"llama.yaml": LLAMA}, takes=3),
     Story("cluster files", (
         Line("init cluster mine", out=("Wrote clusters/mine.yaml",), files=("clusters/mine.yaml",)),

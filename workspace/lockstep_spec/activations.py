@@ -30,7 +30,7 @@ def tokens_of(settings: Settings) -> int:
 
 def layer_bytes(shape: ModelShape, settings: Settings) -> int:
     """Tensors that autograd keeps of one decoder layer until its backward pass."""
-    return attention_bytes(shape, settings) + tokens_of(settings) * _feed_forward(shape, settings)
+    return attention_bytes(shape, settings) + tokens_of(settings) * (_feed_forward(shape, settings) + _dropped(shape, settings))
 
 
 def attention_bytes(shape: ModelShape, settings: Settings) -> int:
@@ -164,6 +164,15 @@ def _attention(shape: ModelShape, settings: Settings) -> int:
 def _low_rank(settings: Settings) -> int:
     """Elements of a token between both matrices of the adapters of a layer."""
     return settings.adapter.rank * len(settings.adapter.target_modules) if settings.method is Method.LORA else 0
+
+
+def _dropped(shape: ModelShape, settings: Settings) -> int:
+    """Bytes kept for each token by the dropout of adapters, on average over the layers: each adapter's own dropped input, and a mask of a byte an element, as GPUs have it."""
+    if settings.method is Method.FULL or not settings.adapter.drops:
+        return 0
+    adapted = shape.adapted(settings.adapter.target_modules)
+    inputs = sum(weight.shape[-1] for weight in adapted if layer_of(weight.name) and len(weight.shape) == 2)
+    return inputs * (settings.element_bytes + 1) // shape.layers
 
 
 def _feed_forward(shape: ModelShape, settings: Settings) -> int:

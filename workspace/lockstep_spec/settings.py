@@ -32,6 +32,8 @@ class Adapter:
     target_parameters: tuple[str, ...] = ()
     modules_to_save: tuple[str, ...] = ()
     dora: bool = False
+    drops: bool = False
+    """It has dropout."""
 
 
 class ParameterPlace(Choice):
@@ -150,7 +152,7 @@ def size_settings(training: TrainingConfig) -> Settings:
     return Settings(
         max_length=training.data.max_length,
         micro_batch_size=optimization.micro_batch_size,
-        adapter=Adapter(lora.rank, lora.target_modules, lora.target_parameters, lora.modules_to_save, lora.dora),
+        adapter=Adapter(lora.rank, lora.target_modules, lora.target_parameters, lora.modules_to_save, lora.dora, lora.dropout > 0),
         zero_stage=training.zero_stage,
         precision=training.precision,
         method=training.method,

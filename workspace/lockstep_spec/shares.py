@@ -38,7 +38,7 @@ class StepTimes:
 
 
 MicroBatch = tuple[int, ...]
-"""Places in the step's list of samples; () computes nothing that counts."""
+"""Places in the step's list of samples; () computes the shortest of them, of which nothing counts."""
 
 
 @dataclass(frozen=True)
@@ -60,14 +60,14 @@ def divide_by_rows(lengths: Sequence[int], sizes: Sequence[int]) -> Division:
     turns = range(0, max(1, len(lengths)), starts[-1])
     places = range(len(lengths))
     ranks = [[tuple(places[turn + first : turn + end]) for turn in turns] for first, end in pairwise(starts)]
-    return _division(ranks, lambda rows: len(rows) * max((lengths[place] for place in rows), default=0))
+    return _division(ranks, lambda rows: len(rows) * max(lengths[place] for place in rows), min(lengths))
 
 
 def divide_by_tokens(lengths: Sequence[int], rooms: Sequence[int], times: StepTimes, first: int = 0) -> Division:
-    """Give each rank the tokens that it computes in the time of the others, in micro-batches of at most rooms[rank] tokens, as few as possible.
+    """Give each rank the tokens that it computes in the time of the others, in few micro-batches of at most rooms[rank] tokens.
 
-    The longest sample goes first, each to the micro-batch that ends soonest with it. Rows of as many samples as a room has for the longest ones never make
-    fewer micro-batches. Where ranks are unlike, more may make a shorter step. `first`: rank that gets the longest of equal choices; another one each step, so
+    The longest sample goes first, each to the micro-batch that ends soonest with it. There are never more micro-batches than by rows of as many samples as a
+    room has for the longest ones, unless ranks are unlike, and more make a shorter step. `first`: rank that gets the longest of equal choices; another one each step, so
     that none is always a little slower. Every sample must fit into each room.
     """
     order = sorted(range(len(lengths)), key=lambda place: -lengths[place])
@@ -82,6 +82,7 @@ def divide_by_tokens(lengths: Sequence[int], rooms: Sequence[int], times: StepTi
             division = _division(
                 [[tuple(sorted(bins[rank, turn])) for turn in range(turns)] for rank in range(len(rooms))],
                 lambda micro: sum(lengths[place] for place in micro),
+                min(lengths),
             )
             seconds = turns * times.network_seconds + max(division.seconds(times))
             if len(kinds) == 1:
@@ -118,8 +119,8 @@ def _filled(
     return bins
 
 
-def _division(ranks: Sequence[Sequence[MicroBatch]], tokens_of: Callable[[MicroBatch], int]) -> Division:
-    return Division(tuple(map(tuple, ranks)), tuple(tuple(map(tokens_of, turns)) for turns in ranks))
+def _division(ranks: Sequence[Sequence[MicroBatch]], tokens_of: Callable[[MicroBatch], int], ghost: int) -> Division:
+    return Division(tuple(map(tuple, ranks)), tuple(tuple(tokens_of(micro) if micro else ghost for micro in turns) for turns in ranks))
 
 
 def idle_words(sizes: Sequence[int], batch: int) -> str:

@@ -85,19 +85,20 @@ def _train(config: RunConfig, environment: RankEnvironment, reporter: Reporter, 
     config = with_model_here(config, ranks, reporter, watch)
     reporter.activity("Load")
     watch.begin("Load", limits.LOAD_SECONDS)
-    run = assemble(config, environment, ranks, reporter, watch)
-    reporter.startup.done("logs")
-    try:
-        with cudnn_first(ranks.device), finishing(run):
-            result = train(run, stop)
-        left = f"Adapter: {result['adapter']}" if result["adapter"] else f"Model: {result['model']}"
-        reporter.say(f"Done | Eval Loss before: {result['evalLossBefore']} | after: {result['evalLossAfter']} | {left}")
-        if ranks.first:
-            reporter.end(result)
-    except Stopped:
-        watch.begin("End", limits.END_SECONDS)
-        leave(watch.close)
-        raise
+    with cudnn_first(ranks.device):
+        run = assemble(config, environment, ranks, reporter, watch)
+        reporter.startup.done("logs")
+        try:
+            with finishing(run):
+                result = train(run, stop)
+            left = f"Adapter: {result['adapter']}" if result["adapter"] else f"Model: {result['model']}"
+            reporter.say(f"Done | Eval Loss before: {result['evalLossBefore']} | after: {result['evalLossAfter']} | {left}")
+            if ranks.first:
+                reporter.end(result)
+        except Stopped:
+            watch.begin("End", limits.END_SECONDS)
+            leave(watch.close)
+            raise
     watch.begin("End", limits.END_SECONDS)
     leave(watch.close)
 

@@ -77,7 +77,9 @@ def assemble(config: RunConfig, environment: RankEnvironment, ranks: Ranks, repo
     )
     adapter = with_base_name(trained, config)
     batches = settle_batches(engine, training, batches, dataset.training, min(micro, *memory.most), ranks.device, reporter.say)
-    shares = Shares(sizes_of(batches, optimization.balance, micro, memory.most, training.data.max_length), memory.nodes)
+    stated = [config.node_micro_batches[node] if config.node_micro_batches else 0 for node in memory.nodes]
+    sizes = sizes_of(batches, optimization.balance, micro, memory.most, training.data.max_length, stated)
+    shares = Shares(sizes, memory.nodes)
     recorded, commit = (start.source.manifest.identity.base_files, str(start.source.folder)) if start.source else ({}, "")
     files = base.finish(recorded, commit, watch)
     reporter.startup.done("baseHash")

@@ -45,7 +45,7 @@ class Sizes:
     max_length: int
 
     def turns(self, batch: int) -> int:
-        """Micro-batches of a rank for a step of so many samples; with Tokens, at most."""
+        """Return the micro-batches of a rank for a step of so many samples; with Tokens, at most."""
         return -(-batch // sum(self.samples))
 
     @property
@@ -90,14 +90,14 @@ class Shares:
             self._watched.append([own / expected for own, expected in zip(seconds, self._predicted[0], strict=True)])
 
     def proposal(self) -> StepTimes | None:
-        """Times by the watched steps, if one rank has held the others up in them; all ranks compute the same from the same numbers."""
+        """Return times by the watched steps, if one rank has held the others up in them; all ranks compute the same from the same numbers."""
         if self._times is None or len(self._watched) < WATCHED_STEPS:
             return None
         medians = [statistics.median(column) for column in zip(*self._watched, strict=True)]
         return times_as_observed(self._times, medians) if max(medians) > HELD_UP * statistics.fmean(medians) else None
 
     def most_rows(self, micro: int) -> int:
-        """Samples of a padded batch that any rank may get: `micro`, but no more than each may compute at once."""
+        """Return the samples of a padded batch that any rank may get: `micro`, but no more than each may compute at once."""
         return min(micro, *self.sizes.samples)
 
     def take(self, times: StepTimes) -> None:
@@ -107,21 +107,24 @@ class Shares:
         self._predicted.clear()
 
 
-def sizes_of(batches: Batches, balance: Balance, micro: int, most: Sequence[int], max_length: int) -> Sizes:
-    """Sizes by `most` samples of each rank. With Rows, a rank may have room for more than it takes."""
+def sizes_of(batches: Batches, balance: Balance, micro: int, most: Sequence[int], max_length: int, stated: Sequence[int] = ()) -> Sizes:
+    """Return sizes by `most` samples of each rank. With Rows, a rank may have room for more than it takes, unless its node states (`stated`; 0 where not) a size."""
     measured_rows = batches is Batches.ROWS and balance is Balance.MEASURED
-    return Sizes(batches, tuple(min(micro, each) if measured_rows else each for each in most), max_length)
+    fixed = stated or (0,) * len(most)
+    return Sizes(
+        batches, tuple(min(micro, each) if measured_rows and not own else each for each, own in zip(most, fixed, strict=True)), max_length
+    )
 
 
 def _times_by(sizes: Sizes) -> StepTimes:
-    """Times, in no unit, with which each rank gets tokens by the size of its micro-batch."""
+    """Return times, in no unit, with which each rank gets tokens by the size of its micro-batch."""
     return StepTimes(tuple(RankTime(0.0, 1 / samples) for samples in sizes.samples), TURN_SHARE * sizes.max_length)
 
 
 def measured_shares(
     first: Shares, micro: int, balance: Balance, measure: Callable[[int], MeasuredRank], ranks: Ranks, reporter: Reporter
 ) -> Shares:
-    """Shares by measured times; the first ones where nothing depends on time. A collective, and so is `measure(samples)`, which times this rank with two
+    """Return shares by measured times; the first ones where nothing depends on time. A collective, and so is `measure(samples)`, which times this rank with two
     samples or `micro`, as far as it has room.
 
     Ranks of unlike sizes are measured, too: else a slow rank couldn't be told from one with more to do.

@@ -55,6 +55,11 @@ def test_isolation_is_seen_and_a_model_that_forgets_documents_is_refused(ranks: 
     assert ended.codes == [0], ended.output
 
 
+def test_what_one_rank_can_not_compute_no_rank_joins(ranks: ForkServer, model: Path) -> None:
+    ended = ranks.run("isolation_on_unlike_ranks", [None] * 2, arguments={"model": str(model)})
+    assert ended.codes == [0, 0], ended.output
+
+
 def test_isolation_holds_for_experts_and_refuses_recurrent_layers(ranks: ForkServer) -> None:
     ended = ranks.run("isolation_of_families", [None])
     assert ended.codes == [0], ended.output

@@ -281,6 +281,19 @@ def isolation_of(model: str) -> None:
     engine_ranks.leave()
 
 
+def isolation_on_unlike_ranks(model: str) -> None:
+    """What one rank's GPU can't compute, no rank joins."""
+    from transformers import AutoModelForCausalLM
+
+    ranks = engine_ranks.join(rank_environment())
+    module = AutoModelForCausalLM.from_pretrained(model)
+    if not ranks.first:
+        failing(module, NotImplementedError("no kernel image is available"))
+    words = problem_of(module, pack(draw([30, 30], seed=2)))
+    assert words == ("another rank can't compute them" if ranks.first else "no kernel image is available"), words
+    engine_ranks.leave()
+
+
 class Nested(torch.nn.Module):
     """A model whose config has the text's settings inside of others."""
 
@@ -417,6 +430,7 @@ def attention_kernels() -> None:
                 signature.bind(*given, **options)
             return kernel(*given, **options)
 
+        call.__signature__ = signature  # type: ignore[attr-defined]
         return call
 
     cpu = torch.device("cpu")
@@ -442,7 +456,8 @@ def attention_kernels() -> None:
         assert abs(loss - expected[0]) < SAME_LOSS * expected[0], (family, loss, expected[0])
         assert greatest_difference(gradient, expected[1]) < 1e-5, family
 
-        varlen.varlen_attn, flex["flex_attention"] = counted(shifted(varlen_of), attention.VARLEN), real_flex
+        wrong = without_gradients if family == "llama" else shifted
+        varlen.varlen_attn, flex["flex_attention"] = counted(wrong(varlen_of), attention.VARLEN), real_flex
         refused = "Attention sinks cannot be run on CPU" if family == "gpt_oss" else "its results differ by"
         if family != "gemma2":  # which would be compiled
             module.set_attn_implementation(chosen.original)
@@ -456,6 +471,11 @@ def attention_kernels() -> None:
         varlen.varlen_attn = real
         calls.clear()
     engine_ranks.leave()
+
+
+def without_gradients(kernel: Any) -> Any:
+    """A kernel whose gradients are no numbers."""
+    return lambda *given, **options: kernel(*given, **options).sqrt().square()
 
 
 def shifted(kernel: Any) -> Any:

@@ -11,6 +11,7 @@ A kernel is used where it gave what the model's own attention gives, forwards an
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -29,6 +30,9 @@ KNOWN_TENSORS = frozenset({"cu_seq_lens_q", "cu_seq_lens_k", "position_ids", "s_
 """Tensors among attention's options that say nothing of single pairs of tokens: bounds, and gpt-oss's sinks. Others may, as an index of the keys to attend to."""
 LARGEST_DIFFERENCE = 3e-2
 """Between a kernel's results and the model's own, as a share of the largest: a few of BF16's steps of 8e-3."""
+
+TRIAL_LENGTHS, TRIAL_WINDOW = (100, 200), 64
+"""Documents with which a kernel is tried: longer than 128 tokens, up to which torch may choose another, and than the window."""
 
 States = Sequence[torch.Tensor]
 """Queries, keys and values: [batch, heads, sequence, head]."""
@@ -95,11 +99,11 @@ class ByDocument:
 
     def words(self) -> str:
         """Return what computes the documents."""
-        used = dict.fromkeys(name for (name, *_), equal in self._tried.items() if equal)
+        used = dict.fromkeys(name for (name, *_), equal in self._tried.items() if equal and name not in self.refused)
         return " and ".join(used) or "attention to each by itself"
 
     def problem(self) -> str:
-        """Reason why the joined rows so far weren't computed as the model computes rows; '' if they were."""
+        """Return the reason why the joined rows so far weren't computed as the model computes rows; '' if they were."""
         if self.mismatch:
             return self.mismatch
         asked, told = self.windows
@@ -114,27 +118,33 @@ class ByDocument:
             return self._each
         tried = name, states[0].shape[-1], states[2].shape[-1], window
         if tried not in self._tried and not torch.is_grad_enabled():
-            problem = self._difference(KERNELS[name], module, states, lengths, window, options)
+            problem = self._difference(KERNELS[name], module, states, window, options)
             self._tried[tried] = not problem
             if problem:
                 self.refused[name] = problem
         return KERNELS[name] if self._tried.get(tried) else self._each
 
-    def _difference(self, kernel: Kernel, module: torch.nn.Module, states: States, *given: Any) -> str:
-        """Words for a kernel that fails, or gives other outputs or gradients than the model's own attention; '' if it doesn't."""
+    def _difference(self, kernel: Kernel, module: torch.nn.Module, states: States, window: int | None, options: dict[str, Any]) -> str:
+        """Return words for a kernel that fails, or gives other outputs or gradients than the model's own attention; '' for one that is right.
+
+        A token more or less in the window would show.
+        """
+        draw, window = torch.Generator(states[0].device).manual_seed(1), window and min(window, TRIAL_WINDOW)
+        sizes = [(1, each.shape[1], sum(TRIAL_LENGTHS), each.shape[3]) for each in states]
+        drawn = [torch.randn(size, generator=draw, device=draw.device).to(each.dtype) for size, each in zip(sizes, states, strict=True)]
         results = []
         for way in (self._each, kernel):
-            inputs = [each.detach().requires_grad_() for each in states]
+            inputs = [each.clone().requires_grad_() for each in drawn]
             try:
                 with torch.enable_grad():
-                    output = way(module, inputs, *given)
+                    output = way(module, inputs, TRIAL_LENGTHS, window, options)
                     results.append([output, *torch.autograd.grad(output.float().square().sum(), inputs)])
             except Exception as error:
                 if way == self._each or may_pass(error):
                     raise
                 return first_line(error)
-        away = max(float((one - other).abs().max() / one.abs().max()) for one, other in zip(*results, strict=True))
-        return "" if away <= LARGEST_DIFFERENCE else f"its results differ by {away:.2g} of the largest"
+        away = torch.stack([(one - other).abs().max().float() / one.abs().max() for one, other in zip(*results, strict=True)]).max()
+        return "" if float(away) <= LARGEST_DIFFERENCE else f"its results differ by {away:.2g} of the largest"
 
     def _each(
         self, module: torch.nn.Module, states: States, lengths: tuple[int, ...], window: int | None, options: dict[str, Any]
@@ -183,11 +193,14 @@ def _varlen(module: torch.nn.Module, states: States, lengths: tuple[int, ...], w
     query, key, value = (each.transpose(1, 2).flatten(0, 1) for each in states)
     wide = torch.nn.functional.pad(value, (0, size - value.shape[-1])) if value.shape[-1] < size else value
     bounds, longest = bounds_of(lengths, query.device), max(lengths)
-    output: torch.Tensor = varlen_attn(  # type: ignore[assignment]
+    groups = "enable_gqa" in inspect.signature(varlen_attn).parameters  # torch 2.11 groups unasked
+    grouped: dict[str, Any] = {"enable_gqa": heads != key.shape[1]} if groups else {}
+    output: Any = varlen_attn(
         query, key, wide, bounds, bounds, longest, longest,
-        scale=options.get("scaling"), window_size=(window - 1 if window else -1, 0), enable_gqa=heads != key.shape[1],
+        scale=options.get("scaling"), window_size=(window - 1 if window else -1, 0), **grouped,
     )  # fmt: skip
-    return output[..., : value.shape[-1]].reshape(rows, width, heads, -1)
+    joined: torch.Tensor = output[..., : value.shape[-1]].reshape(rows, width, heads, -1)
+    return joined
 
 
 def _flex(module: torch.nn.Module, states: States, lengths: tuple[int, ...], window: int | None, options: dict[str, Any]) -> torch.Tensor:
@@ -200,13 +213,13 @@ def _flex(module: torch.nn.Module, states: States, lengths: tuple[int, ...], win
 
 @lru_cache(maxsize=4)
 def bounds_of(lengths: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    """[documents + 1], int32, over all rows one after the other."""
+    """Return the documents' bounds: [documents + 1], int32, over all rows one after the other."""
     return torch.nn.functional.pad(torch.tensor(lengths).cumsum(0), (1, 0)).to(device, torch.int32)
 
 
 @lru_cache(maxsize=4)
 def block_mask(lengths: tuple[int, ...], rows: int, window: int | None, device: torch.device) -> Any:
-    """Flex attention's mask of documents: a token sees those before it in its own, at most `window` with itself."""
+    """Make flex attention's mask of documents: a token sees those before it in its own, at most `window` with itself."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     documents = torch.repeat_interleave(torch.tensor(lengths, device=device)).reshape(rows, -1)
@@ -216,7 +229,8 @@ def block_mask(lengths: tuple[int, ...], rows: int, window: int | None, device: 
         return seen & (query - key < window) if window else seen
 
     width = documents.shape[1]
-    return create_block_mask(sees, rows, None, width, width, device=device, _compile=device.type == "cuda")
+    make = torch.compile(create_block_mask) if device.type == "cuda" else create_block_mask
+    return make(sees, rows, None, width, width, device=device)
 
 
 VARLEN, FLEX = "torch's varlen attention", "compiled flex attention"
@@ -227,7 +241,7 @@ _BY_DOCUMENT: dict[str, ByDocument] = {}
 
 
 def by_document(model: Any) -> ByDocument | None:
-    """The document-by-document attention of a model that has been set to it."""
+    """Return the document-by-document attention of a model that has been set to it; None for another."""
     return _BY_DOCUMENT.get(attention_of(model))
 
 

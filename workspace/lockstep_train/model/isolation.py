@@ -46,12 +46,12 @@ def settle_batches(
         problem = isolation_problem(engine, examples, rows, device)
     if problem and packing:
         raise ConfigError(f"training.data.packing can't be used with this model: {problem}; set packing to false")
-    own = by_document(model)
-    if packing or device.type == "cuda":
-        words = own.words() if own is not None else f"a block mask for {attention_of(model)} attention"
-        say(f"Attention: documents are kept apart by {words}")
     for kernel, reason in (own.refused if own is not None else {}).items():
         say(f"Attention: {kernel} isn't used here: {reason}")
+    own = by_document(model)
+    if packing or (batches is Batches.TOKENS and device.type == "cuda"):
+        words = own.words() if own is not None else f"a block mask for {attention_of(model)} attention"
+        say(f"Attention: documents are kept apart by {words}")
     return batches
 
 
@@ -68,7 +68,7 @@ _KERNEL = re.compile(r"flash.?att|no kernel image|not implemented for", re.IGNOR
 
 
 def isolation_problem(engine: Any, examples: Any, rows: int, device: torch.device) -> str:
-    """Reason why documents of one row aren't kept apart, the same on every rank; '' if they are. All ranks run the same forward pass, as Stage3 needs.
+    """Return the reason why documents of one row aren't kept apart, the same on every rank; '' if they are. All ranks run the same forward pass, as Stage3 needs.
 
     The row holds the documents A, B, A', B, AB and A'B: B is the same at both places unless it sees what is before it or its positions run on. Within AB and A'B
     it shows what a leak does. `examples`: the run's sequences; `rows`: rows of the batch, since what is right for one row may leak with more.
@@ -82,17 +82,23 @@ def isolation_problem(engine: Any, examples: Any, rows: int, device: torch.devic
     try:
         with evaluating(engine):
             output: torch.Tensor = engine(**collate([example] * rows, example, 0, device).inputs).logits
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, AttributeError, RuntimeError) as error:
         if may_pass(error) or (isinstance(error, RuntimeError) and not _lacks_kernel(error)):
             raise
-        return first_line(error)
-    share = LARGEST_SHARE if output.dtype is torch.float32 else LARGEST_SHARE_HALF
-    after_each = output.float().reshape(rows, 8, size, -1)[:, 1::2]  # [rows, 4, tokens, words]: what follows A and A', apart and together
-    moved = torch.stack([(after_each[:, 0] - after_each[:, 1]).abs().max(), (after_each[:, 2] - after_each[:, 3]).abs().max()])
+        problem, share, moved = first_line(error), 0.0, torch.zeros(3, device=device)
+    else:
+        own = by_document(engine.module)
+        problem = own.problem() if own is not None else ""
+        share = LARGEST_SHARE if output.dtype is torch.float32 else LARGEST_SHARE_HALF
+        after_each = output.float().reshape(rows, 8, size, -1)[
+            :, 1::2
+        ]  # [rows, 4, tokens, words]: what follows A and A', apart and together
+        gaps = [(after_each[:, first] - after_each[:, first + 1]).abs().max() for first in (0, 2)]
+        moved = torch.stack([*gaps, torch.zeros_like(gaps[0])])
+    moved[2] = float(bool(problem))
     dist.all_reduce(moved, dist.ReduceOp.MAX)
-    own = by_document(engine.module)
-    apart, together = moved.tolist()
-    return (own.problem() if own is not None else "") or leak(apart, together, share)
+    apart, together, anywhere = moved.tolist()
+    return problem or ("another rank can't compute them" if anywhere else leak(apart, together, share))
 
 
 @contextmanager

@@ -114,8 +114,12 @@ def count_flops(model: torch.nn.Module) -> FlopCount:
     return count(matrices(model, _visited_share(config)), attention_layers(config))
 
 
+WITHOUT_ATTENTION = ("linear_attention", "conv", "moe", "mlp", "mamba", "sparse", "dense")
+"""Types of layers in transformers' configurations: recurrent, convolutional, feed-forward."""
+
+
 def attention_layers(config: Any) -> Iterator[Attention]:
-    """Attention of a model's layers, by its configuration. Recurrent and convolutional layers have none."""
+    """Yield the attention of a model's layers, by its configuration. Raises AttributeError for a type of layers that isn't known."""
     heads = int(config.num_attention_heads)
     width = heads * int(getattr(config, "head_dim", None) or config.hidden_size // heads)
     window, chunk = (getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size"))
@@ -125,6 +129,8 @@ def attention_layers(config: Any) -> Iterator[Attention]:
             yield Attention(number * width)
         elif kind in (SLIDING, CHUNKED):
             yield Attention(number * width, chunk if kind == CHUNKED else window, kind == CHUNKED)
+        elif kind not in WITHOUT_ATTENTION:
+            raise AttributeError(f"what the attention of a layer of type {kind} costs is not known")
 
 
 def text_parts(model: Any) -> list[str]:

@@ -73,17 +73,17 @@ def monitored(jobs: Jobs) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def reader(jobs: Jobs) -> str:
+def scraper(jobs: Jobs) -> str:
     """A pod in the cluster's network; its name."""
     jobs.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "seen"}, "data": {"steps.py": STEPS}})
-    container = {"name": "reader", "image": IMAGE, "command": ["sleep", "3600"]}
+    container = {"name": "scraper", "image": IMAGE, "command": ["sleep", "3600"]}
     spec = {"containers": [container], "terminationGracePeriodSeconds": 0}
-    jobs.create({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "reader"}, "spec": spec})
-    return "reader"
+    jobs.create({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "scraper"}, "spec": spec})
+    return "scraper"
 
 
 @pytest.fixture(scope="module")
-def done(jobs: Jobs, reader: str, monitored: None) -> dict[str, Any]:
+def done(jobs: Jobs, scraper: str, monitored: None) -> dict[str, Any]:
     """A job that failed twice, went on and completed; as it is then."""
     volume = {"name": "seen", "mountPath": "/scripts", "configMap": {"name": "seen"}}
     restart = {"maxRestarts": 2, "backoffSeconds": 1}
@@ -114,7 +114,7 @@ def test_status_says_where_the_time_went(done: dict[str, Any]) -> None:
     assert [loss["cause"] for loss in goodput["losses"]] == ["UserCode"]
 
 
-def test_metrics_are_shown_to_the_reader_s_account_only(jobs: Jobs, done: dict[str, Any], kubectl: Kubectl, reader: str) -> None:
+def test_metrics_are_shown_to_the_reader_s_account_only(jobs: Jobs, done: dict[str, Any], kubectl: Kubectl, scraper: str) -> None:
     core = client.CoreV1Api(jobs.api.client)
     other = core.create_namespaced_service_account_token("ml-dev-sa", jobs.namespace, {"spec": {}}).status.token
     system = Jobs(jobs.api, OPERATOR_SPACE)
@@ -126,7 +126,7 @@ def test_metrics_are_shown_to_the_reader_s_account_only(jobs: Jobs, done: dict[s
         "ca": (system.get("ConfigMap", "lockstep-operator-ca") or {})["data"]["ca.crt"], "name": SERVER_NAME, "addresses": addresses,
         "tokens": [reader, other, "", reader],  # the first look at a namespace's counters finds zeros
     }  # fmt: skip
-    ran = kubectl("exec", "-i", reader, "-n", jobs.namespace, "--", "python3", "-c", SCRAPE, input=json.dumps(asked))
+    ran = kubectl("exec", "-i", scraper, "-n", jobs.namespace, "--", "python3", "-c", SCRAPE, input=json.dumps(asked))
     assert ran.returncode == 0, ran.stderr
     answers = json.loads(ran.stdout)
     assert [[code for code, _ in each] for each in answers] == [[200, 403, 401, 200]] * len(addresses)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from support.clusters.cluster_jobs import Jobs, until
 from support.verb_words import JOBS, PODS, STOPPED, UNDISTURBED, Where, differences
 
@@ -13,7 +15,8 @@ SPEC = """\
 """
 
 
-def test_verbs_about_jobs_in_pods_say_what_they_say_elsewhere(jobs: Jobs, tmp_path: Path) -> None:
+def test_verbs_about_jobs_in_pods_say_what_they_say_elsewhere(jobs: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCKSTEP_STATE", str(tmp_path))  # what another test's deploy remembers would count here
     for name, script in JOBS.items():
         jobs.start(name, script, restart={"maxRestarts": int(name == "runs")})
     jobs.until_running("runs")

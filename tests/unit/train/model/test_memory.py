@@ -190,6 +190,10 @@ def test_a_layer_that_is_not_computed_again_keeps_what_its_operations_need_again
     checkpointed = size_settings(changed(optimization={"recompute": Recompute.ALL}))
     assert kept_bytes(llama_8b(), checkpointed) == 8192 * 32 * 2 * 4096
     assert layer_bytes(llama_8b(), checkpointed) == 8192 * per_token
+    dropping = size_settings(replace(TRAINING, lora=replace(TRAINING.lora, dropout=0.1)))
+    assert layer_bytes(llama_8b(), dropping) == 8192 * (per_token + 4 * 4096 * 3), (
+        "each adapter's own input, and a mask of a byte an element"
+    )
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ class DocumentBounds:
 
 
 def joined(examples: Sequence[Example]) -> Example:
-    """One row of all documents of the examples. What is learned stays, since the first token of a document never is."""
+    """Join all documents of the examples in one row. What is learned stays, since the first token of a document never is."""
     return Example(
         ids=numpy.concatenate([example.ids for example in examples]),
         labels=numpy.concatenate([example.labels for example in examples]),
@@ -96,7 +96,7 @@ def joined(examples: Sequence[Example]) -> Example:
 
 
 def collate(examples: Sequence[Example], ghost: Example, pad: int, device: torch.device, batches: Batches = Batches.ROWS) -> Batch:
-    """A micro-batch; an empty one becomes a ghost, a real example in which nothing is learned, so that every rank runs the same collectives."""
+    """Make a micro-batch; an empty one becomes a ghost, a real example in which nothing is learned, so that every rank runs the same collectives."""
     rows = list(examples) or [ghost.unlearned()]
     if batches is Batches.TOKENS:
         rows = [joined(rows)]
