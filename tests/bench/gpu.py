@@ -5,7 +5,7 @@ python3 tests/bench/gpu.py --seconds 230                     again: the rows tha
 python3 tests/bench/gpu.py --row 8b-lora-4k                  one of them
 python3 tests/bench/gpu.py --device cpu --shape tiny         the same code in seconds, without a GPU; its figures say nothing of a GPU's
 
-Each row is a process of its own, whose result is written as ROW.json when it ends; a row with a result isn't measured again until you remove that file.
+Each row is a process of its own, whose result is written as ROW.json when it ends. A kept row isn't measured again with the same card, packages and code.
 No row begins that its estimate wouldn't let end in the seconds left, and one that runs longer is ended then. Needed are torch, transformers, peft,
 safetensors and DeepSpeed; `make gpu-carry` makes a folder of what a machine without network lacks. Weights and samples are random, made there.
 
@@ -19,6 +19,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
+import importlib.metadata
 import json
 import os
 import platform
@@ -46,9 +48,10 @@ def measure_rows(
 ) -> tuple[list[Result], dict[str, str]]:
     """Return the rows' results, of earlier calls, too, and why others have none. `run(row, limit)` measures one."""
     results, missing = [], {}
+    here = {"shape": options.shape, "machine": machine(options.device)}
     deadline = time.monotonic() + seconds
     for name in names:
-        kept = read_result(folder / f"{name}.json", options.device, options.shape)
+        kept = read_result(folder / f"{name}.json", here)
         left, needed = deadline - time.monotonic(), 0 if options.shape == "tiny" else ROWS[name].seconds
         if kept is None and left < max(needed, 1):
             missing[name] = f"takes about {needed} s, and {max(0.0, left):.0f} s were left"
@@ -59,19 +62,20 @@ def measure_rows(
             missing[name] = f"was ended after {left:.0f} s, when all seconds were spent; its log is beside the results"
             continue
         if kept is None:
-            write_result(folder / f"{name}.json", {"device": options.device, "shape": options.shape, **result})
+            write_result(folder / f"{name}.json", {**here, **result})
         results.append(result)
-        print("\n".join(lines_of(result)), file=sys.stderr if options.json else sys.stdout, flush=True)
+        words = "\n".join([f"{name}: kept from an earlier call"] * (kept is not None) + lines_of(result))
+        print(words, file=sys.stderr if options.json else sys.stdout, flush=True)
     return results, missing
 
 
-def read_result(path: Path, device: str, shape: str) -> Result | None:
-    """Return a row's result; None where there is none, it failed, or was measured elsewhere."""
+def read_result(path: Path, here: dict[str, Any]) -> Result | None:
+    """Return a row's result; None where there is none, it has an error, or it was not measured `here`."""
     try:
         result: Result = json.loads(path.read_text())
     except (OSError, ValueError):
         return None
-    return result if (result.get("device"), result.get("shape")) == (device, shape) and "error" not in result else None
+    return result if all(result.get(key) == value for key, value in here.items()) and "error" not in result else None
 
 
 def write_result(path: Path, result: Result) -> None:
@@ -127,23 +131,26 @@ def measure_row(name: str, options: argparse.Namespace) -> None:
     prepare_deepspeed()
     with tempfile.TemporaryDirectory(prefix="lockstep-gpu-") as folder:
         result = measure(name, ranks, Path(folder), options.shape == "tiny")
-    Path(options.output).write_text(json.dumps({**result, "machine": machine(options.device)}))
+    Path(options.output).write_text(json.dumps(result))
     leave_process(0)
 
 
 def machine(device: str) -> dict[str, Any]:
-    import torch
-    import transformers
-
-    card = torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine()
-    return {"device": card, "torch": torch.__version__, "transformers": transformers.__version__, "cpus": os.cpu_count()}
+    """Return what a result depends on besides its row: the card, the packages and the code. It touches no GPU, whose memory is measured."""
+    card = platform.processor() or platform.machine()
+    if device == "cuda":
+        command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+        with contextlib.suppress(FileNotFoundError):
+            card = subprocess.run(command, capture_output=True, text=True, check=False).stdout.partition("\n")[0]
+    code = hashlib.sha256(b"".join(path.read_bytes() for folder in (HERE, ROOT / "workspace") for path in sorted(folder.rglob("*.py"))))
+    versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers", "peft")}
+    return {"device": card, **versions, "cpus": os.cpu_count(), "code": code.hexdigest()[:12]}
 
 
 def lines_of(result: Result) -> list[str]:
     name = result["name"]
-    if "error" in result:
+    if "log" in result:
         return [f"{name}: {result['error']}", result["log"]]
-    absent = [f"  {trainer}: takes no part: {reason}" for trainer, reason in result.get("absent", {}).items()]
     if "ways" in result:
         ways = [
             f"  {way}: stall {row['stall_seconds']:.4f} s, durable after {row['commit_seconds']:.2f} s"
@@ -151,33 +158,23 @@ def lines_of(result: Result) -> list[str]:
         ]
         failed = [f"  {way}: failed: {error}" for way, error in result["failed"].items()]
         return [f"{name}: {result['state_bytes'] / 1e6:.0f} MB, tokens lost {result['tokens_lost_share']:.2%}", *ways, *failed]
-    equal = f"equal: {result.get('losses_equal')} ({result['equality']})"
-    if "profiles" in result:
-        lines = [f"{name}: losses {equal}"]
-        for trainer, row in result["profiles"].items():
-            lines.append(f"  {trainer}: {row['step_seconds']} s a step, nothing runs in {row['idle_share']:.1%} of the time; {note(row)}")
-            lines += [f"    {top['share']:6.1%} {top['calls']:6} × {top['kernel']}" for top in row["top"]]
-        return [*lines, *absent]
-    head = f"{name}: {result['parameters'] / 1e9:.2f}B parameters, {result['samples']} samples of {result['sequence']} tokens ({result['lengths']}), losses {equal}"
+    head = f"{name}: {result['parameters'] / 1e9:.2f}B parameters, {result['samples']} samples of {result['sequence']} tokens ({result['lengths']})"
+    head += f"; losses equal: {result['losses_equal']} ({result['equality']})" if "equality" in result else ""
     plan = f"  plan {result['planned_bytes'] / 1e9:.1f} GB, peak {result['peak_bytes'] / 1e9:.1f} GB"
     if result["plan_over_peak"] is not None:
         plan += f": {result['plan_over_peak']}, {'within' if abs(result['plan_over_peak'] - 1) <= PLAN_TOLERANCE else 'NOT within'} 10 %"
-    rows = [
+    lines = [head, *([f"  ERROR: {result['error']}"] if "error" in result else []), plan]
+    for trainer, row in result["profiles"].items():
+        lines.append(f"  {trainer}: {row['step_seconds']} s a step, nothing runs in {row['idle_share']:.1%} of the time")
+        lines += [f"    {top['share']:6.1%} {top['calls']:6} × {top['kernel']}" for top in row["top"]]
+    lines += [
         f"  {trainer}: {row['tokens_per_second']} tokens/s, {row['tflops']} TFLOP/s, MFU {row['mfu']}, peak {row['peak_allocated_bytes'] / 1e9:.1f} GB allocated, "
-        f"{row['peak_reserved_bytes'] / 1e9:.1f} GB reserved; {note(row)}"
+        f"{row['peak_reserved_bytes'] / 1e9:.1f} GB reserved; {'; '.join(row['notes']) or 'as its Trainer drives it'}"
         for trainer, row in result["trainers"].items()
     ]
-    return [
-        head,
-        plan,
-        *rows,
-        *absent,
-        f"  lockstep over the best other {result['ratio_to_best_other']}, over Lockstep's other way {result['ratio_to_other_lockstep']}",
-    ]
-
-
-def note(row: dict[str, Any]) -> str:
-    return "; ".join(row["notes"]) or "as its Trainer drives it"
+    lines += [f"  {trainer}: takes no part: {reason}" for trainer, reason in result["absent"].items()]
+    ratios = {"the best other": "ratio_to_best_other", "Lockstep's other way": "ratio_to_other_lockstep"}
+    return lines + [f"  lockstep over {other}: {result[key]}" for other, key in ratios.items() if key in result]
 
 
 def main() -> int:

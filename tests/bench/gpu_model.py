@@ -13,11 +13,13 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import numpy
 import torch
-from gpu_rows import DEFAULT, LIGER, PEFT, PLAIN, UNPACKED, Row
+from gpu_rows import BY_ROWS, DEFAULT, LIGER, PEFT, PLAIN, Row
 from train_inputs import LEARNING_RATE, SEED
+from transformers.utils import is_flash_attn_2_available
 
 from lockstep_spec.choices import Balance, Batches, NonFinitePolicy
 from lockstep_spec.fit import choose_recomputed, plan_memory
@@ -36,11 +38,13 @@ from lockstep_train.engine.step import Stepper
 from lockstep_train.memory.agree import read_shape
 from lockstep_train.memory.capacity import device_bytes
 from lockstep_train.model.attention import cudnn_first
-from lockstep_train.model.isolation import evaluating, settle_batches
+from lockstep_train.model.isolation import settle_batches
 from lockstep_train.report import Reporter
 from lockstep_train.zero import zero_access
 
 PAD = 0
+WORDS = 64
+"""Different tokens in all samples. A model of random weights soon learns that there are no others, so that losses show what updates do."""
 
 
 class Absent(Exception):
@@ -54,7 +58,7 @@ def training_of(row: Row, folder: Path, precision: str, trainer: str = DEFAULT) 
     options = dict(row.config)
     AutoConfig.for_model(options.pop("model_type"), **options).save_pretrained(str(folder))
     sequence, micro = row.sizes(trainer)
-    others = {PLAIN: {"batches": "Rows", "recompute": "All"}, UNPACKED: {"batches": "Rows"}}
+    others = {PLAIN: {"batches": "Rows", "recompute": "All"}, BY_ROWS: {"batches": "Rows"}}
     return parse_training(
         {
             "model": {"name": str(folder)},
@@ -83,12 +87,12 @@ def random_model(config: dict[str, Any], precision: str, device: torch.device) -
 
 
 def same_weights(model: Any) -> Any:
-    """Another model over the same weights. Before anything wraps the first one."""
+    """Return another model over the same weights. Call it before anything wraps the first one."""
     return copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
 
 
 class Trainer:
-    """Takes steps. `name` in tables."""
+    """A trainer of one model, with its `name` in tables."""
 
     def __init__(self, name: str, row: Row, device: torch.device) -> None:
         self.name, self.row, self.device = name, row, device
@@ -96,14 +100,17 @@ class Trainer:
         self.norms: list[float] = []
         """Norm of each step's gradients, before they are clipped."""
         self.notes: list[str] = []
-        """What it says of itself."""
+        """Remarks on how it trains, for the table."""
+        self.model: Any = None
+        self.around: Callable[[], Any] = nullcontext
+        """Context of its steps."""
 
     def examples(self, step: int) -> list[Example]:
-        """Samples of a step: of the step alone."""
+        """Return a step's samples, which follow from the step alone."""
         draw = numpy.random.default_rng([SEED, step])
         made = []
         for lengths in self.row.documents(step):
-            documents = [draw.integers(0, self.row.config["vocab_size"], length) for length in lengths]
+            documents = [draw.integers(0, WORDS, length) for length in lengths]
             labels = [numpy.concatenate([[IGNORED], ids[1:]]) for ids in documents]
             if self.name in self.row.unpacked:
                 made += [Example(*pair, "drawn") for pair in zip(documents, labels, strict=True)]
@@ -115,16 +122,31 @@ class Trainer:
     def step(self, step: int) -> None:
         raise NotImplementedError
 
-    def evaluate(self, step: int) -> float:
-        """Loss of a step's samples in evaluation mode: without dropout."""
+    def micro_losses(self, step: int) -> Iterator[torch.Tensor]:
+        """Yield the part of each micro-batch in a step's loss."""
         raise NotImplementedError
 
+    def probe(self, step: int, outputs: list[torch.Tensor]) -> tuple[float, float]:
+        """Return loss and gradient norm of a step's samples without dropout, with the adapter's `outputs` (all B), drawn here if there are none yet. Nothing of it stays."""
+        named = [(name, parameter) for name, parameter in self.model.named_parameters() if parameter.requires_grad]
+        own = [parameter.data for name, parameter in named if "lora_B" in name]
+        before = [each.clone() for each in own]
+        outputs += [] if outputs else [0.02 * torch.randn_like(each) for each in own]
+        torch._foreach_copy_(own, outputs)
+        with self.around(), patch.object(torch.nn.Dropout, "forward", lambda _, states: states):
+            loss = torch.stack(list(self.micro_losses(step))).sum()
+            # not backward(), whose gradients would reach the engine and the optimizer
+            gradients = torch.autograd.grad(loss, [parameter for _, parameter in named])
+        torch._foreach_copy_(own, before)
+        return float(loss.detach()), float(torch.nn.utils.get_total_norm([each.float() for each in gradients]))
+
     def steps(self, first: int, count: int) -> float:
-        """Seconds of so many steps, until the device has done them."""
+        """Take so many steps, and return the seconds until the device has done them."""
         synchronize(self.device)
         started = time.perf_counter()
-        for step in range(first, first + count):
-            self.step(step)
+        with self.around():
+            for step in range(first, first + count):
+                self.step(step)
         synchronize(self.device)
         return time.perf_counter() - started
 
@@ -150,10 +172,12 @@ class Lockstep(Trainer):
         self._shares = Shares(sizes_of(self._batches, Balance.EQUAL, micro, (micro,), longest), (0,))
         self.saving = Saving()
         self._stepper = Stepper(self.engine, self._loss, ranks, self.saving, UNWATCHED, seed=SEED, policy=NonFinitePolicy.STOP)
-        self._order: Callable[[], Any] = nullcontext if name == PLAIN else lambda: cudnn_first(ranks.device)
+        self.model = self.engine.module
+        if name != PLAIN:
+            self.around = lambda: cudnn_first(ranks.device)
 
     def _work(self, step: int) -> tuple[list[Any], int]:
-        """Micro-batches of a step, and its learned tokens."""
+        """Return a step's micro-batches and its learned tokens."""
         examples = self.examples(step)
         lengths = [len(example.ids) for example in examples]
         ghost = examples[lengths.index(min(lengths))]
@@ -164,15 +188,15 @@ class Lockstep(Trainer):
     def step(self, step: int) -> None:
         batches, tokens = self._work(step)
         zero_access.set_counters(self.engine, step - 1, len(batches), self.row.samples or self.row.micro)
-        with self._order():
-            result = self._stepper.take(step, batches, tokens, lambda: False, Clock(self.device))
+        result = self._stepper.take(step, batches, tokens, lambda: False, Clock(self.device))
         self.losses.append(result.loss)
         self.norms.append(result.gradient_norm)
 
-    def evaluate(self, step: int) -> float:
+    def micro_losses(self, step: int) -> Iterator[torch.Tensor]:
         batches, tokens = self._work(step)
-        with evaluating(self.engine), self._order():
-            return sum(float(self._loss(batch)) for batch in batches) / tokens
+        loss = copy.copy(self._loss)
+        loss._engine = self.model  # DeepSpeed's engine would reduce the gradients
+        return (loss(batch) / tokens for batch in batches)
 
 
 class Saving:
@@ -196,6 +220,11 @@ class HuggingFace(Trainer):
 
     def __init__(self, name: str, row: Row, precision: str, model: Any, device: torch.device) -> None:
         super().__init__(name, row, device)
+        self._varlen = row.packs(name) and is_flash_attn_2_available()
+        if self._varlen:
+            model.set_attn_implementation("flash_attention_2")
+        if row.packs(name):
+            self.notes.append(f"packed rows by {'flash-attn' if self._varlen else 'a block mask, since flash-attn is not installed'}")
         self.model = adapted(model, row)
         self._trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         fused = True if device.type == "cuda" else None
@@ -205,7 +234,7 @@ class HuggingFace(Trainer):
 
     def step(self, step: int) -> None:
         total = torch.zeros((), device=self.device)
-        for loss in self._micro_losses(step):
+        for loss in self.micro_losses(step):
             loss.backward()
             total += loss.detach()
         self.norms.append(float(torch.nn.utils.clip_grad_norm_(self._trained, 1.0)))
@@ -213,46 +242,32 @@ class HuggingFace(Trainer):
         self._optimizer.zero_grad()
         self.losses.append(float(total))
 
-    def evaluate(self, step: int) -> float:
-        self.model.eval()
-        with torch.no_grad():
-            total = sum(float(loss) for loss in self._micro_losses(step))
-        self.model.train()
-        return total
-
-    def _micro_losses(self, step: int) -> Iterator[torch.Tensor]:
-        """Each micro-batch's part of the step's loss."""
+    def micro_losses(self, step: int) -> Iterator[torch.Tensor]:
         examples, (_, micro) = self.examples(step), self.row.sizes(self.name)
         tokens = sum(example.learned_tokens for example in examples)
         for first in range(0, len(examples), micro):
             rows = examples[first : first + micro]
-            batch = collate(rows, rows[0], PAD, self.device, Batches.ROWS)
+            batch = collate(rows, rows[0], PAD, self.device, Batches.TOKENS if self._varlen else Batches.ROWS)
             inputs = {"input_ids": batch.ids, "labels": batch.labels, "use_cache": False, "num_items_in_batch": tokens}
-            if len({len(example.ids) for example in rows}) > 1:
+            if not self._varlen and len({len(example.ids) for example in rows}) > 1:
                 inputs["attention_mask"] = batch.real.long()
             if batch.documents is not None:
-                inputs["position_ids"] = batch.documents.positions
+                given = batch.documents.arguments
+                inputs |= {key: given[key] for key in given if key == "position_ids" or (self._varlen and key != "document_lengths")}
             with self._computing():
                 loss = self.model(**inputs).loss
             yield loss
 
 
 class Liger(HuggingFace):
-    """The same with Liger's kernels. They replace functions of transformers' module, too, which only this trainer's own steps may see."""
+    """The same trainer with Liger's kernels. They replace functions of transformers' module, too, which only this trainer's own steps may see."""
 
     def __init__(self, name: str, row: Row, precision: str, model: Any, device: torch.device) -> None:
         if device.type != "cuda":
             raise Absent("Liger's kernels need a GPU")
-        self._module, self._replaced = apply_liger(model)
+        module, values = apply_liger(model)
         super().__init__(name, row, precision, model, device)
-
-    def steps(self, first: int, count: int) -> float:
-        with replaced(self._module, self._replaced):
-            return super().steps(first, count)
-
-    def evaluate(self, step: int) -> float:
-        with replaced(self._module, self._replaced):
-            return super().evaluate(step)
+        self.around = lambda: replaced(module, values)
 
 
 def apply_liger(model: Any) -> tuple[ModuleType, dict[str, Any]]:
@@ -267,7 +282,7 @@ def apply_liger(model: Any) -> tuple[ModuleType, dict[str, Any]]:
     module = sys.modules[type(model).__module__]
     before = dict(vars(module))
     known[kind](model=model)
-    values = {name: value for name, value in vars(module).items() if before.get(name) is not value}
+    values = {name: value for name, value in vars(module).items() if name in before and before[name] is not value}
     for name in values:
         setattr(module, name, before[name])
     return module, values
@@ -292,7 +307,7 @@ def start_trainer(name: str, row: Row, model: Any, ranks: Ranks, folder: Path, p
 
 
 def adapted(model: Any, row: Row) -> Any:
-    """Give every trainer the same first adapter."""
+    """Return the model with the first adapter that every trainer has."""
     import peft
 
     if row.recompute:

@@ -9,7 +9,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ LOSS_TOLERANCE = {"FP32": 1e-4, "BF16": 1e-2}
 """Relative tolerance of each step's loss: the same function of the same weights, in other kernels."""
 NORM_TOLERANCE = {"FP32": 1e-3, "BF16": 5e-2}
 """Relative tolerance of the first step's gradient norm. The adapter's output is still zero then, so the first loss says nothing of the backward pass."""
+LEARNED = 3
+"""Tolerances by which the reference's loss must fall: losses of models that learn nothing are equal whatever the updates are."""
 Memory = dict[str, int]
 
 
@@ -39,29 +41,32 @@ class Started:
     absent: dict[str, str]
     memory: Memory
     parameters: int
-    evaluated: dict[str, float]
-    """First step's loss in evaluation mode; empty where there is no dropout."""
+    probed: dict[str, tuple[float, float]]
+    """First step's loss and gradient norm without dropout, with an adapter whose output isn't zero; empty where the row has no dropout."""
     default: Any = None
+    errors: list[str] = field(default_factory=list)
 
 
 def start(row: Row, ranks: Ranks, folder: Path, precision: str) -> Started:
     """Start a row's trainers over one model's weights, and warm them up: the default first, whose memory is measured while nothing else has any."""
     model = random_model(row.config, precision, ranks.device)
     models = [same_weights(model) for _ in row.trainers[1:]] + [model]
+    outputs: list[torch.Tensor] = []
     started = Started([], {}, {}, sum(parameter.numel() for parameter in model.parameters()), {})
     for name in sorted(row.trainers, key=lambda name: name != DEFAULT):
         reset_peak(ranks.device)
         try:
             trainer = start_trainer(name, row, models.pop(), ranks, folder, precision)
             if float(row.dropout):
-                started.evaluated[name] = trainer.evaluate(1)
+                started.probed[name] = trainer.probe(1, outputs)
+                reset_peak(ranks.device)
             trainer.steps(1, row.warm)
         except Exception as error:
             # Liger's kernels may not suit this transformers or this GPU
             if name == DEFAULT or not (isinstance(error, Absent) or name == LIGER or out_of_memory(error)):
                 raise
             started.absent[name] = first_line(error)
-            started.evaluated.pop(name, None)
+            started.probed.pop(name, None)
             continue
         started.trainers.append(trainer)
         if name == DEFAULT:
@@ -71,16 +76,19 @@ def start(row: Row, ranks: Ranks, folder: Path, precision: str) -> Started:
 
 
 def throughput(name: str, row: Row, ranks: Ranks, folder: Path, precision: str) -> dict[str, Any]:
-    """Lockstep's default alone for its memory, then all trainers in turns."""
+    """Measure Lockstep's default alone for its memory, then all trainers in turns. `error`: reason why the row has no result."""
     started = start(row, ranks, folder, precision)
     flops = count_flops(started.default.engine.module)
-    turns = take_turns(started, row, 1 + row.warm)
+    profiles = {trainer.name: profile_steps(trainer, 1 + row.warm) for trainer in started.trainers} if row.profiles else {}
+    turns = take_turns(started, row, range(1 + row.warm, 1 + row.warm + row.block))
     documents = [length for step in range(row.block) for sample in row.documents(1 + row.warm + step) for length in sample]
     rows = {trainer.name: figures(trainer, turns[trainer.name], documents, flops, precision) for trainer in started.trainers}
     planned, peak_bytes = started.default.plan.total_bytes, started.memory["device"]
     rate = rows[DEFAULT]["tokens_per_second"]
     others = [rows[other]["tokens_per_second"] for other in (PEFT, LIGER) if other in rows]
     own = [each["tokens_per_second"] for other, each in rows.items() if other not in (DEFAULT, PEFT, LIGER)]
+    if empty := [trainer for trainer, each in profiles.items() if not each["kernels_run"]]:
+        started.errors.append(f"profiles without kernels: {', '.join(empty)}")
     return {
         "name": name,
         "parameters": started.parameters,
@@ -93,25 +101,31 @@ def throughput(name: str, row: Row, ranks: Ranks, folder: Path, precision: str) 
         "hugging_face_recomputes": row.recompute,
         "precision": precision,
         "trainers": rows,
+        "profiles": profiles,
         "absent": started.absent,
-        "ratio_to_best_other": round(rate / max(others), 4) if others else None,
-        "ratio_to_other_lockstep": round(rate / own[0], 4) if own else None,
+        **({"ratio_to_best_other": round(rate / max(others), 4)} if others else {}),
+        **({"ratio_to_other_lockstep": round(rate / own[0], 4)} if own else {}),
         "planned_bytes": planned,
         "peak_bytes": peak_bytes,
         "plan_over_peak": round(planned / peak_bytes, 4) if row.full else None,
         **equality(started, precision),
+        **({"error": "; ".join(started.errors)} if started.errors else {}),
     }
 
 
-def take_turns(started: Started, row: Row, step: int) -> dict[str, list[tuple[float, Memory]]]:
-    """Name → (seconds, peak memory) of each turn, in the order A B C D D C B A, so that none gains from what else the machine does. A trainer whose memory is exhausted leaves."""
+def take_turns(started: Started, row: Row, steps: range) -> dict[str, list[tuple[float, Memory]]]:
+    """Return name → (seconds, peak memory) of each turn, in the order A B C D D C B A, so that none gains from what else the machine does. A trainer whose memory is exhausted leaves."""
     turns: dict[str, list[tuple[float, Memory]]] = {trainer.name: [] for trainer in started.trainers}
-    for trainer in [*started.trainers, *reversed(started.trainers)]:
+    largest = max(steps, key=lambda step: max(map(sum, row.documents(step))))
+    alone = len(started.trainers) == 1
+    for trainer in started.trainers if alone else [*started.trainers, *reversed(started.trainers)]:
         if trainer.name in started.absent:
             continue
-        reset_peak(trainer.device)
         try:
-            seconds = trainer.steps(step, row.block)
+            if not alone:
+                reset_peak(trainer.device)
+                trainer.steps(largest, 1)  # the allocator asks the device for memory again
+            seconds = trainer.steps(steps.start, len(steps))
         except Exception as error:
             if trainer.name == DEFAULT or not out_of_memory(error):
                 raise
@@ -123,7 +137,7 @@ def take_turns(started: Started, row: Row, step: int) -> dict[str, list[tuple[fl
 
 
 def figures(trainer: Trainer, turns: list[tuple[float, Memory]], documents: list[int], flops: FlopCount, precision: str) -> dict[str, Any]:
-    """One trainer's figures, of tokens of documents: padding counts nothing. The operations are those that the mathematics needs, the same for all."""
+    """Return a trainer's figures, of tokens of documents: padding counts nothing. The operations are those that the mathematics needs, the same for all."""
     seconds = statistics.median(each for each, _ in turns)
     operations = flops.needed(documents) / seconds
     best, _ = peak_flops(torch.cuda.get_device_name(trainer.device) if trainer.device.type == "cuda" else "CPU", precision)
@@ -141,45 +155,39 @@ def figures(trainer: Trainer, turns: list[tuple[float, Memory]], documents: list
 
 def equality(started: Started, precision: str) -> dict[str, Any]:
     """Compare what all trainers must agree on. They have had the same samples in the same order; dropout draws other numbers in each."""
-    trainers, reference = started.trainers, started.default
+    trainers, words = started.trainers, "all steps' losses and the first gradient norm"
     if len(trainers) == 1:
-        return {"equality": "there is nothing to compare with"}
-    if started.evaluated:
-        losses = started.evaluated
-        difference = max(abs(loss - losses[DEFAULT]) / losses[DEFAULT] for loss in losses.values())
-        checked = {"equality": "the first step's loss in evaluation mode", "evaluated_losses": losses}
-        return {**checked, "largest_loss_difference": difference, "losses_equal": difference <= LOSS_TOLERANCE[precision]}
-    difference = max(abs(mine - other) / mine for trainer in trainers for mine, other in zip(reference.losses, trainer.losses, strict=True))
-    norm_difference = max(abs(reference.norms[0] - trainer.norms[0]) / reference.norms[0] for trainer in trainers)
+        return {}
+    losses = {trainer.name: trainer.losses for trainer in trainers}
+    norms = {trainer.name: trainer.norms[0] for trainer in trainers}
+    fall = 1 - min(losses[DEFAULT]) / losses[DEFAULT][0]
+    if started.probed:
+        words = "the first step's loss and gradient norm without dropout, by one adapter whose output isn't zero"
+        losses = {trainer.name: [started.probed[trainer.name][0]] for trainer in trainers}
+        norms = {trainer.name: started.probed[trainer.name][1] for trainer in trainers}
+    elif fall < LEARNED * LOSS_TOLERANCE[precision]:
+        started.errors.append(f"nothing was learned: the loss fell by {fall:.2%}, less than {LEARNED} tolerances")
+    difference = max(abs(1 - other / mine) for each in losses.values() for mine, other in zip(losses[DEFAULT], each, strict=True))
+    norm_difference = max(abs(1 - norm / norms[DEFAULT]) for norm in norms.values())
     return {
-        "equality": "all steps' losses and the first gradient norm",
-        "first_losses": {trainer.name: trainer.losses[0] for trainer in trainers},
-        "last_losses": {trainer.name: trainer.losses[-1] for trainer in trainers},
-        "first_gradient_norms": {trainer.name: trainer.norms[0] for trainer in trainers},
+        "equality": words,
+        "first_losses": {name: each[0] for name, each in losses.items()},
+        "last_losses": {name: each[-1] for name, each in losses.items()},
+        "first_gradient_norms": norms,
         "largest_loss_difference": difference,
         "first_norm_difference": norm_difference,
         "losses_equal": difference <= LOSS_TOLERANCE[precision] and norm_difference <= NORM_TOLERANCE[precision],
     }
 
 
-def profile(name: str, row: Row, ranks: Ranks, folder: Path, precision: str) -> dict[str, Any]:
-    """Kernels of a few steps of each trainer, by time, and the share of the time in which none ran. On a CPU its operations stand for kernels."""
-    started = start(row, ranks, folder, precision)
-    return {
-        "name": name,
-        "profiles": {trainer.name: profile_steps(trainer, 1 + row.warm) for trainer in started.trainers},
-        "absent": started.absent,
-        **equality(started, precision),
-    }
-
-
 def profile_steps(trainer: Trainer, step: int) -> dict[str, Any]:
+    """Return the kernels of a few steps of a trainer, by time, and the share of the time in which none ran. On a CPU its operations stand for kernels."""
     from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as recording
 
     on_gpu = trainer.device.type == "cuda"
-    reset_peak(trainer.device)
+    trainer.steps(step, 1)
     with recording(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as record:
         seconds = trainer.steps(step, PROFILED_STEPS)
     kernels = [
@@ -191,7 +199,7 @@ def profile_steps(trainer: Trainer, step: int) -> dict[str, Any]:
 
 
 def summary(kernels: Sequence[tuple[str, float, float]]) -> dict[str, Any]:
-    """Of kernels (name, start, end): the share of the time in which none ran, and those that took most."""
+    """Return how many kernels (name, start, end) ran, the share of the time in which none did, and those that took most."""
     if not kernels:
         return {"kernels_run": 0, "idle_share": 1.0, "top": []}
     taken: dict[str, list[float]] = defaultdict(list)
@@ -224,7 +232,7 @@ def reset_peak(device: torch.device) -> None:
 
 
 def peak(device: torch.device) -> Memory:
-    """Bytes at their highest: of tensors, of what the allocator holds, and of all that this process has of the device."""
+    """Return bytes at their highest: of tensors, of what the allocator holds, and of all that this process has of the device."""
     if device.type != "cuda":
         resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         return {"allocated": resident, "reserved": resident, "device": resident}
@@ -299,4 +307,4 @@ def main(name: str, ranks: Ranks, folder: Path, small: bool) -> dict[str, Any]:
     """Measure a row."""
     print(f"{name}: begins", file=sys.stderr, flush=True)
     row = tiny(ROWS[name]) if small else ROWS[name]
-    return {"profile": profile, "checkpoint": checkpoint}.get(name, throughput)(name, row, ranks, folder, "FP32" if small else "BF16")
+    return {"checkpoint": checkpoint}.get(name, throughput)(name, row, ranks, folder, "FP32" if small else "BF16")

@@ -12,8 +12,8 @@ from train_inputs import MEDIAN_SHARE, SEED, SHAPES, SHORTEST, SPREAD
 
 PLAIN, DEFAULT, PEFT, LIGER = TRAINERS = ("lockstep-plain", "lockstep", "hugging-face-peft", "hugging-face-peft-liger")
 """Lockstep by rows with everything recomputed; as it is by default; transformers and PEFT; the same with Liger's kernels."""
-UNPACKED = "lockstep-unpacked"
-"""Lockstep as it is by default, but by rows and without packing: what packing is held against."""
+BY_ROWS = "lockstep-by-rows"
+"""Lockstep as it is by default, but by rows: what tokens and packing are compared with."""
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 LINEAR = (*ATTENTION, "gate_proj", "up_proj", "down_proj")
 
@@ -48,8 +48,10 @@ class Row:
     """Trainers that get every document as a sample of its own."""
     trainers: tuple[str, ...] = TRAINERS
     warm: int = 2
-    block: int = 3
-    """Steps of a turn."""
+    block: int = 2
+    """Timed steps of a turn. Between trainers, a turn begins with a step that isn't timed."""
+    profiles: bool = False
+    """The kernels of a few steps of each trainer are recorded first."""
 
     @property
     def full(self) -> bool:
@@ -94,22 +96,18 @@ _QWEN3_30B_A3B = {
     "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": True,
     "rope_theta": 1000000.0, "max_position_embeddings": 40960,
 }  # fmt: skip
-_8B_4K = Row(_8B, 4096, 2, 75)
 ROWS = {
-    "profile": replace(_8B_4K, seconds=110, block=2),
-    "8b-all-linear-4k": replace(_8B_4K, seconds=90, targets=LINEAR, dropout="0.1"),
-    "qwen3-8b-packed-2k": Row(_QWEN3_8B, 2048, 2, 90, samples=8, targets=LINEAR, lengths=Lengths.PACKED, warm=1, block=2),
-    "8b-ragged": Row(_8B, 4096, 8, 110, samples=16, recompute=True, lengths=Lengths.RAGGED, warm=1, block=2),
-    "glm-air-4-layers-16k": Row(_GLM, 16384, 1, 75, recompute=True),
-    "qwen3-30b-a3b": Row(_QWEN3_30B_A3B, 4096, 2, 130, recompute=True, block=2),
-    "8b-lora-4k": _8B_4K,
-    "8b-packed": replace(
-        _8B_4K, seconds=80, lengths=Lengths.QUARTERS, unpacked=(UNPACKED, PEFT, LIGER), trainers=(UNPACKED, DEFAULT, PEFT, LIGER)
-    ),
-    "checkpoint": Row(_8B, 4096, 2, 100, rank=64, targets=LINEAR, trainers=(DEFAULT,)),
-    "8b-longest": Row({**_8B, "max_position_embeddings": 1 << 20}, 65536, 1, 120, trainers=(DEFAULT,), warm=1, block=1),
+    "8b-lora-4k": Row(_8B, 4096, 2, 100, profiles=True),
+    "8b-all-linear-4k": Row(_8B, 4096, 2, 80, targets=LINEAR, dropout="0.1"),
+    "qwen3-8b-packed-2k": Row(_QWEN3_8B, 2048, 2, 80, samples=8, targets=LINEAR, lengths=Lengths.PACKED, warm=1, block=1),
+    "8b-ragged": Row(_8B, 4096, 8, 90, recompute=True, lengths=Lengths.RAGGED, trainers=(BY_ROWS, DEFAULT, PEFT), warm=1, block=3),
+    "glm-air-4-layers-16k": Row(_GLM, 16384, 1, 70, recompute=True, warm=1),
+    "qwen3-30b-a3b": Row(_QWEN3_30B_A3B, 4096, 2, 105, recompute=True, warm=1),
+    "8b-packed": Row(_8B, 4096, 2, 70, lengths=Lengths.QUARTERS, unpacked=(BY_ROWS, PEFT, LIGER), trainers=(BY_ROWS, DEFAULT, PEFT, LIGER)),
+    "checkpoint": Row(_8B, 4096, 2, 75, rank=64, targets=LINEAR, trainers=(DEFAULT,)),
+    "8b-longest": Row({**_8B, "max_position_embeddings": 1 << 20}, 65536, 1, 80, trainers=(DEFAULT,), warm=1, block=1),
 }
-"""AutoModel's settings for 8B, and Surogate's and Unsloth's for Qwen3-8B, come first; GLM-4.5-Air has 4 of its 46 layers."""
+"""The profiles come first, then AutoModel's settings for 8B, and those of Surogate's table for Qwen3-8B. GLM-4.5-Air has 4 of its 46 layers."""
 
 _TINY = {
     "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from scene import STEPS, NotHere, Scene, stop, whole
+from scene import STEPS, NotHere, Refused, Scene, stop, whole
 
 import lockstep_gang
 from lockstep_gang.agent.preflight.programs import is_clean, read_result
@@ -24,7 +24,6 @@ SAME = {"FP32": STEPS * tolerance(gradient_roundings(FORWARD, 4 * 64)), "BF16": 
 each for itself: far less than one rounding, and on CPUs 1e-4; what six steps learn is 5e-2."""
 ALONE = {"cuda": 3e-2, "cpu": 1e-5}
 """Relative, of the loss and of the whole gradient, between documents that are joined and each by itself: in BF16 on a GPU, in FP32 on a CPU."""
-EACH = "attention to each by itself"
 DUPLICATE = ("Duplicate GPU detected", "ncclInvalidUsage")
 
 
@@ -36,7 +35,7 @@ def same_losses(scene: Scene, name: str, reference: str, precision: str = "FP32"
 
 
 def reference(scene: Scene) -> str:
-    """One process on a CPU, under Stage2 in FP32: made once."""
+    """Return the name of the run of one process on a CPU, under Stage2 in FP32. It trains once."""
     if not (scene.folder / "reference").exists():
         run = scene.run_file("reference")
         whole(scene.train(run, device="cpu"), "the reference")
@@ -75,17 +74,19 @@ def two_ranks_train_in_bf16_as_one_process(scene: Scene) -> None:
 
 
 def joined_documents_are_computed_as_each_by_itself(scene: Scene) -> str:
-    """By the kernels that only a GPU has, unless they are refused with a reason."""
+    """Require right results, by torch's varlen attention on a GPU of Ampere or newer. Raises Refused with the reason why a kernel isn't used."""
     path = scene.folder / "joined.json"
     whole(scene.train(scene.run_file("joined"), 1, ["--joined", str(path)]), "the attention of joined documents")
-    lines = []
-    for family, result in json.loads(path.read_text()).items():
+    results, lines = json.loads(path.read_text()), []
+    for family, result in results.items():
         lines.append(f"{family}: {result['words']}; refused: {result['refused']}; away: {result['loss']:.1e}, {result['gradient']:.1e}")
-        assert not result["problem"], (family, result)
+        assert not result["problem"], (lines[-1], result["problem"])
         assert max(result["loss"], result["gradient"]) <= ALONE[scene.device], lines[-1]
-        assert scene.device == "cpu" or result["words"] != EACH or result["refused"], lines[-1]
+        assert scene.device == "cpu" or result["used"] or result["reason"], lines[-1]
     if scene.device == "cpu":
         raise NotHere("\n".join(["kernels for joined documents, which need a GPU; without them", *lines]))
+    if not all(result["used"] for result in results.values()):
+        raise Refused("\n".join(lines))
     return "\n".join(lines)
 
 

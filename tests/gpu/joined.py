@@ -15,15 +15,16 @@ from lockstep_train.base.ranks import join
 from lockstep_train.base.runfile import rank_environment
 from lockstep_train.data.sequences.batches import collate
 from lockstep_train.engine.loss import TokenLoss, tile_head
-from lockstep_train.model.attention import by_document, choose_attention
+from lockstep_train.model.attention import AMPERE, FLEX, VARLEN, by_document, choose_attention
 from lockstep_train.model.isolation import isolation_problem
 
-FAMILIES = ("llama", "gemma2", "gpt_oss")
-"""Plain scores; caps and windows; sinks and windows."""
+FAMILIES = {"llama": VARLEN, "gemma2": FLEX, "gpt_oss": FLEX}
+"""Family → the kernel for its scores: plain ones; with caps and windows; with sinks and windows."""
 LENGTHS = [40, 130, 7, 79]
 
 
 def measure(family: str, device: torch.device, precision: Precision) -> dict[str, Any]:
+    """Measure a family. `reason`: why its kernel may be unused; '' where it must be used."""
     from transformers import AutoModelForCausalLM
 
     settings = configuration(family)
@@ -41,7 +42,11 @@ def measure(family: str, device: torch.device, precision: Precision) -> dict[str
     own = by_document(module)
     assert own is not None
     away = float((joined[1] - alone[1]).float().norm() / alone[1].float().norm())
-    return {"problem": problem, "words": own.words(), "refused": own.refused, "loss": abs(joined[0] / alone[0] - 1), "gradient": away}
+    used = own.words() == FAMILIES[family] and not own.refused
+    old = device.type == "cuda" and torch.cuda.get_device_capability(device) < AMPERE
+    reason = own.refused.get(FLEX, "") if FAMILIES[family] == FLEX else "a GPU before Ampere has none" * old
+    measured = {"words": own.words(), "refused": own.refused, "used": used, "reason": reason}
+    return {"problem": problem, **measured, "loss": abs(joined[0] / alone[0] - 1), "gradient": away}
 
 
 def main(path: Path) -> int:

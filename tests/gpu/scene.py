@@ -32,7 +32,15 @@ class Ended:
 
 
 class NotHere(Exception):
-    """This machine can't show it: why."""
+    """Reason why this machine can't show something."""
+
+    outcome = "not here"
+
+
+class Refused(NotHere):
+    """Reason why something that may be refused isn't used here."""
+
+    outcome = "refused"
 
 
 class Scene:

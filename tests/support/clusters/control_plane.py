@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import itertools
 import json
 import os
 import socket
@@ -74,10 +75,13 @@ class Loopback(Layout):
         return self._ports[peer]
 
 
+_PLANES = itertools.count(1)
+
+
 def loopback(folder: Path) -> Loopback:
-    """Every process has an address of its own: all of 127/8 is this machine."""
+    """Every control plane has an address of its own, of its process's: all of 127/8 is this machine."""
     high, low = divmod(os.getpid() % 65000 + 256, 256)
-    return Loopback(folder, f"127.{high % 200 + 20}.{low}.1", (_free_port(), _free_port()))
+    return Loopback(folder, f"127.{high % 200 + 20}.{low}.{next(_PLANES) % 250 + 1}", (_free_port(), _free_port()))
 
 
 def _free_port() -> int:
