@@ -70,9 +70,23 @@ def test_flash_attention_is_told_where_documents_begin_and_end(ranks: ForkServer
     assert ended.codes == [0], ended.output
 
 
-@pytest.mark.parametrize("case", ["attention_choice", "attention_kernels"])
-def test_a_kernel_computes_all_documents_where_it_can_be_had_and_is_right(ranks: ForkServer, case: str) -> None:
-    ended = ranks.run(case, [None])
+def test_kernels_are_chosen_by_the_device(ranks: ForkServer) -> None:
+    ended = ranks.run("attention_choice", [None])
+    assert ended.codes == [0], ended.output
+
+
+FAMILIES = {"llama": "varlen", "gemma3_text": "varlen", "deepseek_v3": "varlen", "gemma2": "flex", "gpt_oss": "flex"}
+MORE_FAMILIES = (
+    "cohere2", "glm4_moe", "glm4_moe_lite", "granite", "granitemoe", "minimax_m2", "mistral", "mixtral", "olmo2", "olmo3", "phi3", "qwen2", "qwen2_moe", "qwen3",
+    "qwen3_moe", "smollm3",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "families", [FAMILIES, pytest.param(dict.fromkeys(MORE_FAMILIES, "varlen"), marks=pytest.mark.long)], ids=["usual", "more"]
+)
+def test_a_kernel_computes_all_documents_where_it_is_right(ranks: ForkServer, families: dict[str, str]) -> None:
+    ended = ranks.run("attention_kernels", [None], arguments={"families": families})
     assert ended.codes == [0], ended.output
 
 
