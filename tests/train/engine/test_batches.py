@@ -35,7 +35,8 @@ def outcomes(ranks: ForkServer, folder: Path, stage: str, size: int, families: l
         family: {"family": family, "lora": {"targetModules": [OUTPUT.get(family, "o_proj")]}, "gc": size % 2 == 0, "learningRate": "5e-3"}
         for family in families
     }
-    return dict(ranks.run_each("same_update", size, variants, folder / "outcomes.json", folder=str(folder), stage=stage).items())
+    ends = ranks.run_each("same_update", size, variants, folder / "outcomes.json", folder=str(folder), stage=stage)
+    return {family: ends[family] for family in families}
 
 
 def check_same_update(outcome: dict[str, Any]) -> None:

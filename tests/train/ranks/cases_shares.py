@@ -17,6 +17,7 @@ from cases_models import NotSaving, make_family, settings
 from rank_cases import add_result, assembled, set_constants
 
 from lockstep_spec.choices import Balance, Batches, NonFinitePolicy
+from lockstep_spec.settings import size_settings
 from lockstep_spec.shares import Division
 from lockstep_train import __main__ as trainer
 from lockstep_train import assemble, steps
@@ -168,7 +169,8 @@ def ragged(step: int) -> list[Example]:
 def ten_steps(folder: Path, stage: str, variant: dict[str, Any], batches: Batches, ranks: Any) -> dict[str, Any]:
     training = settings(folder, stage, variant)
     plan: Any = SimpleNamespace(accumulation=1, done=SimpleNamespace(steps=0))
-    engine, loss, _ = start_model(training, folder, plan, ranks, Reporter(None, ranks.rank), joins=batches is Batches.TOKENS)
+    recomputed = size_settings(training).recomputed
+    engine, loss, _ = start_model(training, folder, plan, ranks, Reporter(None, ranks.rank), recomputed, joins=batches is Batches.TOKENS)
     said: list[str] = []
     settled = settle_batches(engine, training, batches, ragged(0), MICRO, ranks.device, said.append)
     stepper = Stepper(engine, loss, ranks, NotSaving(), UNWATCHED, seed=42, policy=NonFinitePolicy.STOP)  # type: ignore[arg-type]
