@@ -101,6 +101,7 @@ class Refusing:
     def train(self, mode: bool) -> None: ...
 
 
-def test_documents_of_24_tokens_show_whether_they_are_kept_apart() -> None:
+def test_documents_of_24_tokens_show_whether_they_are_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isolation.dist, "all_reduce", lambda *_: None)  # with no other rank
     examples = [Example(numpy.arange(5000) % 9, numpy.zeros(5000, int), "x", (5000,))]
     assert isolation.isolation_problem(Refusing(), examples, 3, torch.device("cpu")) == "rows and tokens: [3, 192]"
