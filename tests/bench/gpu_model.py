@@ -40,6 +40,7 @@ from lockstep_train.memory.capacity import device_bytes
 from lockstep_train.model.attention import cudnn_first
 from lockstep_train.model.isolation import settle_batches
 from lockstep_train.report import Reporter
+from lockstep_train.steps import own_batches
 from lockstep_train.zero import zero_access
 
 PAD = 0
@@ -52,7 +53,7 @@ class Absent(Exception):
 
 
 def training_of(row: Row, folder: Path, precision: str, trainer: str = DEFAULT) -> TrainingConfig:
-    """The settings of the run. Writes config.json, by which the memory plan goes, into `folder`."""
+    """Return the settings of the run. Writes config.json, by which the memory plan goes, into `folder`."""
     from transformers import AutoConfig
 
     options = dict(row.config)
@@ -75,7 +76,7 @@ def training_of(row: Row, folder: Path, precision: str, trainer: str = DEFAULT) 
 
 
 def random_model(config: dict[str, Any], precision: str, device: torch.device) -> Any:
-    """A causal language model with frozen weights, none of which has been anywhere but on the device."""
+    """Make a causal language model with frozen weights, none of which has been anywhere but on the device."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     options = dict(config)
@@ -168,8 +169,8 @@ class Lockstep(Trainer):
             training, Path(training.model.name), fresh, ranks, Reporter(None, 0), settings.recomputed, joins=settings.joins
         )
         batches = training.optimization.batches
-        self._batches = settle_batches(self.engine, training, batches, self.examples(1), micro, ranks.device, self.notes.append)
-        self._shares = Shares(sizes_of(self._batches, Balance.EQUAL, micro, (micro,), longest), (0,))
+        settled = settle_batches(self.engine, training, batches, self.examples(1), micro, ranks.device, self.notes.append)
+        self._ranks, self._shares = ranks, Shares(sizes_of(settled, Balance.EQUAL, micro, (micro,), longest), (0,))
         self.saving = Saving()
         self._stepper = Stepper(self.engine, self._loss, ranks, self.saving, UNWATCHED, seed=SEED, policy=NonFinitePolicy.STOP)
         self.model = self.engine.module
@@ -180,9 +181,7 @@ class Lockstep(Trainer):
         """Return a step's micro-batches and its learned tokens."""
         examples = self.examples(step)
         lengths = [len(example.ids) for example in examples]
-        ghost = examples[lengths.index(min(lengths))]
-        micros = self._shares.divide(lengths, step).micro_batches[0]
-        batches = [collate([examples[place] for place in micro], ghost, PAD, self.device, self._batches) for micro in micros]
+        batches = own_batches(self._shares, step, self._ranks, lengths, examples.__getitem__, PAD)
         return batches, sum(example.learned_tokens for example in examples)
 
     def step(self, step: int) -> None:

@@ -214,7 +214,7 @@ def summary(kernels: Sequence[tuple[str, float, float]]) -> dict[str, Any]:
 
 
 def idle_share(spans: Iterable[tuple[float, float]]) -> float:
-    """Share of the time from the first start to the last end in which no span runs."""
+    """Return the share of the time from the first start to the last end in which no span runs."""
     ordered = sorted(spans)
     first, busy = ordered[0][0], 0.0
     end = first

@@ -137,7 +137,7 @@ def idle_words(sizes: Sequence[int], batch: int) -> str:
 
 
 def times_as_observed(times: StepTimes, factors: Sequence[float]) -> StepTimes:
-    """Times of ranks that took so many times as long as these say."""
+    """Return the times of ranks that took so many times as long as these say."""
     ranks = [RankTime(time.base_seconds * factor, time.token_seconds * factor) for time, factor in zip(times.ranks, factors, strict=True)]
     return replace(times, ranks=tuple(ranks))
 
@@ -149,13 +149,13 @@ def shares_of(times: StepTimes) -> list[float]:
 
 
 def expected_shares(seconds: Sequence[float]) -> list[float]:
-    """Multiples of the mean."""
+    """Return the shares as multiples of their mean."""
     mean = fmean(seconds)
     return [each / mean for each in seconds]
 
 
 def shares_text(shares: Sequence[float]) -> str:
-    """Words for them: `50 % on rank 0, 25 % on ranks 1-2`."""
+    """Return words for shares: `50 % on rank 0, 25 % on ranks 1-2`."""
     words, first = [], 0
     for percent, group in groupby(round(100 * share) for share in shares):
         last = first + len(list(group)) - 1

@@ -160,7 +160,7 @@ def plan_run(training: TrainingConfig, dataset: Dataset, ranks: Ranks, source: r
 
 
 def begun_batches(training: TrainingConfig, source: resume.VerifiedCommit | None, say: Say) -> Batches:
-    """A run with a commit goes on as it began: with trained routers and dropout, another division is another training."""
+    """Return how steps are divided: a run with a commit goes on as it began, since with trained routers and dropout, another division is another training."""
     wanted = training.optimization.batches
     if source is None or source.manifest.batches is wanted:
         return wanted

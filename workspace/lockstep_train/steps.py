@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -12,9 +13,12 @@ import torch
 from torch.distributed import DistError
 
 from lockstep_spec.choices import Method
+from lockstep_train.balance import Shares
 from lockstep_train.base import limits
 from lockstep_train.base.errors import ConfigError, NonFinite, TrainerError
+from lockstep_train.base.ranks import Ranks
 from lockstep_train.data.sequences.batches import Batch, collate, global_batch
+from lockstep_train.data.tokens.encode import Example
 from lockstep_train.engine.clock import Clock, Waits
 from lockstep_train.engine.optimizer import learning_rate
 from lockstep_train.engine.step import Stepper, StepResult
@@ -121,22 +125,26 @@ class StepBatches:
 
 
 def step_batches(run: Run, step: int) -> StepBatches:
-    """Batches of a step: a function of the step, of the rank and of the ranks' shares alone: nothing is drawn."""
+    """Return the batches of a step: a function of the step, of the rank and of the ranks' shares alone: nothing is drawn."""
     training, plan, ranks = run.config.training, run.plan, run.ranks
     examples = run.dataset.training
     cursor = plan.cursor(step)
     indices = global_batch(len(examples), training.seed, cursor, plan.global_batch_size, plan.total_samples)
     lengths = examples.lengths(indices)
-    mine = run.shares.divide(lengths, step).micro_batches[ranks.rank]
-    ghost = examples[indices[lengths.index(min(lengths))]]
-    batches = run.shares.sizes.batches
     return StepBatches(
-        batches=[collate([examples[indices[place]] for place in micro], ghost, run.tokenizer.pad, ranks.device, batches) for micro in mine],
+        batches=own_batches(run.shares, step, ranks, lengths, lambda place: examples[indices[place]], run.tokenizer.pad),
         tokens=examples.learned_tokens(indices),
         documents=examples.documents(indices),
         epoch=plan.cursor(step + 1) / len(examples),
         sources=[examples.source(index) for index in indices],
     )
+
+
+def own_batches(shares: Shares, step: int, ranks: Ranks, lengths: Sequence[int], sample: Callable[[int], Example], pad: int) -> list[Batch]:
+    """Return this rank's micro-batches of a step, given its samples' tokens and `sample`, which reads the one at a place. Where a rank has none, it computes the shortest."""
+    division, ghost = shares.divide(lengths, step), sample(lengths.index(min(lengths)))
+    mine = division.micro_batches[ranks.rank]
+    return [collate([sample(place) for place in micro], ghost, pad, ranks.device, shares.sizes.batches) for micro in mine]
 
 
 PATIENCE_SECONDS = 10.0

@@ -339,9 +339,7 @@ class MetricsDestinations(Model):
     """Metrics to Weights & Biases."""
 
 
-BATCH_SETTINGS = dict.fromkeys(
-    ("gradient_accumulation_steps", "managed_gradient_accumulation", "train_batch_size", "train_micro_batch_size_per_gpu")
-).keys()
+BATCH_SETTINGS = ("gradient_accumulation_steps", "managed_gradient_accumulation", "train_batch_size", "train_micro_batch_size_per_gpu")
 """DeepSpeed's settings of the number of micro-batches, which differs by step."""
 
 
@@ -390,7 +388,7 @@ class Training(Model):
         Rule(
             "",
             f"deepspeed can't set {', '.join(BATCH_SETTINGS)}: optimization.microBatchSize, globalBatchSize and batches decide the micro-batches of each step",
-            lambda t: BATCH_SETTINGS.isdisjoint(t.deepspeed or {}),
+            lambda t: not any(setting in BATCH_SETTINGS for setting in t.deepspeed or ()),
             field="deepspeed",
         ),
     )

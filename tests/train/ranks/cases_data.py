@@ -315,7 +315,7 @@ def failing(module: Any, problem: Exception) -> Any:
 
 
 def forgetting_bounds(module: Any) -> Any:
-    """The model with a forward pass that drops what it is told of documents, as any that passes it on wrongly would."""
+    """Return the model with a forward pass that drops what it is told of documents, as any that passes it on wrongly would."""
     whole = module.forward
     module.forward = lambda position_ids=None, document_lengths=None, **inputs: whole(**inputs)
     return module
@@ -378,7 +378,7 @@ def varlen_of(
     window_size: Any,
     enable_gqa: bool,
 ) -> torch.Tensor:
-    """What torch's pages say that varlen_attn computes of [tokens, heads, head]."""
+    """Compute what torch's pages say that varlen_attn computes of [tokens, heads, head]."""
     assert cu_seq_q is cu_seq_k, "else cuDNN takes no causal attention"
     assert cu_seq_q.dtype == torch.int32
     assert max_q == max_k == int(cu_seq_q.diff().max())
@@ -398,7 +398,7 @@ def varlen_of(
 def flex_of(
     module: Any, query: Any, key: Any, value: Any, mask: Any, *, scaling: float, softcap: Any = None, s_aux: Any = None, **_: Any
 ) -> tuple[torch.Tensor, None]:
-    """What transformers' flex attention computes of [batch, heads, sequence, head], which has no backward pass on CPUs."""
+    """Compute what transformers' flex attention computes of [batch, heads, sequence, head], which has no backward pass on CPUs."""
     from torch.nn.attention.flex_attention import create_mask
 
     rows, heads, width, _size = query.shape
@@ -474,12 +474,12 @@ def attention_kernels(families: dict[str, str]) -> None:
 
 
 def without_gradients(kernel: Any) -> Any:
-    """A kernel whose gradients are no numbers."""
+    """Return the kernel with outputs and gradients that are no numbers."""
     return lambda *given, **options: kernel(*given, **options).sqrt().square()
 
 
 def shifted(kernel: Any) -> Any:
-    """A kernel that sees one token too few of what is before each."""
+    """Return a kernel that sees one token too few of what is before each."""
     return lambda *given, window_size, **options: kernel(*given, window_size=(3, 0), **options)
 
 

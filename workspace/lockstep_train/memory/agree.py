@@ -70,9 +70,7 @@ def agree_on_memory(training: TrainingConfig, folder: Path, ranks: Ranks, report
     importlib.import_module("transformers.modeling_utils")
     reporter.startup.done("imports")
     facts = _facts(ranks)
-    unknown = "another process holds memory of a GPU" if any(one.crowded for one in facts) else ""
-    if any(one.shared for one in facts):
-        unknown = "the GPU's memory is the machine's"
+    crowded = "another process holds memory of a GPU" if any(one.crowded for one in facts) else ""
     place = Place(ranks.world_size, ranks.local_world_size, gpu=ranks.device.type == "cuda", shared=all(one.shared for one in facts))
     if len({one.local_world_size for one in facts}) > 1:
         _refuse_unequal_nodes(training)
@@ -94,7 +92,7 @@ def agree_on_memory(training: TrainingConfig, folder: Path, ranks: Ranks, report
     place = replace(place, partition=choose_partition(shape, settings, place, smallest))
     rooms = [smallest if alike or one.capacity is None else one.capacity for one in facts]
     needs = [(one.fixed or one.micro, room) for one, room in zip(asked, rooms, strict=True)]
-    settings, why = choose_recomputed(shape, settings, place, needs, unknown)
+    settings, why = choose_recomputed(shape, settings, replace(place, shared=any(one.shared for one in facts)), needs, crowded)
     if why and settings.recomputed.level:
         reporter.say(f"optimization.recompute Auto: the backward pass computes again {settings.recomputed.words(shape.layers)}, {why}")
     sizes = RankSizes(shape, settings, place)

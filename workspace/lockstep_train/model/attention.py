@@ -22,6 +22,7 @@ import torch
 
 from lockstep_spec.choices import Precision
 from lockstep_train.base.errors import first_line, may_pass
+from lockstep_train.data.sequences.batches import bounds_of
 
 AMPERE, HOPPER = (8, 0), (9, 0)
 """Compute capabilities of the oldest GPUs for varlen attention, and for cuDNN's attention before torch's other kernels."""
@@ -209,12 +210,6 @@ def _flex(module: torch.nn.Module, states: States, lengths: tuple[int, ...], win
     mask = block_mask(lengths, states[0].shape[0], window, states[0].device)
     output: torch.Tensor = ALL_ATTENTION_FUNCTIONS["flex_attention"](module, *states, mask, **options)[0]
     return output
-
-
-@lru_cache(maxsize=4)
-def bounds_of(lengths: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    """Return the documents' bounds: [documents + 1], int32, over all rows one after the other."""
-    return torch.nn.functional.pad(torch.tensor(lengths).cumsum(0), (1, 0)).to(device, torch.int32)
 
 
 @lru_cache(maxsize=4)

@@ -24,6 +24,8 @@ from lockstep_train.data.sequences.batches import collate
 from lockstep_train.data.tokens.encode import IGNORED, Example
 from lockstep_train.model.attention import attention_of, by_document
 
+NEEDS_MASK = "its attention needs a mask of whole rows"
+
 
 def settle_batches(
     engine: Any, training: TrainingConfig, batches: Batches, examples: Any, rows: int, device: torch.device, say: Say
@@ -36,7 +38,7 @@ def settle_batches(
     if batches is Batches.ROWS and not packing:
         return batches
     model, own = engine.module, by_document(engine.module)
-    problem = _MASK if own is None else isolation_problem(engine, examples, 1 if batches is Batches.TOKENS else rows, device)
+    problem = NEEDS_MASK if own is None else isolation_problem(engine, examples, 1 if batches is Batches.TOKENS else rows, device)
     if problem and own is not None:
         model.set_attn_implementation(own.original)
     if problem and batches is Batches.TOKENS:
@@ -53,9 +55,6 @@ def settle_batches(
         words = own.words() if own is not None else f"a block mask for {attention_of(model)} attention"
         say(f"Attention: documents are kept apart by {words}")
     return batches
-
-
-_MASK = "its attention needs a mask of whole rows"
 
 
 DOCUMENT_TOKENS = 24

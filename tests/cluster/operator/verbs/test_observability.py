@@ -74,7 +74,7 @@ def monitored(jobs: Jobs) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def scraper(jobs: Jobs) -> str:
-    """A pod in the cluster's network; its name."""
+    """Start a pod in the cluster's network, and return its name."""
     jobs.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "seen"}, "data": {"steps.py": STEPS}})
     container = {"name": "scraper", "image": IMAGE, "command": ["sleep", "3600"]}
     spec = {"containers": [container], "terminationGracePeriodSeconds": 0}

@@ -117,5 +117,11 @@ def keep_apart(rows: Sequence[Sequence[int]], width: int, device: torch.device) 
     filled = [[*lengths, width - sum(lengths)] if sum(lengths) < width else list(lengths) for lengths in rows]
     positions = numpy.stack([numpy.concatenate([numpy.arange(length) for length in lengths]) for lengths in filled])
     flat = [length for lengths in filled for length in lengths]
-    boundaries = numpy.concatenate([[0], numpy.cumsum(flat)]).astype(numpy.int32)
-    return DocumentBounds(tuple(flat), torch.from_numpy(positions).to(device), torch.from_numpy(boundaries).to(device))
+    lengths = tuple(flat)
+    return DocumentBounds(lengths, torch.from_numpy(positions).to(device), bounds_of(lengths, device))
+
+
+@lru_cache(maxsize=4)
+def bounds_of(lengths: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    """Return the bounds of documents: [documents + 1], int32, over all rows one after the other."""
+    return torch.nn.functional.pad(torch.tensor(lengths).cumsum(0), (1, 0)).to(device, torch.int32)
