@@ -35,7 +35,9 @@ class NoCodeServerError(Exception):
 
 
 def publish(cache: Path, environment: Path) -> Path:
-    """Make `bin/code-server` in the environment of editors and return it. Both lie in the cache's folder python/, which pods mount. Raises NoCodeServerError."""
+    """Make `bin/code-server` in the environment of editors and return it. Both lie in the cache's folder python/, which pods mount. Raises
+    NoCodeServerError.
+    """
     node, npm = shutil.which("node"), shutil.which("npm")
     if node is None or npm is None:
         raise NoCodeServerError(f"code-server needs Node.js {NODE_MAJOR} and npm")

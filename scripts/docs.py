@@ -1,6 +1,7 @@
 """Build the site of docs/ into dist/site: python3 scripts/docs.py [--serve]
 
-A link that leads nowhere, and a page that the navigation lacks, end it with exit code 1. Standard library only: the site has packages of its own.
+A link that leads nowhere, and a page that the navigation lacks, end it with exit code 1. Standard library only: the site has packages of
+its own.
 """
 
 from __future__ import annotations

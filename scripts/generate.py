@@ -53,7 +53,10 @@ def licenses() -> dict[Path, str]:
     for name, (version, locks) in sorted(used.items()):
         metadata = importlib.metadata.metadata(name)
         rows.append(f"| {name} | {version} | {license_of(metadata)} | {', '.join(sorted(locks))} |")
-    head = "# Third-party packages\n\nThese packages come with an installation of Lockstep or with its images. `make manifests` writes this page from what each says of itself.\n"
+    head = (
+        "# Third-party packages\n\nThese packages come with an installation of Lockstep or with its images. `make manifests` writes this"
+        " page from what each says of itself.\n"
+    )
     middle = "None of them is part of this repository. An image has their license texts beside them, in their `.dist-info` folders.\n\n"
     table = "| package | version | license | in the lock of |\n| --- | --- | --- | --- |\n"
     return {Path("docs/reference/third-party.md"): head + middle + table + "\n".join(rows) + "\n"}
@@ -68,8 +71,9 @@ def tested() -> dict[Path, str]:
 
     rows = yaml.safe_load((ROOT / "docs/tested.yaml").read_text())["rows"]
     head = (
-        "# What ran for real\n\nYou see what Lockstep has run on, and what it never has. `make manifests` writes this page from `docs/tested.yaml`. "
-        "*Each change*: `make test` runs it.\n\n| what | ran | when | versions | how |\n| --- | --- | --- | --- | --- |\n"
+        "# What ran for real\n\nYou see what Lockstep has run on, and what it never has. `make manifests` writes this page from"
+        " `docs/tested.yaml`. *Each change*: `make test` runs it.\n\n| what | ran | when | versions | how |\n| --- | --- | --- | --- |"
+        " --- |\n"
     )
     return {DOCS / "tested.md": head + "".join(_row(row, versions()) for row in rows)}
 

@@ -1,11 +1,11 @@
-"""Make a folder of what a GPU machine without network lacks for `tests/gpu` and `tests/bench/gpu.py`: DeepSpeed and what it imports, and Liger's
-kernels, which the benchmark compares.
+"""Make a folder of what a GPU machine without network lacks for `tests/gpu` and `tests/bench/gpu.py`: DeepSpeed and what it imports, and
+Liger's kernels, which the benchmark compares.
 
     scripts/gpu_carry.py [--python 3.12] [--output .gpu-carry]
 
-DeepSpeed and other packages of pure Python are copied from this environment; compiled ones come as wheels for the other machine's Python, of the
-versions in requirements/train.lock. Liger is no dependency of Lockstep: its version stands here alone. torch with Triton, transformers, peft and
-safetensors must be there. Run it again to make it anew.
+DeepSpeed and other packages of pure Python are copied from this environment; compiled ones come as wheels for the other machine's Python,
+of the versions in requirements/train.lock. Liger is no dependency of Lockstep: its version stands here alone. torch with Triton,
+transformers, peft and safetensors must be there. Run it again to make it anew.
 """
 
 from __future__ import annotations

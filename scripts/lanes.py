@@ -3,8 +3,8 @@
     scripts/lanes.py [--since COMMIT]
 
 --since runs the tests of what differs from that commit (scripts/touched.py), else all run. A part writes to .lockstep/tests/PART.log,
-which is printed when it ends; the first part that fails ends the other lane. At the end stand the seconds and counts of each part. Exit code: 1 if one
-failed, 2 if there is no such commit, 130 if it was interrupted.
+which is printed when it ends; the first part that fails ends the other lane. At the end stand the seconds and counts of each part. Exit
+code: 1 if one failed, 2 if there is no such commit, 130 if it was interrupted.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ class PartFailed(Exception):
 
 @dataclass(frozen=True)
 class Record:
-    """What pytest wrote of a run: its seconds, those of each file of tests on its worker, and how many tests passed, failed, ended with an error, were skipped."""
+    """What pytest wrote of a run: its seconds, those of each file of tests on its worker, and how many tests passed, failed, ended with an
+    error, were skipped.
+    """
 
     seconds: float
     files: Mapping[str, float]
@@ -200,7 +202,9 @@ def parts_since(commit: str) -> dict[str, Part]:
 
 
 def _interrupt(*_: object) -> None:
-    """End with all cleaning up, as asyncio.run does at the first SIGINT; what is sent again (`timeout` signals the group, too) changes nothing."""
+    """End with all cleaning up, as asyncio.run does at the first SIGINT; what is sent again (`timeout` signals the group, too) changes
+    nothing.
+    """
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     os.kill(os.getpid(), signal.SIGINT)

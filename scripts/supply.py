@@ -2,9 +2,9 @@
 
 `wheel` writes into dist/: the same files give the same bytes; what hatchling needs is fetched once.
 
-`sbom` writes a CycloneDX document for each lock that an image or a laptop is made of, into dist/sbom/. `audit` looks the same locks up in a database of
-known vulnerabilities, by default PyPI's (LOCKSTEP_OSV names another, of OSV's kind). Exit codes of audit: 0 nothing is known, 1 something is,
-3 the database can't be reached, so that nothing can be said.
+`sbom` writes a CycloneDX document for each lock that an image or a laptop is made of, into dist/sbom/. `audit` looks the same locks up in a
+database of known vulnerabilities, by default PyPI's (LOCKSTEP_OSV names another, of OSV's kind). Exit codes of audit: 0 nothing is known, 1
+something is, 3 the database can't be reached, so that nothing can be said.
 """
 
 from __future__ import annotations

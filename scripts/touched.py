@@ -144,7 +144,9 @@ class Tree:
         return [tests] if isinstance(tests, str) else tests
 
     def _readers(self, path: str) -> Iterator[str]:
-        """List modules that name another file than a module (a template, a schema), or import a module that is gone: unit tests follow from them."""
+        """List modules that name another file than a module (a template, a schema), or import a module that is gone: unit tests follow from
+        them.
+        """
         folder, _, name = path.rpartition("/")
         if path.endswith(".py") and path not in self.text:
             package, stem = re.escape(folder.partition("/")[2].replace("/", ".")), re.escape(name.removesuffix(".py"))
@@ -167,7 +169,9 @@ def leads_to(edges: Mapping[str, Collection[str]], start: Collection[str]) -> se
 
 
 def changed_since(commit: str) -> list[str]:
-    """List the paths that differ from the commit, also those that git doesn't know yet. Raises CalledProcessError: there is no such commit."""
+    """List the paths that differ from the commit, also those that git doesn't know yet. Raises CalledProcessError: there is no such
+    commit.
+    """
     commands = (["git", "diff", "--name-only", "--no-renames", commit, "--"], ["git", "ls-files", "--others", "--exclude-standard"])
     outputs = [subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout for command in commands]
     return sorted({path for output in outputs for path in output.splitlines()})

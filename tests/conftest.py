@@ -1,6 +1,7 @@
 """What all tests share: modules in this folder can be imported, and nothing of the person who runs them is used or changed.
 
-No test sees that person's kubeconfig, embedded cluster, cluster files or state. Tests that need a cluster bring up one of their own (tests/cluster).
+No test sees that person's kubeconfig, embedded cluster, cluster files or state. Tests that need a cluster bring up one of their own
+(tests/cluster).
 """
 
 import atexit

@@ -127,7 +127,9 @@ class StopRequest:
 
 
 def save(engine: Any, path: Path, step: int) -> None:
-    """Save the weights, by rank 0, under a temporary name first: a kill leaves the old file or the new one. (The optimizer starts afresh.)"""
+    """Save the weights, by rank 0, under a temporary name first: a kill leaves the old file or the new one. (The optimizer starts
+    afresh.)
+    """
     with deepspeed.zero.GatheredParameters(list(engine.module.parameters()), modifier_rank=None):  # does nothing under ZeRO-1 and 2
         weights = {name: value.detach().float().cpu().contiguous() for name, value in engine.module.state_dict().items()}
     if dist.get_rank() == 0:

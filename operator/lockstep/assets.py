@@ -1,4 +1,6 @@
-"""Files that ship beside the code: manifests, locks, templates, samples and recipes of images. A wheel has them as package data, in the folders of a checkout."""
+"""Files that ship beside the code: manifests, locks, templates, samples and recipes of images. A wheel has them as package data, in the
+folders of a checkout.
+"""
 
 from __future__ import annotations
 

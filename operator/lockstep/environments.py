@@ -34,7 +34,9 @@ CONSOLE_SCRIPTS = {
     "accelerate": "accelerate.commands.accelerate_cli:main",
     "deepspeed": "deepspeed.launcher.runner:main",
 }
-"""Programs of a thin environment where it has their packages: what the Makefile calls, and the launchers that people's scripts call in a job on this machine."""
+"""Programs of a thin environment where it has their packages: what the Makefile calls, and the launchers that people's scripts call in a
+job on this machine.
+"""
 REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 """Errors of a folder that another user owns, that is read-only, or that has no room."""
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
@@ -93,7 +95,8 @@ def _is_whole(home: Path, *parts: str) -> bool:
 def _install(lock: Path, draft: Path, cache: Path, say: Say) -> None:
     _check_room(lock, draft.parent, say)
     uv = installer(cache)
-    # No home, or one with a small quota, is a reason to name a cache: uv's own is there, too. Elsewhere it is the user's, whose files are linked.
+    # No home, or one with a small quota, is a reason to name a cache: uv's own is there, too. Elsewhere it is the user's, whose files are
+    # linked.
     own = {"UV_CACHE_DIR": str(cache / "uv")} if os.environ.get("LOCKSTEP_CACHE") and not os.environ.get("UV_CACHE_DIR") else {}
     run(uv, "venv", "--quiet", "--relocatable", "--python", sys.executable, str(draft), **own)
     run(
@@ -110,7 +113,8 @@ def _check_room(lock: Path, folder: Path, say: Say) -> None:
     fetch, take, left = (f"{size / 1e9:.1f} GB" for size in (fetched, taken, room))
     if taken > room:
         raise Failed(
-            f"the packages of {lock.name} take {take}, and {folder} has {left} left: make room, or name a folder on another disk by $LOCKSTEP_CACHE"
+            f"the packages of {lock.name} take {take}, and {folder} has {left} left: make room, or name a folder on another disk by"
+            " $LOCKSTEP_CACHE"
         )
     amount = f" (fetches up to {fetch}, takes {take} of {left})" if sizes else ""
     say(f"installing the packages of {lock.name} into {folder}{amount}")
@@ -129,7 +133,9 @@ def _usable(cache: Path, *errors: int) -> Iterator[None]:
 
 @contextmanager
 def alone(cache: Path, say: Say) -> Iterator[bool]:
-    """Hold the lock of the cache's environments, and give False where its file system has none. Raises Failed for a folder that can't be written."""
+    """Hold the lock of the cache's environments, and give False where its file system has none. Raises Failed for a folder that can't be
+    written.
+    """
     with ExitStack() as stack:
         with _usable(cache):
             cache.mkdir(parents=True, exist_ok=True)
@@ -154,7 +160,9 @@ def _lock(descriptor: int, cache: Path, say: Say) -> bool:
 
 @contextmanager
 def _draft(home: Path, *parts: str) -> Iterator[Path]:
-    """Give a folder to make an environment in, which becomes `home` when it is whole, unless another process was faster. `parts`: files that a whole one has."""
+    """Give a folder to make an environment in, which becomes `home` when it is whole, unless another process was faster. `parts`: files
+    that a whole one has.
+    """
     home.parent.mkdir(parents=True, exist_ok=True)
     draft = home.with_name(f".{home.name}.{os.urandom(4).hex()}")
     try:
@@ -177,12 +185,15 @@ def run(*command: str, **environment: str) -> None:
     if code:
         name = " ".join([Path(command[0]).name, *command[1:3]])
         raise Failed(
-            f"`{name} …` ended with exit code {code}; what it lacked is above, and the same command goes on from there. Behind a proxy with certificates of its own: export SSL_CERT_FILE=/path/to/ca.pem"
+            f"`{name} …` ended with exit code {code}; what it lacked is above, and the same command goes on from there. Behind a proxy with"
+            " certificates of its own: export SSL_CERT_FILE=/path/to/ca.pem"
         )
 
 
 def installer(cache: Path) -> str:
-    """Return the path of uv, installed by pip from a hashed lock: it fetches in parallel, which saves minutes of torch's 5 GB. Raises ConfigError, Failed."""
+    """Return the path of uv, installed by pip from a hashed lock: it fetches in parallel, which saves minutes of torch's 5 GB. Raises
+    ConfigError, Failed.
+    """
     lock = asset("requirements/bootstrap.lock")
     home = cache / "bootstrap" / environment_key(lock)
     with _usable(cache, *REFUSALS):
@@ -200,7 +211,9 @@ def site_packages(home: Path) -> Path:
 
 
 def thin_venv(target: Path, home: Path, sources: Sequence[Path], place: Path | None = None) -> None:
-    """Make an environment of folders of code, then the cached packages, with scripts for the programs among them. `place`: where it is moved to, if it is."""
+    """Make an environment of folders of code, then the cached packages, with scripts for the programs among them. `place`: where it is
+    moved to, if it is.
+    """
     stale = (target / "packages").is_symlink() and (target / "packages").readlink() != home
     venv.EnvBuilder(with_pip=False, clear=stale, symlinks=True).create(target)
     (site_packages(target) / "lockstep-checkout.pth").write_text("".join(f"{path}\n" for path in [*sources, site_packages(home)]))
@@ -219,8 +232,8 @@ def thin_venv(target: Path, home: Path, sources: Sequence[Path], place: Path | N
 def full_environment(say: Say) -> Path:
     """Return the interpreter of an environment with this code, the trainer's packages and the operator's, made if it isn't there.
 
-    Of the folder where this code lies it has the four packages alone, as links: what else is installed there would come before what the lock pins.
-    Raises Failed and ConfigError.
+    Of the folder where this code lies it has the four packages alone, as links: what else is installed there would come before what the
+    lock pins. Raises Failed and ConfigError.
     """
     cache = cache_root()
     home = packages("local", cache, say)

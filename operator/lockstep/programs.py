@@ -24,9 +24,13 @@ WORDS_MAX = 2000
 LINE_BYTES_MAX = 4 << 20
 OUTPUT_BYTES_MAX = 16 << 20
 """Limit of output that is collected: what runs elsewhere must not fill this machine's memory."""
-BOOT = "import os, sys\nn, text = int(sys.argv.pop(1)), b''\nwhile len(text) < n:\n text += os.read(0, n - len(text)) or sys.exit('no program came')\nexec(compile(text, 'lockstep', 'exec'))"
-"""`python3 -c BOOT <bytes> …` runs the program of that many bytes that comes first on standard input. A command is part of the request's URL, and
-some proxies refuse a URL of a program's size."""
+BOOT = (
+    "import os, sys\nn, text = int(sys.argv.pop(1)), b''\nwhile len(text) < n:\n text += os.read(0, n - len(text)) or sys.exit('no program"
+    " came')\nexec(compile(text, 'lockstep', 'exec'))"
+)
+"""`python3 -c BOOT <bytes> …` runs the program of that many bytes that comes first on standard input. A command is part of the request's
+URL, and some proxies refuse a URL of a program's size.
+"""
 
 
 class ProgramFailed(Failed):
@@ -82,7 +86,8 @@ class Program(ABC):
         return b""
 
     async def output(self) -> AsyncIterator[tuple[int, bytes]]:
-        """Pairs of STDOUT or STDERR and what was printed there, in the order in which it came. At the end `code` says how the program ended.
+        """Pairs of STDOUT or STDERR and what was printed there, in the order in which it came. At the end `code` says how the program
+        ended.
 
         Raises Broken where nobody knows how, NotStarted where it never ran.
         """
@@ -118,8 +123,8 @@ class Place(Protocol):
     ) -> AbstractAsyncContextManager[Program]:
         """Start `command` there. The connection's end is the program's only where it reads its standard input.
 
-        `pings` keep the connection of a silent program open, where all that it prints is read at once: their answers stand behind what isn't
-        read yet, and a slow disk would look like a broken connection.
+        `pings` keep the connection of a silent program open, where all that it prints is read at once: their answers stand behind what
+        isn't read yet, and a slow disk would look like a broken connection.
 
         Raises:
             NotStarted: the place is gone, or nobody may run programs in it.
@@ -196,7 +201,9 @@ def boot_command(source: bytes, *arguments: str, python: Sequence[str] = ("pytho
 
 @asynccontextmanager
 async def meanwhile(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]:
-    """Do the work beside the block. At the block's end it has ended: what isn't done by then is given up, and what it raises is left to the task."""
+    """Do the work beside the block. At the block's end it has ended: what isn't done by then is given up, and what it raises is left to the
+    task.
+    """
     task = asyncio.create_task(work)
     try:
         yield task
@@ -207,7 +214,9 @@ async def meanwhile(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[
 
 @asynccontextmanager
 async def kept_alive(running: Program, message: bytes, seconds: float) -> AsyncIterator[None]:
-    """Write `message` every so many seconds meanwhile: the program ends when it has heard nothing for long, and proxies cut silent connections."""
+    """Write `message` every so many seconds meanwhile: the program ends when it has heard nothing for long, and proxies cut silent
+    connections.
+    """
 
     async def beat() -> None:
         with suppress(Failed):
@@ -223,7 +232,8 @@ async def kept_alive(running: Program, message: bytes, seconds: float) -> AsyncI
 async def python_program(
     place: Place, source: bytes, *arguments: str, options: Sequence[str] = ("-I",), pings: bool = False
 ) -> AsyncIterator[Program]:
-    """Start a program of Lockstep's there; what is written to it then is its own standard input. Raises as `Place.program` does, and Broken.
+    """Start a program of Lockstep's there; what is written to it then is its own standard input. Raises as `Place.program` does, and
+    Broken.
 
     `options`: of python3. -I keeps the place's variables and folders from changing what the program imports.
     """

@@ -1,7 +1,7 @@
 """Record a terminal session as an asciicast, and show the terminal's screen at any moment of it.
 
-The recording is a real shell in a real terminal: commands are typed, and what they print is kept with its times (asciicast v2, docs.asciinema.org).
-A mark is a moment that a picture shows.
+The recording is a real shell in a real terminal: commands are typed, and what they print is kept with its times (asciicast v2,
+docs.asciinema.org). A mark is a moment that a picture shows.
 """
 
 from __future__ import annotations

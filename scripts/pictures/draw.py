@@ -1,7 +1,7 @@
 """Draw a terminal's screens as SVG: one as a picture, many as a film that runs by itself, also where SVG is shown as an image.
 
-Nothing in it is fetched: no font, no script. Every run of equal letters has its place and width, so that columns stand straight in any font.
-Where films aren't shown, or the reader wants no motion, the last screen of a film is there.
+Nothing in it is fetched: no font, no script. Every run of equal letters has its place and width, so that columns stand straight in any
+font. Where films aren't shown, or the reader wants no motion, the last screen of a film is there.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ WIDTH, HEIGHT, SIZE = 8.4, 18, 14
 MARGIN, BAR = 14, 30
 INK, PAPER, FRAME = "#d8dee9", "#1d2129", "#343b48"
 COLORS = {
-    "black": "#3b4252", "red": "#ef6b73", "green": "#8fce7a", "brown": "#ebcb8b", "blue": "#81a9f0", "magenta": "#c792ea", "cyan": "#7fd1cf", "white": "#e5e9f0",
-    "brightblack": "#7f8896", "brightred": "#ff8a90", "brightgreen": "#a9e49a", "brightbrown": "#ffdf9e", "brightblue": "#9dbfff", "brightmagenta": "#dcb1ff", "brightcyan": "#a0e8e6", "brightwhite": "#ffffff",
+    "black": "#3b4252", "red": "#ef6b73", "green": "#8fce7a", "brown": "#ebcb8b", "blue": "#81a9f0", "magenta": "#c792ea",
+        "cyan": "#7fd1cf", "white": "#e5e9f0",
+    "brightblack": "#7f8896", "brightred": "#ff8a90", "brightgreen": "#a9e49a", "brightbrown": "#ffdf9e", "brightblue": "#9dbfff",
+        "brightmagenta": "#dcb1ff", "brightcyan": "#a0e8e6", "brightwhite": "#ffffff",
 }  # fmt: skip
 """pyte's names: brown is what others call yellow."""
 
@@ -47,7 +49,10 @@ def picture(title: str, frames: Iterable[Frame], columns: int) -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height}" role="img">',
         f"<title>{escape(title)}</title>",
-        f"<style>text{{font:{SIZE}px ui-monospace,Menlo,Consolas,'DejaVu Sans Mono',monospace;fill:{INK};white-space:pre}}.b{{font-weight:bold}}",
+        (
+            f"<style>text{{font:{SIZE}px ui-monospace,Menlo,Consolas,'DejaVu Sans"
+            f" Mono',monospace;fill:{INK};white-space:pre}}.b{{font-weight:bold}}"
+        ),
         *_motion(shown),
         "</style>",
         f'<rect width="{width:.0f}" height="{height}" rx="8" fill="{PAPER}" stroke="{FRAME}"/>',
@@ -81,7 +86,10 @@ def _motion(frames: list[Frame]) -> Iterator[str]:
         first, last = begin / total * 100, (begin + each.seconds) / total * 100
         before = "0%{visibility:hidden}" if number else ""
         after = f"{last:.3f}%{{visibility:hidden}}" if each is not frames[-1] else ""
-        yield f"@keyframes k{number}{{{before}{first:.3f}%{{visibility:visible}}{after}}}#f{number}{{animation:k{number} {total:.1f}s step-end infinite}}"
+        yield (
+            f"@keyframes k{number}{{{before}{first:.3f}%{{visibility:visible}}{after}}}#f{number}{{animation:k{number} {total:.1f}s"
+            " step-end infinite}"
+        )
         begin += each.seconds
     yield "}"
 

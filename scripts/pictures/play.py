@@ -1,6 +1,7 @@
 """Record the scenes anew, and draw them: `make pictures`.
 
-A recording replaces the one before only if its words have changed: figures and curves are never the same twice. Exit code 1: they have, or a scene failed.
+A recording replaces the one before only if its words have changed: figures and curves are never the same twice. Exit code 1: they have, or
+a scene failed.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ GENERATED = re.compile(r"(With(?:out)? adapter:).*")
 
 
 def words(lines: Lines) -> Lines:
-    """Return the lines without the parts that differ from run to run: figures, curves and bars, a model's output, and the blanks that align them."""
+    """Return the lines without the parts that differ from run to run: figures, curves and bars, a model's output, and the blanks that align
+    them.
+    """
     return [" ".join(GENERATED.sub(r"\1", CURVE.sub("|", FIGURE.sub("0", line))).split()) for line in lines]
 
 

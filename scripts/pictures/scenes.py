@@ -147,7 +147,8 @@ def stage() -> Iterator[Stage]:
     with tempfile.TemporaryDirectory(prefix="lockstep-pictures-") as folder:
         cache = os.environ.get("LOCKSTEP_CACHE") or str(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lockstep")
         environment = {
-            "PATH": f"{LOCKSTEP.parent}:{os.environ['PATH']}", "HOME": folder, "LANG": "C.UTF-8", "LOCKSTEP_CACHE": cache, "LOCKSTEP_STATE": f"{folder}/state",
+            "PATH": f"{LOCKSTEP.parent}:{os.environ['PATH']}", "HOME": folder, "LANG": "C.UTF-8", "LOCKSTEP_CACHE": cache,
+                "LOCKSTEP_STATE": f"{folder}/state",
             "LOCKSTEP_DEVCLUSTER": NUMBER,
         }  # fmt: skip
         yield Stage(Path(folder), environment)
@@ -162,7 +163,8 @@ def cluster(place: Stage) -> Iterator[None]:
         )
     if (Path(place.environment["LOCKSTEP_CACHE"]) / f"devcluster/lockstep{NUMBER}").exists():
         raise SceneError(
-            f"embedded cluster {NUMBER} is somebody's: LOCKSTEP_DEVCLUSTER={NUMBER} lockstep devcluster down --purge removes it with its claims"
+            f"embedded cluster {NUMBER} is somebody's: LOCKSTEP_DEVCLUSTER={NUMBER} lockstep devcluster down --purge removes it with its"
+            " claims"
         )
     try:
         yield

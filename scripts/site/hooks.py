@@ -1,4 +1,6 @@
-"""What MkDocs asks while it builds the site: files outside docs/ that pages link to come along, and every page is there as Markdown, too."""
+"""What MkDocs asks while it builds the site: files outside docs/ that pages link to come along, and every page is there as Markdown,
+too.
+"""
 
 from __future__ import annotations
 

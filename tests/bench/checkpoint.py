@@ -1,7 +1,8 @@
 """.venv/bin/python tests/bench/checkpoint.py --json: what a checkpoint costs a training, beside what others' cost.
 
-Two gloo ranks train a LoRA adapter of a small Llama (ZeRO-3, BF16 where the CPU has instructions for it, else FP32; masters and moments in FP32) and save the same state in every
-way, in turn, round after round, each beside as many steps without a save. All figures are medians of the rounds, of the slower rank:
+Two gloo ranks train a LoRA adapter of a small Llama (ZeRO-3, BF16 where the CPU has instructions for it, else FP32; masters and moments in
+FP32) and save the same state in every way, in turn, round after round, each beside as many steps without a save. All figures are medians of
+the rounds, of the slower rank:
 
 stall_seconds    the call, and any wait before the next optimizer step
 commit_seconds   from the call until all files of the checkpoint and their names are durable (ours: without the rotation that follows)

@@ -33,7 +33,9 @@ Measured = dict[str, float]
 
 
 def make_inputs(folder: Path, samples: int) -> None:
-    """Text of invented words, some frequent and most rare, as JSON lines; the same as chats; and a byte-level BPE tokenizer of 8,192 tokens."""
+    """Text of invented words, some frequent and most rare, as JSON lines; the same as chats; and a byte-level BPE tokenizer of 8,192
+    tokens.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import LlamaConfig, PreTrainedTokenizerFast
 

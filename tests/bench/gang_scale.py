@@ -1,8 +1,9 @@
-""".venv/bin/python tests/bench/gang_scale.py --json: what a gang of up to 1,024 nodes with 8 ranks each costs its coordinator, and how soon it acts.
+""".venv/bin/python tests/bench/gang_scale.py --json: what a gang of up to 1,024 nodes with 8 ranks each costs its coordinator, and how soon
+it acts.
 
-Coordinator and port are the real ones, in a process of their own, with a volume (a folder) and reports that are made but go nowhere. The agents' ends of the
-connections are real too (their link and their outbox, in two processes): handshake, signatures, frames and pauses over loopback. Ranks are played: each tells
-a step, a beat and its pace every 2 s, as Lockstep's trainer does.
+Coordinator and port are the real ones, in a process of their own, with a volume (a folder) and reports that are made but go nowhere. The
+agents' ends of the connections are real too (their link and their outbox, in two processes): handshake, signatures, frames and pauses over
+loopback. Ranks are played: each tells a step, a beat and its pace every 2 s, as Lockstep's trainer does.
 
 all_here        seconds from the start of the agents' processes until every node has proved itself and said Hello
 all_ranks_run   from there until every rank has been heard
@@ -88,7 +89,9 @@ def say(**event: Any) -> None:
 
 
 async def coordinate(run: Run) -> None:
-    """The coordinator's process: says what it sees of its gang, and at the end of a line on its input how late its loop was since the last one."""
+    """The coordinator's process: says what it sees of its gang, and at the end of a line on its input how late its loop was since the last
+    one.
+    """
     https_post.post = lambda *_: https_post.Answer(200, b"{}")  # type: ignore[assignment]
     coordinator = Coordinator(run, KEY, Output(lambda line: say(line=line), tuple, lambda _: None))
     hellos, connected = 0, coordinator.connected
@@ -237,7 +240,9 @@ class Process:
 
 
 def measure(nodes: int, ranks_per_node: int, seconds: float) -> dict[str, Any]:
-    """The figures of one gang, after `seconds` in which ranks run. Raises RuntimeError when a process ends, AssertionError when the gang doesn't do as it should."""
+    """The figures of one gang, after `seconds` in which ranks run. Raises RuntimeError when a process ends, AssertionError when the gang
+    doesn't do as it should.
+    """
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gang-scale-")))
         run = run_of(nodes, ranks_per_node, folder, free_port())

@@ -5,14 +5,15 @@ python3 tests/bench/gpu.py --seconds 230                     again: the rows tha
 python3 tests/bench/gpu.py --row 8b-lora-4k                  one of them
 python3 tests/bench/gpu.py --device cpu --shape tiny         the same code in seconds, without a GPU; its figures say nothing of a GPU's
 
-Each row is a process of its own, whose result is written as ROW.json when it ends. A kept row isn't measured again with the same card, packages and code.
-No row begins that its estimate wouldn't let end in the seconds left, and one that runs longer is ended then. Needed are torch, transformers, peft,
-safetensors and DeepSpeed; `make gpu-carry` makes a folder of what a machine without network lacks. Weights and samples are random, made there.
+Each row is a process of its own, whose result is written as ROW.json when it ends. A kept row isn't measured again with the same card,
+packages and code. No row begins that its estimate wouldn't let end in the seconds left, and one that runs longer is ended then. Needed are
+torch, transformers, peft, safetensors and DeepSpeed; `make gpu-carry` makes a folder of what a machine without network lacks. Weights and
+samples are random, made there.
 
-tokens_per_second, mfu, tflops   of Lockstep's trainer, plain and as it is by default, beside transformers with PEFT, and that with Liger's kernels
-planned_bytes, peak_bytes        the memory plan, and all that the device gave the process at the highest
-idle_share, top                  of a profile: the part of the time in which the GPU ran nothing, and the kernels that took most
-stall_seconds, tokens_lost_share of a save: how long training waited, and what it lost until all was durable
+tokens_per_second, mfu, tflops   of Lockstep's trainer, plain and as it is by default, beside transformers with PEFT, and that with Liger's
+kernels planned_bytes, peak_bytes        the memory plan, and all that the device gave the process at the highest idle_share, top
+of a profile: the part of the time in which the GPU ran nothing, and the kernels that took most stall_seconds, tokens_lost_share of a save:
+how long training waited, and what it lost until all was durable
 """
 
 from __future__ import annotations
@@ -158,7 +159,10 @@ def lines_of(result: Result) -> list[str]:
         ]
         failed = [f"  {way}: failed: {error}" for way, error in result["failed"].items()]
         return [f"{name}: {result['state_bytes'] / 1e6:.0f} MB, tokens lost {result['tokens_lost_share']:.2%}", *ways, *failed]
-    head = f"{name}: {result['parameters'] / 1e9:.2f}B parameters, {result['samples']} samples of {result['sequence']} tokens ({result['lengths']})"
+    head = (
+        f"{name}: {result['parameters'] / 1e9:.2f}B parameters, {result['samples']} samples of {result['sequence']} tokens"
+        f" ({result['lengths']})"
+    )
     head += f"; losses equal: {result['losses_equal']} ({result['equality']})" if "equality" in result else ""
     plan = f"  plan {result['planned_bytes'] / 1e9:.1f} GB, peak {result['peak_bytes'] / 1e9:.1f} GB"
     if result["plan_over_peak"] is not None:
@@ -168,8 +172,9 @@ def lines_of(result: Result) -> list[str]:
         lines.append(f"  {trainer}: {row['step_seconds']} s a step, nothing runs in {row['idle_share']:.1%} of the time")
         lines += [f"    {top['share']:6.1%} {top['calls']:6} × {top['kernel']}" for top in row["top"]]
     lines += [
-        f"  {trainer}: {row['tokens_per_second']} tokens/s, {row['tflops']} TFLOP/s, MFU {row['mfu']}, peak {row['peak_allocated_bytes'] / 1e9:.1f} GB allocated, "
-        f"{row['peak_reserved_bytes'] / 1e9:.1f} GB reserved; {'; '.join(row['notes']) or 'as its Trainer drives it'}"
+        f"  {trainer}: {row['tokens_per_second']} tokens/s, {row['tflops']} TFLOP/s, MFU {row['mfu']}, peak"
+        f" {row['peak_allocated_bytes'] / 1e9:.1f} GB allocated, {row['peak_reserved_bytes'] / 1e9:.1f} GB reserved;"
+        f" {'; '.join(row['notes']) or 'as its Trainer drives it'}"
         for trainer, row in result["trainers"].items()
     ]
     lines += [f"  {trainer}: takes no part: {reason}" for trainer, reason in result["absent"].items()]

@@ -1,4 +1,5 @@
-"""A model of random weights, made on the device that trains it, and the trainers that take steps with it: Lockstep's, and Hugging Face's with PEFT.
+"""A model of random weights, made on the device that trains it, and the trainers that take steps with it: Lockstep's, and Hugging Face's
+with PEFT.
 
 All of them share the model's frozen weights, so that one card holds them side by side.
 """
@@ -128,7 +129,9 @@ class Trainer:
         raise NotImplementedError
 
     def probe(self, step: int, outputs: list[torch.Tensor]) -> tuple[float, float]:
-        """Return loss and gradient norm of a step's samples without dropout, with the adapter's `outputs` (all B), drawn here if there are none yet. Nothing of it stays."""
+        """Return loss and gradient norm of a step's samples without dropout, with the adapter's `outputs` (all B), drawn here if there are
+        none yet. Nothing of it stays.
+        """
         named = [(name, parameter) for name, parameter in self.model.named_parameters() if parameter.requires_grad]
         own = [parameter.data for name, parameter in named if "lora_B" in name]
         before = [each.clone() for each in own]
@@ -215,7 +218,9 @@ class Saving:
 
 
 class HuggingFace(Trainer):
-    """transformers and PEFT as Trainer drives them: the adapter in FP32, autocast, the model's own loss over rows padded to the longest, fused AdamW, clipping to 1."""
+    """transformers and PEFT as Trainer drives them: the adapter in FP32, autocast, the model's own loss over rows padded to the longest,
+    fused AdamW, clipping to 1.
+    """
 
     def __init__(self, name: str, row: Row, precision: str, model: Any, device: torch.device) -> None:
         super().__init__(name, row, device)
@@ -259,7 +264,9 @@ class HuggingFace(Trainer):
 
 
 class Liger(HuggingFace):
-    """The same trainer with Liger's kernels. They replace functions of transformers' module, too, which only this trainer's own steps may see."""
+    """The same trainer with Liger's kernels. They replace functions of transformers' module, too, which only this trainer's own steps may
+    see.
+    """
 
     def __init__(self, name: str, row: Row, precision: str, model: Any, device: torch.device) -> None:
         if device.type != "cuda":
@@ -270,7 +277,9 @@ class Liger(HuggingFace):
 
 
 def apply_liger(model: Any) -> tuple[ModuleType, dict[str, Any]]:
-    """Give the model Liger's kernels, and return its module and what in it they replace, which isn't replaced yet. Raises Absent where there are none."""
+    """Give the model Liger's kernels, and return its module and what in it they replace, which isn't replaced yet. Raises Absent where
+    there are none.
+    """
     try:
         from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN as known
     except ImportError as error:

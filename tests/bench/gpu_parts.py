@@ -1,4 +1,6 @@
-"""Measures of gpu.py's rows, each in a process of its own: speed beside Hugging Face, the memory plan beside the peak, profiles, and what a checkpoint costs."""
+"""Measures of gpu.py's rows, each in a process of its own: speed beside Hugging Face, the memory plan beside the peak, profiles, and what a
+checkpoint costs.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ PROFILED_STEPS, TOP_KERNELS = 2, 15
 LOSS_TOLERANCE = {"FP32": 1e-4, "BF16": 1e-2}
 """Relative tolerance of each step's loss: the same function of the same weights, in other kernels."""
 NORM_TOLERANCE = {"FP32": 1e-3, "BF16": 5e-2}
-"""Relative tolerance of the first step's gradient norm. The adapter's output is still zero then, so the first loss says nothing of the backward pass."""
+"""Relative tolerance of the first step's gradient norm. The adapter's output is still zero then, so the first loss says nothing of the
+backward pass.
+"""
 LEARNED = 3
 """Tolerances by which the reference's loss must fall: losses of models that learn nothing are equal whatever the updates are."""
 Memory = dict[str, int]
@@ -48,7 +52,9 @@ class Started:
 
 
 def start(row: Row, ranks: Ranks, folder: Path, precision: str) -> Started:
-    """Start a row's trainers over one model's weights, and warm them up: the default first, whose memory is measured while nothing else has any."""
+    """Start a row's trainers over one model's weights, and warm them up: the default first, whose memory is measured while nothing else has
+    any.
+    """
     model = random_model(row.config, precision, ranks.device)
     models = [same_weights(model) for _ in row.trainers[1:]] + [model]
     outputs: list[torch.Tensor] = []
@@ -114,7 +120,9 @@ def throughput(name: str, row: Row, ranks: Ranks, folder: Path, precision: str) 
 
 
 def take_turns(started: Started, row: Row, steps: range) -> dict[str, list[tuple[float, Memory]]]:
-    """Return name → (seconds, peak memory) of each turn, in the order A B C D D C B A, so that none gains from what else the machine does. A trainer whose memory is exhausted leaves."""
+    """Return name → (seconds, peak memory) of each turn, in the order A B C D D C B A, so that none gains from what else the machine does.
+    A trainer whose memory is exhausted leaves.
+    """
     turns: dict[str, list[tuple[float, Memory]]] = {trainer.name: [] for trainer in started.trainers}
     largest = max(steps, key=lambda step: max(map(sum, row.documents(step))))
     alone = len(started.trainers) == 1
@@ -137,7 +145,9 @@ def take_turns(started: Started, row: Row, steps: range) -> dict[str, list[tuple
 
 
 def figures(trainer: Trainer, turns: list[tuple[float, Memory]], documents: list[int], flops: FlopCount, precision: str) -> dict[str, Any]:
-    """Return a trainer's figures, of tokens of documents: padding counts nothing. The operations are those that the mathematics needs, the same for all."""
+    """Return a trainer's figures, of tokens of documents: padding counts nothing. The operations are those that the mathematics needs, the
+    same for all.
+    """
     seconds = statistics.median(each for each, _ in turns)
     operations = flops.needed(documents) / seconds
     best, _ = peak_flops(torch.cuda.get_device_name(trainer.device) if trainer.device.type == "cuda" else "CPU", precision)
@@ -181,7 +191,9 @@ def equality(started: Started, precision: str) -> dict[str, Any]:
 
 
 def profile_steps(trainer: Trainer, step: int) -> dict[str, Any]:
-    """Return the kernels of a few steps of a trainer, by time, and the share of the time in which none ran. On a CPU its operations stand for kernels."""
+    """Return the kernels of a few steps of a trainer, by time, and the share of the time in which none ran. On a CPU its operations stand
+    for kernels.
+    """
     from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as recording

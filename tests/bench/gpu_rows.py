@@ -88,12 +88,15 @@ class Row:
 
 _8B, _GLM = SHAPES["8b"].config, SHAPES["glm-air-slice"].config
 _QWEN3_8B = {
-    "model_type": "qwen3", "vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32,
+    "model_type": "qwen3", "vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36,
+        "num_attention_heads": 32,
     "num_key_value_heads": 8, "head_dim": 128, "rope_theta": 1000000.0, "max_position_embeddings": 40960,
 }  # fmt: skip
 _QWEN3_30B_A3B = {
-    "model_type": "qwen3_moe", "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 6144, "moe_intermediate_size": 768, "num_hidden_layers": 48,
-    "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": True,
+    "model_type": "qwen3_moe", "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 6144, "moe_intermediate_size": 768,
+        "num_hidden_layers": 48,
+    "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "num_experts": 128, "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
     "rope_theta": 1000000.0, "max_position_embeddings": 40960,
 }  # fmt: skip
 ROWS = {
@@ -107,10 +110,13 @@ ROWS = {
     "checkpoint": Row(_8B, 4096, 2, 75, rank=64, targets=LINEAR, trainers=(DEFAULT,)),
     "8b-longest": Row({**_8B, "max_position_embeddings": 1 << 20}, 65536, 1, 80, trainers=(DEFAULT,), warm=1, block=1),
 }
-"""The profiles come first, then AutoModel's settings for 8B, and those of Surogate's table for Qwen3-8B. GLM-4.5-Air has 4 of its 46 layers."""
+"""The profiles come first, then AutoModel's settings for 8B, and those of Surogate's table for Qwen3-8B. GLM-4.5-Air has 4 of its 46
+layers.
+"""
 
 _TINY = {
-    "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2,
     "head_dim": 16, "moe_intermediate_size": 32, "num_experts": 8, "n_routed_experts": 8, "num_experts_per_tok": 2,
 }  # fmt: skip
 

@@ -145,11 +145,13 @@ def main() -> None:
         return
     for result in report["results"]:
         print(
-            f"{result['name']:>14}  {result['seconds']:6.2f} s  peak {result['peak_bytes'] / 1e6:7.1f} MB of {result['model_bytes'] / 1e6:.1f} MB"
+            f"{result['name']:>14}  {result['seconds']:6.2f} s  peak {result['peak_bytes'] / 1e6:7.1f} MB of"
+            f" {result['model_bytes'] / 1e6:.1f} MB"
         )
     for plan in report["plans"]:
         print(
-            f"{plan['stage']:>14}  planned {plan['planned_bytes'] / 1e6:.0f} MB, needed {plan['peak_bytes'] / 1e6:.0f} MB: {plan['plan_ratio']}"
+            f"{plan['stage']:>14}  planned {plan['planned_bytes'] / 1e6:.0f} MB, needed {plan['peak_bytes'] / 1e6:.0f} MB:"
+            f" {plan['plan_ratio']}"
         )
 
 

@@ -1,15 +1,15 @@
 """.venv/bin/python tests/bench/operator_scale.py --json: what a thousand jobs cost the operator, and how soon it answers.
 
-API server, controllers and the operator's process are real, in a control plane of its own. Nodes are played as KWOK plays them: pods name a scheduler that doesn't
-exist, are bound to nodes without a kubelet and said to run; coordinators' reports are real ones, with a token of their pod each.
+API server, controllers and the operator's process are real, in a control plane of its own. Nodes are played as KWOK plays them: pods name a
+scheduler that doesn't exist, are bound to nodes without a kubelet and said to run; coordinators' reports are real ones, with a token of
+their pod each.
 
 apply_to_stateful_set   from before the POST of a TrainingJob until a watch sees its StatefulSet, one job after the other has gone
-floor                   the same with a client that does nothing but watch TrainingJobs and POST one StatefulSet, before and after, in the same run
-lost_leases             how often the operator ended since the machine was too busy to renew its lease; it is started again
-memory                  PSS of the operator's process, MB
-writes_per_job          what came through a proxy in front of the API server, by method and kind, over the whole life of every job
-for_suspended_jobs,     writes and all calls (less the election, looks at tokens, and watches) of 20 s in which nothing happens
-for_finished_jobs
+floor                   the same with a client that does nothing but watch TrainingJobs and POST one StatefulSet, before and after, in the
+same run lost_leases             how often the operator ended since the machine was too busy to renew its lease; it is started again memory
+PSS of the operator's process, MB writes_per_job          what came through a proxy in front of the API server, by method and kind, over the
+whole life of every job for_suspended_jobs,     writes and all calls (less the election, looks at tokens, and watches) of 20 s in which
+nothing happens for_finished_jobs
 """
 
 from __future__ import annotations
@@ -286,7 +286,8 @@ class Played:
         over = state is State.COMPLETE
         report = Report(
             JobIdentity(name, namespace, uid), f"{name}-0", time.time_ns(), 1, 0, state, "all ranks run",
-            tuple(NodeReport(node, True, 1) for node in range(NODES)), RankCount(NODES, 0 if over else NODES), log=("done",) if over else (),
+            tuple(NodeReport(node, True, 1) for node in range(NODES)), RankCount(NODES, 0 if over else NODES),
+                log=("done",) if over else (),
         )  # fmt: skip
         body = report_body(report)
         headers = {"Authorization": f"Bearer {token}", JOB_HEADER: job_header(report.job), SIGNATURE_HEADER: report_signature(key, body)}

@@ -1,7 +1,8 @@
 """.venv/bin/python tests/bench/report_storm.py --json: what strangers who can reach the report server cost the operator.
 
-API server and the operator's process are real, in a control plane of its own; jobs' nodes are played, their reports are real ones. All senders are on this machine, each kind
-with loopback addresses of its own, as pods would have. For --seconds each, beside 1,000 clients that each hold an idle TLS connection or ask for one again a second after it was closed:
+API server and the operator's process are real, in a control plane of its own; jobs' nodes are played, their reports are real ones. All
+senders are on this machine, each kind with loopback addresses of its own, as pods would have. For --seconds each, beside 1,000 clients that
+each hold an idle TLS connection or ask for one again a second after it was closed:
 
 connections   10,000 times a second a connection that sends an unsigned report without TLS, from 20 addresses
 pipelined     10,000 unsigned reports a second over TLS, 250 in each connection, from 20 addresses
@@ -9,10 +10,9 @@ large         2 unsigned reports of half a megabyte a second over TLS, from one 
 
 offered_per_second    what was sent, or whose connection was asked for; written_per_second: for which there was a connection
 open_idle             idle connections that the operator held, on the average
-reports               of 10 jobs, one a second each: taken, seconds from the first attempt to the answer, and attempts that were turned away and repeated
-lease_kept            the same process led all the time; lease_age_seconds: the oldest that the Lease became
-growth_mb             PSS of the operator's process at its highest, less that before
-cpu_cores             that the operator's process used
+reports               of 10 jobs, one a second each: taken, seconds from the first attempt to the answer, and attempts that were turned away
+and repeated lease_kept            the same process led all the time; lease_age_seconds: the oldest that the Lease became growth_mb
+PSS of the operator's process at its highest, less that before cpu_cores             that the operator's process used
 """
 
 from __future__ import annotations
@@ -106,7 +106,9 @@ def flood_connections(seconds: float) -> dict[str, float]:
 
 
 async def flood_tls(seconds: float, per_second: float, request: bytes, count: int, addresses: int) -> dict[str, float]:
-    """So many connections a second with `count` times the request in each. Sent: those that a connection was there for, or was asked for."""
+    """So many connections a second with `count` times the request in each. Sent: those that a connection was there for, or was asked
+    for.
+    """
     began, sent, written, context = time.monotonic(), 0, [0], tls()
     sending: set[asyncio.Task[None]] = set()
 
@@ -225,8 +227,10 @@ async def storm(
     return {
         "offered_per_second": round(sent["sent"] / seconds), "written_per_second": round(sent["written"] / seconds),
         "open_idle": round(held["open"]), "lease_kept": is_kept, "lease_age_seconds": round(watching.lease_age, 1),
-        "growth_mb": round(watching.megabytes - before, 1), "before_mb": before, "cpu_cores": round((cpu_seconds(pid) - cpu) / passed, 2) if is_kept else None,
-        "reports": milliseconds(reporting.seconds) | {"max": round(1000 * max(reporting.seconds)), "repeated": reporting.repeated} if reporting.seconds else None,
+        "growth_mb": round(watching.megabytes - before, 1), "before_mb": before,
+            "cpu_cores": round((cpu_seconds(pid) - cpu) / passed, 2) if is_kept else None,
+        "reports": milliseconds(reporting.seconds) | {"max": round(1000 * max(reporting.seconds)),
+            "repeated": reporting.repeated} if reporting.seconds else None,
     }  # fmt: skip
 
 

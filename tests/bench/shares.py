@@ -2,8 +2,8 @@
 
 .venv/bin/python tests/bench/shares.py --json
 
-Real ranks over gloo train a tiny model; beside it each rank sleeps for every 40 tokens it computes, by its speed, as a host does while its GPU computes. So the figures
-follow from the speeds, not from this machine's cores.
+Real ranks over gloo train a tiny model; beside it each rank sleeps for every 40 tokens it computes, by its speed, as a host does while its
+GPU computes. So the figures follow from the speeds, not from this machine's cores.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def write_run(folder: Path, stage: str, balance: str, steps: int) -> Path:
         "seed": 1,
         "data": {"path": str(folder / "data.jsonl"), "maxLength": 64},
         "optimization": {
-            "epochs": 100, "maxSteps": steps, "learningRate": "1e-3", "microBatchSize": EQUAL_SIZE, "globalBatchSize": BATCH, "balance": balance,
+            "epochs": 100, "maxSteps": steps, "learningRate": "1e-3", "microBatchSize": EQUAL_SIZE, "globalBatchSize": BATCH,
+                "balance": balance,
         },
         "deepspeed": GATHERED if stage == "Stage3" else None,
         "evaluation": None,
@@ -103,7 +104,8 @@ def main() -> None:
         return
     for line in table:
         print(
-            f"{line['stage']}: {line['equal']:.0f} tokens/s equal, {line['measured']:.0f} measured, {line['gain']:.2f} times; shares {line['shares']}"
+            f"{line['stage']}: {line['equal']:.0f} tokens/s equal, {line['measured']:.0f} measured, {line['gain']:.2f} times; shares"
+            f" {line['shares']}"
         )
 
 

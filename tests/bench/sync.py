@@ -1,7 +1,7 @@
 """.venv/bin/python tests/bench/sync.py --json: how long it takes until an edit is in the pods, beside `kubectl cp` and tar through exec.
 
-Two pods of their own on the cluster of $KUBECONFIG (else the embedded one), each with a volume of its own; 1,000 files of 4 kB, as in a checkout. In
-turn, round after round, each until both pods have it:
+Two pods of their own on the cluster of $KUBECONFIG (else the embedded one), each with a volume of its own; 1,000 files of 4 kB, as in a
+checkout. In turn, round after round, each until both pods have it:
 
 lockstep    `lockstep sync`, as a process, as it is typed
 watch       `lockstep sync --watch`, which runs already: from the save of the file until the pods have said so

@@ -5,8 +5,8 @@
 .venv/bin/python tests/bench/train.py --device cuda --shape 8b              an 8B LoRA at 4,096 tokens on this machine's GPUs
 
 Both are started once and kept at a gate; then they take turns, in the order A B B A, so that neither gains from what else the machine does.
-A result counts only with equal losses: the same model, data, order, batch, optimizer, schedule and first adapter. Of ragged samples there is a third row: Hugging
-Face's Trainer grouping them by length, in another order and so with other losses.
+A result counts only with equal losses: the same model, data, order, batch, optimizer, schedule and first adapter. Of ragged samples there
+is a third row: Hugging Face's Trainer grouping them by length, in another order and so with other losses.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ TRAINERS = ("lockstep", "hugging-face")
 GROUPED = "hugging-face-grouped"
 WARM_STEPS = 1
 TOLERANCE = {"FP32": 5e-6, "BF16": 1e-3}
-"""Relative tolerance of a step's loss. FP32 differs by the order of sums; BF16 keeps 8 bits of each value, and here the trainers round apart."""
+"""Relative tolerance of a step's loss. FP32 differs by the order of sums; BF16 keeps 8 bits of each value, and here the trainers round
+apart.
+"""
 
 
 def free_port() -> int:

@@ -1,13 +1,16 @@
-""".venv/bin/python tests/bench/verbs.py --json: what a verb takes beside `kubectl get`, on an embedded cluster that is up and has an operator.
+""".venv/bin/python tests/bench/verbs.py --json: what a verb takes beside `kubectl get`, on an embedded cluster that is up and has an
+operator.
 
     make cluster-up && make deploy-cluster CLUSTER=local && .venv/bin/python tests/bench/verbs.py --json
 
-Two script jobs of two nodes are made, one that runs and one that has ended, and removed at the end. Each round types every command once, in turn.
+Two script jobs of two nodes are made, one that runs and one that has ended, and removed at the end. Each round types every command once, in
+turn.
 
 seconds, p95   from the start of the process to its end
 processor      user and system seconds of the process: what is left of a busy machine's influence
 first_line     until the first byte of its output, standard error too: nobody should look at nothing for long
-floor          a Python that does nothing, and one that imports what every verb on a cluster stands on (typer with pydantic, asyncio with TLS,
+floor          a Python that does nothing, and one that imports what every verb on a cluster stands on (typer with pydantic, asyncio with
+TLS,
                aiohttp, YAML): no verb can take less
 """
 
@@ -37,10 +40,11 @@ PATIENCE_SECONDS = 120.0
 STANDS_ON = "import typer._adapters, asyncio, ssl, aiohttp, yaml"
 SCRIPTS = {
     "wait.py": "import time\nprint('waiting', flush=True)\nwhile True:\n    time.sleep(1)\n",
-    "end.py": "import os, pathlib, struct\n"
-    "for line in range(2000):\n    print('line', line, flush=True)\n"
-    "folder = pathlib.Path('/workspace/runs/bench-ended/adapter')\nfolder.mkdir(exist_ok=True)\n"
-    "(folder / 'adapter_config.json').write_text('{}')\n(folder / 'adapter_model.safetensors').write_bytes(struct.pack('<Q', 2) + b'{}')\n",
+    "end.py": (
+        "import os, pathlib, struct\nfor line in range(2000):\n    print('line', line, flush=True)\nfolder ="
+        " pathlib.Path('/workspace/runs/bench-ended/adapter')\nfolder.mkdir(exist_ok=True)\n(folder /"
+        " 'adapter_config.json').write_text('{}')\n(folder / 'adapter_model.safetensors').write_bytes(struct.pack('<Q', 2) + b'{}')\n"
+    ),
 }
 LOCKSTEP = {
     "--help": "a page",
@@ -193,7 +197,8 @@ def main() -> None:
         return
     print(f"{report['rounds']} rounds, {report['cores']} cores, load {report['load'][0]}")
     for one in report["results"]:
-        print(f"{one['name']:50} {one['seconds']:6.2f} s  p95 {one['p95']:5.2f}  first line {one['first_line']:5.2f}  CPU {one['processor']:5.2f}  {one['codes']} {one['note']}")  # fmt: skip
+        print(f"{one['name']:50} {one['seconds']:6.2f} s  p95 {one['p95']:5.2f}  first line {one['first_line']:5.2f}  CPU"
+              f" {one['processor']:5.2f}  {one['codes']} {one['note']}")  # fmt: skip
 
 
 if __name__ == "__main__":

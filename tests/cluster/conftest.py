@@ -27,8 +27,10 @@ WORKERS = 2
 DEPLOYMENTS = ("test_front_door", "test_seed_004", "test_deploy", "test_rails")
 """One worker runs them: they write down in the checkout which cluster was deployed last."""
 LONGEST = (
-    *DEPLOYMENTS, "test_training", "test_drills", "test_devcluster", "test_image", "test_retry", "test_verbs", "test_words", "test_interactive", "test_jobs", "test_rights",
-    "test_devcluster_pods", "test_stops", "test_notebook_and_debugger", "test_why", "test_shell_and_editors", "test_models", "test_fabric", "test_files",
+    *DEPLOYMENTS, "test_training", "test_drills", "test_devcluster", "test_image", "test_retry", "test_verbs", "test_words",
+        "test_interactive", "test_jobs", "test_rights",
+    "test_devcluster_pods", "test_stops", "test_notebook_and_debugger", "test_why", "test_shell_and_editors", "test_models", "test_fabric",
+        "test_files",
 )  # fmt: skip
 
 
@@ -47,7 +49,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Parts:
 
 @pytest.fixture(scope="session", autouse=True)
 def cluster() -> Iterator[Path]:
-    """The administrator's kubeconfig, which $KUBECONFIG names as long as the tests run. An embedded cluster goes with them, its claims included.
+    """The administrator's kubeconfig, which $KUBECONFIG names as long as the tests run. An embedded cluster goes with them, its claims
+    included.
 
     Its daemons, Go programs, collect their garbage less often: memory for a third of their processor time.
     """

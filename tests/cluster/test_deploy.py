@@ -156,7 +156,9 @@ def test_who_may_only_use_a_namespace_gets_the_commands_by_which_an_administrato
 def test_an_admin_of_a_namespace_needs_no_other_right_to_run_an_operator_and_jobs_there(
     api: dynamic.DynamicClient, person: Path, own_file: Path, namespace: str, kubectl: Kubectl, tmp_path: Path
 ) -> None:
-    """With real pods: the operator, a dev environment and a job to its end, as that person; an administrator sends the definitions before."""
+    """With real pods: the operator, a dev environment and a job to its end, as that person; an administrator sends the definitions
+    before.
+    """
     publish_code(default_layout().python_volume)
     type_as_administrator([shlex.split(command) for command in definition_commands(planned(str(own_file), Mode.TCP))], kubectl)
     until("the rights of admins", lambda: "trainingjobs" in kubectl("get", "clusterrole", "admin", "-o", "yaml").stdout)

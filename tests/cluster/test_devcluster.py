@@ -153,10 +153,10 @@ def test_a_group_is_removed_with_the_processes_that_came_after_the_others_were_k
 def test_a_daemon_whose_starter_was_killed_before_it_joined_its_group_is_replaced_not_doubled() -> None:
     cluster.down(LAYOUT, print)
     code = (
-        "from lockstep.devcluster.host import processes\nfrom lockstep.devcluster.host.layout import Layout\nfrom lockstep.environments import cache_root\n"
-        f"layout = Layout('test', {LAYOUT.index}, cache_root())\nprocesses.JOIN = 'sleep 2; ' + processes.JOIN\n"
-        "late = processes.start(layout.daemons, 'etcd', ['sleep', '1000'], layout.log('etcd'), f'{layout.cgroup}/etcd', layout.starting)\n"
-        "processes.record(layout.daemons, 'etcd').unlink()\nprint(late.pid)\n"
+        "from lockstep.devcluster.host import processes\nfrom lockstep.devcluster.host.layout import Layout\nfrom lockstep.environments"
+        f" import cache_root\nlayout = Layout('test', {LAYOUT.index}, cache_root())\nprocesses.JOIN = 'sleep 2; ' + processes.JOIN\nlate ="
+        " processes.start(layout.daemons, 'etcd', ['sleep', '1000'], layout.log('etcd'), f'{layout.cgroup}/etcd',"
+        " layout.starting)\nprocesses.record(layout.daemons, 'etcd').unlink()\nprint(late.pid)\n"
     )
     late = int(subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True).stdout)
     cluster.up(LAYOUT, WANTED, print)
@@ -168,8 +168,8 @@ def start_and_kill(seconds: float) -> None:
     """An `up` from nothing that is killed after so long. The moment is what these tests are about: no event would name it."""
     cluster.down(LAYOUT, print)
     code = (
-        "from lockstep.devcluster import cluster\nfrom lockstep.devcluster.host.layout import Layout\nfrom lockstep.environments import cache_root\n"
-        f"cluster.up(Layout('test', {LAYOUT.index}, cache_root()), cluster.ClusterGoal(nodes={WANTED.nodes}), print)\n"
+        "from lockstep.devcluster import cluster\nfrom lockstep.devcluster.host.layout import Layout\nfrom lockstep.environments import"
+        f" cache_root\ncluster.up(Layout('test', {LAYOUT.index}, cache_root()), cluster.ClusterGoal(nodes={WANTED.nodes}), print)\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as child:
         time.sleep(seconds)

@@ -1,4 +1,6 @@
-"""Every kubectl line that the pages, the files and the programs of this project tell people to type is one that kubectl understands, with kinds that exist."""
+"""Every kubectl line that the pages, the files and the programs of this project tell people to type is one that kubectl understands, with
+kinds that exist.
+"""
 
 from __future__ import annotations
 
@@ -66,8 +68,10 @@ def test_kubectl_understands_every_line_that_is_not_of_oc_alone(lines: list[Line
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [
-        ("kubectl gett pods", 'unknown command "gett"'), ("kubectl get pods --name-space x", "unknown flag: --name-space"), ("kubectl get podz", 'resource type "podz"'),
-        ("kubectl delete pod -n x", "no name was specified"), ("kubectl create configmap", "exactly one NAME is required"), ("kubectl wait --for", "needs an argument"),
+        ("kubectl gett pods", 'unknown command "gett"'), ("kubectl get pods --name-space x", "unknown flag: --name-space"),
+            ("kubectl get podz", 'resource type "podz"'),
+        ("kubectl delete pod -n x", "no name was specified"), ("kubectl create configmap", "exactly one NAME is required"),
+            ("kubectl wait --for", "needs an argument"),
     ],
 )  # fmt: skip
 def test_kubectl_says_what_is_wrong_with_a_line(cluster: Path, tmp_path: Path, wrong: str, why: str) -> None:
@@ -78,9 +82,12 @@ def test_kubectl_says_what_is_wrong_with_a_line(cluster: Path, tmp_path: Path, w
 @pytest.mark.parametrize(
     ("text", "command"),
     [
-        ("type `kubectl exec -it x -- sh`, or else", "kubectl exec -it x -- sh"), ("look (kubectl get pods -n x), then", "kubectl get pods -n x"),
-        ("TOKEN=$(kubectl create token x)", "kubectl create token x"), ("oc get x -o jsonpath='{.a[?(@.b)]}' | jq", "oc get x -o jsonpath='{.a[?(@.b)]}'"),
-        ("the server's: kubectl describe pvc x says why; or", "kubectl describe pvc x"), ("oc --kubeconfig $(a b) get tj   # of it", "oc --kubeconfig $(a b) get tj"),
+        ("type `kubectl exec -it x -- sh`, or else", "kubectl exec -it x -- sh"),
+            ("look (kubectl get pods -n x), then", "kubectl get pods -n x"),
+        ("TOKEN=$(kubectl create token x)", "kubectl create token x"),
+            ("oc get x -o jsonpath='{.a[?(@.b)]}' | jq", "oc get x -o jsonpath='{.a[?(@.b)]}'"),
+        ("the server's: kubectl describe pvc x says why; or", "kubectl describe pvc x"),
+            ("oc --kubeconfig $(a b) get tj   # of it", "oc --kubeconfig $(a b) get tj"),
         ("kubectl edit tj {job} -p '{{{{}}}}'", "kubectl edit tj x -p '{{}}'"),
     ],
 )  # fmt: skip

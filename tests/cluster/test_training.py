@@ -210,8 +210,8 @@ def test_an_adapter_is_fetched_as_it_lies_on_the_volume(jobs: Jobs, trained: str
     told = lockstep(jobs, "adapter", "get", trained, str(tmp_path / "adapter"))
     assert told.returncode == 0, told.stderr
     base = TRAINING["model"]["name"]
-    assert told.stdout == (
-        f"{tmp_path}/adapter: /workspace/runs/{trained}/adapter of job {trained}. "
+    assert (
+        told.stdout == f"{tmp_path}/adapter: /workspace/runs/{trained}/adapter of job {trained}. "
         f"PEFT finds no {base} here: load the base model from its folder on this machine, and pass it\n"
     )
     there = run_in_pod(files, ["sh", "-c", f"cd /workspace/runs/{trained}/adapter; sha256sum *"])
@@ -244,7 +244,10 @@ def test_everything_that_training_imports_in_a_pod_is_compiled(jobs: Jobs, files
 
 def test_a_job_runs_where_python_is_there_but_lockstep_is_not(jobs: Jobs) -> None:
     """PYTHONPATH of the cluster is emptied: the image's own Python has nothing but its standard library."""
-    script = "import importlib.util, sys\nsys.exit(sum(importlib.util.find_spec(n) is not None for n in ('lockstep', 'lockstep_gang', 'torch')))\n"
+    script = (
+        "import importlib.util, sys\nsys.exit(sum(importlib.util.find_spec(n) is not None for n in ('lockstep', 'lockstep_gang',"
+        " 'torch')))\n"
+    )
     jobs.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "bare"}, "data": {"bare.py": script}})
     volume = {"name": "bare", "mountPath": "/bare", "configMap": {"name": "bare"}}
     spec = {

@@ -1,4 +1,6 @@
-"""Faults of an ordinary month of multi-node fine-tuning: rows, models, adapters, DeepSpeed, groups, checkpoints, images, nodes, wrappers."""
+"""Faults of an ordinary month of multi-node fine-tuning: rows, models, adapters, DeepSpeed, groups, checkpoints, images, nodes,
+wrappers.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,8 @@ import transformers
 config = transformers.LlamaConfig(vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
 transformers.AutoModelForCausalLM.from_config(config, attn_implementation="flash_attention_2", dtype=torch.bfloat16)
 """),
-    RankFault("task-type", "the adapter's config has a task that peft doesn't know", _all("UserCode", "Invalid task type: 'CAUSAL'", CORRECT), 'import peft\npeft.LoraConfig(task_type="CAUSAL")'),
+    RankFault("task-type", "the adapter's config has a task that peft doesn't know",
+        _all("UserCode", "Invalid task type: 'CAUSAL'", CORRECT), 'import peft\npeft.LoraConfig(task_type="CAUSAL")'),
     # DeepSpeed.
     RankFault("auto-values", "a config for transformers' Trainer, with its values auto, is given to DeepSpeed itself", _all("UserCode", "can't multiply sequence by non-int", CORRECT), """\
 from deepspeed.runtime.config import DeepSpeedConfig
@@ -112,16 +115,26 @@ if RANK == 1: torch.optim.AdamW(model.parameters()).load_state_dict(torch.optim.
 wait()
 """),
     # Images, nodes, services, volumes.
-    RankFault("old-glibc", "a package was built for a newer glibc than the image has", _one("Setup", "GLIBC_2.32. not found", LACKS), raises("ImportError(\"/lib/x86_64-linux-gnu/libc.so.6: version `GLIBC_2.32' not found (required by /opt/venv/lib/python3.11/site-packages/flash_attn_2_cuda.cpython-311-x86_64-linux-gnu.so)\")")),
-    RankFault("other-driver", "a node's driver and the CUDA libraries of the image don't go together", _one("Setup", "Error 803|unsupported display driver", f"{LACKS}|driver"), raises("RuntimeError('Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before calling NumCudaDevices() that might have already set an error? Error 803: system has unsupported display driver / cuda driver combination')")),
+    RankFault("old-glibc", "a package was built for a newer glibc than the image has", _one("Setup", "GLIBC_2.32. not found", LACKS),
+        raises("ImportError(\"/lib/x86_64-linux-gnu/libc.so.6: version `GLIBC_2.32' not found (required by"
+               " /opt/venv/lib/python3.11/site-packages/flash_attn_2_cuda.cpython-311-x86_64-linux-gnu.so)\")")),
+    RankFault("other-driver", "a node's driver and the CUDA libraries of the image don't go together",
+        _one("Setup", "Error 803|unsupported display driver", f"{LACKS}|driver"),
+            raises("RuntimeError('Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before calling"
+                   " NumCudaDevices() that might have already set an error? Error 803: system has unsupported display driver / cuda driver"
+                   " combination')")),
     RankFault("threads", "a pod may have no more threads", _one("Setup", "can't start new thread", f"{LACKS}|limit|OMP_NUM_THREADS"), """\
 if RANK == 1:
     for thread in range(9, 12): sys.stderr.write(f"OpenBLAS blas_thread_init: pthread_create failed for thread {thread} of 64: Resource temporarily unavailable\\nOpenBLAS blas_thread_init: RLIMIT_NPROC -1 current, -1 max\\n")
     raise RuntimeError("can't start new thread")
 wait()
 """),
-    RankFault("access-denied", "the key may not read the bucket of the dataset", _one("Setup", "AccessDenied", f"{LACKS}|credentials|AWS_"), "class ClientError(Exception): pass\n" + raises("ClientError('An error occurred (AccessDenied) when calling the GetObject operation: Access Denied')")),
-    RankFault("mount-gone", "the program that mounts the bucket has ended", _one("Storage", "Transport endpoint is not connected", "volume", never="(?i)fabric"), raises("OSError(107, 'Transport endpoint is not connected', '/datasets/shard-3.parquet')")),
+    RankFault("access-denied", "the key may not read the bucket of the dataset", _one("Setup", "AccessDenied", f"{LACKS}|credentials|AWS_"),
+        "class ClientError(Exception): pass\n" + raises("ClientError('An error occurred (AccessDenied) when calling the GetObject"
+                                                        " operation: Access Denied')")),
+    RankFault("mount-gone", "the program that mounts the bucket has ended",
+        _one("Storage", "Transport endpoint is not connected", "volume", never="(?i)fabric"),
+            raises("OSError(107, 'Transport endpoint is not connected', '/datasets/shard-3.parquet')")),
     # Numbers and memory.
     RankFault("says-nan", "the script says that its loss is NaN and exits with 1", _one("NonFinite", "Loss is nan, stopping training", "learningRate|learning rate"), """\
 if RANK == 1: print(f"Loss is {float('nan')}, stopping training", flush=True); sys.exit(1)
@@ -138,7 +151,8 @@ if RANK == 1: os.write(2, b"Error out of memory at line 449 in file /src/csrc/op
 wait()
 """),
     # What is left in a script, and what is around it.
-    RankFault("breakpoint", "a breakpoint was left in the script, and there is no terminal", _one("UserCode", "BdbQuit", CORRECT), "if RANK == 1: breakpoint()\nwait()"),
+    RankFault("breakpoint", "a breakpoint was left in the script, and there is no terminal", _one("UserCode", "BdbQuit", CORRECT),
+        "if RANK == 1: breakpoint()\nwait()"),
     RankFault("prepares", "the script runs another one that prepares its data, and that one fails", _one("UserCode", "KeyError: 'messages'", CORRECT), """\
 if RANK == 1: subprocess.run([sys.executable, sys.path[0] + "/prepare.py", "--shard", "1"], check=True)
 wait()

@@ -70,7 +70,9 @@ if RANK == 1:
     raise AcceleratorError("CUDA error: device-side assert triggered\\nCUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be incorrect.\\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\\nDevice-side assertion tracking was not enabled by user.")
 wait()
 """),
-    RankFault("cublas", "a GPU's memory has no room for cuBLAS", _one("OutOfMemory", "CUBLAS_STATUS_ALLOC_FAILED", "microBatchSize|smaller batch"), raises("RuntimeError('CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`')")),
+    RankFault("cublas", "a GPU's memory has no room for cuBLAS",
+        _one("OutOfMemory", "CUBLAS_STATUS_ALLOC_FAILED", "microBatchSize|smaller batch"),
+            raises("RuntimeError('CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`')")),
     RankFault("batch-sizes", "the batch sizes of DeepSpeed's config don't make one another", _all("UserCode", "train_batch_size", CORRECT), """\
 from deepspeed.runtime.config import DeepSpeedConfig
 DeepSpeedConfig({"train_batch_size": 16, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 1})
@@ -135,7 +137,9 @@ async def tokenize(): await asyncio.sleep(60)
 if RANK == 1: asyncio.run(asyncio.wait_for(tokenize(), 0.2))
 wait()
 """),
-    RankFault("forked-cuda", "a data loader's forked worker uses CUDA", _one("UserCode", "forked subprocess", CORRECT), raises("RuntimeError(\"Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the 'spawn' start method\")")),
+    RankFault("forked-cuda", "a data loader's forked worker uses CUDA", _one("UserCode", "forked subprocess", CORRECT),
+        raises("RuntimeError(\"Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the 'spawn'"
+               " start method\")")),
     RankFault("colored", "a traceback in colors, as Python 3.13 writes it with FORCE_COLOR", _one("UserCode", "KeyError: 'label'", CORRECT), """\
 if RANK == 1:
     sys.stderr.write('Traceback (most recent call last):\\n  File \\x1b[35m"/workspace/train.py"\\x1b[0m, line \\x1b[35m9\\x1b[0m, in \\x1b[35m<module>\\x1b[0m\\n'
@@ -159,7 +163,8 @@ if RANK == 1: subprocess.Popen(["head", "-c", "1000000", "/dev/zero"], stdout=su
 if RANK == 1: small_volume(); open("small/model.pt", "w").close(); os.rename("small/model.pt", "model.pt")
 wait()
 """),
-    RankFault("localized", "the volume is full, and the image speaks German", _one("Storage", "Errno 28", "room"), raises("OSError(28, 'Auf dem Ger\\u00e4t ist kein Speicherplatz mehr verf\\u00fcgbar', '/workspace/out/model.safetensors')")),
+    RankFault("localized", "the volume is full, and the image speaks German", _one("Storage", "Errno 28", "room"),
+        raises("OSError(28, 'Auf dem Ger\\u00e4t ist kein Speicherplatz mehr verf\\u00fcgbar', '/workspace/out/model.safetensors')")),
     RankFault("rate-limit", "a hub has had too many requests of the ranks", _one("Setup", "429|Too Many Requests", f"{LACKS}|HF_TOKEN|limit"), NO_PROXY + """\
 import http.server, urllib.request
 class Hub(http.server.BaseHTTPRequestHandler):

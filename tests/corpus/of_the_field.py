@@ -41,7 +41,9 @@ os.environ.update(HF_ENDPOINT=f"http://127.0.0.1:{server.server_port}", HF_HOME=
 import huggingface_hub
 huggingface_hub.hf_hub_download("acme/llama", "config.json")
 """),
-    RankFault("offline", "the hub is offline, and its cache lacks the model", _all("Setup", "cached files|disk cache|offline", f"{LACKS}|HF_HUB_OFFLINE|HF_HOME"), "import transformers\ntransformers.AutoConfig.from_pretrained('acme/llama')", _env(HF_HUB_OFFLINE="1", HF_HOME="{folder}/hub")),
+    RankFault("offline", "the hub is offline, and its cache lacks the model",
+        _all("Setup", "cached files|disk cache|offline", f"{LACKS}|HF_HUB_OFFLINE|HF_HOME"),
+            "import transformers\ntransformers.AutoConfig.from_pretrained('acme/llama')", _env(HF_HUB_OFFLINE="1", HF_HOME="{folder}/hub")),
     RankFault("self-signed", "a company's proxy shows a certificate that the image doesn't trust", _one("Setup", "certificate verify failed", f"{LACKS}|CA certificate|SSL_CERT_FILE"), NO_PROXY + """\
 import http.server, ssl, urllib.request
 if RANK == 1:
@@ -52,7 +54,9 @@ if RANK == 1:
     urllib.request.urlopen(f"https://localhost:{server.server_port}/acme/llama/resolve/main/config.json")
 wait()
 """),
-    RankFault("proxy", "HTTPS_PROXY names a proxy that isn't there", _all("Setup", "[Pp]roxy", f"{LACKS}|HTTPS_PROXY"), "import requests\nrequests.get('https://hub.example.com/acme/llama')", _env(HTTPS_PROXY=DEAD_PROXY, https_proxy=DEAD_PROXY, NO_PROXY="none.invalid", no_proxy="none.invalid")),
+    RankFault("proxy", "HTTPS_PROXY names a proxy that isn't there", _all("Setup", "[Pp]roxy", f"{LACKS}|HTTPS_PROXY"),
+        "import requests\nrequests.get('https://hub.example.com/acme/llama')",
+            _env(HTTPS_PROXY=DEAD_PROXY, https_proxy=DEAD_PROXY, NO_PROXY="none.invalid", no_proxy="none.invalid")),
     RankFault("no-api-key", "the experiment tracker has no key, and there is no terminal to ask on", _one("Setup", "API key", f"{LACKS}|WANDB_API_KEY"), """\
 if RANK == 1:
     os.environ["HOME"] = os.getcwd(); os.environ.pop("WANDB_API_KEY", None); os.environ.pop("WANDB_MODE", None)
@@ -69,7 +73,9 @@ if RANK == 1:
     datasets.load_dataset("parquet", data_files="shard.parquet", cache_dir="cache")
 wait()
 """),
-    RankFault("stream-writer", "torch.save finds no room, and its C++ doesn't say why", _one("Storage", "write failed|failed writing|No space|iostream error", "room|full|larger|volume"), SMALL_VOLUME + "if RANK == 1: small_volume(); torch.save({'weight': torch.ones(1 << 20)}, 'small/model.pt')\nwait()"),
+    RankFault("stream-writer", "torch.save finds no room, and its C++ doesn't say why",
+        _one("Storage", "write failed|failed writing|No space|iostream error", "room|full|larger|volume"),
+            SMALL_VOLUME + "if RANK == 1: small_volume(); torch.save({'weight': torch.ones(1 << 20)}, 'small/model.pt')\nwait()"),
     RankFault("rust-disk", "safetensors, which is Rust, finds no room", _one("Storage", "os error 28|No space left", "room|full|larger"), SMALL_VOLUME + """\
 if RANK == 1:
     import numpy, safetensors.numpy
@@ -97,7 +103,10 @@ if RANK == 1: os.kill(os.getpid(), signal.SIGKILL)
 wait()
 """, {"restart": {"maxRestarts": 1}}),
     # Foreign scripts and what they expect of the one who starts them.
-    RankFault("local-rank", "the script requires the argument that an old launcher gave", _all("UserCode", "required: --local_rank", f"{CORRECT}|LOCAL_RANK"), "import argparse\nparser = argparse.ArgumentParser()\nfor name in ('local_rank', 'node_rank'):\n    parser.add_argument(f'--{name}', type=int, required=True)\nparser.parse_args()"),
+    RankFault("local-rank", "the script requires the argument that an old launcher gave",
+        _all("UserCode", "required: --local_rank", f"{CORRECT}|LOCAL_RANK"),
+            "import argparse\nparser = argparse.ArgumentParser()\nfor name in ('local_rank', 'node_rank'):\n   "
+            " parser.add_argument(f'--{name}', type=int, required=True)\nparser.parse_args()"),
     RankFault("launcher", "the script starts DeepSpeed's launcher, whose program fails", _one("UserCode", "KeyError: 'label_column'", CORRECT), """\
 import base64
 if RANK == 1:
@@ -124,7 +133,8 @@ if RANK == 1:
 wait()
 """),
     # Devices, native code, numbers.
-    RankFault("asks-for-cuda", "the script wants CUDA, and the job has no GPUs", _all("Setup", "NVIDIA driver|CUDA", f"{LACKS}|gpusPerNode"), "torch.zeros(1).cuda()"),
+    RankFault("asks-for-cuda", "the script wants CUDA, and the job has no GPUs",
+        _all("Setup", "NVIDIA driver|CUDA", f"{LACKS}|gpusPerNode"), "torch.zeros(1).cuda()"),
     RankFault("device-ordinal", "the script takes RANK for the number of its GPU, which ends on the second node", _one("UserCode", "invalid device ordinal", f"{CORRECT}|LOCAL_RANK"), """\
 class AcceleratorError(RuntimeError): pass
 """ + raises("AcceleratorError('CUDA error: invalid device ordinal\\nGPU device may be out of range, do you have enough GPUs?\\nCUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be incorrect.\\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1')")),
@@ -134,7 +144,9 @@ if RANK == 1:
     sys.path.insert(0, os.getcwd()); import flash_attn_2_cuda
 wait()
 """),
-    RankFault("host-memory", "torch gets no memory of the host", _one("OutOfMemory", "allocate memory|not enough memory", "fewer ranks|more memory|less memory|resources"), "if RANK == 1: torch.empty(1 << 50)\nwait()"),
+    RankFault("host-memory", "torch gets no memory of the host",
+        _one("OutOfMemory", "allocate memory|not enough memory", "fewer ranks|more memory|less memory|resources"),
+            "if RANK == 1: torch.empty(1 << 50)\nwait()"),
     RankFault("loss-scale", "fp16 overflows until its loss scale can't be less", _one("NonFinite", "loss scale already at minimum", "learningRate|learning rate|bf16"), """\
 if RANK == 1:
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler
@@ -159,7 +171,8 @@ if RANK == 0:
     os.abort()
 wait()
 """),
-    RankFault("interface", "GLOO_SOCKET_IFNAME names an interface that the nodes don't have", _all("Setup", "ib9", f"{LACKS}|GLOO_SOCKET_IFNAME"), GLOO, _env(GLOO_SOCKET_IFNAME="ib9")),
+    RankFault("interface", "GLOO_SOCKET_IFNAME names an interface that the nodes don't have",
+        _all("Setup", "ib9", f"{LACKS}|GLOO_SOCKET_IFNAME"), GLOO, _env(GLOO_SOCKET_IFNAME="ib9")),
     RankFault("retries", "a rank tries for ever to reach a service", _one("Hang", "(?s)rank 1 .*hangs.*refused", "stacks"), """\
 while RANK == 1:
     try: socket.create_connection(("127.0.0.1", 9))
@@ -196,8 +209,16 @@ def _phase(place: Place) -> str | None:
 
 
 FIELD_CLUSTER_FAULTS = (
-    ClusterFault("no-runtime-class", "the cluster file names a RuntimeClass that isn't there", waits("PodsRefused", "(?i)runtime_?class.*nvidia|nvidia.*runtime_?class", "[Rr]untime_?[Cc]lass"), {"gpusPerNode": 1}, before=cluster_like_local(_no_runtime_class), after=no_such_cluster),
-    ClusterFault("no-scheduler", "the job names a scheduler that isn't installed", waits("Scheduling", "volcano", "scheduler"), {"podTemplate": {"schedulerName": "volcano"}}, seconds=90.0),
-    ClusterFault("claim-lost", "the volume of the job's claim was deleted", waits("ClaimNotBound", "Lost|lost its|volume .*(gone|deleted|not exist|non-existent)", "claim"), {"storage": {"workspaceClaimName": "lost"}}, before=_claim_without_its_volume, after=delete("PersistentVolumeClaim", "lost"), seconds=90.0),
-    ClusterFault("all-pods-deleted", "all pods of the job are deleted at once", Expected("NodeLost", "was deleted|were deleted", "logs", everybody=True, state="Running"), ONCE, act=both(delete("Pod", "{}-0"), delete("Pod", "{}-1")), seconds=150.0),
+    ClusterFault("no-runtime-class", "the cluster file names a RuntimeClass that isn't there",
+        waits("PodsRefused", "(?i)runtime_?class.*nvidia|nvidia.*runtime_?class", "[Rr]untime_?[Cc]lass"), {"gpusPerNode": 1},
+            before=cluster_like_local(_no_runtime_class), after=no_such_cluster),
+    ClusterFault("no-scheduler", "the job names a scheduler that isn't installed", waits("Scheduling", "volcano", "scheduler"),
+        {"podTemplate": {"schedulerName": "volcano"}}, seconds=90.0),
+    ClusterFault("claim-lost", "the volume of the job's claim was deleted",
+        waits("ClaimNotBound", "Lost|lost its|volume .*(gone|deleted|not exist|non-existent)", "claim"),
+            {"storage": {"workspaceClaimName": "lost"}}, before=_claim_without_its_volume, after=delete("PersistentVolumeClaim", "lost"),
+                seconds=90.0),
+    ClusterFault("all-pods-deleted", "all pods of the job are deleted at once",
+        Expected("NodeLost", "was deleted|were deleted", "logs", everybody=True, state="Running"), ONCE,
+            act=both(delete("Pod", "{}-0"), delete("Pod", "{}-1")), seconds=150.0),
 )  # fmt: skip

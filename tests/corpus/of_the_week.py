@@ -1,4 +1,6 @@
-"""Faults of an ordinary week of multi-node fine-tuning: rows, tokenizers, models, adapters, DeepSpeed's config, checkpoints, images, services."""
+"""Faults of an ordinary week of multi-node fine-tuning: rows, tokenizers, models, adapters, DeepSpeed's config, checkpoints, images,
+services.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ import transformers
 os.makedirs(f"model-{RANK}"); open(f"model-{RANK}/config.json", "w").write('{"model_type": "gemma9"}')
 transformers.AutoConfig.from_pretrained(f"model-{RANK}")
 """),
-    RankFault("no-weights", "the folder of the model has its config only", _all("UserCode", "Error no file named model.safetensors", CORRECT, never="make room"), 'raise OSError("Error no file named model.safetensors, or pytorch_model.bin, found in directory /models/llama-8b.")'),
+    RankFault("no-weights", "the folder of the model has its config only",
+        _all("UserCode", "Error no file named model.safetensors", CORRECT, never="make room"),
+            'raise OSError("Error no file named model.safetensors, or pytorch_model.bin, found in directory /models/llama-8b.")'),
     RankFault("other-modules", "LoRA is to be put into modules that this model doesn't have", _one("UserCode", "Target modules .*q_proj.* not found", CORRECT), """\
 if RANK == 1:
     import peft
@@ -94,7 +98,8 @@ wait()
 torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(2 + RANK))))
 wait()
 """),
-    RankFault("of-slurm", "the script was written for Slurm", _all("UserCode", "KeyError: 'SLURM_PROCID'", CORRECT), 'rank = int(os.environ["SLURM_PROCID"])'),
+    RankFault("of-slurm", "the script was written for Slurm", _all("UserCode", "KeyError: 'SLURM_PROCID'", CORRECT),
+        'rank = int(os.environ["SLURM_PROCID"])'),
     RankFault("no-route", "NCCL finds no route to its peer's address", _one("Fabric", "No route to host", "fabric"), """\
 class DistBackendError(RuntimeError): pass
 """ + raises("DistBackendError('NCCL error in: ProcessGroupNCCL.cpp:3690, unhandled system error (run with NCCL_DEBUG=INFO for details), NCCL version 2.30.7\\nncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error. \\nLast error:\\nsocketPollConnect: connect to 10.128.2.14<36541> returned No route to host, exceeded error retry count (35)')")),
@@ -121,14 +126,21 @@ wait()
     RankFault("amd", "the memory of a GPU of AMD runs out", _one("OutOfMemory", "HIP out of memory", "microBatchSize|smaller batch"), """\
 class OutOfMemoryError(RuntimeError): pass
 """ + raises("OutOfMemoryError('HIP out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 191.98 GiB of which 1.10 GiB is free.')")),
-    RankFault("shared-files", "data loaders share more tensors than a process may have files", _one("Setup", r"Too many open files \(24\)", f"{LACKS}|limit"), raises("RuntimeError('unable to open shared memory object </torch_4711_2906117_63> in read-write mode: Too many open files (24)')")),
+    RankFault("shared-files", "data loaders share more tensors than a process may have files",
+        _one("Setup", r"Too many open files \(24\)", f"{LACKS}|limit"),
+            raises("RuntimeError('unable to open shared memory object </torch_4711_2906117_63> in read-write mode: Too many open files"
+                   " (24)')")),
     # Images, services, files.
-    RankFault("other-numpy", "a package was built for another numpy", _one("Setup", "numpy.dtype size changed", LACKS), raises("ValueError('numpy.dtype size changed, may indicate binary incompatibility. Expected 96 from C header, got 88 from PyObject')")),
+    RankFault("other-numpy", "a package was built for another numpy", _one("Setup", "numpy.dtype size changed", LACKS),
+        raises("ValueError('numpy.dtype size changed, may indicate binary incompatibility. Expected 96 from C header, got 88 from"
+               " PyObject')")),
     RankFault("pip", "the script installs a package when it starts, and there is no index", _one("Setup", r"No matching distribution found for trl==99\.0", LACKS), """\
 if RANK == 1: sys.exit(subprocess.run([sys.base_prefix + "/bin/python3", "-m", "pip", "install", "--no-index", "--target", "extra", "trl==99.0"]).returncode)
 wait()
 """),
-    RankFault("no-credentials", "the dataset lies in S3, and the pod has no credentials", _one("Setup", "Unable to locate credentials", f"{LACKS}|credentials|AWS_"), "class NoCredentialsError(Exception): pass\n" + raises("NoCredentialsError('Unable to locate credentials')")),
+    RankFault("no-credentials", "the dataset lies in S3, and the pod has no credentials",
+        _one("Setup", "Unable to locate credentials", f"{LACKS}|credentials|AWS_"),
+            "class NoCredentialsError(Exception): pass\n" + raises("NoCredentialsError('Unable to locate credentials')")),
     RankFault("slow-hub", "a hub doesn't answer in time", _one("Setup", "Read timed out", LACKS, never="(?i)volume|fabric"), NO_PROXY + """\
 if RANK == 1:
     import requests

@@ -82,7 +82,10 @@ def judge_deepspeed(disk: Path) -> str:
             loaded = torch.load(folder / name, weights_only=False)
         except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
             size = (folder / name).stat().st_size if (folder / name).exists() else None
-            return f"unloadable: `latest` is {tag}, whose {name} {'is missing' if size is None else f'has {size} bytes'}: {type(error).__name__}"
+            return (
+                f"unloadable: `latest` is {tag}, whose {name} {'is missing' if size is None else f'has {size} bytes'}:"
+                f" {type(error).__name__}"
+            )
         values += loaded["module"].values() if "module" in loaded else _optimizer_tensors(loaded["optimizer_state_dict"])
     return verdict_of(version(values))
 

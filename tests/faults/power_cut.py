@@ -27,7 +27,8 @@ from faults.disk import Disk
 PATIENCE_SECONDS = 60
 VARIANTS = ("alone", "a neighbor syncs")
 OTHERWISE = ("mix", "unloadable", "nothing")
-"""What a start would find that is neither the old state nor the new one: parts of both; a newest one that it chooses and can't load; none."""
+"""What a start would find that is neither the old state nor the new one: parts of both; a newest one that it chooses and can't load; none.
+"""
 
 
 class Session(Protocol):

@@ -22,7 +22,9 @@ PACKAGE = "prometheus"
 
 
 def programs() -> Path:
-    """Folder of `prometheus` and `promtool`. The package is unpacked, once for all checkouts, and not installed: that would start a service."""
+    """Folder of `prometheus` and `promtool`. The package is unpacked, once for all checkouts, and not installed: that would start a
+    service.
+    """
     folder = cache_root() / "prometheus" / os_release()["VERSION_CODENAME"]
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_suffix(".lock").open("w") as lock:
@@ -40,7 +42,9 @@ def programs() -> Path:
 
 
 def promtool(*arguments: str, folder: Path, check: bool = True) -> str:
-    """Run `promtool` in this folder and return what it prints, in its order. Raises AssertionError with that if it fails and `check` is set."""
+    """Run `promtool` in this folder and return what it prints, in its order. Raises AssertionError with that if it fails and `check` is
+    set.
+    """
     done = subprocess.run(
         [programs() / "promtool", *arguments], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )

@@ -1,4 +1,5 @@
-"""What an account may not read, no verb states: every verb at a real API server, as somebody with `view` in one namespace and as somebody with nothing.
+"""What an account may not read, no verb states: every verb at a real API server, as somebody with `view` in one namespace and as somebody
+with nothing.
 
 Everything that a verb could miss is there: the CRDs, the TrainingCluster, the service account, a job that has run and failed, its objects.
 """
@@ -24,7 +25,8 @@ NAMESPACE = "lockstep"
 FAILED = "RanksFailed"
 SECONDS = 60
 FALSE = re.compile(
-    r"TrainingCluster \S+ is not on|ml-dev-sa is not in|no TrainingJob x\b|job x .*never started|not installed|none in namespace|doesn't know TrainingJobs"
+    r"TrainingCluster \S+ is not on|ml-dev-sa is not in|no TrainingJob x\b|job x .*never started|not installed|none in namespace|doesn't"
+    r" know TrainingJobs"
     r"|none at all|no operator works|create serviceaccount|lockstep deploy local(?! --mode auto --no-dev)"
 )
 """What would be untrue here, and its remedies, in the words of any verb."""
@@ -47,7 +49,8 @@ async def fill(admin: Path) -> None:
         await cluster.create({"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": metadata, "spec": spec})
         moment = "2026-01-01T00:00:00Z"
         conditions = [
-            {"type": kind, "status": status, "reason": FAILED, "message": "rank 0 exited with 1", "lastTransitionTime": moment, "observedGeneration": 1}
+            {"type": kind, "status": status, "reason": FAILED, "message": "rank 0 exited with 1", "lastTransitionTime": moment,
+                "observedGeneration": 1}
             for kind, status in (("Accepted", "True"), ("Progressing", "False"), ("Failed", "True"))
         ]  # fmt: skip
         status = {"conditions": conditions, "nodes": 1, "attempts": 2, "restarts": 1, "ranks": {"desired": 1, "ready": 0}}

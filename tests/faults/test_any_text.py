@@ -1,4 +1,6 @@
-"""Unicode text and a real API server: it stores what was sent, by each way of sending, and a job whose last words are such text is told ended."""
+"""Unicode text and a real API server: it stores what was sent, by each way of sending, and a job whose last words are such text is told
+ended.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,8 @@ POLICY = {
         "matchConstraints": {"resourceRules": [
             {"apiGroups": ["lockstep.dev"], "apiVersions": ["*"], "operations": ["UPDATE"], "resources": ["trainingjobs/status"]}
         ]},
-        "validations": [{"expression": "!has(object.status.failure) || !has(object.status.failure.lastLines)", "message": "no last lines here"}],
+        "validations": [{"expression": "!has(object.status.failure) || !has(object.status.failure.lastLines)",
+            "message": "no last lines here"}],
     },
 }  # fmt: skip
 BINDING = {

@@ -1,4 +1,6 @@
-"""Prometheus scrapes a real operator: the alert on a job that failed, and every query of the dashboard on one that runs. Pods and coordinator are played."""
+"""Prometheus scrapes a real operator: the alert on a job that failed, and every query of the dashboard on one that runs. Pods and
+coordinator are played.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ DASHBOARD = json.loads(OBJECTS["ConfigMap"]["data"]["lockstep.json"])
 THEN = "2026-01-01T00:00:00Z"
 MEASURED = {"loss": "2.2500", "tokensPerSecond": "41250", "mfu": "0.2790", "peakMemoryBytes": "97000000000", "saveSeconds": "1.5"}
 SHOWN = {
-    "Step, and the run's last": [7, 70], "Loss": [2.25], "Tokens per second": [41250], "MFU": [0.279], "GPU memory": [97e9], "Progress": [10],
+    "Step, and the run's last": [7, 70], "Loss": [2.25], "Tokens per second": [41250], "MFU": [0.279], "GPU memory": [97e9],
+        "Progress": [10],
     "Time left": [600], "Time of a save": [1.5], "Fabric, stragglers, preflight": [1, 0, 1],
 }  # fmt: skip
 """Values of panels whose job is the one that reports so."""

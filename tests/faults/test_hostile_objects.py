@@ -1,4 +1,5 @@
-"""Objects that anybody with the role `edit` can make: too deep, too large, too many. A real API server has them, and the operator serves the other jobs.
+"""Objects that anybody with the role `edit` can make: too deep, too large, too many. A real API server has them, and the operator serves
+the other jobs.
 
 The process's memory is limited, too: its pod has 512 MiB, and an operator that is killed for memory at each list never leads.
 """
@@ -133,7 +134,9 @@ def hostile(rig: Rig) -> Iterator[Jobs]:
 
 
 def survives(rig: Rig, make_them: Callable[[], None]) -> int:
-    """Make them beside a job that runs: it is served by the operator that watches, and by the next one, which lists. The memory of both at most."""
+    """Make them beside a job that runs: it is served by the operator that watches, and by the next one, which lists. The memory of both at
+    most.
+    """
     with rig.job() as job:
         job.create()
         job.until("running", job.runs)
@@ -188,12 +191,15 @@ LARGEST: dict[str, dict[str, Any]] = {
 }
 """As large as each bound lets a job be: the API server takes its objects."""
 TOO_LARGE: dict[str, tuple[dict[str, Any], str, str]] = {
-    "html-all": (training_job("html-all", script={"path": "/x.py"}, env=variables("<" * 8192, 26)), "RunTooLarge", "at most 1000000 are allowed"),
-    "control-args": (training_job("control-args", script={"path": "/x.py", "args": ["\x01" * 4096] * 32}, env=variables("\x01" * 8192, 10)), "InvalidSpec", "at most 393216 can be read"),
+    "html-all": (training_job("html-all", script={"path": "/x.py"}, env=variables("<" * 8192, 26)), "RunTooLarge",
+        "at most 1000000 are allowed"),
+    "control-args": (training_job("control-args", script={"path": "/x.py", "args": ["\x01" * 4096] * 32}, env=variables("\x01" * 8192, 10)),
+        "InvalidSpec", "at most 393216 can be read"),
     "settings": (trained("settings", {"z": "x" * 66_000}), "InvalidSpec", "at most 65536 are allowed"),
     "levels": (json.loads(deep_job("levels", 40)), "InvalidSpec", "nested deeper than 32 levels"),
     "all": (
-        training_job("all", script={"path": "/x.py", "args": ["x" * 4096] * 32}, env=variables("x" * 8192, 32)), "InvalidSpec", "at most 393216 can be read"
+        training_job("all", script={"path": "/x.py", "args": ["x" * 4096] * 32}, env=variables("x" * 8192, 32)), "InvalidSpec",
+            "at most 393216 can be read"
     ),
 }  # fmt: skip
 """What the API server takes and no pod can have, or nobody should have to read: the reason and the number that condition Accepted gives."""
@@ -300,7 +306,9 @@ def unprofiled(name: str) -> dict[str, Any]:
 
 
 def memory_bytes(rig: Rig) -> int:
-    """Of the operator's process, what it shares with the one that it was forked from included: PSS would grow with every shared page that it touches."""
+    """Of the operator's process, what it shares with the one that it was forked from included: PSS would grow with every shared page that
+    it touches.
+    """
     text = Path(f"/proc/{rig.operator.pid}/status").read_text()
     return int(next(line.split()[1] for line in text.splitlines() if line.startswith("VmRSS:"))) << 10
 

@@ -1,7 +1,7 @@
 """The operator is killed at each of its writes, and its writes go wrong: what is left afterwards is always the same.
 
-Here all kills of a scenario come in one run, each write killed on one side of it. `make test-operator-faults` (half an hour) gives each write, and
-either side of it, a run of its own.
+Here all kills of a scenario come in one run, each write killed on one side of it. `make test-operator-faults` (half an hour) gives each
+write, and either side of it, a run of its own.
 """
 
 from __future__ import annotations

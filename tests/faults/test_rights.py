@@ -1,4 +1,5 @@
-"""The operator has every right that it uses and uses every right that it has, by the API server's own audit log, in each way of installing it.
+"""The operator has every right that it uses and uses every right that it has, by the API server's own audit log, in each way of installing
+it.
 
 It authenticates as its service account. What no scenario can show is in a list, with a reason for each.
 """
@@ -37,8 +38,10 @@ from support.clusters.rights_used import granted, unused, used
 from support.in_process import lockstep
 
 UNSEEN = {
-    "update trainingjobs/finalizers.lockstep.dev": "admission asks for it at each create of a child (OwnerReferencesPermissionEnforcement, "
-    "which this API server has switched on): no request of the operator's, so not in the log; without it every create is refused",
+    "update trainingjobs/finalizers.lockstep.dev": (
+        "admission asks for it at each create of a child (OwnerReferencesPermissionEnforcement, "
+        "which this API server has switched on): no request of the operator's, so not in the log; without it every create is refused"
+    ),
 }
 """Right → why no request shows it."""
 USER_ROLES = ("lockstep-edit", "lockstep-view", "lockstep-admin")
@@ -192,7 +195,9 @@ def is_gone(job: PlayedJob) -> bool:
 
 
 def wrong(rig: Rig, home: str, beside: str = "-") -> tuple[list[str], list[str]]:
-    """Rights that were asked for and not granted, and rights that were granted and not used, but in namespace `beside`: it has the same as another."""
+    """Rights that were asked for and not granted, and rights that were granted and not used, but in namespace `beside`: it has the same as
+    another.
+    """
     uses = used(rig.plane.audit_log, OPERATOR_NAME, home, rig.audited)
     grants = granted(rig.api.client, OPERATOR_NAME, home)
     idle = {

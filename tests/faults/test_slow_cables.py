@@ -1,6 +1,8 @@
-"""Slow and cut cables in real networks: nodes in network namespaces, rails of cables to a switch, limits by tc. What is slow is named, and nothing else.
+"""Slow and cut cables in real networks: nodes in network namespaces, rails of cables to a switch, limits by tc. What is slow is named, and
+nothing else.
 
-The limits are far below what this machine carries, and what measures goes before all else (chrt). Still, beside a second lane of tests rates suffer.
+The limits are far below what this machine carries, and what measures goes before all else (chrt). Still, beside a second lane of tests
+rates suffer.
 """
 
 from __future__ import annotations

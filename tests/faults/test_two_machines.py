@@ -1,4 +1,6 @@
-"""`lockstep launch` and `lockstep join` on two machines with a network of their own each, a cable between them, and nothing else in common. Needs root."""
+"""`lockstep launch` and `lockstep join` on two machines with a network of their own each, a cable between them, and nothing else in common.
+Needs root.
+"""
 
 from __future__ import annotations
 

@@ -28,7 +28,8 @@ CONTEXT = RenderContext(
 TRAINING = {"model": {"name": "/workspace/models/base"}, "data": {"path": "/datasets/text.jsonl"}}
 HOSTILE = [
     "two\nlines\n", "\ttab and trailing space ", "{{ 7 * 7 }}", "{% raw %}", "---\nkind: Pod", "$(HOME)", "$$(HOME)", "$$$", "a$b",
-    "'single' \"double\" `back`", "key: value # no comment", "- item", "&anchor *alias !tag", "yes", "null", "2e-4", "0o17", "1_000", "~", "=",
+    "'single' \"double\" `back`", "key: value # no comment", "- item", "&anchor *alias !tag", "yes", "null", "2e-4", "0o17", "1_000", "~",
+        "=",
     "\\n \\u0041", "naïve – 東京 – 😀", "\x7f\x85\u2028\u2029\ufeff", "<made by the operator>", "%s {0}", "", " ",
 ]  # fmt: skip
 """Text that some parser, template engine or expansion on the way to a pod would read as something else."""

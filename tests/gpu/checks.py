@@ -1,4 +1,6 @@
-"""What must hold on a GPU as it does on CPUs. Each check takes a Scene, and raises AssertionError, or NotHere with what this machine can't show."""
+"""What must hold on a GPU as it does on CPUs. Each check takes a Scene, and raises AssertionError, or NotHere with what this machine can't
+show.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,13 @@ from support.rounding import UNIT, forward_roundings, gradient_roundings, tolera
 
 FORWARD = forward_roundings(hidden=128, intermediate=344, attention=128, vocabulary=1024, sequence=64, layers=4)
 SAME = {"FP32": STEPS * tolerance(gradient_roundings(FORWARD, 4 * 64)), "BF16": UNIT["BF16"]}
-"""Relative, of a step's loss after the same steps before it, on another device, over other ranks or in another precision. In BF16 a loss is the mean of 256 numbers that are rounded
-each for itself: far less than one rounding, and on CPUs 1e-4; what six steps learn is 5e-2."""
+"""Relative, of a step's loss after the same steps before it, on another device, over other ranks or in another precision. In BF16 a loss is
+the mean of 256 numbers that are rounded each for itself: far less than one rounding, and on CPUs 1e-4; what six steps learn is 5e-2.
+"""
 ALONE = {"cuda": 3e-2, "cpu": 1e-5}
-"""Relative, of the loss and of the whole gradient, between documents that are joined and each by itself: in BF16 on a GPU, in FP32 on a CPU."""
+"""Relative, of the loss and of the whole gradient, between documents that are joined and each by itself: in BF16 on a GPU, in FP32 on a
+CPU.
+"""
 DUPLICATE = ("Duplicate GPU detected", "ncclInvalidUsage")
 
 
@@ -74,7 +79,9 @@ def two_ranks_train_in_bf16_as_one_process(scene: Scene) -> None:
 
 
 def joined_documents_are_computed_as_each_by_itself(scene: Scene) -> str:
-    """Require right results, by torch's varlen attention on a GPU of Ampere or newer. Raises Refused with the reason why a kernel isn't used."""
+    """Require right results, by torch's varlen attention on a GPU of Ampere or newer. Raises Refused with the reason why a kernel isn't
+    used.
+    """
     path = scene.folder / "joined.json"
     whole(scene.train(scene.run_file("joined"), 1, ["--joined", str(path)]), "the attention of joined documents")
     results, lines = json.loads(path.read_text()), []

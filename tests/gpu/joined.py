@@ -1,4 +1,6 @@
-"""What computes joined documents on this device, and whether it gives what each document alone gives: `rank.py --joined FILE` writes it as JSON."""
+"""What computes joined documents on this device, and whether it gives what each document alone gives: `rank.py --joined FILE` writes it as
+JSON.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""One rank of Lockstep's trainer as the checks need it: `rank.py [--gloo] [--exhaust] [--record FILE] [--case NAME] [--joined FILE]`, with torchrun's environment.
+"""One rank of Lockstep's trainer as the checks need it: `rank.py [--gloo] [--exhaust] [--record FILE] [--case NAME] [--joined FILE]`, with
+torchrun's environment.
 
 Packages that a plain image lacks are hidden, so that nothing here depends on them.
 """

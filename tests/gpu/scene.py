@@ -52,7 +52,9 @@ class Scene:
         make_data(folder / "data.jsonl", SHAPE, SAMPLES)
 
     def run_file(self, name: str, stage: int = 2, precision: str = "FP32", *, every: int = 1000, job: str | None = None) -> Path:
-        """A run of `STEPS` steps whose global batch of four is the same for one rank and for two; in BF16 two samples are joined in a row. `job`: the run's folder, to go on in."""
+        """A run of `STEPS` steps whose global batch of four is the same for one rank and for two; in BF16 two samples are joined in a row.
+        `job`: the run's folder, to go on in.
+        """
         run = lockstep_run(self.folder, SHAPE, precision, 1, STEPS)
         training: dict[str, Any] = run["training"]
         training["zeroStage"] = f"Stage{stage}"

@@ -176,7 +176,8 @@ def no_linger(number: int) -> Plant:
 def kills_processes(lab: Lab) -> Undo:
     lab.root(
         1,
-        "mkdir -p /etc/systemd/logind.conf.d; echo '[Login]\nKillUserProcesses=yes' > /etc/systemd/logind.conf.d/k.conf; systemctl restart systemd-logind",
+        "mkdir -p /etc/systemd/logind.conf.d; echo '[Login]\nKillUserProcesses=yes' > /etc/systemd/logind.conf.d/k.conf; systemctl restart"
+        " systemd-logind",
     )
     return lambda: lab.root(1, "rm /etc/systemd/logind.conf.d/k.conf; systemctl restart systemd-logind")
 
@@ -195,7 +196,8 @@ def other_torch(lab: Lab) -> Undo:
     lab.root(1, f"python3 -m venv --without-pip {OTHER}; cd {OTHER}/lib/python3.*/site-packages; echo {SITE} > site.pth")
     lab.root(
         1,
-        f"cd {OTHER}/lib/python3.*/site-packages; mkdir torch-9.9.9.dist-info; printf 'Name: torch\\nVersion: 9.9.9\\n' > torch-9.9.9.dist-info/METADATA",
+        f"cd {OTHER}/lib/python3.*/site-packages; mkdir torch-9.9.9.dist-info; printf 'Name: torch\\nVersion: 9.9.9\\n' >"
+        " torch-9.9.9.dist-info/METADATA",
     )
     undo = lab.edited("- name: bed1\n", f"- name: bed1\n    python: {OTHER}/bin/python\n")
     return lambda: (undo(), lab.root(1, f"rm -r {OTHER}"))
@@ -227,7 +229,8 @@ def old_python(lab: Lab) -> Undo:
 def wireless(lab: Lab) -> Undo:
     lab.root(
         0,
-        "mkdir -p /run/eth0/wireless; cd /sys/class/net/eth0; cp mtu operstate address ifindex /run/eth0; mount --bind /run/eth0 /sys/devices/virtual/net/eth0",
+        "mkdir -p /run/eth0/wireless; cd /sys/class/net/eth0; cp mtu operstate address ifindex /run/eth0; mount --bind /run/eth0"
+        " /sys/devices/virtual/net/eth0",
     )
     return lambda: lab.root(0, "umount /sys/devices/virtual/net/eth0")
 
@@ -258,7 +261,10 @@ def public_addresses(lab: Lab) -> Undo:
 
 def shared_workspace(lab: Lab) -> Undo:
     """One folder that bed0 and bed1 both have as their workspace."""
-    mount = "install -d -o ada -g ada /shared/w /home/ada/lockstep /home/ada/lockstep/workspace; mount --bind /shared/w /home/ada/lockstep/workspace"
+    mount = (
+        "install -d -o ada -g ada /shared/w /home/ada/lockstep /home/ada/lockstep/workspace; mount --bind /shared/w"
+        " /home/ada/lockstep/workspace"
+    )
     for number in (0, 1):
         lab.root(number, mount)
     return lambda: [lab.root(number, "umount /home/ada/lockstep/workspace") for number in (0, 1)]

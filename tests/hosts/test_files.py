@@ -109,7 +109,10 @@ def test_a_copy_to_three_hosts_crosses_the_laptops_link_once(laptop: BedJobs, mo
 
 
 def test_a_host_that_cant_reach_the_one_before_it_gets_its_files_from_the_laptop_and_that_is_said(laptop: BedJobs, model: Path) -> None:
-    rule = f"table ip test {{ chain in {{ type filter hook input priority 0;\nip saddr {laptop.bed.host(1).address} tcp dport 29400-29499 drop\n}}\n}}\n"
+    rule = (
+        f"table ip test {{ chain in {{ type filter hook input priority 0;\nip saddr {laptop.bed.host(1).address} tcp dport 29400-29499"
+        " drop\n}\n}\n"
+    )
     laptop.bed.console(0, "nft", "-f", "-", stdin=rule.encode())
     try:
         before = laptop.bed.sent()
@@ -302,7 +305,9 @@ spec: {nodes: 2, ranksPerNode: 1, gpusPerNode: 0, script: {path: main.py}, resta
 
 
 def project(folder: Path, name: str, *, waits: bool) -> Path:
-    """A folder `proj` with a program of this name. With `waits` its first attempt fails once there is a file `go`, and its second one ends well."""
+    """A folder `proj` with a program of this name. With `waits` its first attempt fails once there is a file `go`, and its second one ends
+    well.
+    """
     path = folder / name / "proj"
     path.mkdir(parents=True)
     (path / "main.py").write_text(PROJECT.format(name=name, waits=waits))

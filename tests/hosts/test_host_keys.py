@@ -94,7 +94,8 @@ def test_your_configuration_counts_where_nothing_is_stated(bed: BedHosts, ways: 
     path = config(
         tmp_path, known_as(bed, 0, 0),
         f"Host study\n  HostName {host.address}\n  User bob\n  IdentityFile {bed.layout.identity}\n  LocalForward 127.0.0.1:1 127.0.0.1:1\n"
-        f"  RemoteCommand false\n  RequestTTY force\n  ControlMaster auto\n  ControlPath {tmp_path}/%C\n  ControlPersist yes\n  LogLevel QUIET\n\n",
+        f"  RemoteCommand false\n  RequestTTY force\n  ControlMaster auto\n  ControlPath {tmp_path}/%C\n  ControlPersist yes\n  LogLevel"
+        f" QUIET\n\n",
     )  # fmt: skip
     login = replace(login_to(bed, 0), name="study", user=None, identity=None, address=None, host_key=None, config=path)
     shared = Shared(login, ways.folder, shares=ways.shares)

@@ -223,7 +223,8 @@ def test_verbs_about_jobs_on_hosts_say_what_they_say_elsewhere(bed: BedHosts, tm
         assert laptop.becomes("done", "Complete") and laptop.becomes("broke", "Failed") and laptop.becomes("runs", "Running")
         name = f"beds{bed.layout.index}"
         where = Where(
-            HOSTS, ("--cluster", str(laptop.cluster)), f"on the hosts of {name}", have="they have", folder="/home/ada/lockstep/workspace", node="host bed0"
+            HOSTS, ("--cluster", str(laptop.cluster)), f"on the hosts of {name}", have="they have", folder="/home/ada/lockstep/workspace",
+                node="host bed0"
         )  # fmt: skip
         assert differences(where, UNDISTURBED, tmp_path) == []
         assert differences(where, STOPPED, tmp_path) == []

@@ -1,4 +1,6 @@
-"""What happens to a job when its hosts lose their power, their network, their time or a process: it recovers by itself, and no verb calls it failed."""
+"""What happens to a job when its hosts lose their power, their network, their time or a process: it recovers by itself, and no verb calls
+it failed.
+"""
 
 from __future__ import annotations
 
@@ -252,7 +254,9 @@ def test_hosts_that_were_off_when_their_job_ended_have_no_key_and_no_unit_that_s
 
 
 def trained(laptop: BedJobs, name: str) -> Path:
-    """Put the demo's model and texts on both hosts, outside the workspace; the job file of a training that commits often, each shard on two hosts."""
+    """Put the demo's model and texts on both hosts, outside the workspace; the job file of a training that commits often, each shard on two
+    hosts.
+    """
     demo = demo_folder()
     for source in (demo / "models/tiny-base", demo / "datasets/demo.jsonl"):
         laptop.type("cp", str(source), f"{name}:/datasets/{source.name}", "--cluster", str(laptop.cluster))

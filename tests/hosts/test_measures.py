@@ -20,7 +20,10 @@ SAMPLE = ROOT / "manifests/samples/trainingjob.yaml"
 
 def left_on(laptop: BedJobs) -> list[str]:
     """Files of short runs and agents that any host still has."""
-    script = "ls -A /home/ada/.local/state/lockstep/jobs /home/ada/lockstep/workspace/runs 2>/dev/null | grep '^\\.' ; pgrep -af '[a]gent.pyz' || true"
+    script = (
+        "ls -A /home/ada/.local/state/lockstep/jobs /home/ada/lockstep/workspace/runs 2>/dev/null | grep '^\\.' ; pgrep -af '[a]gent.pyz'"
+        " || true"
+    )
     return [line for number in range(laptop.bed.count) for line in laptop.bed.console(number, "sh", "-c", script).split("\n") if line]
 
 
@@ -38,7 +41,9 @@ def test_a_preflight_names_what_a_host_lacks_and_leaves_nothing_there(laptop: Be
 
 def test_a_preflight_whose_laptop_dies_ends_on_all_hosts(laptop: BedJobs) -> None:
     path = laptop.job("orphan", nodes=3)
-    laptop.bed.console(2, "sh", "-c", "nft add table ip t && nft add chain ip t i '{ type filter hook input priority 0 ; }' && nft add rule ip t i tcp dport 29400-29499 drop && nft add chain ip t o '{ type filter hook output priority 0 ; }' && nft add rule ip t o tcp dport 29400-29499 drop")  # fmt: skip
+    laptop.bed.console(2, "sh", "-c",
+        "nft add table ip t && nft add chain ip t i '{ type filter hook input priority 0 ; }' && nft add rule ip t i tcp dport 29400-29499"
+        " drop && nft add chain ip t o '{ type filter hook output priority 0 ; }' && nft add rule ip t o tcp dport 29400-29499 drop")  # fmt: skip
     try:
         command = [sys.executable, "-m", "lockstep.cli.main", "preflight", "-f", str(path), "--cluster", str(laptop.cluster)]
         typed = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -35,7 +35,10 @@ def logins(laptop: BedJobs, number: int) -> str:
 
 def test_an_agent_in_a_session_outlives_the_login_and_comes_back_after_a_crash(bobs: BedJobs) -> None:
     started = bobs.run(bobs.job("session", restarts=1))
-    unkept = "the job does not come back after a reboot of hosts bed0, bed1, since bob has no linger there: as root on it: loginctl enable-linger bob"
+    unkept = (
+        "the job does not come back after a reboot of hosts bed0, bed1, since bob has no linger there: as root on it: loginctl"
+        " enable-linger bob"
+    )
     assert unkept in started.stderr
     bobs.leave()
     for number in (0, 1):

@@ -1,4 +1,6 @@
-"""`lockstep hosts setup` on hosts without a network: the environment comes from a folder of wheels at the laptop, whatever breaks meanwhile."""
+"""`lockstep hosts setup` on hosts without a network: the environment comes from a folder of wheels at the laptop, whatever breaks
+meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -373,7 +375,9 @@ def test_a_host_that_the_one_before_cannot_serve_gets_its_wheels_from_the_laptop
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_bare_hosts_without_a_network_train_to_an_adapter_after_one_command(bare: BedHosts, tmp_path: Path) -> None:
-    """All packages of the trainer's lock, as they are installed here: 6 GB, which each host gets, unpacks and imports. It takes some 10 minutes, and 30 GB of disk."""
+    """All packages of the trainer's lock, as they are installed here: 6 GB, which each host gets, unpacks and imports. It takes some 10
+    minutes, and 30 GB of disk.
+    """
     lock = installed_wheelhouse(tmp_path, ROOT / "requirements/train.lock")
     lab = Lab(bare, tmp_path, lock=lock)
     assert [lab.sh(number, "ip route show default") for number in range(HOSTS)] == ["", ""]

@@ -1,4 +1,6 @@
-"""Programs on hosts over the system's ssh: whatever the login shell is and prints, both ways intact, and nothing runs on when its connection ends."""
+"""Programs on hosts over the system's ssh: whatever the login shell is and prints, both ways intact, and nothing runs on when its
+connection ends.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,10 @@ ODD = ['it\'s "quoted" $HOME `id` !x \\n', "ünïcode\n2 lines", "-x", "", "a;b|
 SHELLS = ["bash", "dash", "zsh", "fish", "tcsh"]
 NOISE = "echo Welcome to the cluster; echo 'and to stderr' >&2\n"
 PRINT_ARGUMENTS = "import sys, json; print(json.dumps(sys.argv[1:]))"
-HASH = "import hashlib, os, sys\nd = hashlib.sha256()\nn = 0\nwhile b := os.read(0, 1 << 20): d.update(b); n += len(b)\nprint(n, d.hexdigest())"
+HASH = (
+    "import hashlib, os, sys\nd = hashlib.sha256()\nn = 0\nwhile b := os.read(0, 1 << 20): d.update(b); n += len(b)\nprint(n,"
+    " d.hexdigest())"
+)
 MEBIBYTE = 1 << 20
 T = TypeVar("T")
 
@@ -87,7 +92,10 @@ def test_an_account_that_may_not_log_in_says_so(bed: BedHosts, ways: Ways) -> No
         login_shell(bed, "/usr/sbin/nologin"),
         pytest.raises(
             NotStarted,
-            match=r"its login shell says: This account is currently not available\. \(ssh -i \S+ bob@bed0 python3 --version must print a version\)$",
+            match=(
+                r"its login shell says: This account is currently not available\. \(ssh -i \S+ bob@bed0 python3 --version must print a"
+                r" version\)$"
+            ),
         ),
     ):
         run(output_of(ways.place(user="bob"), ["true"]))
@@ -442,7 +450,10 @@ def workspace_read_only(laptop: BedJobs) -> Callable[[], None]:
 REFUSED = {
     shell_that_refuses: r"host bed1: its login shell says: This account is currently not available\.",
     old_python: r"host bed1: its Python 3\.9 is too old: 3\.10 or newer is needed; lockstep hosts setup brings one",
-    old_python_beside_a_new_one: r"host bed1: its hosts\[\]\.python /usr/local/bin/python3\.9 is Python 3\.9, and 3\.10 or newer is needed: state another one, or leave it out",
+    old_python_beside_a_new_one: (
+        r"host bed1: its hosts\[\]\.python /usr/local/bin/python3\.9 is Python 3\.9, and 3\.10 or newer is needed: state another one, or"
+        r" leave it out"
+    ),
     python_that_is_not_there: r"host bed1: its hosts\[\]\.python ~/env/bin/python can't be run: No such file or directory: state another",
     home_full: r"host bed1: /home/ada/\.local/state.*: No space left on device: make room on its file system",
     workspace_read_only: rf"host bed1: its workspace {WORKSPACE}: .* is on a read-only file system: state another",

@@ -1,4 +1,6 @@
-"""What is typed in an installed Lockstep: every verb so that it does its work, or ends in one sentence where what it needs isn't on this machine."""
+"""What is typed in an installed Lockstep: every verb so that it does its work, or ends in one sentence where what it needs isn't on this
+machine.
+"""
 
 from __future__ import annotations
 
@@ -140,7 +142,8 @@ CLUSTER = (
         Line(f"delete gone --yes {ON}", out=("gone is deleted",)),
         refused(f"stop nothing {ON}", "there is no TrainingJob nothing"),
     ), cluster=True, takes=5,
-        changes=(("PATCH", "halt", {"suspend": True}), ("PATCH", "halted", {"suspend": False}), ("PATCH", "grow", {"nodes": 1}), ("PATCH", "broken", {"restart": {"retry": 1}}), ("DELETE", "gone", {}))),
+        changes=(("PATCH", "halt", {"suspend": True}), ("PATCH", "halted", {"suspend": False}), ("PATCH", "grow", {"nodes": 1}),
+            ("PATCH", "broken", {"restart": {"retry": 1}}), ("DELETE", "gone", {}))),
     Story("a cluster in use", (
         Line("use lab", out=("clusters/lab.yaml (lockstep use)",)),
         Line("get", out=("bakery",)),
@@ -190,7 +193,8 @@ CLUSTER = (
 
 MACHINE = (
     Story("quickstart", (
-        Line("quickstart --local", out=("Complete", "eval loss after", "quickstart took"), err=("lockstep: from now on verbs without --cluster are about",)),
+        Line("quickstart --local", out=("Complete", "eval loss after", "quickstart took"),
+            err=("lockstep: from now on verbs without --cluster are about",)),
         Line("get", out=("demo", "Complete", "60/60")),
         Line("why demo", out=("demo: Complete",)),
         Line("logs demo --tail 3", out=("Complete",)),
@@ -201,9 +205,11 @@ MACHINE = (
         Line("checkpoint list ../home/state/lockstep/quickstart/workspace/runs/demo", out=("step-60",)),
         Line("checkpoint verify ../home/state/lockstep/quickstart/workspace/runs/demo", out=("step-60",)),
         Line("checkpoint inspect ../home/state/lockstep/quickstart/workspace/runs/demo", out=("60",)),
-        Line("adapter export ../home/state/lockstep/quickstart/workspace/runs/demo -o exported", files=("exported/adapter_model.safetensors",)),
+        Line("adapter export ../home/state/lockstep/quickstart/workspace/runs/demo -o exported",
+            files=("exported/adapter_model.safetensors",)),
         Line("adapter merge ../home/state/lockstep/quickstart/workspace/runs/demo -o merged", files=("merged/*.safetensors",)),
-        Line("diff-runs ../home/state/lockstep/quickstart/workspace/runs/demo ../home/state/lockstep/quickstart/workspace/runs/demo", out=("lastLoss",)),
+        Line("diff-runs ../home/state/lockstep/quickstart/workspace/runs/demo ../home/state/lockstep/quickstart/workspace/runs/demo",
+            out=("lastLoss",)),
         Line("generate demo 'Return the' --max-tokens 4"),
     ), takes=60),
     Story("ranks on this machine", (

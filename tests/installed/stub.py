@@ -53,7 +53,8 @@ def a_pod(job: str, node: int) -> Object:
     container = {"name": "trainer", "ready": True, "restartCount": 0, "state": {"running": {"startedAt": MOMENT}}}
     return {
         "apiVersion": "v1", "kind": "Pod",
-        "metadata": {"name": f"{job}-{node}", "namespace": NAMESPACE, "uid": f"{job}-{node}", "labels": labels, "creationTimestamp": MOMENT},
+        "metadata": {"name": f"{job}-{node}", "namespace": NAMESPACE, "uid": f"{job}-{node}", "labels": labels,
+            "creationTimestamp": MOMENT},
         "spec": {"nodeName": f"node-{node}", "containers": [{"name": "trainer", "image": "lockstep-trainer"}]},
         "status": {"phase": "Running", "containerStatuses": [container], "conditions": [{"type": "Ready", "status": "True"}]},
     }  # fmt: skip
@@ -73,7 +74,8 @@ class Cluster(ApiStub):
         jobs = [a_job("bakery", *RUNNING), a_job("halted", *STOPPED, suspend=True), a_job("done", *COMPLETE), a_job("broken", *FAILED)]
         self.jobs = {job["metadata"]["name"]: job for job in [*jobs, *(a_job(name, *RUNNING) for name in ("halt", "grow", "gone"))]}
         event = {
-            "metadata": {"name": "e", "namespace": NAMESPACE, "uid": "e"}, "type": "Normal", "reason": "Started", "message": "attempt 1 starts",
+            "metadata": {"name": "e", "namespace": NAMESPACE, "uid": "e"}, "type": "Normal", "reason": "Started",
+                "message": "attempt 1 starts",
             "involvedObject": {"kind": "TrainingJob", "name": "bakery", "uid": "bakery"}, "lastTimestamp": MOMENT,
         }  # fmt: skip
         pods = [a_pod("bakery", node) for node in (0, 1) if self.with_pods]

@@ -1,4 +1,6 @@
-"""State that an earlier version left in a checkout counts in an installed Lockstep, and what this one writes there leaves the earlier one working."""
+"""State that an earlier version left in a checkout counts in an installed Lockstep, and what this one writes there leaves the earlier one
+working.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from installed.typed import Ended, Installed, Line, Story, refused
 CLUSTER = "cluster: {{name: {name}, namespace: team, platform: kubernetes{more}}}\n"
 HOSTS = "cluster: {name: hosts-x, platform: hosts}\nhosts: [{name: lab0.invalid, user: ada, workspace: /data, datasets: /data}]\n"
 ATTEMPT = {
-    "attempt": 1, "jobUid": "u", "restarts": 0, "started": "2026-11-22T20:00:00Z", "outcome": "Complete", "restart": None, "checkpoint": None,
+    "attempt": 1, "jobUid": "u", "restarts": 0, "started": "2026-11-22T20:00:00Z", "outcome": "Complete", "restart": None,
+        "checkpoint": None,
     "budget": {"failures": 0, "counted": 0, "committedStep": 0}, "retry": 0, "boots": [], "programs": {},
 }  # fmt: skip
 SERVER = "http://127.0.0.1:9"
@@ -27,7 +30,9 @@ def named_to_the_version_before(root: Path) -> str | None:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A checkout with the state of the version before: a cluster in use, servers, a forced deployment, files of hosts, a quickstart's run."""
+    """A checkout with the state of the version before: a cluster in use, servers, a forced deployment, files of hosts, a quickstart's
+    run.
+    """
     root = tmp_path / "checkout"
     files = {
         "clusters/theirs.yaml": CLUSTER.format(name="theirs", more=""),
@@ -39,7 +44,10 @@ def checkout(tmp_path: Path) -> Path:
         ".lockstep/hosts.yaml": HOSTS.replace("hosts-x", "bed"),
         ".lockstep/quickstart/workspace/runs/demo/gang/attempts.jsonl": f"{json.dumps(ATTEMPT)}\n",
         ".lockstep/quickstart/workspace/runs/demo/gang/end.json": json.dumps({"state": "Complete", "message": "all ranks are done"}),
-        "kubeconfig": f"clusters: [{{name: c, cluster: {{server: '{SERVER}'}}}}]\ncontexts: [{{name: c, context: {{cluster: c}}}}]\ncurrent-context: c\n",
+        "kubeconfig": (
+            f"clusters: [{{name: c, cluster: {{server: '{SERVER}'}}}}]\ncontexts: [{{name: c, context: {{cluster:"
+            " c}}]\ncurrent-context: c\n"
+        ),
     }
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)

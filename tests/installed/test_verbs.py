@@ -66,7 +66,10 @@ def test_every_verb_is_typed() -> None:
 
 
 def test_the_code_is_the_wheel_s(environments: Mapping[str, Installed], tmp_path: Path) -> None:
-    program = "import lockstep, lockstep_gang, lockstep_spec, lockstep_train; print(lockstep.__file__, lockstep_gang.__file__, lockstep_train.__file__)"
+    program = (
+        "import lockstep, lockstep_gang, lockstep_spec, lockstep_train; print(lockstep.__file__, lockstep_gang.__file__,"
+        " lockstep_train.__file__)"
+    )
     for installed in environments.values():
         command = installed.command("python", "-c", program)
         done = subprocess.run(command, cwd=tmp_path, env=installed.variables(tmp_path), capture_output=True, text=True, check=True)

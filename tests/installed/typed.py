@@ -31,7 +31,9 @@ BESIDE = (
     r"… .*",
     r"  - .*",
 )
-"""Lines on standard error beside the sentence that ends a verb: where it goes on, where it acts, warnings, waiting, and the parts of a list."""
+"""Lines on standard error beside the sentence that ends a verb: where it goes on, where it acts, warnings, waiting, and the parts of a
+list.
+"""
 
 
 @dataclass(frozen=True)

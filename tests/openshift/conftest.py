@@ -1,4 +1,6 @@
-"""Fixtures of the tests on OpenShift: `make test-openshift SOURCE=… OC=…` names the sources from which its control plane and `oc` are built."""
+"""Fixtures of the tests on OpenShift: `make test-openshift SOURCE=… OC=…` names the sources from which its control plane and `oc` are
+built.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def oc(programs: Path) -> Typed:
-    """Runs the real `oc`, as administrator where the cluster is up: `oc("get", "nodes", input=...)`; never raises, so that a test can assert a refusal."""
+    """Runs the real `oc`, as administrator where the cluster is up: `oc("get", "nodes", input=...)`; never raises, so that a test can
+    assert a refusal.
+    """
 
     def run(*arguments: str, input: str | None = None, timeout_seconds: float = 240.0) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -56,7 +60,9 @@ def oc(programs: Path) -> Typed:
 
 @pytest.fixture(scope="session")
 def cluster(programs: Path) -> Iterator[Path]:
-    """The administrator's kubeconfig of an embedded cluster as OpenShift, which $KUBECONFIG names as long as the tests run. They and `lockstep` are on $PATH."""
+    """The administrator's kubeconfig of an embedded cluster as OpenShift, which $KUBECONFIG names as long as the tests run. They and
+    `lockstep` are on $PATH.
+    """
     with pytest.MonkeyPatch.context() as patch, own_number():
         patch.setenv("GOGC", "400")
         patch.setenv("PATH", f"{programs}:{sys.prefix}/bin:{os.environ['PATH']}")

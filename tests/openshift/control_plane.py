@@ -1,7 +1,8 @@
-"""The embedded cluster with OpenShift's own control plane: its API server with SCC admission, controllers and scheduler, and cluster-policy-controller.
+"""The embedded cluster with OpenShift's own control plane: its API server with SCC admission, controllers and scheduler, and
+cluster-policy-controller.
 
-`make test-openshift SOURCE=… OC=…` names the sources: openshift/microshift, which vendors all of these, and openshift/oc. Nodes, etcd and DNS are the
-embedded cluster's.
+`make test-openshift SOURCE=… OC=…` names the sources: openshift/microshift, which vendors all of these, and openshift/oc. Nodes, etcd and
+DNS are the embedded cluster's.
 """
 
 from __future__ import annotations
@@ -92,7 +93,9 @@ class Source:
         return found[1]
 
     def build(self, name: str, package: str, *options: str) -> Path:
-        """Build a program of it, and keep it by the source's state: minutes when cold, nothing when cached. Raises BuildError, ConfigError."""
+        """Build a program of it, and keep it by the source's state: minutes when cold, nothing when cached. Raises BuildError,
+        ConfigError.
+        """
         version = self.kubernetes()
         major, minor, _ = version.removeprefix("v").split(".")
         values = {"gitVersion": version, "gitMajor": major, "gitMinor": minor, "gitCommit": self.state(), "gitTreeState": "clean"}
@@ -108,7 +111,8 @@ class Source:
 
 MICROSHIFT = Source(
     "openshift/microshift", "SOURCE",
-    ("go.mod", "go.sum", "vendor/modules.txt", f"vendor/github.com/openshift/{POLICY}", "Makefile.kube_git.var", *(f"assets/{name}" for name in (CONFIG, SCCS, *OBJECTS))),
+    ("go.mod", "go.sum", "vendor/modules.txt", f"vendor/github.com/openshift/{POLICY}", "Makefile.kube_git.var",
+        *(f"assets/{name}" for name in (CONFIG, SCCS, *OBJECTS))),
 )  # fmt: skip
 OC = Source("openshift/oc", "OC", ("go.mod", "go.sum", "vendor/modules.txt", "cmd/oc/oc.go", "Makefile"))
 
@@ -127,7 +131,9 @@ def control_plane_program() -> Path:
 
 
 def settings(flags: list[str]) -> dict[str, Any]:
-    """KubeAPIServerConfig of MicroShift with the embedded cluster's flags. Pod Security is enforced by the labels of namespaces alone, as outside of MicroShift."""
+    """KubeAPIServerConfig of MicroShift with the embedded cluster's flags. Pod Security is enforced by the labels of namespaces alone, as
+    outside of MicroShift.
+    """
     config: dict[str, Any] = yaml.safe_load((MICROSHIFT.folder / "assets" / CONFIG).read_text())
     plugins = config["apiServerArguments"]["enable-admission-plugins"]
     stated = dict(flag.removeprefix("--").split("=", 1) for flag in flags)

@@ -20,7 +20,8 @@ def test_oc_understands_every_line(programs: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [
-        ("oc top pod", 'unknown command "top"'), ("oc policy add-role-to-group view", "at least two arguments"), ("oc adm policy who-can use", "two or three arguments"),
+        ("oc top pod", 'unknown command "top"'), ("oc policy add-role-to-group view", "at least two arguments"),
+            ("oc adm policy who-can use", "two or three arguments"),
         ("oc secrets link x --for=pull", "must have"), ("oc new-project x --skip-config", "unknown flag: --skip-config"),
     ],
 )  # fmt: skip

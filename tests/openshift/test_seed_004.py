@@ -1,4 +1,6 @@
-"""The guide for multi-node training, followed on OpenShift with its own `oc`: every test of the embedded cluster, but for what is different there."""
+"""The guide for multi-node training, followed on OpenShift with its own `oc`: every test of the embedded cluster, but for what is different
+there.
+"""
 
 from __future__ import annotations
 

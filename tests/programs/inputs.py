@@ -67,7 +67,8 @@ class Program:
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(self.nodes)]
         ended = subprocess.run(
             [*torchrun, *words, *self.script["args"]],
-            cwd=project, env={**os.environ, **OFFLINE, "PYTHONPATH": str(packages)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+            cwd=project, env={**os.environ, **OFFLINE, "PYTHONPATH": str(packages)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                text=True, check=False,
         )  # fmt: skip
         assert ended.returncode == 0, ended.stdout
         return ended.stdout
@@ -75,12 +76,13 @@ class Program:
 
 STEP = r"step \d+ loss ([\d.]+)"
 SFT = (
-    "--model_name_or_path model --dataset_name chat --output_dir out --use_cpu --dtype float32 --bf16 false --max_steps 30 --logging_steps 1 --save_steps 10 "
-    "--per_device_train_batch_size 1 --gradient_accumulation_steps 8 --learning_rate 1e-3 --report_to none --disable_tqdm true"
+    "--model_name_or_path model --dataset_name chat --output_dir out --use_cpu --dtype float32 --bf16 false --max_steps 30 --logging_steps"
+    " 1 --save_steps 10 --per_device_train_batch_size 1 --gradient_accumulation_steps 8 --learning_rate 1e-3 --report_to none"
+    " --disable_tqdm true"
 )
 OPEN_CLIP = (
-    "--model local-dir:clip --dataset-type csv --train-data pictures.csv --csv-separator , --batch-size 8 --epochs 20 --workers 0 --precision fp32 "
-    "--device cpu --warmup 0 --log-every-n-steps 1 --save-most-recent --save-frequency 0 --resume latest --name clip"
+    "--model local-dir:clip --dataset-type csv --train-data pictures.csv --csv-separator , --batch-size 8 --epochs 20 --workers 0"
+    " --precision fp32 --device cpu --warmup 0 --log-every-n-steps 1 --save-most-recent --save-frequency 0 --resume latest --name clip"
 )
 PROGRAMS = {
     "sft": Program({"module": "trl.scripts.sft", "args": SFT.split()}, r"'loss': '([\d.]+)'"),

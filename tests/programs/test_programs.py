@@ -1,4 +1,6 @@
-"""Programs of other people, from PyPI's wheels, run as they are: the losses that torchrun has, and a stop, a fault and a hang as with a script of one's own."""
+"""Programs of other people, from PyPI's wheels, run as they are: the losses that torchrun has, and a stop, a fault and a hang as with a
+script of one's own.
+"""
 
 from __future__ import annotations
 

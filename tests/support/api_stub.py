@@ -1,4 +1,6 @@
-"""An API server that has nothing, remembers what it was asked, and refuses what a test wants it to: for verbs whose requests matter more than the cluster."""
+"""An API server that has nothing, remembers what it was asked, and refuses what a test wants it to: for verbs whose requests matter more
+than the cluster.
+"""
 
 from __future__ import annotations
 

@@ -78,7 +78,9 @@ def namespace_seen(name: str, present: bool | None = True, **labels: str) -> dic
 
 
 def rdma_cluster(**lists: tuple[Object, ...]) -> ClusterFacts:
-    """Two nodes of four GPUs and four rails on OpenShift; `lists` replace what it has, by kind. Networks of other namespaces are seen, too."""
+    """Two nodes of four GPUs and four rails on OpenShift; `lists` replace what it has, by kind. Networks of other namespaces are seen,
+    too.
+    """
     kinds = {
         "Node": (node("a"), node("b"), node("control", gpus=0, rails=0)),
         "NetworkAttachmentDefinition": tuple(map(rail, RAILS)),

@@ -85,13 +85,15 @@ def spread(**fields: Any) -> Object:
 
 
 NUMBERS: list[tuple[str, str, list[Any], list[Any]]] = [
-    ("optimization", "learningRate", [0, 1, 0.1, 1e-4, 0.0, 1e15, "1e-4", "0.5", "12", "1e99"], [-1, -1e-4, 1e16, True, False, [], {}, [1], {"a": 1}, "", "-1", "x", "0x1", "1e400", " 1", "1" * 25]),
+    ("optimization", "learningRate", [0, 1, 0.1, 1e-4, 0.0, 1e15, "1e-4", "0.5", "12", "1e99"],
+        [-1, -1e-4, 1e16, True, False, [], {}, [1], {"a": 1}, "", "-1", "x", "0x1", "1e400", " 1", "1" * 25]),
     ("optimization", "weightDecay", [0.01, "0.01"], [-0.01, "a"]),
     ("optimization", "beta2", [0, 0.95, "0.999", "9.5e-1", "0"], [1, 1.0, -0.1, "1", "1.0", "9e0", True]),
     ("optimization", "warmupRatio", [0.03, "0.1", "3e-2"], [1, "2", -0.1]),
     ("optimization", "maxGradientNorm", [1, 1.0, "1.0"], [-1, True]),
     ("lora", "dropout", [0, 0.05, "0.05"], [-0.05, "half"]),
-    ("evaluation", "holdout", [0.1, 0.5, 1e-3, "0.1", "5e-1", "0.50", "0.02"], [0, 0.0, 0.51, 1, -0.1, "0", "0.6", "0.0", "1", "50e-2", "5.1e-1", True, []]),
+    ("evaluation", "holdout", [0.1, 0.5, 1e-3, "0.1", "5e-1", "0.50", "0.02"],
+        [0, 0.0, 0.51, 1, -0.1, "0", "0.6", "0.0", "1", "50e-2", "5.1e-1", True, []]),
 ]  # fmt: skip
 """Section and field of spec.training, and what a field that is a number or text takes, and what not."""
 AMOUNTS: list[Any] = [16, 0.5, 0.001, 1e15, "16", "500m", "96Gi", "0.50", "0"]
@@ -124,7 +126,8 @@ TOLERATIONS = (
 )
 
 JOB_CASES = {
-    ("", "metadata.name must be at most 52 characters: lower-case letters, digits and '-', starting with a letter (pods, Services and labels are named after it)"): Case(
+    ("", "metadata.name must be at most 52 characters: lower-case letters, digits and '-', starting with a letter (pods, Services and"
+         " labels are named after it)"): Case(
         job("a" + "b" * 51), job("a" * 53), ""
     ),
     ("spec", "must have exactly one of training and script, and neither when type is Interactive"): Case(
@@ -133,10 +136,12 @@ JOB_CASES = {
     ("spec", "interactive may only be set when type is Interactive"): Case(
         job(type="Interactive", interactive={"idleSeconds": 0}), job(interactive={"idleSeconds": 0}), "spec.interactive"
     ),
-    ("spec", "activeDeadlineSeconds, ttlSecondsAfterFinished and hangTimeouts may only be set when type is Batch: an Interactive job has no end, and its runs are not restarted"): Case(
+    ("spec", "activeDeadlineSeconds, ttlSecondsAfterFinished and hangTimeouts may only be set when type is Batch: an Interactive job has no"
+             " end, and its runs are not restarted"): Case(
         job(activeDeadlineSeconds=60), job(type="Interactive", activeDeadlineSeconds=60), "spec"
     ),
-    ("spec", "restart.maxRestarts and restart.backoffSeconds may only be set when type is Batch: runs of an Interactive job are not restarted"): Case(
+    ("spec", "restart.maxRestarts and restart.backoffSeconds may only be set when type is Batch: runs of an Interactive job are not"
+             " restarted"): Case(
         job(type="Interactive", restart={"lostNodeSeconds": 60}), job(type="Interactive", restart={"maxRestarts": 0}), "spec.restart"
     ),
     ("spec", "type may not be changed after creation: delete the job and create it again"): Case(
@@ -185,7 +190,8 @@ JOB_CASES = {
         before=training(model={"name": "org/m", "revision": "v1"}),
     ),
     ("spec.training.model", "revision needs the name of a model of the hub, such as org/name"): Case(
-        training(model={"name": "org/m", "revision": "v1"}), training(model={"name": "/m", "revision": "v1"}), "spec.training.model.revision"
+        training(model={"name": "org/m", "revision": "v1"}), training(model={"name": "/m", "revision": "v1"}),
+            "spec.training.model.revision"
     ),
     (
         "spec.training.model",
@@ -279,7 +285,8 @@ JOB_CASES = {
         job(env=variables(32)), job(env=[*variables(32), {"name": "B", "value": "b"}]), "spec.env"
     ),
     ("spec.script", "args may have at most 131072 bytes in all: put them into a file that the script reads"): Case(
-        job(script={"path": "a.py", "args": ["é" * 2048] * 32}), job(script={"path": "a.py", "args": [*["é" * 2048] * 32, "b"]}), "spec.script.args"
+        job(script={"path": "a.py", "args": ["é" * 2048] * 32}), job(script={"path": "a.py", "args": [*["é" * 2048] * 32, "b"]}),
+            "spec.script.args"
     ),
     ("spec.script", "must have exactly one of path, module and command"): Case(
         job(script={"module": "a.b"}), job(script={"path": "a.py", "command": ["a"]}), "spec.script"
@@ -320,7 +327,8 @@ JOB_CASES = {
     ),
     **{
         ("spec.podTemplate.tolerations[]", message): Case(
-            job(podTemplate={"tolerations": [accepted]}), job(podTemplate={"tolerations": [refused]}), f"spec.podTemplate.tolerations[0].{field}"
+            job(podTemplate={"tolerations": [accepted]}), job(podTemplate={"tolerations": [refused]}),
+                f"spec.podTemplate.tolerations[0].{field}"
         )
         for message, accepted, refused, field in TOLERATIONS
     },
@@ -342,7 +350,8 @@ JOB_CASES = {
     ("spec.podTemplate.volumes[]", "must have exactly one of configMap, secret, persistentVolumeClaim and emptyDir"): Case(
         volume(emptyDir={}), volume(emptyDir={}, configMap={"name": "c"}), "spec.podTemplate.volumes[0]"
     ),
-    ("spec.podTemplate.volumes[]", "mountPath must not be one of Lockstep's own: /workspace, /datasets, /lockstep, /dev/shm, /tmp, and what begins with /etc/lockstep or /var/run/secrets"): Case(
+    ("spec.podTemplate.volumes[]", "mountPath must not be one of Lockstep's own: /workspace, /datasets, /lockstep, /dev/shm, /tmp, and what"
+                                   " begins with /etc/lockstep or /var/run/secrets"): Case(
         volume(emptyDir={}, mountPath="/workspace/models"),
         volume(emptyDir={}, mountPath="/etc/lockstep/run"),
         "spec.podTemplate.volumes[0].mountPath",
@@ -356,7 +365,8 @@ PROFILE_CASES = {
     ("spec", "nodes.gpuNodes must be empty or list at least gpus.defaultNodes nodes"): Case(
         profile(nodes={"gpuNodes": ["a", "b"]}), profile(nodes={"gpuNodes": ["a"]}), "spec.nodes.gpuNodes"
     ),
-    ("spec", "security.ipcLock must be true when network.rdma.enabled is true and network.rdma.memlock is Capability: a NIC can't use memory that a pod can't lock"): Case(
+    ("spec", "security.ipcLock must be true when network.rdma.enabled is true and network.rdma.memlock is Capability: a NIC can't use"
+             " memory that a pod can't lock"): Case(
         profile(**rdma(enabled=True), security={"ipcLock": True}), profile(**rdma(enabled=True)), "spec.security.ipcLock"
     ),
     ("spec", "security.ipcLock may not be true when network.rdma.memlock is Unlimited: the capability would not be used"): Case(
@@ -365,7 +375,8 @@ PROFILE_CASES = {
         "spec.security.ipcLock",
     ),
     ("spec.nodes.selector", LABEL_KEYS): Case(
-        profile(nodes={"selector": {"nvidia.com/gpu.present": "true"}}), profile(nodes={"selector": {"a/b/c": "true"}}), "spec.nodes.selector"
+        profile(nodes={"selector": {"nvidia.com/gpu.present": "true"}}), profile(nodes={"selector": {"a/b/c": "true"}}),
+            "spec.nodes.selector"
     ),
     ("spec.nodes.rackLabel", KEY_PREFIX): Case(
         profile(nodes={"rackLabel": f"{LONGEST_PREFIX}/rack"}),
@@ -397,7 +408,8 @@ PROFILE_CASES = {
         "spec.network.rdma.rails[1].network",
     ),
     ("spec.network.rdma", "rails may not be set when enabled is false"): Case(
-        profile(**rdma(enabled=True, memlock="Unlimited", rails=[{"network": "a"}])), profile(**rdma(rails=[{"network": "a"}])), "spec.network.rdma.rails"
+        profile(**rdma(enabled=True, memlock="Unlimited", rails=[{"network": "a"}])), profile(**rdma(rails=[{"network": "a"}])),
+            "spec.network.rdma.rails"
     ),
     ("spec.resources", "limits.cpu must be greater than or equal to requests.cpu"): Case(
         profile(resources={"requests": {"cpu": "500m"}, "limits": {"cpu": "0.5"}}),

@@ -1,4 +1,5 @@
-"""A small server of the Hugging Face hub's protocol, on loopback: what huggingface_hub asks of it, and the faults that networks and hubs have.
+"""A small server of the Hugging Face hub's protocol, on loopback: what huggingface_hub asks of it, and the faults that networks and hubs
+have.
 
 Facts: https://huggingface.co/docs/hub/api and the requests that huggingface_hub 2.4 makes.
 """

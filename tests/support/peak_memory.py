@@ -1,5 +1,5 @@
-"""The most memory that tensors take on a device while something runs: on a GPU as torch's allocator counts it, on a CPU by a mode that sees every
-tensor which an operation makes, and when its memory is given back.
+"""The most memory that tensors take on a device while something runs: on a GPU as torch's allocator counts it, on a CPU by a mode that sees
+every tensor which an operation makes, and when its memory is given back.
 
 The memory plan (lockstep_spec) has the same numbers, but for what no tensor of torch is: CUDA's context, NCCL's buffers, a process.
 """
@@ -68,7 +68,8 @@ PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.bmm.default, torch.ops.ate
 class Made(TorchDispatchMode):
     """Counts the memory of all tensors that operations of this thread return, until it is given back, by whichever thread.
 
-    Matrix products in BF16 are computed in FP32, which takes a CPU without instructions for BF16 a fortieth of the time. What they return is as large as before.
+    Matrix products in BF16 are computed in FP32, which takes a CPU without instructions for BF16 a fortieth of the time. What they return
+    is as large as before.
     """
 
     def __init__(self) -> None:

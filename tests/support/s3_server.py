@@ -29,7 +29,9 @@ def environment() -> Path:
 
 @contextmanager
 def bucket(address: str, name: str, objects: Mapping[str, bytes], patch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """pyarrow's file system on the server, with a bucket and its objects until the end of the block; the environment says how to get there."""
+    """pyarrow's file system on the server, with a bucket and its objects until the end of the block; the environment says how to get
+    there.
+    """
     from pyarrow import fs
 
     variables = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "secret-of-a-test", "AWS_REGION": "us-east-1"}

@@ -37,7 +37,9 @@ class Server(socketserver.ThreadingUnixStreamServer):
         return self.socket.accept()[0], ("here", 0)
 Server(path, Page).serve_forever()
 """
-"""Stand-in for code-server, openvscode-server and `code serve-web`, which show VS Code in a browser. It listens at the socket that it was told, and says how it was started. At /echo it sends back what it gets."""
+"""Stand-in for code-server, openvscode-server and `code serve-web`, which show VS Code in a browser. It listens at the socket that it was
+told, and says how it was started. At /echo it sends back what it gets.
+"""
 
 
 @contextmanager

@@ -31,6 +31,8 @@ def file_of(nodeid: str) -> str:
 
 
 def longest_first(items: list[pytest.Item], longest: Sequence[str]) -> None:
-    """Sort the longest files before all others, so that workers end at about the same time. Nothing goes wrong where the list is out of date."""
+    """Sort the longest files before all others, so that workers end at about the same time. Nothing goes wrong where the list is out of
+    date.
+    """
     ranks = {name: rank for rank, name in enumerate(longest)}
     items.sort(key=lambda item: ranks.get(item.path.stem, len(ranks)))

@@ -28,7 +28,9 @@ REMOTE = (PODS, HOSTS)
 HEADS = r"NAME +NODES +RANKS +STEP +PROGRESS +RESTARTS +STATE +AGE\n"
 FAILED = "rank 1 on node 1 exited with 1: ValueError: the data is not there"
 EARLY = r"(\[lockstep\] (node 1 is here \(1 of 2\)|waiting for [^\n]*|the coordinator did not run for \d+ s[^\n]*)\n)*"
-"""Lines that may stand before node 0's own: its coordinator listens for all nodes at once, and on a busy machine another one is the first to come."""
+"""Lines that may stand before node 0's own: its coordinator listens for all nodes at once, and on a busy machine another one is the first
+to come.
+"""
 NO_JOB = "lockstep: there is no {noun} nosuch {where}: {have} broke, done, runs{elsewhere}\n"
 NOTHING_TO_STOP = "lockstep: job done is complete: there is nothing to stop and nothing to go on with (lockstep describe done {again})\n"
 HAS_FAILED = "lockstep: job broke has failed: lockstep why broke {again} explains why, lockstep retry broke {again} starts it again\n"
@@ -98,18 +100,22 @@ def _no_job(typed: str, places: tuple[str, ...] = (PODS, HOSTS, HERE)) -> Row:
 
 UNDISTURBED = [
     *map(_no_job, (
-        "get nosuch", "describe nosuch", "why nosuch", "wait nosuch", "logs nosuch", "stacks nosuch", "stop nosuch", "resume nosuch", "retry nosuch", "delete nosuch --yes",
+        "get nosuch", "describe nosuch", "why nosuch", "wait nosuch", "logs nosuch", "stacks nosuch", "stop nosuch", "resume nosuch",
+            "retry nosuch", "delete nosuch --yes",
     )),
     _no_job("top nosuch --once", REMOTE), _no_job("adapter get nosuch {tmp}/adapter", REMOTE), _no_job("shell nosuch", REMOTE),
     Row("get runs", 0, shows=HEADS + r"runs +2/2 +2/2 +- +- +0 +Running +\d"),
     Row("get", 0, shows=HEADS + r"broke +2 +2 +- +- +0 +Failed .*\ndone +2 +2 +- +- +0 +Complete .*\nruns +2/2 +2/2 .* Running "),
     Row("get -o name", 0, shows=r"trainingjob\.lockstep\.dev/broke\n"),
     Row("get -o wide", 0, shows=HEADS[:-2] + r" +CLUSTER +TRANSPORT +CHECKPOINT +LEFT +LOSS +MESSAGE\n"),
-    Row("describe runs", 0, shows=r"Name        runs \({where}, \w+ old\)\nWork        script \S*wait\.py.*\n(Cluster .*\n)?Ranks       2 of 2 ready, on 2 of 2 nodes\n"),
+    Row("describe runs", 0, shows=r"Name        runs \({where}, \w+ old\)\nWork        script \S*wait\.py.*\n(Cluster .*\n)?Ranks       2"
+                                  r" of 2 ready, on 2 of 2 nodes\n"),
     Row("describe broke", 0, shows=rf"(?s).*\nFailure     UserCode: {FAILED}\n.*\n  Progressing +False +Failed +{FAILED}\n"),
-    Row("why runs", 0, shows=r"runs: Running: all ranks run, attempt 1\nnext         lockstep logs runs {again} -f   # follow it\n +lockstep stacks runs {again}   # "),
+    Row("why runs", 0, shows=r"runs: Running: all ranks run, attempt 1\nnext         lockstep logs runs {again} -f   # follow it\n"
+                             r" +lockstep stacks runs {again}   # "),
     Row("why done", 0, shows=r"(?s)done: Complete: .*\nnext         lockstep describe done {again}   # shows where its results are\n"),
-    Row("why broke", 1, shows=rf"(?s)broke: Failed: {FAILED}\nfirst cause  rank 1 on node 1.*: UserCode \(ValueError\)\nlast lines   rank 1 begins\n.*\nlost         1 failure \(1 UserCode\): 0 steps lost\n"),
+    Row("why broke", 1, shows=rf"(?s)broke: Failed: {FAILED}\nfirst cause  rank 1 on node 1.*: UserCode \(ValueError\)\nlast lines   rank 1"
+                              rf" begins\n.*\nlost         1 failure \(1 UserCode\): 0 steps lost\n"),
     Row("wait runs --for Running --timeout 20", 0, shows="runs: Running: all ranks run\n$"),
     Row("wait runs --for Complete --timeout 1", 1, "lockstep: job runs is not Complete after 1 s: Running: all ranks run\n"),
     Row("wait done", 0, shows="done: Complete: the job is complete\n$"),
@@ -121,8 +127,10 @@ UNDISTURBED = [
     Row("logs runs --errors", 0, shows="no rank of job runs has failed\n$"),
     Row("logs done -f", 0, shows=rf"{EARLY}\[lockstep\] node 0 is here \([12] of 2\)\n(?s:.*)\[lockstep\] Complete: all ranks are done\n$"),
     Row("logs broke -f", 1, shows=rf"(?s).*\[lockstep\] Failed: {FAILED}\n$"),
-    Row("logs broke --errors", 0, shows=r"first: rank 1 on node 1 \(UserCode\): exited with 1: ValueError: the data is not there\n  \| rank 1 begins\n"),
-    Row("top runs --once", 0, shows=r"(?s)runs  Running  no step yet, 2 of 2 ranks\n.*\nNODE +(HOST|POD) .*RANKS +CPU +MEMORY +NIC +IN Gb/s +OUT Gb/s\n.*\nRANK +NODE +CPU +MEMORY\n0 +0 .*\n1 +"),
+    Row("logs broke --errors", 0, shows=r"first: rank 1 on node 1 \(UserCode\): exited with 1: ValueError: the data is not there\n  \| rank"
+                                        r" 1 begins\n"),
+    Row("top runs --once", 0, shows=r"(?s)runs  Running  no step yet, 2 of 2 ranks\n.*\nNODE +(HOST|POD) .*RANKS +CPU +MEMORY +NIC +IN Gb/s"
+                                    r" +OUT Gb/s\n.*\nRANK +NODE +CPU +MEMORY\n0 +0 .*\n1 +"),
     Row("top broke --once", 0, shows=rf"broke  Failed  no step yet, 0 of 2 ranks\n  {FAILED}\n"),
     Row("stacks runs", 0, shows=r"ranks 0-1: main thread \(most recent call first\)\n"),
     Row("stacks runs --rank 9", 2, NO_RANK),
@@ -136,30 +144,41 @@ UNDISTURBED = [
     Row("delete done", 2, "", places=(HERE,)),
     Row("delete runs", 2, "lockstep: job runs has not ended: use --yes to delete it anyway\n", places=REMOTE),
     Row("cp runs:/workspace/nothing {tmp}/a", 1, "not copied: {folder}/nothing does not exist\n", places=REMOTE),
-    Row("cp {tmp} runs:/etc/x", 2, "lockstep: /etc/x is not on a volume of the job: choose a path below /datasets, /workspace\n", places=REMOTE),
+    Row("cp {tmp} runs:/etc/x", 2, "lockstep: /etc/x is not on a volume of the job: choose a path below /datasets, /workspace\n",
+        places=REMOTE),
     Row("sync runs {tmp}/nothing", 2, " is not a folder: name the folder to send\n", places=REMOTE),
     Row("sync runs {tmp}/empty", 0, shows=r"(\S.*: nothing to do\n)+$", places=REMOTE),
     Row("sync runs {tmp}/code", 0, shows=r"(\S.*: 1 sent \(\d+ bytes\), 0 removed\n)+$", places=REMOTE),
     Row("sync runs {tmp}/code", 0, shows=r"(\S.*: nothing to do\n)+$", places=REMOTE),
     _no_job("sync nosuch {tmp}/code", (PODS,)),
-    Row("cp {tmp}/code nosuch:/workspace/code", 2, f"{NO_JOB[:-1]}; before its first start: lockstep cp -f FILE SRC nosuch:\n", places=(PODS,)),
-    Row("sync nosuch {tmp}/code", 0, shows=r"(host bed\d: (nothing to do|1 sent \(\d+ bytes\), 0 removed)\n){3}$", places=(HOSTS,)),  # (before its first start)
-    Row("cp {tmp}/code nosuch:/workspace/code", 0, shows=r"(host bed\d: 1 of 1 file copied \(9 B\), to /workspace/code\n){3}$", places=(HOSTS,)),
+    Row("cp {tmp}/code nosuch:/workspace/code", 2, f"{NO_JOB[:-1]}; before its first start: lockstep cp -f FILE SRC nosuch:\n",
+        places=(PODS,)),
+    # (before its first start)
+    Row("sync nosuch {tmp}/code", 0, shows=r"(host bed\d: (nothing to do|1 sent \(\d+ bytes\), 0 removed)\n){3}$", places=(HOSTS,)),
+    Row("cp {tmp}/code nosuch:/workspace/code", 0, shows=r"(host bed\d: 1 of 1 file copied \(9 B\), to /workspace/code\n){3}$",
+        places=(HOSTS,)),
     Row("preflight -f {tmp}/checked.yaml", 0, shows=r"(?s).*\n paths +ok +\n.*\n\d+ checks on 2 nodes passed \(\d+\.\d s\)\n$"),
-    Row("preflight -f {tmp}/lacks.yaml", 1, shows=rf"(?s).*\n paths +0 +Error +{NO_SCRIPT}.*\n\d+ checks on 2 nodes found errors: the job would not start \(\d+\.\d s\)\n$"),
+    Row("preflight -f {tmp}/lacks.yaml", 1,
+        shows=rf"(?s).*\n paths +0 +Error +{NO_SCRIPT}.*\n\d+ checks on 2 nodes found errors: the job would not start \(\d+\.\d s\)\n$"),
     Row("checkpoint list runs", 0, shows="no commit is there; what a script saves by itself isn't listed\n", places=REMOTE),
     Row("checkpoint inspect runs", 2, " holds no commit that a start would choose\n", places=REMOTE),
     *(Row(typed, 1, NO_ADAPTER, places=REMOTE) for typed in ("adapter get runs {tmp}/adapter", "generate runs Once")),
     Row("shell runs --node 9", 2, NO_NODE, places=REMOTE),
     *(_no_job(typed, REMOTE) for typed in (
-        "generate nosuch Once", "checkpoint list nosuch", "checkpoint verify nosuch", "tensorboard nosuch", "jupyter nosuch", "vscode nosuch", "debug nosuch train.py",
+        "generate nosuch Once", "checkpoint list nosuch", "checkpoint verify nosuch", "tensorboard nosuch", "jupyter nosuch",
+            "vscode nosuch", "debug nosuch train.py",
     )),
     _no_job("drill kill-rank --job nosuch --yes"),
-    Row("drill kill-rank --job runs", 2, "lockstep: kill-rank on job runs {where} ends one rank by SIGKILL: all ranks restart. Use --yes to do it\n"),
+    Row("drill kill-rank --job runs", 2,
+        "lockstep: kill-rank on job runs {where} ends one rank by SIGKILL: all ranks restart. Use --yes to do it\n"),
     Row("drill kill-rank --job runs --rank 9 --yes", 2, NO_RANK),
-    Row("drill kill-rank --job done --yes", 2, "lockstep: kill-rank on job done: the job is not running (Complete: the job is complete): drills are for jobs whose ranks all run\n"),
-    Row("drill fill-disk --job runs --yes", 2, "lockstep: fill-disk on job runs: this drill needs a job of Lockstep's trainer (spec.training): Lockstep doesn't know how a script saves\n"),
-    Row("drill kill-operator --job runs --yes", 2, "lockstep: kill-operator needs an operator, and a job {where} has none: choose another fault\n", places=(HOSTS, HERE)),
+    Row("drill kill-rank --job done --yes", 2,
+        "lockstep: kill-rank on job done: the job is not running (Complete: the job is complete): drills are for jobs whose ranks all run\n"),
+    Row("drill fill-disk --job runs --yes", 2,
+        "lockstep: fill-disk on job runs: this drill needs a job of Lockstep's trainer (spec.training): Lockstep doesn't know how a script"
+        " saves\n"),
+    Row("drill kill-operator --job runs --yes", 2,
+        "lockstep: kill-operator needs an operator, and a job {where} has none: choose another fault\n", places=(HOSTS, HERE)),
 ]  # fmt: skip
 """Rows that leave the jobs as they are."""
 STOPPED = [

@@ -20,8 +20,10 @@ from references import Reference, References
 from support.side_by_side import Parts, file_of, longest_first
 
 LONGEST = (
-    "test_corpus_processes", "test_data", "test_models", "test_families", "test_quickstart_local", "test_shares", "test_resume", "test_run_local", "test_own_scripts", "test_freeze",
-    "test_preflight", "test_save", "test_engine", "test_memory_plan", "test_fetch", "test_volumes", "test_training", "test_stop", "test_checkpoint", "test_model_runs",
+    "test_corpus_processes", "test_data", "test_models", "test_families", "test_quickstart_local", "test_shares", "test_resume",
+        "test_run_local", "test_own_scripts", "test_freeze",
+    "test_preflight", "test_save", "test_engine", "test_memory_plan", "test_fetch", "test_volumes", "test_training", "test_stop",
+        "test_checkpoint", "test_model_runs",
     "test_instruction_sets", "test_hugging_face_script", "test_data_by_name", "test_optimizer", "test_ends", "test_demo",
 )  # fmt: skip
 WORDS = [
@@ -80,7 +82,8 @@ def data(references: References) -> Path:
 
 
 NOTHING_RESIDENT = {"stage3_param_persistence_threshold": 0, "stage3_max_live_parameters": 1, "stage3_max_reuse_distance": 0}
-"""Else Stage3 would never let go of weights as small as these: no test would see one gathered. rank_cases.py checks that each run lets go."""
+"""Else Stage3 would never let go of weights as small as these: no test would see one gathered. rank_cases.py checks that each run lets go.
+"""
 
 
 def merged(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
@@ -93,7 +96,9 @@ def merged(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture
 def reference(ranks: ForkServer, references: References, run_file: RunFile, usual: dict[str, Any]) -> Reference:
-    """Return the folder of a run that is only compared with or started from: `reference(2, zeroStage="Stage3")` of two ranks. Copy it to change it."""
+    """Return the folder of a run that is only compared with or started from: `reference(2, zeroStage="Stage3")` of two ranks. Copy it to
+    change it.
+    """
 
     def of(size: int, *, nodes: int = 1, target: str = "main", **training: Any) -> Path:
         def make(folder: Path) -> None:

@@ -1,7 +1,8 @@
 """`python3 -m lockstep_gang.package OUT`: the agent as one file that runs wherever Python 3.10 or newer is.
 
-Same sources, same bytes: sorted names, one fixed time, no compression that could differ between machines. `--sources`: nothing else, so that it fits
-into a ConfigMap. Otherwise with what this Python has compiled: an agent that runs with the same version need not do so at every start.
+Same sources, same bytes: sorted names, one fixed time, no compression that could differ between machines. `--sources`: nothing else, so
+that it fits into a ConfigMap. Otherwise with what this Python has compiled: an agent that runs with the same version need not do so at
+every start.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ def _entries(*, compiled: bool) -> Iterator[Entry]:
 
 
 def compiled_code(path: Path, source: bytes) -> bytes:
-    """Compiled code that this Python keeps of a file, if it is of this very source, for a place where it isn't compared with it any more; empty: nothing.
+    """Compiled code that this Python keeps of a file, if it is of this very source, for a place where it isn't compared with it any more;
+    empty: nothing.
 
     Another version of Python passes over it, and compiles the source.
     """

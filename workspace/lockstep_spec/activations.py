@@ -1,4 +1,5 @@
-"""Bytes that a forward and a backward pass hold beside weights and optimizer state (pure): counted operation by operation in transformers' decoders.
+"""Bytes that a forward and a backward pass hold beside weights and optimizer state (pure): counted operation by operation in transformers'
+decoders.
 
 tests/train/engine/test_memory_plan.py holds these counts against what ranks really held. docs/how-to/memory.md explains them.
 """
@@ -34,7 +35,9 @@ def layer_bytes(shape: ModelShape, settings: Settings) -> int:
 
 
 def attention_bytes(shape: ModelShape, settings: Settings) -> int:
-    """Bytes of `layer_bytes` that are there before the feed-forward part computes, and when its backward pass is done: attention's, and the norms'."""
+    """Bytes of `layer_bytes` that are there before the feed-forward part computes, and when its backward pass is done: attention's, and the
+    norms'.
+    """
     mask = settings.element_bytes * settings.micro_batch_size * settings.max_length**2 if shape.masked else 0
     return tokens_of(settings) * (_attention(shape, settings) + _norms(shape, settings)) + _scores(shape, settings) + mask
 
@@ -46,8 +49,9 @@ def kept_bytes(shape: ModelShape, settings: Settings) -> int:
 
 
 def level_bytes(shape: ModelShape, settings: Settings, level: Level) -> int:
-    """Bytes of `layer_bytes` that a layer keeps of which the backward pass computes as much again as `level` says (engine/recompute.py): its input, attention's output
-    where a kernel computes it, with the logarithm of each head's sum of scores, and what wide matrices gave."""
+    """Bytes of `layer_bytes` that a layer keeps of which the backward pass computes as much again as `level` says (engine/recompute.py):
+    its input, attention's output where a kernel computes it, with the logarithm of each head's sum of scores, and what wide matrices gave.
+    """
     if level is Level.NONE:
         return layer_bytes(shape, settings)
     per_token = shape.hidden * settings.element_bytes
@@ -67,8 +71,9 @@ def again_bytes(shape: ModelShape, settings: Settings, needed: int) -> int:
 
 
 def _products(shape: ModelShape) -> int:
-    """Elements of a token that matrices give in a layer whose inputs are at least as wide as the hidden size, on average. Of stacks a token passes its experts' alone. GPT-2
-    has its matrices the other way round, which their biases tell."""
+    """Elements of a token that matrices give in a layer whose inputs are at least as wide as the hidden size, on average. Of stacks a token
+    passes its experts' alone. GPT-2 has its matrices the other way round, which their biases tell.
+    """
     biases = {weight.module: weight.numel for weight in shape.weights if weight.name.endswith(".bias")}
     elements = 0
     for weight in shape.weights:
@@ -101,7 +106,9 @@ def last_rows_bytes(shape: ModelShape, settings: Settings) -> int:
 
 
 def tile_bytes(shape: ModelShape, settings: Settings) -> int:
-    """Logits of a tile, in BF16 and FP16 once more in FP32, and their logarithms; of a head that is trained, its gradient in FP32 as well."""
+    """Logits of a tile, in BF16 and FP16 once more in FP32, and their logarithms; of a head that is trained, its gradient in FP32 as
+    well.
+    """
     element = settings.element_bytes
     each = 2 * FP32_BYTES + (element if element < FP32_BYTES else 0)
     is_trained = settings.method is Method.FULL or "lm_head" in settings.adapter.modules_to_save
@@ -110,14 +117,17 @@ def tile_bytes(shape: ModelShape, settings: Settings) -> int:
 
 
 def logits_bytes(shape: ModelShape, settings: Settings) -> int:
-    """Whole logits (engine/loss.py, whole_loss) in the backward pass: their logarithms, the loss's gradient and the logits' own in FP32; where
-    the model caps or scales its logits, what that keeps of them."""
+    """Whole logits (engine/loss.py, whole_loss) in the backward pass: their logarithms, the loss's gradient and the logits' own in FP32;
+    where the model caps or scales its logits, what that keeps of them.
+    """
     capped = settings.element_bytes if shape.caps_logits else 0
     return (3 * FP32_BYTES + capped) * tokens_of(settings) * shape.vocabulary
 
 
 def whole_logits(shape: ModelShape, settings: Settings) -> bool:
-    """True if the loss needs whole logits: the model does more after its last layer, or that layer has an adapter (engine/loss.py, tile_head)."""
+    """True if the loss needs whole logits: the model does more after its last layer, or that layer has an adapter (engine/loss.py,
+    tile_head).
+    """
     return shape.caps_logits or (settings.method is Method.LORA and "lm_head" in _targets(settings))
 
 
@@ -139,15 +149,18 @@ def _targets(settings: Settings) -> Sequence[str]:
 
 
 def _inputs_kept(settings: Settings, *linear: str) -> bool:
-    """True if autograd keeps the input of one of these linear layers. It needs none of a frozen one, but DeepSpeed's own linear layer, which
-    takes the place of torch's under Stage3, keeps each."""
+    """True if autograd keeps the input of one of these linear layers. It needs none of a frozen one, but DeepSpeed's own linear layer,
+    which takes the place of torch's under Stage3, keeps each.
+    """
     if settings.method is Method.FULL or settings.zero_stage is ZeroStage.STAGE3:
         return True
     return any(name in _targets(settings) for name in linear)
 
 
 def _attention(shape: ModelShape, settings: Settings) -> int:
-    """Queries and attention's output, keys and values. Outputs of single documents are put together, which is a copy that the next layer may keep."""
+    """Queries and attention's output, keys and values. Outputs of single documents are put together, which is a copy that the next layer
+    may keep.
+    """
     computed = shape.query + shape.attended + shape.key + shape.value
     if shape.by_steps:
         computed = 2 * (shape.query + shape.attended) * FP32_BYTES // settings.element_bytes
@@ -167,7 +180,9 @@ def _low_rank(settings: Settings) -> int:
 
 
 def _dropped(shape: ModelShape, settings: Settings) -> int:
-    """Bytes kept for each token by the dropout of adapters, on average over the layers: each adapter's own dropped input, and a mask of a byte an element, as GPUs have it."""
+    """Bytes kept for each token by the dropout of adapters, on average over the layers: each adapter's own dropped input, and a mask of a
+    byte an element, as GPUs have it.
+    """
     if settings.method is Method.FULL or not settings.adapter.drops:
         return 0
     adapted = shape.adapted(settings.adapter.target_modules)
@@ -200,7 +215,9 @@ def _norms(shape: ModelShape, settings: Settings) -> int:
 
 
 def _scores(shape: ModelShape, settings: Settings) -> int:
-    """Bytes of scores in attention that holds them whole, as where they are capped: before and after the softmax, and that in FP32; step by step after it alone."""
+    """Bytes of scores in attention that holds them whole, as where they are capped: before and after the softmax, and that in FP32; step by
+    step after it alone.
+    """
     return _pairs(shape, settings) * (FP32_BYTES + (0 if shape.by_steps else 2 * settings.element_bytes))
 
 

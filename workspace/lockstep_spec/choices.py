@@ -34,7 +34,9 @@ class Severity(Choice):
 
 
 class ZeroStage(Choice):
-    """Parts of the state that DeepSpeed cuts into shards: optimizer state; also gradients; also weights. Stage1 stands for plain data parallel."""
+    """Parts of the state that DeepSpeed cuts into shards: optimizer state; also gradients; also weights. Stage1 stands for plain data
+    parallel.
+    """
 
     STAGE1 = "Stage1"
     STAGE2 = "Stage2"
@@ -77,7 +79,9 @@ class Offload(Choice):
 
 
 class Recompute(Choice):
-    """Activations that the backward pass computes again instead of keeping them: as few as memory needs, none, or all but each layer's input."""
+    """Activations that the backward pass computes again instead of keeping them: as few as memory needs, none, or all but each layer's
+    input.
+    """
 
     AUTO = "Auto"
     NONE = "None"
@@ -108,14 +112,18 @@ class Schedule(Choice):
 
 
 class Batches(Choice):
-    """Division of a step's samples over ranks and micro-batches: by their `Tokens`, joined without padding; or as equal numbers of padded `Rows`."""
+    """Division of a step's samples over ranks and micro-batches: by their `Tokens`, joined without padding; or as equal numbers of padded
+    `Rows`.
+    """
 
     TOKENS = "Tokens"
     ROWS = "Rows"
 
 
 class Balance(Choice):
-    """Share of a step's tokens that each rank computes: `Equal` ones, or what the `Measured` speed and the memory of each rank's device allow."""
+    """Share of a step's tokens that each rank computes: `Equal` ones, or what the `Measured` speed and the memory of each rank's device
+    allow.
+    """
 
     EQUAL = "Equal"
     MEASURED = "Measured"

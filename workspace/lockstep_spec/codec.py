@@ -1,11 +1,12 @@
-"""JSON to frozen dataclasses and back, by their type hints. A wrong type, a value out of bounds or a missing key is an error that says where.
+"""JSON to frozen dataclasses and back, by their type hints. A wrong type, a value out of bounds or a missing key is an error that says
+where.
 
 Field names are snake_case in Python and camelCase in JSON. Known kinds of field: str, int, float, bool, enumerations, dataclasses,
-`X | None`, `tuple[X, ...]`, `dict[str, X]` or `Mapping[str, X]`, a NamedTuple (a list of its fields, without their names), and `Any` (taken as
-it is); each may have bounds, as `Annotated[X, Must(...)]`.
+`X | None`, `tuple[X, ...]`, `dict[str, X]` or `Mapping[str, X]`, a NamedTuple (a list of its fields, without their names), and `Any` (taken
+as it is); each may have bounds, as `Annotated[X, Must(...)]`.
 
-What another version of Lockstep may have written is read by `from_json`: a gang that runs outlives upgrades and rollbacks of the operator, and a
-volume outlives both. What people decide is read by `settings_from_json`: a setting that is silently ignored costs a whole run.
+What another version of Lockstep may have written is read by `from_json`: a gang that runs outlives upgrades and rollbacks of the operator,
+and a volume outlives both. What people decide is read by `settings_from_json`: a setting that is silently ignored costs a whole run.
 """
 
 from __future__ import annotations
@@ -78,7 +79,9 @@ def from_json(kind: type[T], value: object, where: str) -> T:
 
 
 def settings_from_json(kind: type[T], value: object, where: str) -> T:
-    """`value` (parsed JSON) as the dataclass `kind`, in which an unknown key is an error that names the valid ones. Raises ContractError."""
+    """`value` (parsed JSON) as the dataclass `kind`, in which an unknown key is an error that names the valid ones. Raises
+    ContractError.
+    """
     decoded: T = _decode(kind, value, where, strict=True)
     return decoded
 
@@ -189,7 +192,7 @@ class _Field(NamedTuple):
 @cache
 def _item(kind: Any) -> _Field:
     """Items of a `tuple[X, ...]`."""
-    (inner, _) = get_args(kind)
+    inner, _ = get_args(kind)
     return _Field("", inner, True, *_taken_as_they_are(inner))
 
 

@@ -1,7 +1,7 @@
 """A model's parameters from its config.json alone, without torch: the families of decoders whose layers are known here.
 
-The names and shapes are those of transformers' own modules, because targets of an adapter are found by these names; tests/train/engine/test_sizes.py compares
-them. Another family is refused: its parameters would be a guess.
+The names and shapes are those of transformers' own modules, because targets of an adapter are found by these names;
+tests/train/engine/test_sizes.py compares them. Another family is refused: its parameters would be a guess.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ FAMILIES = (*DENSE, *EXPERTS)
 NORMED = ("qwen3", "qwen3_moe", "gemma3_text")
 """Each head's queries and keys have a norm; in glm4_moe where use_qk_norm says so. In olmo2 all heads have one together."""
 GEMMA = ("gemma2", "gemma3_text")
-"""Unless the file says otherwise, heads have 256 elements, and the head is the embedding. gemma2 holds attention's scores whole, and caps its logits."""
+"""Unless the file says otherwise, heads have 256 elements, and the head is the embedding. gemma2 holds attention's scores whole, and caps
+its logits.
+"""
 FUSED = ("phi3", "glm4")
 """One layer computes both factors of the feed-forward part."""
 NORMS = {
@@ -37,13 +39,17 @@ FROM_ONE = (
 FROM_ZERO = ("num_experts_per_tok", "n_shared_experts", "first_k_dense_replace")
 MOVED = frozenset(
     {
-        "afmoe", "beam", "cohere2_moe", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "ernie4_5_moe", "exaone_moe", "flex_olmo", "glm4_moe",
-        "glm4_moe_lite", "glm4v_moe", "glm_moe_dsa", "hunyuan_v1_moe", "longcat_flash", "mellum", "olmoe", "qwen3_moe", "qwen3_next", "qwen3_omni_moe",
+        "afmoe", "beam", "cohere2_moe", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "ernie4_5_moe", "exaone_moe", "flex_olmo",
+            "glm4_moe",
+        "glm4_moe_lite", "glm4v_moe", "glm_moe_dsa", "hunyuan_v1_moe", "longcat_flash", "mellum", "olmoe", "qwen3_moe", "qwen3_next",
+            "qwen3_omni_moe",
         "qwen3_omni_moe_text", "qwen3_omni_moe_thinker", "solar_open",
     }
 )  # fmt: skip
-"""model_type of mixtures of experts where peft moves targets of these names, also dotted ones, onto the stacks of routed experts, and so leaves the layers that
-have the names, dense and shared ones, without an adapter (_convert_peft_config_moe; tests/train/models/test_families.py compares)."""
+"""model_type of mixtures of experts where peft moves targets of these names, also dotted ones, onto the stacks of routed experts, and so
+leaves the layers that have the names, dense and shared ones, without an adapter (_convert_peft_config_moe;
+tests/train/models/test_families.py compares).
+"""
 MOVED_NAMES = ("gate", "gate_proj", "up_proj", "down_proj")
 YES_OR_NO = ("tie_word_embeddings", "attention_bias", "mlp_bias", "use_qk_norm")
 
@@ -78,8 +84,9 @@ def moved_targets(model_type: object, targets: Sequence[str]) -> str:
     if not moved:
         return ""
     return (
-        f"training.lora.targetModules: with a model of type {model_type}, peft puts the adapter of {listed(moved)} on all routed experts instead of the layers of "
-        "this name; name layers of attention alone there, and routed experts in targetParameters (mlp.experts.gate_up_proj, mlp.experts.down_proj)"
+        f"training.lora.targetModules: with a model of type {model_type}, peft puts the adapter of {listed(moved)} on all routed experts"
+        " instead of the layers of this name; name layers of attention alone there, and routed experts in targetParameters"
+        " (mlp.experts.gate_up_proj, mlp.experts.down_proj)"
     )
 
 

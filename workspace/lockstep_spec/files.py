@@ -1,7 +1,8 @@
-"""Files and folders: names that outlive a power loss, and files where user code writes, too, such as on a volume, or in a folder that ranks know.
+"""Files and folders: names that outlive a power loss, and files where user code writes, too, such as on a volume, or in a folder that ranks
+know.
 
-Whatever stands there is read and written as a regular file or not at all. A FIFO would hold its reader up for ever, a link would lead the agent's
-hand elsewhere, and a device or a file of many gigabytes would fill its memory.
+Whatever stands there is read and written as a regular file or not at all. A FIFO would hold its reader up for ever, a link would lead the
+agent's hand elsewhere, and a device or a file of many gigabytes would fill its memory.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ SOURCE_BYTES_MAX = 256 * 1024
 WRITE_BYTES = 8 << 20
 """Size of the parts in which pages are written."""
 SHARED = 0o664
-"""Mode of new files: writable for the group, as far as the umask allows, since on a cluster another pod that goes on here may have another user."""
+"""Mode of new files: writable for the group, as far as the umask allows, since on a cluster another pod that goes on here may have another
+user.
+"""
 ENLARGE = "make room there, or enlarge it"
 
 
@@ -194,8 +197,9 @@ def _renamed(path: Path) -> Iterator[Path]:
 class Signs:
     """Signs of life on a volume that any number of machines share: files that count up while their writers live.
 
-    A watcher takes a writer for dead when its file has not changed for long on the watcher's own monotonic `clock`, and opens it anew at each look. So
-    neither trusts the other's clock, a file's mtime, a lock that a network file system might not pass on, or what that keeps of an open file.
+    A watcher takes a writer for dead when its file has not changed for long on the watcher's own monotonic `clock`, and opens it anew at
+    each look. So neither trusts the other's clock, a file's mtime, a lock that a network file system might not pass on, or what that keeps
+    of an open file.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -213,7 +217,9 @@ class Signs:
 
 
 def shebang(file: Path) -> tuple[str, str]:
-    """Return the path that the first line names, and the name of the interpreter, which `env` looks up; empty where there is no such line."""
+    """Return the path that the first line names, and the name of the interpreter, which `env` looks up; empty where there is no such
+    line.
+    """
     line = _head(file).partition(b"\n")[0]
     words = re.split(r"[ \t]+", line[2:].decode(errors="replace").strip(" \t")) if line.startswith(b"#!") else []
     names = [word for word in words if word and not word.startswith("-") and "=" not in word and Path(word.strip("\r")).name != "env"]

@@ -21,7 +21,9 @@ SHORTEST = 256
 MOST_SAMPLES = 4096
 """Largest micro-batch, as the API has it."""
 COPY_SHARE = 0.85
-"""Share of a device's memory below which the plan must stay for what no run needs: a second copy of the weights or kept activations by Auto, a micro-batch above the stated one."""
+"""Share of a device's memory below which the plan must stay for what no run needs: a second copy of the weights or kept activations by
+Auto, a micro-batch above the stated one.
+"""
 
 
 @dataclass(frozen=True)
@@ -74,8 +76,10 @@ class MemoryPlan:
             return None
         largest = max(self.items, key=lambda item: item.size_bytes)
         return (
-            f"training needs about {decimal_size(self.total_bytes)} on each {'GPU' if self.place.gpu else 'rank'}, which has {decimal_size(self.capacity_bytes)} "
-            f"(most of it: {largest.name}, {decimal_size(largest.size_bytes)}{self._doubt and f'; activations are {self._doubt}'}); what would fit: {'; or '.join(nearest_settings(self))}"
+            f"training needs about {decimal_size(self.total_bytes)} on each {'GPU' if self.place.gpu else 'rank'}, which has"
+            f" {decimal_size(self.capacity_bytes)} (most of it: {largest.name},"
+            f" {decimal_size(largest.size_bytes)}{self._doubt and f'; activations are {self._doubt}'}); what would fit:"
+            f" {'; or '.join(nearest_settings(self))}"
         )
 
 
@@ -84,7 +88,9 @@ def plan_memory(shape: ModelShape, settings: Settings, place: Place, capacity_by
 
 
 def most_samples(shape: ModelShape, settings: Settings, place: Place, capacity_bytes: int) -> int:
-    """Largest micro-batch that a device has room for: up to the stated size by the whole plan, and above it, which nobody asked for, below COPY_SHARE. At least 1."""
+    """Largest micro-batch that a device has room for: up to the stated size by the whole plan, and above it, which nobody asked for, below
+    COPY_SHARE. At least 1.
+    """
 
     def too_large(samples: int) -> bool:
         share = 1.0 if samples <= settings.micro_batch_size else COPY_SHARE
@@ -122,8 +128,9 @@ def choose_recomputed(
 ) -> tuple[Settings, str]:
     """Return the settings with what is computed again, and by Auto why: as few layers, and of each as little, as memory needs (COPY_SHARE).
 
-    `needs`: of each rank the samples that it computes at once, and the bytes of its device; empty where these are not known. The choice is one for all ranks, which under
-    Stage3 gather weights together. `unknown`: reason why memory can't be counted on; then Auto takes All, as where the plan itself isn't sure.
+    `needs`: of each rank the samples that it computes at once, and the bytes of its device; empty where these are not known. The choice is
+    one for all ranks, which under Stage3 gather weights together. `unknown`: reason why memory can't be counted on; then Auto takes All, as
+    where the plan itself isn't sure.
     """
     if settings.recompute is not Recompute.AUTO:
         return settings, ""
@@ -155,15 +162,19 @@ Change = tuple[str, Callable[[Setting], Setting | None]]
 
 
 def nearest_settings(plan: MemoryPlan) -> list[str]:
-    """Up to three single changes after which the plan fits wholly, least costly first; else a few that do together; else what is left. Ranks on CPUs
-    may also have more memory."""
+    """Up to three single changes after which the plan fits wholly, least costly first; else a few that do together; else what is left.
+    Ranks on CPUs may also have more memory.
+    """
     return [*_fewer_bytes(plan), *([] if plan.place.gpu else [_more_memory(plan)])]
 
 
 def _more_memory(plan: MemoryPlan) -> str:
     ranks = plan.place.ranks_per_node
     gibibytes = -(-plan.total_bytes * ranks // 2**30)
-    return f"at least {gibibytes}Gi of memory for the {number_of(ranks, 'rank')} of a node (spec.resources.memory, or without it resources.limits.memory of the cluster file)"
+    return (
+        f"at least {gibibytes}Gi of memory for the {number_of(ranks, 'rank')} of a node (spec.resources.memory, or without it"
+        " resources.limits.memory of the cluster file)"
+    )
 
 
 def _fewer_bytes(plan: MemoryPlan) -> list[str]:

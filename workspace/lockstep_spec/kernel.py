@@ -1,7 +1,8 @@
-"""Words of the kernel's files (/sys, /proc), and what they say of RDMA, memory and cores: the one view that preflight, the network check and ranks have.
+"""Words of the kernel's files (/sys, /proc), and what they say of RDMA, memory and cores: the one view that preflight, the network check
+and ranks have.
 
-The kernel's list (sysfs) shows every device of the machine, also to a pod that was given two of them. libibverbs, and so NCCL, takes those whose
-/dev/infiniband/uverbsN it finds.
+The kernel's list (sysfs) shows every device of the machine, also to a pod that was given two of them. libibverbs, and so NCCL, takes those
+whose /dev/infiniband/uverbsN it finds.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 LOCKED_BYTES_FAILING = 64 << 20
-"""Defaults of kernels (64 KiB, 8 MiB) and of a container runtime, known by ibv_reg_mr's ENOMEM. NCCL has 4 MiB of buffers a channel and peer."""
+"""Defaults of kernels (64 KiB, 8 MiB) and of a container runtime, known by ibv_reg_mr's ENOMEM. NCCL has 4 MiB of buffers a channel and
+peer.
+"""
 LOCKED_BYTES_ENOUGH = 512 << 20
 """Lockable memory below which UCX 1.13 did without InfiniBand. Between the two it depends on ranks, channels and GPUDirect."""
 UNLIMITED = 1 << 60
@@ -71,7 +74,9 @@ def file_words(path: Path) -> str:
 
 
 def control_groups(controller: str, groups: Path, own: Path) -> Iterator[Path]:
-    """Yield a control group (version 1 or 2) and those around it: where `own` says that it is mounted, else, in a container, at the root."""
+    """Yield a control group (version 1 or 2) and those around it: where `own` says that it is mounted, else, in a container, at the
+    root.
+    """
     for line in file_words(own).splitlines():
         _, controllers, path = (*line.split(":", 2), "", "")[:3]
         if controllers and controller not in controllers.split(","):

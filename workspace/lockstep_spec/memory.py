@@ -36,7 +36,9 @@ UPDATE_BYTES = 8
 BUCKET = "bucket of gradients that are reduced"
 """An item. Under Stage3 it is there all the time, else in backward passes."""
 RUNTIME_BYTES = {True: 1_800_000_000, False: 9 * GIB // 10}
-"""Bytes that a GPU gives a process beside its tensors: 1.80 GB on an H200 with CUDA 13.0 (docs/benchmarks.md); on CPUs a process that has torch, DeepSpeed and transformers imported."""
+"""Bytes that a GPU gives a process beside its tensors: 1.80 GB on an H200 with CUDA 13.0 (docs/benchmarks.md); on CPUs a process that has
+torch, DeepSpeed and transformers imported.
+"""
 NCCL_BYTES = 2 * 32 * (4 << 20)
 """Bytes of one communicator: buffers of 4 MiB (NCCL_BUFFSIZE), to send and to receive, for each of at most 32 channels (NCCL_MAX_CTAS)."""
 FRAGMENTED_SHARE = 0.06
@@ -66,7 +68,9 @@ class Item:
 
 
 def estimate(shape: ModelShape, settings: Settings, place: Place) -> list[Item]:
-    """Items that one rank's device holds at the worst moment of a step: when the loss is computed, within a backward pass, or at the update."""
+    """Items that one rank's device holds at the worst moment of a step: when the loss is computed, within a backward pass, or at the
+    update.
+    """
     moments = (_at_the_loss(shape, settings, place), _in_the_backward_pass(shape, settings, place), _at_the_update(shape, settings, place))
     worst = max(moments, key=lambda items: sum(item.size_bytes for item in items))
     tensors = [*_states(shape, settings, place), *worst]
@@ -113,7 +117,9 @@ def _bucket(trained: int, settings: Settings) -> int:
 
 
 def bucket_elements(trained: int) -> int:
-    """Elements of the buffer in which DeepSpeed reduces gradients. It is allocated whole, so that its default would be 1 GB beside an adapter's 20 MB."""
+    """Elements of the buffer in which DeepSpeed reduces gradients. It is allocated whole, so that its default would be 1 GB beside an
+    adapter's 20 MB.
+    """
     return max(1, min(BUCKET_ELEMENTS, trained))
 
 
@@ -138,8 +144,9 @@ def _at_the_loss(shape: ModelShape, settings: Settings, place: Place) -> list[It
 
 
 def _in_the_backward_pass(shape: ModelShape, settings: Settings, place: Place) -> list[Item]:
-    """All that autograd keeps, as the last layer's backward pass begins, and the most of what comes then: the weights of its feed-forward part are
-    gathered, and if that is computed again, before it is; its gradients; those of attention's scores, when it is done."""
+    """All that autograd keeps, as the last layer's backward pass begins, and the most of what comes then: the weights of its feed-forward
+    part are gathered, and if that is computed again, before it is; its gradients; those of attention's scores, when it is done.
+    """
     element = settings.element_bytes
     stage3 = settings.zero_stage is ZeroStage.STAGE3
     attention, layer = attention_bytes(shape, settings), layer_bytes(shape, settings)
@@ -167,7 +174,9 @@ def _in_the_backward_pass(shape: ModelShape, settings: Settings, place: Place) -
 
 
 def bucket_bytes(settings: Settings) -> int:
-    """Bytes of an element of the bucket under Stage1 and Stage2: Stage1 reduces sums, and to reduce beside the backward pass there are two buckets."""
+    """Bytes of an element of the bucket under Stage1 and Stage2: Stage1 reduces sums, and to reduce beside the backward pass there are two
+    buckets.
+    """
     each = settings.gradient_bytes if settings.zero_stage is ZeroStage.STAGE1 else settings.element_bytes
     overlaps = settings.method is Method.FULL if settings.overlap is None else settings.overlap
     return each * (2 if overlaps else 1)
@@ -204,7 +213,9 @@ def communicators(place: Place) -> int:
 
 
 def gathered_elements(shape: ModelShape, settings: Settings, place: Place, module: int) -> int:
-    """Elements of weights that are whole at the same time under Stage3: those of the `module` at hand, and what is kept or prefetched around it."""
+    """Elements of weights that are whole at the same time under Stage3: those of the `module` at hand, and what is kept or prefetched
+    around it.
+    """
     if settings.zero_stage is not ZeroStage.STAGE3 or place.world_size == 1:
         return 0
     return module + min(max(0, most_gathered(shape, settings.live_elements) - module), shape.numel - module)
@@ -229,8 +240,9 @@ def trained_elements(shape: ModelShape, settings: Settings) -> int:
 
 
 def trained_parts(weights: Iterable[Weight], adapter: Adapter) -> dict[str, int]:
-    """Layer or stack of experts → elements that an adapter trains of it: rank × (inputs + outputs) of a linear layer, that for each expert of a stack, or
-    all of a layer that is trained whole, with the layers in it."""
+    """Layer or stack of experts → elements that an adapter trains of it: rank × (inputs + outputs) of a linear layer, that for each expert
+    of a stack, or all of a layer that is trained whole, with the layers in it.
+    """
     parts: dict[str, int] = {}
     for weight in weights:
         if weight.tower:
@@ -247,12 +259,12 @@ def trained_parts(weights: Iterable[Weight], adapter: Adapter) -> dict[str, int]
 
 LIVE_ELEMENTS = 1_000_000_000
 AHEAD_ELEMENTS = 50_000_000
-"""Elements of the weights that Stage3 may have gathered at once, and that it fetches ahead: DeepSpeed's defaults, below which nothing is gained, since smaller
-models stay gathered for longer, and are gathered less often.
+"""Elements of the weights that Stage3 may have gathered at once, and that it fetches ahead: DeepSpeed's defaults, below which nothing is
+gained, since smaller models stay gathered for longer, and are gathered less often.
 
-DeepSpeed fetches ahead only as long as fewer elements than its limit are gathered. The experts of one layer of a large mixture of experts exceed the default
-alone, so that nothing would be fetched while they compute; and what is fetched ahead by default is a quarter of a layer of an 8B model. So both follow from the
-model's largest layer.
+DeepSpeed fetches ahead only as long as fewer elements than its limit are gathered. The experts of one layer of a large mixture of experts
+exceed the default alone, so that nothing would be fetched while they compute; and what is fetched ahead by default is a quarter of a layer
+of an 8B model. So both follow from the model's largest layer.
 """
 
 
@@ -271,7 +283,9 @@ def ahead_elements(shape: ModelShape) -> int:
 
 
 def most_gathered(shape: ModelShape, stated: int | None) -> int:
-    """Elements that are gathered at the same time where a module is not larger. `stated`: the limit of the raw settings, where they have one."""
+    """Elements that are gathered at the same time where a module is not larger. `stated`: the limit of the raw settings, where they have
+    one.
+    """
     if stated is not None:
         return stated
     live = live_elements(shape)

@@ -19,7 +19,9 @@ NO_LOGIN_PATTERN = "^(gc?s://anonymous|abfss?://[^/:@]+)@[^/:@]+(/|$)"
 SIGNATURE_PATTERN = "^[^/]*://.*[?&]sig="
 COMMIT = re.compile(r"[0-9a-f]{40}")
 FETCHED = ".lockstep-fetched.json"
-"""Name of the file that says what a folder of fetched files holds. It is written last, so that a folder without it is never taken for whole."""
+"""Name of the file that says what a folder of fetched files holds. It is written last, so that a folder without it is never taken for
+whole.
+"""
 MODELS = "models"
 """Folder of fetched models in the workspace's cache."""
 FOLDER_CHARACTERS = 200

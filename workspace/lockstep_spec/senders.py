@@ -1,4 +1,6 @@
-"""Senders of the files of a volume, as `lockstep sync` and `lockstep cp` record them there: whose a file is, before it is written over or run again."""
+"""Senders of the files of a volume, as `lockstep sync` and `lockstep cp` record them there: whose a file is, before it is written over or
+run again.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from typing import Any
 from lockstep_spec.files import read_regular, write_durably
 
 SOURCES = ".lockstep/sync-sources.json"
-"""Record below a folder: for each file that was sent, by its path there, the folder that sent it, as HOST:PATH, or a list of such folders."""
+"""Record below a folder: for each file that was sent, by its path there, the folder that sent it, as HOST:PATH, or a list of such folders.
+"""
 SHOWN = 3
 RECORD_BYTES_MAX = 64 << 20
 
@@ -35,7 +38,9 @@ class Senders:
         return sorted({each for each, file in entries if each not in own and file != origin})
 
     def refusal(self, files: Iterable[tuple[str, str]]) -> str:
-        """Return why these files, which differ from those that are there, must not replace them; '' if they may. `files`: (path, origin) of each."""
+        """Return why these files, which differ from those that are there, must not replace them; '' if they may. `files`: (path, origin) of
+        each.
+        """
         there = ((path, self.others(path, folder_of(origin), origin)) for path, origin in files if os.path.lexists(path))
         theirs = {path: others for path, others in there if others}
         more = f" and {len(theirs) - 1} more" if len(theirs) > 1 else ""
@@ -43,7 +48,9 @@ class Senders:
         return f"{min(theirs)}{more} was sent from {who}, and would be another file" if theirs else ""
 
     def note(self, files: Mapping[int, tuple[str, str]], new: Container[int], roots: Sequence[str]) -> None:
-        """Record who sent these files, in the highest folder of their volume that may be written to. `new`: those that weren't there like this."""
+        """Record who sent these files, in the highest folder of their volume that may be written to. `new`: those that weren't there like
+        this.
+        """
         common = os.path.commonpath([folder_of(path) for path, _ in files.values()]) if files else "/"
         within = [folder for folder in (common, *_above(common)) if any(f"{folder}/".startswith(f"{root}/") for root in roots)]
         holder = next((folder for folder in reversed(within) if _may_record(folder)), common)

@@ -45,7 +45,9 @@ class ParameterPlace(Choice):
 
 
 class Level(IntEnum):
-    """Part of a decoder layer that the backward pass computes again, from the cheapest to the dearest; in nearly all models each leaves less in memory."""
+    """Part of a decoder layer that the backward pass computes again, from the cheapest to the dearest; in nearly all models each leaves
+    less in memory.
+    """
 
     NONE = 0
     NORMS = 1

@@ -25,8 +25,9 @@ _LAYER = re.compile(r"^(.*?\.\d+)\.")
 
 @dataclass(frozen=True)
 class Weight:
-    """One parameter. `linear`: the weight of a linear layer, which can get an adapter and can be quantized. `tower`: of a part that text never
-    passes, such as one that sees; it is never trained."""
+    """One parameter. `linear`: the weight of a linear layer, which can get an adapter and can be quantized. `tower`: of a part that text
+    never passes, such as one that sees; it is never trained.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -71,7 +72,9 @@ class ModelShape:
     score_heads: int = 0
     """Heads of an attention that holds its scores whole; 0: the scores are never whole."""
     tied: tuple[Weight, ...] = ()
-    """Further names of tensors among `weights`, such as a head that is the embedding. An adapter or a trained copy of one is no longer shared."""
+    """Further names of tensors among `weights`, such as a head that is the embedding. An adapter or a trained copy of one is no longer
+    shared.
+    """
     latent: int = 0
     """Elements of a token's compressed queries, keys and values, each with a norm of its own (multi-head latent attention); 0: none are."""
     by_steps: bool = False
@@ -79,11 +82,14 @@ class ModelShape:
     masked: bool = False
     """The model builds a mask for every batch, of which each layer keeps one in numbers."""
     joined: bool = False
-    """Queries and keys are joined from a part that is rotated and one that isn't, after which attention's output is copied for the layer behind it."""
+    """Queries and keys are joined from a part that is rotated and one that isn't, after which attention's output is copied for the layer
+    behind it.
+    """
     parallel: bool = False
     """Attention and feed-forward part have the same input, which their norms keep once."""
     factors: int = 3
-    """Tensors as wide as the feed-forward part that are kept of it: of SiLU and a gate the gate, what is left of it, and the other factor."""
+    """Tensors as wide as the feed-forward part that are kept of it: of SiLU and a gate the gate, what is left of it, and the other factor.
+    """
     product: bool = True
     """The last layer of the feed-forward part reads a further such tensor."""
     unmeasured: str = ""
@@ -205,9 +211,9 @@ def shape_of(
         hidden=hidden,
         heads=heads,
         **(_latent_attention(number, heads) if number("kv_lora_rank") else _attention(number, weights, heads, rotated)),
-        intermediate=routed + shared
-        if experts
-        else number("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner", default=4 * hidden),
+        intermediate=(
+            routed + shared if experts else number("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner", default=4 * hidden)
+        ),
         experts_per_token=experts,
         vocabulary=number("vocab_size"),
         routed=routed,
@@ -225,7 +231,9 @@ def shape_of(
 
 
 def _attention(number: Callable[..., int], weights: tuple[Weight, ...], heads: int, rotated: bool) -> dict[str, Any]:
-    """Widths where all heads have one size. Of one fused projection the values stay a view, unless a key is shared by all queries (Falcon)."""
+    """Widths where all heads have one size. Of one fused projection the values stay a view, unless a key is shared by all queries
+    (Falcon).
+    """
     head = number("head_dim", default=number("hidden_size") // heads)
     query = heads * head
     fused = next((max(weight.shape) for weight in weights if _last(weight.module) in FUSED and len(weight.shape) == 2), 0)

@@ -1,7 +1,8 @@
 """Division of a step's samples over ranks and micro-batches (pure).
 
-Every rank computes the same number of micro-batches, since each may be a collective. A step's loss is a sum over tokens, so any division gives the same update.
-Which samples a step has follows from the cursor alone: any step may be divided anew, and a checkpoint knows nothing of it.
+Every rank computes the same number of micro-batches, since each may be a collective. A step's loss is a sum over tokens, so any division
+gives the same update. Which samples a step has follows from the cursor alone: any step may be divided anew, and a checkpoint knows nothing
+of it.
 """
 
 from __future__ import annotations
@@ -66,9 +67,9 @@ def divide_by_rows(lengths: Sequence[int], sizes: Sequence[int]) -> Division:
 def divide_by_tokens(lengths: Sequence[int], rooms: Sequence[int], times: StepTimes, first: int = 0) -> Division:
     """Give each rank the tokens that it computes in the time of the others, in few micro-batches of at most rooms[rank] tokens.
 
-    The longest sample goes first, each to the micro-batch that ends soonest with it. There are never more micro-batches than by rows of as many samples as a
-    room has for the longest ones, unless ranks are unlike, and more make a shorter step. `first`: rank that gets the longest of equal choices; another one each step, so
-    that none is always a little slower. Every sample must fit into each room.
+    The longest sample goes first, each to the micro-batch that ends soonest with it. There are never more micro-batches than by rows of as
+    many samples as a room has for the longest ones, unless ranks are unlike, and more make a shorter step. `first`: rank that gets the
+    longest of equal choices; another one each step, so that none is always a little slower. Every sample must fit into each room.
     """
     order = sorted(range(len(lengths)), key=lambda place: -lengths[place])
     ranks = [(rank + first) % len(rooms) for rank in range(len(rooms))]
@@ -124,7 +125,9 @@ def _division(ranks: Sequence[Sequence[MicroBatch]], tokens_of: Callable[[MicroB
 
 
 def idle_words(sizes: Sequence[int], batch: int) -> str:
-    """Return a sentence if ranks have no sample of a full step, though they are to have some; '' if all have. `sizes`: samples of each rank's micro-batch."""
+    """Return a sentence if ranks have no sample of a full step, though they are to have some; '' if all have. `sizes`: samples of each
+    rank's micro-batch.
+    """
     ranks = len(sizes)
     idle = sum(size > 0 and end - size >= batch for size, end in zip(sizes, accumulate(sizes), strict=True))
     if not idle:

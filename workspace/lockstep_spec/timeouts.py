@@ -17,8 +17,9 @@ class Timeouts:
     load_seconds: int = 14400
     export_seconds: int = 14400
     return_seconds: int | None = None
-    """Until a node that was here before is here again, such as a laptop that sleeps for a night. If it is set, every node is waited for within a
-    limit. Null: as long as for its first start, and without an operator for as long as it takes."""
+    """Until a node that was here before is here again, such as a laptop that sleeps for a night. If it is set, every node is waited for
+    within a limit. Null: as long as for its first start, and without an operator for as long as it takes.
+    """
 
     def of_activity(self, activity: str) -> int:
         """An activity that isn't known counts as a step."""

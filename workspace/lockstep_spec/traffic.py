@@ -1,12 +1,16 @@
-"""Bytes that a run leaves on its volumes, and those that an optimizer step sends between nodes (pure): collectives as DeepSpeed 0.19 issues them, rings as NCCL and gloo run them.
+"""Bytes that a run leaves on its volumes, and those that an optimizer step sends between nodes (pure): collectives as DeepSpeed 0.19 issues
+them, rings as NCCL and gloo run them.
 
-A ring over n ranks that all-gathers or reduce-scatters M bytes carries (n−1)/n × M over every link of it, and twice that for an all-reduce. Whatever
-the number of ranks on a node, a ring leaves the node and comes back once; so that is what its network cards send, and receive, for one node.
+A ring over n ranks that all-gathers or reduce-scatters M bytes carries (n−1)/n × M over every link of it, and twice that for an all-reduce.
+Whatever the number of ranks on a node, a ring leaves the node and comes back once; so that is what its network cards send, and receive, for
+one node.
 
-- Stage1 and Stage2 reduce gradients of what is trained by all-reduce (`use_multi_rank_bucket_allreduce`, on by default), Stage1 once a step, Stage2 after every
-  micro-batch, since it keeps only a rank's part of them; after the update the new weights of what is trained are all-gathered once.
-- Stage3 reduce-scatters gradients after every micro-batch, and all-gathers every weight, frozen ones too, for the forward pass, for the backward pass and, in
-  layers of which something is computed again, for that. A prefetch that keeps a layer between two of them sends less: this is the most.
+- Stage1 and Stage2 reduce gradients of what is trained by all-reduce (`use_multi_rank_bucket_allreduce`, on by default), Stage1 once a
+  step, Stage2 after every micro-batch, since it keeps only a rank's part of them; after the update the new weights of what is trained are
+  all-gathered once.
+- Stage3 reduce-scatters gradients after every micro-batch, and all-gathers every weight, frozen ones too, for the forward pass, for the
+  backward pass and, in layers of which something is computed again, for that. A prefetch that keeps a layer between two of them sends less:
+  this is the most.
 - With a second copy on each node (hpZ) frozen weights are gathered within the node; only what is trained crosses.
 """
 
@@ -71,7 +75,9 @@ class Saves:
     """Commits over the whole run, the last step's included."""
     bytes_each: int
     most_bytes: int
-    """Bytes on all volumes together at the worst moment: of the commits that are kept, the best one by evaluation, and the one being written."""
+    """Bytes on all volumes together at the worst moment: of the commits that are kept, the best one by evaluation, and the one being
+    written.
+    """
 
 
 def commit_bytes(shape: ModelShape, settings: Settings, *, full: bool, adapter: bool = False, copies: int = 1) -> int:

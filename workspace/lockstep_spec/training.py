@@ -1,4 +1,6 @@
-"""Settings of a training: run.json's section `training`, with the API's names and defaults, and with the bounds that the trainer relies on."""
+"""Settings of a training: run.json's section `training`, with the API's names and defaults, and with the bounds that the trainer relies
+on.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,9 @@ class LoraConfig:
 
 @dataclass(frozen=True)
 class SourceConfig:
-    """One source of samples: files (`path`) or a hub dataset (`name`, `revision`). Of a folder and of a hub dataset, `config` and `split` say which files."""
+    """One source of samples: files (`path`) or a hub dataset (`name`, `revision`). Of a folder and of a hub dataset, `config` and `split`
+    say which files.
+    """
 
     path: Text | None = None
     name: Text | None = None

@@ -1,8 +1,9 @@
-"""Words as every part of Lockstep shows them to people: durations, sizes, counts and lists, and texts that somebody else wrote, made printable.
+"""Words as every part of Lockstep shows them to people: durations, sizes, counts and lists, and texts that somebody else wrote, made
+printable.
 
-Control characters would let a script clear the screen, change a window's title or write over what stands there, those that change the direction
-of writing would show a name as another one, and those that nothing shows would let two names look the same. All become escapes, which nothing acts
-on and everybody sees.
+Control characters would let a script clear the screen, change a window's title or write over what stands there, those that change the
+direction of writing would show a name as another one, and those that nothing shows would let two names look the same. All become escapes,
+which nothing acts on and everybody sees.
 """
 
 from __future__ import annotations
@@ -74,9 +75,11 @@ _UNPRINTABLE = (
     "\xad\u034f\u115f\u1160\u17b4\u17b5\u180e\u200b\u2060-\u2065\u206a-\u206f\u3164\ufeff\uffa0\ufff0-\ufffb"
     "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e00ff\U000e01f0-\U000e0fff]"
 )
-"""C0 without tab and newline, DEL, C1; marks, embeddings, overrides and isolates of direction; line and paragraph separators; halves of pairs, which
-can't be encoded. And what nothing shows (Default_Ignorable_Code_Point of https://www.unicode.org/reports/tr44/, and annotations), but joiners and
-variation selectors: words of many languages and emoji need those. It is compiled when it is first used: most verbs never do."""
+"""C0 without tab and newline, DEL, C1; marks, embeddings, overrides and isolates of direction; line and paragraph separators; halves of
+pairs, which can't be encoded. And what nothing shows (Default_Ignorable_Code_Point of https://www.unicode.org/reports/tr44/, and
+annotations), but joiners and variation selectors: words of many languages and emoji need those. It is compiled when it is first used: most
+verbs never do.
+"""
 
 
 def printable(text: str) -> str:

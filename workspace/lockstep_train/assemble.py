@@ -138,13 +138,16 @@ def refuse_other_record(adapter: str, folder: Path, files: Mapping[str, str]) ->
 
 
 def plan_run(training: TrainingConfig, dataset: Dataset, ranks: Ranks, source: resume.VerifiedCommit | None) -> length.Plan:
-    """The global batch is fixed at a run's first start: a commit's goes before the default. Raises ConfigError when both are stated and differ."""
+    """The global batch is fixed at a run's first start: a commit's goes before the default. Raises ConfigError when both are stated and
+    differ.
+    """
     optimization = training.optimization
     stated = optimization.global_batch_size
     saved = source.manifest.identity.global_batch_size if source else None
     if stated is not None and saved is not None and stated != saved:
         raise ConfigError(
-            f"training.optimization.globalBatchSize is {stated}, but the commit {source.folder if source else ''} was trained with {saved}; leave it out, or set resumeFrom to None"
+            f"training.optimization.globalBatchSize is {stated}, but the commit {source.folder if source else ''} was trained with {saved};"
+            " leave it out, or set resumeFrom to None"
         )
     size = stated or saved or optimization.micro_batch_size * ranks.world_size
     done = length.Done(source.manifest.step, source.manifest.samples_consumed) if source else length.Done()
@@ -160,7 +163,9 @@ def plan_run(training: TrainingConfig, dataset: Dataset, ranks: Ranks, source: r
 
 
 def begun_batches(training: TrainingConfig, source: resume.VerifiedCommit | None, say: Say) -> Batches:
-    """Return how steps are divided: a run with a commit goes on as it began, since with trained routers and dropout, another division is another training."""
+    """Return how steps are divided: a run with a commit goes on as it began, since with trained routers and dropout, another division is
+    another training.
+    """
     wanted = training.optimization.batches
     if source is None or source.manifest.batches is wanted:
         return wanted
@@ -173,7 +178,8 @@ def refuse_other_nodes(sizes: Sequence[int], ranks: Ranks) -> None:
     """Raise ConfigError for a run.json, written by hand, that doesn't say every node's micro-batch."""
     if sizes and len(sizes) != ranks.nodes:
         raise ConfigError(
-            f"nodeMicroBatches of run.json has {len(sizes)} numbers, but the run has {ranks.nodes} nodes; give one for every node, 0 for those that training.optimization decides"
+            f"nodeMicroBatches of run.json has {len(sizes)} numbers, but the run has {ranks.nodes} nodes; give one for every node, 0 for"
+            " those that training.optimization decides"
         )
 
 
@@ -215,9 +221,10 @@ def _announce(run: Run, start: resume.Start) -> None:
     sizes, batch = run.shares.sizes, plan.global_batch_size
     by_tokens = sizes.batches is Batches.TOKENS
     run.reporter.say(
-        f"Training {Path(model_title(training.model.name)).name} | {training.zero_stage.value} {training.precision.value} | {ranks.world_size} ranks on {ranks.nodes} nodes | "
-        f"{len(dataset.training)} {'packed sequences' if training.data.packing else 'samples'}, {len(dataset.evaluation)} for evaluation | global batch {batch} "
-        f"({'by tokens' if by_tokens else f'accumulation {sizes.turns(batch)}'}) | {plan.total_steps} steps"
+        f"Training {Path(model_title(training.model.name)).name} | {training.zero_stage.value} {training.precision.value} |"
+        f" {ranks.world_size} ranks on {ranks.nodes} nodes | {len(dataset.training)}"
+        f" {'packed sequences' if training.data.packing else 'samples'}, {len(dataset.evaluation)} for evaluation | global batch {batch}"
+        f" ({'by tokens' if by_tokens else f'accumulation {sizes.turns(batch)}'}) | {plan.total_steps} steps"
     )
     idle = idle_words((1,) * ranks.world_size if by_tokens else sizes.samples, batch)
     for note in (*dataset.notes, *([f"Warning: {idle}"] if idle else [])):

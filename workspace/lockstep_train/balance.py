@@ -1,4 +1,5 @@
-"""Balance of a run: the share of a step's tokens that each rank computes, agreed at every start, and anew where one rank holds the others up.
+"""Balance of a run: the share of a step's tokens that each rank computes, agreed at every start, and anew where one rank holds the others
+up.
 
 Rank 0 decides by all ranks' times and publishes them, since ranks that divide a batch differently would lose and repeat samples.
 """
@@ -58,7 +59,9 @@ class Shares:
     """Shares of the ranks from now on. Without `times` they follow from the sizes."""
 
     def __init__(self, sizes: Sizes, nodes: Sequence[int], times: StepTimes | None = None, *, measured: bool = False) -> None:
-        """`nodes`: that of each rank. `times`: as they were measured; None: none are known. `measured`: the shares follow from them, and may change during the run."""
+        """`nodes`: that of each rank. `times`: as they were measured; None: none are known. `measured`: the shares follow from them, and
+        may change during the run.
+        """
         self.sizes = sizes
         self.nodes = tuple(nodes)
         self._times = times
@@ -90,7 +93,9 @@ class Shares:
             self._watched.append([own / expected for own, expected in zip(seconds, self._predicted[0], strict=True)])
 
     def proposal(self) -> StepTimes | None:
-        """Return times by the watched steps, if one rank has held the others up in them; all ranks compute the same from the same numbers."""
+        """Return times by the watched steps, if one rank has held the others up in them; all ranks compute the same from the same
+        numbers.
+        """
         if self._times is None or len(self._watched) < WATCHED_STEPS:
             return None
         medians = [statistics.median(column) for column in zip(*self._watched, strict=True)]
@@ -108,7 +113,9 @@ class Shares:
 
 
 def sizes_of(batches: Batches, balance: Balance, micro: int, most: Sequence[int], max_length: int, stated: Sequence[int] = ()) -> Sizes:
-    """Return sizes by `most` samples of each rank. With Rows, a rank may have room for more than it takes, unless its node states (`stated`; 0 where not) a size."""
+    """Return sizes by `most` samples of each rank. With Rows, a rank may have room for more than it takes, unless its node states
+    (`stated`; 0 where not) a size.
+    """
     measured_rows = batches is Batches.ROWS and balance is Balance.MEASURED
     fixed = stated or (0,) * len(most)
     return Sizes(
@@ -124,8 +131,8 @@ def _times_by(sizes: Sizes) -> StepTimes:
 def measured_shares(
     first: Shares, micro: int, balance: Balance, measure: Callable[[int], MeasuredRank], ranks: Ranks, reporter: Reporter
 ) -> Shares:
-    """Return shares by measured times; the first ones where nothing depends on time. A collective, and so is `measure(samples)`, which times this rank with two
-    samples or `micro`, as far as it has room.
+    """Return shares by measured times; the first ones where nothing depends on time. A collective, and so is `measure(samples)`, which
+    times this rank with two samples or `micro`, as far as it has room.
 
     Ranks of unlike sizes are measured, too: else a slow rank couldn't be told from one with more to do.
     """

@@ -65,9 +65,9 @@ def turns_between(turns: int, seconds: float) -> int:
 class Leaving:
     """Agreement of the ranks to leave an evaluation that one of them was asked to stop in: by a small all-reduce every few turns.
 
-    A stop comes to the ranks at different moments, and with a copy of the weights on each node (hpZ) one node may be many turns ahead of another: whoever
-    left by what it has seen itself would be waited for in a gather. So all decide at the same turns, and when they agree next follows from what they
-    have exchanged, the time of the slowest rank.
+    A stop comes to the ranks at different moments, and with a copy of the weights on each node (hpZ) one node may be many turns ahead of
+    another: whoever left by what it has seen itself would be waited for in a gather. So all decide at the same turns, and when they agree
+    next follows from what they have exchanged, the time of the slowest rank.
     """
 
     def __init__(self, ranks: Ranks, requested: Callable[[], bool], clock: Callable[[], float] = time.monotonic) -> None:

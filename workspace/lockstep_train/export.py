@@ -1,10 +1,11 @@
-"""Write what training leaves: a PEFT adapter's folder, or after full fine-tuning a whole model's. An adapter can also be made from a commit's shards, on a CPU, without the base model:
+"""Write what training leaves: a PEFT adapter's folder, or after full fine-tuning a whole model's. An adapter can also be made from a
+commit's shards, on a CPU, without the base model:
 
 python -m lockstep_train.export runs/my-job --output adapter
 
-A whole model is what transformers loads, written layer by layer. Its tensors get the names and the layout of the base model's own files, by transformers'
-rules, so that whatever reads the base (other trainers, inference servers) reads this too. What the training has no part in is copied: buffers, tensors that
-transformers leaves alone, the tokenizer.
+A whole model is what transformers loads, written layer by layer. Its tensors get the names and the layout of the base model's own files, by
+transformers' rules, so that whatever reads the base (other trainers, inference servers) reads this too. What the training has no part in is
+copied: buffers, tensors that transformers leaves alone, the tokenizer.
 """
 
 from __future__ import annotations
@@ -97,8 +98,9 @@ def stored_tensors(skeleton: Any, tensors: dict[str, torch.Tensor]) -> dict[str,
 
 
 def untrained_tensors(base: Path, written: set[str]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield tensors of the base that are not in `written`, as they are, from the files that transformers reads: a folder may hold the same weights
-    once more in another library's files and names, such as Mistral's consolidated.safetensors."""
+    """Yield tensors of the base that are not in `written`, as they are, from the files that transformers reads: a folder may hold the same
+    weights once more in another library's files and names, such as Mistral's consolidated.safetensors.
+    """
     from safetensors import safe_open
 
     for path in weight_paths(base):
@@ -171,7 +173,8 @@ CONFIG_FILE = "adapter_config.json"
 def write_adapter(
     folder: Path, masters: Mapping[str, torch.Tensor], adapter: Mapping[str, Any], precision: str, base_files: Mapping[str, str]
 ) -> None:
-    """Write adapter_model.safetensors and adapter_config.json, which peft loads. `masters`: parameter → values in FP32 or in that precision.
+    """Write adapter_model.safetensors and adapter_config.json, which peft loads. `masters`: parameter → values in FP32 or in that
+    precision.
 
     The tensors get the dtype the model computed with, so that the loaded adapter gives the live model's logits.
     """

@@ -56,7 +56,8 @@ def base_of(adapter: Path) -> Path:
     if fetched is None:
         at = "" if revision is None else f" --revision {revision}"
         raise ConfigError(
-            f"the base model {stated} of {adapter} is in no cache above it; fetch it with: lockstep model get {stated}{at}, and name its folder with --model"
+            f"the base model {stated} of {adapter} is in no cache above it; fetch it with: lockstep model get {stated}{at}, and name its"
+            " folder with --model"
         )
     return fetched
 

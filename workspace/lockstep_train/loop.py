@@ -71,8 +71,8 @@ def _nothing_left(run: Run) -> str | None:
     if source is None or run.plan.done.steps < total or source.manifest.job_uid == run.config.job_uid:
         return None
     return (
-        f"nothing was left to do: step {run.plan.done.steps} of {total} is in {source.folder}; to train anew, set training.checkpoint.resumeFrom to None "
-        "(lockstep run: --fresh); to train on, raise training.optimization.epochs or maxSteps"
+        f"nothing was left to do: step {run.plan.done.steps} of {total} is in {source.folder}; to train anew, set"
+        " training.checkpoint.resumeFrom to None (lockstep run: --fresh); to train on, raise training.optimization.epochs or maxSteps"
     )
 
 

@@ -130,7 +130,9 @@ class Untied:
 
 
 def untie(model: Skeleton, updates: Mapping[str, Update], adapter: Mapping[str, Any]) -> Untied:
-    """Untie tensors: an adapter on one of two tied tensors changes only that one, so the merged model must have both. Trained whole, they stay one."""
+    """Untie tensors: an adapter on one of two tied tensors changes only that one, so the merged model must have both. Trained whole, they
+    stay one.
+    """
     apart = {} if adapter["config"] is None else {name: source for name, source in model.tied.items() if {name, source} & updates.keys()}
     return Untied({name: model.layouts[source] for name, source in apart.items() if name not in model.layouts}, bool(apart))
 

@@ -1,4 +1,5 @@
-"""Print the first samples as the model would learn them: tokens in brackets (bold on a terminal) are learned, « » mark the stop tokens among them.
+"""Print the first samples as the model would learn them: tokens in brackets (bold on a terminal) are learned, « » mark the stop tokens
+among them.
 
 lockstep run -f job.yaml --local --preview 3
 python -m lockstep_train --run run.json --preview 3          a run's file that is there already

@@ -105,7 +105,9 @@ def manifest_template(
 
 
 def optimizer_settings(optimization: OptimizationConfig) -> dict[str, float]:
-    """Settings of the update that may change between attempts, by their paths below `training`. Learning rate and schedule are functions of the step."""
+    """Settings of the update that may change between attempts, by their paths below `training`. Learning rate and schedule are functions of
+    the step.
+    """
     return {
         "optimization.weightDecay": optimization.weight_decay,
         "optimization.beta1": optimization.beta1,
@@ -146,7 +148,10 @@ class SaveReport:
 
     def skip(self, step: int, saving: int | None) -> None:
         self._skipped += 1
-        line = f"CHECKPOINT step {step} SKIPPED: step {saving} is still being written; the volume is slower than checkpoint.everySteps asks for"
+        line = (
+            f"CHECKPOINT step {step} SKIPPED: step {saving} is still being written; the volume is slower than checkpoint.everySteps"
+            " asks for"
+        )
         self._reporter.event("saveSkipped", line=line, step=step, saving=saving)
 
     @property

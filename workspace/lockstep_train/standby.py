@@ -1,7 +1,8 @@
 """Standby of a rank that waits for its order: it is started while the gang still backs off, so that its imports are done when it may go.
 
-The agent starts it as any rank, with LOCKSTEP_STANDBY=1 and a pipe as standard input. The order is one line of JSON: when it was `given`, on the
-monotonic clock, and in `environment` the variables that are otherwise by now, null for those that are gone. Until it comes, standard input is that pipe, by which others see that it waits; then /dev/null.
+The agent starts it as any rank, with LOCKSTEP_STANDBY=1 and a pipe as standard input. The order is one line of JSON: when it was `given`,
+on the monotonic clock, and in `environment` the variables that are otherwise by now, null for those that are gone. Until it comes, standard
+input is that pipe, by which others see that it waits; then /dev/null.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ def is_standby() -> bool:
 
 
 def wait_for_order(config: RunConfig) -> float:
-    """Import what a rank of this run needs, then wait. When the order was given, on the clock since boot. Ends the process when none will come."""
+    """Import what a rank of this run needs, then wait. When the order was given, on the clock since boot. Ends the process when none will
+    come.
+    """
     import_all(config)
     line = sys.stdin.buffer.readline()
     if not line.endswith(b"\n"):

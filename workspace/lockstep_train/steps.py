@@ -141,7 +141,9 @@ def step_batches(run: Run, step: int) -> StepBatches:
 
 
 def own_batches(shares: Shares, step: int, ranks: Ranks, lengths: Sequence[int], sample: Callable[[int], Example], pad: int) -> list[Batch]:
-    """Return this rank's micro-batches of a step, given its samples' tokens and `sample`, which reads the one at a place. Where a rank has none, it computes the shortest."""
+    """Return this rank's micro-batches of a step, given its samples' tokens and `sample`, which reads the one at a place. Where a rank has
+    none, it computes the shortest.
+    """
     division, ghost = shares.divide(lengths, step), sample(lengths.index(min(lengths)))
     mine = division.micro_batches[ranks.rank]
     return [collate([sample(place) for place in micro], ghost, pad, ranks.device, shares.sizes.batches) for micro in mine]
@@ -159,7 +161,8 @@ def explain_nonfinite(run: Run, step: int, error: NonFinite) -> TrainerError:
         return ConfigError(f"{error}; the cause is the base model: {fault}; put the right files into {folder}, then start again")
     if step == 1:
         return NonFinite(
-            f"{error}; no update was made before it, so the learning rate is not the cause: check the base model {folder}, the samples of this step and the precision"
+            f"{error}; no update was made before it, so the learning rate is not the cause: check the base model {folder}, the samples of"
+            " this step and the precision"
         )
     source = run.resumed_from
     if source is not None and not source.manifest.identity.base_files:
@@ -178,7 +181,9 @@ def _base_changed(run: Run) -> str | None:
 
 
 def _weight_at_fault(run: Run, step: int) -> str | None:
-    """Name a weight of the base model that is NaN or infinite, as far as this rank has it. Of weights that are trained only the first step can tell."""
+    """Name a weight of the base model that is NaN or infinite, as far as this rank has it. Of weights that are trained only the first step
+    can tell.
+    """
     trained = run.config.training.method is Method.FULL and step == 1
     for name, parameter in run.engine.module.named_parameters():
         values = own_values(parameter)
@@ -188,7 +193,9 @@ def _weight_at_fault(run: Run, step: int) -> str | None:
 
 
 def _first(run: Run, fault: str | None) -> str | None:
-    """First fault that any rank has, by the store, since not every rank need come here. Rank 0 keeps the store until the others have read."""
+    """First fault that any rank has, by the store, since not every rank need come here. Rank 0 keeps the store until the others have
+    read.
+    """
     ranks, end = run.ranks, time.monotonic() + PATIENCE_SECONDS
     _tell(run, "nonfinite", json.dumps(fault))
     faults = [json.loads(answer) for rank in range(ranks.world_size) if (answer := _heard(run, f"nonfinite/{rank}", end)) is not None]

@@ -102,7 +102,9 @@ class Rail(Model):
     """One RDMA NIC of a node: the Multus network that attaches it, the resource that counts it, or both."""
 
     network: NetworkName | None = None
-    """The NetworkAttachmentDefinition, for example eno5np0-network, or namespace/name; it may stand in several rails. Left out: the resource alone brings the NIC."""
+    """The NetworkAttachmentDefinition, for example eno5np0-network, or namespace/name; it may stand in several rails. Left out: the
+    resource alone brings the NIC.
+    """
     resource: ResourceName | None = None
     """The extended resource that counts the NIC, for example openshift.io/eno5np0rdma. Left out: the network needs none."""
 
@@ -122,7 +124,9 @@ class Rdma(Model):
     enabled: bool = False
     """true: nodes have RDMA NICs, and fabric.mode Auto takes them."""
     devices: Annotated[list[InterfaceName], Field(max_length=32)] = []
-    """NCCL_IB_HCA. Whole names (mlx5_1) stand for themselves (`=mlx5_1`), beginnings (mlx5) for all that begin so. Empty: NCCL uses every device it sees."""
+    """NCCL_IB_HCA. Whole names (mlx5_1) stand for themselves (`=mlx5_1`), beginnings (mlx5) for all that begin so. Empty: NCCL uses every
+    device it sees.
+    """
     interfaces: Annotated[list[InterfaceName], Field(max_length=32)] = []
     """NCCL_SOCKET_IFNAME while RDMA is used: the rails' interfaces in the pod."""
     rate: Annotated[int | None, Field(ge=1, le=100_000)] = None
@@ -178,7 +182,8 @@ class Network(Model):
     mtu: Annotated[int | None, Field(ge=576, le=65535)] = None
     """MTU that the rails must have; given to ranks as LOCKSTEP_RAIL_MTU."""
     minimum_busbw: Decimal | None = None
-    """Least bus bandwidth of preflight's all-reduce, in decimal GB/s (10^9 bytes a second), as nccl-tests and `lockstep preflight` give it."""
+    """Least bus bandwidth of preflight's all-reduce, in decimal GB/s (10^9 bytes a second), as nccl-tests and `lockstep preflight` give it.
+    """
 
     RULES = (
         Rule(
@@ -203,7 +208,9 @@ class Nccl(Model):
     """NCCL's own settings."""
 
     debug: NcclDebug | None = None
-    """Amount of NCCL's log that is shown in the job's, and NCCL_DEBUG in `kubectl exec`. Ranks log INFO to a file that Lockstep reads; its warnings are always shown."""
+    """Amount of NCCL's log that is shown in the job's, and NCCL_DEBUG in `kubectl exec`. Ranks log INFO to a file that Lockstep reads; its
+    warnings are always shown.
+    """
     env: Annotated[list[NcclVariable], Field(max_length=64, json_schema_extra=list_map())] = []
     """More NCCL variables of every pod. A job's own win."""
 
@@ -214,7 +221,9 @@ class Security(Model):
     service_account: DnsName = "ml-dev-sa"
     """The pods' ServiceAccount. It is made by lockstep deploy; jobs never make one."""
     requires_privileged_scc: bool = False
-    """Has no effect; old files have it. No pod is privileged: those of RDMA jobs have an SCC that is restricted-v2 but for UID 0 and IPC_LOCK."""
+    """Has no effect; old files have it. No pod is privileged: those of RDMA jobs have an SCC that is restricted-v2 but for UID 0 and
+    IPC_LOCK.
+    """
     ipc_lock: bool = False
     """Add CAP_IPC_LOCK to RDMA pods, so that they can lock memory for the NIC."""
 
@@ -310,7 +319,9 @@ class TrainingClusterSpec(Model):
     resources: Resources = Resources()
     nccl: Nccl = Nccl()
     image: Image | None = None
-    """The image of jobs that don't say. Default: lockstep-trainer of the operator's own registry and tag, where its image is called lockstep-operator:TAG."""
+    """The image of jobs that don't say. Default: lockstep-trainer of the operator's own registry and tag, where its image is called
+    lockstep-operator:TAG.
+    """
     shm_size: Quantity = "32Gi"
     """Size of /dev/shm, in memory."""
     pod: ClusterPod = ClusterPod()

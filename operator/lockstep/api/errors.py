@@ -19,7 +19,9 @@ class LockstepError(Exception):
 
 
 class ConfigError(LockstepError):
-    """Raised where what was written can't be used. The message has one line for each mistake: where it is, what is valid, what to do. The command line exits with 2."""
+    """Raised where what was written can't be used. The message has one line for each mistake: where it is, what is valid, what to do. The
+    command line exits with 2.
+    """
 
 
 class Failed(LockstepError):

@@ -94,7 +94,9 @@ class HostDefaults(Model):
     interface: InterfaceName | None = None
     """Interface that the ranks use. Left out: the one with the route to the other hosts."""
     python: HostPath | None = None
-    """Python with the packages of the trainer, 3.11 or newer; for scripts alone 3.10 or newer. Left out: the environment that `lockstep hosts setup` makes."""
+    """Python with the packages of the trainer, 3.11 or newer; for scripts alone 3.10 or newer. Left out: the environment that `lockstep
+    hosts setup` makes.
+    """
     workspace: HostPath = WORKSPACE_FOLDER
     """Folder that stands for /workspace."""
     datasets: HostPath = DATASETS_FOLDER
@@ -118,9 +120,13 @@ class Host(HostDefaults):
     name: Annotated[str, Field(pattern=HOST_NAME_PATTERN, max_length=64)]
     """Name of the host, as `ssh NAME` takes it."""
     address: Annotated[str | None, Field(max_length=64), AfterValidator(_numeric_address)] = None
-    """Numeric address at which the other hosts reach it. State at least one, if there are several hosts: the others' are found by their route to it."""
+    """Numeric address at which the other hosts reach it. State at least one, if there are several hosts: the others' are found by their
+    route to it.
+    """
     host_key: Annotated[str | None, Field(pattern=HOST_KEY_PATTERN, max_length=2048)] = None
-    """The one key that it may have: type and base64, as known_hosts has it. `lockstep hosts trust` writes it. Left out: your known_hosts counts."""
+    """The one key that it may have: type and base64, as known_hosts has it. `lockstep hosts trust` writes it. Left out: your known_hosts
+    counts.
+    """
     gpus: Annotated[Annotated[int, Field(ge=0, le=GPUS_MAX)] | list[GpuName] | None, BeforeValidator(_count_or_gpus)] = None
     """Indexes or UUIDs of its GPUs that jobs may take, or a number: so many free ones. Left out: all."""
     micro_batch: Annotated[int | None, Field(ge=1, le=4096)] = None
@@ -144,7 +150,9 @@ class HostEnvironment(Model):
     lock: LocalPath = "requirements/train.lock"
     """File of pinned packages with their hashes, on this machine. `lockstep hosts setup` makes an environment of it on every host."""
     python: Annotated[str | None, Field(pattern=PYTHON_PATTERN, max_length=4)] = None
-    """Version of Python of the environments: the host's own where it has that one, else one is brought. Left out: the host's own from 3.11 on, else 3.12."""
+    """Version of Python of the environments: the host's own where it has that one, else one is brought. Left out: the host's own from 3.11
+    on, else 3.12.
+    """
     index: Annotated[str | None, Field(pattern=INDEX_PATTERN, max_length=512)] = None
     """Package index that the hosts reach, by https. Left out: PyPI. Its certificate is checked against those that each host trusts."""
     wheelhouse: LocalPath | None = None

@@ -50,7 +50,9 @@ class Interactive(Model):
     """Time after which an environment that nobody uses gives its GPUs back."""
 
     idle_seconds: Annotated[int, Field(ge=0, le=IDLE_SECONDS_MAX)] = IDLE_SECONDS
-    """The job is suspended so long after the last run ended and the last shell was used; 0: never. docs/how-to/dev-environment.md says what counts as use."""
+    """The job is suspended so long after the last run ended and the last shell was used; 0: never. docs/how-to/dev-environment.md says what
+    counts as use.
+    """
     warn_seconds: Annotated[int | None, Field(ge=1, le=IDLE_SECONDS_MAX)] = None
     """An event and a line in the log say so this long after the last use. Default: half an hour before idleSeconds, or half of it."""
 
@@ -77,7 +79,9 @@ Seconds = Annotated[int, Field(ge=5, le=604800)]
 
 
 class HangTimeouts(Model):
-    """Seconds that a rank of a script may go without a report before all ranks are restarted. Counts from a rank's first reported step on."""
+    """Seconds that a rank of a script may go without a report before all ranks are restarted. Counts from a rank's first reported step
+    on.
+    """
 
     step_seconds: Seconds = Timeouts.step_seconds
     """Seconds from one reported step to the next report."""
@@ -111,7 +115,9 @@ class Preflight(Model):
     """Checks of all nodes before the ranks start. An error stops the start and spends no restart."""
 
     mode: PreflightMode = PreflightMode.FULL
-    """Full: every check, the self-test, and a short all-reduce where the cluster states network.minimumBusbw. Basic: without these two. Off: nothing."""
+    """Full: every check, the self-test, and a short all-reduce where the cluster states network.minimumBusbw. Basic: without these two.
+    Off: nothing.
+    """
     all_reduce: bool = False
     """true: with mode Full, measure the all-reduce where the cluster states no threshold, too; status.preflight then has the figure."""
     self_test: SelfTestMode = SelfTestMode.AUTO
@@ -131,7 +137,9 @@ class Fabric(Model):
     mode: FabricMode = FabricMode.AUTO
     """Auto takes RDMA where the cluster has it. RDMA is refused, never silently TCP, where the cluster has none."""
     degraded_policy: DegradedPolicy = DegradedPolicy.WARN
-    """Reaction to FabricVerified being False (docs/how-to/fabric.md): Fail ends the job with the reason, without a restart; Warn says so and goes on."""
+    """Reaction to FabricVerified being False (docs/how-to/fabric.md): Fail ends the job with the reason, without a restart; Warn says so
+    and goes on.
+    """
     nccl_env: Annotated[list[NcclVariable], Field(max_length=64, json_schema_extra=list_map())] = []
     """NCCL variables for experts. Unset ones are NCCL's own to choose."""
 
@@ -170,9 +178,13 @@ class Script(Model):
     command: Annotated[Annotated[list[Argument], Field(min_length=1, max_length=64)] | None, MAY_NAME_PATHS] = None
     """A program that isn't Python, and its first arguments, such as [bash, run.sh]."""
     args: Annotated[list[Argument], Field(max_length=256), MAY_NAME_PATHS] = []
-    """Arguments, passed as they are: no shell reads them. On hosts and on this machine, paths below /workspace and /datasets are those of the folders that stand for them. With command at most 131072 bytes in all."""
+    """Arguments, passed as they are: no shell reads them. On hosts and on this machine, paths below /workspace and /datasets are those of
+    the folders that stand for them. With command at most 131072 bytes in all.
+    """
     folder: ScriptText | None = None
-    """The folder in which ranks work, absolute or relative to /workspace. Default: the folder of path, which is then relative to /workspace; without path /workspace."""
+    """The folder in which ranks work, absolute or relative to /workspace. Default: the folder of path, which is then relative to
+    /workspace; without path /workspace.
+    """
     local_rank: bool | None = None
     """true: pass --local_rank=N before args, as DeepSpeed's launcher does. Default: where the script's text takes the option."""
 
@@ -191,7 +203,8 @@ class Script(Model):
             field="localRank",
         ),
         Rule(
-            f"(has(self.command) ? self.command.map(a, size(bytes(a))).sum() : 0) + (has(self.args) ? self.args.map(a, size(bytes(a))).sum() : 0) <= {ARGUMENTS_BYTES_MAX}",
+            "(has(self.command) ? self.command.map(a, size(bytes(a))).sum() : 0) + (has(self.args) ? self.args.map(a,"
+            f" size(bytes(a))).sum() : 0) <= {ARGUMENTS_BYTES_MAX}",
             f"args may have at most {ARGUMENTS_BYTES_MAX} bytes in all: put them into a file that the script reads",
             lambda script: utf8_bytes([*(script.command or ()), *script.args]) <= ARGUMENTS_BYTES_MAX,
             field="args",
@@ -200,7 +213,10 @@ class Script(Model):
 
 
 class OwnAmounts(Model):
-    """CPU and memory of the ranks of a node together, at most the cluster's resources.limits. A pod requests them, and they are its limits. On hosts they are limits where systemd can keep them; where nothing does, as with --local, launch and join, a start says so. What is left out is the cluster's."""
+    """CPU and memory of the ranks of a node together, at most the cluster's resources.limits. A pod requests them, and they are its limits.
+    On hosts they are limits where systemd can keep them; where nothing does, as with --local, launch and join, a start says so. What is
+    left out is the cluster's.
+    """
 
     cpu: NumberOrQuantity | None = None
     """CPU cores, for example 32 or 500m."""
@@ -212,15 +228,26 @@ class Restart(Model):
     """Restarts of all ranks together after a failure."""
 
     max_restarts: Annotated[int, Field(ge=0, le=1000)] = 3
-    """Restarts without a new checkpoint between them until the job fails; 0: the first failure is final. The same error of a script at the same step, twice, is final too."""
+    """Restarts without a new checkpoint between them until the job fails; 0: the first failure is final. The same error of a script at the
+    same step, twice, is final too.
+    """
     backoff_seconds: Annotated[int, Field(ge=0, le=3600)] = 10
-    """Wait before the second restart without a new checkpoint between them; doubled for each further one, up to 300, or to this where it is more. The first one doesn't wait; in a job that had failed before, its attempt begins at least this long after the one before began."""
+    """Wait before the second restart without a new checkpoint between them; doubled for each further one, up to 300, or to this where it is
+    more. The first one doesn't wait; in a job that had failed before, its attempt begins at least this long after the one before began.
+    """
     hold_on_failure_seconds: Annotated[int, Field(ge=0, le=604800)] = 0
-    """Seconds that the pods, and their GPUs, stay after the final failure, for `kubectl exec`; 0: they go at once. Condition Held says until when. May be changed at any time. Has no effect without the operator."""
+    """Seconds that the pods, and their GPUs, stay after the final failure, for `kubectl exec`; 0: they go at once. Condition Held says
+    until when. May be changed at any time. Has no effect without the operator.
+    """
     lost_node_seconds: Annotated[int | None, Field(ge=0, le=86400)] = None
-    """Replace the pod of a node that has been NotReady for so long, elsewhere: it is force-deleted, though nobody can say whether its processes have ended. Default: never, and condition NodesHealthy says what to do. May be changed at any time. Has no effect without the operator."""
+    """Replace the pod of a node that has been NotReady for so long, elsewhere: it is force-deleted, though nobody can say whether its
+    processes have ended. Default: never, and condition NodesHealthy says what to do. May be changed at any time. Has no effect without the
+    operator.
+    """
     retry: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-    """Raise it to start a Failed job again (from its last checkpoint, if it has committed one) with a full budget of restarts: `lockstep retry` does."""
+    """Raise it to start a Failed job again (from its last checkpoint, if it has committed one) with a full budget of restarts: `lockstep
+    retry` does.
+    """
 
     RULES = (Rule("self.retry >= oldSelf.retry", "retry may only be raised", holds=None, field="retry"),)
 
@@ -259,9 +286,12 @@ class TrainingJobSpec(Model):
     cluster: DnsName | None = None
     """The TrainingCluster to run on. Default: the cluster annotated as the default."""
     type: JobType = JobType.BATCH
-    """Batch: one run from start to end. Interactive: a dev environment, whose nodes wait for what `lockstep run --job` or launch_deepspeed.sh asks for."""
+    """Batch: one run from start to end. Interactive: a dev environment, whose nodes wait for what `lockstep run --job` or
+    launch_deepspeed.sh asks for.
+    """
     nodes: Annotated[int | None, Field(ge=1, le=1024)] = None
-    """Nodes, one pod each. Default: the cluster's. With all their ranks at most 8192: larger gangs are refused, since none has been tried."""
+    """Nodes, one pod each. Default: the cluster's. With all their ranks at most 8192: larger gangs are refused, since none has been tried.
+    """
     gpus_per_node: Annotated[int | None, Field(ge=0, le=64)] = None
     """GPUs a node, one rank each; 0: CPU ranks over gloo. Default: the cluster's."""
     ranks_per_node: Annotated[int | None, Field(ge=1, le=64)] = None
@@ -280,19 +310,28 @@ class TrainingJobSpec(Model):
     interactive: Interactive | None = None
     """Time after which a dev environment that nobody uses gives its GPUs back. Only for an Interactive job."""
     env: Annotated[list[Variable], Field(max_length=128, json_schema_extra=list_map())] = []
-    """Variables of every rank, their values at most 262144 bytes in all. Those that the dynamic loader reads (LD_*, GLIBC_TUNABLES) are not in the container's environment, which a shell in the pod sees: only ranks get them."""
+    """Variables of every rank, their values at most 262144 bytes in all. Those that the dynamic loader reads (LD_*, GLIBC_TUNABLES) are not
+    in the container's environment, which a shell in the pod sees: only ranks get them.
+    """
     env_from: Annotated[list[VariableSet], Field(max_length=16)] = []
-    """Secrets and ConfigMaps whose keys become variables of every rank. Set what the dynamic loader reads (LD_*, GLIBC_TUNABLES) in env: from here it would reach the agent, too, and nobody knows the keys beforehand."""
+    """Secrets and ConfigMaps whose keys become variables of every rank. Set what the dynamic loader reads (LD_*, GLIBC_TUNABLES) in env:
+    from here it would reach the agent, too, and nobody knows the keys beforehand.
+    """
     restart: Restart = Restart()
     start_timeout_seconds: Seconds = Timeouts.start_seconds
-    """Time limit of a start, restarts included: first for the nodes to come up, then for the ranks. After it the job fails and frees its GPUs (an Interactive job only if node 0 never runs). Time in which the cluster has no room for a pod, or a queue holds it back, doesn't count."""
+    """Time limit of a start, restarts included: first for the nodes to come up, then for the ranks. After it the job fails and frees its
+    GPUs (an Interactive job only if node 0 never runs). Time in which the cluster has no room for a pod, or a queue holds it back, doesn't
+    count.
+    """
     hang_timeouts: HangTimeouts | None = None
     """Limits after which a script's rank is taken for hung. Lockstep's trainer has training.limits."""
     preflight: Preflight = Preflight()
     suspend: bool = False
     """true: no pods. The trainer is asked to save and stop first."""
     active_deadline_seconds: Annotated[int, Field(ge=1, le=LONGEST_SECONDS)] | None = None
-    """The job fails, with DeadlineExceeded, when pods of it have been on nodes for so long in all, restarts included and suspended time not. It saves first."""
+    """The job fails, with DeadlineExceeded, when pods of it have been on nodes for so long in all, restarts included and suspended time
+    not. It saves first.
+    """
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=LONGEST_SECONDS)] | None = None
     """The job is deleted so long after it completed or failed; claims and what is on them stay. Unset: it stays."""
     queue_name: QueueName | None = None
@@ -312,13 +351,16 @@ class TrainingJobSpec(Model):
             field="interactive",
         ),
         Rule(
-            "self.type != 'Interactive' || !(has(self.activeDeadlineSeconds) || has(self.ttlSecondsAfterFinished) || has(self.hangTimeouts))",
-            "activeDeadlineSeconds, ttlSecondsAfterFinished and hangTimeouts may only be set when type is Batch: an Interactive job has no end, and its runs are not restarted",
+            "self.type != 'Interactive' || !(has(self.activeDeadlineSeconds) || has(self.ttlSecondsAfterFinished) ||"
+            " has(self.hangTimeouts))",
+            "activeDeadlineSeconds, ttlSecondsAfterFinished and hangTimeouts may only be set when type is Batch: an Interactive job has no"
+            " end, and its runs are not restarted",
             _has_no_end,
         ),
         Rule(
             "self.type != 'Interactive' || !has(self.restart) || (self.restart.maxRestarts == 3 && self.restart.backoffSeconds == 10)",
-            "restart.maxRestarts and restart.backoffSeconds may only be set when type is Batch: runs of an Interactive job are not restarted",
+            "restart.maxRestarts and restart.backoffSeconds may only be set when type is Batch: runs of an Interactive job are not"
+            " restarted",
             _restarts_as_by_default,
             field="restart",
         ),
@@ -329,8 +371,8 @@ class TrainingJobSpec(Model):
             field="ranksPerNode",
         ),
         Rule(
-            "!has(self.nodes) || self.nodes * (has(self.gpusPerNode) && self.gpusPerNode > 0 ? self.gpusPerNode : has(self.ranksPerNode) ? self.ranksPerNode : 1)"
-            f" <= {RANKS_MAX}",
+            "!has(self.nodes) || self.nodes * (has(self.gpusPerNode) && self.gpusPerNode > 0 ? self.gpusPerNode : has(self.ranksPerNode) ?"
+            f" self.ranksPerNode : 1) <= {RANKS_MAX}",
             f"a job may have at most {RANKS_MAX} ranks, nodes times gpusPerNode (or ranksPerNode): use fewer nodes, or several jobs",
             lambda spec: (spec.nodes or 1) * ranks_a_node(spec.gpus_per_node, spec.ranks_per_node) <= RANKS_MAX,
             field="nodes",

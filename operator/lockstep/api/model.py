@@ -115,7 +115,8 @@ def no_password(field: str) -> Rule:
     login = f"{value}.matches('{LOGIN_PATTERN}') && !{value}.matches('{NO_LOGIN_PATTERN}')"
     return Rule(
         f"!has({value}) || !(({login}) || {value}.matches('{SIGNATURE_PATTERN}'))",
-        f"{field} must not contain a password or a port (: or @ before an address's first /, or sig=): pass an object store's credentials in env",
+        f"{field} must not contain a password or a port (: or @ before an address's first /, or sig=): pass an object store's credentials"
+        " in env",
         lambda o: not holds_password(getattr(o, field) or ""),
         field=field,
     )
@@ -126,7 +127,9 @@ FREE_FORM_LEVELS_MAX = 32
 
 
 def free_form_fits(settings: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The mapping, where a job may hold it. The API server takes any JSON here, of 1.5 MB and of 10,000 levels, each of which somebody would have to read."""
+    """The mapping, where a job may hold it. The API server takes any JSON here, of 1.5 MB and of 10,000 levels, each of which somebody
+    would have to read.
+    """
     level: list[Any] = [settings or {}]
     for _ in range(FREE_FORM_LEVELS_MAX):
         level = [

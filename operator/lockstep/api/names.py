@@ -38,8 +38,8 @@ ANNOTATION_DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 ANNOTATION_TYPED = f"{GROUP}/typed"  # on a job without an API server: the command that starts it again, as a person typed it
 ANNOTATION_PLACE = f"{GROUP}/place"  # on a job that `lockstep get --everywhere` prints, and nowhere else: its cluster, or this machine
 ANNOTATION_RUN_HASH = f"{GROUP}/run-hash"  # on the StatefulSet: which frozen run its pods use
-ANNOTATION_ATTEMPTS_BEFORE = (
-    f"{GROUP}/attempts-before"  # on the StatefulSet: the attempts that there had been when it last went up from zero pods
+ANNOTATION_ATTEMPTS_BEFORE = (  # on the StatefulSet: the attempts that there had been when it last went up from zero pods
+    f"{GROUP}/attempts-before"
 )
 ANNOTATION_RUN_PROOF = f"{GROUP}/run-proof"  # on the ConfigMap of a frozen run: that this operator wrote it
 ANNOTATION_CLUSTER = f"{GROUP}/cluster-hash"  # on the operator's pods: which TrainingCluster they have read
@@ -99,7 +99,9 @@ def service_name(job: str) -> str:
 
 
 def key_secret_name(job: str, mark: str = "") -> str:
-    """Name of the Secret with the key of a job's agents. `mark`: a part of the name that only the job's operator can compute; empty without an operator."""
+    """Name of the Secret with the key of a job's agents. `mark`: a part of the name that only the job's operator can compute; empty without
+    an operator.
+    """
     return f"{job}-agents" + (f"-{mark}" if mark else "")
 
 

@@ -29,7 +29,9 @@ def has_ended(status: Object) -> bool:
 
 
 def current_status(job: Object) -> Object:
-    """Return a TrainingJob's status without what its spec has taken back, and the operator has yet to: a stop, a refusal, a failure before restart.retry was raised."""
+    """Return a TrainingJob's status without what its spec has taken back, and the operator has yet to: a stop, a refusal, a failure before
+    restart.retry was raised.
+    """
     status, spec = job.get("status") or {}, job.get("spec") or {}
     generation, session = job["metadata"].get("generation", 0), status.get("interactive") or {}
     gone = set()
@@ -52,7 +54,9 @@ def current_status(job: Object) -> Object:
 
 
 def go_on_words(job: Object, *, committed: bool = False) -> str:
-    """Return what the next start of a TrainingJob does, as it follows "to". It names a checkpoint only where one is known: in status, or by `committed`."""
+    """Return what the next start of a TrainingJob does, as it follows "to". It names a checkpoint only where one is known: in status, or by
+    `committed`.
+    """
     spec = job.get("spec") or {}
     if committed or ((job.get("status") or {}).get("checkpoint") or {}).get("lastCommittedStep") is not None:
         return "go on from the last checkpoint"
@@ -62,7 +66,9 @@ def go_on_words(job: Object, *, committed: bool = False) -> str:
 
 
 def typed_command(job: Object, again: str) -> str:
-    """Return the command that starts a job again, as it was typed; where that isn't known, with FILE and `again`, words that lead to its place."""
+    """Return the command that starts a job again, as it was typed; where that isn't known, with FILE and `again`, words that lead to its
+    place.
+    """
     return str((job["metadata"].get("annotations") or {}).get(ANNOTATION_TYPED) or f"lockstep run -f FILE {again}")
 
 
@@ -103,6 +109,8 @@ def is_running(pod: Object) -> bool:
 
 
 def restricted_context(user: int | None) -> Object:
-    """Return the securityContext of a container that Pod Security `restricted` asks for. `user` is its group, too; None: the SCC chooses."""
+    """Return the securityContext of a container that Pod Security `restricted` asks for. `user` is its group, too; None: the SCC
+    chooses.
+    """
     own = {} if user is None else {"runAsUser": user, "runAsGroup": user}
     return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "runAsNonRoot": True, **own}

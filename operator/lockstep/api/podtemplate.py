@@ -150,8 +150,10 @@ class ExtraVolume(Model):
         exactly_one("configMap", "secret", "persistentVolumeClaim", "emptyDir"),
         Rule(
             cel=f"!(self.mountPath in {list(_OWN_PATHS)}) && !{list(_OWN_FOLDERS)}.exists(f, self.mountPath.startsWith(f))",
-            message="mountPath must not be one of Lockstep's own: /workspace, /datasets, /lockstep, /dev/shm, /tmp,"
-            " and what begins with /etc/lockstep or /var/run/secrets",
+            message=(
+                "mountPath must not be one of Lockstep's own: /workspace, /datasets, /lockstep, /dev/shm, /tmp,"
+                " and what begins with /etc/lockstep or /var/run/secrets"
+            ),
             holds=lambda v: v.mount_path not in _OWN_PATHS and not v.mount_path.startswith(_OWN_FOLDERS),
             field="mountPath",
         ),
@@ -182,7 +184,9 @@ class PodTemplate(Model):
     topology_spread_constraints: Annotated[list[TopologySpread], Field(max_length=8, json_schema_extra=list_map("topologyKey"))] = []
     """Spread of the pods, over racks or zones for example."""
     termination_grace_period_seconds: Annotated[int, Field(ge=60, le=7200)] | None = None
-    """Seconds that a pod that is asked to stop may take before it is killed. Its ranks have 30 seconds less to save; the rest is for the last report. Default: 180."""
+    """Seconds that a pod that is asked to stop may take before it is killed. Its ranks have 30 seconds less to save; the rest is for the
+    last report. Default: 180.
+    """
     volumes: Annotated[list[ExtraVolume], Field(max_length=16, json_schema_extra=list_map())] = []
     """More volumes of every pod."""
 
@@ -198,7 +202,8 @@ class PodTemplate(Model):
             field="labels",
         ),
         Rule(
-            f"!has(self.annotations) || self.annotations.map(k, size(bytes(k)) + size(bytes(self.annotations[k]))).sum() <= {ANNOTATIONS_BYTES_MAX}",
+            "!has(self.annotations) || self.annotations.map(k, size(bytes(k)) + size(bytes(self.annotations[k]))).sum() <="
+            f" {ANNOTATIONS_BYTES_MAX}",
             f"annotations may have at most {ANNOTATIONS_BYTES_MAX} bytes in all: put them into a ConfigMap or a Secret that volumes names",
             lambda p: utf8_bytes((*p.annotations, *p.annotations.values())) <= ANNOTATIONS_BYTES_MAX,
             field="annotations",

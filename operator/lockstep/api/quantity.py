@@ -1,4 +1,6 @@
-"""Kubernetes quantities as numbers: `100Gi`, `500m`, `1e3` (https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity)."""
+"""Kubernetes quantities as numbers: `100Gi`, `500m`, `1e3`
+(https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity).
+"""
 
 from __future__ import annotations
 

@@ -135,7 +135,10 @@ class Variable(Model):
         ),
         Rule(
             cel="!((self.name.startsWith('LD_') || self.name == 'GLIBC_TUNABLES') && has(self.valueFrom))",
-            message="a variable that the dynamic loader reads (LD_*, GLIBC_TUNABLES) takes a value, not valueFrom: only ranks get it, never the agent",
+            message=(
+                "a variable that the dynamic loader reads (LD_*, GLIBC_TUNABLES) takes a value, not valueFrom: only ranks get it, never the"
+                " agent"
+            ),
             holds=lambda v: not (is_loaders(v.name) and v.value_from is not None),
         ),
     )
@@ -155,7 +158,10 @@ class VariableSet(Model):
         exactly_one("secretRef", "configMapRef"),
         Rule(
             cel="!has(self.prefix) || !(self.prefix.startsWith('LD_') || self.prefix.startsWith('LOCKSTEP_'))",
-            message="prefix must not start with LD_ or LOCKSTEP_: the agent would get what the dynamic loader reads, or Lockstep's own variables",
+            message=(
+                "prefix must not start with LD_ or LOCKSTEP_: the agent would get what the dynamic loader reads, or Lockstep's own"
+                " variables"
+            ),
             holds=lambda s: s.prefix is None or not s.prefix.startswith(("LD_", "LOCKSTEP_")),
             field="prefix",
         ),

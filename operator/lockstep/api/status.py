@@ -1,4 +1,6 @@
-"""TrainingJob.status: what is observed, never what is wished. Declared here once: its CRD, its bounds, and what builds it come from these models."""
+"""TrainingJob.status: what is observed, never what is wished. Declared here once: its CRD, its bounds, and what builds it come from these
+models.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,9 @@ class GoodputStatus(StatusPart):
     """Seconds since the job was accepted, by what they were spent on. Written with progress, otherwise at most every 5 minutes."""
 
     percentage: Annotated[int, Field(ge=0, le=100)] | None = None
-    """Training and evaluation, in per cent of the time since the pods ran, without the time stopped. Absent until a step was reported: a script that reports none may train or not, and a run that had nothing left to do has no goodput."""
+    """Training and evaluation, in per cent of the time since the pods ran, without the time stopped. Absent until a step was reported: a
+    script that reports none may train or not, and a run that had nothing left to do has no goodput.
+    """
     queued_seconds: Seconds = 0
     """Waiting for pods and nodes, with no failure to blame."""
     preflight_seconds: Seconds = 0
@@ -231,7 +235,9 @@ class FailureStatus(StatusPart):
     exception: Text | None = None
     """The Python exception's type."""
     cause: Text | None = None
-    """Kind of the failure: UserCode, Configuration, OutOfMemory, Fabric, Storage, NodeLost, Preempted, Hang, NonFinite, Setup, Killed, Hardware or Internal."""
+    """Kind of the failure: UserCode, Configuration, OutOfMemory, Fabric, Storage, NodeLost, Preempted, Hang, NonFinite, Setup, Killed,
+    Hardware or Internal.
+    """
     step: Count | None = None
     """The last optimizer step that was reported before it."""
     activity: Text | None = None
@@ -264,7 +270,9 @@ class RestartStatus(StatusPart):
     downtime_seconds: Count | None = None
     """Seconds from downSince to the first step after it."""
     down_since: Time | None = None
-    """Time of the attempt's last step. If it made none: of the attempt before it, else the time a lost node was last heard, else the time of the failure."""
+    """Time of the attempt's last step. If it made none: of the attempt before it, else the time a lost node was last heard, else the time
+    of the failure.
+    """
     counts: bool = True
     """True if it counts toward restart.maxRestarts. A lost node, a preempted or an evicted pod does not count."""
 
@@ -331,7 +339,9 @@ class ActiveTime(StatusPart):
 
 
 class PlacementStatus(StatusPart):
-    """Nodes that a job holds while some of its pods have none, and when it releases them so that another job can run. Unset once every pod has a node."""
+    """Nodes that a job holds while some of its pods have none, and when it releases them so that another job can run. Unset once every pod
+    has a node.
+    """
 
     placed: Count = 0
     """Pods that have a node; with retryTime: that had one when the job let go."""

@@ -1,4 +1,6 @@
-"""Parts of a status: how their models are built from what was observed, and read back from what is stored, without checks that would refuse it."""
+"""Parts of a status: how their models are built from what was observed, and read back from what is stored, without checks that would refuse
+it.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ Count = Annotated[int, Field(ge=0)]
 
 
 class StatusPart(Model):
-    """Part of a status. It is read and built unchecked: `plan.reconcile.status.fitted` bounds the whole status at the end, by the schema of these models."""
+    """Part of a status. It is read and built unchecked: `plan.reconcile.status.fitted` bounds the whole status at the end, by the schema of
+    these models.
+    """
 
     @classmethod
     def stored(cls, value: object) -> Self | None:
@@ -36,7 +40,9 @@ class StatusPart(Model):
 
 
 def unchecked(model: Callable[P, Part], *_: P.args, **fields: P.kwargs) -> Part:
-    """Return a part with these fields, whatever their values: what a pod reports may be of any size. Types are checked where it is called."""
+    """Return a part with these fields, whatever their values: what a pod reports may be of any size. Types are checked where it is
+    called.
+    """
     return _built(cast(type[Part], model), fields)
 
 

@@ -88,7 +88,9 @@ class Data(SampleSource):
     """The text to train on."""
 
     path: Annotated[DataPath | None, ON_VOLUMES] = None
-    """A file of JSON lines, a table (Parquet, Arrow, CSV, TSV) or plain text, compressed or not; a pattern such as /datasets/*.parquet; a folder of such files; or an address of these in an object store, such as s3://bucket/folder."""
+    """A file of JSON lines, a table (Parquet, Arrow, CSV, TSV) or plain text, compressed or not; a pattern such as /datasets/*.parquet; a
+    folder of such files; or an address of these in an object store, such as s3://bucket/folder.
+    """
     split: Split = "train"
     """The split of a hub dataset or of a folder; train[:1000] and train[:10%] take a part of it, train+test several."""
     sources: Annotated[list[DataSource], Field(max_length=64)] = []
@@ -103,7 +105,9 @@ class Data(SampleSource):
     chat_template_kwargs: Annotated[
         dict[str, Any] | None, Field(max_length=64), AfterValidator(free_form_fits), AfterValidator(_no_own_variables)
     ] = None
-    """Variables of the chat template, for example enable_thinking: false. A row's chat_template_kwargs go before them. At most 65536 bytes and 32 levels, and none that Lockstep sets itself: condition Accepted says it."""
+    """Variables of the chat template, for example enable_thinking: false. A row's chat_template_kwargs go before them. At most 65536 bytes
+    and 32 levels, and none that Lockstep sets itself: condition Accepted says it.
+    """
     packing: bool = False
     """Put several samples into one sequence of maxLength tokens, kept apart by their positions."""
 
@@ -147,9 +151,14 @@ class BaseModelSource(Model):
     """The base model, as transformers reads it."""
 
     name: Annotated[str, Field(pattern=MODEL_PATTERN, max_length=1024), ON_VOLUMES]
-    """The folder of the model and its tokenizer, for example /workspace/models/Llama-3.1-8B; a model of the Hugging Face hub, for example zai-org/GLM-4.5-Air; or a folder of an object store, for example s3://models/Llama-3.1-8B. What is no folder is fetched into /workspace/cache/models before ranks load it, once a volume."""
+    """The folder of the model and its tokenizer, for example /workspace/models/Llama-3.1-8B; a model of the Hugging Face hub, for example
+    zai-org/GLM-4.5-Air; or a folder of an object store, for example s3://models/Llama-3.1-8B. What is no folder is fetched into
+    /workspace/cache/models before ranks load it, once a volume.
+    """
     revision: Annotated[str | None, Field(min_length=1, max_length=256)] = None
-    """The hub's branch, tag or commit. Default: its main branch. The first start resolves it to a commit, which all later starts of the job use."""
+    """The hub's branch, tag or commit. Default: its main branch. The first start resolves it to a commit, which all later starts of the job
+    use.
+    """
     token_secret: TokenSecret | None = None
     """The hub's token, for a gated or private model; ranks get it as HF_TOKEN."""
     quantization: Quantization = Quantization.NONE
@@ -186,7 +195,9 @@ class Lora(Model):
     ]  # fmt: skip
     """Names of the layers that get an adapter."""
     target_parameters: Annotated[list[LayerName], Field(max_length=64)] = []
-    """Names of parameters that get an adapter though they belong to no linear layer: the fused experts of a mixture-of-experts model, for example mlp.experts.gate_up_proj."""
+    """Names of parameters that get an adapter though they belong to no linear layer: the fused experts of a mixture-of-experts model, for
+    example mlp.experts.gate_up_proj.
+    """
     modules_to_save: Annotated[list[LayerName], Field(max_length=64)] = []
     """Names of layers that are trained whole and saved with the adapter, for example embed_tokens."""
     rank_stabilized: bool = False
@@ -226,11 +237,13 @@ class Optimization(Model):
     global_batch_size: Annotated[int | None, Field(ge=1, le=1048576)] = None
     """Samples, or packed sequences, that an optimizer step sees over all ranks. Default: microBatchSize × ranks at the first start."""
     batches: Batches = Batches.TOKENS
-    """Tokens: a step's samples are divided over ranks and micro-batches by their tokens and joined without padding. Rows: equal numbers of samples, padded to the
-    longest. The update is the same. A run with checkpoints goes on as it began."""
+    """Tokens: a step's samples are divided over ranks and micro-batches by their tokens and joined without padding. Rows: equal numbers of
+    samples, padded to the longest. The update is the same. A run with checkpoints goes on as it began.
+    """
     balance: Balance = Balance.EQUAL
-    """Equal: every rank computes an equal share of a step's tokens. Measured: each rank computes as many as its speed, measured at every start, and its memory allow;
-    for GPUs that are unlike. The global batch stays."""
+    """Equal: every rank computes an equal share of a step's tokens. Measured: each rank computes as many as its speed, measured at every
+    start, and its memory allow; for GPUs that are unlike. The global batch stays.
+    """
     warmup_steps: Annotated[int, Field(ge=0, le=1000000)] = 0
     """Steps in which the learning rate rises from 0."""
     warmup_ratio: Fraction = "0"
@@ -243,8 +256,10 @@ class Optimization(Model):
     """Device on which the optimizer's state lives and its step is computed: the rank's own, or the CPU."""
     non_finite: NonFinitePolicy = NonFinitePolicy.STOP
     recompute: Recompute = Recompute.AUTO
-    """Activations that the backward pass computes again instead of keeping them, for less memory. Auto: by the memory plan as little as fits, in as few layers as fit: nothing;
-    norms and gates; all but attention's output; all. None: nothing. All: all, for about a third more time. Losses and gradients are the same."""
+    """Activations that the backward pass computes again instead of keeping them, for less memory. Auto: by the memory plan as little as
+    fits, in as few layers as fit: nothing; norms and gates; all but attention's output; all. None: nothing. All: all, for about a third
+    more time. Losses and gradients are the same.
+    """
     max_gradient_norm: Decimal = "1"
     """Gradients are clipped to this norm; 0 leaves them."""
     weight_decay: Decimal = "0"
@@ -363,12 +378,14 @@ class Training(Model):
     metrics: MetricsDestinations = MetricsDestinations()
     limits: TrainingLimits = TrainingLimits()
     deepspeed: Annotated[dict[str, Any] | None, Field(max_length=64), AfterValidator(free_form_fits)] = None
-    """Settings of DeepSpeed as in its JSON file, laid over Lockstep's; what contradicts the fields above is refused. At most 65536 bytes and 32 levels: the API server can't check that, so that condition Accepted says it."""
+    """Settings of DeepSpeed as in its JSON file, laid over Lockstep's; what contradicts the fields above is refused. At most 65536 bytes
+    and 32 levels: the API server can't check that, so that condition Accepted says it.
+    """
 
     RULES = (
         Rule(
-            "self.model.name == oldSelf.model.name && self.model.quantization == oldSelf.model.quantization && "
-            "has(self.model.revision) == has(oldSelf.model.revision) && (!has(self.model.revision) || self.model.revision == oldSelf.model.revision)",
+            "self.model.name == oldSelf.model.name && self.model.quantization == oldSelf.model.quantization && has(self.model.revision) =="
+            " has(oldSelf.model.revision) && (!has(self.model.revision) || self.model.revision == oldSelf.model.revision)",
             "model may not be changed after creation, except for its tokenSecret: create another job for another base model",
             None,
             field="model",
@@ -387,7 +404,8 @@ class Training(Model):
         ),
         Rule(
             "",
-            f"deepspeed can't set {', '.join(BATCH_SETTINGS)}: optimization.microBatchSize, globalBatchSize and batches decide the micro-batches of each step",
+            f"deepspeed can't set {', '.join(BATCH_SETTINGS)}: optimization.microBatchSize, globalBatchSize and batches decide the"
+            " micro-batches of each step",
             lambda t: not any(setting in BATCH_SETTINGS for setting in t.deepspeed or ()),
             field="deepspeed",
         ),

@@ -1,7 +1,7 @@
 """`lockstep`: the command line. Verbs have modules of their own; this one puts them together and explains the errors that end them.
 
-Exit codes: 0 done, 1 it failed (the job, the cluster, a check), 2 what was written or asked can't be used, 130 interrupted (129 by a terminal
-that was closed, 143 by SIGTERM).
+Exit codes: 0 done, 1 it failed (the job, the cluster, a check), 2 what was written or asked can't be used, 130 interrupted (129 by a
+terminal that was closed, 143 by SIGTERM).
 """
 
 from __future__ import annotations
@@ -31,10 +31,14 @@ from lockstep.platforms.output import flush_output, open_streams, put, put_text,
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 CLIENT_LIBRARIES = ("aiohttp", "kubernetes", "urllib3")
-"""Packages whose errors are explained. They are not imported here: `lockstep --help` is fast. Only the embedded cluster and legacy logins use the last two."""
+"""Packages whose errors are explained. They are not imported here: `lockstep --help` is fast. Only the embedded cluster and legacy logins
+use the last two.
+"""
 NO_ANSWER = "is the cluster up, and is --context, or KUBECONFIG, the right one? (kubectl cluster-info)"
 GARBAGE_OBJECTS = 50_000
-"""New objects after which Python looks for unreachable ones. It looks after 700 by default, which is a seventh of a verb's start: imports leave none."""
+"""New objects after which Python looks for unreachable ones. It looks after 700 by default, which is a seventh of a verb's start: imports
+leave none.
+"""
 COMPLETING = "_LOCKSTEP_COMPLETE"
 """Variable by which a shell asks for completions."""
 BY_SIGNAL = 128
@@ -221,7 +225,9 @@ def _of_output(error: Exception) -> Exception:
 
 
 def _needed(words: Sequence[str]) -> Iterable[str]:
-    """Verbs whose modules a command line needs: its own; for the front page those with a line of their own; for a word that is none, all."""
+    """Verbs whose modules a command line needs: its own; for the front page those with a line of their own; for a word that is none,
+    all.
+    """
     verb = words[0] if words else ""
     if verb in ("", "-h", "--help") and COMPLETING not in os.environ:
         return DAY

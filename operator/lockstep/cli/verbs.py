@@ -99,7 +99,10 @@ HINTS = {
     "fleet": "lockstep cluster list shows cluster files, lockstep hosts check CLUSTER checks hosts over ssh",
     "offer": "lockstep plan -f job.yaml says which nodes would fit now",
     "edit": "change the file, see lockstep diff -f job.yaml, then kubectl apply -f job.yaml",
-    "login": "log in as for kubectl (oc login, or your provider's command); --context chooses among logins; lockstep hosts login CLUSTER for hosts over ssh",
+    "login": (
+        "log in as for kubectl (oc login, or your provider's command); --context chooses among logins; lockstep hosts login CLUSTER for"
+        " hosts over ssh"
+    ),
     "cluster ls": "lockstep cluster list",
     "devcluster start": "lockstep devcluster up",
     "devcluster stop": "lockstep devcluster down",

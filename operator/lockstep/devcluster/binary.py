@@ -38,7 +38,9 @@ def kubernetes_version() -> str:
 
 
 def build_options() -> list[str]:
-    """Return options that give the same bytes from any folder: no paths, no commit in them. Kubernetes built as a module doesn't know its own version."""
+    """Return options that give the same bytes from any folder: no paths, no commit in them. Kubernetes built as a module doesn't know its
+    own version.
+    """
     version = kubernetes_version()
     major, minor, _ = version.removeprefix("v").split(".")
     values = {"gitVersion": version, "gitMajor": major, "gitMinor": minor, "gitCommit": "", "gitTreeState": ""}
@@ -103,7 +105,9 @@ def build_multus(root: Path, plugins: Path, say: Callable[[str], None]) -> Path:
 
 
 def go_build(output: Path, package: str, options: list[str], source: Path, environment: dict[str, str]) -> None:
-    """Run the Go command in `source`, which it only reads; its output (a line for every module it fetches) goes to a log beside the binary. Raises BuildError."""
+    """Run the Go command in `source`, which it only reads; its output (a line for every module it fetches) goes to a log beside the binary.
+    Raises BuildError.
+    """
     temporary, log = output.with_suffix(".tmp"), output.with_suffix(".log")
     command = [*TIED, "go", "build", *options, "-o", str(temporary), package]
     with log.open("wb") as output_log:

@@ -52,7 +52,8 @@ RESOURCE = re.compile(r"^(?:(\d+):)?([a-z0-9][-a-z0-9.]*/[A-Za-z0-9][-A-Za-z0-9_
 
 
 def parse_resources(texts: Sequence[str], nodes: int) -> Mapping[int | None, Mapping[str, int]]:
-    """Pretended resources of nodes, as the command line writes them: `nvidia.com/gpu=4` is for every node (key None), `1:nvidia.com/gpu=4` for node 1.
+    """Pretended resources of nodes, as the command line writes them: `nvidia.com/gpu=4` is for every node (key None), `1:nvidia.com/gpu=4`
+    for node 1.
 
     Raises:
         ConfigError: not of that form, or there is no such node.
@@ -93,7 +94,8 @@ def _last_line(log: Path) -> str:
 
 
 def up(layout: Layout, goal: ClusterGoal, say: Say) -> Path:
-    """Bring up a cluster with `goal.nodes` Ready nodes and return the administrator's kubeconfig. Starts only what isn't running as it should.
+    """Bring up a cluster with `goal.nodes` Ready nodes and return the administrator's kubeconfig. Starts only what isn't running as it
+    should.
 
     Raises:
         ClusterError: something did not start; the message names its log.

@@ -57,10 +57,13 @@ def commands(layout: Layout, kube: Path) -> dict[str, list[str]]:
         ],
         "kube-apiserver": [
             binary, "kube-apiserver", f"--etcd-servers={etcd}", f"--etcd-cafile={own / 'ca.crt'}",
-            f"--etcd-certfile={own / 'client.crt'}", f"--etcd-keyfile={own / 'client.key'}", f"--bind-address={layout.gateway}", f"--advertise-address={layout.gateway}",
+            f"--etcd-certfile={own / 'client.crt'}", f"--etcd-keyfile={own / 'client.key'}", f"--bind-address={layout.gateway}",
+                f"--advertise-address={layout.gateway}",
             "--secure-port=6443", f"--cert-dir={layout.state / 'apiserver'}", f"--service-cluster-ip-range={layout.service_network}",
-            f"--tls-cert-file={pki / 'apiserver.crt'}", f"--tls-private-key-file={pki / 'apiserver.key'}", f"--client-ca-file={pki / 'ca.crt'}",
-            f"--service-account-key-file={pki / 'service-accounts.key'}", f"--service-account-signing-key-file={pki / 'service-accounts.key'}",
+            f"--tls-cert-file={pki / 'apiserver.crt'}", f"--tls-private-key-file={pki / 'apiserver.key'}",
+                f"--client-ca-file={pki / 'ca.crt'}",
+            f"--service-account-key-file={pki / 'service-accounts.key'}",
+                f"--service-account-signing-key-file={pki / 'service-accounts.key'}",
             "--service-account-issuer=https://kubernetes.default.svc", "--authorization-mode=Node,RBAC",
             "--enable-admission-plugins=NodeRestriction",
             f"--kubelet-client-certificate={pki / 'kubelet-client.crt'}", f"--kubelet-client-key={pki / 'kubelet-client.key'}",
@@ -77,7 +80,8 @@ def commands(layout: Layout, kube: Path) -> dict[str, list[str]]:
         "kube-scheduler": [
             binary, "kube-scheduler", f"--kubeconfig={component_kubeconfig(layout, 'system:kube-scheduler')}", "--leader-elect=false",
             "--profiling=false", f"--bind-address={layout.gateway}", f"--cert-dir={layout.state / 'scheduler'}",
-            # Rarely (seen: 1 pod of 229) the scheduler misses that a claim was bound, and would look at the pod again only after five minutes.
+            # Rarely (seen: 1 pod of 229) the scheduler misses that a claim was bound, and would look at the pod again only after five
+            # minutes.
             "--pod-max-in-unschedulable-pods-duration=5s",
         ],
         "coredns": [binary, "coredns", "-conf", str(write_corefile(layout))],

@@ -41,8 +41,8 @@ def code_key() -> str:
 def publish_code(volume: Path, shared: Path | None = None) -> Path:
     """Copy the packages into the volume, compiled, and let `code` point at the copy. The copy is named by its content.
 
-    One at a time: several clusters and deployments of this machine may want it at once. `shared`: a volume of the same disk where it is compiled once for
-    all; its files stay here when they are removed there.
+    One at a time: several clusters and deployments of this machine may want it at once. `shared`: a volume of the same disk where it is
+    compiled once for all; its files stay here when they are removed there.
     """
     compiled = publish_code(shared) if shared else None
     target = volume / (compiled.name if compiled else f"{CODE}-{code_key()}")
@@ -67,11 +67,14 @@ def _compile(copy: Path) -> None:
 
 
 def publish_packages(volume: Path) -> Path:
-    """Let `site` point at the packages this interpreter runs with, which Lockstep installs into the volume. Raises ConfigError where pods couldn't see them."""
+    """Let `site` point at the packages this interpreter runs with, which Lockstep installs into the volume. Raises ConfigError where pods
+    couldn't see them.
+    """
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         raise ConfigError(
-            f"{sys.executable} has no torch, which pods of the embedded cluster take from here: run `lockstep quickstart`, or make setup in a clone"
+            f"{sys.executable} has no torch, which pods of the embedded cluster take from here: run `lockstep quickstart`, or make setup in"
+            " a clone"
         )
     site = Path(spec.origin).resolve().parent.parent
     if not site.is_relative_to(volume.resolve()):

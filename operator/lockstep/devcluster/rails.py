@@ -91,7 +91,9 @@ def _hub(layout: Layout) -> str:
 
 
 def lay(layout: Layout, nodes: list[NodeLayout], rails: int) -> None:
-    """Make the bridges and cables of the first `rails` rails, those that aren't there yet. Addresses are given out for all nodes together."""
+    """Make the bridges and cables of the first `rails` rails, those that aren't there yet. Addresses are given out for all nodes
+    together.
+    """
     hub = _hub(layout)
     (layout.run / "rails").mkdir(parents=True, exist_ok=True)
     network.create_namespace(hub)
@@ -131,7 +133,9 @@ def take_up(layout: Layout, nodes: list[NodeLayout]) -> None:
 
 
 def attach(node: NodeLayout, containerd_pid: int, programs: Path) -> None:
-    """Let the node's pods get what their annotation names. Where containerd looks for plugins, Multus stands beside them, in this node only."""
+    """Let the node's pods get what their annotation names. Where containerd looks for plugins, Multus stands beside them, in this node
+    only.
+    """
     script = 'mountpoint -q "$1" || mount --bind "$0" "$1"'
     run_inside(node, containerd_pid, f"mount {programs}", script, str(programs), str(cni_folder()))
     kubeconfig = node.state / "multus.kubeconfig"

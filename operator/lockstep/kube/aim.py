@@ -61,4 +61,5 @@ class Connections:
 
     aim: Aim = ANYWHERE
     servers: dict[tuple[str, str | None], Server] | None = None
-    """Servers of kubeconfigs that the running verb has read, by paths and context, so that a login program runs once. None: no verb runs."""
+    """Servers of kubeconfigs that the running verb has read, by paths and context, so that a login program runs once. None: no verb runs.
+    """

@@ -35,7 +35,9 @@ RETRY_AFTER_MAX_SECONDS = 60.0
 UNAUTHORIZED, FORBIDDEN, NOT_FOUND, CONFLICT, INVALID = 401, 403, 404, 409, 422
 TOO_LARGE, TOO_MANY_REQUESTS, INTERNAL_ERROR = 413, 429, 500
 OUTAGE_SECONDS = 15.0
-"""Seconds without an answer that are an outage. The replicas ask for their Lease every few seconds, and a kubelet that is heard again after that is not late yet."""
+"""Seconds without an answer that are an outage. The replicas ask for their Lease every few seconds, and a kubelet that is heard again after
+that is not late yet.
+"""
 _REFUSALS = frozenset({400, FORBIDDEN, TOO_LARGE, INVALID})
 _TOO_LARGE = re.compile("^etcdserver: request is too large|trying to send message larger than max")
 """The API server passes on what its store says as 500, as if asking again could help."""
@@ -94,7 +96,9 @@ class Answers:
         self._uptime = uptime
         self._answered: float | None = None
         self.back_since: float | None = None
-        """Time at which the API server first answered after it had not for OUTAGE_SECONDS, or ever, by `uptime`: a machine that slept has missed as much."""
+        """Time at which the API server first answered after it had not for OUTAGE_SECONDS, or ever, by `uptime`: a machine that slept has
+        missed as much.
+        """
         self.refused_since: float | None = None
         """Time since which the API server does nothing but refuse the credentials, or shows a certificate that isn't trusted."""
         self.is_answering = True
@@ -263,7 +267,9 @@ class Cluster:
         return True
 
     async def try_out(self, item: Object, *, apply: bool = False) -> tuple[Object, list[str]]:
-        """`item` as the API server would store it if it were created (or applied), which it isn't, and what it warns of. Raises ApiError where it would be refused."""
+        """`item` as the API server would store it if it were created (or applied), which it isn't, and what it warns of. Raises ApiError
+        where it would be refused.
+        """
         if apply:
             query = {"fieldManager": FIELD_MANAGER, "force": "true", "fieldValidation": "Strict", **DRY_RUN}
             response = await self._send("PATCH", _object_path(item), item, query=query, content_type=APPLY)
@@ -291,7 +297,8 @@ class Cluster:
     ) -> AsyncIterator[Object]:
         """The same as Lists of at most `limit` items, of one and the same resourceVersion.
 
-        `metadata_only`: of each object. `bounded`: fewer items where they are large (reading.PAGE_BYTES_MAX), so that memory for a page is bounded.
+        `metadata_only`: of each object. `bounded`: fewer items where they are large (reading.PAGE_BYTES_MAX), so that memory for a page is
+        bounded.
         """
         token: str | None = ""
         size = PageSize(limit)
@@ -464,10 +471,11 @@ async def _lines(response: Any, most: int) -> AsyncIterator[bytes]:
 
 
 def _text_of(body: object) -> str:
-    """Return a body as the API server reads it, whether it takes it for JSON or, with apply, for YAML: what is stored then is what was sent.
+    """Return a body as the API server reads it, whether it takes it for JSON or, with apply, for YAML: what is stored then is what was
+    sent.
 
-    YAML knows no escapes of pairs (U+1F600), so what lies above U+FFFF stands as it is; and it refuses or changes some of the rest (U+0085, U+2028,
-    U+FFFE) unless that is escaped. Half of a pair is no character: what can be stored is its escape as text.
+    YAML knows no escapes of pairs (U+1F600), so what lies above U+FFFF stands as it is; and it refuses or changes some of the rest (U+0085,
+    U+2028, U+FFFE) unless that is escaped. Half of a pair is no character: what can be stored is its escape as text.
     """
     text = _HALVES.sub(lambda half: f"\\\\u{ord(half[0]):04x}", json.dumps(body, ensure_ascii=False))
     return _ESCAPED.sub(lambda character: f"\\u{ord(character[0]):04x}", text)

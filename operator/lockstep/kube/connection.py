@@ -48,7 +48,9 @@ class ApiConnection:
         return options
 
     async def _renewed(self, began: float) -> bool:
-        """Return True if a request that was refused with 401 is worth another try. Connections that are open may have shown an old certificate."""
+        """Return True if a request that was refused with 401 is worth another try. Connections that are open may have shown an old
+        certificate.
+        """
         if not await self.server.renew(began):
             return False
         if self._session is not None:
@@ -137,7 +139,8 @@ async def headers_of(server: Server) -> Any:
 
 
 async def server_of(context: str | None, kubeconfig: Kubeconfig | None = None, aim: Aim | None = None) -> Server:
-    """Return the API server of `kubeconfig`, else of the one that leads to the cluster of `aim` (by default the verb's), else of the pod's service account.
+    """Return the API server of `kubeconfig`, else of the one that leads to the cluster of `aim` (by default the verb's), else of the pod's
+    service account.
 
     Raises ConfigError, also for a cluster that is not the one aimed at.
     """
@@ -162,7 +165,8 @@ async def _configured(files: Kubeconfig, context: str | None) -> Server:
 
 
 async def _by_the_library(files: Kubeconfig | None, context: str | None) -> Server:
-    """Return the server of a service account (`files` None), whose token is read again now and then, or of a login that only the library knows.
+    """Return the server of a service account (`files` None), whose token is read again now and then, or of a login that only the library
+    knows.
 
     From a pod the API server is near: a proxy that its environment names is for what lies outside of the cluster.
     """
@@ -207,5 +211,6 @@ def _no_cluster(files: Kubeconfig, error: Exception) -> ConfigError:
         )
     problem = str(error).removesuffix(".")
     return ConfigError(
-        f"no cluster can be reached by {path}: {problem}; set KUBECONFIG to another file, or choose a --context that it has (kubectl config get-contexts)"
+        f"no cluster can be reached by {path}: {problem}; set KUBECONFIG to another file, or choose a --context that it has (kubectl config"
+        " get-contexts)"
     )

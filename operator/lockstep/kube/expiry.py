@@ -3,9 +3,9 @@
     async with expiring(cluster, namespace, "demo-preflight", image) as owner:
         ...  # create objects with `owner` among their ownerReferences
 
-A Job with `parallelism: 0` runs nothing. Kubernetes ends it at `activeDeadlineSeconds`, removes it (`ttlSecondsAfterFinished`), and then whatever
-belongs to it. No right is needed beyond the built-in role `edit`, and nobody of Lockstep's must be there: a laptop that is shut, or a process
-that gets SIGKILL, only stops to move the deadline on.
+A Job with `parallelism: 0` runs nothing. Kubernetes ends it at `activeDeadlineSeconds`, removes it (`ttlSecondsAfterFinished`), and then
+whatever belongs to it. No right is needed beyond the built-in role `edit`, and nobody of Lockstep's must be there: a laptop that is shut,
+or a process that gets SIGKILL, only stops to move the deadline on.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from lockstep.kube.kinds import path_of
 from lockstep.programs import meanwhile
 
 LEFT_SECONDS = 120
-"""Time until all is gone after the command was killed. The job of a proxy or an API server that is away for a minute must not end by that."""
+"""Time until all is gone after the command was killed. The job of a proxy or an API server that is away for a minute must not end by that.
+"""
 BEAT_SECONDS = 30.0
 REMOVAL_SECONDS = 10.0
 """Limit for each removal at the end of a command: where the API server doesn't answer, nobody waits for what goes by itself."""
@@ -36,7 +37,8 @@ NAME_MAX = 40
 async def expiring(cluster: Cluster, namespace: str, name: str, image: str, owners: Sequence[Object] = ()) -> AsyncIterator[Object | None]:
     """The ownerReference for what is made; None where the cluster refuses the Job. Leaving removes it all, whatever happens.
 
-    `owners`: what the Job itself belongs to. An object with several owners stays until the last one is gone, so what is made gets none of them.
+    `owners`: what the Job itself belongs to. An object with several owners stays until the last one is gone, so what is made gets none of
+    them.
     """
     job = expiry_job(namespace, f"{name[:NAME_MAX].rstrip('-')}-expiry-{secrets.token_hex(3)}", image)
     job["metadata"]["ownerReferences"] = list(owners)

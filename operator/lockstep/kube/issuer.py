@@ -1,8 +1,9 @@
 """Whose token is it, without a TokenReview: for an operator that has no rights outside its namespace.
 
-A TokenReview is a cluster-wide right. The keys that service account tokens are signed with are public, and every service account may read them
-(ClusterRole system:service-account-issuer-discovery). What a review knows beyond the signature is whether the token's pod still lives:
-`check_node_zero` asks that in any case. https://kubernetes.io/docs/reference/access-authn-authz/service-accounts-admin/#schema-for-service-account-private-claims
+A TokenReview is a cluster-wide right. The keys that service account tokens are signed with are public, and every service account may read
+them (ClusterRole system:service-account-issuer-discovery). What a review knows beyond the signature is whether the token's pod still lives:
+`check_node_zero` asks that in any case.
+https://kubernetes.io/docs/reference/access-authn-authz/service-accounts-admin/#schema-for-service-account-private-claims
 """
 
 from __future__ import annotations

@@ -46,7 +46,9 @@ def get_job(client: Client, namespace: str, name: str) -> dict[str, Any] | None:
 
 
 def list_jobs(client: Client, namespace: str | None, selector: str | None = None) -> list[dict[str, Any]]:
-    """Every job of the namespace, None: of all; without CRDs, or the right to list TrainingJobs, only runs of --in-namespace. `selector`: TrainingJobs by labels, in kubectl's words."""
+    """Every job of the namespace, None: of all; without CRDs, or the right to list TrainingJobs, only runs of --in-namespace. `selector`:
+    TrainingJobs by labels, in kubectl's words.
+    """
     query = None if selector is None else {"labelSelector": selector}
     runs = runs_without_operator(client, namespace) if selector is None else []
     try:
@@ -59,7 +61,9 @@ def list_jobs(client: Client, namespace: str | None, selector: str | None = None
 
 
 def runs_without_operator(client: Client, namespace: str | None, name: str | None = None) -> list[dict[str, Any]]:
-    """Runs of `lockstep run --in-namespace`, as far as one may see them, in the shape of TrainingJobs, for what reads a job's files. `namespace` None: of all."""
+    """Runs of `lockstep run --in-namespace`, as far as one may see them, in the shape of TrainingJobs, for what reads a job's files.
+    `namespace` None: of all.
+    """
     selector = LABEL_RUN if name is None else f"{LABEL_JOB}={name}"
     try:
         found = _read(client, "ConfigMap", namespace, None, {"labelSelector": selector}) or {"items": []}

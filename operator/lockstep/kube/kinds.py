@@ -67,8 +67,9 @@ def type_meta(kind: str) -> dict[str, str]:
 
 
 def path_of(kind: str, namespace: str | None = None, name: str | None = None, subresource: str = "") -> str:
-    """The path of a collection, an object or one of its subresources; without namespace, of the whole cluster. Raises ConfigError for a name that
-    would lead to another object."""
+    """The path of a collection, an object or one of its subresources; without namespace, of the whole cluster. Raises ConfigError for a
+    name that would lead to another object.
+    """
     place = KINDS[kind]
     root = f"/apis/{place.api_version}" if "/" in place.api_version else f"/api/{place.api_version}"
     scope = f"/namespaces/{_part(namespace)}" if place.namespaced and namespace else ""

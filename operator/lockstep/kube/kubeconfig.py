@@ -1,10 +1,10 @@
 """Kubeconfig files, read without the client library, whose import takes longer than most verbs: who asks which server.
 
-What kubectl documents: several files (the first that names a thing counts), contexts, certificates and tokens as text or file, user and password,
-impersonation, proxies, and credential plugins (`loginprogram.py`). The legacy `auth-provider` is left to the library.
+What kubectl documents: several files (the first that names a thing counts), contexts, certificates and tokens as text or file, user and
+password, impersonation, proxies, and credential plugins (`loginprogram.py`). The legacy `auth-provider` is left to the library.
 
-Laxer than kubectl in three things, as the official Python client: a token counts before user and password, text counts before a file of the same
-certificate, and a plugin of version v1 need not say its interactiveMode.
+Laxer than kubectl in three things, as the official Python client: a token counts before user and password, text counts before a file of the
+same certificate, and a plugin of version v1 need not say its interactiveMode.
 """
 
 from __future__ import annotations
@@ -122,7 +122,9 @@ def impersonation_of(paths: str, context: str | None) -> tuple[tuple[str, str], 
 
 
 def trusting(cadata: str | None = None, cafile: str | None = None) -> ssl.SSLContext:
-    """Verify servers as kubectl does: Python 3.13 and newer otherwise refuse CA certificates without key identifiers, as many clusters have them."""
+    """Verify servers as kubectl does: Python 3.13 and newer otherwise refuse CA certificates without key identifiers, as many clusters have
+    them.
+    """
     context = ssl.create_default_context(cadata=cadata, cafile=cafile)
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     return context

@@ -34,7 +34,9 @@ def _is_this_machine(host: str) -> bool:
 
 
 def _leaves_out(entry: str, host: str, port: str) -> bool:
-    """An address, a network (CIDR) or a name with those below it, the first and the last with a port or without. A leading dot: only those below."""
+    """An address, a network (CIDR) or a name with those below it, the first and the last with a port or without. A leading dot: only those
+    below.
+    """
     address = _address(host)
     if entry == "*":
         return True

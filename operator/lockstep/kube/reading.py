@@ -21,7 +21,9 @@ from lockstep.api.objects import DEPTH_MAX, TOO_DEEP
 
 log = logging.getLogger("lockstep.operator")
 PAGE_BYTES_MAX = 1 << 20
-"""Size of one page of a list: parsed, it may take 24 times as much. One object alone is read whatever its size, which the API server limits."""
+"""Size of one page of a list: parsed, it may take 24 times as much. One object alone is read whatever its size, which the API server
+limits.
+"""
 LEVELS_MAX = DEPTH_MAX + 3
 """Depth of what is read: a list of objects has two levels above them. An object that is too deep stays so; whoever keeps it reports it."""
 PLAIN_LEVELS = 256
@@ -128,7 +130,8 @@ async def content_within(response: Any, bytes_max: int | None) -> bytes | None:
 
 
 class BoundedSession:
-    """An aiohttp session for kopf, which lists and watches with it: pages bounded by their size, nothing too deep, metadata where that is enough.
+    """An aiohttp session for kopf, which lists and watches with it: pages bounded by their size, nothing too deep, metadata where that is
+    enough.
 
     kopf asks for nothing else. It takes such a session from a login handler (kopf.AiohttpSession), and uses what stands here.
     """
@@ -143,10 +146,11 @@ class BoundedSession:
         taken: Mapping[str, Callable[[str | None, Any], None]] = MappingProxyType({}),
         listed: Callable[[], None] = lambda: None,
     ) -> None:
-        """The sets hold plurals: of which kinds only metadata is needed, and which may have fields of any depth. `seen` is told of every sign of life,
-        `listed` of every page of a list, empty ones too: the last object of a kind may be what was deleted while nobody watched.
-        `slim` makes of an object, by its plural, what is kept of it. `taken`, by plural: who takes the objects of that kind (the event's type, None of a
-        list's) in kopf's place, which gets their revisions only: with a task and four dicts an object it takes more time than everything else.
+        """The sets hold plurals: of which kinds only metadata is needed, and which may have fields of any depth. `seen` is told of every
+        sign of life, `listed` of every page of a list, empty ones too: the last object of a kind may be what was deleted while nobody
+        watched. `slim` makes of an object, by its plural, what is kept of it. `taken`, by plural: who takes the objects of that kind (the
+        event's type, None of a list's) in kopf's place, which gets their revisions only: with a task and four dicts an object it takes more
+        time than everything else.
         """
         self._session = session
         self._metadata_only = metadata_only
@@ -221,7 +225,9 @@ class BoundedSession:
         return page
 
     async def _has_gone_back(self, method: str, url: str, since: str, headers: dict[str, str]) -> bool:
-        """Return True if the API server is at an earlier revision than the watch: its store was restored, and nothing would come for long."""
+        """Return True if the API server is at an earlier revision than the watch: its store was restored, and nothing would come for
+        long.
+        """
         listing = _with(url, watch=None, resourceVersion=None, allowWatchBookmarks=None, timeoutSeconds=None, limit="1")
         accept = {"Accept": METADATA_LIST}
         response = await self._session.request(method=method, url=listing, headers={**headers, **accept})
@@ -326,7 +332,9 @@ class _Watched(_Reply):
         return json.dumps({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": version}}}).encode()
 
     async def _checked(self, line: bytes) -> bytes:
-        """Nothing in it too deep or too large. Every kind has a field of any depth: whoever may write an object may write its metadata.managedFields."""
+        """Nothing in it too deep or too large. Every kind has a field of any depth: whoever may write an object may write its
+        metadata.managedFields.
+        """
         if b'"type":"ERROR"' in line[:100]:
             return await self._failed(_event(line))
         is_large = len(line) > SLIM_BYTES

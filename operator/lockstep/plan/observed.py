@@ -77,7 +77,8 @@ class Observed(JobObject):
     sees_nodes: bool = True
     """False: the operator has no right to see any, so that `nodes` is empty."""
     unsettled_seconds: float = 0.0
-    """Seconds until a Node may be taken for lost again: the API server was away, and silent Nodes are those that could not reach it either."""
+    """Seconds until a Node may be taken for lost again: the API server was away, and silent Nodes are those that could not reach it either.
+    """
     claims: Mapping[str, Object] = field(default_factory=dict)
     sees_claims: bool = True
     """False: the asker has no right to see any, so that `claims` is empty."""
@@ -121,7 +122,9 @@ class Observed(JobObject):
 
     @property
     def scaled_by(self) -> Object:
-        """`manager` and `time` of somebody else who last wrote how many pods the job's own StatefulSet is to have; empty: nobody else, or not known."""
+        """`manager` and `time` of somebody else who last wrote how many pods the job's own StatefulSet is to have; empty: nobody else, or
+        not known.
+        """
         by: Object = (self.own_stateful_set or {}).get(REPLICAS_BY) or {}
         return {} if by.get("manager") == names.OPERATOR_NAME else by
 

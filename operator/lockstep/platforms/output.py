@@ -1,7 +1,8 @@
-"""The one way to standard output and standard error: whatever a cluster, a pod or a file says reaches a terminal as text that does nothing there.
+"""The one way to standard output and standard error: whatever a cluster, a pod or a file says reaches a terminal as text that does nothing
+there.
 
-`print` is not used (`make lint` refuses it): each line given here stays one line, and control characters and those that change the direction of
-writing come out as escapes. A terminal of `lockstep shell` is the one exception: that is a terminal of the pod.
+`print` is not used (`make lint` refuses it): each line given here stays one line, and control characters and those that change the
+direction of writing come out as escapes. A terminal of `lockstep shell` is the one exception: that is a terminal of the pod.
 """
 
 from __future__ import annotations

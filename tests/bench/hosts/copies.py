@@ -2,8 +2,8 @@
 
 .venv/bin/python tests/bench/hosts/copies.py --mib 1024 --hosts 3 --json
 
-A bed of hosts of its own: real ones, each with a systemd, an sshd and a disk, on this machine's bridge (root). Bytes are those that this machine itself put on the bridge, by
-the kernel's count: what hosts send each other only passes it. In turn:
+A bed of hosts of its own: real ones, each with a systemd, an sshd and a disk, on this machine's bridge (root). Bytes are those that this
+machine itself put on the bridge, by the kernel's count: what hosts send each other only passes it. In turn:
 
 chain     `lockstep cp` to all hosts, as it is typed
 each      `lockstep cp --node N` to every host at once: the laptop sends to each

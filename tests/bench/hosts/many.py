@@ -2,14 +2,16 @@
 
 .venv/bin/python tests/bench/hosts/many.py --hosts 32 --json
 
-Three real hosts of this machine, each with a systemd, an sshd and a disk (root), and on them many users, each with an address of its own and listed as a host. In turn:
+Three real hosts of this machine, each with a systemd, an sshd and a disk (root), and on them many users, each with an address of its own
+and listed as a host. In turn:
 
 check     `lockstep hosts check`: all facts, a knock of every host at every other one, and the bandwidth between neighbors
 again     the same, over connections that are open
 start     `lockstep run --detach` of a script with one rank on each: until all ranks run
 
-All hosts share this machine's processors, and whatever else it does: so each part also has the processor seconds of the laptop's command with its ssh processes,
-and those of all hosts together. A laptop with 32 real hosts spends only the first, and each host a 32nd of the second.
+All hosts share this machine's processors, and whatever else it does: so each part also has the processor seconds of the laptop's command
+with its ssh processes, and those of all hosts together. A laptop with 32 real hosts spends only the first, and each host a 32nd of the
+second.
 """
 
 from __future__ import annotations

@@ -87,7 +87,8 @@ JOBS, JOBSETS = "apis/batch/v1/jobs", "apis/jobset.x-k8s.io/v1alpha2/jobsets"
 SYSTEMS = (
     System(LOCKSTEP, "lockstep.dev/v1alpha1", "trainingjobs", lockstep_job, (OPERATOR,), ("apis/apps/v1/statefulsets",)),
     System(JOBSET, "jobset.x-k8s.io/v1alpha2", "jobsets", jobset_job, (JOBSET_MANAGER.name,), (JOBS,)),
-    System(TRAINER, "trainer.kubeflow.org/v1alpha1", "trainjobs", trainer_job, (TRAINER_MANAGER.name, JOBSET_MANAGER.name), (JOBS, JOBSETS)),
+    System(TRAINER, "trainer.kubeflow.org/v1alpha1", "trainjobs", trainer_job, (TRAINER_MANAGER.name, JOBSET_MANAGER.name),
+        (JOBS, JOBSETS)),
 )  # fmt: skip
 
 
@@ -233,7 +234,8 @@ class Runs:
         jobs = len(self.all)
         cpu = {name: round(1000 * statistics.fmean(values), 1) for name, values in ((OWN, self.own), ("api_server", self.api_server))}
         return {
-            "first_pod_ms": percentiles(self.first), "all_pods_ms": percentiles(self.all), "cpu_ms": cpu, "writes": writes_per_job(self.writes, jobs),
+            "first_pod_ms": percentiles(self.first), "all_pods_ms": percentiles(self.all), "cpu_ms": cpu,
+                "writes": writes_per_job(self.writes, jobs),
         }  # fmt: skip
 
 
@@ -285,7 +287,8 @@ async def in_turns(there: Plane, sizes: Sequence[tuple[int, int]]) -> Object:
             result[str(nodes)] = {name: measured.figures() for name, measured in runs.items()}
             for name, figures in result[str(nodes)].items():
                 say(
-                    f"{nodes} nodes, {name}: all pods {figures['all_pods_ms']}, own CPU {figures['cpu_ms'][OWN]} ms, writes {figures['writes']['total']}"
+                    f"{nodes} nodes, {name}: all pods {figures['all_pods_ms']}, own CPU {figures['cpu_ms'][OWN]} ms, writes"
+                    f" {figures['writes']['total']}"
                 )
     finally:
         for task in watching:

@@ -1,7 +1,7 @@
 """Table 2 of peers.py: faults done to real jobs of two pods on an embedded cluster of its own, which goes with the block.
 
-All ranks run a script that writes a line every 50 ms into a folder that both nodes share: this machine's clock tells who runs, whatever a status says. The script exits
-as soon as it is asked to stop, so nobody waits for a grace period.
+All ranks run a script that writes a line every 50 ms into a folder that both nodes share: this machine's clock tells who runs, whatever a
+status says. The script exits as soon as it is asked to stop, so nobody waits for a grace period.
 """
 
 from __future__ import annotations
@@ -164,7 +164,8 @@ class Stage:
     def add(self, what: str, case: Case, **sample: Any) -> None:
         self.samples.setdefault(what, {}).setdefault(case.label, []).append(sample)
         say(
-            f"{what}, {case.label}: { {name: round(value, 2) if isinstance(value, float) else value for name, value in sample.items() if name != 'said'} }"
+            f"{what}, {case.label}:"
+            f" { {name: round(value, 2) if isinstance(value, float) else value for name, value in sample.items() if name != 'said'} }"
         )
 
     async def status(self, case: Case, name: str) -> Object:
@@ -350,7 +351,9 @@ def own_cluster() -> Iterator[Path]:
 
 
 def measure_faults(built: Path, runs: int, slow_runs: int) -> Object:
-    """Measure, by fault and system, the seconds until the survivor was stopped, and until all ran again. `slow_runs` are for faults that the peers don't notice."""
+    """Measure, by fault and system, the seconds until the survivor was stopped, and until all ran again. `slow_runs` are for faults that
+    the peers don't notice.
+    """
 
     async def measured(kubeconfig: Path, folder: Path) -> Object:
         async with stage(kubeconfig, built, folder) as there:

@@ -1,4 +1,6 @@
-"""Evaluation of the measurements of peers.py: counts of writes, statistics, verdicts on the goals, tables. Nothing in here starts or asks anything."""
+"""Evaluation of the measurements of peers.py: counts of writes, statistics, verdicts on the goals, tables. Nothing in here starts or asks
+anything.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ REFUSED = 400
 
 
 def count_writes(audit_lines: Iterable[str], namespace: str, own: Collection[str]) -> Counter[str]:
-    """Writes to a namespace, as "own create pods" or "kube-controller-manager patch pods/status (409)": who, verb, resource, and the code if it was refused.
+    """Writes to a namespace, as "own create pods" or "kube-controller-manager patch pods/status (409)": who, verb, resource, and the code
+    if it was refused.
 
     `own` are the users that count as the system's own controllers. Leases are left out: they are not written for a job.
     """
@@ -144,13 +147,15 @@ def at(result: Object, *keys: str) -> Any:
 def goals(result: Object) -> list[Goal]:
     """Lockstep's goals beside the measurements. If a peer sets the goal, its figure is of the same run."""
     return [
-        *(_no_more(f"apply → all pods at {nodes} nodes, p50", _all_pods(result, LOCKSTEP, nodes), _all_pods(result, JOBSET, nodes), "ms") for nodes in ["2", "16", "64"]),
+        *(_no_more(f"apply → all pods at {nodes} nodes, p50", _all_pods(result, LOCKSTEP, nodes), _all_pods(result, JOBSET, nodes),
+            "ms") for nodes in ["2", "16", "64"]),
         _at_least("burst of 200 jobs", at(result, "burst", LOCKSTEP, "200", "jobs_per_second"), 30, "jobs/s"),
         _at_most("writes to start a job of 2 nodes", at(result, "sizes", "2", LOCKSTEP, "writes", "total"), 9, ""),
         _no_more("own CPU per job at 64 nodes", _own_cpu(result, LOCKSTEP), _own_cpu(result, JOBSET), "ms", factor=1.5),
         _at_most("create → both processes run", at(result, "faults", "start", LOCKSTEP, "all_run", "median"), 1.5, "s"),
         _at_most("exit 1 → all run again, default backoff", at(result, "faults", "exit", LOCKSTEP, "all_run_again", "median"), 1.0, "s"),
-        _no_more("memory with 1,000 jobs", at(result, "burst", LOCKSTEP, "1000", "memory_mb"), at(result, "burst", JOBSET, "1000", "memory_mb"), "MB"),
+        _no_more("memory with 1,000 jobs", at(result, "burst", LOCKSTEP, "1000", "memory_mb"),
+            at(result, "burst", JOBSET, "1000", "memory_mb"), "MB"),
     ]  # fmt: skip
 
 
@@ -235,7 +240,8 @@ def _writes(result: Object) -> Iterator[str]:
     yield from _head("", "own writes to start a job of 2 nodes", "the controller manager's")
     for system, found in systems.items():
         kinds = found["writes"]["kinds"].items()
-        yield _row(system, *(", ".join(f"{name.removeprefix(author + ' ')} {count:g}" for name, count in kinds if name.startswith(f"{author} ")) for author in (OWN, OTHERS)))  # fmt: skip
+        yield _row(system, *(", ".join(f"{name.removeprefix(author + ' ')} {count:g}" for name,
+            count in kinds if name.startswith(f"{author} ")) for author in (OWN, OTHERS)))  # fmt: skip
 
 
 def _burst(result: Object) -> Iterator[str]:

@@ -1,7 +1,9 @@
-"""JobSet and Kubeflow Trainer as they ship: built from their Go modules, installed from their modules' manifests, run as processes of this machine.
+"""JobSet and Kubeflow Trainer as they ship: built from their Go modules, installed from their modules' manifests, run as processes of this
+machine.
 
-What differs from a deployment: their managers run outside of the cluster, each with the token of its own service account; the Service of a webhook leads to this
-machine; JobSet elects no leader (there is one of it). Webhooks, the certificates that they make, RBAC and limits on requests are theirs.
+What differs from a deployment: their managers run outside of the cluster, each with the token of its own service account; the Service of a
+webhook leads to this machine; JobSet elects no leader (there is one of it). Webhooks, the certificates that they make, RBAC and limits on
+requests are theirs.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ CERTIFICATES = "k8s-webhook-server/serving-certs"
 IN_NAMESPACE = 'mount --bind "$0" /tmp && exec "$@"'
 TORCH_RUNTIME = "torch_distributed.yaml"
 SENT_FIRST = (
-    "Namespace", "CustomResourceDefinition", "ServiceAccount", "Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding", "ConfigMap", "Secret", "Service",
+    "Namespace", "CustomResourceDefinition", "ServiceAccount", "Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding", "ConfigMap",
+        "Secret", "Service",
 )  # fmt: skip
 COLLECTIONS = {
     "MutatingWebhookConfiguration": "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations",
@@ -69,7 +72,8 @@ JOBSET_MANAGER = Peer(
     ("jobset-system", "jobset-controller-manager"), "jobset-webhook-server-cert",
 )  # fmt: skip
 TRAINER_MANAGER = Peer(
-    "trainer", "github.com/kubeflow/trainer/v2", "v2.0.0", "h1:mnQSR9iPKItxyUR8mq66XsmxqKNVHwr9YYOB7BTU9dU=", "./cmd/trainer-controller-manager",
+    "trainer", "github.com/kubeflow/trainer/v2", "v2.0.0", "h1:mnQSR9iPKItxyUR8mq66XsmxqKNVHwr9YYOB7BTU9dU=",
+        "./cmd/trainer-controller-manager",
     "manifests/overlays/manager", ("kubeflow-system", "kubeflow-trainer-controller-manager"), "kubeflow-trainer-webhook-cert",
 )  # fmt: skip
 PEERS = (JOBSET_MANAGER, TRAINER_MANAGER)
@@ -116,7 +120,9 @@ def _downloaded(peer: Peer) -> Path:
 
 
 def _manifests(overlay: Path, kube: Path) -> str:
-    """Objects that `kubectl apply -k` would send. Trainer's overlay fetches JobSet too, which is there: "comment this line if JobSet is installed"."""
+    """Objects that `kubectl apply -k` would send. Trainer's overlay fetches JobSet too, which is there: "comment this line if JobSet is
+    installed".
+    """
     with tempfile.TemporaryDirectory() as folder:
         top = overlay.parents[1] if overlay.parent.name == "overlays" else overlay.parent
         shutil.copytree(top, Path(folder, "copy"), copy_function=shutil.copyfile)
@@ -168,7 +174,8 @@ class Installed:
         """JobSet's file of settings; Trainer reads none."""
         return {
             "apiVersion": "config.jobset.x-k8s.io/v1alpha1", "kind": "Configuration", "leaderElection": {"leaderElect": False},
-            "webhook": {"port": self.webhook_port}, "health": {"healthProbeBindAddress": f":{self.health_port}"}, "metrics": {"bindAddress": "0"},
+            "webhook": {"port": self.webhook_port}, "health": {"healthProbeBindAddress": f":{self.health_port}"},
+                "metrics": {"bindAddress": "0"},
         }  # fmt: skip
 
     async def run(self, cluster: Cluster, admin: Path, folder: Path) -> Manager:
@@ -242,7 +249,9 @@ def _write_kubeconfig(admin: Path, token: str, target: Path) -> None:
 
 
 class Manager:
-    """A peer's process. Its /tmp is a folder of its own: there are its settings and, as a kubelet would put them there, its certificates."""
+    """A peer's process. Its /tmp is a folder of its own: there are its settings and, as a kubelet would put them there, its
+    certificates.
+    """
 
     def __init__(self, installed: Installed, folder: Path, kubeconfig: Path) -> None:
         """`folder` doesn't exist yet; the log comes beside it."""

@@ -1,18 +1,18 @@
-""".venv/bin/python tests/bench/peers/run.py --json (make bench-peers): Lockstep, JobSet and Kubeflow Trainer side by side, as they ship, on this machine. Root.
+""".venv/bin/python tests/bench/peers/run.py --json (make bench-peers): Lockstep, JobSet and Kubeflow Trainer side by side, as they ship, on
+this machine. Root.
 
 Both peers are built from their Go modules, once; webhooks are on. Two tables, and Lockstep's goals with what was measured for them:
 
-Without nodes (controlplane.py): real etcd, API server and controller manager. One job after the other, the systems in turns, all controllers running:
-apply → first pod, → all pods   from before the POST of a job until a watch sees its pods
-writes          by the API server's audit log, to the job's namespace, until nothing more is written; own: by the system's controllers, else by the controller manager
-own CPU, API server's           of the processes in that time, a job
-A burst of jobs of two nodes from eight clients, each system by itself:
-PSS             of the system's controllers with so many jobs whose pods exist; of Trainer, JobSet's with it
-jobs/s          until all pods of the burst exist; CPU until nothing more is written
+Without nodes (controlplane.py): real etcd, API server and controller manager. One job after the other, the systems in turns, all
+controllers running: apply → first pod, → all pods   from before the POST of a job until a watch sees its pods writes          by the API
+server's audit log, to the job's namespace, until nothing more is written; own: by the system's controllers, else by the controller manager
+own CPU, API server's           of the processes in that time, a job A burst of jobs of two nodes from eight clients, each system by itself:
+PSS             of the system's controllers with so many jobs whose pods exist; of Trainer, JobSet's with it jobs/s          until all pods
+of the burst exist; CPU until nothing more is written
 
-With real pods (faults.py): an embedded cluster of two nodes, of the number in $LOCKSTEP_DEVCLUSTER or one that is free, made for it and removed. By heartbeats of the processes:
-survivor stopped        from the fault of rank 1 until rank 0 has ended; all run again: until the last process has begun of those that run together again
-create → all processes  from before the POST until the last process has begun
+With real pods (faults.py): an embedded cluster of two nodes, of the number in $LOCKSTEP_DEVCLUSTER or one that is free, made for it and
+removed. By heartbeats of the processes: survivor stopped        from the fault of rank 1 until rank 0 has ended; all run again: until the
+last process has begun of those that run together again create → all processes  from before the POST until the last process has begun
 
 `--quick` takes a few minutes and says roughly the same; `--only sizes` measures a part.
 """

@@ -1,4 +1,6 @@
-"""Clusters as their owners' public manifests and guides describe them: what `discover` writes renders the rails of those manifests, and says what it leaves out."""
+"""Clusters as their owners' public manifests and guides describe them: what `discover` writes renders the rails of those manifests, and
+says what it leaves out.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""GPUs of hosts as drivers, kernels and buses tell of them: whose fault an Xid is, which GPU is lost, whose memory it has, and whether it is divided."""
+"""GPUs of hosts as drivers, kernels and buses tell of them: whose fault an Xid is, which GPU is lost, whose memory it has, and whether it
+is divided.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Preflight's answer to the RDMA devices of clusters as they are out there: made-up trees of /sys, /proc and /dev for the nodes in trees.yaml."""
+"""Preflight's answer to the RDMA devices of clusters as they are out there: made-up trees of /sys, /proc and /dev for the nodes in
+trees.yaml.
+"""
 
 from __future__ import annotations
 

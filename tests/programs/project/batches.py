@@ -1,7 +1,7 @@
 """Rows for the scripts beside this file.
 
-In the first attempt of a job each takes a while, so that a stop meets the script at work. $FAULTS says what happens at one row in each attempt: raise, hang
-or nothing. A loop of accelerate gives this row to rank 1.
+In the first attempt of a job each takes a while, so that a stop meets the script at work. $FAULTS says what happens at one row in each
+attempt: raise, hang or nothing. A loop of accelerate gives this row to rank 1.
 """
 
 import os

@@ -82,7 +82,10 @@ class BedHosts:
     @contextmanager
     def pretended_gpus(self, count: int) -> Iterator[None]:
         """Let every host show so many GPUs meanwhile, by nvidia-smi and as devices. They compute nothing."""
-        put = f"cat > /usr/local/bin/nvidia-smi; chmod 755 /usr/local/bin/nvidia-smi; for n in $(seq 0 {count - 1}); do touch /dev/nvidia$n; done"
+        put = (
+            f"cat > /usr/local/bin/nvidia-smi; chmod 755 /usr/local/bin/nvidia-smi; for n in $(seq 0 {count - 1}); do touch /dev/nvidia$n;"
+            " done"
+        )
         try:
             for host in self.hosts:
                 self.console(host.number, "sh", "-ec", put, stdin=NVIDIA_SMI.replace("COUNT", str(count)).encode())
@@ -130,7 +133,9 @@ def limited(rate: str, *devices: str, burst: str = "64kb") -> Iterator[None]:
 
 
 def eventually(look: Callable[[], T], *, seconds: float = WAIT_SECONDS) -> T:
-    """First true answer of `look`, or its last one. Looks come less often the longer it takes: what is looked at needs the processor, too."""
+    """First true answer of `look`, or its last one. Looks come less often the longer it takes: what is looked at needs the processor,
+    too.
+    """
     deadline, pause = time.monotonic() + seconds, 0.05
     while not (answer := look()) and time.monotonic() < deadline:
         time.sleep(pause)

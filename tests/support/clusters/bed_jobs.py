@@ -136,7 +136,8 @@ class BedJobs:
         """Type `lockstep WORDS`, and don't wait for its end; at the end of the block it is killed if it still runs."""
         with subprocess.Popen(
             [sys.executable, *self.LOCKSTEP, *words],
-            cwd=ROOT, env={**os.environ, "NO_COLOR": "1"}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            cwd=ROOT, env={**os.environ, "NO_COLOR": "1"}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                text=True,
         ) as process:  # fmt: skip
             try:
                 yield process
@@ -160,7 +161,9 @@ class BedJobs:
         return next(str(one["reason"]) for one in self.status(name)["conditions"] if one["type"] == "Progressing")
 
     def states_until(self, name: str, end: Callable[[], bool], *, seconds: float = 180.0) -> set[str]:
-        """Type `lockstep get NAME -o json` again and again until `end` is true; the states that it told, `Failed` among them if any condition says so."""
+        """Type `lockstep get NAME -o json` again and again until `end` is true; the states that it told, `Failed` among them if any
+        condition says so.
+        """
         states: set[str] = set()
         deadline = time.monotonic() + seconds
         while not end():
@@ -176,7 +179,10 @@ class BedJobs:
 
     def traces(self, number: int, name: str) -> str:
         """Files and processes of a job on a host, but for those of its workspace."""
-        script = 'ls -d /home/$2/.local/state/lockstep/jobs/*$1* /home/$2/.config/systemd/user/lockstep-$1.service 2>/dev/null; pgrep -af "jobs/$1/" || true'
+        script = (
+            "ls -d /home/$2/.local/state/lockstep/jobs/*$1* /home/$2/.config/systemd/user/lockstep-$1.service 2>/dev/null; pgrep -af"
+            ' "jobs/$1/" || true'
+        )
         return self.bed.console(number, "sh", "-c", script, "sh", name, self.user).strip()
 
     def count(self, number: int, rank: int) -> int:
@@ -198,7 +204,8 @@ class BedJobs:
         """
         words = ["run", "-f", str(path), "--cluster", str(self.cluster), "--detach"]
         with subprocess.Popen(
-            [sys.executable, "-c", LOADED, *words], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            [sys.executable, "-c", LOADED, *words], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                text=True
         ) as process:  # fmt: skip
             assert process.stdout is not None and process.stdout.readline() == "loaded\n"
             begin = time.monotonic()
@@ -269,7 +276,9 @@ userdel --remove "$1" 2>/dev/null || true
 
 
 class Crowd(BedJobs):
-    """The laptop with a cluster file of many hosts: each is a user with an address on a host of the bed. Leave it by the end of a `with` block."""
+    """The laptop with a cluster file of many hosts: each is a user with an address on a host of the bed. Leave it by the end of a `with`
+    block.
+    """
 
     def __init__(self, bed: BedHosts, folder: Path, count: int) -> None:
         super().__init__(bed, folder)

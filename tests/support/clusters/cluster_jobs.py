@@ -19,12 +19,16 @@ API = "lockstep.dev/v1alpha1"
 SERVICE_ACCOUNT = "ml-dev-sa"
 SCRIPTS = {
     "ok.py": "import os\nprint('hello from', os.environ['RANK'], flush=True)\n",
-    "fail.py": "import os, time\nprint('rank', os.environ['RANK'], 'begins', flush=True)\n"
-    "if os.environ['RANK'] == '1':\n    raise ValueError('the data is not there')\ntime.sleep(600)\n",
-    "steps.py": "import json, os, signal, socket, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\n"
-    "reports = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)\nreports.connect(os.environ['LOCKSTEP_REPORT_SOCKET'])\n"
-    "for step in range(1, 100000):\n"
-    "    reports.send(json.dumps({'rank': int(os.environ['RANK']), 'event': 'step', 'step': step}).encode())\n    time.sleep(0.2)\n",
+    "fail.py": (
+        "import os, time\nprint('rank', os.environ['RANK'], 'begins', flush=True)\n"
+        "if os.environ['RANK'] == '1':\n    raise ValueError('the data is not there')\ntime.sleep(600)\n"
+    ),
+    "steps.py": (
+        "import json, os, signal, socket, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\n"
+        "reports = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)\nreports.connect(os.environ['LOCKSTEP_REPORT_SOCKET'])\n"
+        "for step in range(1, 100000):\n"
+        "    reports.send(json.dumps({'rank': int(os.environ['RANK']), 'event': 'step', 'step': step}).encode())\n    time.sleep(0.2)\n"
+    ),
     "until_told.py": "import pathlib, time\nwhile not pathlib.Path('/tmp/end').exists():\n    time.sleep(0.1)\n",
     "start": "#!/bin/sh\nif true; then echo; fi\n",
     "wait.py": "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\nwhile True:\n    signal.pause()\n",
@@ -32,7 +36,9 @@ SCRIPTS = {
 
 
 PATIENCE_SECONDS = 180.0
-"""Nothing promises less: a garbage collector that has just seen a new kind takes half a minute, and so does a disk that several clusters share."""
+"""Nothing promises less: a garbage collector that has just seen a new kind takes half a minute, and so does a disk that several clusters
+share.
+"""
 
 
 def until(what: str, look: Callable[[], T | None], seconds: float = PATIENCE_SECONDS) -> T:

@@ -1,4 +1,5 @@
-"""A control plane without nodes: etcd, API server and the controllers that a job needs, on a loopback address of its own, for as long as a block lasts.
+"""A control plane without nodes: etcd, API server and the controllers that a job needs, on a loopback address of its own, for as long as a
+block lasts.
 
 Where pods are played nobody needs kubelets, and nobody's operator is in the way. The programs are those of the embedded cluster.
 """

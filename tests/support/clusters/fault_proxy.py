@@ -111,7 +111,9 @@ class FaultProxy(CountingProxy):
         return reply if fault.after is None else _unanswered(request, fault.after)
 
     def _fault(self, write: Write) -> Fault:
-        """Choose the fault by how often the same was written before: a status is written again and again, and each time it is another step."""
+        """Choose the fault by how often the same was written before: a status is written again and again, and each time it is another
+        step.
+        """
         same = (write.method, write.path, write.name)
         step = (*same, sum((w.method, w.path, w.name) == same and w.is_committed for w in self.writes))
         if step in self._numbered or (write.method == "POST" and step[-1]):

@@ -1,7 +1,8 @@
-"""An operator that talks to the API server through a proxy that fails it, the pieces of a job's life that it does so in, and what each leaves.
+"""An operator that talks to the API server through a proxy that fails it, the pieces of a job's life that it does so in, and what each
+leaves.
 
-The API server, its controllers and the operator's process are real; pods and coordinator are played (played_job.py), so that hundreds of faults fit
-into minutes. tests/cluster/operator/life/test_faults_training.py has real pods and ranks.
+The API server, its controllers and the operator's process are real; pods and coordinator are played (played_job.py), so that hundreds of
+faults fit into minutes. tests/cluster/operator/life/test_faults_training.py has real pods and ranks.
 """
 
 from __future__ import annotations
@@ -92,7 +93,8 @@ def rig_in(folder: Path, plane: Plane, objects: Objects = default_objects, syste
             assert isinstance(proxy, FaultProxy)
             port = free_port()
             settings = {
-                "KUBECONFIG": str(proxy.kubeconfig(folder, token_in(own))), "LOCKSTEP_AGENT_IMAGE": "agent:1", "LOCKSTEP_REPORT_PORT": str(port),
+                "KUBECONFIG": str(proxy.kubeconfig(folder, token_in(own))), "LOCKSTEP_AGENT_IMAGE": "agent:1",
+                    "LOCKSTEP_REPORT_PORT": str(port),
                 "LOCKSTEP_METRICS_PORT": "0", **more,
             }  # fmt: skip
             try:

@@ -21,7 +21,8 @@ from lockstep.environments import cache_root
 GIVEN = "LOCKSTEP_TEST_KUBECONFIG"
 """Names the kubeconfig of a cluster that tests may use as they like, instead of clusters of their own."""
 NOBODYS = 9
-"""The number that tests/cluster/test_devcluster.py has to itself. Tests without a cluster have it, too: no embedded cluster is up under it."""
+"""The number that tests/cluster/test_devcluster.py has to itself. Tests without a cluster have it, too: no embedded cluster is up under it.
+"""
 NUMBERS = range(8, 0, -1)
 """Never 0: that one is a person's."""
 KEPT = {"lock", "starting", "nodes"}
@@ -32,8 +33,8 @@ KEPT = {"lock", "starting", "nodes"}
 def own_number(numbers: Sequence[int] = NUMBERS) -> Iterator[None]:
     """Make one of these embedded clusters' numbers this process's own for as long as the block lasts: $LOCKSTEP_DEVCLUSTER.
 
-    A cluster that an earlier run was killed beside is removed; one that tests haven't made is left alone, and so is its number. Only the images in its
-    nodes stay, for the next run.
+    A cluster that an earlier run was killed beside is removed; one that tests haven't made is left alone, and so is its number. Only the
+    images in its nodes stay, for the next run.
     """
     before = os.environ.get(NUMBER)
     try:
@@ -64,7 +65,8 @@ def own_bed(numbers: Sequence[int] = NUMBERS) -> Iterator[BedLayout]:
 
 @contextmanager
 def claimed(state: Path, name: str, remove: Callable[[], None], kept: Container[str] = ()) -> Iterator[bool]:
-    """Return True if what has its state in this folder is ours now. A lock tells runs apart; the file's content outlives a run that is killed.
+    """Return True if what has its state in this folder is ours now. A lock tells runs apart; the file's content outlives a run that is
+    killed.
 
     `kept`: entries of the folder that stay after `remove`, and that belong to nothing that is there.
     """

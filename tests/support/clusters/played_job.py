@@ -1,8 +1,8 @@
 """A job whose pods and coordinator are played by the test: API server and controllers are real, and a start takes milliseconds.
 
-The job's pods name a scheduler that doesn't exist. The test binds them to a node without a kubelet, says that they run, takes them away when they
-are to end, and reports as node 0 with a token of its own: what the operator sees is what a real gang would show it. As a real coordinator, node 0
-tells how its stop went and stays until that is accepted, and the next pod of its name begins the next attempt.
+The job's pods name a scheduler that doesn't exist. The test binds them to a node without a kubelet, says that they run, takes them away
+when they are to end, and reports as node 0 with a token of its own: what the operator sees is what a real gang would show it. As a real
+coordinator, node 0 tells how its stop went and stays until that is accepted, and the next pod of its name begins the next attempt.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ CHILDREN = (
     ("PersistentVolumeClaim", "v1"), ("Pod", "v1"),
 )  # fmt: skip
 PULLS = {"phase": "Pending", "containerStatuses": [
-    {"name": "trainer", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "manifest unknown"}}, "ready": False, "restartCount": 0,
+    {"name": "trainer", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "manifest unknown"}}, "ready": False,
+        "restartCount": 0,
      "image": "i", "imageID": ""}
 ]}  # fmt: skip
 
@@ -210,8 +211,10 @@ class PlayedJob:
         report = Report(
             job=JobIdentity(JOB, self.jobs.namespace, self._uid), pod=f"{JOB}-0", sequence=time.time_ns(), attempt=self.attempt,
             restarts=len(self.history), state=self.state, message="all ranks run" if runs else "stopped", stop=self.stop,
-            nodes=tuple(NodeReport(n, n != self.lost, 1) for n in range(self.nodes)), ranks=RankCount(self.nodes, self.nodes if runs else 0),
-            restarts_counted=len(self.history), history=self.history, preflight=self.preflight, log=("[rank 0] done",) if self._told != self._news else (),
+            nodes=tuple(NodeReport(n, n != self.lost, 1) for n in range(self.nodes)),
+                ranks=RankCount(self.nodes, self.nodes if runs else 0),
+            restarts_counted=len(self.history), history=self.history, preflight=self.preflight,
+                log=("[rank 0] done",) if self._told != self._news else (),
         )  # fmt: skip
         return replace(report, **self.more)
 

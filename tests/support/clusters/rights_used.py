@@ -62,7 +62,8 @@ def _rights(rules: Iterable[Any], namespace: str) -> Iterable[Right]:
 
 
 def used(log: Path, account: str, namespace: str, begin: int = 0) -> dict[Right, bool]:
-    """Rights that the account used, and True for those allowed every time; without the rights of every account (reviews of itself, discovery).
+    """Rights that the account used, and True for those allowed every time; without the rights of every account (reviews of itself,
+    discovery).
 
     `begin`: bytes of the log that aren't looked at.
     """

@@ -1,4 +1,6 @@
-"""Folders of wheels with a lock, for the environments of the tests' hosts: packages of one file each, or those that this machine has installed."""
+"""Folders of wheels with a lock, for the environments of the tests' hosts: packages of one file each, or those that this machine has
+installed.
+"""
 
 from __future__ import annotations
 
@@ -53,16 +55,20 @@ def uv_wheel(machine: str = "x86_64") -> Path:
 
 
 def make_wheelhouse(folder: Path, packages: Mapping[str, str]) -> Path:
-    """Make a folder with uv and these packages, version 1.0, beside a lock of them, and return the lock. `packages`: text of each by name."""
+    """Make a folder with uv and these packages, version 1.0, beside a lock of them, and return the lock. `packages`: text of each by
+    name.
+    """
     house = _house(folder)
     wheels = [write_wheel(house, name, "1.0", text) for name, text in packages.items()]
     return write_lock(folder / "small.lock", wheels)
 
 
 def installed_wheelhouse(folder: Path, names: Path) -> Path:
-    """Make a folder with uv and the packages of the lock `names`, packed from what is installed here, beside a lock of them, and return that.
+    """Make a folder with uv and the packages of the lock `names`, packed from what is installed here, beside a lock of them, and return
+    that.
 
-    Nothing is downloaded: `make setup` has the very versions of requirements/train.lock. A package that this machine's Python leaves out is left out.
+    Nothing is downloaded: `make setup` has the very versions of requirements/train.lock. A package that this machine's Python leaves out is
+    left out.
     """
     house, wanted = _house(folder), {pin.name for pin in read_lock(names.read_text(), str(names))}
     found = {normalized(one.metadata["Name"]): one for one in importlib.metadata.distributions()}

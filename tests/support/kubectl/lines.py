@@ -1,7 +1,9 @@
-"""Every kubectl and oc line that this project tells people to type: those of its pages, of comments in its files and of what its programs print.
+"""Every kubectl and oc line that this project tells people to type: those of its pages, of comments in its files and of what its programs
+print.
 
-A line begins at `kubectl` or `oc`, and ends where a shell would end the command or where the sentence goes on. What isn't a command stands in
-`PROSE`, with its reason: no text with one of the two words is lost, but for the docstrings of programs (those that people read are in the pages, too).
+A line begins at `kubectl` or `oc`, and ends where a shell would end the command or where the sentence goes on. What isn't a command stands
+in `PROSE`, with its reason: no text with one of the two words is lost, but for the docstrings of programs (those that people read are in
+the pages, too).
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ TEMPLATE = re.compile(r"\{(\w+)\}")
 CUT = " …"
 A_VALUE = "x"
 HOLES = {
-    "patch": "{}", "fewer": "1", "kind": "configmap", "source": "file=FILE", "kind.lower()": "deployment", "item['kind'].lower()": "service",
+    "patch": "{}", "fewer": "1", "kind": "configmap", "source": "file=FILE", "kind.lower()": "deployment",
+        "item['kind'].lower()": "service",
 }  # fmt: skip
 """What stands for a value in a text, if it isn't one word."""
 OC_ONLY = {"adm", "cancel-build", "login", "new-project", "policy", "rsync", "secrets"}
@@ -35,7 +38,8 @@ OF_ADM = {"cordon", "drain", "taint", "top", "uncordon"}
 A_PLUGIN = "the plugin, which is this project's own command line"
 A_PROGRAM = "speaks of the program"
 PROSE = {
-    "kubectl": A_PROGRAM, "oc": A_PROGRAM, "kubectl yourself": A_PROGRAM, "kubectl nor oc is installed": A_PROGRAM, "oc is installed": A_PROGRAM, "kubectl does": A_PROGRAM,
+    "kubectl": A_PROGRAM, "oc": A_PROGRAM, "kubectl yourself": A_PROGRAM, "kubectl nor oc is installed": A_PROGRAM,
+        "oc is installed": A_PROGRAM, "kubectl does": A_PROGRAM,
     "kubectl lockstep VERB": A_PLUGIN, "oc lockstep VERB": A_PLUGIN,
     "kubectl edit": "a step's beginning, which is compared", "kubectl create secret docker-registry none-such": "the same",
 }  # fmt: skip
@@ -142,7 +146,9 @@ def _filled(text: ast.JoinedStr) -> str:
 
 
 def _value(name: str, before: str) -> str:
-    """What stands for a value: one word, unless the table has more; a place is a namespace or the option for it, with a space in front where none is."""
+    """What stands for a value: one word, unless the table has more; a place is a namespace or the option for it, with a space in front
+    where none is.
+    """
     if name in ("place", "where") and not before.endswith((" -n ", "namespace ")):
         return "-n x" if before.endswith(" ") else " -n x"
     return HOLES.get(name, A_VALUE)

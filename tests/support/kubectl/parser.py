@@ -20,7 +20,8 @@ from support.checkout import ROOT
 from support.kubectl.lines import A_VALUE, CUT, Line
 
 DRY = {
-    "add-role-to-group", "add-scc-to-user", "annotate", "apply", "cordon", "create", "delete", "drain", "label", "patch", "scale", "uncordon",
+    "add-role-to-group", "add-scc-to-user", "annotate", "apply", "cordon", "create", "delete", "drain", "label", "patch", "scale",
+        "uncordon",
 }  # fmt: skip
 """Commands that have --dry-run=client."""
 OF_KINDS = {"annotate", "delete", "describe", "edit", "get", "label", "patch", "scale"}
@@ -63,7 +64,8 @@ class Parser:
         user: Object = given["users"][0]["user"] if given else {"token": "x"}
         config = {
             "apiVersion": "v1", "kind": "Config", "current-context": "x", "clusters": [{"name": "x", "cluster": cluster}],
-            "users": [{"name": "x", "user": {**user, "as": "a-person"}}], "contexts": [{"name": "x", "context": {"cluster": "x", "user": "x"}}],
+            "users": [{"name": "x", "user": {**user, "as": "a-person"}}],
+                "contexts": [{"name": "x", "context": {"cluster": "x", "user": "x"}}],
         }  # fmt: skip
         (self.folder / "kubeconfig").write_text(yaml.safe_dump(config))
         (self.folder / "manifests").symlink_to(ROOT / "manifests")
@@ -104,7 +106,9 @@ class Parser:
 
 
 def different(lines: Iterable[Line]) -> Iterator[Line]:
-    """The lines that differ from all before them in more than names and values: in the command, its options, the number of words, or a kind."""
+    """The lines that differ from all before them in more than names and values: in the command, its options, the number of words, or a
+    kind.
+    """
     known: set[tuple[str, ...]] = set()
     for line in sorted(lines, key=lambda line: line.is_named):  # (of two alike, what must be whole)
         words = list(itertools.takewhile(lambda word: word != "--", _words(line.text)))

@@ -9,5 +9,7 @@ import pytest
 
 @pytest.fixture
 def usual() -> dict[str, Any]:
-    """Four micro-batches a step, the last of a single sample, which two ranks and three share unequally: what is saved and loaded doesn't depend on more."""
+    """Four micro-batches a step, the last of a single sample, which two ranks and three share unequally: what is saved and loaded doesn't
+    depend on more.
+    """
     return {"optimization": {"globalBatchSize": 7}, "evaluation": {"samples": 3}}

@@ -62,7 +62,9 @@ def losses(run: Path) -> list[float]:
 def test_a_resumed_run_ends_bitwise_where_an_uninterrupted_one_ends(
     ranks: ForkServer, run_file: RunFile, reference: Reference, tmp_path: Path, stage: str, precision: str
 ) -> None:
-    """Mid-epoch and into the next one, inside the warm-up, with accumulation and clipping, dropout on; in FP16 while the loss scale still seeks its height."""
+    """Mid-epoch and into the next one, inside the warm-up, with accumulation and clipping, dropout on; in FP16 while the loss scale still
+    seeks its height.
+    """
     optimization = {"maxSteps": 4, "globalBatchSize": 10}
     settings: dict[str, Any] = {"zeroStage": stage, "precision": precision, "lora": {"dropout": "0.1"}, "optimization": optimization}
     target = "main"
@@ -122,7 +124,9 @@ def test_from_one_rank_to_two_three_and_back_the_state_stays_bitwise(
 def test_a_second_copy_of_the_weights_on_each_node_changes_nothing_in_what_is_learned_and_saved(
     ranks: ForkServer, run_file: RunFile, reference: Reference, tmp_path: Path
 ) -> None:
-    """ZeRO++ hpZ on 2 nodes of 2 ranks beside a run without it; then from the one's commit to the other. The loss after a load is that of the state."""
+    """ZeRO++ hpZ on 2 nodes of 2 ranks beside a run without it; then from the one's commit to the other. The loss after a load is that of
+    the state.
+    """
     settings: dict[str, Any] = {"zeroStage": "Stage3", "checkpoint": {"everySteps": 1}, "evaluation": None}
     without = reference(4, nodes=2, optimization={"maxSteps": 3}, hierarchicalPartition="Auto", **settings)
     assert "second copy" not in (without / "output.txt").read_text()
@@ -263,12 +267,15 @@ def test_a_run_that_goes_on_with_another_optimizer_says_so(
     ended = ranks.run("main", [run_file("other", checkpoint={"resumeFrom": str(commit)}, optimization={"maxSteps": 3, **change})])
     assert ended.codes == [0], ended.output
     assert (
-        "Changed since that commit: training.optimization.optimizer is Adam and was AdamW, training.optimization.beta2 is 0.9 and was 0.999\n"
-    ) in ended.output
+        "Changed since that commit: training.optimization.optimizer is Adam and was AdamW, training.optimization.beta2 is 0.9 and was"
+        " 0.999\n" in ended.output
+    )
 
 
 def test_a_commit_of_another_base_model_is_refused(ranks: ForkServer, run_file: RunFile, tmp_path: Path, model: Path) -> None:
-    """4,000 bytes in the middle of a file were changed between attempts, with the time of change put back; merge and others know the right one."""
+    """4,000 bytes in the middle of a file were changed between attempts, with the time of change put back; merge and others know the right
+    one.
+    """
     base = shutil.copytree(model, tmp_path / "base")
     path = run_file("run", model={"name": str(base)}, optimization={"maxSteps": 1}, evaluation=None)
     assert ranks.run("main", [path]).codes == [0]

@@ -56,7 +56,9 @@ def test_any_one_volume_may_be_lost_when_each_shard_is_on_two(ranks: ForkServer,
 def test_nodes_with_unlike_numbers_of_ranks_and_nodes_of_one_rank_load_each_other_s_commits(
     ranks: ForkServer, run_file: RunFile, tmp_path: Path
 ) -> None:
-    """Two ranks on one node and one on another, then one on each of three, the third of which is new, and back: as if there had been no change."""
+    """Two ranks on one node and one on another, then one on each of three, the third of which is new, and back: as if there had been no
+    change.
+    """
     settings: dict[str, Any] = {"checkpoint": {"replicas": 2, "everySteps": 1}, "optimization": {"maxSteps": 3}, "evaluation": None}
     first, second, third = (run_file(f"node-{node}", storage="PerPod", **settings) for node in range(3))
     commits = tmp_path / "node-0/checkpoints"

@@ -77,7 +77,8 @@ def test_kernels_are_chosen_by_the_device(ranks: ForkServer) -> None:
 
 FAMILIES = {"llama": "varlen", "gemma3_text": "varlen", "deepseek_v3": "varlen", "gemma2": "flex", "gpt_oss": "flex"}
 MORE_FAMILIES = (
-    "cohere2", "glm4_moe", "glm4_moe_lite", "granite", "granitemoe", "minimax_m2", "mistral", "mixtral", "olmo2", "olmo3", "phi3", "qwen2", "qwen2_moe", "qwen3",
+    "cohere2", "glm4_moe", "glm4_moe_lite", "granite", "granitemoe", "minimax_m2", "mistral", "mixtral", "olmo2", "olmo3", "phi3", "qwen2",
+        "qwen2_moe", "qwen3",
     "qwen3_moe", "smollm3",
 )  # fmt: skip
 

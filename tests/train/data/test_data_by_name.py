@@ -17,7 +17,10 @@ from lockstep_train.checkpoint.format.manifest import Manifest, decode
 from support.hub_server import TOKEN, Hub, running_hub
 
 NAME = "org/texts"
-CARD = b"---\nconfigs:\n- config_name: small\n  data_files:\n  - {split: train, path: small/train*}\n  - {split: test, path: small/test*}\n---\n"
+CARD = (
+    b"---\nconfigs:\n- config_name: small\n  data_files:\n  - {split: train, path: small/train*}\n  - {split: test, path:"
+    b" small/test*}\n---\n"
+)
 QUICK: dict[str, Any] = {"optimization": {"maxSteps": 2, "globalBatchSize": 4}, "checkpoint": {"everySteps": 1}}
 LONGER = QUICK | {"optimization": QUICK["optimization"] | {"maxSteps": 3}}
 EVALUATED = {"evaluation": {"everySteps": 1, "data": {"name": NAME, "config": "small", "split": "test"}}}

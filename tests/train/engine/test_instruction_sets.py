@@ -1,6 +1,7 @@
 """What is computed holds for the instructions of a smaller CPU, too: the numeric tests once more, with kernels for any x86-64.
 
-torch, oneDNN and MKL choose their kernels by the CPU and by these variables. bitsandbytes goes by the CPU alone; test_models.py answers in its place.
+torch, oneDNN and MKL choose their kernels by the CPU and by these variables. bitsandbytes goes by the CPU alone; test_models.py answers in
+its place.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""The memory plan beside what tensors really took: dense models, mixtures of experts and other architectures, adapters and all weights, in every
-stage, with all that layers compute kept, some and none, with tiled and with whole logits."""
+"""The memory plan beside what tensors really took: dense models, mixtures of experts and other architectures, adapters and all weights, in
+every stage, with all that layers compute kept, some and none, with tiled and with whole logits.
+"""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def test_a_killed_and_resumed_run_is_one_run_without_a_step_twice_everywhere(
     parts = ("dataSeconds", "forwardSeconds", "backwardSeconds", "waitSeconds", "saveWaitSeconds", "optimizerSeconds")
     assert all(0 < sum(record[part] for part in parts) <= record["stepSeconds"] for record in train)
     assert all(record["tokens"] > 0 and record["mfu"] is None and 1e8 < record["peakMemoryBytes"] < 1e11 for record in train)
-    (speed, _) = [event for event in records(folder, "events") if event["kind"] == "speed"]
+    speed, _ = [event for event in records(folder, "events") if event["kind"] == "speed"]
     assert speed["noMfuBecause"] == "FP32 uses no tensor cores, so there is no MFU"
     commits = [(event["step"], "undone" in event) for event in records(folder, "events") if event["kind"] == "checkpoint"]
     assert commits == [(2, False), (4, False), (6, False)]

@@ -1,4 +1,6 @@
-"""Full fine-tuning beside torch's AdamW in one process, with the decay groups of transformers' Trainer, and its loss that balances experts."""
+"""Full fine-tuning beside torch's AdamW in one process, with the decay groups of transformers' Trainer, and its loss that balances
+experts.
+"""
 
 from __future__ import annotations
 

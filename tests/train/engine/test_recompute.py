@@ -1,4 +1,6 @@
-"""What the backward pass computes again follows from the memory that a rank has, and changes neither a loss nor a gradient, of no layer and in no stage."""
+"""What the backward pass computes again follows from the memory that a rank has, and changes neither a loss nor a gradient, of no layer and
+in no stage.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ MEMORY = {
     "all in one layer": Recomputed(Level.ALL, 1),
     "all": Recomputed(Level.ALL),
 }
-"""Choice that the stated memory leads to. The last of two layers needs everything at once, so that nothing is gained by computing it again but where the loss needs most."""
+"""Choice that the stated memory leads to. The last of two layers needs everything at once, so that nothing is gained by computing it again
+but where the loss needs most.
+"""
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "dense": ("Stage2", {"lora": {"dropout": "0.1"}, "optimization": {"batches": "Rows"}}),
     "dense, all weights": ("Stage2", {"method": "Full", "optimization": {"learningRate": "1e-3"}}),

@@ -31,7 +31,8 @@ pytestmark = [
     ),  # its new name is not in every version of transformers that trains
 ]
 SMALL: dict[str, Any] = {
-    "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48,
+    "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "intermediate_size": 48,
 }  # fmt: skip
 EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
 CONFIGS: list[dict[str, Any]] = [
@@ -45,9 +46,12 @@ CONFIGS: list[dict[str, Any]] = [
     {"model_type": "gemma2", "head_dim": 16},
     {"model_type": "gemma3_text", "head_dim": 16},
     {"model_type": "mixtral", "tie_word_embeddings": False, "num_local_experts": 4, "num_experts_per_tok": 2},
-    {"model_type": "qwen3_moe", "tie_word_embeddings": False, "num_experts": 4, "decoder_sparse_step": 2, "mlp_only_layers": [], "head_dim": 16, **EXPERTS},
-    {"model_type": "qwen3_moe", "tie_word_embeddings": False, "num_local_experts": 4, "decoder_sparse_step": 1, "mlp_only_layers": [], "head_dim": 16, **EXPERTS},
-    {"model_type": "glm4_moe", "tie_word_embeddings": False, "n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1, "use_qk_norm": True, "attention_bias": True, "head_dim": 16, "n_group": 1, "topk_group": 1, **EXPERTS},
+    {"model_type": "qwen3_moe", "tie_word_embeddings": False, "num_experts": 4, "decoder_sparse_step": 2, "mlp_only_layers": [],
+        "head_dim": 16, **EXPERTS},
+    {"model_type": "qwen3_moe", "tie_word_embeddings": False, "num_local_experts": 4, "decoder_sparse_step": 1, "mlp_only_layers": [],
+        "head_dim": 16, **EXPERTS},
+    {"model_type": "glm4_moe", "tie_word_embeddings": False, "n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1,
+        "use_qk_norm": True, "attention_bias": True, "head_dim": 16, "n_group": 1, "topk_group": 1, **EXPERTS},
 ]  # fmt: skip
 
 
@@ -100,7 +104,8 @@ GROUPED: dict[str, Any] = PLAIN | {"num_key_value_heads": 2, "head_dim": 64}
 ROUTED: dict[str, Any] = GROUPED | {"num_experts_per_tok": 2, "moe_intermediate_size": 128}
 GLM_ROUTED: dict[str, Any] = {"n_routed_experts": 8, "n_shared_experts": 1, "first_k_dense_replace": 0, "n_group": 1, "topk_group": 1}
 LATENT: dict[str, Any] = ROUTED | GLM_ROUTED | {
-    "num_key_value_heads": 4, "q_lora_rank": 96, "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "head_dim": 32, "v_head_dim": 64,
+    "num_key_value_heads": 4, "q_lora_rank": 96, "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "head_dim": 32,
+        "v_head_dim": 64,
 }  # fmt: skip
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "deepseek_v2": LATENT | {"v_head_dim": 32},  # narrower than keys: on CPUs without a kernel
@@ -129,7 +134,9 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 
 
 def kept_of_a_layer(family: str, method: Method, precision: Precision, level: Level) -> tuple[int, torch.Tensor]:
-    """Bytes that are alive after the forward pass of a model with one layer more, and the gradients of its weights, or with an adapter of its embeddings."""
+    """Bytes that are alive after the forward pass of a model with one layer more, and the gradients of its weights, or with an adapter of
+    its embeddings.
+    """
     (two, _), (three, gradients) = (
         kept(CONFIG_MAPPING[family](**ARCHITECTURES[family], num_hidden_layers=layers), method, precision, level) for layers in (2, 3)
     )

@@ -18,7 +18,8 @@ def test_a_start_is_told_in_parts_that_add_up(ranks: ForkServer, run_file: RunFi
     records = [json.loads(line) for line in (tmp_path / "run" / "logs" / "events.jsonl").read_text().splitlines()]
     (seconds,) = [record["seconds"] for record in records if record["kind"] == "startUp"]
     parts = [
-        "imports", "join", "memoryPlan", "data", "load", "engine", "selfTest", "baseHash", "restore", "saveMemory", "logs", "evaluation", "firstStep",
+        "imports", "join", "memoryPlan", "data", "load", "engine", "selfTest", "baseHash", "restore", "saveMemory", "logs", "evaluation",
+            "firstStep",
     ]  # fmt: skip
     assert list(seconds) == [*parts, "total"]
     assert abs(sum(seconds[part] for part in parts) - seconds["total"]) < 0.01 * len(parts)

@@ -159,8 +159,8 @@ def test_layers_that_peft_moves_without_our_knowing_are_refused_by_name_and_a_ru
     make_family(tmp_path, "glm4_moe")
     training = settings(tmp_path, "Stage2", {"lora": {"targetModules": ["q_proj", "down_proj"]}})
     words = (
-        "peft trains model.layers.*.mlp.experts.down_proj (1,008 elements) and should train by these names, but doesn't, model.layers.*.mlp.down_proj "
-        "(240 elements), model.layers.*.mlp.shared_experts.down_proj (168 elements)"
+        "peft trains model.layers.*.mlp.experts.down_proj (1,008 elements) and should train by these names, but doesn't,"
+        " model.layers.*.mlp.down_proj (240 elements), model.layers.*.mlp.shared_experts.down_proj (168 elements)"
     )
     with pytest.raises(ConfigError, match=re.escape(words)):
         make_trainable(empty_model(tmp_path), training, fresh=True)
@@ -190,9 +190,10 @@ def test_a_difference_names_layers_and_elements_of_both_sides() -> None:
     named = {"model.layers.0.q_proj": 10, "model.layers.0.down_proj": 2000, "model.layers.1.down_proj": 2000}
     made = {"model.layers.0.q_proj": 10, "model.layers.0.experts.down_proj": 70000}
     assert difference(named, named) == ""
-    assert difference(named, made) == (
-        "training.lora: with this model, peft trains model.layers.*.experts.down_proj (70,000 elements) and should train by these names, but doesn't, "
-        "model.layers.*.down_proj (4,000 elements)"
+    assert (
+        difference(named, made)
+        == "training.lora: with this model, peft trains model.layers.*.experts.down_proj (70,000 elements) and should train by these names,"
+        " but doesn't, model.layers.*.down_proj (4,000 elements)"
     )
 
 

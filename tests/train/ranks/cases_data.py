@@ -38,8 +38,9 @@ from lockstep_train.model.attention import by_document, choose_attention
 from support.rounding import SAME_LOSS, TINY, gradient_roundings, tolerance
 
 TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}<{{ message.role }}>{% if message.role == 'assistant' %}{% generation %}{{ message.content }}{{ eos_token }}"
-    "{% endgeneration %}{% else %}{{ message.content }}{% endif %}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    "{{ bos_token }}{% for message in messages %}<{{ message.role }}>{% if message.role == 'assistant' %}{% generation %}{{ message.content"
+    " }}{{ eos_token }}{% endgeneration %}{% else %}{{ message.content }}{% endif %}{% endfor %}{% if add_generation_prompt %}<assistant>{%"
+    " endif %}"
 )
 
 
@@ -104,7 +105,9 @@ def several_processes(model: str, folder: str) -> None:
 
 
 def own_template(model: str, folder: str) -> None:
-    """A template of the run's own goes before the tokenizer's, its variables reach it, a row's go before them, and what is wrong with it is reported."""
+    """A template of the run's own goes before the tokenizer's, its variables reach it, a row's go before them, and what is wrong with it is
+    reported.
+    """
     shutil.copytree(model, f"{folder}/model")
     (Path(folder) / "model/chat_template.jinja").write_text("{{ raise_exception('the tokenizer\\'s own') }}")
     own = Path(folder) / "own.jinja"
@@ -179,7 +182,9 @@ def pack(documents: list[Example]) -> Example:
 
 
 def packed_like_unpacked(model: str, attention: str, apart: bool) -> None:
-    """The token sums of losses and their gradients, packed, joined and not, for one row and for two. `apart`: document by document; else by a mask."""
+    """The token sums of losses and their gradients, packed, joined and not, for one row and for two. `apart`: document by document; else by
+    a mask.
+    """
     from transformers import AutoModelForCausalLM
 
     documents = draw([9, 1, 17, 2, 5, 12, 3], seed=1)
@@ -195,9 +200,11 @@ def packed_like_unpacked(model: str, attention: str, apart: bool) -> None:
     tolerated = tolerance(gradient_roundings(TINY, tokens), results=len(expected[1]))
     unpacked = collate(documents, documents[0], 0, device)
     joined = [collate(part, documents[0], 0, device, Batches.TOKENS) for part in (documents[:5], documents[5:], [])]
-    assert [batch.ids.numel() for batch in joined] == [34, 15, 9], (
-        "nothing is padded, and what has no sample computes one of which it learns nothing"
-    )
+    assert [batch.ids.numel() for batch in joined] == [
+        34,
+        15,
+        9,
+    ], "nothing is padded, and what has no sample computes one of which it learns nothing"
     for batches in ([unpacked], [collate([row], row, 0, device) for row in rows], [collate(rows, rows[0], 0, device)], joined):
         loss, gradient = loss_and_gradient(module, loss_of, batches)
         assert abs(loss - expected[0]) < SAME_LOSS * expected[0], (loss, expected[0])
@@ -322,7 +329,9 @@ def forgetting_bounds(module: Any) -> Any:
 
 
 def isolation_of_families() -> None:
-    """Models with experts are accepted; refused are recurrent layers, which see all that came before, and layers whose limits only a mask shows."""
+    """Models with experts are accepted; refused are recurrent layers, which see all that came before, and layers whose limits only a mask
+    shows.
+    """
     import transformers
     from cases_models import MOE, SHARED, configuration
 

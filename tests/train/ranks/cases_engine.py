@@ -131,10 +131,11 @@ def tiled_loss_beside_plain_one() -> None:
 
 
 def head_tolerances(dtype: torch.dtype, learned: int, results: int) -> tuple[float, float]:
-    """Of the summed loss of `learned` tokens and of its gradients, for the last layer of the test above, everything before it being the same.
+    """Of the summed loss of `learned` tokens and of its gradients, for the last layer of the test above, everything before it being the
+    same.
 
-    In FP32: sums over the hidden size, the words and the tokens. In BF16: the logits, and on the way back the change of the logits, and what
-    it gives the rows and the weights, are rounded.
+    In FP32: sums over the hidden size, the words and the tokens. In BF16: the logits, and on the way back the change of the logits, and
+    what it gives the rows and the weights, are rounded.
     """
     if dtype == torch.float32:
         return tolerance(24 + 90 + learned), tolerance(gradient_roundings(24 + 90, learned), results=results)
@@ -171,7 +172,9 @@ def timeouts_of_groups(timeout_seconds: int) -> None:
 
 
 def train_each(variants: dict[str, dict[str, Any]], output: str) -> None:
-    """Train each variant's `run` in this one group, with its `poison`, or where a rank's device has `memory` bytes; rank 0 adds how each ended."""
+    """Train each variant's `run` in this one group, with its `poison`, or where a rank's device has `memory` bytes; rank 0 adds how each
+    ended.
+    """
     environment = rank_environment()
     ranks = engine_ranks.join(environment)
     for name, variant in variants.items():
@@ -205,7 +208,9 @@ class AttentionCalls(TorchDispatchMode):
 
 
 def note_gathered(engine: Any) -> list[int]:
-    """Grows with every backward pass by the bytes of frozen weights that are whole after it; those that Stage3 doesn't shard count as none."""
+    """Grows with every backward pass by the bytes of frozen weights that are whole after it; those that Stage3 doesn't shard count as
+    none.
+    """
     found: list[int] = []
     real = engine.backward
 
@@ -248,9 +253,9 @@ def train_one(path: str, environment: Any, ranks: Any, poison: str | None) -> di
         "bucket": run.engine.optimizer.reduce_bucket_size,
         "trained": sum(value.numel() for value in after.values()),
         "updates": zero_access.optimizer_step(run.engine),
-        "device": {str(fragment.tensors["exp_avg"].device) for fragment in zero_access.fragments(run.engine)} == {"cpu"}
-        if not error
-        else None,
+        "device": (
+            {str(fragment.tensors["exp_avg"].device) for fragment in zero_access.fragments(run.engine)} == {"cpu"} if not error else None
+        ),
     }
     run.saver.finish()
     run.reporter.close()
@@ -304,7 +309,9 @@ def evaluate_subsets(counts: list[int], output: str) -> None:
 
 
 def sum_small_gradients(above: float) -> None:
-    """A gradient and, after it, 8 of its 512th part, each of which a sum in BF16 rounds away: the sum is so much above the first gradient."""
+    """A gradient and, after it, 8 of its 512th part, each of which a sum in BF16 rounds away: the sum is so much above the first
+    gradient.
+    """
     from deepspeed.utils import safe_get_full_grad
 
     run = assembled()

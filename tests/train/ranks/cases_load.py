@@ -353,7 +353,9 @@ def without_loading(late: bool = False) -> int:
 
 
 def unpacked_like_packed() -> None:
-    """Layers whose rows are whole blocks, at any number of rows: no weight is farther from what it was than half the widest step of its block's scale."""
+    """Layers whose rows are whole blocks, at any number of rows: no weight is farther from what it was than half the widest step of its
+    block's scale.
+    """
     from lockstep_spec.shape import NF4_BLOCK as BLOCK
     from lockstep_train.base.imports import import_bitsandbytes
 

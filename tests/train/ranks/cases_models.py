@@ -52,7 +52,8 @@ WIDE = SHARED | {
 FOUR: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2}
 ROUTED: dict[str, Any] = {"moe_intermediate_size": 32, "num_experts_per_tok": 2}
 LATENT: dict[str, Any] = ROUTED | {
-    "num_key_value_heads": 4, "n_routed_experts": 8, "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "kv_lora_rank": 16, "q_lora_rank": 24,
+    "num_key_value_heads": 4, "n_routed_experts": 8, "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "kv_lora_rank": 16,
+        "q_lora_rank": 24,
     "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16, "head_dim": 8,
 }  # fmt: skip
 DELTA = {
@@ -74,13 +75,16 @@ OTHERS: dict[str, dict[str, Any]] = {
     "granite": {"logits_scaling": 8.0, "tie_word_embeddings": True},
     "granitemoe": FOUR,
     "granitemoehybrid": FOUR | MAMBA | {"mamba_n_heads": 8, "shared_intermediate_size": 64, "layer_types": ["mamba", "attention"]},
-    "lfm2_moe": ROUTED | {"num_hidden_layers": 3, "num_dense_layers": 1, "num_experts": 4, "layer_types": ["conv", "full_attention", "conv"]},
-    "llama4_text": FOUR | {"intermediate_size_mlp": 96, "num_experts_per_tok": 1, "num_hidden_layers": 4, "attention_chunk_size": 8, "interleave_moe_layer_step": 2},
+    "lfm2_moe": ROUTED | {"num_hidden_layers": 3, "num_dense_layers": 1, "num_experts": 4,
+        "layer_types": ["conv", "full_attention", "conv"]},
+    "llama4_text": FOUR | {"intermediate_size_mlp": 96, "num_experts_per_tok": 1, "num_hidden_layers": 4, "attention_chunk_size": 8,
+        "interleave_moe_layer_step": 2},
     "minimax": FOUR | {"block_size": 8},
     "minimax_m2": FOUR,
     "mistral": {"sliding_window": 8},
     "nemotron_h": ROUTED | {
-        "layers_block_type": ["mamba", "moe", "attention", "mlp"], "ssm_state_size": 16, "mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 2,
+        "layers_block_type": ["mamba", "moe", "attention", "mlp"], "ssm_state_size": 16, "mamba_num_heads": 8, "mamba_head_dim": 16,
+            "n_groups": 2,
         "chunk_size": 8, "n_routed_experts": 4, "moe_shared_expert_intermediate_size": 32,
     },
     "olmo2": {},
@@ -101,13 +105,15 @@ EYES: dict[str, Any] = {
     "patch_size": 14,
 }
 QWEN_EYES: dict[str, Any] = {
-    "depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "patch_size": 14, "spatial_merge_size": 1, "temporal_patch_size": 1,
+    "depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "patch_size": 14, "spatial_merge_size": 1,
+        "temporal_patch_size": 1,
     "out_hidden_size": 64, "num_position_embeddings": 4, "deepstack_visual_indexes": [0],
 }  # fmt: skip
 SEEING: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "gemma3": ("gemma3_text", EYES, {"mm_tokens_per_image": 4, "image_token_index": 95, "boi_token_index": 94, "eoi_token_index": 93}),
     "mistral3": ("mistral", EYES | {"model_type": "pixtral", "head_dim": 16}, {"image_token_index": 95, "spatial_merge_size": 1}),
-    "qwen3_vl": ("qwen3_vl_text", QWEN_EYES, {"image_token_id": 95, "video_token_id": 94, "vision_start_token_id": 93, "vision_end_token_id": 92}),
+    "qwen3_vl": ("qwen3_vl_text", QWEN_EYES,
+        {"image_token_id": 95, "video_token_id": 94, "vision_start_token_id": 93, "vision_end_token_id": 92}),
 }  # fmt: skip
 """Families that also see: model_type → that of its text, its eyes, and tokens."""
 
@@ -201,7 +207,9 @@ def mine(rows: list[Any], ranks: Any) -> list[Any]:
 
 
 def take_steps(engine: Any, loss: Any, ranks: Any, usage: Any = None, evaluated: bool = False, each: int | None = None) -> list[float]:
-    """The loss of each step; `evaluated`: with a forward pass for evaluation before it. `each`: rows of a micro-batch; all in one by default."""
+    """The loss of each step; `evaluated`: with a forward pass for evaluation before it. `each`: rows of a micro-batch; all in one by
+    default.
+    """
     looking = usage.look_at if usage is not None else lambda batch: None
     stepper = Stepper(engine, loss, ranks, NotSaving(), UNWATCHED, seed=42, policy=NonFinitePolicy.STOP, looking=looking)
     losses = []

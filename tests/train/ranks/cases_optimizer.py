@@ -51,7 +51,9 @@ def by_torch(folder: Path, coefficient: float) -> tuple[dict[str, torch.Tensor],
 
 
 def full_steps(folder: str, stage: str, variants: dict[str, float], output: str) -> None:
-    """`variants`: family → the factor of its balance loss, or 0. Of each, how far each parameter moved, and how far from there torch's own ended."""
+    """`variants`: family → the factor of its balance loss, or 0. Of each, how far each parameter moved, and how far from there torch's own
+    ended.
+    """
     quiet_transformers()
     ranks = engine_ranks.join(rank_environment())
     for family, coefficient in variants.items():

@@ -44,7 +44,8 @@ RANK = "RANK"
 
 
 def first_step_by_any_shares(output: str, shares: list[tuple[int, list[int]]]) -> None:
-    """Loss, gradient norm and samples of the first step, again and again without an update, by rows and by tokens, by equal shares and by others.
+    """Loss, gradient norm and samples of the first step, again and again without an update, by rows and by tokens, by equal shares and by
+    others.
 
     `shares`: samples of the step and the sizes of the ranks' micro-batches.
     """
@@ -73,7 +74,9 @@ def first_step_by_any_shares(output: str, shares: list[tuple[int, list[int]]]) -
 
 
 class OwnTime:
-    """Clock of this rank, by which other programs on its core take no time: it goes on while the rank computes, sleeps and waits for other ranks."""
+    """Clock of this rank, by which other programs on its core take no time: it goes on while the rank computes, sleeps and waits for other
+    ranks.
+    """
 
     def __init__(self) -> None:
         self._beside_seconds = 0.0

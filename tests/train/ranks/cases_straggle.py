@@ -21,7 +21,9 @@ from lockstep_train.report import agent
 
 
 def straggle(rank: int, times: float) -> int:
-    """Every rank tells its pace with every step; `rank` sleeps in each so that it takes so many times as long, however busy the machine is."""
+    """Every rank tells its pace with every step; `rank` sleeps in each so that it takes so many times as long, however busy the machine
+    is.
+    """
     work = [0.1]
     slept = [0.0]
 

@@ -70,7 +70,9 @@ def wait_for_saves() -> None:
 
 
 def look_for_partitioned_weights() -> None:
-    """After each step under Stage3 no rank may hold a whole frozen weight: else the test would pass with weights that were never gathered."""
+    """After each step under Stage3 no rank may hold a whole frozen weight: else the test would pass with weights that were never
+    gathered.
+    """
     from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
 
     take = engine_step.Stepper.take

@@ -114,7 +114,8 @@ def start(meeting: Path, folder: Path, variables: dict[str, str]) -> socket.sock
 class ForkServer:
     """Starts groups of ranks; one at a time. `variables`: of the environment that libraries read when they are loaded.
 
-    The process that ranks are forked from is shared by all that give the same `meeting`, a path for its socket; it ends with the last of them.
+    The process that ranks are forked from is shared by all that give the same `meeting`, a path for its socket; it ends with the last of
+    them.
     """
 
     def __init__(self, folder: Path, meeting: Path | None = None, **variables: str) -> None:

@@ -1,9 +1,10 @@
 """Forks ranks from a process that has everything imported, so a rank starts in milliseconds instead of seconds.
 
-`rank_server.py SOCKET DESCRIPTOR` returns once it serves: in the background, each connection to SOCKET, and as the first one the socket that it
-inherits as DESCRIPTOR. It ends with the last of them. A connection begins with {"folder": where ranks run}, which is answered by {"ready": true}.
-Then it is one JSON request a line: {"target": "main" | "<function of rank_cases.py or of a cases_*.py>", "arguments": {…}, "ranks": [{"environment": {…}, "output": path}, …]};
-answers {"pids": […]} and, as each rank ends, {"pid": …, "code": …} (negative: the signal).
+`rank_server.py SOCKET DESCRIPTOR` returns once it serves: in the background, each connection to SOCKET, and as the first one the socket
+that it inherits as DESCRIPTOR. It ends with the last of them. A connection begins with {"folder": where ranks run}, which is answered by
+{"ready": true}. Then it is one JSON request a line: {"target": "main" | "<function of rank_cases.py or of a cases_*.py>", "arguments": {…},
+"ranks": [{"environment": {…}, "output": path}, …]}; answers {"pids": […]} and, as each rank ends, {"pid": …, "code": …} (negative: the
+signal).
 """
 
 from __future__ import annotations

@@ -42,7 +42,9 @@ def surroundings() -> str:
 
 
 class References:
-    """Store of folders that hold for one state of the trainer, its packages, the functions that ranks run, and their surroundings. Never change what is in them."""
+    """Store of folders that hold for one state of the trainer, its packages, the functions that ranks run, and their surroundings. Never
+    change what is in them.
+    """
 
     def __init__(self) -> None:
         sources = [*SOURCES.rglob("*.py"), *HERE.glob("*.py"), HERE.parent / "conftest.py", *(TESTS.parent / "requirements").glob("*.lock")]

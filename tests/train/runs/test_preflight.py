@@ -171,7 +171,9 @@ def barrier(): all_reduce(Tensor(0))
 def destroy_process_group(): pass
 group = {}
 """
-"""The part of torch that an all-reduce of the CPU takes, without the seconds that each of nine imports takes: who is slow is the subject here."""
+"""The part of torch that an all-reduce of the CPU takes, without the seconds that each of nine imports takes: who is slow is the subject
+here.
+"""
 
 
 def test_the_one_slow_node_of_three_is_named(agents: Gang) -> None:

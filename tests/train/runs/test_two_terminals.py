@@ -1,4 +1,6 @@
-"""A real training by `lockstep launch` and `lockstep join`: two machines with a folder of their own each, of which one is lost with its disk."""
+"""A real training by `lockstep launch` and `lockstep join`: two machines with a folder of their own each, of which one is lost with its
+disk.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Limits of what a job, its status and a file of hosts may hold, each with a value at it and one beyond, and what a job gets that states nothing."""
+"""Limits of what a job, its status and a file of hosts may hold, each with a value at it and one beyond, and what a job gets that states
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,8 @@ def name(characters: int) -> str:
         ({"nodes": 1024, "gpusPerNode": 8}, {"nodes": 1024, "gpusPerNode": 9}, "a job may have at most 8192 ranks"),
         (learning_rate(24), learning_rate(25), "at most 24 characters"),
         ({"cluster": name(253)}, {"cluster": name(254)}, "at most 253 characters"),
-        ({"podTemplate": {"labels": {f"{name(253)}/a": "b"}}}, {"podTemplate": {"labels": {f"{name(254)}/a": "b"}}}, "at most 253 characters"),
+        ({"podTemplate": {"labels": {f"{name(253)}/a": "b"}}}, {"podTemplate": {"labels": {f"{name(254)}/a": "b"}}},
+            "at most 253 characters"),
         (environment(idleSeconds=YEAR), environment(idleSeconds=YEAR + 1), "less than or equal to 31622400"),
         (environment(idleSeconds=0, warnSeconds=YEAR), environment(idleSeconds=0, warnSeconds=YEAR + 1), "less than or equal to 31622400"),
         ({"activeDeadlineSeconds": 10 * YEAR}, {"activeDeadlineSeconds": 10 * YEAR + 1}, "less than or equal to 316224000"),

@@ -96,7 +96,10 @@ def test_numbers_may_stand_in_quotes_and_lists_have_commas() -> None:
 
 
 def test_the_words_of_the_file_become_those_of_the_api() -> None:
-    text = "cluster: {name: x, namespace: n, platform: kubernetes}\nstorage: {mode: volumeClaimTemplates}\nnetwork: {rdma: {memlock: unlimited}}"
+    text = (
+        "cluster: {name: x, namespace: n, platform: kubernetes}\nstorage: {mode: volumeClaimTemplates}\nnetwork: {rdma: {memlock:"
+        " unlimited}}"
+    )
     read = load(text).profile.spec
     assert (read.platform, read.storage.mode, read.network.rdma.memlock) == (Platform.KUBERNETES, StorageMode.PER_POD, Memlock.UNLIMITED)
 
@@ -139,12 +142,14 @@ MISTAKES = {
     "storage: {class_rwx: no}": "storage.class_rwx: must be text, but YAML reads no as a truth value: write it in quotes",
     "storage: {class_rwx: on}": "storage.class_rwx: must be text, but YAML reads on as a truth value: write it in quotes",
     "storage: {mode: RWX}": "storage.mode: 'RWX' is not valid; did you mean rwx? (valid: rwx, volumeClaimTemplates)",
-    "storage: {mode: off}": "storage.mode: must be one of rwx, volumeClaimTemplates, but YAML reads off as a truth value: write it in quotes",
+    "storage: {mode: off}": "storage.mode: must be one of rwx, volumeClaimTemplates, but YAML reads off as a truth value: write it in"
+                            " quotes",
     "storage: {workspace_size: 100 GB}": "storage.workspace_size: '100 GB' is not valid: must be a quantity such as 100Gi, 32 or 500m",
     "security: {ipc_lock: maybe}": "security.ipc_lock: 'maybe' is not valid: must be true or false",
     "nodes: {gpu_nodes: {a: b}}": 'nodes.gpu_nodes: must be a list, or names divided by commas such as "net1,net2"',
     "nodes: {gpu_nodes: [a, yes]}": "nodes.gpu_nodes: must be a list of names, but YAML reads yes as a truth value: write it in quotes",
-    "nodes: {gpu_nodes: [a, A_B]}": "nodes.gpu_nodes[1]: 'A_B' is not valid: must be lower-case letters, digits, '-' and '.', beginning and ending with a letter or digit",
+    "nodes: {gpu_nodes: [a, A_B]}": "nodes.gpu_nodes[1]: 'A_B' is not valid: must be lower-case letters, digits, '-' and '.', beginning and"
+                                    " ending with a letter or digit",
     "nodes: {gpu_nodes: [a, a]}": "nodes.gpu_nodes: gpu_nodes holds 'a' twice",
     "nodes: {selector: {a: true}}": "nodes.selector: must be text for a, but YAML reads true as a truth value: write it in quotes",
     "nodes: {selector: {a: b, a: c}}": "nodes.selector: a: duplicate key: it is on line 2 already",
@@ -153,14 +158,20 @@ MISTAKES = {
     "network: {rdma: {rails: {network: a}}}": f"network.rdma.rails: must be a list of mappings with the keys {RAILS}",
     "network: {rdma: {rails: [a]}}": f"network.rdma.rails[0]: must be a mapping with the keys {RAILS}",
     "network: {rdma: {rails: [{resource: a/b}]}}": "network.rdma.rails: rails may not be set when enabled is false",
-    "network: {rdma: {rails: [{network: a, resource: b}]}}": "network.rdma.rails[0].resource: 'b' is not valid: must be an extended resource such as openshift.io/eno5np0rdma",
+    "network: {rdma: {rails: [{network: a, resource: b}]}}": "network.rdma.rails[0].resource: 'b' is not valid: must be an extended"
+        " resource such as openshift.io/eno5np0rdma",
     "network: {rdma: {rails: [{net: a}]}}": "network.rdma.rails[0].net: unknown key; did you mean network? (valid here: network, resource)",
     "nccl: {debug: info}": "nccl.debug: 'info' is not valid; did you mean INFO? (valid: INFO, TRACE, VERSION, WARN)",
-    "pod: {volumes: [{name: v, claim: c, mount_path: opt}]}": "pod.volumes[0].mount_path: 'opt' is not valid: must be an absolute path, beginning with /",
-    "pod: {volumes: [{name: v, claim: c, mount_path: /o, class: A}]}": "pod.volumes[0].class: 'A' is not valid: must be lower-case letters, digits, '-' and '.', beginning and ending with a letter or digit",
-    "pod: {env: [{name: 1A}]}": "pod.env[0].name: '1A' is not valid: must be the name of a variable: letters, digits and '_', not beginning with a digit",
-    "pod: {tolerations: [{key: a, operator: exists}]}": "pod.tolerations[0].operator: 'exists' is not valid; did you mean Exists? (valid: Equal, Exists)",
-    "pod: {tolerations: [{key: a, value: true}]}": "pod.tolerations[0].value: must be text, but YAML reads true as a truth value: write it in quotes",
+    "pod: {volumes: [{name: v, claim: c, mount_path: opt}]}": "pod.volumes[0].mount_path: 'opt' is not valid: must be an absolute path,"
+        " beginning with /",
+    "pod: {volumes: [{name: v, claim: c, mount_path: /o, class: A}]}": "pod.volumes[0].class: 'A' is not valid: must be lower-case letters,"
+        " digits, '-' and '.', beginning and ending with a letter or digit",
+    "pod: {env: [{name: 1A}]}": "pod.env[0].name: '1A' is not valid: must be the name of a variable: letters, digits and '_', not beginning"
+                                " with a digit",
+    "pod: {tolerations: [{key: a, operator: exists}]}": "pod.tolerations[0].operator: 'exists' is not valid; did you mean Exists? (valid:"
+                                                        " Equal, Exists)",
+    "pod: {tolerations: [{key: a, value: true}]}": "pod.tolerations[0].value: must be text, but YAML reads true as a truth value: write it"
+                                                   " in quotes",
     "pod: {image_pull_secrets: [a, a]}": "pod.image_pull_secrets: image_pull_secrets holds 'a' twice",
     "notes: {<<: {a: b}}": "notes: must be text",
     "1: 2": "1: YAML does not read this key as text: write it in quotes",
@@ -172,14 +183,20 @@ MISTAKES = {
 COMBINATIONS = {
     "pod: {tolerations: [{key: a}, {value: b}]}": "pod.tolerations[1].key: key must be set unless operator is Exists",
     "pod: {tolerations: [{key: a, operator: Exists, value: b}]}": "pod.tolerations[0].value: value may not be set when operator is Exists",
-    "pod: {tolerations: [{key: a, effect: NoSchedule, toleration_seconds: 3}]}": "pod.tolerations[0].toleration_seconds: toleration_seconds may only be set when effect is NoExecute",
-    "network: {rdma: {enabled: true, rails: [{}]}}\nsecurity: {ipc_lock: true}": "network.rdma.rails[0].network: must have a network, a resource or both",
+    "pod: {tolerations: [{key: a, effect: NoSchedule, toleration_seconds: 3}]}": "pod.tolerations[0].toleration_seconds: toleration_seconds"
+        " may only be set when effect is NoExecute",
+    "network: {rdma: {enabled: true, rails: [{}]}}\nsecurity: {ipc_lock: true}": "network.rdma.rails[0].network: must have a network, a"
+        " resource or both",
     "network: {rdma: {rails: [{network: a}]}}": "network.rdma.rails: rails may not be set when enabled is false",
-    "network: {rdma: {enabled: true}}": "security.ipc_lock: security.ipc_lock must be true when network.rdma.enabled is true and network.rdma.memlock is capability: a NIC can't use memory that a pod can't lock",
-    "network: {rdma: {memlock: unlimited}}\nsecurity: {ipc_lock: true}": "security.ipc_lock: security.ipc_lock may not be true when network.rdma.memlock is unlimited: the capability would not be used",
+    "network: {rdma: {enabled: true}}": "security.ipc_lock: security.ipc_lock must be true when network.rdma.enabled is true and"
+                                        " network.rdma.memlock is capability: a NIC can't use memory that a pod can't lock",
+    "network: {rdma: {memlock: unlimited}}\nsecurity: {ipc_lock: true}": "security.ipc_lock: security.ipc_lock may not be true when"
+        " network.rdma.memlock is unlimited: the capability would not be used",
     "nodes: {gpu_nodes: [a]}": "nodes.gpu_nodes: nodes.gpu_nodes must be empty or list at least gpus.default_nodes nodes",
-    "resources: {requests: {cpu: 2}, limits: {cpu: 1500m}}": "resources.limits.cpu: limits.cpu must be greater than or equal to requests.cpu",
-    "storage: {mode: volumeClaimTemplates, workspace_claim: w}": "storage.mode: workspace_claim and datasets_claim may not be set when mode is volumeClaimTemplates: every pod has claims of its own",
+    "resources: {requests: {cpu: 2}, limits: {cpu: 1500m}}": "resources.limits.cpu: limits.cpu must be greater than or equal to"
+        " requests.cpu",
+    "storage: {mode: volumeClaimTemplates, workspace_claim: w}": "storage.mode: workspace_claim and datasets_claim may not be set when mode"
+        " is volumeClaimTemplates: every pod has claims of its own",
 }  # fmt: skip
 
 
@@ -284,5 +301,6 @@ def test_what_was_measured_is_read_and_kept_out_of_the_profile() -> None:
 def test_a_mistake_in_what_was_measured_is_told_with_its_line() -> None:
     with pytest.raises(ConfigError, match=r":3: calibration\[0\]\.transport: 'IB' is not valid"):
         load(
-            "cluster: {name: x, namespace: n}\ncalibration:\n  - {transport: IB, nodes: 2, ranks: 2, day: '2026-11-21', sweep: [{bytes: 1, busbw: '1'}]}"
+            "cluster: {name: x, namespace: n}\ncalibration:\n  - {transport: IB, nodes: 2, ranks: 2, day: '2026-11-21', sweep: [{bytes: 1,"
+            " busbw: '1'}]}"
         )

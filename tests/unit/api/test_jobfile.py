@@ -92,12 +92,20 @@ def test_a_field_without_a_value_is_left_out() -> None:
 
 
 ROOT = "apiVersion, kind, metadata, spec, status"
-TRAINING = "checkpoint, data, deepspeed, evaluation, hierarchicalPartition, limits, lora, method, metrics, model, optimization, precision, seed, zeroStage"
+TRAINING = (
+    "checkpoint, data, deepspeed, evaluation, hierarchicalPartition, limits, lora, method, metrics, model, optimization, precision, seed,"
+    " zeroStage"
+)
 MISTAKES = [
-    ("zeroStage: Stage2", "lora: {r: 8}", "9: spec.training.lora.r: unknown field; did you mean rank? (valid here: alpha, dora, dropout, initFrom, modulesToSave, rank, rankStabilized, targetModules, targetParameters)"),
-    ("zeroStage: Stage2", "zero_stage: Stage2", f"9: spec.training.zero_stage: unknown field; did you mean zeroStage? (valid here: {TRAINING})"),
-    ("zeroStage: Stage2", "optimization: {gradientCheckpointing: true}", "9: spec.training.optimization.gradientCheckpointing: unknown field; optimization.recompute (Auto, None or All) decides this now"),
-    ("nodes: 2", "notify: {}", "5: spec.notify: unknown field; the alert LockstepJobFailed (docs/how-to/monitoring.md) tells of a job that failed by Alertmanager's receivers"),
+    ("zeroStage: Stage2", "lora: {r: 8}",
+        "9: spec.training.lora.r: unknown field; did you mean rank? (valid here: alpha, dora, dropout, initFrom, modulesToSave, rank,"
+        " rankStabilized, targetModules, targetParameters)"),
+    ("zeroStage: Stage2", "zero_stage: Stage2",
+        f"9: spec.training.zero_stage: unknown field; did you mean zeroStage? (valid here: {TRAINING})"),
+    ("zeroStage: Stage2", "optimization: {gradientCheckpointing: true}",
+        "9: spec.training.optimization.gradientCheckpointing: unknown field; optimization.recompute (Auto, None or All) decides this now"),
+    ("nodes: 2", "notify: {}", "5: spec.notify: unknown field; the alert LockstepJobFailed (docs/how-to/monitoring.md) tells of a job that"
+                               " failed by Alertmanager's receivers"),
     ("zeroStage: Stage2", "zzzz: 1", f"9: spec.training.zzzz: unknown field (valid here: {TRAINING})"),
     ("Stage2", "stage2", "9: spec.training.zeroStage: 'stage2' is not valid; did you mean Stage2? (valid: 'Stage1', 'Stage2' or 'Stage3')"),
     ("Stage2", "2.5", "9: spec.training.zeroStage: 2.5 is not valid (valid: 'Stage1', 'Stage2' or 'Stage3')"),
@@ -112,24 +120,34 @@ MISTAKES = [
     ("nodes: 2", "env: {A: b}", "5: spec.env: must be a list"),
     ("nodes: 2", "restart: 3", "5: spec.restart: must be a mapping of keys to values"),
     ("nodes: 2", "env:\n  - {name: A, value: 3}", "6: spec.env[0].value: must be text, but YAML reads it as a number: write it in quotes"),
-    ("nodes: 2", "env:\n  - {name: A, value: yes}", "6: spec.env[0].value: must be text, but YAML reads it as true or false: write it in quotes"),
+    ("nodes: 2", "env:\n  - {name: A, value: yes}",
+        "6: spec.env[0].value: must be text, but YAML reads it as true or false: write it in quotes"),
     ("nodes: 2", "env:\n  - {name: A}\n  - {name: A}", "5: spec.env: env holds 'A' twice"),
-    ("nodes: 2", "env:\n  - {name: A, valu: a}", "6: spec.env[0].valu: unknown field; did you mean value? (valid here: name, value, valueFrom)"),
-    ("nodes: 2", "podTemplate: {labels: {a b: c}}", "5: spec.podTemplate.labels.a b: 'a b' is not valid: must be a label key such as rack or example.com/rack"),
-    ("model: {name: /m}", "model: {name: a/b/c}", "7: spec.training.model.name: 'a/b/c' is not valid: must be a folder such as /workspace/models/Qwen3-8B, a model of the hub such as org/name, or an address such as s3://bucket/folder"),
+    ("nodes: 2", "env:\n  - {name: A, valu: a}",
+        "6: spec.env[0].valu: unknown field; did you mean value? (valid here: name, value, valueFrom)"),
+    ("nodes: 2", "podTemplate: {labels: {a b: c}}",
+        "5: spec.podTemplate.labels.a b: 'a b' is not valid: must be a label key such as rack or example.com/rack"),
+    ("model: {name: /m}", "model: {name: a/b/c}",
+        "7: spec.training.model.name: 'a/b/c' is not valid: must be a folder such as /workspace/models/Qwen3-8B, a model of the hub such as"
+        " org/name, or an address such as s3://bucket/folder"),
     ("model: {name: /m}", "model: {}", "7: spec.training.model.name: is required"),
     ("model: {name: /m}", "model: /m", "7: spec.training.model: must be a mapping of keys to values"),
     ("model: {name: /m}", "model: {name: {a: b}}", "7: spec.training.model.name: must be text, not a mapping"),
     ("data: {path: /d}", "data: {path: /d, maxLength: 1}", "8: spec.training.data.maxLength: must be greater than or equal to 8"),
-    ("{name: x}", "{name: X_Y}", "3: metadata.name: 'X_Y' is not valid: must be lower-case letters, digits and '-', beginning with a letter and ending with a letter or digit"),
+    ("{name: x}", "{name: X_Y}", "3: metadata.name: 'X_Y' is not valid: must be lower-case letters, digits and '-', beginning with a letter"
+                                 " and ending with a letter or digit"),
     ("{name: x}", f"{{name: {'x' * 53}}}", "3: metadata.name: must be at most 52 characters"),
     ("lockstep.dev/v1alpha1", "lockstep.dev/v1", "1: apiVersion: must be lockstep.dev/v1alpha1"),
-    ("    zeroStage", "    optimization: {learningRate: yes}\n    zeroStage", "9: spec.training.optimization.learningRate: must be a number of 0 or more, such as 0.05 or 2e-4"),
-    ("    zeroStage", "    optimization: {learningRate: -1e-4}\n    zeroStage", "9: spec.training.optimization.learningRate: -0.0001 is not valid: must be a number of 0 or more, such as 0.05 or 2e-4"),
-    ("    zeroStage", "    evaluation: {holdout: 0.6}\n    zeroStage", "9: spec.training.evaluation.holdout: 0.6 is not valid: must be a number greater than 0 and at most 0.5"),
+    ("    zeroStage", "    optimization: {learningRate: yes}\n    zeroStage",
+        "9: spec.training.optimization.learningRate: must be a number of 0 or more, such as 0.05 or 2e-4"),
+    ("    zeroStage", "    optimization: {learningRate: -1e-4}\n    zeroStage",
+        "9: spec.training.optimization.learningRate: -0.0001 is not valid: must be a number of 0 or more, such as 0.05 or 2e-4"),
+    ("    zeroStage", "    evaluation: {holdout: 0.6}\n    zeroStage",
+        "9: spec.training.evaluation.holdout: 0.6 is not valid: must be a number greater than 0 and at most 0.5"),
     ("nodes: 2", "env:\n  - {name: A, value: .inf}", "6: spec.env[0].value: .inf is not a number in JSON: write it in quotes"),
     ("nodes: 2", "podTemplate: {labels: {y: c}}", "5: spec.podTemplate.labels.y: YAML does not read this key as text: write it in quotes"),
-    ("    zeroStage", "    optimization: {microBatchSize: 4, globalBatchSize: 2}\n    zeroStage", "9: spec.training.optimization.globalBatchSize: globalBatchSize must be greater than or equal to microBatchSize"),
+    ("    zeroStage", "    optimization: {microBatchSize: 4, globalBatchSize: 2}\n    zeroStage",
+        "9: spec.training.optimization.globalBatchSize: globalBatchSize must be greater than or equal to microBatchSize"),
     ("nodes: 2", "script: {path: a.py}", "4: spec: must have exactly one of training and script, and neither when type is Interactive"),
 ]  # fmt: skip
 
@@ -195,9 +213,12 @@ def test_mistakes_of_a_list_come_in_its_order() -> None:
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("1e-4", 1e-4), ("08", 8), ("010", 8), ("0o17", 15), ("1:30", "1:30"), ("1_000", 1000), ("2020-01-01", "2020-01-01"), ("+1", 1), (".5", 0.5),
-        ("5.", 5), ("1_0.5", 10.5), (".5_0", 0.5), (".5e1_0", 5 * 10**9), (".0_", ".0_"), ("._5", "._5"), (".5__0", ".5__0"), (".5e_1", ".5e_1"), ("+.5_", 0.5), ("0b11", 3), ("-0x1F", -31), ("1e", "1e"), ("=", "="), ("1e400", "1e400"), ("0o8", "0o8"),
-        ("9223372036854775807", 2**63 - 1), ("18446744073709551616", 2.0**64), ("~", None), ("1" * 400, "1" * 400), ("0x" + "f" * 17, "0x" + "f" * 17), ("2.0", 2), ("_1", "_1"), ("-", "-"), (".", "."),
+        ("1e-4", 1e-4), ("08", 8), ("010", 8), ("0o17", 15), ("1:30", "1:30"), ("1_000", 1000), ("2020-01-01", "2020-01-01"), ("+1", 1),
+            (".5", 0.5),
+        ("5.", 5), ("1_0.5", 10.5), (".5_0", 0.5), (".5e1_0", 5 * 10**9), (".0_", ".0_"), ("._5", "._5"), (".5__0", ".5__0"),
+            (".5e_1", ".5e_1"), ("+.5_", 0.5), ("0b11", 3), ("-0x1F", -31), ("1e", "1e"), ("=", "="), ("1e400", "1e400"), ("0o8", "0o8"),
+        ("9223372036854775807", 2**63 - 1), ("18446744073709551616", 2.0**64), ("~", None), ("1" * 400, "1" * 400),
+            ("0x" + "f" * 17, "0x" + "f" * 17), ("2.0", 2), ("_1", "_1"), ("-", "-"), (".", "."),
     ],
 )  # fmt: skip
 def test_plain_scalars_are_read_as_kubectl_reads_them(text: str, value: Any) -> None:

@@ -54,12 +54,16 @@ CONDITION = {
 }
 FULL: Object = {
     "observedGeneration": 3, "conditions": [CONDITION], "nodes": 2, "attempts": 1, "startTime": TIME,
-    "checkpoint": {"lastCommittedStep": 5, "lastCommitTime": TIME}, "trainer": {"step": 5, "metrics": [{"name": "loss", "value": "1"}], "lastUpdateTime": TIME},
-    "restartHistory": [{"attempt": 1, "time": TIME, "cause": "Hang", "message": "m", "lostSteps": 1}], "active": {"since": TIME, "earlierSeconds": 1},
-    "placement": {"placed": 1, "wanted": 2, "since": TIME, "releaseTime": TIME}, "goodput": {"percentage": 50, "losses": [{"cause": "Hang", "seconds": 1, "gpuSeconds": 1}]},
+    "checkpoint": {"lastCommittedStep": 5, "lastCommitTime": TIME},
+        "trainer": {"step": 5, "metrics": [{"name": "loss", "value": "1"}], "lastUpdateTime": TIME},
+    "restartHistory": [{"attempt": 1, "time": TIME, "cause": "Hang", "message": "m", "lostSteps": 1}],
+        "active": {"since": TIME, "earlierSeconds": 1},
+    "placement": {"placed": 1, "wanted": 2, "since": TIME, "releaseTime": TIME},
+        "goodput": {"percentage": 50, "losses": [{"cause": "Hang", "seconds": 1, "gpuSeconds": 1}]},
     "ranks": {"desired": 2, "ready": 2}, "stop": {"time": TIME, "attempt": 1, "save": "Saved"},
 }  # fmt: skip
-NONSENSE = (-1, 2**63, -(2**70), True, "", "yes", "x" * 5000, [], {}, [[]], {"a": 1}, "0000-01-01T00:00:00Z", "2026-01-01T00:00:00+99:99", "2026-13-01T00:00:00Z", "2026-W01-1T00:00:00Z", 1.5)  # fmt: skip
+NONSENSE = (-1, 2**63, -(2**70), True, "", "yes", "x" * 5000, [], {}, [[]], {"a": 1}, "0000-01-01T00:00:00Z", "2026-01-01T00:00:00+99:99",
+    "2026-13-01T00:00:00Z", "2026-W01-1T00:00:00Z", 1.5)  # fmt: skip
 
 
 def paths(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -111,12 +115,16 @@ def test_no_stored_status_stops_a_decision_or_a_scrape() -> None:
 
 
 REPORT = Report(
-    JobIdentity("x", "ns", UID), "x-0", 7, 2, 1, State.RUNNING, "all ranks run", (NodeReport(0, True, 1), NodeReport(1, True, 1)), RankCount(2, 2),
-    TrainerReport("Step", 5, 10, 60), CheckpointReport(5, "/workspace/c", TIME), Failure("m", 1, 1, 1, "SIGKILL", "E", ("l",), Cause.HANG, 4, "a", "s"), 1,
-    (Restart(1, TIME, Failure("m", 1, 1, cause=Cause.HANG), 3, 10),), StopReport(1, TIME, Save.SAVED, "saved", 5, 0), (Straggler(1, 1, "1.4", 9),), {"adapter": "/a"},
+    JobIdentity("x", "ns", UID), "x-0", 7, 2, 1, State.RUNNING, "all ranks run", (NodeReport(0, True, 1), NodeReport(1, True, 1)),
+        RankCount(2, 2),
+    TrainerReport("Step", 5, 10, 60), CheckpointReport(5, "/workspace/c", TIME),
+        Failure("m", 1, 1, 1, "SIGKILL", "E", ("l",), Cause.HANG, 4, "a", "s"), 1,
+    (Restart(1, TIME, Failure("m", 1, 1, cause=Cause.HANG), 3, 10),), StopReport(1, TIME, Save.SAVED, "saved", 5, 0),
+        (Straggler(1, 1, "1.4", 9),), {"adapter": "/a"},
     Goodput(1, 2000, {"train": 1000}, {"Hang": Loss(1000, 8000)}), ("line",),
     fabric=FabricReport(Verified.UNKNOWN, next(iter(FabricReason)), "m", "TCP", differing=(DifferingRanks(1, "1", "w"),)),
-    preflight=PreflightReport(TIME, True, ("a",), 2, 5, (Finding("c", Severity.WARNING, "m", "f", 1),), 0, Bandwidth(2, 1, 1)), order=(1, 0),
+    preflight=PreflightReport(TIME, True, ("a",), 2, 5, (Finding("c", Severity.WARNING, "m", "f", 1),), 0, Bandwidth(2, 1, 1)),
+        order=(1, 0),
     failed_saves=FailedSaves(5, "rank 1 on node 1: disk full", TIME, 2),
 )  # fmt: skip
 ABSURD: dict[type, tuple[Any, ...]] = {

@@ -12,7 +12,8 @@ LOCKS = '.containers[0].capabilities.add: Invalid value: "IPC_LOCK": capability 
 INIT = ".initContainers[0].runAsUser: Invalid value: 1000: must be in the ranges: [1000650000, 1000659999]"
 USERS = ".spec.hostUsers: Invalid value: null: Host Users must be set to false"
 OF_RDMA = [
-    DENIED.format("anyuid"), f"provider restricted-v2: {INIT}", f"provider restricted-v2: {USER}", f"provider restricted-v2: {LOCKS}", f"provider restricted-v3: {USERS}",
+    DENIED.format("anyuid"), f"provider restricted-v2: {INIT}", f"provider restricted-v2: {USER}", f"provider restricted-v2: {LOCKS}",
+        f"provider restricted-v3: {USERS}",
     f"provider restricted-v3: {USER.replace('1000650000, 1000659999', '1000, 65534')}", f"provider restricted-v3: {LOCKS}",
     DENIED.format("restricted"), DENIED.format("nonroot-v2"), DENIED.format("privileged"),
 ]  # fmt: skip
@@ -51,12 +52,15 @@ def test_where_no_scc_may_be_used_or_the_words_are_others_the_server_s_own_stay(
         (WITH_OURS, "", f"RDMA pods need the SCC lockstep-rdma: an administrator types: {GIVE.format('SERVICE_ACCOUNT')}"),
         (OF_RDMA, "ml-dev-sa", "RDMA pods need the SCC lockstep-rdma: an administrator repeats lockstep deploy CLUSTER, which brings it"),
         (
-            [f"provider restricted-v2: {USER}", "provider lockstep-rdma: .spec.volumes[1]: Invalid value: \"csi\": csi volumes are not allowed to be used"],
+            [f"provider restricted-v2: {USER}",
+                "provider lockstep-rdma: .spec.volumes[1]: Invalid value: \"csi\": csi volumes are not allowed to be used"],
             "", "oc adm policy who-can use scc restricted-v2 -n team shows who may use which",
         ),
         (
-            ["provider restricted-v2: .spec.securityContext.fsGroup: Invalid value: [1000]: 1000 is not an allowed group", f"provider restricted-v2: {LOCKS}"],
-            "", "write platform: openshift into the cluster file, and pods leave user and group to the SCC, which gives them the namespace's",
+            ["provider restricted-v2: .spec.securityContext.fsGroup: Invalid value: [1000]: 1000 is not an allowed group",
+                f"provider restricted-v2: {LOCKS}"],
+            "", "write platform: openshift into the cluster file, and pods leave user and group to the SCC, which gives them the"
+                " namespace's",
         ),
     ],
     ids=["RDMA", "RDMA for an unknown account", "RDMA before any deployment", "another reason", "a file of plain Kubernetes"],

@@ -217,7 +217,7 @@ def test_the_files_of_this_checkout_have_nothing_to_mend(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert lockstep(monkeypatch, "lint", name, "--offline") == 0
-    (*image, finding, fix, end) = capsys.readouterr().out.splitlines()
+    *image, finding, fix, end = capsys.readouterr().out.splitlines()
     assert ["image: the cluster sets none: jobs without an image run lockstep-trainer:" in line for line in image] == [True] * (
         name != "local"
     )

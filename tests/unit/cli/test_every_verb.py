@@ -27,7 +27,8 @@ from support.api_stub import ALWAYS, ApiStub, kubeconfig, served
 
 FAILED, USAGE, MAY_WAIT, INTERRUPTED = 1, 2, 3, 130
 ON_THIS_MACHINE = (
-    "quickstart", "init", "validate", "render", "cluster list", "use", "help", "devcluster", "adapter export", "adapter merge", "build", "launch",
+    "quickstart", "init", "validate", "render", "cluster list", "use", "help", "devcluster", "adapter export", "adapter merge", "build",
+        "launch",
     "join", "cluster import", "hosts",
 )  # fmt: skip
 """Verbs, and groups of them, that talk to no cluster, or make one."""
@@ -92,7 +93,8 @@ def write_cluster_file(folder: Path, name: str, *lines: str) -> Path:
 
 def write_job_file(folder: Path) -> None:
     document: dict[str, Any] = {
-        "apiVersion": "lockstep.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "x"}, "spec": {"script": {"path": "/workspace/a.py"}},
+        "apiVersion": "lockstep.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "x"},
+            "spec": {"script": {"path": "/workspace/a.py"}},
     }  # fmt: skip
     (folder / "job.yaml").write_text(json.dumps(document))
     training = {"model": {"name": "/workspace/models/x"}, "data": {"path": "/datasets/x.jsonl"}}
@@ -207,8 +209,10 @@ MOMENT = "2026-01-01T00:00:00Z"
 def hostile_job(name: str = "x") -> dict[str, Any]:
     """All that its owner, its script, its pods or a forger may have written there."""
     conditions = [
-        {"type": kind, "status": status, "reason": HOSTILE if kind == "Progressing" else "RanksFailed", "message": HOSTILE, "lastTransitionTime": MOMENT}
-        for kind, status in (("Accepted", "False"), ("PodsScheduled", "False"), ("RanksReady", "False"), ("FabricVerified", "False"), ("Progressing", "False"), ("Suspended", "True"), ("Failed", "True"))
+        {"type": kind, "status": status, "reason": HOSTILE if kind == "Progressing" else "RanksFailed", "message": HOSTILE,
+            "lastTransitionTime": MOMENT}
+        for kind, status in (("Accepted", "False"), ("PodsScheduled", "False"), ("RanksReady", "False"), ("FabricVerified", "False"),
+            ("Progressing", "False"), ("Suspended", "True"), ("Failed", "True"))
     ]  # fmt: skip
     failure = {
         "cause": HOSTILE,
@@ -229,11 +233,14 @@ def hostile_job(name: str = "x") -> dict[str, Any]:
     }
     return {
         "apiVersion": "lockstep.dev/v1alpha1", "kind": "TrainingJob",
-        "metadata": {"name": name, "namespace": "team", "uid": "u", "resourceVersion": "1", "creationTimestamp": MOMENT, "annotations": {"a": HOSTILE}},
+        "metadata": {"name": name, "namespace": "team", "uid": "u", "resourceVersion": "1", "creationTimestamp": MOMENT,
+            "annotations": {"a": HOSTILE}},
         "spec": {"cluster": HOSTILE, "nodes": 1, "script": {"path": HOSTILE, "args": [HOSTILE]}},
         "status": {
-            "conditions": conditions, "failure": failure, "restartHistory": [restart], "restarts": 1, "attempts": 2, "trainer": trainer, "nodes": 1,
-            "ranks": {"desired": 1, "ready": 0}, "cluster": {"name": HOSTILE, "transport": HOSTILE}, "result": {"adapter": HOSTILE, "evalLossBefore": HOSTILE},
+            "conditions": conditions, "failure": failure, "restartHistory": [restart], "restarts": 1, "attempts": 2, "trainer": trainer,
+                "nodes": 1,
+            "ranks": {"desired": 1, "ready": 0}, "cluster": {"name": HOSTILE, "transport": HOSTILE},
+                "result": {"adapter": HOSTILE, "evalLossBefore": HOSTILE},
             "checkpoint": {"lastCommittedStep": 1, "lastCommitTime": MOMENT, "path": HOSTILE}, "startTime": MOMENT,
             "fabric": {"transport": HOSTILE, "uses": HOSTILE}, "excludedNodes": [{"name": HOSTILE, "time": MOMENT, "message": HOSTILE}],
             "stop": {"attempt": 2, "message": HOSTILE, "reason": HOSTILE},
@@ -284,7 +291,8 @@ def hostile_objects() -> dict[str, list[dict[str, Any]]]:
     template = {"spec": {"containers": [{"name": "trainer", "image": HOSTILE, "volumeMounts": []}], "volumes": []}}
     stateful_set = {"metadata": {"name": "x", "namespace": "team", "uid": "t"}, "spec": {"template": template, "volumeClaimTemplates": []}}
     profile = {"metadata": {"name": "local", "uid": "f", "annotations": {"a": HOSTILE}}, "spec": {"notes": HOSTILE}}
-    return {"trainingjobs": [hostile_job()], "statefulsets": [stateful_set], "pods": [pod], "events": [event], "nodes": [node], "persistentvolumeclaims": [claim], "storageclasses": [storage], "trainingclusters": [profile]}  # fmt: skip
+    return {"trainingjobs": [hostile_job()], "statefulsets": [stateful_set], "pods": [pod], "events": [event], "nodes": [node],
+        "persistentvolumeclaims": [claim], "storageclasses": [storage], "trainingclusters": [profile]}  # fmt: skip
 
 
 class HostileStub(ApiStub):
@@ -362,8 +370,10 @@ def test_every_form_of_what_is_known_of_a_job_is_harmless_and_can_be_read(
 
 
 LOCAL = [
-    ["validate", "-f", "job.yaml"], ["render", "-f", "job.yaml"], ["render", "-f", "job.yaml", "--explain"], ["render", "-f", "job.yaml", "-o", "json"],
-    ["render", "-f", "job.yaml", "--explain", "-o", "json"], ["plan", "-f", "job.yaml", "--offline"], ["run", "-f", "job.yaml", "--local"], ["logs", "x", "--local"],
+    ["validate", "-f", "job.yaml"], ["render", "-f", "job.yaml"], ["render", "-f", "job.yaml", "--explain"],
+        ["render", "-f", "job.yaml", "-o", "json"],
+    ["render", "-f", "job.yaml", "--explain", "-o", "json"], ["plan", "-f", "job.yaml", "--offline"], ["run", "-f", "job.yaml", "--local"],
+        ["logs", "x", "--local"],
     ["why", "x", "--local"], ["top", "x", "--local"], ["diff-runs", "job.yaml", "other.yaml"],
 ]  # fmt: skip
 OF_FOLDERS = [["checkpoint", "list", "runs"], ["checkpoint", "verify", "runs"], ["checkpoint", "inspect", "runs"]]

@@ -38,7 +38,8 @@ def test_the_page_of_all_verbs_names_the_values_that_a_parameter_takes() -> None
     ("words", "said"),
     [
         ("get --nope", "No such option: --nope; lockstep get --help shows what it takes"),
-        ("get x -o xyz", "Invalid value for '-o' / '--output': 'xyz' is not one of 'table', 'wide', 'json', 'yaml', 'name'; lockstep get --help shows what it takes"),
+        ("get x -o xyz", "Invalid value for '-o' / '--output': 'xyz' is not one of 'table', 'wide', 'json', 'yaml', 'name'; lockstep get"
+                         " --help shows what it takes"),
         ("scale", "Missing argument 'job'; lockstep scale --help shows what it takes"),
         ("validate", "Missing option '-f' / '--file'; lockstep validate --help shows what it takes"),
         ("checkpoint nope x", "No such command 'nope'; lockstep checkpoint --help shows what it takes"),

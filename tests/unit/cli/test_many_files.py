@@ -24,7 +24,8 @@ MORE = {
     "delete": ["--yes"],
     "cp": ["good.json", "good:"],
 }
-GOOD = {"apiVersion": "lockstep.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "good"}, "spec": {"cluster": "local", "script": {"path": "/a.py"}}}  # fmt: skip
+GOOD = {"apiVersion": "lockstep.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "good"},
+    "spec": {"cluster": "local", "script": {"path": "/a.py"}}}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

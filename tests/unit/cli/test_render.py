@@ -24,7 +24,8 @@ SAMPLES = CHECKOUT / "manifests" / "samples"
 
 def job_file(folder: Path, **spec: Any) -> Path:
     document = {
-        "apiVersion": "lockstep.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "x"}, "spec": {"script": {"path": "a.py"}} | spec,
+        "apiVersion": "lockstep.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "x"},
+            "spec": {"script": {"path": "a.py"}} | spec,
     }  # fmt: skip
     path = folder / "job.yaml"
     path.write_text(json.dumps(document), encoding="utf-8")
@@ -124,7 +125,10 @@ def test_another_profile_than_the_jobs_own_is_warned_of(tmp_path: Path, capsys: 
 
 
 def test_rendering_imports_no_client_of_a_cluster(tmp_path: Path) -> None:
-    code = f"import sys; from pathlib import Path; from lockstep.cli.jobs.render import render; render(Path({str(job_file(tmp_path))!r}), 'local')"
+    code = (
+        f"import sys; from pathlib import Path; from lockstep.cli.jobs.render import render; render(Path({str(job_file(tmp_path))!r}),"
+        " 'local')"
+    )
     shown = f"{code}; sys.exit('kubernetes' in sys.modules or 'kopf' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", shown], capture_output=True, check=False).returncode == 0
 
@@ -152,10 +156,12 @@ def test_gpus_on_a_cluster_without_any_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ({"image": "ml-dev-env:pytorch-2.9-numpy2"}, "note: job.yaml: image: nothing says that ml-dev-env:pytorch-2.9-numpy2 has Lockstep's trainer"),
+        ({"image": "ml-dev-env:pytorch-2.9-numpy2"},
+            "note: job.yaml: image: nothing says that ml-dev-env:pytorch-2.9-numpy2 has Lockstep's trainer"),
         ({"image": "ml-dev-env:1", "training": None, "script": {"path": "a.py"}}, ""),
         ({"image": "team/lockstep-trainer:1"}, ""),
-        ({"image": "team/lockstep-trainer:1", "training": TRAINING | {"optimization": {"globalBatchSize": 4}}}, "warning: IdleRanks: a step's 4 samples are not"),
+        ({"image": "team/lockstep-trainer:1", "training": TRAINING | {"optimization": {"globalBatchSize": 4}}},
+            "warning: IdleRanks: a step's 4 samples are not"),
     ],
     ids=["a training job", "a script", "the trainer", "too few samples"],
 )  # fmt: skip

@@ -1,4 +1,5 @@
-"""A verb acts on the cluster that it was told, or not at all: every verb, by every way in which it is told one, with the kubeconfig of another.
+"""A verb acts on the cluster that it was told, or not at all: every verb, by every way in which it is told one, with the kubeconfig of
+another.
 
 The verbs are those of the command line itself, so that a new one is tried without being named here.
 """
@@ -174,8 +175,8 @@ def test_a_second_file_of_one_cluster_is_told_the_line_that_it_lacks(
     assert run(monkeypatch, ["get", "--cluster", "team.yaml"]) == USAGE
     line = f"if both files describe this one, write `api: {host}` below `cluster:` in that of team"
     assert (
-        f"you named cluster team, whose file states no cluster.api: choose its context with --context, or name the cluster of this one: barcelona; {line}"
-        in (capsys.readouterr().err.replace("\n", " "))
+        "you named cluster team, whose file states no cluster.api: choose its context with --context, or name the cluster of this one:"
+        f" barcelona; {line}" in (capsys.readouterr().err.replace("\n", " "))
     )
 
 

@@ -26,7 +26,8 @@ NUMBERS_MAX = 9
 COMMANDS = frozenset(HOSTS.packages)
 READY = MachineFacts(
     system="Linux", is_root=True, distribution="debian", commands=COMMANDS, lacks=frozenset(), groups=Path("/sys/fs/cgroup/unified"),
-    groups_writable=True, python="3.11", base_python="3.11", has_image=False, networks=("10.70.0.0/24",), routes=(("192.0.2.0/24", "eth0"),),
+    groups_writable=True, python="3.11", base_python="3.11", has_image=False, networks=("10.70.0.0/24",),
+        routes=(("192.0.2.0/24", "eth0"),),
 )  # fmt: skip
 
 

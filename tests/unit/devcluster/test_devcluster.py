@@ -61,7 +61,11 @@ def test_a_machine_that_has_everything_needs_nothing() -> None:
         (but(go=(1, 19)), "Go 1.19 is too old to build Kubernetes with"),
         (
             but(python="3.13"),
-            "Lockstep runs on Python 3.13, pods have this distribution's 3.11: install it with `uv tool install --force --python /usr/bin/python3.11 dist/lockstep_trainer-0.1.0-py3-none-any.whl`, or in a clone with `make setup PYTHON=/usr/bin/python3.11`",
+            (
+                "Lockstep runs on Python 3.13, pods have this distribution's 3.11: install it with `uv tool install --force --python"
+                " /usr/bin/python3.11 dist/lockstep_trainer-0.1.0-py3-none-any.whl`, or in a clone with `make setup"
+                " PYTHON=/usr/bin/python3.11`"
+            ),
         ),
         (but(distribution="fedora"), "fedora is neither Debian nor Ubuntu"),
         (

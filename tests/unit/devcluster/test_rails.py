@@ -69,7 +69,10 @@ def test_multus_is_built_again_when_its_module_changes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("mode", "interface"), [("RDMA", "net1"), ("TCP", None)])
 def test_gloo_is_told_the_first_rail_where_rdma_is_asked(mode: str, interface: str | None) -> None:
-    text = "cluster: {name: c, namespace: n}\nimage: i\nsecurity: {ipc_lock: true}\nnetwork: {rdma: {enabled: true, interfaces: 'net1,net2'}}\n"
+    text = (
+        "cluster: {name: c, namespace: n}\nimage: i\nsecurity: {ipc_lock: true}\nnetwork: {rdma: {enabled: true, interfaces:"
+        " 'net1,net2'}}\n"
+    )
     job = TrainingJob.model_validate({"metadata": {"name": "x"}, "spec": {"script": {"path": "a.py"}, "fabric": {"mode": mode}}})
     variable = resolve(job, parse_cluster_file(text, "c").profile).nccl.get("GLOO_SOCKET_IFNAME")
     assert (None if variable is None else variable.value) == interface

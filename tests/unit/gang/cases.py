@@ -48,7 +48,9 @@ def make_run(**changes: Any) -> Run:
 
 
 def free_port() -> int:
-    """A port that is free, and below those that the kernel gives to outgoing connections: these may take one before an agent listens there."""
+    """A port that is free, and below those that the kernel gives to outgoing connections: these may take one before an agent listens
+    there.
+    """
     while True:
         port = random.randrange(10_000, 32_000)  # noqa: S311 (no secret)
         with socket.socket() as probe, suppress(OSError):

@@ -175,7 +175,10 @@ def test_a_fault_before_the_agent_has_begun_is_no_verdict_either(tmp_path: Path)
     with gang(tmp_path) as agents:
         agents.program = (
             "-c",
-            "import sys\nfrom lockstep_gang.agent import main\nmain.make_folder = lambda _: 1 / 0\nraise SystemExit(main.main(sys.argv[1:]))",
+            (
+                "import sys\nfrom lockstep_gang.agent import main\nmain.make_folder = lambda _: 1 / 0\nraise"
+                " SystemExit(main.main(sys.argv[1:]))"
+            ),
         )
         agents.write("", nodes=1)
         agents.start(0)

@@ -1,5 +1,5 @@
-"""User code shares a pod and a volume with its agent: whatever it puts where the agent reads or writes, the agent waits for nothing, follows no
-link and reads no more than its bound.
+"""User code shares a pod and a volume with its agent: whatever it puts where the agent reads or writes, the agent waits for nothing,
+follows no link and reads no more than its bound.
 
 FIFOs have nobody at the other end: a read or a write that waited would never come back, and the test's time limit would end it.
 """

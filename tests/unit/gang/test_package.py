@@ -163,8 +163,9 @@ def test_a_pod_that_is_told_to_go_while_its_agent_starts_goes_at_once(tmp_path: 
 def test_the_agent_imports_nothing_that_python_does_not_bring() -> None:
     workspace = ROOT / "workspace"
     code = (
-        f"import sys; sys.path.insert(0, {str(workspace)!r}); import lockstep_gang.agent.main, lockstep_gang.coordinator.https_post\n"
-        "print([n for n in sys.modules if n.split('.')[0] not in sys.stdlib_module_names | {'__main__', 'lockstep_gang', 'lockstep_spec'}])"
+        f"import sys; sys.path.insert(0, {str(workspace)!r}); import lockstep_gang.agent.main,"
+        " lockstep_gang.coordinator.https_post\nprint([n for n in sys.modules if n.split('.')[0] not in sys.stdlib_module_names |"
+        " {'__main__', 'lockstep_gang', 'lockstep_spec'}])"
     )
     ended = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, timeout=20, check=True)
     assert ended.stdout.strip() == "[]"

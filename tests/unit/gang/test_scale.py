@@ -1,4 +1,6 @@
-"""A big gang: what a message costs doesn't grow with it, counts are what a look at every rank would say, and nobody is lost by the coordinator's own delay."""
+"""A big gang: what a message costs doesn't grow with it, counts are what a look at every rank would say, and nobody is lost by the
+coordinator's own delay.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What ended Lockstep's trainer, heard by its report, by its exit, or both in either order: always the same cause, and the same answer to a retry."""
+"""What ended Lockstep's trainer, heard by its report, by its exit, or both in either order: always the same cause, and the same answer to a
+retry.
+"""
 
 from __future__ import annotations
 

@@ -188,8 +188,8 @@ def test_a_refusal_says_what_to_do(status: int, said: str) -> None:
 def test_who_may_not_use_the_scc_of_a_pod_is_told_what_it_is_about_and_what_an_administrator_types() -> None:
     """OpenShift's own words, which also come as 403."""
     scc = (
-        'unable to validate against any security context constraint: [provider restricted-v2: .containers[0].capabilities.add: Invalid value: "IPC_LOCK": '
-        'capability may not be added, provider "lockstep-rdma": Forbidden: not usable by user or serviceaccount]'
+        "unable to validate against any security context constraint: [provider restricted-v2: .containers[0].capabilities.add: Invalid"
+        ' value: "IPC_LOCK": capability may not be added, provider "lockstep-rdma": Forbidden: not usable by user or serviceaccount]'
     )
     exceeds = f'exec operation is not allowed because the pod\'s security context exceeds your permissions: pods "x-0" is forbidden: {scc}'
     error = refused(ApiError(403, "Forbidden", f'pods "x-0" is forbidden: {exceeds}'), "n", "x-0", "run programs in pods", "pods/exec")

@@ -1,8 +1,9 @@
 """Kubeconfigs case by case, as the tests of client-go (tools/clientcmd, transport, auth/exec) and of the official Python client have them.
 
-Where those two differ the Python client's answer counts: a token beside user and password (client-go refuses both together), text beside a file of the
-same certificate (client-go refuses), a plugin of v1 without interactiveMode (client-go refuses). A context's user that is missing is refused, as
-client-go does it, and so is a context without a cluster. An empty configuration means no cluster here, not localhost:8080.
+Where those two differ the Python client's answer counts: a token beside user and password (client-go refuses both together), text beside a
+file of the same certificate (client-go refuses), a plugin of v1 without interactiveMode (client-go refuses). A context's user that is
+missing is refused, as client-go does it, and so is a context without a cluster. An empty configuration means no cluster here, not
+localhost:8080.
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 ("Impersonate-Extra-first", "A"), ("Impersonate-Extra-first", "a"), ("Impersonate-Extra-second", "B"),
             ],
         ),
-        ({"as": "joe", "as-user-extra": {"test.example.com/thing.thing": ["x"]}}, [("Impersonate-User", "joe"), ("Impersonate-Extra-test.example.com%2Fthing.thing", "x")]),
+        ({"as": "joe", "as-user-extra": {"test.example.com/thing.thing": ["x"]}},
+            [("Impersonate-User", "joe"), ("Impersonate-Extra-test.example.com%2Fthing.thing", "x")]),
         ({"as": "joe", "as-user-extra": {"a%2Fb": ["x"]}}, [("Impersonate-User", "joe"), ("Impersonate-Extra-a%252Fb", "x")]),
         ({"as": "joe", "as-user-extra": {"ü :": ["x"]}}, [("Impersonate-User", "joe"), ("Impersonate-Extra-%C3%BC%20%3A", "x")]),
         ({"as": "", "as-groups": []}, []),
@@ -145,7 +147,8 @@ def test_a_token_s_file_that_is_gone_for_a_moment_leaves_the_last_token(tmp_path
     ("user", "cluster", "words"),
     [
         ({}, HTTPS | {"certificate-authority-data": "abc"}, "certificate-authority-data of k in the kubeconfig is not base64"),
-        ({}, HTTPS | {"certificate-authority-data": "aGk=", "insecure-skip-tls-verify": True}, "certificate-authority and insecure-skip-tls-verify"),
+        ({}, HTTPS | {"certificate-authority-data": "aGk=", "insecure-skip-tls-verify": True},
+            "certificate-authority and insecure-skip-tls-verify"),
         ({"client-certificate-data": "aGk="}, HTTPS, "has a client-certificate and no client-key"),
         ({"client-certificate-data": "aGk=", "client-key-data": "aGk="}, HTTPS, "a certificate of the kubeconfig can't be used"),
         ({"client-certificate": "gone", "client-key": "gone"}, HTTPS, "client-certificate of the kubeconfig can't be read"),
@@ -171,7 +174,8 @@ def test_what_kubectl_would_not_take_is_refused_with_its_place(
 @pytest.mark.parametrize(
     ("part", "words"),
     [
-        ({"cluster": {"insecure-skip-tls-verify": "false"}}, "insecure-skip-tls-verify of cluster k in .*config must be true or false, without quotes"),
+        ({"cluster": {"insecure-skip-tls-verify": "false"}},
+            "insecure-skip-tls-verify of cluster k in .*config must be true or false, without quotes"),
         ({"cluster": {"insecure-skip-tls-verify": 0}}, "must be true or false"),
         ({"cluster": {"server": 6443}}, "server of cluster k in .*config must be text: put it in quotes"),
         ({"cluster": {"server": ["http://a"]}}, "server of cluster k in .* must be text"),
@@ -195,7 +199,8 @@ def test_what_kubectl_would_not_take_is_refused_with_its_place(
         ({"user": {"exec": {"apiVersion": V1, "command": ["login"]}}}, "command of exec of user u in .* must be text"),
         ({"user": {"exec": {"apiVersion": V1, "command": "x", "args": "--all"}}}, "args of exec of user u in .* must be a list of texts"),
         ({"user": {"exec": {"apiVersion": V1, "command": "x", "env": {"A": "b"}}}}, "env of exec of user u in .* must be a list"),
-        ({"user": {"exec": {"apiVersion": V1, "command": "x", "provideClusterInfo": "yes"}}}, "provideClusterInfo of exec of user u in .* must be true or false"),
+        ({"user": {"exec": {"apiVersion": V1, "command": "x", "provideClusterInfo": "yes"}}},
+            "provideClusterInfo of exec of user u in .* must be true or false"),
         ({"context": {"namespace": 7}}, "namespace of context c in .* must be text"),
     ],
 )  # fmt: skip
@@ -211,7 +216,8 @@ MERGES = "m0: &m0 {x: y}\n" + "".join(f"m{n}: &m{n} {{<<: [*m{n - 1}, *m{n - 1}]
 
 @pytest.mark.parametrize(
     "text",
-    ["[" * 300_000, "a: " * 200, BOMB, MERGES, "a: &a [*a]", "x" * (9 << 20), "\ta: b", "a: b: c", "- a", "text", "users: [{name: [u]}]", "users: [{name: 1}]", "users: {u: {}}",
+    ["[" * 300_000, "a: " * 200, BOMB, MERGES, "a: &a [*a]", "x" * (9 << 20), "\ta: b", "a: b: c", "- a", "text", "users: [{name: [u]}]",
+        "users: [{name: 1}]", "users: {u: {}}",
      "current-context: [c]", "clusters: [{name: k, cluster: text}]", "\0", "users: [u]"],
 )  # fmt: skip
 def test_a_file_that_is_no_kubeconfig_is_refused_within_bounds(tmp_path: Path, text: str) -> None:
@@ -246,7 +252,8 @@ def test_two_things_of_one_name_in_a_file_are_refused(tmp_path: Path, kind: str)
 
 @pytest.mark.parametrize(
     ("context", "words"),
-    [({"user": "gone"}, "has no user gone; there are u"), ({"cluster": "gone"}, "has no cluster gone; there are k"), ({"cluster": ""}, "names no cluster; there are k")],
+    [({"user": "gone"}, "has no user gone; there are u"), ({"cluster": "gone"}, "has no cluster gone; there are k"),
+        ({"cluster": ""}, "names no cluster; there are k")],
 )  # fmt: skip
 def test_a_context_that_names_what_is_not_there_is_refused(tmp_path: Path, context: dict[str, str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
@@ -385,9 +392,10 @@ def program(folder: Path, printed: str | dict[str, Any], code: int = 0, then: di
     script = folder / "login"
     text = printed if isinstance(printed, str) else json.dumps(printed)
     script.write_text(
-        f"#!{sys.executable}\nimport os, sys\nfrom pathlib import Path\nPath({str(folder / 'asked')!r}).write_text(os.environ['KUBERNETES_EXEC_INFO'])\n"
-        f"runs = Path({str(folder / 'runs')!r})\nruns.write_text((runs.read_text() if runs.exists() else '') + 'x')\n"
-        f"print({text!r} if runs.read_text() == 'x' else {(text if then is None else json.dumps(then))!r})\nsys.exit({code})\n"
+        f"#!{sys.executable}\nimport os, sys\nfrom pathlib import"
+        f" Path\nPath({str(folder / 'asked')!r}).write_text(os.environ['KUBERNETES_EXEC_INFO'])\nruns ="
+        f" Path({str(folder / 'runs')!r})\nruns.write_text((runs.read_text() if runs.exists() else '') + 'x')\nprint({text!r} if"
+        f" runs.read_text() == 'x' else {(text if then is None else json.dumps(then))!r})\nsys.exit({code})\n"
     )
     script.chmod(0o755)
     return {"exec": {"apiVersion": V1, "command": "./login", "interactiveMode": "IfAvailable"}}
@@ -430,7 +438,8 @@ def test_a_certificate_that_a_login_program_gives_must_be_one(tmp_path: Path) ->
 @pytest.mark.parametrize(
     "status",
     [
-        {"token": "t\n"}, {"token": ["t"]}, {"token": 1}, {"clientCertificateData": 1, "clientKeyData": 2}, {"token": "t", "expirationTimestamp": 20991231},
+        {"token": "t\n"}, {"token": ["t"]}, {"token": 1}, {"clientCertificateData": 1, "clientKeyData": 2},
+            {"token": "t", "expirationTimestamp": 20991231},
         {"token": "t", "expirationTimestamp": "2099-12-31T00:00:00"},
     ],
 )  # fmt: skip
@@ -499,7 +508,8 @@ def test_a_login_program_that_fails_without_a_word_is_told_with_its_code(tmp_pat
 
 @pytest.mark.parametrize(
     ("mode", "terminal", "interactive"),
-    [("Never", False, False), ("Never", True, False), ("IfAvailable", False, False), ("IfAvailable", True, True), ("Always", True, True), (None, True, True)],
+    [("Never", False, False), ("Never", True, False), ("IfAvailable", False, False), ("IfAvailable", True, True), ("Always", True, True),
+        (None, True, True)],
 )  # fmt: skip
 def test_a_login_program_is_told_whether_it_may_ask_a_person(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str | None, terminal: bool, interactive: bool
@@ -534,7 +544,8 @@ def test_a_login_program_that_wants_it_is_told_of_the_cluster_and_its_extension(
     }  # fmt: skip
     read_server(config(tmp_path, user, cluster))
     assert json.loads((tmp_path / "asked").read_text())["spec"]["cluster"] == {
-        "server": "http://a:8080", "tls-server-name": "bar", "certificate-authority-data": "YmF6", "proxy-url": "http://p:1", "config": extension,
+        "server": "http://a:8080", "tls-server-name": "bar", "certificate-authority-data": "YmF6", "proxy-url": "http://p:1",
+            "config": extension,
     }  # fmt: skip
 
 

@@ -419,7 +419,8 @@ def test_a_profile_that_is_too_deep_is_refused_by_its_name() -> None:
 def test_what_others_write_into_metadata_is_not_kept() -> None:
     item = job()
     item["metadata"] |= {
-        "managedFields": [{"fieldsV1": "x" * 10**6}], "finalizers": ["x"] * 1000, "labels": {f"l{number}": "x" for number in range(LABELS_MAX + 1)},
+        "managedFields": [{"fieldsV1": "x" * 10**6}], "finalizers": ["x"] * 1000,
+            "labels": {f"l{number}": "x" for number in range(LABELS_MAX + 1)},
         "annotations": {"kubectl.kubernetes.io/last-applied-configuration": "x" * 200_000, "lockstep.dev/is-default-cluster": "true"},
         "ownerReferences": [{"uid": str(number), "kind": "Pod", "name": "x"} for number in range(1000)], "deletionTimestamp": "t",
     }  # fmt: skip

@@ -1,4 +1,5 @@
-"""One job file is the same job in every place: what a rank gets on hosts, by a launch and with --local is compared with what it gets in a pod.
+"""One job file is the same job in every place: what a rank gets on hosts, by a launch and with --local is compared with what it gets in a
+pod.
 
 Every difference has its reason in DIFFERENCES. Folders of the volumes are compared by the names that a job gives them.
 """
@@ -47,7 +48,8 @@ JOBS: dict[str, dict[str, Any]] = {
     "the trainer on GPUs": {**GANG, "training": TRAINING},
     "the trainer on CPUs": {**ON_CPUS, "training": TRAINING, "restart": {"maxRestarts": 1, "backoffSeconds": 7}},
     "NCCL's variables on GPUs": {**GANG, "script": SCRIPT, "fabric": {"ncclEnv": STATED}, "env": [{"name": "NCCL_ALGO", "value": "Ring"}]},
-    "NCCL's variables on CPUs": {**ON_CPUS, "script": SCRIPT, "fabric": {"ncclEnv": STATED}, "env": [{"name": "MODE", "value": "/datasets/a"}]},
+    "NCCL's variables on CPUs": {**ON_CPUS, "script": SCRIPT, "fabric": {"ncclEnv": STATED},
+        "env": [{"name": "MODE", "value": "/datasets/a"}]},
     "threads, and no preflight": {
         **ON_CPUS, "script": SCRIPT, "env": [{"name": "OMP_NUM_THREADS", "value": "3"}, {"name": "X", "value": "$(HOME)"}],
         "preflight": {"mode": "Off"}, "hangTimeouts": {"stepSeconds": 900}, "startTimeoutSeconds": 77,

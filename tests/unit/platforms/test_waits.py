@@ -1,4 +1,6 @@
-"""Hosts, pods and commands that never answer, or never end: each wait ends after the time that is promised, and so much is taken at once."""
+"""Hosts, pods and commands that never answer, or never end: each wait ends after the time that is promised, and so much is taken at
+once.
+"""
 
 from __future__ import annotations
 
@@ -114,7 +116,8 @@ def test_what_never_answers_is_waited_for_so_long(
         (lambda: install.until_established(CLUSTER, "x"), 2 * MINUTE),
         (lambda: install.until_ready(CLUSTER, "ns", "x"), 2 * MINUTE),
         (lambda: remove._remove_jobs(Terminating(JOB).as_cluster, [JOB], lambda _: None), 2 * MINUTE),
-        (lambda: runs_here._until_pods_are_gone(Terminating().as_cluster, cast(Any, SimpleNamespace(name="x", namespace="ns"))), 4 * MINUTE),
+        (lambda: runs_here._until_pods_are_gone(Terminating().as_cluster, cast(Any, SimpleNamespace(name="x", namespace="ns"))),
+            4 * MINUTE),
         (node_that_is_watched, 11.0),
         (lambda: probe._ended(CLUSTER, "ns", "t", 1), 2 * MINUTE),
     ],

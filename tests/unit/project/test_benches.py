@@ -1,4 +1,6 @@
-"""Benches start: a file beside them must not hide a module of the standard library. The GPU's one keeps to its seconds, and goes on where it ended."""
+"""Benches start: a file beside them must not hide a module of the standard library. The GPU's one keeps to its seconds, and goes on where
+it ended.
+"""
 
 from __future__ import annotations
 

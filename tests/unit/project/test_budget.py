@@ -25,7 +25,9 @@ def budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The script, in a small project of two functions, a verb with two parameters and a field."""
     module = load()
     files = {
-        "operator/lockstep/cli/jobs.py": "LIMIT = 3\n_HIDDEN = 4\n\n\ndef stop(hosts):\n    if hosts:\n        return LIMIT if wide else isinstance(x, HostJob)\n",
+        "operator/lockstep/cli/jobs.py": (
+            "LIMIT = 3\n_HIDDEN = 4\n\n\ndef stop(hosts):\n    if hosts:\n        return LIMIT if wide else isinstance(x, HostJob)\n"
+        ),
         "workspace/one.py": "class Gang:\n    x: int = 3\n",
         "tests/test_one.py": "assert True\n",
         "docs/page.md": "# Three words\n",
@@ -41,7 +43,8 @@ def budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 NOW = {
-    "product lines": 9, "test lines": 1, "statements": 7, "public names": 3, "modules of the largest folder": 1, "platform branches of the command line": 1,
+    "product lines": 9, "test lines": 1, "statements": 7, "public names": 3, "modules of the largest folder": 1,
+        "platform branches of the command line": 1,
     "verbs": 1, "parameters": 2, "fields of the CRDs": 3, "words of the docs": 3,
 }  # fmt: skip
 

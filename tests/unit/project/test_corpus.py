@@ -36,7 +36,10 @@ GIVEN = Answer("Failed", "UserCode", 1, 1, "rank 1 on node 1 exited with 1: Valu
 
 
 def table() -> str:
-    head = "| id | fault | cause or reason | rank | node | the remedy that is named has | state |\n| --- | --- | --- | --- | --- | --- | --- |\n"
+    head = (
+        "| id | fault | cause or reason | rank | node | the remedy that is named has | state |\n| --- | --- | --- | --- | --- | --- |"
+        " --- |\n"
+    )
     return head + "".join(_row(fault.id, fault.what, fault.expected) for fault in FAULTS)
 
 

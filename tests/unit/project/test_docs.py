@@ -1,4 +1,6 @@
-"""The documentation is true: what it names exists, its links lead somewhere, its commands can be typed, its messages are those of the code."""
+"""The documentation is true: what it names exists, its links lead somewhere, its commands can be typed, its messages are those of the
+code.
+"""
 
 from __future__ import annotations
 
@@ -247,8 +249,10 @@ def test_a_command_that_a_message_advises_can_be_typed_as_it_stands() -> None:
 
 
 SAID_TO_MAKE = {
-    "CLUSTER": "mine", "MODE": "rdma", "OPERATOR_IMAGE": "registry/x:1", "NAME": "mine", "JOB": "x", "NODE": "1", "RANK": "3", "SCRIPT": "a.py", "ARGS": "-v",
-    "BASE": "b", "TAG": "t", "TOOL": "podman", "NAMESPACE": "n", "DEV": "0", **dict.fromkeys(("FORCE", "YES", "PVCS", "JOBS", "SAVE", "WATCH", "ERRORS", "PUSH"), "1"),
+    "CLUSTER": "mine", "MODE": "rdma", "OPERATOR_IMAGE": "registry/x:1", "NAME": "mine", "JOB": "x", "NODE": "1", "RANK": "3",
+        "SCRIPT": "a.py", "ARGS": "-v",
+    "BASE": "b", "TAG": "t", "TOOL": "podman", "NAMESPACE": "n", "DEV": "0",
+        **dict.fromkeys(("FORCE", "YES", "PVCS", "JOBS", "SAVE", "WATCH", "ERRORS", "PUSH"), "1"),
 }  # fmt: skip
 
 
@@ -279,7 +283,8 @@ def test_a_message_that_is_explained_is_one_that_the_code_says(message: str) -> 
 FIGURE = re.compile(r"(?<![\w.-])\d[\d.,]*[  -]?(?:[kMGT]i?B(?:/s)?|Gb/s|ms|µs|s|seconds|min|minutes|tokens/s)(?![\w/-])")
 """A number with a unit of time, size or speed."""
 MEASURED = re.compile(
-    r"\b(?:took|measured|gave|has given|have given|by the clock|load average|processor time|(?:two|[2-9]\d*) cores|idle machine|busy|quiet machine)\b",
+    r"\b(?:took|measured|gave|has given|have given|by the clock|load average|processor time|(?:two|[2-9]\d*) cores|idle machine|busy|quiet"
+    r" machine)\b",
     re.IGNORECASE,
 )
 """Words by which a figure says that somebody has measured it; a limit or a default has none of them."""
@@ -344,9 +349,13 @@ def test_every_function_of_the_walks_is_in_its_file() -> None:
 
 
 def test_links_of_a_page_s_markdown_that_leave_docs_lead_to_the_site_s_copies() -> None:
-    code = "from hooks import with_links_inside as w; print(w('[m](../../Makefile) [d](deploy.md#deploy) [r](../../README.md)', 'how-to/x.md'))"
+    code = (
+        "from hooks import with_links_inside as w; print(w('[m](../../Makefile) [d](deploy.md#deploy) [r](../../README.md)',"
+        " 'how-to/x.md'))"
+    )
     python = subprocess.run(
-        [sys.executable, "-c", "from lockstep.environments import cache_root, packages; print(packages('docs', cache_root(), str) / 'bin/python')"],
+        [sys.executable, "-c", "from lockstep.environments import cache_root, packages; print(packages('docs', cache_root(), str) /"
+                               " 'bin/python')"],
         env={**os.environ, "PYTHONPATH": str(ROOT / "scripts")}, capture_output=True, text=True, check=True,
     ).stdout.split()[-1]  # fmt: skip
     done = subprocess.run(

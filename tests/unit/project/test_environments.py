@@ -1,4 +1,6 @@
-"""Environments in the cache: made whole or not at all, announced with their size, one process at a time, and with this code before the packages."""
+"""Environments in the cache: made whole or not at all, announced with their size, one process at a time, and with this code before the
+packages.
+"""
 
 from __future__ import annotations
 
@@ -151,9 +153,8 @@ def test_the_cache_of_another_user_is_one_sentence(place: Place) -> None:
     place.make()
     place.home.chmod(0o700)
     code = (
-        "import sys; from pathlib import Path; from lockstep import environments; environments.asset = lambda path: Path(sys.argv[1]) / path\n"
-        "try: environments.packages('small', Path(sys.argv[2]), print)\n"
-        "except environments.Failed as error: print(error)"
+        "import sys; from pathlib import Path; from lockstep import environments; environments.asset = lambda path: Path(sys.argv[1]) /"
+        " path\ntry: environments.packages('small', Path(sys.argv[2]), print)\nexcept environments.Failed as error: print(error)"
     )
     with ExitStack() as stack:
         for folder in (place.cache, *place.cache.parents):
@@ -163,8 +164,8 @@ def test_the_cache_of_another_user_is_one_sentence(place: Place) -> None:
         not_root = ("unshare", "--user", "--map-user=1000") if os.geteuid() == 0 else ()
         command = [*not_root, sys.executable, "-c", code, str(place.locks.parent), str(place.cache)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.stdout == (
-        f"{place.cache}, which keeps packages, can't be used (Permission denied): name another folder by $LOCKSTEP_CACHE\n"
+    assert (
+        done.stdout == f"{place.cache}, which keeps packages, can't be used (Permission denied): name another folder by $LOCKSTEP_CACHE\n"
     ), done.stderr
 
 
@@ -213,8 +214,9 @@ def test_a_cache_that_cannot_be_written_is_one_sentence(number: int, place: Plac
     monkeypatch.setattr(Path, "mkdir", refuse)
     with pytest.raises(Failed) as refused:
         place.make()
-    assert str(refused.value) == (
-        f"{place.cache}, which keeps packages, can't be used ({os.strerror(number)}): name another folder by $LOCKSTEP_CACHE"
+    assert (
+        str(refused.value)
+        == f"{place.cache}, which keeps packages, can't be used ({os.strerror(number)}): name another folder by $LOCKSTEP_CACHE"
     )
 
 

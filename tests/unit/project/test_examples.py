@@ -1,6 +1,7 @@
 """Every sample, scaffold, cluster file and every YAML block of the documentation is valid, can be rendered, and its plan says that it fits.
 
-The tables are read from the files, so that a new example can't escape. A block that isn't whole says in a comment before it what it is part of:
+The tables are read from the files, so that a new example can't escape. A block that isn't whole says in a comment before it what it is part
+of:
 
     <!-- example: part of clusters/template.yaml -->              its keys are merged into that file's
     <!-- example: part of spec of manifests/samples/x.yaml -->    into a section of it
@@ -297,7 +298,10 @@ def test_the_sample_of_a_config_yaml_fits_two_nodes_and_says_how(tmp_path: Path)
         sample, model = ROOT / "manifests/samples/trainingjob-glm-air.yaml", "zai-org/GLM-4.5-Air"
         given = ["plan", "-f", str(sample), "--cluster", str(cluster), "--model-config", model, "--set", "gpusPerNode=8"]
         shown[gpu] = typed(*given, "--samples", "16000", "--tokens-per-second", "6170", "--offline")
-    levels = "all but attention's output in 29 of 46 layers and norms and gates in 17 of 46 layers, so that the plan takes at most 85% of each device's memory"
+    levels = (
+        "all but attention's output in 29 of 46 layers and norms and gates in 17 of 46 layers, so that the plan takes at most 85% of each"
+        " device's memory"
+    )
     assert (
         f"that is with Stage3 in BF16, recompute Auto ({levels}), a second copy of the weights on each node's 8 ranks"
         in shown["NVIDIA H200"]

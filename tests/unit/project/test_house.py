@@ -1,4 +1,6 @@
-"""The shape of the source tree: where a module may lie, how large rooms and files are, and what names mean. CONTRIBUTING says where the next line goes."""
+"""The shape of the source tree: where a module may lie, how large rooms and files are, and what names mean. CONTRIBUTING says where the
+next line goes.
+"""
 
 from __future__ import annotations
 
@@ -172,7 +174,9 @@ def test_programs_that_run_in_pods_need_nothing_but_python() -> None:
 
 
 def deepspeed_uses(tree: ast.AST) -> Iterator[str]:
-    """Yield line and name of all that only the room of DeepSpeed may use: its modules, what it adds to parameters, and its engine's own state."""
+    """Yield line and name of all that only the room of DeepSpeed may use: its modules, what it adds to parameters, and its engine's own
+    state.
+    """
     for node in ast.walk(tree):
         match node:
             case ast.Import(names=aliases):

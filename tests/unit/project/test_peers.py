@@ -93,7 +93,8 @@ def result(lockstep: float = 10, own_cpu: float = 15) -> dict[str, Any]:
     sizes = {nodes: {"Lockstep": size(lockstep, own_cpu, 9), "JobSet": size(10, 10, 9)} for nodes in ("2", "16", "64")}
     figures = {"seconds": 2.0, "cpu_ms": {"own": 1.0, "api_server": 1.0}}
     burst = {
-        system: {"0": {"memory_mb": 1}, "200": figures | {"jobs_per_second": rate, "memory_mb": 5}, "1000": figures | {"jobs_per_second": rate, "memory_mb": 10}}
+        system: {"0": {"memory_mb": 1}, "200": figures | {"jobs_per_second": rate, "memory_mb": 5},
+            "1000": figures | {"jobs_per_second": rate, "memory_mb": 10}}
         for system, rate in (("Lockstep", 30), ("JobSet", 60))
     }  # fmt: skip
     return {"sizes": sizes, "burst": burst, "faults": faults()}

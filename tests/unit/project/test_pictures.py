@@ -1,4 +1,6 @@
-"""Pictures of terminals: each is drawn from its recording, shown by a page, fetches nothing, and is found out when its words have changed."""
+"""Pictures of terminals: each is drawn from its recording, shown by a page, fetches nothing, and is found out when its words have
+changed.
+"""
 
 from __future__ import annotations
 

@@ -70,7 +70,9 @@ def test_a_file_that_ships_has_no_figure_that_reads_as_measured() -> None:
 
 @pytest.mark.parametrize("name", cluster_names())
 def test_a_cluster_that_ships_names_an_image_with_the_trainer_or_none(name: str) -> None:
-    """None: what `lockstep build trainer` makes, from the operator's registry. An image that nothing here builds takes eight GPUs and ends at once."""
+    """None: what `lockstep build trainer` makes, from the operator's registry. An image that nothing here builds takes eight GPUs and ends
+    at once.
+    """
     spec = cluster(name).profile.spec
     assert spec.image is None or why_unknown(spec.image, *spec.pod.env) == ""
 

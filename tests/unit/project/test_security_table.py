@@ -44,7 +44,8 @@ def test_s10_and_s12_nothing_unpickles_nothing_is_a_shell_s_and_no_model_brings_
 
 
 @pytest.mark.parametrize(
-    "code", ["import pickle", "from marshal import loads", "run('x', shell=True)", "load('x', trust_remote_code=True)", "torch.load('x')", "os.system('x')"]
+    "code", ["import pickle", "from marshal import loads", "run('x', shell=True)", "load('x', trust_remote_code=True)", "torch.load('x')",
+        "os.system('x')"]
 )  # fmt: skip
 def test_what_is_looked_for_is_seen(code: str) -> None:
     assert list(dangers(code)) == [1]

@@ -30,7 +30,9 @@ def chosen(*needs: tuple[int, int], settings: Settings = AUTO) -> Recomputed:
 
 
 def test_a_level_keeps_what_it_says_of_each_token() -> None:
-    """Input; attention's output and 4 bytes a head; queries, keys and values, attention's last matrix, gate and factor, the last matrix, what the adapter has between its two."""
+    """Input; attention's output and 4 bytes a head; queries, keys and values, attention's last matrix, gate and factor, the last matrix,
+    what the adapter has between its two.
+    """
     of_level = {level: level_bytes(SHAPE, AUTO, level) // 8192 for level in Level}
     assert of_level[Level.ALL] == 2 * 4096
     assert of_level[Level.ATTENTION] == 2 * 4096 + 2 * 4096 + 4 * 32

@@ -25,13 +25,14 @@ LLAMA_8B: dict[str, Any] = {
     "model_type": "llama", "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
     "num_attention_heads": 32, "num_key_value_heads": 8, "tie_word_embeddings": False,
 }  # fmt: skip
-# 8 words, 4 wide, 1 layer, 2 heads of 2, feed-forward 6, head and embedding apart. Elements: embedding 8×4 = 32; queries, keys, values, output
-# 4×4 each = 64; gate, up, down 6×4 each = 72; three norms of 4 = 12; head 32. Together 212.
+# 8 words, 4 wide, 1 layer, 2 heads of 2, feed-forward 6, head and embedding apart. Elements: embedding 8×4 = 32; queries, keys, values,
+# output 4×4 each = 64; gate, up, down 6×4 each = 72; three norms of 4 = 12; head 32. Together 212.
 TINY: dict[str, Any] = {
     "model_type": "llama", "vocab_size": 8, "hidden_size": 4, "intermediate_size": 6, "num_hidden_layers": 1, "num_attention_heads": 2,
 }  # fmt: skip
 EXPERTS: dict[str, Any] = {
-    "model_type": "qwen3_moe", "vocab_size": 100, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "model_type": "qwen3_moe", "vocab_size": 100, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2,
+        "num_attention_heads": 4,
     "num_key_value_heads": 2, "num_experts": 8, "moe_intermediate_size": 64, "num_experts_per_tok": 2,
 }  # fmt: skip
 # An adapter of rank 2 on q_proj and v_proj: 2 × (4 + 4) each, 32 elements; 64 bytes in BF16.
@@ -103,8 +104,10 @@ def test_a_size_that_is_null_is_one_that_is_not_there() -> None:
 def test_the_trainer_and_the_command_line_read_the_same_settings_of_one_document() -> None:
     given = Training.model_validate(
         {
-            "model": {"name": "/models/a", "quantization": "NF4"}, "lora": {"rank": 4, "modulesToSave": ["embed_tokens"]}, "zeroStage": "Stage1",
-            "data": Data(path="/d.jsonl", max_length=77).to_dict() | {"path": "/d.jsonl"}, "optimization": {"microBatchSize": 3, "recompute": "All"},
+            "model": {"name": "/models/a", "quantization": "NF4"}, "lora": {"rank": 4, "modulesToSave": ["embed_tokens"]},
+                "zeroStage": "Stage1",
+            "data": Data(path="/d.jsonl", max_length=77).to_dict() | {"path": "/d.jsonl"},
+                "optimization": {"microBatchSize": 3, "recompute": "All"},
         }
     )  # fmt: skip
     told = size_settings(trainer_config(given))

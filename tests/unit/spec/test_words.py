@@ -10,7 +10,8 @@ from lockstep_spec.words import binary_size, clauses, decimal_size, duration, li
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0, "0s"), (0.9, "0s"), (59, "59s"), (60, "1m"), (190, "3m10s"), (3599, "59m59s"), (3900, "1h5m"), (7200, "2h"), (86400, "1d"), (86400 * 4 + 3 * 3600, "4d3h"), (86400 + 60, "1d")],
+    [(0, "0s"), (0.9, "0s"), (59, "59s"), (60, "1m"), (190, "3m10s"), (3599, "59m59s"), (3900, "1h5m"), (7200, "2h"), (86400, "1d"),
+        (86400 * 4 + 3 * 3600, "4d3h"), (86400 + 60, "1d")],
 )  # fmt: skip
 def test_durations_have_two_units_at_most(seconds: float, text: str) -> None:
     assert duration(seconds) == text

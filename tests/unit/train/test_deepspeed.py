@@ -1,4 +1,6 @@
-"""DeepSpeed's internals that lockstep_train/zero uses: each with the feature that breaks where another version of DeepSpeed does without it, checked on real engines."""
+"""DeepSpeed's internals that lockstep_train/zero uses: each with the feature that breaks where another version of DeepSpeed does without
+it, checked on real engines.
+"""
 
 from __future__ import annotations
 
@@ -430,7 +432,8 @@ NEEDS = (
     Need("a loss over all learned tokens", "engine.backward(loss, scale_wrt_gas=False)", losses_are_summed),
     Need(
         "FP16: its loss scale, and resuming it",
-        "optimizer.loss_scaler (cur_scale, cur_iter, last_overflow_iter, cur_hysteresis, dynamic), loss_scale, fp16_enabled(), `loss scale already at minimum`",
+        "optimizer.loss_scaler (cur_scale, cur_iter, last_overflow_iter, cur_hysteresis, dynamic), loss_scale, fp16_enabled(), `loss scale"
+        " already at minimum`",
         overflows_lower_the_scale,
     ),
     Need(
@@ -455,7 +458,9 @@ def test_deepspeed_has_what_a_feature_stands_on(engines: Engines, need: Need) ->
 
 
 def internals_of(trees: Mapping[str, ast.Module]) -> Iterator[str]:
-    """Yield the names that come from DeepSpeed or that it keeps to itself: imported, on a parameter, or private of an object that isn't ours."""
+    """Yield the names that come from DeepSpeed or that it keeps to itself: imported, on a parameter, or private of an object that isn't
+    ours.
+    """
     for tree in trees.values():
         for node in ast.walk(tree):
             match node:

@@ -106,7 +106,8 @@ PASSING: list[BaseException | str] = [
 ]  # fmt: skip
 
 LASTING: list[BaseException | str] = [
-    *(OSError(number, os.strerror(number), "/models/x") for number in (errno.ENOENT, errno.EACCES, errno.ENOTDIR, errno.EISDIR, errno.EROFS)),
+    *(OSError(number, os.strerror(number), "/models/x") for number in (errno.ENOENT, errno.EACCES, errno.ENOTDIR, errno.EISDIR,
+        errno.EROFS)),
     OSError("x is not a local folder and is not a valid model identifier"),
     ValueError("Unrecognized model in /models/x. Should have a `model_type` key"),
     RuntimeError("Error(s) in loading state_dict for LlamaForCausalLM: size mismatch"),
@@ -226,8 +227,9 @@ def test_a_passing_fault_names_its_cause_and_what_helps(number: int, remedy: str
 
 def test_an_error_is_told_with_its_type_where_it_is_no_sentence() -> None:
     assert reason_of(ValueError("Unrecognized model\nmore")) == "Unrecognized model"
-    assert reason_of(ValueError("Validation error for field 'hidden_size':\n    TypeError: Field expected int")) == (
-        "Validation error for field 'hidden_size': TypeError: Field expected int"
+    assert (
+        reason_of(ValueError("Validation error for field 'hidden_size':\n    TypeError: Field expected int"))
+        == "Validation error for field 'hidden_size': TypeError: Field expected int"
     )
     assert reason_of(KeyError("nonsense")) == "KeyError: 'nonsense'"
 

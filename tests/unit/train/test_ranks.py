@@ -60,7 +60,10 @@ def test_gpus_with_an_image_whose_torch_has_no_cuda_are_refused(monkeypatch: pyt
     ],
 )
 def test_gpus_that_are_not_ready_end_the_attempt_and_not_the_job(monkeypatch: pytest.MonkeyPatch, words: str, code: int) -> None:
-    asked = "Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before calling NumCudaDevices() that might have already set an error? "
+    asked = (
+        "Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before calling NumCudaDevices() that might have"
+        " already set an error? "
+    )
     error = refusal(monkeypatch, "13.2", words if words.startswith("No") else asked + words)
     assert error.exit_code == code
     assert words in str(error)

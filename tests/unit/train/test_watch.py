@@ -1,5 +1,6 @@
-"""The watchdog: the message of a hang, its limits, and warnings about variables that nothing reads. NCCL's flight recorder is switched on before the ranks
-meet unless the user set it, and its record is written if there is one."""
+"""The watchdog: the message of a hang, its limits, and warnings about variables that nothing reads. NCCL's flight recorder is switched on
+before the ranks meet unless the user set it, and its record is written if there is one.
+"""
 
 from __future__ import annotations
 

@@ -168,7 +168,9 @@ class Agent:
         self._console.say(f"nobody hears this node: {self.cut_off.text}; the agent restarts and keeps trying")
 
     def _patience(self) -> Iterator[Coroutine[Any, Any, None]]:
-        """Watch for a node 0 that is away for longer than hosts are waited for: the job is over there, or was deleted, and nobody is left to say so."""
+        """Watch for a node 0 that is away for longer than hosts are waited for: the job is over there, or was deleted, and nobody is left
+        to say so.
+        """
         limits = self._run.timeouts
         if limits.return_seconds is not None and self._node.index != 0:
             seconds = max(limits.return_seconds, limits.start_seconds)  # node 0 waits no longer for this one either
@@ -179,7 +181,8 @@ class Agent:
             return
         self._gave_up = True
         self._console.say(
-            f"nothing heard from node 0 for {duration(seconds)}, longer than hosts wait for each other (away_seconds, startTimeoutSeconds): this agent ends. To go on with the job: lockstep resume {self._run.job.name}"
+            f"nothing heard from node 0 for {duration(seconds)}, longer than hosts wait for each other (away_seconds, startTimeoutSeconds):"
+            f" this agent ends. To go on with the job: lockstep resume {self._run.job.name}"
         )
         self._may_end()
 
@@ -285,7 +288,9 @@ class Agent:
             asyncio.get_running_loop().call_later(DUMP_SECONDS, self._end_dump, self._known_attempt)
 
     def _end_dump(self, attempt: int) -> None:
-        """Send what was seen of ranks that still run, then kill them, since not all can be killed. The others were reported at their end."""
+        """Send what was seen of ranks that still run, then kill them, since not all can be killed. The others were reported at their
+        end.
+        """
         if self._ranks is not None and attempt == self._known_attempt:
             for dump in self._ranks.dumps():
                 self.link.send(dump)

@@ -1,6 +1,8 @@
-"""Claims on the GPUs of this machine: an abstract Unix socket for each, which the kernel gives to one process of all users, and takes back when it ends.
+"""Claims on the GPUs of this machine: an abstract Unix socket for each, which the kernel gives to one process of all users, and takes back
+when it ends.
 
-There is no file, so nothing has rights and nothing is left behind. Whoever connects gets one line that says whose the GPU is, and the kernel says who sent it.
+There is no file, so nothing has rights and nothing is left behind. Whoever connects gets one line that says whose the GPU is, and the
+kernel says who sent it.
 """
 
 from __future__ import annotations

@@ -16,14 +16,18 @@ DISABLE_SECONDS = 10.0
 
 
 def listen_on(address: str) -> None:
-    """Let this process and its ranks listen on this address alone, if it is a number. A name may be another address here than elsewhere: 127.0.1.1 in many hosts files."""
+    """Let this process and its ranks listen on this address alone, if it is a number. A name may be another address here than elsewhere:
+    127.0.1.1 in many hosts files.
+    """
     with contextlib.suppress(ValueError):
         ipaddress.ip_address(address)
         os.environ[POD_IPS] = address
 
 
 def tidy_up(host: HostPlace, key_file: Path, say: Callable[[str], None]) -> None:
-    """Remove the job's key and disable the unit that starts this agent: a job that has ended needs neither. What can't be done is said, and harms nothing."""
+    """Remove the job's key and disable the unit that starts this agent: a job that has ended needs neither. What can't be done is said, and
+    harms nothing.
+    """
     try:
         key_file.unlink(missing_ok=True)
     except OSError as error:
@@ -53,7 +57,9 @@ def _disable(unit: str) -> str:
 
 
 def remove_inputs(run_path: Path, key_file: Path) -> None:
-    """Remove the files that a command line made for its agents and couldn't remove before it was killed: the run, its key, and their folder."""
+    """Remove the files that a command line made for its agents and couldn't remove before it was killed: the run, its key, and their
+    folder.
+    """
     with contextlib.suppress(OSError):  # another of its agents was faster, or its folder holds something else
         run_path.unlink()
         key_file.unlink(missing_ok=True)  # gone with the job's end

@@ -1,4 +1,6 @@
-"""The agent's connection to the coordinator: made again whenever it is lost, silent for a while at most; and last words where it can't be made."""
+"""The agent's connection to the coordinator: made again whenever it is lost, silent for a while at most; and last words where it can't be
+made.
+"""
 
 from __future__ import annotations
 
@@ -132,7 +134,9 @@ PAUSED_SECONDS = 2.0
 
 
 async def watch(link: Link | Channel, silence_seconds: float, unheard: Callable[[], None]) -> None:
-    """Call `unheard` every second from `silence_seconds` of silence on, until cancelled. After a pause of this process the silence begins anew."""
+    """Call `unheard` every second from `silence_seconds` of silence on, until cancelled. After a pause of this process the silence begins
+    anew.
+    """
     since = time.monotonic()
     while True:
         since = max(since, link.last_heard)
@@ -154,14 +158,17 @@ CHARACTERS = 1000
 
 
 class CutOff:
-    """Watch for trouble that lasts, and leave last words: what the container of a node that reaches nobody says when it ends, which the kubelet keeps with the pod.
+    """Watch for trouble that lasts, and leave last words: what the container of a node that reaches nobody says when it ends, which the
+    kubelet keeps with the pod.
 
-    So before anything runs there, it ends once with a sentence, is started again by the kubelet, and goes on trying. A sentence of each kind is
-    left once a pod: the kubelet waits longer before every further start.
+    So before anything runs there, it ends once with a sentence, is started again by the kubelet, and goes on trying. A sentence of each
+    kind is left once a pod: the kubelet waits longer before every further start.
     """
 
     def __init__(self, trouble: Callable[[], Trouble | None], last_words: Path = LAST_WORDS, left: Path = LEFT) -> None:
-        """`trouble`: what keeps this node from being heard while nothing runs on it; None: nothing, or there is work that must not end for it."""
+        """`trouble`: what keeps this node from being heard while nothing runs on it; None: nothing, or there is work that must not end for
+        it.
+        """
         self._trouble, self._last_words, self._left = trouble, last_words, left
 
     async def wait(self, patience_seconds: float = PATIENCE_SECONDS) -> Trouble:

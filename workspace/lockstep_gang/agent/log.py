@@ -127,7 +127,9 @@ TAIL_LINES = 100
 
 
 class Console:
-    """Takes lines at any speed. When the reader is that far behind, lines are left out and their number is said. Colors are for a terminal alone."""
+    """Takes lines at any speed. When the reader is that far behind, lines are left out and their number is said. Colors are for a terminal
+    alone.
+    """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

@@ -1,4 +1,6 @@
-"""`python3 agent.pyz --run run.json [--node N]`: the first process of a node. `agent.pyz run|stop|env`: what people type beside it; `sweep` and `probe`: a look at a cluster."""
+"""`python3 agent.pyz --run run.json [--node N]`: the first process of a node. `agent.pyz run|stop|env`: what people type beside it; `sweep`
+and `probe`: a look at a cluster.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +41,9 @@ SOCKET_FOLDER_CHARACTERS = 60  # a Unix socket's path has at most 107
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The agent's exit code: 0 complete, 1 failed, 75 saved and stopped as asked, 78 what it was given can't be used; 70 a fault of its own,
-    which is no verdict on the job."""
+    """The agent's exit code: 0 complete, 1 failed, 75 saved and stopped as asked, 78 what it was given can't be used; 70 a fault of its
+    own, which is no verdict on the job.
+    """
     words = sys.argv[1:] if arguments is None else list(arguments)
     if words[:1] and words[0] in client.VERBS:
         return client.main(words)
@@ -178,7 +181,9 @@ async def _serve(run: Run, key: bytes, node: LocalNode, around: tuple[Console, i
 
 
 def _end_if_cut_off(agent: Agent, node: LocalNode, console: Console) -> None:
-    """End the process at once: Python's own end waits up to 20 s for threads that ask a name server which doesn't answer. Nothing runs yet."""
+    """End the process at once: Python's own end waits up to 20 s for threads that ask a name server which doesn't answer. Nothing runs
+    yet.
+    """
     if agent.cut_off is not None:
         remove_folder(node.folder)
         console.close(1.0)

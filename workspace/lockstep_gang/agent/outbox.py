@@ -94,7 +94,9 @@ class Outbox:
 
 
 def bounded(states: Sequence[RankState], limit_bytes: int = HELLO_BYTES) -> tuple[RankState, ...]:
-    """Shorten a Hello's part about ranks to fit a message, which the coordinator would else refuse again and again. The newest of each rank's last lines stay."""
+    """Shorten a Hello's part about ranks to fit a message, which the coordinator would else refuse again and again. The newest of each
+    rank's last lines stay.
+    """
     if json_bytes(to_json(states)) <= limit_bytes:
         return tuple(states)
     each = limit_bytes // len(states)

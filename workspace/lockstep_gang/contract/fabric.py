@@ -12,7 +12,9 @@ _NUMBERED_DRIVERS = frozenset({"mlx4", "mlx5", "hfi1", "cxgb3", "cxgb4"})
 
 
 def are_whole_names(devices: Iterable[str]) -> bool:
-    """Return True if all are names of single RDMA devices (mlx5_1, rocep25s0, or mlx5_1:2 with its port), not beginnings of several (mlx5, rocep)."""
+    """Return True if all are names of single RDMA devices (mlx5_1, rocep25s0, or mlx5_1:2 with its port), not beginnings of several (mlx5,
+    rocep).
+    """
     names = [device.partition(":")[0] for device in devices]
     return all(name[-1:].isdigit() and name not in _NUMBERED_DRIVERS for name in names)
 
@@ -31,7 +33,9 @@ class FabricAsked:
     """Stated by the cluster or the job, so its lack is a fault."""
     degraded_policy: DegradedPolicy = DegradedPolicy.WARN
     nccl_debug: str | None = None
-    """The cluster's nccl.debug where it stands in the pods' NCCL_DEBUG: how much of NCCL's log is shown. Any other NCCL_DEBUG is a person's own."""
+    """The cluster's nccl.debug where it stands in the pods' NCCL_DEBUG: how much of NCCL's log is shown. Any other NCCL_DEBUG is a person's
+    own.
+    """
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,9 @@ class ProvingReader(asyncio.StreamReader):
 
 
 async def next_line(reader: asyncio.StreamReader) -> bytes:
-    """Return the next line, with its end. Raises EOFError when the other side closed, ContractError for a line that is too long, OSError."""
+    """Return the next line, with its end. Raises EOFError when the other side closed, ContractError for a line that is too long,
+    OSError.
+    """
     try:
         line = await reader.readline()
     except ValueError:

@@ -66,7 +66,9 @@ IN_PODS = PlaceWords(
     host_memory="raise the host memory (spec.resources.memory, or without it resources.limits.memory of the cluster), or load less at once",
     memory_limit="its container reached its limit of",
     gpus="look at nvidia-smi and the device plugin there, or lower gpusPerNode",
-    locked_memory="set security.ipc_lock in the cluster file and grant it, or lift the runtime's memlock limit: a NIC can't register memory",
+    locked_memory=(
+        "set security.ipc_lock in the cluster file and grant it, or lift the runtime's memlock limit: a NIC can't register memory"
+    ),
     more_locked_memory="RDMA needs locked memory: set security.ipc_lock, or memlock: unlimited, in the cluster file",
     hcas="correct network.rdma.devices in the cluster file, or find out why the device plugin gave the pod others",
     hca_count="look at network.rdma.rails and the device plugin on that node",
@@ -75,7 +77,10 @@ IN_PODS = PlaceWords(
     mtu="set it in the network attachment: one that is too small costs most of the speed",
     python="use one image on all nodes",
     libraries="use one image on all nodes, and install nothing in pods",
-    trainer="name the image that lockstep build trainer makes in spec.image or in the cluster file's image, or neither: then it is lockstep-trainer from the operator's registry",
+    trainer=(
+        "name the image that lockstep build trainer makes in spec.image or in the cluster file's image, or neither: then it is"
+        " lockstep-trainer from the operator's registry"
+    ),
     torch="install torch in the image",
     torch_build="use an image whose torch is built for that GPU, or nodes with other GPUs",
     software="the job's image",
@@ -85,7 +90,10 @@ IN_PODS = PlaceWords(
 )
 ON_HOSTS = PlaceWords(
     names="state that host's address as a number in the cluster file, or look at DNS and /etc/hosts there",
-    peers="hosts of one job must reach each other on all ports: look at the firewall of the host that can't be reached (ufw, firewalld or nft)",
+    peers=(
+        "hosts of one job must reach each other on all ports: look at the firewall of the host that can't be reached (ufw, firewalld or"
+        " nft)"
+    ),
     dns="does DNS answer on that host?",
     blocked="a firewall or the network blocks it",
     name_service="DNS",

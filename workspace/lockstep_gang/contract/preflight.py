@@ -1,7 +1,7 @@
 """Preflight: what nodes are expected to be like, what each answers, and what was found. Every message of it is here.
 
-So are the lines that an agent prints where it is asked to measure a cluster, which the command line reads in logs: as a rank of an all-reduce
-sweep, and as a probe of a node.
+So are the lines that an agent prints where it is asked to measure a cluster, which the command line reads in logs: as a rank of an
+all-reduce sweep, and as a probe of a node.
 
 A preflight is a few rounds. In each the coordinator asks all nodes the same question (`Check`) and every node answers with plain
 facts (`Checked`); judging them is the coordinator's. The round's number tells an answer from one to an earlier question.

@@ -1,4 +1,6 @@
-"""The operator's answer to a report: what only the cluster knows of the job's nodes. It gives no orders: who is to stop gets SIGTERM from its pod."""
+"""The operator's answer to a report: what only the cluster knows of the job's nodes. It gives no orders: who is to stop gets SIGTERM from
+its pod.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Reports to the operator: the coordinator's, the whole state of a job in one body, so that losing one costs only time; and an agent's last words."""
+"""Reports to the operator: the coordinator's, the whole state of a job in one body, so that losing one costs only time; and an agent's last
+words.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ _BEGINNING = re.compile(rb'\{"job": \{"name": "([a-z0-9.-]{1,253})", "namespace"
 CLAIM_BYTES_MAX = 700
 """A report begins with its job within so many bytes."""
 STATE_BYTES_MAX = 128 * 1024
-"""Largest body of a report, but for what each node adds: last lines, failures, findings, metrics. Last lines are left out where it would be more."""
+"""Largest body of a report, but for what each node adds: last lines, failures, findings, metrics. Last lines are left out where it would be
+more.
+"""
 NODE_BYTES_MAX = 64
 """`{"node": 1023, "connected": false, "readyRanks": 64}, ` and its number in `order`."""
 _TEXT_CHARACTERS = (4096, 1000, 200)
@@ -154,7 +158,8 @@ class Restart:
     """Time of the failure, RFC 3339."""
     failure: Failure
     lost_steps: int
-    """Steps to be done again: those since the newest commit, or, once the next attempt has told it, since the commit that it goes on from."""
+    """Steps to be done again: those since the newest commit, or, once the next attempt has told it, since the commit that it goes on from.
+    """
     downtime_seconds: int | None = None
     """Seconds from `down_since` to the first step of the next attempt; null: not there yet."""
     counts: bool = True
@@ -162,8 +167,9 @@ class Restart:
     explained_by: str | None = None
     """The uid of the pod whose loss the operator explained."""
     down_since: str | None = None
-    """The failed attempt's last step, RFC 3339. Where it came to none: as of the attempt before it, else the last word of the node that was lost,
-    else the failure. Null: as `failed`."""
+    """The failed attempt's last step, RFC 3339. Where it came to none: as of the attempt before it, else the last word of the node that was
+    lost, else the failure. Null: as `failed`.
+    """
 
 
 UNREPORTED = "attempt {} ended without a report"
@@ -324,7 +330,9 @@ def report_bytes_max(nodes: int) -> int:
 
 
 def report_body(report: Report) -> bytes:
-    """At most `report_bytes_max` of its nodes: the oldest last lines are left out, then long texts cut, so that no job is too talkative to be heard."""
+    """At most `report_bytes_max` of its nodes: the oldest last lines are left out, then long texts cut, so that no job is too talkative to
+    be heard.
+    """
     limit = report_bytes_max(len(report.nodes))
     body = _body(to_json(report))
     while len(body) > limit and report.log:
@@ -360,8 +368,8 @@ def job_header(job: JobIdentity) -> str:
 def claimed_job(header: str | None, beginning: bytes) -> JobIdentity | None:
     """The job that a report says it is of, without parsing the report; None when it doesn't say it as coordinators do.
 
-    `header`: JOB_HEADER. Coordinators of frozen starts before it was there send none: `beginning` has the first CLAIM_BYTES_MAX bytes of the
-    body, and theirs begin with the job.
+    `header`: JOB_HEADER. Coordinators of frozen starts before it was there send none: `beginning` has the first CLAIM_BYTES_MAX bytes of
+    the body, and theirs begin with the job.
     """
     if header is not None:
         match = _CLAIM.fullmatch(header)

@@ -116,7 +116,9 @@ class Run:
     order: tuple[int, ...] = ()
     """Nodes in the order of their ranks; empty: by their numbers. Of one attempt, so run.json never has it."""
     node_micro_batches: tuple[Annotated[int, at_least(0)], ...] = ()
-    """Samples that each rank of node i computes at once, read by Lockstep's trainer only; 0: by the job's settings, which empty means for all."""
+    """Samples that each rank of node i computes at once, read by Lockstep's trainer only; 0: by the job's settings, which empty means for
+    all.
+    """
     training: dict[str, Any] | None = None
     """Read by Lockstep's trainer only; null for a user's script."""
     base_model: str = ""

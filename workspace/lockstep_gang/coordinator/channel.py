@@ -77,7 +77,9 @@ class Channel:
 
     @property
     def arrives(self) -> bool:
-        """True if the other side's machine has acknowledged all that was sent, as this one's kernel knows (`struct tcp_info`, tcpi_unacked)."""
+        """True if the other side's machine has acknowledged all that was sent, as this one's kernel knows (`struct tcp_info`,
+        tcpi_unacked).
+        """
         connection = self._writer.get_extra_info("socket")
         try:
             info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, UNACKED.stop)
@@ -103,7 +105,9 @@ class Channel:
 
 
 async def accept(streams: Streams, key: bytes, job_uid: str, nodes: int) -> tuple[int, Channel]:
-    """Accept a connection as the coordinator. Returns the node that proved the key, and its channel. Raises ContractError, EOFError, OSError."""
+    """Accept a connection as the coordinator. Returns the node that proved the key, and its channel. Raises ContractError, EOFError,
+    OSError.
+    """
     reader, writer = streams
     send_at_once(writer)
     challenge = new_nonce()

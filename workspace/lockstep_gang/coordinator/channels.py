@@ -19,7 +19,9 @@ PING_TURNS = 20
 
 
 class Channels:
-    """Connections by node. The gang learns of a connection a little later while a record is written: until then it is sent nothing but pings."""
+    """Connections by node. The gang learns of a connection a little later while a record is written: until then it is sent nothing but
+    pings.
+    """
 
     def __init__(self, run: Run, say: Callable[[str], None]) -> None:
         self._run = run
@@ -70,7 +72,8 @@ class Channels:
     async def ping(self) -> None:
         """Ping every connection within PING_SECONDS, until cancelled.
 
-        Each has its turn, so that a thousand are no burst. Turns go by the clock: one that comes late, since there is much to do, makes no other late.
+        Each has its turn, so that a thousand are no burst. Turns go by the clock: one that comes late, since there is much to do, makes no
+        other late.
         """
         seconds = PING_SECONDS / PING_TURNS
         last = int(time.monotonic() / seconds)
@@ -87,7 +90,9 @@ BACKLOG_BYTES = 8 * 1024 * 1024
 
 
 class RunOutput:
-    """Output of the running request, sent to the node where somebody asked for it: what all ranks print, and Lockstep's own lines. Nobody waits for a reader."""
+    """Output of the running request, sent to the node where somebody asked for it: what all ranks print, and Lockstep's own lines. Nobody
+    waits for a reader.
+    """
 
     def __init__(self, channels: Mapping[int, Channel]) -> None:
         self._channels = channels

@@ -140,7 +140,9 @@ class Coordinator:
                 task.cancel()
 
     async def _keep_folder(self) -> None:
-        """Go on from the folder's records once it is this job's, and show signs of life in it. The job ends where another one lives in it."""
+        """Go on from the folder's records once it is this job's, and show signs of life in it. The job ends where another one lives in
+        it.
+        """
         until = self._now() + DEAD_SECONDS
         while (other := await self._other_owner()) is not None:
             place, lives = other
@@ -211,7 +213,9 @@ class Coordinator:
         self._become(lambda gang: observe(gang, self._run, node, message, now))
 
     def _printed(self, node: int, message: Printed) -> None:
-        """Show output of a dev environment's ranks: all of it goes into node 0's log and to whoever asked. Node 0's agent has logged its own."""
+        """Show output of a dev environment's ranks: all of it goes into node 0's log and to whoever asked. Node 0's agent has logged its
+        own.
+        """
         if message.attempt != self.gang.attempt:
             return
         for line in message.lines if node != 0 else ():
@@ -278,7 +282,9 @@ class Coordinator:
         self._become(change)
 
     def _become(self, change: Change) -> None:
-        """Take in a change: at once, or when the record that is being written is there. What follows is decided once for all that came together."""
+        """Take in a change: at once, or when the record that is being written is there. What follows is decided once for all that came
+        together.
+        """
         self._excuse()
         self._changes.append(change)
         if self._recording is None:
@@ -366,7 +372,9 @@ class Coordinator:
         self._recording.add_done_callback(self._end_with)
 
     async def _written(self, writing: asyncio.Future[None], decision: Decision | None) -> None:
-        """Carry the decision out when it is durable. Without one nothing is tried again: a coordinator after this one hears the facts as well."""
+        """Carry the decision out when it is durable. Without one nothing is tried again: a coordinator after this one hears the facts as
+        well.
+        """
         try:
             await self._answer(writing, decision)
         except Replaced as error:

@@ -51,7 +51,8 @@ class _ConnectionTo(http.client.HTTPSConnection):
 
 
 def post(target: ReportTarget, key: bytes, job: JobIdentity, body: bytes, address: str | None = None) -> Answer:
-    """Send a report. Blocking: for a thread. The token is read each time, since the kubelet renews it. Raises OSError, ValueError, http.client.HTTPException.
+    """Send a report. Blocking: for a thread. The token is read each time, since the kubelet renews it. Raises OSError, ValueError,
+    http.client.HTTPException.
 
     `address` (host:port): of the replica of the operator to send it to, instead of any that the target's name leads to.
     """

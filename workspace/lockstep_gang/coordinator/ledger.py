@@ -1,4 +1,6 @@
-"""The durable records of a job, and the account of its time. Every method may take as long as the volume does: call it in a thread, one at a time."""
+"""The durable records of a job, and the account of its time. Every method may take as long as the volume does: call it in a thread, one at
+a time.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ ACCOUNT_SECONDS = 15.0
 
 
 class GoodputAccount:
-    """The account of what a job's time is spent on, and its newest commit, in gang/goodput.json. It never stops a job, and reports trouble once."""
+    """The account of what a job's time is spent on, and its newest commit, in gang/goodput.json. It never stops a job, and reports trouble
+    once.
+    """
 
     def __init__(self, records: Records, run: Run, say: Callable[[str], None]) -> None:
         self._records = records
@@ -49,7 +53,9 @@ class GoodputAccount:
         return accounted(with_absence(replace(gang, goodput=self.earlier().goodput), self._run, now), self._run, now)
 
     def keep(self, gang: Gang) -> None:
-        """Write the account if it has changed and nobody else writes it: a volume that hangs must hold up one thread, not the gang. Any thread."""
+        """Write the account if it has changed and nobody else writes it: a volume that hangs must hold up one thread, not the gang. Any
+        thread.
+        """
         if ends_with_it(self._run):
             return  # the account on the volume is that of the job itself
         record = GoodputRecord(self._run.job.uid, gang.goodput, gang.checkpoint)

@@ -27,7 +27,9 @@ WITH_LINES = 128
 
 
 def log_lines(before: Gang, after: Gang, run: Run) -> Iterator[str]:
-    """Lines about the differences of `after` from `before`. Looks only at what has changed: it is called after every message of every node."""
+    """Lines about the differences of `after` from `before`. Looks only at what has changed: it is called after every message of every
+    node.
+    """
     yield from silence_lines(before, after, run)
     yield from _nodes(before, after, run)
     yield from _exits(before, after, run)
@@ -172,7 +174,10 @@ def _request_lines(old: Request | None, new: Request, run: Run) -> Iterator[str]
     if len(new.scripts) == run.nodes and (old is None or not same or len(old.scripts) < run.nodes):
         others = older_scripts(new)
         if others:
-            yield f"warning, {new.asked.command[0]} on node {others[0]} is not the same as on node 0: `lockstep sync` sends yours to every node"
+            yield (
+                f"warning, {new.asked.command[0]} on node {others[0]} is not the same as on node 0: `lockstep sync` sends yours to every"
+                " node"
+            )
 
 
 def start_line(gang: Gang, run: Run) -> str:

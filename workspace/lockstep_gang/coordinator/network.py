@@ -1,5 +1,6 @@
-"""A node's network: addresses on which it listens, free ports there (on node 0 the coordinator and rank 0 both listen), and errors on the way to another
-node or to the operator, in words for whoever looks after the cluster."""
+"""A node's network: addresses on which it listens, free ports there (on node 0 the coordinator and rank 0 both listen), and errors on the
+way to another node or to the operator, in words for whoever looks after the cluster.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ def listening_addresses(address: str) -> list[str] | None:
 
 
 def listening_socket(address: str, port: int) -> socket.socket | None:
-    """Socket for those who know this node as `address`, instead of torch's own, which listens on all interfaces. None: no address is known, or none is free."""
+    """Socket for those who know this node as `address`, instead of torch's own, which listens on all interfaces. None: no address is known,
+    or none is free.
+    """
     for host in listening_addresses(address) or []:
         listening = socket.socket(_family(host))
         try:

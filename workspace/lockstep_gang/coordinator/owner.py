@@ -1,8 +1,8 @@
 """The owner of a run's folder: one job at a time, so that two of one name on one volume don't train in one folder.
 
-`gang/owner.N.json` names the owner, and counts up while its coordinator lives. A coordinator takes over by creating N + 1, which only one of several
-can; the highest number counts: at once from one of its own job, or of a job that has ended, else after DEAD_SECONDS without a sign of life. What a power
-cut leaves is the owner before or the new one, which is dead after that time if it doesn't come back.
+`gang/owner.N.json` names the owner, and counts up while its coordinator lives. A coordinator takes over by creating N + 1, which only one
+of several can; the highest number counts: at once from one of its own job, or of a job that has ended, else after DEAD_SECONDS without a
+sign of life. What a power cut leaves is the owner before or the new one, which is dead after that time if it doesn't come back.
 """
 
 from __future__ import annotations
@@ -112,7 +112,9 @@ class Ownership:
                 self._write(self._file(number))
 
     def _create(self, file: Path) -> None:
-        """Write the first content, of several coordinators only one. Raises FileExistsError in the others, and OSError, and then leaves nothing."""
+        """Write the first content, of several coordinators only one. Raises FileExistsError in the others, and OSError, and then leaves
+        nothing.
+        """
         file.touch(exist_ok=False)
         try:
             self._write(file)

@@ -1,4 +1,5 @@
-"""The durable record on node 0's volume: `attempts.jsonl`, `end.json`, `goodput.json` and `report.json` in the folder `gang` of the run's folder.
+"""The durable record on node 0's volume: `attempts.jsonl`, `end.json`, `goodput.json` and `report.json` in the folder `gang` of the run's
+folder.
 
 Every write replaces the whole file by rename after fsync before it returns, so that a reader sees the old or the new one, never half.
 """
@@ -37,9 +38,11 @@ _NO_FILE = frozenset({errno.EINVAL, errno.EFBIG, errno.ELOOP, errno.EISDIR, errn
 
 
 class Records:
-    """Records in the run's folder. Raises OSError when the volume can't be read or written, ContractError when a record can't be understood.
+    """Records in the run's folder. Raises OSError when the volume can't be read or written, ContractError when a record can't be
+    understood.
 
-    `check` raises where another coordinator has the folder. One that takes it between this look and the write is not seen: its attempt begins again.
+    `check` raises where another coordinator has the folder. One that takes it between this look and the write is not seen: its attempt
+    begins again.
     """
 
     def __init__(self, run_dir: str, check: Callable[[], None] = lambda: None) -> None:

@@ -29,7 +29,9 @@ NEWS_SECONDS = 1.0
 ASKING_SECONDS = 5.0
 """Period instead of PERIOD_SECONDS while nodes are missing: the reply says what the cluster knows of them."""
 RETRY_SECONDS = (0.2, 30.0)
-"""First and longest wait after a failed attempt, doubled in between, each shortened by up to half: an operator that comes back is met by all jobs."""
+"""First and longest wait after a failed attempt, doubled in between, each shortened by up to half: an operator that comes back is met by
+all jobs.
+"""
 COMPLAINT_SECONDS = 60.0
 """Time after which the same trouble is logged again: `lockstep why` reads the end of this log where no report comes."""
 TRANSITIONS_MAX = 64
@@ -67,7 +69,9 @@ class Reporter:
         self._wake.set()
 
     def news(self, make: Callable[[], Report]) -> None:
-        """Offer a report that is worth sending soon: a node came or a commit was made. It is made when it is sent. Steps go with the next report."""
+        """Offer a report that is worth sending soon: a node came or a commit was made. It is made when it is sent. Steps go with the next
+        report.
+        """
         self._latest = make
         self._has_news = True
         self._wake.set()

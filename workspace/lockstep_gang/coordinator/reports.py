@@ -104,7 +104,9 @@ def reports_of(run: Run, key: bytes, records: Records, take: Callable[[Reply], N
 
 
 def report_change(reports: Reports, before: Gang, after: Gang, run: Run, tail: Callable[[], tuple[str, ...]]) -> None:
-    """Report a change. `tail` returns the last lines of node 0's log, which go with a turn. A report looks at every rank: but for turns it is made when it is sent."""
+    """Report a change. `tail` returns the last lines of node 0's log, which go with a turn. A report looks at every rank: but for turns it
+    is made when it is sent.
+    """
     if _turns(before) != _turns(after):
         reports.transition(replace(summarize(after, run), log=tail()))
     elif _is_news(before, after, run):

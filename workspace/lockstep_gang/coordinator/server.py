@@ -20,8 +20,9 @@ from lockstep_spec.codec import ContractError
 LOOK_SECONDS = 1.0
 PAUSED_SECONDS = 2.0
 MANY_RANKS, COLLECTED = 512, (50_000, 20, 50)
-"""Size of a gang from which on garbage is looked for less often. Its state is very many small objects that stay: looking as often as Python does took a
-third of the time."""
+"""Size of a gang from which on garbage is looked for less often. Its state is very many small objects that stay: looking as often as Python
+does took a third of the time.
+"""
 STRANGERS_MAX = 128
 """Connections without a proof, beside one of every node. At more of them the oldest is closed: an agent's proof takes no time."""
 FILES = 512
@@ -47,7 +48,9 @@ class Server:
         self._watching: asyncio.Task[None] | None = None
 
     async def start(self) -> tuple[str, int]:
-        """Listen on the pod's own addresses, or on loopback when all nodes are this machine. Returns the address for the agent beside it. Raises OSError."""
+        """Listen on the pod's own addresses, or on loopback when all nodes are this machine. Returns the address for the agent beside it.
+        Raises OSError.
+        """
         hosts = listening_addresses(self._run.addresses[0])
         _allow_files(FILES + self._run.nodes)
         if self._run.world_size > MANY_RANKS:
@@ -79,7 +82,9 @@ class Server:
             oldest.transport.abort()
 
     async def _give_up_the_silent(self) -> None:
-        """Give up connections that are silent. What came while this process did not run, or had too much to do, is still to be read: then all have their whole time again."""
+        """Give up connections that are silent. What came while this process did not run, or had too much to do, is still to be read: then
+        all have their whole time again.
+        """
         since = time.monotonic()
         while True:
             due = time.monotonic() + LOOK_SECONDS

@@ -12,7 +12,9 @@ T = TypeVar("T")
 
 
 async def happens_within(event: asyncio.Event, seconds: float | None) -> bool:
-    """Return True if the event comes within so long (None: however long that takes). Not wait_for: that raises in two ways depending on Python's version."""
+    """Return True if the event comes within so long (None: however long that takes). Not wait_for: that raises in two ways depending on
+    Python's version.
+    """
     waiting = asyncio.ensure_future(event.wait())
     done, _ = await asyncio.wait([waiting], timeout=seconds)
     waiting.cancel()
@@ -20,7 +22,9 @@ async def happens_within(event: asyncio.Event, seconds: float | None) -> bool:
 
 
 def in_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:
-    """Future of what `work` returns or raises. Its thread is a daemon, unlike those of `asyncio.to_thread`: the process may end before it."""
+    """Future of what `work` returns or raises. Its thread is a daemon, unlike those of `asyncio.to_thread`: the process may end before
+    it.
+    """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 

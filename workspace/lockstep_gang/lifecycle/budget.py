@@ -44,7 +44,9 @@ def _entry(gang: Gang, failure: Failure, now: float) -> Restart:
 
 
 def _down_since(gang: Gang, failure: Failure, now: float) -> str:
-    """Time of the attempt's last step; if it came to none, since when the job has been down already, else when the lost node was last heard."""
+    """Time of the attempt's last step; if it came to none, since when the job has been down already, else when the lost node was last
+    heard.
+    """
     if gang.worked_at:
         return stamp(min(gang.worked_at, now))
     last = gang.history[-1] if gang.history else None
@@ -93,7 +95,9 @@ def nodes_that_left(gang: Gang, now: float) -> tuple[Restart, ...]:
 
 
 def is_repeated(gang: Gang, failure: Failure) -> bool:
-    """Return True for the same error of the user's code twice in a row at the same step, on whichever rank: another attempt would end the same way."""
+    """Return True for the same error of the user's code twice in a row at the same step, on whichever rank: another attempt would end the
+    same way.
+    """
     before = gang.history[-1].failure if gang.history else None
     if before is None or failure.cause not in REPEATED or failure.exception is None:
         return False
@@ -115,8 +119,9 @@ def is_spent(budget: Budget, run: Run) -> bool:
 
 
 def backoff_seconds(run: Run, failures: int) -> float:
-    """Wait after so many failures since the last new commit: none after the first, then doubled each time up to a bound, which never makes it
-    less than what was asked for."""
+    """Wait after so many failures since the last new commit: none after the first, then doubled each time up to a bound, which never makes
+    it less than what was asked for.
+    """
     if failures <= 1:
         return 0.0
     doubled: int = run.restart.backoff_seconds * 2 ** min(failures - 2, 16)
@@ -126,8 +131,8 @@ def backoff_seconds(run: Run, failures: int) -> float:
 def may_start_at(gang: Gang, run: Run, failed_at: float) -> float:
     """Earliest time of the attempt after a failure that is charged already.
 
-    Commits end the wait, and a job may fail after each of them: unless its failure is the job's first, an attempt is followed by another one
-    `backoffSeconds` after its own beginning at the earliest. That may be of another machine's clock, so it adds no more than that.
+    Commits end the wait, and a job may fail after each of them: unless its failure is the job's first, an attempt is followed by another
+    one `backoffSeconds` after its own beginning at the earliest. That may be of another machine's clock, so it adds no more than that.
     """
     is_first = len(gang.history) <= 1
     spaced = 0.0 if is_first else min(gang.began_at, failed_at) + run.restart.backoff_seconds

@@ -35,7 +35,9 @@ TRAINER_ENDS = (
     TrainerEnd(CONFIGURATION, "ConfigError", Cause.CONFIGURATION),
     TrainerEnd(NON_FINITE, "NonFinite", Cause.NON_FINITE),
 )
-"""Ends of the trainer. The report and the exit come in any order, and one of them may never come: a rank that has reported may be killed before it exits."""
+"""Ends of the trainer. The report and the exit come in any order, and one of them may never come: a rank that has reported may be killed
+before it exits.
+"""
 _BY_EXIT_CODE: dict[int | None, Cause] = {end.exit_code: end.cause for end in TRAINER_ENDS}
 _BY_TRAINER_EXCEPTION: dict[str | None, Cause] = {end.exception: end.cause for end in TRAINER_ENDS}
 _EXCEPTIONS = {
@@ -54,7 +56,8 @@ _EXCEPTIONS = {
     **dict.fromkeys(
         (
             "ConnectError", "ConnectTimeout", "ReadTimeout", "ProxyError", "SSLError", "SSLCertVerificationError", "MaxRetryError",
-            "NewConnectionError", "NameResolutionError", "EndpointConnectionError", "ClientConnectorError", "NoCredentialsError", "CommError",
+            "NewConnectionError", "NameResolutionError", "EndpointConnectionError", "ClientConnectorError", "NoCredentialsError",
+                "CommError",
             "AuthenticationError", "_InactiveRpcError", "AioRpcError",
         ),
         Cause.SETUP,  # of HTTP's libraries: a service outside the job
@@ -78,7 +81,8 @@ _MEMORY_ERROR = re.compile(r"MemoryError$")
 """End of the class's name: numpy's, pyarrow's and torch's have names of their own before it."""
 TIMED_OUT = re.compile(
     r"collective operation (timeout|timed out)|watchdog detected operation timeout|NCCL operation timed out"
-    r"|Timed out waiting \d+ ?ms for (recv|send) operation|Timed out after \d+ seconds waiting for clients|wait timeout after \d+ ?ms, keys:"
+    r"|Timed out waiting \d+ ?ms for (recv|send) operation|Timed out after \d+ seconds waiting for clients|wait timeout after \d+ ?ms,"
+    r" keys:"
     r"|client socket has timed out after \d+ ?ms while trying to connect",
     re.IGNORECASE,
 )
@@ -95,10 +99,28 @@ _SHARED_MEMORY = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _PLAIN_WORDS = (
-    (Cause.HARDWARE, re.compile(r"(uncorrectable|(un)?contained|double.bit) (ECC|NVLink)|GPU (is|has been) lost|fallen off the bus|\bhardware (stack )?error\b|Row Remap", re.IGNORECASE)),
-    (Cause.SETUP, re.compile(r"EADDRINUSE|Address already in use|no kernel image is available|CUDA driver version is insufficient|Found no NVIDIA driver|no CUDA-capable device|No CUDA GPUs are available|not compiled with CUDA|forward compatibility was attempted|unsupported display driver|CUDA-capable device(\(s\) is/are|s are) busy|system not yet initialized|CUDA unknown error|Driver/library version mismatch|compiled with an unsupported toolchain|CUDNN_STATUS_\w*VERSION_MISMATCH|Failed to find C compiler|No working C\+\+ compiler|No module named|binary incompatibility|torch\.cuda\.is_available\(\) is False|doesn't have \w+ built in|CUDA Setup failed|requires at least one CUDA device|only supported with GPUs|\bpip3? install (-U|--upgrade)\b|version of \w+ is out of date|No matching distribution found|No solution found when resolving dependencies|PackagesNotFoundError|only supports \w+ GPUs|compute capability \d[\d.]* or|Unable to load any of|Unable to find address for|inotify (watch|instance) limit reached|unsupported locale setting|No time zone found with key|ibv_\w+ failed with error Cannot allocate memory", re.IGNORECASE)),
-    (Cause.SETUP, re.compile(r"HTTPS?ConnectionPool|urlopen error|couldn't connect to 'https?:|Hugging ?Face Hub|on the Hub\b|can't be asked for the (model|dataset)|HF_HUB_OFFLINE|\b(4(0[137]|29) Client|5\d\d Server) Error|HTTP Error (40[137]|429|5\d\d)|Too Many Requests|\(40[13]\)|StatusCode\.UNAVAILABLE|connecting to [\w.-]+:\d+|AccessDenied|gated repo|Tunnel connection failed|CERTIFICATE_VERIFY_FAILED|No API key|Unable to locate credentials|Could not connect to the endpoint URL", re.IGNORECASE)),
-    (Cause.OUT_OF_MEMORY, re.compile(r"(CUDA|HIP) out of memory|CUDA error: out of memory|Cuda failure \d* ?'out of memory'|CU\w+_ALLOC_FAILED|DataLoader worker .* killed by signal: (Killed|Bus error)|bad_alloc|DefaultCPUAllocator|memory allocation of \d+ bytes failed|Memory allocation still failed", re.IGNORECASE)),
+    (Cause.HARDWARE, re.compile(r"(uncorrectable|(un)?contained|double.bit) (ECC|NVLink)|GPU (is|has been) lost|fallen off the"
+                                r" bus|\bhardware (stack )?error\b|Row Remap", re.IGNORECASE)),
+    (Cause.SETUP, re.compile(r"EADDRINUSE|Address already in use|no kernel image is available|CUDA driver version is insufficient|Found no"
+                             r" NVIDIA driver|no CUDA-capable device|No CUDA GPUs are available|not compiled with CUDA|forward"
+                             r" compatibility was attempted|unsupported display driver|CUDA-capable device(\(s\) is/are|s are) busy|system"
+                             r" not yet initialized|CUDA unknown error|Driver/library version mismatch|compiled with an unsupported"
+                             r" toolchain|CUDNN_STATUS_\w*VERSION_MISMATCH|Failed to find C compiler|No working C\+\+ compiler|No module"
+                             r" named|binary incompatibility|torch\.cuda\.is_available\(\) is False|doesn't have \w+ built in|CUDA Setup"
+                             r" failed|requires at least one CUDA device|only supported with GPUs|\bpip3? install (-U|--upgrade)\b|version"
+                             r" of \w+ is out of date|No matching distribution found|No solution found when resolving"
+                             r" dependencies|PackagesNotFoundError|only supports \w+ GPUs|compute capability \d[\d.]* or|Unable to load any"
+                             r" of|Unable to find address for|inotify (watch|instance) limit reached|unsupported locale setting|No time"
+                             r" zone found with key|ibv_\w+ failed with error Cannot allocate memory", re.IGNORECASE)),
+    (Cause.SETUP, re.compile(r"HTTPS?ConnectionPool|urlopen error|couldn't connect to 'https?:|Hugging ?Face Hub|on the Hub\b|can't be"
+                             r" asked for the (model|dataset)|HF_HUB_OFFLINE|\b(4(0[137]|29) Client|5\d\d Server) Error|HTTP Error"
+                             r" (40[137]|429|5\d\d)|Too Many Requests|\(40[13]\)|StatusCode\.UNAVAILABLE|connecting to"
+                             r" [\w.-]+:\d+|AccessDenied|gated repo|Tunnel connection failed|CERTIFICATE_VERIFY_FAILED|No API key|Unable to"
+                             r" locate credentials|Could not connect to the endpoint URL", re.IGNORECASE)),
+    (Cause.OUT_OF_MEMORY, re.compile(r"(CUDA|HIP) out of memory|CUDA error: out of memory|Cuda failure \d* ?'out of"
+                                     r" memory'|CU\w+_ALLOC_FAILED|DataLoader worker .* killed by signal: (Killed|Bus"
+                                     r" error)|bad_alloc|DefaultCPUAllocator|memory allocation of \d+ bytes failed|Memory allocation still"
+                                     r" failed", re.IGNORECASE)),
     (Cause.OUT_OF_MEMORY, _SHARED_MEMORY),
     (Cause.STORAGE, re.compile(r"unable to lock file")),
 )  # fmt: skip
@@ -112,14 +134,24 @@ _OWN_IMPORT = re.compile(
 _NOT_A_NUMBER = r"(`|\b)(nan|inf|infinity|non-?finite)\b"
 _WORDS = (
     (Cause.OUT_OF_MEMORY, re.compile(r"out of memory\b|can't allocate memory|cannot allocate memory", re.IGNORECASE)),
-    (Cause.STORAGE, re.compile(r"No space left on device|Input/output error|Read-only file system|Stale file handle|Disk quota exceeded|\bcould not be saved\b|Transport endpoint is not connected|disk is full|No usable temporary directory|PytorchStreamWriter failed|file write failed|inline_container.*unexpected pos|free disk space|are free there; free|cannot (create|open|touch|move|remove) .*: Permission denied", re.IGNORECASE)),
+    (Cause.STORAGE, re.compile(r"No space left on device|Input/output error|Read-only file system|Stale file handle|Disk quota"
+                               r" exceeded|\bcould not be saved\b|Transport endpoint is not connected|disk is full|No usable temporary"
+                               r" directory|PytorchStreamWriter failed|file write failed|inline_container.*unexpected pos|free disk"
+                               r" space|are free there; free|cannot (create|open|touch|move|remove) .*: Permission denied", re.IGNORECASE)),
     (Cause.NON_FINITE, re.compile(rf"\b(loss|grad\w*|norm|logits?|weights?|outputs?|activations?|values?)\b.*(\b(is|was|are|became|has|contains?|invalid values:)\b|[=:])\W*((?:[a-z]+\W+){{0,2}}){_NOT_A_NUMBER}|{_NOT_A_NUMBER} (loss|grad\w*|values?|norm)|(is|are) (not finite|non-?finite)|\bNaNs?( values?)? (was |were )?(detected|found|encountered|in)\b|(detected|found|encountered|got) (a )?NaN|probability tensor contains|cannot convert float (NaN|infinity)|loss scale already at minimum", re.IGNORECASE | re.DOTALL)),
-    (Cause.SETUP, re.compile(r"can't open file|No such file or directory: '[^']*\.py'|cannot open shared object file|\.so[.\d]*: (invalid ELF header|wrong ELF class|file too short|failed to map segment|cannot (read file data|allocate memory in static TLS))|version `GLIBC|undefined symbol|: command not found|: unbound variable$|: parameter (null or )?not set$|^sh: \d+: .*: not found$|Too many open files|can't start new thread|Resource temporarily unavailable|name resolution|Name or service not known|Unable to JIT load|CUDA_HOME|Ninja is required", re.IGNORECASE | re.MULTILINE)),
+    (Cause.SETUP, re.compile(r"can't open file|No such file or directory: '[^']*\.py'|cannot open shared object file|\.so[.\d]*: (invalid"
+                             r" ELF header|wrong ELF class|file too short|failed to map segment|cannot (read file data|allocate memory in"
+                             r" static TLS))|version `GLIBC|undefined symbol|: command not found|: unbound variable$|: parameter (null or"
+                             r" )?not set$|^sh: \d+: .*: not found$|Too many open files|can't start new thread|Resource temporarily"
+                             r" unavailable|name resolution|Name or service not known|Unable to JIT load|CUDA_HOME|Ninja is required",
+                                 re.IGNORECASE | re.MULTILINE)),
     (Cause.SETUP, _NO_COMPILER),
 )  # fmt: skip
 _NATIVE_WORDS = (
     (Cause.HANG, TIMED_OUT),
-    (Cause.FABRIC, re.compile(r"\bNCCL (error|WARN|Last Error)|watchdog detected operation error|ncclSystemError|ncclRemoteError|ncclUnhandled|\bgloo\b.*(connect|timeout|closed)|Timed out waiting .* (recv|send) operation|No route to host|Network is unreachable", re.IGNORECASE)),
+    (Cause.FABRIC, re.compile(r"\bNCCL (error|WARN|Last Error)|watchdog detected operation"
+                              r" error|ncclSystemError|ncclRemoteError|ncclUnhandled|\bgloo\b.*(connect|timeout|closed)|Timed out waiting"
+                              r" .* (recv|send) operation|No route to host|Network is unreachable", re.IGNORECASE)),
 )  # fmt: skip
 """Words of the libraries that ranks talk by."""
 _NO_PROGRAM = re.compile(r"(_execute_child|_execvpe)\b.*(No such file or directory|Permission denied|Exec format error)", re.DOTALL)
@@ -144,7 +176,8 @@ _OF_A_PATH = _numbers(
 )  # fmt: skip
 """Errors that a script makes in a path or in its use. All others that name a path are the volume's, its server's or its rights'."""
 _BY_ERRNO_OF_A_CONNECTION = (
-    (Cause.FABRIC, _numbers("ECONNRESET", "ECONNREFUSED", "ECONNABORTED", "EPIPE", "ETIMEDOUT", "ENETUNREACH", "EHOSTUNREACH", "ENETDOWN", "ENOTCONN", "ESHUTDOWN")),
+    (Cause.FABRIC, _numbers("ECONNRESET", "ECONNREFUSED", "ECONNABORTED", "EPIPE", "ETIMEDOUT", "ENETUNREACH", "EHOSTUNREACH", "ENETDOWN",
+        "ENOTCONN", "ESHUTDOWN")),
 )  # fmt: skip
 _ERRNO = re.compile(r"\[Errno (?P<python>\d+)\](?P<path> [^:]*: (b?['\"]))?|\(os error (?P<rust>\d+)\)")
 _PIPE_BROKE = re.compile(r"^\[Errno (32|104)\] [^:]*$")
@@ -172,23 +205,34 @@ _REMEDIES = (
     (_SHARED_MEMORY, "{more_shared_memory}"),
     (re.compile(r"DataLoader worker .*Bus error"), "{more_shared_memory}"),
     (re.compile(r"ibv_\w+ failed with error Cannot allocate memory"), "{more_locked_memory}"),
-    (re.compile(r"inotify (watch|instance) limit reached"), "raise fs.inotify.max_user_watches and fs.inotify.max_user_instances on that machine, or let fewer programs watch files"),
+    (re.compile(r"inotify (watch|instance) limit reached"),
+        "raise fs.inotify.max_user_watches and fs.inotify.max_user_instances on that machine, or let fewer programs watch files"),
     (_NO_HOME, "{home}"),
     (_NO_USER, "set USER, LOGNAME and HOME in the job's env: this process runs as a uid that has no name in /etc/passwd"),
-    (re.compile(r"\[Errno 13?\] (Permission denied|Operation not permitted): "), "check the owner and permissions of that folder: this process may not read or write there"),
+    (re.compile(r"\[Errno 13?\] (Permission denied|Operation not permitted): "),
+        "check the owner and permissions of that folder: this process may not read or write there"),
     (
         re.compile(r"terminate called without an active exception(?!.*\bFile \")", re.DOTALL),
-        "no line of Python ran any more: a thread of PyTorch's process group outlived the interpreter (pytorch issue 190489). End the script with "
+        "no line of Python ran any more: a thread of PyTorch's process group outlived the interpreter (pytorch issue 190489). End the"
+        " script with "
         "`os._exit(0)` after flushing its output",
     ),
-    (re.compile(r"(unrecognized arguments?:|No such option:?|not used by the HfArgumentParser:).*--local[_-]rank|Unknown command line flag 'local_rank'"), "set script.localRank: false, so that ranks don't get --local_rank"),
-    (re.compile(r"(required:|Missing option).*--local[_-]rank|has no attribute 'local_rank'"), "set script.localRank: true: each rank then gets --local_rank, as from DeepSpeed's launcher"),
-    (re.compile(r"Default process group has not been initialized"), "call init_process_group before that; if the script waits for the --local_rank of DeepSpeed's launcher, set script.localRank: true"),
-    (re.compile(r"^OSError: Exec format error: "), "its first line names no interpreter, such as #!/bin/sh, or it is for other machines: name what runs it: script.command: [bash, FILE]"),
+    (re.compile(r"(unrecognized arguments?:|No such option:?|not used by the HfArgumentParser:).*--local[_-]rank|Unknown command line flag"
+                r" 'local_rank'"), "set script.localRank: false, so that ranks don't get --local_rank"),
+    (re.compile(r"(required:|Missing option).*--local[_-]rank|has no attribute 'local_rank'"),
+        "set script.localRank: true: each rank then gets --local_rank, as from DeepSpeed's launcher"),
+    (re.compile(r"Default process group has not been initialized"),
+        "call init_process_group before that; if the script waits for the --local_rank of DeepSpeed's launcher, set script.localRank: true"),
+    (re.compile(r"^OSError: Exec format error: "),
+        "its first line names no interpreter, such as #!/bin/sh, or it is for other machines: name what runs it: script.command: [bash,"
+        " FILE]"),
     (re.compile(r"CUDA error: invalid device ordinal"), "use the GPU of LOCAL_RANK, not of RANK"),
-    (re.compile(r"CERTIFICATE_VERIFY_FAILED"), "name a file with the certificate authority of that server in SSL_CERT_FILE and REQUESTS_CA_BUNDLE in spec.env"),
+    (re.compile(r"CERTIFICATE_VERIFY_FAILED"),
+        "name a file with the certificate authority of that server in SSL_CERT_FILE and REQUESTS_CA_BUNDLE in spec.env"),
     (re.compile(r"ProxyError|Tunnel connection failed"), "correct HTTPS_PROXY and HTTP_PROXY in spec.env, or name that host in NO_PROXY"),
-    (re.compile(r"find (them|it) in the cached files|OfflineModeIsEnabled|HF_HUB_OFFLINE"), "fetch it before, into a folder that HF_HOME names, or let the job reach the hub (HF_HUB_OFFLINE, HF_ENDPOINT, HTTPS_PROXY in spec.env)"),
+    (re.compile(r"find (them|it) in the cached files|OfflineModeIsEnabled|HF_HUB_OFFLINE"),
+        "fetch it before, into a folder that HF_HOME names, or let the job reach the hub (HF_HUB_OFFLINE, HF_ENDPOINT, HTTPS_PROXY in"
+        " spec.env)"),
     (re.compile(r"GatedRepo|gated repo"), "accept its terms with an account, and give the job the token of that account as HF_TOKEN"),
 )  # fmt: skip
 """Advice by the words of an error; names in braces are fields of PlaceWords."""
@@ -221,7 +265,9 @@ _CHILD = re.compile(
 
 
 def rank_cause(trainer: bool, exit_code: int | None, signal: str | None, raised: Raised | None, text: str) -> Cause:
-    """Return the cause of a rank's end. `trainer`: it is Lockstep's, whose exit codes mean something; `raised`: what ended it; `text`: all its last lines."""
+    """Return the cause of a rank's end. `trainer`: it is Lockstep's, whose exit codes mean something; `raised`: what ended it; `text`: all
+    its last lines.
+    """
     by_itself = trainer_cause(exit_code, raised.exception if raised is not None else None) if trainer else None
     if by_itself is not None:
         return by_itself
@@ -241,7 +287,9 @@ def rank_cause(trainer: bool, exit_code: int | None, signal: str | None, raised:
 
 
 def blamable(raised: Raised) -> Iterator[Raised]:
-    """The exception and what led to it. One that came while another was handled counts only if the other says nothing itself: a KeyError says something."""
+    """The exception and what led to it. One that came while another was handled counts only if the other says nothing itself: a KeyError
+    says something.
+    """
     yield raised
     later = raised
     for before in raised.led_by:
@@ -267,7 +315,9 @@ def remedy(text: str, place: PlaceWords) -> str:
 
 
 def is_of_another_master(words: str, addresses: Sequence[str]) -> bool:
-    """Return True if a rank could not reach the store on a host by whose name none of the job's nodes goes: its script has set MASTER_ADDR."""
+    """Return True if a rank could not reach the store on a host by whose name none of the job's nodes goes: its script has set
+    MASTER_ADDR.
+    """
     match = _CONNECTING.search(words)
     if match is None:
         return False

@@ -226,8 +226,9 @@ def _stop_hung(gang: Gang, run: Run, hang: Hang, now: float) -> Decision:
 
 
 def _stopped(gang: Gang, run: Run, now: float) -> Decision:
-    """Conclude a stop. No rank is left on any node that can be reached, but for those that can't be ended; a node that can't be reached stops its
-    own after its silence, and is fenced by its number."""
+    """Conclude a stop. No rank is left on any node that can be reached, but for those that can't be ended; a node that can't be reached
+    stops its own after its silence, and is fenced by its number.
+    """
     if _all_done(gang) and not has_failed(gang, run):
         return _done(gang, run, now)
     if run.interactive is not None:

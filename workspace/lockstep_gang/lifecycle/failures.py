@@ -99,7 +99,8 @@ def _done_too_early(gang: Gang, run: Run, index: int, why: str) -> Failure:
     node, exit_ = run.node_of(index), gang.ranks[index].exit
     raised = raised_in(exit_.fresh_lines) if exit_ is not None else None
     wrote = (
-        f" after it wrote {raised.exception}: {raised.first_line[:300]} (behind a pipe, such as to tee, its exit code is lost: set -o pipefail)"
+        f" after it wrote {raised.exception}: {raised.first_line[:300]} (behind a pipe, such as to tee, its exit code is lost: set -o"
+        " pipefail)"
         if raised
         else ""
     )
@@ -119,8 +120,9 @@ def _left_alone(gang: Gang, run: Run, hang: Hang) -> Failure | None:
 
 
 def with_cause_sought(gang: Gang, run: Run, now: float) -> Gang:
-    """The gang with how long it waits for a cause. A rank that fails for want of its peer may be quicker than the peer, which still writes what
-    it died of, and would be killed before it has."""
+    """The gang with how long it waits for a cause. A rank that fails for want of its peer may be quicker than the peer, which still writes
+    what it died of, and would be killed before it has.
+    """
     new = gang.ranks.ended[gang.examined :]
     gang = replace(gang, examined=len(gang.ranks.ended), seeks_until=gang.seeks_until or now + SEEK_SECONDS)
     failed = [index for index in new if not _is_done(gang.ranks[index]) or silent_success(gang, run, index)]
@@ -141,8 +143,8 @@ def left_running(gang: Gang, run: Run) -> str:
         return ""
     ranks, names = sorted({exit_.rank for exit_, _ in left}), sorted({name for _, name in left})
     return (
-        f"warning: {named('rank', ranks)} exited with 0 and left {number_of(len(left), 'program')} running ({', '.join(names)[:200]}), ended with the attempt: "
-        "a script has to wait for what it starts (no nohup, & or daemon)"
+        f"warning: {named('rank', ranks)} exited with 0 and left {number_of(len(left), 'program')} running ({', '.join(names)[:200]}),"
+        " ended with the attempt: a script has to wait for what it starts (no nohup, & or daemon)"
     )
 
 
@@ -161,7 +163,9 @@ def is_final(gang: Gang, run: Run) -> bool:
 
 
 def _most_telling(gang: Gang, run: Run) -> tuple[int, Failure | None]:
-    """The failure with the least `_blame`, of several the one whose sign came first; None: there is none. In a big gang all may have failed."""
+    """The failure with the least `_blame`, of several the one whose sign came first; None: there is none. In a big gang all may have
+    failed.
+    """
     ranks = [(gang.ranks[index].sign, index) for index in _ranks_with_signs(gang, run)]
     lost = {lost.node: lost for lost in gang.lost}
     away = {index: LostNode(gang.nodes[index].closed_sign, index) for index in gang.nodes.away}
@@ -223,14 +227,15 @@ def _node_failure(gang: Gang, run: Run, lost: LostNode) -> Failure:
         return Failure(message=text, node=0, cause=Cause.NODE_LOST)
     else:
         text = (
-            f"{who} heard nothing from the coordinator on {coordinator} for {SILENCE_SECONDS:.0f} s and stopped its ranks: the network between "
-            "the two was broken, or one of the machines froze"
+            f"{who} heard nothing from the coordinator on {coordinator} for {SILENCE_SECONDS:.0f} s and stopped its ranks: the network"
+            " between the two was broken, or one of the machines froze"
         )
     return Failure(message=text, node=lost.node, cause=Cause.NODE_LOST)
 
 
 def _blame(failure: Failure, gang: Gang, run: Run) -> int:
-    """Rank of the failure: 0: it has a cause of its own; 1: its way to a peer broke, or a script gave up waiting for one; 2: it lost a peer.
+    """Rank of the failure: 0: it has a cause of its own; 1: its way to a peer broke, or a script gave up waiting for one; 2: it lost a
+    peer.
 
     By NCCL's log, else by what it raised, else by its last words. The trainer's ranks have looked for themselves who keeps them waiting.
     """
@@ -267,8 +272,14 @@ def _rank_failure(run: Run, index: int, rank: Rank, silent: bool) -> Failure:
     elif exit_ is not None and exit_.elsewhere and _NOT_FOUND.search(words if raised is not None else "".join(fresh[-1:])):
         cause, advice = Cause.CONFIGURATION, f"; {exit_.elsewhere}"
     elif raised is None and (module := _NO_OWN_MODULE.search(words)):
-        advice = f": {module['lack']}: python3 -m looks in {run.working_directory}, where ranks work (script.folder), in PYTHONPATH and in what is installed"
-    text = f"rank {index} on node {run.node_of(index)} {_how(exit_, run, silent)}{_for_memory(memory, place)}{_exception_words(raised) or _argument_words(exit_, fresh)}"
+        advice = (
+            f": {module['lack']}: python3 -m looks in {run.working_directory}, where ranks work (script.folder), in PYTHONPATH and in what"
+            " is installed"
+        )
+    text = (
+        f"rank {index} on node {run.node_of(index)}"
+        f" {_how(exit_, run, silent)}{_for_memory(memory, place)}{_exception_words(raised) or _argument_words(exit_, fresh)}"
+    )
     return Failure(
         message=text[: 1000 - len(advice)].removesuffix("." if advice else "") + advice,
         rank=index,
@@ -282,7 +293,9 @@ def _rank_failure(run: Run, index: int, rank: Rank, silent: bool) -> Failure:
 
 
 def _raised(rank: Rank, fresh: tuple[str, ...]) -> Raised | None:
-    """Exception in the rank's own report, with what its output says led to it. A rank that somebody killed has not ended by what it wrote before."""
+    """Exception in the rank's own report, with what its output says led to it. A rank that somebody killed has not ended by what it wrote
+    before.
+    """
     exit_ = rank.exit
     error = rank.error or (exit_.error if exit_ is not None and not exit_.ordered else None)
     written = raised_in(fresh)
@@ -308,7 +321,9 @@ def _exception_words(raised: Raised | None) -> str:
 
 
 def _argument_words(exit_: RankExit | None, fresh: tuple[str, ...]) -> str:
-    """Words of argparse and its like about arguments that the script doesn't take: `: train.py: error: unrecognized arguments: --no-such=1`."""
+    """Words of argparse and its like about arguments that the script doesn't take: `: train.py: error: unrecognized arguments:
+    --no-such=1`.
+    """
     last = fresh[-1].strip() if exit_ is not None and exit_.exit_code == 2 and fresh else ""
     return f": {last}" if _ARGUMENTS.match(last) else ""
 
@@ -324,7 +339,10 @@ def _for_memory(memory: OutOfMemory | None, place: PlaceWords) -> str:
 def _signal_hints(place: PlaceWords) -> dict[str, str]:
     return {
         "SIGKILL": " (by the kernel when memory runs out, or by hand)",
-        "SIGBUS": f" (most often because shared memory, /dev/shm, is full: {place.more_shared_memory}; a mapped file that became shorter ends a rank so, too)",
+        "SIGBUS": (
+            f" (most often because shared memory, /dev/shm, is full: {place.more_shared_memory}; a mapped file that became shorter ends a"
+            " rank so, too)"
+        ),
         "SIGILL": " (an instruction that this CPU doesn't have: a library was built for another one)",
         "SIGXCPU": " (a limit of CPU time: ulimit -t)",
         "SIGXFSZ": " (a limit of a file's size: ulimit -f)",

@@ -296,8 +296,9 @@ class Gang:
     silences: tuple[Silence, ...] = ()
     """Silences of nodes in this attempt: the newest of each."""
     seeks_until: float = 0.0
-    """Time until which the attempt is not stopped, though ranks have failed, so that the one that ended first is heard: they failed only for want of their
-    peers. 0: none has."""
+    """Time until which the attempt is not stopped, though ranks have failed, so that the one that ended first is heard: they failed only
+    for want of their peers. 0: none has.
+    """
     examined: int = 0
     """Number of the ended ranks that were looked at for it."""
     paused_seconds: float = 0.0
@@ -405,5 +406,7 @@ def has_reported_end(gang: Gang) -> bool:
 
 
 def silent_success(gang: Gang, run: Run, rank: int) -> bool:
-    """Return True for exit code 0 without a report of the end. Lockstep's trainer sends one on rank 0, and only together are they believed."""
+    """Return True for exit code 0 without a report of the end. Lockstep's trainer sends one on rank 0, and only together are they
+    believed.
+    """
     return run.training is not None and rank == 0 and gang.result is None

@@ -42,8 +42,9 @@ def accounted(gang: Gang, run: Run, now: float) -> Gang:
 
 
 def accounted_now_and_then(gang: Gang, run: Run, now: float) -> Gang:
-    """The gang as `accounted` returns it, less often. What a stopping gang's time is spent on doesn't change with what is heard, and why it stops takes a
-    look at every rank: there it is enough now and then."""
+    """The gang as `accounted` returns it, less often. What a stopping gang's time is spent on doesn't change with what is heard, and why it
+    stops takes a look at every rank: there it is enough now and then.
+    """
     is_due = gang.phase is not Phase.STOPPING or now * 1000 >= gang.goodput.until + STOPPING_MILLISECONDS
     return accounted(gang, run, now) if is_due else gang
 
@@ -59,8 +60,9 @@ def with_absence(gang: Gang, run: Run, now: float) -> Gang:
 
 
 def with_step(gang: Gang, report: Step) -> Gang:
-    """The gang after rank 0 reported a step: how far the job has ever come, and how long the step waited for a save. A script that reports its first
-    one had been loading until then."""
+    """The gang after rank 0 reported a step: how far the job has ever come, and how long the step waited for a save. A script that reports
+    its first one had been loading until then.
+    """
     book = gang.goodput
     unknown = book.spent.get(Spent.UNKNOWN.value, 0)
     if unknown:

@@ -21,14 +21,18 @@ from lockstep_spec.words import listed, named
 SLACK_SECONDS = (5.0, 15.0)
 """Least and most time beyond its limit for a rank with a watchdog of its own; half the limit in between. It knows more than we do."""
 SILENT_SECONDS = 12.0
-"""Silence from which on a rank doesn't run any more. It beats every 5 s, and its agent reports that within 5 s, or somewhat later in a big gang."""
+"""Silence from which on a rank doesn't run any more. It beats every 5 s, and its agent reports that within 5 s, or somewhat later in a big
+gang.
+"""
 STOPPED = frozenset({"T", "t"})
 _AT_ITS_END = "_shutdown (threading.py:"
 """Place of the main thread, which waits for the other ones, once the script has ended, whether it failed or not."""
 
 
 def overdue_hang(gang: Gang, run: Run, now: float) -> tuple[Gang, Hang | None]:
-    """The hang of the rank whose time was up first. All ranks are looked at only when the time of one of them may be up, which the gang remembers."""
+    """The hang of the rank whose time was up first. All ranks are looked at only when the time of one of them may be up, which the gang
+    remembers.
+    """
     if now < gang.in_time_until:
         return gang, None
     at, rank = min(((at, rank) for rank, at in deadlines(gang, run, range(len(gang.ranks)))), default=(math.inf, 0))
@@ -170,7 +174,10 @@ def _who(blamed: tuple[int, ...], run: Run, dumps: Mapping[int, Dumped]) -> str:
         network = f"what hangs is {'a GPU or ' if run.gpus_per_node else ''}the network between them"
         places = [f"rank {dump.rank} in {dump.at}" for dump in dumps.values()]
         if len({dump.at for dump in dumps.values()}) > 1:
-            return f"every rank waits for the others, at different places ({listed(places)}): they don't make the same calls in the same order, or {network}"
+            return (
+                f"every rank waits for the others, at different places ({listed(places)}): they don't make the same calls in the same"
+                f" order, or {network}"
+            )
         return f"every rank waits for the others, so {network}"
     if not blamed:
         return "no rank makes progress, and none is behind the others"

@@ -38,7 +38,8 @@ class AttemptRecord:
     retry: int = 0
     """restart.retry of the run that started it."""
     boots: tuple[str, ...] = ()
-    """Starts of the nodes' machines when it began (`Hello.boot_id`), of the newest attempt alone. Empty where an operator explains losses."""
+    """Starts of the nodes' machines when it began (`Hello.boot_id`), of the newest attempt alone. Empty where an operator explains losses.
+    """
     programs: dict[str, ProgramFact] = field(default_factory=dict)
     """The program that it runs on each node, by its index, of the newest attempt alone."""
 
@@ -72,8 +73,9 @@ def begun_records(attempts: Sequence[AttemptRecord], gang: Gang, run: Run, start
 
 
 def retained_records(attempts: Sequence[AttemptRecord]) -> list[AttemptRecord]:
-    """The newest records. The last one has the highest number and the budget; of its job the newest commit and the newest failures stay, however
-    many attempts came after them."""
+    """The newest records. The last one has the highest number and the budget; of its job the newest commit and the newest failures stay,
+    however many attempts came after them.
+    """
     last = attempts[-1:]
     own = [index for index, record in enumerate(attempts) if last and record.job_uid == last[0].job_uid]
     committed = [index for index in own if attempts[index].checkpoint is not None]
@@ -129,8 +131,8 @@ def resume_gang(
 ) -> Gang:
     """The gang as a new coordinator finds it. An attempt without an outcome was lost with its coordinator, and counts as a failure.
 
-    `commit`: the newest of this job, as far as it was written down beside the attempts. `alive_at`: when the coordinator before this one last wrote
-    anything down, Unix time; 0: nobody knows.
+    `commit`: the newest of this job, as far as it was written down beside the attempts. `alive_at`: when the coordinator before this one
+    last wrote anything down, Unix time; 0: nobody knows.
     """
     gang = new_gang(run)
     gang = replace(gang, known_attempt=max([gang.known_attempt, *(record.attempt for record in attempts)]))
@@ -164,7 +166,9 @@ def resume_gang(
 
 
 def _node_0_left(last: AttemptRecord, now: float, alive_at: float) -> Restart:
-    """Entry for an attempt that was stopped with its coordinator, by a suspension for example, should the cluster say that it was something else."""
+    """Entry for an attempt that was stopped with its coordinator, by a suspension for example, should the cluster say that it was something
+    else.
+    """
     failure = Failure(message=TOLD_TO_END.format(node=0), node=0, cause=Cause.NODE_LOST)
     return Restart(last.attempt, stamp(alive_at or now), failure, lost_steps=0, counts=False)
 

@@ -73,7 +73,9 @@ def with_facts(gang: Gang, facts: Sequence[Fact], now: float) -> Gang:
 
 
 def with_machine_heard(gang: Gang, run: Run, hello: Hello, now: float) -> Gang:
-    """The gang that hears from a node's agent before the node counts as here. Its machine was off, slept or was cut off: that explains its loss."""
+    """The gang that hears from a node's agent before the node counts as here. Its machine was off, slept or was cut off: that explains its
+    loss.
+    """
     before = gang.nodes[hello.node]
     lost_at = next((silence.since for silence in gang.silences if silence.node == hello.node and silence.until is None), before.closed_at)
     if run.report is not None or not before.boot_id or not hello.boot_id:
@@ -106,7 +108,9 @@ def _machine_fact(run: Run, node: int, reason: str, message: str, mark: str, sin
 
 
 def _with_machine_fact(gang: Gang, fact: Fact, now: float) -> Gang:
-    """The gang with what an agent knows of its machine. A loss that is charged already gets its budget back; else the fact stays for one that is to be charged."""
+    """The gang with what an agent knows of its machine. A loss that is charged already gets its budget back; else the fact stays for one
+    that is to be charged.
+    """
     others = tuple(other for other in gang.facts.machines if other.node != fact.node)
     gang = _explained(replace(gang, facts=replace(gang.facts, machines=(*others, fact))), now)
     return replace(gang, facts=replace(gang.facts, machines=others)) if gang.phase is Phase.WAITING else gang
@@ -164,8 +168,9 @@ def _remembered(gang: Gang, entry: Restart) -> Gang:
 
 
 def doubted_until(gang: Gang, run: Run) -> float | None:
-    """Time until which the last failure may still be explained, which would give its budget back: by the operator, else by the agent of a host
-    that may come back. None: nothing is open."""
+    """Time until which the last failure may still be explained, which would give its budget back: by the operator, else by the agent of a
+    host that may come back. None: nothing is open.
+    """
     last = gang.history[-1] if gang.history else None
     if last is None or not last.counts or last.failure.cause is not Cause.NODE_LOST or last.failure.node is None:
         return None

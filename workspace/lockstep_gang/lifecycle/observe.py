@@ -164,7 +164,9 @@ def _started(gang: Gang, run: Run, node: int) -> Gang:
 
 
 def _dumped(gang: Gang, dump: Dumped) -> Gang:
-    """Keep what was seen of a rank. What is left of it after SIGKILL is reported again and again: that is its state, unless it was a stopped process."""
+    """Keep what was seen of a rank. What is left of it after SIGKILL is reported again and again: that is its state, unless it was a
+    stopped process.
+    """
     rank = gang.ranks[dump.rank]
     if not rank.dumped:
         return replace(gang.with_rank(dump.rank, replace(rank, dumped=True)), dumps=(*gang.dumps, dump))
@@ -186,7 +188,9 @@ def _exited(gang: Gang, run: Run, node: int, exit_: RankExit) -> Gang:
 
 
 def ended_as_ordered(gang: Gang, run: Run, ends: Sequence[tuple[int, Exited]]) -> Gang:
-    """The gang after these ends (node, how its rank ended), while it is being stopped: as `observe` of each, with one copy of the gang for all."""
+    """The gang after these ends (node, how its rank ended), while it is being stopped: as `observe` of each, with one copy of the gang for
+    all.
+    """
     ranks: dict[int, Rank] = {}
     signs = gang.signs
     for node, message in ends:
@@ -203,7 +207,9 @@ def _sign(gang: Gang, rank: int) -> tuple[Gang, int]:
 
 
 def rank_after_report(rank: Rank, report: RankReport, now: float) -> Rank:
-    """The rank after one of its reports. Written out, since `replace` takes several times as long, and a big gang says thousands of these a second."""
+    """The rank after one of its reports. Written out, since `replace` takes several times as long, and a big gang says thousands of these a
+    second.
+    """
     paces = with_sample(rank.paces, report) if isinstance(report, Pace) else rank.paces
     return Rank(True, rank.exit, rank.error, rank.sign, progress_after(rank.progress, report, now), paces, rank.dumped)
 

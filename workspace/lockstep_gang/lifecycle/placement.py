@@ -24,7 +24,9 @@ class Placement:
 
 
 def rank_order(racks: Sequence[str]) -> tuple[int, ...]:
-    """Nodes in the order of their ranks: racks by their first node, nodes by number within. So node 0, beside the coordinator, has rank 0."""
+    """Nodes in the order of their ranks: racks by their first node, nodes by number within. So node 0, beside the coordinator, has rank
+    0.
+    """
     first = {rack: node for node, rack in reversed(list(enumerate(racks)))}
     return tuple(sorted(range(len(racks)), key=lambda node: (first[racks[node]], node)))
 

@@ -63,8 +63,8 @@ def _why_refused(gang: Gang, run: Run, asked: Asked, now: float) -> str:
         return "node 0's agent restarted, which ended the run"
     if current is not None:
         return (
-            f"refused: {current.asked.text} runs since {stamp(current.since)}, asked for by {current.asked.by}; there is one run at a time, "
-            f"and this ends it: lockstep stop {run.job.name} --run"
+            f"refused: {current.asked.text} runs since {stamp(current.since)}, asked for by {current.asked.by}; there is one run at a time,"
+            f" and this ends it: lockstep stop {run.job.name} --run"
         )
     if gang.nodes[0].leaving:
         return "refused: the environment is being stopped"
@@ -223,7 +223,9 @@ def with_idleness(gang: Gang, run: Run, now: float) -> Gang:
 
 
 def session_wake_at(gang: Gang, run: Run) -> float | None:
-    """Time at which the session changes though nobody said anything: nodes must have looked for the script, or the idle time goes on; None: never."""
+    """Time at which the session changes though nobody said anything: nodes must have looked for the script, or the idle time goes on; None:
+    never.
+    """
     request = gang.session.request
     if request is None:
         return _idle_wake_at(gang.session, run)
@@ -246,7 +248,10 @@ def idleness_line(session: Session, run: Run) -> str:
         return "the environment is in use again"
     since = f"nobody has used the environment since {stamp(session.used_at)}"
     if session.idleness is Idleness.WARNED:
-        return f"{since}: its GPUs are released at {stamp(session.used_at + run.interactive.idle_seconds)}, unless somebody starts a run or uses a shell"
+        return (
+            f"{since}: its GPUs are released at {stamp(session.used_at + run.interactive.idle_seconds)}, unless somebody starts a run or"
+            " uses a shell"
+        )
     return f"{since}: its GPUs are released now; it comes back with: lockstep resume {run.job.name} -n {run.job.namespace}"
 
 

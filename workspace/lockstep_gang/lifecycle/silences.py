@@ -1,4 +1,5 @@
-"""Silences: nodes that are not heard though nobody closed their connection. They tell which two can't talk, and that no rank is to blame (pure).
+"""Silences: nodes that are not heard though nobody closed their connection. They tell which two can't talk, and that no rank is to blame
+(pure).
 
 A process that ends closes its connections; a network that drops packets, a machine that hangs and an agent that doesn't run say nothing.
 Meanwhile the ranks of all other nodes wait for those of that node, and their limits pass.
@@ -44,7 +45,9 @@ def open_silence_of(gang: Gang, node: int) -> Silence | None:
 
 
 def silence_to_blame(gang: Gang, run: Run, since: float) -> Failure | None:
-    """Failure to name instead of a rank that waited for others from `since` on; None: all nodes were heard since, or it has got on after that."""
+    """Failure to name instead of a rank that waited for others from `since` on; None: all nodes were heard since, or it has got on after
+    that.
+    """
     silences = [silence for silence in _in_time(gang, since) if silence.until is None or silence.until >= since]
     if not silences:
         return None
@@ -76,8 +79,8 @@ def silent_node_failure(silence: Silence, run: Run) -> Failure:
 
 def _interrupted(silence: Silence, run: Run) -> Failure:
     text = (
-        f"{_could_not_talk(silence, run)}; ranks waited for each other until their time was up, and none of them is to blame: connections between "
-        f"them may be dead since then, as where a firewall forgets connections: {words_of(run).peers}"
+        f"{_could_not_talk(silence, run)}; ranks waited for each other until their time was up, and none of them is to blame: connections"
+        f" between them may be dead since then, as where a firewall forgets connections: {words_of(run).peers}"
     )
     return Failure(message=text, node=silence.node, cause=Cause.FABRIC)
 

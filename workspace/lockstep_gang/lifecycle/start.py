@@ -22,7 +22,10 @@ _UNPLACED = frozenset({"Unschedulable", "Scheduling", "NotCreated"})
 
 def awaits_folder(gang: Gang, run: Run, owner: str, until: float) -> Gang:
     """The gang while it waits for another job to let go of the run's folder. `owner`: words for that job."""
-    text = f"waiting for the run's folder {run.run_dir}, which {owner} has: unless that shows a sign of life, this job takes it over at {stamp(until)}"
+    text = (
+        f"waiting for the run's folder {run.run_dir}, which {owner} has: unless that shows a sign of life, this job takes it over at"
+        f" {stamp(until)}"
+    )
     return replace(gang, awaited=text, unwritten=None)
 
 
@@ -45,9 +48,11 @@ def absent_nodes(gang: Gang) -> list[int]:
 
 
 def unplaced_nodes(gang: Gang, run: Run) -> list[int]:
-    """Absent nodes that nobody says the cluster has room for: the operator says that it has none, or has said nothing since they were last here.
+    """Absent nodes that nobody says the cluster has room for: the operator says that it has none, or has said nothing since they were last
+    here.
 
-    Without an operator that is every absent node: `lockstep run` sees their pods, or their agents. Hosts have room: for them a limit is set.
+    Without an operator that is every absent node: `lockstep run` sees their pods, or their agents. Hosts have room: for them a limit is
+    set.
     """
     if run.timeouts.return_seconds is not None:
         return []

@@ -106,7 +106,9 @@ def stop_deadline(gang: Gang, run: Run) -> float | None:
 
 
 def is_over(gang: Gang, run: Run, now: float) -> bool:
-    """Return True if the attempt that is being stopped is concluded: nothing of it is left on any node that can be reached, or its time is over."""
+    """Return True if the attempt that is being stopped is concluded: nothing of it is left on any node that can be reached, or its time is
+    over.
+    """
     deadline = stop_deadline(gang, run)
     return deadline is not None and (not gang.nodes.counts.busy or now >= deadline)
 

@@ -38,7 +38,9 @@ def with_sample(paces: tuple[Pace, ...], pace: Pace) -> tuple[Pace, ...]:
 
 
 def with_stragglers_now_and_then(gang: Gang, run: Run, now: float) -> Gang:
-    """The gang as `with_stragglers` returns it, when rank 0 reports its pace, so that the work doesn't grow with the square of the ranks; in a big gang less often."""
+    """The gang as `with_stragglers` returns it, when rank 0 reports its pace, so that the work doesn't grow with the square of the ranks;
+    in a big gang less often.
+    """
     if now < gang.straggled_at + max(0, run.world_size - JUDGED_AT_ONCE) / 1000:
         return gang
     return replace(with_stragglers(gang, run), straggled_at=now)

@@ -14,7 +14,8 @@ EXCEPTION_LINE = re.compile(
 """The last line of a Python traceback, whose beginning may be out of sight."""
 FRAME_LINE = re.compile(rf"{_RANK}(?:(?:Exception Group )?Traceback \(most recent call last\):|  File \".*\", line \d+)")
 NOISE = re.compile(
-    r"\s*$|(?:\[rank\d+\]:? ?)?\[?[IWEF](?:\d{4}|\]) |Exception ignored in|.*\bresource_tracker\b|terminate called|Aborted|Fatal Python error"
+    r"\s*$|(?:\[rank\d+\]:? ?)?\[?[IWEF](?:\d{4}|\]) |Exception ignored in|.*\bresource_tracker\b|terminate called|Aborted|Fatal Python"
+    r" error"
 )
 """Lines that are written while a process ends, after the exception that ended it."""
 LEFT_OUT = "[…]"
@@ -59,13 +60,17 @@ class Raised:
 
     @property
     def first_line(self) -> str:
-        """First line of its message that says anything: it may begin with an empty one, or with a ruler. A sentence that goes on is joined."""
+        """First line of its message that says anything: it may begin with an empty one, or with a ruler. A sentence that goes on is
+        joined.
+        """
         lines = [line.strip() for line in self.message.split("\n") if any(map(str.isalnum, line))] or [self.message.strip()]
         return " ".join(lines[:2]) if len(lines) > 1 and lines[1][0].islower() and lines[0][-1].isalnum() else lines[0]
 
 
 class ExceptionLines:
-    """Lines of an output that name the last exception and those that led to it: what hooks print after it may be longer than what is kept."""
+    """Lines of an output that name the last exception and those that led to it: what hooks print after it may be longer than what is
+    kept.
+    """
 
     def __init__(self) -> None:
         self._chain: list[str] = []

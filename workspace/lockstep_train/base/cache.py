@@ -11,7 +11,9 @@ from pathlib import Path
 from lockstep_spec.files import make_directory, write_durably
 
 SETTLED_SECONDS = 2.0
-"""A file that changed this recently may change once more without another time of change: file systems count in ticks, some in whole seconds."""
+"""A file that changed this recently may change once more without another time of change: file systems count in ticks, some in whole
+seconds.
+"""
 
 
 def cache_folder(run_dir: Path) -> Path:

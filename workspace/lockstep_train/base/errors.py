@@ -65,7 +65,9 @@ _LASTING = frozenset(
         errno.ENOTTY, errno.ESPIPE, errno.E2BIG, errno.ENOEXEC, errno.EMSGSIZE, errno.EILSEQ, errno.EDOM, errno.ERANGE,
     }
 )  # fmt: skip
-"""The system's errors that the same again would meet again: names, kinds, rights and sizes. All others are a volume's, a network's or a device's."""
+"""The system's errors that the same again would meet again: names, kinds, rights and sizes. All others are a volume's, a network's or a
+device's.
+"""
 _PASSING_NUMBERS = sorted(errno.errorcode.keys() - _LASTING)
 _PASSING_CLASSES = frozenset(
     {
@@ -78,14 +80,17 @@ _PASSING_CLASSES = frozenset(
 _PASSING_WORDS = re.compile(
     "|".join(re.escape(os.strerror(number)) for number in _PASSING_NUMBERS)
     + r"|\bCUDA (driver )?error\b|\bHIP error\b|\bcuDNN error\b|\bCU(DNN|BLAS|SPARSE|SOLVER)_STATUS_|\bNCCL (error|Error)\b"
-    r"|Connection closed by peer|Application timeout caused pair closure|Timed out waiting|timed out connecting|operation timed out|error sending request",
+    r"|Connection closed by peer|Application timeout caused pair closure|Timed out waiting|timed out connecting|operation timed out|error"
+    r" sending request",
 )
 """Words of errors that libraries in C++ and Rust raise as RuntimeError and the like, and of problems that are text already."""
 _NUMBER = re.compile(r"\[Errno (-?\d+)\]|\(os error (\d+)\)")
 """Number of a system's error as Python and Rust write it, whatever the language of the words beside it."""
 _LASTING_WORDS = re.compile(
-    r"no kernel image is available|driver version is insufficient|invalid device function|driver on your system is too old|driver is a stub library"
-    r"|not supported in the installed CUDA driver|unsupported display driver|forward compatibility was attempted|compiled with an unsupported toolchain"
+    r"no kernel image is available|driver version is insufficient|invalid device function|driver on your system is too old|driver is a stub"
+    r" library"
+    r"|not supported in the installed CUDA driver|unsupported display driver|forward compatibility was attempted|compiled with an"
+    r" unsupported toolchain"
 )
 """A GPU or a driver that doesn't fit the image."""
 _OUT_OF_MEMORY = re.compile(
@@ -141,23 +146,27 @@ def refusal(message: str, cause: BaseException | str) -> TrainerError:
 
 
 def may_pass(cause: BaseException | str) -> bool:
-    """Return True if another attempt may not meet it: a fault of a volume, a network, a device or a peer, anywhere in the chain of causes."""
+    """Return True if another attempt may not meet it: a fault of a volume, a network, a device or a peer, anywhere in the chain of
+    causes.
+    """
     if isinstance(cause, str):
         return _words_may_pass(cause)
     return any(_passes(error) for error in _chain(cause))
 
 
 def out_of_memory(cause: BaseException | str) -> bool:
-    """Return True if a device's memory is exhausted, in the words of any library, anywhere in the chain of causes. torch's errors are recognized by
-    their names and words, since torch may not even be imported."""
+    """Return True if a device's memory is exhausted, in the words of any library, anywhere in the chain of causes. torch's errors are
+    recognized by their names and words, since torch may not even be imported.
+    """
     if isinstance(cause, str):
         return _OUT_OF_MEMORY.search(cause) is not None
     return any(type(error).__name__ == "OutOfMemoryError" or _OUT_OF_MEMORY.search(str(error)) for error in _chain(cause))
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error, and what led to it: libraries raise a new one while they handle the first, with `from`, without, or with another one there.
-    Of a group also its members."""
+    """The error, and what led to it: libraries raise a new one while they handle the first, with `from`, without, or with another one
+    there. Of a group also its members.
+    """
     seen: set[int] = set()
     links: list[BaseException | None] = [error]
     while links:
@@ -194,7 +203,9 @@ def _words_may_pass(text: str) -> bool:
 
 
 def lasts_on_this_device(words: str) -> bool:
-    """Return True if a library's words for a GPU that can't be used say that the GPU or its driver doesn't fit the image; all others may pass."""
+    """Return True if a library's words for a GPU that can't be used say that the GPU or its driver doesn't fit the image; all others may
+    pass.
+    """
     return _LASTING_WORDS.search(words) is not None
 
 

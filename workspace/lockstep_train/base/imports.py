@@ -35,7 +35,9 @@ def import_method(training: TrainingConfig) -> None:
 
 
 def import_peft() -> Any:
-    """Import peft without bitsandbytes, which it imports where it is there, though only packed weights need it; with them it is imported already."""
+    """Import peft without bitsandbytes, which it imports where it is there, though only packed weights need it; with them it is imported
+    already.
+    """
     with hidden_packages("bitsandbytes"):
         peft = importlib.import_module("peft")
         available = importlib.import_module("peft.import_utils")
@@ -45,9 +47,11 @@ def import_peft() -> Any:
 
 
 def import_bitsandbytes() -> Any:
-    """Import bitsandbytes without torch's compiler: decorating its kernels for other devices than NVIDIA's imports inductor and compiles at first use.
+    """Import bitsandbytes without torch's compiler: decorating its kernels for other devices than NVIDIA's imports inductor and compiles at
+    first use.
 
-    And without `kernels`, by which it would download compiled code for CPUs with AVX512-BF16, for a format that isn't used here (model/quantize.py).
+    And without `kernels`, by which it would download compiled code for CPUs with AVX512-BF16, for a format that isn't used here
+    (model/quantize.py).
     """
     import torch
 

@@ -17,8 +17,9 @@ END_SECONDS = 300.0
 
 
 def step_seconds(configured: int | None, durations: Sequence[float]) -> float:
-    """Limit of one step or one batch of an evaluation. `durations`: seconds of the last steps, of which 3 medians are allowed unless a limit is
-    configured; a first step has none."""
+    """Limit of one step or one batch of an evaluation. `durations`: seconds of the last steps, of which 3 medians are allowed unless a
+    limit is configured; a first step has none.
+    """
     if configured is not None:
         return float(configured)
     return max(STEP_FLOOR_SECONDS, MEDIANS * statistics.median(durations)) if durations else FIRST_STEP_SECONDS

@@ -193,7 +193,9 @@ def _listening(address: str, port: int) -> int | None:
 
 
 def _set_default_timeout(timeout: timedelta) -> None:
-    """Set the time limit of groups that are made without one, as DeepSpeed makes all of its own: torch reads these names whenever it makes a group."""
+    """Set the time limit of groups that are made without one, as DeepSpeed makes all of its own: torch reads these names whenever it makes
+    a group.
+    """
     distributed_c10d.default_pg_timeout = timeout
     distributed_c10d.default_pg_nccl_timeout = timeout  # type: ignore[attr-defined]
 
@@ -242,7 +244,9 @@ def leave(all_arrived: Callable[[], None] = lambda: None) -> None:
 
 @contextlib.contextmanager
 def refused_together(ranks: Ranks, key: str) -> Iterator[None]:
-    """Let all ranks end by a TrainerError that each of them raises, and none by the loss of its peers. Rank 0 has the store: it goes last, when the others have read from it."""
+    """Let all ranks end by a TrainerError that each of them raises, and none by the loss of its peers. Rank 0 has the store: it goes last,
+    when the others have read from it.
+    """
     try:
         yield
     except TrainerError:

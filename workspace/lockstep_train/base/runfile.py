@@ -1,4 +1,6 @@
-"""Inputs of a rank: run.json, with its section `training` strictly and what it needs of the rest, which is the agent's; and torchrun's and the agent's variables."""
+"""Inputs of a rank: run.json, with its section `training` strictly and what it needs of the rest, which is the agent's; and torchrun's and
+the agent's variables.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,9 @@ def parse_training(value: object) -> TrainingConfig:
 
 
 def parse_run(document: object, source: str) -> RunConfig:
-    """Return the trainer's part of run.json: `job`, `runDir`, `storage`, `nodeMicroBatches`, `baseModel`, `training`. Raises ConfigError."""
+    """Return the trainer's part of run.json: `job`, `runDir`, `storage`, `nodeMicroBatches`, `baseModel`, `training`. Raises
+    ConfigError.
+    """
     if not isinstance(document, dict):
         raise ConfigError(f"{source} holds no JSON object; it must be a run.json")
     if document.get("training") is None:
@@ -131,7 +135,8 @@ def ignored_variables(environ: Mapping[str, str] | None = None) -> list[str]:
     if "NCCL_TIMEOUT" not in values:
         return []
     return [
-        f"NCCL_TIMEOUT={values['NCCL_TIMEOUT']} has no effect: neither NCCL nor PyTorch reads it; set training.limits.collectiveTimeoutSeconds"
+        f"NCCL_TIMEOUT={values['NCCL_TIMEOUT']} has no effect: neither NCCL nor PyTorch reads it; set"
+        " training.limits.collectiveTimeoutSeconds"
     ]
 
 

@@ -41,14 +41,15 @@ def nodes_share(ranks: Ranks, run_dir: Path, storage: StorageMode | None, shared
         listed = ", ".join(map(str, blind))
         with refused_together(ranks, "storage"):
             raise ConfigError(
-                f"storage is Shared, but node {listed} does not see within {shared_seconds:.0f} s what node 0 wrote to {run_dir}: that folder is on a "
-                "volume of its own there; mount the same volume on all nodes, or set storage.mode to PerPod"
+                f"storage is Shared, but node {listed} does not see within {shared_seconds:.0f} s what node 0 wrote to {run_dir}: that"
+                " folder is on a volume of its own there; mount the same volume on all nodes, or set storage.mode to PerPod"
             )
     return not blind
 
 
 def volume_groups(ranks: Ranks, folder: Path, topic: str, patience_seconds: float = 0.0) -> list[int]:
-    """Return for every node the lowest node that sees the same `folder`, on every rank. No collective; `topic`, of the store's keys, is used once.
+    """Return for every node the lowest node that sees the same `folder`, on every rank. No collective; `topic`, of the store's keys, is
+    used once.
 
     A node looks for the others' marks for up to `patience_seconds`.
     """
@@ -129,7 +130,8 @@ class BuildProgress:
 def once_per_volume(
     ranks: Ranks, folder: Path, topic: str, progress: BuildProgress, build: Callable[[], Any]
 ) -> tuple[dict[int, Any], Any]:
-    """Run `build`, which gives JSON, on the first rank of the lowest node of each volume while all others wait; builder's node → result, and that of this volume.
+    """Run `build`, which gives JSON, on the first rank of the lowest node of each volume while all others wait; builder's node → result,
+    and that of this volume.
 
     Raises, on all ranks alike, the gravest TrainerError that a builder has met.
 

@@ -110,7 +110,8 @@ def collect(paths: Sequence[Path]) -> Collection:
     strangers = [path for path in paths if not _is_run(path)]
     if strangers:
         raise ConfigError(
-            f"{strangers[0]} is not a run's folder: it has neither checkpoints/ nor gang/ nor step-N.aM folders; give a run's folder (runs/<job>)"
+            f"{strangers[0]} is not a run's folder: it has neither checkpoints/ nor gang/ nor step-N.aM folders; give a run's folder"
+            " (runs/<job>)"
         )
     return Collection(checkpoints, merge_views(map(read_view, checkpoints)))
 

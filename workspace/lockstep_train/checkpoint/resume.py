@@ -66,7 +66,8 @@ class Start:
 
 
 def choose_start(ranks: Ranks, checkpoints: Path, resume_from: str, claim: Claim, say: Say, *, shared: bool = False) -> Start:
-    """Agree on the start. A damaged commit is named through `say` and the one before it is tried. `shared`: all nodes see these checkpoints.
+    """Agree on the start. A damaged commit is named through `say` and the one before it is tried. `shared`: all nodes see these
+    checkpoints.
 
     Raises, on every rank, ConfigError when the attempt is stale or the path in `resumeFrom` can't be used, and TrainerError when no commit
     can be read for a fault that may pass.
@@ -87,12 +88,14 @@ def _choose_start(ranks: Ranks, checkpoints: Path, resume_from: str, claim: Clai
     source, problems = _first_whole(ranks, folders, say, checkpoints if shared else None)
     if source is None and explicit:
         raise refusal(
-            f"training.checkpoint.resumeFrom {resume_from} holds no commit that can be read; give a step-N.aM or checkpoint-N folder, or a checkpoints folder",
+            f"training.checkpoint.resumeFrom {resume_from} holds no commit that can be read; give a step-N.aM or checkpoint-N folder, or a"
+            " checkpoints folder",
             problems,
         )
     if source is None and folders:
         raise refusal(
-            f"none of the {len(folders)} commits in {checkpoints} can be read; repair them, or set training.checkpoint.resumeFrom to None to start again",
+            f"none of the {len(folders)} commits in {checkpoints} can be read; repair them, or set training.checkpoint.resumeFrom to None"
+            " to start again",
             problems,
         )
     return Start(attempt, source, view)
@@ -171,7 +174,9 @@ def _explicit(path: Path) -> Iterator[Path]:
 
 
 def _first_whole(ranks: Ranks, folders: list[Path], say: Say, shared: Path | None) -> tuple[VerifiedCommit | None, str]:
-    """Return the first commit that is whole, and the problems of those before it. `shared`: a folder that all nodes see; one that somebody named elsewhere may not be."""
+    """Return the first commit that is whole, and the problems of those before it. `shared`: a folder that all nodes see; one that somebody
+    named elsewhere may not be.
+    """
     problems: list[str] = []
     for number, folder in enumerate(folders):
         source, problem = _verified(ranks, folder, f"start/{number}", shared=folder.parent == shared)
@@ -269,7 +274,9 @@ def _heal(checkpoints: Path, source: VerifiedCommit | None) -> None:
 
 
 def restore_commit(engine: Any, source: VerifiedCommit, ranks: Ranks, say: Say) -> None:
-    """Load a verified commit. A collective where a node's volume lacks a shard. The commit is held meanwhile: it may be one of a running job."""
+    """Load a verified commit. A collective where a node's volume lacks a shard. The commit is held meanwhile: it may be one of a running
+    job.
+    """
     manifest = source.manifest
     reader = ShardReader(source.folder, manifest)
     with contextlib.ExitStack() as stack:

@@ -1,4 +1,6 @@
-"""The run's dataset: sources read and tokenized, divided, cut, packed, once on every volume. All of it is kept on disk; a later start only maps it."""
+"""The run's dataset: sources read and tokenized, divided, cut, packed, once on every volume. All of it is kept on disk; a later start only
+maps it.
+"""
 
 from __future__ import annotations
 
@@ -149,7 +151,8 @@ def prepare(data: DataConfig, evaluation: EvaluationConfig | None, tokenizer: To
     """Make on this volume whatever isn't there yet, and check what is. Raises ConfigError."""
     if data.max_length <= len(tokenizer.begin):
         raise ConfigError(
-            f"training.data.maxLength = {data.max_length} leaves no room for text after the {len(tokenizer.begin)} tokens this model expects before it"
+            f"training.data.maxLength = {data.max_length} leaves no room for text after the {len(tokenizer.begin)} tokens this model"
+            " expects before it"
         )
     configs = list(sources_of(data))
     fields = [f"training.data.sources[{index}].path" for index in range(len(configs))] if data.sources else ["training.data.path"]
@@ -224,8 +227,9 @@ def refuse_unknown_tokens(dataset: Dataset, tokenizer: Tokenizer) -> None:
     largest, size = dataset.largest_id, tokenizer.vocabulary
     if size is not None and largest >= size:
         raise ConfigError(
-            f"the tokenizer gives the token {largest} ({tokenizer.decode([largest])!r}), but the model has only those below {size} (vocab_size of its "
-            "config.json); take the tokenizer that belongs to the model, or save the model with its embeddings resized for this one"
+            f"the tokenizer gives the token {largest} ({tokenizer.decode([largest])!r}), but the model has only those below {size}"
+            " (vocab_size of its config.json); take the tokenizer that belongs to the model, or save the model with its embeddings resized"
+            " for this one"
         )
 
 

@@ -48,8 +48,9 @@ def start_model(
     *,
     joins: bool = False,
 ) -> tuple[Any, TokenLoss, dict[str, Any]]:
-    """Start the engine, tested to keep its state where we look for it; also its loss, and what a manifest says of what is trained. `joins`: rows are
-    to hold several documents."""
+    """Start the engine, tested to keep its state where we look for it; also its loss, and what a manifest says of what is trained. `joins`:
+    rows are to hold several documents.
+    """
     check_quantization(training)
     slow = precision_note(training.precision, ranks.device)
     if slow is not None:
@@ -92,7 +93,10 @@ def start_model(
 def thread_words(environment: Mapping[str, str], threads: int) -> str:
     """Return how many threads a rank computes with on CPUs, and what decided it."""
     stated = "OMP_NUM_THREADS" in environment and "LOCKSTEP_DEFAULT_THREADS" not in environment
-    return f"Threads of a rank: {threads}, {'as OMP_NUM_THREADS states' if stated else 'its part of the cores; OMP_NUM_THREADS states another number'}"
+    return (
+        f"Threads of a rank: {threads},"
+        f" {'as OMP_NUM_THREADS states' if stated else 'its part of the cores; OMP_NUM_THREADS states another number'}"
+    )
 
 
 def precision_note(precision: Precision, device: torch.device) -> str | None:

@@ -1,4 +1,5 @@
-"""Clock of a step's parts, and the time that this rank has waited inside collective operations, so that its own time is known: a step takes all ranks equally long.
+"""Clock of a step's parts, and the time that this rank has waited inside collective operations, so that its own time is known: a step takes
+all ranks equally long.
 
 Every wait of a c10d operation ends in `Work.wait`. On CPUs the host waits there. On a GPU it only makes the stream wait, so the stream's
 own times before and after are taken. An operation that isn't asynchronous runs on that stream itself: there the wait lies between the times

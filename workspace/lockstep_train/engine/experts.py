@@ -1,8 +1,8 @@
 """Routed experts: counts of the tokens that each gets, and the loss that keeps those of a trained router evenly loaded.
 
 Counts are taken on the device, exact under gradient checkpointing, with one all-reduce when they are read. The loss is the model's own, as
-transformers has it: without it a router that learns soon sends most tokens to few experts. Routers that stay frozen, as beside most adapters,
-need none.
+transformers has it: without it a router that learns soon sends most tokens to few experts. Routers that stay frozen, as beside most
+adapters, need none.
 """
 
 from __future__ import annotations
@@ -134,12 +134,16 @@ class Balance:
     loss: Callable[..., torch.Tensor]
 
     def __call__(self, router_logits: tuple[torch.Tensor, ...], real: torch.Tensor) -> torch.Tensor:
-        """Loss of one micro-batch, times the factor: a scalar. `router_logits`: [batch × sequence, experts] a layer; `real` [batch, sequence] is False on padding."""
+        """Loss of one micro-batch, times the factor: a scalar. `router_logits`: [batch × sequence, experts] a layer; `real` [batch,
+        sequence] is False on padding.
+        """
         return self.coefficient * self.loss(router_logits, self.experts, self.top_k, real)
 
 
 def find_balance(model: torch.nn.Module) -> tuple[Balance | None, str | None]:
-    """Find the balance loss of a model, wrapped by peft or not, whose routers are trained; or a warning that it has none. (None, None): none is needed."""
+    """Find the balance loss of a model, wrapped by peft or not, whose routers are trained; or a warning that it has none. (None, None):
+    none is needed.
+    """
     if not any(trained_routers(model)):
         return None, None
     causal: Any = getattr(model, "get_base_model", lambda: model)()
@@ -150,9 +154,12 @@ def find_balance(model: torch.nn.Module) -> tuple[Balance | None, str | None]:
         return Balance(coefficient, causal.num_experts, causal.num_experts_per_tok, loss), None
     cause = f"its config.json has {field} 0" if loss is not None else f"transformers has none for {causal.config.model_type}"
     watch = "watch maxShare in logs/expert_usage.jsonl, and " if find_routers(causal) else ""
-    return None, (
-        f"Warning: the routers of this model are trained without a loss that keeps their experts evenly loaded ({cause}); "
-        f"{watch}train an adapter with the routers left out if few experts take most tokens"
+    return (
+        None,
+        (
+            f"Warning: the routers of this model are trained without a loss that keeps their experts evenly loaded ({cause}); "
+            f"{watch}train an adapter with the routers left out if few experts take most tokens"
+        ),
     )
 
 

@@ -5,9 +5,10 @@ loss instead of logits. Under Stage3 its weight is gathered once for that, by De
 result an output that needs a gradient, those hooks would gather it a second time in the backward pass, for nothing; so a
 frozen layer's loss takes its place in the graph only after the layer has returned.
 
-The cross-entropy goes through that layer tile by tile of tokens, together with its gradients. The logits of a long sequence are the largest tensor of a training step
-(16k tokens × 150k words in FP32: 10 GB), and their gradient is as large again. Here only one tile of them exists at a time: its loss, and
-what its gradient is for the layer's input and weight, are computed before the next tile's logits overwrite it. So the forward pass does the backward pass's work.
+The cross-entropy goes through that layer tile by tile of tokens, together with its gradients. The logits of a long sequence are the largest
+tensor of a training step (16k tokens × 150k words in FP32: 10 GB), and their gradient is as large again. Here only one tile of them exists
+at a time: its loss, and what its gradient is for the layer's input and weight, are computed before the next tile's logits overwrite it. So
+the forward pass does the backward pass's work.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ class TokenLoss:
     def __call__(self, batch: Batch, batch_targets: Targets | None = None) -> torch.Tensor:
         """Cross-entropy summed over the learned tokens: a scalar, with a gradient unless gradients are off.
 
-        The gradient has the balance loss in it, times the learned tokens, so that a step's is the mean over its tokens; the value hasn't, and
-        compares with an evaluation's. `batch_targets`: the batch's targets, where they are at hand; to find them, the host waits for the device.
+        The gradient has the balance loss in it, times the learned tokens, so that a step's is the mean over its tokens; the value hasn't,
+        and compares with an evaluation's. `batch_targets`: the batch's targets, where they are at hand; to find them, the host waits for
+        the device.
         """
         batch_targets = batch_targets or targets(batch.labels)
         balance = self._balance if torch.is_grad_enabled() else None

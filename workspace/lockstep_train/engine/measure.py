@@ -1,4 +1,6 @@
-"""Times of micro-batches on this rank, measured before the first step. Nothing is learned: every loss is multiplied by 0, so that all gradients are exactly 0."""
+"""Times of micro-batches on this rank, measured before the first step. Nothing is learned: every loss is multiplied by 0, so that all
+gradients are exactly 0.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +46,8 @@ class MeasuredRank:
 def measure_rank(engine: Any, loss: TokenLoss, example: Example, pad: int, samples: int, ranks: Ranks, batches: Batches) -> MeasuredRank:
     """Measure micro-batches of `samples` and of one sample. `example`: the same on every rank, so that times compare.
 
-    Each size has a pass that isn't timed, in which kernels are loaded and memory is taken. All ranks run equally many passes, as Stage3 needs. The caller sets the engine's
-    counters afterwards.
+    Each size has a pass that isn't timed, in which kernels are loaded and memory is taken. All ranks run equally many passes, as Stage3
+    needs. The caller sets the engine's counters afterwards.
     """
     zero_access.set_counters(engine, 0, NO_BOUNDARY, 1)
     clock, waits = Clock(ranks.device), Waits(ranks.device)

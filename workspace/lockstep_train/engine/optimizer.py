@@ -1,4 +1,6 @@
-"""The optimizer over a model's trainable parameters, and its learning rate: a pure function of the step, so a resumed run needs no scheduler state."""
+"""The optimizer over a model's trainable parameters, and its learning rate: a pure function of the step, so a resumed run needs no
+scheduler state.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ Named = tuple[str, torch.nn.Parameter]
 
 
 def torch_optimizer(parameters: Iterable[Named], optimization: OptimizationConfig) -> torch.optim.Optimizer:
-    """Return torch's own optimizer: no operator to compile, on a GPU or, with offload, on the CPU, where the fused form uses its vector units.
+    """Return torch's own optimizer: no operator to compile, on a GPU or, with offload, on the CPU, where the fused form uses its vector
+    units.
 
     Its rate is the full one until `Steps` sets that of a step.
     """
@@ -53,7 +56,8 @@ def decays(name: str, parameter: torch.nn.Parameter) -> bool:
 
 
 def learning_rate(optimization: OptimizationConfig, step: int, total_steps: int) -> float:
-    """Rate of optimizer step `step` (from 1): linear warm-up to the full rate, then the schedule, which reaches its end after the last step.
+    """Rate of optimizer step `step` (from 1): linear warm-up to the full rate, then the schedule, which reaches its end after the last
+    step.
 
     Cosine and Linear end at `min_learning_rate_ratio` of the full rate.
     """

@@ -1,7 +1,8 @@
-"""Activations that the backward pass computes again: gradient checkpointing of the layers that the memory plan chose, of each as little as it chose.
+"""Activations that the backward pass computes again: gradient checkpointing of the layers that the memory plan chose, of each as little as
+it chose.
 
-torch's own selective checkpointing counts every operation of a layer, those of DeepSpeed's hooks as well, which gather another number of weights the second time.
-So what is kept is handed on here, in the order in which it was computed.
+torch's own selective checkpointing counts every operation of a layer, those of DeepSpeed's hooks as well, which gather another number of
+weights the second time. So what is kept is handed on here, in the order in which it was computed.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ MANY = 1 << 16
 def recompute_layers(base: Any, recomputed: Recomputed, asked: Recompute, say: Callable[[str], None]) -> list[torch.nn.Module]:
     """Turn on gradient checkpointing in the layers that are computed again, and return the others, which keep what they computed.
 
-    Non-reentrant: the other kind loses gradients where a layer's input needs none, as on a frozen base. Raises ConfigError for a model without it, where All is asked for.
+    Non-reentrant: the other kind loses gradients where a layer's input needs none, as on a frozen base. Raises ConfigError for a model
+    without it, where All is asked for.
     """
     if recomputed.level is Level.NONE:
         return [base]
@@ -67,7 +69,9 @@ def _contexts(base: Any, level: Level) -> dict[str, Any]:
 
 
 class Keeping(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """The first pass over a layer: appends the outputs of attention, and of products at least as wide as `width`, if that is given, to `outputs`."""
+    """The first pass over a layer: appends the outputs of attention, and of products at least as wide as `width`, if that is given, to
+    `outputs`.
+    """
 
     def __init__(self, width: int | None, outputs: deque[Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -103,7 +107,9 @@ class Replaying(Keeping):  # type: ignore[no-untyped-call]
 
 
 def is_kept(function: Any, args: Any, width: int | None) -> bool:
-    """Return True for attention that draws no random numbers, which the second pass would miss, and for a product of rows at least as long as `width`."""
+    """Return True for attention that draws no random numbers, which the second pass would miss, and for a product of rows at least as long
+    as `width`.
+    """
     kind = _kind(function)
     if kind is None:
         return False

@@ -1,7 +1,7 @@
 """DeepSpeed's configuration from ours (pure), and the user's raw settings laid over it (deepspeed 0.19.8, pinned).
 
-Refused are raw settings that DeepSpeed reads past, or acts on nowhere in a run of Lockstep's, since a person who wrote one expects something
-of it; and values that it can't work with: it would say so only once the model is loaded, and the same at every attempt.
+Refused are raw settings that DeepSpeed reads past, or acts on nowhere in a run of Lockstep's, since a person who wrote one expects
+something of it; and values that it can't work with: it would say so only once the model is loaded, and the same at every attempt.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ OWNED = {
 """DeepSpeed's settings that a field of ours decides."""
 
 PASSED_ON = (
-    "aio", "communication_data_type", "data_types", "disable_python_gc", "dump_state", "flops_profiler", "fp16", "gradient_predivide_factor", "log_level", "memory_breakdown",
+    "aio", "communication_data_type", "data_types", "disable_python_gc", "dump_state", "flops_profiler", "fp16",
+        "gradient_predivide_factor", "log_level", "memory_breakdown",
     "prescale_gradients", "steps_per_print", "wall_clock_breakdown", "zero_optimization",
 )  # fmt: skip
 """Top-level settings that are DeepSpeed's own business. What is in neither list would replace a part of Lockstep's trainer
@@ -48,7 +49,8 @@ PASSED_ON = (
 
 def deepspeed_settings(training: TrainingConfig, accumulation: int, partition: int = 1, shape: ModelShape | None = None) -> dict[str, Any]:
     """Settings that we decide, with the raw settings laid over them; the learning rate is set by us before every step, so DeepSpeed
-    gets no scheduler. `partition`: ranks that share a second copy of the weights (hpZ); 1: there is none. `shape`: the model's, where known.
+    gets no scheduler. `partition`: ranks that share a second copy of the weights (hpZ); 1: there is none. `shape`: the model's, where
+    known.
 
     Raises ConfigError for a raw setting that contradicts a field of ours or that DeepSpeed would not read.
     """
@@ -62,8 +64,9 @@ def deepspeed_settings(training: TrainingConfig, accumulation: int, partition: i
         "zero_optimization": {
             "stage": training.zero_stage.number,
             "zero_hpz_partition_size": partition,
-            # Under Stage3 gathers of weights have a stream of their own beside the computing, with method Full gradients are reduced beside the
-            # backward pass. An adapter's few gradients under Stage1 and Stage2 gain nothing by it, and their bucket would be there twice.
+            # Under Stage3 gathers of weights have a stream of their own beside the computing, with method Full gradients are reduced beside
+            # the backward pass. An adapter's few gradients under Stage1 and Stage2 gain nothing by it, and their bucket would be there
+            # twice.
             "overlap_comm": training.zero_stage is ZeroStage.STAGE3 or training.method is Method.FULL,
             "contiguous_gradients": True,
             "stage3_gather_16bit_weights_on_model_save": False,  # the gather is the 30-minute time-out people know
@@ -84,7 +87,9 @@ def deepspeed_settings(training: TrainingConfig, accumulation: int, partition: i
 
 
 def refuse_contradictions(raw: Mapping[str, Any], training: TrainingConfig) -> None:
-    """Raise ConfigError naming the first raw setting that would do nothing, that Lockstep decides itself, that it doesn't know, or that can't work."""
+    """Raise ConfigError naming the first raw setting that would do nothing, that Lockstep decides itself, that it doesn't know, or that
+    can't work.
+    """
     refuse_idle(raw, training.zero_stage)
     for key in raw:
         if key not in PASSED_ON and key not in OWNED:
@@ -112,13 +117,14 @@ def _refuse_data_types(chosen: Any, precision: Precision) -> None:
     value = chosen.get("grad_accum_dtype") if isinstance(chosen, Mapping) else None
     if chosen != {} and (not isinstance(chosen, Mapping) or set(chosen) != {"grad_accum_dtype"} or value not in valid):
         raise ConfigError(
-            f"training.deepspeed.data_types is {json.dumps(chosen)}, but must be an object with grad_accum_dtype alone, the format in which gradients "
-            f"are summed, which with training.precision {precision.value} is {' or '.join(valid)}"
+            f"training.deepspeed.data_types is {json.dumps(chosen)}, but must be an object with grad_accum_dtype alone, the format in which"
+            f" gradients are summed, which with training.precision {precision.value} is {' or '.join(valid)}"
         )
 
 
 def with_full_names(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`raw` with the prefix stage3_ before the settings of zero_optimization that DeepSpeed takes under either name: under both it fails, and ours have it.
+    """`raw` with the prefix stage3_ before the settings of zero_optimization that DeepSpeed takes under either name: under both it fails,
+    and ours have it.
 
     Raises ConfigError for a setting that stands there twice.
     """
@@ -149,7 +155,9 @@ def overlaid(settings: Mapping[str, Any], raw: Mapping[str, Any]) -> dict[str, A
 
 
 IDLE = {
-    "activation_checkpointing": "only a model that calls deepspeed.checkpointing reads it (what you want is training.optimization.recompute)",
+    "activation_checkpointing": (
+        "only a model that calls deepspeed.checkpointing reads it (what you want is training.optimization.recompute)"
+    ),
     "compile": "DeepSpeed compiles where engine.compile() is called, which Lockstep's trainer doesn't do",
     "disable_allgather": "DeepSpeed never reads it",
     "sparse_gradients": "ZeRO reduces all gradients dense",
@@ -184,7 +192,8 @@ ONLY_STAGE3 = frozenset(
 )  # fmt: skip
 NEVER_STAGE3 = frozenset(
     {
-        "allgather_bucket_size", "use_multi_rank_bucket_allreduce", "ignore_unused_parameters", "round_robin_gradients", "parameter_alignment",
+        "allgather_bucket_size", "use_multi_rank_bucket_allreduce", "ignore_unused_parameters", "round_robin_gradients",
+            "parameter_alignment",
         "compute_grad_norm",
     }
 )  # fmt: skip
@@ -267,15 +276,15 @@ def refuse_unusable_values(raw: Mapping[str, Any], stage: ZeroStage) -> None:
     zero = raw.get("zero_optimization", {})
     if zero.get("zenflow") is not None:
         raise ConfigError(
-            "training.deepspeed.zero_optimization.zenflow would replace training.optimization.optimizer with an optimizer whose state Lockstep "
-            "could not save; leave it out"
+            "training.deepspeed.zero_optimization.zenflow would replace training.optimization.optimizer with an optimizer whose state"
+            " Lockstep could not save; leave it out"
         )
     scattered = stage is not ZeroStage.STAGE1 and zero.get("reduce_scatter", True) is not False
     for key, default in (("prescale_gradients", False), ("gradient_predivide_factor", 1)):
         if scattered and raw.get(key, default) != default:
             raise ConfigError(
-                f"training.deepspeed.{key} can't be used with training.zeroStage {stage.value}, where gradients are reduced and scattered in one; leave it "
-                "out, or set zero_optimization.reduce_scatter to false"
+                f"training.deepspeed.{key} can't be used with training.zeroStage {stage.value}, where gradients are reduced and scattered"
+                " in one; leave it out, or set zero_optimization.reduce_scatter to false"
             )
 
 

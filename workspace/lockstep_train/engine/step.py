@@ -84,8 +84,8 @@ class Stepper:
     ) -> StepResult:
         """Forward and backward over this rank's micro-batches, one small all-reduce, one update.
 
-        `tokens`: the learned tokens of the whole global batch, over all ranks. `report`: values of this rank that the others get. Raises NonFinite, on every rank alike, before
-        an update that would not be finite, unless the policy is to leave such updates out.
+        `tokens`: the learned tokens of the whole global batch, over all ranks. `report`: values of this rank that the others get. Raises
+        NonFinite, on every rank alike, before an update that would not be finite, unless the policy is to leave such updates out.
         """
         self._waits.begin()
         loss = self._gradients(step, batches, tokens, clock)

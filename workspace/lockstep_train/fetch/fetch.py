@@ -1,7 +1,7 @@
 """Fetch what a name stands for into a folder, once a volume.
 
-A file gets its name when its digest is right and its bytes are durable, and the folder gets its name last. So whoever is killed in the middle
-goes on where it was, at the byte, and nothing half-written has the name of what is whole.
+A file gets its name when its digest is right and its bytes are durable, and the folder gets its name last. So whoever is killed in the
+middle goes on where it was, at the byte, and nothing half-written has the name of what is whole.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ class Fetched:
 
 
 def pin_of(remote: Remote, revision: str | None, cache: Path, say: Say) -> str:
-    """Resolve the commit that a revision stands for now; without a network, the one that it stood for when it was fetched into `cache`, and `say` tells.
+    """Resolve the commit that a revision stands for now; without a network, the one that it stood for when it was fetched into `cache`, and
+    `say` tells.
 
     Raises ConfigError for a wrong name, revision or token, and TrainerError where nobody can be asked.
     """
@@ -77,7 +78,8 @@ def pin_of(remote: Remote, revision: str | None, cache: Path, say: Say) -> str:
     if is_offline():
         if before is None:
             raise ConfigError(
-                f"{remote.name}{_at(revision)} is not in {cache / remote.kind}, and HF_HUB_OFFLINE is set; fetch it with: lockstep model get"
+                f"{remote.name}{_at(revision)} is not in {cache / remote.kind}, and HF_HUB_OFFLINE is set; fetch it with: lockstep"
+                " model get"
             )
         return before
     try:
@@ -105,8 +107,8 @@ def fetch(
 ) -> Fetched:
     """Fetch the remote's files at `pin` into a folder, whole. What is there already is not requested again.
 
-    `choose`: which files; another choice than the usual one has a `part` of its own. `to`: a folder instead of that in the cache. `revision`: what
-    people call the pin, remembered for starts without a network.
+    `choose`: which files; another choice than the usual one has a `part` of its own. `to`: a folder instead of that in the cache.
+    `revision`: what people call the pin, remembered for starts without a network.
 
     Raises ConfigError for what can't work, TrainerError for a network, a server or a volume with which it may work later.
     """
@@ -153,8 +155,8 @@ def _fill_or_take(target: Target, remote: Remote, pin: str, choose: Choose, say:
             shutil.rmtree(target.partial, ignore_errors=True)
         elif isinstance(error, OSError) and error.errno in _MOVED:
             raise TrainerError(
-                f"{error.filename or target.partial} was moved or removed while it was written ({error.strerror}); make sure that only one process "
-                "fetches into a volume whose locks don't work, and start again"
+                f"{error.filename or target.partial} was moved or removed while it was written ({error.strerror}); make sure that only one"
+                " process fetches into a volume whose locks don't work, and start again"
             ) from error
         else:
             raise
@@ -285,8 +287,8 @@ class Transfer:
             self._progress.moved(-file.size)
             part.unlink()  # a wrong byte may be anywhere in it
         raise TrainerError(
-            f"{file.path} of {self._remote.name} does not match its published digest, twice in a row; a proxy or a mirror may change it on the way: "
-            "try without one (HF_ENDPOINT)"
+            f"{file.path} of {self._remote.name} does not match its published digest, twice in a row; a proxy or a mirror may change it on"
+            " the way: try without one (HF_ENDPOINT)"
         )
 
     def _read(self, file: RemoteFile, part: Path) -> None:
@@ -318,7 +320,8 @@ class Transfer:
     @contextlib.contextmanager
     def _sink(self, part: Path, remote: RemoteFile) -> Iterator[Counted]:
         problem = _TooLong(
-            f"{self._remote.name} sends more of {remote.path} than the {remote.size} bytes it has published; a proxy may answer in its place"
+            f"{self._remote.name} sends more of {remote.path} than the {remote.size} bytes it has published; a proxy may answer in its"
+            " place"
         )
         with part.open("ab") as file:
             if file.tell() > remote.size:

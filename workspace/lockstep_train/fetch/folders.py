@@ -83,8 +83,8 @@ def commit_folder(target: Target, record: dict[str, Any]) -> None:
     changed = _first_changed(target.partial, record["files"])
     if changed is not None:
         raise TrainerError(
-            f"{target.partial / changed} was changed by another process after it was checked; the next attempt fetches it anew: see that only one "
-            "process fetches into a volume whose locks don't work"
+            f"{target.partial / changed} was changed by another process after it was checked; the next attempt fetches it anew: see that"
+            " only one process fetches into a volume whose locks don't work"
         )
     for folder in sorted({path.parent for path in target.partial.rglob("*")} | {target.partial}):
         sync_directory(folder)
@@ -121,7 +121,8 @@ def _take_back(target: Target, name: str) -> None:
         raise ConfigError(f"{target.folder} holds files that were not fetched by Lockstep; name another folder, or remove it")
     elif target.pin and (holds := _recorded(target.folder)) != (name, target.pin):
         raise ConfigError(
-            f"{target.folder} holds {holds[0]} at {holds[1]}, not {name} at {target.pin}, and files of it are missing; name another folder, or remove it"
+            f"{target.folder} holds {holds[0]} at {holds[1]}, not {name} at {target.pin}, and files of it are missing; name another folder,"
+            " or remove it"
         )
     elif target.partial.exists():
         raise ConfigError(f"both {target.folder} and {target.partial} are there, and the first is not whole; remove it")
@@ -158,8 +159,9 @@ def _adopt_abandoned(target: Target, suffix: str) -> None:
 
 @contextlib.contextmanager
 def one_at_a_time(target: Target, say: Say) -> Iterator[str]:
-    """Wait while another process fetches the same. The suffix of this process' unfinished files: on a volume without locks one of its own, so that no two
-    processes ever write one file."""
+    """Wait while another process fetches the same. The suffix of this process' unfinished files: on a volume without locks one of its own,
+    so that no two processes ever write one file.
+    """
     make_directory(target.lock.parent)
     descriptor = os.open(target.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o664)
     last = 0.0

@@ -1,8 +1,8 @@
 """A repository of the Hugging Face hub, or of a mirror that HF_ENDPOINT names, through the hub's own client.
 
-Content comes over plain HTTP by ranges, not by the client's snapshot_download: since 2026 the client begins a file anew when its process was
-killed, checks sizes only, and its Xet transfers need a second server that mirrors don't have. Nor by its http_get, which refuses files over 50 GB.
-Every wait and every second attempt is the caller's: the client's own would be silent.
+Content comes over plain HTTP by ranges, not by the client's snapshot_download: since 2026 the client begins a file anew when its process
+was killed, checks sizes only, and its Xet transfers need a second server that mirrors don't have. Nor by its http_get, which refuses files
+over 50 GB. Every wait and every second attempt is the caller's: the client's own would be silent.
 """
 
 from __future__ import annotations
@@ -113,7 +113,8 @@ class HubRepository:
         if response is None or _is_of_hub(response):
             return None
         return MayPass(
-            f"the hub's storage {response.url.host} answers {response.status_code} when asked for {file.path} of the {_KINDS[self.kind]} {self.name}",
+            f"the hub's storage {response.url.host} answers {response.status_code} when asked for {file.path} of the {_KINDS[self.kind]}"
+            f" {self.name}",
             _wait_seconds(error),
         )
 
@@ -155,8 +156,8 @@ def _no_access(kind: str, what: str, host: str, error: Exception, status: int | 
         return f"{host} does not accept the token (401) when asked for {what}: give a valid one as HF_TOKEN, or none for public {kind}s"
     token = "the token that was given may not read it" if has_token else "no token was given"
     return (
-        f"{host} does not show {what} ({status}): there is none of this name, or it is private and {token}; check the name (a folder's path "
-        f"starts with /), and the token, in {source}, or here in HF_TOKEN"
+        f"{host} does not show {what} ({status}): there is none of this name, or it is private and {token}; check the name (a folder's path"
+        f" starts with /), and the token, in {source}, or here in HF_TOKEN"
     )
 
 

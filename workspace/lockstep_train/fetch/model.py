@@ -1,4 +1,5 @@
-"""Models in the cache of a workspace: which files of a repository are needed to train and to use one, fetched there by name, and found there again.
+"""Models in the cache of a workspace: which files of a repository are needed to train and to use one, fetched there by name, and found
+there again.
 
 Needed are safetensors weights, configuration and tokenizer.
 """
@@ -70,7 +71,8 @@ def _weights(name: str, files: dict[str, RemoteFile], read: Read) -> set[str]:
     if INDEX not in files:
         if any(PICKLED.fullmatch(path) for path in files):
             raise ConfigError(
-                f"{name} has its weights only as pickle files, which run code when they are loaded; name a revision or a copy with safetensors files"
+                f"{name} has its weights only as pickle files, which run code when they are loaded; name a revision or a copy with"
+                " safetensors files"
             )
         raise ConfigError(f"{name} has no weights: neither {SINGLE} nor {INDEX}; check the name and the revision")
     try:

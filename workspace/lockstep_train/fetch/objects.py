@@ -1,7 +1,7 @@
 """Folders of object stores (s3://, gs://, abfs://), through pyarrow's file systems.
 
-pyarrow is there already, since datasets reads tables by it; s3fs would bring botocore, which contradicts other packages. The store has no commits,
-so the pin is a digest over each object's path, size and ETag: another listing is another model.
+pyarrow is there already, since datasets reads tables by it; s3fs would bring botocore, which contradicts other packages. The store has no
+commits, so the pin is a digest over each object's path, size and ETag: another listing is another model.
 """
 
 from __future__ import annotations
@@ -28,13 +28,15 @@ _UNKNOWN = re.compile(r"ExceptionName: (\w+) Message: (.*?) \(Request")
 _FINAL_STATUSES = frozenset({"301", "400", "401", "403", "404"})
 _FINAL = re.compile(
     r"NO_SUCH_BUCKET|NO_SUCH_KEY|ACCESS_DENIED|INVALID_ACCESS_KEY_ID|SIGNATURE_DOES_NOT_MATCH|INVALID_CLIENT_TOKEN_ID|UNRECOGNIZED_CLIENT"
-    r"|MISSING_AUTHENTICATION_TOKEN|RESOURCE_NOT_FOUND|\b(403|404)\b|[Pp]ermission denied|does not exist|Bucket '[^']*' not found|not valid for the object's"
+    r"|MISSING_AUTHENTICATION_TOKEN|RESOURCE_NOT_FOUND|\b(403|404)\b|[Pp]ermission denied|does not exist|Bucket '[^']*' not found|not valid"
+    r" for the object's"
 )
 _CREDENTIALS = (
     "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION and AWS_ENDPOINT_URL come from the job's variables, by a Secret in envFrom"
 )
 _MIB = 1 << 20
-PART_BYTES = (8 * _MIB, 5 * _MIB, 10 * _MIB, 15 * _MIB, 16 * _MIB, 20 * _MIB, 25 * _MIB, 32 * _MIB, 50 * _MIB, 64 * _MIB, 100 * _MIB, 128 * _MIB,
+PART_BYTES = (8 * _MIB, 5 * _MIB, 10 * _MIB, 15 * _MIB, 16 * _MIB, 20 * _MIB, 25 * _MIB, 32 * _MIB, 50 * _MIB, 64 * _MIB, 100 * _MIB,
+    128 * _MIB,
               256 * _MIB, 512 * _MIB, 1024 * _MIB, 50_000_000, 100_000_000)  # fmt: skip
 """Sizes of parts of uploads by aws, boto, rclone, MinIO and s5cmd. The ETag of such an object follows from it, and nobody tells it."""
 
@@ -66,7 +68,8 @@ class ObjectFolder:
             now = self.resolve(None)
             if now != pin:
                 raise ConfigError(
-                    f"{self._name} was changed since this job first looked there: put the files back as they were, or start a new job, which takes them as they are"
+                    f"{self._name} was changed since this job first looked there: put the files back as they were, or start a new job,"
+                    " which takes them as they are"
                 )
         return self._listings[pin]
 
@@ -91,7 +94,9 @@ class ObjectFolder:
             raise self._problem(error) from error
 
     def is_intact(self, file: RemoteFile, path: Path) -> bool:
-        """Compare with the ETag where that is an MD5. Where it isn't one (encryption by a key service, an unknown size of parts), two equal reads are taken for right."""
+        """Compare with the ETag where that is an MD5. Where it isn't one (encryption by a key service, an unknown size of parts), two equal
+        reads are taken for right.
+        """
         kind, _, tag = file.digest.partition(":")
         if kind != "etag" or not re.fullmatch(r"[0-9a-f]{32}(-[0-9]+)?", tag) or _is_etag(path, file.size, tag):
             return True

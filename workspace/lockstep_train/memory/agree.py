@@ -64,8 +64,8 @@ class RankFacts:
 def agree_on_memory(training: TrainingConfig, folder: Path, ranks: Ranks, reporter: Reporter, stated: Sequence[int] = ()) -> Agreed:
     """Print the plan, by the smallest device of all ranks. Raises ConfigError, on every rank, for what can't fit, be packed or be shared.
 
-    `stated`: samples that the ranks of each node compute at once, 0 where nobody says. With any, or with balance Measured, each rank has a plan of its own, and
-    the one with the least room is printed.
+    `stated`: samples that the ranks of each node compute at once, 0 where nobody says. With any, or with balance Measured, each rank has a
+    plan of its own, and the one with the least room is printed.
     """
     importlib.import_module("transformers.modeling_utils")
     reporter.startup.done("imports")
@@ -86,7 +86,8 @@ def agree_on_memory(training: TrainingConfig, folder: Path, ranks: Ranks, report
     if shape is None or smallest is None:
         settings, why = choose_recomputed(None, settings, place, [])
         reporter.say(
-            f"There is no memory plan: Lockstep can't check whether this run fits{why and ', and the backward pass computes all layers again'}"
+            "There is no memory plan: Lockstep can't check whether this run"
+            f" fits{why and ', and the backward pass computes all layers again'}"
         )
         return Agreed(asked_partition(settings, place) or 1, tuple(one.most(None) for one in asked), nodes, None, settings.recomputed)
     place = replace(place, partition=choose_partition(shape, settings, place, smallest))
@@ -178,7 +179,8 @@ def _tell(plan: MemoryPlan, reporter: Reporter) -> None:
 
 MEASURED = frozenset(
     {
-        "deepseek_v2", "deepseek_v3", "falcon", "gemma", "gemma2", "gemma3_text", "glm4", "glm4_moe", "gpt2", "gpt_neox", "llama", "mistral",
+        "deepseek_v2", "deepseek_v3", "falcon", "gemma", "gemma2", "gemma3_text", "glm4", "glm4_moe", "gpt2", "gpt_neox", "llama",
+            "mistral",
         "mixtral", "olmo2", "opt", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "starcoder2",
     }
 )  # fmt: skip
@@ -223,7 +225,9 @@ def read_shape(folder: Path, device: torch.device | None = None) -> ModelShape:
 
 
 def kept_by_activation(config: Any) -> tuple[int, bool]:
-    """Number of tensors that autograd keeps of the activation function, and whether its output is one of them. Of an unknown one: its input."""
+    """Number of tensors that autograd keeps of the activation function, and whether its output is one of them. Of an unknown one: its
+    input.
+    """
     import torch
     from transformers.activations import ACT2FN
 

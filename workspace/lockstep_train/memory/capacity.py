@@ -1,6 +1,8 @@
-"""Memory that a rank has, of its device and of its host, and the host memory for the copy that saves are written from, taken before the first step.
+"""Memory that a rank has, of its device and of its host, and the host memory for the copy that saves are written from, taken before the
+first step.
 
-Where a node has too little for that copy, the kernel would end a rank at its first save, before anything is committed, and so in every attempt.
+Where a node has too little for that copy, the kernel would end a rank at its first save, before anything is committed, and so in every
+attempt.
 """
 
 from __future__ import annotations
@@ -68,7 +70,10 @@ def _stated_bytes(path: Path, name: str) -> int | None:
     return next((int(line.split()[1]) * 1024 for line in file_words(path).splitlines() if line.startswith(name)), None)
 
 
-REMEDY = "raise spec.resources.memory, or without it the cluster's resources.limits.memory, put fewer ranks on a node, or set training.checkpoint.content to Lite"
+REMEDY = (
+    "raise spec.resources.memory, or without it the cluster's resources.limits.memory, put fewer ranks on a node, or set"
+    " training.checkpoint.content to Lite"
+)
 
 
 @dataclass(frozen=True)
@@ -83,7 +88,9 @@ class MemoryNeed:
 
 
 def reserve_copy(saver: Saver, engine: Any, ranks: Ranks) -> None:
-    """Take the copy's memory, on every rank. A collective through the store. Raises ConfigError, on every rank, when a node has too little."""
+    """Take the copy's memory, on every rank. A collective through the store. Raises ConfigError, on every rank, when a node has too
+    little.
+    """
     answers = ranks.gather("save-memory/needs", [ranks.node, host_bytes(), own_bytes(), saver.copy_bytes(engine)])
     problem = ranks.publish("save-memory/shortage", shortage([MemoryNeed(*one) for one in answers]) if answers is not None else None)
     if problem is None:
@@ -103,8 +110,8 @@ def shortage(needs: Sequence[MemoryNeed]) -> str | None:
         if limits and held + copies > min(limits):
             whose = f"{len(mine)} ranks hold" if len(mine) > 1 else "rank holds"
             return (
-                f"node {node} has {decimal_size(min(limits))} of host memory, of which its {whose} {decimal_size(held)}, and the copies that "
-                f"saves are written from need {decimal_size(copies)} more; {REMEDY}"
+                f"node {node} has {decimal_size(min(limits))} of host memory, of which its {whose} {decimal_size(held)}, and the copies"
+                f" that saves are written from need {decimal_size(copies)} more; {REMEDY}"
             )
     return None
 
@@ -114,5 +121,8 @@ def _take(saver: Saver, engine: Any, ranks: Ranks) -> str | None:
         saver.reserve(engine)
     except (MemoryError, OSError) as error:
         size = decimal_size(saver.copy_bytes(engine))
-        return f"rank {ranks.rank} on node {ranks.node} can't get {size} of host memory for the copy that saves are written from: {error}; {REMEDY}"
+        return (
+            f"rank {ranks.rank} on node {ranks.node} can't get {size} of host memory for the copy that saves are written from: {error};"
+            f" {REMEDY}"
+        )
     return None

@@ -1,8 +1,10 @@
-"""Attention to the documents of a row, each of which it computes by itself: no token sees another document, and no mask of a whole row is needed.
+"""Attention to the documents of a row, each of which it computes by itself: no token sees another document, and no mask of a whole row is
+needed.
 
 | kernel | where | cost |
 |---|---|---|
-| torch's varlen attention (cuDNN's or flash) | CUDA of Ampere or newer, BF16 or FP16; scores without caps and sinks | one call, which grows with each document's own length |
+| torch's varlen attention (cuDNN's or flash) | CUDA of Ampere or newer, BF16 or FP16; scores without caps and sinks | one call, which grows
+with each document's own length |
 | compiled flex attention | CUDA; scores with caps or sinks | the same |
 | the model's own, called for each document | elsewhere | a call for each document, and a copy of the outputs |
 
@@ -28,7 +30,9 @@ AMPERE, HOPPER = (8, 0), (9, 0)
 """Compute capabilities of the oldest GPUs for varlen attention, and for cuDNN's attention before torch's other kernels."""
 HALF = {Precision.BF16, Precision.FP16}
 KNOWN_TENSORS = frozenset({"cu_seq_lens_q", "cu_seq_lens_k", "position_ids", "s_aux"})
-"""Tensors among attention's options that say nothing of single pairs of tokens: bounds, and gpt-oss's sinks. Others may, as an index of the keys to attend to."""
+"""Tensors among attention's options that say nothing of single pairs of tokens: bounds, and gpt-oss's sinks. Others may, as an index of the
+keys to attend to.
+"""
 LARGEST_DIFFERENCE = 3e-2
 """Between a kernel's results and the model's own, as a share of the largest: a few of BF16's steps of 8e-3."""
 
@@ -42,10 +46,14 @@ Kernel = Callable[[torch.nn.Module, States, tuple[int, ...], int | None, dict[st
 
 
 class ByDocument:
-    """A model's own attention, run for each document by itself, or a kernel that does the same in one call. A padded row is one document."""
+    """A model's own attention, run for each document by itself, or a kernel that does the same in one call. A padded row is one
+    document.
+    """
 
     def __init__(self, original: str, kernels: Sequence[str] = ()) -> None:
-        """`original`: transformers' name of the attention that computes a document. `kernels`: those of KERNELS that this device may have."""
+        """`original`: transformers' name of the attention that computes a document. `kernels`: those of KERNELS that this device may
+        have.
+        """
         from transformers import AttentionInterface, AttentionMaskInterface
 
         self.original = original
@@ -113,7 +121,9 @@ class ByDocument:
     def _kernel(
         self, module: torch.nn.Module, states: States, lengths: tuple[int, ...], window: int | None, options: dict[str, Any]
     ) -> Kernel:
-        """Return what computes these states. A kernel is tried in a pass without gradients alone: under a layer's recomputation, the trial would count."""
+        """Return what computes these states. A kernel is tried in a pass without gradients alone: under a layer's recomputation, the trial
+        would count.
+        """
         name = FLEX if options.get("softcap") is not None or options.get("s_aux") is not None else VARLEN
         if name not in self._kernels or name in self.refused or options.get("dropout"):
             return self._each
@@ -126,7 +136,8 @@ class ByDocument:
         return KERNELS[name] if self._tried.get(tried) else self._each
 
     def _difference(self, kernel: Kernel, module: torch.nn.Module, states: States, window: int | None, options: dict[str, Any]) -> str:
-        """Return words for a kernel that fails, or gives other outputs or gradients than the model's own attention; '' for one that is right.
+        """Return words for a kernel that fails, or gives other outputs or gradients than the model's own attention; '' for one that is
+        right.
 
         A token more or less in the window would show.
         """
@@ -259,7 +270,9 @@ def kernels_of(precision: Precision, device: torch.device) -> list[str]:
 
 
 def cudnn_first(device: torch.device) -> AbstractContextManager[None]:
-    """Let torch take cuDNN's attention before its other kernels where that is the fastest: on Hopper and newer. Backward passes belong under it, too: they compute again."""
+    """Let torch take cuDNN's attention before its other kernels where that is the fastest: on Hopper and newer. Backward passes belong
+    under it, too: they compute again.
+    """
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < HOPPER:
         return nullcontext()
     from torch.nn.attention import SDPBackend, sdpa_kernel

@@ -117,7 +117,9 @@ def _hashed(path: Path, cache: Path | None) -> str:
 
 
 def node_groups(marks: Sequence[tuple[int, str]]) -> dict[int, int]:
-    """Lowest node, for every node, whose files have the same stamps, which no two files on different volumes have. `marks`: (node, stamps)."""
+    """Lowest node, for every node, whose files have the same stamps, which no two files on different volumes have. `marks`: (node,
+    stamps).
+    """
     lowest: dict[str, int] = {}
     for node, mark in sorted(marks):
         lowest.setdefault(mark, node)
@@ -186,8 +188,10 @@ class BaseHash:
             self._problem = problem_of(error) if isinstance(error, TrainerError) else unforeseen
 
     def finish(self, recorded: Files, commit: str, watch: Watch) -> Files:
-        """Wait for the hashes, and return those that all nodes have. Raises ConfigError, on every rank, where it isn't what `commit` has recorded (empty: no commit, or one from
-        before files were recorded), where nodes have another one, and where files were changed meanwhile; TrainerError where one can't be read now."""
+        """Wait for the hashes, and return those that all nodes have. Raises ConfigError, on every rank, where it isn't what `commit` has
+        recorded (empty: no commit, or one from before files were recorded), where nodes have another one, and where files were changed
+        meanwhile; TrainerError where one can't be read now.
+        """
         watch.begin("Hash of the base model", limits.LOAD_SECONDS)
         self._thread.join()
         try:

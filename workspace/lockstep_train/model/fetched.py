@@ -120,7 +120,9 @@ def with_model_folder(config: RunConfig, pin: str, folder: Path) -> RunConfig:
 
 
 def with_tokenizer_here(config: RunConfig, say: Say) -> RunConfig:
-    """Give the run a tokenizer for a look at the data, by one process: the model's folder, where it is there, else one of its files without the weights."""
+    """Give the run a tokenizer for a look at the data, by one process: the model's folder, where it is there, else one of its files without
+    the weights.
+    """
     model = config.training.model
     if is_folder(model.name):
         return config
@@ -134,7 +136,9 @@ def with_tokenizer_here(config: RunConfig, say: Say) -> RunConfig:
 
 
 def with_base_name(adapter: Mapping[str, Any], config: RunConfig) -> dict[str, Any]:
-    """Description of an adapter in a manifest, with its base model by the hub's name, as PEFT finds it on any machine, or as the job names its folder."""
+    """Description of an adapter in a manifest, with its base model by the hub's name, as PEFT finds it on any machine, or as the job names
+    its folder.
+    """
     base, origin = {}, config.origin
     if origin is not None and not is_address(origin.name):
         base = {"base_model_name_or_path": origin.name, "revision": origin.pin}

@@ -1,8 +1,8 @@
 """Test that attention keeps the documents of one row apart (attention.py).
 
 Whether documents in one sequence see each other depends on the model's code, the attention chosen and the libraries' versions, and a leak
-shows in no loss curve: documents that saw their neighbors' tokens moved logits by 0.3 and more, silently. So it is measured at every start, on
-the model that is about to be trained.
+shows in no loss curve: documents that saw their neighbors' tokens moved logits by 0.3 and more, silently. So it is measured at every start,
+on the model that is about to be trained.
 """
 
 from __future__ import annotations
@@ -59,18 +59,21 @@ def settle_batches(
 
 DOCUMENT_TOKENS = 24
 LARGEST_SHARE, LARGEST_SHARE_HALF = 1e-3, 2e-2
-"""Largest share of what a leak would do; the second one in BF16 and FP16. Attention gives a masked token the weight 0 exactly, so dense models differ
-by the rounding of sums in another order at most. Kernels that group tokens by expert may round differently when other tokens change: 5e-7 of 5
-was seen in FP32; in half precision one such step is 8e-3 of a logit."""
+"""Largest share of what a leak would do; the second one in BF16 and FP16. Attention gives a masked token the weight 0 exactly, so dense
+models differ by the rounding of sums in another order at most. Kernels that group tokens by expert may round differently when other tokens
+change: 5e-7 of 5 was seen in FP32; in half precision one such step is 8e-3 of a logit.
+"""
 
 _KERNEL = re.compile(r"flash.?att|no kernel image|not implemented for", re.IGNORECASE)
 
 
 def isolation_problem(engine: Any, examples: Any, rows: int, device: torch.device) -> str:
-    """Return the reason why documents of one row aren't kept apart, the same on every rank; '' if they are. All ranks run the same forward pass, as Stage3 needs.
+    """Return the reason why documents of one row aren't kept apart, the same on every rank; '' if they are. All ranks run the same forward
+    pass, as Stage3 needs.
 
-    The row holds the documents A, B, A', B, AB and A'B: B is the same at both places unless it sees what is before it or its positions run on. Within AB and A'B
-    it shows what a leak does. `examples`: the run's sequences; `rows`: rows of the batch, since what is right for one row may leak with more.
+    The row holds the documents A, B, A', B, AB and A'B: B is the same at both places unless it sees what is before it or its positions run
+    on. Within AB and A'B it shows what a leak does. `examples`: the run's sequences; `rows`: rows of the batch, since what is right for one
+    row may leak with more.
     """
     vocabulary = int(engine.module.config.get_text_config().vocab_size)
     one, size = numpy.resize(examples[0].ids[:DOCUMENT_TOKENS], DOCUMENT_TOKENS), DOCUMENT_TOKENS
@@ -118,10 +121,14 @@ def _lacks_kernel(error: RuntimeError) -> bool:
 
 
 def leak(apart: float, together: float, largest_share: float) -> str:
-    """Words for a leak, and for logits on which no token has an effect; '' if documents are kept apart. `apart`: movement of a document's logits when
-    the one before it is changed; `together`: the same within one document."""
+    """Words for a leak, and for logits on which no token has an effect; '' if documents are kept apart. `apart`: movement of a document's
+    logits when the one before it is changed; `together`: the same within one document.
+    """
     if not together > 0:  # also NaN
         return "one token shows no effect on the next, so Lockstep can't verify that documents are kept apart"
     if not apart <= largest_share * together:
-        return f"changing one document moved the logits of the next one in the same sequence by {apart:.3g} ({together:.3g} without any separation)"
+        return (
+            f"changing one document moved the logits of the next one in the same sequence by {apart:.3g} ({together:.3g} without any"
+            " separation)"
+        )
     return ""

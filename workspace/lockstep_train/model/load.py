@@ -1,4 +1,5 @@
-"""Loading of the base model from a folder, offline: by transformers or, under Stage3, without any collective, each rank its own range of every tensor.
+"""Loading of the base model from a folder, offline: by transformers or, under Stage3, without any collective, each rank its own range of
+every tensor.
 
 transformers lets rank 0 read all of it and broadcasts every module twice: three times the model's bytes through one
 machine's network. Here transformers still builds the model, finds the files and reports what is missing (`from_pretrained`);
@@ -64,7 +65,8 @@ def refuse_missing_weights(folder: Path) -> None:
     read_headers(paths)
     if not paths and not any(folder.glob("*.bin")) and not any(folder.glob("*.safetensors")):
         raise ConfigError(
-            f"training.model.name {folder} holds no weights: neither {SINGLE}, nor {INDEX} with the files it names, nor *.bin; download the model again"
+            f"training.model.name {folder} holds no weights: neither {SINGLE}, nor {INDEX} with the files it names, nor *.bin; download the"
+            " model again"
         )
 
 
@@ -77,7 +79,8 @@ def quiet_transformers() -> None:
 
 
 def model_class(folder: Path) -> Any:
-    """Return the class of transformers that makes the folder's model: a causal language model, or one that also sees, where there is none for text alone.
+    """Return the class of transformers that makes the folder's model: a causal language model, or one that also sees, where there is none
+    for text alone.
 
     Raises what transformers raises for a configuration that it doesn't know.
     """
@@ -123,7 +126,9 @@ def load_base(
 
 
 def load_sharded(folder: Path, precision: Precision, deepspeed_config: dict[str, Any], say: Say) -> torch.nn.Module:
-    """Load every weight sharded from the start, by `reading_slices`. A model that can't be read so is loaded by transformers, and `say` tells."""
+    """Load every weight sharded from the start, by `reading_slices`. A model that can't be read so is loaded by transformers, and `say`
+    tells.
+    """
     from transformers.integrations import HfDeepSpeedConfig
 
     # transformers and peft look for this object to decide whether to shard while loading, and whether to gather what they read.
@@ -160,8 +165,9 @@ def from_pretrained(folder: Path, precision: Precision, **options: Any) -> torch
 
 @contextlib.contextmanager
 def judging_conversions() -> Iterator[None]:
-    """Let faults that may pass end the load: transformers notes whatever fails while it fuses or packs a tensor, also a device's memory that is exhausted,
-    and raises an error in the end that has none of it."""
+    """Let faults that may pass end the load: transformers notes whatever fails while it fuses or packs a tensor, also a device's memory
+    that is exhausted, and raises an error in the end that has none of it.
+    """
     from transformers import core_model_loading
 
     noted = core_model_loading.log_conversion_errors
@@ -190,8 +196,8 @@ def refuse_missing_tensors(missing: Collection[str], folder: str) -> None:
     """
     if missing:
         raise ConfigError(
-            f"{folder}: its weight files lack {listed(sorted(missing))}, which its config.json asks for; its weights and its config.json must be of one model, "
-            "so download the model again"
+            f"{folder}: its weight files lack {listed(sorted(missing))}, which its config.json asks for; its weights and its config.json"
+            " must be of one model, so download the model again"
         )
 
 

@@ -10,7 +10,9 @@ import torch
 
 
 class _BodyOutput(tuple[torch.Tensor]):
-    """Output of a model's body: the last hidden state alone, and None for all else that a model asks of it, such as what a vision tower sees."""
+    """Output of a model's body: the last hidden state alone, and None for all else that a model asks of it, such as what a vision tower
+    sees.
+    """
 
     @property
     def last_hidden_state(self) -> torch.Tensor:

@@ -1,10 +1,10 @@
 """Mixture-of-experts models under DeepSpeed: conditions for training one over several ranks, and hooks for the stacks of its experts.
 
-The hooks let autograd keep a sharded weight as the parameter that it is, never as the storage that it was gathered into. Under Stage3 a weight
-is whole only while its module computes. What autograd keeps of it for the backward pass must therefore be the parameter, which
-DeepSpeed gathers again by then. A view of it (transformers' grouped_mm keeps each stack of experts transposed) would keep the whole weight alive from
-the forward to the backward pass, on every rank and for every layer: 199 GB of GLM-4.5-Air's experts. Gradient checkpointing has hooks of its own,
-which these would hide; so they are for layers without it.
+The hooks let autograd keep a sharded weight as the parameter that it is, never as the storage that it was gathered into. Under Stage3 a
+weight is whole only while its module computes. What autograd keeps of it for the backward pass must therefore be the parameter, which
+DeepSpeed gathers again by then. A view of it (transformers' grouped_mm keeps each stack of experts transposed) would keep the whole weight
+alive from the forward to the backward pass, on every rank and for every layer: 199 GB of GLM-4.5-Air's experts. Gradient checkpointing has
+hooks of its own, which these would hide; so they are for layers without it.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def check_experts(model: torch.nn.Module, stage: ZeroStage, quantization: Quanti
             )
         if quantization is not Quantization.NONE:
             raise ConfigError(
-                f"training.model.quantization is {quantization.value}, but bitsandbytes packs linear layers only, and {name} of this model, which holds "
-                "most of its weights, is none; leave quantization out, and use Stage3 if memory is short"
+                f"training.model.quantization is {quantization.value}, but bitsandbytes packs linear layers only, and {name} of this model,"
+                " which holds most of its weights, is none; leave quantization out, and use Stage3 if memory is short"
             )
         if used == "grouped_mm":
             check_rows(name, experts)
@@ -89,7 +89,9 @@ class ParameterView:
 
 
 def save_sharded(model: torch.nn.Module) -> None:
-    """Let each module within that holds stacks of experts keep its weights as parameters. Before DeepSpeed adds its hooks, which must stay outside."""
+    """Let each module within that holds stacks of experts keep its weights as parameters. Before DeepSpeed adds its hooks, which must stay
+    outside.
+    """
     for _, module in experts_modules(model):
         if any(is_sharded(parameter) for parameter in module.parameters(recurse=False)):
             module.forward = _keeping_views(module.forward)

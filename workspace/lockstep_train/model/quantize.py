@@ -20,8 +20,8 @@ def check_quantization(training: TrainingConfig) -> None:
         return
     if training.zero_stage is ZeroStage.STAGE3:
         raise ConfigError(
-            f"training.model.quantization {quantization.value} can't be used with zeroStage Stage3, which would cut the packed weights into shards "
-            "apart from the scales that unpack them; use Stage1 or Stage2, or leave quantization out"
+            f"training.model.quantization {quantization.value} can't be used with zeroStage Stage3, which would cut the packed weights into"
+            " shards apart from the scales that unpack them; use Stage1 or Stage2, or leave quantization out"
         )
     if training.method is Method.FULL:
         raise ConfigError(
@@ -33,13 +33,14 @@ def check_blocks(shape: ModelShape, quantization: Quantization, device: torch.de
     """Raise ConfigError where a CPU would unpack NF4 with wrong scales.
 
     bitsandbytes packs a weight as one flat row of blocks, but its AVX-512 code unpacks it row by row and takes every row for whole blocks
-    (https://github.com/bitsandbytes-foundation/bitsandbytes/pull/2072 has both). Refused on every CPU: a job may start again on another one.
+    (https://github.com/bitsandbytes-foundation/bitsandbytes/pull/2072 has both). Refused on every CPU: a job may start again on another
+    one.
     """
     if quantization is Quantization.NF4 and device.type == "cpu" and shape.ragged:
         weight = shape.ragged[0]
         raise ConfigError(
-            f"training.model.quantization is NF4, but {weight.module} of this model has {weight.shape[1]} inputs, and on a CPU NF4 needs a multiple of "
-            f"{NF4_BLOCK}; use Int8, leave quantization out, or train on a GPU"
+            f"training.model.quantization is NF4, but {weight.module} of this model has {weight.shape[1]} inputs, and on a CPU NF4 needs a"
+            f" multiple of {NF4_BLOCK}; use Int8, leave quantization out, or train on a GPU"
         )
 
 

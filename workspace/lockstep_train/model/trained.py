@@ -1,4 +1,6 @@
-"""The trained part of a model: an adapter by peft beside its frozen weights, fresh or from `lora.initFrom`, or every weight; and the layers that an adapter's settings name."""
+"""The trained part of a model: an adapter by peft beside its frozen weights, fresh or from `lora.initFrom`, or every weight; and the layers
+that an adapter's settings name.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +87,8 @@ def check_targets(model: torch.nn.Module, config: LoraConfig) -> None:
     )
     if both:
         raise ConfigError(
-            f"training.lora: {_shown(both, 'modulesToSave')} is in both targetModules and modulesToSave; a layer either gets an adapter or is trained whole"
+            f"training.lora: {_shown(both, 'modulesToSave')} is in both targetModules and modulesToSave; a layer either gets an adapter or"
+            " is trained whole"
         )
     if config.target_parameters and (config.dropout > 0 or config.dora):
         raise ConfigError('training.lora.targetParameters needs dropout "0" and dora false: peft folds these adapters into the weights')
@@ -260,7 +263,8 @@ def start_from_adapter(model: torch.nn.Module, folder: Path) -> None:
         differences = tensor_differences({name: tuple(tensor.shape) for name, tensor in tensors.items()}, shapes)
     if differences:
         raise ConfigError(
-            f"training.lora.initFrom {folder} doesn't fit this run: {'; '.join(differences)}; set training.lora to what it was trained with, or leave initFrom out"
+            f"training.lora.initFrom {folder} doesn't fit this run: {'; '.join(differences)}; set training.lora to what it was trained"
+            " with, or leave initFrom out"
         )
     for name, parameter in parameters.items():
         set_values(parameter, tensors[names[name]])
@@ -354,7 +358,9 @@ def _with_adapter(model: torch.nn.Module, training: TrainingConfig, fresh: bool,
 
 
 def describe_trained(model: torch.nn.Module, training: TrainingConfig) -> dict[str, Any]:
-    """Describe for a manifest: the method, adapter_config.json (or None), trainable parameter → tensor of the exported file, and the elements of all of them."""
+    """Describe for a manifest: the method, adapter_config.json (or None), trainable parameter → tensor of the exported file, and the
+    elements of all of them.
+    """
     trained = {name: math.prod(full_shape(parameter)) for name, parameter in model.named_parameters() if parameter.requires_grad}
     described = {"method": training.method.value, "elements": sum(trained.values())}
     if training.method is Method.FULL:

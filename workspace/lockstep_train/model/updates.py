@@ -48,7 +48,9 @@ class Replaced:
 
 @dataclass(frozen=True)
 class LowRank:
-    """Low-rank update W + scale · B · A, of lora_A [rank, in] and lora_B [out, rank]; an embedding's factors have other names and W is transposed."""
+    """Low-rank update W + scale · B · A, of lora_A [rank, in] and lora_B [out, rank]; an embedding's factors have other names and W is
+    transposed.
+    """
 
     a: str
     b: str
@@ -120,7 +122,9 @@ class Experts:
 
 
 Update = Replaced | LowRank | Decomposed | Experts
-"""Update of a tensor: `parameters` are the trained ones that it comes from, `rows` returns rows [first, first + count) of the new values, as [count, width]."""
+"""Update of a tensor: `parameters` are the trained ones that it comes from, `rows` returns rows [first, first + count) of the new values,
+as [count, width].
+"""
 
 
 @dataclass(frozen=True)
@@ -135,7 +139,9 @@ class Skeleton:
 
 
 def build_skeleton(base: Path, tensors: Mapping[str, StoredTensor]) -> Skeleton:
-    """Build a skeleton. Raises ConfigError for a model that transformers doesn't know, or whose files can't be taken apart range by range."""
+    """Build a skeleton. Raises ConfigError for a model that transformers doesn't know, or whose files can't be taken apart range by
+    range.
+    """
     quiet_transformers()
     from transformers.conversion_mapping import get_model_conversion_mapping
 

@@ -1,5 +1,5 @@
-"""Safetensors files read range by range, without a mapping: exactly the bytes asked for, into the memory that keeps them; and written tensor
-by tensor, with no more than one chunk of one tensor in memory.
+"""Safetensors files read range by range, without a mapping: exactly the bytes asked for, into the memory that keeps them; and written
+tensor by tensor, with no more than one chunk of one tensor in memory.
 
 A file is 8 bytes of header length, a JSON header padded with spaces to a multiple of 8, and the tensors' bytes, row-major and little-endian
 (https://github.com/huggingface/safetensors, "Format"). A mapping would count every page it touches as this process's memory.
@@ -72,7 +72,8 @@ def weight_paths(folder: Path) -> list[Path]:
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         raise ConfigError(
-            f"{folder} lacks {missing[0]}, which its {INDEX} names ({len(missing)} of {len(names)} files are missing); download the model again"
+            f"{folder} lacks {missing[0]}, which its {INDEX} names ({len(missing)} of {len(names)} files are missing); download the model"
+            " again"
         )
     return [folder / name for name in names]
 
@@ -143,7 +144,9 @@ class WeightReader:
 
 
 def copy_others(base: Path, folder: Path) -> None:
-    """Copy tokenizer, generation settings and license durably to `folder`: every visible file of `base` that is neither weights nor config.json."""
+    """Copy tokenizer, generation settings and license durably to `folder`: every visible file of `base` that is neither weights nor
+    config.json.
+    """
     for path in sorted(base.iterdir()):
         if path.is_file() and not path.name.startswith(".") and not path.name.endswith(WEIGHT_ENDINGS) and path.name != CONFIG:
             write_durably(folder / path.name, path.read_bytes())

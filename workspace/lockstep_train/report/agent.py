@@ -60,8 +60,9 @@ class PaceTeller:
         self._sent_at = clock()
 
     def step(self, step: int, own_seconds: float) -> None:
-        """`own_seconds`: of data, forward and backward pass, without what was waited for other ranks; where ranks have unequal shares, divided by what this one's
-        should take (shares.py), so that a card isn't slow for its work or fast for the lack of it."""
+        """`own_seconds`: of data, forward and backward pass, without what was waited for other ranks; where ranks have unequal shares,
+        divided by what this one's should take (shares.py), so that a card isn't slow for its work or fast for the lack of it.
+        """
         self._seconds += own_seconds
         self._steps += 1
         if self._clock() - self._sent_at < PACE_SECONDS:

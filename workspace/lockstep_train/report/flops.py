@@ -3,8 +3,8 @@
 A matrix of N weights costs a token 2N operations forward and 2N for the gradient of its input; a trained one 2N more for its own
 gradient. So a frozen base costs 4N and full fine-tuning 6N a token. Of routed experts only those count that a token
 visits. Causal attention over a document of s tokens costs 2s² × width forward in each layer that has it (half of the square is masked and
-not counted) and twice that backward; less where a layer sees a window or a chunk only. Norms, activations, recurrences, embeddings' look-ups and
-padding are not counted.
+not counted) and twice that backward; less where a layer sees a window or a chunk only. Norms, activations, recurrences, embeddings'
+look-ups and padding are not counted.
 """
 
 from __future__ import annotations
@@ -80,7 +80,9 @@ class FlopCount:
         return (4 * self.frozen + 6 * self.trained) * sum(lengths) + 6 * self._attended(lengths)
 
     def recomputed(self, documents: Iterable[int], products: float = 1.0, attention: float = 1.0) -> float:
-        """Operations that gradient checkpointing does on top, which HFU counts, too: the forward pass once more, by the shares of the layers that compute products, and attention, again."""
+        """Operations that gradient checkpointing does on top, which HFU counts, too: the forward pass once more, by the shares of the
+        layers that compute products, and attention, again.
+        """
         lengths = list(documents)
         return 2 * self.in_layers * sum(lengths) * products + 2 * self._attended(lengths) * attention
 
@@ -134,7 +136,9 @@ def attention_layers(config: Any) -> Iterator[Attention]:
 
 
 def text_parts(model: Any) -> list[str]:
-    """Names of the parts that text passes, of a model that also sees or hears: its decoder and its head; [] where that is all of the model."""
+    """Names of the parts that text passes, of a model that also sees or hears: its decoder and its head; [] where that is all of the
+    model.
+    """
     config = getattr(model, "config", None)
     if config is None or config.get_text_config() is config:
         return []

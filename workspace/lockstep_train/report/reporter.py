@@ -65,7 +65,8 @@ MEASUREMENTS = ("train_log", "eval_log", "expert_usage")
 DRAIN_SECONDS = {"Done": 15.0, "Stopped": 8.0, "Failed": 3.0}
 """Seconds that the end of a run waits for its metrics to arrive, all destinations together."""
 STATUS_METRICS = (
-    "loss", "learningRate", "gradientNorm", "tokensPerSecond", "mfu", "stepSeconds", "peakMemoryBytes", "skippedSteps", "saveWaitSeconds", "saveSeconds",
+    "loss", "learningRate", "gradientNorm", "tokensPerSecond", "mfu", "stepSeconds", "peakMemoryBytes", "skippedSteps", "saveWaitSeconds",
+        "saveSeconds",
     "saveFailures", "savesSkipped",
 )  # fmt: skip
 """Values of a step that the job's status shows."""
@@ -165,7 +166,9 @@ class Reporter:
             self._early.append(record if step is None else {"step": step, **record})
 
     def step(self, step: int, total: int, epoch: float, remaining_seconds: float | None, values: Mapping[str, float | None]) -> None:
-        """Report a step. `values`: `loss`, `learningRate`, `gradientNorm`, `tokensPerSecond`, `stepSeconds` and what else is measured; None: not known."""
+        """Report a step. `values`: `loss`, `learningRate`, `gradientNorm`, `tokensPerSecond`, `stepSeconds` and what else is measured;
+        None: not known.
+        """
         self._step = step
         if not self._first:
             self.agent.send("step", step=step, totalSteps=total)
@@ -195,7 +198,9 @@ class Reporter:
     def checkpoint(
         self, step: int, path: Path, size_bytes: int, seconds: float, *, stall_seconds: float | None = None, **fields: Any
     ) -> None:
-        """Report a durable commit. `size_bytes` of this rank's shard, `seconds` from the snapshot to the commit, `stall_seconds` that training waited."""
+        """Report a durable commit. `size_bytes` of this rank's shard, `seconds` from the snapshot to the commit, `stall_seconds` that
+        training waited.
+        """
         self.agent.send("checkpoint", step=step, path=str(path), bytes=size_bytes)
         line = checkpoint_line(step, path, size_bytes, seconds, stall_seconds)
         measured = {"bytes": size_bytes, "seconds": round(seconds, 4), "stallSeconds": stall_seconds}
@@ -208,7 +213,9 @@ class Reporter:
         self.event("saveFailed", line=f"CHECKPOINT step {step} FAILED: {problem}", step=step, problem=problem, seconds=round(seconds, 4))
 
     def experts(self, step: int, layers: Mapping[str, Sequence[int]], **fields: Any) -> None:
-        """Report the tokens that each expert of each layer got in `step`, over all ranks: `layers` maps a layer's name to counts, expert by expert."""
+        """Report the tokens that each expert of each layer got in `step`, over all ranks: `layers` maps a layer's name to counts, expert by
+        expert.
+        """
         self._write("expert_usage", {"step": step, **fields, "layers": {name: list(counts) for name, counts in layers.items()}})
         loads = [max(counts) * len(counts) / total for counts in layers.values() if (total := sum(counts)) > 0]
         self._measure("experts", step, {"highestLoad": max(loads, default=None)})  # of the mean: 1 is balance

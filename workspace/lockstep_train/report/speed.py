@@ -88,7 +88,9 @@ def peak_reserved_bytes(on_gpu: bool) -> int:
 
 
 def across_ranks(reports: Sequence[Sequence[float]]) -> dict[str, float | None]:
-    """Compare the ranks by their `reports`: of each its peak memory in bytes, the seconds it computed in the step before, 0 when there was none, its peak of reserved memory, 0 on CPUs, and what else it may tell."""
+    """Compare the ranks by their `reports`: of each its peak memory in bytes, the seconds it computed in the step before, 0 when there was
+    none, its peak of reserved memory, 0 on CPUs, and what else it may tell.
+    """
     seconds = [row[1] for row in reports]
     slowest = seconds.index(max(seconds))
     measured = seconds[slowest] > 0

@@ -221,7 +221,9 @@ class Watchdog(Watch):
                 make_mark(self._store, Mark(Reason.FAILED, self._rank, f"{type(error).__name__}: {error}"[:500]))
 
     def end_of_others(self) -> TrainerError | None:
-        """Error that tells why the others have ended, where an error of the main thread only shows that they have: a connection that is gone."""
+        """Error that tells why the others have ended, where an error of the main thread only shows that they have: a connection that is
+        gone.
+        """
         with contextlib.suppress(Exception):
             mark = read_mark(self._store) if self._store is not None else None
             if mark is not None and mark.reason is not Reason.FAILED:
@@ -275,8 +277,9 @@ class Watchdog(Watch):
         return Beat(position, activity, place, round(time.monotonic() - since, 1), self._beats)
 
     def _lose_store(self, error: Exception) -> None:
-        """Handle a lost store. Rank 0 keeps it: without it this rank can't go on. If rank 0 had ended, its agent would have stopped this rank by now: it
-        is frozen, or the network between is cut."""
+        """Handle a lost store. Rank 0 keeps it: without it this rank can't go on. If rank 0 had ended, its agent would have stopped this
+        rank by now: it is frozen, or the network between is cut.
+        """
         self._lost_since = self._lost_since or time.monotonic()
         if time.monotonic() - self._lost_since > GRACE_SECONDS and not self._closed.is_set():
             message = f"rank 0 can no longer be reached ({error})"
@@ -305,7 +308,9 @@ class Watchdog(Watch):
         self._end(SAVED, message)
 
     def _expire(self, limit: float) -> None:
-        """End an activity that takes too long. Two looks at all ranks tell which of them still live. All of them may be looking: so this one goes on to beat meanwhile."""
+        """End an activity that takes too long. Two looks at all ranks tell which of them still live. All of them may be looking: so this
+        one goes on to beat meanwhile.
+        """
         self._exchange()
         before = self._read_beats()
         end = time.monotonic() + LOOKS_APART_SECONDS

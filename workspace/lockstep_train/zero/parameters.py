@@ -27,7 +27,9 @@ def own_values(parameter: Any) -> torch.Tensor:
 
 
 def shards(parameter: Any) -> Iterator[tuple[torch.Tensor, int, int]]:
-    """Yield this rank's shard of a sharded parameter, with hpZ also its node's: flat, with padding; its first element; how many are no padding."""
+    """Yield this rank's shard of a sharded parameter, with hpZ also its node's: flat, with padding; its first element; how many are no
+    padding.
+    """
     parts = [(parameter.ds_tensor, parameter.ds_zero_partition_rank)]
     if parameter.ds_secondary_tensor is not None:
         from deepspeed.utils import groups

@@ -25,7 +25,9 @@ WEIGHTS = 65_521
 
 @torch.no_grad()
 def check_secondary_shards(model: torch.nn.Module) -> None:
-    """Compare the copies with the weights. A collective. Raises TrainerError, on every rank, where a frozen weight as gathered within a node is not the weight."""
+    """Compare the copies with the weights. A collective. Raises TrainerError, on every rank, where a frozen weight as gathered within a
+    node is not the weight.
+    """
     names = {parameter: name for name, parameter in model.named_parameters() if _copied(parameter)}
     if not names:
         return
@@ -44,7 +46,8 @@ def check_secondary_shards(model: torch.nn.Module) -> None:
     bad = [name for parameter, name in names.items() if wrong[order[parameter]] > 0]
     if bad:
         raise TrainerError(
-            f"{len(bad)} weights differ between the copy that the ranks of a node share and the weights themselves ({bad[0]} is the first); set training.hierarchicalPartition to None"
+            f"{len(bad)} weights differ between the copy that the ranks of a node share and the weights themselves ({bad[0]} is the first);"
+            " set training.hierarchicalPartition to None"
         )
 
 

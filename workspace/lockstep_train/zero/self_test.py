@@ -20,7 +20,8 @@ PATTERN_PERIOD = 65_521
 
 @torch.no_grad()
 def self_test(engine: Any) -> None:
-    """Write a pattern through our views, read it back through DeepSpeed's public functions, and put the values back: parameter by parameter.
+    """Write a pattern through our views, read it back through DeepSpeed's public functions, and put the values back: parameter by
+    parameter.
 
     A collective. Raises UnknownDeepSpeed when they disagree, or when something that we read is not there.
     """
@@ -44,8 +45,9 @@ def _check(engine: Any, kind: str) -> None:
 
 @contextlib.contextmanager
 def _patterned(tensor: torch.Tensor, start: int) -> Iterator[None]:
-    """Put the pattern from its element `start` on in place of the values meanwhile. They wait in host memory, which has room: it will hold a
-    save's copy of everything. The moments of a new engine are all zero and need none."""
+    """Put the pattern from its element `start` on in place of the values meanwhile. They wait in host memory, which has room: it will hold
+    a save's copy of everything. The moments of a new engine are all zero and need none.
+    """
     before = tensor.to("cpu", copy=True) if any(bool(block.any()) for _, block in _blocks(tensor)) else None
     for first, block in _blocks(tensor):
         block.copy_(_pattern(start + first, block.numel(), tensor.device))

@@ -70,16 +70,17 @@ def refuse_invalid(settings: dict[str, Any]) -> None:
 
 
 def _refuse_quantized_bf16(settings: dict[str, Any]) -> None:
-    """Refuse quantized BF16 weights where DeepSpeed can't have them: before its change 8215 (2026-08) its quantizer took their bits for FP16, which trains on wrong values silently.
-    Since then it takes the format to give back."""
+    """Refuse quantized BF16 weights where DeepSpeed can't have them: before its change 8215 (2026-08) its quantizer took their bits for
+    FP16, which trains on wrong values silently. Since then it takes the format to give back.
+    """
     from deepspeed.runtime.zero.partition_parameters import CUDAQuantizer
 
     chosen = [name for name in QUANTIZED if settings["zero_optimization"].get(name)]
     if chosen and settings["bf16"]["enabled"] and "dtype" not in inspect.signature(CUDAQuantizer.dequantize).parameters:
         version = importlib.metadata.version("deepspeed")
         raise ConfigError(
-            f"training.deepspeed.zero_optimization.{chosen[0]} with training.precision BF16 computes with wrong values in DeepSpeed {version}; leave it out, or use "
-            "the image of this version of Lockstep"
+            f"training.deepspeed.zero_optimization.{chosen[0]} with training.precision BF16 computes with wrong values in DeepSpeed"
+            f" {version}; leave it out, or use the image of this version of Lockstep"
         )
 
 

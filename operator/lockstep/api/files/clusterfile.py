@@ -1,4 +1,6 @@
-"""A cluster file (clusters/NAME.yaml): a Kubernetes cluster as a TrainingCluster, or hosts. All its mistakes at once. Text in, values out."""
+"""A cluster file (clusters/NAME.yaml): a Kubernetes cluster as a TrainingCluster, or hosts. All its mistakes at once. Text in, values
+out.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +112,9 @@ def _hosts(root: yaml.MappingNode, source: str) -> ClusterFile:
 
 
 def profile_of_hosts(hosts: HostsCluster, spec: TrainingClusterSpec) -> TrainingClusterSpec:
-    """The spec that jobs on hosts are resolved with: a node a host, a volume a host unless the file says rwx, and the fewest GPUs that any host states."""
+    """The spec that jobs on hosts are resolved with: a node a host, a volume a host unless the file says rwx, and the fewest GPUs that any
+    host states.
+    """
     changes: dict[str, Any] = {"platform": Platform.KUBERNETES}
     gpus: dict[str, Any] = {"default_nodes": len(hosts.hosts)} | ({} if hosts.least_gpus is None else {"per_node": hosts.least_gpus})
     changes["gpus"] = type(spec.gpus)(**gpus)

@@ -1,6 +1,7 @@
 """Keys of a cluster file (clusters/NAME.yaml), derived from the models: one table for Kubernetes, one for hosts; and the value of one key.
 
-A key is called as the models' field, in snake_case; TrainingCluster has the same name in camelCase. `EXCEPTIONS` and `WORDS` list what is called otherwise.
+A key is called as the models' field, in snake_case; TrainingCluster has the same name in camelCase. `EXCEPTIONS` and `WORDS` list what is
+called otherwise.
 """
 
 from __future__ import annotations
@@ -109,7 +110,9 @@ class ValueKind(Enum):
 
 @dataclass(frozen=True)
 class Key:
-    """One key. `[]` stands after a list of mappings; `model` is its field inside of the TrainingCluster's spec, or of the section that it is for."""
+    """One key. `[]` stands after a list of mappings; `model` is its field inside of the TrainingCluster's spec, or of the section that it
+    is for.
+    """
 
     file: str
     model: str

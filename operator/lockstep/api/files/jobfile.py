@@ -23,7 +23,9 @@ _PART = re.compile(r"([^.\[\]]+)((?:\[\d+\])*)")
 CHANGED_ROOTS = ("spec", "metadata")
 REPLACED = {
     "spec.training.optimization.gradientCheckpointing": "unknown field; optimization.recompute (Auto, None or All) decides this now",
-    "spec.notify": "unknown field; the alert LockstepJobFailed (docs/how-to/monitoring.md) tells of a job that failed by Alertmanager's receivers",
+    "spec.notify": (
+        "unknown field; the alert LockstepJobFailed (docs/how-to/monitoring.md) tells of a job that failed by Alertmanager's receivers"
+    ),
 }
 """Path of a field that was replaced → what to write instead."""
 

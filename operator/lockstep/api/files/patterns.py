@@ -45,6 +45,8 @@ PATTERN_WORDS: Mapping[str, str] = {
     hosts.PYTHON_PATTERN: "a version from 3.10 to 3.19",
     hosts.INDEX_PATTERN: "an https address without a login",
     training.DATA_PATH_PATTERN: "an absolute path, beginning with /, or an address such as s3://bucket/folder",
-    training.MODEL_PATTERN: "a folder such as /workspace/models/Qwen3-8B, a model of the hub such as org/name, or an address such as s3://bucket/folder",
+    training.MODEL_PATTERN: (
+        "a folder such as /workspace/models/Qwen3-8B, a model of the hub such as org/name, or an address such as s3://bucket/folder"
+    ),
     training.RESUME_PATTERN: "Auto, None or an absolute path",
 }

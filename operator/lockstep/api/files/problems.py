@@ -77,7 +77,10 @@ def explain(error: ErrorDetails) -> str:
         value = "an address with a password or a port" if holds_password(str(error["input"])) else repr(error["input"])
         return f"{value} is not valid: must be {PATTERN_WORDS.get(pattern, f'text that matches {pattern}')}"
     if kind in ("enum", "literal_error") and isinstance(error["input"], bool):
-        return f"{str(error['input']).lower()} is not valid (valid: {context['expected']}): YAML reads On, Off, Yes and No without quotes as true or false"
+        return (
+            f"{str(error['input']).lower()} is not valid (valid: {context['expected']}): YAML reads On, Off, Yes and No without quotes as"
+            " true or false"
+        )
     if kind in ("enum", "literal_error"):
         close = nearest(str(error["input"]), re.findall(r"'([^']+)'", context["expected"]))
         return f"{error['input']!r} is not valid{f'; did you mean {close}?' if close else ''} (valid: {context['expected']})"

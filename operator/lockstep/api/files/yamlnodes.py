@@ -94,7 +94,9 @@ def _line(mark: Any) -> int:
 
 
 def text_of(node: yaml.ScalarNode) -> str:
-    r"""The characters as written. JSON writes those beyond U+FFFF as two escapes, which YAML leaves apart. Raises ValueError for one without the other."""
+    r"""The characters as written. JSON writes those beyond U+FFFF as two escapes, which YAML leaves apart. Raises ValueError for one
+    without the other.
+    """
     text = str(node.value)
     if SURROGATES.search(text):
         text = text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
@@ -116,8 +118,8 @@ _LOOSE = re.compile(r"(?<![0-9])_|_(?![0-9])")
 def plain_value(text: str) -> str | int | float | bool | None:
     """The value of a scalar without quotes, as kubectl reads it: YAML 1.1's truth values with y and n, numbers as Go does, and no times.
 
-    That is neither PyYAML's reading nor YAML 1.2's. The rules are those of https://github.com/kubernetes-sigs/yaml (goyaml.v2/resolve.go), and
-    the tests hold them against an API server. Raises ValueError for .inf and .nan, which JSON has no words for.
+    That is neither PyYAML's reading nor YAML 1.2's. The rules are those of https://github.com/kubernetes-sigs/yaml (goyaml.v2/resolve.go),
+    and the tests hold them against an API server. Raises ValueError for .inf and .nan, which JSON has no words for.
     """
     if text in _NULL:
         return None

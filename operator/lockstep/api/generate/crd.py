@@ -13,8 +13,10 @@ from lockstep.api.status import TrainingJobStatus
 
 JOB_NAME_RULE = Rule(
     cel=f"self.metadata.name.size() <= {JOB_NAME_MAX} && self.metadata.name.matches('{JOB_NAME_PATTERN}')",
-    message=f"metadata.name must be at most {JOB_NAME_MAX} characters: lower-case letters, digits and '-', starting with a letter"
-    " (pods, Services and labels are named after it)",
+    message=(
+        f"metadata.name must be at most {JOB_NAME_MAX} characters: lower-case letters, digits and '-', starting with a letter"
+        " (pods, Services and labels are named after it)"
+    ),
     holds=None,
 )
 
@@ -67,7 +69,9 @@ def _root(schema: Schema) -> Schema:
 
 
 def _without_defaults(schema: Any) -> Any:
-    """Leave out defaults: a value that the API server added to a status would differ from what the operator wants, which would write it again forever."""
+    """Leave out defaults: a value that the API server added to a status would differ from what the operator wants, which would write it
+    again forever.
+    """
     if isinstance(schema, list):
         return [_without_defaults(item) for item in schema]
     if not isinstance(schema, dict):

@@ -47,16 +47,18 @@ CLUSTER_INTRODUCTION = """# The cluster file and TrainingCluster
 Generated from the models in `operator/lockstep/api`. A cluster is written down once, in `clusters/NAME.yaml`, with the keys below
 (`clusters/template.yaml` has them all). `lockstep deploy NAME` makes a TrainingCluster of it (`lockstep.dev/v1alpha1`, short name
 `tc`, cluster-scoped), whose fields are the second column; `cluster.name`, `.api`, `.namespace` and `.description`, `calibration` and
-`pairs`, which `lockstep cluster calibrate` writes, are read by the command line only. A list of names may also be written with commas (`"net1,net2"`), a number in quotes. An unknown key, a key that is there
-twice and an impossible combination are errors. Machines that you reach over ssh, without Kubernetes, have [a file of their own](hosts.md).
+`pairs`, which `lockstep cluster calibrate` writes, are read by the command line only. A list of names may also be written with
+commas (`"net1,net2"`), a number in quotes. An unknown key, a key that is there twice and an impossible combination are errors.
+Machines that you reach over ssh, without Kubernetes, have [a file of their own](hosts.md).
 """
 
 
 HOSTS_INTRODUCTION = """# The cluster file of hosts
 
-Generated from the models in `operator/lockstep/api`. A cluster file with `platform: hosts` lists machines that you reach over ssh, without Kubernetes.
-`clusters/template-hosts.yaml` has every key; `lockstep init hosts NAME` writes one, and `lockstep cluster import FILE` makes one of a hostfile, an `~/.ssh/config` or a
-`config.yaml`. The order of `hosts` is that of a job's nodes. An unknown key, a key that is there twice and a key that means nothing on hosts are errors.
+Generated from the models in `operator/lockstep/api`. A cluster file with `platform: hosts` lists machines that you reach over ssh,
+without Kubernetes. `clusters/template-hosts.yaml` has every key; `lockstep init hosts NAME` writes one, and
+`lockstep cluster import FILE` makes one of a hostfile, an `~/.ssh/config` or a `config.yaml`. The order of `hosts` is that of a job's
+nodes. An unknown key, a key that is there twice and a key that means nothing on hosts are errors.
 
 `defaults` takes these keys of `hosts[]`, and they count for every host that doesn't have them: {defaults}.
 """
@@ -126,7 +128,9 @@ _ON_HOSTS = {
     "network.rdma.enabled": "true: hosts have RDMA NICs, and fabric.mode Auto takes them.",
     "network.rdma.interfaces": "NCCL_SOCKET_IFNAME while RDMA is used.",
     "network.mtu": "MTU that the interfaces must have; given to ranks as LOCKSTEP_RAIL_MTU.",
-    "nccl.debug": "Amount of NCCL's log that is shown in the job's. Ranks log INFO to a file that Lockstep reads; its warnings are always shown.",
+    "nccl.debug": (
+        "Amount of NCCL's log that is shown in the job's. Ranks log INFO to a file that Lockstep reads; its warnings are always shown."
+    ),
     "notes": "Free text for people.",
     "calibration[].transport": "Transport that was measured: RDMA or TCP.",
 }

@@ -22,7 +22,8 @@ from lockstep.api.model import DNS_NAME_MAX, LABEL_KEY_PATTERN, LABEL_KEY_PREFIX
 Schema = dict[str, Any]
 
 COPIED = (
-    "type", "format", "description", "enum", "pattern", "minLength", "maxLength", "minimum", "maximum", "minItems", "maxItems", "maxProperties",
+    "type", "format", "description", "enum", "pattern", "minLength", "maxLength", "minimum", "maximum", "minItems", "maxItems",
+        "maxProperties",
     "x-kubernetes-list-type", "x-kubernetes-list-map-keys", "x-kubernetes-validations",
 )  # fmt: skip
 
@@ -38,7 +39,9 @@ PREFIX_RULE = {"rule": f"self.indexOf('/') <= {DNS_NAME_MAX}", "message": LABEL_
 
 
 def structural_schema(model: type[BaseModel], *, described: bool = True) -> Schema:
-    """The schema of one model and everything in it, ready for openAPIV3Schema. `described`: fields have their texts, which takes most of the time."""
+    """The schema of one model and everything in it, ready for openAPIV3Schema. `described`: fields have their texts, which takes most of
+    the time.
+    """
     raw = model.model_json_schema(by_alias=True)
     definitions = raw.pop("$defs", {}) | {model.__name__: raw}
     models = _models_in(model)
@@ -52,7 +55,8 @@ def structural_schema(model: type[BaseModel], *, described: bool = True) -> Sche
 def _describe(schema: Schema, kind: type[BaseModel]) -> None:
     """Give the schema of each field the text that stands below it in its class.
 
-    pydantic could do so by itself (use_attribute_docstrings), but for every process that imports the models, which took a fifth of their import.
+    pydantic could do so by itself (use_attribute_docstrings), but for every process that imports the models, which took a fifth of their
+    import.
     """
     texts = {name: text for base in reversed(kind.__mro__) if issubclass(base, Model) for name, text in _texts_below_fields(base)}
     for name, field in kind.model_fields.items():
@@ -64,7 +68,7 @@ def _texts_below_fields(kind: type[BaseModel]) -> Iterator[tuple[str, str]]:
     for pair in pairwise(_classes_in(kind.__module__)[kind.__name__].body):
         match pair:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                yield name, inspect.cleandoc(text)
+                yield name, text
 
 
 @cache
@@ -89,6 +93,8 @@ def _models_in(model: type[BaseModel]) -> dict[str, type[BaseModel]]:
 def _structural(raw: Schema, definitions: dict[str, Schema], rules: dict[str, tuple[Rule, ...]]) -> Schema:
     merged = _resolved(raw, definitions)
     result: Schema = {key: merged[key] for key in COPIED if key in merged}
+    if "description" in result:
+        result["description"] = " ".join(result["description"].split())
     if "const" in merged:
         result |= {"type": "string", "enum": [merged["const"]]}
     if NUMBER_BOUNDS in merged:

@@ -66,7 +66,8 @@ def build(
 ) -> None:
     """Build the operator's, the trainer's or the docs' image.
 
-    It builds from the Lockstep that you type this in, and copies its files into the cache, with --dry-run, too; docs from the site that `make docs` left in a clone.
+    It builds from the Lockstep that you type this in, and copies its files into the cache, with --dry-run, too; docs from the site that
+    `make docs` left in a clone.
 
     The build uses this machine's pip settings and certificates. No layer of the image has them.
 

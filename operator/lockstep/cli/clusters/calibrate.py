@@ -153,7 +153,8 @@ def _bytes(text: str | None) -> int | None:
 
 
 def _sweep(
-    job: TrainingJob, file: ClusterFile, cluster: str, namespace: str | None, context: str | None, image: str | None, timeout: int | None, *,
+    job: TrainingJob, file: ClusterFile, cluster: str, namespace: str | None, context: str | None, image: str | None, timeout: int | None,
+        *,
     quiet: bool,
 ) -> Sweep:  # fmt: skip
     """Sweep over the hosts, by agents that leave nothing there, or in pods. Raises ConfigError, Failed."""

@@ -195,7 +195,8 @@ async def _uninstall_cluster(plan: DeploymentPlan, context: str | None, *, yes: 
         in_the_way = sorted(map(_place_of, jobs_using(name, clusters, jobs)))
         if in_the_way:
             raise ConfigError(
-                f"jobs use TrainingCluster {name} ({', '.join(in_the_way)}): delete them first (lockstep delete NAME -n NAMESPACE), or give them another spec.cluster"
+                f"jobs use TrainingCluster {name} ({', '.join(in_the_way)}): delete them first (lockstep delete NAME -n NAMESPACE), or give"
+                " them another spec.cluster"
             )
         record = await read_record(connection, plan.scope.home)
         others = [item for one in (record.current, record.previous) if one is not None and name not in one.clusters for item in one.objects]
@@ -212,21 +213,25 @@ async def _uninstall_cluster(plan: DeploymentPlan, context: str | None, *, yes: 
 
 
 def _tell_rest(plan: DeploymentPlan, clusters: list[dict[str, Any]], option: str, *, was_there: bool, sent_by_it: bool) -> None:
-    """Print what stays, and the commands for it. `option`: " --force" where a file is not of this cluster, which is forgotten from now on."""
+    """Print what stays, and the commands for it. `option`: " --force" where a file is not of this cluster, which is forgotten from now
+    on.
+    """
     from lockstep.plan.ship.deploy import is_default
 
     name = plan.cluster.cluster.name
     left = [cluster for cluster in clusters if cluster["metadata"]["name"] != plan.profile.metadata.name]
     names = ", ".join(sorted(cluster["metadata"]["name"] for cluster in left)) or "no TrainingCluster"
     put(
-        f"{f'TrainingCluster {name} is removed' if was_there else f'TrainingCluster {name} is not on the cluster'}; Lockstep stays, with {names}."
+        f"{f'TrainingCluster {name} is removed' if was_there else f'TrainingCluster {name} is not on the cluster'}; Lockstep stays, with"
+        f" {names}."
     )
     put(f"To remove the service account of namespace {plan.namespace} if no job needs it: lockstep cluster clean {plan.typed}{option}")
     if left and not any(map(is_default, left)):
         put("Jobs that name no cluster have none now: the next lockstep deploy makes its cluster their default")
     if sent_by_it:
         put(
-            f"The operator still has the settings of {name}'s file. For those of the other cluster's file: lockstep deploy {names if len(left) == 1 else 'CLUSTER'}"
+            f"The operator still has the settings of {name}'s file. For those of the other cluster's file: lockstep deploy"
+            f" {names if len(left) == 1 else 'CLUSTER'}"
         )
 
 
@@ -309,5 +314,6 @@ async def _rollback(context: str | None, home: str, yes: bool) -> None:
         metadata = item["metadata"]
         place = f" -n {metadata['namespace']}" if "namespace" in metadata else ""
         put(
-            f"{called(item)} was not part of that deployment and stays. To remove it: kubectl delete {item['kind'].lower()} {metadata['name']}{place}"
+            f"{called(item)} was not part of that deployment and stays. To remove it: kubectl delete {item['kind'].lower()}"
+            f" {metadata['name']}{place}"
         )

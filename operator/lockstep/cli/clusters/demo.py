@@ -33,7 +33,9 @@ def step(title: str) -> Iterator[None]:
 
 
 def demo_folder() -> Path:
-    """Make a small base model and texts once, and return their folder in the cache. The trainer's own code makes them, in a process of its own."""
+    """Make a small base model and texts once, and return their folder in the cache. The trainer's own code makes them, in a process of its
+    own.
+    """
     digest = hashlib.sha256(sys.version.encode())  # another demo, or another Python, from whose texts it learns, makes another model
     for path in sorted((package("lockstep_train") / "demo").glob("*.py")):
         digest.update(path.read_bytes())
@@ -55,7 +57,9 @@ def generate_command(model: str, adapter: str) -> list[str]:
 
 
 def print_result(result: dict[str, Any], commands: str, where: str = "") -> None:
-    """Print what came of the training, and `commands` to go on with, which a checkout has in its .venv. `where`: words behind the adapter's path."""
+    """Print what came of the training, and `commands` to go on with, which a checkout has in its .venv. `where`: words behind the adapter's
+    path.
+    """
     put("", "Complete", f"  eval loss before   {result.get('evalLossBefore')}", f"  eval loss after    {result.get('evalLossAfter')}")
     path = [f"  export PATH={sys.prefix}/bin:$PATH"] if Path(sys.prefix) == ROOT / ".venv" else []
     put(f"  adapter            {result.get('adapter')}{where}", "", "Next:", *path, *commands.splitlines())

@@ -31,7 +31,10 @@ ContextOption = Annotated[str | None, typer.Option(help="The context of your kub
 ImageOption = Annotated[
     str | None,
     typer.Option(
-        help=f"The operator's image. On OpenShift a name without a registry means an ImageStream in lockstep-system. Default: the image deployed now, at first {OPERATOR_IMAGE}; the cluster file's image, if that file mounts Lockstep's code into pods."
+        help=(
+            "The operator's image. On OpenShift a name without a registry means an ImageStream in lockstep-system. Default: the image"
+            f" deployed now, at first {OPERATOR_IMAGE}; the cluster file's image, if that file mounts Lockstep's code into pods."
+        )
     ),
 ]
 ForceOption = Annotated[bool, typer.Option("--force", help="Go on even if the kubeconfig's API host differs from the cluster file's.")]
@@ -55,14 +58,20 @@ def deploy(
     namespaces: Annotated[
         str | None,
         typer.Option(
-            help="Namespaces in which the operator gets rights, with commas between them; all: everywhere. It may read Nodes and TrainingClusters and review tokens in any case. Default: as deployed now, at first all."
+            help=(
+                "Namespaces in which the operator gets rights, with commas between them; all: everywhere. It may read Nodes and"
+                " TrainingClusters and review tokens in any case. Default: as deployed now, at first all."
+            )
         ),
     ] = None,
     namespace_only: Annotated[
         bool | None,
         typer.Option(
             "--namespace-only",
-            help="Install an operator that has rights in the cluster file's namespace alone. You need the role admin there, and the CRDs must exist.",
+            help=(
+                "Install an operator that has rights in the cluster file's namespace alone. You need the role admin there, and the CRDs"
+                " must exist."
+            ),
         ),
     ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the operator, and then for the dev environment.")] = 600,
@@ -159,7 +168,8 @@ def _refuse_unpullable(plan: DeploymentPlan, context: str | None) -> None:
     if unpullable(plan.cluster, plan.typed) is None or not Client(context).run(is_first):
         return
     raise Failed(
-        f"the operator's image would be {plan.image}, which names no registry that the cluster could pull it from, and nothing was sent. Push one, then name it:",
+        f"the operator's image would be {plan.image}, which names no registry that the cluster could pull it from, and nothing was sent."
+        " Push one, then name it:",
         f"  lockstep build operator --tag {PUSHED} --push",
         f"  lockstep deploy {plan.typed} {plan.choices} --image {PUSHED}",
         f"If every node has the image already: --image {plan.image}",
@@ -292,8 +302,8 @@ async def _refuse_what_lacks(connection: Cluster, plan: DeploymentPlan) -> None:
     alive = [job["metadata"]["name"] for job in await all_of(connection, JOB, plan.namespace) if (job.get("status") or {}).get("nodes")]
     if alive:
         raise Failed(
-            f"the pods of {', '.join(sorted(alive))} report to the operator of the whole cluster, and nothing was sent: stop or delete these jobs first "
-            f"(lockstep stop NAME -n {plan.namespace})"
+            f"the pods of {', '.join(sorted(alive))} report to the operator of the whole cluster, and nothing was sent: stop or delete"
+            f" these jobs first (lockstep stop NAME -n {plan.namespace})"
         )
 
 
@@ -309,8 +319,9 @@ async def _refuse_platform(connection: Cluster, plan: DeploymentPlan) -> None:
     except ApiError as error:
         if error.status == NOT_FOUND:
             raise Failed(
-                f"cluster {plan.cluster.cluster.name} is OpenShift by its file (the default of platform), but the API server at "
-                f"{connection.server} has no {SCC_GROUP}, so it is plain Kubernetes; nothing was sent: write platform: kubernetes into the file, or name another cluster"
+                f"cluster {plan.cluster.cluster.name} is OpenShift by its file (the default of platform), but the API server at"
+                f" {connection.server} has no {SCC_GROUP}, so it is plain Kubernetes; nothing was sent: write platform: kubernetes into the"
+                " file, or name another cluster"
             ) from None
 
 
@@ -332,7 +343,8 @@ async def _refuse_place(connection: Cluster, plan: DeploymentPlan, place: str) -
     if await is_missing("Deployment", place, OPERATOR_NAME):
         remove = f"kubectl delete serviceaccount {OPERATOR_NAME} -n {place}"
     raise Failed(
-        f"namespace {place} has an operator of its own (--namespace-only), so the operator of {plan.scope.home} would do nothing there, and nothing was sent: remove the one in {place} first ({remove}), or leave out --namespaces"
+        f"namespace {place} has an operator of its own (--namespace-only), so the operator of {plan.scope.home} would do nothing there, and"
+        f" nothing was sent: remove the one in {place} first ({remove}), or leave out --namespaces"
     )
 
 
@@ -349,7 +361,8 @@ async def _narrowed(connection: Cluster, plan: DeploymentPlan, progress: Progres
         place = f" -n {metadata['namespace']}" if "namespace" in metadata else ""
         progress.done(
             "rights",
-            f"NOT REMOVED: {called(item)}, if it is there; an administrator removes it: kubectl delete {item['kind'].lower()} {metadata['name']}{place} --ignore-not-found",
+            f"NOT REMOVED: {called(item)}, if it is there; an administrator removes it: kubectl delete {item['kind'].lower()}"
+            f" {metadata['name']}{place} --ignore-not-found",
         )
     return not stays
 

@@ -1,4 +1,6 @@
-"""The plan of a deployment: the objects that `lockstep deploy` would send, by the cluster file and the choices of a person. Reads files only."""
+"""The plan of a deployment: the objects that `lockstep deploy` would send, by the cluster file and the choices of a person. Reads files
+only.
+"""
 
 from __future__ import annotations
 
@@ -138,7 +140,8 @@ def chosen_scope(namespaces: str | None, namespace_only: bool | None) -> Chosen:
     """Raises ConfigError for two different wishes, or a name that no namespace can have."""
     if namespaces is not None and namespace_only:
         raise ConfigError(
-            "--namespaces and --namespace-only can't be combined: the first is an operator for several namespaces, the second one of a single namespace"
+            "--namespaces and --namespace-only can't be combined: the first is an operator for several namespaces, the second one of a"
+            " single namespace"
         )
     if namespace_only:
         return "own"
@@ -160,14 +163,16 @@ def scope_in(chosen: Chosen, namespace: str) -> Scope:
     if chosen == "own":
         if namespace == OPERATOR_NAMESPACE:
             raise ConfigError(
-                f"--namespace-only: cluster.namespace is {OPERATOR_NAMESPACE}, which belongs to the operator of the whole cluster: name your own namespace in the cluster file"
+                f"--namespace-only: cluster.namespace is {OPERATOR_NAMESPACE}, which belongs to the operator of the whole cluster: name"
+                " your own namespace in the cluster file"
             )
         return Scope((namespace,), own=True)
     if not isinstance(chosen, tuple):
         return Scope()
     if namespace not in chosen:
         raise ConfigError(
-            f"--namespaces: the cluster file's own namespace {namespace} is not among {', '.join(chosen)}: add it, or change cluster.namespace"
+            f"--namespaces: the cluster file's own namespace {namespace} is not among {', '.join(chosen)}: add it, or change"
+            " cluster.namespace"
         )
     return Scope(chosen)
 
@@ -191,7 +196,8 @@ def planned(
     place = scope_in(scope, file.cluster.namespace)
     if place.own and monitoring:
         raise ConfigError(
-            "--monitoring: the operator of one namespace serves no metrics, because it may not ask who may read them: leave out --monitoring"
+            "--monitoring: the operator of one namespace serves no metrics, because it may not ask who may read them: leave out"
+            " --monitoring"
         )
     chosen = short_name(image or default_image(profile), place.home)
     manifests = asset("manifests")

@@ -1,4 +1,6 @@
-"""`lockstep cluster gpus`: what nvidia-smi says in every pod of a job, by default of the dev environment; without pods, what nodes say of themselves."""
+"""`lockstep cluster gpus`: what nvidia-smi says in every pod of a job, by default of the dev environment; without pods, what nodes say of
+themselves.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,10 @@ async def _ask(namespace: str, job: str, context: str | None, cluster: str) -> M
     async with await Cluster.connect(context) as connection:
         pods = await running_pods(connection, namespace, job)
         if not pods:
-            none = f"no pod of job {job} runs in namespace {namespace}: lockstep deploy {shlex.quote(cluster)} starts the dev environment, --job names another job"
+            none = (
+                f"no pod of job {job} runs in namespace {namespace}: lockstep deploy {shlex.quote(cluster)} starts the dev environment,"
+                " --job names another job"
+            )
             _show_nodes(await _nodes(connection, none), none)
             return {}
 
@@ -82,7 +87,9 @@ async def _ask(namespace: str, job: str, context: str | None, cluster: str) -> M
 
 
 async def _nodes(connection: Cluster, otherwise: str) -> list[Sequence[str]]:
-    """A row for each node with GPUs: their number, and the labels of NVIDIA's discovery. Raises ConfigError, with `otherwise`, where none is seen."""
+    """A row for each node with GPUs: their number, and the labels of NVIDIA's discovery. Raises ConfigError, with `otherwise`, where none
+    is seen.
+    """
     from lockstep.plan.discovery.nodes import GPU_MEMORY, PRODUCT, labels, worth_saying
     from lockstep.plan.render.fabric import GPU_RESOURCE
     from lockstep.plan.waiting.nodes import allocatable

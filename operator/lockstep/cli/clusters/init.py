@@ -1,4 +1,6 @@
-"""`lockstep init cluster|hosts|job|script` and `lockstep cluster import`: a commented file to start from. Nothing that exists is written over."""
+"""`lockstep init cluster|hosts|job|script` and `lockstep cluster import`: a commented file to start from. Nothing that exists is written
+over.
+"""
 
 from __future__ import annotations
 
@@ -243,7 +245,9 @@ def _from_config(origin: Path, name: str, cluster: str | None, wanted: tuple[int
 
 
 def _ranks_of_hosts(file: ClusterFile, named: str, nodes: int | None, gpus: int | None) -> int | None:
-    """Return the number of ranks that a job has on these hosts: those that state no GPUs are asked. None if one does not tell, which is said."""
+    """Return the number of ranks that a job has on these hosts: those that state no GPUs are asked. None if one does not tell, which is
+    said.
+    """
     from lockstep.cli.shared.hostsite import fleet_of
     from lockstep.cli.shared.terminal import waiting
     from lockstep.plan.hosts.place import chosen

@@ -32,7 +32,8 @@ def lint(
 
     It checks rails, storage classes, HCAs, GID, MTU, SCC, quota and nodes. Each finding has its line and what to do.
 
-    It changes nothing: it reads with your rights, and tries out one pod by a dry run. What you may not see is unknown. Exit code 1: something fails, or the cluster doesn't answer.
+    It changes nothing: it reads with your rights, and tries out one pod by a dry run. What you may not see is unknown. Exit code 1:
+    something fails, or the cluster doesn't answer.
 
     Example: lockstep cluster lint barcelona --offline
     """
@@ -51,7 +52,8 @@ def lint(
         operator_image = default_image(file.profile)
     elif not offline:
         tell(
-            f"note: the file alone was checked; lockstep hosts check {typed} looks at the hosts, and lockstep hosts setup {typed} --dry-run shows what they lack"
+            f"note: the file alone was checked; lockstep hosts check {typed} looks at the hosts, and lockstep hosts setup {typed} --dry-run"
+            " shows what they lack"
         )
     if file.hosts is None and not offline:
         try:

@@ -86,7 +86,9 @@ async def overview(cluster: Cluster, file: ClusterFile) -> Overview:
 
 
 async def _unseen_jobs(cluster: Cluster, file: ClusterFile) -> str:
-    """Return the reason that no job is seen. An account without rights on a kind is refused before the API server looks whether it exists."""
+    """Return the reason that no job is seen. An account without rights on a kind is refused before the API server looks whether it
+    exists.
+    """
     from lockstep.plan.cluster.facts import Sight
     from lockstep.platforms.clusters.listings import sight_of_jobs
 

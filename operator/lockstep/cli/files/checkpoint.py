@@ -30,13 +30,18 @@ RunArgument = Annotated[
     list[str],
     typer.Argument(
         metavar="JOB|FOLDER...",
-        help="A job's name; or, on this machine, a run's folder (runs/<job>), its checkpoints folder, or one step-N.aM folder. Name several if the shards are spread.",
+        help=(
+            "A job's name; or, on this machine, a run's folder (runs/<job>), its checkpoints folder, or one step-N.aM folder. Name several"
+            " if the shards are spread."
+        ),
     ),
 ]
 
 
 def answer_of(verb: str, sources: list[str], where: TargetOptions, options: Sequence[str] = ()) -> tuple[str, int]:
-    """Answer of the trainer and its exit code, about folders of this machine, or about a job: on its hosts, or in a pod that mounts its volume."""
+    """Answer of the trainer and its exit code, about folders of this machine, or about a job: on its hosts, or in a pod that mounts its
+    volume.
+    """
     jobs = [source for source in sources if re.fullmatch(JOB_NAME_PATTERN, source) and not Path(source).exists()]
     if not jobs:
         return ask_trainer("inspect", [verb, *map(Path, sources), *options])
@@ -179,7 +184,10 @@ def words(answer: Json) -> list[str]:
     settings = ", ".join(f"{key} {_value(value)}" for key, value in summary["settings"].items())
     loss = "not evaluated" if summary["evalLoss"] is None else f"{summary['evalLoss']:.4f} at step {summary['evalStep']}"
     return [
-        f"Commit          {answer['name']} of job {summary['job']}: step {summary['step']}, attempt {summary['attempt']}, {summary['samplesConsumed']} samples seen",
+        (
+            f"Commit          {answer['name']} of job {summary['job']}: step {summary['step']}, attempt {summary['attempt']},"
+            f" {summary['samplesConsumed']} samples seen"
+        ),
         f"Base model      {summary['baseModel']}",
         f"Trained         {summary['method']}{': ' + settings if settings else ''}",
         f"Parameters      {summary['trainableParameters']:,} in {len(parameters)} tensors, each in {each}",

@@ -23,7 +23,8 @@ from lockstep.platforms.output import tell
 
 
 async def copy_on_hosts(copy: Copy, site: HostSite, node: int | None, origin: str | None, *, force: bool = False) -> bool:
-    """Copy to all hosts of a job, or from one of them. A job that has never started may have all of the file's hosts. Return True if everything arrived.
+    """Copy to all hosts of a job, or from one of them. A job that has never started may have all of the file's hosts. Return True if
+    everything arrived.
 
     `origin`: the host whose path the source is. Raises ConfigError.
     """

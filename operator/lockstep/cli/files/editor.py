@@ -1,4 +1,6 @@
-"""`lockstep shell|jupyter|tensorboard|vscode|debug`: a shell in a pod of a job or on its host, and editors and notebooks there, reached by port-forward."""
+"""`lockstep shell|jupyter|tensorboard|vscode|debug`: a shell in a pod of a job or on its host, and editors and notebooks there, reached by
+port-forward.
+"""
 
 from __future__ import annotations
 
@@ -149,7 +151,8 @@ def debug(
     """
     if attach == (script is not None):
         raise ConfigError(
-            "name either a script to start, or --attach for one that waits already: lockstep debug JOB train.py, or lockstep debug JOB --attach"
+            "name either a script to start, or --attach for one that waits already: lockstep debug JOB train.py, or lockstep debug JOB"
+            " --attach"
         )
     if script is not None:
         return _serve("debug", job, node, where, port, DEBUG_PORT, command=(script, *(arguments or [])))

@@ -70,13 +70,16 @@ def _adapter_in(folder: Path) -> Path:
     adapter = newest(folder)["adapter"]
     if adapter is None:
         raise ConfigError(
-            f"{folder} holds no adapter: name a run's folder (runs/<job>) or an adapter's, or export one: lockstep adapter export RUN -o adapter"
+            f"{folder} holds no adapter: name a run's folder (runs/<job>) or an adapter's, or export one: lockstep adapter export RUN -o"
+            " adapter"
         )
     return Path(adapter)
 
 
 async def _generate(job: SiteJob, arguments: list[str], gpus: int, *, named: bool) -> int:
-    """Generate beside the adapter. `named`: the model's folder is among the arguments; else it is the one that the job names, or the adapter."""
+    """Generate beside the adapter. `named`: the model's folder is among the arguments; else it is the one that the job names, or the
+    adapter.
+    """
     from lockstep.platforms.files.results import adapter_of
 
     async with (

@@ -273,8 +273,8 @@ async def _before_start(job: Resolved, arguments: Sequence[str], context: str | 
             return await _everywhere(cluster, job.namespace, job.name, arguments)
         if job.storage_mode is not StorageMode.SHARED:
             raise ConfigError(
-                f"storage.mode of job {job.name} is {job.storage_mode.value}: each pod's volume is made with the pod, and each pod fetches the model when "
-                f"the job starts; once it has: lockstep model get NAME --job {job.name}"
+                f"storage.mode of job {job.name} is {job.storage_mode.value}: each pod's volume is made with the pod, and each pod fetches"
+                f" the model when the job starts; once it has: lockstep model get NAME --job {job.name}"
             )
         stateful_set = await stateful_set_before_start(cluster, job)
         async with reader(cluster, stateful_set, seconds=LIFETIME_SECONDS, secrets=True, say=tell) as place:

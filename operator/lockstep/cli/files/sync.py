@@ -60,7 +60,9 @@ def sync(
 
 
 async def _run_on_hosts(site: HostSite, sending: Sending) -> bool:
-    """Sync to all hosts of a job, or to all of the file where it has never started. Return True if each has everything; with `watch` never return."""
+    """Sync to all hosts of a job, or to all of the file where it has never started. Return True if each has everything; with `watch` never
+    return.
+    """
     from lockstep.plan.hosts.status import seen_jobs
 
     fleet = site.fleet()

@@ -38,7 +38,10 @@ def setup(
             "--wheelhouse",
             metavar="DIR",
             show_default=False,
-            help="For hosts that reach no package index: send the packages from this folder, after downloading into it what is missing. Default: environment.wheelhouse.",
+            help=(
+                "For hosts that reach no package index: send the packages from this folder, after downloading into it what is missing."
+                " Default: environment.wheelhouse."
+            ),
         ),
     ] = None,
 ) -> None:

@@ -99,7 +99,8 @@ def _is_trusted(host: Host, key: str, stated: str | None) -> bool:
         return True
     if host.host_key is not None:
         put(
-            f"{'':{len(host.name)}}  NOT the pinned one, {fingerprint(host.host_key)}: was the host set up anew, or does another machine answer in its place?"
+            f"{'':{len(host.name)}}  NOT the pinned one, {fingerprint(host.host_key)}: was the host set up anew, or does another machine"
+            " answer in its place?"
         )
     try:
         confirm(

@@ -90,7 +90,9 @@ def scaling(
 
 
 def _table(inputs: Inputs, run: Run, jobs: list[TrainingJob], *, quiet: bool) -> Iterator[Measured]:
-    """Run the jobs one after the other, and print a row for each as soon as it is there. Raises ConfigError when one can't run as written."""
+    """Run the jobs one after the other, and print a row for each as soon as it is there. Raises ConfigError when one can't run as
+    written.
+    """
     from lockstep.plan.ahead.scaling import base_of, failed, heading, measure, row
     from lockstep.plan.render.resolve import resolve
     from lockstep.plan.render.resolved import PlatformDefaults

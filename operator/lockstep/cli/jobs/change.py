@@ -167,7 +167,8 @@ def scale(
 ) -> None:
     """Change a job's number of nodes.
 
-    The job saves, stops, and goes on from there with the same global batch; a script starts again. If too few nodes have room, the verb asks you first.
+    The job saves, stops, and goes on from there with the same global batch; a script starts again. If too few nodes have room, the verb
+    asks you first.
 
     Example: lockstep scale demo 4
     """
@@ -193,7 +194,9 @@ def scale(
 
 
 async def _lack_of_nodes(cluster: Cluster, cluster_job: ClusterJob, goal: int) -> str:
-    """Return why too few nodes have room now; '' where enough have, or where the account may not look, or nothing says what a pod asks for."""
+    """Return why too few nodes have room now; '' where enough have, or where the account may not look, or nothing says what a pod asks
+    for.
+    """
     from lockstep.plan.cluster.finding import Outcome
     from lockstep.plan.cluster.fitting import room
     from lockstep.platforms.clusters.facts import room_facts
@@ -303,7 +306,10 @@ def delete(
         str | None,
         typer.Option(
             "--cluster",
-            help="A cluster of clusters/, or a cluster file's path: it states the namespace and the API server. Default: with -f the job's cluster, else the one in use (lockstep use), else local.",
+            help=(
+                "A cluster of clusters/, or a cluster file's path: it states the namespace and the API server. Default: with -f the job's"
+                " cluster, else the one in use (lockstep use), else local."
+            ),
         ),
     ] = None,
     namespace: NamespaceOption = None,
@@ -357,7 +363,9 @@ def delete(
 
 
 def _of_files(files: list[Path], cluster: str | None, namespace: str | None, context: str | None) -> list[SiteJob]:
-    """Return each job of the files once. Raises ConfigError for a mistake in any file, for the wrong cluster, and for a job that isn't there."""
+    """Return each job of the files once. Raises ConfigError for a mistake in any file, for the wrong cluster, and for a job that isn't
+    there.
+    """
     from lockstep.cli.shared.hostsite import HostSite
     from lockstep.cli.shared.kubesite import KubeSite
     from lockstep.cli.shared.target import Target, options_to, tell_cluster, tell_place, unnamed_cluster
@@ -402,7 +410,9 @@ def places_of_files(jobs: Sequence[SiteJob], *, yes: bool) -> list[list[int]]:
 
 
 def remove_files(job: SiteJob, nodes: Sequence[int]) -> None:
-    """Remove the job's folder from its volumes. Raises ConfigError if it goes on meanwhile, Failed for a volume that can't be reached: the rest stays."""
+    """Remove the job's folder from its volumes. Raises ConfigError if it goes on meanwhile, Failed for a volume that can't be reached: the
+    rest stays.
+    """
     _refuse_in_use(job.site.job(job.name))
     for node in nodes:
         asyncio.run(_remove(job, node))

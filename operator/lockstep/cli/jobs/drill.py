@@ -41,7 +41,8 @@ def drill(
 
     It waits until the job trains again, and reports detection, downtime and lost steps.
 
-    On a cluster it says which rights it needs, and does nothing without them. However it ends, it undoes what it did to ranks, nodes and volumes. Exit code 0: recovered; 1: not; 2: nothing was done.
+    On a cluster it says which rights it needs, and does nothing without them. However it ends, it undoes what it did to ranks, nodes and
+    volumes. Exit code 0: recovered; 1: not; 2: nothing was done.
 
     Example: lockstep drill kill-rank --job demo --cluster lab
     """

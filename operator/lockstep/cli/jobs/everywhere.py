@@ -1,4 +1,6 @@
-"""Places of `lockstep get --everywhere`: every cluster that has a file, of Kubernetes and of hosts, and this machine. All are asked at once."""
+"""Places of `lockstep get --everywhere`: every cluster that has a file, of Kubernetes and of hosts, and this machine. All are asked at
+once.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ from lockstep.cli.shared.target import EMBEDDED, cluster_at, current_server, emb
 from lockstep.cli.shared.terminal import with_advice
 
 LIMIT_SECONDS = 30.0
-"""Seconds for all answers of a place: a host that is off is known to be only after 25, and its jobs are then shown as they were seen last."""
+"""Seconds for all answers of a place: a host that is off is known to be only after 25, and its jobs are then shown as they were seen last.
+"""
 
 
 class SeenPlace(NamedTuple):
@@ -64,7 +67,9 @@ def unasked() -> str | None:
 
 
 def _places() -> list[str]:
-    """Return the clusters that have a file, the one in use if it is a path, and workspaces of this machine. An embedded cluster that was never up isn't one."""
+    """Return the clusters that have a file, the one in use if it is a path, and workspaces of this machine. An embedded cluster that was
+    never up isn't one.
+    """
     choice, names = next(iter(remembered()), None), cluster_names()
     used = "" if choice is None else choice.cluster
     if not (path_of(EMBEDDED).is_file() or used == EMBEDDED or embedded_kubeconfig() or server_of(EMBEDDED)):

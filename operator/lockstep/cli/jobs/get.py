@@ -163,7 +163,9 @@ def _rows(site: Site, jobs: list[dict[str, Any]], *, wide: bool, spaces: bool) -
 
 
 def _watch(site: Site, listed: Callable[[], list[SiteJob]], named: set[tuple[str, str]], *, wide: bool, spaces: bool) -> None:
-    """Print the table, then the line of each job that has changed, until all `named` (name, uid), if any, have ended. Raises JobGone for deleted ones."""
+    """Print the table, then the line of each job that has changed, until all `named` (name, uid), if any, have ended. Raises JobGone for
+    deleted ones.
+    """
     from lockstep.api.objects import current_status, has_ended
     from lockstep.cli.shared.site import JobGone
     from lockstep.plan.pages.table import COLUMNS

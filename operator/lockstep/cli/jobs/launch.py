@@ -53,7 +53,10 @@ def launch(
             "--node",
             metavar="N|auto",
             show_default=False,
-            help="This machine's number, if you type the same command on all machines: 0 launches, the others join. auto: take it from srun, mpirun, jsrun or blaunch.",
+            help=(
+                "This machine's number, if you type the same command on all machines: 0 launches, the others join. auto: take it from srun,"
+                " mpirun, jsrun or blaunch."
+            ),
         ),
     ] = None,
     token_file: TokenFileOption = None,
@@ -71,8 +74,8 @@ def launch(
     This machine is node 0, and the others join.
 
     Type the line that it prints on the other machines, before or after this one. Each machine may have its own --workspace.
-    Ctrl-C saves on all machines and stops; the same command starts the job again, from its last checkpoint if it has committed one. Exit codes: 0 complete,
-    1 failed, 2 it can't run as written, 130 interrupted.
+    Ctrl-C saves on all machines and stops; the same command starts the job again, from its last checkpoint if it has committed one. Exit
+    codes: 0 complete, 1 failed, 2 it can't run as written, 130 interrupted.
 
     Example: lockstep launch --at 10.11.7.50:29600 -f job.yaml --nodes 2
 

@@ -93,7 +93,8 @@ def _show(result: PreflightReport, as_json: bool) -> None:
     measured = result.all_reduce
     if measured is not None:
         put(
-            f"all-reduce of {binary_size(measured.bytes)} over {measured.ranks} ranks: {measured.bytes_per_second / 1e9:.3g} GB/s bus bandwidth"
+            f"all-reduce of {binary_size(measured.bytes)} over {measured.ranks} ranks: {measured.bytes_per_second / 1e9:.3g} GB/s bus"
+            " bandwidth"
         )
     verdict = "passed" if result.ok else "found errors: the job would not start"
     put(f"{number_of(len(result.checks), 'check')} on {number_of(result.nodes, 'node')} {verdict} ({result.milliseconds / 1000:.1f} s)")

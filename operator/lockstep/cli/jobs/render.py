@@ -110,7 +110,8 @@ def render(
     on_hosts = [inputs.cluster.cluster.name for inputs in jobs if inputs.cluster.hosts is not None]
     if on_hosts:
         raise ConfigError(
-            f"{on_hosts[0]} is a cluster of hosts, where a job becomes no objects: --explain shows where each value comes from, -o job the job itself"
+            f"{on_hosts[0]} is a cluster of hosts, where a job becomes no objects: --explain shows where each value comes from, -o job the"
+            " job itself"
         )
     rendered = [_readable(item) for one in resolved for item in objects.render(one)]
     if output is ObjectForm.JSON:

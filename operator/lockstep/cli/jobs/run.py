@@ -53,7 +53,10 @@ def run(
         str | None,
         typer.Option(
             "--cluster",
-            help="A cluster of clusters/, or a cluster file's path; its file may be one of hosts. Default: the job's cluster, else the one in use (lockstep use), else local; with --local always local.",
+            help=(
+                "A cluster of clusters/, or a cluster file's path; its file may be one of hosts. Default: the job's cluster, else the one"
+                " in use (lockstep use), else local; with --local always local."
+            ),
             show_default=False,
         ),
     ] = None,
@@ -68,7 +71,9 @@ def run(
         bool,
         typer.Option(
             "--detach",
-            help="Don't wait for the end. Return once the operator has accepted the job, or its ranks run on hosts, or the script has begun.",
+            help=(
+                "Don't wait for the end. Return once the operator has accepted the job, or its ranks run on hosts, or the script has begun."
+            ),
         ),
     ] = False,
     hosts: Annotated[
@@ -192,7 +197,9 @@ def run(
     """
     file = only(files, "run") if files else None
     if hosts is not None and (script or file is None):
-        others = {"-f": file, "--job": job, "--local": local, "--in-namespace": in_namespace, "--attach": attach, "--cluster": cluster, "--nodes": nodes, "--fresh": fresh, "--preview": preview, "--anyway": anyway, "--workspace": workspace != WORKSPACE}  # fmt: skip
+        others = {"-f": file, "--job": job, "--local": local, "--in-namespace": in_namespace, "--attach": attach, "--cluster": cluster,
+            "--nodes": nodes, "--fresh": fresh, "--preview": preview, "--anyway": anyway,
+                "--workspace": workspace != WORKSPACE}  # fmt: skip
         _refuse_options(others, "can't be combined with --hosts, which runs a program on the hosts that it names")
         _refuse_kubernetes(namespace, context)
         from lockstep.cli.jobs.typed import typed_on_hosts
@@ -201,7 +208,9 @@ def run(
         inputs, named = typed_on_hosts(hosts, script or (), processes, changes or (), choice, render=render)
         raise typer.Exit(_run_on_hosts(inputs, named, choice, detach=detach))
     if local and script:
-        wrong = {"-f": file, "--job": job, "--in-namespace": in_namespace, "--attach": attach, "--cluster": cluster, "--namespace": namespace, "--context": context, "--detach": detach, "--fresh": fresh, "--preview": preview, "--first": first, "--without": without, "--anyway": anyway}  # fmt: skip
+        wrong = {"-f": file, "--job": job, "--in-namespace": in_namespace, "--attach": attach, "--cluster": cluster,
+            "--namespace": namespace, "--context": context, "--detach": detach, "--fresh": fresh, "--preview": preview, "--first": first,
+                "--without": without, "--anyway": anyway}  # fmt: skip
         _refuse_options(wrong, "can't be combined with --local -- PROGRAM, which runs a program on this machine")
         from lockstep.cli.jobs.typed import typed_here
 
@@ -209,10 +218,12 @@ def run(
         raise typer.Exit(_run_here(without_operator(inputs, workspace), workspace, None))
     if processes is not None or render:
         raise ConfigError(
-            "--nproc-per-node and --render are for a program behind --, on hosts (--hosts) or on this machine (--local); with -f: --set ranksPerNode="
+            "--nproc-per-node and --render are for a program behind --, on hosts (--hosts) or on this machine (--local); with -f: --set"
+            " ranksPerNode="
         )
     if file is None:
-        of_a_file = {"--local": local, "--in-namespace": in_namespace, "--attach": attach, "--nodes": nodes, "--set": changes, "--fresh": fresh, "--preview": preview, "--first": first, "--without": without, "--anyway": anyway}  # fmt: skip
+        of_a_file = {"--local": local, "--in-namespace": in_namespace, "--attach": attach, "--nodes": nodes, "--set": changes,
+            "--fresh": fresh, "--preview": preview, "--first": first, "--without": without, "--anyway": anyway}  # fmt: skip
         _refuse_options(of_a_file, "is for a job file: name one with -f, or a program behind --")
         where = TargetOptions.of(cluster, namespace, context)
         raise typer.Exit(run_in_session(script or (), job or DEV_ENVIRONMENT, where, detach=detach))
@@ -227,7 +238,8 @@ def run(
     )
     changes = [*(changes or ()), *(fresh_changes(file) if fresh else ())]
     given = cluster_of_hosts(hosts, _job_name(file, changes)) if hosts else cluster
-    options: dict[str, object] = {"-f": file, "--cluster": cluster, "--hosts": hosts, "--local": local, "--workspace": workspace, "--nodes": nodes, "--first": first, "--without": without, "--set": changes}  # fmt: skip
+    options: dict[str, object] = {"-f": file, "--cluster": cluster, "--hosts": hosts, "--local": local, "--workspace": workspace,
+        "--nodes": nodes, "--first": first, "--without": without, "--set": changes}  # fmt: skip
     if local or in_namespace:
         inputs = read_inputs(file, given or LOCAL_CLUSTER if local else given, None if local else namespace, changes, context=context)
         inputs = _with_nodes(without_operator(inputs, workspace if local else None), nodes)
@@ -260,7 +272,9 @@ def _run_in_workspace(inputs: Inputs, choice: Choice, options: Mapping[str, obje
 
 
 def _read_anywhere(file: Path, cluster: str | None, namespace: str | None, context: str | None, changes: Sequence[str]) -> Inputs:
-    """Return the job and its cluster, or hosts; where none is named, the cluster that verbs about jobs ask. Raises ConfigError, with the ways to run it, where that is not up."""
+    """Return the job and its cluster, or hosts; where none is named, the cluster that verbs about jobs ask. Raises ConfigError, with the
+    ways to run it, where that is not up.
+    """
     from lockstep.cli.shared.target import is_embedded, unnamed_cluster
 
     inputs = read_inputs(file, cluster, namespace, changes, unnamed=lambda: unnamed_cluster(context))
@@ -270,7 +284,8 @@ def _read_anywhere(file: Path, cluster: str | None, namespace: str | None, conte
         is_embedded(inputs.cluster.cluster.name, context)
     except ConfigError as error:
         raise ConfigError(
-            f"{error}; or choose where else the job runs: --local (processes of this machine), --in-namespace (Kubernetes, role admin), or --cluster with a file of hosts"
+            f"{error}; or choose where else the job runs: --local (processes of this machine), --in-namespace (Kubernetes, role admin), or"
+            " --cluster with a file of hosts"
         ) from None
     return inputs
 
@@ -281,7 +296,8 @@ def _refuse_mixed(*, local: bool, in_namespace: bool, of_hosts: bool, preview: b
         raise ConfigError("a job runs either on this machine (--local) or in a namespace (--in-namespace): use one of them")
     if (local or in_namespace) and of_hosts:
         raise ConfigError(
-            "--detach, --hosts, --first, --without and --anyway are for a job on a cluster or on hosts: leave out --local and --in-namespace"
+            "--detach, --hosts, --first, --without and --anyway are for a job on a cluster or on hosts: leave out --local and"
+            " --in-namespace"
         )
     if not local and preview:
         raise ConfigError("--preview reads the data on this machine: add --local")
@@ -368,12 +384,15 @@ def refuse_interactive(job: TrainingJob) -> None:
     """Raise ConfigError for an interactive job: its nodes wait for what people ask for, and the operator alone releases its GPUs."""
     if job.spec.type == "Interactive":
         raise ConfigError(
-            "a job of type Interactive needs the operator of a cluster: lockstep run -f FILE --cluster CLUSTER; for one run without it, name the script in spec.script"
+            "a job of type Interactive needs the operator of a cluster: lockstep run -f FILE --cluster CLUSTER; for one run without it,"
+            " name the script in spec.script"
         )
 
 
 def without_operator(inputs: Inputs, workspace: Path | None = None) -> Inputs:
-    """Return the same inputs; with a `workspace` of this machine in a Python that has torch. What only the operator does is warned of. Raises ConfigError for a dev environment."""
+    """Return the same inputs; with a `workspace` of this machine in a Python that has torch. What only the operator does is warned of.
+    Raises ConfigError for a dev environment.
+    """
     from lockstep.plan.reconcile.clocks import without_operator as fields_of_operator
 
     refuse_interactive(inputs.job)
@@ -418,7 +437,9 @@ def _require_files(inputs: Inputs, workspace: Path) -> None:
 
 @contextmanager
 def _saying_where_the_script_is(inputs: Inputs) -> Iterator[None]:
-    """Add to the ConfigError about a script that isn't there how to run it where it is: in the folder of the command or of the job's file."""
+    """Add to the ConfigError about a script that isn't there how to run it where it is: in the folder of the command or of the job's
+    file.
+    """
     try:
         yield
     except ConfigError as error:

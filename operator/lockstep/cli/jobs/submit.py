@@ -53,7 +53,9 @@ class Options(NamedTuple):
 
 
 def run_on_cluster(inputs: Inputs, options: Options, *, detach: bool) -> int:
-    """Hand the job to the operator of its cluster, and return its exit code. Raises as `submit` does, and ConfigError for a job that names another cluster, or can't run on this one."""
+    """Hand the job to the operator of its cluster, and return its exit code. Raises as `submit` does, and ConfigError for a job that names
+    another cluster, or can't run on this one.
+    """
     from lockstep.cli.shared.target import Verb, as_found, is_embedded, target_of
     from lockstep.plan.ahead.submission import SubmittedAs
     from lockstep.plan.render.resolve import refuse_missing_gpus
@@ -61,7 +63,8 @@ def run_on_cluster(inputs: Inputs, options: Options, *, detach: bool) -> int:
     job, cluster = inputs.job, inputs.cluster.cluster.name
     if options.cluster and job.spec.cluster not in (None, cluster):
         raise ConfigError(
-            f"{options.file}: spec.cluster is {job.spec.cluster}, but --cluster is {cluster}: leave out --cluster, or say --set cluster={cluster}"
+            f"{options.file}: spec.cluster is {job.spec.cluster}, but --cluster is {cluster}: leave out --cluster, or say --set"
+            f" cluster={cluster}"
         )
     if job.spec.cluster is None and Verb.unnamed is None:  # the operator must take the cluster that is checked here
         inputs = replace(inputs, job=job.model_copy(update={"spec": job.spec.model_copy(update={"cluster": cluster})}))
@@ -90,8 +93,8 @@ def submit(inputs: Inputs, target: Target, typed: SubmittedAs, *, detach: bool) 
     name, namespace = inputs.job.metadata.name, target.namespace
     if runs_without_operator(target.client, namespace, name):
         raise ConfigError(
-            f"namespace {namespace} has a run {name} without the operator (run --in-namespace), and nothing was created: give this job another name, "
-            f"or remove the run first (lockstep delete {name} -n {namespace}{target.options}; its claims stay)"
+            f"namespace {namespace} has a run {name} without the operator (run --in-namespace), and nothing was created: give this job"
+            f" another name, or remove the run first (lockstep delete {name} -n {namespace}{target.options}; its claims stay)"
         )
     job, is_new = target.client.run(lambda cluster: _find_or_create(cluster, inputs, target, typed))
     if not is_new:
@@ -131,7 +134,8 @@ async def _find_or_create(cluster: Cluster, inputs: Inputs, target: Target, type
         else:
             nodes = f" ({number_of(inputs.job.spec.nodes, 'node')})" if inputs.job.spec.nodes else ""
             say(
-                f"job {name}{nodes} is created in namespace {namespace} of {typed.place}; it goes on without this terminal: lockstep logs {job.at} -f"
+                f"job {name}{nodes} is created in namespace {namespace} of {typed.place}; it goes on without this terminal: lockstep logs"
+                f" {job.at} -f"
             )
             return job, True
     if existing is None:
@@ -217,7 +221,9 @@ class StartWatch:
         return now
 
     def _after_refusal(self, now: SubmittedState) -> str:
-        """Remove a new job that is refused: it has no pods, and would be in the way of the corrected one. Return what became of it, and what to do."""
+        """Remove a new job that is refused: it has no pods, and would be in the way of the corrected one. Return what became of it, and
+        what to do.
+        """
         job, file = self._job, self._typed.file
         if self._is_new:
             try:

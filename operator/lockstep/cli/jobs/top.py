@@ -42,7 +42,10 @@ def top(
     job: Annotated[
         str | None,
         typer.Argument(
-            help="A job's name. Default: a line for each job of the namespace; on hosts and with --local: each machine, its GPUs and who uses them.",
+            help=(
+                "A job's name. Default: a line for each job of the namespace; on hosts and with --local: each machine, its GPUs and who"
+                " uses them."
+            ),
             show_default=False,
         ),
     ] = None,
@@ -54,7 +57,8 @@ def top(
 ) -> None:
     """Watch a job: loss, speed, network, and every rank's load.
 
-    It ends with the job. It shows the loss curve, speed, fabric, goodput, each node's CPU, memory and NICs, and each rank's CPU, memory and GPU.
+    It ends with the job. It shows the loss curve, speed, fabric, goodput, each node's CPU, memory and NICs, and each rank's CPU, memory and
+    GPU.
 
     While you look, the pods report their load. This needs the right to run programs in pods; without it you see the rest. A narrow
     terminal shows fewer columns. Exit code 1 with --once: the operator is silent, so what you see may be old.

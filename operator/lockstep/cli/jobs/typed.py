@@ -38,7 +38,9 @@ def _read(
     typed: TypedProgram, changes: Sequence[str], source: str, nodes: Mapping[str, int | None], processes: int | None, cluster: str | None,
     folder: str | None, *, render: bool,
 ) -> TrainingJob:  # fmt: skip
-    """Return the job of a typed program: `changes` (--set) apply to its file. With `render` print that, and end. Others: as of `script_job`. Raises ConfigError."""
+    """Return the job of a typed program: `changes` (--set) apply to its file. With `render` print that, and end. Others: as of
+    `script_job`. Raises ConfigError.
+    """
     of_ranks = [change for change in _fields(changes) if change.startswith(("ranksPerNode=", "gpusPerNode="))]
     other = next((change for change in of_ranks if change.startswith("ranksPerNode=") and change != f"ranksPerNode={processes}"), None)
     if processes is not None and other is not None:
@@ -56,7 +58,8 @@ def _read(
 def typed_on_hosts(
     hosts: str, words: Sequence[str], processes: int | None, changes: Sequence[str], options: HostOptions, *, render: bool
 ) -> tuple[Inputs, str]:
-    """Return the job, and its cluster as it is named. If the program is in this folder, it is sent to a folder of its own, where ranks will work.
+    """Return the job, and its cluster as it is named. If the program is in this folder, it is sent to a folder of its own, where ranks will
+    work.
 
     With `render` print its file, and end. Raises ConfigError, Failed.
     """

@@ -63,7 +63,9 @@ class UnknownCluster(ConfigError):
 
 
 def find_file(name: str) -> Path | None:
-    """Return the cluster file of this name: of clusters/ where one stands, of the user's configuration, the one in use, or for `local` the one that ships. None: there is none."""
+    """Return the cluster file of this name: of clusters/ where one stands, of the user's configuration, the one in use, or for `local` the
+    one that ships. None: there is none.
+    """
     from lockstep.assets import asset
     from lockstep.cli.shared.folders import remembered
 
@@ -89,7 +91,8 @@ def is_workspace(name_or_path: str) -> bool:
 
 
 def memorable(name_or_path: str) -> str:
-    """Return the cluster as it is to be remembered: by its name in a checkout, whose Makefile reads it, else by its absolute path, so that no other folder's file is taken for it.
+    """Return the cluster as it is to be remembered: by its name in a checkout, whose Makefile reads it, else by its absolute path, so that
+    no other folder's file is taken for it.
 
     Raises UnknownCluster for a name without a file, ConfigError for a path that isn't there.
     """
@@ -151,7 +154,8 @@ def load_cluster(name_or_path: str) -> ClusterFile:
 
 
 def peek(name_or_path: str) -> Peeked | None:
-    """Return the cluster's name, namespace and API host as its file states them, without the models, whose import takes as long as a small verb does.
+    """Return the cluster's name, namespace and API host as its file states them, without the models, whose import takes as long as a small
+    verb does.
 
     None: only `load_cluster` can tell, or can say what is wrong with it.
     """
@@ -180,8 +184,8 @@ def peek(name_or_path: str) -> Peeked | None:
 def load_hosts(word: str) -> tuple[ClusterFile, str | None]:
     """Return the hosts that --hosts names, and the name of their cluster file in clusters/ if that is what it names.
 
-    `word`: the name or path of a cluster file with `platform: hosts`, a hostfile or another file that `lockstep cluster import` reads, or hosts as
-    one types them, with commas between them.
+    `word`: the name or path of a cluster file with `platform: hosts`, a hostfile or another file that `lockstep cluster import` reads, or
+    hosts as one types them, with commas between them.
 
     Raises ConfigError for a file of a Kubernetes cluster, one without hosts, and for words that are no hosts.
     """
@@ -195,7 +199,8 @@ def load_hosts(word: str) -> tuple[ClusterFile, str | None]:
 
 
 def cluster_of_hosts(word: str, job: str) -> str:
-    """Return the cluster by which every verb finds a job's hosts that --hosts names: that of `word` if it is one, else the path of a file that is written for the job.
+    """Return the cluster by which every verb finds a job's hosts that --hosts names: that of `word` if it is one, else the path of a file
+    that is written for the job.
 
     Raises ConfigError as `load_hosts` does, and where the file can't be written.
     """

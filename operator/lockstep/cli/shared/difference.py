@@ -27,7 +27,8 @@ def diff_deployment(objects: list[dict[str, Any]], context: str | None) -> None:
         raise typer.Exit(EXIT_DIFFERENT)
     compared = len(objects) - unseen
     put(
-        f"nothing would change: {f'all {compared}' if not unseen else f'{compared} of {len(objects)}'} objects are as the deployment would send them"
+        f"nothing would change: {f'all {compared}' if not unseen else f'{compared} of {len(objects)}'} objects are as the deployment would"
+        " send them"
     )
 
 

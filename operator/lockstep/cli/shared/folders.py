@@ -35,7 +35,9 @@ def checkout() -> Path | None:
 
 
 def is_ours(path: Path) -> bool:
-    """Return True if a file or folder is this user's or root's. What another user has written is not believed unasked: a cluster file may name programs for ssh to run."""
+    """Return True if a file or folder is this user's or root's. What another user has written is not believed unasked: a cluster file may
+    name programs for ssh to run.
+    """
     try:
         return str(path.stat().st_uid) in ("0", str(os.geteuid()), os.environ.get("SUDO_UID"))
     except OSError:
@@ -48,7 +50,9 @@ def clusters_here() -> Path:
 
 
 def cluster_folders() -> list[Path]:
-    """Return the folders whose cluster files have names: clusters/ where one stands, unless it is another user's, then that of the user's configuration."""
+    """Return the folders whose cluster files have names: clusters/ where one stands, unless it is another user's, then that of the user's
+    configuration.
+    """
     here = [] if clusters_here().is_dir() and not is_ours(clusters_here()) else [clusters_here()]
     with suppress(ConfigError):
         return [*here, _of_user("XDG_CONFIG_HOME", ".config") / "clusters"]
@@ -61,7 +65,8 @@ STATE_HERE = ".lockstep"
 
 
 def state_folder() -> Path:
-    """Return the folder for what is remembered, such as the cluster in use: $LOCKSTEP_STATE, else .lockstep/ of the checkout that one stands in, else the user's.
+    """Return the folder for what is remembered, such as the cluster in use: $LOCKSTEP_STATE, else .lockstep/ of the checkout that one
+    stands in, else the user's.
 
     Raises:
         ConfigError: the user has no home folder, and no variable names another.
@@ -73,7 +78,9 @@ def state_folder() -> Path:
 
 
 def _of_user(variable: str, usual: str) -> Path:
-    """Return Lockstep's folder of a kind, as the XDG Base Directory Specification places it; a relative path in the variable doesn't count there."""
+    """Return Lockstep's folder of a kind, as the XDG Base Directory Specification places it; a relative path in the variable doesn't count
+    there.
+    """
     stated = os.environ.get(variable, "")
     try:
         return (Path(stated) if stated.startswith("/") else Path.home() / usual) / "lockstep"
@@ -128,7 +135,9 @@ def _keep(name: str, text: str) -> None:
 
 
 def remembered() -> list[Choice]:
-    """Return what names a cluster where no option does, the one that counts first: the environment, the folder where one stands, `lockstep use`."""
+    """Return what names a cluster where no option does, the one that counts first: the environment, the folder where one stands, `lockstep
+    use`.
+    """
     folder = used = None
     if os.environ.get(STATE):
         used = _read(state_folder() / IN_USE)
@@ -182,7 +191,9 @@ def _read(path: Path) -> str | None:
 
 
 def forget(cluster: str, as_remembered: str | None = None) -> None:
-    """Forget a cluster that is gone, so that it is no verb's default; where that can't be, say so. `as_remembered`: as `remember` was told it, if not by its name."""
+    """Forget a cluster that is gone, so that it is no verb's default; where that can't be, say so. `as_remembered`: as `remember` was told
+    it, if not by its name.
+    """
     try:
         folder = state_folder()
         for name in (FORCED, SERVERS):

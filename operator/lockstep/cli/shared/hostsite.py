@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
 
 LATE_SECONDS = 12.0
-"""Seconds after the last answer of a host for which a verb waits for the others: longer than a slow login, and until you know that a key wants a touch
-(ssh.HINT_SECONDS). A host that is off is known to be only after 25."""
+"""Seconds after the last answer of a host for which a verb waits for the others: longer than a slow login, and until you know that a key
+wants a touch (ssh.HINT_SECONDS). A host that is off is known to be only after 25.
+"""
 
 
 class HostVolume(Volume):
@@ -186,7 +187,8 @@ class HostJob(SiteJob):
 
         if bundle is not None:
             raise ConfigError(
-                f"--bundle collects Kubernetes objects: on hosts, lockstep cp {self.name}:runs/{self.name}/logs FOLDER {self.site.again} copies the logs"
+                f"--bundle collects Kubernetes objects: on hosts, lockstep cp {self.name}:runs/{self.name}/logs FOLDER {self.site.again}"
+                " copies the logs"
             )
         answer = why(self.observed, (), time.time())
         # The last line of every other node that waits, since node 0 can't tell what it doesn't hear, and where a reboot ends the job.
@@ -251,7 +253,8 @@ class HostJob(SiteJob):
         while self.seen.runs:
             if time.monotonic() > until:
                 raise Failed(
-                    f"job {self.name} was told to stop, and has not saved and ended for {STOP_SECONDS:.0f} s: lockstep stop {self.at} --now ends it without a save"
+                    f"job {self.name} was told to stop, and has not saved and ended for {STOP_SECONDS:.0f} s: lockstep stop {self.at} --now"
+                    " ends it without a save"
                 )
             await asyncio.sleep(POLL_SECONDS)
             await self.current()
@@ -324,7 +327,9 @@ class HostJob(SiteJob):
         return Volume(self.site.fleet().place(host), job.record.workspace, job.record.datasets)
 
     async def free_gpus(self, node: int, count: int) -> str:
-        """Return so many GPUs of a node that nobody uses, as CUDA_VISIBLE_DEVICES takes them. Raises ConfigError saying who has the others."""
+        """Return so many GPUs of a node that nobody uses, as CUDA_VISIBLE_DEVICES takes them. Raises ConfigError saying who has the
+        others.
+        """
         from lockstep.plan.hosts.place import gpus_for
 
         host = self.seen.hosts[node]

@@ -19,7 +19,9 @@ PORTS = {"http": 80, "https": 443}
 
 
 def hub_config(name: str, revision: str | None) -> tuple[dict[str, Any], str]:
-    """config.json, and its address. Raises ConfigError, in a few words, where it can't be had: HF_HUB_OFFLINE, no network, no access, no such model."""
+    """config.json, and its address. Raises ConfigError, in a few words, where it can't be had: HF_HUB_OFFLINE, no network, no access, no
+    such model.
+    """
     endpoint, login = _endpoint()
     address = f"{endpoint}/{quote(name)}/resolve/{quote(revision or 'main', safe='')}/config.json"
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}:

@@ -98,7 +98,9 @@ class Inputs:
         return self
 
     def typed(self, verb: str, options: Mapping[str, object], words: Sequence[str] = ()) -> Inputs:
-        """Return the same, with the command that starts its job again, for places without an API server. `options`: values by their names; unset ones are left out."""
+        """Return the same, with the command that starts its job again, for places without an API server. `options`: values by their names;
+        unset ones are left out.
+        """
         command = ["lockstep", verb]
         for name, value in options.items():
             for one in value if isinstance(value, (list, tuple)) else [value] if value else []:

@@ -1,4 +1,6 @@
-"""Options of verbs about a job on a cluster: its name, where it is, and which of its pods. `find_job` turns them into a connection and the job."""
+"""Options of verbs about a job on a cluster: its name, where it is, and which of its pods. `find_job` turns them into a connection and the
+job.
+"""
 
 from __future__ import annotations
 
@@ -220,7 +222,9 @@ def find_job(name: str, where: TargetOptions) -> SiteJob:
 
 
 def find_jobs(names: Sequence[str], where: TargetOptions) -> list[SiteJob]:
-    """Return each job once, in the order given. Raises ConfigError for the first name that no job has: then nothing is done to the others, either."""
+    """Return each job once, in the order given. Raises ConfigError for the first name that no job has: then nothing is done to the others,
+    either.
+    """
     return where.site().named(names)
 
 

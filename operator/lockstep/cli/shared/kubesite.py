@@ -49,7 +49,9 @@ class KubeSite(Site):
         return [ClusterJob(self.target, job) for job in (*(job for job in jobs if not is_run(job)), *runs)]
 
     def job(self, name: str) -> ClusterJob:
-        """Return the job of this name, or the run of --in-namespace. Raises ConfigError, naming the jobs that are there, when there is none."""
+        """Return the job of this name, or the run of --in-namespace. Raises ConfigError, naming the jobs that are there, when there is
+        none.
+        """
         from lockstep.kube.cluster import FORBIDDEN, ApiError
         from lockstep.kube.jobs import get_job, runs_without_operator
 
@@ -158,7 +160,8 @@ class ClusterJob(SiteJob):
     def suspend(self, *, now: bool = False) -> bool:
         if now:
             raise ConfigError(
-                f"--now is for hosts: on a cluster, kubectl delete pod {pod_name(self.name, 0)} -n {self.namespace} --grace-period=0 ends a pod without a save"
+                f"--now is for hosts: on a cluster, kubectl delete pod {pod_name(self.name, 0)} -n {self.namespace} --grace-period=0 ends a"
+                " pod without a save"
             )
         if is_run(self.job):
             self.delete()
@@ -193,7 +196,8 @@ class ClusterJob(SiteJob):
 
         if is_run(self.job):
             raise ConfigError(
-                f"{self.name} runs without the operator (run --in-namespace): lockstep stop {self.at}, then start its changed file the same way, to {go_on_words(self.job)}"
+                f"{self.name} runs without the operator (run --in-namespace): lockstep stop {self.at}, then start its changed file the same"
+                f" way, to {go_on_words(self.job)}"
             )
         patch_spec(self.target.client, self.namespace, self.name, spec)
 

@@ -168,7 +168,8 @@ class LocalJob(SiteJob):
 
     def delete(self) -> str:
         raise ConfigError(
-            f"a run on this machine is a folder: stop it with lockstep stop {self.at}, then remove {self._folder} and its checkpoints with it"
+            f"a run on this machine is a folder: stop it with lockstep stop {self.at}, then remove {self._folder} and its checkpoints"
+            " with it"
         )
 
     async def lines(self, selection: LogSelection, say: Callable[[str], None]) -> AsyncGenerator[str, None]:

@@ -1,4 +1,6 @@
-"""Verbs on a cluster of hosts, which has no Kubernetes: those that work there, and what the others say instead of asking some API server."""
+"""Verbs on a cluster of hosts, which has no Kubernetes: those that work there, and what the others say instead of asking some API
+server.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from lockstep.api.errors import ConfigError
 from lockstep.kube.aim import Kubeconfig
 
 REFUSED: Mapping[str, str] = {
-    "diff": "no cluster has an object to compare with; lockstep render -f job.yaml --cluster {name} --explain shows where each value comes from",
+    "diff": (
+        "no cluster has an object to compare with; lockstep render -f job.yaml --cluster {name} --explain shows where each value comes from"
+    ),
     "events": "lockstep why JOB --cluster {name} says what happened, and lockstep logs JOB --cluster {name} shows the output",
     "scale": "lockstep stop JOB --cluster {name}, then lockstep run -f job.yaml --cluster {name} --set nodes=N goes on with N hosts",
     "doctor": "lockstep hosts check {name} checks its hosts, and lockstep cluster lint {name} its file",
@@ -25,14 +29,19 @@ REFUSED: Mapping[str, str] = {
 }
 """Verbs about Kubernetes' own objects → what to use on hosts; {name} is the cluster as a word of a command line."""
 WORKING = frozenset({
-    "validate", "render", "plan", "preflight", "run", "launch", "bench scaling", "diff-runs", "logs", "top", "get", "describe", "why", "stacks", "wait", "resume", "stop", "retry",
-    "sync", "cp", "generate", "shell", "jupyter", "tensorboard", "vscode", "debug", "delete", "checkpoint list", "checkpoint verify", "checkpoint inspect", "drill",
-    "adapter get", "model get", "cluster lint", "cluster calibrate", "cluster topology", "hosts check", "hosts setup", "hosts trust", "hosts login",
+    "validate", "render", "plan", "preflight", "run", "launch", "bench scaling", "diff-runs", "logs", "top", "get", "describe", "why",
+        "stacks", "wait", "resume", "stop", "retry",
+    "sync", "cp", "generate", "shell", "jupyter", "tensorboard", "vscode", "debug", "delete", "checkpoint list", "checkpoint verify",
+        "checkpoint inspect", "drill",
+    "adapter get", "model get", "cluster lint", "cluster calibrate", "cluster topology", "hosts check", "hosts setup", "hosts trust",
+        "hosts login",
 })  # fmt: skip
 """Verbs about a job, its files or its network, which work on hosts, too."""
 WITHOUT_CLUSTER = frozenset({
-    "quickstart", "init cluster", "init hosts", "init job", "init script", "join", "adapter export", "adapter merge", "cluster list", "cluster import", "use", "help",
-    "devcluster up", "devcluster prepare", "devcluster down", "devcluster status", "devcluster kubeconfig", "devcluster hosts up", "devcluster hosts down", "devcluster hosts status",
+    "quickstart", "init cluster", "init hosts", "init job", "init script", "join", "adapter export", "adapter merge", "cluster list",
+        "cluster import", "use", "help",
+    "devcluster up", "devcluster prepare", "devcluster down", "devcluster status", "devcluster kubeconfig", "devcluster hosts up",
+        "devcluster hosts down", "devcluster hosts status",
 })  # fmt: skip
 """Verbs that take no cluster, or make one of their own."""
 

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 
 def moved_targets_here(training: Training, named: Path | None = None) -> str:
-    """Return why the model's adapter can't have the job's targets, by a config.json on this machine; "" if it can, or there is none. `named`: its folder,
-    where that isn't the job's."""
+    """Return why the model's adapter can't have the job's targets, by a config.json on this machine; "" if it can, or there is none.
+    `named`: its folder, where that isn't the job's.
+    """
     from lockstep.plan.ahead.forecast import moved
 
     try:
@@ -58,7 +59,8 @@ def known_facts(
 ) -> RunFacts:
     """Return what is known of a run. `samples` is a number or a file to count them in, `tokens_per_second` one or a log that has it.
 
-    `offline`: the hub isn't asked for a model's sizes. Raises ConfigError for what was named and can't be used; what wasn't named and isn't here stays unknown.
+    `offline`: the hub isn't asked for a model's sizes. Raises ConfigError for what was named and can't be used; what wasn't named and isn't
+    here stays unknown.
     """
     from dataclasses import replace
 

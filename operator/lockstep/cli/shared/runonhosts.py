@@ -24,7 +24,8 @@ EXIT_FAILED = 1
 
 
 def run_on_hosts(inputs: Inputs, named: str, options: HostOptions, *, detach: bool) -> int:
-    """Start the job on its hosts, and return its exit code: 0 complete, 1 failed. Ctrl-C leaves it running. `named`: the cluster, as it was given.
+    """Start the job on its hosts, and return its exit code: 0 complete, 1 failed. Ctrl-C leaves it running. `named`: the cluster, as it was
+    given.
 
     With `detach` return once all of its ranks run. Raises Failed where they don't get to run, with the reason.
     """

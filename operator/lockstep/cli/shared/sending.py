@@ -54,7 +54,9 @@ class Sending:
 
 
 async def send_project(site: HostSite, folder: Path, job: str, nodes: int, options: HostOptions) -> str:
-    """Send a folder to a folder of its own on the hosts that a job of so many nodes takes. Return that folder, as the job names it. Raises ConfigError, Failed."""
+    """Send a folder to a folder of its own on the hosts that a job of so many nodes takes. Return that folder, as the job names it. Raises
+    ConfigError, Failed.
+    """
     from lockstep.plan.hosts.place import chosen
     from lockstep.platforms.files.sync import own_folders
     from lockstep.platforms.hosts.start import refuse_running
@@ -72,7 +74,8 @@ async def send_project(site: HostSite, folder: Path, job: str, nodes: int, optio
         sending, complete = second, await send_to_hosts(fleet, answers, problems, hosts, second)
     if not complete:
         raise Failed(
-            f"{folder} was not sent whole to {sending.to}, so nothing was started; {sending.line(sending.to)} --force overwrites what was changed there"
+            f"{folder} was not sent whole to {sending.to}, so nothing was started; {sending.line(sending.to)} --force overwrites what was"
+            " changed there"
         )
     tell(f"{folder} is in {sending.to} on {', '.join(hosts)}: ranks work there")
     return sending.to
@@ -81,7 +84,9 @@ async def send_project(site: HostSite, folder: Path, job: str, nodes: int, optio
 async def send_to_hosts(
     fleet: Fleet, answers: Mapping[str, HostFacts], problems: Mapping[str, str], hosts: Sequence[str], sending: Sending
 ) -> bool:
-    """Sync to these hosts, whose answers are known. Return True if each has everything; with `watch` never return. Raises ConfigError, Failed."""
+    """Sync to these hosts, whose answers are known. Return True if each has everything; with `watch` never return. Raises ConfigError,
+    Failed.
+    """
     from lockstep.api.names import WORKSPACE
     from lockstep.platforms.files.sync import Receivers
     from lockstep.platforms.files.transfer import refuse_outside
@@ -112,9 +117,9 @@ async def send_once(receivers: Receivers, places: Mapping[str, Place], targets: 
         own = next(folder for folder in own_folders(sending.folder) if folder != sending.to)
         senders = sorted({sender for each in theirs.values() for sender in each}) or ["another folder"]
         raise SentByOthers(
-            f"nothing was sent: {listed(sorted(theirs))} in {sending.to} {'was' if len(theirs) == 1 else 'were'} sent from {listed(senders)}, and would "
-            f"be another file: give {sending.folder} a folder of its own: {sending.line(own)}, and in the job script.folder: {own}; if it is the same "
-            f"project, which was moved or is on another machine, --force takes its files over"
+            f"nothing was sent: {listed(sorted(theirs))} in {sending.to} {'was' if len(theirs) == 1 else 'were'} sent from"
+            f" {listed(senders)}, and would be another file: give {sending.folder} a folder of its own: {sending.line(own)}, and in the job"
+            f" script.folder: {own}; if it is the same project, which was moved or is on another machine, --force takes its files over"
         )
     return results
 
@@ -125,8 +130,9 @@ async def send_all(
     send: Callable[[], Awaitable[list[Synced]]],
     is_over: Callable[[], Awaitable[bool]] | None = None,
 ) -> bool:
-    """Send the folder, say what stays here, and return True if everything arrived; with `watch` send whatever changes, until nothing can be sent any more, and again what
-    a place lacks: one that couldn't be reached, or that was restarted meanwhile. The same trouble is said once. `is_over`: asked where nothing can be sent; None: it never is.
+    """Send the folder, say what stays here, and return True if everything arrived; with `watch` send whatever changes, until nothing can be
+    sent any more, and again what a place lacks: one that couldn't be reached, or that was restarted meanwhile. The same trouble is said
+    once. `is_over`: asked where nothing can be sent; None: it never is.
     """
     from lockstep.platforms.files.sync import GITIGNORE, left_out, stamps
 

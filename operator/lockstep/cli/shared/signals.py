@@ -1,4 +1,6 @@
-"""Ctrl-C, and SIGTERM and SIGHUP, which end a verb as Ctrl-C does, so that what it made in a cluster goes with it: a CI's timeout, a terminal that is closed."""
+"""Ctrl-C, and SIGTERM and SIGHUP, which end a verb as Ctrl-C does, so that what it made in a cluster goes with it: a CI's timeout, a
+terminal that is closed.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,9 @@ cleaning short."""
 
 @contextmanager
 def ending_like_ctrl_c() -> Iterator[list[int]]:
-    """The signals that came meanwhile: none, or the one that ended the verb, after which no other changes the exit code. A later one cuts the
-    cleaning short, as a second Ctrl-C does. One that this process was started to ignore (`nohup`) stays ignored."""
+    """The signals that came meanwhile: none, or the one that ended the verb, after which no other changes the exit code. A later one cuts
+    the cleaning short, as a second Ctrl-C does. One that this process was started to ignore (`nohup`) stays ignored.
+    """
     received: list[int] = []
     first = 0.0
 

@@ -1,4 +1,6 @@
-"""Places where jobs are: a namespace of a cluster, hosts over ssh, a workspace of this machine. A verb about a job asks a `Site`, and works on each alike."""
+"""Places where jobs are: a namespace of a cluster, hosts over ssh, a workspace of this machine. A verb about a job asks a `Site`, and works
+on each alike.
+"""
 
 from __future__ import annotations
 
@@ -184,7 +186,9 @@ class SiteJob(ABC):
         return self.volume(node, say)
 
     def beside_ranks(self, gpus: int, say: Callable[[str], None]) -> AbstractAsyncContextManager[Volume]:
-        """Open the files of node 0 as `trainer` does, where a model may be loaded beside what trains: on so many GPUs that nobody uses, or on CPUs."""
+        """Open the files of node 0 as `trainer` does, where a model may be loaded beside what trains: on so many GPUs that nobody uses, or
+        on CPUs.
+        """
         return self.trainer(0, say)
 
     def ranks(self, node: int) -> AbstractAsyncContextManager[Volume]:

@@ -46,7 +46,9 @@ class Target:
 
 
 def load(cluster: str) -> ClusterFile:
-    """Return the cluster file of clusters/, or of a path, and keep connections to its cluster. Raises ConfigError for a workspace of this machine."""
+    """Return the cluster file of clusters/, or of a path, and keep connections to its cluster. Raises ConfigError for a workspace of this
+    machine.
+    """
     refuse_workspace(cluster)
     cluster_file = load_cluster(cluster)
     aim_at_file(cluster_file, cluster)
@@ -60,7 +62,8 @@ def refuse_workspace(cluster: str) -> None:
 
 
 def aim_at_file(cluster_file: ClusterFile, named: str | None = None) -> None:
-    """Keep every connection of the running verb to the cluster of this file. Raises ConfigError for one of hosts if the verb is about Kubernetes.
+    """Keep every connection of the running verb to the cluster of this file. Raises ConfigError for one of hosts if the verb is about
+    Kubernetes.
 
     `named`: the cluster as it was typed: its name, or the path of its file.
     """
@@ -96,7 +99,8 @@ def one_verb() -> Iterator[None]:
 def aim_at(name: str, api: str | None, *, checked: bool = True, is_of_hosts: bool = False, named: str | None = None) -> None:
     """Keep every connection of the running verb to this cluster, which the verb was given: the kubeconfig may talk to another.
 
-    `checked` False: the kubeconfig's cluster is taken for it. `is_of_hosts`: it is no Kubernetes cluster, and verbs about Kubernetes are refused.
+    `checked` False: the kubeconfig's cluster is taken for it. `is_of_hosts`: it is no Kubernetes cluster, and verbs about Kubernetes are
+    refused.
     """
     if is_of_hosts:
         refuse_on_hosts(name, named or name)
@@ -118,7 +122,9 @@ class ClusterAim:
     """Another API server than its own is refused."""
 
     def kubeconfig(self, context: str | None) -> Kubeconfig:
-        """Return the embedded cluster's kubeconfig for `local`, unless KUBECONFIG or --context says otherwise. Raises ConfigError: it isn't up."""
+        """Return the embedded cluster's kubeconfig for `local`, unless KUBECONFIG or --context says otherwise. Raises ConfigError: it isn't
+        up.
+        """
         usual = environment_kubeconfig()
         if self.name != EMBEDDED or context is not None or usual.is_stated:
             return usual
@@ -146,7 +152,10 @@ class ClusterAim:
             raise self._refusal(place, server, context)
         deployed_to = server_of(self.name)
         if deployed_to is not None and deployed_to != server:
-            place = f"your kubeconfig talks to {server}, but cluster {self.name} was deployed to {deployed_to}, and its file states no cluster.api"
+            place = (
+                f"your kubeconfig talks to {server}, but cluster {self.name} was deployed to {deployed_to}, and its file states no"
+                " cluster.api"
+            )
             raise self._refusal(place, server, context)
         other = cluster_at(server, self.name)
         if other is not None:
@@ -192,7 +201,8 @@ def is_embedded(cluster: str, context: str | None) -> bool:
 
 
 def unnamed_cluster(context: str | None) -> str:
-    """Return the cluster whose file counts where no option names one: with --context none but the context's own words, else the one that `remembered` has first.
+    """Return the cluster whose file counts where no option names one: with --context none but the context's own words, else the one that
+    `remembered` has first.
 
     Where nothing names one and the embedded cluster isn't up, ~/.kube/config is asked, as kubectl would.
 
@@ -204,7 +214,9 @@ def unnamed_cluster(context: str | None) -> str:
 
 
 def in_use() -> Choice | None:
-    """Return the cluster that counts where no option names one, and what names it; None where nothing does. Raises ConfigError for one that is gone."""
+    """Return the cluster that counts where no option names one, and what names it; None where nothing does. Raises ConfigError for one that
+    is gone.
+    """
     from lockstep.plan.cluster.choice import By
 
     choice = next(iter(remembered()), None)
@@ -220,7 +232,8 @@ def as_found(cluster_file: ClusterFile) -> str:
 
 
 CHANGING = frozenset({
-    "run", "stop", "resume", "retry", "scale", "delete", "drill", "sync", "cp", "deploy", "cluster clean", "cluster uninstall", "cluster rollback", "hosts setup",
+    "run", "stop", "resume", "retry", "scale", "delete", "drill", "sync", "cp", "deploy", "cluster clean", "cluster uninstall",
+        "cluster rollback", "hosts setup",
     "preflight", "bench scaling", "cluster calibrate", "model get",
 })  # fmt: skip
 """Verbs that change something where they act, and so say where that is."""
@@ -251,7 +264,9 @@ def target_of(cluster: str, namespace: str | None, context: str | None) -> Targe
 
 
 def own_target(cluster_file: ClusterFile, cluster: str) -> Target:
-    """Return a connection to a cluster's own API server, whichever context is the current one, and its file's namespace. Raises ConfigError: nothing leads there."""
+    """Return a connection to a cluster's own API server, whichever context is the current one, and its file's namespace. Raises
+    ConfigError: nothing leads there.
+    """
     from lockstep.kube.cluster import Client
     from lockstep.kube.kubeconfig import contexts_with_servers
 
@@ -306,7 +321,9 @@ def namespace_of(cluster: str, namespace: str | None, context: str | None) -> st
 
 
 def _namespace(cluster: str, of_file: str, namespace: str | None, context: str | None) -> str:
-    """Return the namespace as kubectl chooses it: the one asked for, else the context's own. A named cluster's file says it for its cluster."""
+    """Return the namespace as kubectl chooses it: the one asked for, else the context's own. A named cluster's file says it for its
+    cluster.
+    """
     embedded = is_embedded(cluster, context)
     if namespace or embedded or cluster != EMBEDDED:
         return namespace or of_file

@@ -1,4 +1,5 @@
-"""Tables and progress on the terminal: steps of a verb, waiting, transfers. One line is written over there; elsewhere there are lines now and then.
+"""Tables and progress on the terminal: steps of a verb, waiting, transfers. One line is written over there; elsewhere there are lines now
+and then.
 
 Tables are colored in a terminal, and have no escape code where NO_COLOR is set or nobody looks.
 """
@@ -72,7 +73,10 @@ def say(line: str) -> None:
 
 LOG_IN = "your login is not accepted: log in again (oc login, or your provider's command), or use another --context"
 LACKING = "an administrator of the namespace can grant it (the built-in roles view and edit), or use another namespace with -n"
-LACKING_EVERYWHERE = "an administrator of the cluster can grant it, by a ClusterRoleBinding; for the jobs of one namespace (-n NAMESPACE) the built-in role view there is enough"
+LACKING_EVERYWHERE = (
+    "an administrator of the cluster can grant it, by a ClusterRoleBinding; for the jobs of one namespace (-n NAMESPACE) the built-in role"
+    " view there is enough"
+)
 AT_CLUSTER_SCOPE = " at the cluster scope"
 """The API server's words where a right is missing in all namespaces, or on a kind that is in none."""
 

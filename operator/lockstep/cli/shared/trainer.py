@@ -1,4 +1,6 @@
-"""The environment that has torch and the trainer's packages, and verbs of the trainer, each a process of its own: the command line knows nothing of its code."""
+"""The environment that has torch and the trainer's packages, and verbs of the trainer, each a process of its own: the command line knows
+nothing of its code.
+"""
 
 from __future__ import annotations
 
@@ -40,10 +42,11 @@ AT_FIRST = {
 
 
 def in_full_environment(needs: Sequence[str] = TORCH, check: Callable[[], object] = lambda: None) -> None:
-    """Return if this Python has the packages; else type the same command line in one that has torch and the trainer's, made first if it isn't there.
+    """Return if this Python has the packages; else type the same command line in one that has torch and the trainer's, made first if it
+    isn't there.
 
-    Call it before anything is asked, read from standard input or printed. `check` is called before anything is fetched: it raises where the command
-    could not go on anyway. Raises Failed and ConfigError where that Python can't be made.
+    Call it before anything is asked, read from standard input or printed. `check` is called before anything is fetched: it raises where the
+    command could not go on anyway. Raises Failed and ConfigError where that Python can't be made.
     """
     lacking = [package for package in needs if importlib.util.find_spec(package) is None]
     if not lacking:
@@ -54,7 +57,8 @@ def in_full_environment(needs: Sequence[str] = TORCH, check: Callable[[], object
     python = full_environment(lambda text: tell(f"lockstep: {text}"))
     if Path(sys.prefix) == python.parent.parent:
         raise Failed(
-            f"{sys.executable} has no {lacking[0]}, which it was made with: remove {python.parent.parent} and {python.parents[1] / 'packages'}, and repeat"
+            f"{sys.executable} has no {lacking[0]}, which it was made with: remove {python.parent.parent} and"
+            f" {python.parents[1] / 'packages'}, and repeat"
         )
     tell(f"lockstep: {sys.executable} has no {lacking[0]}: going on with {python}")
     flush_output()
@@ -63,7 +67,9 @@ def in_full_environment(needs: Sequence[str] = TORCH, check: Callable[[], object
 
 
 def trainer_command(module: str, arguments: Sequence[str | Path]) -> list[str]:
-    """Return the argument list of a module of the trainer, in an environment that has its packages. Raises Failed where none can be made, ConfigError for a missing source."""
+    """Return the argument list of a module of the trainer, in an environment that has its packages. Raises Failed where none can be made,
+    ConfigError for a missing source.
+    """
     in_full_environment(NEEDS[module], lambda: _require_sources(arguments))
     return [sys.executable, "-m", f"lockstep_train.{module}", *map(str, arguments)]
 
@@ -94,7 +100,8 @@ def ask_trainer(module: str, arguments: Sequence[str | Path]) -> tuple[str, int]
 
 
 def _run(command: list[str], show: Callable[[bytes], object], heard: Callable[[], None] = lambda: None) -> int:
-    """Its exit code; `show` gets its standard output as it comes. What it says comes out of folders that a pod may have written, errors too.
+    """Its exit code; `show` gets its standard output as it comes. What it says comes out of folders that a pod may have written, errors
+    too.
 
     `heard` is called before anything that it says is shown.
 

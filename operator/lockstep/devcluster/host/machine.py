@@ -1,4 +1,5 @@
-"""The machine as it was before: kernel settings that a kubelet changes, one that it has too little of, and folders on which nodes mount one of their own.
+"""The machine as it was before: kernel settings that a kubelet changes, one that it has too little of, and folders on which nodes mount one
+of their own.
 
 `up` notes and makes them, `down` puts them back.
 """

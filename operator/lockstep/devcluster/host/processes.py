@@ -64,8 +64,8 @@ def start(folder: Path, name: str, command: Sequence[str], log: Path, cgroup: st
     """Start a daemon that outlives this process; its output goes to `log`, its whole process tree into `cgroup`.
 
     What is in that group already is killed: an earlier one whose starter died before it could write the record.
-    Until the daemon has joined the group it holds the lock on the file `starting`, for `exclusive`. It inherits no other descriptor: the reader of a
-    caller's pipe would wait for as long as the daemon runs.
+    Until the daemon has joined the group it holds the lock on the file `starting`, for `exclusive`. It inherits no other descriptor: the
+    reader of a caller's pipe would wait for as long as the daemon runs.
     """
     folder.mkdir(parents=True, exist_ok=True)
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -110,7 +110,9 @@ def shared_things(root: Path) -> AbstractContextManager[None]:
 
 @contextmanager
 def exclusive(state: Path, starting: Path) -> Iterator[None]:
-    """Let one `up` or `down` at a time change what is kept in `state`, once each process that `start` made is in its control group or has ended."""
+    """Let one `up` or `down` at a time change what is kept in `state`, once each process that `start` made is in its control group or has
+    ended.
+    """
     state.mkdir(parents=True, exist_ok=True, mode=0o700)
     with locked(state / "lock"):
         with locked(starting):  # (one whose starter was killed holds it, too)

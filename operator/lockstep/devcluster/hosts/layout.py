@@ -11,7 +11,9 @@ USERS = {"ada": 2001, "bob": 2002}
 
 
 class BedLayout:
-    """One bed. `index` shifts its network, so that several can be up at once: 10.<70+index>.0.0/24, this machine on .1 and host i on .10+i."""
+    """One bed. `index` shifts its network, so that several can be up at once: 10.<70+index>.0.0/24, this machine on .1 and host i on
+    .10+i.
+    """
 
     def __init__(self, index: int, root: Path) -> None:
         self.index, self.root = index, root

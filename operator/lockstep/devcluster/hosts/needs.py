@@ -174,8 +174,9 @@ def judge(purpose: Purpose, facts: MachineFacts) -> Shortfall:
         missing.append(f"{problem} to build Kubernetes with: install 1.24 or newer as https://go.dev/doc/install says")
     if facts.base_python and facts.python != facts.base_python:
         missing.append(
-            f"Lockstep runs on Python {facts.python}, {purpose.have} this distribution's {facts.base_python}: install it with "
-            f"`uv tool install --force --python /usr/bin/python{facts.base_python} dist/lockstep_trainer-{VERSION}-py3-none-any.whl`, or in a clone with `make setup PYTHON=/usr/bin/python{facts.base_python}`"
+            f"Lockstep runs on Python {facts.python}, {purpose.have} this distribution's {facts.base_python}: install it with `uv tool"
+            f" install --force --python /usr/bin/python{facts.base_python} dist/lockstep_trainer-{VERSION}-py3-none-any.whl`, or in a clone"
+            f" with `make setup PYTHON=/usr/bin/python{facts.base_python}`"
         )
     packages = {package for command, package in purpose.packages.items() if command not in facts.commands}
     if facts.has_image:

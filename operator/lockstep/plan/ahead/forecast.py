@@ -1,4 +1,5 @@
-"""Forecast of what a job will need and do once it runs: memory, traffic, steps, checkpoints, time (pure). It says what isn't known, and guesses nothing.
+"""Forecast of what a job will need and do once it runs: memory, traffic, steps, checkpoints, time (pure). It says what isn't known, and
+guesses nothing.
 
 The arithmetic is lockstep_spec's, which the trainer uses, too.
 """
@@ -408,7 +409,8 @@ def _steps(estimate: Forecast, resolved: Resolved, facts: RunFacts, run: length.
     estimate.figures |= {"samples": facts.samples, "stepsPerEpoch": round(epoch, 2), "steps": run.total_steps, "warmupSteps": warmup}
     estimate.add(
         "steps", Outcome.NOTE,
-        f"{about}{run.total_steps} steps{warming}, {epoch:.4g} an epoch, of {facts.samples} samples{without} ({facts.samples_source}); {of_batch}",
+        f"{about}{run.total_steps} steps{warming}, {epoch:.4g} an epoch, of {facts.samples} samples{without} ({facts.samples_source});"
+        f" {of_batch}",
     )  # fmt: skip
 
 
@@ -471,7 +473,8 @@ def _time(estimate: Forecast, facts: RunFacts, run: length.Plan | None, seconds:
     estimate.figures |= {"stepSeconds": round(seconds, 3), "seconds": round(total, 1)}
     estimate.add(
         "time", Outcome.NOTE,
-        f"{bound} {duration(round(total))}: {run.total_steps} steps of {step_duration(seconds)} ({facts.pace.source}; {why}); without start, evaluation and restarts",
+        f"{bound} {duration(round(total))}: {run.total_steps} steps of {step_duration(seconds)} ({facts.pace.source}; {why}); without"
+        f" start, evaluation and restarts",
     )  # fmt: skip
 
 

@@ -1,4 +1,5 @@
-"""Objects that a job's pods name: claims, whether they are there, bound, large enough and for several nodes, or can be made; and what somebody else
+"""Objects that a job's pods name: claims, whether they are there, bound, large enough and for several nodes, or can be made; and what
+somebody else
 makes: service account, secrets, config maps, networks. Of those only their presence is checked, never their content (pure).
 """
 

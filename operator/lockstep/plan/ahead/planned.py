@@ -1,4 +1,6 @@
-"""The plan of one job: its objects, what a cluster would say to them, and what the run will need, as findings and one verdict over them (pure)."""
+"""The plan of one job: its objects, what a cluster would say to them, and what the run will need, as findings and one verdict over them
+(pure).
+"""
 
 from __future__ import annotations
 
@@ -51,15 +53,16 @@ class PlanVerdict(StrEnum):
 
 
 EXIT_CODES = {
-    PlanVerdict.FITS: 0, PlanVerdict.FITS_AS_SEEN: 0, PlanVerdict.REFUSED: 1, PlanVerdict.MAY_WAIT: 3, PlanVerdict.WAITS: 3, PlanVerdict.MAY_FAIL: 4,
+    PlanVerdict.FITS: 0, PlanVerdict.FITS_AS_SEEN: 0, PlanVerdict.REFUSED: 1, PlanVerdict.MAY_WAIT: 3, PlanVerdict.WAITS: 3,
+        PlanVerdict.MAY_FAIL: 4,
 }  # fmt: skip
 
 
 def verdict(findings: Iterable[Finding], *, offline: bool = False) -> PlanVerdict:
     """Return the gravest of what the findings say. A risk is graver than waiting, which ends by itself.
 
-    What isn't known counts as what it may hide: an unknown memory or number of steps as a risk, an unknown cluster as a wait. `offline`: the cluster
-    was not meant to be asked, so of the unknowns only memory counts.
+    What isn't known counts as what it may hide: an unknown memory or number of steps as a risk, an unknown cluster as a wait. `offline`:
+    the cluster was not meant to be asked, so of the unknowns only memory counts.
     """
     findings = list(findings)
     outcomes = {one.outcome for one in findings}
@@ -109,7 +112,10 @@ def _job(resolved: Resolved) -> Finding:
         kind = resolved.profile.spec.gpus.type
         assumed = ", and one GPU a node, as nothing states more" if kind is None and resolved.job.spec.gpus_per_node is None else ""
         where, ranks = f"without a cluster{assumed}", f"{ranks}{f' ({kind})' if kind and resolved.gpus_per_node else ''}"
-    message = f"{resolved.name} {where}: {number_of(resolved.nodes, 'node')} with {ranks} each, {resolved.transport} between them, storage {resolved.storage_mode.value}"
+    message = (
+        f"{resolved.name} {where}: {number_of(resolved.nodes, 'node')} with {ranks} each, {resolved.transport} between them, storage"
+        f" {resolved.storage_mode.value}"
+    )
     return note("job", message)
 
 
@@ -149,7 +155,10 @@ def _image(resolved: Resolved, facts: ClusterFacts | None) -> Iterator[Finding]:
     if image is not None:
         yield fine("image", f"{image}, from the operator's registry: neither the job nor its cluster sets one")
         return
-    message = f"neither the job nor its cluster sets one, and the operator's image {image_of(deployment)} isn't called lockstep-operator:TAG, which would give the default"
+    message = (
+        f"neither the job nor its cluster sets one, and the operator's image {image_of(deployment)} isn't called lockstep-operator:TAG,"
+        " which would give the default"
+    )
     yield refused("image", message, "set spec.image, or image in the cluster file")
 
 
@@ -262,11 +271,17 @@ def _admission(resolved: Resolved, facts: ClusterFacts) -> Iterator[Finding]:
 
 def _mended(message: str, namespace: str) -> str:
     if "PodSecurity" in message:
-        return f"use another namespace, or fabric.mode: TCP, whose pods are `restricted`; or an administrator: kubectl label namespace {namespace} pod-security.kubernetes.io/enforce=privileged --overwrite"
+        return (
+            "use another namespace, or fabric.mode: TCP, whose pods are `restricted`; or an administrator: kubectl label namespace"
+            f" {namespace} pod-security.kubernetes.io/enforce=privileged --overwrite"
+        )
     if "no PriorityClass" in message:
         return "kubectl get priorityclasses lists those there are"
     if any(words in message for words in ("must specify", "usage per", " limit of ")):
-        return f"change spec.resources or the cluster's resources, or have an administrator change what refuses them (kubectl describe quota,limitrange -n {namespace})"
+        return (
+            "change spec.resources or the cluster's resources, or have an administrator change what refuses them (kubectl describe"
+            f" quota,limitrange -n {namespace})"
+        )
     return ""
 
 

@@ -83,7 +83,9 @@ def scaling_job(job: TrainingJob, nodes: int, steps: int) -> TrainingJob:
 
 
 def measure(records: Mapping[str, Mapping[str, Any]], nodes: int, ranks: int) -> Measured:
-    """Speed of a run by the records of its steps, by number: without the first ones, and without the last, of which no record tells the ranks' own time."""
+    """Speed of a run by the records of its steps, by number: without the first ones, and without the last, of which no record tells the
+    ranks' own time.
+    """
     by_step = {int(step): record for step, record in records.items()}
     chosen = [step for step in sorted(by_step) if step > WARM_UP_STEPS and step + 1 in by_step]
     if not chosen or any(not by_step[step].get(name) for step in chosen for name in ("tokens", "stepSeconds")):
@@ -137,7 +139,10 @@ def batch_line(job: TrainingJob) -> str:
     optimization = job.spec.training.optimization
     if optimization.global_batch_size is not None:
         return f"every step has {number_of(optimization.global_batch_size, 'sample')} on any number of nodes (optimization.globalBatchSize)"
-    return f"every rank has {number_of(optimization.micro_batch_size, 'sample')} a step, so that a step has more on more nodes (optimization.microBatchSize)"
+    return (
+        f"every rank has {number_of(optimization.micro_batch_size, 'sample')} a step, so that a step has more on more nodes"
+        " (optimization.microBatchSize)"
+    )
 
 
 def closing(measured: Sequence[Measured], *, one_machine: bool) -> Iterator[str]:

@@ -39,7 +39,9 @@ class NetworkSpeed:
 
 
 def measured_speed(calibration: Sequence[Calibration], pairs: Sequence[PairsFigure], transport: str) -> NetworkSpeed | None:
-    """Speed over this transport that the cluster file keeps: of the all-reduce sweep, which is a job's own traffic, else of the slowest pair."""
+    """Speed over this transport that the cluster file keeps: of the all-reduce sweep, which is a job's own traffic, else of the slowest
+    pair.
+    """
     sweep = next((one for one in calibration if one.transport.value == transport), None)
     if sweep is not None:
         best = max(float(point.busbw) for point in sweep.sweep) * 8
@@ -78,16 +80,17 @@ def too_slow(flows: Sequence[Flow], settings: Settings, accumulation: int, speed
     what = settings.zero_stage.value if settings.zero_stage is ZeroStage.STAGE3 else "full fine-tuning"
     each = f", {step_duration(seconds / accumulation)} a micro-batch" if accumulation > 1 else ""
     return (
-        f"this network is too slow for {what}: a step sends {decimal_size(total)} from each node, which takes {step_duration(seconds)}{each}"
-        f" at {speed.gigabits:.3g} Gb/s, {speed.source}"
+        f"this network is too slow for {what}: a step sends {decimal_size(total)} from each node, which takes"
+        f" {step_duration(seconds)}{each} at {speed.gigabits:.3g} Gb/s, {speed.source}"
     )
 
 
 def large_share(flows: Sequence[Flow], shape: ModelShape, settings: Settings, samples: int, speed: NetworkSpeed, device: str) -> str:
     """Sentence about a network that takes more than 30 % of a step; '' if it doesn't, or nobody knows how fast the GPU is.
 
-    `samples` of a rank in a step; `device`: the slowest GPU's name. The GPU is assumed to compute at 40 % of its peak. Few trainings reach that,
-    so the real share is usually lower. Experts that a token doesn't visit can't be told from the shape, so mixtures of experts aren't judged.
+    `samples` of a rank in a step; `device`: the slowest GPU's name. The GPU is assumed to compute at 40 % of its peak. Few trainings reach
+    that, so the real share is usually lower. Experts that a token doesn't visit can't be told from the shape, so mixtures of experts aren't
+    judged.
     """
     peak = known_peak(device)
     if peak is None or shape.experts_per_token or not flows:
@@ -100,8 +103,8 @@ def large_share(flows: Sequence[Flow], shape: ModelShape, settings: Settings, sa
     if share <= MOST_SHARE:
         return ""
     return (
-        f"the network takes about {share:.0%} of a step: {step_duration(sent)} to send at {speed.gigabits:.3g} Gb/s, {step_duration(compute)} to compute"
-        f" at {USUAL_SHARE:.0%} of the peak of {device}"
+        f"the network takes about {share:.0%} of a step: {step_duration(sent)} to send at {speed.gigabits:.3g} Gb/s,"
+        f" {step_duration(compute)} to compute at {USUAL_SHARE:.0%} of the peak of {device}"
     )
 
 

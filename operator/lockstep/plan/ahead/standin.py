@@ -76,7 +76,9 @@ def parse_hardware(word: str) -> NamedGpus:
 
 
 def stand_in(job: TrainingJob | None = None, hardware: NamedGpus | None = None) -> ClusterFile:
-    """Return a cluster file in which everything has its default, except for GPUs: the job's, else those of `hardware`, else one a node. It has RDMA if the job demands it."""
+    """Return a cluster file in which everything has its default, except for GPUs: the job's, else those of `hardware`, else one a node. It
+    has RDMA if the job demands it.
+    """
     stated = job.spec.gpus_per_node if job is not None else None
     gpus = stated if stated is not None else hardware.gpus if hardware is not None else 1
     rdma = job is not None and job.spec.fabric.mode is FabricMode.RDMA

@@ -60,7 +60,9 @@ class SubmittedAs:
         return ("--context", self.context) if self.context else ()
 
     def apply(self, states: str | None, there: str | None) -> str:
-        """Command that changes the job which is there. `states`: spec.cluster of the file or of --cluster; `there`: that of the job, which can't change."""
+        """Command that changes the job which is there. `states`: spec.cluster of the file or of --cluster; `there`: that of the job, which
+        can't change.
+        """
         kubectl = shlex.join(["kubectl", "apply", *self._context])
         if not (self.fresh or {"--set", "--cluster"} & set(self.options) or states != there):
             return f"{kubectl} -n {self.namespace} -f {shlex.quote(self.file)}"
@@ -74,7 +76,9 @@ class SubmittedAs:
 
 
 def differences(wanted: TrainingJob, existing: Object) -> tuple[str, ...]:
-    """Fields of spec in which the job on the cluster is another one, sorted. A cluster that only one of them names is none: it may be the default."""
+    """Fields of spec in which the job on the cluster is another one, sorted. A cluster that only one of them names is none: it may be the
+    default.
+    """
     try:
         there = TrainingJobSpec.model_validate(existing["spec"])
     except ValidationError:
@@ -94,13 +98,18 @@ def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def name_taken(wanted: TrainingJob, existing: Object, typed: SubmittedAs) -> tuple[str, ...]:
-    """Return why a job that is there can't be followed as the one that was submitted: a sentence, then commands. () if it can: it is the same, and has not ended."""
+    """Return why a job that is there can't be followed as the one that was submitted: a sentence, then commands. () if it can: it is the
+    same, and has not ended.
+    """
     name, namespace, status = wanted.metadata.name, typed.namespace, existing.get("status") or {}
     fields = differences(wanted, existing)
     is_stopped = bool(existing["spec"].get("suspend")) and not wanted.spec.suspend
     if "deletionTimestamp" in existing["metadata"]:
         return (
-            f"job {name} of namespace {namespace} is being deleted: run yours once it is gone (lockstep get -n {namespace}{typed.elsewhere})",
+            (
+                f"job {name} of namespace {namespace} is being deleted: run yours once it is gone (lockstep get -n"
+                f" {namespace}{typed.elsewhere})"
+            ),
         )
     state = _state(status, is_stopped=is_stopped)
     if not fields and not state:

@@ -28,7 +28,8 @@ _MULTUS = re.compile(r"=?net[1-9][0-9]*")
 def lint_alone(file: ClusterFile, operator_image: str, typed: str = "") -> Iterator[Finding]:
     """Findings that need no cluster, in the order of the file.
 
-    `operator_image`: the operator's, as it is deployed or will be. `typed`: the file as a word of a command line, if that isn't the cluster's name.
+    `operator_image`: the operator's, as it is deployed or will be. `typed`: the file as a word of a command line, if that isn't the
+    cluster's name.
     """
     spec = file.profile.spec
     if file.hosts is not None:
@@ -123,7 +124,10 @@ def _knobs(spec: TrainingClusterSpec) -> Iterator[Finding]:
         message = f"entry {rdma.gid_index} of a Mellanox NIC's table is RoCE v1, which switches don't route; RoCE v2 has the odd ones"
         yield warning("network.rdma.gid_index", message, "leave it out (NCCL 2.21 and newer finds it), or write 3")
     if rdma.dmabuf is False:
-        message = "without DMA-BUF, GPUs and NICs talk directly only where nvidia-peermem is loaded; else every byte goes through the host's memory"
+        message = (
+            "without DMA-BUF, GPUs and NICs talk directly only where nvidia-peermem is loaded; else every byte goes through the host's"
+            " memory"
+        )
         yield warning("network.rdma.dmabuf", message, "leave it out: NCCL uses it where it can")
     if rdma.gdr_level in ("0", "LOC"):
         message = f"{rdma.gdr_level} switches GPUDirect RDMA off: every byte goes through the host's memory"

@@ -55,7 +55,10 @@ def _platform(file: ClusterFile, facts: ClusterFacts) -> Iterator[Finding]:
             "cluster.platform", "it is kubernetes, but the cluster has SCCs, which refuse a stated user id", "write platform: openshift"
         )
     elif stated == "OpenShift" and not facts.is_openshift:
-        message = "it is openshift (the default), but the cluster has no SCC that hands out user ids: pods would run as their image's root, or be refused"
+        message = (
+            "it is openshift (the default), but the cluster has no SCC that hands out user ids: pods would run as their image's root, or be"
+            " refused"
+        )
         yield failed("cluster.platform", message, "write platform: kubernetes")
 
 
@@ -65,7 +68,10 @@ def _rights(spec: TrainingClusterSpec, facts: ClusterFacts) -> Iterator[Finding]
         return
     if facts.pod_security in ("restricted", "baseline"):
         message = f"namespace {facts.namespace} enforces Pod Security {facts.pod_security}, which refuses pods with IPC_LOCK"
-        fix = f"kubectl label namespace {facts.namespace} pod-security.kubernetes.io/enforce=privileged --overwrite, or network.rdma.memlock: unlimited"
+        fix = (
+            f"kubectl label namespace {facts.namespace} pod-security.kubernetes.io/enforce=privileged --overwrite, or network.rdma.memlock:"
+            " unlimited"
+        )
         yield failed("security.ipc_lock", message, fix)
     if not facts.is_openshift:
         return

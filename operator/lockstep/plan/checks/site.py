@@ -31,7 +31,9 @@ ROLE = "node-role.kubernetes.io/"
 
 
 def usable_nodes(nodes: Iterable[Object], spec: TrainingClusterSpec) -> list[Object]:
-    """Nodes that the cluster's names and labels allow, tainted ones too; control planes whose taint it doesn't tolerate only if named, or alone."""
+    """Nodes that the cluster's names and labels allow, tainted ones too; control planes whose taint it doesn't tolerate only if named, or
+    alone.
+    """
     named, selector = spec.nodes.gpu_nodes, spec.nodes.selector.items()
     matching = [node for node in nodes if all(labels(node).get(key) == value for key, value in selector)]
     allowed = [node for node in matching if not named or host(node) in named]
@@ -45,7 +47,9 @@ def taints_of(node: Object, spec: TrainingClusterSpec) -> list[Object]:
 
 
 def check_nodes(spec: TrainingClusterSpec, facts: ClusterFacts, troubled: Collection[str] = ()) -> Iterator[Finding]:
-    """Findings about names that don't exist, taints, too few nodes or GPUs, and nodes that differ. `troubled`: hosts that can't take pods for now."""
+    """Findings about names that don't exist, taints, too few nodes or GPUs, and nodes that differ. `troubled`: hosts that can't take pods
+    for now.
+    """
     nodes = facts.list("Node")
     if not nodes.seen:
         yield unknown("nodes.gpu_nodes", f"whether they exist, and what they have: {nodes.why_not}")
@@ -63,7 +67,10 @@ def check_nodes(spec: TrainingClusterSpec, facts: ClusterFacts, troubled: Collec
     if len(enough) < spec.gpus.default_nodes:
         needs = [f"{spec.gpus.per_node} GPUs a node"] if spec.gpus.per_node else []
         needs += ["no taint that keeps them off"] if len(enough) < len(able) else []
-        message = f"a job has {spec.gpus.default_nodes} nodes unless it says otherwise; {len(enough)} of the {len(allowed)} nodes that the cluster allows can take its pods"
+        message = (
+            f"a job has {spec.gpus.default_nodes} nodes unless it says otherwise; {len(enough)} of the {len(allowed)} nodes that the"
+            " cluster allows can take its pods"
+        )
         message += f", which need {' and '.join(needs)}" if needs else ""
         message += next((f"; of {host(node)}, {why}" for node in allowed if node not in able and (why := gpus_of(node)[1])), "")
         yield failed("gpus.default_nodes", message, "fewer nodes, fewer gpus.per_node, or more nodes in nodes.gpu_nodes")
@@ -226,7 +233,10 @@ def _alone(nodes: Sequence[Object], resource: str) -> str:
 def _together(spec: TrainingClusterSpec, networks: Sequence[RailNetwork]) -> Iterator[Finding]:
     rails = list(dict.fromkeys(networks))
     for one, other in same_subnet(rails):
-        message = f"{one.name} and {other.name} share the subnet {one.subnets[0]}: the kernel answers on any of them, and many nodes hang at the first ring"
+        message = (
+            f"{one.name} and {other.name} share the subnet {one.subnets[0]}: the kernel answers on any of them, and many nodes hang at the"
+            " first ring"
+        )
         yield failed("network.rdma.rails", message, "a subnet of its own for each rail")
     if are_isolated(rails) and spec.network.rdma.cross_nic != 0:
         message = f"the rails are isolated ({', '.join(f'{one.name} {one.subnets[0]}' for one in rails)}) and have no routes to each other"

@@ -43,7 +43,9 @@ class AccountStanding:
 
 
 def needed_for_operator(objects: Iterable[Object]) -> list[Object]:
-    """Return the objects that an operator of the whole cluster needs. CRDs and namespaces may exist already, and claims belong to the account that made them."""
+    """Return the objects that an operator of the whole cluster needs. CRDs and namespaces may exist already, and claims belong to the
+    account that made them.
+    """
     own = [item for item in objects if item["metadata"].get("namespace", OPERATOR_NAMESPACE) == OPERATOR_NAMESPACE]
     return [item for item in own if item["kind"] not in (DEFINITION, "Namespace", CLAIM)]
 

@@ -1,9 +1,11 @@
-"""Arithmetic that no dry run does: nodes that could take the pods of a job now, and all its pods and claims against what a namespace's quotas have left (pure).
+"""Arithmetic that no dry run does: nodes that could take the pods of a job now, and all its pods and claims against what a namespace's
+quotas have left (pure).
 
-Nodes are counted as the scheduler counts: what a node has for pods, less what the pods on it ask for, running or not yet ended. Not looked at: volumes that only some nodes
-reach, and pods that wait for a node as this job would.
+Nodes are counted as the scheduler counts: what a node has for pods, less what the pods on it ask for, running or not yet ended. Not looked
+at: volumes that only some nodes reach, and pods that wait for a node as this job would.
 
-What the API server makes of one pod (limits that it doesn't state, bounds of a LimitRange, amounts that a quota wants stated) a dry run of that pod says.
+What the API server makes of one pod (limits that it doesn't state, bounds of a LimitRange, amounts that a quota wants stated) a dry run of
+that pod says.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ EXCEEDED = "exceeded quota"
 
 
 def room(pod: Object, needed: int, facts: ClusterFacts) -> Iterator[Finding]:
-    """Findings about where `needed` pods fit now. `pod`: one as the job's StatefulSet would make it, all of which are alike and want a node each."""
+    """Findings about where `needed` pods fit now. `pod`: one as the job's StatefulSet would make it, all of which are alike and want a node
+    each.
+    """
     nodes = facts.list("Node")
     if not nodes.seen:
         message = (
@@ -79,7 +83,10 @@ def never_enough(pod: Object, needed: int, nodes: Sequence[Object]) -> str:
     if possible >= needed:
         return ""
     why = "; ".join(one.message for one in _obstacles(never))
-    return f"{needed} nodes are asked for, and even when idle {_only(possible)} of the cluster's {len(nodes)} could take a pod{why and f' ({why})'}"
+    return (
+        f"{needed} nodes are asked for, and even when idle {_only(possible)} of the cluster's {len(nodes)} could take a"
+        f" pod{why and f' ({why})'}"
+    )
 
 
 def _unseen(possible: Sequence[Object], needed: int, total: int) -> Iterator[Finding]:
@@ -254,7 +261,9 @@ def _amounts(container: Object, which: str) -> dict[str, str]:
 
 
 def limits_given(stated: Object, admitted: Object | None) -> dict[str, dict[str, str]]:
-    """Container → the limits by resource that it doesn't state, and that a LimitRange has given it in the pod that the API server admitted."""
+    """Container → the limits by resource that it doesn't state, and that a LimitRange has given it in the pod that the API server
+    admitted.
+    """
     before = {container["name"]: _amounts(container, "limits") for container in containers(stated)}
     added = {
         str(container["name"]): {key: value for key, value in _amounts(container, "limits").items() if key not in before[container["name"]]}
@@ -278,7 +287,9 @@ def _shown(value: Decimal, resource: str) -> str:
 
 
 def in_scope(quota: Object, pod: Object) -> bool:
-    """Return True if the quota counts such pods. Ours always ask for something, so they are never BestEffort; they have no deadline of their own."""
+    """Return True if the quota counts such pods. Ours always ask for something, so they are never BestEffort; they have no deadline of
+    their own.
+    """
     spec = quota.get("spec") or {}
     rules = (spec.get("scopeSelector") or {}).get("matchExpressions") or []
     scopes = {*(spec.get("scopes") or []), *(str(rule["scopeName"]) for rule in rules if rule["scopeName"] != "PriorityClass")}

@@ -1,4 +1,6 @@
-"""Nodes as the network program sees them from inside: ports, RDMA devices, GPUs, their places on the PCI bus, and the rails that connect them (pure)."""
+"""Nodes as the network program sees them from inside: ports, RDMA devices, GPUs, their places on the PCI bus, and the rails that connect
+them (pure).
+"""
 
 from __future__ import annotations
 
@@ -192,7 +194,9 @@ def _rail(ports: Mapping[int, NicPort], name: str = "") -> MeasuredRail:
 
 
 def rdma_rails(nodes: Mapping[int, NodeHardware], sockets: Sequence[MeasuredRail]) -> list[MeasuredRail]:
-    """Rails for RDMA: those of sockets whose ports have an RDMA device; else, where InfiniBand has no addresses, the nodes' devices by their order."""
+    """Rails for RDMA: those of sockets whose ports have an RDMA device; else, where InfiniBand has no addresses, the nodes' devices by
+    their order.
+    """
     rails = [rail for rail in sockets if all(end.hca for end in rail.ends.values())]
     if rails:
         return [MeasuredRail(rail.name, {node: _with_hca(nodes[node], end) for node, end in rail.ends.items()}) for rail in rails]

@@ -1,7 +1,7 @@
 """Measurements of every pair of nodes on every rail: their schedule, and where they place the fault (pure).
 
-In a round each node talks to one other node at most, so no measurement takes bandwidth from another: n nodes need n - 1 rounds. A node whose cable is bad
-is slow with everybody; a bad link between switches is slow between two groups; a bad rail is slow everywhere.
+In a round each node talks to one other node at most, so no measurement takes bandwidth from another: n nodes need n - 1 rounds. A node
+whose cable is bad is slow with everybody; a bad link between switches is slow between two groups; a bad rail is slow everywhere.
 """
 
 from __future__ import annotations
@@ -199,7 +199,9 @@ def _groups(slow: set[Pair], measured: Collection[Pair], everyone: Sequence[int]
 
 
 def _worst(slow: set[Pair], measured: Collection[Pair], innocent: set[int]) -> tuple[int, bool, bool] | None:
-    """Node that is slow with more than half of the others, by sending or by receiving; None: nobody is, or it can't be told from its peer."""
+    """Node that is slow with more than half of the others, by sending or by receiving; None: nobody is, or it can't be told from its
+    peer.
+    """
 
     def part(node: int, end: int) -> float:
         pairs = [pair for pair in measured if pair[end] == node and pair[1 - end] in innocent]
@@ -322,11 +324,17 @@ def _node_fix(measured: PairsMeasured, rail: MeasuredRail, node: int, rates: Seq
         return f"its processor is the limit ({measured.nodes[node].cores:g} cores): look for other load, a CPU limit, the governor"
     speeds = sorted(other.gbs for other in rail.ends.values() if other.gbs is not None)
     if end.gbs is not None and speeds and speeds[-1] > end.gbs * SPEED_DIFFERS:
-        return f"its port runs at {gigabits(end.gbs)} Gb/s, others at {gigabits(speeds[-1])}: another cable or switch port, or auto-negotiation"
+        return (
+            f"its port runs at {gigabits(end.gbs)} Gb/s, others at {gigabits(speeds[-1])}: another cable or switch port, or"
+            " auto-negotiation"
+        )
     if end.wireless:
         return f"{end.interface} is wireless: use a cable"
     if end.hca:
-        return f"look at its cable and port: ibstat {end.hca}, error counters (perfquery), limits (mlnx_qos -i); try another cable or switch port"
+        return (
+            f"look at its cable and port: ibstat {end.hca}, error counters (perfquery), limits (mlnx_qos -i); try another cable or switch"
+            " port"
+        )
     return (
         f"look at its cable and port: ethtool {end.interface} (speed, duplex), ethtool -S {end.interface} | grep -i err, "
         f"tc qdisc show dev {end.interface}; try another cable or switch port"

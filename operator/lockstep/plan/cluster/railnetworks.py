@@ -14,7 +14,9 @@ from lockstep.api.objects import Object
 from lockstep.plan.cluster.facts import ClusterFacts
 
 EVERYBODYS = frozenset({"default", "openshift-multus", "openshift-sriov-network-operator", "openshift-cnv"})
-"""Namespaces whose networks every pod may have where Multus keeps namespaces apart: globalNamespaces, as OpenShift's network operator writes it."""
+"""Namespaces whose networks every pod may have where Multus keeps namespaces apart: globalNamespaces, as OpenShift's network operator
+writes it.
+"""
 RESOURCE_ANNOTATION = "k8s.v1.cni.cncf.io/resourceName"
 _RDMA_WORDS = re.compile(r"(rdma|roce|infiniband|hca|mlnxnics|nvidia\.com/hostdev|/resib)|(?:^|[^a-z])(ib|ipoib|efa)(?![a-z])")
 """`ib` only as a word of its own: it is part of too many names. The network operator's own: hostdev, and resibp12s0 for a port ibp12s0."""
@@ -107,7 +109,10 @@ def is_out_of_reach(network: str, namespace: str, platform: Platform) -> bool:
 
 def out_of_reach(network: str, namespace: str) -> str:
     """Sentence about a network that is out of reach, and its consequence."""
-    message = f"network {network} is another namespace's, and OpenShift's Multus (namespace isolation) gives it to no pod of namespace {namespace}"
+    message = (
+        f"network {network} is another namespace's, and OpenShift's Multus (namespace isolation) gives it to no pod of namespace"
+        f" {namespace}"
+    )
     return f"{message}: pods stay in ContainerCreating"
 
 

@@ -27,7 +27,10 @@ PROFILE_KEY = "cluster.json"
 PROFILE_FOLDER = "/etc/lockstep/cluster"
 USER_ROLES = tuple(f"{APP}-{role}" for role in ("view", "edit", "admin"))
 """ClusterRoles that add to the built-in roles of people."""
-UNKNOWN_JOBS = "this cluster doesn't know TrainingJobs, and nothing was sent: an administrator of the cluster types this once, with the files that were just written; then repeat your command:"
+UNKNOWN_JOBS = (
+    "this cluster doesn't know TrainingJobs, and nothing was sent: an administrator of the cluster types this once, with the files that"
+    " were just written; then repeat your command:"
+)
 """First line of a refusal, before the commands that send `definitions`."""
 NOT_IN_A_NAMESPACE = (
     "CustomResourceDefinition", "Namespace", "ClusterRole", "ClusterRoleBinding", "TrainingCluster", "SecurityContextConstraints",
@@ -107,17 +110,20 @@ def unserved(facts: ClusterFacts) -> str:
         return ""
     if is_elsewhere and facts.object("ServiceAccount", OPERATOR_NAME).first is not None:
         return (
-            f"namespace {namespace} has ServiceAccount {OPERATOR_NAME}, as if it had an operator of its own, and no Deployment of that name: repeat "
-            f"lockstep deploy CLUSTER --namespace-only, or kubectl delete serviceaccount {OPERATOR_NAME} -n {namespace}"
+            f"namespace {namespace} has ServiceAccount {OPERATOR_NAME}, as if it had an operator of its own, and no Deployment of that"
+            f" name: repeat lockstep deploy CLUSTER --namespace-only, or kubectl delete serviceaccount {OPERATOR_NAME} -n {namespace}"
         )
     if scope.namespaces and namespace not in scope.namespaces:
         wider = ",".join((*scope.namespaces, namespace))
         return (
-            f"the operator works in {', '.join(scope.namespaces)} only: an administrator adds {namespace} (lockstep deploy CLUSTER --namespaces {wider}), "
-            "or an admin of the namespace deploys one there (lockstep deploy CLUSTER --namespace-only)"
+            f"the operator works in {', '.join(scope.namespaces)} only: an administrator adds {namespace} (lockstep deploy CLUSTER"
+            f" --namespaces {wider}), or an admin of the namespace deploys one there (lockstep deploy CLUSTER --namespace-only)"
         )
     if scope.namespaces and binding.seen and binding.first is None:
-        return f"the operator has lost its rights in namespace {namespace}: an administrator repeats lockstep deploy CLUSTER --namespaces {','.join(scope.namespaces)}"
+        return (
+            f"the operator has lost its rights in namespace {namespace}: an administrator repeats lockstep deploy CLUSTER --namespaces"
+            f" {','.join(scope.namespaces)}"
+        )
     return ""
 
 
@@ -205,7 +211,9 @@ def with_profile_hash(objects: list[Object]) -> list[Object]:
 
 
 def definitions(objects: list[Object]) -> list[Object]:
-    """Return what an administrator sends once before an admin of a namespace can deploy an operator there, of the objects for the whole cluster."""
+    """Return what an administrator sends once before an admin of a namespace can deploy an operator there, of the objects for the whole
+    cluster.
+    """
     uses_scc = any(item["kind"] == "RoleBinding" and item["metadata"]["name"] == RDMA_SCC for item in objects)
     names = {*USER_ROLES, RDMA_SCC} if uses_scc else {*USER_ROLES}
     return [item for item in objects if item["kind"] == "CustomResourceDefinition" or item["metadata"]["name"] in names]

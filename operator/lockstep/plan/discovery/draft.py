@@ -27,7 +27,9 @@ class Item:
 
 @dataclass(frozen=True)
 class Entry:
-    """One key of the file. `active` is False for what is not known, or better left out: it is written as a comment with `value` as an example."""
+    """One key of the file. `active` is False for what is not known, or better left out: it is written as a comment with `value` as an
+    example.
+    """
 
     key: str
     value: Any

@@ -32,9 +32,11 @@ def _header(name: str, facts: ClusterFacts) -> list[str]:
         f"The cluster {name}, as `lockstep cluster discover {name}` saw it at {facts.server} (Kubernetes {facts.version}).",
         "The comment beside or above a value is its source. `unknown` marks what you may not see, or what the API doesn't say.",
         f"Every key is explained in docs/reference/trainingcluster.md. Next: read it, then `lockstep cluster lint {name}`.",
-        f"Probe pods looked at {', '.join(probe.node for probe in probed)}."
-        if probed
-        else "No pod was started: --probe also looks inside the nodes.",
+        (
+            f"Probe pods looked at {', '.join(probe.node for probe in probed)}."
+            if probed
+            else "No pod was started: --probe also looks inside the nodes."
+        ),
         *_limits(facts),
     ]
 

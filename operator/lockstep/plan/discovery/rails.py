@@ -36,8 +36,12 @@ ALONE = {
     "aliyun/erdma": "eRDMA needs no network of its own",
     r"rdma/(.*[^a-z])?(ib|infiniband)([^a-z].*)?": "InfiniBand by its name, which needs no address",
     ".*/mlnxnics": "InfiniBand's VFs, which need no address",
-    "nvidia.com/sriov-rdma-vf": "OKE's; a pod also needs its network, which isn't seen here: its guide makes sriov-rdma-vf in namespace default",
-    "networking.gke.io.networks/rdma-.*": "a pod also needs GKE's annotation networking.gke.io/interfaces (a job's podTemplate.annotations)",
+    "nvidia.com/sriov-rdma-vf": (
+        "OKE's; a pod also needs its network, which isn't seen here: its guide makes sriov-rdma-vf in namespace default"
+    ),
+    "networking.gke.io.networks/rdma-.*": (
+        "a pod also needs GKE's annotation networking.gke.io/interfaces (a job's podTemplate.annotations)"
+    ),
 }
 """Resources that their clouds' own guides ask for without a Multus network → what else there is to know."""
 NOT_WITHOUT = "a job that asks for RDMA is refused, not given TCP"
@@ -63,7 +67,9 @@ class FoundRail:
 
 
 def nic_resources(nodes: Sequence[Object], stated: Collection[str] = ()) -> list[str]:
-    """Extended resources of these nodes that could count NICs. `stated`: those that networks name; others below nvidia.com/ must speak of RDMA."""
+    """Extended resources of these nodes that could count NICs. `stated`: those that networks name; others below nvidia.com/ must speak of
+    RDMA.
+    """
     names = {
         name
         for node in nodes
@@ -82,7 +88,8 @@ def rdma_resources(nodes: Sequence[Object]) -> list[str]:
 
 
 def find_rails(facts: ClusterFacts, nodes: Sequence[Object]) -> list[FoundRail]:
-    """Every network with a counted device, in the order of the names, then resources that need none. Without a view of nodes, networks that name their resource.
+    """Every network with a counted device, in the order of the names, then resources that need none. Without a view of nodes, networks that
+    name their resource.
 
     Networks of namespace default, which Multus gives to every pod, are looked at where the namespace's own leave a resource over.
     """

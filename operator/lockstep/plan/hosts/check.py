@@ -1,4 +1,6 @@
-"""Judgments of `hosts check` about each host and about what hosts must have alike, each with what to do (pure). Those of the network are in `reach`."""
+"""Judgments of `hosts check` about each host and about what hosts must have alike, each with what to do (pure). Those of the network are in
+`reach`.
+"""
 
 from __future__ import annotations
 
@@ -30,20 +32,28 @@ COMPARED = ("torch", "deepspeed", "transformers", "peft", "accelerate", "numpy",
 """Packages that ranks of all hosts must have alike."""
 NEEDED = ("torch",)
 NO_FAULTS = frozenset({14, 106, 107, 154})
-"""Xids that are tests, or repeat what to do about another one. All numbers: NVIDIA's catalog of Xid errors (docs.nvidia.com/deploy/xid-errors)."""
+"""Xids that are tests, or repeat what to do about another one. All numbers: NVIDIA's catalog of Xid errors
+(docs.nvidia.com/deploy/xid-errors).
+"""
 PROGRAMS = frozenset({11, 13, 25, 31, 37, 43, 45, 69, 80, 137})
 NVLINKS = frozenset({74, 108, 136, *range(144, 151), 155, 166, 170})
-CARDS = frozenset({32, 46, 48, 54, *range(61, 65), 79, *range(92, 96), 109, 110, *range(119, 122), 140, 143, *range(156, 166), *range(167, 170), 171, 172})  # fmt: skip
+CARDS = frozenset({32, 46, 48, 54, *range(61, 65), 79, *range(92, 96), 109, 110, *range(119, 122), 140, 143, *range(156, 166),
+    *range(167, 170), 171, 172})  # fmt: skip
 XIDS = (
-    (PROGRAMS, ", a program's", "the card is well: compute-sanitizer on that program finds the access; 45 alone is left by a program that was ended"),
-    (NVLINKS, ", NVLink's", "nvidia-smi nvlink -e, and the log of nvidia-fabricmanager or nvidia-imex: the other end may be the cause; then reset the GPUs"),
-    (CARDS, ", the card's", "nvidia-smi -q -d ECC,ROW_REMAPPER; power, heat and seating of the card come first; reset it, and replace it if that comes again"),
+    (PROGRAMS, ", a program's", "the card is well: compute-sanitizer on that program finds the access; 45 alone is left by a program that"
+                                " was ended"),
+    (NVLINKS, ", NVLink's", "nvidia-smi nvlink -e, and the log of nvidia-fabricmanager or nvidia-imex: the other end may be the cause; then"
+                            " reset the GPUs"),
+    (CARDS, ", the card's", "nvidia-smi -q -d ECC,ROW_REMAPPER; power, heat and seating of the card come first; reset it, and replace it if"
+                            " that comes again"),
 )  # fmt: skip
 OTHER_XID = "look its number up in NVIDIA's catalog of Xid errors"
 
 
 def host_findings(looks: Sequence[HostLook], cluster: HostsCluster, name: str, addresses: Mapping[str, str]) -> list[Finding]:
-    """Judge each host, and what all must have alike. `name`: of the cluster, as one types it. `addresses`: of hosts, where they are known."""
+    """Judge each host, and what all must have alike. `name`: of the cluster, as one types it. `addresses`: of hosts, where they are
+    known.
+    """
     findings: list[Finding] = []
     for look in looks:
         if look.facts is None or look.condition is None:
@@ -79,7 +89,8 @@ def _unreachable(look: HostLook, name: str) -> Finding:
         return failed(
             look.name,
             message,
-            f"ssh-copy-id {login_words(look.name, user=look.host.user, port=look.host.port)}, or lockstep hosts login {name} where it asks for a code or a passphrase",
+            f"ssh-copy-id {login_words(look.name, user=look.host.user, port=look.host.port)}, or lockstep hosts login {name} where it asks"
+            " for a code or a passphrase",
         )
     words = login_words(look.name, user=look.host.user, port=look.host.port, jump=look.host.jump, identity=look.host.identity)
     return failed(look.name, message, f"ssh {words} must work in your terminal")
@@ -209,7 +220,10 @@ def _torch(look: HostLook, gpus: Sequence[HostGpu], condition: HostCondition) ->
         return
     for gpu in gpus:
         if gpu.capability is not None and torch.architectures and not runs_on(torch.architectures, gpu.capability):
-            message = f"its torch has no code for GPU {gpu.index} ({gpu.name}, sm_{gpu.capability[0]}{gpu.capability[1]}), only {' '.join(torch.architectures)}"
+            message = (
+                f"its torch has no code for GPU {gpu.index} ({gpu.name}, sm_{gpu.capability[0]}{gpu.capability[1]}), only"
+                f" {' '.join(torch.architectures)}"
+            )
             yield failed(look.name, message, "install a build of torch for a CUDA that knows the card, on all hosts")
 
 
@@ -277,7 +291,10 @@ def _keeping(look: HostLook, facts: HostFacts, name: str) -> Iterator[Finding]:
     condition = look.condition or HostCondition()
     linger = f"lockstep hosts setup {name} asks for it; else as root on {look.name}: loginctl enable-linger {facts.user}"
     if not facts.lingers and facts.kills_processes:
-        message = f"a job would end with your last login: {facts.user} has no linger, and logind ends a user's processes at logout (KillUserProcesses)"
+        message = (
+            f"a job would end with your last login: {facts.user} has no linger, and logind ends a user's processes at logout"
+            " (KillUserProcesses)"
+        )
         yield failed(look.name, message, linger)
     elif not facts.has_units:
         message = (
@@ -301,7 +318,10 @@ def _limits(look: HostLook, facts: HostFacts, condition: HostCondition) -> Itera
     root = f"as root on {look.name}:"
     if condition.has_rdma and 0 <= facts.memlock < LOCKED_BYTES_ENOUGH:
         judged, needs = (failed, "more") if facts.memlock <= LOCKED_BYTES_FAILING else (warning, "more for many ranks")
-        fix = f"{root} LimitMEMLOCK=infinity below [Service] in /etc/systemd/system/user@.service.d/memlock.conf, and '{facts.user} - memlock unlimited' in /etc/security/limits.d/memlock.conf; then log in anew"
+        fix = (
+            f"{root} LimitMEMLOCK=infinity below [Service] in /etc/systemd/system/user@.service.d/memlock.conf, and '{facts.user} - memlock"
+            " unlimited' in /etc/security/limits.d/memlock.conf; then log in anew"
+        )
         yield judged(look.name, f"{facts.user} may lock {binary_size(facts.memlock)} of memory, and RDMA needs {needs}", fix)
     if condition.shm is not None and condition.shm < LEAST_SHM:
         fix = f"{root} mount -o remount,size=50% /dev/shm"

@@ -35,8 +35,8 @@ def read_commits(host: str, verb: str, answer: Any) -> Json:
 def merged_list(answers: Mapping[str, Json], away: Mapping[str, str]) -> Json:
     """All commits, newest first, those that no start would choose last.
 
-    `answers`: of the trainer's `inspect list`, by host. `away`: by host, why it did not answer. A shard is whole where any host has it whole; a host
-    whose records are older than another's doesn't know that a commit was left behind, so all that have one must count it.
+    `answers`: of the trainer's `inspect list`, by host. `away`: by host, why it did not answer. A shard is whole where any host has it
+    whole; a host whose records are older than another's doesn't know that a commit was left behind, so all that have one must count it.
     """
     rows = [_merged(rows, away) for rows in _by_name(answers).values()]
     rows.sort(key=lambda row: (row["onChain"], row["attempt"], row["step"]), reverse=True)

@@ -45,7 +45,9 @@ def job_findings(
     known: RunFacts,
     again: str,
 ) -> list[Finding]:
-    """Judge the job on these hosts. `known`: what files, the hub and the hosts say of the run. `again`: words that name the cluster on a command line."""
+    """Judge the job on these hosts. `known`: what files, the hub and the hosts say of the run. `again`: words that name the cluster on a
+    command line.
+    """
     name = job.metadata.name
     try:
         hosts = chosen(cluster, job.spec.nodes)
@@ -96,5 +98,8 @@ def _disks(placed: Sequence[Seat], answers: Mapping[str, HostFacts], estimate: F
     for seat in placed:
         free = answers[seat.host.name].workspace.free
         if free < each:
-            message = f"its checkpoints need {decimal_size(each)} there, and {decimal_size(free)} are free in {answers[seat.host.name].workspace.path}"
+            message = (
+                f"its checkpoints need {decimal_size(each)} there, and {decimal_size(free)} are free in"
+                f" {answers[seat.host.name].workspace.path}"
+            )
             yield failed(seat.host.name, message, "free some, lower checkpoint.keep, or state a hosts[].workspace on another disk")

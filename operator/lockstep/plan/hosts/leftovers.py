@@ -33,8 +33,8 @@ class LeftAgent:
 def leftovers(answers: Mapping[str, HostFacts], cluster: HostsCluster, name: str) -> list[LeftAgent]:
     """Every agent that waits in vain, by the answers of the hosts that answered. `name`: of the cluster file.
 
-    A start lets node 0 begin first, so an agent of another node whose node 0 has no files of this start is one of a job that was deleted. Where node 0 has
-    the record of the end and no agent any more, the job has ended. A node 0 that waits for others in vain ends by itself.
+    A start lets node 0 begin first, so an agent of another node whose node 0 has no files of this start is one of a job that was deleted.
+    Where node 0 has the record of the end and no agent any more, the job has ended. A node 0 that waits for others in vain ends by itself.
     """
     found = []
     for host, facts in answers.items():
@@ -50,7 +50,9 @@ def leftovers(answers: Mapping[str, HostFacts], cluster: HostsCluster, name: str
 
 
 def _is_deleted(record: JobRecord, answers: Mapping[str, HostFacts], cluster: HostsCluster, name: str) -> bool:
-    """Return True if the host of node 0 is sure to have no files of this start. In another cluster file, or at another address, its name may be another machine's."""
+    """Return True if the host of node 0 is sure to have no files of this start. In another cluster file, or at another address, its name
+    may be another machine's.
+    """
     first = record.hosts[0]
     if record.cluster != name or first not in answers or len(answers[first].jobs) >= LISTED_MAX:
         return False

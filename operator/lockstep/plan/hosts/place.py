@@ -65,7 +65,8 @@ def chosen(cluster: HostsCluster, stated: int | None, *, first: str | None = Non
     count = len(hosts) if stated is None else min(stated, len(hosts)) if without else stated
     if not hosts or count > len(hosts):
         raise ConfigError(
-            f"the job has {stated} nodes, but there are {len(hosts)} hosts ({', '.join(host.name for host in hosts)}): use --nodes {len(hosts)}"
+            f"the job has {stated} nodes, but there are {len(hosts)} hosts ({', '.join(host.name for host in hosts)}): use --nodes"
+            f" {len(hosts)}"
         )
     return hosts[:count]
 
@@ -118,7 +119,9 @@ def seats(
 
 
 def _balanced(job: TrainingJob, taken: Sequence[Sequence[HostGpu]]) -> TrainingJob:
-    """The job with balance Measured where it takes GPUs of several kinds, doesn't say how their work is divided, and divides it by tokens."""
+    """The job with balance Measured where it takes GPUs of several kinds, doesn't say how their work is divided, and divides it by
+    tokens.
+    """
     training = job.spec.training
     kinds = {gpu.name for gpus in taken for gpu in gpus}
     if training is None or len(kinds) < 2 or "balance" in training.optimization.model_fields_set:
@@ -151,7 +154,8 @@ def _gpu_counts(
     ]
     if without and any(counts):
         raise ConfigError(
-            f"no GPU is free on {', '.join(without)}, but others have some: leave it out with --without, or set spec.gpusPerNode to 0 to train on CPUs"
+            f"no GPU is free on {', '.join(without)}, but others have some: leave it out with --without, or set spec.gpusPerNode to 0 to"
+            " train on CPUs"
         )
     gpus = profile.spec.gpus.model_copy(update={"per_node": max(counts)})
     return counts, profile.model_copy(update={"spec": profile.spec.model_copy(update={"gpus": gpus})})
@@ -173,22 +177,28 @@ def _refuse_unread(name: str, facts: Mapping[str, HostFacts]) -> None:
     for host, own in facts.items():
         if (there := own.jobs.get(name)) is not None and there.problem:
             raise ConfigError(
-                f"{unread_words(host, name, there)}. Mend or move away what it names, under {join(own.state, name)}, or give the job another name"
+                f"{unread_words(host, name, there)}. Mend or move away what it names, under {join(own.state, name)}, or give the job"
+                " another name"
             )
 
 
 def _refuse_interfaces(hosts: Sequence[Host], facts: Mapping[str, HostFacts]) -> None:
-    """Raise ConfigError where the file names an interface that a host doesn't have: its ranks would end, or wait, when they first connect."""
+    """Raise ConfigError where the file names an interface that a host doesn't have: its ranks would end, or wait, when they first
+    connect.
+    """
     for host in hosts:
         links = facts[host.name].links
         if host.interface and links and host.interface not in links and host.interface != LOOPBACK_INTERFACE:
             raise ConfigError(
-                f"host {host.name}: the file names the interface {host.interface}, and the host has {', '.join(links)}: correct hosts[].interface"
+                f"host {host.name}: the file names the interface {host.interface}, and the host has {', '.join(links)}: correct"
+                " hosts[].interface"
             )
 
 
 def _refuse_unknown_gpus(host: Host, facts: HostFacts) -> None:
-    """Raise ConfigError if the job takes all GPUs of a host and not all are known: it would train on fewer, or on CPUs, and nobody would know."""
+    """Raise ConfigError if the job takes all GPUs of a host and not all are known: it would train on fewer, or on CPUs, and nobody would
+    know.
+    """
     wanted = len(host.gpus) if isinstance(host.gpus, list) else host.gpus
     if facts.gpu_problem and (wanted is None or len(_free(host, facts)) < wanted):
         raise ConfigError(
@@ -376,7 +386,8 @@ def addresses_of(hosts: Sequence[Host], facts: Mapping[str, HostFacts]) -> list[
     lost = [host.name for host, address in zip(hosts, own, strict=True) if address is None]
     if lost:
         raise ConfigError(
-            f"no address of {', '.join(lost)} is known: state hosts[].address of at least one host, by number, and the others' follow from their routes to it"
+            f"no address of {', '.join(lost)} is known: state hosts[].address of at least one host, by number, and the others' follow from"
+            " their routes to it"
         )
     addresses = [address for address in own if address is not None]
     for address in addresses:
@@ -431,11 +442,14 @@ def _taken(host: Host, facts: HostFacts) -> Iterator[str]:
 
 
 def variables(resolved: Resolved, host: Host, interface: str, gpus: Sequence[HostGpu]) -> dict[str, str]:
-    """Return the variables of one node: hosts[].env, over hosts[].interface, are the host's own. Raises ConfigError for one that only a cluster has."""
+    """Return the variables of one node: hosts[].env, over hosts[].interface, are the host's own. Raises ConfigError for one that only a
+    cluster has.
+    """
     missing = [variable.name for variable in resolved.spec.env if variable.value_from is not None]
     if missing:
         raise ConfigError(
-            f"spec.env takes {', '.join(missing)} from a Secret or a ConfigMap, which hosts don't have: set it in hosts[].env of the cluster file"
+            f"spec.env takes {', '.join(missing)} from a Secret or a ConfigMap, which hosts don't have: set it in hosts[].env of the"
+            " cluster file"
         )
     sockets = socket_variables(interface) if interface else {}
     own = {

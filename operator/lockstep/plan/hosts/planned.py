@@ -1,4 +1,6 @@
-"""The plan of a job on hosts: whether it could start there now, and whose GPUs have the memory that it needs (pure). No object of Kubernetes is part of it."""
+"""The plan of a job on hosts: whether it could start there now, and whose GPUs have the memory that it needs (pure). No object of
+Kubernetes is part of it.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,10 @@ def room_of(asked: HostsAsked, shared: bool) -> int | None:
 def hosts_plan(resolved: Resolved, hosts: Sequence[str], asked: HostsAsked | None, estimate: Forecast) -> list[Finding]:
     """Everything that there is to say, in order. `hosts`: names of those that the job takes. `asked`: None offline."""
     name = resolved.profile.metadata.name
-    message = f"{resolved.name} on {listed(hosts)} of {name}: {number_of(resolved.nodes, 'node')}, {resolved.transport} between them, storage {resolved.storage_mode.value}"
+    message = (
+        f"{resolved.name} on {listed(hosts)} of {name}: {number_of(resolved.nodes, 'node')}, {resolved.transport} between them, storage"
+        f" {resolved.storage_mode.value}"
+    )
     findings = [note("job", message)]
     if asked is None:
         findings.append(unknown("hosts", f"whether they can be reached, have the inputs and free GPUs: {NOT_ASKED}", NOT_OFFLINE))

@@ -1,6 +1,7 @@
 """Judgments of `hosts check` about the network between hosts: who reaches whom on which ports, MTUs, and how fast (pure).
 
-What fails with many is explained by the host that it has in common, as for measured pairs; each finding names the hosts, and the rule that root adds.
+What fails with many is explained by the host that it has in common, as for measured pairs; each finding names the hosts, and the rule that
+root adds.
 """
 
 from __future__ import annotations
@@ -160,7 +161,10 @@ def _mtus(network: HostNetwork, stated: int | None) -> Iterator[Finding]:
         if mtu != usual:
             rest = f"and network.mtu of the file is {stated}" if stated else f"and {usual} on the other hosts"
             interface, name = network.ends[node].interface, network.names[node]
-            fix = f"as root on {name}: ip link set dev {interface} mtu {usual}, and the same in its netplan or NetworkManager; the switch must carry it, too"
+            fix = (
+                f"as root on {name}: ip link set dev {interface} mtu {usual}, and the same in its netplan or NetworkManager; the switch"
+                " must carry it, too"
+            )
             yield warning(name, f"the MTU of {interface} is {mtu}, {rest}", fix)
 
 
@@ -210,9 +214,11 @@ def _pair(network: HostNetwork, pair: Pair, arrow: str = "→") -> str:
 
 def _cable(network: HostNetwork, nodes: Sequence[int]) -> str:
     looks = "; ".join(
-        f"ethtool {end.interface}, tc qdisc show dev {end.interface} on {network.names[node]}"
-        if not end.wireless
-        else f"{network.names[node]} is wireless: use a cable"
+        (
+            f"ethtool {end.interface}, tc qdisc show dev {end.interface} on {network.names[node]}"
+            if not end.wireless
+            else f"{network.names[node]} is wireless: use a cable"
+        )
         for node in nodes
         if (end := network.ends.get(node)) is not None
     )

@@ -211,7 +211,8 @@ def root_steps(setup: HostSetup, *, refused: bool = False) -> Iterator[str]:
 def environment_findings(setups: Sequence[HostSetup], lock: str, name: str) -> list[Finding]:
     """Compare the environment that each host's jobs take with the one that the lock and this Lockstep's trainer make there.
 
-    It fails where hosts that would have the same one don't: their ranks would differ. `lock`: its path in messages. `name`: of the cluster, as one types it.
+    It fails where hosts that would have the same one don't: their ranks would differ. `lock`: its path in messages. `name`: of the cluster,
+    as one types it.
     """
     made = [setup for setup in setups if setup.parts.current in setup.parts.environments]
     behind = [setup for setup in made if setup.parts.current != setup.environment]

@@ -1,4 +1,6 @@
-"""Status of a job on hosts, from what each host says of itself and what its coordinator last reported: as an operator would have written it (pure)."""
+"""Status of a job on hosts, from what each host says of itself and what its coordinator last reported: as an operator would have written it
+(pure).
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionSta
 UNWRITTEN_SECONDS = 20.0
 """Seconds without a report, which is written every 5, after which that is said."""
 UNHEARD = re.compile(
-    r"^\[lockstep\] (waiting for the (?:coordinator on node 0|run's folder).*|nobody hears this node.*|this agent can't start.*)|^\[lockstep\] attempt \d+ starts"
+    r"^\[lockstep\] (waiting for the (?:coordinator on node 0|run's folder).*|nobody hears this node.*|this agent can't"
+    r" start.*)|^\[lockstep\] attempt \d+ starts"
 )
 """Lines in which an agent says whom it can't reach or why it doesn't run, and the one by which that is over."""
 
@@ -79,7 +82,8 @@ class Seen:
 def seen_jobs(answers: Mapping[str, HostFacts], problems: Mapping[str, str]) -> dict[str, Seen]:
     """Every job that a host has files of, by its name.
 
-    `problems`: by host, the reason why it did not answer. A start that broke off may have left an older one on some host: the newest counts.
+    `problems`: by host, the reason why it did not answer. A start that broke off may have left an older one on some host: the newest
+    counts.
     """
     newest: dict[str, JobRecord] = {}
     for facts_of_host in answers.values():
@@ -251,7 +255,8 @@ def _not_running(seen: Seen, view: View, again: str) -> Fact | None:  # noqa: PL
         return Fact(
             FALSE,
             Reason.AGENT_ENDED,
-            f"{_reached(seen).message}; lockstep delete {name} {again} removes the rest, {typed_command(seen.record.job, again)} starts it again",
+            f"{_reached(seen).message}; lockstep delete {name} {again} removes the rest, {typed_command(seen.record.job, again)} starts it"
+            " again",
         )
     ended = {host: _how_ended(host, job) for host, job in seen.jobs.items() if not job.runs}
     if ended and not (report is not None and report.state is State.RUNNING and seen.first not in ended):
@@ -268,7 +273,8 @@ def _running(seen: Seen, view: View, restarting: Fact) -> Fact:  # noqa: PLR0911
         return Fact(
             TRUE,
             Reason.STARTING,
-            f"its agents run on {sum(job.runs for job in seen.jobs.values())} of {number_of(len(seen.hosts), 'host')}; node 0 has not reported yet{away}",
+            f"its agents run on {sum(job.runs for job in seen.jobs.values())} of {number_of(len(seen.hosts), 'host')}; node 0 has not"
+            f" reported yet{away}",
         )
     if view.now - _heard(view) > SILENT_SECONDS:
         return Fact(UNKNOWN, Reason.NO_REPORT, f"node 0 has not reported for {duration(view.now - _heard(view))}; its agent runs{away}")

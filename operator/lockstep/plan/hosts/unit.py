@@ -49,7 +49,9 @@ def limit_lines(amounts: OwnAmounts) -> str:
 def unit_text(
     job: str, node: int, command: Sequence[str], environment: Mapping[str, str], folder: str, log: str, stop_seconds: int, limits: str = ""
 ) -> str:
-    """Text of the unit file: every word of `command` and every value is quoted for systemd, which then changes nothing in it. `limits`: see limit_lines."""
+    """Text of the unit file: every word of `command` and every value is quoted for systemd, which then changes nothing in it. `limits`: see
+    limit_lines.
+    """
     return UNIT.format(
         job=_plain(job),
         node=node,
@@ -63,7 +65,9 @@ def unit_text(
 
 
 def quoted(word: str) -> str:
-    """The word as systemd reads it back: quotes and specifiers mean nothing in it. `$` begins a variable in a command, and is itself in Environment=."""
+    """The word as systemd reads it back: quotes and specifiers mean nothing in it. `$` begins a variable in a command, and is itself in
+    Environment=.
+    """
     return f'"{word.translate(_SPECIAL)}"'
 
 

@@ -77,7 +77,8 @@ def sharing_finding(groups: Sequence[Sequence[str]], mode: StorageMode, folder: 
     named = "; ".join(", ".join(group) for group in together)
     return warning(
         "storage",
-        f"{named} see one and the same {folder}, though storage.mode says that each host has its own: copies for a lost disk would lie on that one disk",
+        f"{named} see one and the same {folder}, though storage.mode says that each host has its own: copies for a lost disk would lie on"
+        " that one disk",
         "state storage.mode: rwx where all hosts share it",
     )
 

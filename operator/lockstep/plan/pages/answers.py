@@ -16,7 +16,9 @@ from lockstep_spec.words import printable_line
 T = TypeVar("T")
 POINTS_MAX = 20_000
 DEPTH_MAX, RUN_CHARACTERS_MAX = 16, 256 * 1024
-"""Limits of a run.json that is read: one that is nested deeper, or has keys of megabytes, would cost far more memory when its paths are written out."""
+"""Limits of a run.json that is read: one that is nested deeper, or has keys of megabytes, would cost far more memory when its paths are
+written out.
+"""
 NICS_MAX, GPUS_MAX, RANKS_MAX, WORDS_MAX = 64, 64, 4096, 200
 
 

@@ -97,7 +97,10 @@ def why_not_now(job: Object, fault: Fault) -> str:
     if fault in RESTARTS and used >= most:
         return f"restart.maxRestarts is {most} and {used} are used since the last commit, so that one more failure would end the job"
     if fault in RESTARTS and spec.get("training") is not None and commit is None:
-        return "nothing is committed yet, so that all steps would be lost: wait for the first checkpoint (lockstep wait JOB --for CheckpointCommitted)"
+        return (
+            "nothing is committed yet, so that all steps would be lost: wait for the first checkpoint (lockstep wait JOB --for"
+            " CheckpointCommitted)"
+        )
     if fault in (Fault.CORRUPT_CHECKPOINT, Fault.FILL_DISK) and spec.get("training") is None:
         return "this drill needs a job of Lockstep's trainer (spec.training): Lockstep doesn't know how a script saves"
     return ""
@@ -130,7 +133,9 @@ class DrillOutcome:
 
 
 def cost_of(status: Object, attempt: int) -> Object | None:
-    """Entry of status.restartHistory for a failed attempt; for one that was stopped in order, as by a pod that ends, the facts of status.stop."""
+    """Entry of status.restartHistory for a failed attempt; for one that was stopped in order, as by a pod that ends, the facts of
+    status.stop.
+    """
     entry = next((entry for entry in status.get("restartHistory", []) if entry["attempt"] == attempt), None)
     stop = status.get("stop") or {}
     if entry is None and stop.get("attempt") == attempt:
@@ -151,8 +156,10 @@ def drill_page(outcome: DrillOutcome) -> str:
         return "" if value is None else f"{value:.1f} s"
 
     rows = (
-        ("done", outcome.done), ("ranks stopped after", seconds(outcome.stopped_seconds)), ("named in status after", seconds(outcome.named_seconds)),
-        ("named as", outcome.named), ("next attempt after", seconds(outcome.started_seconds)), ("downtime", seconds(outcome.downtime_seconds)),
+        ("done", outcome.done), ("ranks stopped after", seconds(outcome.stopped_seconds)),
+            ("named in status after", seconds(outcome.named_seconds)),
+        ("named as", outcome.named), ("next attempt after", seconds(outcome.started_seconds)),
+            ("downtime", seconds(outcome.downtime_seconds)),
         ("steps done again", "" if outcome.lost_steps is None else str(outcome.lost_steps)), *(("note", note) for note in outcome.notes),
     )  # fmt: skip
     return "\n".join([f"{outcome.fault}: recovered", *(f"  {label:<22} {printable_line(value)}" for label, value in rows if value)])

@@ -21,7 +21,9 @@ OWN_RANKS_MAX, FAILURES_MAX, LINE_CHARACTERS = 256, 10_000, 8192
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _RANK = re.compile(r"\[rank (\d{1,6})\] (.*)")
 _ENDED = re.compile(r"\[lockstep\] rank (\d{1,6}) on node (\d{1,6}) ((?:exited with|was ended by) \S+?)(?:, its last lines:)?$")
-"""Line of the coordinator's `log_lines`, with the words of `RankExit.how`. A job may run an older gang, so words once written must still be read."""
+"""Line of the coordinator's `log_lines`, with the words of `RankExit.how`. A job may run an older gang, so words once written must still be
+read.
+"""
 _REPEATED = re.compile(r"\[lockstep\] rank (\d{1,6}) \| (.*)")
 _BEGINS = re.compile(r"\[lockstep\] attempt (\d{1,6}) starts")
 
@@ -68,7 +70,9 @@ def nodes_of(job: Object) -> int:
 
 
 def ranks_of_run(run: Object) -> Object:
-    """Ranks of a run.json in the form of `status.ranks`, with `perNode` where the numbers of the nodes differ; {} for a file that doesn't say them."""
+    """Ranks of a run.json in the form of `status.ranks`, with `perNode` where the numbers of the nodes differ; {} for a file that doesn't
+    say them.
+    """
     nodes, each, differing = (run.get(key) for key in ("nodes", "ranksPerNode", "nodeRanks"))
     if isinstance(differing, list) and differing and all(is_count(count) and count > 0 for count in differing):
         return {"desired": sum(differing), "perNode": differing}
@@ -156,7 +160,9 @@ class RankFailures:
 
 
 def error_lines(failure: Object, failures: list[RankFailure]) -> Iterator[str]:
-    """The first failure with its last lines, then the others of its attempt. `failure`: status.failure or its like; {}: nothing failed so far."""
+    """The first failure with its last lines, then the others of its attempt. `failure`: status.failure or its like; {}: nothing failed so
+    far.
+    """
     attempt = failures[-1].attempt if failures else None
     of_it = [one for one in failures if one.attempt == attempt]
     cause = failure.get("rank", of_it[0].rank if of_it else None)

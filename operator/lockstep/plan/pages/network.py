@@ -1,4 +1,6 @@
-"""Pages about a measured network: the worst pairs, a matrix of small networks, and the tree of a cluster's nodes, devices and rails (pure)."""
+"""Pages about a measured network: the worst pairs, a matrix of small networks, and the tree of a cluster's nodes, devices and rails
+(pure).
+"""
 
 from __future__ import annotations
 
@@ -113,7 +115,8 @@ def pairs_values(measured: PairsMeasured, *, hardware: bool = False) -> dict[str
             {
                 "rail": rail.name,
                 "usualGigabits": round(usual_gbs(measured.of_rail(rail.name)), 3),
-                "ports": {measured.names[node]: {"interface": end.interface, "address": end.address, "lineGigabits": end.gbs, "mtu": end.mtu,
+                "ports": {measured.names[node]: {"interface": end.interface, "address": end.address, "lineGigabits": end.gbs,
+                    "mtu": end.mtu,
                                                  **({"hca": end.hca} if end.hca else {})} for node, end in sorted(rail.ends.items())},
             }
             for rail in measured.rails
@@ -121,7 +124,8 @@ def pairs_values(measured: PairsMeasured, *, hardware: bool = False) -> dict[str
         "pairs": [
             {
                 "rail": rate.rail, "from": measured.names[rate.sender], "to": measured.names[rate.receiver], "gigabits": round(rate.gbs, 4),
-                "lineGigabits": rate.line_gbs, "share": None if rate.share is None else round(rate.share, 4), "roundTripMicroseconds": rate.microseconds,
+                "lineGigabits": rate.line_gbs, "share": None if rate.share is None else round(rate.share, 4),
+                    "roundTripMicroseconds": rate.microseconds,
                 **({"error": rate.error} if rate.error else {}),
             }
             for rate in measured.worst()

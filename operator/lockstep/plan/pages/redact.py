@@ -16,7 +16,8 @@ from typing import Any
 REDACTED = "(redacted)"
 LEAST_CHARACTERS = 6
 """Length from which a value is taken out wherever it stands, or after a name in free text: shorter ones would hit ordinary words."""
-_WORDS = frozenset({"token", "secret", "password", "passwd", "passphrase", "pwd", "credential", "credentials", "apikey", "auth", "authorization", "cookie", "dsn"})  # fmt: skip
+_WORDS = frozenset({"token", "secret", "password", "passwd", "passphrase", "pwd", "credential", "credentials", "apikey", "auth",
+    "authorization", "cookie", "dsn"})  # fmt: skip
 _PAIRS = frozenset({("api", "key"), ("access", "key"), ("private", "key"), ("secret", "key"), ("signing", "key"), ("account", "key")})
 _NAME = r"[A-Za-z][\w.-]{1,63}"
 _ASSIGNED = re.compile(rf"""(?P<name>{_NAME})(?P<between>["']?\s*[:=]\s*["']?)(?P<value>[^\s"',;&}}\])]{{{LEAST_CHARACTERS},}})""")
@@ -87,7 +88,9 @@ def _without_option_values(items: list[Any]) -> Iterator[Any]:
 
 
 def secret_values(value: Any) -> Iterator[str]:
-    """Values of variables and options with secret-looking names, anywhere in an object, and in strings of it that are JSON (run.json of a ConfigMap)."""
+    """Values of variables and options with secret-looking names, anywhere in an object, and in strings of it that are JSON (run.json of a
+    ConfigMap).
+    """
     if isinstance(value, str):
         value = _parsed(value)
     if isinstance(value, dict):

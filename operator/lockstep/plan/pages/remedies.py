@@ -69,23 +69,28 @@ REMEDIES: Mapping[str, tuple[Remedy, ...]] = {
     # Accepted
     Reason.INVALID_SPEC: (Remedy(_EDIT, _CORRECT),),
     Reason.CLUSTER_NOT_FOUND: (
-        Remedy("lockstep deploy {0}", "sends that TrainingCluster from its cluster file; spec.cluster can't be changed, so another cluster needs a new job", r"spec\.cluster is (\S+), but"),
+        Remedy("lockstep deploy {0}", "sends that TrainingCluster from its cluster file; spec.cluster can't be changed, so another cluster"
+                                      " needs a new job", r"spec\.cluster is (\S+), but"),
         _CLUSTER_FILES,
     ),
     Reason.NO_DEFAULT_CLUSTER: (
-        Remedy(f"kubectl annotate tc {{0}} {ANNOTATION_DEFAULT_CLUSTER}=true", "makes it the default; the job then starts by itself", r"the cluster has ([^,;: ]+)"),
+        Remedy(f"kubectl annotate tc {{0}} {ANNOTATION_DEFAULT_CLUSTER}=true", "makes it the default; the job then starts by itself",
+            r"the cluster has ([^,;: ]+)"),
         _CLUSTER_FILES,
     ),
     Reason.SEVERAL_DEFAULT_CLUSTERS: (
-        Remedy(f"kubectl annotate tc {{0}} {ANNOTATION_DEFAULT_CLUSTER}-", "takes the mark from this one; it may stay on one only", r"\((?:[^(),]+, )+([^(),]+)\)"),
+        Remedy(f"kubectl annotate tc {{0}} {ANNOTATION_DEFAULT_CLUSTER}-", "takes the mark from this one; it may stay on one only",
+            r"\((?:[^(),]+, )+([^(),]+)\)"),
         Remedy("kubectl get tc", "lists them"),
     ),
     Reason.INVALID_CLUSTER: (
-        Remedy("lockstep deploy {0}", "sends the cluster file again once it is corrected; the job then starts by itself", r"TrainingCluster (\S+) can't"),
+        Remedy("lockstep deploy {0}", "sends the cluster file again once it is corrected; the job then starts by itself",
+            r"TrainingCluster (\S+) can't"),
         _CLUSTER_FILES,
     ),
     Reason.SERVICE_ACCOUNT_NOT_FOUND: (
-        Remedy("kubectl create serviceaccount {0} -n {namespace}", "the job then starts by itself", r"service account (\S+) does not exist"),
+        Remedy("kubectl create serviceaccount {0} -n {namespace}", "the job then starts by itself",
+            r"service account (\S+) does not exist"),
         Remedy("kubectl get serviceaccount -n {namespace}", "lists them"),
     ),
     Reason.CLAIM_DELETED: (
@@ -93,35 +98,45 @@ REMEDIES: Mapping[str, tuple[Remedy, ...]] = {
         Remedy("kubectl get pvc -n {namespace}", "shows if it is gone; the job then starts by itself"),
     ),
     Reason.NAME_TAKEN: (
-        Remedy("kubectl describe {0} {1} -n {namespace}", "shows whose it is: delete it, or give the job another name", r"(\w+) (\S+) in namespace \S+ exists"),
+        Remedy("kubectl describe {0} {1} -n {namespace}", "shows whose it is: delete it, or give the job another name",
+            r"(\w+) (\S+) in namespace \S+ exists"),
         Remedy(f"kubectl get all -n {{namespace}} -l {LABEL_JOB}={{job}}", "shows what has the job's name"),
     ),
     Reason.PREVIOUS_JOB_REMAINS: (
-        Remedy(f"kubectl get statefulset,pod -n {{namespace}} -l {LABEL_JOB}={{job}}", "shows what is left of it; the job starts by itself when that is gone"),
+        Remedy(f"kubectl get statefulset,pod -n {{namespace}} -l {LABEL_JOB}={{job}}",
+            "shows what is left of it; the job starts by itself when that is gone"),
     ),
     Reason.FROZEN_RUN_LOST: (Remedy("lockstep stop {job} -n {namespace}", _START_ANEW),),
-    Reason.CHANGE_PENDING: (Remedy("lockstep stop {job} -n {namespace}", "and then lockstep resume {job} -n {namespace}: starts with what was changed"),),
+    Reason.CHANGE_PENDING: (Remedy("lockstep stop {job} -n {namespace}",
+        "and then lockstep resume {job} -n {namespace}: starts with what was changed"),),
     Reason.WRITE_REFUSED: (
         _FREE_QUOTA,
         Remedy("lockstep deploy CLUSTER", "restores the operator's rights", "has lost this right"),
-        Remedy("kubectl describe tj {job} -n {namespace}", "shows the API server's words: ask the person who set the rule; Lockstep tries again by itself"),
+        Remedy("kubectl describe tj {job} -n {namespace}",
+            "shows the API server's words: ask the person who set the rule; Lockstep tries again by itself"),
     ),
     "RDMAUnavailable": (Remedy(_EDIT, "another spec.fabric.mode; the job then starts by itself"),),
-    "RailResourceInvalid": (Remedy("lockstep deploy CLUSTER", "once network.rdma.rails of its file is corrected; the job then starts by itself"),),
-    "ClaimSizeInvalid": (Remedy("lockstep deploy CLUSTER", "once the claim's size in its file is corrected; the job then starts by itself"),),
+    "RailResourceInvalid": (Remedy("lockstep deploy CLUSTER",
+        "once network.rdma.rails of its file is corrected; the job then starts by itself"),),
+    "ClaimSizeInvalid": (Remedy("lockstep deploy CLUSTER",
+        "once the claim's size in its file is corrected; the job then starts by itself"),),
     "NoImage": (Remedy(_IMAGE, "names one; the job then starts by itself"),),
-    "NoGPUs": (Remedy(_EDIT, "gpusPerNode: 0 trains on CPUs; a cluster that has GPUs says so in gpus.per_node of its file, sent with lockstep deploy CLUSTER"),),
+    "NoGPUs": (Remedy(_EDIT, "gpusPerNode: 0 trains on CPUs; a cluster that has GPUs says so in gpus.per_node of its file, sent with"
+                             " lockstep deploy CLUSTER"),),
     "NotEnoughNodes": (Remedy("lockstep scale {job} -n {namespace} --nodes N", "fewer nodes; the job then starts by itself"),),
     "TooManyRanks": (Remedy("lockstep scale {job} -n {namespace} --nodes N", "fewer nodes; the job then starts by itself"),),
     "NodeSelectorConflict": (Remedy(_EDIT, "another podTemplate.nodeSelector; the job then starts by itself"),),
     "VolumeConflict": (Remedy(_EDIT, "another name or path in podTemplate.volumes; the job then starts by itself"),),
     "AnnotationReserved": (Remedy(_EDIT, "remove it from podTemplate.annotations; the job then starts by itself"),),
-    "WorkspaceClaimPerPod": (Remedy(_ANEW, "and create it again without storage.workspaceClaimName, which can't be changed in an existing job"),),
+    "WorkspaceClaimPerPod": (Remedy(_ANEW,
+        "and create it again without storage.workspaceClaimName, which can't be changed in an existing job"),),
     "ResourcesNotPossible": (Remedy(_EDIT, "another spec.resources, as the message says; the job then starts by itself"),),
     "RunTooLarge": (Remedy(_EDIT, "shorter env, arguments, training settings or pod template; the job then starts by itself"),),
     # PodsScheduled
     Reason.PODS_NOT_CREATED: (
-        Remedy("kubectl get pods -n kube-system", "shows if kube-controller-manager runs (OpenShift: -n openshift-kube-controller-manager); it then creates the pods", r"kube-controller-manager"),
+        Remedy("kubectl get pods -n kube-system",
+            "shows if kube-controller-manager runs (OpenShift: -n openshift-kube-controller-manager); it then creates the pods",
+                r"kube-controller-manager"),
         Remedy("{0}", "shows if one has lost the job's labels: delete it, and it is created again", r"\((kubectl get pod [^)]+)\)"),
         Remedy("kubectl describe statefulset {job} -n {namespace}", "shows what Kubernetes says about creating its pods"),
     ),
@@ -130,8 +145,11 @@ REMEDIES: Mapping[str, tuple[Remedy, ...]] = {
         Remedy("{0}", "the pods are then created by themselves", r"(kubectl create serviceaccount \S+ -n \S+)"),
         Remedy("kubectl get priorityclass", "lists them, for podTemplate.priorityClassName", r"priorityClassName"),
         Remedy("kubectl get runtimeclass", "lists them, for pod.runtime_class of the cluster file", r"runtime_class"),
-        Remedy("kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations", "shows which service should answer", r"admission webhook \S+ doesn't answer"),
-        Remedy("kubectl describe limitrange -n {namespace}", "shows what a container may have: ask for more, or request less in spec.resources, or without it in resources of the TrainingCluster", r"(?:maximum|minimum) \S+ (?:usage|limit) per|limit to request ratio"),
+        Remedy("kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations", "shows which service should answer",
+            r"admission webhook \S+ doesn't answer"),
+        Remedy("kubectl describe limitrange -n {namespace}",
+            "shows what a container may have: ask for more, or request less in spec.resources, or without it in resources of the"
+            " TrainingCluster", r"(?:maximum|minimum) \S+ (?:usage|limit) per|limit to request ratio"),
         Remedy("{0}", "helps where an administrator agrees", _NAMED),
         Remedy("kubectl describe statefulset {job} -n {namespace}", "shows why its pods are refused"),
     ),
@@ -142,26 +160,35 @@ REMEDIES: Mapping[str, tuple[Remedy, ...]] = {
     ),
     Reason.NODES_RELEASED: (Remedy("lockstep get -n {namespace}", "shows which jobs want the same nodes; this one tries again by itself"),),
     Reason.UNSCHEDULABLE: (
-        Remedy("lockstep scale {job} -n {namespace} --nodes N", "a job needs one node per pod: ask for as many as there are", r"needs one node per pod"),
-        Remedy(_EDIT, "correct podTemplate.nodeSelector, or let an administrator label Nodes so: kubectl label node NODE KEY=VALUE; pods start by themselves", r"no node of the cluster matches"),
-        Remedy("kubectl uncordon {0}", "lets pods start there again, if the work for which it was cordoned is done", r"nodes? ([^\s,]+)[^;]* (?:is|are) cordoned"),
+        Remedy("lockstep scale {job} -n {namespace} --nodes N", "a job needs one node per pod: ask for as many as there are",
+            r"needs one node per pod"),
+        Remedy(_EDIT, "correct podTemplate.nodeSelector, or let an administrator label Nodes so: kubectl label node NODE KEY=VALUE; pods"
+                      " start by themselves", r"no node of the cluster matches"),
+        Remedy("kubectl uncordon {0}", "lets pods start there again, if the work for which it was cordoned is done",
+            r"nodes? ([^\s,]+)[^;]* (?:is|are) cordoned"),
         # Never the command that frees what others hold: that is for whoever asks to decide, and the message has it.
         Remedy(_EVENTS, "shows what the scheduler says; the job starts by itself when enough nodes have room"),
     ),
     Reason.CLAIM_NOT_BOUND: (
-        Remedy("lockstep stop {job} -n {namespace}", "and then lockstep resume {job} -n {namespace}: starts on an empty claim, where Lockstep makes it", r"claim \S+ was deleted"),
+        Remedy("lockstep stop {job} -n {namespace}",
+            "and then lockstep resume {job} -n {namespace}: starts on an empty claim, where Lockstep makes it", r"claim \S+ was deleted"),
         Remedy("kubectl get pvc -n {namespace}", "lists them: create the missing one, or correct its name", r"claim \S+ does not exist"),
-        Remedy("kubectl get storageclass", "lists them, for the claim or for storage of the cluster file", r"there is no storage class|no storage class and"),
+        Remedy("kubectl get storageclass", "lists them, for the claim or for storage of the cluster file",
+            r"there is no storage class|no storage class and"),
         Remedy("kubectl describe pvc {0} -n {namespace}", "shows what its provisioner says", r"claim (\S+) is"),
         Remedy("kubectl get pvc -n {namespace}", "shows which are bound"),
     ),
     # RanksReady
     Reason.IMAGE_PULL_FAILED: (
-        Remedy("lockstep deploy CLUSTER", "with an operator's image that the nodes can pull: its pods start anew by themselves", rf"of container {AGENT_CONTAINER}:"),
+        Remedy("lockstep deploy CLUSTER", "with an operator's image that the nodes can pull: its pods start anew by themselves",
+            rf"of container {AGENT_CONTAINER}:"),
         Remedy(_MAKE_LOGIN, "the pull is tried again by itself", r"Secret ([^\s,]+)[^;]* of imagePullSecrets is not"),
-        Remedy("{0}", "an administrator of the image's namespace allows the pull; it is tried again by itself", r"(oc policy add-role-to-group [^;]+)"),
-        Remedy(_MAKE_LOGIN.replace("{0}", "LOGIN"), "a login that spec.imagePullSecrets then names: the job starts anew by itself", r"(?i)unauthorized|authentication|denied|\b40[13]\b"),
-        Remedy(_IMAGE, "corrects it (or correct the cluster's image and send it with lockstep deploy CLUSTER): the job starts anew by itself"),
+        Remedy("{0}", "an administrator of the image's namespace allows the pull; it is tried again by itself",
+            r"(oc policy add-role-to-group [^;]+)"),
+        Remedy(_MAKE_LOGIN.replace("{0}", "LOGIN"), "a login that spec.imagePullSecrets then names: the job starts anew by itself",
+            r"(?i)unauthorized|authentication|denied|\b40[13]\b"),
+        Remedy(_IMAGE, "corrects it (or correct the cluster's image and send it with lockstep deploy CLUSTER): the job starts anew by"
+                       " itself"),
     ),
     Reason.CONTAINER_FAILED: (
         Remedy("{0} --previous", "shows what it said before it ended", r"(kubectl logs \S+ -n \S+ -c \S+)"),
@@ -181,22 +208,31 @@ REMEDIES: Mapping[str, tuple[Remedy, ...]] = {
     ),
     Reason.NETWORK_NOT_READY: (Remedy(_DESCRIBE_POD, "shows what its node's network plugin says"),),
     Reason.POD_NOT_ENDED: (
-        Remedy("""kubectl patch pod {0} -n {namespace} --type merge -p '{{"metadata":{{"finalizers":null}}}}'""", "lets it go, if the finalizer's owner is no more; the job then goes on by itself", r"(?:^|[:;] )([^\s,]+)[^:;]* should have ended at .* finalizer"),
-        Remedy("kubectl describe node {0}", "shows the state of its kubelet; once the machine is off, kubectl delete pod POD -n {namespace} --force gives the pod up", r"kubelet of Node (\S+)"),
+        Remedy("""kubectl patch pod {0} -n {namespace} --type merge -p '{{"metadata":{{"finalizers":null}}}}'""",
+            "lets it go, if the finalizer's owner is no more; the job then goes on by itself",
+                r"(?:^|[:;] )([^\s,]+)[^:;]* should have ended at .* finalizer"),
+        Remedy("kubectl describe node {0}",
+            "shows the state of its kubelet; once the machine is off, kubectl delete pod POD -n {namespace} --force gives the pod up",
+                r"kubelet of Node (\S+)"),
         Remedy(_DESCRIBE_POD, "shows what keeps it"),
     ),
     Reason.POD_FAILED: (Remedy(_DESCRIBE_POD, "shows why the kubelet gave it up"),),
-    Reason.PREFLIGHT_FAILED: (Remedy("lockstep describe {job} -n {namespace}", "shows every finding and its fix; the job checks again by itself"),),
-    Reason.DNS_UNAVAILABLE: (Remedy("kubectl get pods -n kube-system -l k8s-app=kube-dns", "shows if the cluster's DNS runs (OpenShift: oc get pods -n openshift-dns); the job starts by itself when it answers"),),
+    Reason.PREFLIGHT_FAILED: (Remedy("lockstep describe {job} -n {namespace}",
+        "shows every finding and its fix; the job checks again by itself"),),
+    Reason.DNS_UNAVAILABLE: (Remedy("kubectl get pods -n kube-system -l k8s-app=kube-dns",
+        "shows if the cluster's DNS runs (OpenShift: oc get pods -n openshift-dns); the job starts by itself when it answers"),),
     Reason.NAME_NOT_FOUND: (Remedy("lockstep deploy CLUSTER", "creates the operator's Service again; the job then starts by itself"),),
-    Reason.NETWORK_BLOCKED: (Remedy("kubectl get networkpolicy -n {namespace}", "shows what keeps its pods apart; the job starts by itself when they reach each other"),),
+    Reason.NETWORK_BLOCKED: (Remedy("kubectl get networkpolicy -n {namespace}",
+        "shows what keeps its pods apart; the job starts by itself when they reach each other"),),
     Reason.REPORT_REFUSED: (Remedy("lockstep stop {job} -n {namespace}", _START_ANEW),),
     # NodesHealthy
     Reason.NODE_LOST: (
-        Remedy("{0}", "once the machine is off; its pod is then created on another Node", r"(kubectl delete pod \S+ -n \S+ --force --grace-period=0)"),
+        Remedy("{0}", "once the machine is off; its pod is then created on another Node",
+            r"(kubectl delete pod \S+ -n \S+ --force --grace-period=0)"),
         Remedy("kubectl get nodes", "shows which are not ready"),
     ),
-    Reason.NODE_BOUND_VOLUME: (Remedy("kubectl get nodes,pvc -n {namespace}", "bring the Node back, or give up what only its claim holds"),),
+    Reason.NODE_BOUND_VOLUME: (Remedy("kubectl get nodes,pvc -n {namespace}",
+        "bring the Node back, or give up what only its claim holds"),),
     Reason.NO_NODE_FREE: (
         Remedy("{0}", "goes on with fewer nodes", r"(kubectl scale tj \S+ -n \S+ --replicas=\d+)"),
         Remedy("kubectl get nodes", "shows which are not ready: bring one back, or add one"),
@@ -207,20 +243,26 @@ REMEDIES: Mapping[str, tuple[Remedy, ...]] = {
     ),
     # Progressing
     Reason.NO_REPORT: (Remedy("kubectl logs {pod} -n {namespace} --tail 50", "shows what node 0 says; it runs on without the operator"),),
-    Reason.NODE_NOT_HEARD: (Remedy(f"kubectl get pods -n {{namespace}} -l {LABEL_JOB}={{job}} -o wide", "shows the Nodes of the pods that can't talk to each other"),),
+    Reason.NODE_NOT_HEARD: (Remedy(f"kubectl get pods -n {{namespace}} -l {LABEL_JOB}={{job}} -o wide",
+        "shows the Nodes of the pods that can't talk to each other"),),
     Reason.RECORD_UNWRITTEN: (
         Remedy(*_INODES, r"^[^;]*no inodes"),
-        Remedy("kubectl get events -n {namespace} --field-selector involvedObject.name={pod}", "shows what the cluster says about the volume; if it is lost, mend it, and delete the pod to mount it anew", r"^[^;]*(?:Input/output|Stale|No such device|not connected|Read-only|doesn't answer)"),
+        Remedy("kubectl get events -n {namespace} --field-selector involvedObject.name={pod}",
+            "shows what the cluster says about the volume; if it is lost, mend it, and delete the pod to mount it anew",
+                r"^[^;]*(?:Input/output|Stale|No such device|not connected|Read-only|doesn't answer)"),
         Remedy("kubectl exec {pod} -n {namespace} -- df -h /workspace", "shows what room the volume has: make room, or enlarge its claim"),
     ),
     # Others
     Reason.SLOW_RANK: (Remedy("lockstep top {job} -n {namespace}", "shows each rank beside the others"),),
-    Reason.SAVE_FAILED: (Remedy(*_INODES, r"no inodes"), Remedy("kubectl exec {pod} -n {namespace} -- df -h /workspace", "shows what room the volume has"),),
+    Reason.SAVE_FAILED: (Remedy(*_INODES, r"no inodes"),
+        Remedy("kubectl exec {pod} -n {namespace} -- df -h /workspace", "shows what room the volume has"),),
     # FabricVerified
-    **dict.fromkeys(NOT_AS_ASKED, (Remedy("lockstep describe {job} -n {namespace}", "shows the fabric of each node that isn't as asked; docs/how-to/fabric.md has what each reason needs"),)),
+    **dict.fromkeys(NOT_AS_ASKED, (Remedy("lockstep describe {job} -n {namespace}",
+        "shows the fabric of each node that isn't as asked; docs/how-to/fabric.md has what each reason needs"),)),
     # Failed
     Reason.RANKS_FAILED: (Remedy("lockstep retry {job} -n {namespace}", "to {go_on}"),),
-    Reason.START_TIMEOUT: (Remedy("lockstep retry {job} -n {namespace}", "once what kept node 0 from starting is fixed; it takes what spec says then"),),
+    Reason.START_TIMEOUT: (Remedy("lockstep retry {job} -n {namespace}",
+        "once what kept node 0 from starting is fixed; it takes what spec says then"),),
     Reason.DEADLINE_EXCEEDED: (
         Remedy("lockstep retry {job} -n {namespace}", "to {go_on}; raise spec.activeDeadlineSeconds first, or it ends as early again"),
     ),
@@ -234,11 +276,15 @@ NEEDS_NONE = frozenset({
     Reason.NOT_FAILED, Reason.RETRIED, Reason.ALL_NODES_READY, Reason.NODES_NOT_SEEN, Reason.REPLACING, Reason.HOLDING, Reason.NOT_HELD,
     Reason.HOSTS_REACHED, Reason.UNREACHABLE, Reason.HOST_AWAY, Reason.AGENT_ENDED,
 })  # fmt: skip
-"""All is well, somebody asked for it, it passes by itself, or another condition's reason has the remedy. Those of hosts are in `plan.hosts.steps`."""
+"""All is well, somebody asked for it, it passes by itself, or another condition's reason has the remedy. Those of hosts are in
+`plan.hosts.steps`.
+"""
 
 
 def remedy(reason: str, message: str, job: str, namespace: str, go_on: str = "start it again") -> Step | None:
-    """The next command for a job whose condition says so; None: nothing is to be done, or the reason is of another version. `go_on`: `go_on_words`."""
+    """The next command for a job whose condition says so; None: nothing is to be done, or the reason is of another version. `go_on`:
+    `go_on_words`.
+    """
     for choice in REMEDIES.get(reason, ()):
         match = re.search(choice.takes, message)
         if match is not None:
@@ -250,21 +296,32 @@ def remedy(reason: str, message: str, job: str, namespace: str, go_on: str = "st
 HOST_MEMORY, SHARED_MEMORY = "HostMemory", "SharedMemory"
 """Stand for OutOfMemory in HELP_BY_CAUSE where no GPU's memory was short: the node's own, and shared memory that was found full."""
 NO_MODULE, NO_MODULE_HERE, ANOTHER_PROGRAM = "NoModule", "NoModuleHere", "AnotherProgram"
-"""Stand for Setup where Python found no module, in pods or on hosts and on this machine, and where another folder's program is in the place of the job's."""
+"""Stand for Setup where Python found no module, in pods or on hosts and on this machine, and where another folder's program is in the place
+of the job's.
+"""
 HELP_BY_CAUSE = {
     "UserCode": "the script failed: correct it first",
     "Configuration": "the job asks for something impossible: change what the message names",
     "OutOfMemory": "use less memory: a smaller microBatchSize (the global batch stays), a shorter maxLength, or more nodes",
-    HOST_MEMORY: "the node's own memory, not the GPU's: raise spec.resources.memory, or without it resources.limits.memory of the TrainingCluster, or take fewer ranks a node, fewer data loader workers or a smaller offload",
+    HOST_MEMORY: (
+        "the node's own memory, not the GPU's: raise spec.resources.memory, or without it resources.limits.memory of the TrainingCluster,"
+        " or take fewer ranks a node, fewer data loader workers or a smaller offload"
+    ),
     SHARED_MEMORY: "shared memory was full: do what the message says",
     "Fabric": "ranks lost their connections: check the fabric and the node that is named",
-    "Storage": "the volume, or another file system, is full, failed, or may not be written: first make room where the message says, or fix what it names",
+    "Storage": (
+        "the volume, or another file system, is full, failed, or may not be written: first make room where the message says, or fix what it"
+        " names"
+    ),
     "NodeLost": "a node was lost: make another one available",
     "Preempted": "the pods were preempted: they start again when there is room",
     "Hang": "the stacks of all ranks: lockstep cp {job}:runs/{job}/logs stacks {place}, or the bundle below",
     "NonFinite": "the loss became NaN or infinite: change what the message names, else lower learningRate or use another precision",
     "Setup": "the image or the environment lacks what the message names",
-    NO_MODULE: "the image or the environment lacks what the message names: add its package to the image, or in /workspace/packages (docs/how-to/add-packages.md)",
+    NO_MODULE: (
+        "the image or the environment lacks what the message names: add its package to the image, or in /workspace/packages"
+        " (docs/how-to/add-packages.md)"
+    ),
     ANOTHER_PROGRAM: "two projects share a folder: send the job's own again, as the message says, and the other one to a folder of its own",
     "Killed": "no process of the job sent that signal: find out who did, and check the pods' memory limit",
     "Hardware": "a GPU of that node failed: kubectl cordon NODE, so that the job starts on another one",
@@ -276,8 +333,14 @@ HELP_WITHOUT_PODS = {
     "NodeLost": "a host was lost: bring it back, or leave it out with --without",
     "Hang": "the stacks of all ranks: lockstep cp {job}:runs/{job}/logs stacks {place}",
     "Setup": "the environment lacks what the message names",
-    NO_MODULE: "the environment lacks what the message names: put its package in /workspace/packages, with PYTHONPATH; or add it to environment.lock, then lockstep hosts setup {cluster} and lockstep run instead of retry (docs/how-to/add-packages.md)",
-    NO_MODULE_HERE: "the environment lacks what the message names: python3 -m pip --python {python} install PACKAGE adds its package (docs/how-to/add-packages.md)",
+    NO_MODULE: (
+        "the environment lacks what the message names: put its package in /workspace/packages, with PYTHONPATH; or add it to"
+        " environment.lock, then lockstep hosts setup {cluster} and lockstep run instead of retry (docs/how-to/add-packages.md)"
+    ),
+    NO_MODULE_HERE: (
+        "the environment lacks what the message names: python3 -m pip --python {python} install PACKAGE adds its package"
+        " (docs/how-to/add-packages.md)"
+    ),
     "Killed": "no process of the job sent that signal: find out who did; on that machine, journalctl -k shows whether its memory ran out",
     "Hardware": "a GPU of that host failed: leave the host out with --without until it is mended",
     "Internal": "this is a defect of Lockstep: please report it with the job's log",
@@ -307,8 +370,9 @@ def leave_namespace(observed: Observed, home: str) -> tuple[Step, ...]:
 
 
 def next_steps(observed: Observed, state: str, *, held: bool, message: str = "", stale: bool = False) -> tuple[Step, ...]:
-    """The most useful one first. `message`: what is said of where the job stands, if more is seen than its status says. `stale`: nobody keeps the
-    status up to date."""
+    """The most useful one first. `message`: what is said of where the job stands, if more is seen than its status says. `stale`: nobody
+    keeps the status up to date.
+    """
     look = (Step(f"lockstep doctor -n {observed.namespace}", "shows what the operator lacks"),) if stale else ()
     steps = (*look, *_steps(observed, state, held=held))
     if state in ("Suspended", "Complete", "Failed", "Unseen"):

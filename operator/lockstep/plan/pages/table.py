@@ -1,7 +1,8 @@
-"""Tables and pages of `lockstep get` and `lockstep describe`, from the objects as the API server has them, and marks on statuses that are stale (pure).
+"""Tables and pages of `lockstep get` and `lockstep describe`, from the objects as the API server has them, and marks on statuses that are
+stale (pure).
 
-An operator that is away, doesn't lead or lacks rights writes no status. Its Lease says when it last led; a status itself can't: it is written when
-something changes.
+An operator that is away, doesn't lead or lacks rights writes no status. Its Lease says when it last led; a status itself can't: it is
+written when something changes.
 """
 
 from __future__ import annotations
@@ -84,7 +85,10 @@ def _page(job: Object, events: list[Object], now: float, where: str) -> Iterator
     yield ""
     yield "Events"
     for event in events:
-        yield f"  {age(event.get('lastTimestamp') or event.get('eventTime'), now):>5}  {event.get('reason', ''):22} {event.get('message', '')}"
+        yield (
+            f"  {age(event.get('lastTimestamp') or event.get('eventTime'), now):>5}  {event.get('reason', ''):22}"
+            f" {event.get('message', '')}"
+        )
     if not events:
         yield "  none are kept any more"
 
@@ -92,7 +96,10 @@ def _page(job: Object, events: list[Object], now: float, where: str) -> Iterator
 def _work(spec: Object) -> str:
     if "training" in spec:
         training = spec["training"]
-        return f"training of {training['model']['name']} ({training.get('method', 'LoRA')}, {training.get('zeroStage', 'the default ZeRO stage')})"
+        return (
+            f"training of {training['model']['name']} ({training.get('method', 'LoRA')},"
+            f" {training.get('zeroStage', 'the default ZeRO stage')})"
+        )
     if "script" in spec:
         script = spec["script"]
         program = script.get("command") or (["-m", script["module"]] if "module" in script else [script["path"]])
@@ -104,7 +111,10 @@ def _where(spec: Object, status: Object) -> Iterator[str]:
     profile, ranks, run = status.get("cluster", {}), status.get("ranks", {}), status.get("run", {})
     if profile:
         yield f"Cluster     {profile['name']}, between nodes {profile['transport']}"
-    yield f"Ranks       {ranks.get('ready', 0)} of {ranks.get('desired', '?')} ready, on {running_nodes(status)} of {spec.get('nodes', '?')} nodes"
+    yield (
+        f"Ranks       {ranks.get('ready', 0)} of {ranks.get('desired', '?')} ready, on {running_nodes(status)} of {spec.get('nodes', '?')}"
+        " nodes"
+    )
     if ranks.get("order"):
         yield f"Order       ranks follow the racks: nodes {', '.join(map(str, ranks['order']))}"
     fabric = condition(status, "FabricVerified")

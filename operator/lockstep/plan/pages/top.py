@@ -114,7 +114,10 @@ def _progress(view: Object) -> str:
 
 def _loss(curve: list[list[float]], width: int) -> str:
     values = [value for _, value in curve]
-    return f"{sparkline(values, width)}  {values[0]:.4g} at step {curve[0][0]:.0f}, {values[-1]:.4g} at step {curve[-1][0]:.0f}, least {min(values):.4g}"
+    return (
+        f"{sparkline(values, width)}  {values[0]:.4g} at step {curve[0][0]:.0f}, {values[-1]:.4g} at step {curve[-1][0]:.0f}, least"
+        f" {min(values):.4g}"
+    )
 
 
 def sparkline(values: Sequence[float], width: int) -> str:

@@ -106,8 +106,9 @@ def why(
     unheard: Unheard | None = None,
     home: ClusterHome | None = None,
 ) -> Answer:
-    """`observed`: the job with what its asker may see around it. `not_seen`: what they may not, one sentence each. `unserved`: why no operator works
-    in its namespace. `home`: where the cluster's jobs are, if that is known."""
+    """`observed`: the job with what its asker may see around it. `not_seen`: what they may not, one sentence each. `unserved`: why no
+    operator works in its namespace. `home`: where the cluster's jobs are, if that is known.
+    """
     status = observed.status
     state = where(observed)
     failure = status.get("failure") or {}
@@ -142,7 +143,9 @@ def why(
 
 
 def _strayed(observed: Observed, home: ClusterHome | None) -> str:
-    """Question to put before the refusal of a job that lacks its service account, and is in another namespace than its cluster's jobs; '' for any other."""
+    """Question to put before the refusal of a job that lacks its service account, and is in another namespace than its cluster's jobs; ''
+    for any other.
+    """
     if home is None or home.namespace == observed.namespace:
         return ""
     if condition(observed.status, "Accepted").get("reason") != Reason.SERVICE_ACCOUNT_NOT_FOUND:
@@ -280,8 +283,11 @@ def answer_page(answer: Answer) -> str:
     """Page of an answer: a label before every part, the next commands last."""
     parts = [printable_line(f"{answer.job}: {answer.state}: {answer.summary}")]
     labeled = (
-        ("first cause", [answer.first_cause]), ("last lines", [*answer.last_lines]), ("refused", [answer.refused]), ("restarted", [answer.restarted]), ("lost", [answer.cost]), ("saves", [answer.saves]), ("slow", [answer.slow]), ("accepted", [answer.accepted]), ("held", [answer.held]),
-        ("changed", [answer.changed]), ("nodes", [answer.nodes]), ("fabric", [answer.fabric]), ("not seen", [*answer.not_seen]), ("next", [f"{step.command}   # {step.what}" for step in answer.next]),
+        ("first cause", [answer.first_cause]), ("last lines", [*answer.last_lines]), ("refused", [answer.refused]),
+            ("restarted", [answer.restarted]), ("lost", [answer.cost]), ("saves", [answer.saves]), ("slow", [answer.slow]),
+                ("accepted", [answer.accepted]), ("held", [answer.held]),
+        ("changed", [answer.changed]), ("nodes", [answer.nodes]), ("fabric", [answer.fabric]), ("not seen", [*answer.not_seen]),
+            ("next", [f"{step.command}   # {step.what}" for step in answer.next]),
     )  # fmt: skip
     for line in answer.says:
         parts.append(f"{'says':<{LABEL_COLUMNS}}{printable_line(line)}")

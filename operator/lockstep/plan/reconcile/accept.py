@@ -116,7 +116,10 @@ def missing_service_account(observed: Observed, accepted: Accepted) -> Notice | 
     name = accepted.resolved.profile.spec.security.service_account
     if name in observed.service_accounts:
         return None
-    text = f"service account {name} does not exist in namespace {observed.namespace}: create it (kubectl create serviceaccount {name} -n {observed.namespace})"
+    text = (
+        f"service account {name} does not exist in namespace {observed.namespace}: create it (kubectl create serviceaccount {name} -n"
+        f" {observed.namespace})"
+    )
     return Notice(Reason.SERVICE_ACCOUNT_NOT_FOUND, f"{text} or run lockstep deploy CLUSTER for that namespace")
 
 
@@ -165,7 +168,10 @@ def _default(observed: Observed) -> Object | Notice:
     mark = ANNOTATION_DEFAULT_CLUSTER
     defaults = [p for p in observed.profiles if p["metadata"].get("annotations", {}).get(mark) == "true"]
     if not defaults:
-        text = f"spec.cluster is not set and no TrainingCluster is annotated {mark}: true; {_available(observed)}: kubectl annotate tc NAME {mark}=true"
+        text = (
+            f"spec.cluster is not set and no TrainingCluster is annotated {mark}: true; {_available(observed)}: kubectl annotate tc NAME"
+            f" {mark}=true"
+        )
         return Notice(Reason.NO_DEFAULT_CLUSTER, text)
     if len(defaults) > 1:
         names = ", ".join(sorted(p["metadata"]["name"] for p in defaults))

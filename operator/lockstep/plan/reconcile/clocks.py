@@ -1,10 +1,10 @@
 """Clocks of a job (pure): retries, the start from zero pods, active time, and what stays after the end.
 
-Retry: a Failed job starts again from its last commit when restart.retry is raised. The number is frozen into every start, and an end counts for its
-own number and higher ones only. So whoever raises it needs no further step, and an operator that ends in between loses nothing.
+Retry: a Failed job starts again from its last commit when restart.retry is raised. The number is frozen into every start, and an end counts
+for its own number and higher ones only. So whoever raises it needs no further step, and an operator that ends in between loses nothing.
 
-Start: it counts until its first attempt begins. A pod of node 0 that has never run can't give up a start, so the operator does; from then on the
-coordinator counts the time. Until then a corrected spec replaces the start.
+Start: it counts until its first attempt begins. A pod of node 0 that has never run can't give up a start, so the operator does; from then
+on the coordinator counts the time. Until then a corrected spec replaces the start.
 """
 
 from __future__ import annotations
@@ -72,7 +72,9 @@ FRESH_SECONDS = 30.0
 
 
 def has_begun(observed: Observed, received: ReceivedReport | None, now: float) -> bool:
-    """Return True if an attempt of the newest start has begun, or may have begun unheard. Until then a start can be replaced without loss."""
+    """Return True if an attempt of the newest start has begun, or may have begun unheard. Until then a start can be replaced without
+    loss.
+    """
     attempts = int(observed.status.get("attempts") or 0)
     if received is not None:
         attempts = max(attempts, received.report.attempt)
@@ -169,7 +171,9 @@ def _set_fields(part: Model, path: str, names: tuple[str, ...]) -> Iterator[str]
 
 
 def active_time(observed: Observed, now: float) -> ActiveTime | None:
-    """Return status.active: counted while any pod of the job is on a node, so neither suspended nor queued time is in it. A retry starts anew."""
+    """Return status.active: counted while any pod of the job is on a node, so neither suspended nor queued time is in it. A retry starts
+    anew.
+    """
     retry = requested_retry(observed)
     before = ActiveTime.stored(observed.status.get("active"))
     if before is None or retry != (before.retry or 0):

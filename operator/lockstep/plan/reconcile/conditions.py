@@ -328,8 +328,8 @@ def _nodes_not_seen(observed: Observed) -> str:
     """Return what the operator can't do without seeing Nodes."""
     replaces = observed.restart.get("lostNodeSeconds") is not None
     return (
-        "this namespace's operator has no right to see Nodes: it can't notice lost Nodes, group ranks by rack, or leave out nodes that preflight finds bad"
-        + ("; restart.lostNodeSeconds has no effect" if replaces else "")
+        "this namespace's operator has no right to see Nodes: it can't notice lost Nodes, group ranks by rack, or leave out nodes that"
+        " preflight finds bad" + ("; restart.lostNodeSeconds has no effect" if replaces else "")
     )
 
 
@@ -367,7 +367,8 @@ def _saves_failing(view: View) -> Fact:
     return Fact(
         TRUE,
         Reason.SAVE_FAILED,
-        f"{often} of step {failed.step} failed, since {failed.since}: {_with_nodes(view, failed.problem)}; {newest}: a failure now loses all steps since",
+        f"{often} of step {failed.step} failed, since {failed.since}: {_with_nodes(view, failed.problem)}; {newest}: a failure now loses"
+        " all steps since",
     )
 
 
@@ -424,7 +425,10 @@ def _held(view: View) -> Fact:
     if view.held_until is None:
         return Fact(FALSE, Reason.NOT_HELD, "no pods are kept after a failure")
     observed = view.observed
-    sooner = f'kubectl patch tj {observed.name} -n {observed.namespace} --type merge -p \'{{"spec":{{"restart":{{"holdOnFailureSeconds":0}}}}}}\''
+    sooner = (
+        f"kubectl patch tj {observed.name} -n {observed.namespace} --type merge -p"
+        ' \'{"spec":{"restart":{"holdOnFailureSeconds":0}}}\''
+    )
     stay = f"{len(observed.pods)} pods and their GPUs stay until {timestamp(view.held_until)}"
     look = f"kubectl exec -it {pod_name(observed.name, 0)} -n {observed.namespace} -- sh"
     return Fact(TRUE, Reason.HOLDING, f"{stay} so that you can look into them ({look}); to end the hold sooner: {sooner}")
@@ -440,9 +444,9 @@ def with_times(observed: Observed, facts: dict[ConditionType, Fact], now: float)
             status=fact.status,
             reason=fact.reason,
             message=printable_line(fact.message),
-            last_transition_time=before[kind]["lastTransitionTime"]
-            if before.get(kind, {}).get("status") == fact.status
-            else timestamp(now),
+            last_transition_time=(
+                before[kind]["lastTransitionTime"] if before.get(kind, {}).get("status") == fact.status else timestamp(now)
+            ),
             observed_generation=observed.generation,
         )
         for kind, fact in facts.items()

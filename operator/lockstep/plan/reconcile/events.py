@@ -41,7 +41,8 @@ _HOLDS: Mapping[str, tuple[str, str]] = {
     ConditionType.HELD: (NORMAL, "HoldOnFailure"),
 }
 _TROUBLE = frozenset({
-    ConditionType.ACCEPTED, ConditionType.PODS_SCHEDULED, ConditionType.NODES_HEALTHY, ConditionType.RANKS_READY, ConditionType.FABRIC_VERIFIED,
+    ConditionType.ACCEPTED, ConditionType.PODS_SCHEDULED, ConditionType.NODES_HEALTHY, ConditionType.RANKS_READY,
+        ConditionType.FABRIC_VERIFIED,
 })  # fmt: skip
 _OVER: Mapping[str, tuple[str, str]] = {
     ConditionType.STRAGGLING: ("True", "StragglingEnded"),
@@ -52,7 +53,8 @@ _OVER: Mapping[str, tuple[str, str]] = {
 """A trouble that ends: what the condition's status was until then, and the reason of the event about its end."""
 _QUIET = frozenset({
     "NotAccepted", "Suspended", "Stopping", "Finished", "PodsNotCreated", "Scheduling", "PodsNotScheduled", "Starting", "WaitingForReport",
-    "WaitingForRanks", "Ready", "Resizing", "StartReplaced", "Queued", "NodesReleased", "DeadlineExceeded", "PreflightFailed", "NodeExcluded",
+    "WaitingForRanks", "Ready", "Resizing", "StartReplaced", "Queued", "NodesReleased", "DeadlineExceeded", "PreflightFailed",
+        "NodeExcluded",
 })  # fmt: skip
 _SUMMARY = {
     "NoReport": WARNING,

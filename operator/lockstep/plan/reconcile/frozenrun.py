@@ -1,11 +1,12 @@
 """Frozen run that the present pods were made from, and what may be done with it (pure).
 
-A ConfigMap can be written, with any ownerReference, by everybody who may write ConfigMaps, and that can be somebody who may make no pods. So what
-stands in `x-run-<hash>` is believed only as far as something else proves it:
+A ConfigMap can be written, with any ownerReference, by everybody who may write ConfigMaps, and that can be somebody who may make no pods.
+So what stands in `x-run-<hash>` is believed only as far as something else proves it:
 
-- its pod template is applied only when the operator signed it, or this process wrote or proved it earlier, or freezing the job now gives the same;
-- text that has the hash in the StatefulSet's annotation, and no proof (an older operator's, or signed with a key that was lost), says how many nodes
-  there are. Its StatefulSet is scaled as it stands, and never changed otherwise;
+- its pod template is applied only when the operator signed it, or this process wrote or proved it earlier, or freezing the job now gives
+  the same;
+- text that has the hash in the StatefulSet's annotation, and no proof (an older operator's, or signed with a key that was lost), says how
+  many nodes there are. Its StatefulSet is scaled as it stands, and never changed otherwise;
 - any other text counts as none.
 """
 
@@ -66,7 +67,10 @@ def made_anew(observed: Observed, run: Frozen | None, context: RenderContext) ->
         return ""
     if reports_to.ca_pem != context.report.ca_pem:
         when = f" at {timestamp(context.authority_made)}" if context.authority_made else ""
-        text = f"the operator's certificate authority was replaced{when}, and these pods trust only the earlier one, so their reports don't arrive"
+        text = (
+            f"the operator's certificate authority was replaced{when}, and these pods trust only the earlier one, so their reports don't"
+            " arrive"
+        )
         return f"{text}: {start_anew(observed)}"
     if has_lost_key(run, context):
         text = "the operator's key was replaced after these pods started, so only the token of their node 0 proves their reports"
@@ -74,13 +78,16 @@ def made_anew(observed: Observed, run: Frozen | None, context: RenderContext) ->
     if context.is_unverified:
         text = f"node 0 signs its reports with another key than the one in Secret {run.key_secret}, so they are refused"
         where = f"-n {observed.namespace}"
-        return f"{text}: `lockstep stop {observed.name} {where}`, `kubectl delete secret {run.key_secret} {where}`, `lockstep resume {observed.name} {where}`"
+        return (
+            f"{text}: `lockstep stop {observed.name} {where}`, `kubectl delete secret {run.key_secret} {where}`, `lockstep resume"
+            f" {observed.name} {where}`"
+        )
     return ""
 
 
 def _hashes(observed: Observed) -> list[str]:
-    """Run hashes of the StatefulSet, then of the pods; the one in status first. Anybody may write annotations, which may name an earlier run of this
-    job, which was signed as well.
+    """Run hashes of the StatefulSet, then of the pods; the one in status first. Anybody may write annotations, which may name an earlier
+    run of this job, which was signed as well.
     """
     items = [item for item in (observed.stateful_set, *observed.pods) if item is not None]
     stated = [(item["metadata"].get("annotations") or {}).get(ANNOTATION_RUN_HASH) for item in items]
@@ -111,7 +118,10 @@ def _is_signed(config_map: Object, run: Frozen, context: RenderContext) -> bool:
 def _gang_of(observed: Observed, run: Frozen, *, proven: bool) -> Gang:
     if proven or observed.stateful_set is not None:
         return Gang(run, proven)
-    text = f"StatefulSet {observed.name} is gone or has lost its labels, and this operator did not sign what its pods run, so it does not create the StatefulSet again"
+    text = (
+        f"StatefulSet {observed.name} is gone or has lost its labels, and this operator did not sign what its pods run, so it does not"
+        " create the StatefulSet again"
+    )
     return Gang(run, proven, Notice(Reason.FROZEN_RUN_LOST, f"{text}: {start_anew(observed)}"))
 
 
@@ -122,5 +132,8 @@ def _unknown(observed: Observed, hashes: list[str]) -> Notice:
     name = run_name(observed.name, hashes[0])
     exists = ("ConfigMap", name) in observed.objects
     what = "was changed after the pods started, and not by Lockstep" if exists else "was deleted, or has lost its labels"
-    text = f"ConfigMap {name}, which holds what the pods run, {what}. Lockstep leaves the pods alone, but a pod that is created again may not start"
+    text = (
+        f"ConfigMap {name}, which holds what the pods run, {what}. Lockstep leaves the pods alone, but a pod that is created again may not"
+        " start"
+    )
     return Notice(Reason.FROZEN_RUN_LOST, f"{text}; {start_anew(observed)}")

@@ -1,4 +1,5 @@
-"""Numbers of a job: status.goodput, the coordinator's account with the time before it that only the cluster knows, and what metrics show. Pure.
+"""Numbers of a job: status.goodput, the coordinator's account with the time before it that only the cluster knows, and what metrics show.
+Pure.
 
 Counters are counted from one stored status to the next, by whoever leads: the first one that an operator sees is where it begins, all
 growth after it is counted once. So nothing is lost or counted twice when another replica, or another version, takes over.
@@ -22,7 +23,8 @@ STATES = ("Waiting", "Starting", "Running", "Restarting", "Silent", "Stopping", 
 OUTCOMES = ("Complete", "Failed")
 GOODPUT, LOST, LOST_GPU, RESTARTS, FINISHED = "goodput", "lost", "lostGpu", "restarts", "finished"
 _STATE_OF_REASON = {
-    "Running": "Running", "Restarting": "Restarting", "Starting": "Starting", "NoReport": "Silent", "NodeNotHeard": "Running", "Stopping": "Stopping", "Resizing": "Stopping", "StartReplaced": "Stopping",
+    "Running": "Running", "Restarting": "Restarting", "Starting": "Starting", "NoReport": "Silent", "NodeNotHeard": "Running",
+        "Stopping": "Stopping", "Resizing": "Stopping", "StartReplaced": "Stopping",
     "DeadlineExceeded": "Stopping",
 }  # fmt: skip
 
@@ -191,7 +193,9 @@ def goodput_status(observed: Observed, report: Report) -> GoodputStatus | None:
 
 
 def percentage_of(spent: Mapping[str, int], furthest_step: int) -> int | None:
-    """Share of training and evaluation in the time that pods were there, in percent; `spent`: by kind, in any one unit. None if no step was ever reported."""
+    """Share of training and evaluation in the time that pods were there, in percent; `spent`: by kind, in any one unit. None if no step was
+    ever reported.
+    """
     if not furthest_step:
         return None
     with_pods = sum(spent.values()) - sum(spent.get(kind.value, 0) for kind in _NO_PODS)

@@ -3,13 +3,14 @@
 Two jobs that hold half of what each needs would wait for each other for ever. So a job that holds some nodes, and finds no others for a
 while, scales to zero and comes back later. What guarantees progress:
 
-- Of all jobs that hold part of their nodes, the one that was created first has its turn: it holds them for twice as long as the others. They let
-  go, make no pods until it is placed or has let go too, and so do jobs that hold nothing yet: what is freed is the first one's.
-- Nobody holds part of its nodes for ever, and each release keeps a job away for longer. So a job that no node fits doesn't keep off the others.
+- Of all jobs that hold part of their nodes, the one that was created first has its turn: it holds them for twice as long as the others.
+  They let go, make no pods until it is placed or has let go too, and so do jobs that hold nothing yet: what is freed is the first one's.
+- Nobody holds part of its nodes for ever, and each release keeps a job away for longer. So a job that no node fits doesn't keep off the
+  others.
 - Times differ by a hash of the job's uid, so that two jobs don't move in step.
 
-Without an earlier job that gathers its nodes, one that holds none waits with pending pods, for as long as it takes. Gang schedulers and Kueue
-place all or nothing: none of this happens with them. All state is in status.placement, so another leader goes on from there.
+Without an earlier job that gathers its nodes, one that holds none waits with pending pods, for as long as it takes. Gang schedulers and
+Kueue place all or nothing: none of this happens with them. All state is in status.placement, so another leader goes on from there.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ HOLD_ALONE_SECONDS = 600.0
 AWAY_SECONDS = (30.0, 300.0)
 """Seconds without pods after the first release, and at most; doubled in between."""
 TURN_SECONDS = 3 * HOLD_SECONDS
-"""Seconds that a job stays away longer for an earlier one that holds part of its nodes: that has them within two holds, or releases them."""
+"""Seconds that a job stays away longer for an earlier one that holds part of its nodes: that has them within two holds, or releases them.
+"""
 LOOK_SECONDS = 10.0
 """Other jobs come and go meanwhile."""
 
@@ -124,7 +126,9 @@ def _released(observed: Observed, placed: int, wanted: int, releases: int, now: 
 
 
 def holding_words(placement: PlacementStatus | None, now: float | None = None) -> str:
-    """Return `holds 1 of 2 nodes; releases them in 40 s so that another job can run`; with the time of day if `now` is None; '' for a job that holds none."""
+    """Return `holds 1 of 2 nodes; releases them in 40 s so that another job can run`; with the time of day if `now` is None; '' for a job
+    that holds none.
+    """
     if placement is None or placement.release_time is None:
         return ""
     left = None if now is None else max(0, round(seconds_of(placement.release_time) - now))

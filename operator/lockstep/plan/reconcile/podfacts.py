@@ -1,7 +1,9 @@
-"""Facts about a job's pods that only the cluster knows: who took a pod away, why one isn't there yet, and whether one on a lost Node is replaced (pure).
+"""Facts about a job's pods that only the cluster knows: who took a pod away, why one isn't there yet, and whether one on a lost Node is
+replaced (pure).
 
-Kubernetes never replaces a StatefulSet's pod on a Node that is silent: nobody knows whether it still runs. Here an old attempt is fenced by its number, so
-whoever opts in (`restart.lostNodeSeconds`) may have it force-deleted. A pod whose agent node 0 still hears is not lost, whatever its Node is.
+Kubernetes never replaces a StatefulSet's pod on a Node that is silent: nobody knows whether it still runs. Here an old attempt is fenced by
+its number, so whoever opts in (`restart.lostNodeSeconds`) may have it force-deleted. A pod whose agent node 0 still hears is not lost,
+whatever its Node is.
 """
 
 from __future__ import annotations
@@ -53,7 +55,9 @@ class NodeTrouble:
 
 
 def node_trouble(pod: Object, nodes: Mapping[str, Object]) -> NodeTrouble | None:
-    """Return why the pod's Node is taken for lost; None if it is Ready, or the pod has none yet. `nodes`: by name; empty if they can't be seen."""
+    """Return why the pod's Node is taken for lost; None if it is Ready, or the pod has none yet. `nodes`: by name; empty if they can't be
+    seen.
+    """
     name = pod["spec"].get("nodeName")
     if not name or not nodes:
         return None
@@ -69,7 +73,9 @@ def trouble_of(node: Object) -> NodeTrouble | None:
 
 
 def loss_of(pod: Object, nodes: Mapping[str, Object]) -> Fact | None:
-    """The fact that the cluster takes this pod away, or has lost it; None as long as it may stay, and for one that somebody deletes (`deletion_of`)."""
+    """The fact that the cluster takes this pod away, or has lost it; None as long as it may stay, and for one that somebody deletes
+    (`deletion_of`).
+    """
     status = pod.get("status", {})
     marks = {kind: mark for kind, mark in conditions_of(status).items() if mark["status"] == "True"}
     disruption, queue = marks.get("DisruptionTarget"), marks.get(_QUEUE)
@@ -85,7 +91,9 @@ def loss_of(pod: Object, nodes: Mapping[str, Object]) -> Fact | None:
 
 
 def deletion_of(pod: Object, job: Object | None, stateful_set: Object | None) -> Fact | None:
-    """The fact that somebody deletes, or has deleted, a pod which its StatefulSet is to have; None where that follows from what became of the job."""
+    """The fact that somebody deletes, or has deleted, a pod which its StatefulSet is to have; None where that follows from what became of
+    the job.
+    """
     if job is None or stateful_set is None or is_terminating(job) or is_terminating(stateful_set):
         return None
     index = node_index(pod["metadata"]["name"])
@@ -319,15 +327,17 @@ def _node_bound_claims(observed: Observed, pod: Object) -> list[str]:
 
 
 def one_node_claims_shared(observed: Observed) -> str:
-    """Return a warning about claims that several pods mount, though one Node at a time may: two pods can be on one Node, and not every driver enforces it."""
+    """Return a warning about claims that several pods mount, though one Node at a time may: two pods can be on one Node, and not every
+    driver enforces it.
+    """
     mounts = Counter(name for pod in observed.pods for name in _node_bound_claims(observed, pod))
     shared = sorted(name for name, count in mounts.items() if count > 1)
     if not shared:
         return ""
     modes = listed(list(dict.fromkeys(mode for name in shared for mode in observed.claims[name]["spec"]["accessModes"])))
     return (
-        f"warning: {number_of(mounts[shared[0]], 'pod')} mount claim {listed(shared)}, which is {modes}: pods on another Node may never start, "
-        "or see another volume: use a ReadWriteMany claim, or set storage.mode to PerPod"
+        f"warning: {number_of(mounts[shared[0]], 'pod')} mount claim {listed(shared)}, which is {modes}: pods on another Node may never"
+        " start, or see another volume: use a ReadWriteMany claim, or set storage.mode to PerPod"
     )
 
 

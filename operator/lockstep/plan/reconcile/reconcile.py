@@ -64,7 +64,9 @@ class Plan:
     claims: tuple[Object, ...] = ()
     """Claims to create; one that is there is fine, whoever made it."""
     at_once: bool = False
-    """Nothing is known to be in the way of a start: the StatefulSet is created beside what its pods need, and deleted again if any of that can't be created."""
+    """Nothing is known to be in the way of a start: the StatefulSet is created beside what its pods need, and deleted again if any of that
+    can't be created.
+    """
     half_made: tuple[Object, ...] = ()
     """The StatefulSet of a start that an operator left unfinished. It is deleted, too, if something that its pods need can't be created."""
     taken_back: bool = False
@@ -201,7 +203,9 @@ def _ending(
     *,
     has_failed: bool,
 ) -> Ending:
-    """Return the end in status, which is final; else the one that the gang reports; else the deadline, once the stop it asked for is over."""
+    """Return the end in status, which is final; else the one that the gang reports; else the deadline, once the stop it asked for is
+    over.
+    """
     failed = condition(observed.status, "Failed") if has_failed else {}
     state = received.report.state if received is not None else None
     if is_true(observed.status, "Complete") or (not failed and state is State.COMPLETE):

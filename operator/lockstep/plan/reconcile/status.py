@@ -1,7 +1,7 @@
 """TrainingJob.status: from what is observed and reported, within the bounds of its CRD, and whether it is due to be written. Pure.
 
-What node 0 reports comes from a pod, whose image a user chose. The API server refuses a status as a whole for one field that is too long, out of
-range or no time, and etcd one that is too large with its job: then nobody would hear of the job's end either.
+What node 0 reports comes from a pod, whose image a user chose. The API server refuses a status as a whole for one field that is too long,
+out of range or no time, and etcd one that is too large with its job: then nobody would hear of the job's end either.
 """
 
 from __future__ import annotations
@@ -237,7 +237,8 @@ def _bandwidth(measured: Bandwidth) -> AllReduceStatus:
 
 
 def _excluded_nodes(observed: Observed, report: Report | None, running: Frozen | None, time: str) -> list[ExcludedNode]:
-    """Return status.excludedNodes: those that preflight found bad for the job, which its next start from zero leaves out. Suspending a job clears the list.
+    """Return status.excludedNodes: those that preflight found bad for the job, which its next start from zero leaves out. Suspending a job
+    clears the list.
 
     Only what can be replaced is left out: with no other node free to take the pod, the job would wait for ever instead of failing with the
     node's name. Status has the list first, the pods go after that, so that an operator that ends in between loses nothing.
@@ -335,7 +336,9 @@ def readable(status: Object) -> Object:
 
 
 def stored_bytes(value: Any) -> int:
-    """Bytes of its JSON, as the largest of the two writers has it: Python's escapes what isn't ASCII, the API server's three characters of HTML."""
+    """Bytes of its JSON, as the largest of the two writers has it: Python's escapes what isn't ASCII, the API server's three characters of
+    HTML.
+    """
     text = json.dumps(value, separators=(",", ":"))
     return len(text) + 5 * sum(text.count(character) for character in "<>&")
 

@@ -124,7 +124,9 @@ def stop_status(observed: Observed, received: ReceivedReport | None, *, ended: b
 
 
 def commit(observed: Observed, received: ReceivedReport | None) -> CheckpointReport | None:
-    """The newest commit that node 0 has told of since this operator began, whether its pod is still there or not: status lags behind by up to 15 s."""
+    """The newest commit that node 0 has told of since this operator began, whether its pod is still there or not: status lags behind by up
+    to 15 s.
+    """
     if received is None or received.report.checkpoint is None or received.report.attempt < int(observed.status.get("attempts") or 0):
         return None
     before = observed.status_part("checkpoint").get("lastCommitTime")

@@ -100,7 +100,9 @@ def name_taken(observed: Observed, kind: str, item: Object) -> Notice:
 
 
 def is_started(observed: Observed, running: Frozen | None) -> bool:
-    """Returns whether status says that this run was started. If not, an operator ended in the middle of the start: what is missing was never made."""
+    """Returns whether status says that this run was started. If not, an operator ended in the middle of the start: what is missing was
+    never made.
+    """
     return running is not None and observed.status_part("run").get("name") == running.name
 
 
@@ -196,7 +198,9 @@ _EFFECTS = {
 
 
 def _scaled_by_hand(observed: Observed, decision: Decision) -> Iterator[JobEvent]:
-    """Yield an event if somebody else scaled or deleted the StatefulSet. It is set back in the same step; a stop that it began is finished first."""
+    """Yield an event if somebody else scaled or deleted the StatefulSet. It is set back in the same step; a stop that it began is finished
+    first.
+    """
     if observed.own_stateful_set is None or decision.running is None:
         return
     if is_terminating(observed.own_stateful_set):

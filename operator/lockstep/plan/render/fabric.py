@@ -50,7 +50,9 @@ def choose_transport(fabric: Fabric, network: Network, gpus_per_node: int) -> La
 
 
 def fabric_refusals(transport: Transport, network: Network, profile_name: str) -> list[Notice]:
-    """Refusals of what the fabric can't do. RDMA is refused where the cluster has none: a job that was to take minutes would silently take hours."""
+    """Refusals of what the fabric can't do. RDMA is refused where the cluster has none: a job that was to take minutes would silently take
+    hours.
+    """
     if transport is Transport.RDMA and not network.rdma.enabled:
         message = (
             f"fabric.mode is RDMA, but the cluster {profile_name} has no RDMA (network.rdma.enabled is false):"
@@ -82,7 +84,10 @@ def fabric_warnings(transport: Transport, network: Network, profile_name: str, g
         warnings.append(Notice("NoRails", message))
     stated = [name for name, field in RDMA_VARIABLES.items() if "_IB_" in name and getattr(network.rdma, field) not in (None, [])]
     if has_efa(network.rdma) and stated:
-        message = f"the cluster {profile_name} has EFA, which NCCL reaches by libfabric: {', '.join(stated)} would mean nothing, so pods don't get it"
+        message = (
+            f"the cluster {profile_name} has EFA, which NCCL reaches by libfabric: {', '.join(stated)} would mean nothing, so pods don't"
+            " get it"
+        )
         warnings.append(Notice("VariableIgnored", message))
     if gpus_per_node == 0:
         warnings.append(
@@ -95,7 +100,8 @@ def fabric_warnings(transport: Transport, network: Network, profile_name: str, g
 
 
 def nccl_environment(fabric: Fabric, profile: TrainingClusterSpec, transport: Layered[Transport], gpus_per_node: int) -> Variables:
-    """NCCL variables of every pod, by name, with the layer that set each. CPU ranks use gloo, which gets the first rail where RDMA is requested.
+    """NCCL variables of every pod, by name, with the layer that set each. CPU ranks use gloo, which gets the first rail where RDMA is
+    requested.
 
     Only what the job or the cluster states: an unset knob is NCCL's to choose, and its defaults age better than copied ones.
     The job's ncclEnv wins over the cluster's nccl.env, and that over the cluster's typed knobs.
@@ -183,7 +189,9 @@ def _shown_of_nccl(spec: TrainingJobSpec, profile: TrainingClusterSpec) -> str |
 
 
 def rail_networks(rdma: Rdma) -> str:
-    """The value of Multus' annotation: one attachment a rail that has a network, in the cluster's order, so net1 is the first everywhere."""
+    """The value of Multus' annotation: one attachment a rail that has a network, in the cluster's order, so net1 is the first
+    everywhere.
+    """
     return ",".join(rdma.networks)
 
 

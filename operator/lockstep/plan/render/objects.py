@@ -25,7 +25,8 @@ Object = dict[str, Any]
 TEMPLATE_KEY = "template.json"
 HASH_CHARACTERS = 10
 FROZEN_BYTES_MAX = 1_000_000
-"""Limit for a frozen run, since a ConfigMap holds 1 MiB, and for its pod template as a ControllerRevision has it, since etcd takes 1.5 MiB."""
+"""Limit for a frozen run, since a ConfigMap holds 1 MiB, and for its pod template as a ControllerRevision has it, since etcd takes 1.5 MiB.
+"""
 
 
 _PLAIN_REPORT = report_target(names.REPORT_URL, MADE_BY_OPERATOR)
@@ -149,7 +150,9 @@ def freeze(resolved: Resolved, context: RenderContext) -> Frozen:
 
 
 def revision_bytes(pod: Object) -> int:
-    """Bytes of the template in the StatefulSet's ControllerRevision: JSON as Kubernetes writes it, which escapes HTML. Without a revision there are no pods."""
+    """Bytes of the template in the StatefulSet's ControllerRevision: JSON as Kubernetes writes it, which escapes HTML. Without a revision
+    there are no pods.
+    """
     text = json.dumps(pod, separators=(",", ":"), ensure_ascii=False)
     return len(text.encode()) + 5 * sum(text.count(character) for character in "<>&")
 

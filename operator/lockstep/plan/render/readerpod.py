@@ -1,6 +1,7 @@
 """A pod that sees a job's files when no pod of the job does: the job's claims and image, no GPU, few rights, an end of its own (pure).
 
-Before the job's first start, where each pod has volumes of its own, it asks for what the job's pods ask for: a volume that binds late follows it.
+Before the job's first start, where each pod has volumes of its own, it asks for what the job's pods ask for: a volume that binds late
+follows it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ def is_shared(stateful_set: Object) -> bool:
 
 
 def reader_pod(stateful_set: Object, node: int, suffix: str, seconds: int, resources: Object | None = None) -> Object:
-    """The pod that sees what pod `node` of the job would. It is stopped after `seconds`, whoever made it, and goes when the job's objects do."""
+    """The pod that sees what pod `node` of the job would. It is stopped after `seconds`, whoever made it, and goes when the job's objects
+    do.
+    """
     job, template = stateful_set["metadata"]["name"], stateful_set["spec"]["template"]["spec"]
     volumes = _volumes(stateful_set, node)
     is_first = makes_volumes(stateful_set)  # where volumes bind late, this pod chooses the node of the job's, which has what that asks for
@@ -70,8 +73,8 @@ def makes_volumes(stateful_set: Object) -> bool:
 
 
 def with_secrets(pod: Object, stateful_set: Object) -> Object:
-    """The pod with those of the job's variables that come from Secrets and ConfigMaps: tokens and credentials, which a program in it needs to
-    fetch.
+    """The pod with those of the job's variables that come from Secrets and ConfigMaps: tokens and credentials, which a program in it needs
+    to fetch.
     """
     trainer = next(c for c in stateful_set["spec"]["template"]["spec"]["containers"] if c["name"] == names.CONTAINER)
     (container,) = pod["spec"]["containers"]

@@ -31,8 +31,8 @@ T = TypeVar("T")
 M = TypeVar("M", bound=Model)
 
 UNNAMED_IMAGE = (
-    "neither the job nor its cluster sets one: the operator uses lockstep-trainer:TAG from its own registry, and refuses the job if its own image isn't "
-    "called lockstep-operator:TAG"
+    "neither the job nor its cluster sets one: the operator uses lockstep-trainer:TAG from its own registry, and refuses the job if its own"
+    " image isn't called lockstep-operator:TAG"
 )
 """Description of the image for those who haven't seen the operator."""
 PLACEHOLDER_MODEL, PLACEHOLDER_DATA = "/workspace/models/MODEL", "/datasets/train.jsonl"
@@ -40,7 +40,9 @@ PLACEHOLDER_MODEL, PLACEHOLDER_DATA = "/workspace/models/MODEL", "/datasets/trai
 PYTHON = "python3"
 MORE_GPUS = "MoreGPUsThanNodesHave"
 _LEAST_AMOUNTS = {"memory": (Decimal(64 << 20), "bytes", "64Mi", "Gi"), "cpu": (Decimal("0.01"), "cores", "10m", "")}
-"""Least that a job may state for itself, below which a suffix is missing or wrong: the number, its unit, how it is written, and the likely suffix."""
+"""Least that a job may state for itself, below which a suffix is missing or wrong: the number, its unit, how it is written, and the likely
+suffix.
+"""
 _OPERATOR_IMAGE = re.compile(r"((?:[^/@]+/)*)lockstep-operator:([\w.-]+)(?:@.+)?")
 _ROOT = re.compile(r"(?:^-\w|(?<![\w./~$}*-])|(?<=file://))(?P<path>/(?:workspace|datasets))(?![\w-]|\.\w)")
 """The beginning of a path on the volumes."""
@@ -50,7 +52,9 @@ PATH_IN_TEXT = "PathInText"
 _TRAINER_IMAGE = re.compile(r"(?:[^/@]+/)*lockstep-trainer(?:[:@].+)?")
 _PROFILE_SECTIONS = ("platform", "nodes", "storage", "security", "resources", "shm_size", "pod")
 _JOB_SECTIONS = (
-    "type", "resources", "interactive", "restart", "start_timeout_seconds", "hang_timeouts", "preflight", "suspend", "active_deadline_seconds", "ttl_seconds_after_finished", "queue_name", "training", "script", "env", "env_from", "image_pull_secrets", "pod_template",
+    "type", "resources", "interactive", "restart", "start_timeout_seconds", "hang_timeouts", "preflight", "suspend",
+        "active_deadline_seconds", "ttl_seconds_after_finished", "queue_name", "training", "script", "env", "env_from",
+            "image_pull_secrets", "pod_template",
 )  # fmt: skip
 
 
@@ -125,13 +129,17 @@ def _jobs_or(value: T | None, section: Model, field: str) -> Layered[T]:
 
 
 def trainer_image(operator_image: str) -> str | None:
-    """The image of Lockstep's trainer beside the operator's: in its registry, with its tag. None: the operator's isn't called lockstep-operator:TAG."""
+    """The image of Lockstep's trainer beside the operator's: in its registry, with its tag. None: the operator's isn't called
+    lockstep-operator:TAG.
+    """
     match = _OPERATOR_IMAGE.fullmatch(operator_image)
     return None if match is None else f"{match[1]}lockstep-trainer:{match[2]}"
 
 
 def why_unknown(image: str, *variables: PlainVariable | Variable) -> str:
-    """Return why it isn't known that ranks find the trainer in this image; '' if its name says so, or a PYTHONPATH among the pods' variables."""
+    """Return why it isn't known that ranks find the trainer in this image; '' if its name says so, or a PYTHONPATH among the pods'
+    variables.
+    """
     if _TRAINER_IMAGE.fullmatch(image) or any(variable.name == "PYTHONPATH" for variable in variables):
         return ""
     return f"nothing says that {image} has Lockstep's trainer: it isn't called lockstep-trainer, as `lockstep build trainer` calls it"
@@ -152,18 +160,25 @@ def describe_default_image(operator_image: str) -> tuple[str, bool]:
     if image is not None:
         return f"the cluster sets none: jobs without an image run {image}, from the operator's registry", True
     return (
-        f"the cluster sets none, and jobs without an image are refused: the operator's image {operator_image} isn't called lockstep-operator:TAG, "
-        "which would give the default",
+        (
+            f"the cluster sets none, and jobs without an image are refused: the operator's image {operator_image} isn't called"
+            " lockstep-operator:TAG, which would give the default"
+        ),
         False,
     )
 
 
 def gpu_warnings(job: TrainingJob, profile: TrainingCluster) -> list[Notice]:
-    """More GPUs than the cluster says that its nodes have: the pods would wait for ever, unless some node has more. None at all: `refuse_missing_gpus`."""
+    """More GPUs than the cluster says that its nodes have: the pods would wait for ever, unless some node has more. None at all:
+    `refuse_missing_gpus`.
+    """
     gpus, requested = profile.spec.gpus, job.spec.gpus_per_node
     if requested is None or not gpus.per_node or requested <= gpus.per_node:
         return []
-    message = f"spec.gpusPerNode is {requested}, but nodes of cluster {profile.metadata.name} have {gpus.per_node} (gpus.per_node): pods wait until a node has {requested}"
+    message = (
+        f"spec.gpusPerNode is {requested}, but nodes of cluster {profile.metadata.name} have {gpus.per_node} (gpus.per_node): pods wait"
+        f" until a node has {requested}"
+    )
     return [Notice(MORE_GPUS, message)]
 
 
@@ -173,7 +188,10 @@ def _placeholder_warnings(job: TrainingJob) -> list[Notice]:
     if training is None or training.model.name != PLACEHOLDER_MODEL:
         return []
     also = "" if training.data.path != PLACEHOLDER_DATA else f", and see that your data is at {PLACEHOLDER_DATA} (spec.training.data.path)"
-    message = f"spec.training.model.name is {PLACEHOLDER_MODEL}, as `lockstep init job` writes it: name your model's folder or one of the hub{also}"
+    message = (
+        f"spec.training.model.name is {PLACEHOLDER_MODEL}, as `lockstep init job` writes it: name your model's folder or one of the"
+        f" hub{also}"
+    )
     return [Notice("Placeholder", message)]
 
 
@@ -188,7 +206,8 @@ def _image_refusals(image: Layered[str | None], profile_name: str) -> list[Notic
     return [
         Notice(
             "NoImage",
-            f"neither the job nor the cluster {profile_name} sets an image, and there is no default, because the operator's own image isn't called lockstep-operator:TAG: set spec.image",
+            f"neither the job nor the cluster {profile_name} sets an image, and there is no default, because the operator's own image isn't"
+            " called lockstep-operator:TAG: set spec.image",
         )
     ]
 
@@ -232,8 +251,8 @@ def _amount_refusals(own: OwnAmounts, limits: Amounts, profile_name: str) -> Ite
             yield Notice("ResourcesNotPossible", message)
         elif 0 < number(most) < number(wanted):
             message = (
-                f"spec.resources.{field} is {wanted}, and the cluster {profile_name} allows a pod {most} (resources.limits.{field} in its file): "
-                "ask for less, or have that limit raised"
+                f"spec.resources.{field} is {wanted}, and the cluster {profile_name} allows a pod {most} (resources.limits.{field} in its"
+                " file): ask for less, or have that limit raised"
             )
             yield Notice("ResourcesNotPossible", message)
 
@@ -312,8 +331,8 @@ def _text_warnings(job: TrainingJob, platform: PlatformDefaults) -> Iterator[Not
     moves = (platform.workspace, platform.datasets) != (WORKSPACE, DATASETS)
     for field in (field for field, text in texts.items() if moves and names_path_inside(text)):
         message = (
-            f"{field} names a path inside other text, which is passed as it is: where the job runs, /workspace is {platform.workspace} and /datasets is "
-            f"{platform.datasets}; write the path as an argument or a variable of its own"
+            f"{field} names a path inside other text, which is passed as it is: where the job runs, /workspace is {platform.workspace} and"
+            f" /datasets is {platform.datasets}; write the path as an argument or a variable of its own"
         )
         yield Notice(PATH_IN_TEXT, message)
 
@@ -331,24 +350,30 @@ def path_lines(resolved: Resolved) -> list[str]:
 
 
 def unkept_lines(resolved: Resolved, where: str, why: str, fields: Sequence[str] = tuple(_LEAST_AMOUNTS)) -> list[str]:
-    """Return the warning that nothing keeps these of the job's own amounts there, as a start prints it; [] for a job that states none of them."""
+    """Return the warning that nothing keeps these of the job's own amounts there, as a start prints it; [] for a job that states none of
+    them.
+    """
     stated = ", ".join(f"{field} {value}" for field, value in resolved.spec.resources.to_dict().items() if field in fields)
     return [f"warning: ResourcesNotKept: spec.resources ({stated}) is not kept {where}: {why}"] if stated else []
 
 
 def refuse_missing_gpus(resolved: Resolved) -> None:
-    """Raise Refused for a job whose pods ask for GPUs on a cluster that states none: they would wait for ever. Not for runs on one's own machine."""
+    """Raise Refused for a job whose pods ask for GPUs on a cluster that states none: they would wait for ever. Not for runs on one's own
+    machine.
+    """
     gpus, name = resolved.profile.spec.gpus, resolved.profile.metadata.name
     if resolved.gpus_per_node and not gpus.per_node and "per_node" in gpus.model_fields_set:
         message = (
-            f"gpusPerNode is {resolved.gpus_per_node}, but the cluster {name} has no GPUs (gpus.per_node is 0 in its file): leave gpusPerNode out, so that "
-            "ranks run on CPUs, name another cluster, or state its GPUs"
+            f"gpusPerNode is {resolved.gpus_per_node}, but the cluster {name} has no GPUs (gpus.per_node is 0 in its file): leave"
+            " gpusPerNode out, so that ranks run on CPUs, name another cluster, or state its GPUs"
         )
         raise Refused([Notice("NoGPUs", message)])
 
 
 def refuse_missing_hosts(resolved: Resolved, cluster: HostsCluster) -> None:
-    """Raise ConfigError for a job with more nodes than there are hosts that may offer its GPUs. A host that states none may have any number."""
+    """Raise ConfigError for a job with more nodes than there are hosts that may offer its GPUs. A host that states none may have any
+    number.
+    """
     counts = {host.name: len(host.gpus) if isinstance(host.gpus, list) else host.gpus for host in cluster.hosts}
     fitting = [name for name, count in counts.items() if count is None or count >= resolved.gpus_per_node]
     if len(fitting) >= resolved.nodes:
@@ -357,7 +382,10 @@ def refuse_missing_hosts(resolved: Resolved, cluster: HostsCluster) -> None:
     number = f"{len(fitting)} of {len(counts)}" if len(fitting) < len(counts) else str(len(counts))
     offered = f" with {gpus} GPUs" if gpus else ""
     stated = ", ".join(f"{host} {'any' if count is None else count}" for host, count in counts.items())
-    message = f"the job has {resolved.nodes} nodes{offered}, and {number} hosts of {name} may take one{f' (GPUs: {stated})' if gpus else ''}: use fewer nodes or GPUs"
+    message = (
+        f"the job has {resolved.nodes} nodes{offered}, and {number} hosts of {name} may take one{f' (GPUs: {stated})' if gpus else ''}: use"
+        " fewer nodes or GPUs"
+    )
     raise ConfigError(message)
 
 

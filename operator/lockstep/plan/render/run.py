@@ -107,7 +107,9 @@ def build_run(resolved: Resolved, placement: Placement) -> Run:
 
 
 def training_json(training: Training) -> dict[str, Any]:
-    """Return the trainer's section of run.json: every field is there, null where unset. It names no Secret: the hub's token is the pod's affair."""
+    """Return the trainer's section of run.json: every field is there, null where unset. It names no Secret: the hub's token is the pod's
+    affair.
+    """
     return training.model_dump(mode="json", by_alias=True, exclude={"model": {"token_secret"}})
 
 

@@ -48,7 +48,9 @@ def usual_tolerations(profile: TrainingClusterSpec) -> list[dict[str, Any]]:
 
 
 def node_terms(nodes: Nodes, excluded: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """Return what a node must match: the cluster's host names, when it lists them, and none that preflight found bad for this job. At most one term."""
+    """Return what a node must match: the cluster's host names, when it lists them, and none that preflight found bad for this job. At most
+    one term.
+    """
     term: dict[str, Any] = {}
     if nodes.gpu_nodes:
         term["matchExpressions"] = [{"key": LABEL_HOSTNAME, "operator": "In", "values": nodes.gpu_nodes}]

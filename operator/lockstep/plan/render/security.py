@@ -47,7 +47,9 @@ def trainer_rights(profile: TrainingClusterSpec, transport: Transport) -> Rights
 
 
 def agent_rights(profile: TrainingClusterSpec, transport: Transport) -> Rights:
-    """Return `restricted`, with a user beside a trainer of UID 0: the SCC that admits that (RunAsAny) assigns none, and the image's may be root."""
+    """Return `restricted`, with a user beside a trainer of UID 0: the SCC that admits that (RunAsAny) assigns none, and the image's may be
+    root.
+    """
     rights = restricted(profile)
     return replace(rights, user=USER_ID) if locks_memory_as_root(profile, transport) else rights
 
@@ -61,5 +63,7 @@ def volume_group(profile: TrainingClusterSpec) -> int | None:
 
 
 def agent_security_context(profile: TrainingClusterSpec) -> Object:
-    """Return the securityContext of a pod's container that runs Lockstep's own programs, as pod.yaml.j2 has it: for pods that are no job's."""
+    """Return the securityContext of a pod's container that runs Lockstep's own programs, as pod.yaml.j2 has it: for pods that are no
+    job's.
+    """
     return restricted_context(restricted(profile).user) | {"readOnlyRootFilesystem": True}

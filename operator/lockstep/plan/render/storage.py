@@ -16,8 +16,10 @@ from lockstep.plan.render.resolved import Resolved
 from lockstep_spec.choices import StorageMode
 
 _OWN = {
-    names.WORKSPACE_VOLUME: names.WORKSPACE, names.DATASETS_VOLUME: names.DATASETS, names.AGENT_VOLUME: names.AGENT_FOLDER, names.RUN_VOLUME: names.RUN_FOLDER,
-    names.KEY_VOLUME: names.KEY_FOLDER, names.TOKEN_VOLUME: names.TOKEN_FOLDER, names.SHM_VOLUME: "/dev/shm", names.TMP_VOLUME: "/tmp",  # noqa: S108
+    names.WORKSPACE_VOLUME: names.WORKSPACE, names.DATASETS_VOLUME: names.DATASETS, names.AGENT_VOLUME: names.AGENT_FOLDER,
+        names.RUN_VOLUME: names.RUN_FOLDER,
+    names.KEY_VOLUME: names.KEY_FOLDER, names.TOKEN_VOLUME: names.TOKEN_FOLDER, names.SHM_VOLUME: "/dev/shm",
+        names.TMP_VOLUME: "/tmp",  # noqa: S108
 }  # fmt: skip
 _READ_ONLY = (names.RUN_VOLUME, names.KEY_VOLUME, names.TOKEN_VOLUME)
 
@@ -61,7 +63,9 @@ def _volume_problems(volume: ExtraVolume | ClusterVolume, used: Counter[str], pa
 
 
 def claim_volumes(resolved: Resolved) -> list[dict[str, Any]]:
-    """Return the pod's volumes of claims that Lockstep knows by name: the job's own where they are shared, and the cluster's, which pods only read."""
+    """Return the pod's volumes of claims that Lockstep knows by name: the job's own where they are shared, and the cluster's, which pods
+    only read.
+    """
     storage, volumes = resolved.profile.spec.storage, []
     if resolved.storage_mode is StorageMode.SHARED:
         volumes.append({"name": names.WORKSPACE_VOLUME, "claimName": resolved.workspace_claim})

@@ -1,8 +1,8 @@
 """YAML templates to plain objects. Templates hold structure only: every value goes in through `tojson`.
 
-Neither Jinja nor YAML ever sees a value: a template is rendered and parsed once, with a mark where each value goes, and `fill` replaces the marks.
-So no text can become structure, what YAML can't hold (DEL, lone surrogates) passes unchanged, and a job costs no rendering and no parsing.
-A `for` is rendered once too, with marks of its item, and `fill` repeats that for each item of the list.
+Neither Jinja nor YAML ever sees a value: a template is rendered and parsed once, with a mark where each value goes, and `fill` replaces the
+marks. So no text can become structure, what YAML can't hold (DEL, lone surrogates) passes unchanged, and a job costs no rendering and no
+parsing. A `for` is rendered once too, with marks of its item, and `fill` repeats that for each item of the list.
 """
 
 from __future__ import annotations
@@ -77,7 +77,9 @@ def _parsed(structure: Any, loop: str) -> Any:
 
 
 def _parsed_item(item: Any, loop: str) -> Any:
-    """An item of a list, which a `for` inside of `loop` may repeat: then it shows a value of the loop's item, outside of lists of its own."""
+    """An item of a list, which a `for` inside of `loop` may repeat: then it shows a value of the loop's item, outside of lists of its
+    own.
+    """
     inner = f"{loop}." if loop else ""
     repeated = [name for name in _marks(item, lists=False) if name.startswith(inner) and "*" in name.removeprefix(inner)]
     if not repeated:
@@ -105,7 +107,8 @@ def _marks(structure: Any, *, lists: bool = True) -> Iterator[str]:
 def fill(template: str, **values: object) -> dict[str, Any]:
     """Return the object that `templates/<template>.yaml.j2` makes of `values`; fields that are empty, None or not there are left out.
 
-    Raises KeyError for a value that the template needs and that isn't given, and for a field of a repeated item that the template doesn't show.
+    Raises KeyError for a value that the template needs and that isn't given, and for a field of a repeated item that the template doesn't
+    show.
     """
     plain = {name: _plain(value) for name, value in values.items()}
     result: dict[str, Any] = _without_empty(_filled(_structure(template), {"": plain}))

@@ -1,4 +1,6 @@
-"""Objects that a deployment could not send, as an administrator sees them, and those that a clean-up or the end of one cluster may take (pure)."""
+"""Objects that a deployment could not send, as an administrator sees them, and those that a clean-up or the end of one cluster may take
+(pure).
+"""
 
 from __future__ import annotations
 

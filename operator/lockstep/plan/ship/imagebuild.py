@@ -1,4 +1,6 @@
-"""An image to build, the commands of podman, buildah or docker that do, and why they failed. openshift.py has what OpenShift is sent instead."""
+"""An image to build, the commands of podman, buildah or docker that do, and why they failed. openshift.py has what OpenShift is sent
+instead.
+"""
 
 from __future__ import annotations
 
@@ -98,7 +100,8 @@ def choose_tool(requested: Tool | None, installed: Collection[str]) -> Tool:
 
 
 def commands(build: Build, tool: Tool, *, push: bool = False, archive: str = "", notes: str = "") -> list[list[str]]:
-    """Return the tool's commands, one after the other, in the folder of the build's files. `archive` is a file for `podman load` or `ctr images import`.
+    """Return the tool's commands, one after the other, in the folder of the build's files. `archive` is a file for `podman load` or `ctr
+    images import`.
 
     Into the folder `notes` go the image's digest as the tool knows it here, `built`, and the registry's, which compresses layers, `pushed`
     (docker prints that one itself).
@@ -140,7 +143,10 @@ SHOWN = 300
 CAUSES = (
     (
         r"no space left on device|disk quota exceeded",
-        "the disk that holds {tool}'s images (or TMPDIR) is full: {prune} frees what no image uses; docs/how-to/images.md says what a build takes",
+        (
+            "the disk that holds {tool}'s images (or TMPDIR) is full: {prune} frees what no image uses; docs/how-to/images.md says what a"
+            " build takes"
+        ),
     ),
     (
         r"cannot connect to the docker daemon|docker daemon is not running|docker\.sock",
@@ -156,11 +162,17 @@ CAUSES = (
     ),
     (
         r"no matching distribution|failed to establish a new connection|max retries exceeded|read timed out|newconnectionerror",
-        "pip inside the build can't get a package: it uses this machine's pip.conf, PIP_INDEX_URL, certificates and proxies (docs/how-to/images.md)",
+        (
+            "pip inside the build can't get a package: it uses this machine's pip.conf, PIP_INDEX_URL, certificates and proxies"
+            " (docs/how-to/images.md)"
+        ),
     ),
     (
         r"unable to fetch some archives|unable to locate package|failed to fetch|no package .* available|cannot download repomd",
-        "the base's own packages can't be fetched: is its repository reachable from here, and does it have them? (--arg APT_TOOLS=…, DNF_TOOLS=…)",
+        (
+            "the base's own packages can't be fetched: is its repository reachable from here, and does it have them? (--arg APT_TOOLS=…,"
+            " DNF_TOOLS=…)"
+        ),
     ),
     (
         r"newuidmap|cannot clone|user namespace|unshare\(|operation not permitted",
@@ -171,7 +183,10 @@ CAUSES = (
         "the registry requires a login: {tool} login REGISTRY",
     ),
     (
-        r"initializing source|pinging container registry|failed to resolve source metadata|manifest unknown|short-name|pull access|no such image|error creating build container",
+        (
+            r"initializing source|pinging container registry|failed to resolve source metadata|manifest unknown|short-name|pull access|no"
+            r" such image|error creating build container"
+        ),
         "the base image can't be pulled: name one that this machine has or can reach with --base IMAGE",
     ),
 )

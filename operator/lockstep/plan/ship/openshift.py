@@ -1,5 +1,5 @@
-"""OpenShift's own registry and builds: how pods of any namespace name an image there and who may pull it, the objects by which OpenShift builds one
-itself, without registry or account, and the outcome of its Build (pure).
+"""OpenShift's own registry and builds: how pods of any namespace name an image there and who may pull it, the objects by which OpenShift
+builds one itself, without registry or account, and the outcome of its Build (pure).
 
 An ImageStream's short name (lockstep-operator:0.1.0) means something only to pods of its own namespace; the agent's image is needed by
 pods of the jobs' namespace, too.
@@ -32,7 +32,9 @@ def in_registry(image: str, namespace: str) -> str:
 
 
 def operator_reference(image: str, platform: Platform, namespace: str = OPERATOR_NAMESPACE) -> str:
-    """The operator's image as pods of every namespace name it: on OpenShift, one without a registry is an ImageStream's beside the operator."""
+    """The operator's image as pods of every namespace name it: on OpenShift, one without a registry is an ImageStream's beside the
+    operator.
+    """
     from lockstep.api.cluster import Platform
 
     return in_registry(image, namespace) if platform is Platform.OPENSHIFT and "/" not in image else image
@@ -139,5 +141,8 @@ def openshift_failure(build: dict[str, Any], namespace: str, log: Sequence[str])
     name = build["metadata"]["name"]
     snippet = str((build.get("status") or {}).get("logSnippet") or "").splitlines()
     lines = [line for line in log or snippet if line.strip()][-LAST_LINES:]
-    reason = f"build {name} in namespace {namespace} ended as {build_outcome(build).message}; the end of its log (oc logs -n {namespace} build/{name}):"
+    reason = (
+        f"build {name} in namespace {namespace} ended as {build_outcome(build).message}; the end of its log (oc logs -n {namespace}"
+        f" build/{name}):"
+    )
     return (reason, *(f"    {line}" for line in lines)) if lines else (f"{reason} it has no log",)

@@ -63,8 +63,9 @@ def script_job(
 ) -> str:
     """The job file of a program on these nodes.
 
-    `nodes`: GPUs of each that jobs may take; None: not stated. `processes`: ranks of each; None: one for each GPU. `cluster`: name of their cluster file
-    in clusters/, if they have one. `folder`: where ranks work; None: below /workspace. `ranks_stated`: the fields of ranks are changed anyway.
+    `nodes`: GPUs of each that jobs may take; None: not stated. `processes`: ranks of each; None: one for each GPU. `cluster`: name of their
+    cluster file in clusters/, if they have one. `folder`: where ranks work; None: below /workspace. `ranks_stated`: the fields of ranks are
+    changed anyway.
 
     Raises ConfigError for a number of ranks that isn't known or that the nodes don't have the GPUs for.
     """

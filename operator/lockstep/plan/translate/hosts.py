@@ -1,4 +1,6 @@
-"""A list of machines that another tool reads, as a cluster file of hosts: a hostfile, ssh's configuration, a config.yaml with cluster.nodes. Text in, text out."""
+"""A list of machines that another tool reads, as a cluster file of hosts: a hostfile, ssh's configuration, a config.yaml with
+cluster.nodes. Text in, text out.
+"""
 
 from __future__ import annotations
 
@@ -52,11 +54,16 @@ class Machines:
 
 
 def cluster_text(name: str, origin: str, machines: Machines, path: str | None = None) -> str:
-    """The text of a cluster file. `origin`: where the hosts come from, for its first line. `path`: of the file; None: clusters/NAME.yaml."""
+    """The text of a cluster file. `origin`: where the hosts come from, for its first line. `path`: of the file; None:
+    clusters/NAME.yaml.
+    """
     items = [Item(dict(host), source) for host, source in zip(machines.hosts, machines.sources, strict=True)]
     order = "the order is that of a job's nodes; the first has the coordinator, so it should be one that stays on"
     if len(items) > 1 and not any("address" in host for host in machines.hosts):
-        order += ". Give one of them its address, by number, as the other hosts reach it (address: 192.168.1.100): the others' follow from their routes to it"
+        order += (
+            ". Give one of them its address, by number, as the other hosts reach it (address: 192.168.1.100): the others' follow from their"
+            " routes to it"
+        )
     entries = [
         stated("cluster.name", name, ""),
         stated("cluster.platform", HOSTS, ""),
@@ -132,8 +139,8 @@ def _host_of(word: str) -> tuple[str, str, int | None]:
         raise ValueError(f"{word!r} is no host: write NAME, USER@NAME, or NAME:8 for one with 8 GPUs")
     if mark and (int(slots) > GPUS_MAX or int(slots) == SSH_PORT):  # (no machine has 22 GPUs)
         raise ValueError(
-            f"{word!r}: the number behind a host's name is that of its GPUs, as in a hostfile, and at most {GPUS_MAX}; a port, such as {SSH_PORT}, has its "
-            "place in ~/.ssh/config, or in hosts[].port of a cluster file"
+            f"{word!r}: the number behind a host's name is that of its GPUs, as in a hostfile, and at most {GPUS_MAX}; a port, such as"
+            f" {SSH_PORT}, has its place in ~/.ssh/config, or in hosts[].port of a cluster file"
         )
     return name, user, int(slots) if mark else None
 
@@ -146,7 +153,8 @@ def _address(name: str) -> dict[str, str]:
 
 
 def from_hostfile(text: str, source: str) -> Machines:
-    """A hostfile of DeepSpeed or MPI: `name slots=2`, `name:2` or `name` a line. A name that is there several times has the slots of all its lines.
+    """A hostfile of DeepSpeed or MPI: `name slots=2`, `name:2` or `name` a line. A name that is there several times has the slots of all
+    its lines.
 
     Raises ConfigError for every line that is neither.
     """
@@ -276,7 +284,9 @@ class _SshReader:
 
 
 def from_nodes(text: str, source: str) -> Machines:
-    """A config.yaml with cluster.nodes: hostname, ip and gpus of each; beside it network and paths. Raises ConfigError where it lists no nodes."""
+    """A config.yaml with cluster.nodes: hostname, ip and gpus of each; beside it network and paths. Raises ConfigError where it lists no
+    nodes.
+    """
     leaves = {leaf.path: leaf for whole in leaves_of(text, source) for leaf in _names_apart(whole)}
     prefix = next((match[1] for path in leaves if (match := re.match(r"((?:cluster\.)?nodes)\[", path))), None)
     if prefix is None:

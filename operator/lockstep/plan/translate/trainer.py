@@ -1,4 +1,6 @@
-"""The config.yaml of a LoRA script, of Hugging Face's Trainer, Axolotl or LLaMA-Factory as a job file for Lockstep's trainer. Text in, text out."""
+"""The config.yaml of a LoRA script, of Hugging Face's Trainer, Axolotl or LLaMA-Factory as a job file for Lockstep's trainer. Text in, text
+out.
+"""
 
 from __future__ import annotations
 
@@ -163,8 +165,10 @@ FIELDS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
 MODEL_KEYS = ("name_or_path", "model_name_or_path", "base_model")
 DATA_KEYS = ("dataset_path", "train_file", "datasets.path")
 ALIASES = {
-    "sequence_len": "max_length", "cutoff_len": "max_length", "max_seq_length": "max_length", "max_seq_len": "max_length", "num_epochs": "num_train_epochs",
-    "micro_batch_size": "per_device_train_batch_size", "lora_r": "r", "lora_rank": "r", "lora_target_modules": "target_modules", "lora_target": "target_modules",
+    "sequence_len": "max_length", "cutoff_len": "max_length", "max_seq_length": "max_length", "max_seq_len": "max_length",
+        "num_epochs": "num_train_epochs",
+    "micro_batch_size": "per_device_train_batch_size", "lora_r": "r", "lora_rank": "r", "lora_target_modules": "target_modules",
+        "lora_target": "target_modules",
     "lr_scheduler": "lr_scheduler_type", "sample_packing": "packing", "optimizer": "optim", "max_grad_normalization": "max_grad_norm",
 }  # fmt: skip
 """Names of Axolotl and LLaMA-Factory for the same."""
@@ -216,7 +220,8 @@ NO_VALUE = "has no value"
 
 
 def job_text(text: str, source: str, name: str, cluster: str | None, size: Size) -> Translation:
-    """The job file of a config.yaml. `source`: its name; `cluster`: the job's, if it names one; `size`: ranks, by which a step's samples are counted.
+    """The job file of a config.yaml. `source`: its name; `cluster`: the job's, if it names one; `size`: ranks, by which a step's samples
+    are counted.
 
     Raises ConfigError for a file without a model or without data.
     """

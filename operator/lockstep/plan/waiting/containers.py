@@ -26,9 +26,12 @@ _MOUNT_REASONS = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
 _SANDBOX_REASON = "FailedCreatePodSandBox"
 _NO_LOGIN_REASON = "FailedToRetrieveImagePullSecret"
 PULL_EVENT = re.compile(r'Failed to pull image "[^"]*": (?P<why>.+)', re.DOTALL)
-"""The message of the kubelet's Event of reason `Failed`. The container's own state says the same when the pod is next looked at, up to 10 s later."""
+"""The message of the kubelet's Event of reason `Failed`. The container's own state says the same when the pod is next looked at, up to 10 s
+later.
+"""
 _UNREACHED = re.compile(
-    r"dial tcp|timeout|timed out|connection re(fused|set)|no such host|server misbehaving|deadline exceeded|unreachable|no route to host|unexpected EOF|too ?many ?requests|\b429\b|\b50[0-4]\b",
+    r"dial tcp|timeout|timed out|connection re(fused|set)|no such host|server misbehaving|deadline exceeded|unreachable|no route to"
+    r" host|unexpected EOF|too ?many ?requests|\b429\b|\b50[0-4]\b",
     re.IGNORECASE,
 )
 """The registry was not reached, or has no time: the next pull may do better."""
@@ -42,10 +45,22 @@ _CACHE = re.compile(r"failed to sync (configmap|secret) cache|object .* not regi
 LINES, LINE_CHARACTERS = 3, 600
 """Lines and characters of the end of a container's log."""
 CUT_OFF_HINTS = {
-    TroubleKind.DNS.value: "check the cluster's DNS (kubectl get pods -n kube-system -l k8s-app=kube-dns; OpenShift: oc get pods -n openshift-dns) and what keeps pods of namespace {namespace} from its port 53 (kubectl get networkpolicy -n {namespace})",
-    TroubleKind.REFUSED.value: "the operator's log says why (kubectl logs -n lockstep-system deployment/lockstep-operator); lockstep stop and resume start the job with a new certificate and token",
-    TroubleKind.NETWORK.value: "look for what keeps pods of namespace {namespace} apart (kubectl get networkpolicy -n {namespace}), then at the network of their Nodes",
-    TroubleKind.NAME.value: "check that the operator's Service exists (kubectl get service -A -l app.kubernetes.io/name=lockstep); lockstep deploy creates it again",
+    TroubleKind.DNS.value: (
+        "check the cluster's DNS (kubectl get pods -n kube-system -l k8s-app=kube-dns; OpenShift: oc get pods -n openshift-dns) and what"
+        " keeps pods of namespace {namespace} from its port 53 (kubectl get networkpolicy -n {namespace})"
+    ),
+    TroubleKind.REFUSED.value: (
+        "the operator's log says why (kubectl logs -n lockstep-system deployment/lockstep-operator); lockstep stop and resume start the job"
+        " with a new certificate and token"
+    ),
+    TroubleKind.NETWORK.value: (
+        "look for what keeps pods of namespace {namespace} apart (kubectl get networkpolicy -n {namespace}), then at the network of their"
+        " Nodes"
+    ),
+    TroubleKind.NAME.value: (
+        "check that the operator's Service exists (kubectl get service -A -l app.kubernetes.io/name=lockstep); lockstep deploy creates it"
+        " again"
+    ),
 }
 """First word of what such an agent leaves → where to look; the most telling one first."""
 FROM_ANOTHER_NAMESPACE = (
@@ -55,19 +70,28 @@ _MISSING = re.compile(r'(secret|configmap) "([^"]+)" not found', re.IGNORECASE)
 Hints = tuple[tuple[str, re.Pattern[str], str], ...]
 """(reason, what was said, what helps); the first that fits counts."""
 _OF_ANY_POD: Hints = (
-    ("VolumeNotMounted", re.compile(r'"(kube-root-ca|openshift-service-ca)\.crt" not found'), "kube-controller-manager puts it into every namespace within seconds: if it doesn't, an administrator looks there"),
-    ("ContainerNotStarted", re.compile(r"runAsNonRoot", re.IGNORECASE), "the image names no user but root: OpenShift assigns one, plain Kubernetes doesn't; is the cluster file's platform right?"),
+    ("VolumeNotMounted", re.compile(r'"(kube-root-ca|openshift-service-ca)\.crt" not found'),
+        "kube-controller-manager puts it into every namespace within seconds: if it doesn't, an administrator looks there"),
+    ("ContainerNotStarted", re.compile(r"runAsNonRoot", re.IGNORECASE),
+        "the image names no user but root: OpenShift assigns one, plain Kubernetes doesn't; is the cluster file's platform right?"),
 )  # fmt: skip
 OF_A_JOB: Hints = (
     *_OF_ANY_POD,
     ("ContainerNotStarted", _MISSING, "create it in the job's namespace, or remove it from spec.env or envFrom"),
     ("ContainerNotStarted", re.compile(r"couldn't find key", re.IGNORECASE), "add the key, or correct it in spec.env"),
     ("VolumeNotMounted", _MISSING, "create it in the job's namespace, or remove it from podTemplate.volumes"),
-    ("VolumeNotMounted", re.compile(r"Multi-Attach error", re.IGNORECASE), "only one Node at a time can attach this volume (ReadWriteOnce), so pods of several can't share it: use a ReadWriteMany claim, or set storage.mode to PerPod; if another job's pod has it, delete that pod or wait for its end"),
-    ("ImagePullFailed", _UNREACHED, "Kubernetes retries the pull; if it keeps failing, correct the registry in spec.image, or the network between the Node and the registry"),
-    ("ImagePullFailed", re.compile(rf"{REGISTRY}.*(unauthorized|authentication|denied|\b40[13]\b)", re.IGNORECASE | re.DOTALL), FROM_ANOTHER_NAMESPACE),
-    ("ImagePullFailed", re.compile(r"unauthorized|authentication|denied|\b40[13]\b", re.IGNORECASE), "put the registry's login into spec.imagePullSecrets, or into the cluster's pod.image_pull_secrets"),
-    ("ImagePullFailed", re.compile(r"not found|unknown|\b404\b|InvalidImageName|parse", re.IGNORECASE), "correct spec.image, or the cluster's image"),
+    ("VolumeNotMounted", re.compile(r"Multi-Attach error", re.IGNORECASE),
+        "only one Node at a time can attach this volume (ReadWriteOnce), so pods of several can't share it: use a ReadWriteMany claim, or"
+        " set storage.mode to PerPod; if another job's pod has it, delete that pod or wait for its end"),
+    ("ImagePullFailed", _UNREACHED,
+        "Kubernetes retries the pull; if it keeps failing, correct the registry in spec.image, or the network between the Node and the"
+        " registry"),
+    ("ImagePullFailed", re.compile(rf"{REGISTRY}.*(unauthorized|authentication|denied|\b40[13]\b)", re.IGNORECASE | re.DOTALL),
+        FROM_ANOTHER_NAMESPACE),
+    ("ImagePullFailed", re.compile(r"unauthorized|authentication|denied|\b40[13]\b", re.IGNORECASE),
+        "put the registry's login into spec.imagePullSecrets, or into the cluster's pod.image_pull_secrets"),
+    ("ImagePullFailed", re.compile(r"not found|unknown|\b404\b|InvalidImageName|parse", re.IGNORECASE),
+        "correct spec.image, or the cluster's image"),
     ("ContainerFailed", re.compile(r"OOMKilled"), "raise spec.resources.memory, or without it resources.limits.memory of the cluster"),
 )  # fmt: skip
 OF_THE_OPERATOR: Hints = (
@@ -77,8 +101,10 @@ OF_THE_OPERATOR: Hints = (
 OF_A_HELPER: Hints = (  # of a pod that a command makes to look at nodes or files: its spec isn't a person's
     *_OF_ANY_POD,
     *((reason, _MISSING, "create it in the pod's namespace") for reason in ("ContainerNotStarted", "VolumeNotMounted")),
-    ("VolumeNotMounted", re.compile(r"Multi-Attach error", re.IGNORECASE), "only one Node at a time can attach this volume (ReadWriteOnce): wait for the end of the pod that has it"),
-    ("ImagePullFailed", _UNREACHED, "Kubernetes retries the pull; if it keeps failing, look at the network between the Node and the registry"),
+    ("VolumeNotMounted", re.compile(r"Multi-Attach error", re.IGNORECASE),
+        "only one Node at a time can attach this volume (ReadWriteOnce): wait for the end of the pod that has it"),
+    ("ImagePullFailed", _UNREACHED,
+        "Kubernetes retries the pull; if it keeps failing, look at the network between the Node and the registry"),
 )  # fmt: skip
 
 
@@ -139,7 +165,10 @@ def _own_hint(observed: Observed, trouble: Trouble) -> str:
     own = {"Secret": key_secret_name(observed.name), "ConfigMap": run_name(observed.name, "")}[missing[0]]
     if not re.fullmatch(rf"{re.escape(own)}[-0-9a-f]*", missing[1]):
         return ""
-    return f"Lockstep creates this {missing[0].lower()} itself, and again after a deletion; the kubelet mounts it within two minutes; if it does not, {start_anew(observed)}"
+    return (
+        f"Lockstep creates this {missing[0].lower()} itself, and again after a deletion; the kubelet mounts it within two minutes; if it"
+        f" does not, {start_anew(observed)}"
+    )
 
 
 @dataclass(frozen=True)
@@ -167,7 +196,9 @@ def why_not_started(observed: Observed, hints: Hints = OF_A_JOB) -> Notice | Non
 
 
 def why_cut_off(observed: Observed, report: Report | None) -> Notice | None:
-    """Return what pods said before their agents ended because nobody heard them; those that are heard by now, or were when all ranks ran, are left out."""
+    """Return what pods said before their agents ended because nobody heard them; those that are heard by now, or were when all ranks ran,
+    are left out.
+    """
     groups: dict[str, list[tuple[str, str]]] = {}
     ready_since = _ready_since(observed) if report is None else None
     for pod in observed.pods:
@@ -270,7 +301,9 @@ def lasts(why: Notice, pod: Object) -> bool:
 
 
 def missing_object(why: Notice) -> tuple[str, str] | None:
-    """Return (kind, name) of the Secret or ConfigMap that a pod waits for by the kubelet's words; None for none. Other reasons may quote a log."""
+    """Return (kind, name) of the Secret or ConfigMap that a pod waits for by the kubelet's words; None for none. Other reasons may quote a
+    log.
+    """
     missing = _MISSING.search(why.message) if why.reason in ("VolumeNotMounted", "ContainerNotStarted") else None
     return None if missing is None else ({"secret": "Secret", "configmap": "ConfigMap"}[missing[1].lower()], missing[2])
 
@@ -313,7 +346,9 @@ def event_troubles(observed: Observed, pod: Object) -> Iterator[Trouble]:
 
 
 def _failed_pull(pod: Object, event: Object) -> Trouble | None:
-    """Returns why an image was not pulled while its container's state doesn't say so yet; None once it has another state, which then counts."""
+    """Returns why an image was not pulled while its container's state doesn't say so yet; None once it has another state, which then
+    counts.
+    """
     pull = PULL_EVENT.match(str(event.get("message", "")))
     if pull is None:
         return None

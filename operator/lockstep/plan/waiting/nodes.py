@@ -1,4 +1,6 @@
-"""Reasons why nodes can't take a pod: each node's first obstacle, what a pod asks for as the scheduler counts it, and who holds that (pure)."""
+"""Reasons why nodes can't take a pod: each node's first obstacle, what a pod asks for as the scheduler counts it, and who holds that
+(pure).
+"""
 
 from __future__ import annotations
 
@@ -187,13 +189,15 @@ def requested_resources(pod: Object) -> list[str]:
     names = {
         name
         for c in (*spec.get("containers", []), *(spec.get("initContainers") or []), {"resources": {"requests": spec.get("overhead")}})
-        for name in (c.get("resources", {}).get("requests") or {})
+        for name in c.get("resources", {}).get("requests") or {}
     }
     return sorted((name for name in names if request(pod, name)), key=lambda name: ("/" not in name, name))
 
 
 def request(pod: Object, resource: str) -> Decimal:
-    """Amount as the scheduler counts it: the containers together with sidecars, or the largest init container with the sidecars before it, and the pod's overhead."""
+    """Amount as the scheduler counts it: the containers together with sidecars, or the largest init container with the sidecars before it,
+    and the pod's overhead.
+    """
     if resource == PODS:
         return Decimal(1)
     return effective(pod, resource, "requests") + _of((pod["spec"].get("overhead") or {}), resource)

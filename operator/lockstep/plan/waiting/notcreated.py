@@ -52,9 +52,15 @@ def explained(message: str, namespace: str, account: str = "") -> str:  # noqa: 
     if match := _ACCOUNT.search(refusal):
         return f"service account {match[1]} does not exist: kubectl create serviceaccount {match[1]} {place}"
     if match := _PRIORITY.search(refusal):
-        return f"podTemplate.priorityClassName is {match[1]}, which the cluster doesn't have: kubectl get priorityclass lists the existing ones"
+        return (
+            f"podTemplate.priorityClassName is {match[1]}, which the cluster doesn't have: kubectl get priorityclass lists the existing"
+            " ones"
+        )
     if match := _RUNTIME.search(refusal):
-        return f"the TrainingCluster's pod.runtime_class is {match[1]}, which the cluster doesn't have: kubectl get runtimeclass lists the existing ones"
+        return (
+            f"the TrainingCluster's pod.runtime_class is {match[1]}, which the cluster doesn't have: kubectl get runtimeclass lists the"
+            " existing ones"
+        )
     if match := _WEBHOOK_DOWN.search(refusal):
         return f"the admission webhook {match[1]} doesn't answer, so no pod is admitted: {refusal}"
     return refusal

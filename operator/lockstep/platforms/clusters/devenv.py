@@ -32,7 +32,9 @@ class UnknownToOperator(InstallError):
 
 
 def dev_environment(profile: TrainingCluster, namespace: str) -> Object:
-    """Everything else is the cluster's: GPUs, fabric, storage, image. Its nodes are stated because `kubectl scale` changes a number that is there."""
+    """Everything else is the cluster's: GPUs, fabric, storage, image. Its nodes are stated because `kubectl scale` changes a number that is
+    there.
+    """
     metadata = {"name": DEV_ENVIRONMENT, "namespace": namespace}
     return {
         "apiVersion": API_VERSION,
@@ -43,7 +45,9 @@ def dev_environment(profile: TrainingCluster, namespace: str) -> Object:
 
 
 async def lacking(cluster: Cluster, profile: TrainingCluster, namespace: str, home: str, sent: Sent) -> str:
-    """Return what a dev environment lacks for a start after this deployment; '' where nothing is known to be missing. `home`: the operator's namespace."""
+    """Return what a dev environment lacks for a start after this deployment; '' where nothing is known to be missing. `home`: the
+    operator's namespace.
+    """
     uses_rdma = choose_transport(Fabric(), profile.spec.network, profile.spec.gpus.per_node).value is Transport.RDMA
     items = [part.item for part in sent.left if part.state is State.MISSING]
     here = [item for item in items if item["metadata"].get("namespace", namespace) == namespace]
@@ -66,7 +70,8 @@ async def ensure_dev_environment(cluster: Cluster, job: Object) -> tuple[str, bo
         return "made", True
     if existing["spec"].get("type") != "Interactive":
         raise InstallError(
-            f"TrainingJob {DEV_ENVIRONMENT} of namespace {namespace} is not a dev environment but another job: it stays as it is; --no-dev leaves out the dev environment"
+            f"TrainingJob {DEV_ENVIRONMENT} of namespace {namespace} is not a dev environment but another job: it stays as it is; --no-dev"
+            " leaves out the dev environment"
         )
     status = existing.get("status") or {}
     if existing["spec"].get("suspend") or "released" in (status.get("interactive") or {}):

@@ -1,7 +1,8 @@
-"""Facts that one person may see of a cluster: every read of discover, lint, doctor and plan, and what is deployed. Nothing is changed: each write is a dry run or a question.
+"""Facts that one person may see of a cluster: every read of discover, lint, doctor and plan, and what is deployed. Nothing is changed: each
+write is a dry run or a question.
 
-What is refused for a lack of rights is a Listing that says so, and never an error. Every function raises ApiError for any other refusal, and OSError when
-the cluster can't be reached.
+What is refused for a lack of rights is a Listing that says so, and never an error. Every function raises ApiError for any other refusal,
+and OSError when the cluster can't be reached.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ LIVE = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
 
 
 async def _lists(cluster: Cluster, namespace: str, kinds: Sequence[str], groups: frozenset[str] | None = None) -> dict[str, Listing]:
-    """`groups`: API groups that the server has; kinds of others are not asked for: whoever may list nothing is answered 403 for an unknown kind, too."""
+    """`groups`: API groups that the server has; kinds of others are not asked for: whoever may list nothing is answered 403 for an unknown
+    kind, too.
+    """
 
     async def listing(kind: str) -> Listing:
         group, _, _ = KINDS[kind].api_version.rpartition("/")
@@ -71,7 +74,9 @@ async def read_operator(cluster: Cluster, namespace: str | None = None) -> Listi
 
 
 async def read_profile(cluster: Cluster, name: str, namespace: str) -> Listing:
-    """The cluster of the namespace's own operator, else the TrainingCluster; not seen where this person may look at one of both places only."""
+    """The cluster of the namespace's own operator, else the TrainingCluster; not seen where this person may look at one of both places
+    only.
+    """
     own = Listing("TrainingCluster")
     try:
         config = await cluster.get("ConfigMap", namespace, PROFILE_CONFIG)
@@ -109,7 +114,9 @@ async def discover_facts(cluster: Cluster, namespace: str, namespace_from: str =
 
 
 async def lint_facts(cluster: Cluster, spec: TrainingClusterSpec, namespace: str) -> ClusterFacts:
-    """Facts that a cluster file is compared with: those it is written from, the operator, SCCs of the service account, and a dry run of one pod of the file's size."""
+    """Facts that a cluster file is compared with: those it is written from, the operator, SCCs of the service account, and a dry run of one
+    pod of the file's size.
+    """
     from lockstep.plan.checks.lint import sized_pod
 
     facts = await discover_facts(cluster, namespace)
@@ -199,7 +206,9 @@ async def plan_facts(cluster: Cluster, resolved: Resolved, samples: Sequence[Obj
 
 
 async def objects_of(cluster: Cluster, job: str, namespace: str) -> list[Object]:
-    """The job, and whatever of its names is there. Secrets are not read: their values are nobody's to compare. Raises ApiError where one may not be read."""
+    """The job, and whatever of its names is there. Secrets are not read: their values are nobody's to compare. Raises ApiError where one
+    may not be read.
+    """
     keys = [("TrainingJob", job), ("StatefulSet", job), ("Service", names.service_name(job)), ("NetworkPolicy", job)]
     items = [await cluster.get(kind, namespace, name) for kind, name in keys]
     for kind in ("ConfigMap", "PersistentVolumeClaim"):
@@ -307,7 +316,9 @@ def _refused(kind: str, error: ApiError) -> Try:
 
 
 async def _review(cluster: Cluster, resolved: Resolved, pod: Object) -> Try:
-    """Ask which SCC the pods would get from their service account: the asker's own SCCs, which a dry run counts, too, would not help them."""
+    """Ask which SCC the pods would get from their service account: the asker's own SCCs, which a dry run counts, too, would not help
+    them.
+    """
     account = resolved.profile.spec.security.service_account
     template: dict[str, Any] = {
         "metadata": {key: value for key, value in pod["metadata"].items() if key in ("labels", "annotations")},
@@ -341,7 +352,9 @@ async def as_deployed(cluster: Cluster, profile: str, namespace: str) -> tuple[s
 
 
 async def with_image(cluster: Cluster, job: TrainingJob, profile: TrainingCluster, namespace: str) -> TrainingCluster:
-    """The TrainingCluster with the image that the operator there would take, as far as it can be seen, where neither it nor the job names one."""
+    """The TrainingCluster with the image that the operator there would take, as far as it can be seen, where neither it nor the job names
+    one.
+    """
     if job.spec.image or profile.spec.image:
         return profile
     from lockstep.plan.render.resolve import trainer_image

@@ -92,7 +92,9 @@ def lay_out(files: Mapping[str, Path], target: Path) -> None:
 
 
 async def build(cluster: Cluster, objects: Sequence[Object], namespace: str, files: bytes, say: Say) -> BuildOutcome:
-    """Build an image, and return when the build has ended. Raises ConfigError where the cluster has no builds, ApiError without rights, and Failed when the build does."""
+    """Build an image, and return when the build has ended. Raises ConfigError where the cluster has no builds, ApiError without rights, and
+    Failed when the build does.
+    """
     await _require_builds(cluster)
     for item in objects:
         await _put(cluster, namespace, item)

@@ -112,14 +112,17 @@ async def without_unknown_kinds(cluster: Cluster, objects: list[Object], say: Sa
 
 
 async def with_one_default(cluster: Cluster, objects: list[Object], say: Say) -> list[Object]:
-    """Without the mark of a default on the TrainingCluster where another one has it: with two, jobs that name no cluster would not start."""
+    """Without the mark of a default on the TrainingCluster where another one has it: with two, jobs that name no cluster would not
+    start.
+    """
     clusters = (await list_kind(cluster, CLUSTER)).items  # what can't be seen is not sent either; without the CRD there is no other cluster
     sent = {item["metadata"]["name"] for item in objects if item["kind"] == CLUSTER}
     other = next((name for name in (item["metadata"]["name"] for item in clusters if is_default(item)) if name not in sent), None)
     if other is None:
         return objects
     say(
-        f"default: TrainingCluster {other} stays the default of jobs that name none; jobs for another one say cluster: {', '.join(sorted(sent))}"
+        f"default: TrainingCluster {other} stays the default of jobs that name none; jobs for another one say cluster:"
+        f" {', '.join(sorted(sent))}"
     )
     return [_without_default(item) if item["kind"] == CLUSTER else item for item in objects]
 
@@ -199,7 +202,8 @@ async def install(cluster: Cluster, objects: list[Object], say: Say) -> None:
     for item in objects:
         await send_one(cluster, item)
         say(
-            f"{item['kind']} {item['metadata'].get('namespace', '')}{'/' if 'namespace' in item['metadata'] else ''}{item['metadata']['name']}"
+            f"{item['kind']}"
+            f" {item['metadata'].get('namespace', '')}{'/' if 'namespace' in item['metadata'] else ''}{item['metadata']['name']}"
         )
         if item["kind"] == "CustomResourceDefinition":
             await until_established(cluster, item["metadata"]["name"])

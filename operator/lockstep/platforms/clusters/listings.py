@@ -1,4 +1,6 @@
-"""Reads of a cluster with one person's rights, and those rights: 403 and 404 become a Listing that says so, and every other refusal raises ApiError."""
+"""Reads of a cluster with one person's rights, and those rights: 403 and 404 become a Listing that says so, and every other refusal raises
+ApiError.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ async def read_object(cluster: Cluster, kind: str, namespace: str | None, name: 
 
 
 async def is_there(cluster: Cluster, item: Object) -> bool:
-    """Return False where the cluster doesn't know the kind, as SCCs on plain Kubernetes. What may not be seen counts as there: to be removed it must be tried."""
+    """Return False where the cluster doesn't know the kind, as SCCs on plain Kubernetes. What may not be seen counts as there: to be
+    removed it must be tried.
+    """
     listing = await read_object(cluster, item["kind"], item["metadata"].get("namespace"), item["metadata"]["name"])
     return listing.first is not None or not listing.seen
 

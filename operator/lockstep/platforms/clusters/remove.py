@@ -66,7 +66,9 @@ def _stub(kind: str, name: str, namespace: str) -> Object:
 
 
 async def uninstall(cluster: Cluster, objects: list[Object], say: Say, scope: Scope = EVERYWHERE, with_jobs: bool = True) -> None:
-    """Jobs first (their pods end with them), then everything but claims, and the operator's namespace when it holds none. May be repeated."""
+    """Jobs first (their pods end with them), then everything but claims, and the operator's namespace when it holds none. May be
+    repeated.
+    """
     if with_jobs:
         await _remove_jobs(cluster, await all_of(cluster, JOB, scope.home if scope.own else None), say)
     await remove(cluster, uninstalled(objects, scope.home), say)

@@ -61,7 +61,9 @@ async def send_permitted(cluster: Cluster, objects: list[Object], say: Say) -> S
 
 
 async def standing_of(cluster: Cluster, objects: list[Object], own: list[Object]) -> AccountStanding:
-    """Return the standing of this account: `objects` are those of an operator of the whole cluster, `own` those of one of a single namespace. Sends nothing."""
+    """Return the standing of this account: `objects` are those of an operator of the whole cluster, `own` those of one of a single
+    namespace. Sends nothing.
+    """
     lacks = tuple(await forbidden(cluster, {}, APPLY, needed_for_operator(objects)))
     if not lacks:
         return AccountStanding()

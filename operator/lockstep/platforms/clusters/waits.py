@@ -30,7 +30,8 @@ class Wait(NamedTuple):
 async def why_pods_wait(cluster: Cluster, namespace: str, pods: Sequence[Object], hints: Hints) -> dict[str, Wait]:
     """Return what keeps pods from running, by the pod's name, for each that waits for something that is wrong.
 
-    Events and claims count as far as your account may see them; while the API server has no time for them, nothing is known. Raises ApiError.
+    Events and claims count as far as your account may see them; while the API server has no time for them, nothing is known. Raises
+    ApiError.
     """
     waiting = [pod for pod in pods if not is_running(pod)]
     if not waiting:
@@ -50,7 +51,9 @@ async def why_pods_wait(cluster: Cluster, namespace: str, pods: Sequence[Object]
 
 
 async def _lasting(cluster: Cluster, namespace: str, pod: Object, why: Notice) -> str:
-    """Return the reason if it doesn't pass by itself, else ''. A missing object counts while the API server lacks it: a kubelet sees a new one late."""
+    """Return the reason if it doesn't pass by itself, else ''. A missing object counts while the API server lacks it: a kubelet sees a new
+    one late.
+    """
     missing = missing_object(why)
     if missing is None:
         return why.reason if lasts(why, pod) else ""

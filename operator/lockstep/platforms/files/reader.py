@@ -3,9 +3,9 @@
     async with beside(cluster, namespace, job, node=0, say=print) as place:
         data = await output_of(place, ["cat", "/workspace/runs/demo/logs/train_log.jsonl"])
 
-The pod is the user's own: it needs the right to create, read and delete pods and to run programs in them, which the built-in role `edit` has. It
-is removed at the end, on Ctrl-C too. One that was left behind (SIGKILL, a laptop that slept) goes within two minutes (`expiring`); for who may not
-make Jobs it ends by its own deadline, and the next reader sweeps it up.
+The pod is the user's own: it needs the right to create, read and delete pods and to run programs in them, which the built-in role `edit`
+has. It is removed at the end, on Ctrl-C too. One that was left behind (SIGKILL, a laptop that slept) goes within two minutes (`expiring`);
+for who may not make Jobs it ends by its own deadline, and the next reader sweeps it up.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ class NoReader(Failed):
 
 
 async def stateful_set_of(cluster: Cluster, namespace: str, job: str) -> Object:
-    """StatefulSet of the job: its template has the claims, image and user of the job's pods. Raises ConfigError when the job has never started."""
+    """StatefulSet of the job: its template has the claims, image and user of the job's pods. Raises ConfigError when the job has never
+    started.
+    """
     stateful_set = await cluster.get("StatefulSet", namespace, job)
     if stateful_set is None:
         raise ConfigError(
@@ -71,7 +73,9 @@ async def stateful_set_of(cluster: Cluster, namespace: str, job: str) -> Object:
 
 
 async def stateful_set_before_start(cluster: Cluster, job: Resolved) -> Object:
-    """The StatefulSet that the job would have. The claims that its pods will share, or each will have, are created where they are missing."""
+    """The StatefulSet that the job would have. The claims that its pods will share, or each will have, are created where they are
+    missing.
+    """
     from lockstep.plan.render.objects import render
     from lockstep.plan.render.resolve import resolve
     from lockstep.platforms.clusters.facts import with_image
@@ -174,8 +178,9 @@ async def reader(
     secrets: bool = False,
     say: Say = lambda line: None,
 ) -> AsyncIterator[PodPlace]:
-    """Container of a short-lived pod with the claims of node `node`. The pod is removed at the end, whatever happens. `secrets`: also with the job's variables
-    from Secrets and ConfigMaps. Raises NoReader."""
+    """Container of a short-lived pod with the claims of node `node`. The pod is removed at the end, whatever happens. `secrets`: also with
+    the job's variables from Secrets and ConfigMaps. Raises NoReader.
+    """
     pod = reader_pod(stateful_set, node, token_hex(3), seconds, resources)
     if secrets:
         pod = with_secrets(pod, stateful_set)

@@ -1,4 +1,6 @@
-"""Results of a run on its volume: its commits, its newest adapter, and text that this generates. A pod reads them there, so that only answers travel."""
+"""Results of a run on its volume: its commits, its newest adapter, and text that this generates. A pod reads them there, so that only
+answers travel.
+"""
 
 from __future__ import annotations
 
@@ -58,8 +60,9 @@ async def inspect_commits(cluster: Cluster, namespace: str, job: str, verb: str,
     nodes = await nodes_with_volumes(cluster, namespace, job)
     if len(nodes) > 1:
         raise ConfigError(
-            f"job {job} has one volume per pod, and its shards are spread over {len(nodes)} of them: fetch them (lockstep cp {job}:runs/{job}/checkpoints node-N "
-            f"--node N -n {namespace}, N from {nodes[0]} to {nodes[-1]}) and name the folders: lockstep checkpoint {verb} node-{nodes[0]} …"
+            f"job {job} has one volume per pod, and its shards are spread over {len(nodes)} of them: fetch them (lockstep cp"
+            f" {job}:runs/{job}/checkpoints node-N --node N -n {namespace}, N from {nodes[0]} to {nodes[-1]}) and name the folders:"
+            f" lockstep checkpoint {verb} node-{nodes[0]} …"
         )
     async with beside(cluster, namespace, job, nodes[0] if nodes else 0, say=say) as place:
         return await inspected(place, verb, run_folder(job), options)
@@ -122,8 +125,9 @@ async def _exported(place: Place, job: str, commit: str, again: str) -> Adapter:
         await output_of(place, command, seconds=EXPORT_SECONDS)
     except ProgramFailed as error:
         raise NoAdapter(
-            f"the newest commit is not exported yet, and can't be here: {error}; fetch the checkpoints of every node and export them: "
-            f"lockstep cp {job}:{run_folder(job)}/checkpoints node-0 --node 0{again and f' {again}'} (and so on), then lockstep adapter export node-0 … -o adapter"
+            f"the newest commit is not exported yet, and can't be here: {error}; fetch the checkpoints of every node and export them:"
+            f" lockstep cp {job}:{run_folder(job)}/checkpoints node-0 --node 0{again and f' {again}'} (and so on), then lockstep adapter"
+            " export node-0 … -o adapter"
         ) from None
     return Adapter(folder, (), made_of=commit)
 
@@ -150,7 +154,8 @@ async def idle_or_own_pod(cluster: Cluster, namespace: str, job: str, gpus: int,
     busy = running.get(0)
     if busy is not None and not is_shared(stateful_set):
         raise ConfigError(
-            f"pod {busy.pod} trains, and a second pod may not be able to mount its volume: wait for the job's end, or fetch the adapter by lockstep adapter get {job}, and use --local"
+            f"pod {busy.pod} trains, and a second pod may not be able to mount its volume: wait for the job's end, or fetch the adapter by"
+            f" lockstep adapter get {job}, and use --local"
         )
     async with reader(cluster, stateful_set, 0, resources=resources_of(stateful_set, gpus), say=say) as place:
         yield place

@@ -72,7 +72,8 @@ def _refuse_outside(folder: Path, name: str, target: Path) -> None:
     if Path(os.path.normpath(Path(name).parent / target)).parts[:1] in ((os.sep,), (os.pardir,)):
         own = next((file for file in IGNORE_FILES if (folder / file).is_file()), IGNORE_FILES[0])
         raise ConfigError(
-            f"{folder / name} is a link to {target}, out of the folder that is sent: put a copy in its place, or name it in {folder / own}, and it stays here"
+            f"{folder / name} is a link to {target}, out of the folder that is sent: put a copy in its place, or name it in {folder / own},"
+            " and it stays here"
         )
 
 
@@ -159,8 +160,9 @@ class Receivers:
         alone: bool = False,
         gitignore: bool = True,
     ) -> list[Synced]:
-        """Send to all nodes, each by its name, at once. One that can't be sent to has a `problem`, and doesn't stop the others; one that has files of
-        another folder does. `targets`: the folder on each. `alone`: also where any file in it isn't of this folder. Raises ConfigError.
+        """Send to all nodes, each by its name, at once. One that can't be sent to has a `problem`, and doesn't stop the others; one that
+        has files of another folder does. `targets`: the folder on each. `alone`: also where any file in it isn't of this folder. Raises
+        ConfigError.
         """
         for gone in self._open.keys() - places.keys():
             await self._drop(gone)
@@ -218,7 +220,9 @@ def sender_of(path: Path) -> str:
 
 
 def own_folders(folder: Path) -> tuple[str, str]:
-    """Return folders of its own for a folder below /workspace: by its name, and by its sender too, where another one has that. They stay the same."""
+    """Return folders of its own for a folder below /workspace: by its name, and by its sender too, where another one has that. They stay
+    the same.
+    """
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.absolute().name).strip(".-") or "project"
     return f"{WORKSPACE}/{name}", f"{WORKSPACE}/{name}-{hashlib.sha256(sender_of(folder).encode()).hexdigest()[:6]}"
 

@@ -77,8 +77,9 @@ async def put(
     own_umask: bool = False,
     sender: Sender | None = None,
 ) -> Carried:
-    """Copy a file or folder of this machine into the volumes that `place` sees. `own_umask`: who may write to it is up to the umask there; else its
-    group may, as in pods. `sender`: who sends it; None: it isn't recorded. Raises Failed."""
+    """Copy a file or folder of this machine into the volumes that `place` sees. `own_umask`: who may write to it is up to the umask there;
+    else its group may, as in pods. `sender`: who sends it; None: it isn't recorded. Raises Failed.
+    """
 
     def give(wire: Wire) -> dict[str, Any]:
         return carry.give(wire, source, passed=progress.passing, expected=progress.expect)
@@ -88,8 +89,9 @@ async def put(
 
 
 async def get(place: Place, source: str, target: str, roots: list[str], progress: TransferProgress, name: str | None = None) -> Carried:
-    """Copy a file or folder of the volumes that `place` sees to `target`. `name`: its name in a target that is a folder to put it into; None: as
-    in `source`. The other end has no say in it. Raises Failed."""
+    """Copy a file or folder of the volumes that `place` sees to `target`. `name`: its name in a target that is a folder to put it into;
+    None: as in `source`. The other end has no say in it. Raises Failed.
+    """
     own = PurePosixPath(normpath(source)).name if name is None else name
 
     def take(wire: Wire) -> dict[str, Any]:

@@ -43,7 +43,9 @@ async def ask_ahead(fleet: Fleet, job: TrainingJob, profile: TrainingCluster) ->
 async def model_config(
     fleet: Fleet, job: TrainingJob, profile: TrainingCluster, options: HostOptions
 ) -> tuple[Mapping[str, Any], str] | None:
-    """Return the config.json of the model that the job's first host has, and where it is. None: the model is no folder of it, or it can't be read."""
+    """Return the config.json of the model that the job's first host has, and where it is. None: the model is no folder of it, or it can't
+    be read.
+    """
     host = chosen(fleet.cluster, job.spec.nodes, first=options.first, without=options.without)[0]
     folder = next((path for field, path, _ in inputs_of(job, profile, host) if field == MODEL), None)
     if folder is None:

@@ -1,7 +1,8 @@
 """A copy to many hosts that crosses this machine's link once: to the first over ssh, from there host to host, while it arrives.
 
-Hosts don't log in to each other. Each listens on its stated address for the next one, and both prove a key that is made for one try and reaches them over ssh.
-A host that can't reach the one before it gets its files from this machine instead, and that is said. Where something breaks, all begin again with what has arrived.
+Hosts don't log in to each other. Each listens on its stated address for the next one, and both prove a key that is made for one try and
+reaches them over ssh. A host that can't reach the one before it gets its files from this machine instead, and that is said. Where something
+breaks, all begin again with what has arrived.
 """
 
 from __future__ import annotations
@@ -114,7 +115,9 @@ class Chain:
             self.results[host] = error
 
     async def _try(self, *, first: bool) -> dict[str, str]:
-        """Copy once to all hosts that didn't fail. Return why those broke that are to be tried again; all that is known for good is in `results`."""
+        """Copy once to all hosts that didn't fail. Return why those broke that are to be tried again; all that is known for good is in
+        `results`.
+        """
         stops = [stop for host, stop in self._stops.items() if not isinstance(self.results.get(host), Exception)]
         broken: dict[str, str] = {}
         async with AsyncExitStack() as stack:
@@ -146,7 +149,9 @@ class Chain:
         return broken
 
     async def _joined(self, links: Sequence[_Link]) -> list[_Link]:
-        """Let each host listen, and connect to the one before it. Return those that get their files from this machine. Raises _LinkFailed."""
+        """Let each host listen, and connect to the one before it. Return those that get their files from this machine. Raises
+        _LinkFailed.
+        """
         key = secrets.token_hex(32)
 
         async def listen(number: int, link: _Link) -> None:

@@ -75,7 +75,8 @@ async def _condition(fleet: Fleet, host: Host) -> HostCondition:
 
 
 async def measure_between(fleet: Fleet, looks: Sequence[HostLook]) -> HostNetwork | None:
-    """Knock from every host at every other one, and measure between neighbors. None: fewer than two hosts take part, or addresses are not known.
+    """Knock from every host at every other one, and measure between neighbors. None: fewer than two hosts take part, or addresses are not
+    known.
 
     Raises ConfigError where addresses can't be determined, ProgramFailed where a host's program ends.
     """
@@ -111,7 +112,9 @@ def _first_port(fleet: Fleet, facts: Sequence[HostFacts]) -> int:
 async def _listen(
     programs: Mapping[int, NodeProgram], token: str, addresses: Mapping[int, str], first: int
 ) -> tuple[dict[int, list[int]], dict[int, str]]:
-    """Let all listen where a job's coordinator and ranks would, and on a port of the kernel's choice. Return the ports, and who can't, with why."""
+    """Let all listen where a job's coordinator and ranks would, and on a port of the kernel's choice. Return the ports, and who can't, with
+    why.
+    """
     ports: dict[int, list[int]] = {}
     deaf: dict[int, str] = {}
 

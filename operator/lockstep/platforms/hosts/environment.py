@@ -1,4 +1,6 @@
-"""Environments for ranks on hosts: look at what is there, send what is lacking, from host to host where several lack it, and let the host make the rest."""
+"""Environments for ranks on hosts: look at what is there, send what is lacking, from host to host where several lack it, and let the host
+make the rest.
+"""
 
 from __future__ import annotations
 
@@ -191,7 +193,9 @@ def _making(setup: HostSetup, packages: Packages, files: Sequence[WheelFile], ar
 
 
 async def python_archive(fleet: Fleet, setup: HostSetup, packages: Packages) -> PythonArchive:
-    """Download the archive of the Python that a host's uv, which must be there, brings. It knows its digest, and refuses another one. Raises Failed."""
+    """Download the archive of the Python that a host's uv, which must be there, brings. It knows its digest, and refuses another one.
+    Raises Failed.
+    """
     uv = packages.uv[setup.host.name].path
     answer = await _asked(fleet.place(setup.host.name), {"do": "archive", "uv": uv.name, "version": setup.python.version})
     release, name = address_of_python(setup.host.name, url := str(answer["url"]))
@@ -199,7 +203,9 @@ async def python_archive(fleet: Fleet, setup: HostSetup, packages: Packages) -> 
 
 
 def address_of_python(host: str, url: str) -> tuple[str, str]:
-    """Return the release and the file's name of an address that a host answers. Raises ProgramFailed: whoever owns a host decides what it answers."""
+    """Return the release and the file's name of an address that a host answers. Raises ProgramFailed: whoever owns a host decides what it
+    answers.
+    """
     match = _ARCHIVE.fullmatch(unquote(url))
     if match is None:
         raise ProgramFailed(f"host {host}: {url[:200]!r} is no address of a Python: it is https://…/RELEASE/cpython-….tar.gz")
@@ -248,9 +254,11 @@ async def _asked(place: HostPlace, request: Mapping[str, Any], step: Callable[[s
 
 
 async def spread(fleet: Fleet, setups: Sequence[HostSetup], packages: Packages, say: Say) -> list[HostSetup]:
-    """Send what all of these hosts lack, then what those with the same Python and processor lack, then the archives of the Pythons that hosts get.
+    """Send what all of these hosts lack, then what those with the same Python and processor lack, then the archives of the Pythons that
+    hosts get.
 
-    Return the setups with the files that are there now. A host that a chain can't serve is named, and its files are left to `set_up`, which sends them from here.
+    Return the setups with the files that are there now. A host that a chain can't serve is named, and its files are left to `set_up`, which
+    sends them from here.
     """
     now = {one.host.name: one for one in setups}
     await _spread(fleet, now, packages.of, say)
@@ -261,7 +269,9 @@ async def spread(fleet: Fleet, setups: Sequence[HostSetup], packages: Packages, 
 
 
 async def _spread(fleet: Fleet, now: dict[str, HostSetup], files: FilesOf, say: Say) -> None:
-    """Send what all hosts lack of their files, then what those lack that have the same Python and processor, and note in `now` what is there."""
+    """Send what all hosts lack of their files, then what those lack that have the same Python and processor, and note in `now` what is
+    there.
+    """
     alike: dict[str, list[str]] = {}
     for one in now.values():
         alike.setdefault(str(one.target), []).append(one.host.name)

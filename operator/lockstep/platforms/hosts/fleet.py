@@ -1,4 +1,6 @@
-"""The hosts of a cluster file: asked all at once, each over its one shared connection. A host that doesn't answer is one finding among others."""
+"""The hosts of a cluster file: asked all at once, each over its one shared connection. A host that doesn't answer is one finding among
+others.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +40,9 @@ class Fleet:
     def __init__(
         self, cluster: HostsCluster, name: str, named: str, *, shares: bool = True, tell: Callable[[str], None] = lambda _: None
     ) -> None:
-        """`name`: of the cluster file. `named`: the cluster as it was given, its name or the path of its file. `shares`: False opens a connection for
-        each program. `tell`: hears that a login may wait for you."""
+        """`name`: of the cluster file. `named`: the cluster as it was given, its name or the path of its file. `shares`: False opens a
+        connection for each program. `tell`: hears that a login may wait for you.
+        """
         self.cluster, self.name = cluster, name
         self.typed, self.again = cluster_words(named)
         """The cluster as a word of a command line, and the words that lead here again on one."""
@@ -60,7 +63,8 @@ class Fleet:
     ) -> tuple[dict[str, T], dict[str, str]]:
         """Do the work for every host at once, at most 32 at a time. Return what came of it, and by host why nothing came.
 
-        `late_seconds`: how long a host is waited for after the last answer of another one and after its own start; None: as long as it takes.
+        `late_seconds`: how long a host is waited for after the last answer of another one and after its own start; None: as long as it
+        takes.
         """
         limit, clock = asyncio.Semaphore(AT_ONCE), asyncio.get_running_loop().time
         results: dict[str, T] = {}
@@ -86,7 +90,8 @@ class Fleet:
 
         names = list(hosts)
         tasks = [asyncio.create_task(one(name)) for name in names]
-        # Ctrl-C reaches every host's work, and this ends when all of it has cleaned up: a plain gather ends with the first, and cuts the others short.
+        # Ctrl-C reaches every host's work, and this ends when all of it has cleaned up: a plain gather ends with the first, and cuts the
+        # others short.
         for done in await asyncio.gather(*tasks, return_exceptions=True):
             if done is not None:
                 raise done
@@ -103,7 +108,8 @@ class Fleet:
     ) -> tuple[dict[str, HostFacts], dict[str, str]]:
         """Ask every host (by default all) what it has. `job`: the only one to look for. `paths`: by host, inputs to look for.
 
-        `starts`: for something that is to start there with the Python that the file states, whose version counts. `late_seconds`: as in `all`.
+        `starts`: for something that is to start there with the Python that the file states, whose version counts. `late_seconds`: as in
+        `all`.
         """
         peers = [host.address for host in self.cluster.hosts if host.address is not None]
 
@@ -120,7 +126,8 @@ class Fleet:
     ) -> tuple[dict[str, HostFacts], dict[str, str]]:
         """Ask these hosts of a job for its state alone: it tells nothing of their GPUs and their units, which takes them longer.
 
-        `patience`: seconds for which the first host, node 0's, waits with its answer until all ranks run or the job has ended. `late_seconds`: as in `all`.
+        `patience`: seconds for which the first host, node 0's, waits with its answer until all ranks run or the job has ended.
+        `late_seconds`: as in `all`.
         """
 
         async def one(name: str) -> HostFacts:
@@ -149,7 +156,9 @@ async def within(seconds: float, what: str, remedy: str = "") -> AsyncIterator[N
 
 @cache
 def old_source_of(program: ModuleType) -> bytes:
-    """Text of a program of `onhost` for Python 3.6 or newer: with what it imports from there, and without annotations, which older ones can't read."""
+    """Text of a program of `onhost` for Python 3.6 or newer: with what it imports from there, and without annotations, which older ones
+    can't read.
+    """
     tree = ast.parse(source_of(program))
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):

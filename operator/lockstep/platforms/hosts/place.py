@@ -1,7 +1,7 @@
 """Programs on hosts, over ssh: their bytes both ways, their exit code, and a terminal for those that want one.
 
-The remote command line is a constant, so that no login shell reads anything else into it: it was tried with bash, dash, zsh, fish and tcsh. All else
-comes by standard input: the starter (`onhost/starter.py`), what it is to start, and then the program's own input.
+The remote command line is a constant, so that no login shell reads anything else into it: it was tried with bash, dash, zsh, fish and tcsh.
+All else comes by standard input: the starter (`onhost/starter.py`), what it is to start, and then the program's own input.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ def beginning(words: Sequence[str], environment: Sequence[tuple[str, str]], newe
     `newer`: Pythons to take, the first that is there, where the host's own `python3` is too old.
     """
     text = _text_of(starter)
-    line = f"t=b''\nwhile len(t)<{len(text)}:\n p=os.read(0,{len(text)}-len(t))\n if not p:os._exit(9)\n t+=p\nexec(compile(t,'lockstep','exec'))"
+    line = (
+        f"t=b''\nwhile len(t)<{len(text)}:\n p=os.read(0,{len(text)}-len(t))\n if not p:os._exit(9)\n"
+        " t+=p\nexec(compile(t,'lockstep','exec'))"
+    )
     head = json.dumps({"words": list(words), "environment": dict(environment), "newer": list(newer)}).encode()
     return b"exec(" + ascii(line).encode() + b")\n" + text + str(len(head)).zfill(starter.HEAD_DIGITS).encode() + head
 

@@ -1,6 +1,8 @@
-"""Short runs on hosts, of which only the result is wanted: preflight of a job, an all-reduce sweep, a few measured steps, and the rates between all pairs.
+"""Short runs on hosts, of which only the result is wanted: preflight of a job, an all-reduce sweep, a few measured steps, and the rates
+between all pairs.
 
-Agents run beside whatever else is there, in a folder of their own, and end with the connection: nothing stays on a host however the command ends.
+Agents run beside whatever else is there, in a folder of their own, and end with the connection: nothing stays on a host however the command
+ends.
 """
 
 from __future__ import annotations
@@ -98,7 +100,9 @@ async def measured_on_hosts(
 
 
 async def pairs_on_hosts(fleet: Fleet, nodes: int | None, way: Way, say: Say) -> PairsMeasured:
-    """Measure all pairs of hosts: from each one's stated address to the others', on ports of the cluster file. Raises as `preflight_on_hosts` does."""
+    """Measure all pairs of hosts: from each one's stated address to the others', on ports of the cluster file. Raises as
+    `preflight_on_hosts` does.
+    """
     hosts = chosen(fleet.cluster, nodes)
     if len(hosts) < 2:
         raise ConfigError(f"{fleet.name} has one host, and one host has no pair: list another one in its file")

@@ -1,7 +1,7 @@
 """The system's ssh: one shared connection a host, host keys always checked, and a remote command line that is the same for everything.
 
-sshd hands the command line to the login shell, whatever that is. So no user data is ever in it: it reads one line of Python from standard input, and
-that reads what to run. What was printed before the mark is the shell's noise.
+sshd hands the command line to the login shell, whatever that is. So no user data is ever in it: it reads one line of Python from standard
+input, and that reads what to run. What was printed before the mark is the shell's noise.
 """
 
 from __future__ import annotations
@@ -34,11 +34,14 @@ CONNECT_SECONDS = 10
 OPEN_SECONDS = 60.0
 """Limit of a connection's beginning, jump hosts and all. ssh's own limit ends before the login does."""
 HINT_SECONDS = 5.0
-"""Seconds without a login after which you are told what ssh may be waiting for: in BatchMode it says nothing itself while a key wants a touch."""
+"""Seconds without a login after which you are told what ssh may be waiting for: in BatchMode it says nothing itself while a key wants a
+touch.
+"""
 SHARED_SECONDS, LOGIN_SECONDS = 60, 8 * 3600
 """Seconds for which a shared connection outlives its last use: one that opened by itself, and one for which somebody answered questions."""
 PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0)
-"""Longest seconds between tries of a connection that is turned away; the shortest are half of them, so that many don't come back at once."""
+"""Longest seconds between tries of a connection that is turned away; the shortest are half of them, so that many don't come back at once.
+"""
 POLL_SECONDS = 0.05
 SURE_SECONDS = 10.0
 """Seconds for which a connection that was open is taken to be open: should it end before, ssh connects for the next program alone."""
@@ -58,7 +61,9 @@ class HostUnreachable(NotStarted):
 
 
 class TurnedAway(HostUnreachable):
-    """A host whose sshd, or that of a jump host, closed the connection before any login: it lets only so many begin at once (MaxStartups)."""
+    """A host whose sshd, or that of a jump host, closed the connection before any login: it lets only so many begin at once
+    (MaxStartups).
+    """
 
 
 @dataclass(frozen=True)
@@ -90,7 +95,9 @@ class Login:
 
 
 def control_folder() -> Path:
-    """Folder of shared connections: yours alone, and with a path that leaves room for a socket's name. Raises Failed when it is somebody else's."""
+    """Folder of shared connections: yours alone, and with a path that leaves room for a socket's name. Raises Failed when it is somebody
+    else's.
+    """
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime and len(os.fsencode(runtime)) + len("/lockstep/ssh/") + NAME_BYTES + 17 <= SOCKET_BYTES_MAX and _is_private(Path(runtime)):
         folder = Path(runtime, "lockstep", "ssh")
@@ -132,8 +139,8 @@ FOR_ALL: Mapping[str, object] = {
 def ssh_options(
     login: Login, folder: Path, *, shares: bool, opens: bool = False, asks: bool = False, config: Path | None = None
 ) -> list[str]:
-    """Options of ssh for this host. `shares`: use the shared connection, if there is one. `opens`: be that connection. `asks`: ask in the terminal.
-    `config`: file to read in place of that of the login.
+    """Options of ssh for this host. `shares`: use the shared connection, if there is one. `opens`: be that connection. `asks`: ask in the
+    terminal. `config`: file to read in place of that of the login.
     """
     stated: dict[str, object] = {
         "BatchMode": "no" if asks else "yes",
@@ -199,7 +206,9 @@ class Shared:
         """True once it is known that the way leads through jump hosts."""
 
     def command(self, *words: str, opens: bool = False, asks: bool = False, forwards: bool = False) -> list[str]:
-        """Command of ssh: `words` are what follows the options, the host's name among them. `forwards`: it is about ports, else it has none."""
+        """Command of ssh: `words` are what follows the options, the host's name among them. `forwards`: it is about ports, else it has
+        none.
+        """
         config = self._jump_config(asks=asks) if self._jumps else None
         options = ssh_options(self.login, self.folder, shares=self.shares, opens=opens, asks=asks, config=config)
         if self._host_name:
@@ -270,7 +279,10 @@ class Shared:
 
     async def _connect(self) -> None:
         name = self.login.name
-        hint = f"host {name} has not let you in after {HINT_SECONDS:.0f} s: if your key wants a touch, or your agent a confirmation, give it now"
+        hint = (
+            f"host {name} has not let you in after {HINT_SECONDS:.0f} s: if your key wants a touch, or your agent a confirmation, give"
+            " it now"
+        )
         told = asyncio.get_running_loop().call_later(HINT_SECONDS, self._tell, hint)
         try:
             async with asyncio.timeout(OPEN_SECONDS):
@@ -285,7 +297,9 @@ class Shared:
             raise unreachable(self.login, errors)
 
     async def _jump_errors(self) -> str:
-        """Return the errors of one more try, which shares nothing: for a shared connection ssh prints nothing of what a jump host's says."""
+        """Return the errors of one more try, which shares nothing: for a shared connection ssh prints nothing of what a jump host's
+        says.
+        """
         alone = Shared(self.login, self.folder, shares=False)
         alone._jumps = True
         with contextlib.suppress(TimeoutError):
@@ -299,7 +313,8 @@ class Shared:
 
     async def _output(self, command: Sequence[str], *, in_terminal: bool = False) -> tuple[int, str, str]:
         """Exit code, output and errors of ssh, which has ended even where this is interrupted."""
-        # They are files: a connection stays in the background and would hold a pipe open, and a pipe that Ctrl-C leaves open outlives its loop.
+        # They are files: a connection stays in the background and would hold a pipe open, and a pipe that Ctrl-C leaves open outlives its
+        # loop.
         with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
             process = await asyncio.create_subprocess_exec(
                 *command, stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=errors, start_new_session=not in_terminal
@@ -352,7 +367,9 @@ class Shared:
 
     @asynccontextmanager
     async def _alone(self) -> AsyncIterator[None]:
-        """One at a time, over all of your processes, opens this connection: a second ssh would open one that nobody uses and nobody ends."""
+        """One at a time, over all of your processes, opens this connection: a second ssh would open one that nobody uses and nobody
+        ends.
+        """
         with (self.folder / f"{self.login.key}.lock").open("w") as lock:
             while True:
                 try:
@@ -380,9 +397,11 @@ _ADVICE = (
     ),
     (
         r"No .* host key is known|Host key verification failed",
-        "its host key is not known, and nothing was sent. `lockstep hosts trust` shows its fingerprint, and pins the key once you have compared it",
+        "its host key is not known, and nothing was sent. `lockstep hosts trust` shows its fingerprint, and pins the key once you have"
+        " compared it",
     ),
-    (r"Permission denied", "it doesn't let you in. `ssh {words}` must work in your terminal without a question; where it asks for a code or a passphrase, "
+    (r"Permission denied", "it doesn't let you in. `ssh {words}` must work in your terminal without a question; where it asks for a code or"
+                           " a passphrase, "
     "`lockstep hosts login` answers once for all later commands"),
     (r"no login in", "it answers, but the login does not end: your key may want a touch, or your agent a confirmation. "
     "`lockstep hosts login` shows what it asks for, and answers once for all later commands; else the host is stuck: look at its load"),
@@ -390,7 +409,8 @@ _ADVICE = (
     (r"Connection refused", "nothing listens on its ssh port. Check sshd and the port"),
     (r"Could not resolve hostname", "its name is not known here. State its address, or add it to ~/.ssh/config"),
     (r"administratively prohibited", "the jump host on the way passes no connections on: its sshd_config must have AllowTcpForwarding yes"),
-    (_TURNED_AWAY, "its sshd, or that of a jump host on the way, closes connections before any login: too many begin there at once, or it blocks this "
+    (_TURNED_AWAY, "its sshd, or that of a jump host on the way, closes connections before any login: too many begin there at once, or it"
+                   " blocks this "
     "machine. Type the command again, or let its administrator raise MaxStartups in sshd_config"),
 )  # fmt: skip
 

@@ -1,4 +1,6 @@
-"""Start a job on hosts, and do to it what people ask for: stop, resume, retry, delete. Nothing of a start is to be seen before all hosts have its files."""
+"""Start a job on hosts, and do to it what people ask for: stop, resume, retry, delete. Nothing of a start is to be seen before all hosts
+have its files.
+"""
 
 from __future__ import annotations
 
@@ -107,12 +109,15 @@ def _refuse_bare(hosts: Sequence[Host], answers: Mapping[str, HostFacts], cluste
     bare = [host.name for host in hosts if not host.python and not answers[host.name].environment_python]
     if bare:
         raise ConfigError(
-            f"there is no Python environment on {named_hosts(bare)}: lockstep hosts setup {cluster} makes it, or state hosts[].python in the cluster file"
+            f"there is no Python environment on {named_hosts(bare)}: lockstep hosts setup {cluster} makes it, or state hosts[].python in"
+            " the cluster file"
         )
 
 
 def _refuse_unfit(hosts: Sequence[Host], answers: Mapping[str, HostFacts], cluster: str, oldest: tuple[int, int]) -> None:
-    """Raise ConfigError naming every host on which no agent could run or keep its records, with the reason. `oldest`: Python that the job runs on."""
+    """Raise ConfigError naming every host on which no agent could run or keep its records, with the reason. `oldest`: Python that the job
+    runs on.
+    """
     reasons = {}
     for host in hosts:
         python = stated_python_words(host, answers[host.name], oldest)
@@ -125,7 +130,9 @@ def _refuse_unfit(hosts: Sequence[Host], answers: Mapping[str, HostFacts], clust
 
 
 async def _lingering(fleet: Fleet, answers: Mapping[str, HostFacts]) -> dict[str, HostFacts]:
-    """Switch linger on where units are stopped at the end of a login, and return the facts with what came of it. Many hosts leave that to root."""
+    """Switch linger on where units are stopped at the end of a login, and return the facts with what came of it. Many hosts leave that to
+    root.
+    """
 
     async def ask(name: str) -> bool:
         return bool((await _request(fleet, name, {"do": "linger"}))["lingers"])
@@ -150,7 +157,8 @@ def refuse_running(name: str, answers: Mapping[str, HostFacts], again: str) -> N
     running = [host for host, facts in answers.items() if facts.jobs[name].runs]
     if running:
         raise ConfigError(
-            f"job {name} runs already on {named_hosts(running)}: lockstep logs {name} -f {again} follows it, lockstep stop {name} {again} stops it"
+            f"job {name} runs already on {named_hosts(running)}: lockstep logs {name} -f {again} follows it, lockstep stop {name} {again}"
+            " stops it"
         )
 
 
@@ -186,8 +194,8 @@ async def _place_and_go(
 ) -> None:
     """Put the files on every host; when all have them, let node 0 begin, then the others. `ran`: hosts whose agents are to be started anew.
 
-    Raises Failed naming every host that did not take them, or what `check` raises before any begins. Then, and when this process ends before, nothing stays
-    on any host.
+    Raises Failed naming every host that did not take them, or what `check` raises before any begins. Then, and when this process ends
+    before, nothing stays on any host.
     """
     names = list(files)
     async with AsyncExitStack() as stack:
@@ -258,7 +266,9 @@ async def remove(fleet: Fleet, seen: Seen) -> None:
 
 
 async def end_leftovers(fleet: Fleet, answers: Mapping[str, HostFacts], found: Sequence[LeftAgent]) -> dict[str, HostFacts]:
-    """End agents that wait for jobs which are over, and return the answers as they are then. What can't be ended is said, and stays as it is."""
+    """End agents that wait for jobs which are over, and return the answers as they are then. What can't be ended is said, and stays as it
+    is.
+    """
     jobs = {host: dict(facts.jobs) for host, facts in answers.items()}
 
     async def one(host: str) -> None:

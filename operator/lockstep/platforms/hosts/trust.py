@@ -1,7 +1,7 @@
 """The key that a host offers, before anybody trusts it: nothing is sent, and no login is tried.
 
-ssh-keyscan would ask the name alone. This asks by ssh itself, as every other verb does: through jump hosts, with the port and the name of ssh's own
-configuration. ssh hands the key to a command of ours, finds it in no file of known hosts, and refuses it.
+ssh-keyscan would ask the name alone. This asks by ssh itself, as every other verb does: through jump hosts, with the port and the name of
+ssh's own configuration. ssh hands the key to a command of ours, finds it in no file of known hosts, and refuses it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ async def offered_key(login: Login, folder: Path) -> str:
     nobody.write_text("", encoding="ascii")
     show = " ".join([_quoted(sys.executable), "-I", "-S", "-c", f'"{SHOW}"', "%I", "%t", "%K"])
     options = {
-        "GlobalKnownHostsFile": nobody, "HostKeyAlgorithms": KINDS, "KnownHostsCommand": show, "UpdateHostKeys": "no", "UserKnownHostsFile": nobody,
+        "GlobalKnownHostsFile": nobody, "HostKeyAlgorithms": KINDS, "KnownHostsCommand": show, "UpdateHostKeys": "no",
+            "UserKnownHostsFile": nobody,
         "VerifyHostKeyDNS": "no",
     }  # fmt: skip
     command = shared.command(
@@ -55,7 +56,8 @@ async def offered_key(login: Login, folder: Path) -> str:
         return keys[-1]
     if "knownhostscommand" in errors.lower():
         raise Failed(
-            f"host {login.name}: this machine's ssh is too old to tell its key (OpenSSH 8.5 or newer can): write the line of ssh-keyscan {login.name} into host_key"
+            f"host {login.name}: this machine's ssh is too old to tell its key (OpenSSH 8.5 or newer can): write the line of ssh-keyscan"
+            f" {login.name} into host_key"
         )
     raise HostUnreachable(explained(login, errors))
 

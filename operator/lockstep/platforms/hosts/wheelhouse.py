@@ -1,4 +1,6 @@
-"""A folder of wheels on this machine: those that hosts need, looked for there first, then downloaded from a package index by their SHA-256."""
+"""A folder of wheels on this machine: those that hosts need, looked for there first, then downloaded from a package index by their
+SHA-256.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +106,8 @@ def _checked(path: Path, pin: Pin) -> str:
     digest = digest_of(path)
     if digest not in pin.hashes:
         raise Failed(
-            f"{path} has the SHA-256 {digest}, but the lock has {pin.expects()} for {pin.name} {pin.version}: nothing of it was sent; remove the file"
+            f"{path} has the SHA-256 {digest}, but the lock has {pin.expects()} for {pin.name} {pin.version}: nothing of it was sent;"
+            " remove the file"
         )
     return digest
 
@@ -133,7 +136,8 @@ async def _offers(pins: Sequence[Pin], targets: Sequence[HostTarget], here: Mapp
                 problems.append(f"{pin.name} {pin.version} for {target}")
     if problems:
         raise Failed(
-            f"{_shown(index)} has no file with a digest of the lock for {listed(problems)}: make the lock for that Python, or name another by environment.python in the cluster file"
+            f"{_shown(index)} has no file with a digest of the lock for {listed(problems)}: make the lock for that Python, or name another"
+            " by environment.python in the cluster file"
         )
     return offers
 

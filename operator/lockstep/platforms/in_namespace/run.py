@@ -114,13 +114,15 @@ async def _run(job: TrainingJob, profile: TrainingCluster, namespace: str | None
         await _scale(cluster, run, 0)
         await cluster.delete("Job", place, keeper_name(run.name))
         _print(
-            f"{'Complete' if code == COMPLETE else 'Failed'}: scaled to zero; kubectl delete configmap {run.frozen.name} -n {place} removes all but the claims"
+            f"{'Complete' if code == COMPLETE else 'Failed'}: scaled to zero; kubectl delete configmap {run.frozen.name} -n {place} removes"
+            " all but the claims"
         )
         return COMPLETE if code == COMPLETE else FAILED
 
 
 async def run_until(cluster: Cluster, run: Run, say: Say, heard: asyncio.Event, limit: TimeLimit, leave: Leave | None = None) -> None:
-    """Start, follow until what was waited for is heard or node 0 has ended, then remove all but the claims. `leave` is called while the pods are still there.
+    """Start, follow until what was waited for is heard or node 0 has ended, then remove all but the claims. `leave` is called while the
+    pods are still there.
 
     They are removed however this ends, also when the process is killed (`expiring`). Raises ConfigError, ApiError, Failed.
     """
@@ -164,7 +166,9 @@ async def _left(leave: Leave, say: Say) -> None:
 
 
 async def lacking_nodes(cluster: Cluster, run: Run) -> str:
-    """Sentence that the cluster has too few nodes for the run even when all of it is idle; '' if it has enough, or your account may not list nodes."""
+    """Sentence that the cluster has too few nodes for the run even when all of it is idle; '' if it has enough, or your account may not
+    list nodes.
+    """
     nodes = await list_kind(cluster, "Node")
     (stateful_set,) = [item for item in objects(run) if item["kind"] == "StatefulSet"]
     return never_enough(stateful_set["spec"]["template"], run.frozen.nodes, nodes.items) if nodes.seen else ""
@@ -198,10 +202,9 @@ def _print(line: str) -> None:
 def _detached(run: Run) -> str:
     where = f"-n {run.namespace}"
     return (
-        f"\nlockstep: job {run.name} runs on; half a minute after its end its pods go and its nodes are free (Job {keeper_name(run.name)} sees to that)\n"
-        f"Follow it: lockstep run -f FILE --in-namespace --attach {where}\n"
-        f"Its log, even after it has ended: lockstep logs {run.name} {where}\n"
-        f"Stop it: kubectl delete configmap {run.frozen.name} {where} (checkpoints and claims stay)"
+        f"\nlockstep: job {run.name} runs on; half a minute after its end its pods go and its nodes are free (Job {keeper_name(run.name)}"
+        f" sees to that)\nFollow it: lockstep run -f FILE --in-namespace --attach {where}\nIts log, even after it has ended: lockstep logs"
+        f" {run.name} {where}\nStop it: kubectl delete configmap {run.frozen.name} {where} (checkpoints and claims stay)"
     )
 
 
@@ -212,7 +215,8 @@ async def _running(cluster: Cluster, requested: Run) -> Run:
     config = await cluster.get("ConfigMap", requested.namespace, owner) if owner is not None else None
     if stateful_set is None or config is None:
         raise ConfigError(
-            f"no run {requested.name} without an operator runs in namespace {requested.namespace}: start it with lockstep run -f FILE --in-namespace"
+            f"no run {requested.name} without an operator runs in namespace {requested.namespace}: start it with lockstep run -f FILE"
+            " --in-namespace"
         )
     return replace(requested, frozen=thaw(config))
 
@@ -234,7 +238,8 @@ async def _ended_since(cluster: Cluster, run: Run) -> int | None:
         )
     is_complete = end.get("state") == State.COMPLETE.value
     _print(
-        f"{'Complete' if is_complete else 'Failed'}: {end.get('message')}; its nodes are free, its log: lockstep logs {run.name} -n {run.namespace}"
+        f"{'Complete' if is_complete else 'Failed'}: {end.get('message')}; its nodes are free, its log: lockstep logs {run.name} -n"
+        f" {run.namespace}"
     )
     return COMPLETE if is_complete else FAILED
 
@@ -247,7 +252,9 @@ def _owning_run(stateful_set: Object, name: str) -> str | None:
 
 
 async def _start(cluster: Cluster, run: Run, say: Say, over: Object | None = None) -> None:
-    """Create the run's objects. `over`: the ownerReference of the object that all of them go with; None: they stay until somebody deletes them."""
+    """Create the run's objects. `over`: the ownerReference of the object that all of them go with; None: they stay until somebody deletes
+    them.
+    """
     await _refuse_taken_name(cluster, run)
     await _check_service_account(cluster, run)
     await _remove_finished(cluster, run, say)
@@ -272,7 +279,9 @@ async def _start(cluster: Cluster, run: Run, say: Say, over: Object | None = Non
 
 
 async def _ended_run(cluster: Cluster, name: str, place: str) -> Earlier:
-    """Identity of the run that ended. Its volume has whether it failed, and agents look there. Raises ConfigError when there is no such run."""
+    """Identity of the run that ended. Its volume has whether it failed, and agents look there. Raises ConfigError when there is no such
+    run.
+    """
     selector = {"labelSelector": f"{names.LABEL_JOB}={name}"}
     items = (await cluster.list("ConfigMap", place, selector))["items"]
     config = next((item for item in items if item["metadata"]["name"].startswith(names.run_name(name, ""))), None)
@@ -289,7 +298,8 @@ async def _refuse_taken_name(cluster: Cluster, run: Run) -> None:
     if (await read_object(cluster, "TrainingJob", run.namespace, run.name)).first is not None:
         delete = f"lockstep delete {run.name} -n {run.namespace}"
         raise ConfigError(
-            f"namespace {run.namespace} has a TrainingJob {run.name}, and nothing was created: give this run another name, or remove the job first ({delete})"
+            f"namespace {run.namespace} has a TrainingJob {run.name}, and nothing was created: give this run another name, or remove the"
+            f" job first ({delete})"
         )
 
 
@@ -301,7 +311,9 @@ async def _check_service_account(cluster: Cluster, run: Run) -> None:
 
 
 async def _remove_finished(cluster: Cluster, run: Run, say: Say) -> None:
-    """Remove a run of this name that has ended, once its pods have ended. Raises ConfigError for one that runs, or that is an operator's."""
+    """Remove a run of this name that has ended, once its pods have ended. Raises ConfigError for one that runs, or that is an
+    operator's.
+    """
     stateful_set = await cluster.get("StatefulSet", run.namespace, run.name)
     if stateful_set is None:
         return
@@ -332,7 +344,8 @@ async def _start_keeper(cluster: Cluster, stateful_set: Object, owner: Object, s
         if not error.is_refusal:
             raise
         say(
-            f"{OWN} keep this command running to the end, or nothing releases the nodes then: the API server refused the keeper: {error.message}"
+            f"{OWN} keep this command running to the end, or nothing releases the nodes then: the API server refused the keeper:"
+            f" {error.message}"
         )
 
 

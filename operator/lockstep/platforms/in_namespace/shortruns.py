@@ -1,4 +1,5 @@
-"""Short runs on a cluster, of which only the result is wanted: preflight of a job, an all-reduce sweep, and the rates between all pairs of nodes.
+"""Short runs on a cluster, of which only the result is wanted: preflight of a job, an all-reduce sweep, and the rates between all pairs of
+nodes.
 
 They are a job's own pods, and end when they have their result. The role `admin` in one namespace is enough; no operator is asked.
 """
@@ -42,8 +43,9 @@ Hear = Callable[[Point | str], None]
 
 
 def prepared(job: TrainingJob, profile: TrainingCluster, namespace: str) -> Run:
-    """Prepare the job without its ranks. Beside a job that may run, under a name of its own; with volumes of its own for every pod under the
-    job's name, since that is what its volumes are found by."""
+    """Prepare the job without its ranks. Beside a job that may run, under a name of its own; with volumes of its own for every pod under
+    the job's name, since that is what its volumes are found by.
+    """
     run = prepare(_beside(with_preflight(job), profile, namespace, SUFFIX), profile, namespace)
     ending = without_ranks(parse_run(run.frozen.run), join(names.WORKSPACE, "runs", job.metadata.name))
     # An agent that ends is started again by the kubelet, and one that has only just started doesn't hear that it is to go.
@@ -94,7 +96,9 @@ async def measured_on_cluster(
 async def preflight_on_cluster(
     job: TrainingJob, profile: TrainingCluster, namespace: str, context: str | None, say: Say, limit: TimeLimit
 ) -> PreflightReport:
-    """Run preflight. `say` gets lines that say what is waited for. Raises ConfigError when the job can't start, Failed without a result in time."""
+    """Run preflight. `say` gets lines that say what is waited for. Raises ConfigError when the job can't start, Failed without a result in
+    time.
+    """
     result = PreflightResult()
     async with await Cluster.connect(context) as cluster:
         run = prepared(job, await with_image(cluster, job, profile, namespace), namespace)
@@ -114,7 +118,8 @@ async def sweep_on_cluster(
 ) -> Sweep:
     """Measure.
 
-    `hear` gets every point, and lines that say what is waited for. Raises ConfigError when it can't start, Failed when it ended without a result.
+    `hear` gets every point, and lines that say what is waited for. Raises ConfigError when it can't start, Failed when it ended without a
+    result.
     """
     result = SweepResult(hear)
     async with await Cluster.connect(context) as cluster:
@@ -131,7 +136,9 @@ WAIT = ("python3", "-I", "-c", "import signal, sys; signal.signal(signal.SIGTERM
 async def pairs_on_cluster(
     job: TrainingJob, profile: TrainingCluster, namespace: str, context: str | None, way: Way, say: Say, limit: TimeLimit
 ) -> PairsMeasured:
-    """Measure all pairs of nodes, in pods of a job. Raises ConfigError when it can't start or be measured so, Failed without a result in time."""
+    """Measure all pairs of nodes, in pods of a job. Raises ConfigError when it can't start or be measured so, Failed without a result in
+    time.
+    """
     done = asyncio.Event()
 
     async with await Cluster.connect(context) as cluster:
@@ -180,7 +187,9 @@ async def _run_until(
 async def _last_lines(
     cluster: Cluster, run: Run, hear: Callable[[str], bool], say: Say, limit: TimeLimit, what: str, leave: Leave | None = None
 ) -> str:
-    """Run until `hear` says of a line of node 0 that it was the last one that matters, and return its last lines. `say` gets the command's own."""
+    """Run until `hear` says of a line of node 0 that it was the last one that matters, and return its last lines. `say` gets the command's
+    own.
+    """
     last: deque[str] = deque(maxlen=LINES)
     heard = asyncio.Event()
 

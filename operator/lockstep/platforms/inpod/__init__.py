@@ -1,7 +1,8 @@
-"""Programs that run in pods: sent there as text, for the Python (3.10 or newer) of whatever image a job has, so they import only the standard library.
+"""Programs that run in pods: sent there as text, for the Python (3.10 or newer) of whatever image a job has, so they import only the
+standard library.
 
-A program may import from other modules of this folder and of `onhost`, and what the gang's contract is made of. `source_of` is the one place where their texts
-are joined.
+A program may import from other modules of this folder and of `onhost`, and what the gang's contract is made of. `source_of` is the one
+place where their texts are joined.
 """
 
 from __future__ import annotations

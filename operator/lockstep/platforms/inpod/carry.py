@@ -1,8 +1,9 @@
 """Both ends of `lockstep cp`: files from one machine to another over a pair of pipes. One end is a program in a pod.
 
-The giver says what there is, the taker what it has of it, complete or not, with a SHA-256; then only what is missing travels, in chunks, and the
-taker compares the SHA-256 of each whole file before it gives it its name. So a broken transfer goes on where it was, nothing is ever there in
-half, and memory doesn't grow with the files. An end that hears nothing for a minute gives up; one that is busy (hashing) says so.
+The giver says what there is, the taker what it has of it, complete or not, with a SHA-256; then only what is missing travels, in chunks,
+and the taker compares the SHA-256 of each whole file before it gives it its name. So a broken transfer goes on where it was, nothing is
+ever there in half, and memory doesn't grow with the files. An end that hears nothing for a minute gives up; one that is busy (hashing) says
+so.
 
 A taker opens folder after folder below its destination without following a link, and gives no file a bit that runs it as somebody else.
 """
@@ -43,14 +44,17 @@ UNANSWERED_FILES = 64
 SYNCED_BYTES = 1 << 20
 """Files of this size and more are on the disk before they get their name; a thousand small ones would take minutes that way."""
 SYNC_EVERY_BYTES = 256 << 20
-"""Bytes between two waits for the disk, so that the last one is short, whatever the file's size: the other end takes a long silence for an end."""
+"""Bytes between two waits for the disk, so that the last one is short, whatever the file's size: the other end takes a long silence for an
+end.
+"""
 
 
 # ---- what there is -----------------------------------------------------------------------------------------------------------------
 
 
 def entries_below(source: Path, allowed: Callable[[Path], bool] = lambda path: True) -> list[Entry]:
-    """The file `source` (its name is "") or all that is below the folder, folders first. A link that stays inside is a link, else it is what it leads to.
+    """The file `source` (its name is "") or all that is below the folder, folders first. A link that stays inside is a link, else it is
+    what it leads to.
 
     Raises CarryError when a link leads to nothing, or to where `allowed` says no.
     """
@@ -105,7 +109,9 @@ class Stored:
         self.name = Path(os.path.abspath(source)).name  # noqa: PTH100 (a link by its own name)
 
     def begun(self, number: int, size: int, complete: bool, wire: Wire) -> Any:
-        """SHA-256 of the first `size` bytes of a file, as an object that goes on; None if there are none. `complete`: the file should end there."""
+        """SHA-256 of the first `size` bytes of a file, as an object that goes on; None if there are none. `complete`: the file should end
+        there.
+        """
         return _hashed_path(Path(self.entries[number]["path"]), size, wire) if size or complete else None
 
     def chunks(self, number: int, offset: int, wire: Wire) -> Iterator[bytes]:
@@ -231,7 +237,8 @@ def take(
     watch: TakeListener | None = None,
     sender: Entry | None = None,
 ) -> Entry:
-    """Receive to `to` (`destination_of`). `expected` gets the number of bytes to come, `passed` of those that came. `widen`: mode bits that every file gets.
+    """Receive to `to` (`destination_of`). `expected` gets the number of bytes to come, `passed` of those that came. `widen`: mode bits that
+    every file gets.
 
     `name`: what lands in a target that is a folder to put it into; None: the giver's own name for it, which must be one component.
     `sender`: who sends it, for the records of a volume. Raises CarryError where another folder sent a file that would be another one then.
@@ -402,7 +409,9 @@ def _take_file(wire: Wire, target: Destination, entry: Entry, offset: int, diges
 
 
 def _opened_draft(holder: int, draft: str) -> int:
-    """Open the draft that an earlier try began, or a new file: never a device, a FIFO or another file's second name that somebody has put there."""
+    """Open the draft that an earlier try began, or a new file: never a device, a FIFO or another file's second name that somebody has put
+    there.
+    """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with contextlib.suppress(OSError):  # (a link, a socket)
         descriptor = os.open(draft, flags, 0o660, dir_fd=holder)
@@ -459,7 +468,8 @@ def words_of(error: Exception) -> str:
 def serve(request: Entry, wire: Wire) -> None:
     """Run the pod's end: {"give": path} or {"take": path}, with the roots that paths must be below.
 
-    What comes to a pod is its group's, too, since a pod of another transport has another user. "ownUmask": this is a person's own machine, whose umask counts.
+    What comes to a pod is its group's, too, since a pod of another transport has another user. "ownUmask": this is a person's own machine,
+    whose umask counts.
     """
     roots = [Path(os.path.realpath(root)) for root in request["roots"]]
 

@@ -12,8 +12,9 @@ from lockstep.platforms.inpod.wire import CarryError, is_plain, shown
 
 
 class Destination:
-    """The file or folder that is written, reached from the folder `base` that a person named. Below that, no link is ever followed: whoever made one
-    there, and when. `close` it."""
+    """The file or folder that is written, reached from the folder `base` that a person named. Below that, no link is ever followed: whoever
+    made one there, and when. `close` it.
+    """
 
     def __init__(self, base: Path, above: tuple[str, ...]) -> None:
         self.base, self._above = base, above

@@ -1,7 +1,8 @@
-"""Faults that `lockstep drill` causes where ranks run. Arguments are the run's folder, a verb and its options as JSON; answers are JSON, one a line.
+"""Faults that `lockstep drill` causes where ranks run. Arguments are the run's folder, a verb and its options as JSON; answers are JSON,
+one a line.
 
-A verb that goes on depends on its standard input: whoever asked for it writes something there now and then. When that ends, or nothing comes any more,
-the verb undoes what it did and ends, so that a laptop that is shut leaves no frozen rank and no full volume.
+A verb that goes on depends on its standard input: whoever asked for it writes something there now and then. When that ends, or nothing
+comes any more, the verb undoes what it did and ends, so that a laptop that is shut leaves no frozen rank and no full volume.
 """
 
 from __future__ import annotations
@@ -168,7 +169,9 @@ def started_from(attempt: int) -> None:
 
 
 def fill(most: int, seconds: float) -> None:
-    """Leave no room on the volume of the run's folder until the file is removed, or for so long. More than `most` bytes are never written."""
+    """Leave no room on the volume of the run's folder until the file is removed, or for so long. More than `most` bytes are never
+    written.
+    """
     folder = run_dir()
     room = os.statvfs(folder)
     free = room.f_bavail * room.f_frsize

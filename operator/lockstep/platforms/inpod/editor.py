@@ -64,18 +64,24 @@ def lacking(kind: str, *, on_host: bool) -> str:
     if kind == "vscode":
         remedy = (
             "unpack one of its releases below /workspace, and put its bin on the PATH of the job (spec.env)" if on_host else
-            "install one in the job's image (lockstep build trainer --arg CODE_SERVER=ADDRESS --arg CODE_SERVER_SHA256=CHECKSUM), or put one on the PATH of the job (spec.env); "
+            "install one in the job's image (lockstep build trainer --arg CODE_SERVER=ADDRESS --arg CODE_SERVER_SHA256=CHECKSUM), or put"
+            " one on the PATH of the job (spec.env); "
             "an installed Lockstep's embedded cluster has none (docs/how-to/editors.md)"
         )  # fmt: skip
         return f"{'this host' if on_host else 'this pod'} has no {' or '.join(CODE_PROGRAMS)} on its PATH: {remedy}"
     names, package = MODULES[kind]
     if on_host:
         return f"{sys.executable} has no {' or '.join(names)}: on this host, {installer()} {package}"
-    return f"{sys.executable} of this pod has no {' or '.join(names)}: install it in the job's image (pip install {package}); an installed Lockstep's embedded cluster has only TensorBoard (docs/how-to/editors.md)"
+    return (
+        f"{sys.executable} of this pod has no {' or '.join(names)}: install it in the job's image (pip install {package}); an installed"
+        " Lockstep's embedded cluster has only TensorBoard (docs/how-to/editors.md)"
+    )
 
 
 def installer() -> str:
-    """Return the command that adds packages to this Python. Environments of `hosts setup` have no pip: uv made them, and lies beside them."""
+    """Return the command that adds packages to this Python. Environments of `hosts setup` have no pip: uv made them, and lies beside
+    them.
+    """
     if importlib.util.find_spec("pip") is not None:
         return f"{sys.executable} -m pip install"
     data = Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser() / "lockstep"
@@ -126,7 +132,9 @@ def tensorboard_command(request: dict[str, Any], module: str, port: int, folder:
 
 
 def code_command(request: dict[str, Any], program: str, port: int, folder: Path) -> list[str]:
-    """Return the command of the guard, which starts the program. The program listens only at a socket in this private folder, so it needs no token."""
+    """Return the command of the guard, which starts the program. The program listens only at a socket in this private folder, so it needs
+    no token.
+    """
     settings = {"token": request["token"], "port": port, "socket": str(folder / "code.sock")}
     settings["command"] = code_server(program, settings["socket"], folder)
     return [sys.executable, "-c", request["source"], "code-server", str(private_file(folder, "code.json", settings))]

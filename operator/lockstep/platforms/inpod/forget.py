@@ -1,6 +1,8 @@
-"""End a run that was only measured, and remove its folder: sent into each of its pods. `python3 -c THIS '{"root": "/workspace/runs/.measured-x"}'`
+"""End a run that was only measured, and remove its folder: sent into each of its pods. `python3 -c THIS '{"root":
+"/workspace/runs/.measured-x"}'`
 
-Ranks that are asked to stop would save first, and bring the folder back. So they are killed, and the folder goes once the gang has written how it ended.
+Ranks that are asked to stop would save first, and bring the folder back. So they are killed, and the folder goes once the gang has written
+how it ended.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Load of a host: CPUs, memory, disk, and each GPU with who uses it. Runs on hosts that ssh reaches, and here for `lockstep top --local`.
 
-`python3 -c THIS '{"workspace": "~/lockstep/workspace", "datasets": …}'` answers every line on standard input with one line of JSON, and ends with its input. It changes nothing.
+`python3 -c THIS '{"workspace": "~/lockstep/workspace", "datasets": …}'` answers every line on standard input with one line of JSON, and
+ends with its input. It changes nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Keeper of a run without an operator: it lets the run's nodes go when the run has ended. Runs in a pod of its own.
 
-It may look at pod 0 of its run and scale its StatefulSet, and nothing else (keeper.py). Sent as text into whatever image the job has, so: the standard
-library of Python 3.10, and nothing of Lockstep's.
+It may look at pod 0 of its run and scale its StatefulSet, and nothing else (keeper.py). Sent as text into whatever image the job has, so:
+the standard library of Python 3.10, and nothing of Lockstep's.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def request(server: str, method: str, path: str, body: Any = None) -> Any:
 def verdict(pod: Any, verdicts: list[int], saved: int | None) -> tuple[int, bool] | None:
     """Exit code of node 0's agent, and whether the kubelet has started it again since (it finds the end record and ends, too).
 
-    None while it runs or will run again. `saved` is the exit code of an agent that saved because its pod was evicted or drained: another pod follows
-    that one. It is None if no other pod follows.
+    None while it runs or will run again. `saved` is the exit code of an agent that saved because its pod was evicted or drained: another
+    pod follows that one. It is None if no other pod follows.
     """
     for status in (pod.get("status") or {}).get("containerStatuses") or []:
         for state in ("state", "lastState"):

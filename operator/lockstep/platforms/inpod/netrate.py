@@ -1,8 +1,8 @@
 """Network of a node: facts about it, and bytes a second that it sends to another node over one rail.
 
-It answers every line of JSON on standard input with one line of JSON, and ends with its input, or when nobody asks any more. A node listens on the
-addresses of its rails alone, for connections that begin with the measurement's token; the receiving side counts. The bytes come from a file and are
-dropped by the receiver's kernel, so that neither side copies them in Python.
+It answers every line of JSON on standard input with one line of JSON, and ends with its input, or when nobody asks any more. A node listens
+on the addresses of its rails alone, for connections that begin with the measurement's token; the receiving side counts. The bytes come from
+a file and are dropped by the receiver's kernel, so that neither side copies them in Python.
 """
 
 from __future__ import annotations
@@ -363,7 +363,8 @@ def _last_words(output: str) -> str:
 def main() -> None:
     receiver, perftest = Receiver(), Perftest()
     answers: dict[str, Callable[..., Json]] = {
-        "facts": network_facts, "listen": receiver.listen, "knock": knock, "send": send_for, "serveRdma": perftest.serve, "sendRdma": perftest.send,
+        "facts": network_facts, "listen": receiver.listen, "knock": knock, "send": send_for, "serveRdma": perftest.serve,
+            "sendRdma": perftest.send,
     }  # fmt: skip
     try:
         while select.select([sys.stdin], [], [], PATIENCE_SECONDS)[0] and (line := sys.stdin.readline()):

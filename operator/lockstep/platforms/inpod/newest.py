@@ -1,7 +1,7 @@
 """Newest adapter of a run.
 
-Its argument is the run's folder; it prints {"adapter": folder or null, "commit": folder or null}: the newest exported adapter, and the newest
-commit where that is newer than every exported adapter.
+Its argument is the run's folder; it prints {"adapter": folder or null, "commit": folder or null}: the newest exported adapter, and the
+newest commit where that is newer than every exported adapter.
 """
 
 from __future__ import annotations

@@ -28,7 +28,8 @@ PATIENCE_SECONDS = 60.0
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 MIB = 1 << 20
 GPU_FIELDS = {
-    "memory.used": ("bytes", MIB), "memory.total": ("limitBytes", MIB), "utilization.gpu": ("percentage", 1), "temperature.gpu": ("celsius", 1),
+    "memory.used": ("bytes", MIB), "memory.total": ("limitBytes", MIB), "utilization.gpu": ("percentage", 1),
+        "temperature.gpu": ("celsius", 1),
     "power.draw": ("watts", 1), "power.limit": ("limitWatts", 1),
 }  # fmt: skip
 """Numbers that nvidia-smi gives: their names in an answer, and what one of its units is there."""
@@ -91,7 +92,9 @@ def machine_memory(proc: Path = PROC) -> dict[str, int]:
 
 
 def gpus(dev: Path = DEV) -> tuple[list[dict[str, Any]], str]:
-    """Each GPU by the driver's own tool, and why some or all are missing, or ''. What the driver doesn't know of a GPU is left out of it."""
+    """Each GPU by the driver's own tool, and why some or all are missing, or ''. What the driver doesn't know of a GPU is left out of
+    it.
+    """
     devices = len([path for path in dev.glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)])
     if shutil.which("nvidia-smi") is None:
         if devices:

@@ -10,7 +10,9 @@ PROC = Path("/proc")
 
 
 def rank_processes(proc: Path = PROC) -> Iterator[tuple[Path, dict[str, str]]]:
-    """Folder in `proc` and environment of every process that belongs to a rank. A rank of the next attempt that has not started is left out."""
+    """Folder in `proc` and environment of every process that belongs to a rank. A rank of the next attempt that has not started is left
+    out.
+    """
     for folder in proc.glob("[0-9]*"):
         try:
             pairs = (folder / "environ").read_bytes().decode(errors="replace").split("\0")
@@ -42,7 +44,9 @@ def run_dir_of(environment: Mapping[str, str]) -> str:
 
 
 def leads_session(process: Path) -> bool:
-    """Return True if the process is the one that the agent started, not one that came of it. Raises OSError, IndexError when it has ended."""
+    """Return True if the process is the one that the agent started, not one that came of it. Raises OSError, IndexError when it has
+    ended.
+    """
     return _stat(process)[3] == process.name
 
 

@@ -1,7 +1,8 @@
 """Asks ranks where they are: the Python stacks of all their threads. They go on as if nobody had asked.
 
-Sent as text into whatever image a job has, and run here for jobs of this machine, so: the standard library of Python 3.10, and nothing of Lockstep's.
-Ranks have prepared for it (`lockstep_gang/agent/ranks/rankstart.py`): a file in memory, whose name tells the signal by which its process writes into it.
+Sent as text into whatever image a job has, and run here for jobs of this machine, so: the standard library of Python 3.10, and nothing of
+Lockstep's. Ranks have prepared for it (`lockstep_gang/agent/ranks/rankstart.py`): a file in memory, whose name tells the signal by which
+its process writes into it.
 """
 
 from __future__ import annotations

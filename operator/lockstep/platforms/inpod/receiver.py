@@ -1,9 +1,9 @@
 """The pod's end of `lockstep sync`.
 
-One line of JSON in says what the sender has, one line out what is wanted; then, unless it is done, the size of a tar and the tar come in, and one
-line goes out. So again, until nothing more comes.
-What an earlier sync put here is remembered, so that only that is ever deleted, and what was changed here meanwhile is never written over unasked.
-What another folder sent isn't written over either: then nothing is written at all.
+One line of JSON in says what the sender has, one line out what is wanted; then, unless it is done, the size of a tar and the tar come in,
+and one line goes out. So again, until nothing more comes. What an earlier sync put here is remembered, so that only that is ever deleted,
+and what was changed here meanwhile is never written over unasked. What another folder sent isn't written over either: then nothing is
+written at all.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def digest(path: str | Path) -> str | None:
 def compare(
     digests: Digests, files: Files, record: dict[str, str], others_of: Callable[[str], list[str]], force: bool
 ) -> dict[str, list[str]]:
-    """Files to send, files to remove, those that were changed here since the last sync, those that another folder sent and that this one doesn't have,
-    and those that another folder sent and that are different here (`theirs`).
+    """Files to send, files to remove, those that were changed here since the last sync, those that another folder sent and that this one
+    doesn't have, and those that another folder sent and that are different here (`theirs`).
 
     The last three stay unless forced. `others_of`: the other folders that sent a file.
     """

@@ -1,8 +1,8 @@
 """Log and measurements of a run's folder and its node: read here for `--local`, and in pods by the same program.
 
-So nothing is imported but the standard library. `python3 -c THIS '{"what": "log", "root": "/workspace/runs/x", …}'` prints lines of a node's log;
-`summary` prints one line of JSON with the run's measurements; `watch` answers every line on standard input with one line of JSON, and ends
-with its input: nothing runs in a pod when nobody looks.
+So nothing is imported but the standard library. `python3 -c THIS '{"what": "log", "root": "/workspace/runs/x", …}'` prints lines of a
+node's log; `summary` prints one line of JSON with the run's measurements; `watch` answers every line on standard input with one line of
+JSON, and ends with its input: nothing runs in a pod when nobody looks.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ PREFLIGHT = "[lockstep] preflight: "
 def log(
     root: str, node: int, uid: str = "", rank: int = -1, attempt: int = -1, since: str = "", tail: int = -1, **_: object
 ) -> Iterable[str]:
-    """Lines of a node's log without their time and attempt. `uid`: of this job; '': of the newest of this name. `rank`, `attempt`: -1: of any."""
+    """Lines of a node's log without their time and attempt. `uid`: of this job; '': of the newest of this name. `rank`, `attempt`: -1: of
+    any.
+    """
     files = parts(root, node)
     uid = uid or newest_job(files)
     chosen = (line for _, _, line in _chosen(files, uid, attempt, since) if rank < 0 or line.startswith(f"[rank {rank}] "))
@@ -102,8 +104,9 @@ def _opened(path: Path, start: str) -> TextIO:
 
 
 def _numbered(files: list[Path], uid: str, start: str = "") -> Iterator[tuple[str, int, str]]:
-    """Time, attempt and line of a job; what is older than `start` may be left out. What an attempt's beginning says is its own, though the ranks of the one before it were the last to be
-    numbered; so is the preflight before it, whose attempt is known by the next line."""
+    """Time, attempt and line of a job; what is older than `start` may be left out. What an attempt's beginning says is its own, though the
+    ranks of the one before it were the last to be numbered; so is the preflight before it, whose attempt is known by the next line.
+    """
     of, begun = uid, 0
     looked: list[tuple[str, int, str]] = []
     for path in files:
@@ -200,7 +203,9 @@ def _json(path: Path) -> Json:
 
 
 def counters(root: Path = Path("/")) -> dict[str, tuple[int, int]]:
-    """Map of NIC to bytes in and out since it is up. RDMA devices that may be opened here count their own traffic, which their interfaces don't see."""
+    """Map of NIC to bytes in and out since it is up. RDMA devices that may be opened here count their own traffic, which their interfaces
+    don't see.
+    """
     traffic = {}
     for line in text_of(root / "proc/net/dev").splitlines()[2:]:
         name, _, numbers = line.partition(":")

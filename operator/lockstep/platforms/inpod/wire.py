@@ -1,7 +1,7 @@
 """Protocol of `lockstep cp`: what its two ends say to each other over a pair of pipes, and how each checks what it hears.
 
-Neither end trusts the other: who made a pod's image decides what its Python says. So every line, list and file has a limit, every value is checked
-before it is used, and a name leads only to where the person at the keyboard said.
+Neither end trusts the other: who made a pod's image decides what its Python says. So every line, list and file has a limit, every value is
+checked before it is used, and a name leads only to where the person at the keyboard said.
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ class Wire:
             count += len(items)
             if count > ENTRIES_MAX or heard > LISTING_BYTES_MAX:
                 raise CarryError(
-                    f"there are more than {ENTRIES_MAX} files and folders, or their names take more than {LISTING_BYTES_MAX >> 20} MiB: copy them in parts, or in an archive"
+                    f"there are more than {ENTRIES_MAX} files and folders, or their names take more than {LISTING_BYTES_MAX >> 20} MiB:"
+                    " copy them in parts, or in an archive"
                 )
             for item in items:
                 yield item, value
@@ -190,15 +191,18 @@ def no_protocol(what: str) -> CarryError:
 
 
 def _ready(descriptor: int, event: int, seconds: float) -> bool:
-    """Return True if there is something to read, room to write, or an end of the connection (which select() doesn't report when it waits for room)."""
+    """Return True if there is something to read, room to write, or an end of the connection (which select() doesn't report when it waits
+    for room).
+    """
     poll = select.poll()
     poll.register(descriptor, event)
     return bool(poll.poll(seconds * 1000))
 
 
 def stays_below(name: str, target: str) -> bool:
-    """Return True if a link `name` to `target` can't lead above the folder that `name` counts from: ".." only at its beginning, and no more of them than
-    `name` has folders. One in the middle would go up from wherever another link has led."""
+    """Return True if a link `name` to `target` can't lead above the folder that `name` counts from: ".." only at its beginning, and no more
+    of them than `name` has folders. One in the middle would go up from wherever another link has led.
+    """
     parts = target.split("/")
     ups = next((number for number, part in enumerate(parts) if part != ".."), len(parts))
     return target != "" and not target.startswith("/") and ups <= name.count("/") and ".." not in parts[ups:]
@@ -216,7 +220,9 @@ def hear_held(wire: Wire, files: Mapping[int, Entry]) -> dict[int, tuple[int, st
 
 
 def hear_entries(wire: Wire) -> tuple[list[Entry], object]:
-    """Entries that the giver has, the file or folder itself first, and its name for that. Raises CarryError unless all of them can be taken."""
+    """Entries that the giver has, the file or folder itself first, and its name for that. Raises CarryError unless all of them can be
+    taken.
+    """
     entries: list[Entry] = []
     offered: object = None
     names: set[str] = set()

@@ -144,8 +144,8 @@ def _is_full(pieces: list[Piece]) -> bool:
 
 
 async def _add_run_folder(connection: Cluster, observed: Observed, redactor: Redactor, missing: list[str], pieces: list[Piece]) -> None:
-    """Add the run's folder from one pod, or from every pod when each has a volume of its own; for a job without pods, from short-lived ones that
-    mount its claims.
+    """Add the run's folder from one pod, or from every pod when each has a volume of its own; for a job without pods, from short-lived ones
+    that mount its claims.
     """
     running = [pod["metadata"]["name"] for pod in observed.pods if is_running(pod)]
     own_volumes = bool((observed.stateful_set or {"spec": {}})["spec"].get("volumeClaimTemplates"))

@@ -214,7 +214,9 @@ class DrillWatch:
         return time.monotonic() - self._hit
 
     def stopped_seconds(self) -> float | None:
-        """Seconds from the fault until the last node that stayed had no rank any more; never later than the next attempt began, which waits for that."""
+        """Seconds from the fault until the last node that stayed had no rank any more; never later than the next attempt began, which waits
+        for that.
+        """
         times = [when - self._hit for stream in self._streams.values() if (when := stream.heard_at("stopped")) is not None]
         started = self.first_heard_seconds("started")
         if not times:

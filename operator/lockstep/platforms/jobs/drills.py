@@ -159,7 +159,9 @@ def _set_unschedulable(client: Client, node: str, value: bool | None) -> None:
 
 
 def _kill_operator(drilled: DrilledJob, pods: Pods) -> DrillOutcome:
-    """Delete the operator's leader. Training must not notice: the attempt stays, steps go on, and another replica, or the next pod, hears of them."""
+    """Delete the operator's leader. Training must not notice: the attempt stays, steps go on, and another replica, or the next pod, hears
+    of them.
+    """
     before = drilled.job.look_again()
     leader = _leader(pods)
     pods.client.request("DELETE", path_of("Pod", operator_home(pods.client, pods.namespace), leader), AT_ONCE)

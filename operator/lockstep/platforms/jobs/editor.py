@@ -50,7 +50,9 @@ class ProgramMissing(Failed):
 
 
 def attach_uri(context: str, namespace: str, pod: str, container: str, image: str, folder: str) -> str:
-    """Address of a folder in a pod, as the desktop's VS Code knows it with its extension Dev Containers (and shows it for an open window)."""
+    """Address of a folder in a pod, as the desktop's VS Code knows it with its extension Dev Containers (and shows it for an open
+    window).
+    """
     parts = {"context": context, "podname": pod, "namespace": namespace, "name": container, "image": image}
     authority = "+".join(["k8s-container", *(f"{key}={quote(value, safe='')}" for key, value in parts.items())])
     return f"vscode-remote://{authority}{quote(folder, safe='/')}"
@@ -80,7 +82,9 @@ class EditorServer:
 
 @asynccontextmanager
 async def served(place: Place, requested: EditorRequest, echo: Say) -> AsyncIterator[EditorServer]:
-    """Start the server and wait until it listens; leaving ends it, and all that it has started. Raises ProgramMissing, or Failed with its last lines."""
+    """Start the server and wait until it listens; leaving ends it, and all that it has started. Raises ProgramMissing, or Failed with its
+    last lines.
+    """
     source = source_of(editor)
     request = {
         "kind": requested.kind,

@@ -1,4 +1,5 @@
-"""Keeper of a run without an operator: a small pod of a Job, with rights on this run alone, lets the nodes go at its end, whoever follows it.
+"""Keeper of a run without an operator: a small pod of a Job, with rights on this run alone, lets the nodes go at its end, whoever follows
+it.
 
 Containers of a StatefulSet are always started again, so that without it the pods of a run that is over would hold their nodes for ever.
 """
@@ -29,7 +30,9 @@ def keeper_name(job: str) -> str:
 
 
 def keeper(stateful_set: Object, owner: Object) -> list[Object]:
-    """Objects of the keeper, in the order of their creation. `stateful_set`: as it was created; `owner`: the ownerReference of all of them."""
+    """Objects of the keeper, in the order of their creation. `stateful_set`: as it was created; `owner`: the ownerReference of all of
+    them.
+    """
     job, namespace = stateful_set["metadata"]["name"], stateful_set["metadata"]["namespace"]
     name, labels = keeper_name(job), {names.LABEL_NAME: KEEPER}
     metadata = {"name": name, "namespace": namespace, "labels": labels, "ownerReferences": [owner]}
@@ -44,7 +47,8 @@ def keeper(stateful_set: Object, owner: Object) -> list[Object]:
     spec = {"backoffLimit": BACKOFF_LIMIT, "ttlSecondsAfterFinished": 0, "template": pod}
     rbac = "rbac.authorization.k8s.io"
     return [
-        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata, "automountServiceAccountToken": False, "imagePullSecrets": secrets},
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata, "automountServiceAccountToken": False,
+            "imagePullSecrets": secrets},
         {"apiVersion": f"{rbac}/v1", "kind": "Role", "metadata": metadata, "rules": rules},
         {
             "apiVersion": f"{rbac}/v1", "kind": "RoleBinding", "metadata": metadata, "subjects": [subject],
@@ -73,7 +77,8 @@ def _pod(stateful_set: Object, template: Object) -> Object:
         "volumeMounts": [mount for mount in trainer.get("volumeMounts") or [] if mount["name"] in {volume["name"] for volume in volumes}],
         "resources": RESOURCES,
         "securityContext": {
-            "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "runAsNonRoot": True, **({} if group is None else dict.fromkeys(RUN_AS, group)),
+            "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "runAsNonRoot": True,
+                **({} if group is None else dict.fromkeys(RUN_AS, group)),
         },
     }  # fmt: skip
     return {

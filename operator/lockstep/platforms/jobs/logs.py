@@ -23,7 +23,9 @@ from lockstep_spec.exits import SAVED
 
 RETRY_SECONDS = 0.5
 SILENT_SECONDS = 30.0
-"""Seconds without a line after which a log that is followed is asked for anew: a firewall may have forgotten the connection, and the job have ended."""
+"""Seconds without a line after which a log that is followed is asked for anew: a firewall may have forgotten the connection, and the job
+have ended.
+"""
 READER_SECONDS = 600
 """Lifetime of a pod that shows a job's log."""
 STAMP = re.compile(r"^\d{4}-\d{2}-\d{2}T")
@@ -57,9 +59,11 @@ async def follow(cluster: Cluster, namespace: str, job: str, selection: LogSelec
 
 
 async def lines(cluster: Cluster, job: Object, selection: LogSelection, say: Callable[[str], None]) -> AsyncGenerator[str, None]:
-    """Yield the lines that exist now: of the pod, of the last lines that were kept, or of the volume. `say` gets what else a person should know.
+    """Yield the lines that exist now: of the pod, of the last lines that were kept, or of the volume. `say` gets what else a person should
+    know.
 
-    Use `aclosing`: whoever stops in the middle (`| head`) leaves no reader behind. Raises Failed without the rights that it takes, or when there is nothing to be had.
+    Use `aclosing`: whoever stops in the middle (`| head`) leaves no reader behind. Raises Failed without the rights that it takes, or when
+    there is nothing to be had.
     """
     name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
     pod = await cluster.get("Pod", namespace, pod_name(name, selection.node))
@@ -148,7 +152,10 @@ def _nothing_of(selection: LogSelection) -> str:
     attempt = "" if selection.attempt is None else f" and attempt {selection.attempt}"
     if selection.rank is None:
         return f"its volume has no log of node {selection.node}{attempt}"
-    return f"its volume has no line of rank {selection.rank}{attempt}, as of a rank that prints nothing; --node {selection.node} shows all of its node"
+    return (
+        f"its volume has no line of rank {selection.rank}{attempt}, as of a rank that prints nothing; --node {selection.node} shows all of"
+        " its node"
+    )
 
 
 class _Reader:

@@ -79,8 +79,8 @@ async def measure_pairs(
 ) -> PairsMeasured:
     """Measure all pairs, both directions, a rail after the other.
 
-    `names`: of nodes, for people. `addresses`: where nodes reach each other, if that is stated. Raises ConfigError where nothing can be measured as asked,
-    ProgramFailed where a node's program ends.
+    `names`: of nodes, for people. `addresses`: where nodes reach each other, if that is stated. Raises ConfigError where nothing can be
+    measured as asked, ProgramFailed where a node's program ends.
     """
     async with network_programs(places) as programs:
         nodes = await read_nodes(programs)
@@ -89,7 +89,8 @@ async def measure_pairs(
         seconds = way.seconds if way.seconds is not None else seconds_each(len(nodes), len(rails))
         schedule = rounds(sorted(nodes))
         say(
-            f"{len(nodes)} nodes, {number_of(len(rails), 'rail')} of {number_of(len(schedule), 'round')}, {seconds:.2g} s a direction, by {over}"
+            f"{len(nodes)} nodes, {number_of(len(rails), 'rail')} of {number_of(len(schedule), 'round')}, {seconds:.2g} s a direction, by"
+            f" {over}"
         )
         bench = _Perftest(programs, way, seconds) if tool is PairTool.RDMA else _Sockets(programs, way, seconds)
         await bench.prepare(rails)
@@ -229,7 +230,8 @@ def _rate(rail: MeasuredRail, pair: Pair, answer: Mapping[str, Any], stated: flo
             raise ValueError(answer["gbs"])
         return PairRate(
             rail.name, *pair, gbs=float(answer["gbs"]), line_gbs=line,
-            microseconds=None if micros is None else int(micros), sender_cores=None if cores is None else float(cores), is_bound=bool(answer.get("device", True)),
+            microseconds=None if micros is None else int(micros), sender_cores=None if cores is None else float(cores),
+                is_bound=bool(answer.get("device", True)),
         )  # fmt: skip
     except (KeyError, TypeError, ValueError, OverflowError):
         raise ProgramFailed(f"a node answers {str(answer)[:100]!r}, which is no measurement") from None

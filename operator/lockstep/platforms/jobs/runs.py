@@ -1,4 +1,5 @@
-"""A run, asked in its pods: its folder by `runfolder.py`, which ends when nobody asks any more, and where all its ranks are by `rankstacks.py`.
+"""A run, asked in its pods: its folder by `runfolder.py`, which ends when nobody asks any more, and where all its ranks are by
+`rankstacks.py`.
 
 Needs the right to run programs in pods, and no more.
 """
@@ -112,7 +113,9 @@ async def _news(place: Place, folder: str, request: dict[str, Any]) -> AsyncGene
 async def summary(
     place: Place, job: str, points: int = 1000, *, root: str | None = None, values: Sequence[str] = runfolder.MEASURED
 ) -> dict[str, Any]:
-    """Measurements of the run, as `runfolder.summary` prints them. `root`: its folder there, if it isn't the job's. `values`: of each step."""
+    """Measurements of the run, as `runfolder.summary` prints them. `root`: its folder there, if it isn't the job's. `values`: of each
+    step.
+    """
     text = ""
     request = {"root": root or run_folder(job), "points": points, "names": list(values)}
     async with runfolder_program(place, what="summary", **request) as running:

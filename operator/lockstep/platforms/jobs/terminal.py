@@ -1,6 +1,7 @@
 """`lockstep shell` and a run on all nodes of a dev environment: this terminal, connected to a program in a pod or on a host.
 
-The program that runs on all nodes ends the run when its standard input ends, so that a laptop that is shut leaves no GPU busy; a `c` there is Ctrl-C.
+The program that runs on all nodes ends the run when its standard input ends, so that a laptop that is shut leaves no GPU busy; a `c` there
+is Ctrl-C.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ _TERM = re.compile(r"[A-Za-z0-9][-+.A-Za-z0-9]*")
 
 
 def shell_command(term: str | None, folder: str = "") -> list[str]:
-    """Command for a shell in this folder, but no login shell: that would replace the PATH and the variables that the container gives to every run."""
+    """Command for a shell in this folder, but no login shell: that would replace the PATH and the variables that the container gives to
+    every run.
+    """
     terminal = term if term and _TERM.fullmatch(term) else PLAIN_TERMINAL
     begin = ["sh", "-c", f'cd "$1" && {{ {SHELL}; }}', "sh", folder] if folder else ["sh", "-c", SHELL]
     return ["env", f"TERM={terminal}", *begin]
@@ -134,7 +137,9 @@ def agent_command(words: Sequence[str], by: str, *, detach: bool) -> list[str]:
 
 
 def digest_here(words: Sequence[str], folder: Path) -> str:
-    """Return the SHA-256 of the file that a person may take for the script that runs: the one at its path below `folder`, their current one. '': there is none."""
+    """Return the SHA-256 of the file that a person may take for the script that runs: the one at its path below `folder`, their current
+    one. '': there is none.
+    """
     path = Path(words[0]) if words else Path()
     if path.is_absolute() or not path.parts:
         return ""

@@ -100,7 +100,9 @@ class Question:
 
 
 def of_job(job: str, root: str | Mapping[int, str], *, machine: bool = False) -> Question:
-    """Question about the nodes of a job. `root`: the run's folder there, or that of each node. `machine`: nodes are machines, not containers."""
+    """Question about the nodes of a job. `root`: the run's folder there, or that of each node. `machine`: nodes are machines, not
+    containers.
+    """
 
     def request(node: int) -> Object:
         return {"what": "watch", "root": root if isinstance(root, str) else root[node], "machine": machine, "node": node}
@@ -139,7 +141,8 @@ class NodesWatch:
         await self._close(self._open)
 
     async def ask(self, points: int) -> dict[int, Object]:
-        """Ask as many nodes as may be asked at once; return for each its answer or `{"problem": …}`, for the others the last one, with its age.
+        """Ask as many nodes as may be asked at once; return for each its answer or `{"problem": …}`, for the others the last one, with its
+        age.
 
         `points`: of the loss curve, which node 0 reads; 0: not now.
         """

@@ -1,1 +1,3 @@
-"""A job on machines that somebody has a terminal on: one command launches, the same number of others join. No ssh, no cluster, no daemon."""
+"""A job on machines that somebody has a terminal on: one command launches, the same number of others join. No ssh, no cluster, no
+daemon.
+"""

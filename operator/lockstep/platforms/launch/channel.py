@@ -1,4 +1,6 @@
-"""Connection between a launch and a joiner: both prove the token, then every line is signed and counted. Nothing on it is secret, and none of it can be forged."""
+"""Connection between a launch and a joiner: both prove the token, then every line is signed and counted. Nothing on it is secret, and none
+of it can be forged.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +79,9 @@ async def listen(taken: Callable[[asyncio.StreamReader, asyncio.StreamWriter], A
 
 
 async def accept(streams: Streams, token: LaunchToken) -> TokenChannel:
-    """Accept a joiner. Raises ContractError for one without the token, who gets the same answer whatever was wrong; EOFError, OSError, TimeoutError."""
+    """Accept a joiner. Raises ContractError for one without the token, who gets the same answer whatever was wrong; EOFError, OSError,
+    TimeoutError.
+    """
     async with asyncio.timeout(PROOF_SECONDS):
         reader, writer = streams
         _keep_alive(writer)
@@ -115,7 +119,8 @@ async def _prove(streams: Streams, token: LaunchToken, where: str) -> TokenChann
     challenge = read_object(await next_line(reader))
     if challenge.get("format") != FORMAT or not isinstance(challenge.get("nonce"), str):
         raise ConfigError(
-            f"{where} speaks {repr(challenge.get('format'))[:60]}, and this lockstep {FORMAT}: is it the port that lockstep launch printed, by the same version?"
+            f"{where} speaks {repr(challenge.get('format'))[:60]}, and this lockstep {FORMAT}: is it the port that lockstep launch printed,"
+            " by the same version?"
         )
     nonce = new_nonce()
     handshake = _handshake(token, challenge["nonce"], nonce)

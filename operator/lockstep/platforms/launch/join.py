@@ -1,4 +1,6 @@
-"""`lockstep join`: a node of a job that another machine launches. It waits for that launch, runs the node's agent, and comes back to a launch that was away."""
+"""`lockstep join`: a node of a job that another machine launches. It waits for that launch, runs the node's agent, and comes back to a
+launch that was away.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,8 @@ def _held(request: JoinRequest) -> Iterator[int]:
             except OSError:
                 if time.monotonic() >= give_up:
                     raise ConfigError(
-                        f"another lockstep join with --workspace {request.workspace} runs on this machine: wait for it, or stop it with Ctrl-C"
+                        f"another lockstep join with --workspace {request.workspace} runs on this machine: wait for it, or stop it with"
+                        " Ctrl-C"
                     ) from None
             if not is_said:
                 tell("lockstep: another lockstep join with this --workspace is still here, or its ranks still save: waiting for its end")
@@ -127,7 +130,9 @@ class _Join:
             is_first, self._is_stopped = False, True
 
     async def _to_the_end(self) -> int:
-        """Wait for the end of the agent whose end counts: not one that another launch's has replaced. One that is killed is started again."""
+        """Wait for the end of the agent whose end counts: not one that another launch's has replaced. One that is killed is started
+        again.
+        """
         while True:
             agent, code = await self._ended.get()
             if agent is not self._agent:

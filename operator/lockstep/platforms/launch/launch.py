@@ -38,7 +38,9 @@ class LaunchRequest:
 
 
 def launch_job(request: LaunchRequest, environment: dict[str, str]) -> int:
-    """Run the job to its end, and return its exit code: 0 complete, 1 failed, 130 interrupted. Raises ConfigError before anything is started."""
+    """Run the job to its end, and return its exit code: 0 complete, 1 failed, 130 interrupted. Raises ConfigError before anything is
+    started.
+    """
     launched, first = _prepared(request, environment)
     resolved = resolved_there(launched, first, len(devices_there(launched, first)))
     require_variables(launched.variables, environment)
@@ -136,7 +138,8 @@ class _Launch:
         if not others:
             return
         tell(
-            f"lockstep: job {self._name} has {others + 1} nodes, this machine is node 0. On {'the other machine' if others == 1 else f'each of the other {others} machines'}:",
+            f"lockstep: job {self._name} has {others + 1} nodes, this machine is node 0. On"
+            f" {'the other machine' if others == 1 else f'each of the other {others} machines'}:",
             f"    lockstep join {place_text(address, port)}",
         )
         if not is_new:
@@ -146,7 +149,7 @@ class _Launch:
         else:
             tell(f"lockstep: the token is in {path}, which only you can read: this process has no terminal to show it on")
         tell(
-            f"lockstep: listening on {address} alone: port {port} for joiners, {port + 1} for agents, one from {port + 2} to {port + PORTS - 1} for ranks; "
-            "NCCL and gloo take any port between the machines",
+            f"lockstep: listening on {address} alone: port {port} for joiners, {port + 1} for agents, one from {port + 2} to"
+            f" {port + PORTS - 1} for ranks; NCCL and gloo take any port between the machines",
             "lockstep: anyone who has the token can run programs as you on the machines that join",
         )

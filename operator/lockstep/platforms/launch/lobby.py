@@ -1,4 +1,6 @@
-"""The door of a launch: it takes joiners until every node has a machine, gives each its run.json, and lets those that come back in again."""
+"""The door of a launch: it takes joiners until every node has a machine, gives each its run.json, and lets those that come back in
+again.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,8 @@ class Lobby:
             self._server = await listen(self._accepted, address, port)
         except OSError as error:
             raise ConfigError(
-                f"--at: port {port} or {port + 1} of {address} can't be listened on ({error.strerror}): name another port, of which the next one is free, too"
+                f"--at: port {port} or {port + 1} of {address} can't be listened on ({error.strerror}): name another port, of which the"
+                " next one is free, too"
             ) from None
 
     async def admit(self, token: LaunchToken) -> None:

@@ -73,7 +73,9 @@ _ATTEMPT = re.compile(r"(?:step-\d{1,12}\.)?a(\d{1,9})(?:\.json)?")
 
 
 def highest_attempt(run_dir: Path) -> int:
-    """Highest attempt of a job that this machine's folder of it tells; 0 if none. A number is never given twice, whichever machine is node 0."""
+    """Highest attempt of a job that this machine's folder of it tells; 0 if none. A number is never given twice, whichever machine is node
+    0.
+    """
     numbers = [0]
     for folder in (run_dir / "checkpoints", run_dir / "checkpoints" / "chain"):
         with contextlib.suppress(OSError):
@@ -133,7 +135,9 @@ def place_text(address: str, port: int) -> str:
 
 
 def own_address(host: str) -> str:
-    """The address of this machine that `host` names, as a number. Raises ConfigError when it is not this machine's, or not one that others reach."""
+    """The address of this machine that `host` names, as a number. Raises ConfigError when it is not this machine's, or not one that others
+    reach.
+    """
     own = own_addresses()
     usable = ", ".join(address for address in own if not ipaddress.ip_address(address).is_loopback and not address.startswith("fe80:"))
     offer = f"this machine has {usable}" if usable else "this machine has no address but loopback"

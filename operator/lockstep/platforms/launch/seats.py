@@ -1,4 +1,6 @@
-"""Places of a launched job (pure): the machines that may take part, and the run.json of each, which differs in folders, Python, interface and GPUs."""
+"""Places of a launched job (pure): the machines that may take part, and the run.json of each, which differs in folders, Python, interface
+and GPUs.
+"""
 
 from __future__ import annotations
 
@@ -59,8 +61,9 @@ def devices_there(launched: Launched, machine: NodeMachine) -> tuple[str, ...]:
         return () if spec.ranks_per_node else devices
     if wanted > len(devices):
         raise ConfigError(
-            f"gpusPerNode is {wanted}, and {machine.title} has {number_of(len(devices), 'GPU')} that may be used"
-            f"{f' ({VISIBLE} is set there)' if VISIBLE in machine.variables else ''}: lower gpusPerNode, or leave it out to use what each machine has"
+            f"gpusPerNode is {wanted}, and {machine.title} has {number_of(len(devices), 'GPU')} that may be"
+            f" used{f' ({VISIBLE} is set there)' if VISIBLE in machine.variables else ''}: lower gpusPerNode, or leave it out to use what"
+            " each machine has"
         )
     return devices[:wanted]
 
@@ -73,13 +76,15 @@ def resolved_there(launched: Launched, machine: NodeMachine, gpus: int) -> Resol
 
 
 def refusal(launched: Launched, machine: NodeMachine, first: NodeMachine, peer: str) -> str | None:
-    """Reason why this machine can't take part; None: it can. `first` has the launch, `peer` is the address that its connection comes from there."""
+    """Reason why this machine can't take part; None: it can. `first` has the launch, `peer` is the address that its connection comes from
+    there.
+    """
     if machine.version != first.version:
         return f"it has lockstep {machine.version}, and the launch on {first.title} lockstep {first.version}: all machines need the same"
     if machine.address != peer:
         return (
-            f"its address is {machine.address}, but its connection comes from {peer}: something between translates addresses, and the machines must reach "
-            "each other directly"
+            f"its address is {machine.address}, but its connection comes from {peer}: something between translates addresses, and the"
+            " machines must reach each other directly"
         )
     if ipaddress.ip_address(machine.address).is_loopback != ipaddress.ip_address(first.address).is_loopback:
         return (
@@ -102,7 +107,8 @@ def _gpu_refusal(launched: Launched, machine: NodeMachine, first: NodeMachine) -
 
 
 def run_there(launched: Launched, machines: Sequence[NodeMachine], node: int, attempts_before: int = 0) -> Run:
-    """run.json of a node, but for the key's file; `machines`: all of them, by node. `attempts_before`: highest attempt of the job on any of them.
+    """run.json of a node, but for the key's file; `machines`: all of them, by node. `attempts_before`: highest attempt of the job on any of
+    them.
 
     Raises ConfigError.
     """

@@ -68,7 +68,8 @@ def node_number(text: str, environment: Mapping[str, str]) -> NodeNumber:
         raise ConfigError(f"{starter.index} is {environment[starter.index]}, and {starter.name} numbers from {starter.first} on")
     if starter.local and _number(starter.local, environment, "0") != 0:
         raise ConfigError(
-            f"{starter.name} has started several processes on this node: start one a node ({starter.one_a_node}), it starts a rank for each GPU"
+            f"{starter.name} has started several processes on this node: start one a node ({starter.one_a_node}), it starts a rank for"
+            " each GPU"
         )
     count = _number(starter.count, environment) if starter.count in environment else None
     return NodeNumber(index, count, starter)

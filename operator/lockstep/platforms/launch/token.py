@@ -1,4 +1,6 @@
-"""Token of a launch: whoever has it may join. It is in no argument, variable or log: a file of its owner's, a terminal, or standard input has it."""
+"""Token of a launch: whoever has it may join. It is in no argument, variable or log: a file of its owner's, a terminal, or standard input
+has it.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +93,8 @@ def _require_private(path: Path, facts: os.stat_result) -> None:
 
 
 def token_of_launch(path: Path) -> tuple[LaunchToken, bool]:
-    """The token in this file, and True if it was made for this launch. One that an earlier launch left is used again: its joiners still have it.
+    """The token in this file, and True if it was made for this launch. One that an earlier launch left is used again: its joiners still
+    have it.
 
     Raises ConfigError.
     """

@@ -66,7 +66,9 @@ def run_dir(resolved: Resolved) -> Path:
 
 
 def rank_variables(resolved: Resolved, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return the job's own variables, but which GPUs: each node has its own. The cluster's are for its image and its network, not for this machine."""
+    """Return the job's own variables, but which GPUs: each node has its own. The cluster's are for its image and its network, not for this
+    machine.
+    """
     missing = [name for name in shell_variables(resolved.spec) if name not in inherited]
     if missing:
         raise ConfigError(
@@ -78,7 +80,8 @@ def rank_variables(resolved: Resolved, inherited: Mapping[str, str]) -> dict[str
 
 
 def node_devices(resolved: Resolved, inherited: Mapping[str, str], present: int) -> tuple[str, ...]:
-    """CUDA_VISIBLE_DEVICES of each node: the GPUs of this machine, divided. None for a job without GPUs, as in a pod. `present`: how many there are.
+    """CUDA_VISIBLE_DEVICES of each node: the GPUs of this machine, divided. None for a job without GPUs, as in a pod. `present`: how many
+    there are.
 
     Those that spec.env or this shell names in CUDA_VISIBLE_DEVICES are the ones to divide. Raises ConfigError when they are too few.
     """
@@ -91,7 +94,8 @@ def node_devices(resolved: Resolved, inherited: Mapping[str, str], present: int)
     if nodes * each > len(devices):
         available = f"{VISIBLE} names {len(devices)}" if named is not None else f"this machine has {len(devices)}"
         raise ConfigError(
-            f"spec.gpusPerNode is {each}, so {nodes} nodes need {nodes * each} GPUs, and {available}: lower gpusPerNode or --nodes (both run on this machine)"
+            f"spec.gpusPerNode is {each}, so {nodes} nodes need {nodes * each} GPUs, and {available}: lower gpusPerNode or --nodes (both"
+            " run on this machine)"
         )
     return tuple(",".join(devices[node * each : (node + 1) * each]) for node in range(nodes))
 

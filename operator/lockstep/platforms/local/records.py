@@ -42,7 +42,9 @@ _OF_A_FAILURE = ("rank", "node", "exitCode", "signal", "exception", "cause", "st
 
 
 def observed_run(job: str, root: Path, again: str = "--local") -> Observed:
-    """Return the newest run of this name. `again`: words that lead to it on a command line. Raises ConfigError when its records can't be read."""
+    """Return the newest run of this name. `again`: words that lead to it on a command line. Raises ConfigError when its records can't be
+    read.
+    """
     folder = root / "workspace" / "runs" / job
     with _readable(job, folder) as (attempts, end):
         uid = attempts[-1]["jobUid"]
@@ -80,7 +82,9 @@ def _spec(run: Object) -> Object:
 
 
 def _with_report(observed: Observed, report: Report, path: Path) -> Object:
-    """Return its status with what the coordinator has reported: as an operator would have written it, where the records say nothing else."""
+    """Return its status with what the coordinator has reported: as an operator would have written it, where the records say nothing
+    else.
+    """
     status, runs = observed.status, condition(observed.status, "Progressing").get("reason") == "Running"
     reported = reported_parts(observed, report, time.time()).to_dict()
     ranks = unchecked(Ranks, desired=report.ranks.desired, ready=report.ranks.ready if runs else 0, order=list(report.order) or None)
@@ -90,7 +94,9 @@ def _with_report(observed: Observed, report: Report, path: Path) -> Object:
 
 
 def _progressing(report: Report, path: Path) -> Object:
-    """Return the condition of a run whose process is there, by its newest report in `path`, which may be old: no file tells that it can't be written."""
+    """Return the condition of a run whose process is there, by its newest report in `path`, which may be old: no file tells that it can't
+    be written.
+    """
     written = path.stat().st_mtime
     if time.time() - written > UNWRITTEN_SECONDS:
         room = f": {room_words(mount_of(path))}" if lacks_room(path) else ""

@@ -88,7 +88,8 @@ def preflight_local(job: TrainingJob, profile: TrainingCluster, root: Path) -> P
 
 
 def measured_local(job: TrainingJob, profile: TrainingCluster, root: Path, names: Sequence[str]) -> tuple[dict[str, Object], str]:
-    """Run the job quietly in a folder that no job has, and remove that. Return the values of these `names` of each step, and why it failed, or ''.
+    """Run the job quietly in a folder that no job has, and remove that. Return the values of these `names` of each step, and why it failed,
+    or ''.
 
     Raises ConfigError when the job can't run here, Interrupted after Ctrl-C, which ends the ranks at once.
     """
@@ -142,7 +143,8 @@ def preview_local(job: TrainingJob, profile: TrainingCluster, root: Path, sample
 
 @contextlib.contextmanager
 def alone(folder: Path, job: TrainingJob | None = None) -> Iterator[int]:
-    """Keep other runs of this job off this machine meanwhile: as long as the descriptor is open anywhere. Raises ConfigError when there is one.
+    """Keep other runs of this job off this machine meanwhile: as long as the descriptor is open anywhere. Raises ConfigError when there is
+    one.
 
     The file keeps the command that starts the `job` again.
     """

@@ -1,7 +1,7 @@
 """A short run on a host: an agent that runs for as long as somebody asks for it, and of which nothing stays.
 
-`brief` takes files as a start does. The agent's lines come as `{"line": …}`, its end as `{"ended": code}`. All that it had is removed on the line `done`, and when
-the other end goes away or falls silent.
+`brief` takes files as a start does. The agent's lines come as `{"line": …}`, its end as `{"ended": code}`. All that it had is removed on
+the line `done`, and when the other end goes away or falls silent.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ class Asker:
 
 
 def brief(request: Json, stream: BinaryIO) -> Json:
-    """Run the agent of a job that leaves nothing, until somebody says `done` or goes away. Its files are in the folder `folder` of the state folder."""
+    """Run the agent of a job that leaves nothing, until somebody says `done` or goes away. Its files are in the folder `folder` of the
+    state folder.
+    """
     folder = Path(request["folder"])
     measured = None if request["forget"] is None else Path(request["forget"])
     if folder.parent != state_folder() or not BRIEF.fullmatch(folder.name) or (measured and not measured.name.startswith(MEASURED)):
@@ -105,7 +107,9 @@ def pass_lines(process: subprocess.Popen[bytes]) -> None:
 
 
 def clear_away(pid: int | None, ticks: int | None, folders: list[Path], lock: TextIO | None) -> None:
-    """End the agent `pid` that started at `ticks`, and remove the folders. A process of its own does it, which nobody ends before it has."""
+    """End the agent `pid` that started at `ticks`, and remove the folders. A process of its own does it, which nobody ends before it
+    has.
+    """
     cleaner = os.fork()
     if cleaner:
         if lock is not None:

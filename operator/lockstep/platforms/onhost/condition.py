@@ -88,7 +88,8 @@ def settings_of(*patterns: str) -> Json:
 
 
 def sshd() -> Json:
-    """Words of sshd's files on passwords and root, as far as everybody may read them. The first word counts, and what only a Match changes doesn't.
+    """Words of sshd's files on passwords and root, as far as everybody may read them. The first word counts, and what only a Match changes
+    doesn't.
 
     `sshd -T` would know, but only root may ask it.
     """

@@ -1,4 +1,6 @@
-"""Exchange with whoever asks a host to keep a job: files that come, answers, what can't be done, and writes that are whole or not at all."""
+"""Exchange with whoever asks a host to keep a job: files that come, answers, what can't be done, and writes that are whole or not at
+all.
+"""
 
 from __future__ import annotations
 

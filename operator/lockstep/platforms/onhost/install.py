@@ -1,7 +1,8 @@
-"""An environment for ranks on a host: what is there, files that come, and the environment made of them. Each may be repeated after it broke anywhere.
+"""An environment for ranks on a host: what is there, files that come, and the environment made of them. Each may be repeated after it broke
+anywhere.
 
-The request is one line of JSON on standard input; answers are lines of JSON, and the last one says `done` or `problem`. It runs on the host's own
-Python, 3.6 or newer, before there is any other.
+The request is one line of JSON on standard input; answers are lines of JSON, and the last one says `done` or `problem`. It runs on the
+host's own Python, 3.6 or newer, before there is any other.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ WORDS_MAX = 1500
 SPARE_BYTES = 1 << 28
 OLDEST, NEWEST = 10, 19
 """Minor versions of Python 3 that are looked for."""
-ASKED = "import platform,sys,sysconfig;print(platform.python_implementation(),'%d.%d'%sys.version_info[:2],sys.prefix==sys.base_prefix,sysconfig.get_config_var('Py_GIL_DISABLED')or 0,sys.maxsize>2**32)"
+ASKED = (
+    "import platform,sys,sysconfig;print(platform.python_implementation(),'%d.%d'%sys.version_info[:2],sys.prefix==sys.base_prefix,"
+    "sysconfig.get_config_var('Py_GIL_DISABLED')or 0,sys.maxsize>2**32)"
+)
 PLAIN = ["CPython", "True", "0", "True"]
 
 
@@ -110,7 +114,9 @@ def facts(request: Json, stream: BinaryIO) -> Json:
 
 
 def take(request: Json, stream: BinaryIO) -> Json:
-    """Take files: for each a line with name, bytes and sha256, an answer with how many bytes are here already, and the rest of its bytes."""
+    """Take files: for each a line with name, bytes and sha256, an answer with how many bytes are here already, and the rest of its
+    bytes.
+    """
     folder = data_folder() / "wheels"
     folder.mkdir(parents=True, exist_ok=True)
     with exclusive():
@@ -288,7 +294,9 @@ def archive_of(request: Json, stream: BinaryIO) -> Json:
 
 
 def trust_of_host() -> Json:
-    """Variables that let uv trust whom the host trusts, since an index of one's own often has a certificate of one's own; {} where the host trusts nobody."""
+    """Variables that let uv trust whom the host trusts, since an index of one's own often has a certificate of one's own; {} where the host
+    trusts nobody.
+    """
     import ssl  # (slow to import, and asked for here alone)
 
     paths = ssl.get_default_verify_paths()
@@ -338,7 +346,8 @@ def may_linger() -> bool:
 def tidy(keep: Json, name: str) -> None:
     """Remove environments that no job names, and files that are of no use any more.
 
-    The lock is that of starts. One that is under way looks for its Python once its record is there: the record is seen here, or its Python has gone there.
+    The lock is that of starts. One that is under way looks for its Python once its record is there: the record is seen here, or its Python
+    has gone there.
     """
     data = data_folder()
     with alone():

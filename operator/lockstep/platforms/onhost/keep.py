@@ -1,10 +1,11 @@
-"""A job's files on a host, and its agent: put there and started, stopped, started again, removed. Each may be repeated after it broke anywhere.
+"""A job's files on a host, and its agent: put there and started, stopped, started again, removed. Each may be repeated after it broke
+anywhere.
 
-The request is one line of JSON on standard input; answers are lines of JSON. `start` takes files after it, each as `{"name": …, "bytes": N, "sha256": …}`
-in a line and then its bytes. It answers `{"placed": true}`, and waits for the line `go`: nothing is to be seen of the job before that. Where the other end
-goes away meanwhile, nothing stays, unless the coordinator of this very start, the `witness`, listens: then the other hosts have begun, and so does this one.
-Only one start of a name is under way on a host. One that has waited for long, since its connection broke silently, makes room for a later one, whose coordinator it
-never takes for its own.
+The request is one line of JSON on standard input; answers are lines of JSON. `start` takes files after it, each as `{"name": …, "bytes": N,
+"sha256": …}` in a line and then its bytes. It answers `{"placed": true}`, and waits for the line `go`: nothing is to be seen of the job
+before that. Where the other end goes away meanwhile, nothing stays, unless the coordinator of this very start, the `witness`, listens: then
+the other hosts have begun, and so does this one. Only one start of a name is under way on a host. One that has waited for long, since its
+connection broke silently, makes room for a later one, whose coordinator it never takes for its own.
 
 `brief` runs a job that leaves nothing: see there.
 """
@@ -125,7 +126,9 @@ def begun(request: Json, name: str, draft: Path, record: Json, files: dict[str, 
 
 
 def apart() -> None:
-    """Go on in a process that outlives the connection's end, which ends this one: it alone knows what it has put here, and takes it away again."""
+    """Go on in a process that outlives the connection's end, which ends this one: it alone knows what it has put here, and takes it away
+    again.
+    """
     worker = os.fork()
     if worker:
         _, status = os.waitpid(worker, 0)
@@ -247,7 +250,9 @@ def supervise(name: str, command: list[str], environment: dict[str, str]) -> Jso
 
 
 def end_with_parent() -> None:
-    """Let this process save and end when the one that started it is killed: nobody would know of it any more, and a second agent would be started."""
+    """Let this process save and end when the one that started it is killed: nobody would know of it any more, and a second agent would be
+    started.
+    """
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
@@ -284,7 +289,8 @@ def stop(request: Json) -> Json:
 
 
 def end_over(request: Json) -> Json:
-    """End what waits here for the start `uid` of a job that is over elsewhere, as its agent would have: no key, no unit that starts, the records stay.
+    """End what waits here for the start `uid` of a job that is over elsewhere, as its agent would have: no key, no unit that starts, the
+    records stay.
 
     `deleted`: they go, too. Another start of this name is left alone.
     """

@@ -1,9 +1,9 @@
 """Facts of a host, in one answer: for a start, for `hosts check`, and for whoever asks where a job is. It changes nothing.
 
-Its argument is `{"job": name or "" for all, "workspace": …, "datasets": …, "peers": [address, …], "ports": [first, last], "paths": [[field, path, kind], …],
-"python": path or null}` with folders that may begin with ~; it prints one line of JSON. With `"patience": seconds` the answer is
-about that job alone, without GPUs, routes and units, and it waits up to so many seconds for the job's ranks. Pythons that are too old for everything else (3.6 or newer) read it, too, so that there
-is a sentence for them.
+Its argument is `{"job": name or "" for all, "workspace": …, "datasets": …, "peers": [address, …], "ports": [first, last], "paths": [[field,
+path, kind], …], "python": path or null}` with folders that may begin with ~; it prints one line of JSON. With `"patience": seconds` the
+answer is about that job alone, without GPUs, routes and units, and it waits up to so many seconds for the job's ranks. Pythons that are too
+old for everything else (3.6 or newer) read it, too, so that there is a sentence for them.
 """
 
 from __future__ import annotations
@@ -366,7 +366,8 @@ def version_of(python: str) -> Json:
     command = [str(Path(python).expanduser()), "-E", "-S", "-c", VERSION]
     try:
         done = subprocess.run(  # noqa: UP022 (Python 3.6)
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=VERSION_SECONDS, check=False, errors="replace"
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=VERSION_SECONDS, check=False,
+                errors="replace"
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return {}

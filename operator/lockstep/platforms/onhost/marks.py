@@ -1,7 +1,8 @@
 """Find out whether folders of several hosts are one: each writes a file whose name nobody can know, and looks for those of the others.
 
-A line of JSON comes in with the `folder`, of which the nearest part that exists is taken; a line goes out with the `mark` there, or with the
-`problem` that keeps it from being written. Then a line comes in with all `marks`, and a line goes out with those that are `seen` there. The mark is removed at the end, also when the connection breaks.
+A line of JSON comes in with the `folder`, of which the nearest part that exists is taken; a line goes out with the `mark` there, or with
+the `problem` that keeps it from being written. Then a line comes in with all `marks`, and a line goes out with those that are `seen` there.
+The mark is removed at the end, also when the connection breaks.
 """
 
 from __future__ import annotations

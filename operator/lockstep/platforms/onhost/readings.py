@@ -1,4 +1,5 @@
-"""Readings of a host that several programs there take: files, the user, libraries and cards, output of commands, and the process that keeps an agent; and the lock of starts.
+"""Readings of a host that several programs there take: files, the user, libraries and cards, output of commands, and the process that keeps
+an agent; and the lock of starts.
 
 Python 3.6 reads it, too.
 """
@@ -46,7 +47,8 @@ def output(*command: str, seconds: float = COMMAND_SECONDS) -> str:
     """Return the output of a command; '' when it is missing, fails, or takes too long."""
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=seconds, check=False, errors="replace"
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=seconds, check=False,
+                errors="replace"
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return ""
@@ -77,7 +79,9 @@ def glibc() -> str:
 
 
 def nvidia_cards(root: Path = Path("/")) -> Any:
-    """Return address → driver of NVIDIA's graphics cards on the PCI bus ('': none has it), without those that are given to virtual machines."""
+    """Return address → driver of NVIDIA's graphics cards on the PCI bus ('': none has it), without those that are given to virtual
+    machines.
+    """
     cards = {}
     for vendor in sorted(root.glob("sys/bus/pci/devices/*/vendor")):
         if text_of(vendor).strip() == "0x10de" and text_of(vendor.with_name("class")).startswith(("0x0300", "0x0302")):

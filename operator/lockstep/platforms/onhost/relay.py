@@ -1,7 +1,7 @@
 """Run a program in a terminal of its own: `relay WORD …`. Standard input has frames, standard output what the terminal shows.
 
-A frame is a letter, four bytes of length, and so many bytes: `d` what was typed; `r` columns and lines, two bytes each; `e` the end of what is typed.
-The end of standard input closes the terminal, which tells its programs to end.
+A frame is a letter, four bytes of length, and so many bytes: `d` what was typed; `r` columns and lines, two bytes each; `e` the end of what
+is typed. The end of standard input closes the terminal, which tells its programs to end.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Start the program that standard input describes, and end it when the connection ends.
 
-sshd leaves a program alone when its connection is gone. This process waits beside it, sees that nobody reads its output any more, and ends it.
-It also runs on Pythons that are too old for everything else (3.6 or newer), so that there is a sentence for them.
+sshd leaves a program alone when its connection is gone. This process waits beside it, sees that nobody reads its output any more, and ends
+it. It also runs on Pythons that are too old for everything else (3.6 or newer), so that there is a sentence for them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """One host of a chain along which `lockstep cp` copies: it takes files, and passes them on to the next host while they arrive.
 
-Its standard input and output lead to the person's machine. Lines come in that say where files go, and where they come from: from that machine itself, from
-a path of this host, or from another host, which listens on its stated address for exactly one connection. Both ends of that one prove a key that is made for
-this copy, and every line on it is signed; files are compared by the SHA-256 in such a line. What a host passes on is read from its own disk, so a slow
-neighbor holds nobody up, and each of them goes on from what it has.
+Its standard input and output lead to the person's machine. Lines come in that say where files go, and where they come from: from that
+machine itself, from a path of this host, or from another host, which listens on its stated address for exactly one connection. Both ends of
+that one prove a key that is made for this copy, and every line on it is signed; files are compared by the SHA-256 in such a line. What a
+host passes on is read from its own disk, so a slow neighbor holds nobody up, and each of them goes on from what it has.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ class SealedWire(Wire):
 
 
 def proved(connection: socket.socket, key: bytes, *, gives: bool) -> SealedWire:
-    """Prove the key to the other end, and have it proved. `gives`: this end listened, and will give. Raises ContractError, CarryError, Gone, OSError."""
+    """Prove the key to the other end, and have it proved. `gives`: this end listened, and will give. Raises ContractError, CarryError,
+    Gone, OSError.
+    """
     for level, name, value in STREAM:
         connection.setsockopt(level, name, value)
     plain = Wire(connection.fileno(), connection.fileno(), PROOF_SECONDS)
@@ -111,7 +113,9 @@ class Inflow(TakeListener):
             self._changed.notify_all()
 
     def fits(self, wire: Wire) -> None:
-        """Wait until the hosts below have said what they have, so that no byte is sent where one of them has no room. Raises Gone when one ends instead."""
+        """Wait until the hosts below have said what they have, so that no byte is sent where one of them has no room. Raises Gone when one
+        ends instead.
+        """
         while self._is_passed_on:
             with self._changed:
                 self._changed.wait_for(lambda: not self._is_passed_on or self._is_lost, POLL_SECONDS)
@@ -226,7 +230,10 @@ class Arrived:
         return (
             ""
             if same
-            else f"{socket.gethostname()}: {self._target.path(self.entries[number]['name'])} is not what arrived there: check that disk, and try again"
+            else (
+                f"{socket.gethostname()}: {self._target.path(self.entries[number]['name'])} is not what arrived there: check that disk, and"
+                " try again"
+            )
         )
 
     def _open(self, number: int) -> Any:

@@ -1,4 +1,6 @@
-"""Remains of a power cut in the folder of all jobs: drafts of starts and folders of short runs. They may hold a key, and only whoever comes later can remove them."""
+"""Remains of a power cut in the folder of all jobs: drafts of starts and folders of short runs. They may hold a key, and only whoever comes
+later can remove them.
+"""
 
 from __future__ import annotations
 

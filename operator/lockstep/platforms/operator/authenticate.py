@@ -87,7 +87,8 @@ class Reviewed:
 
 
 def check_signature(master: bytes, job: JobIdentity, body: bytes, signature: str) -> None:
-    """Over the raw bytes, before anything parses them: nobody without a job's key costs the operator more than one hash, or a question to the API server.
+    """Over the raw bytes, before anything parses them: nobody without a job's key costs the operator more than one hash, or a question to
+    the API server.
 
     Raises Refusal.
     """
@@ -122,9 +123,11 @@ def _bearer(user: Any) -> Bearer:
 
 
 def has_other_key(observed: Observed, master: bytes) -> bool:
-    """Return True if the pods mount another Secret than this operator makes for the job: it was made with a key that was lost, or by an older version.
+    """Return True if the pods mount another Secret than this operator makes for the job: it was made with a key that was lost, or by an
+    older version.
 
-    Then nothing but the token can prove who sends. Whoever can change what the StatefulSet mounts can make pods, and so has a node 0 anyway.
+    Then nothing but the token can prove who sends. Whoever can change what the StatefulSet mounts can make pods, and so has a node 0
+    anyway.
     """
     volumes = ((observed.stateful_set or {}).get("spec", {}).get("template", {}).get("spec", {}).get("volumes")) or []
     names = [volume.get("secret", {}).get("secretName") for volume in volumes if volume.get("name") == KEY_VOLUME]
@@ -132,7 +135,9 @@ def has_other_key(observed: Observed, master: bytes) -> bool:
 
 
 def check_node_zero(inventory: Inventory, bearer: Bearer, job: JobIdentity) -> Observed:
-    """Return what is observed of the job if the bearer is the pod x-0 that lives now, made by the StatefulSet of this very job. Raises Refusal."""
+    """Return what is observed of the job if the bearer is the pod x-0 that lives now, made by the StatefulSet of this very job. Raises
+    Refusal.
+    """
     observed = inventory.observed((job.namespace, job.name))
     if observed is None or observed.uid != job.uid:
         raise Refusal(FORBIDDEN, f"there is no job {job.namespace}/{job.name} of that uid")

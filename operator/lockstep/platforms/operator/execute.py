@@ -25,13 +25,17 @@ from lockstep.platforms.operator.memory.queue import Refusals
 log = logging.getLogger("lockstep.operator")
 EVENTS_SECONDS = 15.0
 CREATES_AT_ONCE = 10
-"""Writes at a time, of all jobs together: more of them are no faster, and each has a connection, which keeps 100 kB and more. A start has seven, and its claims."""
+"""Writes at a time, of all jobs together: more of them are no faster, and each has a connection, which keeps 100 kB and more. A start has
+seven, and its claims.
+"""
 MESSAGE_CHARACTERS = 1024
 """Characters of an API server's message that are repeated: a policy's may be long."""
 
 
 class Executor:
-    """Writes plans to one cluster. `written` gets what the API server answers, so that the next look at the job knows it; `read`, what was changed by others."""
+    """Writes plans to one cluster. `written` gets what the API server answers, so that the next look at the job knows it; `read`, what was
+    changed by others.
+    """
 
     def __init__(
         self, cluster: Cluster, written: Callable[[str, Object], None], read: Callable[[str, Object], None] = lambda kind, item: None
@@ -65,7 +69,9 @@ class Executor:
         return obstacle
 
     async def _apply(self, observed: Observed, item: Object) -> None:
-        """Objects that an admission policy changes back at once. They are sent again ever less often: each time is a change that brings the next look at the job."""
+        """Objects that an admission policy changes back at once. They are sent again ever less often: each time is a change that brings the
+        next look at the job.
+        """
         kind, metadata = item["kind"], item["metadata"]
         wanted = {**item, "metadata": {key: value for key, value in metadata.items() if key not in ("uid", "resourceVersion")}}
         key = observed.uid, f"{kind} {metadata['name']}"
@@ -96,7 +102,9 @@ class Executor:
         return reply
 
     async def _create_all(self, observed: Observed, plan: Plan) -> Notice | None:
-        """Create all at once, since each takes a round trip, and what makes pods last unless the plan says otherwise. Then it is taken back if something is in the way."""
+        """Create all at once, since each takes a round trip, and what makes pods last unless the plan says otherwise. Then it is taken back
+        if something is in the way.
+        """
         beside = plan.at_once and not plan.claims
         first = [item for item in plan.create if beside or not makes_pods(item)]
         creating = [*(self._create_claim(observed, claim) for claim in plan.claims), *(self._create(observed, item) for item in first)]
@@ -185,7 +193,8 @@ class Executor:
         self._overruled.keep(uids)
 
     async def send_events(self, observed: Observed, events: tuple[JobEvent, ...], now: float) -> None:
-        """Send events before the status that they lead to: a process that is killed in between sends them again, under the same names. No repetitions, not too many.
+        """Send events before the status that they lead to: a process that is killed in between sends them again, under the same names. No
+        repetitions, not too many.
 
         An event that is refused is not retried: the same stands in status, which must not wait for events.
         """

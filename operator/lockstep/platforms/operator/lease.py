@@ -56,8 +56,9 @@ class LeaseState:
 
 
 class Lease:
-    """This replica's side of the election. `identity` is its pod's name: what a pod's earlier process held is its own. `lack`: the right that it lacks, and
-    since when (Unix time): whoever looks at jobs reads of it in the Lease."""
+    """This replica's side of the election. `identity` is its pod's name: what a pod's earlier process held is its own. `lack`: the right
+    that it lacks, and since when (Unix time): whoever looks at jobs reads of it in the Lease.
+    """
 
     def __init__(
         self,
@@ -200,8 +201,9 @@ class Lease:
             await self._make({"holderIdentity": NOBODY, "leaseDurationSeconds": LEASE_SECONDS}, "")
 
     async def _make(self, spec: Object, address: str) -> bool:
-        """Somebody deleted it. The holder makes its own again; anybody else makes one that nobody holds for its first LEASE_SECONDS, since the
-        holder goes on with its writes for RENEW_SECONDS. False: another replica was faster."""
+        """Somebody deleted it. The holder makes its own again; anybody else makes one that nobody holds for its first LEASE_SECONDS, since
+        the holder goes on with its writes for RENEW_SECONDS. False: another replica was faster.
+        """
         metadata = {
             "name": OPERATOR_NAME, "namespace": self._namespace, "labels": {LABEL_NAME: APP}, "annotations": {ANNOTATION_LEADER: address},
         }  # fmt: skip

@@ -1,10 +1,12 @@
 """The operator's metrics, and `GET /metrics` over HTTPS. Nothing of a job's spec, no Secret and no text that a user wrote but names.
 
-Labels are bounded: namespaces that have jobs, clusters that jobs use, kinds, causes and states; a job has series of its own only until it ends,
-and only the first JOBS_WITH_SERIES of them. `job_namespace` and `job_name`, because Prometheus keeps `namespace` and `job` for what it scrapes.
+Labels are bounded: namespaces that have jobs, clusters that jobs use, kinds, causes and states; a job has series of its own only until it
+ends, and only the first JOBS_WITH_SERIES of them. `job_namespace` and `job_name`, because Prometheus keeps `namespace` and `job` for what
+it scrapes.
 
-Names of jobs and namespaces are not for every pod's eyes: RBAC says who reads them, as for the cluster's own components. The scraper shows its own token;
-the API server says whose it is (TokenReview) and whether that account may get the URL /metrics (SubjectAccessReview; ClusterRole lockstep-metrics-reader).
+Names of jobs and namespaces are not for every pod's eyes: RBAC says who reads them, as for the cluster's own components. The scraper shows
+its own token; the API server says whose it is (TokenReview) and whether that account may get the URL /metrics (SubjectAccessReview;
+ClusterRole lockstep-metrics-reader).
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ from lockstep.platforms.operator.authenticate import FORBIDDEN, UNAUTHENTICATED,
 
 JOBS_WITH_SERIES = 500
 IDLE_SECONDS = 3600.0
-"""Seconds that counters of a namespace and cluster stay after their last job: long enough to be scraped, and for the next job to go on with them."""
+"""Seconds that counters of a namespace and cluster stay after their last job: long enough to be scraped, and for the next job to go on with
+them.
+"""
 IDLE_GROUPS = 50
 """Most of those: namespaces come and go, too, and each has about fifty series."""
 PREFIX = "lockstep"
@@ -98,7 +102,9 @@ class Metrics:
         self._seen: dict[tuple[str, str], float] = {}
         """Times at which a job of each group was last counted, the most recent at the end."""
         self._unseen: dict[tuple[str, str], dict[tuple[str, str], int]] = {}
-        """Growth by counter and label, of groups that no scrape has shown yet: Prometheus sees an increase only where it has seen the 0 before it."""
+        """Growth by counter and label, of groups that no scrape has shown yet: Prometheus sees an increase only where it has seen the 0
+        before it.
+        """
         self._counters = {
             key: Counter(f"{PREFIX}_{name}", text, (*_GROUP_LABELS, label), registry=self.registry)
             for key, (name, text, label, _) in _COUNTERS.items()

@@ -53,8 +53,10 @@ RELIST_APART_SECONDS = 10.0
 UNSERVED_SECONDS = 60.0
 """Seconds until the operator tries a namespace again in which it lacks a right."""
 SETTLING_SECONDS = 40.0
-"""Seconds after an outage of the API server, or this process's start, until a silent Node is taken for lost. Kubernetes gives a kubelet as long
-(node-monitor-grace-period): when the API server is back, it takes all Nodes for silent that could not reach it either, for some seconds."""
+"""Seconds after an outage of the API server, or this process's start, until a silent Node is taken for lost. Kubernetes gives a kubelet as
+long (node-monitor-grace-period): when the API server is back, it takes all Nodes for silent that could not reach it either, for some
+seconds.
+"""
 CLOCK_SECONDS = 60.0
 """Seconds between two looks at a job while this machine's clock differs from the API server's."""
 AT_ONCE = frozenset({"TrainingJob", "TrainingCluster", "Node"})
@@ -65,7 +67,9 @@ log = logging.getLogger("lockstep.operator")
 
 
 class WentBack(Failed):
-    """The API server's revision is lower than it was. Reports, messages and events that it sent are of jobs that may never have been: a new process begins."""
+    """The API server's revision is lower than it was. Reports, messages and events that it sent are of jobs that may never have been: a new
+    process begins.
+    """
 
 
 @dataclass(frozen=True)
@@ -246,7 +250,9 @@ class Operator:
         return replace(observed, objects=objects)
 
     async def _write(self, key: Key, observed: Observed, plan: Plan) -> tuple[Notice | None, float | None]:
-        """Return the obstacle, and the seconds until the next try. What was refused is sent again only then, or when it is something else."""
+        """Return the obstacle, and the seconds until the next try. What was refused is sent again only then, or when it is something
+        else.
+        """
         if plan.taken_back:
             return observed.obstacle, None
         write = (
@@ -262,7 +268,9 @@ class Operator:
         return obstacle, self._refused.refused(key, write)
 
     async def _write_status(self, key: Key, observed: Observed, status: dict[str, Any]) -> float | None:
-        """Return the seconds until the next try if the API server refused it: an event of the job says so, and as much as it takes is stored. Raises ApiError."""
+        """Return the seconds until the next try if the API server refused it: an event of the job says so, and as much as it takes is
+        stored. Raises ApiError.
+        """
         write = (observed.uid, observed.generation, *((c["type"], c["status"], c["reason"]) for c in status["conditions"]))
         if (left := self._refused_statuses.left(key, write)) > 0:
             return left
@@ -279,7 +287,9 @@ class Operator:
         return None
 
     def _again(self, seconds: float | None) -> float | None:
-        """Return the seconds until the next look. While clocks differ, what is due waits for them to agree, and no event says when they do."""
+        """Return the seconds until the next look. While clocks differ, what is due waits for them to agree, and no event says when they
+        do.
+        """
         return min(seconds or CLOCK_SECONDS, CLOCK_SECONDS) if self.cluster.clock.off_seconds else seconds
 
     async def _report_clock(self, observed: Observed) -> None:
@@ -287,7 +297,10 @@ class Operator:
         spec = observed.job["spec"]
         waits = [name for name in ("activeDeadlineSeconds", "ttlSecondsAfterFinished") if spec.get(name) is not None]
         if self.cluster.clock.off_seconds and waits:
-            text = f"the operator's clock and the API server's differ by more than {OFF_SECONDS:.0f} s: spec.{' and spec.'.join(waits)} wait until they agree"
+            text = (
+                f"the operator's clock and the API server's differ by more than {OFF_SECONDS:.0f} s: spec.{' and spec.'.join(waits)} wait"
+                " until they agree"
+            )
             await self.executor.send_events(observed, (JobEvent("Warning", "ClocksDiffer", text),), self.cluster.clock.now())
 
     def _context(self, observed: Observed) -> RenderContext:
@@ -315,7 +328,8 @@ class Operator:
             news |= await self._list(watched, unserved)
         if self.inventory.has_gone_back:
             raise WentBack(
-                "the API server is at an earlier revision than before: its store was restored, and what this process knows is of a time that is gone"
+                "the API server is at an earlier revision than before: its store was restored, and what this process knows is of a time"
+                " that is gone"
             )
         self.synced, self._listed = True, time.monotonic()
         self._forget_others(self.inventory.uids())
@@ -325,8 +339,9 @@ class Operator:
             self.queue.mark(key)
 
     async def _list(self, watched: Watched, unserved: set[str]) -> set[Key]:
-        """The keys of jobs for which this is news. A namespace that refuses the list is added to `unserved`: whoever administers it must not stop
-        the others' jobs. Raises ApiError where none is left."""
+        """The keys of jobs for which this is news. A namespace that refuses the list is added to `unserved`: whoever administers it must
+        not stop the others' jobs. Raises ApiError where none is left.
+        """
         listed, news, versions = set[Key](), set[Key](), list[str]()
         for place in self.settings.places(watched.kind):
             if place in unserved:

@@ -29,7 +29,9 @@ from lockstep.platforms.operator.tls_port import METRICS, REPORTS, serving
 from lockstep_spec.words import printable, printable_line
 
 SECRETS_SECONDS = 60.0
-"""Seconds between two looks at the operator's own Secrets. A replica that starts while one is gone makes another, which no running gang knows."""
+"""Seconds between two looks at the operator's own Secrets. A replica that starts while one is gone makes another, which no running gang
+knows.
+"""
 AUTHORITY_SECONDS = 600.0
 log = logging.getLogger("lockstep.operator")
 
@@ -65,7 +67,9 @@ class Replica:
             await first_of(self._give_way(stop), self._lead(stop), self._keep_secrets_forever(), self._publish_authority())
 
     async def _give_way(self, stop: asyncio.Event) -> None:
-        """Release the lease before anything is ended: kopf may take longer for that than a pod has. From the release on nothing is written."""
+        """Release the lease before anything is ended: kopf may take longer for that than a pod has. From the release on nothing is
+        written.
+        """
         await stop.wait()
         await self._lease.release()
 

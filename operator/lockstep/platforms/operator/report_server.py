@@ -1,7 +1,8 @@
-"""`POST /v1/report`: the one voice of every job, over HTTPS. Reports live in memory; status is what is kept. `/healthz` says if a new process would help.
+"""`POST /v1/report`: the one voice of every job, over HTTPS. Reports live in memory; status is what is kept. `/healthz` says if a new
+process would help.
 
-Unhealthy is only what a new process would mend: a loop that has stopped, work that doesn't end, a login or a certificate that the API server
-no longer takes. An API server that doesn't answer, or answers with 429 or 5xx, is nothing of that: it is waited for.
+Unhealthy is only what a new process would mend: a loop that has stopped, work that doesn't end, a login or a certificate that the API
+server no longer takes. An API server that doesn't answer, or answers with 429 or 5xx, is nothing of that: it is waited for.
 """
 
 from __future__ import annotations
@@ -105,7 +106,9 @@ class Reports:
 
     @contextmanager
     def taking_time(self, uid: str) -> Iterator[None]:
-        """Charge the cost of this job's reports, which decides when its next one is read: processor time, on a busy machine less than what passes."""
+        """Charge the cost of this job's reports, which decides when its next one is read: processor time, on a busy machine less than what
+        passes.
+        """
         began = time.thread_time()
         try:
             yield
@@ -237,14 +240,18 @@ class ReportServer:
         return job, bytes(body)
 
     def _bytes_max(self, job: JobIdentity, *, has_header: bool) -> int:
-        """Bytes of a report that are read, by the gang's size now and as it was last reported. A follower doesn't know the job; for one that isn't there no more is read than for the smallest."""
+        """Bytes of a report that are read, by the gang's size now and as it was last reported. A follower doesn't know the job; for one
+        that isn't there no more is read than for the smallest.
+        """
         nodes = NODES_MAX if not self.standing().leads else self.inventory.gang_size((job.namespace, job.name), job.uid)
         newest = self.reports.of(job.uid)
         limit = report_bytes_max(max(nodes, 1 if newest is None else len(newest.report.nodes)))
         return limit if has_header or not nodes else REPORT_BYTES_MAX
 
     async def _check_sender(self, request: web.Request, job: JobIdentity, body: bytes, *, leads: bool) -> None:
-        """The job's key signs; where it was made by an operator whose key was lost, the token of its live node 0 has to do. Raises Refusal."""
+        """The job's key signs; where it was made by an operator whose key was lost, the token of its live node 0 has to do. Raises
+        Refusal.
+        """
         try:
             return check_signature(self.master, job, body, request.headers.get(SIGNATURE_HEADER, ""))
         except Refusal:

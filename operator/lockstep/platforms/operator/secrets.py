@@ -44,12 +44,15 @@ class UnusableSecret(Exception):
 
     def __init__(self, namespace: str, name: str, why: str) -> None:
         super().__init__(
-            f"Secret {name} in namespace {namespace} {why}: restore it, or delete it and a new one is made; jobs that run then say what to do"
+            f"Secret {name} in namespace {namespace} {why}: restore it, or delete it and a new one is made; jobs that run then say what"
+            " to do"
         )
 
 
 async def master_key(cluster: Cluster, namespace: str, current: bytes | None = None) -> bytes:
-    """Made at the operator's very first start. `current`: what this process uses, written back where the Secret is gone. Raises UnusableSecret."""
+    """Made at the operator's very first start. `current`: what this process uses, written back where the Secret is gone. Raises
+    UnusableSecret.
+    """
     key = secrets.token_bytes(MASTER_KEY_BYTES) if current is None else current
     stored = (await _get_or_create(cluster, namespace, KEY_SECRET, {"key": key})).get("key", b"")
     if len(stored) < MASTER_KEY_BYTES:
@@ -62,8 +65,8 @@ async def certificates(
 ) -> Certificates:
     """Made at the operator's very first start; the server's part is renewed when it is about to expire.
 
-    `current`: what this process uses, written back where the Secret is gone: another authority would be one that no running gang trusts. Raises
-    UnusableSecret.
+    `current`: what this process uses, written back where the Secret is gone: another authority would be one that no running gang trusts.
+    Raises UnusableSecret.
     """
     secret = await cluster.get("Secret", namespace, TLS_SECRET)
     if secret is None:

@@ -1,8 +1,8 @@
 """A TLS port that strangers may knock at: who gets a connection, for how long, and one request each.
 
-The operator's Lease is renewed by the same event loop, so what costs much (a handshake, a request) is bounded before any of it is done: by address
-and in all, and addresses from which a job was heard lately have room beside the others. Whoever comes too often is turned away at the accept, which costs
-microseconds. Nobody is made to wait in a queue: coordinators, kubelets and Prometheus come again by themselves.
+The operator's Lease is renewed by the same event loop, so what costs much (a handshake, a request) is bounded before any of it is done: by
+address and in all, and addresses from which a job was heard lately have room beside the others. Whoever comes too often is turned away at
+the accept, which costs microseconds. Nobody is made to wait in a queue: coordinators, kubelets and Prometheus come again by themselves.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ KNOWN_MAX = 4096
 LINGER_SECONDS = 1.0
 """Seconds to read the rest of a body that was refused: closed at once, the sender would lose the answer."""
 ACCEPTS = 512
-"""Connections accepted in one turn of the event loop, 10 ms of it: with fewer, a flood fills the backlog, where the kernel drops whoever comes."""
+"""Connections accepted in one turn of the event loop, 10 ms of it: with fewer, a flood fills the backlog, where the kernel drops whoever
+comes.
+"""
 BACKLOG = 4096
 HEADERS_MAX = 64
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -44,7 +46,9 @@ LOG_LINES = 5
 
 @dataclass(frozen=True)
 class Limits:
-    """`rate` and `peer_rate` are connections a second; as many as `rate` again are for addresses that come for the first time in that second."""
+    """`rate` and `peer_rate` are connections a second; as many as `rate` again are for addresses that come for the first time in that
+    second.
+    """
 
     connections: int
     peer_connections: int
@@ -54,7 +58,9 @@ class Limits:
 
 
 REPORTS = Limits(connections=96, peer_connections=16, handshakes=32, rate=100, peer_rate=20)
-"""For strangers; coordinators that were heard lately have room beside it. A connection takes 0.3 MB (asyncio's TLS buffer), a handshake two milliseconds."""
+"""For strangers; coordinators that were heard lately have room beside it. A connection takes 0.3 MB (asyncio's TLS buffer), a handshake two
+milliseconds.
+"""
 METRICS = Limits(connections=16, peer_connections=4, handshakes=8, rate=10, peer_rate=4)
 
 
@@ -190,7 +196,9 @@ class Listener:
             self._loop.add_reader(self._listening, self._accept)
 
     def _has_room(self, newcomer: Connection) -> bool:
-        """Return True if there is a place. If all are taken, the oldest connection is closed: a stranger's if there is one, never one that has proven itself."""
+        """Return True if there is a place. If all are taken, the oldest connection is closed: a stranger's if there is one, never one that
+        has proven itself.
+        """
         limits, known = self._limits, newcomer.is_known
         if self._of_peer[newcomer.peer] >= limits.peer_connections or not self._rate.takes(newcomer.peer, known=known):
             return False
@@ -238,14 +246,18 @@ LISTENER: web.AppKey[Listener] = web.AppKey("listener", Listener)
 
 
 def prove(request: web.Request) -> None:
-    """Note that the sender holds a job's key: its connection isn't given up for another one, and its address has room beside what strangers use up."""
+    """Note that the sender holds a job's key: its connection isn't given up for another one, and its address has room beside what strangers
+    use up.
+    """
     listener = request.app.get(LISTENER)
     if listener is not None:
         listener.prove(request.protocol)
 
 
 def _forget(error: BaseException | None) -> None:
-    """Frames of a traceback hold the connection, which holds the exception: such a ring, with its buffers, would stay until the garbage collector looks at the oldest objects."""
+    """Frames of a traceback hold the connection, which holds the exception: such a ring, with its buffers, would stay until the garbage
+    collector looks at the oldest objects.
+    """
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error.__traceback__ = None
@@ -253,13 +265,17 @@ def _forget(error: BaseException | None) -> None:
 
 
 def _abort(transport: asyncio.BaseTransport) -> None:
-    """Abort the transport. With Python 3.11.2, which is Debian 12's, a TLS transport that was closed twice can't be aborted; it ends by ssl_shutdown_timeout then."""
+    """Abort the transport. With Python 3.11.2, which is Debian 12's, a TLS transport that was closed twice can't be aborted; it ends by
+    ssl_shutdown_timeout then.
+    """
     with contextlib.suppress(AttributeError):
         transport.abort()  # type: ignore[attr-defined]
 
 
 def _close(connection: Connection, accepted: socket.socket, _: asyncio.Task[None]) -> None:
-    """Close the socket of a task that was dropped before it began. A transport knows its socket by its number: were that closed under it, the next connection would get the number, and the loop would not watch it."""
+    """Close the socket of a task that was dropped before it began. A transport knows its socket by its number: were that closed under it,
+    the next connection would get the number, and the loop would not watch it.
+    """
     if not connection.has_transport:
         accepted.close()
 

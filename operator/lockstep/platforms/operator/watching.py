@@ -76,10 +76,11 @@ def slimmed(plural: str, item: Object) -> Object:
 
 
 def registry(observe: Observe, listed: Listed, goes_on: Callable[[str], None], kinds: Iterable[Watched] = WATCHED) -> kopf.OperatorRegistry:
-    """kopf's handlers, the same for every watched kind. kopf calls those of jobs and clusters; `BoundedSession` hands over the objects of other kinds itself.
+    """kopf's handlers, the same for every watched kind. kopf calls those of jobs and clusters; `BoundedSession` hands over the objects of
+    other kinds itself.
 
-    `goes_on` is called with a plural whenever the watch of that kind shows a sign of life. `listed` is called with every page of a list. A list means that
-    the watch started again, and such a watch never reports what was deleted before it.
+    `goes_on` is called with a plural whenever the watch of that kind shows a sign of life. `listed` is called with every page of a list. A
+    list means that the watch started again, and such a watch never reports what was deleted before it.
     """
     handlers = kopf.OperatorRegistry()
     watched = list(kinds)
@@ -139,7 +140,8 @@ def kopf_settings() -> kopf.OperatorSettings:
 
 
 async def connection() -> kopf.AiohttpSession:
-    """KUBECONFIG or ~/.kube/config, else the pod's service account. The credential is asked for at every login, and kopf logs in again after a 401.
+    """KUBECONFIG or ~/.kube/config, else the pod's service account. The credential is asked for at every login, and kopf logs in again
+    after a 401.
 
     Raises:
         ConfigError: there is no cluster to talk to, or kopf can't talk to it.

@@ -1,4 +1,6 @@
-"""Images, built as for any other cluster, under a user id that no image knows: the operator, with nothing from a volume, and the documentation."""
+"""Images, built as for any other cluster, under a user id that no image knows: the operator, with nothing from a volume, and the
+documentation.
+"""
 
 from __future__ import annotations
 
@@ -112,7 +114,8 @@ def test_the_documentation_s_image_serves_the_site_and_writes_nothing(jobs: Jobs
         user = {"runAsNonRoot": True, "runAsUser": USER, "runAsGroup": 0, "seccompProfile": {"type": "RuntimeDefault"}}
         jobs.create({
             "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "docs"},
-            "spec": {"containers": [container], "securityContext": user, "automountServiceAccountToken": False, "terminationGracePeriodSeconds": 0},
+            "spec": {"containers": [container], "securityContext": user, "automountServiceAccountToken": False,
+                "terminationGracePeriodSeconds": 0},
         })  # fmt: skip
         page = f"/api/v1/namespaces/{jobs.namespace}/pods/docs:8080/proxy/how-to/quick-start.html"
         until("the site answers", lambda: kubectl("get", "--raw", page).returncode == 0)

@@ -24,8 +24,8 @@ from support.clusters.cluster_demo import demo_files, run_in_pod
 from support.clusters.cluster_jobs import API, Jobs, until
 
 Kubectl = Callable[..., subprocess.CompletedProcess[str]]
-# At another size FP32 sums are taken in another order: 3e-8 of the loss after 5 steps, and a tenth more with each step, since training is chaotic: 1e-4
-# after 80. So that steps stay few on any machine, they are large ones, and a commit tells of them as soon as there are four.
+# At another size FP32 sums are taken in another order: 3e-8 of the loss after 5 steps, and a tenth more with each step, since training is
+# chaotic: 1e-4 after 80. So that steps stay few on any machine, they are large ones, and a commit tells of them as soon as there are four.
 TOLERANCE = 1e-4
 TRAINING: dict[str, Any] = {
     "model": {"name": "/workspace/models/tiny-base"},

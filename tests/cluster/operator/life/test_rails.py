@@ -1,4 +1,6 @@
-"""--mode rdma where nodes have rails: Multus puts net1 to net4 into the pods, on nodes with the devices only, and gloo's bytes go over net1."""
+"""--mode rdma where nodes have rails: Multus puts net1 to net4 into the pods, on nodes with the devices only, and gloo's bytes go over
+net1.
+"""
 
 from __future__ import annotations
 

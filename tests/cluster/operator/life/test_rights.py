@@ -46,12 +46,16 @@ MAY = [
     ("update", "trainingjobs.lockstep.dev/finalizers"), ("create", "statefulsets.apps"), ("delete", "statefulsets.apps"),
     ("create", "secrets"), ("create", "persistentvolumeclaims"), ("delete", "configmaps"), ("list", "nodes"),
     ("watch", "pods"), ("delete", "pods"), ("create", "events"), ("delete", "trainingjobs.lockstep.dev"),
-    ("create", "tokenreviews.authentication.k8s.io"), ("create", "subjectaccessreviews.authorization.k8s.io"), ("patch", "networkpolicies.networking.k8s.io"),
+    ("create", "tokenreviews.authentication.k8s.io"), ("create", "subjectaccessreviews.authorization.k8s.io"),
+        ("patch", "networkpolicies.networking.k8s.io"),
 ]  # fmt: skip
 MAY_NOT = [
-    ("get", "secrets"), ("list", "secrets"), ("watch", "secrets"), ("patch", "secrets"), ("delete", "secrets"), ("update", "secrets"), ("create", "pods"),
-("create", "pods/exec"), ("deletecollection", "pods"), ("patch", "pods"), ("create", "pods/eviction"), ("get", "pods/log"), ("delete", "persistentvolumeclaims"), ("patch", "persistentvolumeclaims"),
-    ("create", "serviceaccounts"), ("create", "serviceaccounts/token"), ("patch", "nodes"), ("delete", "services"), ("create", "trainingjobs.lockstep.dev"),
+    ("get", "secrets"), ("list", "secrets"), ("watch", "secrets"), ("patch", "secrets"), ("delete", "secrets"), ("update", "secrets"),
+        ("create", "pods"),
+("create", "pods/exec"), ("deletecollection", "pods"), ("patch", "pods"), ("create", "pods/eviction"), ("get", "pods/log"),
+    ("delete", "persistentvolumeclaims"), ("patch", "persistentvolumeclaims"),
+    ("create", "serviceaccounts"), ("create", "serviceaccounts/token"), ("patch", "nodes"), ("delete", "services"),
+        ("create", "trainingjobs.lockstep.dev"),
     ("patch", "trainingjobs.lockstep.dev"), ("create", "namespaces"), ("create", "clusterrolebindings.rbac.authorization.k8s.io"),
     ("create", "leases.coordination.k8s.io"), ("get", "leases.coordination.k8s.io"), ("patch", "leases.coordination.k8s.io"), ("*", "*"),
 ]  # fmt: skip

@@ -1,4 +1,6 @@
-"""The cluster files and samples that ship, started with their real entry command as far as a cluster without GPUs, NICs and models goes: to the trainer's own words."""
+"""The cluster files and samples that ship, started with their real entry command as far as a cluster without GPUs, NICs and models goes: to
+the trainer's own words.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ STARTED = [
     ("local", "trainingjob-zero3"),
     ("local", "trainingjob-script"),
 ]
-"""Every cluster file, and every sample: its own cluster first. tests/unit/project/test_samples.py renders all of each with all of the other."""
+"""Every cluster file, and every sample: its own cluster first. tests/unit/project/test_samples.py renders all of each with all of the
+other.
+"""
 
 
 def test_every_file_that_ships_is_among_those_started() -> None:

@@ -14,7 +14,8 @@ from support.clusters.cluster_jobs import Jobs, until
 OPERATOR = ("-n", "lockstep-system", "deployment/lockstep-operator")
 Kubectl = Callable[..., subprocess.CompletedProcess[str]]
 
-# A script that counts steps, reports them, goes on from the last one that it saved, and saves when it is told to stop. Like many, it ends with 0 then.
+# A script that counts steps, reports them, goes on from the last one that it saved, and saves when it is told to stop. Like many, it ends
+# with 0 then.
 SAVING = """
 import json, os, pathlib, signal, socket, sys, time
 rank, name = int(os.environ["RANK"]), json.loads(pathlib.Path(os.environ["LOCKSTEP_RUN"]).read_text())["job"]["name"]

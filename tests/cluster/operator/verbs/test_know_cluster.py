@@ -71,7 +71,8 @@ def test_a_file_that_does_not_fit_the_cluster_fails_with_its_lines(
 ) -> None:
     path = tmp_path / "wrong.yaml"
     path.write_text(
-        f"cluster:\n  name: wrong\n  namespace: {jobs.namespace}\n  platform: kubernetes\nnodes:\n  gpu_nodes: [nobody, noone]\nstorage:\n  class_rwx: gone\n"
+        f"cluster:\n  name: wrong\n  namespace: {jobs.namespace}\n  platform: kubernetes\nnodes:\n  gpu_nodes: [nobody, noone]\nstorage:\n "
+        " class_rwx: gone\n"
     )
     assert lockstep(monkeypatch, "lint", str(path)) == 1
     told = capsys.readouterr().out

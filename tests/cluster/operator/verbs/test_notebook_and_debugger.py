@@ -66,7 +66,10 @@ def test_a_notebook_runs_cells_in_the_pod_for_whoever_has_the_token(jobs: Jobs, 
         address = process.stdout.readline().strip()
         assert address.startswith("http://127.0.0.1:"), process.communicate()
         base, _, token = address.partition("?token=")
-        cell = "import os, subprocess, sys\nsubprocess.Popen(['sleep', '4242'])\nprint('node', os.environ['NODE_RANK'], 'of', os.environ['NNODES'], 'in', os.getcwd())"
+        cell = (
+            "import os, subprocess, sys\nsubprocess.Popen(['sleep', '4242'])\nprint('node', os.environ['NODE_RANK'], 'of',"
+            " os.environ['NNODES'], 'in', os.getcwd())"
+        )
         assert asyncio.run(shown_by(base, token, cell)) == "node 1 of 2 in /workspace\n"
         running = all_processes(jobs, kubectl, f"{job}-1")
         assert "ipykernel" in running and "4242" in running and token not in running

@@ -22,7 +22,8 @@ OPERATOR_SPACE = "lockstep-system"
 SERVER_NAME = "lockstep-operator.lockstep-system.svc"
 Kubectl = Callable[..., subprocess.CompletedProcess[str]]
 
-# Tells five steps as any script may, then fails, and again before it has told any; the third attempt, which waits for the backoff, does the last two again.
+# Tells five steps as any script may, then fails, and again before it has told any; the third attempt, which waits for the backoff, does the
+# last two again.
 STEPS = """
 import json, os, socket, sys, time
 rank, attempt = os.environ["RANK"], int(os.environ["LOCKSTEP_ATTEMPT"])

@@ -605,7 +605,10 @@ def test_the_doctor_names_an_image_of_the_operator_that_can_not_be_pulled() -> N
 def test_an_image_of_the_operator_that_can_not_be_pulled_ends_the_wait_with_what_to_type() -> None:
     with pytest.raises(
         InstallError,
-        match=r"image new:1 can't be pulled \(pull access denied\): .*lockstep build operator --tag .* --push.*lockstep deploy CLUSTER --image",
+        match=(
+            r"image new:1 can't be pulled \(pull access denied\): .*lockstep build operator --tag .* --push.*lockstep deploy CLUSTER"
+            r" --image"
+        ),
     ):
         asyncio.run(install.until_ready(operator_waiting("new:1", "ErrImagePull"), "lockstep-system", "lockstep-operator", seconds=60))
 

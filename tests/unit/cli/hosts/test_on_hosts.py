@@ -125,16 +125,19 @@ def _needed(verb: str, lab: Path) -> list[str]:
 )
 def test_no_verb_asks_the_kubeconfig_s_cluster_about_a_job_on_hosts(words: tuple[str, ...], lab: Path, stub: ApiStub) -> None:
     lab.write_text(
-        "cluster: {name: lab, platform: hosts}\ndefaults: {port: 1}\nhosts: [{name: lab0, address: 127.0.0.1}, {name: lab1, address: 127.0.0.1}]\n"
+        "cluster: {name: lab, platform: hosts}\ndefaults: {port: 1}\nhosts: [{name: lab0, address: 127.0.0.1}, {name: lab1, address:"
+        " 127.0.0.1}]\n"
     )
     code, _ = run(*words, "--cluster", str(lab))
     assert stub.asked == [] and (code != 0 or words == ("top",)), "its hosts can't be reached, which top shows"
 
 
 ABOUT_A_JOB = {
-    **dict.fromkeys(("shell", "jupyter", "tensorboard", "vscode", "adapter get", "checkpoint list", "checkpoint verify", "checkpoint inspect"), ("x",)),
+    **dict.fromkeys(("shell", "jupyter", "tensorboard", "vscode", "adapter get", "checkpoint list", "checkpoint verify",
+        "checkpoint inspect"), ("x",)),
     **dict.fromkeys(("describe", "why", "logs", "stacks", "wait", "resume", "stop", "retry"), ("x",)),
-    "top": ("x", "--once"), "delete": ("x", "--yes"), "debug": ("x", "train.py"), "generate": ("x", "Once"), "model get": ("org/x", "--job", "x"),
+    "top": ("x", "--once"), "delete": ("x", "--yes"), "debug": ("x", "train.py"), "generate": ("x", "Once"),
+        "model get": ("org/x", "--job", "x"),
     "cp": ("x:/workspace/a", "a"), "sync": ("x", "."), "diff-runs": ("x", "y"), "get": ("x",), "drill": ("kill-rank", "--job", "x"),
 }  # fmt: skip
 OF_A_FILE = ("preflight", "run", "bench scaling", "plan", "cluster calibrate", "cluster topology")
@@ -157,7 +160,8 @@ def test_the_tables_have_every_verb_that_works_on_hosts() -> None:
 @pytest.mark.parametrize("verb", [*ABOUT_A_JOB, *OF_A_FILE])
 def test_a_verb_about_a_job_asks_its_hosts_and_no_api_server(verb: str, lab: Path, stub: ApiStub) -> None:
     lab.write_text(
-        "cluster: {name: lab, platform: hosts}\ndefaults: {port: 1}\nhosts: [{name: lab0, address: 127.0.0.1}, {name: lab1, address: 127.0.0.2}]\n"
+        "cluster: {name: lab, platform: hosts}\ndefaults: {port: 1}\nhosts: [{name: lab0, address: 127.0.0.1}, {name: lab1, address:"
+        " 127.0.0.2}]\n"
     )
     (lab.parent / "job.yaml").write_text(
         JOB.replace("script: {path: a.py}", "training: {model: {name: org/m}, data: {path: /datasets/a.jsonl}}")
@@ -258,7 +262,8 @@ def test_node_zero_s_host_waits_a_second_for_the_ranks_of_a_start_each_time_it_i
 
 @pytest.mark.parametrize(
     ("words", "late_seconds"),
-    [(("get", "x"), 12.0), (("describe", "x"), 12.0), (("why", "x"), 12.0), (("top", "x"), 12.0), (("stop", "x"), 12.0), (("resume", "x"), None)],
+    [(("get", "x"), 12.0), (("describe", "x"), 12.0), (("why", "x"), 12.0), (("top", "x"), 12.0), (("stop", "x"), 12.0),
+        (("resume", "x"), None)],
     ids=lambda one: one[0] if isinstance(one, tuple) else "",
 )  # fmt: skip
 def test_a_verb_that_shows_or_stops_a_job_soon_does_without_a_host_that_is_off(
@@ -360,7 +365,9 @@ def test_a_job_on_hosts_has_settings_and_no_objects(lab: Path) -> None:
 LINTED = {
     "hosts: [{name: a}, {name: b}]": "failed   {path}:2: hosts: no host states its address",
     "hosts: [{name: a, address: 8.8.8.8}, {name: b}]": "warning  {path}:2: hosts[0].address: 8.8.8.8 is a public address",
-    "hosts: [{name: a, gpus: 2}, {name: b, gpus: [0], address: 10.0.0.1}]": "warning  {path}:2: hosts: the hosts offer 2, 1 GPUs: a job takes as many on each, 1 if it doesn't say",
+    "hosts: [{name: a, gpus: 2}, {name: b, gpus: [0], address: 10.0.0.1}]": (
+        "warning  {path}:2: hosts: the hosts offer 2, 1 GPUs: a job takes as many on each, 1 if it doesn't say"
+    ),
     "hosts: [{name: a}]\nnetwork: {tcp: {interface_exclude: ^docker0}}": "warning  {path}:3: network.tcp.interface_exclude",
     "hosts: [{name: a}]\nnetwork: {rdma: {enabled: true, gid_index: 2}}": "warning  {path}:3: network.rdma.gid_index",
 }
@@ -599,9 +606,11 @@ def test_the_folder_of_a_program_that_is_typed_on_hosts_is_sent_and_ranks_work_t
     assert inputs.job.spec.script.model_dump(exclude_defaults=True, by_alias=True) == script
     assert [each[0] for each in sent] == ([project] if "folder" in script else [])
     code, text = run("run", "--hosts", str(lab), "--nproc-per-node", "1", "--render", "--", *words)
-    assert (code, len(sent), "folder: /workspace/nano-GPT" in text) == (0, len(sent[:1]), "folder" in script), (
-        "it is shown without being sent"
-    )
+    assert (code, len(sent), "folder: /workspace/nano-GPT" in text) == (
+        0,
+        len(sent[:1]),
+        "folder" in script,
+    ), "it is shown without being sent"
 
 
 @pytest.mark.parametrize("folder", [Path.home(), Path("/")])

@@ -150,12 +150,16 @@ def test_a_job_is_left_to_the_operator_once_that_has_accepted_it(folder: Path) -
 @pytest.mark.parametrize(
     ("reason", "more", "code", "says"),
     [
-        ("NoGPUs", [], 2, f"refuses job demo: {REFUSED}; it was removed again: correct job.json, then lockstep run -f job.json -n team --context c"),
+        ("NoGPUs", [], 2, f"refuses job demo: {REFUSED}; it was removed again: correct job.json, then lockstep run -f job.json -n team"
+                          f" --context c"),
         ("NoGPUs", ["--detach"], 2, "it was removed again"),
-        ("ClusterNotFound", [], 2, f"refuses job demo: {REFUSED}; it was removed again: once the cluster is right: lockstep run -f job.json -n team --context c"),
+        ("ClusterNotFound", [], 2, f"refuses job demo: {REFUSED}; it was removed again: once the cluster is right: lockstep run -f job.json"
+                                   f" -n team --context c"),
         ("ClusterNotFound", ["--detach"], 2, "it was removed again"),
-        ("ServiceAccountNotFound", [], 1, f"job demo is not accepted yet: {REFUSED}; it starts by itself then: lockstep why demo -n team --context c\n"),
-        ("ServiceAccountNotFound", ["--detach"], 1, f"job demo is not accepted yet: {REFUSED}; it starts by itself then: lockstep why demo"),
+        ("ServiceAccountNotFound", [], 1,
+            f"job demo is not accepted yet: {REFUSED}; it starts by itself then: lockstep why demo -n team --context c\n"),
+        ("ServiceAccountNotFound", ["--detach"], 1,
+            f"job demo is not accepted yet: {REFUSED}; it starts by itself then: lockstep why demo"),
     ],
 )  # fmt: skip
 def test_a_job_that_the_operator_refuses_ends_with_what_to_do(reason: str, more: list[str], code: int, says: str, folder: Path) -> None:
@@ -332,6 +336,7 @@ def test_ctrl_c_ends_the_output_and_says_how_to_look_again_and_how_to_stop(folde
     ended = typed(stub, folder)
     assert ended.returncode == 130
     assert ended.stderr.splitlines()[-1].endswith(
-        "job demo goes on: lockstep logs demo -n team --context c -f shows it again, lockstep stop demo -n team --context c saves and stops it"
+        "job demo goes on: lockstep logs demo -n team --context c -f shows it again, lockstep stop demo -n team --context c saves and"
+        " stops it"
     )
     assert len(stub.created) == 1 and [method for method, _, _ in stub.asked if method not in ("GET", "POST")] == []

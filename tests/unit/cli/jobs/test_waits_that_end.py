@@ -93,7 +93,8 @@ BY_JOB: dict[str, tuple[str, ...]] = {
     "platforms/in_namespace/run.py _follow": (DELETED, ANEW, *ENDED),
     "platforms/clusters/imagebuild.py _followed": (DELETED, *ENDED),
 }
-"""The ends of a job (or a build) by which a wait for it ends. A suspended job that is followed goes on when it is resumed, which is said."""
+"""The ends of a job (or a build) by which a wait for it ends. A suspended job that is followed goes on when it is resumed, which is said.
+"""
 BY_TIME = {
     "cli/jobs/get.py wait": "timeout",
     "cli/jobs/change.py _until_stopped": "timeout",

@@ -47,8 +47,9 @@ def test_the_readmes_job_is_planned_for_named_gpus() -> None:
     assert "llama-lora without a cluster: 2 nodes with 4 GPUs (H100 with 80 GB) each" in done.stdout
     assert re.search(r"^ok       memory     a GPU needs about [\d.]+ GB of 80.0 GB \(--on: H100 with 80 GB\)$", done.stdout, re.MULTILINE)
     assert "8,030,261,248 (built-in sizes of meta-llama/Llama-3.1-8B)" in done.stdout
-    assert done.stdout.splitlines()[-1] == (
-        "fits as far as can be seen; not known: cluster (--cluster NAME), steps (--samples N or --samples FILE)"
+    assert (
+        done.stdout.splitlines()[-1]
+        == "fits as far as can be seen; not known: cluster (--cluster NAME), steps (--samples N or --samples FILE)"
     )
     assert done.stdout.count("no cluster is named") == 1
 
@@ -62,7 +63,9 @@ def test_a_plan_counts_the_samples_of_a_file(empty_folder: Path) -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("on", "code", "last"), [("2x1xV100-16GB", 1, "refused: training needs about"), ("1x4xH100", 1, "refused: the job's nodes is 2"), ("2x1xRTX 4090", 4, "may fail once it runs: a GPU needs")])  # fmt: skip
+@pytest.mark.parametrize(("on", "code", "last"),
+    [("2x1xV100-16GB", 1, "refused: training needs about"), ("1x4xH100", 1, "refused: the job's nodes is 2"),
+        ("2x1xRTX 4090", 4, "may fail once it runs: a GPU needs")])  # fmt: skip
 def test_what_does_not_fit_ends_as_a_plan_by_files_does(on: str, code: int, last: str) -> None:
     done = typed("plan", "job.yaml", "--on", on)
     assert (done.exit_code, done.stdout.splitlines()[-1].startswith(last)) == (code, True), done.stdout

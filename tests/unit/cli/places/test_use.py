@@ -132,7 +132,8 @@ def test_the_state_of_a_checkout_of_before_counts_and_one_of_before_reads_what_i
     (state / "cluster").write_text("theirs\n")
     (state / "servers/theirs").write_text("https://api.example.com:6443\n")
     (tmp_path / "kubeconfig").write_text(
-        "clusters: [{name: c, cluster: {server: 'https://127.0.0.1:1'}}]\ncontexts: [{name: c, context: {cluster: c}}]\ncurrent-context: c\n"
+        "clusters: [{name: c, cluster: {server: 'https://127.0.0.1:1'}}]\ncontexts: [{name: c, context: {cluster:"
+        " c}}]\ncurrent-context: c\n"
     )
     refused = person("get", here="checkout", KUBECONFIG=str(tmp_path / "kubeconfig"))
     assert refused.returncode == 2 and "cluster theirs was deployed to https://api.example.com:6443" in refused.stderr
@@ -185,7 +186,8 @@ def test_a_workspace_of_this_machine_can_be_in_use(person: Typed, tmp_path: Path
 def test_what_changes_something_says_where(words: list[str], person: Typed, tmp_path: Path) -> None:
     person("use", "lab")
     (tmp_path / "kubeconfig").write_text(
-        "clusters: [{name: c, cluster: {server: 'https://127.0.0.1:1'}}]\ncontexts: [{name: c, context: {cluster: c}}]\ncurrent-context: c\n"
+        "clusters: [{name: c, cluster: {server: 'https://127.0.0.1:1'}}]\ncontexts: [{name: c, context: {cluster:"
+        " c}}]\ncurrent-context: c\n"
     )
     said = person(*words, KUBECONFIG=str(tmp_path / "kubeconfig")).stderr.splitlines()
     where = "cluster local, namespace lockstep" if "--cluster" in words else "cluster lab, namespace team (lockstep use)"
@@ -226,7 +228,9 @@ def test_a_home_folder_that_is_no_folder_is_told(person: Typed, tmp_path: Path) 
 
 
 def test_a_user_without_a_home_is_told_which_variable_helps() -> None:
-    program = "import pwd, sys; pwd.getpwuid = {}.__getitem__; from lockstep.cli.main import main; sys.exit(main())"  # (as of a pod's random user id)
+    program = (  # (as of a pod's random user id)
+        "import pwd, sys; pwd.getpwuid = {}.__getitem__; from lockstep.cli.main import main; sys.exit(main())"
+    )
     nameless, env = [sys.executable, "-c", program], {"PATH": os.environ["PATH"]}
     done = subprocess.run([*nameless, "use", "local"], cwd="/", env=env, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (

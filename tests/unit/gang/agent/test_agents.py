@@ -58,8 +58,10 @@ def test_ranks_get_torchrun_s_environment(agents: Gang) -> None:
     line = next(line for line in agents.log(1).splitlines() if line.startswith("[rank 3]"))
     rank = json.loads(line.removeprefix("[rank 3] "))
     expected = {
-        "RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2", "ROLE_RANK": "3",
-        "ROLE_WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "uid-1", "TORCHELASTIC_RESTART_COUNT": "0", "NODE_RANK": "1",
+        "RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2",
+            "ROLE_RANK": "3",
+        "ROLE_WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "uid-1", "TORCHELASTIC_RESTART_COUNT": "0",
+            "NODE_RANK": "1",
         "NNODES": "2", "GPUS_PER_NODE": "0", "LOCKSTEP_ATTEMPT": "1", "LOCKSTEP_RUN": str(agents.run_path), "PYTHONUNBUFFERED": "1",
         "TORCHELASTIC_USE_AGENT_STORE": "False", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, int(usable_cores() / 4)))),
     }  # fmt: skip
@@ -206,7 +208,10 @@ def test_a_malformed_report_is_left_out_and_said_once(agents: Gang) -> None:
 
 
 def test_only_this_user_reaches_the_report_socket(agents: Gang) -> None:
-    script = 'import stat\np = os.environ["LOCKSTEP_REPORT_SOCKET"]\nprint("mode", oct(stat.S_IMODE(os.stat(p).st_mode)), oct(stat.S_IMODE(os.stat(os.path.dirname(p)).st_mode)))'
+    script = (
+        'import stat\np = os.environ["LOCKSTEP_REPORT_SOCKET"]\nprint("mode", oct(stat.S_IMODE(os.stat(p).st_mode)),'
+        " oct(stat.S_IMODE(os.stat(os.path.dirname(p)).st_mode)))"
+    )
     agents.write(SAY + script, nodes=1)
     agents.start(0)
     assert agents.codes() == [0]

@@ -54,7 +54,8 @@ def test_colors_are_no_part_of_a_line() -> None:
     [
         (b"\x1b[1;34mwandb\x1b[0m: run \xc3\xa9", "\x1b[1;34mwandb\x1b[0m: run \xe9\x1b[0m"),
         (b"\x1b[31mred, never ended\x1b[K", "\x1b[31mred, never ended\x1b[0m"),
-        (b"\x1b[31ma\x1b[2Jb\x1b]0;title\x07c\x1b[5;5Hd\x1bce\x9b2J", "\x1b[31ma\\x1b[2Jb\\x1b]0;title\\x07c\\x1b[5;5Hd\\x1bce\\x9b2J\x1b[0m"),
+        (b"\x1b[31ma\x1b[2Jb\x1b]0;title\x07c\x1b[5;5Hd\x1bce\x9b2J",
+            "\x1b[31ma\\x1b[2Jb\\x1b]0;title\\x07c\\x1b[5;5Hd\\x1bce\\x9b2J\x1b[0m"),
         (b"\\x1b[31m is text", "\\x1b[31m is text"),
     ],
 )  # fmt: skip

@@ -1,4 +1,6 @@
-"""One owner of a run's folder: two jobs of one name on one volume, jobs made anew, coordinators that were replaced, and what a power cut leaves."""
+"""One owner of a run's folder: two jobs of one name on one volume, jobs made anew, coordinators that were replaced, and what a power cut
+leaves.
+"""
 
 from __future__ import annotations
 

@@ -128,8 +128,10 @@ def test_a_cut_hello_keeps_which_lines_are_fresh() -> None:
 def test_a_rank_that_the_kernel_killed_for_memory_is_told_with_the_limit() -> None:
     found = failure_of(RankExit(1, None, "SIGKILL", ordered=False, out_of_memory=OutOfMemory(8 * GIB, 6 * GIB)))
     assert (found.cause, found.rank) == (Cause.OUT_OF_MEMORY, 1)
-    assert found.message == (
-        "rank 1 on node 1 was ended by SIGKILL: the kernel killed a process because host memory ran out: its container reached its limit "
+    assert (
+        found.message
+        == "rank 1 on node 1 was ended by SIGKILL: the kernel killed a process because host memory ran out: its container reached its"
+        " limit "
         "of 8 GiB, of which this rank used 6 GiB at its peak"
     )
 
@@ -381,9 +383,12 @@ def test_an_exception_is_judged_by_what_it_is_before_its_words(exception: str, m
     [
         ("BrokenPipeError", "[Errno 32] Broken pipe", 'File "train.py", line 7\n    child.stdin.write(line)', Cause.USER_CODE),
         ("BrokenPipeError", "[Errno 32] Broken pipe", 'File "train.py", line 7\n    print(loss)', Cause.USER_CODE),
-        ("BrokenPipeError", "[Errno 32] Broken pipe", 'File "/usr/lib/python3.11/multiprocessing/connection.py", line 205, in send_bytes', Cause.USER_CODE),
-        ("ConnectionResetError", "[Errno 104] Connection reset by peer", 'File "/usr/lib/python3.11/multiprocessing/connection.py", line 395, in _recv', Cause.USER_CODE),
-        ("ConnectionResetError", "[Errno 104] Connection reset by peer", 'File "/usr/lib/python3.11/socket.py", line 706, in readinto', Cause.FABRIC),
+        ("BrokenPipeError", "[Errno 32] Broken pipe", 'File "/usr/lib/python3.11/multiprocessing/connection.py", line 205, in send_bytes',
+            Cause.USER_CODE),
+        ("ConnectionResetError", "[Errno 104] Connection reset by peer",
+            'File "/usr/lib/python3.11/multiprocessing/connection.py", line 395, in _recv', Cause.USER_CODE),
+        ("ConnectionResetError", "[Errno 104] Connection reset by peer", 'File "/usr/lib/python3.11/socket.py", line 706, in readinto',
+            Cause.FABRIC),
         ("BrokenPipeError", "[Errno 32] Broken pipe", 'File "peers.py", line 7\n    peer.sendall(part)', Cause.FABRIC),
     ],
 )  # fmt: skip

@@ -89,7 +89,7 @@ def test_the_rank_that_misses_the_newest_step_is_named_with_its_file_and_the_gan
     found = failure(dumped(dumped(story, 0, stacks="/r/0"), 1, stacks="/r/1"))
     assert (found.cause, found.rank, found.node, found.activity, found.step) == (Cause.HANG, 1, 1, "Step after step 3", 4)
     assert found.stacks == "/r/1"
-    assert found.message == ("rank 1 on node 1 hangs: Step after step 3 has not ended within 60 s; stacks of all its threads are in /r/1")
+    assert found.message == "rank 1 on node 1 hangs: Step after step 3 has not ended within 60 s; stacks of all its threads are in /r/1"
     assert any(isinstance(order, Start) and order.attempt == 2 for _, order in story.orders)
 
 
@@ -207,8 +207,9 @@ def test_a_rank_that_was_done_too_early_is_named_and_not_the_one_that_waits_for_
     story = dumped(scripted().exits(1).waits(60), 0, at="step (train.py:7)", waits_for_others=True)
     found = failure(story)
     assert (found.cause, found.rank, found.exit_code) == (Cause.USER_CODE, 1, 0)
-    assert found.message == (
-        "rank 1 on node 1 exited with 0 while others still needed it: rank 0 on node 0 waits: Step after step 3 has not ended"
+    assert (
+        found.message
+        == "rank 1 on node 1 exited with 0 while others still needed it: rank 0 on node 0 waits: Step after step 3 has not ended"
     )
 
 
@@ -218,7 +219,8 @@ def test_what_a_rank_wrote_that_was_done_too_early_is_told_and_not_its_victims_l
     found = failure(dumped(story, 0, at="step (train.py:7)", waits_for_others=True))
     assert (found.rank, found.last_lines) == (1, wrote)
     assert found.message.startswith(
-        "rank 1 on node 1 exited with 0 after it wrote KeyError: 'labels' (behind a pipe, such as to tee, its exit code is lost: set -o pipefail) while"
+        "rank 1 on node 1 exited with 0 after it wrote KeyError: 'labels' (behind a pipe, such as to tee, its exit code is lost: set -o"
+        " pipefail) while"
     )
 
 

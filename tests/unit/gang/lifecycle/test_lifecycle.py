@@ -300,8 +300,8 @@ def test_an_exit_that_was_not_heard_is_heard_with_the_next_connection() -> None:
 
 
 UNHEARD = (
-    "node 1 heard nothing from the coordinator on node 0 for 30 s and stopped its ranks: the network between the two was broken, or one of the "
-    "machines froze"
+    "node 1 heard nothing from the coordinator on node 0 for 30 s and stopped its ranks: the network between the two was broken, or one of"
+    " the machines froze"
 )
 
 

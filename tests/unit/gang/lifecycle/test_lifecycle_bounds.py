@@ -61,7 +61,7 @@ def test_a_rank_is_slow_by_these_figures(slowdowns: list[float], before: tuple[S
 def test_every_65th_attempt_has_the_port_of_the_first() -> None:
     def port(attempt: int) -> int:
         story = Story(make_run(master_port=29500, restart=RestartPolicy(3, 0))).hears(0, hello(0, known=attempt - 1))
-        (order, *_) = [order for _, order in story.hears(1, hello(1, known=attempt - 1)).orders if isinstance(order, Start)]
+        order, *_ = [order for _, order in story.hears(1, hello(1, known=attempt - 1)).orders if isinstance(order, Start)]
         assert order.attempt == attempt
         return order.master_port
 

@@ -291,7 +291,8 @@ def test_a_container_that_the_kernel_killed_is_out_of_memory_and_counts(before: 
 @pytest.mark.parametrize(
     ("words", "cause"),
     [
-        ("The node was low on resource: memory. Threshold quantity: 100Mi, available: 50Mi. Container trainer was using 3Gi", Cause.OUT_OF_MEMORY),
+        ("The node was low on resource: memory. Threshold quantity: 100Mi, available: 50Mi. Container trainer was using 3Gi",
+            Cause.OUT_OF_MEMORY),
         ("The node was low on resource: ephemeral-storage. Threshold quantity: 1Gi, available: 5Mi.", Cause.STORAGE),
         ("Pod ephemeral local storage usage exceeds the total limit of containers 1Gi.", Cause.STORAGE),
         ("The node had condition: [DiskPressure].", Cause.STORAGE),

@@ -75,7 +75,8 @@ def test_a_machine_that_is_back_before_its_loss_was_noticed_is_no_failure_of_the
         (of_machine(1, "boot-1", slept=60, known=1, attempt=1), {}),
         (of_machine(1, "boot-2", known=1, instance="another"), {"report": ReportTarget("https://here/v1/report", "", "")}),
     ],
-    ids=["the agent ended", "an agent of an older version", "another agent, after a sleep", "a nap in a long absence", "an operator explains losses"],
+    ids=["the agent ended", "an agent of an older version", "another agent, after a sleep", "a nap in a long absence",
+        "an operator explains losses"],
 )  # fmt: skip
 def test_any_other_loss_counts(back: Hello, changes: dict[str, Any]) -> None:
     story = silent(training(**changes)).waits(7200).hears(1, back)

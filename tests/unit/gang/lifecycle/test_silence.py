@@ -110,10 +110,11 @@ def test_where_the_node_is_heard_again_before_the_stop_is_over_the_two_that_coul
     story = silent(training(limit=10).waits(8)).waits(4).exits(0, HANG)
     failure = ended(heard(story.waits(3)), 0, 1)
     assert (failure.cause, failure.node, failure.rank) == (Cause.FABRIC, 1, None)
-    assert failure.message == (
-        "node 0 (x-0) and node 1 (x-1) could not talk for 15 s, from 00:16:40 UTC on; ranks waited for each other until their time was up, and none "
-        "of them is to blame: connections between them may be dead since then, as where a firewall forgets connections: pods of one job must reach "
-        "each other on all ports: look at network policies and firewalls"
+    assert (
+        failure.message
+        == "node 0 (x-0) and node 1 (x-1) could not talk for 15 s, from 00:16:40 UTC on; ranks waited for each other until their time was"
+        " up, and none of them is to blame: connections between them may be dead since then, as where a firewall forgets connections:"
+        " pods of one job must reach each other on all ports: look at network policies and firewalls"
     )
 
 
@@ -247,8 +248,9 @@ def test_a_coordinator_that_did_not_run_is_what_others_did_not_hear() -> None:
     story.loses(1).hears(1, hello(1, known=1, ranks=(stopped,)))
     failure = ended(story, 0)
     assert (failure.cause, failure.node) == (Cause.NODE_LOST, 0)
-    assert failure.message == (
-        "the coordinator on node 0 (x-0) did not run for 39 s: its agent was stopped, or its machine froze; node 1 (x-1) heard nothing "
+    assert (
+        failure.message
+        == "the coordinator on node 0 (x-0) did not run for 39 s: its agent was stopped, or its machine froze; node 1 (x-1) heard nothing "
         "and stopped its ranks"
     )
 

@@ -61,8 +61,9 @@ def test_what_the_last_commit_doesnt_have_is_counted_and_the_rank_that_failed_is
     story.reports(1, Error(1, "OSError", "No space left on device"))
     save, message, step, lost = said(ended(story, 75, 1))
     assert (save, step, lost) == (Save.NOT_SAVED, 31, 12)
-    assert message == (
-        "stopped without a save: 12 steps since the commit of step 31 are lost: rank 1 exited with 1: OSError: No space left on device"
+    assert (
+        message
+        == "stopped without a save: 12 steps since the commit of step 31 are lost: rank 1 exited with 1: OSError: No space left on device"
     )
 
 
@@ -71,8 +72,8 @@ def test_ranks_that_were_killed_when_their_time_was_over_are_named(stated: dict[
     story = stopping(training(step=43, commit=42, **stated))
     story.now += seconds - 1
     stop = ended(story, None, None, signal="SIGKILL")
-    assert stop.message == (
-        "stopped without a save: 1 step since the commit of step 42 is lost:"
+    assert (
+        stop.message == "stopped without a save: 1 step since the commit of step 42 is lost:"
         f" ranks 0, 1 still ran after the {seconds} s that a save may take, and were killed"
     )
 

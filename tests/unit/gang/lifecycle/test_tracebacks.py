@@ -38,7 +38,10 @@ PYTHON = {
         Raised("RuntimeError", "no batch", (Raised("KeyError", "'x'", explicit=False),)),
     ),
     "a chain": (
-        f"try:\n  try: raise {FULL}\n  except OSError as e: raise ValueError('cache') from e\nexcept ValueError: raise RuntimeError('no batch')",
+        (
+            f"try:\n  try: raise {FULL}\n  except OSError as e: raise ValueError('cache') from e\nexcept ValueError: raise RuntimeError('no"
+            " batch')"
+        ),
         Raised("RuntimeError", "no batch", (Raised("ValueError", "cache", explicit=False), Raised("OSError", FULL_WORDS))),
     ),
     "a group": (
@@ -127,7 +130,10 @@ def test_twenty_lines_after_its_first_one_belong_to_an_exception_and_twenty_line
 WORKER = (
     "[rank1]: Traceback (most recent call last):\n[rank1]:   File \"worker.py\", line 8, in <module>\n[rank1]: KeyError: 'label_column'\n"
 )
-PEER = '[rank0]: Traceback (most recent call last):\n[rank0]:   File "worker.py", line 9, in <module>\n[rank0]: RuntimeError: Connection closed by peer\n'
+PEER = (
+    '[rank0]: Traceback (most recent call last):\n[rank0]:   File "worker.py", line 9, in <module>\n[rank0]: RuntimeError: Connection'
+    " closed by peer\n"
+)
 HANDLED = 'Traceback (most recent call last):\n  File "worker.py", line 1, in <module>\nImportError: no flash_attn\n'
 LAUNCHER = "E1129 06:47:10.1 api.py:901] failed (exitcode: 1) local_rank: 1\nTraceback (most recent call last):\n" + "".join(
     f'  File "run.py", line {number}, in main\n    main()\n' for number in range(12)

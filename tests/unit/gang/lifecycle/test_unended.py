@@ -63,8 +63,8 @@ def test_a_node_that_never_gets_rid_of_it_fails_the_job_when_the_start_s_time_is
     assert story.wake_at == story.now + 600
     assert story.waits(600).report.state is State.FAILED
     assert story.report.failure.node == 1
-    assert story.report.message == (
-        "node 1 of 2 did not end their earlier ranks within the 600 s of startTimeoutSeconds,"
+    assert (
+        story.report.message == "node 1 of 2 did not end their earlier ranks within the 600 s of startTimeoutSeconds,"
         f" after rank 0 on node 0 exited with 1: ValueError: no; {NOTE}"
     )
 
@@ -143,7 +143,10 @@ def test_real_agents_go_on_once_the_rank_that_outlived_sigkill_has_ended(tmp_pat
 
 
 def test_a_child_that_outlives_its_rank_is_waited_for_as_well(tmp_path: Path) -> None:
-    child = 'import subprocess\nif A == "1": print("child", subprocess.Popen([sys.executable, "-S", "-c", "import signal; signal.pause()"]).pid, flush=True)\n'
+    child = (
+        'import subprocess\nif A == "1": print("child", subprocess.Popen([sys.executable, "-S", "-c", "import signal;'
+        ' signal.pause()"]).pid, flush=True)\n'
+    )
     with gang(tmp_path) as agents:
         agents.program = ("-c", UNKILLABLE)
         agents.write(RANK.split("while", maxsplit=1)[0] + child + 'sys.exit(A == "1")', nodes=1, restart=RestartPolicy(1, 0))

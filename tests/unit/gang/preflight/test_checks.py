@@ -34,8 +34,10 @@ EXPECTED = Expected(paths=(MODEL,), shm_bytes=GIB, rdma=ExpectedRdma(("mlx5_0",)
 HCA = HcaFacts("mlx5_0", 1, "ACTIVE", "Ethernet", "400 Gb/sec (4X NDR)", "0000:0000:0000:0000:0000:ffff:0a00:0105", "RoCE v2")
 RDMA = RdmaFacts((HCA,), (), True, 8 * 1024**2, {"net1": 9000})
 GOOD = Looked(
-    port=4000, paths=(PathFact("/m", "Folder"),), volume=VolumeFacts("", 100 * GIB, 0), shm_bytes=GIB, gpus=GpuFacts(4, "580.65.06"), rdma=RDMA,
-    versions={"python": "3.11.7", "torch": "2.15.0", "numpy": "2.4.0"}, environment={"NCCL_DEBUG": "INFO"}, received_ms=1_000_000, sent_ms=1_000_100,
+    port=4000, paths=(PathFact("/m", "Folder"),), volume=VolumeFacts("", 100 * GIB, 0), shm_bytes=GIB, gpus=GpuFacts(4, "580.65.06"),
+        rdma=RDMA,
+    versions={"python": "3.11.7", "torch": "2.15.0", "numpy": "2.4.0"}, environment={"NCCL_DEBUG": "INFO"}, received_ms=1_000_000,
+        sent_ms=1_000_100,
 )  # fmt: skip
 
 
@@ -57,26 +59,35 @@ def test_nothing_is_found_where_all_is_well() -> None:
 
 
 CASES: list[tuple[dict[str, Any], str, str, str, str]] = [
-    ({"unresolved": {"x-1.x-headless.ns.svc": "Name or service not known"}}, "names", "Error", "Setup", "node 2 (x-2) can't resolve x-1.x-headless.ns.svc"),
+    ({"unresolved": {"x-1.x-headless.ns.svc": "Name or service not known"}}, "names", "Error", "Setup",
+        "node 2 (x-2) can't resolve x-1.x-headless.ns.svc"),
     ({"port": 0}, "peers", "Error", "Fabric", "node 2 (x-2) could not open a port"),
     ({"paths": (PathFact("/m"),)}, "paths", "Error", "Configuration", "spec.training.model.name: there is no folder /m on node 2 (x-2)"),
-    ({"paths": (PathFact("/m", "Folder", interpreter="bash"),)}, "paths", "Error", "Configuration", "spec.training.model.name: /m on node 2 (x-2) is a program of bash, which Python can't read"),
+    ({"paths": (PathFact("/m", "Folder", interpreter="bash"),)}, "paths", "Error", "Configuration",
+        "spec.training.model.name: /m on node 2 (x-2) is a program of bash, which Python can't read"),
     ({"paths": (PathFact("/m", "File"),)}, "paths", "Error", "Configuration", "there is no folder /m"),
     ({"paths": (PathFact("/m", error="Stale file handle"),)}, "paths", "Error", "Configuration", "Stale file handle: /m on node 2 (x-2)"),
-    ({"volume": VolumeFacts("Read-only file system")}, "writable", "Error", "Storage", "node 2 (x-2) can't write in /workspace/runs/x: Read-only"),
+    ({"volume": VolumeFacts("Read-only file system")}, "writable", "Error", "Storage",
+        "node 2 (x-2) can't write in /workspace/runs/x: Read-only"),
     ({"shm_bytes": GIB // 2}, "sharedMemory", "Warning", "Setup", "has 512 MiB on node 2 (x-2), the cluster asks for 1 GiB"),
     ({"gpus": GpuFacts(3, "580.65.06")}, "gpus", "Error", "Setup", "node 2 (x-2) has 3 of 4 GPUs"),
-    ({"gpus": GpuFacts(4, "570.1")}, "driver", "Warning", "Setup", "the NVIDIA driver is 570.1 on node 2 (x-2) and 580.65.06 on other nodes"),
+    ({"gpus": GpuFacts(4, "570.1")}, "driver", "Warning", "Setup",
+        "the NVIDIA driver is 570.1 on node 2 (x-2) and 580.65.06 on other nodes"),
     ({"versions": {**GOOD.versions, "python": "3.12.1"}}, "python", "Warning", "Setup", "Python is 3.12.1 on node 2 (x-2) and 3.11.7"),
-    ({"versions": {**GOOD.versions, "torch": "2.14.0"}}, "libraries", "Error", "Setup", "torch is 2.14.0 on node 2 (x-2) and 2.15.0 on other nodes"),
-    ({"versions": {"python": "3.11.7", "torch": "2.15.0"}}, "libraries", "Warning", "Setup", "numpy is not installed on node 2 (x-2) and 2.4.0"),
+    ({"versions": {**GOOD.versions, "torch": "2.14.0"}}, "libraries", "Error", "Setup",
+        "torch is 2.14.0 on node 2 (x-2) and 2.15.0 on other nodes"),
+    ({"versions": {"python": "3.11.7", "torch": "2.15.0"}}, "libraries", "Warning", "Setup",
+        "numpy is not installed on node 2 (x-2) and 2.4.0"),
     ({"environment": {}}, "environment", "Warning", "Setup", "NCCL_DEBUG is not set on node 2 (x-2) and 'INFO' on other nodes"),
     ({"received_ms": 1_003_000, "sent_ms": 1_003_100}, "clock", "Warning", "Setup", "the clock of node 2 (x-2) is 3.0 s ahead of node 0's"),
     ({"rdma": replace(RDMA, has_ipc_lock=False)}, "lockedMemory", "Error", "Setup", "may lock 8 MiB of memory and has no CAP_IPC_LOCK"),
     ({"rdma": replace(RDMA, hcas=())}, "hcas", "Error", "Fabric", "no mlx5_0 on node 2 (x-2); there are none"),
-    ({"rdma": replace(RDMA, hcas=(replace(HCA, state="DOWN"),))}, "hcas", "Error", "Fabric", "port 1 of mlx5_0 is DOWN on node 2 (x-2), not ACTIVE"),
-    ({"rdma": replace(RDMA, unusable=("mlx5_0",))}, "hcas", "Error", "Fabric", "mlx5_0 on node 2 (x-2): /dev/infiniband has no device for it"),
-    ({"rdma": replace(RDMA, hcas=(replace(HCA, rate="100 Gb/sec (4X EDR)"),))}, "rates", "Warning", "Fabric", "mlx5_0 on node 2 (x-2): Ethernet at 100 Gb/sec (4X EDR); on other nodes Ethernet at 400 Gb/sec"),
+    ({"rdma": replace(RDMA, hcas=(replace(HCA, state="DOWN"),))}, "hcas", "Error", "Fabric",
+        "port 1 of mlx5_0 is DOWN on node 2 (x-2), not ACTIVE"),
+    ({"rdma": replace(RDMA, unusable=("mlx5_0",))}, "hcas", "Error", "Fabric",
+        "mlx5_0 on node 2 (x-2): /dev/infiniband has no device for it"),
+    ({"rdma": replace(RDMA, hcas=(replace(HCA, rate="100 Gb/sec (4X EDR)"),))}, "rates", "Warning", "Fabric",
+        "mlx5_0 on node 2 (x-2): Ethernet at 100 Gb/sec (4X EDR); on other nodes Ethernet at 400 Gb/sec"),
     ({"rdma": replace(RDMA, hcas=(replace(HCA, gid=""),))}, "gids", "Error", "Fabric", "GID 3 of mlx5_0 on node 2 (x-2) is empty"),
     ({"rdma": replace(RDMA, hcas=(replace(HCA, gid_type="IB/RoCE v1"),))}, "gids", "Warning", "Fabric", "is IB/RoCE v1, not RoCE v2"),
     ({"rdma": replace(RDMA, mtus={"net1": 1500})}, "mtu", "Warning", "Fabric", "net1 on node 2 (x-2): MTU 1500, the cluster says 9000"),

@@ -91,7 +91,8 @@ def test_a_card_that_torch_has_no_code_for_is_not_asked_to_compute() -> None:
     cuda = SimpleNamespace(get_device_properties=lambda device: card, get_arch_list=lambda: ["sm_70", "sm_80"])
     facts = selftest_program.examined(SimpleNamespace(cuda=cuda, __version__="2.15.0"), SimpleNamespace(type="cuda", index=3), "BF16")
     assert facts == {
-        "index": 3, "torch": "2.15.0", "name": "GTX 1080", "uuid": "GPU-1234", "major": 6, "minor": 1, "lacking": True, "built": "sm_70 sm_80",
+        "index": 3, "torch": "2.15.0", "name": "GTX 1080", "uuid": "GPU-1234", "major": 6, "minor": 1, "lacking": True,
+            "built": "sm_70 sm_80",
     }  # fmt: skip
 
 
@@ -232,7 +233,10 @@ def test_a_device_that_hangs_is_told_and_hides_no_other(tmp_path: Path, monkeypa
 def test_what_a_process_said_that_outlives_its_kill_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
         # As one that hangs in a driver: its pipe doesn't end by the kill.
-        keep = 'import subprocess\nheld = subprocess.Popen(["sleep", "30"], start_new_session=True)\nopen(os.environ["FOLDER"] + "/held", "w").write(str(held.pid))\n'
+        keep = (
+            'import subprocess\nheld = subprocess.Popen(["sleep", "30"], start_new_session=True)\nopen(os.environ["FOLDER"] + "/held",'
+            ' "w").write(str(held.pid))\n'
+        )
         said = 'print(json.dumps({"stage": "products"}), flush=True)\ntime.sleep(600)\n'
         mine, _ = node(tmp_path, monkeypatch, keep + DEVICES + said, gpus=2)
         monkeypatch.setattr(programs, "KILLED_SECONDS", 0.2)
@@ -247,7 +251,10 @@ def test_what_a_process_said_that_outlives_its_kill_is_told(tmp_path: Path, monk
 
 def test_nothing_of_it_runs_when_ranks_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
-        program = 'open(os.environ["FOLDER"] + "/pid", "w").write(str(os.getpid()))\nos.rename(os.environ["FOLDER"] + "/pid", os.environ["FOLDER"] + "/there")\ntime.sleep(600)\n'
+        program = (
+            'open(os.environ["FOLDER"] + "/pid", "w").write(str(os.getpid()))\nos.rename(os.environ["FOLDER"] + "/pid",'
+            ' os.environ["FOLDER"] + "/there")\ntime.sleep(600)\n'
+        )
         mine, _ = node(tmp_path, monkeypatch, program)
         mine.begin()
         while not (tmp_path / "there").exists():  # noqa: ASYNC110
@@ -293,12 +300,15 @@ def test_nothing_is_found_on_devices_that_compute_right() -> None:
 
 @pytest.mark.parametrize(("device", "check", "cause", "words", "fix"), [
     (replace(GOOD, index=3, wrong=12), "selfTest", Cause.HARDWARE,
-     "GPU 3 (GPU-1, H100) of node 1 (x-1) computes wrong: 12 of 100 numbers of a product in BF16 are not what they must be", "nvidia-smi --gpu-reset"),
+     "GPU 3 (GPU-1, H100) of node 1 (x-1) computes wrong: 12 of 100 numbers of a product in BF16 are not what they must be",
+         "nvidia-smi --gpu-reset"),
     (replace(GOOD, error="RuntimeError: CUDA error: unspecified launch failure"), "selfTest", Cause.HARDWARE,
      "GPU 0 (GPU-1, H100) of node 1 (x-1) failed the self-test: RuntimeError: CUDA error: unspecified launch failure", "Xid"),
-    (replace(GOOD, error="OutOfMemoryError: CUDA out of memory"), "selfTest", Cause.HARDWARE, "CUDA out of memory", "which process holds its memory"),
+    (replace(GOOD, error="OutOfMemoryError: CUDA out of memory"), "selfTest", Cause.HARDWARE, "CUDA out of memory",
+        "which process holds its memory"),
     (DeviceResult(0, "GPU-1", "GTX 1080", 6, 1, "2.15.0", lacking=True, built="sm_70 sm_80"), "torchBuild", Cause.SETUP,
-     "torch 2.15.0 has no code for sm_61, which GPU 0 (GPU-1, GTX 1080) of node 1 (x-1) is: it is built for sm_70 sm_80", "an image whose torch is built"),
+     "torch 2.15.0 has no code for sm_61, which GPU 0 (GPU-1, GTX 1080) of node 1 (x-1) is: it is built for sm_70 sm_80",
+         "an image whose torch is built"),
     (DeviceResult(5, error="not done after 60 s, in: products"), "selfTest", Cause.HARDWARE, "GPU 5 of node 1 (x-1) failed", "nvidia-smi"),
 ])  # fmt: skip
 def test_a_bad_device_is_named_with_its_node_and_left_out(device: DeviceResult, check: str, cause: Cause, words: str, fix: str) -> None:

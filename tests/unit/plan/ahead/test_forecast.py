@@ -59,7 +59,8 @@ def test_everything_is_counted_when_everything_is_known() -> None:
     assert {key: found.figures[key] for key in ("steps", "stepsPerEpoch", "stepSeconds", "seconds")} == {
         "steps": 10, "stepsPerEpoch": 3.12, "stepSeconds": 4.0, "seconds": 40.0,
     }  # fmt: skip
-    # The adapter's 64 bytes: all-reduced over 4 ranks after each of 4 micro-batches, 2 × 3/4 × 64 × 4 = 384; gathered once, 48. 432 bytes in 4 s: 864 bit/s.
+    # The adapter's 64 bytes: all-reduced over 4 ranks after each of 4 micro-batches, 2 × 3/4 × 64 × 4 = 384; gathered once, 48. 432 bytes
+    # in 4 s: 864 bit/s.
     assert (found.figures["stepNodeBytes"], found.figures["accumulation"]) == (432, 4)
     assert "needs less than 0.001 Gb/s" in told(found, "network")
     # Commits at steps 4, 8 and 10, of 32 × 12 = 384 bytes; kept 2 and the one being written.
@@ -76,7 +77,8 @@ def test_layers_that_peft_would_move_are_refused_also_where_the_models_sizes_are
     named: Object = {"rank": 2, "targetModules": ["o_proj", "mlp.down_proj"]}
     found = forecast(resolved(lora=named), facts)
     assert told(found, "adapter").startswith(
-        f"refused: training.lora.targetModules: with a model of type {model_type}, peft puts the adapter of mlp.down_proj on all routed experts"
+        f"refused: training.lora.targetModules: with a model of type {model_type}, peft puts the adapter of mlp.down_proj on all routed"
+        " experts"
     )
     assert told(found, "adapter").endswith(". A run that has checkpoints goes on, with a warning")
     assert verdict(found.findings) is PlanVerdict.REFUSED
@@ -201,7 +203,9 @@ def test_max_steps_end_a_run_earlier() -> None:
 
 
 def test_memory_that_is_not_known_is_a_risk_and_the_last_line_says_what_to_type() -> None:
-    """Of the model or of the card; --offline changes nothing about that. A number of samples that only the data tells may be left out then."""
+    """Of the model or of the card; --offline changes nothing about that. A number of samples that only the data tells may be left out
+    then.
+    """
     no_model = forecast(resolved(), replace(KNOWN, shape=None))
     no_card = forecast(resolved(), replace(KNOWN, capacity_bytes=None, capacity_source="no label"))
     no_data = forecast(resolved(), replace(KNOWN, samples=None))

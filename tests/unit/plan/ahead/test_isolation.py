@@ -1,4 +1,6 @@
-"""A rail's network in another namespace: OpenShift's Multus keeps namespaces apart, and lint, doctor and plan say so before pods wait for ever."""
+"""A rail's network in another namespace: OpenShift's Multus keeps namespaces apart, and lint, doctor and plan say so before pods wait for
+ever.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What LimitRanges and quotas make of pods that state no limit: lint and plan tell what a dry run says, and a discovered file states what is needed."""
+"""What LimitRanges and quotas make of pods that state no limit: lint and plan tell what a dry run says, and a discovered file states what
+is needed.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,10 @@ def linted(found: ClusterFile, answer: Try | None = None, **lists: Any) -> list[
     return [(one.subject, one.outcome.value, one.message) for one in bad]
 
 
-ABOVE = 'Pod "lockstep-lint-x" is invalid: spec.containers[0].resources.requests: Invalid value: "63": must be less than or equal to cpu limit of 500m'
+ABOVE = (
+    'Pod "lockstep-lint-x" is invalid: spec.containers[0].resources.requests: Invalid value: "63": must be less than or equal to cpu limit'
+    " of 500m"
+)
 LEAST = 'pods "lockstep-lint-x" is forbidden: minimum memory usage per Container is 1Gi, but request is 64Mi'
 
 
@@ -72,8 +77,11 @@ def test_lint_warns_of_a_limit_that_nobody_has_stated() -> None:
     found = cluster_file()
     answer = given(sized_pod(found.profile.spec, "nccl-test"), {"cpu": "500m", "memory": "4Gi"})
     assert linted(found, answer) == [
-        ("resources.limits.cpu", "warning", "it states no limit, and a LimitRange of the namespace then limits every pod to 500m cpu: it is throttled there"),
-        ("resources.limits.memory", "warning", "it states no limit, and a LimitRange of the namespace then limits every pod to 4Gi memory: what takes more is killed, OOMKilled"),
+        ("resources.limits.cpu", "warning",
+            "it states no limit, and a LimitRange of the namespace then limits every pod to 500m cpu: it is throttled there"),
+        ("resources.limits.memory", "warning",
+            "it states no limit, and a LimitRange of the namespace then limits every pod to 4Gi memory: what takes more is killed,"
+            " OOMKilled"),
     ]  # fmt: skip
 
 
@@ -115,7 +123,8 @@ def planned_findings(resources: Object, limits: Object) -> list[Finding]:
 def test_a_plan_says_how_far_a_pod_is_limited_that_states_nothing() -> None:
     found = planned_findings({}, {"cpu": "500m", "memory": "4Gi"})
     assert [one.message for one in found if (one.subject, one.outcome) == ("quota", Outcome.NOTE)] == [
-        "a LimitRange of the namespace limits container trainer, which states no limit, to 500m cpu (it is throttled there), 4Gi memory (what takes more is killed, OOMKilled)"
+        "a LimitRange of the namespace limits container trainer, which states no limit, to 500m cpu (it is throttled there), 4Gi memory"
+        " (what takes more is killed, OOMKilled)"
     ]  # fmt: skip
 
 
@@ -150,8 +159,8 @@ def text_of(facts: ClusterFacts) -> str:
 def test_a_discovered_file_says_why_it_states_them() -> None:
     text = text_of(rdma_cluster(LimitRange=(USUAL,), ResourceQuota=(quota(limits_cpu="100"),)))
     assert (
-        "limit range core limits pods that state none to cpu 500m, memory 4Gi; quota team counts limits.cpu and refuses pods that state none"
-        in text
+        "limit range core limits pods that state none to cpu 500m, memory 4Gi; quota team counts limits.cpu and refuses pods that state"
+        " none" in text
     )
     assert "or as much as quota team allows a pod; a choice" in text
 

@@ -59,7 +59,9 @@ KINDS = {
 
 
 def around(**changes: Any) -> ClusterFacts:
-    """A cluster on which the job would start at once. Lists: their items, None where they may not be read; `present`: kind and name → is it there."""
+    """A cluster on which the job would start at once. Lists: their items, None where they may not be read; `present`: kind and name → is it
+    there.
+    """
     lists: dict[str, Any] = {
         "nodes": (node("a"), node("b"), node("c")),
         "classes": CLASSES,
@@ -69,7 +71,8 @@ def around(**changes: Any) -> ClusterFacts:
     present = changes.pop("present", {("ServiceAccount", "ml-dev-sa"): True})
     healthy = ClusterFacts(
         namespace="team",
-        lists={KINDS[name]: Listing(KINDS[name], sight=Sight.FORBIDDEN) if items is None else Listing(KINDS[name], items) for name, items in lists.items()},
+        lists={KINDS[name]: Listing(KINDS[name], sight=Sight.FORBIDDEN) if items is None else Listing(KINDS[name], items) for name,
+            items in lists.items()},
         objects={key: Listing(key[0], ({"metadata": {"name": key[1]}},) if there else ()) for key, there in present.items()},
         tries=ADMITTED,
     )  # fmt: skip
@@ -175,8 +178,10 @@ def quota(hard: Object, used: Object | None = None, **spec: Any) -> Object:
         ({"pods": "2"}, {"pods": "1"}, "would wait for quota q to have 2 pods free"),
         # The claims: 100Gi for /workspace and 500Gi for /datasets, both of class nfs.
         ({"requests.storage": "599Gi"}, {}, "refused: quota q allows 599.0Gi in all, the job asks for 600.0Gi requests.storage"),
-        ({"nfs.storageclass.storage.k8s.io/persistentvolumeclaims": "1"}, {}, "refused: quota q allows 1 in all, the job asks for 2 nfs.storageclass.storage.k8s.io/persistentvolumeclaims"),
-        ({"count/statefulsets.apps": "0", "services": "5"}, {}, "refused: quota q allows 0 in all, the job asks for 1 count/statefulsets.apps"),
+        ({"nfs.storageclass.storage.k8s.io/persistentvolumeclaims": "1"}, {},
+            "refused: quota q allows 1 in all, the job asks for 2 nfs.storageclass.storage.k8s.io/persistentvolumeclaims"),
+        ({"count/statefulsets.apps": "0", "services": "5"}, {},
+            "refused: quota q allows 0 in all, the job asks for 1 count/statefulsets.apps"),
         ({"requests.example.com/other": "0"}, {}, "fits now"),
     ],
 )  # fmt: skip
@@ -254,10 +259,12 @@ def test_a_claim_that_is_there_must_be_usable(there: Object, outcome: Outcome, s
     ("storage", "classes", "outcome", "said"),
     [
         (SHARED, CLASSES, Outcome.OK, "ml-datasets (500Gi), ml-dev-workspace (100Gi) would be made, ReadWriteMany, of storage class nfs"),
-        ({"classRwx": "gone"}, CLASSES, Outcome.REFUSED, "of storage class gone, which does not exist → choose one of nfs, rbd in the cluster file"),
+        ({"classRwx": "gone"}, CLASSES, Outcome.REFUSED,
+            "of storage class gone, which does not exist → choose one of nfs, rbd in the cluster file"),
         ({}, CLASSES, Outcome.REFUSED, "of the default storage class, but the cluster has none"),
         (SHARED, None, Outcome.UNKNOWN, "your account may not list classes"),
-        (SHARED | {"mode": "PerPod"}, CLASSES, Outcome.OK, "workspace-x-0 (100Gi), workspace-x-1 (100Gi), datasets-x-0 (500Gi), datasets-x-1 (500Gi) would be made"),
+        (SHARED | {"mode": "PerPod"}, CLASSES, Outcome.OK,
+            "workspace-x-0 (100Gi), workspace-x-1 (100Gi), datasets-x-0 (500Gi), datasets-x-1 (500Gi) would be made"),
     ],
 )  # fmt: skip
 def test_a_claim_that_is_made_needs_its_class(storage: Object, classes: Any, outcome: Outcome, said: str) -> None:
@@ -344,7 +351,10 @@ def test_on_openshift_the_service_accounts_sccs_are_asked_for(answer: Try | None
 
 
 def test_a_pod_that_no_scc_admits_is_refused_with_what_an_administrator_types() -> None:
-    listed = '[provider restricted-v2: .x: Invalid value: "IPC_LOCK": no, provider "lockstep-rdma": Forbidden: not usable by user or serviceaccount]'
+    listed = (
+        '[provider restricted-v2: .x: Invalid value: "IPC_LOCK": no, provider "lockstep-rdma": Forbidden: not usable by user or'
+        " serviceaccount]"
+    )
     refusal = f'pods "x-0" is forbidden: unable to validate against any security context constraint: {listed}'
     found = told(lines(around(tries=ADMITTED | {"Pod": Try(False, refusal)})), Outcome.REFUSED)
     assert 'restricted-v2 says .x: Invalid value: "IPC_LOCK": no → RDMA pods need the SCC lockstep-rdma' in found
@@ -367,7 +377,8 @@ def test_a_registry_login_of_the_profile_that_is_missing_is_noted() -> None:
 
 
 NEEDS: Object = {
-    "env": [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "token"}}}, {"name": "O", "valueFrom": {"configMapKeyRef": {"name": "o", "key": "k", "optional": True}}}],
+    "env": [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "token"}}},
+        {"name": "O", "valueFrom": {"configMapKeyRef": {"name": "o", "key": "k", "optional": True}}}],
     "envFrom": [{"secretRef": {"name": "all"}}],
     "imagePullSecrets": [{"name": "pull"}],
     "podTemplate": {"volumes": [{"name": "v", "mountPath": "/v", "configMap": {"name": "scripts"}}]},

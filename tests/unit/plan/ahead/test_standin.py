@@ -101,7 +101,8 @@ def test_a_job_that_wants_more_is_refused_and_one_that_wants_less_is_not() -> No
 
 
 @pytest.mark.parametrize(
-    "spec", [{"gpusPerNode": 8}, {"gpusPerNode": 0}, {"fabric": {"mode": "RDMA"}}, {"storage": {"workspaceClaimName": "mine"}}, {"storage": {"mode": "PerPod"}}]
+    "spec", [{"gpusPerNode": 8}, {"gpusPerNode": 0}, {"fabric": {"mode": "RDMA"}}, {"storage": {"workspaceClaimName": "mine"}},
+        {"storage": {"mode": "PerPod"}}]
 )  # fmt: skip
 def test_without_a_cluster_nothing_that_only_a_cluster_could_lack_is_refused(
     spec: dict[str, Any], capsys: pytest.CaptureFixture[str]

@@ -1,4 +1,6 @@
-"""`lockstep run -f` on a cluster: when a job that has the name is followed, what to type where it isn't, and when a new one counts as refused."""
+"""`lockstep run -f` on a cluster: when a job that has the name is followed, what to type where it isn't, and when a new one counts as
+refused.
+"""
 
 from __future__ import annotations
 
@@ -62,11 +64,13 @@ def test_a_job_of_a_later_version_is_not_taken_for_the_same() -> None:
     [
         (
             a_job(), on_cluster(DONE), "is complete; nothing was changed:",
-            ["lockstep describe demo -n team", "lockstep delete demo -n team", "lockstep run -f job.yaml -n team --set metadata.name=demo-2"],
+            ["lockstep describe demo -n team", "lockstep delete demo -n team",
+                "lockstep run -f job.yaml -n team --set metadata.name=demo-2"],
         ),
         (
             a_job(), on_cluster(BROKEN), "has failed; nothing was changed:",
-            ["lockstep why demo -n team", "lockstep retry demo -n team", "lockstep delete demo -n team", "lockstep run -f job.yaml -n team --set metadata.name=demo-2"],
+            ["lockstep why demo -n team", "lockstep retry demo -n team", "lockstep delete demo -n team",
+                "lockstep run -f job.yaml -n team --set metadata.name=demo-2"],
         ),
         (
             a_job(), on_cluster(RUNNING, suspend=True), "is stopped; nothing was changed:",
@@ -74,15 +78,18 @@ def test_a_job_of_a_later_version_is_not_taken_for_the_same() -> None:
         ),
         (
             a_job(nodes=4), on_cluster(RUNNING), "has not ended and differs from job.yaml in nodes; nothing was changed:",
-            ["lockstep logs demo -n team -f", "lockstep scale demo -n team --nodes 4", "lockstep delete demo -n team", "lockstep run -f job.yaml -n team --set metadata.name=demo-2"],
+            ["lockstep logs demo -n team -f", "lockstep scale demo -n team --nodes 4", "lockstep delete demo -n team",
+                "lockstep run -f job.yaml -n team --set metadata.name=demo-2"],
         ),
         (
             a_job(startTimeoutSeconds=77, nodes=3), on_cluster(RUNNING), "differs from job.yaml in nodes, startTimeoutSeconds; nothing",
-            ["lockstep logs demo -n team -f", "kubectl apply -n team -f job.yaml", "lockstep delete demo -n team", "lockstep run -f job.yaml -n team --set metadata.name=demo-2"],
+            ["lockstep logs demo -n team -f", "kubectl apply -n team -f job.yaml", "lockstep delete demo -n team",
+                "lockstep run -f job.yaml -n team --set metadata.name=demo-2"],
         ),
         (
             a_job(storage={"mode": "PerPod"}), on_cluster(RUNNING), "differs from job.yaml in storage.mode; nothing",
-            ["lockstep logs demo -n team -f", "lockstep delete demo -n team", "lockstep run -f job.yaml -n team --set metadata.name=demo-2"],
+            ["lockstep logs demo -n team -f", "lockstep delete demo -n team",
+                "lockstep run -f job.yaml -n team --set metadata.name=demo-2"],
         ),
         (
             a_job(nodes=4), on_cluster(BROKEN), "has failed and differs from job.yaml in nodes; nothing",

@@ -22,7 +22,8 @@ TEAM = "/api/v1/namespaces/team"
 def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiStub]:
     """A cluster with the service account, the storage class, two nodes and nothing else."""
     nodes = [
-        {"metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}}, "spec": {}, "status": {"allocatable": {"cpu": "8", "memory": "64Gi", "pods": "9"}}}
+        {"metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}}, "spec": {},
+            "status": {"allocatable": {"cpu": "8", "memory": "64Gi", "pods": "9"}}}
         for name in ("a", "b")
     ]  # fmt: skip
     classes = [{"metadata": {"name": name}} for name in ("local-rwx", "local-python", "local-rwo")]
@@ -109,7 +110,8 @@ def test_without_any_right_everything_is_unknown_and_nothing_fails(stub: ApiStub
     stub.forbidden.add("*")
     done = plan(job_file(tmp_path))
     assert (done.exit_code, done.output.splitlines()[-1]) == (
-        3, "may wait; not known: cluster and nodes and quota and claims and admission and needs (--context NAME, of an account with more rights)",
+        3, "may wait; not known: cluster and nodes and quota and claims and admission and needs (--context NAME, of an account with more"
+           " rights)",
     ), done.output  # fmt: skip
     assert 'your account may not create one: pods is forbidden: User "someone" cannot create resource "pods"' in done.output
 
@@ -156,7 +158,8 @@ def test_a_cluster_without_the_crds_is_told_with_what_does_without(stub: ApiStub
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        ({"status": {"allowedServiceAccounts": [{"name": "ml-dev-sa", "allowedBy": {"name": "restricted-v2"}}]}}, "ml-dev-sa may run such pods (SCC restricted-v2)"),
+        ({"status": {"allowedServiceAccounts": [{"name": "ml-dev-sa", "allowedBy": {"name": "restricted-v2"}}]}},
+            "ml-dev-sa may run such pods (SCC restricted-v2)"),
         ({"status": {"allowedServiceAccounts": []}}, "no SCC of service account ml-dev-sa admits the job's pods"),
         (None, "the cluster has no PodSecurityPolicyReview; is it OpenShift, as its file says?"),
     ],

@@ -129,7 +129,10 @@ def test_only_the_section_of_the_file_changes(name: str) -> None:
 
 
 def test_a_section_in_the_middle_keeps_what_is_behind_it() -> None:
-    text = "cluster: {name: c, namespace: n}\ncalibration:\n- {transport: RDMA, nodes: 2, ranks: 2, day: '2026-01-01', sweep: [{bytes: 1, busbw: '1'}]}\n\n# GPUs\ngpus: {per_node: 4}\n"
+    text = (
+        "cluster: {name: c, namespace: n}\ncalibration:\n- {transport: RDMA, nodes: 2, ranks: 2, day: '2026-01-01', sweep: [{bytes: 1,"
+        " busbw: '1'}]}\n\n# GPUs\ngpus: {per_node: 4}\n"
+    )
     found = parse_cluster_file(text, "c")
     changed = with_calibration(text, replaced(found.calibration, calibration_of(POINTS, "TCP", 2, "2026-11-21")))
     after = parse_cluster_file(changed, "c")
@@ -243,7 +246,8 @@ def test_a_rank_measures_every_size_and_rank_zero_tells(monkeypatch: pytest.Monk
     ended: list[str] = []
     dist = types.SimpleNamespace(
         ReduceOp=types.SimpleNamespace(MAX="max"), init_process_group=ended.append, barrier=lambda: None,
-        all_reduce=lambda tensor, op: None, get_world_size=lambda: 2, get_rank=lambda: 0, destroy_process_group=lambda: ended.append("ended"),
+        all_reduce=lambda tensor, op: None, get_world_size=lambda: 2, get_rank=lambda: 0,
+            destroy_process_group=lambda: ended.append("ended"),
     )  # fmt: skip
     torch = types.SimpleNamespace(
         device=lambda *_: "cpu", ones=lambda count, device: Tensor([1.0] * count), tensor=lambda values, **_: Tensor(values), float64=None

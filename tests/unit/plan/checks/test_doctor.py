@@ -100,7 +100,9 @@ KINDS = {
 
 
 def findings(found: ClusterFile | None = None, **changes: Any) -> list[Finding]:
-    """Of the healthy cluster with changes. Lists: their items, or how they were answered; single objects likewise, None where it isn't there."""
+    """Of the healthy cluster with changes. Lists: their items, or how they were answered; single objects likewise, None where it isn't
+    there.
+    """
     stated = found or cluster_file()
     facts = healthy(stated)
     lists, objects = dict(facts.lists), dict(facts.objects)

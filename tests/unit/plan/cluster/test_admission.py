@@ -34,9 +34,10 @@ def test_what_the_account_lacks_is_said_by_kind_and_by_namespace() -> None:
     assert {item["metadata"].get("namespace", "lockstep-system") for item in needed} == {"lockstep-system"}, (
         "its own namespace is not asked for"
     )
-    assert AccountStanding(tuple(needed)).missing == (
-        "your account may not install an operator of the whole cluster (it may not change TrainingClusters, ClusterRoles, ClusterRoleBindings "
-        "and objects of namespace lockstep-system)"
+    assert (
+        AccountStanding(tuple(needed)).missing
+        == "your account may not install an operator of the whole cluster (it may not change TrainingClusters, ClusterRoles,"
+        " ClusterRoleBindings and objects of namespace lockstep-system)"
     )
     assert AccountStanding(LACKS).missing.endswith("(it may not change ClusterRoles)")
 

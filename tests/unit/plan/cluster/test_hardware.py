@@ -13,7 +13,8 @@ Object = dict[str, Any]
 
 def port(name: str, address: str, prefix: int = 24, **values: Any) -> Object:
     return {
-        "name": name, "address": address, "prefix": prefix, "mtu": 1500, "gbs": None, "wireless": False, "hca": "", "bus": [], "numa": None, **values,
+        "name": name, "address": address, "prefix": prefix, "mtu": 1500, "gbs": None, "wireless": False, "hca": "", "bus": [], "numa": None,
+            **values,
     }  # fmt: skip
 
 
@@ -38,7 +39,8 @@ def test_interfaces_of_one_name_are_a_rail_even_where_each_node_has_its_own_subn
 
 def test_interfaces_of_unlike_names_are_a_rail_by_their_subnet() -> None:
     nodes = {0: node(port("enp5s0", "192.168.1.4")), 1: node(port("wlp2s0", "192.168.1.5"), port("tun0", "10.8.0.2"))}
-    assert shown(nodes) == {"enp5s0 / wlp2s0": ["192.168.1.4", "192.168.1.5"]} or shown(nodes) == {"192.168.1.0/24": ["192.168.1.4", "192.168.1.5"]}  # fmt: skip
+    assert shown(nodes) == {"enp5s0 / wlp2s0": ["192.168.1.4", "192.168.1.5"]} or shown(nodes) == {"192.168.1.0/24": ["192.168.1.4",
+        "192.168.1.5"]}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["docker0", "br-7", "cni0", "mine0"])
@@ -100,7 +102,8 @@ def test_what_is_near_follows_from_the_bus(one: BusPlace, other: BusPlace, near:
 
 @pytest.mark.parametrize(
     "change",
-    [{"ports": None}, {"ports": [{}]}, {"ports": [port("e", "not an address")]}, {"ports": [port("e", "10.0.0.1", prefix=99)]}, {"hcas": [7]}, {"gpus": [{"index": "x"}]}, {"links": "NV18"}, {"cores": "many"}],
+    [{"ports": None}, {"ports": [{}]}, {"ports": [port("e", "not an address")]}, {"ports": [port("e", "10.0.0.1", prefix=99)]},
+        {"hcas": [7]}, {"gpus": [{"index": "x"}]}, {"links": "NV18"}, {"cores": "many"}],
 )  # fmt: skip
 def test_what_is_no_answer_is_refused(change: Object) -> None:
     with pytest.raises(ValueError):

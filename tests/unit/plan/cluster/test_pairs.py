@@ -126,7 +126,8 @@ def test_a_port_that_negotiated_less_is_told_by_both_speeds() -> None:
 
 
 def test_a_wireless_port_is_told() -> None:
-    ends = {("net1", 3): RailEnd("wlan0", "10.0.0.3", None, 1500, wireless=True), **{("net1", node): RailEnd("e", f"10.0.0.{node}", None, 1500) for node in range(3)}}  # fmt: skip
+    ends = {("net1", 3): RailEnd("wlan0", "10.0.0.3", None, 1500, wireless=True),
+        **{("net1", node): RailEnd("e", f"10.0.0.{node}", None, 1500) for node in range(3)}}  # fmt: skip
     (finding,) = judge_pairs(measured(lambda rail, one, other: 0.2 if 3 in (one, other) else 0.9, ends=ends, line=None))
     assert finding.fix == "wlan0 is wireless: use a cable"
 

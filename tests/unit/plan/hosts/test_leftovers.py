@@ -15,7 +15,8 @@ from lockstep.platforms.onhost import look
 LISTED_MAX = 256
 
 FIRST = JobRecord(
-    job={"metadata": {"name": "x", "uid": "u1"}}, cluster="lab", hosts=("lab0", "lab1"), ranks=(1, 1), node=0, workspace="/ws", datasets="/d", supervised=False,
+    job={"metadata": {"name": "x", "uid": "u1"}}, cluster="lab", hosts=("lab0", "lab1"), ranks=(1, 1), node=0, workspace="/ws",
+        datasets="/d", supervised=False,
     command=("python3",), environment={}, coordinator=Coordinator("10.0.0.1", 29400),
 )  # fmt: skip
 LATER = replace(FIRST, job={"metadata": {"name": "x", "uid": "u2"}})
@@ -63,8 +64,10 @@ def found(first: JobOnHost | None, second: JobOnHost | None) -> list[tuple[str, 
         (NOTHING, replace(WAITS, record=replace(FIRST, node=1, coordinator=Coordinator("10.1.0.1", 29400))), [("lab1", True)]),
     ],
     ids=[
-        "runs", "deleted", "deleted and started anew", "deleted and not running", "node 0 away", "node 0 can't be read", "ended", "ended, starting",
-        "node 0 still ends", "another start's end", "retried since", "lost its agent", "starting", "another file's", "another machine's", "by its route",
+        "runs", "deleted", "deleted and started anew", "deleted and not running", "node 0 away", "node 0 can't be read", "ended",
+            "ended, starting",
+        "node 0 still ends", "another start's end", "retried since", "lost its agent", "starting", "another file's", "another machine's",
+            "by its route",
     ],
 )  # fmt: skip
 def test_only_an_agent_whose_job_is_over_is_a_leftover(

@@ -44,7 +44,8 @@ def test_a_host_without_linger_keeps_its_agent_in_a_session() -> None:
         ({}, ""),
         ({"kills_processes": True}, ""),
         ({"has_units": False}, "there is no systemd for the units of ada"),
-        ({"lingers": False, "kills_processes": True}, "host lab0 ends all that ada runs at the end of the login.*: as root on it: loginctl enable-linger ada"),
+        ({"lingers": False, "kills_processes": True},
+            "host lab0 ends all that ada runs at the end of the login.*: as root on it: loginctl enable-linger ada"),
         ({"has_units": False, "kills_processes": True}, "no systemd for the units of ada: as root on it, set KillUserProcesses=no"),
     ],
 )  # fmt: skip
@@ -128,7 +129,10 @@ def test_a_job_whose_files_cannot_be_read_on_a_host_is_not_started_over_them() -
 def test_whoever_states_an_interface_wins_over_what_is_found_and_the_job_over_all(
     of_cluster: str, of_host: str, of_job: str, expected: str
 ) -> None:
-    text = f"cluster: {{name: lab, platform: hosts}}\ndefaults: {{python: /py}}\nhosts: [{{name: lab0, address: 10.0.0.1, {of_host}}}, {{name: lab1}}]\n"
+    text = (
+        f"cluster: {{name: lab, platform: hosts}}\ndefaults: {{python: /py}}\nhosts: [{{name: lab0, address: 10.0.0.1, {of_host}}}, {{name:"
+        " lab1}]\n"
+    )
     text += f"nccl: {{env: [{{name: NCCL_SOCKET_IFNAME, value: {of_cluster}}}]}}\n" if of_cluster else ""
     job = JOB.replace(', env: [{name: A, value: "1"}]', f", {of_job}" if of_job else "")
     hosts = (facts("lab0", "10.0.0.1", gpu(0)), facts("lab1", "10.0.0.2", gpu(0)))
@@ -137,7 +141,10 @@ def test_whoever_states_an_interface_wins_over_what_is_found_and_the_job_over_al
 
 
 def test_an_interface_that_a_host_does_not_have_is_refused_with_those_that_it_has() -> None:
-    text = "cluster: {name: lab, platform: hosts}\ndefaults: {python: /py}\nhosts: [{name: lab0, address: 10.0.0.1, interface: enp0}, {name: lab1}]\n"
+    text = (
+        "cluster: {name: lab, platform: hosts}\ndefaults: {python: /py}\nhosts: [{name: lab0, address: 10.0.0.1, interface: enp0}, {name:"
+        " lab1}]\n"
+    )
     links = {"eth0": {"up": True}, "wlan0": {"up": True}}
     hosts = (facts("lab0", "10.0.0.1", gpu(0), links=links), facts("lab1", "10.0.0.2", gpu(0), links=links))
     with pytest.raises(
@@ -169,9 +176,10 @@ def test_a_block_of_ports_is_one_that_nobody_listens_on_and_no_job_is_promised()
 def test_hosts_are_chosen_by_name_and_number() -> None:
     assert CLUSTER.hosts is not None
     assert [host.name for host in chosen(CLUSTER.hosts, 2, first="lab1")] == ["lab1", "lab0"]
-    assert [host.name for host in chosen(CLUSTER.hosts, 3, without=["lab0"])] == ["lab1", "lab2"], (
-        "the job goes on with those that are left"
-    )
+    assert [host.name for host in chosen(CLUSTER.hosts, 3, without=["lab0"])] == [
+        "lab1",
+        "lab2",
+    ], "the job goes on with those that are left"
     for wrong in ({"first": "lab9"}, {"without": ["lab9"]}):
         with pytest.raises(ConfigError, match="there is no host lab9: the cluster file has lab0, lab1, lab2"):
             chosen(CLUSTER.hosts, None, **wrong)  # type: ignore[arg-type]
@@ -238,10 +246,12 @@ def test_what_is_no_answer_of_a_host_is_refused_with_its_name(answer: dict[str, 
     [
         ({}, ""),
         ({"python": (3, 9)}, "its Python 3.9 is too old: 3.10 or newer is needed; lockstep hosts setup brings one, or state hosts[].python"),
-        ({"workspace": Folder("/w", 1 << 40, problem="/w is on a read-only file system")}, "its workspace /w: /w is on a read-only file system: state another hosts[].workspace, or let ada write there"),
+        ({"workspace": Folder("/w", 1 << 40, problem="/w is on a read-only file system")},
+            "its workspace /w: /w is on a read-only file system: state another hosts[].workspace, or let ada write there"),
         ({"temporary": Folder("/t", 1 << 20)}, ""),
         ({"temporary": Folder("/t", 4000)}, "its folder of temporary files /t has 4.0 kB free: remove what is not needed there"),
-        ({"temporary": Folder("/t", 1 << 40, problem="/t can't be written by ada")}, "its folder of temporary files /t: /t can't be written by ada: let ada write there (as root: chmod 1777 /t)"),
+        ({"temporary": Folder("/t", 1 << 40, problem="/t can't be written by ada")},
+            "its folder of temporary files /t: /t can't be written by ada: let ada write there (as root: chmod 1777 /t)"),
         ({"workspace": Folder("/w", 16 << 20)}, ""),
         ({"workspace": Folder("/w", 4000)}, "its workspace /w has 4.0 kB free: free some, or state a hosts[].workspace on another disk"),
     ],

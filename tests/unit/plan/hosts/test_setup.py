@@ -27,7 +27,8 @@ from lockstep.plan.hosts.setup import (
 LOCK, TRAINER = "torch==2.15.0", "aa" * 32
 DATA = "/home/ada/.local/share/lockstep"
 PARTS = HostParts(
-    name="lab0", user="ada", home="/home/ada", system="Linux", machine="x86_64", glibc=(2, 36), data=DATA, pythons={"3.11": "/usr/bin/python3"},
+    name="lab0", user="ada", home="/home/ada", system="Linux", machine="x86_64", glibc=(2, 36), data=DATA,
+        pythons={"3.11": "/usr/bin/python3"},
     has_units=True, lingers=True,
 )  # fmt: skip
 HOST = Host(name="lab0")
@@ -146,14 +147,16 @@ def test_gpus_without_a_driver_and_a_refused_linger_are_root_s_to_mend() -> None
 def test_unlike_pythons_are_told() -> None:
     other = replace(PARTS, name="lab1", pythons={"3.12": "/usr/bin/python3"})
     setups = [setup_of(HOST, PARTS, None, LOCK, TRAINER), setup_of(Host(name="lab1"), other, None, LOCK, TRAINER)]
-    assert mixed_pythons(setups) == (
-        "the hosts have unlike Pythons (3.11 on lab0; 3.12 on lab1): environment.python in the cluster file gives all of them one"
+    assert (
+        mixed_pythons(setups)
+        == "the hosts have unlike Pythons (3.11 on lab0; 3.12 on lab1): environment.python in the cluster file gives all of them one"
     )
     assert mixed_pythons(setups[:1]) == ""
 
 
 ANSWER = {
-    "user": "ada", "home": "/home/ada", "system": "Linux", "machine": "x86_64", "glibc": "2.36", "data": DATA, "pythons": [["3.11", "/usr/bin/python3"]],
+    "user": "ada", "home": "/home/ada", "system": "Linux", "machine": "x86_64", "glibc": "2.36", "data": DATA,
+        "pythons": [["3.11", "/usr/bin/python3"]],
     "environments": [], "current": "", "used": [], "files": {}, "folders": [], "units": True, "linger": True, "gpus": 0, "devices": 0,
 }  # fmt: skip
 

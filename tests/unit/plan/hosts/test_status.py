@@ -1,4 +1,6 @@
-"""Status of a job on hosts: every state that its hosts and the coordinator's report can tell, and what is told of those that say nothing."""
+"""Status of a job on hosts: every state that its hosts and the coordinator's report can tell, and what is told of those that say
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,10 @@ NOW = 1_700_000_000.0
 AGAIN = "--cluster lab"
 AGAIN_WORDS = "start the script again (it goes on if it looks for its own checkpoints; transformers: resume_from_checkpoint)"
 RECORD = JobRecord(
-    job={"metadata": {"name": "x", "namespace": "hosts", "uid": "u1", "creationTimestamp": "2026-01-02T00:00:00Z"}, "spec": {"nodes": 2, "script": {"path": "a.py"}}},
-    cluster="lab", hosts=("lab0", "lab1"), ranks=(1, 1), node=0, workspace="/ws", datasets="/d", supervised=False, command=("python3",), environment={},
+    job={"metadata": {"name": "x", "namespace": "hosts", "uid": "u1", "creationTimestamp": "2026-01-02T00:00:00Z"},
+        "spec": {"nodes": 2, "script": {"path": "a.py"}}},
+    cluster="lab", hosts=("lab0", "lab1"), ranks=(1, 1), node=0, workspace="/ws", datasets="/d", supervised=False, command=("python3",),
+        environment={},
     coordinator=Coordinator("10.0.0.1", 29400),
 )  # fmt: skip
 
@@ -70,16 +74,23 @@ def test_the_newest_stop_is_told_with_its_time() -> None:
         (replace(LEADING, report=report(State.STARTING, ready=1)), ACTIVE, {}, ("Starting", "True", "1 of 2 ranks ready: as told")),
         (replace(LEADING, report_seconds=90.0), ACTIVE, {}, ("NoReport", "Unknown", "node 0 has not reported for 1m30s; its agent runs")),
         (LEADING, None, AWAY, ("Running", "True", "all ranks run; host lab1 can't be reached")),
-        (replace(LEADING, report=report(State.WAITING, ready=0)), None, AWAY, ("HostAway", "False", "host lab1 can't be reached; the job goes on when it is back")),
-        (replace(ENDED, stopped=True), replace(ENDED, stopped=True), {}, ("Suspended", "False", f"stopped as asked; to {AGAIN_WORDS}: lockstep resume x --cluster lab")),
-        (replace(ENDED, stopped=True, newest_step=4, newest_time=1.0), replace(ENDED, stopped=True), {}, ("Suspended", "False", "stopped as asked; to go on from the last checkpoint: lockstep resume x --cluster lab")),
-        (replace(ENDED, stopped=True), ACTIVE, {}, ("Stopping", "False", "the stop has not reached host lab1: lockstep stop x --cluster lab")),
+        (replace(LEADING, report=report(State.WAITING, ready=0)), None, AWAY,
+            ("HostAway", "False", "host lab1 can't be reached; the job goes on when it is back")),
+        (replace(ENDED, stopped=True), replace(ENDED, stopped=True), {},
+            ("Suspended", "False", f"stopped as asked; to {AGAIN_WORDS}: lockstep resume x --cluster lab")),
+        (replace(ENDED, stopped=True, newest_step=4, newest_time=1.0), replace(ENDED, stopped=True), {},
+            ("Suspended", "False", "stopped as asked; to go on from the last checkpoint: lockstep resume x --cluster lab")),
+        (replace(ENDED, stopped=True), ACTIVE, {},
+            ("Stopping", "False", "the stop has not reached host lab1: lockstep stop x --cluster lab")),
         (replace(LEADING, stopped=True), replace(ENDED, stopped=True), {}, ("Stopping", "False", "ranks save and stop on host lab0")),
         (replace(ENDED, ended={"jobUid": "u1", "state": "Complete"}), ENDED, {}, ("Complete", "False", "the job is complete")),
-        (replace(ENDED, ended={"jobUid": "u1", "state": "Failed", "message": "rank 1 died"}), ENDED, {}, ("Failed", "False", "rank 1 died")),
-        (replace(LEADING, retry=1, ended={"jobUid": "u1", "state": "Failed", "message": "old"}), ACTIVE, {}, ("Running", "True", "all ranks run")),
+        (replace(ENDED, ended={"jobUid": "u1", "state": "Failed", "message": "rank 1 died"}), ENDED, {},
+            ("Failed", "False", "rank 1 died")),
+        (replace(LEADING, retry=1, ended={"jobUid": "u1", "state": "Failed", "message": "old"}), ACTIVE, {},
+            ("Running", "True", "all ranks run")),
         (replace(LEADING, ended={"jobUid": "earlier", "state": "Failed"}), ACTIVE, {}, ("Running", "True", "all ranks run")),
-        (replace(ACTIVE, report=report(uid="earlier")), ACTIVE, {}, ("Starting", "True", "its agents run on 2 of 2 hosts; node 0 has not reported yet")),
+        (replace(ACTIVE, report=report(uid="earlier")), ACTIVE, {},
+            ("Starting", "True", "its agents run on 2 of 2 hosts; node 0 has not reported yet")),
     ],
 )  # fmt: skip
 def test_the_state_is_told_in_one_word_and_a_sentence(
@@ -192,8 +203,10 @@ def test_a_folder_that_takes_no_writes_is_told_in_its_agent_s_own_words() -> Non
 @pytest.mark.parametrize(
     ("log", "said"),
     [
-        (["[lockstep] this agent can't start: /tmp: No space left on device"], ["host lab1: this agent can't start: /tmp: No space left on device"]),
-        (["[lockstep] this agent can't start: /tmp: No space left on device", "[lockstep] attempt 2 starts; this log has …", "[rank 1] hello"], []),
+        (["[lockstep] this agent can't start: /tmp: No space left on device"],
+            ["host lab1: this agent can't start: /tmp: No space left on device"]),
+        (["[lockstep] this agent can't start: /tmp: No space left on device", "[lockstep] attempt 2 starts; this log has …",
+            "[rank 1] hello"], []),
         (["[lockstep] attempt 2 starts; this log has …", "[lockstep] nobody hears this node"], ["host lab1: nobody hears this node"]),
     ],
 )  # fmt: skip

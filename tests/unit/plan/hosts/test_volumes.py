@@ -61,11 +61,15 @@ FULL = {"c": "/w: No space left on device"}
 @pytest.mark.parametrize(
     ("sharing", "mode", "expected"),
     [
-        (Sharing([["a", "b"], ["c"]], unwritable=FULL), StorageMode.SHARED, [("failed", "c", "nothing can be written to its workspace: /w: No space left on device")]),
-        (Sharing([["a", "b", "c"]], unwritable=FULL), StorageMode.SHARED, [("failed", "c", "nothing can be written to its workspace: /w: No space")]),
-        (Sharing([["a"], ["b"], ["c"]], unwritable=FULL), StorageMode.SHARED, [("failed", "c", "nothing"), ("failed", "storage", "is seen by a and not by b")]),
+        (Sharing([["a", "b"], ["c"]], unwritable=FULL), StorageMode.SHARED,
+            [("failed", "c", "nothing can be written to its workspace: /w: No space left on device")]),
+        (Sharing([["a", "b", "c"]], unwritable=FULL), StorageMode.SHARED,
+            [("failed", "c", "nothing can be written to its workspace: /w: No space")]),
+        (Sharing([["a"], ["b"], ["c"]], unwritable=FULL), StorageMode.SHARED,
+            [("failed", "c", "nothing"), ("failed", "storage", "is seen by a and not by b")]),
         (Sharing([["a"], ["b"], ["c"]], unwritable=FULL), StorageMode.PER_POD, [("failed", "c", "nothing can be written")]),
-        (Sharing([["a", "b"], ["c"]], unasked={"c": "it fell silent"}), StorageMode.SHARED, [("unknown", "storage", "whether host c sees what the others write to /w: it fell silent")]),
+        (Sharing([["a", "b"], ["c"]], unasked={"c": "it fell silent"}), StorageMode.SHARED,
+            [("unknown", "storage", "whether host c sees what the others write to /w: it fell silent")]),
         (Sharing([["a"], ["b"], ["c"]], unasked={"c": "it fell silent"}), StorageMode.PER_POD, []),
     ],
 )  # fmt: skip

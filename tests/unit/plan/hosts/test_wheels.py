@@ -77,7 +77,10 @@ def test_a_file_is_of_a_package_by_its_normalized_name_and_its_version(file: str
 
 
 def test_a_lock_is_read_with_its_hashes_and_conditions() -> None:
-    text = f"# made by uv\nPy_Cpuinfo==9.0.0 \\\n    --hash=sha256:{DIGEST} \\\n    --hash=sha256:{'cd' * 32}\n    # via deepspeed\ncolorama==0.4 ; sys_platform == 'win32' --hash=sha256:{DIGEST}\n"
+    text = (
+        f"# made by uv\nPy_Cpuinfo==9.0.0 \\\n    --hash=sha256:{DIGEST} \\\n    --hash=sha256:{'cd' * 32}\n    # via"
+        f" deepspeed\ncolorama==0.4 ; sys_platform == 'win32' --hash=sha256:{DIGEST}\n"
+    )
     assert read_lock(text, "a.lock") == [
         Pin("py-cpuinfo", "9.0.0", frozenset({DIGEST, "cd" * 32})),
         Pin("colorama", "0.4", frozenset({DIGEST}), conditional=True),

@@ -276,5 +276,6 @@ def test_a_volume_with_more_room_than_may_be_filled_is_left_alone(tmp_path: Path
 
 
 def test_what_is_sent_to_pods_needs_nothing_but_python() -> None:
-    done = subprocess.run([sys.executable, "-I", "-S", "-c", SOURCE, FOLDER, "hit", '{"rank": -1, "number": 9}'], capture_output=True, text=True, check=False)  # fmt: skip
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", SOURCE, FOLDER, "hit", '{"rank": -1, "number": 9}'], capture_output=True,
+        text=True, check=False)  # fmt: skip
     assert (done.returncode, done.stderr) == (1, "there is no process of rank -1 here\n")

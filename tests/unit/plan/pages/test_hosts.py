@@ -26,7 +26,8 @@ ANSWER: dict[str, Any] = {
     "disks": [{"path": "~/lockstep/workspace", "freeBytes": 200 * GIB, "limitBytes": 1024 * GIB}],
     "jobs": [{"name": "demo", "ranks": [0, 1]}, {"name": "other", "ranks": [3]}],
     "gpus": [
-        {**GPU, "claim": {"pid": 7, "user": "ada", "words": "job demo of ada since 14:02"}, "processes": [{"pid": 9, "user": "ada", "name": "python3", "bytes": GIB}, {"pid": 10, "user": "bob", "name": "blender"}]},
+        {**GPU, "claim": {"pid": 7, "user": "ada", "words": "job demo of ada since 14:02"},
+            "processes": [{"pid": 9, "user": "ada", "name": "python3", "bytes": GIB}, {"pid": 10, "user": "bob", "name": "blender"}]},
         {**GPU, "index": 1, "uuid": "GPU-b"},
     ],
 }  # fmt: skip

@@ -45,7 +45,7 @@ LOG = """\
 def test_a_rank_is_looked_for_on_the_node_that_has_it(order: list[int], nodes: list[int]) -> None:
     ranks = {"desired": 6, "ready": 6, **({"order": order} if order else {})}
     assert [node_of_rank(ranks, 3, rank) for rank in range(6)] == nodes
-    assert [rank for node in (order or [0, 1, 2]) for rank in ranks_of_node(layout_of(ranks, 3), node)] == list(range(6))
+    assert [rank for node in order or [0, 1, 2] for rank in ranks_of_node(layout_of(ranks, 3), node)] == list(range(6))
 
 
 def test_ranks_of_nodes_with_unlike_numbers_of_them_come_from_run_json() -> None:

@@ -11,9 +11,11 @@ from lockstep.plan.pages.network import near_groups, node_labels, pairs_page, pa
 NUMA0, NUMA1 = ("0000:3a:00.0", "0000:3b:00.0"), ("0000:ba:00.0", "0000:bb:00.0")
 FACTS = NodeHardware(
     "h", 64.0,
-    (NicPort("eth0", "10.0.0.1", 24), NicPort("net1", "10.1.0.1", 24, 9000, 400.0, hca="mlx5_0", place=BusPlace((*NUMA0, "0000:3c:01.0", "0000:3d:00.0"), 0))),
+    (NicPort("eth0", "10.0.0.1", 24), NicPort("net1", "10.1.0.1", 24, 9000, 400.0, hca="mlx5_0", place=BusPlace((*NUMA0, "0000:3c:01.0",
+        "0000:3d:00.0"), 0))),
     (HcaPort("mlx5_0", 1, 400.0, place=BusPlace((*NUMA0, "0000:3c:01.0", "0000:3d:00.0"), 0)),),
-    (GpuPlace(0, "H100", BusPlace((*NUMA0, "0000:3c:02.0", "0000:3e:00.0"), 0)), GpuPlace(1, "H100", BusPlace((*NUMA1, "0000:bc:01.0", "0000:bd:00.0"), 1))),
+    (GpuPlace(0, "H100", BusPlace((*NUMA0, "0000:3c:02.0", "0000:3e:00.0"), 0)),
+        GpuPlace(1, "H100", BusPlace((*NUMA1, "0000:bc:01.0", "0000:bd:00.0"), 1))),
     ("NV18",),
 )  # fmt: skip
 
@@ -79,7 +81,7 @@ def test_the_tree_puts_nodes_below_their_zones_and_devices_below_their_switches(
 
 
 def test_gpus_without_a_nic_on_their_numa_node_are_told() -> None:
-    (finding, *_) = topology_findings(measured())
+    finding, *_ = topology_findings(measured())
     assert (finding.subject, finding.message) == (
         "lab0", "GPUs 1: every NIC is on another NUMA node, so their traffic crosses the link between processors",
     )  # fmt: skip

@@ -64,14 +64,16 @@ def test_objects_keep_their_form_and_lose_their_secrets() -> None:
     item = {
         "metadata": {"managedFields": [1], "annotations": {"kubectl.kubernetes.io/last-applied-configuration": "{}", "a": "b"}},
         "spec": {
-            "env": [{"name": "HF_TOKEN", "value": "short"}, {"name": "NCCL_DEBUG", "value": "INFO"}, {"name": "T", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "token"}}}],
+            "env": [{"name": "HF_TOKEN", "value": "short"}, {"name": "NCCL_DEBUG", "value": "INFO"},
+                {"name": "T", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "token"}}}],
             "args": ["train.py", "--hf-token", "hunter2x", "--epochs", "3", "--api-key=hunter2x"],
         },
     }  # fmt: skip
     assert Redactor(secret_values(item)).object(item) == {
         "metadata": {"annotations": {"a": "b"}},
         "spec": {
-            "env": [{"name": "HF_TOKEN", "value": REDACTED}, {"name": "NCCL_DEBUG", "value": "INFO"}, {"name": "T", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "token"}}}],
+            "env": [{"name": "HF_TOKEN", "value": REDACTED}, {"name": "NCCL_DEBUG", "value": "INFO"},
+                {"name": "T", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "token"}}}],
             "args": ["train.py", "--hf-token", REDACTED, "--epochs", "3", f"--api-key={REDACTED}"],
         },
     }  # fmt: skip

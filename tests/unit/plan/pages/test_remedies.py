@@ -142,22 +142,30 @@ OPENSHIFT = "image-registry.openshift-image-registry.svc:5000/ml/i:1"
         (replace(fresh(), profiles=(PROFILE, Q)), "kubectl annotate tc q lockstep.dev/is-default-cluster-"),
         (replace(fresh(), profiles=({**PROFILE, "spec": {"shmSize": "much"}},)), "lockstep deploy p"),
         (fresh(nodes="two"), "kubectl edit tj x -n ns"),
-        (replace(fresh(), profiles=({**PROFILE, "spec": {"platform": "Kubernetes"}},)), """kubectl patch tj x -n ns --type merge -p '{"spec":{"image":"IMAGE"}}'"""),
-        (kubelet("ImagePullBackOff", "manifest unknown: not found"), """kubectl patch tj x -n ns --type merge -p '{"spec":{"image":"IMAGE"}}'"""),
+        (replace(fresh(), profiles=({**PROFILE, "spec": {"platform": "Kubernetes"}},)),
+            """kubectl patch tj x -n ns --type merge -p '{"spec":{"image":"IMAGE"}}'"""),
+        (kubelet("ImagePullBackOff", "manifest unknown: not found"),
+            """kubectl patch tj x -n ns --type merge -p '{"spec":{"image":"IMAGE"}}'"""),
         (kubelet("ErrImagePull", "pull access denied, unauthorized"), "kubectl create secret docker-registry LOGIN -n ns"),
         (kubelet("ErrImagePull", "unauthorized: authentication required", OPENSHIFT), "oc policy add-role-to-group system:image-puller"),
         (kubelet("ErrImagePull", "not found", name="agent"), "lockstep deploy CLUSTER"),
-        (kubelet("CreateContainerConfigError", 'secret "token" not found'), "kubectl create secret generic token -n ns --from-literal=KEY=VALUE"),
-        (kubelet("CreateContainerConfigError", 'configmap "settings" not found'), "kubectl create configmap settings -n ns --from-file=FILE"),
+        (kubelet("CreateContainerConfigError", 'secret "token" not found'),
+            "kubectl create secret generic token -n ns --from-literal=KEY=VALUE"),
+        (kubelet("CreateContainerConfigError", 'configmap "settings" not found'),
+            "kubectl create configmap settings -n ns --from-file=FILE"),
         (kubelet("CreateContainerConfigError", "couldn't find key A in Secret ns/token"), "kubectl get secret,configmap -n ns"),
         (kubelet("CreateContainerConfigError", "container has runAsNonRoot and image will run as root"), "kubectl describe pod x-0 -n ns"),
         (mount('MountVolume.SetUp failed for volume "v" : secret "mine" not found'), "kubectl create secret generic mine -n ns"),
         (mount('MountVolume.SetUp failed for volume "v" : secret "x-agents" not found'), "lockstep events x -n ns"),
         (mount("Unable to attach or mount volumes: timed out"), "kubectl describe pod x-0 -n ns"),
-        (refused_pods("create Pod x-0 in StatefulSet x failed error: pods \"x-0\" is forbidden: exceeded quota: gpus, requested: a=1, used: a=8, limited: a=8"), "kubectl describe quota gpus -n ns"),
-        (refused_pods('create Pod x-0 in StatefulSet x failed error: pods "x-0" is forbidden: error looking up service account ns/s: serviceaccount "s" not found'), "kubectl create serviceaccount s -n ns"),
-        (refused_pods('create Pod x-0 in StatefulSet x failed error: pods "x-0" is forbidden: [maximum memory usage per Container is 64Mi, but limit is 4Gi]'), "kubectl describe limitrange -n ns"),
-        (refused_pods('create Pod x-0 in StatefulSet x failed error: no PriorityClass with name high was found'), "kubectl get priorityclass"),
+        (refused_pods("create Pod x-0 in StatefulSet x failed error: pods \"x-0\" is forbidden: exceeded quota: gpus, requested: a=1, used:"
+                      " a=8, limited: a=8"), "kubectl describe quota gpus -n ns"),
+        (refused_pods('create Pod x-0 in StatefulSet x failed error: pods "x-0" is forbidden: error looking up service account ns/s:'
+                      ' serviceaccount "s" not found'), "kubectl create serviceaccount s -n ns"),
+        (refused_pods('create Pod x-0 in StatefulSet x failed error: pods "x-0" is forbidden: [maximum memory usage per Container is 64Mi,'
+                      ' but limit is 4Gi]'), "kubectl describe limitrange -n ns"),
+        (refused_pods('create Pod x-0 in StatefulSet x failed error: no PriorityClass with name high was found'),
+            "kubectl get priorityclass"),
         (cordoned(), "kubectl uncordon a"),
         (waits_for_claim(), "kubectl get pvc -n ns"),
         (waits_for_claim(w=PENDING), "kubectl describe pvc w -n ns"),
@@ -199,7 +207,8 @@ def test_advice_on_hosts_and_on_this_machine_names_nothing_of_kubernetes(cause: 
     [
         ("-n ml", True, "the image or the environment lacks what the message names: add its package to the image"),
         ("--cluster lab", False, "add it to environment.lock, then lockstep hosts setup lab and lockstep run instead of retry"),
-        ("--local --workspace w", False, f"the environment lacks what the message names: python3 -m pip --python {sys.executable} install PACKAGE"),
+        ("--local --workspace w", False,
+            f"the environment lacks what the message names: python3 -m pip --python {sys.executable} install PACKAGE"),
     ],
 )  # fmt: skip
 def test_advice_for_a_missing_module_has_the_line_of_the_place(place: str, in_pods: bool, line: str) -> None:
@@ -211,7 +220,10 @@ def test_advice_for_a_missing_module_has_the_line_of_the_place(place: str, in_po
 
 
 def test_advice_where_another_folder_s_program_lies_does_not_blame_the_environment() -> None:
-    message = "preflight: /workspace/main.py on node 0 is another program than the last attempt ran: that one was sent from a:/x, and this one from a:/y"
+    message = (
+        "preflight: /workspace/main.py on node 0 is another program than the last attempt ran: that one was sent from a:/x, and this one"
+        " from a:/y"
+    )
     assert advice({"cause": "Setup", "message": message}, "x", "--cluster lab", in_pods=False).startswith("two projects share a folder")
 
 

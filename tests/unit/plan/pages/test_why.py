@@ -63,8 +63,8 @@ def test_a_failed_job_says_who_failed_first_what_it_cost_and_what_to_type() -> N
     assert "last lines   Traceback\n             ValueError: no" in said
     assert "lost         2 failures (1 Fabric, 1 UserCode): 37 steps done again, 51s without training" in said
     assert (
-        "next         lockstep retry x -n ns   # start the script again (it goes on if it looks for its own checkpoints; transformers: resume_from_checkpoint); the script failed: correct it first"
-        in said
+        "next         lockstep retry x -n ns   # start the script again (it goes on if it looks for its own checkpoints; transformers:"
+        " resume_from_checkpoint); the script failed: correct it first" in said
     )
     assert "lockstep why x -n ns --bundle x.tar.gz" in said
 
@@ -127,10 +127,12 @@ REFUSED_FOLDER = message_of(without_folder(new_gang(make_run()), "the run's fold
 @pytest.mark.parametrize(
     ("message", "field"),
     [
-        ("preflight: spec.training.model.name: there is no folder /workspace/models/MODEL on node 0 (x-0): put it there, or correct the path", "training.model.name"),
+        ("preflight: spec.training.model.name: there is no folder /workspace/models/MODEL on node 0 (x-0): put it there, or correct the"
+         " path", "training.model.name"),
         ("rank 0 on node 0 failed: ConfigError: training.model.name /workspace/models/m holds no config.json", "training.model.name"),
         (REFUSED_FOLDER, "storage"),
-        ("preflight: spec.training.data.path: there is no file /datasets/train.jsonl on node 0 (x-0): put it there, or correct the path", ""),
+        ("preflight: spec.training.data.path: there is no file /datasets/train.jsonl on node 0 (x-0): put it there, or correct the path",
+            ""),
     ],
 )  # fmt: skip
 def test_a_field_that_nobody_may_change_is_corrected_in_the_file_of_a_new_job(message: str, field: str) -> None:
@@ -254,7 +256,8 @@ def restarting() -> Observed:
         (suspended(), "Suspended", True, "no pods", "lockstep resume x -n ns"),
         (settled(), "Starting", True, "all pods run", "lockstep logs x -n ns -f"),
         (gets_on(), "Running", True, "step 47 of 120, 2h1m to go, attempt 1; saved up to step 40", "lockstep logs x -n ns -f"),
-        (waiting(), "Waiting", False, "nvidia.com/gpu is in use on node a: Pod ml/dev-0 holds 8 (kubectl delete pod dev-0 -n ml)", "lockstep events x -n ns"),
+        (waiting(), "Waiting", False, "nvidia.com/gpu is in use on node a: Pod ml/dev-0 holds 8 (kubectl delete pod dev-0 -n ml)",
+            "lockstep events x -n ns"),
         (silent(), "Silent", False, "has not reported", "kubectl logs x-0 -n ns --tail 50"),
         (partitioned(), "NodeNotHeard", False, "node 1 (x-1) has not been heard", "kubectl get pods -n ns -l lockstep.dev/job=x -o wide"),
         (restarting(), "Restarting", True, "ValueError: no", "lockstep logs x -n ns -f"),
@@ -462,12 +465,15 @@ def test_a_run_that_is_not_there_is_said(tmp_path: Path) -> None:
     ("message", "exception", "advice"),
     [
         ("node 1 ran out of host memory: the kernel killed its container at its limit of 4Gi (OOMKilled)", None, "resources.limits.memory"),
-        ("rank 1 on node 1 exited with 1: RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory", "RuntimeError", "resources.limits.memory"),
+        ("rank 1 on node 1 exited with 1: RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory", "RuntimeError",
+            "resources.limits.memory"),
         ("rank 1 on node 1 exited with 1: MemoryError", "MemoryError", "resources.limits.memory"),
         ("rank 1 on node 1 exited with 1: _ArrayMemoryError: Unable to allocate 2.00 EiB", "_ArrayMemoryError", "resources.limits.memory"),
         ("rank 1 on node 1 was ended by SIGABRT: bad_alloc: std::bad_alloc", "bad_alloc", "resources.limits.memory"),
-        ("rank 1 on node 1 exited with 1: OSError: '/w/x'; raise the cluster's shm_size, or use fewer workers", "OSError", "fewer data loader workers"),
-        ("rank 1 on node 1 was ended by SIGBUS; the file system /dev/shm has 0 B of 1 MiB left: raise it", None, "shared memory was full: do what the message says"),
+        ("rank 1 on node 1 exited with 1: OSError: '/w/x'; raise the cluster's shm_size, or use fewer workers", "OSError",
+            "fewer data loader workers"),
+        ("rank 1 on node 1 was ended by SIGBUS; the file system /dev/shm has 0 B of 1 MiB left: raise it", None,
+            "shared memory was full: do what the message says"),
         ("rank 1 on node 1 exited with 77: OutOfMemoryError: CUDA out of memory.", "OutOfMemoryError", "microBatchSize"),
     ],
 )  # fmt: skip

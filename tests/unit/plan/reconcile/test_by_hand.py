@@ -202,10 +202,22 @@ def test_a_login_that_is_missing_is_named_beside_the_registry_s_answer() -> None
     assert "Secret login of imagePullSecrets is not in namespace ns" in message
 
 
-NOT_THERE = 'rpc error: code = NotFound desc = failed to pull and unpack image "r.io/i:1": failed to resolve reference "r.io/i:1": r.io/i:1: not found'
-DENIED = 'rpc error: code = Unknown desc = failed to pull and unpack image "r.io/i:1": failed to resolve reference "r.io/i:1": pull access denied, repository does not exist or may require authorization'
-NETWORK = 'rpc error: code = Unknown desc = failed to pull and unpack image "r.io/i:1": failed to resolve reference "r.io/i:1": failed to do request: Head "https://r.io/v2/i/manifests/1": dial tcp 10.1.2.3:443: i/o timeout'
-BUSY = 'rpc error: code = Unknown desc = failed to pull and unpack image "r.io/i:1": unexpected status from HEAD request to https://r.io/v2/i/manifests/1: 503 Service Unavailable'
+NOT_THERE = (
+    'rpc error: code = NotFound desc = failed to pull and unpack image "r.io/i:1": failed to resolve reference "r.io/i:1": r.io/i:1: not'
+    " found"
+)
+DENIED = (
+    'rpc error: code = Unknown desc = failed to pull and unpack image "r.io/i:1": failed to resolve reference "r.io/i:1": pull access'
+    " denied, repository does not exist or may require authorization"
+)
+NETWORK = (
+    'rpc error: code = Unknown desc = failed to pull and unpack image "r.io/i:1": failed to resolve reference "r.io/i:1": failed to do'
+    ' request: Head "https://r.io/v2/i/manifests/1": dial tcp 10.1.2.3:443: i/o timeout'
+)
+BUSY = (
+    'rpc error: code = Unknown desc = failed to pull and unpack image "r.io/i:1": unexpected status from HEAD request to'
+    " https://r.io/v2/i/manifests/1: 503 Service Unavailable"
+)
 
 
 def pull_failed(why: str, path: str = "spec.containers{trainer}") -> Object:

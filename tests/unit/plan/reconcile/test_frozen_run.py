@@ -1,4 +1,6 @@
-"""Frozen runs that somebody deletes, relabels or writes himself: a gang that runs goes on, and nothing is applied that the operator didn't write."""
+"""Frozen runs that somebody deletes, relabels or writes himself: a gang that runs goes on, and nothing is applied that the operator didn't
+write.
+"""
 
 from __future__ import annotations
 

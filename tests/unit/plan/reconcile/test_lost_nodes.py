@@ -78,7 +78,8 @@ def test_who_takes_a_pod_away_is_told(found: Object, kind: FactType, reason: str
     assert (fact.type, fact.reason, fact.node, fact.pod, fact.pod_uid) == (kind, reason, 1, "x-1", "pod-1")
 
 
-@pytest.mark.parametrize(("nodes", "reason"), [((node("node-1", "Unknown"),), "Unreachable"), ((node("node-1", "False"),), "NotReady"), ((node("other"),), "Gone")])  # fmt: skip
+@pytest.mark.parametrize(("nodes", "reason"),
+    [((node("node-1", "Unknown"),), "Unreachable"), ((node("node-1", "False"),), "NotReady"), ((node("other"),), "Gone")])  # fmt: skip
 def test_a_pod_on_a_node_that_is_silent_not_ready_or_gone_is_lost(nodes: tuple[Object, ...], reason: str) -> None:
     fact = loss_of(pod(1), by_name(*nodes))
     assert fact is not None
@@ -166,11 +167,13 @@ UNDECIDED = {"phase": "Pending"}
     [
         (None, "NotCreated"),
         (pod(1, spec={"containers": []}, status=UNDECIDED), "Scheduling"),
-        (pod(1, spec={"containers": []}, status={"conditions": [{"type": "PodScheduled", "status": "False", "message": "0/2 nodes"}]}), "Unschedulable"),
+        (pod(1, spec={"containers": []}, status={"conditions": [{"type": "PodScheduled", "status": "False", "message": "0/2 nodes"}]}),
+            "Unschedulable"),
         (pod(1, status={"containerStatuses": [container(reason="ContainerCreating")]}), "ContainerCreating"),
         (pod(1, status={"initContainerStatuses": [DONE], "containerStatuses": [container(reason="PodInitializing")]}), "ImagePulling"),
         (pod(1, status={"initContainerStatuses": [DONE], "containerStatuses": [container(reason="ImagePullBackOff")]}), "ImagePullBackOff"),
-        (pod(1, status={"initContainerStatuses": [container(reason="ErrImagePull")], "containerStatuses": [container(reason="PodInitializing")]}), "ErrImagePull"),
+        (pod(1, status={"initContainerStatuses": [container(reason="ErrImagePull")],
+            "containerStatuses": [container(reason="PodInitializing")]}), "ErrImagePull"),
     ],
 )  # fmt: skip
 def test_why_a_pod_does_not_run_yet_is_told_in_one_word(found: Object | None, why: str) -> None:
@@ -204,7 +207,8 @@ def test_a_pod_on_a_lost_node_is_deleted_by_force_once_it_is_time() -> None:
     early = reconcile(observed, heard(), CONTEXT, NOW - 5)
     assert (early.force_delete, early.again_seconds) == ((), 5.0)
     assert condition(early, "NodesHealthy") == (
-        "False", "Replacing", "Node node-1 is NotReady since 2027-01-15T07:59:00Z, and pod x-1 was on it: it is replaced at 08:00:00Z (restart.lostNodeSeconds)",
+        "False", "Replacing", "Node node-1 is NotReady since 2027-01-15T07:59:00Z, and pod x-1 was on it: it is replaced at 08:00:00Z"
+                              " (restart.lostNodeSeconds)",
     )  # fmt: skip
     late = reconcile(observed, heard(), CONTEXT, NOW)
     assert [found["metadata"]["name"] for found in late.force_delete] == ["x-1"]
@@ -258,7 +262,8 @@ def test_without_the_opt_in_nothing_is_deleted_and_the_commands_are_told() -> No
     assert 'kubectl patch tj x -n ns --type merge -p \'{"spec":{"restart":{"lostNodeSeconds":60}}}\'' in message
 
 
-@pytest.mark.parametrize(("mode", "reason"), [("ReadWriteOnce", "NodeBoundVolume"), ("ReadWriteOncePod", "NodeBoundVolume"), ("ReadWriteMany", "Replacing")])  # fmt: skip
+@pytest.mark.parametrize(("mode", "reason"),
+    [("ReadWriteOnce", "NodeBoundVolume"), ("ReadWriteOncePod", "NodeBoundVolume"), ("ReadWriteMany", "Replacing")])  # fmt: skip
 def test_a_claim_that_only_one_node_can_mount_keeps_its_pod(mode: str, reason: str) -> None:
     spec = {"nodeName": "node-1", "containers": [], "volumes": [{"name": "w", "persistentVolumeClaim": {"claimName": "workspace-x-1"}}]}
     claims = {"workspace-x-1": {"metadata": {"name": "workspace-x-1"}, "spec": {"accessModes": [mode]}}}

@@ -1,4 +1,6 @@
-"""Gangs that can't be placed as a whole let go of what they hold and try again: decisions by table, and many jobs on few nodes. No cluster."""
+"""Gangs that can't be placed as a whole let go of what they hold and try again: decisions by table, and many jobs on few nodes. No
+cluster.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +89,8 @@ def hold_seconds(*others: Object) -> float:
         ((holder(), away("v"), queued("w")), 2 * HOLD_SECONDS),
         ((holder(), holder(created="2026-01-01T00:00:00Z", uid="v")), HOLD_SECONDS),
     ],
-    ids=["nobody else waits", "one waits", "an earlier one holds", "as old", "as old, larger uid", "a later one holds", "a later one is away", "some", "both"],
+    ids=["nobody else waits", "one waits", "an earlier one holds", "as old", "as old, larger uid", "a later one holds",
+        "a later one is away", "some", "both"],
 )  # fmt: skip
 def test_the_earliest_job_holds_longest_and_nobody_for_ever(others: tuple[Object, ...], least: float) -> None:
     assert least <= hold_seconds(*others) <= least + JITTER
@@ -227,7 +230,8 @@ def test_a_job_in_nobody_s_way_waits_for_as_long_as_it_takes(change: Any) -> Non
 
 
 def test_a_quota_that_has_no_room_for_the_other_pods_is_a_lack_of_room_too() -> None:
-    event = {"involvedObject": {"uid": "uid-StatefulSet-x"}, "reason": "FailedCreate", "message": "exceeded quota: q, requested: pods=1, used: pods=1, limited: pods=1"}  # fmt: skip
+    event = {"involvedObject": {"uid": "uid-StatefulSet-x"}, "reason": "FailedCreate",
+        "message": "exceeded quota: q, requested: pods=1, used: pods=1, limited: pods=1"}  # fmt: skip
     observed = replace(holding_since(100, queued()), pods=(pod(0),), warnings=(event,))
     assert replicas(reconcile(observed, None, CONTEXT, NOW)) == [0]
     assert replicas(reconcile(replace(observed, warnings=()), None, CONTEXT, NOW)) == []

@@ -167,7 +167,8 @@ def test_every_condition_is_there_from_the_first_status_on() -> None:
     plan = reconcile(fresh(), None, CONTEXT, NOW)
     assert plan.status is not None
     assert [c["type"] for c in plan.status["conditions"]] == [
-        "Accepted", "Suspended", "PodsScheduled", "NodesHealthy", "RanksReady", "FabricVerified", "Straggling", "SavesFailing", "Progressing", "CheckpointCommitted", "Restarting", "Complete", "Failed",
+        "Accepted", "Suspended", "PodsScheduled", "NodesHealthy", "RanksReady", "FabricVerified", "Straggling", "SavesFailing",
+            "Progressing", "CheckpointCommitted", "Restarting", "Complete", "Failed",
         "Held",
     ]  # fmt: skip
     assert {c["observedGeneration"] for c in plan.status["conditions"]} == {3}
@@ -345,8 +346,10 @@ def test_a_report_of_a_pod_that_is_gone_says_nothing() -> None:
     [
         (replace(fresh(), profiles=()), "NoDefaultCluster", "there is none at all"),
         (fresh(cluster="q"), "ClusterNotFound", "the cluster has p"),
-        (replace(fresh(cluster="q"), profiles=tuple({**PROFILE, "metadata": {"name": f"p{n}"}} for n in range(10))), "ClusterNotFound", "has p0, p1, p2, p3, p4, p5, p6, p7 and 2 more:"),
-        (replace(fresh(), profiles=(PROFILE, {**PROFILE, "metadata": {**PROFILE["metadata"], "name": "q"}})), "SeveralDefaultClusters", "(p, q)"),
+        (replace(fresh(cluster="q"), profiles=tuple({**PROFILE, "metadata": {"name": f"p{n}"}} for n in range(10))), "ClusterNotFound",
+            "has p0, p1, p2, p3, p4, p5, p6, p7 and 2 more:"),
+        (replace(fresh(), profiles=(PROFILE, {**PROFILE, "metadata": {**PROFILE["metadata"], "name": "q"}})), "SeveralDefaultClusters",
+            "(p, q)"),
         (replace(fresh(), profiles=({**PROFILE, "spec": {"shmSize": "much"}},)), "InvalidCluster", "shmSize"),
         (fresh(nodes="two"), "InvalidSpec", "nodes"),
         (fresh(fabric={"mode": "RDMA"}), "RDMAUnavailable", "RDMA"),
@@ -432,7 +435,8 @@ def waiting(reason: str, message: str) -> Object:
         (waiting("ImagePullBackOff", "no such image"), "ImagePullFailed"),
         (waiting("ErrImagePull", "no such image"), "ImagePullFailed"),
         (waiting("CreateContainerConfigError", 'secret "hf" not found'), "ContainerNotStarted"),
-        (pod(0, status={"initContainerStatuses": [{"name": "agent", "state": {"terminated": {"exitCode": 1, "message": "no python"}}}]}), "ContainerFailed"),
+        (pod(0, status={"initContainerStatuses": [{"name": "agent", "state": {"terminated": {"exitCode": 1, "message": "no python"}}}]}),
+            "ContainerFailed"),
         (pod(0, status={"phase": "Failed", "reason": "Evicted", "message": "disk pressure"}), "PodFailed"),
     ],
     ids=["backoff", "pull", "config", "init", "evicted"],
@@ -476,7 +480,10 @@ def test_a_claim_is_blamed_only_when_the_pod_waits_for_it() -> None:
         ("failed to sync configmap cache: timed out waiting for the condition", 60, False),
         ('object "ns"/"x-run-1" not registered', 60, False),
         (
-            'configmaps "x-run-1" is forbidden: User "system:node:a" cannot get resource "configmaps": no relationship found between node \'a\' and this object',
+            (
+                'configmaps "x-run-1" is forbidden: User "system:node:a" cannot get resource "configmaps": no relationship found between'
+                " node 'a' and this object"
+            ),
             60,
             False,
         ),
@@ -490,7 +497,8 @@ def test_a_kubelet_that_has_not_heard_yet_of_what_was_just_made_is_no_trouble(me
     observed = running()
     run = next(name for kind, name in observed.objects if kind == "ConfigMap" and name.startswith("x-run-"))
     event = {
-        "involvedObject": {"uid": "pod-0"}, "reason": "FailedMount", "message": f'MountVolume.SetUp failed for volume "v" : {message.replace("{run}", run)}',
+        "involvedObject": {"uid": "pod-0"}, "reason": "FailedMount",
+            "message": f'MountVolume.SetUp failed for volume "v" : {message.replace("{run}", run)}',
         "metadata": {"name": "e"}, "lastTimestamp": timestamp(NOW + seconds),
     }  # fmt: skip
     scheduled = [{"type": "PodScheduled", "status": "True", "lastTransitionTime": timestamp(NOW)}]

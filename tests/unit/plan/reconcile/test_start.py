@@ -13,7 +13,8 @@ from lockstep.plan.reconcile.reconcile import reconcile
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, PROFILE, after, condition, fresh, pod, report, running
 from unit.plan.reconcile.test_stop import replicas, status
 
-PULLING = {"phase": "Pending", "containerStatuses": [{"name": "trainer", "restartCount": 0, "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}]}  # fmt: skip
+PULLING = {"phase": "Pending", "containerStatuses": [{"name": "trainer", "restartCount": 0,
+    "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}]}  # fmt: skip
 
 NO_ROOM = {
     "kind": "Pod",

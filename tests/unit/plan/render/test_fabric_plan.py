@@ -19,7 +19,8 @@ from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, condition, r
 
 NCCL = "NCCL_DEBUG"
 REPORT = FabricReport(
-    Verified.FALSE, FabricReason.FELL_BACK_TO_TCP, "asked for RDMA, rank 1 on node 1 uses sockets (eth0)", transport="TCP", network="Socket",
+    Verified.FALSE, FabricReason.FELL_BACK_TO_TCP, "asked for RDMA, rank 1 on node 1 uses sockets (eth0)", transport="TCP",
+        network="Socket",
     interfaces=("eth0",), nccl_version="2.29.7", ranks_heard=2, differing=(DifferingRanks(1, "1", "use sockets (eth0)"),),
 )  # fmt: skip
 
@@ -49,7 +50,8 @@ def test_tcp_asks_for_nothing_but_sockets() -> None:
         ({"rails": [{"network": "a"}, {"network": "b"}]}, {}, {"rails": 2}),
         ({"rails": [{"network": "a"}, {"network": "b"}], "devices": ["mlx5_0"]}, {}, {"hcas": ("=mlx5_0",)}),
         ({"devices": ["mlx5"]}, {}, {"hcas": ("mlx5",)}),
-        ({"devices": ["mlx5_0"]}, {"fabric": {"ncclEnv": [{"name": "NCCL_IB_HCA", "value": "=mlx5_1,mlx5_2"}]}}, {"hcas": ("=mlx5_1", "=mlx5_2")}),
+        ({"devices": ["mlx5_0"]}, {"fabric": {"ncclEnv": [{"name": "NCCL_IB_HCA", "value": "=mlx5_1,mlx5_2"}]}},
+            {"hcas": ("=mlx5_1", "=mlx5_2")}),
         ({"devices": ["mlx5_0"]}, {"env": [{"name": "NCCL_IB_HCA", "value": "^mlx5_3"}]}, {"hcas": ()}),
         ({"gdrLevel": "SYS"}, {}, {"gpu_direct": True}),
         ({"gdrLevel": "LOC", "dmabuf": True}, {}, {"gpu_direct": False}),

@@ -1,4 +1,6 @@
-"""Every object of every cluster, line by line. After a meant change: UPDATE_GOLDEN=1 pytest tests/unit/plan/render/test_golden.py, and read the diff."""
+"""Every object of every cluster, line by line. After a meant change: UPDATE_GOLDEN=1 pytest tests/unit/plan/render/test_golden.py, and read
+the diff.
+"""
 
 from __future__ import annotations
 

@@ -53,7 +53,8 @@ def test_everything_but_claims_carries_the_jobs_labels() -> None:
     ("job_spec", "profile_spec", "expected"),
     [
         ({}, {}, [("ml-datasets", "ReadWriteMany", None), ("ml-dev-workspace", "ReadWriteMany", None)]),
-        ({}, {"storage": {"classRwx": "nfs", "datasetsClaim": "texts"}}, [("ml-dev-workspace", "ReadWriteMany", "nfs"), ("texts", "ReadWriteMany", "nfs")]),
+        ({}, {"storage": {"classRwx": "nfs", "datasetsClaim": "texts"}},
+            [("ml-dev-workspace", "ReadWriteMany", "nfs"), ("texts", "ReadWriteMany", "nfs")]),
         ({"storage": {"workspaceClaimName": "mine"}}, {}, [("ml-datasets", "ReadWriteMany", None)]),
         ({"storage": {"mode": "PerPod"}}, {}, []),
         (

@@ -31,7 +31,8 @@ def resources_of(own: dict[str, str], clusters: dict[str, Any]) -> Any:
         ({}, CLUSTERS, CLUSTERS),
         ({"cpu": "4"}, CLUSTERS, {"requests": {"cpu": "4", "memory": "8Gi"}, "limits": {"cpu": "4", "memory": "16Gi"}}),
         ({"cpu": "1", "memory": "4Gi"}, CLUSTERS, {key: {"cpu": "1", "memory": "4Gi"} for key in ("requests", "limits")}),
-        ({"memory": "17179869184"}, CLUSTERS, {"requests": {"cpu": "2", "memory": "17179869184"}, "limits": {"cpu": "8", "memory": "17179869184"}}),
+        ({"memory": "17179869184"}, CLUSTERS, {"requests": {"cpu": "2", "memory": "17179869184"}, "limits": {"cpu": "8",
+            "memory": "17179869184"}}),
         ({"cpu": "64"}, {}, {"requests": {"cpu": "64"}, "limits": {"cpu": "64"}}),
         ({"cpu": "64"}, {"limits": {"cpu": "0"}}, {"requests": {"cpu": "64"}, "limits": {"cpu": "64"}}),
     ],
@@ -48,8 +49,8 @@ def test_more_than_the_clusters_limit_is_refused_with_both_numbers_and_where_the
         resources_of({"cpu": "8001m", "memory": "17Gi"}, CLUSTERS)
     assert [one.reason for one in refused.value.refusals] == ["ResourcesNotPossible"] * 2
     assert str(refused.value).startswith(
-        "spec.resources.cpu is 8001m, and the cluster p allows a pod 8 (resources.limits.cpu in its file): ask for less, or have that limit raised; "
-        "spec.resources.memory is 17Gi, and the cluster p allows a pod 16Gi (resources.limits.memory in its file)"
+        "spec.resources.cpu is 8001m, and the cluster p allows a pod 8 (resources.limits.cpu in its file): ask for less, or have that limit"
+        " raised; spec.resources.memory is 17Gi, and the cluster p allows a pod 16Gi (resources.limits.memory in its file)"
     )
 
 
@@ -91,7 +92,7 @@ def test_systemd_limits_the_ranks_of_a_host() -> None:
 
 
 def test_a_job_that_states_nothing_is_not_limited_on_a_host() -> None:
-    (seat, _) = placed(facts("lab0", "10.0.0.1"), facts("lab1", "10.0.0.2"))
+    seat, _ = placed(facts("lab0", "10.0.0.1"), facts("lab1", "10.0.0.2"))
     assert "CPUQuota" not in seat.record.unit and "MemoryMax" not in seat.record.unit and not unlimited_lines([seat])
 
 

@@ -1,4 +1,6 @@
-"""Paths on the volumes in arguments and variables: mapped where /workspace is another folder, as they are in pods, and told where they can't be."""
+"""Paths on the volumes in arguments and variables: mapped where /workspace is another folder, as they are in pods, and told where they
+can't be.
+"""
 
 from __future__ import annotations
 
@@ -38,13 +40,17 @@ MAPPED = {
     "/workspace/a,b": "/h/ws/a,b",
 }
 SAME = [
-    "", "x", "/", "/workspace2", "/workspace2/x", "/workspace-2", "/workspace.bak/x", "/workspaces/x", "/datasets2", "workspace/x", "./workspace/x",
-    "~/workspace/x", "../workspace", "$HOME/workspace/x", "${HOME}/workspace/x", "/data/workspace/x", "s3://bucket/workspace/x", "https://x.org/workspace",
+    "", "x", "/", "/workspace2", "/workspace2/x", "/workspace-2", "/workspace.bak/x", "/workspaces/x", "/datasets2", "workspace/x",
+        "./workspace/x",
+    "~/workspace/x", "../workspace", "$HOME/workspace/x", "${HOME}/workspace/x", "/data/workspace/x", "s3://bucket/workspace/x",
+        "https://x.org/workspace",
     "--name=workspace", "--level=3", "*/workspace/x",
 ]  # fmt: skip
 INSIDE = [
-    "a /workspace/x b", "cd /workspace && python3 a.py", '{"path": "/workspace/x"}', "[/workspace/x]", "/workspace/a,/workspace/b", "/workspace/a /workspace/b",
-    "--a=/workspace/x --b=/datasets/y", "-I/workspace/include", "file:///workspace/x", "a=b=/workspace/x", "'/workspace/x'", "see /workspace.",
+    "a /workspace/x b", "cd /workspace && python3 a.py", '{"path": "/workspace/x"}', "[/workspace/x]", "/workspace/a,/workspace/b",
+        "/workspace/a /workspace/b",
+    "--a=/workspace/x --b=/datasets/y", "-I/workspace/include", "file:///workspace/x", "a=b=/workspace/x", "'/workspace/x'",
+        "see /workspace.",
     "/workspace/x=/datasets/y", "--data=[/workspace/x]",
 ]  # fmt: skip
 

@@ -68,7 +68,8 @@ def test_a_script_is_looked_for_on_every_node() -> None:
 def test_everything_local_that_a_training_reads_is_looked_for_and_hub_names_are_not() -> None:
     training = {
         "model": {"name": "/workspace/m"}, "lora": {"initFrom": "/workspace/a"}, "checkpoint": {"resumeFrom": "/workspace/c"},
-        "data": {"sources": [{"path": "/datasets/1"}, {"name": "org/set"}], "chatTemplate": "/workspace/t.jinja"}, "evaluation": {"data": {"path": "/datasets/2"}},
+        "data": {"sources": [{"path": "/datasets/1"}, {"name": "org/set"}], "chatTemplate": "/workspace/t.jinja"},
+            "evaluation": {"data": {"path": "/datasets/2"}},
     }  # fmt: skip
     assert [(item.field, item.path, item.kind.value) for item in needed(training=training).paths] == [
         ("spec.training.model.name", "/workspace/m", "Folder"),

@@ -1,4 +1,6 @@
-"""Pods of different transports have different users on the same volume: UID 0 without a capability, and UID 1000. What they share is a group."""
+"""Pods of different transports have different users on the same volume: UID 0 without a capability, and UID 1000. What they share is a
+group.
+"""
 
 from __future__ import annotations
 

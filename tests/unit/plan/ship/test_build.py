@@ -1,4 +1,6 @@
-"""`lockstep build`: the commands, what of this machine they may see, and how it fails. The build tools are played by a program that notes its call."""
+"""`lockstep build`: the commands, what of this machine they may see, and how it fails. The build tools are played by a program that notes
+its call.
+"""
 
 from __future__ import annotations
 
@@ -270,14 +272,18 @@ def test_a_build_that_fails_is_not_followed_by_a_push_and_ends_with_1_and_the_re
 @pytest.mark.parametrize(
     ("tool", "said", "advice"),
     [
-        (Tool.BUILDAH, "error committing container: writing blob: write /var/tmp/x: no space left on device", "is full: buildah rmi --prune"),
-        (Tool.DOCKER, "ERROR: Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?", "--tool podman"),
+        (Tool.BUILDAH, "error committing container: writing blob: write /var/tmp/x: no space left on device",
+            "is full: buildah rmi --prune"),
+        (Tool.DOCKER, "ERROR: Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?",
+            "--tool podman"),
         (Tool.DOCKER, "unknown flag: --secret", "docker-buildx"),
-        (Tool.BUILDAH, "error creating build container: initializing source docker://a/b:1: pinging container registry a: no such host", "--base IMAGE"),
+        (Tool.BUILDAH, "error creating build container: initializing source docker://a/b:1: pinging container registry a: no such host",
+            "--base IMAGE"),
         (Tool.PODMAN, "Error: creating build container: initializing source docker://a/b:1: reading manifest 1 in a/b: unauthorized: access", "podman login REGISTRY"),
         (Tool.DOCKER, "ERROR: failed to resolve source metadata for docker.io/a/b:1: not found", "--base IMAGE"),
         (Tool.PODMAN, "ERROR: No matching distribution found for rich==1.0", "pip.conf, PIP_INDEX_URL"),
-        (Tool.PODMAN, "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.", "nothing was installed: use another index"),
+        (Tool.PODMAN, "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.",
+            "nothing was installed: use another index"),
         (Tool.PODMAN, "E: Unable to locate package perftest", "--arg APT_TOOLS"),
         (Tool.BUILDAH, "cannot clone: Operation not permitted", "Without the rights that builders want"),
     ],

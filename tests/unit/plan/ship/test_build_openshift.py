@@ -1,4 +1,6 @@
-"""`lockstep build --openshift`: what an API server is asked, and what a person is told. OpenShift is played by a stub that keeps what it gets."""
+"""`lockstep build --openshift`: what an API server is asked, and what a person is told. OpenShift is played by a stub that keeps what it
+gets.
+"""
 
 from __future__ import annotations
 
@@ -158,8 +160,9 @@ def test_a_build_that_fails_is_told_with_its_reason_and_the_end_of_its_log(opens
     code, out, err = typed()
     assert code == 1 and "Ready" not in out
     first, *lines = err.splitlines()
-    assert first == (
-        "lockstep: build lockstep-operator-1 in namespace team ended as Failed (DockerBuildFailed: Dockerfile build strategy has failed); "
+    assert (
+        first == "lockstep: build lockstep-operator-1 in namespace team ended as Failed (DockerBuildFailed: Dockerfile build strategy has"
+        " failed); "
         "the end of its log (oc logs -n team build/lockstep-operator-1):"
     )
     assert [line.strip() for line in lines] == [*(f"line {number}" for number in range(33, 40)), "error: building at STEP 9: exit status 1"]

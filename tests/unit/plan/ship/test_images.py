@@ -17,8 +17,14 @@ from support.checkout import ROOT
 
 CONTAINERFILES = [ROOT / "images" / image / "Containerfile" for image in Image]
 OF_PACKAGES = [path for path in CONTAINERFILES if path.parent.name != Image.DOCS]
-LOCK = "numpy==2.4.6 \\\n    --hash=sha256:aa\ndeepspeed==0.19.8 \\\n    --hash=sha256:bb\ntorch==2.15.0 \\\n    --hash=sha256:cc \\\n    --hash=sha256:dd\n"
-MORE = "# of editors\ndebugpy==1.8.22 \\\n    --hash=sha256:ee\nnumpy==2.4.6 \\\n    --hash=sha256:aa\nnvidia-nccl-cu13==2.30.7 \\\n    --hash=sha256:ff\n"
+LOCK = (
+    "numpy==2.4.6 \\\n    --hash=sha256:aa\ndeepspeed==0.19.8 \\\n    --hash=sha256:bb\ntorch==2.15.0 \\\n    --hash=sha256:cc \\\n   "
+    " --hash=sha256:dd\n"
+)
+MORE = (
+    "# of editors\ndebugpy==1.8.22 \\\n    --hash=sha256:ee\nnumpy==2.4.6 \\\n    --hash=sha256:aa\nnvidia-nccl-cu13==2.30.7 \\\n   "
+    " --hash=sha256:ff\n"
+)
 
 
 def _module(path: str) -> ModuleType:

@@ -82,11 +82,17 @@ GRANT = "oc policy add-role-to-group system:image-puller system:serviceaccounts:
 @pytest.mark.parametrize(
     ("image", "tag", "namespace", "said"),
     [
-        (Image.OPERATOR, "", "lockstep-system", f"lockstep deploy NAME; it lets pods of the cluster file's namespace pull {BESIDE_OPERATOR}/lockstep-operator:0.1.0"),
-        (Image.OPERATOR, "op:2", "lockstep-system", f"lockstep deploy NAME --image lockstep-operator:2; it lets pods of the cluster file's namespace pull {BESIDE_OPERATOR}/lockstep-operator:2"),
-        (Image.OPERATOR, "", "team", f"lockstep deploy NAME --image {REGISTRY}/team/lockstep-operator:0.1.0; its own pods and those of jobs must be let to pull it: {GRANT}lockstep-system -n team; {GRANT}JOBS_NAMESPACE -n team"),
-        (Image.TRAINER, "", "lockstep-system", f"image: {BESIDE_OPERATOR}/lockstep-trainer:0.1.0 in the cluster file; lockstep deploy NAME lets pods of its namespace pull it"),
-        (Image.TRAINER, "", "team", f"image: lockstep-trainer:0.1.0 in the cluster file, where jobs run in namespace team; where they run in another one, image: {REGISTRY}/team/lockstep-trainer:0.1.0 and: {GRANT}JOBS_NAMESPACE -n team"),
+        (Image.OPERATOR, "", "lockstep-system",
+            f"lockstep deploy NAME; it lets pods of the cluster file's namespace pull {BESIDE_OPERATOR}/lockstep-operator:0.1.0"),
+        (Image.OPERATOR, "op:2", "lockstep-system",
+            f"lockstep deploy NAME --image lockstep-operator:2; it lets pods of the cluster file's namespace pull"
+            f" {BESIDE_OPERATOR}/lockstep-operator:2"),
+        (Image.OPERATOR, "", "team", f"lockstep deploy NAME --image {REGISTRY}/team/lockstep-operator:0.1.0; its own pods and those of jobs"
+                                     f" must be let to pull it: {GRANT}lockstep-system -n team; {GRANT}JOBS_NAMESPACE -n team"),
+        (Image.TRAINER, "", "lockstep-system",
+            f"image: {BESIDE_OPERATOR}/lockstep-trainer:0.1.0 in the cluster file; lockstep deploy NAME lets pods of its namespace pull it"),
+        (Image.TRAINER, "", "team", f"image: lockstep-trainer:0.1.0 in the cluster file, where jobs run in namespace team; where they run"
+                                    f" in another one, image: {REGISTRY}/team/lockstep-trainer:0.1.0 and: {GRANT}JOBS_NAMESPACE -n team"),
     ],
 )  # fmt: skip
 def test_a_build_ends_with_what_to_do_so_that_jobs_use_the_image(image: Image, tag: str, namespace: str, said: str) -> None:

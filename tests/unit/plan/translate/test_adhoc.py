@@ -59,7 +59,10 @@ def test_a_host_has_a_rank_for_each_gpu_or_the_number_that_is_asked_for(
         (
             "[{name: a}]",
             None,
-            "the hosts state no GPUs: say how many ranks each has: --nproc-per-node 2 .one for each GPU., or on CPUs: --nproc-per-node 2 --set gpusPerNode=0$",
+            (
+                "the hosts state no GPUs: say how many ranks each has: --nproc-per-node 2 .one for each GPU., or on CPUs: --nproc-per-node"
+                " 2 --set gpusPerNode=0$"
+            ),
         ),
         ("[{name: a, gpus: 0}]", None, "the hosts have no GPU: say how many ranks each has: --nproc-per-node 2$"),
         ("[{name: a, gpus: 2}]", 4, "--nproc-per-node is 4, and a node offers 2 GPUs: every GPU has one rank"),

@@ -95,7 +95,8 @@ def test_ssh_s_configuration_names_hosts_and_keeps_what_it_says_about_them() -> 
     listed = {(one.line, one.what) for one in machines.leftovers}
     assert listed == {
         (1, "Include ~/.ssh/more"), (3, "Host *"), (4, "ServerAliveInterval 5"), (5, "Host lab0.home"), (7, "User ada"),
-        (9, "HostName 10.1.1.1"), (10, "ProxyJump ada@bastion:22"), (11, "Host bastion"), (13, "Host lab[3-9]"), (14, 'Match host lab2 exec "true"'),
+        (9, "HostName 10.1.1.1"), (10, "ProxyJump ada@bastion:22"), (11, "Host bastion"), (13, "Host lab[3-9]"),
+            (14, 'Match host lab2 exec "true"'),
         (15, "User bob"),
     }  # fmt: skip
 

@@ -67,10 +67,11 @@ def test_every_node_is_told_with_its_first_obstacle_and_alike_ones_together() ->
     nodes = (
         node("a", 0), node("b", 0), node("c", 7), node("d", unschedulable=True), node("e", taints=[taint]), node("f", taints=[gone]),
     )  # fmt: skip
-    assert told(stuck(0), stuck(1), nodes=nodes) == (
-        f"nodes a, b lack {GPU}; node c has only 7 of the 8 {GPU} that a pod asks for; node d is cordoned; "
-        "node e has the taint dedicated=infra:NoSchedule, which neither podTemplate.tolerations nor the cluster's pod.tolerations tolerates; "
-        "node f is not ready"
+    assert (
+        told(stuck(0), stuck(1), nodes=nodes)
+        == f"nodes a, b lack {GPU}; node c has only 7 of the 8 {GPU} that a pod asks for; node d is cordoned; node e has the taint"
+        " dedicated=infra:NoSchedule, which neither podTemplate.tolerations nor the cluster's pod.tolerations tolerates; node f is not"
+        " ready"
     )
 
 
@@ -105,8 +106,10 @@ def test_a_job_that_holds_the_gpus_is_named_with_the_command_that_frees_them() -
 @pytest.mark.parametrize(
     ("owner", "labels", "says"),
     [
-        ({"kind": "StatefulSet", "name": "dev", "controller": True}, {}, "StatefulSet ml/dev holds 8 (kubectl scale statefulset dev -n ml --replicas=0)"),
-        ({"kind": "ReplicaSet", "name": "web-5d9", "controller": True}, {"pod-template-hash": "5d9"}, "Deployment ml/web holds 8 (kubectl scale deployment web -n ml --replicas=0)"),
+        ({"kind": "StatefulSet", "name": "dev", "controller": True}, {},
+            "StatefulSet ml/dev holds 8 (kubectl scale statefulset dev -n ml --replicas=0)"),
+        ({"kind": "ReplicaSet", "name": "web-5d9", "controller": True}, {"pod-template-hash": "5d9"},
+            "Deployment ml/web holds 8 (kubectl scale deployment web -n ml --replicas=0)"),
         ({"kind": "Job", "name": "batch", "controller": True}, {}, "Job ml/batch holds 8 (kubectl patch job batch -n ml"),
         (None, {}, "Pod ml/z holds 8 (kubectl delete pod z -n ml)"),
     ],
@@ -148,9 +151,11 @@ def test_the_summary_joins_what_is_seen_of_all_pods() -> None:
     observed = replace(running(nodes=8), pods=(*pulls, stuck(6), stuck(7)), nodes=(node("a", 0),))
     status, reason, message = condition(reconcile(observed, None, CONTEXT, NOW), "Progressing")
     assert (status, reason) == ("False", "Unschedulable")
-    assert message == (
-        f"6 of 8 pods scheduled: node a lacks {GPU}; holds 6 of 8 nodes; releases them at 2027-01-15T08:01:20Z so that another job can run; "
-        "0 of 8 pods run: pods x-0, x-1, x-2, x-3, x-4, x-5: image x:1 of container trainer: manifest unknown; correct spec.image, or the cluster's image"
+    assert (
+        message
+        == f"6 of 8 pods scheduled: node a lacks {GPU}; holds 6 of 8 nodes; releases them at 2027-01-15T08:01:20Z so that another job can"
+        " run; 0 of 8 pods run: pods x-0, x-1, x-2, x-3, x-4, x-5: image x:1 of container trainer: manifest unknown; correct"
+        " spec.image, or the cluster's image"
     )
 
 
@@ -186,12 +191,18 @@ REFUSAL = 'create Pod x-1 in StatefulSet x failed error: pods "x-1" is forbidden
 @pytest.mark.parametrize(
     ("message", "says"),
     [
-        ("exceeded quota: few, requested: pods=1, used: pods=1, limited: pods=1", "exceeded quota: few: a pod requests pods=1, pods=1 is used, the limit is pods=1: free some of it"),
+        ("exceeded quota: few, requested: pods=1, used: pods=1, limited: pods=1",
+            "exceeded quota: few: a pod requests pods=1, pods=1 is used, the limit is pods=1: free some of it"),
         ("failed quota: q: must specify limits.memory for: trainer", "quota q requires every pod to state limits.memory for: trainer"),
-        ('violates PodSecurity "restricted:latest": unrestricted capabilities (container "trainer" must not include "IPC_LOCK")', "kubectl label namespace ns --overwrite pod-security.kubernetes.io/enforce=privileged"),
-        ('violates PodSecurity "baseline:v1.30": host namespaces (hostNetwork=true)', "Pod Security level baseline of namespace ns forbids the pod: host namespaces"),
-        ('unable to validate against any security context constraint: [provider restricted-v2: .containers[0].capabilities.add: Invalid value: "IPC_LOCK": capability may not be added, provider "lockstep-rdma": Forbidden: not usable by user or serviceaccount]', "restricted-v2 says .containers[0].capabilities.add: Invalid value: \"IPC_LOCK\": capability may not be added: RDMA pods need"),
-        ('error looking up service account ns/sa: serviceaccount "sa" not found', "service account sa does not exist: kubectl create serviceaccount sa -n ns"),
+        ('violates PodSecurity "restricted:latest": unrestricted capabilities (container "trainer" must not include "IPC_LOCK")',
+            "kubectl label namespace ns --overwrite pod-security.kubernetes.io/enforce=privileged"),
+        ('violates PodSecurity "baseline:v1.30": host namespaces (hostNetwork=true)',
+            "Pod Security level baseline of namespace ns forbids the pod: host namespaces"),
+        ('unable to validate against any security context constraint: [provider restricted-v2: .containers[0].capabilities.add: Invalid'
+         ' value: "IPC_LOCK": capability may not be added, provider "lockstep-rdma": Forbidden: not usable by user or serviceaccount]',
+             "restricted-v2 says .containers[0].capabilities.add: Invalid value: \"IPC_LOCK\": capability may not be added: RDMA pods need"),
+        ('error looking up service account ns/sa: serviceaccount "sa" not found',
+            "service account sa does not exist: kubectl create serviceaccount sa -n ns"),
         (
             'pods "x-0" is forbidden: pod rejected: RuntimeClass "nvidia" not found',
             "the TrainingCluster's pod.runtime_class is nvidia, which the cluster doesn't have",
@@ -200,7 +211,8 @@ REFUSAL = 'create Pod x-1 in StatefulSet x failed error: pods "x-1" is forbidden
         ('failed calling webhook "w.example.com": connection refused', "the admission webhook w.example.com doesn't answer"),
         ("a rule nobody here knows", 'pods "x-1" is forbidden: a rule nobody here knows'),
     ],
-    ids=["quota", "quota states", "pod security of RDMA", "pod security", "SCC", "account", "runtime class", "priority", "webhook", "unknown"],
+    ids=["quota", "quota states", "pod security of RDMA", "pod security", "SCC", "account", "runtime class", "priority", "webhook",
+        "unknown"],
 )  # fmt: skip
 def test_a_refusal_says_what_helps(message: str, says: str) -> None:
     assert says in explained(REFUSAL + message, "ns")
@@ -220,8 +232,9 @@ def test_a_class_that_does_not_exist_is_told_with_the_claim() -> None:
     said = event("c", "ProvisioningFailed", 'storageclass.storage.k8s.io "fast" not found')
     waits = stuck(0, "pod has unbound immediate PersistentVolumeClaims.", volumes=[{"persistentVolumeClaim": {"claimName": "w"}}])
     observed = replace(running(), pods=(waits,), claims={"w": claim}, warnings=(said,))
-    assert why_unscheduled(observed).message == (
-        "claim w is Pending: there is no storage class fast (kubectl get storageclass lists the existing ones)"
+    assert (
+        why_unscheduled(observed).message
+        == "claim w is Pending: there is no storage class fast (kubectl get storageclass lists the existing ones)"
     )
 
 
@@ -284,7 +297,10 @@ def with_event(reason: str, message: str, **status: Any) -> Observed:
     return replace(running(), pods=(item,), warnings=(event,))
 
 
-NO_CA = 'MountVolume.SetUp failed for volume "kube-api-access-x" : [configmap "kube-root-ca.crt" not found, configmap "openshift-service-ca.crt" not found]'
+NO_CA = (
+    'MountVolume.SetUp failed for volume "kube-api-access-x" : [configmap "kube-root-ca.crt" not found, configmap'
+    ' "openshift-service-ca.crt" not found]'
+)
 
 
 @pytest.mark.parametrize(

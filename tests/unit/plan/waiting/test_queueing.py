@@ -27,8 +27,10 @@ def gated(gate: str, **spec: str) -> Observed:
 @pytest.mark.parametrize(
     ("observed", "says"),
     [
-        (gated(KUEUE, queueName="team-a"), "the job waits in Kueue's queue team-a until it fits the quota (kubectl get localqueue,workloads -n ns)"),
-        (gated("example.com/hold"), "the scheduling gates example.com/hold hold the pods back: the controller that set them has to remove them"),
+        (gated(KUEUE, queueName="team-a"),
+            "the job waits in Kueue's queue team-a until it fits the quota (kubectl get localqueue,workloads -n ns)"),
+        (gated("example.com/hold"), "the scheduling gates example.com/hold hold the pods back: the controller that set them has to remove"
+                                    " them"),
         (gated(KUEUE), f"the scheduling gates {KUEUE}"),
     ],
     ids=["kueue", "other", "no queue"],

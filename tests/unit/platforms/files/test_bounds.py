@@ -171,7 +171,8 @@ async def look_beside(there: FakeCluster) -> None:
 
 
 @pytest.mark.parametrize(
-    ("work", "seconds"), [(look_beside, 3600), (lambda there: model._everywhere(there.as_cluster, "ns", "x", []), 86400)], ids=["look", "fetch"]
+    ("work", "seconds"), [(look_beside, 3600), (lambda there: model._everywhere(there.as_cluster, "ns", "x", []), 86400)],
+        ids=["look", "fetch"]
 )  # fmt: skip
 def test_a_pod_that_is_left_behind_ends_after_an_hour_and_one_that_fetches_a_model_after_a_day(work: Any, seconds: int) -> None:
     deadlines: list[int] = []

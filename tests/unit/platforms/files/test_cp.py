@@ -203,7 +203,9 @@ def test_files_go_to_the_shared_volumes_of_a_job_that_has_never_started(tmp_path
 def test_files_go_to_volumes_of_their_own_before_the_first_start_on_nodes_where_the_job_s_pods_can_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Where volumes bind late, the pod that mounts one first chooses the node for it: one with room for what the job's pod asks for, and no two on one."""
+    """Where volumes bind late, the pod that mounts one first chooses the node for it: one with room for what the job's pod asks for, and no
+    two on one.
+    """
 
     def starts(item: dict[str, Any]) -> None:
         item["status"] = {"phase": "Running", "containerStatuses": [{"name": "x", "state": {"running": {}}}]}

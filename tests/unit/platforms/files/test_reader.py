@@ -154,7 +154,10 @@ def test_claims_that_cannot_be_mounted_are_told_before_a_pod_is_made(claims: lis
         ('pods is forbidden: User "eve" cannot create resource "pods" in API group "" in the namespace "ns"', "the role `edit` has"),
         ('pods "x" is forbidden: violates PodSecurity "restricted:latest": runAsUser=0', "violates PodSecurity"),
         (
-            'pods "x" is forbidden: unable to validate against any security context constraint: [provider restricted-v2: .x: Invalid value: "csi": no, provider "y": Forbidden: not usable by user or serviceaccount]',
+            (
+                'pods "x" is forbidden: unable to validate against any security context constraint: [provider restricted-v2: .x: Invalid'
+                ' value: "csi": no, provider "y": Forbidden: not usable by user or serviceaccount]'
+            ),
             'admits it: restricted-v2 says .x: Invalid value: "csi": no: oc adm policy',
         ),
     ],

@@ -84,7 +84,8 @@ def test_shards_that_are_not_all_in_one_place_are_told_with_the_commands_that_br
         found()
 
 
-@pytest.mark.parametrize("answer", ["", "[]", "[" * 100_000, '{"adapter": 1, "commit": null}', '{"adapter": "/etc", "commit": null}', '{"adapter": null, "commit": "--output"}', '{"adapter": null, "commit": "/w/runs/x/../../../etc"}', " " * (1 << 20)])  # fmt: skip
+@pytest.mark.parametrize("answer", ["", "[]", "[" * 100_000, '{"adapter": 1, "commit": null}', '{"adapter": "/etc", "commit": null}',
+    '{"adapter": null, "commit": "--output"}', '{"adapter": null, "commit": "/w/runs/x/../../../etc"}', " " * (1 << 20)])  # fmt: skip
 def test_an_answer_that_names_no_folder_of_the_run_is_refused(answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def output_of(place: PodPlace, command: Sequence[str], **options: Any) -> bytes:
         return answer.encode()

@@ -1,4 +1,6 @@
-"""`lockstep sync` and what it keeps open: one program a pod for all that is sent, and a new one where that ended. The pods are processes here."""
+"""`lockstep sync` and what it keeps open: one program a pod for all that is sent, and a new one where that ended. The pods are processes
+here.
+"""
 
 from __future__ import annotations
 
@@ -254,7 +256,10 @@ def test_what_stays_here_is_said_once_with_its_rule(pods: Pods, folder: Path, tm
         reads(there / "a.py", "two")
 
     watching(folder, there, act)
-    line = f"left out by .gitignore: 4 files, 4.0 MB (w1.bin, w2.bin, w3.bin, …); lockstep sync x {folder} --to {there} -n ns --no-gitignore sends them\n"
+    line = (
+        f"left out by .gitignore: 4 files, 4.0 MB (w1.bin, w2.bin, w3.bin, …); lockstep sync x {folder} --to {there} -n ns --no-gitignore"
+        " sends them\n"
+    )
     assert capsys.readouterr().out.count(line) == 1
     assert sorted(module.scan(folder, gitignore=False)) == [".gitignore", "a.py", "w1.bin", "w2.bin", "w3.bin", "w4.bin"]
     (folder / ".lockstepignore").write_text("w1.bin\n")

@@ -101,7 +101,8 @@ PLACED, STARTED = b'{"placed": true}', b'{"started": true}'
     [
         ((PLACED,), (), "nothing was started: host lab1 has not taken the job's files for 120 s"),
         ((PLACED,), (PLACED,), "host lab0 has not said that its agent runs for 120 s"),
-        ((PLACED, STARTED), (PLACED,), "started only in part: host lab1 has not said that its agent runs for 120 s: lockstep delete x --cluster lab removes it"),
+        ((PLACED, STARTED), (PLACED,), "started only in part: host lab1 has not said that its agent runs for 120 s: lockstep delete x"
+                                       " --cluster lab removes it"),
     ],
 )  # fmt: skip
 def test_a_start_that_takes_too_long_says_where(
@@ -158,8 +159,10 @@ def test_a_stop_that_takes_too_long_says_where_and_what_ends_it(fleet: Fleet, mo
     request = {"do": "stop", "job": "x", "wait": True, "now": False}
     with pytest.raises(Failed) as raised:
         VirtualClock().run(start._told(fleet, dict.fromkeys(NAMES), request, {}))
-    assert str(raised.value) == (
-        "host lab1: job x was told to stop, and has not saved and ended for 600 s: lockstep stop x --cluster lab --now ends it without a save"
+    assert (
+        str(raised.value)
+        == "host lab1: job x was told to stop, and has not saved and ended for 600 s: lockstep stop x --cluster lab --now ends it without a"
+        " save"
     )
 
 

@@ -172,7 +172,10 @@ def test_pages_list_only_files_with_a_digest_and_a_plain_name() -> None:
         ]
     }
     assert from_json(json.dumps(page), "https://x/simple/a/") == [Offer("a-1-py3-none-any.whl", "https://x/simple/a/a.whl", one)]
-    text = f'<a href="/f/a-1+cu-py3-none-any.whl#sha256={one}">a</a><a href="/f/b-1.whl">b</a><a>c</a><a href="/f/..%2Fd.whl#sha256={one}">d</a>'
+    text = (
+        f'<a href="/f/a-1+cu-py3-none-any.whl#sha256={one}">a</a><a href="/f/b-1.whl">b</a><a>c</a><a'
+        f' href="/f/..%2Fd.whl#sha256={one}">d</a>'
+    )
     assert from_html(text, "https://x/simple/a/") == [Offer("a-1+cu-py3-none-any.whl", "https://x/f/a-1+cu-py3-none-any.whl", one)]
 
 

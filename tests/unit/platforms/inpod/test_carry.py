@@ -366,7 +366,8 @@ def test_a_large_file_is_on_the_disk_every_256_mebibytes(tmp_path: Path, monkeyp
     monkeypatch.setattr(carry, "_opened_draft", lambda *_: 0)
     monkeypatch.setattr(carry, "_lock", lambda *_: None)
     for name, action in {
-        "fdopen": lambda *_, **__: File(), "fsync": lambda _: synced.append(taken[0]), "fchmod": lambda *_: None, "replace": lambda *_, **__: None,
+        "fdopen": lambda *_, **__: File(), "fsync": lambda _: synced.append(taken[0]), "fchmod": lambda *_: None, "replace": lambda *_,
+            **__: None,
         "fstat": lambda _: SimpleNamespace(st_size=0),
     }.items():  # fmt: skip
         monkeypatch.setattr(carry.os, name, action)

@@ -1,4 +1,6 @@
-"""A pod's end of `lockstep cp` that lies: nothing is written outside of the target, no file runs as somebody else, memory stays small, one sentence says why."""
+"""A pod's end of `lockstep cp` that lies: nothing is written outside of the target, no file runs as somebody else, memory stays small, one
+sentence says why.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,16 @@ CONTENT = b"evil\n"
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
 SURPRISES: list[Any] = [None, True, -1, 1.5, "5", [], {}, 1 << 70, "x" * 5000, [[]], {"name": ""}]
 NAMES = [
-    "..", ".", "/", "//", "", "../x", "../../.bashrc", "../../../x", "a/../../x", "a/..", "a/../b", "./x", "x/.", "x/", "/x", "//x", "/etc/lockstep-x",
-    "..\\x/..", "\0", "x\0y", "../\0", "x" * 300, "x/" * 3000 + "x", "/".join("d" * 250), "\ud800", "l/x", "l/../x", "L/x", "l", "m/x", ".lockstep-cp-0123456789abcdef",
-    "d/.lockstep-cp-0", "~/x", "~", "$HOME/x", "-rf", "\x1b[2J", "a\nb", "CON", "home/.bashrc", " ", "…", "../target/../x", "..//x", "a//b", "x/../../../../../../tmp/lockstep-x",
+    "..", ".", "/", "//", "", "../x", "../../.bashrc", "../../../x", "a/../../x", "a/..", "a/../b", "./x", "x/.", "x/", "/x", "//x",
+        "/etc/lockstep-x",
+    "..\\x/..", "\0", "x\0y", "../\0", "x" * 300, "x/" * 3000 + "x", "/".join("d" * 250), "\ud800", "l/x", "l/../x", "L/x", "l", "m/x",
+        ".lockstep-cp-0123456789abcdef",
+    "d/.lockstep-cp-0", "~/x", "~", "$HOME/x", "-rf", "\x1b[2J", "a\nb", "CON", "home/.bashrc", " ", "…", "../target/../x", "..//x", "a//b",
+        "x/../../../../../../tmp/lockstep-x",
 ]  # fmt: skip
 LINKS = [
-    "..", "../..", "../x", "/etc", "/", "", ".", "a/../..", "a/../../..", "l", "l/x", "../../.bashrc", "m/../..", "./../..", "\0", "x\0", "x" * 5000, "\ud800", "l/../..",
+    "..", "../..", "../x", "/etc", "/", "", ".", "a/../..", "a/../../..", "l", "l/x", "../../.bashrc", "m/../..", "./../..", "\0", "x\0",
+        "x" * 5000, "\ud800", "l/../..",
     "../target/../..", "../there/../../x",
 ]  # fmt: skip
 
@@ -318,9 +324,12 @@ ENDLESS = {
     "a name without an end": [b'{"name": "' + b"x" * (1 << 16)],
     "empty lines": [b"\n" * (1 << 16)],
     "busy for ever": [b'{"busy": true}\n' * 4000],
-    "entries without an end": [line({"name": "x", "entries": [ROOT], "more": True}), *[line({"entries": [{"name": f"f{part}-{n}", "dir": True} for n in range(5000)], "more": True}) for part in range(9)]],
-    "a file without an end": [line({"name": "x", "entries": [file()]}) + line({"plan": [[0, 0]]}), (1 << 20).to_bytes(4, "big") + bytes(1 << 20)],
-    "a chunk of 4 GiB": [line({"name": "x", "entries": [file(size=1 << 33)]}) + line({"plan": [[0, 0]]}) + b"\xff\xff\xff\xff", bytes(1 << 20)],
+    "entries without an end": [line({"name": "x", "entries": [ROOT], "more": True}),
+        *[line({"entries": [{"name": f"f{part}-{n}", "dir": True} for n in range(5000)], "more": True}) for part in range(9)]],
+    "a file without an end": [line({"name": "x", "entries": [file()]}) + line({"plan": [[0, 0]]}),
+        (1 << 20).to_bytes(4, "big") + bytes(1 << 20)],
+    "a chunk of 4 GiB": [line({"name": "x", "entries": [file(size=1 << 33)]}) + line({"plan": [[0, 0]]}) + b"\xff\xff\xff\xff",
+        bytes(1 << 20)],
 }  # fmt: skip
 
 

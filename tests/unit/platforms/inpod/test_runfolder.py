@@ -185,7 +185,8 @@ def test_a_watch_answers_every_question_with_rates_since_the_last_one(root: Path
 @pytest.mark.parametrize("what", ["fifo", "folder", "device", "nested", "garbage"])
 def test_whatever_a_script_puts_into_its_folder_a_look_at_it_ends(what: str, tmp_path: Path) -> None:
     """A FIFO has nobody at its other end: a look that waited for one would end with the test's time limit."""
-    for name in (f"{runfolder.OUTPUT}/node-0.log", "logs/train_log.jsonl", "logs/eval_log.jsonl", "gang/goodput.json", "gang/end.json", "gang/attempts.jsonl", f"{runfolder.OUTPUT}/run.json"):  # fmt: skip
+    for name in (f"{runfolder.OUTPUT}/node-0.log", "logs/train_log.jsonl", "logs/eval_log.jsonl", "gang/goodput.json", "gang/end.json",
+        "gang/attempts.jsonl", f"{runfolder.OUTPUT}/run.json"):  # fmt: skip
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         if what == "fifo":

@@ -258,8 +258,9 @@ def test_an_address_opens_the_folder_and_holds_the_token() -> None:
 
 def test_the_desktop_s_address_of_a_folder_takes_a_context_with_slashes() -> None:
     """As those that `oc login` writes."""
-    assert attach_uri("team/api-x:6443/ada", "team", "x-0", "trainer", "r.example.com/t:1", "/workspace") == (
-        "vscode-remote://k8s-container+context=team%2Fapi-x%3A6443%2Fada+podname=x-0+namespace=team+name=trainer+image=r.example.com%2Ft%3A1/workspace"
+    assert (
+        attach_uri("team/api-x:6443/ada", "team", "x-0", "trainer", "r.example.com/t:1", "/workspace")
+        == "vscode-remote://k8s-container+context=team%2Fapi-x%3A6443%2Fada+podname=x-0+namespace=team+name=trainer+image=r.example.com%2Ft%3A1/workspace"
     )
 
 
@@ -297,7 +298,10 @@ def test_a_server_that_ends_at_once_is_told_with_its_last_words_and_without_the_
         ("debug", "debugpy: install it in the job's image (pip install "),
         (
             "vscode",
-            "code-server or openvscode-server or code on its PATH: install one in the job's image (lockstep build trainer --arg CODE_SERVER=ADDRESS --arg CODE_SERVER_SHA256=",
+            (
+                "code-server or openvscode-server or code on its PATH: install one in the job's image (lockstep build trainer --arg"
+                " CODE_SERVER=ADDRESS --arg CODE_SERVER_SHA256="
+            ),
         ),
     ],
 )

@@ -141,7 +141,10 @@ def test_a_job_whose_inputs_are_there_may_start(tmp_path: Path) -> None:
     [
         (
             "datasets/all.jsonl",
-            "spec.training.data.path: there is no file or folder {} (/datasets/all.jsonl of the job): put it there, or name by --workspace the folder that contains workspace/ and datasets/",
+            (
+                "spec.training.data.path: there is no file or folder {} (/datasets/all.jsonl of the job): put it there, or name by"
+                " --workspace the folder that contains workspace/ and datasets/"
+            ),
         ),
         (
             "workspace/models/tiny/config.json",
@@ -289,7 +292,8 @@ def test_a_program_of_a_shell_is_no_script_path(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("script", "expected"),
-    [({"path": "a.py"}, None), ({"path": "a.py", "localRank": True}, True), ({"module": "a", "localRank": False}, False), ({"module": "a"}, None), ({"command": ["a"]}, False)],
+    [({"path": "a.py"}, None), ({"path": "a.py", "localRank": True}, True), ({"module": "a", "localRank": False}, False),
+        ({"module": "a"}, None), ({"command": ["a"]}, False)],
 )  # fmt: skip
 def test_agents_hear_whether_ranks_get_their_local_rank(script: dict[str, Any], expected: bool | None, tmp_path: Path) -> None:
     assert (made(tmp_path, script=script).local_rank, made(tmp_path).local_rank) == (expected, False)

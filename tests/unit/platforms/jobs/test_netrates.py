@@ -1,4 +1,6 @@
-"""Pairs measured for real, over addresses of the loopback interface; RDMA by a stand-in of ib_write_bw, since no test machine has an HCA."""
+"""Pairs measured for real, over addresses of the loopback interface; RDMA by a stand-in of ib_write_bw, since no test machine has an
+HCA.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,8 @@ def answering(path: Path, facts: Mapping[str, Any]) -> ProcessPlace:
     lines = [
         f"#!{sys.executable}", "import json, sys", f"sys.path[:0] = {[str(Path(netrate.__file__).parents[3])]!r}", "import os",
         f"n = int(sys.argv[{len(['-I', '-c', 'BOOT']) + 1}])", "rest = n", "while rest: rest -= len(os.read(0, rest))",
-        "from lockstep.platforms.inpod import netrate", f"netrate.network_facts = lambda: json.loads({json.dumps(dict(facts))!r})", "netrate.main()",
+        "from lockstep.platforms.inpod import netrate", f"netrate.network_facts = lambda: json.loads({json.dumps(dict(facts))!r})",
+            "netrate.main()",
     ]  # fmt: skip
     program.write_text("\n".join(lines))
     program.chmod(0o755)

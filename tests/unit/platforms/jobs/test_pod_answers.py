@@ -49,7 +49,9 @@ LOG_LINE_BYTES_MAX = 1 << 18
 LINE_BYTES_MAX = 4 << 20
 
 NAMES = st.sampled_from(
-    ["gigabits", "memory", "gpus", "curve", "ranks", "bytes", "limitBytes", "index", "percentage", "cpu", "cores", "limitCores", "rankLoads", "rank", "gpu", "gpuProblem", "uuid", "celsius", "steps", "medians", "end", "result", "state", "run", "loss", "1", "-1", "1e9", "9" * 40, "evaluations", "evalLoss", "x"]
+    ["gigabits", "memory", "gpus", "curve", "ranks", "bytes", "limitBytes", "index", "percentage", "cpu", "cores", "limitCores",
+        "rankLoads", "rank", "gpu", "gpuProblem", "uuid", "celsius", "steps", "medians", "end", "result", "state", "run", "loss", "1", "-1",
+            "1e9", "9" * 40, "evaluations", "evalLoss", "x"]
 )  # fmt: skip
 VALUES = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.just(10**400), st.just(-1)),
@@ -77,9 +79,13 @@ def test_whatever_a_folder_says_of_itself_two_runs_are_compared(answer: dict[str
 
 
 def test_what_a_node_truly_says_stays_as_it_is() -> None:
-    answer = {"gigabits": {"eth0": [1.5, 2.0]}, "memory": {"bytes": 5, "limitBytes": 9}, "ranks": [0, 1], "cpu": {"cores": 1.5, "limitCores": 2}, "rankLoads": [{"rank": 0, "cores": 0.5, "bytes": 7, "gpu": 0}], "gpuProblem": "why", "gpus": [{"index": 0, "uuid": "GPU-1", "name": "H100", "bytes": 1, "limitBytes": 2, "percentage": 3, "celsius": 4, "watts": 5, "limitWatts": 6}], "curve": {"10": {"loss": 0.5}}}  # fmt: skip
+    answer = {"gigabits": {"eth0": [1.5, 2.0]}, "memory": {"bytes": 5, "limitBytes": 9}, "ranks": [0, 1],
+        "cpu": {"cores": 1.5, "limitCores": 2}, "rankLoads": [{"rank": 0, "cores": 0.5, "bytes": 7, "gpu": 0}], "gpuProblem": "why",
+            "gpus": [{"index": 0, "uuid": "GPU-1", "name": "H100", "bytes": 1, "limitBytes": 2, "percentage": 3, "celsius": 4, "watts": 5,
+                "limitWatts": 6}], "curve": {"10": {"loss": 0.5}}}  # fmt: skip
     assert read_node({**answer, "node": 0, "problem": "forged"}) == answer
-    summary = {"there": True, "steps": {"1": {"loss": 2.0}}, "evaluations": {}, "medians": {"mfu": 0.3}, "run": {"nodes": 2}, "goodput": {}, "end": {"state": "Complete", "result": {"adapter": "/a"}}, "attempts": [{"attempt": 1}]}  # fmt: skip
+    summary = {"there": True, "steps": {"1": {"loss": 2.0}}, "evaluations": {}, "medians": {"mfu": 0.3}, "run": {"nodes": 2}, "goodput": {},
+        "end": {"state": "Complete", "result": {"adapter": "/a"}}, "attempts": [{"attempt": 1}]}  # fmt: skip
     assert read_summary(summary) == summary
 
 
@@ -249,7 +255,8 @@ def test_a_bundle_takes_only_plain_files_that_came_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"x" * 2048, archive(("a", tarfile.REGTYPE, 1 << 33)), archive(("a", tarfile.REGTYPE, 512))[:700], archive(("a", tarfile.GNUTYPE_SPARSE, 1 << 40))]
+    "data", [b"x" * 2048, archive(("a", tarfile.REGTYPE, 1 << 33)), archive(("a", tarfile.REGTYPE, 512))[:700], archive(("a",
+        tarfile.GNUTYPE_SPARSE, 1 << 40))]
 )  # fmt: skip
 def test_an_archive_that_lies_costs_neither_memory_nor_a_traceback(data: bytes) -> None:
     tracemalloc.start()
@@ -309,7 +316,8 @@ def test_whatever_bytes_of_an_archive_are_changed_it_is_read_or_refused(seed: in
     data = bytearray(buffer.getvalue()[:6000])
     for _ in range(4):
         block = chance.randrange(len(data)) // 512 * 512
-        at, value = chance.choice([(124, b"\xff" * 12), (124, b"\x80" + b"\xff" * 11), (124, b"7" * 11), (156, b"L"), (156, b"x"), (156, b"S"), (0, b"../"), (0, b"/")])  # fmt: skip
+        at, value = chance.choice([(124, b"\xff" * 12), (124, b"\x80" + b"\xff" * 11), (124, b"7" * 11), (156, b"L"), (156, b"x"),
+            (156, b"S"), (0, b"../"), (0, b"/")])  # fmt: skip
         data[block + at : block + at + len(value)] = value
         data[block + 148 : block + 156] = b"%06o\0 " % (256 + sum(data[block : block + 148]) + sum(data[block + 156 : block + 512]))
     with contextlib.suppress(ProgramFailed):

@@ -50,7 +50,8 @@ STATUS: Object = {
     "checkpoint": {"lastCommittedStep": 100, "lastCommitTime": "2026-11-21T11:58:00Z"},
     "trainer": {
         "step": 120, "totalSteps": 400, "progressPercentage": 30, "estimatedRemainingSeconds": 720,
-        "metrics": [{"name": "loss", "value": "1.84"}, {"name": "stepSeconds", "value": "1.23"}, {"name": "tokensPerSecond", "value": "8123"},
+        "metrics": [{"name": "loss", "value": "1.84"}, {"name": "stepSeconds", "value": "1.23"},
+            {"name": "tokensPerSecond", "value": "8123"},
                     {"name": "peakMemoryBytes", "value": "36721970381"}],
     },
 }  # fmt: skip

@@ -95,8 +95,9 @@ def test_a_job_that_states_no_number_takes_all_gpus_of_each_machine() -> None:
 
 def test_machines_of_which_one_has_no_gpu_train_on_cpus_only_if_the_job_says_so() -> None:
     bare = replace(SECOND, gpus=())
-    assert refusal(launched(gpusPerNode=None), bare, FIRST, "10.0.0.2") == (
-        "other (10.0.0.2) has no GPU that may be used, and head (10.0.0.1) has: state gpusPerNode: 0 in the job to train on CPUs"
+    assert (
+        refusal(launched(gpusPerNode=None), bare, FIRST, "10.0.0.2")
+        == "other (10.0.0.2) has no GPU that may be used, and head (10.0.0.1) has: state gpusPerNode: 0 in the job to train on CPUs"
     )
     assert refusal(launched(gpusPerNode=0), bare, FIRST, "10.0.0.2") is None
     assert refusal(launched(gpusPerNode=None), bare, replace(FIRST, gpus=()), "10.0.0.2") is None

@@ -44,15 +44,18 @@ def smi(home: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
         ("echo 'Unable to determine the device handle'; exit 15", 0, "nvidia-smi ends with 15: Unable to determine the device handle"),
         ("exit 9", 0, "nvidia-smi ends with 9: it says nothing"),
         ("exec sleep 60", 0, "nvidia-smi gives no answer in 1 s"),
-        (f"case $1 in --query-gpu*) echo '{ROW}';; *) exit 3;; esac", 1, "who uses its GPUs is not known: nvidia-smi ends with 3: it says nothing"),
+        (f"case $1 in --query-gpu*) echo '{ROW}';; *) exit 3;; esac", 1,
+            "who uses its GPUs is not known: nvidia-smi ends with 3: it says nothing"),
         (f"case $1 in --query-gpu*) echo '{ROW}'; echo 'WARNING: infoROM is corrupted at gpu 0000:01:00.0';; esac", 1, ""),
         (f"echo '{ROW}'; echo 'Unknown Error'", 1, "nvidia-smi says of a GPU: Unknown Error"),
-        (f"echo '{ROW}'; echo '{ROW.replace('24564', '[GPU requires reset]').replace('GPU-0', 'GPU-1')}'", 1, "nvidia-smi doesn't describe GPU GPU-1: index 0, memory.total [GPU requires reset]"),
+        (f"echo '{ROW}'; echo '{ROW.replace('24564', '[GPU requires reset]').replace('GPU-0', 'GPU-1')}'", 1,
+            "nvidia-smi doesn't describe GPU GPU-1: index 0, memory.total [GPU requires reset]"),
         (
             'case $1 in *compute_cap*) echo \'Field "compute_cap" is not a valid field to query.\'; exit 2;; '
             f"--query-gpu*) echo '{ROW.replace(', 8.9', '')}';; esac", 1, "",
         ),
-        ('echo \'Field "uuid" is not a valid field to query.\'; exit 2', 0, 'nvidia-smi ends with 2: Field "uuid" is not a valid field to query.'),
+        ('echo \'Field "uuid" is not a valid field to query.\'; exit 2', 0,
+            'nvidia-smi ends with 2: Field "uuid" is not a valid field to query.'),
     ],
     ids=["well", "none", "lost", "mute", "hangs", "users", "warns", "odd", "reset", "old", "ancient"],
 )  # fmt: skip

@@ -14,7 +14,8 @@ from lockstep.platforms.hosts.fleet import old_source_of
 from lockstep.platforms.onhost import condition, install, look, starter
 
 NEWER = {
-    "removeprefix", "removesuffix", "capture_output", "strict", "missing_ok", "is_relative_to", "readlink", "text", "walk", "hmac_digest", "prod",
+    "removeprefix", "removesuffix", "capture_output", "strict", "missing_ok", "is_relative_to", "readlink", "text", "walk", "hmac_digest",
+        "prod",
 }  # fmt: skip
 """Names of methods and arguments that Python 3.6 doesn't have, and that are easily typed. `os` has some of them in every version."""
 

@@ -78,7 +78,10 @@ def test_a_program_ends_when_its_starter_is_told_to() -> None:
 
 
 def test_a_program_gets_signals_as_any_other_does() -> None:
-    script = "import signal; print([signal.getsignal(n).name for n in (signal.SIGHUP, signal.SIGTERM, signal.SIGCHLD)], open('/proc/self/status').read())"
+    script = (
+        "import signal; print([signal.getsignal(n).name for n in (signal.SIGHUP, signal.SIGTERM, signal.SIGCHLD)],"
+        " open('/proc/self/status').read())"
+    )
     with start(["python3", "-I", "-c", script]) as process:
         output, _ = process.communicate(timeout=30)
     assert b"SIG_DFL" in output and b"SIG_IGN" not in output

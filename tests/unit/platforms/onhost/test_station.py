@@ -45,9 +45,9 @@ def source(tmp_path: Path) -> Path:
 def contents(folder: Path) -> dict[str, str]:
     """SHA-256 of every file below the folder, where every link leads, and who can be executed."""
     return {
-        str(path.relative_to(folder)): str(path.readlink())
-        if path.is_symlink()
-        else f"{hashlib.sha256(path.read_bytes()).hexdigest()} {os.access(path, os.X_OK)}"
+        str(path.relative_to(folder)): (
+            str(path.readlink()) if path.is_symlink() else f"{hashlib.sha256(path.read_bytes()).hexdigest()} {os.access(path, os.X_OK)}"
+        )
         for path in folder.rglob("*")
         if not path.is_dir()
     }

@@ -1,4 +1,6 @@
-"""Folders of short runs that a power cut leaves behind: they go with the next start, short run or deletion, and those of runs under way stay."""
+"""Folders of short runs that a power cut leaves behind: they go with the next start, short run or deletion, and those of runs under way
+stay.
+"""
 
 from __future__ import annotations
 

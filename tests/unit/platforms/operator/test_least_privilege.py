@@ -1,4 +1,6 @@
-"""No pod that Lockstep makes is privileged, and nobody is told to let one be; the guide's example of a cluster gives pods their NICs all the same."""
+"""No pod that Lockstep makes is privileged, and nobody is told to let one be; the guide's example of a cluster gives pods their NICs all
+the same.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +110,9 @@ RESTRICTED_V2: dict[str, Any] = {
     "users": [],
     "volumes": ["configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "image", "persistentVolumeClaim", "projected", "secret"],
 }
-"""https://github.com/openshift/cluster-kube-apiserver-operator, bindata/bootkube/scc-manifests/…scc-restricted-v2.yaml, without its metadata."""
+"""https://github.com/openshift/cluster-kube-apiserver-operator, bindata/bootkube/scc-manifests/…scc-restricted-v2.yaml, without its
+metadata.
+"""
 
 
 def test_the_scc_of_rdma_pods_is_restricted_v2_but_for_root_with_ipc_lock() -> None:
@@ -133,7 +137,9 @@ def test_every_container_of_an_rdma_pod_is_let_in_by_that_scc() -> None:
 
 
 def test_lockstep_s_own_containers_write_to_mounted_volumes_only_and_say_what_they_need() -> None:
-    """What linters of manifests ask for by default. Not of the trainer's container: people's programs write where they like, and no CPU limit throttles any."""
+    """What linters of manifests ask for by default. Not of the trainer's container: people's programs write where they like, and no CPU
+    limit throttles any.
+    """
     [operator] = [item for item in kustomized(ROOT / "manifests/operator/base") if item["kind"] == "Deployment"]
     [job_s] = [item for item in rdma_objects() if item["kind"] == "StatefulSet"]
     [probe, *_] = probe_pods(rdma_cluster(), "x", "image:1")

@@ -1,4 +1,6 @@
-"""The operator's key or its authority is gone, and was made anew: gangs that run are heard or said to be out of reach, and nobody is believed without proof."""
+"""The operator's key or its authority is gone, and was made anew: gangs that run are heard or said to be out of reach, and nobody is
+believed without proof.
+"""
 
 from __future__ import annotations
 

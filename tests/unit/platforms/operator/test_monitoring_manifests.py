@@ -50,7 +50,8 @@ def labels_by_metric() -> dict[str, set[str]]:
     """Every sample name that the operator can show, with its labels."""
     metrics = Metrics()
     full = status(
-        trainer={"step": 1, "totalSteps": 2, "estimatedRemainingSeconds": 3, "metrics": [{"name": name, "value": "1"} for name in MEASURED]}, restarts=[],
+        trainer={"step": 1, "totalSteps": 2, "estimatedRemainingSeconds": 3,
+            "metrics": [{"name": name, "value": "1"} for name in MEASURED]}, restarts=[],
         checkpoint={"lastCommittedStep": 1, "lastCommitTime": "2027-01-01T00:00:00Z"}, preflight={"ok": True},
     )  # fmt: skip
     reasons = {"FabricVerified": "FabricVerified", "Straggling": "SlowRank", "Progressing": "Running"}

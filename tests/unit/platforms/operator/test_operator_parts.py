@@ -127,7 +127,9 @@ def test_a_key_is_never_worked_on_by_two_workers() -> None:
 
 
 def delays_of_failing_work(monkeypatch: pytest.MonkeyPatch, failures: int, *, progresses: bool) -> list[float]:
-    """The waits after so many failures in a row, in seconds; the first is 0.01, but for its jitter. `progresses`: something is achieved before each."""
+    """The waits after so many failures in a row, in seconds; the first is 0.01, but for its jitter. `progresses`: something is achieved
+    before each.
+    """
     monkeypatch.setattr("lockstep.platforms.operator.memory.queue.BACKOFF_FIRST_SECONDS", 0.01)
     delays: list[float] = []
     done = asyncio.Event()
@@ -906,7 +908,8 @@ def test_every_create_change_and_delete_is_one_line_of_the_log_with_the_job_s_ui
         return {"kind": kind, "metadata": {"name": name, "uid": f"uid-{name}"}, **more}
 
     plan = Plan(
-        delete=(item("ConfigMap", "x-run-old"),), force_delete=(item("Pod", "x-1"),), create=(item("Service", "x-headless"), item("Secret", "there")),
+        delete=(item("ConfigMap", "x-run-old"),), force_delete=(item("Pod", "x-1"),),
+            create=(item("Service", "x-headless"), item("Secret", "there")),
         apply=(item("StatefulSet", "x", spec={"replicas": 0}),), claims=(item("PersistentVolumeClaim", "w"),),
     )  # fmt: skip
     seen = Observed(job(7))

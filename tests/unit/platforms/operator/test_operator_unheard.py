@@ -85,7 +85,8 @@ ENDED = [
 
 def stub(found: Object | None, conditions: list[Object] = CONDITIONS, **changes: Any) -> ApiStub:
     job = {
-        "apiVersion": "lockstep.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "x", "namespace": "team", "uid": "u", "generation": 1, "creationTimestamp": "2026-01-01T00:00:00Z"},
+        "apiVersion": "lockstep.dev/v1alpha1", "kind": "TrainingJob",
+            "metadata": {"name": "x", "namespace": "team", "uid": "u", "generation": 1, "creationTimestamp": "2026-01-01T00:00:00Z"},
         "spec": {"nodes": 2}, "status": {"conditions": conditions, "nodes": 2, "runningNodes": 2, "observedGeneration": 1},
     }  # fmt: skip
     path = "/apis/lockstep.dev/v1alpha1/namespaces/team/trainingjobs"

@@ -187,8 +187,9 @@ def test_a_record_that_can_t_be_read_now_starts_no_run_from_an_older_commit(
     with pytest.raises(TrainerError) if kind else contextlib.nullcontext() as failed:
         resume.choose_start(alone, tmp_path, "Auto", Claim(None, None), said.append)
     if failed is not None:
-        assert str(failed.value) == (
-            f"{tmp_path}/chain/a1.json can't be read: Input/output error; this may pass, and the next attempt tries it again"
+        assert (
+            str(failed.value)
+            == f"{tmp_path}/chain/a1.json can't be read: Input/output error; this may pass, and the next attempt tries it again"
         )
         assert failed.value.exit_code == 1
     assert (said == []) is (kind is TrainerError)

@@ -1,4 +1,6 @@
-"""A chat template rendered as transformers renders it, a tokenizer of words whose special tokens stand for themselves, and one that the library makes."""
+"""A chat template rendered as transformers renders it, a tokenizer of words whose special tokens stand for themselves, and one that the
+library makes.
+"""
 
 from __future__ import annotations
 

@@ -71,8 +71,8 @@ def test_a_line_says_how_many_samples_came_of_how_many_conversations_at_every_st
     for _ in range(2):
         notes = dataset_of(tmp_path / "cache", tokenizer(QWEN3), path=path, max_length=1000).notes
         assert (
-            f"{path}: 4 conversations make 12 samples, because the chat template renders earlier answers differently from what the model writes"
-            in notes[1]
+            f"{path}: 4 conversations make 12 samples, because the chat template renders earlier answers differently from what the model"
+            " writes" in notes[1]
         )
     last = dataset_of(tmp_path / "cache", tokenizer(QWEN3), path=path, max_length=1000, train_on=TrainOn.LAST_TURN)
     assert len(last.training) == 5
@@ -169,7 +169,10 @@ def test_an_answer_that_begins_with_white_space_is_cut_off_its_prompt_as_at_infe
 
 @pytest.mark.parametrize("trim", [True, False])
 def test_a_space_that_ends_the_prompt_is_no_part_of_the_answers_first_token(tmp_path: Path, trim: bool) -> None:
-    spaced = "{% for message in messages %}{{ message.role }}: {{ message.content }}<|end|>{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+    spaced = (
+        "{% for message in messages %}{{ message.role }}: {{ message.content }}<|end|>{% endfor %}{% if add_generation_prompt %}assistant:"
+        " {% endif %}"
+    )
     folder = saved_tokenizer(tmp_path, spaced, [AddedToken("<|end|>")], [("Ġ", "a")], trim)
     assert learned_of(folder, ["q", "ab"]) == [["a", "b", "<|end|>"]]
 

@@ -1,4 +1,6 @@
-"""What of a chat is learned with the templates that people fine-tune: every answer once, through its stop token, after exactly what the model is given."""
+"""What of a chat is learned with the templates that people fine-tune: every answer once, through its stop token, after exactly what the
+model is given.
+"""
 
 from __future__ import annotations
 
@@ -218,7 +220,10 @@ def test_answers_that_end_with_a_token_which_is_no_stop_token_are_remarked() -> 
 
 
 def test_answers_that_end_with_other_text_are_remarked_and_those_without_an_end_refused() -> None:
-    plain = "{% for message in messages %}{{ message.role }}: {{ message.content }}END {% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+    plain = (
+        "{% for message in messages %}{{ message.role }}: {{ message.content }}END {% endfor %}{% if add_generation_prompt %}assistant: {%"
+        " endif %}"
+    )
     (made,) = samples(template(plain, ["</s>"]), says("question1", "answer1"))
     assert (
         "answers end with no token at which the model could stop (its stop tokens: </s>), but with other text such as 'END'"

@@ -1,4 +1,6 @@
-"""Data that come as tables, compressed files, patterns and folders: the same samples as of JSON lines, read once and written nowhere else."""
+"""Data that come as tables, compressed files, patterns and folders: the same samples as of JSON lines, read once and written nowhere
+else.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,8 @@ def texts(cache: Path, **data: Any) -> list[str]:
 @pytest.mark.parametrize(
     ("name", "write"),
     [
-        ("x.parquet", write_parquet), ("x.PARQUET", write_parquet), ("x.arrow", write_stream), ("y.arrow", write_feather), ("x.feather", write_feather),
+        ("x.parquet", write_parquet), ("x.PARQUET", write_parquet), ("x.arrow", write_stream), ("y.arrow", write_feather),
+            ("x.feather", write_feather),
         ("x.csv", write_cells), ("x.tsv", write_cells),
     ],
 )  # fmt: skip

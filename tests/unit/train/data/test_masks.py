@@ -44,7 +44,8 @@ GLM_LIKE = """[gMASK]<sop>{%- if tools %}<|system|>
 # The generation prompt begins a thought, also where the answer in the data has none.
 THINKING = CHATML.replace("<|im_start|>assistant\n{% endif %}", "<|im_start|>assistant\n<think>\n{% endif %}")
 
-# Says how many messages are left, so that no beginning of a conversation is rendered like the whole, and asks in other words than it answers.
+# Says how many messages are left, so that no beginning of a conversation is rendered like the whole, and asks in other words than it
+# answers.
 COUNTING = (
     "{% for message in messages %}({{ message.role }} {{ loop.revindex }}) {{ message.content }}<|im_end|>{% endfor %}"
     "{% if add_generation_prompt %}(your turn) {% endif %}"
@@ -200,8 +201,8 @@ def test_what_the_template_raises_is_told() -> None:
 
 # Wants a question before anything is said, as templates of Qwen do.
 ASKING = (
-    "{% if messages | selectattr('role', 'equalto', 'user') | list | length == 0 %}{{ raise_exception('No user query found in messages.') }}{% endif %}"
-    + CHATML
+    "{% if messages | selectattr('role', 'equalto', 'user') | list | length == 0 %}{{ raise_exception('No user query found in messages.')"
+    " }}{% endif %}" + CHATML
 )
 OPENED = [{"role": "assistant", "content": "welcome"}, *says("one", "two")]
 

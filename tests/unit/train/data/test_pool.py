@@ -198,6 +198,9 @@ def test_the_first_broken_lines_are_told_in_whatever_order_they_are_found() -> N
         whole.include(part)
     with pytest.raises(
         ConfigError,
-        match=r"^40 broken lines in the data: x\.jsonl:1: bad; x\.jsonl:2: bad; .*x\.jsonl:5: bad \(and 35 more\); fix them, or set training\.data\.onBroken to Drop",
+        match=(
+            r"^40 broken lines in the data: x\.jsonl:1: bad; x\.jsonl:2: bad; .*x\.jsonl:5: bad \(and 35 more\); fix them, or set"
+            r" training\.data\.onBroken to Drop"
+        ),
     ):
         whole.refuse()

@@ -26,7 +26,8 @@ from lockstep_train.model.trained import add_lora
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")  # which peft asks for
 
 SMALL: dict[str, Any] = {
-    "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8,
+    "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "head_dim": 8,
     "moe_intermediate_size": 8, "num_experts_per_tok": 2,
 }  # fmt: skip
 

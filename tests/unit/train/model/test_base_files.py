@@ -60,7 +60,9 @@ def flip(path: Path, *, put_time_back: bool = True) -> None:
 def finished(
     folders: list[Path], recorded: dict[str, str] | None = None, counts: tuple[int, ...] | None = None
 ) -> list[dict[str, str] | TrainerError]:
-    """What each rank of these nodes ends with; each node has a folder, which may be another's. `counts`: ranks of each node, two where not given."""
+    """What each rank of these nodes ends with; each node has a folder, which may be another's. `counts`: ranks of each node, two where not
+    given.
+    """
     store = dist.HashStore()  # type: ignore[attr-defined]
     layout = RankLayout(counts or (2,) * len(folders))
     world = layout.world_size
@@ -122,7 +124,8 @@ def test_a_changed_file_is_refused_by_its_name_though_size_and_time_are_the_same
     answers = finished([model], recorded)
     now = hash_base(model)[name]
     assert [str(answer) for answer in answers] == [
-        f"{model} is not the base model that {COMMIT} was trained on: {name} had SHA-256 {recorded[name][:16]}, and now has SHA-256 {now[:16]}; {REMEDY}"
+        f"{model} is not the base model that {COMMIT} was trained on: {name} had SHA-256 {recorded[name][:16]}, and now has SHA-256"
+        f" {now[:16]}; {REMEDY}"
     ] * 2
     assert all(isinstance(answer, ConfigError) for answer in answers)
 
@@ -167,7 +170,10 @@ def test_a_node_with_another_copy_is_named(tmp_path: Path) -> None:
     name = "model-00002-of-00003.safetensors"
     flip(models[1] / name)
     theirs = hash_base(models[1])[name]
-    fresh = f"the base model {models[0]} is not the same on all nodes: {name} has SHA-256 {recorded[name][:16]} on nodes 0, 2 and has SHA-256 {theirs[:16]} on node 1; copy the same files to all of them"
+    fresh = (
+        f"the base model {models[0]} is not the same on all nodes: {name} has SHA-256 {recorded[name][:16]} on nodes 0, 2 and has SHA-256"
+        f" {theirs[:16]} on node 1; copy the same files to all of them"
+    )
     assert [str(answer) for answer in finished(models)] == [fresh] * 6
     resumed = f"{name} had SHA-256 {recorded[name][:16]}, and now has SHA-256 {theirs[:16]} on node 1; {REMEDY}"
     assert all(str(answer).endswith(resumed) for answer in finished(models, recorded))

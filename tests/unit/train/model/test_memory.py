@@ -144,7 +144,9 @@ def test_a_smaller_copy_is_advised_where_it_saves_memory() -> None:
     ("needs", "expected"),
     [
         ([MemoryNeed(0, 10 * GB, 4 * GB, GB), MemoryNeed(0, 10 * GB, 4 * GB, GB)], None),
-        ([MemoryNeed(0, 99 * GB, 4 * GB, GB), MemoryNeed(1, 10 * GB, 6 * GB, 3 * GB), MemoryNeed(1, 9 * GB, GB, 2 * GB)], "node 1 has 9.0 GB of host memory, of which its 2 ranks hold 7.0 GB, and the copies that saves are written from need 5.0 GB more; raise "),
+        ([MemoryNeed(0, 99 * GB, 4 * GB, GB), MemoryNeed(1, 10 * GB, 6 * GB, 3 * GB), MemoryNeed(1, 9 * GB, GB, 2 * GB)],
+            "node 1 has 9.0 GB of host memory, of which its 2 ranks hold 7.0 GB, and the copies that saves are written from need 5.0 GB"
+            " more; raise "),
         ([MemoryNeed(0, None, 4 * GB, GB)], None),
     ],
 )  # fmt: skip
@@ -183,8 +185,9 @@ def test_quantizing_spares_what_is_no_linear_layer_and_the_head() -> None:
 
 
 def test_a_layer_that_is_not_computed_again_keeps_what_its_operations_need_again() -> None:
-    """Queries, keys, values and attention's output, its input for the adapters, what these reduce it to; outputs of documents put together, for the adapter
-    on the next layer; the gate and two more; two norms in FP32."""
+    """Queries, keys, values and attention's output, its input for the adapters, what these reduce it to; outputs of documents put together,
+    for the adapter on the next layer; the gate and two more; two norms in FP32.
+    """
     per_token = 2 * (2 * 4096 + 2 * 1024 + 4096 + 4 * 16 + 4096) + 2 * 3 * 14336 + 4 * 2 * 4096
     assert kept_bytes(llama_8b(), size_settings(TRAINING)) == 8192 * 32 * per_token
     checkpointed = size_settings(changed(optimization={"recompute": Recompute.ALL}))

@@ -101,7 +101,10 @@ def test_raw_settings_are_laid_over_ours_section_by_section() -> None:
         ({"flops_profiler": {"profile_step": 2}}, "flops_profiler would do nothing here: it lacks enabled: true"),
         (
             {"flops_profiler": {"enabled": True, "profile_steps": 2}},
-            "training.deepspeed.flops_profiler.profile_steps is not a DeepSpeed setting (did you mean profile_step?); valid here: enabled, ",
+            (
+                "training.deepspeed.flops_profiler.profile_steps is not a DeepSpeed setting (did you mean profile_step?); valid here:"
+                " enabled, "
+            ),
         ),
         (
             {"aio": {"thread_count": 2}, "zero_optimization": {"offload_param": {"device": "nvme"}}},

@@ -1,10 +1,10 @@
 """The only processes of the gang that use torch, which comes from the job's image: ranks of an all-reduce. NCCL on GPUs, gloo on the CPU.
 
-`python3 -m lockstep_gang.agent.preflight.allreduce_rank`: one process of the short all-reduce. It says what it is about to do in lines of JSON, so that one
-that hangs or dies has said where.
+`python3 -m lockstep_gang.agent.preflight.allreduce_rank`: one process of the short all-reduce. It says what it is about to do in lines of
+JSON, so that one that hangs or dies has said where.
 
-`agent.pyz sweep`: one rank of an all-reduce sweep, in torchrun's environment. Like nccl-tests' all_reduce_perf, without MPI. Rank 0 prints a line of JSON a
-size, after SWEEP_POINT, and SWEEP_DONE at the end.
+`agent.pyz sweep`: one rank of an all-reduce sweep, in torchrun's environment. Like nccl-tests' all_reduce_perf, without MPI. Rank 0 prints
+a line of JSON a size, after SWEEP_POINT, and SWEEP_DONE at the end.
 """
 
 from __future__ import annotations

@@ -169,10 +169,11 @@ class NodePreflight:
 
 
 async def ask_trainer(run: Run) -> tuple[str | None, str]:
-    """Ask the Python of this node's ranks for Lockstep's trainer: its version ('' if it states none, None if nothing is known), and why it can't run.
+    """Ask the Python of this node's ranks for Lockstep's trainer: its version ('' if it states none, None if nothing is known), and why it
+    can't run.
 
-    It is asked before the node says hello, so that an image without the trainer ends the job before other nodes, and their GPUs, are waited for. Only an
-    ImportError stops a start; a Python that can't be asked, or gives no answer in time, says nothing.
+    It is asked before the node says hello, so that an image without the trainer ends the job before other nodes, and their GPUs, are waited
+    for. Only an ImportError stops a start; a Python that can't be asked, or gives no answer in time, says nothing.
     """
     if run.preflight is None or not runs_trainer(run):
         return None, ""

@@ -136,8 +136,9 @@ def probe(root: Path = ROOT) -> int:
 
 
 def probed(root: Path) -> dict[str, Any]:
-    """Facts about one node: GPUs of the whole machine, since the pod has none so that it never waits for one, and HCAs as sysfs shows them, which may be
-    more than a pod gets."""
+    """Facts about one node: GPUs of the whole machine, since the pod has none so that it never waits for one, and HCAs as sysfs shows them,
+    which may be more than a pod gets.
+    """
     interfaces = folder_names(root / "sys/class/net")
     facts = rdma_facts(ExpectedRdma(interfaces=tuple(interfaces)), root)
     return {

@@ -1,4 +1,6 @@
-"""Processes of the job's own Python, which has torch: this node's self-test, and its ranks of the short all-reduce. They answer in lines of JSON."""
+"""Processes of the job's own Python, which has torch: this node's self-test, and its ranks of the short all-reduce. They answer in lines of
+JSON.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +103,9 @@ def why_ended(text: bytes, stage: str) -> str:
 
 
 class NodeSelfTest:
-    """Self-test of one node's devices, begun with the agent, so that the import of torch runs beside whatever the start waits for. A result with nothing wrong serves all starts of this agent, until another one is asked for."""
+    """Self-test of one node's devices, begun with the agent, so that the import of torch runs beside whatever the start waits for. A result
+    with nothing wrong serves all starts of this agent, until another one is asked for.
+    """
 
     def __init__(self, run: Run, node: int) -> None:
         self._run, self._node = run, node

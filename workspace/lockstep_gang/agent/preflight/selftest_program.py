@@ -1,8 +1,9 @@
-"""`python3 -m lockstep_gang.agent.preflight.selftest_program [PRECISION]`: a product whose result is known, on every GPU of this process side by side; on the CPU
-where GPUS_PER_NODE is 0. Torch comes from the job's image.
+"""`python3 -m lockstep_gang.agent.preflight.selftest_program [PRECISION]`: a product whose result is known, on every GPU of this process
+side by side; on the CPU where GPUS_PER_NODE is 0. Torch comes from the job's image.
 
-All factors are -1, 0 or 1, and no sum exceeds 256, the largest number up to which BF16 has every whole one: so each device that computes right gives the same
-bits, in whatever order it adds. The factors repeat every PERIOD rows and columns, so that the CPU knows all of the result after a small product.
+All factors are -1, 0 or 1, and no sum exceeds 256, the largest number up to which BF16 has every whole one: so each device that computes
+right gives the same bits, in whatever order it adds. The factors repeat every PERIOD rows and columns, so that the CPU knows all of the
+result after a small product.
 
 It writes a line of JSON for what it is about to do and for each device, so that one that hangs has not hidden the others.
 """
@@ -108,7 +109,8 @@ def fastest(facts: dict[str, Any]) -> str:
 
 
 def has_kernels(capability: tuple[int, int], built: Sequence[str]) -> bool:
-    """Return True if a build of torch for these architectures (`torch.cuda.get_arch_list()`) runs on the device; True, too, where the list has none of CUDA's names.
+    """Return True if a build of torch for these architectures (`torch.cuda.get_arch_list()`) runs on the device; True, too, where the list
+    has none of CUDA's names.
 
     Code of sm_86 runs on every 8.x from 8.6 on; sm_90a on that one alone; compute_90 is compiled at the start for all from 9.0 on.
     """

@@ -1,4 +1,6 @@
-"""The environment of a rank: torchrun's variables, so that any script written for torchrun runs unchanged; and what of it the agent itself has."""
+"""The environment of a rank: torchrun's variables, so that any script written for torchrun runs unchanged; and what of it the agent itself
+has.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,9 @@ def inherited() -> dict[str, str]:
 
 
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-"""Names under which PyTorch reads the settings of its allocator: of all devices, since 2.9; the older ones go on to be read. Stage3 gathers tensors of ever
-other sizes, and segments that can't grow leave holes between them."""
+"""Names under which PyTorch reads the settings of its allocator: of all devices, since 2.9; the older ones go on to be read. Stage3 gathers
+tensors of ever other sizes, and segments that can't grow leave holes between them.
+"""
 
 
 THREADS, DEFAULT_THREADS = "OMP_NUM_THREADS", "LOCKSTEP_DEFAULT_THREADS"

@@ -21,7 +21,9 @@ class MemoryGroup:
         self._kills = self._count()
 
     def killed(self, peak_bytes: int) -> OutOfMemory | None:
-        """Return the limit and the peak if the kernel has killed a process since the last call. Call it when a rank has ended, with its memory's peak."""
+        """Return the limit and the peak if the kernel has killed a process since the last call. Call it when a rank has ended, with its
+        memory's peak.
+        """
         before, self._kills = self._kills, self._count()
         if self._folder is None or self._kills <= before:
             return None

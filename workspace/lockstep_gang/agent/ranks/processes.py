@@ -49,7 +49,8 @@ def become_subreaper() -> None:
 def start_process(
     command: Sequence[str], folder: str, environment: Mapping[str, str], output: int, source: int = subprocess.DEVNULL
 ) -> int:
-    """The process's id. It leads its own session, reads `source`, writes both streams to `output`, and is killed by the kernel if this process ends.
+    """The process's id. It leads its own session, reads `source`, writes both streams to `output`, and is killed by the kernel if this
+    process ends.
 
     Raises OSError when the command can't be started.
     """
@@ -84,7 +85,9 @@ def ended_children(leaders: Mapping[int, object]) -> Iterator[EndedProcess]:
 
 
 def _next_ended(leaders: Mapping[int, object]) -> tuple[int, int, resource.struct_rusage, tuple[str, ...]] | None:
-    """(process id, status, what it used, what it left running) of a child that ended; None: the others run. Raises ChildProcessError when there is no child."""
+    """(process id, status, what it used, what it left running) of a child that ended; None: the others run. Raises ChildProcessError when
+    there is no child.
+    """
     if not hasattr(os, "waitid"):  # macOS before Python 3.13: the group is killed just after its number is free
         pid, status, used = os.wait4(-1, os.WNOHANG)
         if pid in leaders:
@@ -101,7 +104,9 @@ def _next_ended(leaders: Mapping[int, object]) -> tuple[int, int, resource.struc
 
 
 def _left_by(leader: int, leaders: Mapping[int, object]) -> tuple[str, ...]:
-    """Programs that run on after their leader: of its group, and orphans, which are this process's children now. Not Python's own, which end by themselves."""
+    """Programs that run on after their leader: of its group, and orphans, which are this process's children now. Not Python's own, which
+    end by themselves.
+    """
     left = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:

@@ -86,7 +86,9 @@ class RemainingTime:
         self._last: tuple[int, float] | None = None
 
     def step(self, status: TrainerStatus, now: float) -> Step | None:
-        """The step that a status tells; None: no step is known yet. The last status names none, and says 100 % of a training that ended early, too."""
+        """The step that a status tells; None: no step is known yet. The last status names none, and says 100 % of a training that ended
+        early, too.
+        """
         self._total = status.total or self._total
         if status.step is None:
             ended = self._ended_at(now) if status.percentage == 100 else None
@@ -97,7 +99,9 @@ class RemainingTime:
         return Step(0, step, self._total, status.epoch, self._remaining(step, now), status.metrics)
 
     def _ended_at(self, now: float) -> int | None:
-        """The step at the end: the last one, or all, if those that were left can have been made since then at the pace before, twice as fast at most."""
+        """The step at the end: the last one, or all, if those that were left can have been made since then at the pace before, twice as
+        fast at most.
+        """
         if self._first is None or self._last is None:
             return None
         (first, began), (last, at) = self._first, self._last
@@ -199,7 +203,9 @@ class ProgressServer:
 
 
 def offered(variables: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables for a rank with this environment. One that already reports elsewhere is left alone; a proxy is not asked for loopback."""
+    """The variables for a rank with this environment. One that already reports elsewhere is left alone; a proxy is not asked for
+    loopback.
+    """
     if not variables or URL in environment:
         return {}
     proxied = any(environment.get(proxy) for proxy in ("http_proxy", "HTTP_PROXY"))

@@ -125,7 +125,9 @@ class RankProcess:
         return local_rank_option(self._command, self._folder, self._environment, self._gets_local_rank)
 
     def start(self, standby: Standby, option: str) -> None:
-        """Start the rank, as the standby process that waits for it if there is one. A command that can't be started counts as an exit. `option`: of its local rank."""
+        """Start the rank, as the standby process that waits for it if there is one. A command that can't be started counts as an exit.
+        `option`: of its local rank.
+        """
         taken = standby.take(self._environment)
         if taken is not None:
             self.pid, self.pipe = taken
@@ -256,7 +258,9 @@ class LocalRanks:
         return [rank.exit for rank in self._ranks if rank.exit is not None]
 
     def save(self) -> None:
-        """Send SIGTERM to each rank, once: a second one would meet it while it ends. Not to its children: data loaders that die would break the save."""
+        """Send SIGTERM to each rank, once: a second one would meet it while it ends. Not to its children: data loaders that die would break
+        the save.
+        """
         for pid, rank in self._by_pid.items():
             if not rank.ordered:
                 rank.ordered = True
@@ -275,7 +279,9 @@ class LocalRanks:
         return [rank for rank in self._ranks if rank.pid in self._by_pid or rank.pid in self._outlived]
 
     def look_for_children(self) -> None:
-        """Note which ranks are outlived by their children. Called at every child's end, before another process can get the number of a group."""
+        """Note which ranks are outlived by their children. Called at every child's end, before another process can get the number of a
+        group.
+        """
         self._outlived = {pid for pid in self._outlived if not group_is_gone(pid)}
 
     def survivors(self) -> list[Dumped]:

@@ -1,8 +1,9 @@
-"""Program that every Python of a rank runs first, as its `sitecustomize`: `lockstep stacks` can then ask where the process is, and it goes on.
+"""Program that every Python of a rank runs first, as its `sitecustomize`: `lockstep stacks` can then ask where the process is, and it goes
+on.
 
-The answer, the stacks of all its threads, is written by faulthandler within the signal's handler: no matter what holds the interpreter. It goes to a
-file without a name in memory, which whoever asks finds among the process's descriptors, so that neither the log nor a volume has it. The file is called
-by the number of the signal.
+The answer, the stacks of all its threads, is written by faulthandler within the signal's handler: no matter what holds the interpreter. It
+goes to a file without a name in memory, which whoever asks finds among the process's descriptors, so that neither the log nor a volume has
+it. The file is called by the number of the signal.
 
 Runs in whatever Python a script is started with, so: the standard library, and nothing of Lockstep's.
 """

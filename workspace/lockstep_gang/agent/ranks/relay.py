@@ -22,7 +22,9 @@ CAPTURED_LINES = 20_000  # stacks of 100 threads, 100 frames each, and what else
 _READ_BYTES = 65536
 _READS = 16  # more than a pipe holds; a rank that floods its output must not keep its agent from all else
 OLD_SECONDS = 20.0
-"""Age from which on a line doesn't tell why the rank ended: an interpreter takes a while to end, for threads that it awaits, above all on a busy machine."""
+"""Age from which on a line doesn't tell why the rank ended: an interpreter takes a while to end, for threads that it awaits, above all on a
+busy machine.
+"""
 WENT_ON_SECONDS = 1.0
 """Time after an exception, a child's or one that was caught, from which on another line shows that it didn't end the rank."""
 _COLORS = re.compile(rb"(\x1b\[[0-9;]*[mK])")
@@ -95,12 +97,16 @@ class Relay:
         return first
 
     def _of_a_child(self) -> list[tuple[float, str]]:
-        """Entries of the exception that ended a child, if the last one says only that a child ended: a launcher takes its time, and writes more than is kept."""
+        """Entries of the exception that ended a child, if the last one says only that a child ended: a launcher takes its time, and writes
+        more than is kept.
+        """
         before, last = self._raised_before, self._raised
         return before if before and says_child_ended(last[-1][1]) and last[-1][0] - before[-1][0] <= OLD_SECONDS else []
 
     def _entries(self) -> list[tuple[float, str]]:
-        """The last lines, with those that name the last exception before them where more was written just after it, as hooks of an exit do."""
+        """The last lines, with those that name the last exception before them where more was written just after it, as hooks of an exit
+        do.
+        """
         raised = self._raised if self._raised and self._last[-1][0] - self._raised[-1][0] <= WENT_ON_SECONDS else []
         before = [entry for entry in (*self._of_a_child(), *raised) if all(entry is not last for last in self._last)]
         if not before:

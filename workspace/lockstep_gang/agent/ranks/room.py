@@ -27,7 +27,9 @@ _PATH = re.compile(r"(?<![\w.~/-])/[^\s'\"`<>():;,]+")
 
 
 def lack_of_room(run: Run, lines: Sequence[str]) -> str:
-    """Return which file system has no room and what helps, for a rank that wrote so in its last lines or was ended by SIGBUS; empty: none is known."""
+    """Return which file system has no room and what helps, for a rank that wrote so in its last lines or was ended by SIGBUS; empty: none
+    is known.
+    """
     line = next((line for line in reversed(lines) if NO_ROOM.search(line)), "")
     if not line:
         return ""
@@ -48,8 +50,8 @@ def lack_of_room(run: Run, lines: Sequence[str]) -> str:
 class Leavings:
     """Files of this node's ranks in a folder that all processes use.
 
-    `own`: the folder is the pod's, so what was made there since the attempt began is its ranks', and what has a known name, too. Elsewhere, what
-    was made since then under a known name, and was seen in use by a rank. Nothing that a process still uses. `agents`: a folder in it
+    `own`: the folder is the pod's, so what was made there since the attempt began is its ranks', and what has a known name, too. Elsewhere,
+    what was made since then under a known name, and was seen in use by a rank. Nothing that a process still uses. `agents`: a folder in it
     that isn't the ranks'; it has their caches, too, so nothing is removed where there is room.
     """
 
@@ -88,7 +90,9 @@ class Leavings:
         )
 
     def _in_use(self, processes: Iterable[Path]) -> set[str]:
-        """Names in use. Raises PermissionError for a process in the pod that can't be looked at. Elsewhere, each user has some, such as sshd's."""
+        """Names in use. Raises PermissionError for a process in the pod that can't be looked at. Elsewhere, each user has some, such as
+        sshd's.
+        """
         names = set[str]()
         for process in processes:
             try:
@@ -115,13 +119,17 @@ class Leavings:
 
 
 def leavings_of(run: Run, agent_folder: Path) -> tuple[Leavings, ...]:
-    """Return where ranks of this agent leave files. It knows for sure that the pod's are theirs if it is the first process of a job's container."""
+    """Return where ranks of this agent leave files. It knows for sure that the pod's are theirs if it is the first process of a job's
+    container.
+    """
     own = run.host is None and run.interactive is None and os.getpid() == 1
     return (Leavings(SHM, own), *([Leavings(TMP, own, agent_folder)] if own else []))
 
 
 def _remove(path: Path, top: Path) -> bool:
-    """Remove a file, and the folders above it that are empty then, which a script would take for its finished copy. Return True if the file is gone."""
+    """Remove a file, and the folders above it that are empty then, which a script would take for its finished copy. Return True if the file
+    is gone.
+    """
     with contextlib.suppress(OSError):
         path.unlink()
         for folder in path.parents[: path.parents.index(top)]:
@@ -138,7 +146,9 @@ def _processes(leaders: Container[int] | None = None) -> Iterator[Path]:
 
 
 def _names_in_use(process: Path) -> Iterator[str]:
-    """Names of the files that a process has open or mapped, without their folders, which other mount namespaces call otherwise. Raises PermissionError."""
+    """Names of the files that a process has open or mapped, without their folders, which other mount namespaces call otherwise. Raises
+    PermissionError.
+    """
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
         lines = (process / "maps").read_text(errors="surrogateescape").splitlines()
         yield from (line.rpartition("/")[2] for line in lines if "/" in line)

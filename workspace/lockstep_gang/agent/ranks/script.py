@@ -30,7 +30,9 @@ _DECLARES = ("add_argument", "add_option", "option", "Option")
 
 
 def argv(asked: Asked) -> tuple[str, ...]:
-    """Return the argument list of a run that was asked for. `x.py` and `-m module` go to Python; anything else is a program, of the folder before the PATH."""
+    """Return the argument list of a run that was asked for. `x.py` and `-m module` go to Python; anything else is a program, of the folder
+    before the PATH.
+    """
     first, *rest = asked.command
     if first == MODULE or is_script(first):
         return (PYTHON, *asked.command)
@@ -43,16 +45,19 @@ def is_script(first: str) -> bool:
 
 
 def with_local_rank(command: Sequence[str], option: str, local_rank: int) -> tuple[str, ...]:
-    """Return the argument list with the option right behind the name of the script or module, as DeepSpeed's launcher writes it; '': none."""
+    """Return the argument list with the option right behind the name of the script or module, as DeepSpeed's launcher writes it; '':
+    none.
+    """
     at = 3 if command[1:2] == (MODULE,) else 2
     return (*command[:at], *([f"{option}={local_rank}"] if option else []), *command[at:])
 
 
 def local_rank_option(command: Sequence[str], folder: str, environment: Mapping[str, str], stated: bool | None) -> str:
-    """Return the option by which each rank of a Python program gets its local rank; '': none. `stated`: whether it gets it; None: its text decides.
+    """Return the option by which each rank of a Python program gets its local rank; '': none. `stated`: whether it gets it; None: its text
+    decides.
 
-    The text has to take it as an option, in the program's file or in one beside it that it imports: who reads LOCAL_RANK alone would refuse it.
-    Blocking: a volume may be slow.
+    The text has to take it as an option, in the program's file or in one beside it that it imports: who reads LOCAL_RANK alone would refuse
+    it. Blocking: a volume may be slow.
     """
     if stated is False or any(word.partition("=")[0] in (LOCAL_RANK, LOCAL_RANK_DASHED) for word in command):
         return ""
@@ -73,7 +78,9 @@ def _files_of(command: Sequence[str], folder: str, environment: Mapping[str, str
 
 
 def _declared(file: Path, root: Path | None) -> str:
-    """Option for the local rank that a file declares, or a file below `root` that it imports, if it speaks of a local rank at all; '': none."""
+    """Option for the local rank that a file declares, or a file below `root` that it imports, if it speaks of a local rank at all; '':
+    none.
+    """
     tree = parsed(file) if _MENTION.search(read_source(file)) else None
     nodes = list(ast.walk(tree)) if tree is not None else []
     options = {option for node in nodes if isinstance(node, ast.Call) for option in _options_of(node)}
@@ -114,7 +121,7 @@ def program_problem(program: str, folder: str, environment: Mapping[str, str]) -
         f"{file} is not executable: `chmod +x` it, or {instead}": not os.access(file, os.X_OK),
         f"{program} is in {folder}, which is not on the PATH: write ./{program}": on_path is None and "/" not in program,
         f"the first line of {file} ends with a carriage return, as on Windows: sed -i 's/\\r$//' {file}, or {instead}": "\r" in path + name,
-        f"the first line of {file} names {path}, which is not there: correct it, or {instead}": path and not os.path.isfile(path),  # noqa: PTH113
+        f"the first line of {file} names {path}, which is not there: correct it, or {instead}": (path and not os.path.isfile(path)),  # noqa: PTH113
     }
     return next((problem for problem, holds in problems.items() if holds), "")
 
@@ -158,7 +165,8 @@ def _digest(path: Path) -> str:
 
 
 def file_elsewhere(run: Run, lines: Sequence[str]) -> str:
-    """Return where a file or a package is that a rank's last lines miss, if that is beside the script or in a folder above, and the fields that lead there.
+    """Return where a file or a package is that a rank's last lines miss, if that is beside the script or in a folder above, and the fields
+    that lead there.
 
     Blocking: a volume may be slow.
     """

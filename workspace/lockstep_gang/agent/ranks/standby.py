@@ -1,8 +1,9 @@
-"""The next attempt's ranks, started while the gang backs off or tests its devices: they import, which is most of a start, and wait for their order.
+"""The next attempt's ranks, started while the gang backs off or tests its devices: they import, which is most of a start, and wait for
+their order.
 
-Only of Lockstep's trainer, which knows how to wait (`lockstep_train/standby.py`). Such a process is its rank's from the beginning: same rank,
-next attempt. Where the next attempt turns out otherwise (another number, ranks in another order, a process that ended), it is killed, and the
-rank is started as any other.
+Only of Lockstep's trainer, which knows how to wait (`lockstep_train/standby.py`). Such a process is its rank's from the beginning: same
+rank, next attempt. Where the next attempt turns out otherwise (another number, ranks in another order, a process that ended), it is killed,
+and the rank is started as any other.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ class Standby:
         return self._waiting
 
     def prepare(self, command: Sequence[str], folder: str, environments: Sequence[Mapping[str, str]]) -> None:
-        """Start one for each rank of the attempt that has ended, or would have been the one before, whose variables these are. One that can't be started is left out."""
+        """Start one for each rank of the attempt that has ended, or would have been the one before, whose variables these are. One that
+        can't be started is left out.
+        """
         self.drop()
         for ended in environments:
             environment = {**ended, VARIABLE: "1", "LOCKSTEP_ATTEMPT": str(int(ended["LOCKSTEP_ATTEMPT"]) + 1)}
@@ -99,7 +102,9 @@ def _started(command: Sequence[str], folder: str, environment: Mapping[str, str]
 
 
 def _ordered(process: StandbyProcess, environment: Mapping[str, str]) -> bool:
-    """Send the order: a few variables, far less than a pipe holds. True if it was written; if the process has just ended, its exit tells."""
+    """Send the order: a few variables, far less than a pipe holds. True if it was written; if the process has just ended, its exit
+    tells.
+    """
     order = {"given": time.monotonic(), "environment": changes(process.environment, environment)}
     line = json.dumps(order).encode() + b"\n"
     try:

@@ -121,7 +121,9 @@ class Conversation:
         self._send({"interrupt": True})
 
     def _answers(self, patience: float | None) -> list[dict[str, Any]]:
-        """Answers that have come. After `patience` seconds of nothing one line says so, since a script that imports much prints nothing for a while."""
+        """Answers that have come. After `patience` seconds of nothing one line says so, since a script that imports much prints nothing for
+        a while.
+        """
         sources: list[Any] = [self._connection, self._woken, *([sys.stdin.fileno()] if self._until_eof else [])]
         ready, _, _ = select.select(sources, [], [], patience)
         if not ready and patience is not None:
@@ -143,7 +145,9 @@ class Conversation:
         return [json.loads(line) for line in lines]
 
     def _take_input(self, descriptor: int) -> None:
-        """Read input that comes from a laptop by exec: a `c` is a Ctrl-C there, the end of input a lost connection. Anything else keeps it alive."""
+        """Read input that comes from a laptop by exec: a `c` is a Ctrl-C there, the end of input a lost connection. Anything else keeps it
+        alive.
+        """
         data = os.read(descriptor, READ_BYTES)
         if not data:
             raise SystemExit(INTERRUPTED)

@@ -1,7 +1,8 @@
 """The agent's socket in a dev environment: people in the pod ask it for runs. Mode 0600, so only the pod's own user may.
 
-A client says one JSON object a line: first `{"verb": "run" | "stop" | "env", …}`, later `{"interrupt": true}`. It hears `{"lines": […]}` and at
-last `{"exitCode": 0, "message": ""}`. A client that goes away has interrupted its run: nothing runs on unseen, unless it was asked for so.
+A client says one JSON object a line: first `{"verb": "run" | "stop" | "env", …}`, later `{"interrupt": true}`. It hears `{"lines": […]}`
+and at last `{"exitCode": 0, "message": ""}`. A client that goes away has interrupted its run: nothing runs on unseen, unless it was asked
+for so.
 """
 
 from __future__ import annotations

@@ -19,7 +19,9 @@ FAULTS = 4
 TEXT = 300
 _COMPLETION = re.compile(r"Got completion from peer (?P<peer>\S+?)<\d+> with (?:error |status=(?:\w+\()?)(?P<status>\d+)")
 _STATUS = {4: FaultKind.LOCAL, 5: FaultKind.EFFECT, 8: FaultKind.LOCAL, 19: FaultKind.LOCAL}
-"""Work completions: local protection, flushed after an earlier fault, local access, fatal. All others are between two nodes (12: no answer)."""
+"""Work completions: local protection, flushed after an earlier fault, local access, fatal. All others are between two nodes (12: no
+answer).
+"""
 _LOCAL, _PATH, _EFFECT = FaultKind.LOCAL, FaultKind.PATH, FaultKind.EFFECT
 _IB = r"^NET/g?IB(?:ext\w*)? ?: "
 """Prefix of NCCL's own network for verbs and of plugins that are made from it."""
@@ -34,7 +36,8 @@ _KINDS = tuple(
         (_IB + r"(?:No IP interface found|Attempted to (?:merge|connect) incompatible|Trying to merge .* different link_layer)", _LOCAL),
         (_IB + r"(?:open|read) failed in ncclIbRoceGetVersionNum", _LOCAL),
         (_IB + r"(?:Remote \S+ device is incompatible|Can't (?:merge|connect) net devices with different link_layer)", _PATH),
-        (_IB + r"(?:\w+: )?(?:Got CQE with error|Maximum number of probing|Could not find a functional device|Fatal error|The error is fatal)", _PATH),
+        (_IB + r"(?:\w+: )?(?:Got CQE with error|Maximum number of probing|Could not find a functional device|Fatal error|The error is"
+               r" fatal)", _PATH),
         (r"^Detected mixed local Net device counts", _PATH),
         (r"^MNNVL .*(?:not supported|not working) on this system", _LOCAL),
         (r"^Bootstrap ?: no socket interface found|^no device found .*verify NCCL_OOB_NET_IFNAME", _LOCAL),
@@ -51,16 +54,21 @@ _KINDS = tuple(
         (r"Call to (?:recv from|send to) (?P<peer>\S+?)<\d+> failed", _EFFECT),
         (r"Error encountered progressing operation|Failed to execute operation|encountered a fatal error|: socket progress error", _EFFECT),
         (r"^NET/OFI .*completed with error.*(?:[Uu]nresponsive|[Uu]nreachable)", _PATH),
-        (r"^NET/OFI .*completed with error.*\b(?:RC|err): (?!(?:103|104|107|108|125)\b)", _PATH),  # (not aborted, reset, not connected, shut down, canceled)
+        # (not aborted, reset, not connected, shut down, canceled)
+        (r"^NET/OFI .*completed with error.*\b(?:RC|err): (?!(?:103|104|107|108|125)\b)", _PATH),
         (r"^NET/OFI .*completed with error", _EFFECT),
-        (r"^NET/OFI .*(?:Unable to insert remote address|Error posting|Could not send request|call to fi_|fi_write\w* failed|Unable to issue read)", _PATH),
-        (r"^NET/OFI .*(?:(?:Unable to|Could not) register memory|Unable to (?:bind|enable) MR|Couldn't (?:open|create|allocate|bind|enable|register))", _LOCAL),
-        (r"^NET/OFI (?:.*fi_getinfo\(\) call failed|No (?:viable|eligible)|Creating new endpoint .* failed|Unable to find a protocol)", _LOCAL),
+        (r"^NET/OFI .*(?:Unable to insert remote address|Error posting|Could not send request|call to fi_|fi_write\w* failed|Unable to"
+         r" issue read)", _PATH),
+        (r"^NET/OFI .*(?:(?:Unable to|Could not) register memory|Unable to (?:bind|enable) MR|Couldn't"
+         r" (?:open|create|allocate|bind|enable|register))", _LOCAL),
+        (r"^NET/OFI (?:.*fi_getinfo\(\) call failed|No (?:viable|eligible)|Creating new endpoint .* failed|Unable to find a protocol)",
+            _LOCAL),
         (r"^NET/OFI (?:aws-ofi-nccl initialization failed|Failed to initialize \w+ protocol|GDR support reported .* couldn't be configured)", _LOCAL),
     )
 )  # fmt: skip
 _HARMLESS = re.compile(
-    r"event ?: (?:port active|GID table change|LID change|P_Key change|SM change|client reregistration|path migrated|communication established"
+    r"event ?: (?:port active|GID table change|LID change|P_Key change|SM change|client reregistration|path migrated|communication"
+    r" established"
     r"|send queue drained|last WQE reached|SRQ limit reached)"
     r"|Call to ibv_(?:open_device|query_device|query_port\w*) failed|" + _IB[1:] + r"Unable to (?:open|query)",
     re.IGNORECASE,
@@ -121,7 +129,8 @@ _CHARACTERS = 200
 SETTINGS = frozenset(
     f"NCCL_{name}"
     for name in (
-        "NET", "NET_PLUGIN", "IB_DISABLE", "IB_HCA", "IB_GID_INDEX", "IB_TC", "IB_SL", "IB_ADDR_FAMILY", "IB_ROCE_VERSION_NUM", "NET_GDR_LEVEL",
+        "NET", "NET_PLUGIN", "IB_DISABLE", "IB_HCA", "IB_GID_INDEX", "IB_TC", "IB_SL", "IB_ADDR_FAMILY", "IB_ROCE_VERSION_NUM",
+            "NET_GDR_LEVEL",
         "NET_GDR_READ", "DMABUF_ENABLE", "SOCKET_IFNAME", "CROSS_NIC", "P2P_DISABLE", "SHM_DISABLE",
     )
 )  # fmt: skip

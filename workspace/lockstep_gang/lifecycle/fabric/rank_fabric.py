@@ -55,7 +55,9 @@ def uses_direct(rank: RankFabric) -> bool | None:
 
 
 def direct_by(rank: RankFabric) -> str:
-    """Way of GPUDirect, if it is used. A GPU with DMA-BUF says so at its start: without that word it is the other way, unless a plugin has its own."""
+    """Way of GPUDirect, if it is used. A GPU with DMA-BUF says so at its start: without that word it is the other way, unless a plugin has
+    its own.
+    """
     return rank.direct_by or ("nvidia-peermem" if rank.direct_able and not rank.provider else "")
 
 
@@ -99,7 +101,9 @@ def missing_hcas(rank: RankFabric, asked: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def extra_hcas(rank: RankFabric, asked: tuple[str, ...]) -> tuple[str, ...]:
-    """Listed devices that nobody named. Without `=` NCCL takes mlx5_1 for a beginning and mlx5_10 with it, which no one who writes it means."""
+    """Listed devices that nobody named. Without `=` NCCL takes mlx5_1 for a beginning and mlx5_10 with it, which no one who writes it
+    means.
+    """
     meant = tuple(entry if entry.startswith("=") or not are_whole_names([entry]) else f"={entry}" for entry in asked)
     return tuple(hca.name for hca in rank.hcas if meant and not any(_fits(entry, hca.name, hca.port) for entry in meant))
 

@@ -1,7 +1,8 @@
 """The fabric of the newest attempt: what ranks have reported, the verdict, and whether it stops the job (pure).
 
 A verdict against the fabric is reported when every rank has been heard, or after a while, so that its sentence names all ranks at once.
-With degradedPolicy Fail it is final: the same pods have the same devices, drivers and variables, so a restart in place would end the same way.
+With degradedPolicy Fail it is final: the same pods have the same devices, drivers and variables, so a restart in place would end the same
+way.
 """
 
 from __future__ import annotations

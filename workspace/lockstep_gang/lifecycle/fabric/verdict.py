@@ -35,7 +35,9 @@ GLOO = "gloo"
 
 
 def verdict(run: Run, ranks: RankFabrics, *, steps_done: bool = False) -> FabricReport | None:
-    """Verdict on the fabric; None: run.json does not say what was asked. `steps_done`: ranks have trained for a while, so NCCL has had its say."""
+    """Verdict on the fabric; None: run.json does not say what was asked. `steps_done`: ranks have trained for a while, so NCCL has had its
+    say.
+    """
     asked = run.fabric
     if asked is None:
         return None
@@ -126,7 +128,9 @@ def _unequal(run: Run, ranks: RankFabrics) -> dict[int, str]:
 
 
 def _unequally_direct(run: Run, fabrics: list[RankFabric]) -> dict[int, str]:
-    """Ranks that go through host memory, unlike those in their place on other nodes. GPUs of one node may be at different distances from its NICs."""
+    """Ranks that go through host memory, unlike those in their place on other nodes. GPUs of one node may be at different distances from
+    its NICs.
+    """
     place = run.layout.local_rank_of
     able = {place(rank.rank) for rank in fabrics if uses_direct(rank)}
     return {

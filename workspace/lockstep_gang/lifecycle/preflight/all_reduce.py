@@ -1,7 +1,8 @@
 """The short all-reduce (pure): its bandwidth, and which node makes it slow.
 
-First pairs of nodes measure it, then each node in doubt with one that is known to be good. A node is good once a pair with it was fast; it is
-bad when a pair of it and a good one was slow. Every round has its deadline and there are only so many rounds, so the search ends whatever hangs.
+First pairs of nodes measure it, then each node in doubt with one that is known to be good. A node is good once a pair with it was fast; it
+is bad when a pair of it and a good one was slow. Every round has its deadline and there are only so many rounds, so the search ends
+whatever hangs.
 """
 
 from __future__ import annotations

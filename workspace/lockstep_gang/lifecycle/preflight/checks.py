@@ -1,5 +1,5 @@
-"""The checks of a preflight (pure): names, reachability, clocks, files, shared memory, devices and software, each over what all nodes found, against run.json
-and against each other.
+"""The checks of a preflight (pure): names, reachability, clocks, files, shared memory, devices and software, each over what all nodes
+found, against run.json and against each other.
 
 A check is a name, the cause that it stands for, and the judgment.
 """
@@ -93,7 +93,10 @@ def judge_programs(run: Run, before: Mapping[str, ProgramFact], now: Mapping[str
             text = f"{program.path} on {name} is another program than the last attempt ran: "
             who = f"sent from {listed(program.senders)}" if program.senders else "changed by an editor or another tool there"
             if old.senders and program.senders and not set(old.senders) & set(program.senders):
-                fix = f"send the first one again with lockstep sync --force, then lockstep retry {run.job.name}, and the other one to a folder of its own (--to)"
+                fix = (
+                    f"send the first one again with lockstep sync --force, then lockstep retry {run.job.name}, and the other one to a"
+                    " folder of its own (--to)"
+                )
                 message = f"{text}that one was sent from {listed(old.senders)}, and this one {who}"
                 yield replace(error(PROGRAM, int(node), message, fix), final=True)
             else:
@@ -151,7 +154,10 @@ def shared_memory(nodes: NodeAnswers) -> Iterator[Finding]:
     expected = nodes.run.preflight.shm_bytes if nodes.run.preflight is not None else None
     for node, looked in nodes.looked.items():
         if expected is not None and looked.shm_bytes is not None and looked.shm_bytes < expected * _SHM_SHARE:
-            message = f"shared memory (/dev/shm) has {binary_size(looked.shm_bytes)} on {nodes.name(node)}, the cluster asks for {binary_size(expected)}"
+            message = (
+                f"shared memory (/dev/shm) has {binary_size(looked.shm_bytes)} on {nodes.name(node)}, the cluster asks for"
+                f" {binary_size(expected)}"
+            )
             yield warning("sharedMemory", node, message, nodes.words.shared_memory)
 
 
@@ -202,9 +208,7 @@ def libraries(nodes: NodeAnswers) -> Iterator[Finding]:
         for node, own, common in odd(values):
             message = f"{name} is {own or 'not installed'} on {nodes.name(node)} and {common or 'not installed'} on other nodes"
             fix = nodes.words.libraries
-            yield (
-                replace(error("libraries", node, message, fix), final=True) if name in _SAME else warning("libraries", node, message, fix)
-            )
+            yield replace(error("libraries", node, message, fix), final=True) if name in _SAME else warning("libraries", node, message, fix)
 
 
 def environment(nodes: NodeAnswers) -> Iterator[Finding]:

@@ -1,4 +1,6 @@
-"""The checks of RDMA NICs (pure): what NCCL would take of those that a node may open, beside what the cluster's file says and what other nodes have."""
+"""The checks of RDMA NICs (pure): what NCCL would take of those that a node may open, beside what the cluster's file says and what other
+nodes have.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,9 @@ _GID_FIX = "correct network.rdma.gid_index in the cluster file, or leave it out:
 
 
 def hcas(nodes: NodeAnswers) -> Iterator[Finding]:
-    """Find what NCCL can't do without (too few devices that can be opened, a stated one that can't or is down, no active port), and what is odd."""
+    """Find what NCCL can't do without (too few devices that can be opened, a stated one that can't or is down, no active port), and what is
+    odd.
+    """
     found = _devices(nodes)
     lacking = [told for devices in found for told in _lacking(nodes, devices)]
     yield from findings_of(nodes, "hcas", Severity.ERROR, lacking, excluding=True)
@@ -131,7 +135,9 @@ def _fits(stated: str, hca: HcaFacts, expected: ExpectedRdma) -> bool:
 
 
 def rates(nodes: NodeAnswers) -> Iterator[Finding]:
-    """Find ports that are slower than the cluster says, then devices whose rate or link layer differs between nodes, where nothing was found yet."""
+    """Find ports that are slower than the cluster says, then devices whose rate or link layer differs between nodes, where nothing was
+    found yet.
+    """
     stated, ports = nodes.rdma.rate, [(devices.node, hca) for devices in _devices(nodes) for hca in devices.active]
     slow = [(node, hca) for node, hca in ports if stated is not None and (gigabits(hca.rate) or stated) < stated]
     less = f"<> on {{}} at %s, the cluster says {stated}"

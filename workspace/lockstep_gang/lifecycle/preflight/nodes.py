@@ -63,7 +63,9 @@ Told = tuple[int, str, str, str]
 def findings_of(
     nodes: NodeAnswers, check: str, severity: Severity, problems: Sequence[Told], *, excluding: bool = False
 ) -> Iterator[Finding]:
-    """Make one finding of what is alike: of several things of a node, and of several nodes unless these are excluded (`excluding`, and others are well)."""
+    """Make one finding of what is alike: of several things of a node, and of several nodes unless these are excluded (`excluding`, and
+    others are well).
+    """
     things: dict[tuple[int, str, str], list[str]] = {}
     for node, thing, message, fix in problems:
         things.setdefault((node, message, fix), []).append(thing)

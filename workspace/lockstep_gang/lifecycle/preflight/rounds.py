@@ -213,7 +213,9 @@ def _begun(preflight: Preflight, now: float) -> Preflight:
 
 
 def _ask(preflight: Preflight, stage: Stage, now: float) -> Preflight:
-    """Ask a question. Its number is larger than any that another coordinator gave: an agent must not take it for one that it has answered."""
+    """Ask a question. Its number is larger than any that another coordinator gave: an agent must not take it for one that it has
+    answered.
+    """
     number = max(preflight.round + 1, int(now * 1000))
     return replace(preflight, stage=stage, round=number, asked_at=now, answers=())
 

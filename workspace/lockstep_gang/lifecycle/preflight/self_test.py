@@ -28,9 +28,11 @@ def judge_self_test(run: Run, tested: Mapping[int, SelfTestResult]) -> list[Find
     bad = {finding.node for finding in findings if finding.severity is Severity.ERROR}
     some_are_good = len(bad) < len(tested)
     return [
-        replace(one, excludes=some_are_good, final=not some_are_good and one.check == TORCH_BUILD)
-        if one.severity is Severity.ERROR
-        else one
+        (
+            replace(one, excludes=some_are_good, final=not some_are_good and one.check == TORCH_BUILD)
+            if one.severity is Severity.ERROR
+            else one
+        )
         for one in findings
     ]
 
@@ -68,7 +70,10 @@ def _of_device(name: str, node: int, device: DeviceResult, words: PlaceWords, *,
             fix = "look with nvidia-smi which process holds its memory" if device.error.startswith(_MEMORY) else other
         yield error(SELF_TEST, node, f"{name} failed the self-test: {device.error}", fix)
     elif device.wrong:
-        message = f"{name} computes wrong: {device.wrong} of {device.elements} numbers of a product in {device.precision} are not what they must be"
+        message = (
+            f"{name} computes wrong: {device.wrong} of {device.elements} numbers of a product in {device.precision} are not what they"
+            " must be"
+        )
         gpu_fix = "take it out of use and reset it (nvidia-smi --gpu-reset); replace it if it fails again"
         yield error(SELF_TEST, node, message, gpu_fix if has_gpus else "replace the machine's memory or CPU")
     if device.ecc_errors:

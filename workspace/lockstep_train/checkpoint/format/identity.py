@@ -32,7 +32,9 @@ class Identity:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Path below `training` → value: what else must be the same."""
     base_files: Mapping[str, str] = field(default_factory=dict)
-    """SHA-256 of each file of the base model, compared before all else (model/base_files.py). Empty in commits from before they were recorded."""
+    """SHA-256 of each file of the base model, compared before all else (model/base_files.py). Empty in commits from before they were
+    recorded.
+    """
     data_files: Mapping[str, str] = field(default_factory=dict)
     """SHA-256 of each data file, to name the one that makes another dataset."""
 

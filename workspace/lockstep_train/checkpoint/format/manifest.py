@@ -1,6 +1,7 @@
 """The manifest: what a commit holds and what it was trained from. Its presence is the commit.
 
-It is sealed, as all JSON files of the format are: the last line is the SHA-256 of every byte before it, which tells whether the file is whole.
+It is sealed, as all JSON files of the format are: the last line is the SHA-256 of every byte before it, which tells whether the file is
+whole.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Readers of commits, from which rotation keeps away, on a volume that any number of machines share.
 
-A reader puts a file beside the commits that names the one it reads, and counts up in it while it lives (`lockstep_spec/files.py`). Rotation takes
-a reader for dead when its file has not changed for ten minutes, and clears away what it leaves behind.
+A reader puts a file beside the commits that names the one it reads, and counts up in it while it lives (`lockstep_spec/files.py`). Rotation
+takes a reader for dead when its file has not changed for ten minutes, and clears away what it leaves behind.
 """
 
 from __future__ import annotations

@@ -68,13 +68,16 @@ def next_attempt(records: Iterable[Record], claim: Claim, used: Iterable[int] = 
         latest = max((record.given or 0 for record in every if record.job_uid == claim.job_uid), default=0)
         if claim.given <= latest:
             raise ConfigError(
-                f"attempt {claim.given} of this job is not newer than attempt {latest}, which already ran here; a newer attempt must be the one to go on"
+                f"attempt {claim.given} of this job is not newer than attempt {latest}, which already ran here; a newer attempt must be the"
+                " one to go on"
             )
     return max(claim.given or 1, 1 + max([*(record.attempt for record in every), *used], default=0))
 
 
 def follows_chain(records: Iterable[Record], resume_from: str, claim: Claim) -> bool:
-    """Return True if the run goes on from this folder's chain: always with `Auto`; with `None` or a path only after the job's first attempt."""
+    """Return True if the run goes on from this folder's chain: always with `Auto`; with `None` or a path only after the job's first
+    attempt.
+    """
     return resume_from == "Auto" or (claim.job_uid is not None and any(record.job_uid == claim.job_uid for record in records))
 
 

@@ -2,7 +2,8 @@
 
 No collective: a slow disk delays the commit, never a peer's step. Each node's first rank writes the same manifest to the
 volume it sees, so shared volumes (the writes are identical) and a volume a node both work. A wait in the store may cost a turn of
-the scheduler and of the GIL beside a training that fills the processor: so all keys are waited for at once, and what a rank knows it does not ask for.
+the scheduler and of the GIL beside a training that fills the processor: so all keys are waited for at once, and what a rank knows it does
+not ask for.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ class Decision:
     manifest: str | None = None
     problem: str | None = None
     answered: bool = True
-    """True if every rank has said how its writing ended. A rank writes one save at a time, so none is at work in this folder or an earlier one."""
+    """True if every rank has said how its writing ended. A rank writes one save at a time, so none is at work in this folder or an earlier
+    one.
+    """
 
 
 def acknowledge(ranks: Ranks, tag: str, shard: ShardRecord | None, problem: str | None) -> None:

@@ -83,7 +83,9 @@ class Line:
         self._wait().sendall(content)
 
     def drain(self) -> None:
-        """Read what the other side still sends, until it closes. A connection closed before that is reset, and what was said last is lost."""
+        """Read what the other side still sends, until it closes. A connection closed before that is reset, and what was said last is
+        lost.
+        """
         while self._wait().recv(CHUNK_BYTES):
             pass
 
@@ -304,7 +306,9 @@ def local_only(ranks: Ranks) -> Replicas:
 
 
 def connect(ranks: Ranks, checkpoints: Path, attempt: int, copies: int, master: tuple[str, int]) -> Replicas:
-    """Start this node's server, which serves until the process ends, and learn of the others'. `master`: where rank 0 is reached, to choose the address others see."""
+    """Start this node's server, which serves until the process ends, and learn of the others'. `master`: where rank 0 is reached, to choose
+    the address others see.
+    """
     token = bytes.fromhex(ranks.publish("replicas/token", secrets.token_hex(32) if ranks.first else None))
     server = Server(checkpoints, attempt, token, own_address(*master)) if ranks.first_of_node else None
     mine = [ranks.node, *server.place] if server is not None else None

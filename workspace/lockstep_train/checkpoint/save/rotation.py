@@ -60,7 +60,9 @@ class Rotation:
         return [name for name in doomed if self._delete(name)]
 
     def _delete(self, name: CommitName) -> bool:
-        """Delete a commit: first the name goes, so that a half-deleted folder never looks like a commit; then readers are looked for once more."""
+        """Delete a commit: first the name goes, so that a half-deleted folder never looks like a commit; then readers are looked for once
+        more.
+        """
         folder, trash = self._checkpoints / str(name), self._checkpoints / f"{TRASH}{name}"
         with contextlib.suppress(FileNotFoundError):
             folder.rename(trash)

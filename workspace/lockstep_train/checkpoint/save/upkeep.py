@@ -29,7 +29,9 @@ WriteAdapter = Callable[[Path, Manifest, Sequence[Path]], None]
 
 
 class Upkeep:
-    """Maintain one volume's commits: rotation, views, copies, exports. One rank a volume looks after it (`mine`); the others only send copies of shards."""
+    """Maintain one volume's commits: rotation, views, copies, exports. One rank a volume looks after it (`mine`); the others only send
+    copies of shards.
+    """
 
     def __init__(
         self, checkpoints: Path, keep: int, replicas: Replicas, tell: Say, *, mine: bool = True, exporter: Exporter | None = None
@@ -68,12 +70,14 @@ class Upkeep:
         lacking = self._replicas.lacking(manifest)
         if lacking:
             self._tell(
-                f"CHECKPOINT step {manifest.step} | {', '.join(lacking)} of {folder} has only one copy: the neighbor could not keep the other"
+                f"CHECKPOINT step {manifest.step} | {', '.join(lacking)} of {folder} has only one copy: the neighbor could not keep the"
+                " other"
             )
         newest = max((record.attempt for record in read_view(self._checkpoints).records), default=0)
         if newest > manifest.attempt:
             self._tell(
-                f"CHECKPOINT step {manifest.step} | attempt {newest} has started in {self._checkpoints}: commits of this attempt no longer count"
+                f"CHECKPOINT step {manifest.step} | attempt {newest} has started in {self._checkpoints}: commits of this attempt no longer"
+                " count"
             )
         if self._exporter is not None:
             self._exporter.begin(folder, manifest)

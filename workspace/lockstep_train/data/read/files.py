@@ -1,5 +1,6 @@
-"""The samples of one or many files: of a path, a pattern, or the splits of a folder. Files are read in the order of their names, one after the
-other, and lines or rows are counted through all of them."""
+"""The samples of one or many files: of a path, a pattern, or the splits of a folder. Files are read in the order of their names, one after
+the other, and lines or rows are counted through all of them.
+"""
 
 from __future__ import annotations
 
@@ -191,7 +192,9 @@ def local_files(source: SourceConfig, say: Say) -> DataFiles:
 
 
 def pattern_files(pattern: Path) -> list[Path]:
-    """Files that match a pattern, in the order of their names. Hidden ones match where a part of the pattern begins as they do. Raises ConfigError and OSError."""
+    """Files that match a pattern, in the order of their names. Hidden ones match where a part of the pattern begins as they do. Raises
+    ConfigError and OSError.
+    """
     count = next(number for number, part in enumerate(pattern.parts) if WILD & set(part))
     top, parts = Path(*pattern.parts[:count]), pattern.parts[count:]
     try:
@@ -217,8 +220,9 @@ def _matches(top: Path, parts: tuple[str, ...]) -> Iterator[Path]:
 
 
 def folders_of(folder: Path, walked: tuple[Path, ...] = ()) -> Iterator[Path]:
-    """The folder and those below it, but hidden ones. A link is followed unless it leads to where the walk comes anyway: loops end so, and nothing
-    is read twice. Raises OSError."""
+    """The folder and those below it, but hidden ones. A link is followed unless it leads to where the walk comes anyway: loops end so, and
+    nothing is read twice. Raises OSError.
+    """
     walked = walked or (folder.resolve(),)
     yield folder
     for child in sorted(folder.iterdir()):

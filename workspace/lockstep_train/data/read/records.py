@@ -50,7 +50,8 @@ def refuse_half_characters(*values: Any) -> None:
             text.encode()
         except UnicodeEncodeError as error:
             raise ValueError(
-                f"it holds half a surrogate pair (\\u{ord(text[error.start]):x}), which no tokenizer can read: write the character whole, or leave it out"
+                f"it holds half a surrogate pair (\\u{ord(text[error.start]):x}), which no tokenizer can read: write the character whole,"
+                " or leave it out"
             ) from error
 
 
@@ -137,7 +138,9 @@ def sample_of(record: Mapping[str, Any], line: int) -> AnySample:
 
 
 def _are_filled(record: Mapping[str, Any], question: str, answer: str) -> bool:
-    """Return True if both keys have a value. Raises ValueError where one of two that are there has none: the row's `text`, if it has one, may be the bare question."""
+    """Return True if both keys have a value. Raises ValueError where one of two that are there has none: the row's `text`, if it has one,
+    may be the bare question.
+    """
     has_question, has_answer = record.get(question) is not None, record.get(answer) is not None
     if has_question != has_answer and question in record and answer in record:
         raise ValueError(f"`{answer if has_question else question}` has no value")
@@ -151,7 +154,9 @@ def _conversation(record: Mapping[str, Any], messages: list[dict[str, Any]], pro
 
 
 def _is_trained(message: Mapping[str, Any], number: int) -> bool:
-    """Return True if a message is learned, by `train` and `weight`; it says nothing of messages that are not the assistant's. Raises ValueError."""
+    """Return True if a message is learned, by `train` and `weight`; it says nothing of messages that are not the assistant's. Raises
+    ValueError.
+    """
     train, weight = message.get("train"), message.get("weight")
     if train is not None and not isinstance(train, bool):
         raise ValueError(f"`train` of message {number} is neither true nor false")
@@ -222,7 +227,9 @@ def _tool_calls(message: Mapping[str, Any], place: str) -> list[dict[str, Any]] 
 
 
 def _call(call: object, place: str) -> dict[str, Any]:
-    """Call with the object around the function that templates expect, and keys in the order of servers, for some templates render all of them."""
+    """Call with the object around the function that templates expect, and keys in the order of servers, for some templates render all of
+    them.
+    """
     outer = _without(call) if isinstance(call, dict) else {}
     own = {"id", "type", "index"}
     function = outer.pop("function", None) or {name: outer.pop(name) for name in list(outer) if name not in own}
@@ -291,7 +298,9 @@ def _system(record: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _tools(record: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Tools of a record. A function that stands there bare, as in ShareGPT's files and OpenAI's older `functions`, gets the object around it that templates expect."""
+    """Tools of a record. A function that stands there bare, as in ShareGPT's files and OpenAI's older `functions`, gets the object around
+    it that templates expect.
+    """
     name = "functions" if record.get("functions") and not record.get("tools") else "tools"
     value = _decoded(record.get(name) or [], name)
     if not isinstance(value, list):

@@ -1,11 +1,12 @@
-"""Data that lie elsewhere: a dataset of the Hugging Face hub, a folder of an object store, or single objects of one. The files of a split are
-fetched once a volume at a commit that is written down, and read from there ever after.
+"""Data that lie elsewhere: a dataset of the Hugging Face hub, a folder of an object store, or single objects of one. The files of a split
+are fetched once a volume at a commit that is written down, and read from there ever after.
 
 Nothing is converted: rows come straight from the files as they were published, so a dataset is on the volume once, beside its tokens.
 
-The commits of a run's hub datasets, and what stands for the listings of its object stores, are the same on every volume and in all starts of the run.
-That of an earlier start on any volume counts, else what the name stands for now, by the word of rank 0: a branch that moves between two nodes' looks
-would give each other data. A hub's commit is the volume's, for all runs; an object store is looked at anew for each run.
+The commits of a run's hub datasets, and what stands for the listings of its object stores, are the same on every volume and in all starts
+of the run. That of an earlier start on any volume counts, else what the name stands for now, by the word of rank 0: a branch that moves
+between two nodes' looks would give each other data. A hub's commit is the volume's, for all runs; an object store is looked at anew for
+each run.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ def remote_name(source: Any) -> str | None:
 
 
 def data_remote(name: str) -> Remote:
-    """Remote of a dataset's name or of an address. Raises ConfigError for a pattern that can't be looked for, or an address with a password."""
+    """Remote of a dataset's name or of an address. Raises ConfigError for a pattern that can't be looked for, or an address with a
+    password.
+    """
     if not is_address(name):
         return HubRepository(name, DATASETS)
     return ObjectFiles(name) if names_objects(name) else ObjectFolder(name, DATASETS)
@@ -61,7 +64,8 @@ class ObjectFiles(ObjectFolder):
         folder, _, self._pattern = address.rpartition("/")
         if WILD & set(folder) or folder.endswith("/"):
             raise ConfigError(
-                f"{address} is not a valid pattern: only the last part of an address may contain *, ? or [, as in s3://bucket/folder/*.parquet"
+                f"{address} is not a valid pattern: only the last part of an address may contain *, ? or [, as in"
+                " s3://bucket/folder/*.parquet"
             )
         super().__init__(folder, DATASETS)
         self.name = address
@@ -164,9 +168,11 @@ def _data_source(source: SourceConfig, config: str | None, split: str | None, co
 
 
 def hub_dataset(source: SourceConfig, cache: Path, say: Say) -> DataSource:
-    """The dataset on this volume, fetched now if it never was. Its commit is that of the first time, unless a revision is stated that is one.
+    """The dataset on this volume, fetched now if it never was. Its commit is that of the first time, unless a revision is stated that is
+    one.
 
-    Raises ConfigError for a name, config or split that the hub doesn't have, TrainerError for a network or a volume with which it may work later.
+    Raises ConfigError for a name, config or split that the hub doesn't have, TrainerError for a network or a volume with which it may work
+    later.
     """
     name = remote_name(source) or ""
     remote = data_remote(name)

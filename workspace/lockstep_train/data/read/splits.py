@@ -51,8 +51,8 @@ def layout_of(what: str, names: Sequence[str], card: bytes | None, config: str |
     script = f"{PurePosixPath(what.rsplit(maxsplit=1)[-1]).name}.py"
     if script in names:
         raise ConfigError(
-            f"{what} needs a loading script of its own ({script}), and such scripts are no longer run; use the hub's Parquet copy: revision: "
-            "refs/convert/parquet, and config: the name of one of the copy's folders"
+            f"{what} needs a loading script of its own ({script}), and such scripts are no longer run; use the hub's Parquet copy:"
+            " revision: refs/convert/parquet, and config: the name of one of the copy's folders"
         )
     with tempfile.TemporaryDirectory(prefix="lockstep-layout-") as folder:
         root = Path(folder).resolve() / "data"
@@ -67,7 +67,9 @@ def layout_of(what: str, names: Sequence[str], card: bytes | None, config: str |
 
 
 def left_out(layout: DatasetLayout, names: Sequence[str]) -> list[str]:
-    """Warn of files that look like data and are of no split, in a line or none; none where a configuration was chosen, for the others are meant to be left out."""
+    """Warn of files that look like data and are of no split, in a line or none; none where a configuration was chosen, for the others are
+    meant to be left out.
+    """
     used = {file for files in layout.splits.values() for file in files}
     others = [name for name in names if name not in used and _looks_like_data(PurePosixPath(name))] if layout.config is None else []
     if not others:

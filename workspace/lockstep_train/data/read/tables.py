@@ -131,8 +131,9 @@ def is_blank(row: Row) -> bool:
 
 
 def without_nulls(value: Any) -> Any:
-    """Keep of an object all keys that have a value. Tables give each object of a column the keys of all of them, and a template would render those
-    as if somebody had written null. What stands in a list keeps its place."""
+    """Keep of an object all keys that have a value. Tables give each object of a column the keys of all of them, and a template would
+    render those as if somebody had written null. What stands in a list keeps its place.
+    """
     if isinstance(value, dict):
         return {key: without_nulls(item) for key, item in value.items() if item is not None}
     return [without_nulls(item) for item in value] if isinstance(value, list) else value

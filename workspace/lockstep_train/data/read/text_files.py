@@ -64,7 +64,8 @@ class Broken:
         """Raise ConfigError when there are any."""
         if self.count:
             raise ConfigError(
-                f"{self.count} broken lines in the data: {self._listed()}; fix them, or set training.data.onBroken to Drop to leave them out"
+                f"{self.count} broken lines in the data: {self._listed()}; fix them, or set training.data.onBroken to Drop to leave"
+                " them out"
             )
 
     def left_out(self) -> list[str]:
@@ -77,7 +78,9 @@ class Broken:
 
 
 def is_plain_text(path: Path) -> bool:
-    """Return True for plain text, by the file's name, where no format is stated. Raises ConfigError for what is neither, though it may look so."""
+    """Return True for plain text, by the file's name, where no format is stated. Raises ConfigError for what is neither, though it may look
+    so.
+    """
     if suffix_of(path) in {*TABLES, *JSON}:
         return False
     if _begins_with_object(path):
@@ -95,7 +98,8 @@ def refuse_packed(path: Path) -> None:
         raise ConfigError(f"the data {path} is an archive ({suffix}); unpack it, and name its folder")
     if suffix in {PARQUET, *ARROW} and is_compressed(path):
         raise ConfigError(
-            f"the data {path} is a compressed {suffix} file, which can't be read as a stream; decompress it ({suffix} files compress their columns themselves)"
+            f"the data {path} is a compressed {suffix} file, which can't be read as a stream; decompress it ({suffix} files compress their"
+            " columns themselves)"
         )
 
 
@@ -201,8 +205,9 @@ NOT_AT_AN_END = 16
 
 
 def read_array(path: Path, broken: Broken, form: Form = sample_of) -> Iterator[AnySample]:
-    """The samples of a file that is one JSON array, its objects counted from 1 as lines are. Raises ConfigError at an error of syntax, for what comes after it
-    can't be read."""
+    """The samples of a file that is one JSON array, its objects counted from 1 as lines are. Raises ConfigError at an error of syntax, for
+    what comes after it can't be read.
+    """
     with _opened(path) as file:
         decode = codecs.getincrementaldecoder("utf-8-sig")().decode
         texts = (text for chunk in iter(lambda: file.read(CHUNK), b"") if (text := decode(chunk)))

@@ -7,8 +7,8 @@ or repeated when that number changes.
 A micro-batch is one joined row: its sequences one after the other, without padding. Nothing is masked by an attention_mask: what keeps
 documents apart are their bounds and positions, which start again at 0 with every document.
 
-Evaluation, and training by rows, pad rows on their right. Attention is causal, so no real token sees the padding, and nothing is learned there; without a
-mask, an unpacked micro-batch takes attention's fast path. In a packed row the padding is a document of its own.
+Evaluation, and training by rows, pad rows on their right. Attention is causal, so no real token sees the padding, and nothing is learned
+there; without a mask, an unpacked micro-batch takes attention's fast path. In a packed row the padding is a document of its own.
 """
 
 from __future__ import annotations
@@ -96,7 +96,9 @@ def joined(examples: Sequence[Example]) -> Example:
 
 
 def collate(examples: Sequence[Example], ghost: Example, pad: int, device: torch.device, batches: Batches = Batches.ROWS) -> Batch:
-    """Make a micro-batch; an empty one becomes a ghost, a real example in which nothing is learned, so that every rank runs the same collectives."""
+    """Make a micro-batch; an empty one becomes a ghost, a real example in which nothing is learned, so that every rank runs the same
+    collectives.
+    """
     rows = list(examples) or [ghost.unlearned()]
     if batches is Batches.TOKENS:
         rows = [joined(rows)]

@@ -126,8 +126,9 @@ def _counted(tokens: Arrays, cut: tuple[Array, Array], rules: DocumentRules) -> 
 
 
 def blocks_of(tokens: Arrays, chosen: Array, rules: DocumentRules) -> MadeDocuments:
-    """Make documents of plain text: neighboring paragraphs joined up to maxLength tokens; a longer one is continued in the next block, so that
-    nothing is lost."""
+    """Make documents of plain text: neighboring paragraphs joined up to maxLength tokens; a longer one is continued in the next block, so
+    that nothing is lost.
+    """
     tail = int(tokens.facts["separator"])
     every = list(_blocks(tokens["offsets"], chosen, tail, rules.max_length - rules.prefix))
     prefix = rules.prefix

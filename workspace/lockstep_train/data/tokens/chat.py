@@ -1,8 +1,9 @@
 """The samples that a conversation makes: token ids, and which of them are learned.
 
-Turns are put together into one sample where the last one's rendering has the earlier ones as the model wrote them. Where a template rewrites an earlier
-turn (Qwen3 and GLM drop its thought, gpt-oss ends it with another token), that turn is a sample of its own, for the model never meets the rewritten form
-as something to write. Where a turn can't be located, the template's own `{% generation %}` marks are used, and where there are none, the conversation is
+Turns are put together into one sample where the last one's rendering has the earlier ones as the model wrote them. Where a template
+rewrites an earlier turn (Qwen3 and GLM drop its thought, gpt-oss ends it with another token), that turn is a sample of its own, for the
+model never meets the rewritten form as something to write. Where a turn can't be located, the template's own `{% generation %}` marks are
+used, and where there are none, the conversation is
 refused: a mask that is guessed teaches the wrong thing without a word.
 """
 
@@ -52,7 +53,9 @@ class Encoded:
 
 
 def encode_conversation(conversation: Conversation, template: ChatTemplate, train_on: TrainOn) -> list[Encoded]:
-    """The sample of the last turn, and one for each earlier turn that the template rewrites. Raises ValueError saying what is wrong with it."""
+    """The sample of the last turn, and one for each earlier turn that the template rewrites. Raises ValueError saying what is wrong with
+    it.
+    """
     form = _as_text if takes_text(template, tools=bool(conversation.tools)) else _as_object
     messages = tuple(_with_arguments(message, form) for message in conversation.messages)
     chat = Chat(messages, conversation.tools, conversation.options, template)
@@ -131,7 +134,9 @@ def _whole(chat: Chat, conversation: Conversation) -> Encoded:
 
 @cache
 def _beginning(template: ChatTemplate) -> tuple[int, ...]:
-    """Tokens that the template has before every message, where that is special tokens alone: GLM's [gMASK]<sop>, which the model is always given."""
+    """Tokens that the template has before every message, where that is special tokens alone: GLM's [gMASK]<sop>, which the model is always
+    given.
+    """
     try:
         text = Chat((), (), {}, template).beginning(0, prompted=False)
     except Unmasked:
@@ -166,7 +171,9 @@ def _in_pieces(template: ChatTemplate, text: str, cuts: Sequence[int]) -> tuple[
 
 
 def _continued(template: ChatTemplate, text: str) -> tuple[list[int], list[Span]]:
-    """Tokens of a text that others stand before. Tokenizers of Llama 2 and Mistral would put the mark of a word's beginning before one that stands alone."""
+    """Tokens of a text that others stand before. Tokenizers of Llama 2 and Mistral would put the mark of a word's beginning before one that
+    stands alone.
+    """
     ids, places = template.encode(BREAK + text)
     if across(places, len(BREAK)) is not None:
         return template.encode(text)
@@ -189,7 +196,9 @@ def _without_white_space(template: ChatTemplate, text: str, places: Sequence[Spa
 
 
 def _marked(chat: Chat, turns: Sequence[int], line: int) -> Encoded:
-    """Mask by the template's marks, one for each of the assistant's messages. Raises ValueError where the template refuses the conversation."""
+    """Mask by the template's marks, one for each of the assistant's messages. Raises ValueError where the template refuses the
+    conversation.
+    """
     assert chat.template.marked is not None  # noqa: S101 (the caller asked)
     text = chat.beginning(len(chat.messages), prompted=False)
     try:
@@ -199,8 +208,8 @@ def _marked(chat: Chat, turns: Sequence[int], line: int) -> Encoded:
     messages = [number for number, message in enumerate(chat.messages) if message["role"] == ASSISTANT]
     if len(marked) != len(messages):
         raise ValueError(
-            f"the chat template marks {len(marked)} parts of it for {len(messages)} of the assistant's messages; put its generation marks around "
-            "each of those once"
+            f"the chat template marks {len(marked)} parts of it for {len(messages)} of the assistant's messages; put its generation marks"
+            " around each of those once"
         )
     places = dict(zip(messages, marked, strict=True))
     last = places[messages[-1]][1]

@@ -18,7 +18,10 @@ from lockstep_train.data.tokens.tokenizer import Tokenizer
 from lockstep_train.data.tokens.turns import Span
 
 IGNORED = -100
-NO_TEMPLATE = "chats (`messages`, `conversations`, `instruction`) need a tokenizer with a chat template and character offsets, which the model's folder doesn't have"
+NO_TEMPLATE = (
+    "chats (`messages`, `conversations`, `instruction`) need a tokenizer with a chat template and character offsets, which the model's"
+    " folder doesn't have"
+)
 
 
 @dataclass(frozen=True)

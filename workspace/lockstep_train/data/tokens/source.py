@@ -143,8 +143,8 @@ class Remarks:
     def notes(self) -> list[str]:
         """Notes of a line each, the most frequent first."""
         divided = (
-            f"{self._name}: {self._divided['conversations']:,} conversations make {self._divided['samples']:,} samples, because the chat template "
-            "renders earlier answers differently from what the model writes (trainOn: LastTurn learns one of each conversation)"
+            f"{self._name}: {self._divided['conversations']:,} conversations make {self._divided['samples']:,} samples, because the chat"
+            " template renders earlier answers differently from what the model writes (trainOn: LastTurn learns one of each conversation)"
         )
         warnings = [
             f"WARNING: {self._name}: {count:,} {remark} (the first at line {self._first[remark]:,})"
@@ -177,8 +177,9 @@ def with_large_named(samples: Iterator[AnySample], name: str, say: Say) -> Itera
         if sample.characters >= BATCH_CHARACTERS and named < REMARKS:
             named += 1
             say(
-                f"WARNING: {name}:{sample.line} is one sample of {sample.characters:,} characters: it is tokenized whole, whatever overlong says, which "
-                f"may take minutes and {sample.characters * CHARACTER_BYTES / 1e9:.1f} GB of memory; divide it, or leave it out"
+                f"WARNING: {name}:{sample.line} is one sample of {sample.characters:,} characters: it is tokenized whole, whatever overlong"
+                f" says, which may take minutes and {sample.characters * CHARACTER_BYTES / 1e9:.1f} GB of memory; divide it, or leave"
+                " it out"
             )
         yield sample
 
@@ -198,8 +199,9 @@ def batches(samples: Iterator[AnySample]) -> Iterator[list[AnySample]]:
 
 
 def append_samples(writer: ArrayWriter, encoded: list[Encoded], before: int) -> Array:
-    """Add these samples after `before` tokens, and return the ids of them all. Samples of one conversation have the key of its first one, which has all of it: they
-    are evaluated or trained on together."""
+    """Add these samples after `before` tokens, and return the ids of them all. Samples of one conversation have the key of its first one,
+    which has all of it: they are evaluated or trained on together.
+    """
     lengths = numpy.array([len(item.ids) for item in encoded])
     ids = numpy.fromiter(itertools.chain.from_iterable(item.ids for item in encoded), numpy.int32, int(lengths.sum()))
     learned = numpy.frombuffer(b"".join(item.learned for item in encoded), numpy.uint8)

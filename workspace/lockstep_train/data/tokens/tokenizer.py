@@ -1,4 +1,6 @@
-"""The tokenizer of the model's folder, offline, reduced to what the data needs; its chat template; and the tokens at which its model stops writing."""
+"""The tokenizer of the model's folder, offline, reduced to what the data needs; its chat template; and the tokens at which its model stops
+writing.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ class Tokenizer:
 
 
 def load_tokenizer(folder: Path, choice: TemplateChoice = TemplateChoice()) -> Tokenizer:  # noqa: B008 (never changed)
-    """Load the folder's tokenizer, with the chat template that the run states, or its own. Raises ConfigError when the folder has no tokenizer, TrainerError when it can't be read now."""
+    """Load the folder's tokenizer, with the chat template that the run states, or its own. Raises ConfigError when the folder has no
+    tokenizer, TrainerError when it can't be read now.
+    """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from transformers import AutoTokenizer
 
@@ -88,7 +92,9 @@ def load_tokenizer(folder: Path, choice: TemplateChoice = TemplateChoice()) -> T
 
 
 def keep_white_space_in_places(backend: Any) -> None:
-    """Have a token's place in the text hold its white space, too. Tokenizers with `trim_offsets` (Llama 3) place a token of spaces nowhere."""
+    """Have a token's place in the text hold its white space, too. Tokenizers with `trim_offsets` (Llama 3) place a token of spaces
+    nowhere.
+    """
     processor = backend.post_processor
     if processor is not None:
         processor.__setstate__(json.dumps(_untrimmed(json.loads(processor.__getstate__()))).encode())
@@ -120,7 +126,9 @@ def padding(pad: int | None, end: int | None, vocabulary: int | None) -> int:
 
 
 def encode_many(tokenizer: Any, texts: list[str]) -> list[list[int]]:
-    """Encode many texts. Fast tokenizers are asked directly, since what transformers lays around their answers costs as much as tokenizing on many cores."""
+    """Encode many texts. Fast tokenizers are asked directly, since what transformers lays around their answers costs as much as tokenizing
+    on many cores.
+    """
     if not tokenizer.is_fast:
         return [list(tokenizer.encode(text, add_special_tokens=False)) for text in texts]
     with on_all_cores(tokenizer) as backend:
@@ -134,7 +142,9 @@ def place_many(tokenizer: Any, texts: list[str]) -> list[tuple[list[int], list[S
 
 @contextlib.contextmanager
 def on_all_cores(tokenizer: Any) -> Iterator[Any]:
-    """Give the library's own tokenizer, on all cores: only the process that builds the token cache comes here, and it starts no others meanwhile."""
+    """Give the library's own tokenizer, on all cores: only the process that builds the token cache comes here, and it starts no others
+    meanwhile.
+    """
     before = os.environ.get("TOKENIZERS_PARALLELISM", "false")
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
     backend = tokenizer.backend_tokenizer
@@ -152,8 +162,9 @@ def tokenizer_files(folder: Path) -> list[Path]:
 
 
 def tokenizer_digest(folder: Path, stops: list[int], template: str | None, variables: Mapping[str, Any]) -> str:
-    """Digest over the tokenizer's files, stop tokens, the template that the run states with its variables, and the versions of the libraries that read them:
-    another one means other tokens."""
+    """Digest over the tokenizer's files, stop tokens, the template that the run states with its variables, and the versions of the
+    libraries that read them: another one means other tokens.
+    """
     import tokenizers
     import transformers
 
@@ -172,7 +183,9 @@ TODAY = datetime(2025, 1, 1)
 
 
 def chat_template(tokenizer: Any, stops: Sequence[int], stated: Mapping[str, Any]) -> ChatTemplate | None:
-    """The tokenizer's template with the variables that the run states; None without one, or without the offsets that only fast tokenizers know."""
+    """The tokenizer's template with the variables that the run states; None without one, or without the offsets that only fast tokenizers
+    know.
+    """
     if not tokenizer.is_fast or tokenizer.chat_template is None:
         return None
     from transformers.utils.chat_template_utils import render_jinja_template
@@ -209,7 +222,9 @@ def chat_template(tokenizer: Any, stops: Sequence[int], stated: Mapping[str, Any
 
 
 def own_template(path: Path) -> str:
-    """The text of a template that the run states. Raises ConfigError for what is no template; another error where reading it again may help."""
+    """The text of a template that the run states. Raises ConfigError for what is no template; another error where reading it again may
+    help.
+    """
     from jinja2 import TemplateSyntaxError
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
@@ -239,7 +254,9 @@ def on_one_day(template: str) -> str:
 
 
 def stop_tokens(folder: Path, tokenizer: Any) -> list[int]:
-    """Tokens that servers stop at: `eos_token_id` of generation_config.json and config.json, and the tokenizer's own. Raises ConfigError."""
+    """Tokens that servers stop at: `eos_token_id` of generation_config.json and config.json, and the tokenizer's own. Raises
+    ConfigError.
+    """
     stated = {number for name in ("generation_config.json", "config.json") for number in _stated(folder / name)}
     if tokenizer.eos_token_id is not None:
         stated.add(tokenizer.eos_token_id)

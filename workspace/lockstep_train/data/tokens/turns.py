@@ -1,10 +1,12 @@
 """One turn of the assistant: what the model is given when it is asked, and what it writes, through the token at which it stops.
 
-Both follow from the tokenizer's own chat template, so no template needs to be known: the first messages rendered with the generation prompt are
-what the model is given; what the rendering of one message more has after that is what it writes. Three things need more than that.
+Both follow from the tokenizer's own chat template, so no template needs to be known: the first messages rendered with the generation prompt
+are what the model is given; what the rendering of one message more has after that is what it writes. Three things need more than that.
 
-- A stop token that is no part of the turn. In templates of GLM the marker of whoever speaks next is the stop token, so nothing stands after the last turn.
-- Thoughts. A generation prompt may begin one that the answer lacks; a template may drop those of the data (DeepSeek-R1), though the model writes them.
+- A stop token that is no part of the turn. In templates of GLM the marker of whoever speaks next is the stop token, so nothing stands after
+  the last turn.
+- Thoughts. A generation prompt may begin one that the answer lacks; a template may drop those of the data (DeepSeek-R1), though the model
+  writes them.
 - A context that is rendered otherwise once the answer follows, as Qwen3's is between two messages of the assistant.
 """
 
@@ -120,7 +122,8 @@ def turn_of(chat: Chat, number: int) -> Turn:
     answer = _without_end(_with_message(chat, number, message), number).answer
     if len(answer) != len(turn.answer):
         raise Unmasked(
-            f"messages[{number}] names a stop token of the model, and the chat template changes it, so the turn's own end can't be told from it"
+            f"messages[{number}] names a stop token of the model, and the chat template changes it, so the turn's own end can't be told"
+            " from it"
         )
     return _with_stop(turn, _with_message(chat, number, message), answer)
 
@@ -205,8 +208,9 @@ def _without_thought(prompt: str) -> Iterator[str]:
 
 
 def _prompts(chat: Chat, number: int, prompted: str | None) -> Iterator[str]:
-    """Texts right before the turn, also where all that comes before is rendered otherwise: the message before it and the generation prompt, and
-    that prompt alone."""
+    """Texts right before the turn, also where all that comes before is rendered otherwise: the message before it and the generation prompt,
+    and that prompt alone.
+    """
     before = str(chat.messages[number - 1].get("content") or "").strip() if number else ""
     if prompted is not None and before and before in prompted:
         yield prompted[prompted.rindex(before) :]
@@ -224,12 +228,13 @@ def _prompts(chat: Chat, number: int, prompted: str | None) -> Iterator[str]:
 
 
 NO_THOUGHT = (
-    "answers have no thought, but the chat template's generation prompt begins one, so the model will be asked for what it did not learn: give the data "
-    "thoughts, or turn them off in the template (in many: training.data.chatTemplateKwargs enable_thinking: false)"
+    "answers have no thought, but the chat template's generation prompt begins one, so the model will be asked for what it did not learn:"
+    " give the data thoughts, or turn them off in the template (in many: training.data.chatTemplateKwargs enable_thinking: false)"
 )
 OWN_THOUGHT = (
-    "answers have no thought, but after the chat template's generation prompt the model may think, which it then does as before training: give the data "
-    "thoughts, or turn them off in the template, in training and later (in many: training.data.chatTemplateKwargs enable_thinking: false)"
+    "answers have no thought, but after the chat template's generation prompt the model may think, which it then does as before training:"
+    " give the data thoughts, or turn them off in the template, in training and later (in many: training.data.chatTemplateKwargs"
+    " enable_thinking: false)"
 )
 LOST_THOUGHT = "answers have a thought in a field of its own that the chat template doesn't render: it is not learned"
 
@@ -255,7 +260,9 @@ def _with_thought(turn: Turn, chat: Chat, opened: bool) -> Turn:
 
 
 def _thought_of(message: Message) -> tuple[str, list[Any], Message, str | None]:
-    """The thought, what else the message says, the message with STAND_IN in the thought's place, and the white space behind a thought that the content holds."""
+    """The thought, what else the message says, the message with STAND_IN in the thought's place, and the white space behind a thought that
+    the content holds.
+    """
     content = message.get("content")
     written = WRITTEN_THOUGHT.match(content) if isinstance(content, str) else None
     if isinstance(content, str) and written:
@@ -272,7 +279,9 @@ STAND_IN = "qx-a-part-of-this-message-xq"
 
 
 def _renders(chat: Chat, turn: Turn, text: str, others: Any, changed: Message) -> bool:
-    """Return True if the template renders this part of the message. Where `others` hold the same text, too, the message `changed` tells, with STAND_IN in its place."""
+    """Return True if the template renders this part of the message. Where `others` hold the same text, too, the message `changed` tells,
+    with STAND_IN in its place.
+    """
     if text not in turn.answer:
         return False
     if not any(text in other for other in texts_of(others)):
@@ -352,8 +361,8 @@ def _with_stop(turn: Turn, chat: Chat, shown: str) -> Turn:
         return replace(turn, answer=end, remarks=(*turn.remarks, other_end(template, token)))
     if after and not end[after:].strip():
         raise ValueError(
-            f"the chat template puts nothing after messages[{turn.number}] at which the model could learn to stop "
-            f"(its stop tokens: {_named(template)}); set training.data.chatTemplate to a template that ends answers, or training.data.trainOn to All"
+            f"the chat template puts nothing after messages[{turn.number}] at which the model could learn to stop (its stop tokens:"
+            f" {_named(template)}); set training.data.chatTemplate to a template that ends answers, or training.data.trainOn to All"
         )
     return replace(turn, remarks=(*turn.remarks, no_end(template, end[after:].strip()[:40] if after else "")))
 
@@ -361,8 +370,8 @@ def _with_stop(turn: Turn, chat: Chat, shown: str) -> Turn:
 def other_end(template: ChatTemplate, token: str) -> str:
     """Remark on answers that end with a token which is no stop token."""
     return (
-        f"answers end with {token}, which is none of the model's stop tokens ({_named(template)}): generation won't stop there unless you add it to "
-        "eos_token_id of generation_config.json, or tell the server to stop at it"
+        f"answers end with {token}, which is none of the model's stop tokens ({_named(template)}): generation won't stop there unless you"
+        " add it to eos_token_id of generation_config.json, or tell the server to stop at it"
     )
 
 
@@ -402,7 +411,9 @@ def _calling(arguments: Any) -> Message:
 
 @cache
 def takes_text(template: ChatTemplate, tools: bool) -> bool:
-    """Return True if arguments of calls have to be JSON text: the template refuses an object (DeepSeek's), or writes it in Python's form."""
+    """Return True if arguments of calls have to be JSON text: the template refuses an object (DeepSeek's), or writes it in Python's
+    form.
+    """
     tool = {"type": "function", "function": {"name": "f", "description": "f", "parameters": {"type": "object", "properties": {}}}}
 
     def rendered(arguments: Any) -> str | None:

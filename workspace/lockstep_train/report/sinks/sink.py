@@ -45,7 +45,9 @@ Tell = Callable[..., None]
 
 
 class MetricsSink:
-    """Destination with a queue and a thread. The thread starts with the first point, so that no import is paid for by the start of the run."""
+    """Destination with a queue and a thread. The thread starts with the first point, so that no import is paid for by the start of the
+    run.
+    """
 
     def __init__(self, name: str, connect: Callable[[], Writer], tell: Tell) -> None:
         self.name = name

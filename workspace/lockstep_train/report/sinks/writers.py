@@ -14,7 +14,9 @@ from lockstep_train.report.sinks.sink import Point, ServiceRun
 
 
 class TensorBoardWriter:
-    """Writer by torch of event files, which `tensorboard --logdir runs/x/logs/tensorboard` shows, a process of its own. After a resume, TensorBoard hides what an earlier attempt wrote of the steps that are done again."""
+    """Writer by torch of event files, which `tensorboard --logdir runs/x/logs/tensorboard` shows, a process of its own. After a resume,
+    TensorBoard hides what an earlier attempt wrote of the steps that are done again.
+    """
 
     def __init__(self, folder: Path, resumed_step: int) -> None:
         with warnings.catch_warnings():
@@ -111,7 +113,9 @@ INIT_SECONDS = 30
 
 
 class WandBWriter:
-    """Writer by wandb, one run for all attempts of a job. wandb's own process does the sending; it gets no console, no code and no environment to send."""
+    """Writer by wandb, one run for all attempts of a job. wandb's own process does the sending; it gets no console, no code and no
+    environment to send.
+    """
 
     def __init__(self, config: WandBConfig, job: str, folder: Path, identity: ServiceRun, parameters: Mapping[str, Any]) -> None:
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")

@@ -22,7 +22,8 @@ KEPT_MAX = 256
 
 
 class RememberedRuns:
-    """The frozen run of every job that has pods, by the job's uid: its ConfigMap can be deleted by anybody, and its gang needs it to start again.
+    """The frozen run of every job that has pods, by the job's uid: its ConfigMap can be deleted by anybody, and its gang needs it to start
+    again.
 
     In memory only, as compressed text; not of a job with a very large one. The next leader reads the ConfigMaps.
     """

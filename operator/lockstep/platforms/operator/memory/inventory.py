@@ -33,7 +33,9 @@ class Watched:
     label_selector: str = ""
     field_selector: str = ""
     metadata_only: bool = False
-    """True if metadata is enough: of ServiceAccounts only names count, and ConfigMaps are read by name if needed: anybody may make large ones."""
+    """True if metadata is enough: of ServiceAccounts only names count, and ConfigMaps are read by name if needed: anybody may make large
+    ones.
+    """
 
     @property
     def query(self) -> dict[str, str]:
@@ -54,10 +56,13 @@ WATCHED = (
     Watched("Node"),
     Watched("Event", field_selector="type=Warning,involvedObject.kind!=Node,involvedObject.kind!=TrainingJob"),
 )
-"""Kinds to watch. The operator's own Events are left out; they outlive their jobs by an hour, and kopf remembers a kilobyte of each object that it has seen."""
+"""Kinds to watch. The operator's own Events are left out; they outlive their jobs by an hour, and kopf remembers a kilobyte of each object
+that it has seen.
+"""
 EVENT_REASONS = frozenset(
     {
-        "FailedCreate", "FailedMount", "FailedAttachVolume", "FailedMapVolume", "ProvisioningFailed", "FailedBinding", "FailedCreatePodSandBox", "FailedToRetrieveImagePullSecret",
+        "FailedCreate", "FailedMount", "FailedAttachVolume", "FailedMapVolume", "ProvisioningFailed", "FailedBinding",
+            "FailedCreatePodSandBox", "FailedToRetrieveImagePullSecret",
     }
 )  # fmt: skip
 
@@ -82,7 +87,8 @@ class Inventory:
         self._environments: set[Key] = set()
         """Interactive jobs, which a job that waits for GPUs hears of; there are few, and all jobs would be much to look through."""
         self._unplaced: dict[Key, Object] = {}
-        """Facts for a job that waits for nodes about others that do (`placing.contender`): a queue may have a thousand, too many to unpack."""
+        """Facts for a job that waits for nodes about others that do (`placing.contender`): a queue may have a thousand, too many to unpack.
+        """
         self._obstacles: dict[Key, Notice] = {}
         self._last_deletion: dict[str, int] = defaultdict(int)
         self._newest: dict[str, int] = defaultdict(int)
@@ -169,7 +175,8 @@ class Inventory:
     def drop_others(self, kind: str, listed: set[Key], version: int) -> set[Key]:
         """Drop what no part of a list of this version has, unless it is newer. Return the keys of jobs that this may change.
 
-        A list that is older than what was seen before it was asked for is of a store that went back (etcd was restored): then it is all there is.
+        A list that is older than what was seen before it was asked for is of a store that went back (etcd was restored): then it is all
+        there is.
         """
         if 0 < version < self._at_begin.get(kind, 0):
             return self._go_back(kind, version)
@@ -231,7 +238,9 @@ class Inventory:
         return is_pull and bool(self._job_of_event(str(event["metadata"].get("namespace")), event))
 
     def _job_of_event(self, namespace: str, event: Mapping[str, Any]) -> str:
-        """The job that an Event's object belongs to; '' when that isn't known: a quota that is used up has many events, and other jobs as many looks at each."""
+        """The job that an Event's object belongs to; '' when that isn't known: a quota that is used up has many events, and other jobs as
+        many looks at each.
+        """
         about = event["involvedObject"]
         stored = self._objects.get(about.get("kind", ""), {}).get((namespace, about.get("name", "")))
         return "" if stored is None else stored.job
@@ -279,7 +288,9 @@ class Inventory:
         return None if stored is None else stored.item
 
     def gang_size(self, key: Key, uid: str) -> int:
-        """Nodes that the job of this uid may have now: by its spec, its StatefulSet and its pods, at most NODES_MAX. 0: there is no such job."""
+        """Nodes that the job of this uid may have now: by its spec, its StatefulSet and its pods, at most NODES_MAX. 0: there is no such
+        job.
+        """
         job, stateful_set = self._objects["TrainingJob"].get(key), self._objects["StatefulSet"].get(key)
         if job is None or job.uid != uid:
             return 0
@@ -327,7 +338,9 @@ class Inventory:
 
 
 def is_of_gang(job: str, pod: str) -> bool:
-    """Return True if the pod is a node of the job by its name. Others that carry the job's labels (somebody's copies for a look inside, say) are no nodes, and end nothing."""
+    """Return True if the pod is a node of the job by its name. Others that carry the job's labels (somebody's copies for a look inside,
+    say) are no nodes, and end nothing.
+    """
     begin, _, number = pod.rpartition("-")
     return begin == job and number.isdecimal()
 

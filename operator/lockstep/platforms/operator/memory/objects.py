@@ -3,8 +3,8 @@
 What belongs to one job is looked at only when that job is: it is kept as compressed text. What every job's reconcile looks through
 (Nodes, clusters, claims, pods) stays as it is.
 
-How much is kept of one object is limited, whatever somebody wrote into it: of what is larger, or too deep, only the small fields are kept, and
-`observed.UNREADABLE` says why. Of a job's children the rest is read by name when that job is looked at (`StoredObject.is_cut`).
+How much is kept of one object is limited, whatever somebody wrote into it: of what is larger, or too deep, only the small fields are kept,
+and `observed.UNREADABLE` says why. Of a job's children the rest is read by name when that job is looked at (`StoredObject.is_cut`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ PACKED = CHILDREN | {"TrainingJob", "Secret"}
 FREE_FORM = frozenset({"TrainingJob", "TrainingCluster"})
 """Kinds whose objects may be of any depth."""
 BYTES_MAX = {"TrainingJob": 384 << 10, "TrainingCluster": 1 << 20, "ConfigMap": 2 << 20, "StatefulSet": 2 << 20}
-"""Bytes of an object's JSON without its metadata, a job's without its status, too; other kinds have OTHER_BYTES_MAX. Only administrators write TrainingClusters."""
+"""Bytes of an object's JSON without its metadata, a job's without its status, too; other kinds have OTHER_BYTES_MAX. Only administrators
+write TrainingClusters.
+"""
 OTHER_BYTES_MAX = 64 << 10
 PACKED_BYTES_MAX = 32 << 10
 """Bytes of a child of a job, compressed."""
@@ -68,14 +70,18 @@ class StoredObject:
 
 
 def slim(kind: str, item: Object) -> Object:
-    """The object with no more in it than is kept, for those through whose hands it goes before. A job's child stays whole: its rest may be needed."""
+    """The object with no more in it than is kept, for those through whose hands it goes before. A job's child stays whole: its rest may be
+    needed.
+    """
     if kind in CHILDREN:
         return item
     return {**StoredObject(kind, item).item, "apiVersion": item.get("apiVersion", "")}
 
 
 def _metadata(metadata: Mapping[str, Any]) -> Object:
-    """Return metadata without what nobody decides by, which may be large: managedFields, annotations of others, and finalizers of what nobody deletes."""
+    """Return metadata without what nobody decides by, which may be large: managedFields, annotations of others, and finalizers of what
+    nobody deletes.
+    """
     reduced: Object = {key: metadata[key] for key in _METADATA if key in metadata}
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     if labels:
@@ -106,7 +112,9 @@ def _bounded(kind: str, content: Object) -> tuple[Object, bool]:
 
 
 def _bounded_job(content: Object) -> tuple[Object, bool]:
-    """Return what is kept of a job. Its spec is too large or not by itself. Its status stays whatever the spec has: that the job ended, for one."""
+    """Return what is kept of a job. Its spec is too large or not by itself. Its status stays whatever the spec has: that the job ended, for
+    one.
+    """
     status = {"status": fitted(content["status"])} if isinstance(content.get("status"), dict) else {}
     stated = {key: value for key, value in content.items() if key != "status"}
     if _size(stated) <= BYTES_MAX["TrainingJob"]:
@@ -225,5 +233,7 @@ def _whole(item: Mapping[str, Any]) -> Object:
 
 
 _REDUCED: dict[str, Callable[[Mapping[str, Any]], Object]] = {
-    "TrainingJob": _training_job, "Node": _node, "Event": _event, "Pod": _pod, "PersistentVolumeClaim": _claim, "StatefulSet": _stateful_set, "ServiceAccount": lambda item: {}, "ConfigMap": lambda item: {key: item[key] for key in ("data", "binaryData", "immutable") if key in item},
+    "TrainingJob": _training_job, "Node": _node, "Event": _event, "Pod": _pod, "PersistentVolumeClaim": _claim,
+        "StatefulSet": _stateful_set, "ServiceAccount": lambda item: {},
+            "ConfigMap": lambda item: {key: item[key] for key in ("data", "binaryData", "immutable") if key in item},
 }  # fmt: skip

@@ -1,6 +1,7 @@
 """Keys that need work: each is worked on by one worker at a time, as often as it was marked, and again later when the work failed.
 
-Namespaces take turns, and none has more than half of the workers: a thousand jobs of one, whose writes are slow or refused, delay nobody else's.
+Namespaces take turns, and none has more than half of the workers: a thousand jobs of one, whose writes are slow or refused, delay nobody
+else's.
 """
 
 from __future__ import annotations
@@ -266,7 +267,9 @@ class DelayedWrites:
 
 
 async def patiently(what: str, call: Callable[[], Awaitable[T]]) -> T:
-    """Return what `call` returns, tried as often as it takes: a process that ends because the API server is away is only started ever later."""
+    """Return what `call` returns, tried as often as it takes: a process that ends because the API server is away is only started ever
+    later.
+    """
     while True:
         try:
             return await call()

@@ -42,7 +42,8 @@ def status_of(received: ReceivedReport, observed: Observed | None = None) -> dic
 def test_seconds_by_kind_with_the_time_from_the_first_pods_to_the_coordinator_as_queued() -> None:
     book = replace(account(queued=5, load=10, train=60, evaluate=20, down=10, stopped=400), causes={"Hang": Loss(10_000, 80_999)})
     assert status_of(report(goodput=book)) == {
-        "percentage": 80, "queuedSeconds": 65, "preflightSeconds": 0, "loadSeconds": 10, "unknownSeconds": 0, "trainSeconds": 60, "evaluateSeconds": 20,
+        "percentage": 80, "queuedSeconds": 65, "preflightSeconds": 0, "loadSeconds": 10, "unknownSeconds": 0, "trainSeconds": 60,
+            "evaluateSeconds": 20,
         "saveSeconds": 0, "lostSeconds": 0, "downSeconds": 10, "stoppedSeconds": 400,
         "losses": [{"cause": "Hang", "seconds": 10, "gpuSeconds": 80}],
     }  # fmt: skip

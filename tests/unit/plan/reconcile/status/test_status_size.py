@@ -1,4 +1,6 @@
-"""The worst status that a job can have: what a gang of any size reports, in texts of any kind, is taken by the API server and small beside its job."""
+"""The worst status that a job can have: what a gang of any size reports, in texts of any kind, is taken by the API server and small beside
+its job.
+"""
 
 from __future__ import annotations
 
