@@ -16,11 +16,15 @@ from lockstep.plan.render.resolved import Resolved
 from lockstep_spec.choices import StorageMode
 
 _OWN = {
-    names.WORKSPACE_VOLUME: names.WORKSPACE, names.DATASETS_VOLUME: names.DATASETS, names.AGENT_VOLUME: names.AGENT_FOLDER,
-        names.RUN_VOLUME: names.RUN_FOLDER,
-    names.KEY_VOLUME: names.KEY_FOLDER, names.TOKEN_VOLUME: names.TOKEN_FOLDER, names.SHM_VOLUME: "/dev/shm",
-        names.TMP_VOLUME: "/tmp",  # noqa: S108
-}  # fmt: skip
+    names.WORKSPACE_VOLUME: names.WORKSPACE,
+    names.DATASETS_VOLUME: names.DATASETS,
+    names.AGENT_VOLUME: names.AGENT_FOLDER,
+    names.RUN_VOLUME: names.RUN_FOLDER,
+    names.KEY_VOLUME: names.KEY_FOLDER,
+    names.TOKEN_VOLUME: names.TOKEN_FOLDER,
+    names.SHM_VOLUME: "/dev/shm",  # noqa: S108
+    names.TMP_VOLUME: "/tmp",  # noqa: S108
+}
 _READ_ONLY = (names.RUN_VOLUME, names.KEY_VOLUME, names.TOKEN_VOLUME)
 
 
