@@ -16,11 +16,9 @@ MYPY_CACHE := $(or $(LOCKSTEP_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/lock
 PYTEST = $(BIN)/pytest --junitxml .lockstep/tests/$@$(if $(TESTS),-some).xml
 # Else every pytest rewrites all tests' assertions, and every process of a test compiles what it imports.
 unexport PYTHONDONTWRITEBYTECODE
-# What targets need that only type a verb: after `make client` its environment will do.
-COMMAND := $(if $(wildcard .venv/client),client,setup)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup client editors quickstart discover-cluster lint-cluster gpu-info nccl-test list-clusters deploy-cluster deploy-cluster-dry-run diff status-cluster clean-cluster uninstall rollback sync-multi-node run-multi-node shell-multi-node vscode debug-remote jupyter tensorboard logs top cluster-up cluster-down cluster-programs build build-openshift test test-fast test-unit test-train test-installed test-faults test-operator-faults test-hosts test-long test-corpus test-openshift test-gpu bench-gpu gpu-carry soak test-cluster drills bench-peers lint docs pictures format manifests lock sbom audit wheel
+.PHONY: help setup editors quickstart discover-cluster lint-cluster gpu-info nccl-test list-clusters deploy-cluster deploy-cluster-dry-run diff status-cluster clean-cluster uninstall rollback sync-multi-node run-multi-node shell-multi-node vscode debug-remote jupyter tensorboard logs top cluster-up cluster-down cluster-programs build build-openshift test test-fast test-unit test-train test-installed test-faults test-operator-faults test-hosts test-long test-corpus test-openshift test-gpu bench-gpu gpu-carry soak test-cluster drills bench-peers lint docs pictures format manifests lock sbom audit wheel
 
 ##@ Start
 help: ## print this list
@@ -29,12 +27,7 @@ help: ## print this list
 setup: .venv/ready ## make .venv (packages are cached outside the checkout)
 
 .venv/ready: scripts/setup.py operator/lockstep/environments.py operator/lockstep/assets.py requirements/dev.lock
-	@$(PYTHON) scripts/setup.py && rm -f .venv/client && touch $@
-
-client: .venv/client ## make .venv with the command line alone (0.2 GB, no torch), for a cluster or hosts that you reach from here; make setup makes the whole
-
-.venv/client: scripts/setup.py operator/lockstep/environments.py operator/lockstep/assets.py requirements/cli.lock
-	@$(PYTHON) scripts/setup.py --lock cli && rm -f .venv/ready && touch $@
+	@$(PYTHON) scripts/setup.py && touch $@
 
 editors: setup ## install jupyterlab, debugpy and code-server for the pods of the embedded cluster (make jupyter, make debug-remote, make vscode)
 	@$(PYTHON) scripts/setup.py --lock editors
@@ -43,75 +36,75 @@ quickstart: setup ## install, build, bring up a two-node Kubernetes, fine-tune a
 	@$(BIN)/lockstep quickstart $(if $(HOSTS),--hosts) $(if $(YES),--yes)
 
 ##@ Clusters (CLUSTER=name of a file in clusters/, else the one in use; MODE=rdma|tcp|auto, OPERATOR_IMAGE= and NAMESPACES=a,b or NAMESPACE_ONLY=1, else as deployed; FORCE=1: with any API host)
-list-clusters: $(COMMAND) ## list the cluster files in clusters/; * marks the one that your kubeconfig talks to
+list-clusters: setup ## list the cluster files in clusters/; * marks the one that your kubeconfig talks to
 	@$(BIN)/lockstep cluster list
 
-deploy-cluster: $(COMMAND) ## install what your rights allow, and the dev environment ml-dev-env (DEV=0: without it)
+deploy-cluster: setup ## install what your rights allow, and the dev environment ml-dev-env (DEV=0: without it)
 	@$(BIN)/lockstep deploy $(CLUSTER) $(DEPLOY)
 
-deploy-cluster-dry-run: $(COMMAND) ## print every object that deploy-cluster would send; needs no cluster
+deploy-cluster-dry-run: setup ## print every object that deploy-cluster would send; needs no cluster
 	@$(BIN)/lockstep deploy $(CLUSTER) --dry-run $(DEPLOY)
 
-diff: $(COMMAND) ## show what deploy-cluster would change
+diff: setup ## show what deploy-cluster would change
 	@$(BIN)/lockstep deploy $(CLUSTER) --diff $(DEPLOY)
 
-status-cluster: $(COMMAND) ## show the operator, TrainingCluster and jobs of a cluster
+status-cluster: setup ## show the operator, TrainingCluster and jobs of a cluster
 	@$(BIN)/lockstep cluster status $(CLUSTER)
 
-clean-cluster: $(COMMAND) ## remove the dev environment; claims stay (PVCS=1: remove them, too; YES=1: don't ask)
+clean-cluster: setup ## remove the dev environment; claims stay (PVCS=1: remove them, too; YES=1: don't ask)
 	@$(BIN)/lockstep cluster clean $(CLUSTER) $(if $(PVCS),--pvcs) $(SURE)
 
-uninstall: $(COMMAND) ## remove operator, TrainingClusters and CRDs (JOBS=1: all jobs, too; CLUSTER_ONLY=1: this TrainingCluster alone; YES=1: don't ask); claims stay
+uninstall: setup ## remove operator, TrainingClusters and CRDs (JOBS=1: all jobs, too; CLUSTER_ONLY=1: this TrainingCluster alone; YES=1: don't ask); claims stay
 	@$(BIN)/lockstep cluster uninstall $(CLUSTER) $(if $(JOBS),--jobs) $(if $(CLUSTER_ONLY),--cluster-only) $(SURE)
 
-rollback: $(COMMAND) ## restore the operator and TrainingCluster that the last deployment replaced
+rollback: setup ## restore the operator and TrainingCluster that the last deployment replaced
 	@$(BIN)/lockstep cluster rollback $(CLUSTER) $(SURE)
 
-discover-cluster: $(COMMAND) ## write clusters/NAME.yaml from what your kubeconfig's cluster shows: NAME=mine (FORCE=1: overwrite an old one)
+discover-cluster: setup ## write clusters/NAME.yaml from what your kubeconfig's cluster shows: NAME=mine (FORCE=1: overwrite an old one)
 	@$(BIN)/lockstep cluster discover $(NAME) $(if $(FORCE),--force)
 
-lint-cluster: $(COMMAND) ## check the cluster file alone and against its cluster
+lint-cluster: setup ## check the cluster file alone and against its cluster
 	@$(BIN)/lockstep cluster lint $(CLUSTER)
 
-gpu-info: $(COMMAND) ## show the GPUs of every pod of the dev environment, by nvidia-smi (JOB=name: of another job)
-	@$(BIN)/lockstep cluster gpus $(CLUSTER) --job $(JOB)
+gpu-info: setup ## show the GPUs of every pod of the dev environment, with memory, load and temperature (JOB=name: of another job)
+	@$(BIN)/lockstep top $(JOB) --once --cluster $(CLUSTER)
 
-nccl-test: $(COMMAND) ## measure all-reduce over the cluster's nodes (SAVE=1: store it in the cluster file); replaces mpirun and nccl-tests
+nccl-test: setup ## measure all-reduce over the cluster's nodes (SAVE=1: store it in the cluster file); replaces mpirun and nccl-tests
 	@$(BIN)/lockstep cluster calibrate $(CLUSTER) $(CHOSEN) $(if $(SAVE),--save)
 
 ##@ The dev environment (JOB=ml-dev-env, NODE=0)
-sync-multi-node: $(COMMAND) ## send workspace/ to all of its pods (WATCH=1: again whenever something changes)
+sync-multi-node: setup ## send workspace/ to all of its pods (WATCH=1: again whenever something changes)
 	@CLUSTER=$(CLUSTER) scripts/sync-multi-node.sh $(JOB) $(if $(WATCH),--watch) $(if $(FORCE),--force)
 
-run-multi-node: $(COMMAND) ## start a script on all nodes: SCRIPT=train_multi_node.py ARGS="--epochs 3"
+run-multi-node: setup ## start a script on all nodes: SCRIPT=train_multi_node.py ARGS="--epochs 3"
 	@$(BIN)/lockstep run --job $(JOB) --cluster $(CLUSTER) $(SCRIPT) $(ARGS)
 
-shell-multi-node: $(COMMAND) ## open a shell in one of its pods
+shell-multi-node: setup ## open a shell in one of its pods
 	@$(BIN)/lockstep shell $(JOB) --node $(NODE) --cluster $(CLUSTER)
 
-vscode: $(COMMAND) ## open VS Code of one of its pods in your browser, behind a token, on this machine's loopback
+vscode: setup ## open VS Code of one of its pods in your browser, behind a token, on this machine's loopback
 	@$(BIN)/lockstep vscode $(JOB) --node $(NODE) --cluster $(CLUSTER)
 
-debug-remote: $(COMMAND) ## start a script in one pod under the debugger: FILE=train.py ARGS=… (ATTACH=1: reach one that waits for a debugger already)
+debug-remote: setup ## start a script in one pod under the debugger: FILE=train.py ARGS=… (ATTACH=1: reach one that waits for a debugger already)
 	@$(BIN)/lockstep debug $(JOB) --node $(NODE) --cluster $(CLUSTER) $(if $(ATTACH),--attach,$(FILE) -- $(ARGS))
 
-jupyter: $(COMMAND) ## run a notebook server in one of its pods, behind a token, on this machine's loopback
+jupyter: setup ## run a notebook server in one of its pods, behind a token, on this machine's loopback
 	@$(BIN)/lockstep jupyter $(JOB) --node $(NODE) --cluster $(CLUSTER)
 
-tensorboard: $(COMMAND) ## run TensorBoard for its runs, behind a token, on this machine's loopback
+tensorboard: setup ## run TensorBoard for its runs, behind a token, on this machine's loopback
 	@$(BIN)/lockstep tensorboard $(JOB) --node $(NODE) --cluster $(CLUSTER)
 
-logs: $(COMMAND) ## follow a job's log: JOB=name, RANK=3 or NODE=1; ERRORS=1: how its ranks failed
+logs: setup ## follow a job's log: JOB=name, RANK=3 or NODE=1; ERRORS=1: how its ranks failed
 	@$(BIN)/lockstep logs $(JOB) --cluster $(CLUSTER) $(if $(RANK),--rank $(RANK),--node $(NODE)) $(if $(ERRORS),--errors,--follow)
 
-top: $(COMMAND) ## watch a job's progress: JOB=name
+top: setup ## watch a job's progress: JOB=name
 	@$(BIN)/lockstep top $(JOB) --cluster $(CLUSTER)
 
 ##@ Images (IMAGE=operator|trainer, BASE=, TAG=, PUSH=1: also to the registry that TAG names)
-build: $(COMMAND) $(if $(filter docs,$(IMAGE)),docs) ## build an image with podman, buildah or docker, the first that is installed: IMAGE=operator, trainer or docs
+build: setup $(if $(filter docs,$(IMAGE)),docs) ## build an image with podman, buildah or docker, the first that is installed: IMAGE=operator, trainer or docs
 	@$(BIN)/lockstep build $(IMAGE) $(if $(BASE),--base $(BASE)) $(if $(TAG),--tag $(TAG)) $(if $(TOOL),--tool $(TOOL)) $(if $(PUSH),--push)
 
-build-openshift: $(COMMAND) $(if $(filter docs,$(IMAGE)),docs) ## let OpenShift build it into an ImageStream: NAMESPACE=, CLUSTER=
+build-openshift: setup $(if $(filter docs,$(IMAGE)),docs) ## let OpenShift build it into an ImageStream: NAMESPACE=, CLUSTER=
 	@$(BIN)/lockstep build $(IMAGE) --openshift $(if $(BASE),--base $(BASE)) $(if $(TAG),--tag $(TAG)) $(if $(NAMESPACE),-n $(NAMESPACE)) $(if $(filter command environment,$(origin CLUSTER)),--cluster $(CLUSTER))
 
 ##@ The embedded cluster (a real Kubernetes on this machine, without Docker; root)
@@ -122,7 +115,7 @@ cluster-down: setup ## remove it; the cache stays
 	@$(BIN)/lockstep devcluster down
 
 cluster-programs: setup ## install and build what it is made of, and start nothing: minutes the first time
-	@$(BIN)/lockstep devcluster prepare
+	@$(BIN)/python -m lockstep.cli.clusters.devcluster
 
 ##@ Develop
 test: setup ## run the linters and all tests but the longest (test-long), in two lanes side by side; root

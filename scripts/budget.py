@@ -51,18 +51,20 @@ def platform_branches(trees: Iterable[ast.Module]) -> int:
 
 
 def verbs_and_parameters() -> tuple[int, int]:
-    """Commands that can be typed, and what all of them take; --help not counted."""
-    import click
+    """Commands that can be typed, and what they take. --help is not counted; the root command's options count once, since verbs inherit
+    them.
+    """
     import typer
 
     from lockstep.cli.main import app
 
-    def leaves(command: Any) -> Iterator[click.Command]:
+    def leaves(command: Any) -> Iterator[Any]:
         subcommands = getattr(command, "commands", None)
         return (leaf for each in subcommands.values() for leaf in leaves(each)) if subcommands else iter([command])
 
-    found = list(leaves(typer.main.get_command(app)))
-    return len(found), sum(parameter.name != "help" for command in found for parameter in command.params)
+    root: Any = typer.main.get_command(app)
+    found = list(leaves(root))
+    return len(found), sum(parameter.name != "help" for command in [root, *found] for parameter in command.params)
 
 
 def crd_fields() -> int:

@@ -66,7 +66,7 @@ def setup(lock: str) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lock", default="dev", choices=["dev", "cli", "editors"], help="which lock file to install (default: dev)")
+    parser.add_argument("--lock", default="dev", choices=["dev", "editors"], help="which lock file to install (default: dev)")
     lock = parser.parse_args().lock
     if sys.version_info < (3, 11):
         version, way = sys.version.split()[0], "make setup PYTHON=/path/to/python3.11"

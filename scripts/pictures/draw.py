@@ -20,9 +20,9 @@ MARGIN, BAR = 14, 30
 INK, PAPER, FRAME = "#d8dee9", "#1d2129", "#343b48"
 COLORS = {
     "black": "#3b4252", "red": "#ef6b73", "green": "#8fce7a", "brown": "#ebcb8b", "blue": "#81a9f0", "magenta": "#c792ea",
-        "cyan": "#7fd1cf", "white": "#e5e9f0",
+    "cyan": "#7fd1cf", "white": "#e5e9f0",
     "brightblack": "#7f8896", "brightred": "#ff8a90", "brightgreen": "#a9e49a", "brightbrown": "#ffdf9e", "brightblue": "#9dbfff",
-        "brightmagenta": "#dcb1ff", "brightcyan": "#a0e8e6", "brightwhite": "#ffffff",
+    "brightmagenta": "#dcb1ff", "brightcyan": "#a0e8e6", "brightwhite": "#ffffff",
 }  # fmt: skip
 """pyte's names: brown is what others call yellow."""
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -56,7 +57,7 @@ class Stage:
 
     def with_kubectl(self) -> Stage:
         """The same place, where kubectl talks to the embedded cluster."""
-        path = self.call(str(LOCKSTEP), "devcluster", "kubeconfig").strip()
+        path = json.loads(self.call(str(LOCKSTEP), "devcluster", "status", "-o", "json"))["kubeconfig"]
         return Stage(self.folder, {**self.environment, "KUBECONFIG": path})
 
     def call(self, *command: str) -> str:
@@ -68,7 +69,7 @@ class Stage:
 
 
 def help_page(stage: Stage) -> Cast:
-    with stage.terminal("lockstep --help", columns=84, rows=40) as terminal:
+    with stage.terminal("lockstep --help", columns=84, rows=48) as terminal:
         terminal.run("lockstep --help", seconds=30)
         terminal.mark("end")
     return terminal.cast
@@ -148,8 +149,7 @@ def stage() -> Iterator[Stage]:
         cache = os.environ.get("LOCKSTEP_CACHE") or str(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lockstep")
         environment = {
             "PATH": f"{LOCKSTEP.parent}:{os.environ['PATH']}", "HOME": folder, "LANG": "C.UTF-8", "LOCKSTEP_CACHE": cache,
-                "LOCKSTEP_STATE": f"{folder}/state",
-            "LOCKSTEP_DEVCLUSTER": NUMBER,
+            "LOCKSTEP_STATE": f"{folder}/state", "LOCKSTEP_DEVCLUSTER": NUMBER,
         }  # fmt: skip
         yield Stage(Path(folder), environment)
 

@@ -16,8 +16,7 @@ import pytest
 import yaml
 from kubernetes import config, dynamic
 
-from lockstep.cli.clusters.deploy import definition_commands
-from lockstep.cli.clusters.deploymentplan import Mode, planned
+from lockstep.cli.clusters.deploymentplan import Mode, definition_commands, planned
 from lockstep.cli.main import main
 from lockstep.devcluster.host.layout import default_layout
 from lockstep.devcluster.images import BASE
@@ -192,8 +191,7 @@ def test_an_admin_of_a_namespace_needs_no_other_right_to_run_an_operator_and_job
             assert "s: Complete" in mine("wait", "s", "--for", "Complete", "--timeout", "180", *here)
             for verb, shown in {
                 "why": "s: Complete",
-                "describe": "Complete",
-                "events": "Accepted",
+                "describe": "Accepted",
                 "top": "Complete",
             }.items():
                 assert shown in mine(verb, "s", *here), verb

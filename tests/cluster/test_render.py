@@ -87,8 +87,7 @@ def test_whatever_is_valid_is_accepted(server: DryRun, some_job: TrainingJob, so
 
 
 def test_what_places_pods_is_accepted_as_it_is_written(server: DryRun) -> None:
-    spread = {"topologyKey": "example.com/rack", "maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule", "minDomains": 2}
-    template = {"topologySpreadConstraints": [spread], "schedulerName": "volcano", "terminationGracePeriodSeconds": 600}
+    template = {"schedulerName": "volcano", "terminationGracePeriodSeconds": 600}
     for item in render(resolve(job(queueName="team-a", podTemplate=template), profile()), CONTEXT):
         stored = server.create(item)
         assert changes(item | {"metadata": item["metadata"] | {"namespace": server.namespace}}, stored) == [], item["kind"]

@@ -21,8 +21,7 @@ from dataclasses import dataclass
 import pytest
 import yaml
 
-from lockstep.cli.clusters.deploy import definition_commands
-from lockstep.cli.clusters.deploymentplan import Mode, planned
+from lockstep.cli.clusters.deploymentplan import Mode, definition_commands, planned
 from lockstep.devcluster import binary
 from lockstep.devcluster.host.layout import default_layout
 from lockstep.devcluster.python_volume import publish_code

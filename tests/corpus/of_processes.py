@@ -61,7 +61,8 @@ RANK_FAULTS = (
         "if RANK == 1: sys.exit(3)\nwait()"),
     RankFault("exit-message", "a rank calls sys.exit with a sentence", _of("UserCode", "no such split: dev", CORRECT),
         "if RANK == 1: sys.exit('no such split: dev')\nwait()"),
-    RankFault("early-end", "a rank returns in the middle, the others go on", _of("UserCode", "rank 1 .*exited with 0|ended before", CORRECT), """\
+    RankFault("early-end", "a rank returns in the middle, the others go on",
+        _of("UserCode", "rank 1 .*exited with 0|ended before", CORRECT), """\
 torch, dist = ranks_talk()
 if RANK == 1: os._exit(0)
 while True: dist.all_reduce(torch.ones(1))
@@ -130,11 +131,14 @@ class OutOfMemoryError(RuntimeError): pass
         raises("RuntimeError('CUDA error: GPU is lost. Reboot the system to recover this GPU')")),
     RankFault("nccl-peer", "NCCL lost its peer, and nobody says why", _of("Fabric", "NCCL error", "fabric", rank=1), """\
 class DistBackendError(RuntimeError): pass
-""" + raises("DistBackendError('NCCL error in: ProcessGroupNCCL.cpp:3690, remote process exited or there was a network error, NCCL version 2.29.3\\\\nncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.')")),
+""" + raises("DistBackendError('NCCL error in: ProcessGroupNCCL.cpp:3690, remote process exited or there was a network error, "
+    "NCCL version 2.29.3\\\\n"
+    "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.')")),
     RankFault("port-taken", "the rendezvous port is taken", _of("Setup", "EADDRINUSE|address already in use", "port|environment"),
         raises("RuntimeError('The server socket has failed to listen on any local network address. port: 29500, useIpv6: false, code: -98,"
                " name: EADDRINUSE, message: address already in use')")),
-    RankFault("old-traceback", "an old traceback of a child, then sys.exit(1)", _of("UserCode", "exited with 1(?!: ValueError)", CORRECT), """\
+    RankFault("old-traceback", "an old traceback of a child, then sys.exit(1)",
+        _of("UserCode", "exited with 1(?!: ValueError)", CORRECT), """\
 if RANK == 1:
     subprocess.run([sys.executable, "-c", "raise ValueError('a tokenizer that is tried first')"])
     for step in range(4, 60): steps(step, step)
@@ -161,7 +165,8 @@ if RANK == 1:
     lock = threading.Lock(); lock.acquire(); lock.acquire()
 for step in range(4, 1000): steps(step, step)
 """, LIMIT),
-    RankFault("nobody-to-blame", "both ranks wait for each other", _of("Hang", "every rank waits|all ranks wait|network between", "stacks", rank=None, node=None), """\
+    RankFault("nobody-to-blame", "both ranks wait for each other",
+        _of("Hang", "every rank waits|all ranks wait|network between", "stacks", rank=None, node=None), """\
 torch, dist = ranks_talk()
 dist.recv(torch.ones(1), src=1 - RANK)
 """, LIMIT),
@@ -180,7 +185,8 @@ dist.recv(torch.ones(1), src=1 - RANK)
         "if RANK == 1: open('/datasets/x.jsonl')\nwait()"),
     RankFault("address-resolution", "a name can't be resolved (DNS)", _of("Setup", "name resolution", "environment"),
         raises("socket.gaierror(-3, 'Temporary failure in name resolution')")),
-    RankFault("raised-from", "a full volume, told by an exception that was raised from it", _of("Storage", "from OSError: .*No space left", "room"), """\
+    RankFault("raised-from", "a full volume, told by an exception that was raised from it",
+        _of("Storage", "from OSError: .*No space left", "room"), """\
 if RANK == 1:
     try: raise OSError(28, "No space left on device", "/workspace/out")
     except OSError as error: raise RuntimeError("the batch was not written") from error
@@ -188,7 +194,8 @@ wait()
 """),
     RankFault("group", "a full volume, in a group of exceptions", _of("Storage", "ExceptionGroup: .*No space left", "room"),
         raises("ExceptionGroup('shards', [OSError(28, 'No space left on device', '/workspace/a'), ValueError('b')])")),
-    RankFault("handled-before", "a GPU's memory ran out, which was handled and written; then a bug", _of("UserCode", "ValueError: bad label", CORRECT), """\
+    RankFault("handled-before", "a GPU's memory ran out, which was handled and written; then a bug",
+        _of("UserCode", "ValueError: bad label", CORRECT), """\
 import logging
 if RANK == 1:
     try: raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
@@ -196,7 +203,8 @@ if RANK == 1:
     raise ValueError("bad label")
 wait()
 """),
-    RankFault("handled-then-killed", "an exception was handled and written; then SIGKILL by hand", _of("Killed", "SIGKILL", "find out who did"), """\
+    RankFault("handled-then-killed", "an exception was handled and written; then SIGKILL by hand",
+        _of("Killed", "SIGKILL", "find out who did"), """\
 import traceback
 if RANK == 1:
     try: 1 / 0
@@ -204,16 +212,19 @@ if RANK == 1:
     os.kill(os.getpid(), signal.SIGKILL)
 wait()
 """),
-    RankFault("long-hooks", "exit hooks write more than is kept, after the exception", _of("UserCode", "ValueError: bad label", CORRECT), """\
+    RankFault("long-hooks", "exit hooks write more than is kept, after the exception",
+        _of("UserCode", "ValueError: bad label", CORRECT), """\
 import atexit
 if RANK == 1:
     atexit.register(lambda: [print("uploading", number, flush=True) for number in range(60)])
     raise ValueError("bad label")
 wait()
 """),
-    RankFault("consequence-first", "a rank fails for want of its peer, which dies of a bug 0.1 s later", _of("UserCode", "ValueError: bad label", CORRECT), """\
+    RankFault("consequence-first", "a rank fails for want of its peer, which dies of a bug 0.1 s later",
+        _of("UserCode", "ValueError: bad label", CORRECT), """\
 class DistBackendError(RuntimeError): pass
-if RANK == 0: time.sleep(0.2); raise DistBackendError("store->get('0') got error: Connection was likely closed. Did the remote server shutdown or crash?")
+if RANK == 0: time.sleep(0.2); raise DistBackendError("store->get('0') got error: Connection was likely closed. \
+Did the remote server shutdown or crash?")
 time.sleep(0.3); raise ValueError("bad label")
 """),
     RankFault("silent-cause", "likewise, and the peer ends without a word", _of("UserCode", "exited with 3", CORRECT), """\
@@ -257,21 +268,27 @@ wait()
             "import urllib.request\nif RANK == 1: urllib.request.urlopen('http://127.0.0.1:9/')\nwait()"),
     RankFault("nccl-misuse", "NCCL is asked for what can't be", _of("UserCode", "invalid usage", CORRECT), """\
 class DistBackendError(RuntimeError): pass
-""" + raises("DistBackendError('NCCL error in: ProcessGroupNCCL.cpp:3690, invalid usage, NCCL version 2.29.3\\nncclInvalidUsage: This usually reflects invalid usage of NCCL library.\\nLast error:\\nDuplicate GPU detected : rank 1 and rank 0 both on CUDA device 3b000')")),
-    RankFault("nccl-memory", "NCCL gets no memory of a GPU", _of("OutOfMemory", "out of memory|unhandled cuda error", "microBatchSize"), """\
+""" + raises("DistBackendError('NCCL error in: ProcessGroupNCCL.cpp:3690, invalid usage, NCCL version 2.29.3\\n"
+    "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\\n"
+    "Last error:\\nDuplicate GPU detected : rank 1 and rank 0 both on CUDA device 3b000')")),
+    RankFault("nccl-memory", "NCCL gets no memory of a GPU",
+        _of("OutOfMemory", "out of memory|unhandled cuda error", "microBatchSize"), """\
 class DistBackendError(RuntimeError): pass
-""" + raises("DistBackendError(\"NCCL error in: ProcessGroupNCCL.cpp:3690, unhandled cuda error, NCCL version 2.29.3\\nncclUnhandledCudaError: Call to CUDA function failed.\\nLast error:\\nCuda failure 2 'out of memory'\")")),
+""" + raises("DistBackendError(\"NCCL error in: ProcessGroupNCCL.cpp:3690, unhandled cuda error, NCCL version 2.29.3\\n"
+    "ncclUnhandledCudaError: Call to CUDA function failed.\\nLast error:\\nCuda failure 2 'out of memory'\")")),
     RankFault("own-import", "a module of the script's own lacks a name", _of("UserCode", "cannot import name", CORRECT),
         "open('batches.py', 'w').close()\nsys.path.insert(0, '.')\nif RANK == 1: from batches import collate\nwait()"),
     RankFault("anomaly", "autograd meets NaN", _of("NonFinite", "nan values", "learningRate"),
         raises("RuntimeError(\"Function 'MulBackward0' returned nan values in its 0th output.\")")),
-    RankFault("done-too-early", "a rank is done, and the others wait for it for ever", _of("UserCode", "exited with 0 while others still needed it", CORRECT), """\
+    RankFault("done-too-early", "a rank is done, and the others wait for it for ever",
+        _of("UserCode", "exited with 0 while others still needed it", CORRECT), """\
 import datetime
 torch, dist = ranks_talk()
 if RANK == 1: os._exit(0)
 dist.distributed_c10d._store_based_barrier(0, dist.distributed_c10d._get_default_store(), "step", 2, datetime.timedelta(seconds=600))
 """, LIMIT),
-    RankFault("does-not-join", "a rank doesn't come to where the others have waited for it long enough", _of("Hang", "rank 1 .*hangs", "stacks"), """\
+    RankFault("does-not-join", "a rank doesn't come to where the others have waited for it long enough",
+        _of("Hang", "rank 1 .*hangs", "stacks"), """\
 import datetime, torch, torch.distributed as dist
 if RANK == 1: wait()
 dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=2))

@@ -33,11 +33,13 @@ SCRIPT_FAULTS = (
         "if RANK == 1: os.kill(os.getpid(), signal.SIGILL)\nwait()"),
     RankFault("native-exception", "C++ throws, and no one catches it", _one("UserCode", "out_of_range", CORRECT), """\
 if RANK == 1:
-    sys.stderr.write("terminate called after throwing an instance of 'std::out_of_range'\\n  what():  vector::_M_range_check: __n (which is 9) >= this->size() (which is 4)\\n"); sys.stderr.flush()
+    sys.stderr.write("terminate called after throwing an instance of 'std::out_of_range'\\n  what():  vector::_M_range_check: \
+__n (which is 9) >= this->size() (which is 4)\\n"); sys.stderr.flush()
     os.abort()
 wait()
 """),
-    RankFault("mapped-file", "a mapped file became shorter (SIGBUS)", _one("OutOfMemory", "SIGBUS", "(?i)mapped file|file .*(shorter|cut|truncated)"), """\
+    RankFault("mapped-file", "a mapped file became shorter (SIGBUS)",
+        _one("OutOfMemory", "SIGBUS", "(?i)mapped file|file .*(shorter|cut|truncated)"), """\
 import mmap
 if RANK == 1:
     with open("tokens.bin", "wb") as file: file.write(bytes(1 << 20))
@@ -50,7 +52,8 @@ wait()
     RankFault("alarm", "a timer of the script's own ends it (SIGALRM)", _one("UserCode", "SIGALRM", CORRECT),
         "if RANK == 1: signal.alarm(1)\nwait()"),
     # Threads, children, hooks.
-    RankFault("thread-dies", "a thread that reads data dies, and the script waits for its queue", _one("Hang", "ValueError: bad record", "stacks"), """\
+    RankFault("thread-dies", "a thread that reads data dies, and the script waits for its queue",
+        _one("Hang", "ValueError: bad record", "stacks"), """\
 import queue
 records = queue.Queue()
 def read():
@@ -59,14 +62,16 @@ def read():
 threading.Thread(target=read, daemon=True).start()
 for step in range(4, 1000): records.get(); steps(step, step)
 """, LIMIT),
-    RankFault("thread-stays", "the script fails, and a thread that isn't a daemon keeps its process", _one("Hang", "ValueError: bad label", "stacks"), """\
+    RankFault("thread-stays", "the script fails, and a thread that isn't a daemon keeps its process",
+        _one("Hang", "ValueError: bad label", "stacks"), """\
 threading.Thread(target=wait).start()
 if RANK == 1: raise ValueError("bad label")
 for step in range(4, 1000): steps(step, step)
 """, LIMIT),
     RankFault("exit-hook-hangs", "a rank is done, and its exit hook doesn't end", _one("Hang", "rank 1 .*hangs", "stacks"),
         "import atexit\nif RANK == 1: atexit.register(wait)\n", LIMIT),
-    RankFault("own-hook", "an exception hook of the script's own hides the traceback", _one("UserCode", "(?s)exited with 1.*see the error tracker", CORRECT), """\
+    RankFault("own-hook", "an exception hook of the script's own hides the traceback",
+        _one("UserCode", "(?s)exited with 1.*see the error tracker", CORRECT), """\
 sys.excepthook = lambda *_: print("fatal: see the error tracker", flush=True)
 if RANK == 1: raise ValueError("bad label")
 wait()
@@ -77,7 +82,8 @@ rich.traceback.install(show_locals=True)
 if RANK == 1: raise ValueError("bad label")
 wait()
 """),
-    RankFault("logged", "the script logs its exception, line by line with a prefix, and exits with 1", _one("UserCode", "KeyError: 'tokens'", CORRECT), """\
+    RankFault("logged", "the script logs its exception, line by line with a prefix, and exits with 1",
+        _one("UserCode", "KeyError: 'tokens'", CORRECT), """\
 import logging
 class Prefixed(logging.Formatter):
     def format(self, record): return "\\n".join("2026-11-29 04:00:00 | ERROR | " + line for line in super().format(record).splitlines())
@@ -99,15 +105,19 @@ wait()
     RankFault("pool", "a worker of a process pool is killed", _one("Killed", "terminated abruptly", f"{WHO_KILLED}|memory"), """\
 import concurrent.futures, multiprocessing
 if RANK == 1:
-    with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool: pool.submit(os.kill, 0, 0).result(); pool.submit(os._exit, 9).result()
+    with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
+        pool.submit(os.kill, 0, 0).result()
+        pool.submit(os._exit, 9).result()
 wait()
 """),
-    RankFault("no-main-guard", "the script starts processes by spawn, and has no main guard", _all("UserCode", "bootstrapping phase", CORRECT), """\
+    RankFault("no-main-guard", "the script starts processes by spawn, and has no main guard",
+        _all("UserCode", "bootstrapping phase", CORRECT), """\
 import multiprocessing
 multiprocessing.set_start_method("spawn", force=True)
 child = multiprocessing.Process(target=print); child.start(); child.join(); sys.exit(child.exitcode)
 """),
-    RankFault("file-lock", "a rank waits for a file lock that its peer holds in a collective operation", _one("Hang", "rank 1 .*hangs", "stacks"), GLOO + """\
+    RankFault("file-lock", "a rank waits for a file lock that its peer holds in a collective operation",
+        _one("Hang", "rank 1 .*hangs", "stacks"), GLOO + """\
 import fcntl
 lock = open("cache.lock", "w")
 if RANK == 0: fcntl.flock(lock, fcntl.LOCK_EX)
@@ -116,7 +126,8 @@ if RANK == 1: fcntl.flock(lock, fcntl.LOCK_EX)
 dist.all_reduce(torch.ones(1))
 """, LIMIT),
     # What is printed and reported.
-    RankFault("binary", "a rank prints NULs, terminal codes and bytes that aren't UTF-8, then fails", _one("UserCode", "ValueError: bad label", CORRECT), """\
+    RankFault("binary", "a rank prints NULs, terminal codes and bytes that aren't UTF-8, then fails",
+        _one("UserCode", "ValueError: bad label", CORRECT), """\
 if RANK == 1:
     os.write(1, bytes(range(256)) * 40 + b"\\x1b[2J\\x1b]0;title\\x07\\xff\\xfe\\n")
     raise ValueError("bad label")
@@ -124,9 +135,11 @@ wait()
 """),
     RankFault("endless-line", "a rank prints 8 MB without an end of line, then fails", _one("UserCode", "ValueError: bad label", CORRECT),
         "if RANK == 1: sys.stdout.write('x' * (8 << 20)); sys.stdout.flush(); raise ValueError('bad label')\nwait()"),
-    RankFault("bad-reports", "a rank's reports aren't what they should be, then it fails", _one("UserCode", "ValueError: bad label", CORRECT), """\
-for text in (b"", b"\\x00\\xff", b"[]", b"{", b'{"rank": 0, "event": "step", "step": -5}', b'{"rank": 1, "event": "step", "step": "NaN"}', b'{"rank": 7, "event": "step", "step": 9}',
-             b'{"rank": 1, "event": "step", "step": 99999999999999999999999}', b'{"rank": 1, "event": "step", "step": 4, "metrics": {"loss": NaN}}', b"[" * 9000):
+    RankFault("bad-reports", "a rank's reports aren't what they should be, then it fails",
+        _one("UserCode", "ValueError: bad label", CORRECT), """\
+for text in (b"", b"\\x00\\xff", b"[]", b"{", b'{"rank": 0, "event": "step", "step": -5}', b'{"rank": 1, "event": "step", "step": "NaN"}',
+             b'{"rank": 7, "event": "step", "step": 9}', b'{"rank": 1, "event": "step", "step": 99999999999999999999999}',
+             b'{"rank": 1, "event": "step", "step": 4, "metrics": {"loss": NaN}}', b"[" * 9000):
     _report.send(text)
 time.sleep(0.5)
 if RANK == 1: raise ValueError("bad label")
@@ -187,7 +200,10 @@ wait()
     # The run's own files.
     RankFault("logs-deleted", "the run's logs are deleted, then a rank fails", _one("UserCode", "ValueError: bad label", CORRECT), """\
 import pathlib, shutil
-if RANK == 1: shutil.rmtree(pathlib.Path(os.environ["LOCKSTEP_RUN"]).parent / "logs", ignore_errors=True); shutil.rmtree("runs/faulty/logs", ignore_errors=True); time.sleep(1); raise ValueError("bad label")
+if RANK == 1:
+    shutil.rmtree(pathlib.Path(os.environ["LOCKSTEP_RUN"]).parent / "logs", ignore_errors=True)
+    shutil.rmtree("runs/faulty/logs", ignore_errors=True)
+    time.sleep(1); raise ValueError("bad label")
 wait()
 """),
     RankFault("run-deleted", "the run's folder is deleted, and the script goes on to its end", NO_HARM,
@@ -201,12 +217,14 @@ wait()
             "if RANK == 1: os.environ['WORLD_SIZE'] = '4'\n" + GLOO + TALK_ON, LIMIT),
     RankFault("unlike-shapes", "ranks reduce tensors of different shapes", _all("UserCode", "enforce fail|nbytes|length", CORRECT),
         GLOO + "while True: dist.all_reduce(torch.ones(4 << 3 * RANK)); steps(4, 4)\n"),
-    RankFault("uneven", "a rank has fewer batches, and waits elsewhere than its peer", _all("Hang", "rank [01] .*hangs|every rank waits|all ranks wait", "stacks"), GLOO + """\
+    RankFault("uneven", "a rank has fewer batches, and waits elsewhere than its peer",
+        _all("Hang", "rank [01] .*hangs|every rank waits|all ranks wait", "stacks"), GLOO + """\
 for step in range(4, 10 - 4 * RANK): dist.all_reduce(torch.ones(1)); steps(step, step)
 dist.broadcast_object_list([None], src=1 - RANK)
 wait()
 """, LIMIT),
-    RankFault("monitored", "a rank doesn't come to a barrier, and its peer names it", _one("Hang", "rank 1 .*hangs|[Rr]ank 1 failed to pass", "stacks"), """\
+    RankFault("monitored", "a rank doesn't come to a barrier, and its peer names it",
+        _one("Hang", "rank 1 .*hangs|[Rr]ank 1 failed to pass", "stacks"), """\
 import datetime
 """ + GLOO + """\
 if RANK == 1: wait()

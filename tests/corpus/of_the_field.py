@@ -34,7 +34,8 @@ FIELD_FAULTS = (
 import http.server
 class Hub(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        self.send_response(403); self.send_header("X-Error-Code", "GatedRepo"); self.send_header("X-Error-Message", "Access to model acme/llama is restricted."); self.end_headers()
+        self.send_response(403); self.send_header("X-Error-Code", "GatedRepo")
+        self.send_header("X-Error-Message", "Access to model acme/llama is restricted."); self.end_headers()
     do_HEAD = do_GET
 server = http.server.HTTPServer(("127.0.0.1", 0), Hub); threading.Thread(target=server.serve_forever, daemon=True).start()
 os.environ.update(HF_ENDPOINT=f"http://127.0.0.1:{server.server_port}", HF_HOME=os.path.abspath(f"hub-{RANK}"), HF_HUB_OFFLINE="0")
@@ -44,12 +45,15 @@ huggingface_hub.hf_hub_download("acme/llama", "config.json")
     RankFault("offline", "the hub is offline, and its cache lacks the model",
         _all("Setup", "cached files|disk cache|offline", f"{LACKS}|HF_HUB_OFFLINE|HF_HOME"),
             "import transformers\ntransformers.AutoConfig.from_pretrained('acme/llama')", _env(HF_HUB_OFFLINE="1", HF_HOME="{folder}/hub")),
-    RankFault("self-signed", "a company's proxy shows a certificate that the image doesn't trust", _one("Setup", "certificate verify failed", f"{LACKS}|CA certificate|SSL_CERT_FILE"), NO_PROXY + """\
+    RankFault("self-signed", "a company's proxy shows a certificate that the image doesn't trust",
+        _one("Setup", "certificate verify failed", f"{LACKS}|CA certificate|SSL_CERT_FILE"), NO_PROXY + """\
 import http.server, ssl, urllib.request
 if RANK == 1:
-    subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "key.pem", "-out", "cert.pem", "-days", "1", "-subj", "/CN=localhost"], check=True, capture_output=True)
+    subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "key.pem", "-out", "cert.pem", "-days", "1",
+                    "-subj", "/CN=localhost"], check=True, capture_output=True)
     server = http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER); context.load_cert_chain("cert.pem", "key.pem"); server.socket = context.wrap_socket(server.socket, server_side=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER); context.load_cert_chain("cert.pem", "key.pem")
+    server.socket = context.wrap_socket(server.socket, server_side=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     urllib.request.urlopen(f"https://localhost:{server.server_port}/acme/llama/resolve/main/config.json")
 wait()
@@ -57,7 +61,8 @@ wait()
     RankFault("proxy", "HTTPS_PROXY names a proxy that isn't there", _all("Setup", "[Pp]roxy", f"{LACKS}|HTTPS_PROXY"),
         "import requests\nrequests.get('https://hub.example.com/acme/llama')",
             _env(HTTPS_PROXY=DEAD_PROXY, https_proxy=DEAD_PROXY, NO_PROXY="none.invalid", no_proxy="none.invalid")),
-    RankFault("no-api-key", "the experiment tracker has no key, and there is no terminal to ask on", _one("Setup", "API key", f"{LACKS}|WANDB_API_KEY"), """\
+    RankFault("no-api-key", "the experiment tracker has no key, and there is no terminal to ask on",
+        _one("Setup", "API key", f"{LACKS}|WANDB_API_KEY"), """\
 if RANK == 1:
     os.environ["HOME"] = os.getcwd(); os.environ.pop("WANDB_API_KEY", None); os.environ.pop("WANDB_MODE", None)
     import wandb
@@ -76,13 +81,15 @@ wait()
     RankFault("stream-writer", "torch.save finds no room, and its C++ doesn't say why",
         _one("Storage", "write failed|failed writing|No space|iostream error", "room|full|larger|volume"),
             SMALL_VOLUME + "if RANK == 1: small_volume(); torch.save({'weight': torch.ones(1 << 20)}, 'small/model.pt')\nwait()"),
-    RankFault("rust-disk", "safetensors, which is Rust, finds no room", _one("Storage", "os error 28|No space left", "room|full|larger"), SMALL_VOLUME + """\
+    RankFault("rust-disk", "safetensors, which is Rust, finds no room",
+        _one("Storage", "os error 28|No space left", "room|full|larger"), SMALL_VOLUME + """\
 if RANK == 1:
     import numpy, safetensors.numpy
     small_volume(); safetensors.numpy.save_file({"weight": numpy.ones(1 << 20)}, "small/model.safetensors")
 wait()
 """),
-    RankFault("worker-io", "a data loader's worker has an I/O error, and torch raises it anew without its number", _one("Storage", "shard-3.arrow", "volume"), """\
+    RankFault("worker-io", "a data loader's worker has an I/O error, and torch raises it anew without its number",
+        _one("Storage", "shard-3.arrow", "volume"), """\
 import torch.utils.data
 class Shards(torch.utils.data.Dataset):
     def __len__(self): return 4
@@ -90,14 +97,17 @@ class Shards(torch.utils.data.Dataset):
 if RANK == 1: next(iter(torch.utils.data.DataLoader(Shards(), num_workers=1)))
 wait()
 """),
-    RankFault("rename-race", "two ranks rename their folder to the same checkpoint", _one("UserCode", "Directory not empty.*checkpoint-4", CORRECT), """\
+    RankFault("rename-race", "two ranks rename their folder to the same checkpoint",
+        _one("UserCode", "Directory not empty.*checkpoint-4", CORRECT), """\
 os.makedirs(f"tmp-checkpoint-{RANK}/shard")
 while RANK == 1 and not os.path.exists("checkpoint-4"): time.sleep(0.05)
 os.rename(f"tmp-checkpoint-{RANK}", "checkpoint-4")
 wait()
 """),
-    RankFault("second-attempt", "a rank is killed, and the next attempt refuses the folder that the first one made", _all("UserCode", "already exists and is not empty", CORRECT), """\
-if os.path.exists(f"out-{RANK}"): raise ValueError(f"Output directory (out-{RANK}) already exists and is not empty. Use --overwrite_output_dir to overcome.")
+    RankFault("second-attempt", "a rank is killed, and the next attempt refuses the folder that the first one made",
+        _all("UserCode", "already exists and is not empty", CORRECT), """\
+if os.path.exists(f"out-{RANK}"): raise ValueError(f"Output directory (out-{RANK}) already exists and is not empty. \
+Use --overwrite_output_dir to overcome.")
 os.makedirs(f"out-{RANK}/runs"); time.sleep(1)
 if RANK == 1: os.kill(os.getpid(), signal.SIGKILL)
 wait()
@@ -107,14 +117,17 @@ wait()
         _all("UserCode", "required: --local_rank", f"{CORRECT}|LOCAL_RANK"),
             "import argparse\nparser = argparse.ArgumentParser()\nfor name in ('local_rank', 'node_rank'):\n   "
             " parser.add_argument(f'--{name}', type=int, required=True)\nparser.parse_args()"),
-    RankFault("launcher", "the script starts DeepSpeed's launcher, whose program fails", _one("UserCode", "KeyError: 'label_column'", CORRECT), """\
+    RankFault("launcher", "the script starts DeepSpeed's launcher, whose program fails",
+        _one("UserCode", "KeyError: 'label_column'", CORRECT), """\
 import base64
 if RANK == 1:
     world = base64.urlsafe_b64encode(json.dumps({"localhost": [0]}).encode()).decode()
-    sys.exit(subprocess.run([sys.executable, "-m", "deepspeed.launcher.launch", f"--world_info={world}", "--master_port=29511", sys.path[0] + "/child.py"]).returncode)
+    sys.exit(subprocess.run([sys.executable, "-m", "deepspeed.launcher.launch", f"--world_info={world}", "--master_port=29511",
+                             sys.path[0] + "/child.py"]).returncode)
 wait()
 """, files={"child.py": "def collate(row):\n    return row['label_column']\ncollate({})\n"}),
-    RankFault("state-dict", "a checkpoint doesn't fit the model, which takes torch a hundred lines to say", _one("UserCode", "loading state_dict|size mismatch", CORRECT), """\
+    RankFault("state-dict", "a checkpoint doesn't fit the model, which takes torch a hundred lines to say",
+        _one("UserCode", "loading state_dict|size mismatch", CORRECT), """\
 def model(width): return torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(50)))
 if RANK == 1: model(2).load_state_dict(model(3).state_dict())
 wait()
@@ -126,7 +139,8 @@ for step in tqdm.tqdm(range(4, 1000), desc="tuning"):
     time.sleep(0.02)
 wait()
 """),
-    RankFault("broken-pipe", "the program that a rank writes to has ended", _one("UserCode", "Broken pipe", CORRECT, never="(?i)fabric|network"), """\
+    RankFault("broken-pipe", "the program that a rank writes to has ended",
+        _one("UserCode", "Broken pipe", CORRECT, never="(?i)fabric|network"), """\
 if RANK == 1:
     uploader = subprocess.Popen(["head", "-c", "1"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
     while True: uploader.stdin.write(b"x" * 4096); uploader.stdin.flush(); time.sleep(0.05)
@@ -135,19 +149,25 @@ wait()
     # Devices, native code, numbers.
     RankFault("asks-for-cuda", "the script wants CUDA, and the job has no GPUs",
         _all("Setup", "NVIDIA driver|CUDA", f"{LACKS}|gpusPerNode"), "torch.zeros(1).cuda()"),
-    RankFault("device-ordinal", "the script takes RANK for the number of its GPU, which ends on the second node", _one("UserCode", "invalid device ordinal", f"{CORRECT}|LOCAL_RANK"), """\
+    RankFault("device-ordinal", "the script takes RANK for the number of its GPU, which ends on the second node",
+        _one("UserCode", "invalid device ordinal", f"{CORRECT}|LOCAL_RANK"), """\
 class AcceleratorError(RuntimeError): pass
-""" + raises("AcceleratorError('CUDA error: invalid device ordinal\\nGPU device may be out of range, do you have enough GPUs?\\nCUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be incorrect.\\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1')")),
-    RankFault("undefined-symbol", "an extension was built for another torch", _one("Setup", "undefined symbol: _ZN3c105ErrorC2Ev", LACKS), """\
+""" + raises("AcceleratorError('CUDA error: invalid device ordinal\\nGPU device may be out of range, do you have enough GPUs?\\n"
+    "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be incorrect.\\n"
+    "For debugging consider passing CUDA_LAUNCH_BLOCKING=1')")),
+    RankFault("undefined-symbol", "an extension was built for another torch",
+        _one("Setup", "undefined symbol: _ZN3c105ErrorC2Ev", LACKS), """\
 if RANK == 1:
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", "flash_attn_2_cuda.so", "-xc", "-"], input=b"void _ZN3c105ErrorC2Ev(void); void *PyInit_flash_attn_2_cuda(void) { _ZN3c105ErrorC2Ev(); return 0; }", check=True)
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", "flash_attn_2_cuda.so", "-xc", "-"], check=True,
+                   input=b"void _ZN3c105ErrorC2Ev(void); void *PyInit_flash_attn_2_cuda(void) { _ZN3c105ErrorC2Ev(); return 0; }")
     sys.path.insert(0, os.getcwd()); import flash_attn_2_cuda
 wait()
 """),
     RankFault("host-memory", "torch gets no memory of the host",
         _one("OutOfMemory", "allocate memory|not enough memory", "fewer ranks|more memory|less memory|resources"),
             "if RANK == 1: torch.empty(1 << 50)\nwait()"),
-    RankFault("loss-scale", "fp16 overflows until its loss scale can't be less", _one("NonFinite", "loss scale already at minimum", "learningRate|learning rate|bf16"), """\
+    RankFault("loss-scale", "fp16 overflows until its loss scale can't be less",
+        _one("NonFinite", "loss scale already at minimum", "learningRate|learning rate|bf16"), """\
 if RANK == 1:
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler
     scaler = DynamicLossScaler(init_scale=1.0, scale_window=1000, min_scale=1.0, delayed_shift=1, consecutive_hysteresis=False)
@@ -155,19 +175,23 @@ if RANK == 1:
 wait()
 """),
     # Ranks that wait, and for whom.
-    RankFault("first-rank-works", "rank 0 prepares the data for longer than the others' barrier waits", _one("Hang", "rank 0 .*hangs|[Tt]imed out", "stacks", rank=0), """\
+    RankFault("first-rank-works", "rank 0 prepares the data for longer than the others' barrier waits",
+        _one("Hang", "rank 0 .*hangs|[Tt]imed out", "stacks", rank=0), """\
 import datetime
 import torch.distributed as dist
 dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=4))
 while RANK == 0: print("Tokenizing", flush=True); time.sleep(0.5)
 dist.barrier()
 """),
-    RankFault("watchdog", "NCCL's watchdog aborts the rank that waits, not the one that is waited for", _one("Hang", "rank 1 .*hangs|Watchdog", "stacks"), """\
-late = "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4, OpType=ALLREDUCE, NumelIn=1048576, NumelOut=1048576, Timeout(ms)=2000) ran for 2004 milliseconds before timing out."
+    RankFault("watchdog", "NCCL's watchdog aborts the rank that waits, not the one that is waited for",
+        _one("Hang", "rank 1 .*hangs|Watchdog", "stacks"), """\
+late = "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4, OpType=ALLREDUCE, NumelIn=1048576, NumelOut=1048576, \
+Timeout(ms)=2000) ran for 2004 milliseconds before timing out."
 if RANK == 0:
     time.sleep(2)
     sys.stderr.write(f"[rank0]:[E1129 08:00:00.100200300 ProcessGroupNCCL.cpp:632] [Rank 0] {late}\\n"
-                     f"terminate called after throwing an instance of 'c10::DistBackendError'\\n  what():  [PG ID 0 PG GUID 0(default_pg) Rank 0] {late}\\n"); sys.stderr.flush()
+                     f"terminate called after throwing an instance of 'c10::DistBackendError'\\n\
+  what():  [PG ID 0 PG GUID 0(default_pg) Rank 0] {late}\\n"); sys.stderr.flush()
     os.abort()
 wait()
 """),

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import load_file
 
 from faults.power_cut import Subject
 from lockstep_gang.contract.run import JobIdentity, Run
@@ -23,17 +22,14 @@ from lockstep_train import inspect
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.base.ranks import Ranks
 from lockstep_train.checkpoint.commits import collect, newest_whole
-from lockstep_train.checkpoint.format.layout import MANIFEST, parse_commit
-from lockstep_train.checkpoint.format.manifest import Manifest, decode
+from lockstep_train.checkpoint.format.manifest import Manifest
 from lockstep_train.checkpoint.format.shards import ShardReader
 from lockstep_train.checkpoint.format.volume import Claim
 from lockstep_train.checkpoint.resume import choose_start, record_start
 from lockstep_train.checkpoint.save.replicas import connect, local_only
 from lockstep_train.checkpoint.save.save import Saver
-from lockstep_train.checkpoint.save.upkeep import Exporter, Upkeep
-from lockstep_train.export import export_shards
+from lockstep_train.checkpoint.save.upkeep import Upkeep
 from lockstep_train.zero import zero_access
-from lockstep_train.zero.kinds import MASTER
 from unit.gang.cases import make_run
 
 OLD, NEW = 4, 6
@@ -99,20 +95,12 @@ def judge_volumes(disk: Path) -> str:
 
 
 def wrong_beside(run: Path) -> str | None:
-    """What a view or an exported adapter shows that isn't so."""
+    """What a view shows that isn't so."""
     for view in run.glob("checkpoint-*"):
         if view.exists() and any(
             inspect.verify_commits([commit])["commits"][0]["problems"] for commit in collect([view.resolve()]).chain()
         ):
             return f"mix: {view.name} shows a commit that isn't whole"
-    for file in run.glob("checkpoints/step-*/adapter_model.safetensors"):
-        commit = parse_commit(file.parent.name)
-        assert commit is not None
-        names = decode((file.parent / MANIFEST).read_bytes()).adapter["names"]
-        tensors = load_file(file)
-        for name, exported in names.items():
-            if not torch.equal(tensors[exported].flatten(), value(name, MASTER, tensors[exported].numel(), commit.step)):
-                return f"mix: {file} is not the adapter of its commit"
     return None
 
 
@@ -150,15 +138,13 @@ class CommitSession:
         ranks, checkpoints = self._apart(f"save-{self._saves}"), self._checkpoints(disk)
         upkeep = self._upkeep(checkpoints, ranks)
         saved = Saver(ranks, checkpoints, 1, upkeep, self._run.describe).save(self._run.engine, step)
-        upkeep.close()
         assert saved.committed, saved.problem
 
     def _checkpoints(self, disk: Path) -> Path:
         return disk / "run/checkpoints"
 
     def _upkeep(self, checkpoints: Path, ranks: Ranks) -> Upkeep:
-        exporter = Exporter(local_only(ranks), export_shards, print) if ranks.first_of_node else None
-        return Upkeep(checkpoints, 2, local_only(ranks), print, mine=ranks.first_of_node, exporter=exporter)
+        return Upkeep(checkpoints, 2, local_only(ranks), print, mine=ranks.first_of_node)
 
     def _apart(self, what: str) -> Ranks:
         """The ranks with keys of their own, since some are used once."""

@@ -17,8 +17,7 @@ import pytest
 
 from lockstep.plan.cluster.finding import Finding
 from lockstep.plan.cluster.pairs import PairsMeasured, Way, below, judge_pairs
-from lockstep.plan.pages.network import near_groups
-from lockstep.platforms.jobs.netrates import measure_pairs
+from lockstep.platforms.jobs import netrates
 from support.process_place import ProcessPlace
 
 pytestmark = pytest.mark.long
@@ -90,7 +89,9 @@ class Lab:
     def measure(self, seconds: float = 0.4) -> PairsMeasured:
         places = {n: ProcessPlace(f"host lab{n}", ("chrt", "--rr", "1", "ip", "netns", "exec", self.node(n))) for n in range(self.nodes)}
         names = {node: f"lab{node}" for node in places}
-        return asyncio.run(measure_pairs(places, names, Way(seconds=seconds, line_gbs=LINE / 1000), lambda _: None))
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(netrates, "seconds_each", lambda nodes, rails: seconds)
+            return asyncio.run(netrates.measure_pairs(places, names, Way(line_gbs=LINE / 1000), lambda _: None))
 
 
 @pytest.fixture
@@ -143,7 +144,6 @@ def test_a_slow_link_between_switches_is_told_by_its_groups(lab: Lab) -> None:
     measured = lab.measure()
     (finding,) = judge_pairs(measured)
     assert "between the groups [lab0, lab1] and [lab2, lab3]" in finding.message
-    assert near_groups(measured.rates, range(4)) == [[0, 1], [2, 3]]
 
 
 @pytest.mark.parametrize("lab", [(3, 2)], indirect=True)

@@ -17,6 +17,7 @@ from lockstep.cli.hosts.check import run_check
 from lockstep.cli.shared.clusterfiles import load_cluster
 from lockstep.cli.shared.hostsite import HostSite
 from lockstep.cli.shared.inputs import read_inputs, resolve_inputs
+from lockstep.cli.shared.jobargs import TargetOptions
 from lockstep.devcluster.host import network
 from lockstep.devcluster.hosts.tree import SITE
 from lockstep.plan.cluster.finding import Finding, Outcome
@@ -86,7 +87,7 @@ class Lab:
 
     def findings(self, job: Path | None = None) -> list[Finding]:
         """All findings of one check."""
-        inputs = None if job is None else read_inputs(job, str(self.file), None)
+        inputs = None if job is None else read_inputs(job, TargetOptions(str(self.file)))
         site = HostSite(load_cluster(str(self.file)), "lab")
         return asyncio.run(run_check(site, None if inputs is None else (inputs, resolve_inputs(inputs)))).findings
 
@@ -329,7 +330,7 @@ def slow_cable(lab: Lab) -> Undo:
         ),
         (
             [unknown_key],
-            [("bed2", "^its host key is not known, and nothing was sent", "^lockstep hosts trust lab shows the key's fingerprint")],
+            [("bed2", "^its host key is not known, and nothing was sent", "^lockstep hosts setup lab shows the key's fingerprint")],
         ),
         (
             [public_addresses, shared_workspace, noisy_shell],

@@ -125,13 +125,12 @@ def fingerprints(laptop: BedJobs, names: Sequence[str]) -> list[str]:
 
 
 @pytest.mark.long
-def test_a_script_of_unlike_machines_at_home_trains_after_six_commands(laptop: BedJobs) -> None:
-    init, trust, setup, check, sync, run = commands("Unlike desktops")
+def test_a_script_of_unlike_machines_at_home_trains_after_five_commands(laptop: BedJobs) -> None:
+    init, setup, check, sync, run = commands("Unlike desktops")
     file, names = laptop.folder / "home.yaml", by_address(laptop, init[3:])
     laptop.type(*init[:3], *names, "--output", str(file))
     as_on_the_bed(laptop, file)
-    laptop.type(*trust[:2], str(file), *fingerprints(laptop, names))
-    laptop.type(*setup[:2], str(file))
+    laptop.type(*setup[:2], str(file), *fingerprints(laptop, names))
     laptop.type(*check[:2], str(file), check=False)
     assert (sync[2], run[:3]) == ("./scripts", ["run", "--hosts", "home"])
     laptop.type(*sync[:2], str(laptop.folder / "scripts"), "--cluster", str(file))
@@ -146,10 +145,9 @@ def two_servers(laptop: BedJobs) -> tuple[Path, Path]:
     (laptop.folder / "config.yaml").write_text(CONFIG)
     laptop.type(*init[:3], *names, "--output", str(file))
     as_on_the_bed(laptop, file)
-    laptop.type("hosts", "trust", str(file), *fingerprints(laptop, names))
+    laptop.type(*setup[:2], str(file), *fingerprints(laptop, names))
     job_file = laptop.folder / "glm.yaml"
     laptop.type(*job[:4], str(laptop.folder / "config.yaml"), "--cluster", str(file), "--output", str(job_file))
-    laptop.type(*setup[:2], str(file))
     for (verb, _, target, *_), source in ((model, demo / "models/tiny-base"), (data, demo / "datasets/demo.jsonl")):
         laptop.type(verb, str(source), target, "--cluster", str(file))
     return file, job_file
@@ -194,14 +192,13 @@ def test_two_servers_train_the_same_by_a_command_in_a_terminal_of_each_without_s
 
 
 @pytest.mark.long
-def test_a_hostfile_trains_after_five_commands(laptop: BedJobs, monkeypatch: pytest.MonkeyPatch) -> None:
-    imported, trust, setup, check, run = commands("A hostfile")
+def test_a_hostfile_trains_after_four_commands(laptop: BedJobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    imported, setup, check, run = commands("A hostfile")
     file, hostfile = laptop.folder / "lab.yaml", laptop.folder / "hostfile"
     hostfile.write_text("".join(f"{host.name} slots={GPUS}\n" for host in laptop.bed.hosts))
-    laptop.type(*imported[:2], str(hostfile), "--name", "lab", "--output", str(file))
+    laptop.type(*imported[:4], str(hostfile), "--output", str(file))
     as_on_the_bed(laptop, file)
-    laptop.type(*trust[:2], str(file), *fingerprints(laptop, [host.name for host in laptop.bed.hosts]))
-    laptop.type(*setup[:2], str(file))
+    laptop.type(*setup[:2], str(file), *fingerprints(laptop, [host.name for host in laptop.bed.hosts]))
     laptop.type(*check[:2], str(file), check=False)
     monkeypatch.chdir(laptop.folder / "scripts")
     assert run[:2] == ["run", "--hosts"]

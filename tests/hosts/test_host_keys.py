@@ -206,6 +206,6 @@ def test_a_touch_that_never_comes_ends_in_a_sentence_that_names_the_verb(
         await opening
 
     with pytest.raises(
-        HostUnreachable, match=r"host bed0 can't be reached: it answers, but the login does not end: your key may want a touch.*hosts login"
+        HostUnreachable, match=r"host bed0 can't be reached: it answers, but the login does not end: your key may want a touch.*hosts setup"
     ):
         asyncio.run(open_until_asked())

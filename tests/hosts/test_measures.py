@@ -1,4 +1,4 @@
-"""Verbs that measure hosts over ssh and leave nothing there: preflight, calibrate, topology, and a few steps of a training."""
+"""Verbs that measure hosts over ssh and leave nothing there: preflight, calibrate, and a few steps of a training."""
 
 from __future__ import annotations
 
@@ -42,8 +42,9 @@ def test_a_preflight_names_what_a_host_lacks_and_leaves_nothing_there(laptop: Be
 def test_a_preflight_whose_laptop_dies_ends_on_all_hosts(laptop: BedJobs) -> None:
     path = laptop.job("orphan", nodes=3)
     laptop.bed.console(2, "sh", "-c",
-        "nft add table ip t && nft add chain ip t i '{ type filter hook input priority 0 ; }' && nft add rule ip t i tcp dport 29400-29499"
-        " drop && nft add chain ip t o '{ type filter hook output priority 0 ; }' && nft add rule ip t o tcp dport 29400-29499 drop")  # fmt: skip
+        "nft add table ip t && nft add chain ip t i '{ type filter hook input priority 0 ; }' && "
+        "nft add rule ip t i tcp dport 29400-29499 drop && nft add chain ip t o '{ type filter hook output priority 0 ; }' && "
+        "nft add rule ip t o tcp dport 29400-29499 drop")  # fmt: skip
     try:
         command = [sys.executable, "-m", "lockstep.cli.main", "preflight", "-f", str(path), "--cluster", str(laptop.cluster)]
         typed = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -57,8 +58,7 @@ def test_a_preflight_whose_laptop_dies_ends_on_all_hosts(laptop: BedJobs) -> Non
 
 def test_a_host_with_a_slow_cable_is_named_and_what_all_reach_is_kept_in_the_file(laptop: BedJobs) -> None:
     with limited("100mbit", laptop.bed.host(1).link):
-        done = laptop.type("cluster", "calibrate", str(laptop.cluster), "--pairs", "--seconds", "0.5", "--save")
-        shown = laptop.type("cluster", "topology", str(laptop.cluster), "--seconds", "0.5", "-o", "json")
+        done = laptop.type("cluster", "calibrate", str(laptop.cluster), "--pairs", "--save")
     slow = {
         tuple(line.split()[:2])
         for line in done.stdout.splitlines()
@@ -68,13 +68,12 @@ def test_a_host_with_a_slow_cable_is_named_and_what_all_reach_is_kept_in_the_fil
     assert "bed1" in done.stdout.partition("Gb/s from")[2].partition("\n\n")[2], "the finding names the host"
     figure = yaml.safe_load(laptop.cluster.read_text())["pairs"][0]
     assert 0.08 < float(figure["least_gigabits"]) < 0.12 and figure["transport"] == "TCP" and figure["nodes"] == 3
-    assert any("bed1" in one["subject"] + one["message"] for one in json.loads(shown.stdout)["findings"])
 
 
 @pytest.mark.long
 def test_a_sweep_measures_the_all_reduce_and_a_few_steps_show_what_a_second_host_brings(laptop: BedJobs) -> None:
-    sweep = laptop.type("cluster", "calibrate", str(laptop.cluster), "--nodes", "2", "--max-size", "2Mi", "-o", "json")
-    assert [point["bytes"] for point in json.loads(sweep.stdout)["sweep"]] == [1 << 20, 2 << 20]
+    sweep = laptop.type("cluster", "calibrate", str(laptop.cluster), "--nodes", "2", "-o", "json")
+    assert [point["bytes"] for point in json.loads(sweep.stdout)["sweep"]] == [1 << power for power in range(20, 25)]
     folder = demo_folder()
     where = ["--cluster", str(laptop.cluster)]
     laptop.type("cp", str(folder / "models/tiny-base"), "demo:/workspace/models/tiny-base", *where)
@@ -118,13 +117,3 @@ def test_a_plan_says_what_a_start_would_find_and_a_slow_network_is_refused(lapto
         refused.returncode == 2 and "too slow for Stage3" in refused.stderr and "the slowest pair of nodes on 2026-11-24" in refused.stderr
     )
     assert laptop.traces(0, "demo") == ""
-
-
-def test_two_jobs_on_hosts_are_compared_by_what_they_were_told(laptop: BedJobs) -> None:
-    for name, nodes in (("one", 1), ("two", 2)):
-        laptop.run(laptop.job(name, nodes=nodes, steps=3), check=False)
-        laptop.type("wait", name, "--cluster", str(laptop.cluster), "--for", "Complete")
-    table = laptop.type("diff-runs", "one", "two", "--cluster", str(laptop.cluster)).stdout
-    assert "nodes" in table and "can't be read" not in table, table
-    for name in ("one", "two"):
-        laptop.about("delete", name, "--yes")

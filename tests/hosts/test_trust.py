@@ -1,4 +1,4 @@
-"""`lockstep hosts trust` and `login`: keys are shown, compared, and pinned; and one answer in a terminal serves later commands."""
+"""`lockstep hosts setup` lets you in: keys are shown, compared, and pinned; and one answer in a terminal serves later commands."""
 
 from __future__ import annotations
 
@@ -47,29 +47,33 @@ def prints(laptop: BedJobs) -> dict[str, str]:
 
 def test_a_stated_fingerprint_pins_its_key_and_another_one_pins_none(laptop: BedJobs) -> None:
     before, right = without_keys(laptop), prints(laptop)
-    wrong = [part for name in ("bed0", "bed1") for part in ("--fingerprint", f"{name}={right['bed2']}")]
-    refused = laptop.type("hosts", "trust", str(laptop.cluster), *wrong, check=False)
+    others = {"bed0": "bed2", "bed1": "bed2", "bed2": "bed0"}
+    wrong = [part for name, other in others.items() for part in ("--fingerprint", f"{name}={right[other]}")]
+    refused = laptop.type("hosts", "setup", str(laptop.cluster), *wrong, check=False)
     assert (
-        refused.returncode == 1 and "NOT the one that --fingerprint states" in refused.stdout and "not pinned: bed0, bed1" in refused.stderr
+        refused.returncode == 1
+        and "NOT the one that --fingerprint states" in refused.stdout
+        and "not pinned: bed0, bed1, bed2" in refused.stderr
     )
-    nobody = laptop.type("hosts", "trust", str(laptop.cluster), check=False)
+    nobody = laptop.type("hosts", "setup", str(laptop.cluster), check=False)
     assert nobody.returncode == 2 and f"--fingerprint bed0={right['bed0']}" in nobody.stderr
     assert laptop.cluster.read_text() == before, "nothing is taken blindly"
     stated = [part for name, value in right.items() for part in ("--fingerprint", f"{name}={value}")]
-    done = laptop.type("hosts", "trust", str(laptop.cluster), *stated)
+    done = laptop.type("hosts", "setup", str(laptop.cluster), *stated)
     assert "Pinned bed0, bed1, bed2 in " in done.stdout
     for host in laptop.bed.hosts:
         assert f"  - name: {host.name}\n    host_key: {running.host_key(host)}\n" in laptop.cluster.read_text()
     assert laptop.cluster.read_text().startswith("# my hosts\n")
-    assert laptop.type("hosts", "trust", str(laptop.cluster)).stdout.count("is pinned") == 3
+    again = laptop.type("hosts", "setup", str(laptop.cluster), *stated)
+    assert again.stdout.count("SHA256:") == 3 and "Pinned" not in again.stdout
 
 
 def test_a_person_is_asked_for_each_key(laptop: BedJobs) -> None:
     before = without_keys(laptop)
-    shown, code = in_a_terminal(["hosts", "trust", str(laptop.cluster)], b"[y/N]", "n")
+    shown, code = in_a_terminal(["hosts", "setup", str(laptop.cluster)], b"[y/N]", "n")
     assert code == 1 and all(value in shown for value in prints(laptop).values())
     assert laptop.cluster.read_text() == before
-    shown, code = in_a_terminal(["hosts", "trust", str(laptop.cluster)], b"[y/N]", "y")
+    shown, code = in_a_terminal(["hosts", "setup", str(laptop.cluster)], b"[y/N]", "y")
     assert code == 0 and "Pinned bed0, bed1, bed2" in shown
 
 
@@ -79,7 +83,7 @@ def test_a_login_answers_for_later_commands(laptop: BedJobs, tmp_path: Path) -> 
     for number in range(laptop.bed.count):
         laptop.bed.console(number, "sh", "-c", "cat >> /home/ada/.ssh/authorized_keys", stdin=key.with_suffix(".pub").read_bytes())
     laptop.cluster.write_text(laptop.cluster.read_text().replace(str(laptop.bed.layout.identity), str(key)))
-    assert laptop.type("hosts", "check", str(laptop.cluster), check=False).stdout.count(f"lockstep hosts login {laptop.cluster}") == 3
-    shown, code = in_a_terminal(["hosts", "login", str(laptop.cluster)], b"passphrase", "open sesame")
-    assert code == 0 and "Logged in to bed0, bed1, bed2 for 8 hours" in shown
+    assert laptop.type("hosts", "check", str(laptop.cluster), check=False).stdout.count(f"lockstep hosts setup {laptop.cluster}") == 3
+    shown, code = in_a_terminal(["hosts", "setup", str(laptop.cluster)], b"passphrase", "open sesame")
+    assert code == 0 and shown.count("answer what ssh asks") == 3
     assert "no answer" not in laptop.type("hosts", "check", str(laptop.cluster), check=False).stdout

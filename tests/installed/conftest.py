@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -35,12 +36,16 @@ def environments(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     uv = installer(cache)
     packages("local", cache, print)  # with this process's variables and time, which a typed line has not
     try:
-        yield {lock: _installed(wheel, root, lock, uv, cache) for lock in LOCKS}
+        made = {lock: _installed(wheel, root, lock, uv, cache) for lock in LOCKS}
+        with ExitStack() as stack:
+            for installed in made.values():
+                stack.enter_context(installed.serving())
+            yield made
     finally:
-        for made in (cache / "full").glob("*"):  # for code that is removed now
-            code = made / "code/lockstep"
+        for full in (cache / "full").glob("*"):  # for code that is removed now
+            code = full / "code/lockstep"
             if code.is_symlink() and code.readlink().is_relative_to(root):
-                shutil.rmtree(made)
+                shutil.rmtree(full)
         shutil.rmtree(root)
 
 

@@ -21,7 +21,8 @@ FILES_OF_IMAGE = """
 import hashlib, json, sys
 from lockstep.platforms.clusters.imagebuild import context
 from lockstep.plan.ship.imagebuild import Image
-print(json.dumps({image: {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in context(image).items()} for image in (Image.OPERATOR, Image.TRAINER)}))
+files = {image: context(image).items() for image in (Image.OPERATOR, Image.TRAINER)}
+print(json.dumps({image: {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in items} for image, items in files.items()}))
 """
 
 

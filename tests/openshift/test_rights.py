@@ -254,7 +254,7 @@ def run(
         "nodes": 2,
         "script": {"path": "/scripts/wait.py"},
         "fabric": {"mode": "RDMA"},
-        "preflight": {"mode": "Off"},
+        "preflight": "None",
         "podTemplate": {"volumes": [volume]},
     }
     (folder / "job.yaml").write_text(
@@ -340,7 +340,7 @@ def test_an_operator_of_one_project_runs_under_restricted_v2_and_its_jobs_say_wh
     assert done.returncode == 1 and "operator     ready" in done.stdout and f"RoleBinding {namespace}/{RDMA_SCC}: missing" in done.stdout
     pods = jobs.kind("Pod").get(namespace=namespace, label_selector="app.kubernetes.io/component=operator").to_dict()["items"]
     assert {pod["metadata"]["annotations"]["openshift.io/scc"] for pod in pods} == {"restricted-v2"}
-    jobs.start("locks", cluster="rdma", fabric={"mode": "RDMA"}, preflight={"mode": "Off"})
+    jobs.start("locks", cluster="rdma", fabric={"mode": "RDMA"}, preflight="None")
     said = f"{ADMITS_NONE}: restricted-v2 says "
     message = jobs.until_condition("locks", "PodsScheduled", "False", "PodsRefused")["message"]
     assert said in message and message.endswith(f"an administrator types: {giving(namespace)}")

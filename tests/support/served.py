@@ -15,7 +15,8 @@ CODE_SERVER = """#!/usr/bin/env python3
 import http.server, json, os, socketserver, sys
 options = dict(zip(sys.argv, sys.argv[1:]))
 path = options.get("--socket") or options["--socket-path"]
-told = {"argv": sys.argv[1:], "cwd": os.getcwd(), "pid": os.getpid(), "socket": path, "folder": oct(os.stat(os.path.dirname(path)).st_mode & 0o777)}
+told = {"argv": sys.argv[1:], "cwd": os.getcwd(), "pid": os.getpid(), "socket": path,
+        "folder": oct(os.stat(os.path.dirname(path)).st_mode & 0o777)}
 class Page(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     def do_GET(self):

@@ -161,7 +161,7 @@ UNDISTURBED = [
     Row("preflight -f {tmp}/lacks.yaml", 1,
         shows=rf"(?s).*\n paths +0 +Error +{NO_SCRIPT}.*\n\d+ checks on 2 nodes found errors: the job would not start \(\d+\.\d s\)\n$"),
     Row("checkpoint list runs", 0, shows="no commit is there; what a script saves by itself isn't listed\n", places=REMOTE),
-    Row("checkpoint inspect runs", 2, " holds no commit that a start would choose\n", places=REMOTE),
+    Row("checkpoint verify runs", 2, " holds no commit that a start would choose\n", places=REMOTE),
     *(Row(typed, 1, NO_ADAPTER, places=REMOTE) for typed in ("adapter get runs {tmp}/adapter", "generate runs Once")),
     Row("shell runs --node 9", 2, NO_NODE, places=REMOTE),
     *(_no_job(typed, REMOTE) for typed in (
@@ -173,7 +173,8 @@ UNDISTURBED = [
         "lockstep: kill-rank on job runs {where} ends one rank by SIGKILL: all ranks restart. Use --yes to do it\n"),
     Row("drill kill-rank --job runs --rank 9 --yes", 2, NO_RANK),
     Row("drill kill-rank --job done --yes", 2,
-        "lockstep: kill-rank on job done: the job is not running (Complete: the job is complete): drills are for jobs whose ranks all run\n"),
+        "lockstep: kill-rank on job done: the job is not running (Complete: the job is complete): "
+        "drills are for jobs whose ranks all run\n"),
     Row("drill fill-disk --job runs --yes", 2,
         "lockstep: fill-disk on job runs: this drill needs a job of Lockstep's trainer (spec.training): Lockstep doesn't know how a script"
         " saves\n"),

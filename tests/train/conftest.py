@@ -6,7 +6,7 @@ import json
 import os
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +127,7 @@ def run_file(model: Path, data: Path, tmp_path: Path, usual: dict[str, Any]) -> 
         uid: str | None = None,
         storage: str | None = None,
         micro_batches: Sequence[int] = (),
+        timeouts: Mapping[str, int] = {},
         **training: Any,
     ) -> Path:
         settings = {
@@ -142,7 +143,7 @@ def run_file(model: Path, data: Path, tmp_path: Path, usual: dict[str, Any]) -> 
                 "learningRate": "5e-3",
                 "microBatchSize": 2,
                 "globalBatchSize": 14,
-                "warmupSteps": 3,
+                "warmupSteps": "3",
                 "schedule": "Cosine",
                 "maxGradientNorm": "0.5",
                 "weightDecay": "0.01",
@@ -156,6 +157,7 @@ def run_file(model: Path, data: Path, tmp_path: Path, usual: dict[str, Any]) -> 
             "runDir": str(tmp_path / (folder or name)),
             "storage": storage,
             "nodeMicroBatches": list(micro_batches),
+            "timeouts": dict(timeouts),
         }
         path = tmp_path / f"{name}.json"
         whole = merged(merged(settings, usual), training)

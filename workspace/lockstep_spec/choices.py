@@ -64,11 +64,10 @@ class Method(Choice):
 
 
 class Quantization(Choice):
-    """The number format of the frozen base weights: as they are, 4-bit NormalFloat, or 8-bit integers."""
+    """The number format of the frozen base weights: as they are, or 4-bit NormalFloat."""
 
     NONE = "None"
     NF4 = "NF4"
-    INT8 = "Int8"
 
 
 class Offload(Choice):
@@ -94,13 +93,6 @@ class HierarchicalPartition(Choice):
     AUTO = "Auto"
     NODE = "Node"
     NONE = "None"
-
-
-class Optimizer(Choice):
-    """AdamW decays weights apart from the gradient; Adam adds the decay to it."""
-
-    ADAMW = "AdamW"
-    ADAM = "Adam"
 
 
 class Schedule(Choice):
@@ -182,6 +174,14 @@ TEMPLATE_OWN = frozenset(
     }
 )
 """Variables of a chat template that are set by whoever renders it, and by no setting or row."""
+
+
+class Tracker(Choice):
+    """A service or folder that gets a run's metrics besides its JSONL files. Each reads its own usual environment variables."""
+
+    TENSORBOARD = "TensorBoard"
+    MLFLOW = "MLflow"
+    WANDB = "WandB"
 
 
 class Content(Choice):

@@ -40,10 +40,8 @@ FROM_ZERO = ("num_experts_per_tok", "n_shared_experts", "first_k_dense_replace")
 MOVED = frozenset(
     {
         "afmoe", "beam", "cohere2_moe", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "ernie4_5_moe", "exaone_moe", "flex_olmo",
-            "glm4_moe",
-        "glm4_moe_lite", "glm4v_moe", "glm_moe_dsa", "hunyuan_v1_moe", "longcat_flash", "mellum", "olmoe", "qwen3_moe", "qwen3_next",
-            "qwen3_omni_moe",
-        "qwen3_omni_moe_text", "qwen3_omni_moe_thinker", "solar_open",
+        "glm4_moe", "glm4_moe_lite", "glm4v_moe", "glm_moe_dsa", "hunyuan_v1_moe", "longcat_flash", "mellum", "olmoe", "qwen3_moe",
+        "qwen3_next", "qwen3_omni_moe", "qwen3_omni_moe_text", "qwen3_omni_moe_thinker", "solar_open",
     }
 )  # fmt: skip
 """model_type of mixtures of experts where peft moves targets of these names, also dotted ones, onto the stacks of routed experts, and so

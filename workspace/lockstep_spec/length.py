@@ -47,6 +47,6 @@ def plan(
     )
 
 
-def warmup_steps(stated: int, ratio: float, total_steps: int) -> int:
-    """Steps of the warm-up: so many, or else that part of all steps, rounded up as transformers does."""
-    return stated or math.ceil(ratio * total_steps)
+def warmup_steps(stated: float, total_steps: int) -> int:
+    """Return the steps of the warm-up: so many, or below 1 that part of all steps, rounded up as transformers does."""
+    return int(stated) if stated >= 1 else math.ceil(stated * total_steps)

@@ -25,7 +25,7 @@ from lockstep_spec.settings import Adapter, ParameterPlace, Settings
 from lockstep_spec.shape import ModelShape, Weight, layer_of, matching_names
 
 GIB = 1 << 30
-QUANTIZED_BYTES = {Quantization.NF4: 0.516, Quantization.INT8: 1.0}
+NF4_BYTES = 0.516
 """Bytes an element of a quantized weight: 4 bits and a doubly quantized scale for 64 of them (QLoRA, arXiv 2305.14314), or 8 bits."""
 STATE_BYTES = 12
 """An element's FP32 master and both moments."""
@@ -229,7 +229,8 @@ def base_bytes(shape: ModelShape, settings: Settings) -> int:
     """Bytes of all the base model's weights. Quantization spares embeddings, norms and the head, as bitsandbytes does."""
     element = settings.element_bytes
     packed = sum(weight.numel for weight in shape.packable)
-    return round(packed * QUANTIZED_BYTES.get(settings.quantization, element) + (shape.numel - packed) * element)
+    each = NF4_BYTES if settings.quantization is Quantization.NF4 else element
+    return round(packed * each + (shape.numel - packed) * element)
 
 
 def trained_elements(shape: ModelShape, settings: Settings) -> int:

@@ -80,11 +80,10 @@ class Saves:
     """
 
 
-def commit_bytes(shape: ModelShape, settings: Settings, *, full: bool, adapter: bool = False, copies: int = 1) -> int:
-    """One commit's shards; `full`: masters and moments, else the trained weights alone. `adapter`: a PEFT folder is written beside it."""
+def commit_bytes(shape: ModelShape, settings: Settings, *, full: bool, copies: int = 1) -> int:
+    """One commit's shards; `full`: masters and moments, else the trained weights alone."""
     trained = trained_elements(shape, settings)
-    weights = trained * settings.element_bytes
-    return copies * (trained * STATE_BYTES if full else weights) + (weights if adapter else 0)
+    return copies * trained * (STATE_BYTES if full else settings.element_bytes)
 
 
 def saves(steps: int, every: int, keep: int, bytes_each: int, *, evaluates: bool) -> Saves:

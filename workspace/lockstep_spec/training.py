@@ -5,7 +5,7 @@ on.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from lockstep_spec.choices import (
@@ -18,12 +18,12 @@ from lockstep_spec.choices import (
     NonFinitePolicy,
     Offload,
     OnBroken,
-    Optimizer,
     Overlong,
     Precision,
     Quantization,
     Recompute,
     Schedule,
+    Tracker,
     TrainOn,
     ZeroStage,
 )
@@ -116,13 +116,11 @@ class OptimizationConfig:
     """Division of a fresh run's steps; a commit's own goes before it."""
     balance: Balance = Balance.EQUAL
     """Measured: the ranks' shares of a step's tokens differ (shares.py), and no checkpoint depends on them. Not read with Rows."""
-    warmup_steps: Count = 0
-    warmup_ratio: Fraction = 0.0
-    """Part of all steps; at most one of the two is set."""
+    warmup_steps: Decimal = 0.0
+    """Below 1 the part of all steps."""
     schedule: Schedule = Schedule.COSINE
     min_learning_rate_ratio: Fraction = 0.0
     """Part of `learning_rate` that the schedule ends at."""
-    optimizer: Optimizer = Optimizer.ADAMW
     offload: Offload = Offload.NONE
     non_finite: NonFinitePolicy = NonFinitePolicy.STOP
     recompute: Recompute = Recompute.AUTO
@@ -165,36 +163,6 @@ class CheckpointConfig:
     content: Content = Content.FULL
     replicas: Positive = 1
     """Volumes that hold each shard, where every node has a volume of its own."""
-    export_adapter: bool = False
-    """Write a PEFT adapter folder beside each commit, in the background."""
-
-
-@dataclass(frozen=True)
-class MLflowConfig:
-    tracking_uri: Text
-    experiment: Text = "lockstep"
-
-
-@dataclass(frozen=True)
-class WandBConfig:
-    project: Text = "lockstep"
-    entity: Text | None = None
-
-
-@dataclass(frozen=True)
-class MetricsConfig:
-    """Destinations of metrics besides the JSONL files."""
-
-    tensor_board: bool = True
-    mlflow: MLflowConfig | None = None
-    wandb: WandBConfig | None = None
-
-
-@dataclass(frozen=True)
-class LimitsConfig:
-    collective_timeout_seconds: Positive = 600
-    step_timeout_seconds: Positive | None = None
-    """Default: 3 × the median step, at least 120 s."""
 
 
 @dataclass(frozen=True)
@@ -210,7 +178,7 @@ class TrainingConfig:
     checkpoint: CheckpointConfig
     method: Method = Method.LORA
     hierarchical_partition: HierarchicalPartition = HierarchicalPartition.AUTO
-    metrics: MetricsConfig = field(default_factory=MetricsConfig)
-    limits: LimitsConfig = field(default_factory=LimitsConfig)
+    report_to: tuple[Tracker, ...] = (Tracker.TENSORBOARD,)
+    """Destinations of metrics besides the JSONL files."""
     deepspeed: Mapping[str, Any] | None = None
     """Raw settings of DeepSpeed, laid over ours."""

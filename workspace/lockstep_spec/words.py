@@ -16,6 +16,11 @@ _DECIMAL = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 _BINARY = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 
 
+def any_of(*patterns: str, flags: int = 0) -> re.Pattern[str]:
+    """Return the pattern that matches wherever one of `patterns` does, the first of them before the others."""
+    return re.compile("|".join(patterns), flags)
+
+
 def duration(seconds: float) -> str:
     """Two units at most, as kubectl shows ages: `45s`, `3m10s`, `1h5m`, `4d3h`. Fractions of a second are cut off."""
     minutes, second = divmod(int(seconds), 60)

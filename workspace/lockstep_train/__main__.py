@@ -25,7 +25,7 @@ from lockstep_train.base.errors import (
 )
 from lockstep_train.base.runfile import RankEnvironment, RunConfig, ignored_variables, rank_environment, read_run
 from lockstep_train.report import Reporter, print_error
-from lockstep_train.report.sinks.choose import refuse_unusable_metrics
+from lockstep_train.report.sinks.choose import refuse_unusable_trackers
 from lockstep_train.watch import Watchdog
 from lockstep_train.watch.watchdog import RankPlace, StopSignal, switch_on_recorder
 
@@ -69,7 +69,7 @@ def _train(config: RunConfig, environment: RankEnvironment, reporter: Reporter, 
     reporter.activity("Init")
     for warning in ignored_variables():
         reporter.say(warning)
-    refuse_unusable_metrics(config.training.metrics)
+    refuse_unusable_trackers(config.training.report_to)
     watch.begin("Start of the ranks", limits.LOAD_SECONDS)
     switch_on_recorder(config.run_dir / "logs")
     from lockstep_train.assemble import assemble
@@ -79,7 +79,7 @@ def _train(config: RunConfig, environment: RankEnvironment, reporter: Reporter, 
     from lockstep_train.model.fetched import with_model_here
 
     reporter.startup.done("imports")
-    ranks = join(environment, config.training.limits.collective_timeout_seconds)
+    ranks = join(environment, config.timeouts.collective_seconds)
     watch.joined(ranks.store.clone(), ranks.world_size, gpus=ranks.device.type == "cuda")
     reporter.startup.done("join")
     config = with_model_here(config, ranks, reporter, watch)

@@ -32,7 +32,6 @@ from lockstep_train.engine.build import start_model
 from lockstep_train.engine.experts import count_experts
 from lockstep_train.engine.loss import TokenLoss
 from lockstep_train.engine.measure import MeasuredRank, measure_rank
-from lockstep_train.export import export_shards
 from lockstep_train.memory.agree import agree_on_memory
 from lockstep_train.memory.capacity import reserve_copy
 from lockstep_train.model.base_files import RECORD, BaseHash, Copy, adapter_record, base_problem
@@ -94,7 +93,7 @@ def assemble(config: RunConfig, environment: RankEnvironment, ranks: Ranks, repo
     describe = Description(manifest_template(config, start, identity, adapter, ranks, batches), plan, engine)
     report = SaveReport(reporter)
     master = (environment.master_address, environment.master_port)
-    upkeep = start_upkeep(config, ranks, start.attempt, master, folder, export_shards, shared=shared, say=reporter.say)
+    upkeep = start_upkeep(config, ranks, start.attempt, master, folder, shared=shared, say=reporter.say)
     saver = Saver(ranks, checkpoints, start.attempt, upkeep, describe, kinds_of(training.checkpoint.content.value), report)
     reserve_copy(saver, engine, ranks)
     reporter.startup.done("saveMemory")

@@ -2,25 +2,22 @@
 
 python -m lockstep_train.inspect list runs/my-job
 python -m lockstep_train.inspect verify runs/my-job [--all]
-python -m lockstep_train.inspect show runs/my-job/checkpoints/step-100.a1
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lockstep_spec.exits import DONE, FAILED
-from lockstep_train.base.errors import ConfigError, TrainerError, print_problem, refusal
+from lockstep_train.base.errors import ConfigError, TrainerError, print_problem
 from lockstep_train.checkpoint.commits import Collection, Commit, collect
 from lockstep_train.checkpoint.format.layout import CHAIN, MANIFEST, CommitName, record_file
-from lockstep_train.checkpoint.format.manifest import Manifest, document
+from lockstep_train.checkpoint.format.manifest import Manifest
 from lockstep_train.checkpoint.format.readers import ReaderWatch
 from lockstep_train.checkpoint.save.rotation import NEVER_ROTATED, best_commit, read_quality
 
@@ -56,22 +53,15 @@ def folder_problems(collection: Collection) -> list[str]:
 
 def _row(commit: Commit) -> Json:
     """Row of a commit by names, sizes and the manifest; checksums are for `verify`."""
-    row: Json = {
-        "name": str(commit.name),
-        "step": commit.name.step,
-        "attempt": commit.name.attempt,
-        "folders": list(map(str, commit.folders)),
-    }
+    name = commit.name
+    row: Json = {"name": str(name), "step": name.step, "attempt": name.attempt, "folders": list(map(str, commit.folders))}
     try:
         manifest = commit.manifest()
     except ValueError as error:
         return row | {"problems": [str(error)], "shards": {}}
     return row | {
         "savedAt": max((folder / MANIFEST).stat().st_mtime for folder in commit.folders if (folder / MANIFEST).is_file()),
-        "bytes": sum(shard.bytes for shard in manifest.shards),
-        "content": manifest.content,
-        "evalLoss": manifest.eval_loss,
-        "evalStep": manifest.eval_step,
+        **summary(manifest),
         **_problems(commit.problems(manifest, checksum=False)),
     }
 
@@ -96,26 +86,10 @@ def verify_commits(commits: Sequence[Commit]) -> Json:
     return {"commits": rows, "whole": bool(rows) and not any(row["problems"] for row in rows)}
 
 
-def show_commit(commit: Commit) -> Json:
-    """The manifest in short, and where every fragment is. Raises ConfigError when it can't be read."""
-    try:
-        manifest = commit.manifest()
-    except ValueError as error:
-        raise refusal(f"{commit.name} can't be read: {error}", error) from error
-    body = document(manifest)
-    places = {shard.file: commit.shard(shard, checksum=False) for shard in manifest.shards}
-    for shard in body["shards"]:
-        path, problem = places[shard["file"]]
-        shard |= {"path": str(path) if path else None, "problem": problem}
-    return {"name": str(commit.name), "summary": summary(manifest), "parameters": parameters(manifest), "manifest": body}
-
-
 def summary(manifest: Manifest) -> Json:
     elements = sum(item.numel for shard in manifest.shards for item in shard.fragments)
     return {
         "job": manifest.job,
-        "step": manifest.step,
-        "attempt": manifest.attempt,
         "samplesConsumed": manifest.samples_consumed,
         "baseModel": manifest.base_model,
         "method": "Full" if manifest.adapter["config"] is None else "LoRA",
@@ -134,15 +108,6 @@ def summary(manifest: Manifest) -> Json:
     }
 
 
-def parameters(manifest: Manifest) -> list[Json]:
-    """Each trained parameter, and in how many fragments it is."""
-    fragments = Counter(item.name for shard in manifest.shards for item in shard.fragments if item.numel)
-    shapes = {item.name: item.shape for shard in manifest.shards for item in shard.fragments}
-    return [
-        {"name": name, "shape": list(shape), "elements": math.prod(shape), "fragments": fragments[name]} for name, shape in shapes.items()
-    ]
-
-
 def chosen_commits(collection: Collection, everything: bool) -> list[Commit]:
     """The newest, or all on the chain. Raises ConfigError when there is none."""
     chain = collection.chain()
@@ -153,18 +118,13 @@ def chosen_commits(collection: Collection, everything: bool) -> list[Commit]:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m lockstep_train.inspect", description="Print the commits of a run as JSON.")
-    parser.add_argument("verb", choices=["list", "verify", "show"])
+    parser.add_argument("verb", choices=["list", "verify"])
     parser.add_argument("source", type=Path, nargs="+", help="runs' folders, checkpoints folders, or folders of one commit")
     parser.add_argument("--all", action="store_true", help="verify every commit that a start might choose, not only the newest")
     options = parser.parse_args(arguments)
     try:
         collection = collect(options.source)
-        if options.verb == "list":
-            answer = list_commits(collection)
-        elif options.verb == "verify":
-            answer = verify_commits(chosen_commits(collection, options.all))
-        else:
-            answer = show_commit(chosen_commits(collection, everything=False)[0])
+        answer = list_commits(collection) if options.verb == "list" else verify_commits(chosen_commits(collection, options.all))
     except (TrainerError, OSError) as error:
         return print_problem(error)
     print(json.dumps(answer, indent=1))

@@ -130,7 +130,6 @@ def finishing(run: Run) -> Iterator[None]:
         run.saver.finish()
         raise
     run.saver.finish()
-    run.saver.upkeep.close()
 
 
 def export_outcome(run: Run) -> dict[str, str | None]:

@@ -96,7 +96,6 @@ def manifest_template(
         adapter=adapter,
         shards=(),
         content=training.checkpoint.content.value,
-        optimizer=training.optimization.optimizer.value,
         optimizer_settings=optimizer_settings(training.optimization),
         eval_loss=start.source.manifest.eval_loss if start.source else None,
         eval_step=start.source.manifest.eval_step if start.source else None,
@@ -118,13 +117,8 @@ def optimizer_settings(optimization: OptimizationConfig) -> dict[str, float]:
 
 def changed_settings(manifest: Manifest, training: TrainingConfig) -> list[str]:
     """Settings that a run may change and a commit was trained with otherwise, in words (pure)."""
-    before = {"precision": manifest.precision, "optimization.optimizer": manifest.optimizer, **manifest.optimizer_settings}
-    optimization = training.optimization
-    now = {
-        "precision": training.precision.value,
-        "optimization.optimizer": optimization.optimizer.value,
-        **optimizer_settings(optimization),
-    }
+    before = {"precision": manifest.precision, **manifest.optimizer_settings}
+    now = {"precision": training.precision.value, **optimizer_settings(training.optimization)}
     return [f"training.{name} is {now[name]} and was {value}" for name, value in before.items() if now.get(name, value) != value]
 
 

@@ -62,7 +62,7 @@ class Steps:
     @property
     def limit_seconds(self) -> float:
         """Limit of one step, or of one batch of an evaluation, which is less."""
-        return limits.step_seconds(self._run.config.training.limits.step_timeout_seconds, self._speed.last_seconds)
+        return limits.step_seconds(self._run.config.timeouts.step_seconds, self._speed.last_seconds)
 
     def take(self, step: int) -> StepResult:
         run, plan = self._run, self._run.plan

@@ -220,10 +220,6 @@ class Security(Model):
 
     service_account: DnsName = "ml-dev-sa"
     """The pods' ServiceAccount. It is made by lockstep deploy; jobs never make one."""
-    requires_privileged_scc: bool = False
-    """Has no effect; old files have it. No pod is privileged: those of RDMA jobs have an SCC that is restricted-v2 but for UID 0 and
-    IPC_LOCK.
-    """
     ipc_lock: bool = False
     """Add CAP_IPC_LOCK to RDMA pods, so that they can lock memory for the NIC."""
 

@@ -124,7 +124,7 @@ class Host(HostDefaults):
     route to it.
     """
     host_key: Annotated[str | None, Field(pattern=HOST_KEY_PATTERN, max_length=2048)] = None
-    """The one key that it may have: type and base64, as known_hosts has it. `lockstep hosts trust` writes it. Left out: your known_hosts
+    """The one key that it may have: type and base64, as known_hosts has it. `lockstep hosts setup` writes it. Left out: your known_hosts
     counts.
     """
     gpus: Annotated[Annotated[int, Field(ge=0, le=GPUS_MAX)] | list[GpuName] | None, BeforeValidator(_count_or_gpus)] = None

@@ -24,13 +24,12 @@ from lockstep.api.model import (
 )
 from lockstep.api.names import API_VERSION, JOB_NAME_MAX, JOB_NAME_PATTERN
 from lockstep.api.podtemplate import PodTemplate
-from lockstep.api.shared import MAY_NAME_PATHS, FabricMode, ImagePullSecrets, NcclVariable, Variable, VariableSet, values_fit
+from lockstep.api.shared import MAY_NAME_PATHS, FabricMode, ImagePullSecrets, Variable, VariableSet, values_fit
 from lockstep.api.training import Training
 from lockstep_spec.choices import DegradedPolicy, StorageMode
 from lockstep_spec.timeouts import Timeouts
 
 IDLE_SECONDS = 8 * 3600
-WARN_BEFORE_SECONDS = 1800
 IDLE_SECONDS_MAX = 366 * 86400
 
 
@@ -41,88 +40,37 @@ class JobType(StrEnum):
     INTERACTIVE = "Interactive"
 
 
-def _warns_before(interactive: Interactive) -> bool:
-    warn = interactive.warn_seconds
-    return warn is None or not interactive.idle_seconds or warn < interactive.idle_seconds
-
-
-class Interactive(Model):
-    """Time after which an environment that nobody uses gives its GPUs back."""
-
-    idle_seconds: Annotated[int, Field(ge=0, le=IDLE_SECONDS_MAX)] = IDLE_SECONDS
-    """The job is suspended so long after the last run ended and the last shell was used; 0: never. docs/how-to/dev-environment.md says what
-    counts as use.
-    """
-    warn_seconds: Annotated[int | None, Field(ge=1, le=IDLE_SECONDS_MAX)] = None
-    """An event and a line in the log say so this long after the last use. Default: half an hour before idleSeconds, or half of it."""
-
-    resume: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-    """Raise it to bring an environment back whose GPUs were released: `lockstep resume` does."""
-
-    RULES = (
-        Rule("self.resume >= oldSelf.resume", "resume may only be raised", holds=None, field="resume"),
-        Rule(
-            "!has(self.warnSeconds) || self.idleSeconds == 0 || self.warnSeconds < self.idleSeconds",
-            "warnSeconds must be less than idleSeconds",
-            _warns_before,
-            field="warnSeconds",
-        ),
-    )
-
-    @property
-    def warns_after_seconds(self) -> int:
-        """Seconds as written, or the default."""
-        return self.warn_seconds or max(self.idle_seconds - WARN_BEFORE_SECONDS, self.idle_seconds // 2)
-
-
 Seconds = Annotated[int, Field(ge=5, le=604800)]
 
 
 class HangTimeouts(Model):
-    """Seconds that a rank of a script may go without a report before all ranks are restarted. Counts from a rank's first reported step
-    on.
+    """Seconds that a rank may take before it counts as hung and all ranks are restarted. A script's activities count from its rank's first
+    reported step on. Lockstep's trainer has limits of its own for all but stepSeconds and collectiveSeconds.
     """
 
-    step_seconds: Seconds = Timeouts.step_seconds
-    """Seconds from one reported step to the next report."""
-    evaluate_seconds: Seconds = Timeouts.evaluate_seconds
-    """Seconds in activity Evaluate."""
-    save_seconds: Seconds = Timeouts.save_seconds
-    """Seconds in activity Save."""
-    load_seconds: Seconds = Timeouts.load_seconds
-    """Seconds in activity Init, Fetch or Load."""
-    export_seconds: Seconds = Timeouts.export_seconds
-    """Seconds in activity Export."""
+    step_seconds: Seconds | None = None
+    """Seconds of a step: with script from one reported step to the next report, with training of one batch of an evaluation, too. Default:
+    3600 with script; with training 3 times the median step, at least 120.
+    """
+    collective_seconds: Seconds | None = None
+    """Seconds that a collective operation of Lockstep's trainer waits for the other ranks. Default: 600."""
+    evaluate_seconds: Seconds | None = None
+    """Seconds in a script's activity Evaluate. Default: 7200."""
+    save_seconds: Seconds | None = None
+    """Seconds in a script's activity Save. Default: 3600."""
+    load_seconds: Seconds | None = None
+    """Seconds in a script's activity Init, Fetch or Load. Default: 14400."""
+    export_seconds: Seconds | None = None
+    """Seconds in a script's activity Export. Default: 14400."""
 
 
 class PreflightMode(StrEnum):
-    """Extent of the checks before an attempt."""
-
-    FULL = "Full"
-    BASIC = "Basic"
-    OFF = "Off"
-
-
-class SelfTestMode(StrEnum):
-    """Devices that compute a known product before an attempt."""
+    """Extent of the checks of all nodes before the ranks start."""
 
     AUTO = "Auto"
-    ALWAYS = "Always"
-    NEVER = "Never"  # not Off, which is false in YAML unless it has quotes
-
-
-class Preflight(Model):
-    """Checks of all nodes before the ranks start. An error stops the start and spends no restart."""
-
-    mode: PreflightMode = PreflightMode.FULL
-    """Full: every check, the self-test, and a short all-reduce where the cluster states network.minimumBusbw. Basic: without these two.
-    Off: nothing.
-    """
-    all_reduce: bool = False
-    """true: with mode Full, measure the all-reduce where the cluster states no threshold, too; status.preflight then has the figure."""
-    self_test: SelfTestMode = SelfTestMode.AUTO
-    """With mode Full, let every GPU compute a product whose result is known, and refuse one that is wrong. Auto: where the job has GPUs.
-    Always: on CPUs, too."""
+    FULL = "Full"
+    BASIC = "Basic"
+    NONE = "None"  # not Off, which is false in YAML unless it has quotes
 
 
 LONGEST_SECONDS = 10 * 366 * 86400
@@ -140,8 +88,6 @@ class Fabric(Model):
     """Reaction to FabricVerified being False (docs/how-to/fabric.md): Fail ends the job with the reason, without a restart; Warn says so
     and goes on.
     """
-    nccl_env: Annotated[list[NcclVariable], Field(max_length=64, json_schema_extra=list_map())] = []
-    """NCCL variables for experts. Unset ones are NCCL's own to choose."""
 
 
 class Storage(Model):
@@ -245,8 +191,8 @@ class Restart(Model):
     operator.
     """
     retry: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-    """Raise it to start a Failed job again (from its last checkpoint, if it has committed one) with a full budget of restarts: `lockstep
-    retry` does.
+    """Raise it to start a Failed job again (from its last checkpoint, if it has committed one) with a full budget of restarts, as `lockstep
+    retry` does, or to bring back an Interactive job whose GPUs were released, as `lockstep resume` does.
     """
 
     RULES = (Rule("self.retry >= oldSelf.retry", "retry may only be raised", holds=None, field="retry"),)
@@ -260,6 +206,11 @@ def _one_work(spec: TrainingJobSpec) -> bool:
 def _has_no_end(spec: TrainingJobSpec) -> bool:
     ends = (spec.active_deadline_seconds, spec.ttl_seconds_after_finished, spec.hang_timeouts)
     return spec.type is JobType.BATCH or not any(end is not None for end in ends)
+
+
+def _hang_timeouts_of_the_work(spec: TrainingJobSpec) -> bool:
+    stated = set() if spec.hang_timeouts is None else set(spec.hang_timeouts.model_dump(exclude_none=True))
+    return not (stated - {"step_seconds", "collective_seconds"} if spec.training else stated & {"collective_seconds"})
 
 
 def _restarts_as_by_default(spec: TrainingJobSpec) -> bool:
@@ -307,11 +258,13 @@ class TrainingJobSpec(Model):
     """A LoRA fine-tuning by Lockstep's own trainer. A Batch job has exactly one of training and script."""
     script: Script | None = None
     """Your own program, started as every rank. A Batch job has exactly one of training and script."""
-    interactive: Interactive | None = None
-    """Time after which a dev environment that nobody uses gives its GPUs back. Only for an Interactive job."""
+    idle_seconds: Annotated[int | None, Field(ge=0, le=IDLE_SECONDS_MAX)] = None
+    """The GPUs of an Interactive job are released so long after the last run ended and the last shell was used; an event says so half an
+    hour before. 0: never. Default: 28800. docs/how-to/dev-environment.md says what counts as use.
+    """
     env: Annotated[list[Variable], Field(max_length=128, json_schema_extra=list_map())] = []
-    """Variables of every rank, their values at most 262144 bytes in all. Those that the dynamic loader reads (LD_*, GLIBC_TUNABLES) are not
-    in the container's environment, which a shell in the pod sees: only ranks get them.
+    """Variables of every rank, their values at most 262144 bytes in all; NCCL's (NCCL_*) go before the cluster's. Those that the dynamic
+    loader reads (LD_*, GLIBC_TUNABLES) are not in the container's environment, which a shell in the pod sees: only ranks get them.
     """
     env_from: Annotated[list[VariableSet], Field(max_length=16)] = []
     """Secrets and ConfigMaps whose keys become variables of every rank. Set what the dynamic loader reads (LD_*, GLIBC_TUNABLES) in env:
@@ -324,8 +277,12 @@ class TrainingJobSpec(Model):
     count.
     """
     hang_timeouts: HangTimeouts | None = None
-    """Limits after which a script's rank is taken for hung. Lockstep's trainer has training.limits."""
-    preflight: Preflight = Preflight()
+    """Limits after which a rank counts as hung."""
+    preflight: PreflightMode = PreflightMode.AUTO
+    """Checks of all nodes before the ranks start; an error stops the start and spends no restart. Auto: every check, where the job has GPUs
+    a product on each of them whose result is known, and a short all-reduce where the cluster states network.minimumBusbw. Full: these two
+    always, for the figures in status.preflight. Basic: without these two. None: no checks.
+    """
     suspend: bool = False
     """true: no pods. The trainer is asked to save and stop first."""
     active_deadline_seconds: Annotated[int, Field(ge=1, le=LONGEST_SECONDS)] | None = None
@@ -345,10 +302,10 @@ class TrainingJobSpec(Model):
             _one_work,
         ),
         Rule(
-            "!has(self.interactive) || self.type == 'Interactive'",
-            "interactive may only be set when type is Interactive",
-            lambda spec: spec.interactive is None or spec.type is JobType.INTERACTIVE,
-            field="interactive",
+            "!has(self.idleSeconds) || self.type == 'Interactive'",
+            "idleSeconds may only be set when type is Interactive",
+            lambda spec: spec.idle_seconds is None or spec.type is JobType.INTERACTIVE,
+            field="idleSeconds",
         ),
         Rule(
             "self.type != 'Interactive' || !(has(self.activeDeadlineSeconds) || has(self.ttlSecondsAfterFinished) ||"
@@ -378,9 +335,12 @@ class TrainingJobSpec(Model):
             field="nodes",
         ),
         Rule(
-            "!(has(self.training) && has(self.hangTimeouts))",
-            "hangTimeouts may only be set with script: Lockstep's trainer has training.limits",
-            lambda spec: spec.training is None or spec.hang_timeouts is None,
+            "!has(self.hangTimeouts) || (has(self.training) ? !has(self.hangTimeouts.evaluateSeconds) &&"
+            " !has(self.hangTimeouts.saveSeconds) && !has(self.hangTimeouts.loadSeconds) && !has(self.hangTimeouts.exportSeconds) :"
+            " !has(self.hangTimeouts.collectiveSeconds))",
+            "hangTimeouts takes stepSeconds and collectiveSeconds with training, which has limits of its own for the rest, and all but"
+            " collectiveSeconds with script",
+            _hang_timeouts_of_the_work,
             field="hangTimeouts",
         ),
         Rule(

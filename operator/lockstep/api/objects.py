@@ -34,9 +34,10 @@ def current_status(job: Object) -> Object:
     """
     status, spec = job.get("status") or {}, job.get("spec") or {}
     generation, session = job["metadata"].get("generation", 0), status.get("interactive") or {}
+    asked = int((spec.get("restart") or {}).get("retry") or 0)
     gone = set()
     if condition(status, "Suspended").get("reason") == "Idle":
-        if int((spec.get("interactive") or {}).get("resume") or 0) > int(session.get("resume") or 0):
+        if asked > int(session.get("retry") or 0):
             gone.add(("Suspended", "True"))
     elif not spec.get("suspend", True):
         gone.add(("Suspended", "True"))
@@ -44,7 +45,6 @@ def current_status(job: Object) -> Object:
         gone.add(("Accepted", "False"))
     if gone:
         status = {**status, "conditions": [item for item in status.get("conditions") or [] if (item["type"], item["status"]) not in gone]}
-    asked = int((spec.get("restart") or {}).get("retry") or 0)
     if not is_true(status, "Failed") or asked <= int(status.get("retry") or 0):
         return status
     raised = {"reason": "Retried", "message": f"restart.retry was raised, to {go_on_words(job)}"}

@@ -14,7 +14,6 @@ from lockstep.api.model import (
     LabelKey,
     LabelValue,
     Model,
-    Quantity,
     Rule,
     exactly_one,
     list_map,
@@ -74,35 +73,6 @@ class Toleration(Model):
     )
 
 
-class WhenUnsatisfiable(StrEnum):
-    """Treatment by the scheduler of a pod that would break a spread."""
-
-    DO_NOT_SCHEDULE = "DoNotSchedule"
-    SCHEDULE_ANYWAY = "ScheduleAnyway"
-
-
-class TopologySpread(Model):
-    """Spread of the job's pods over the values of a node label, written as in a pod. It counts this job's pods."""
-
-    topology_key: LabelKey
-    """The node label whose values are the domains."""
-    max_skew: Annotated[int, Field(ge=1, le=1024)]
-    """The most pods that one domain may have more than another."""
-    when_unsatisfiable: WhenUnsatisfiable
-    """DoNotSchedule: the pod waits. ScheduleAnyway: it is only preferred."""
-    min_domains: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """The least domains, with DoNotSchedule."""
-
-    RULES = (
-        Rule(
-            cel="!has(self.minDomains) || self.whenUnsatisfiable == 'DoNotSchedule'",
-            message="minDomains may only be set when whenUnsatisfiable is DoNotSchedule",
-            holds=lambda t: t.min_domains is None or t.when_unsatisfiable is WhenUnsatisfiable.DO_NOT_SCHEDULE,
-            field="minDomains",
-        ),
-    )
-
-
 class ClaimVolume(Model):
     """A claim of the job's namespace. All pods mount it, so it must be ReadWriteMany or ReadOnlyMany."""
 
@@ -121,9 +91,6 @@ class SecretVolume(Model):
 
 class EmptyVolume(Model):
     """A folder that lives as long as its pod."""
-
-    size_limit: Quantity | None = None
-    """A pod that writes more is evicted."""
 
 
 class ConfigMapVolume(LocalReference):
@@ -181,8 +148,6 @@ class PodTemplate(Model):
     """The pods' PriorityClass."""
     scheduler_name: DnsName | None = None
     """The scheduler that places the pods. Default: the cluster's."""
-    topology_spread_constraints: Annotated[list[TopologySpread], Field(max_length=8, json_schema_extra=list_map("topologyKey"))] = []
-    """Spread of the pods, over racks or zones for example."""
     termination_grace_period_seconds: Annotated[int, Field(ge=60, le=7200)] | None = None
     """Seconds that a pod that is asked to stop may take before it is killed. Its ranks have 30 seconds less to save; the rest is for the
     last report. Default: 180.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from typing import Annotated
 
@@ -9,7 +10,6 @@ from pydantic import Field
 
 from lockstep.api.model import (
     DNS_NAME_PATTERN,
-    ENV_NAME_PATTERN,
     LABEL_KEY_PATTERN,
     TEXT_PATTERN,
     DnsName,
@@ -49,7 +49,7 @@ class PlainVariable(Model):
 
 
 class NcclVariable(Model):
-    """An expert override of NCCL's own environment."""
+    """An override of NCCL's own environment, for experts."""
 
     name: Annotated[str, Field(pattern=NCCL_PATTERN, max_length=128)]
     """An NCCL variable, for example NCCL_ALGO."""
@@ -123,6 +123,12 @@ class Variable(Model):
 
     RULES = (
         Rule(
+            f"!self.name.startsWith('NCCL_') || self.name.matches('{NCCL_PATTERN}')",
+            "a name that begins with NCCL_ must be an NCCL variable such as NCCL_ALGO: upper-case letters, digits and '_'",
+            lambda v: not v.name.startswith("NCCL_") or re.fullmatch(NCCL_PATTERN, v.name) is not None,
+            field="name",
+        ),
+        Rule(
             cel="!(has(self.value) && has(self.valueFrom))",
             message="may not have both value and valueFrom",
             holds=lambda v: v.value is None or v.value_from is None,
@@ -147,25 +153,12 @@ class Variable(Model):
 class VariableSet(Model):
     """All keys of a Secret or ConfigMap as variables."""
 
-    prefix: Annotated[str, Field(pattern=ENV_NAME_PATTERN, max_length=64)] | None = None
-    """Put before every key."""
     secret_ref: LocalReference | None = None
     """A Secret."""
     config_map_ref: LocalReference | None = None
     """A ConfigMap."""
 
-    RULES = (
-        exactly_one("secretRef", "configMapRef"),
-        Rule(
-            cel="!has(self.prefix) || !(self.prefix.startsWith('LD_') || self.prefix.startsWith('LOCKSTEP_'))",
-            message=(
-                "prefix must not start with LD_ or LOCKSTEP_: the agent would get what the dynamic loader reads, or Lockstep's own"
-                " variables"
-            ),
-            holds=lambda s: s.prefix is None or not s.prefix.startswith(("LD_", "LOCKSTEP_")),
-            field="prefix",
-        ),
-    )
+    RULES = (exactly_one("secretRef", "configMapRef"),)
 
 
 Labels = Annotated[dict[LabelKey, LabelValue], Field(max_length=32)]

@@ -372,8 +372,8 @@ class InteractiveStatus(StatusPart):
     """Time at which the GPUs are released, since nobody uses the environment; set with the warning."""
     released: Time | None = None
     """Time at which the GPUs were released. The pods are gone until the job is resumed."""
-    resume: Count | None = None
-    """spec.interactive.resume at the release: a larger one brings the pods back."""
+    retry: Count | None = None
+    """spec.restart.retry at the release: a larger one brings the pods back."""
 
 
 class ExcludedNode(StatusPart):

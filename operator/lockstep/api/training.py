@@ -20,12 +20,12 @@ from lockstep_spec.choices import (
     NonFinitePolicy,
     Offload,
     OnBroken,
-    Optimizer,
     Overlong,
     Precision,
     Quantization,
     Recompute,
     Schedule,
+    Tracker,
     TrainOn,
     ZeroStage,
 )
@@ -162,7 +162,7 @@ class BaseModelSource(Model):
     token_secret: TokenSecret | None = None
     """The hub's token, for a gated or private model; ranks get it as HF_TOKEN."""
     quantization: Quantization = Quantization.NONE
-    """The number format of the frozen base weights. NF4 and Int8 need Stage1 or Stage2."""
+    """The number format of the frozen base weights. NF4 needs Stage1 or Stage2."""
 
     RULES = (
         Rule(
@@ -244,14 +244,11 @@ class Optimization(Model):
     """Equal: every rank computes an equal share of a step's tokens. Measured: each rank computes as many as its speed, measured at every
     start, and its memory allow; for GPUs that are unlike. The global batch stays.
     """
-    warmup_steps: Annotated[int, Field(ge=0, le=1000000)] = 0
-    """Steps in which the learning rate rises from 0."""
-    warmup_ratio: Fraction = "0"
-    """The same as a part of all steps, rounded up, for example 0.03. Only without warmupSteps."""
+    warmup_steps: Decimal = "0"
+    """Steps in which the learning rate rises from 0; below 1 the part of all steps, rounded up, for example 0.03."""
     schedule: Schedule = Schedule.COSINE
     min_learning_rate_ratio: Fraction = "0"
     """The part of learningRate that Cosine and Linear fall to, for example 0.1. Not read with Constant."""
-    optimizer: Optimizer = Optimizer.ADAMW
     offload: Offload = Offload.NONE
     """Device on which the optimizer's state lives and its step is computed: the rank's own, or the CPU."""
     non_finite: NonFinitePolicy = NonFinitePolicy.STOP
@@ -287,15 +284,9 @@ class Optimization(Model):
         Rule("", "epsilon must be greater than 0", lambda o: float(o.epsilon) > 0, field="epsilon"),
         Rule(
             "",
-            "warmupRatio and warmupSteps can't both be set",
-            lambda o: o.warmup_steps == 0 or float(o.warmup_ratio) == 0,
-            field="warmupRatio",
-            schema={
-                "anyOf": [
-                    {"properties": {"warmupSteps": {"maximum": 0}}},
-                    {"properties": {"warmupRatio": {"pattern": ZERO_PATTERN, "maximum": 0}}},
-                ]
-            },
+            "warmupSteps must be a whole number of steps, or below 1 the part of all steps",
+            lambda o: float(o.warmup_steps) < 1 or float(o.warmup_steps).is_integer(),
+            field="warmupSteps",
         ),
     )
 
@@ -312,46 +303,6 @@ class Checkpoint(Model):
     content: Content = Content.FULL
     replicas: Annotated[int, Field(ge=1, le=2)] = 1
     """Volumes that hold each shard, where every node has a volume of its own. With 2, any one volume may be lost."""
-    export_adapter: bool = False
-    """Write a PEFT adapter folder beside each checkpoint, in the background."""
-
-
-class TrainingLimits(Model):
-    """Time limits of the trainer's steps and collective operations."""
-
-    collective_timeout_seconds: Annotated[int, Field(ge=10, le=86400)] = 600
-    """Seconds to wait for the other ranks in one collective operation."""
-    step_timeout_seconds: Annotated[int | None, Field(ge=10, le=86400)] = None
-    """Seconds for one step before the rank is taken for hung. Default: 3 times the median step, at least 120 seconds."""
-
-
-class MLflow(Model):
-    """Metrics to an MLflow server."""
-
-    tracking_uri: Annotated[str, Field(min_length=1, max_length=1024)]
-    """The server's address, or a file: URI."""
-    experiment: Annotated[str, Field(min_length=1, max_length=256)] = "lockstep"
-    """The experiment that the run is filed under."""
-
-
-class WandB(Model):
-    """Metrics to Weights & Biases. The key comes as WANDB_API_KEY from a Secret, by spec.env."""
-
-    project: Annotated[str, Field(min_length=1, max_length=128)] = "lockstep"
-    """The project that the run is filed under."""
-    entity: Annotated[str | None, Field(min_length=1, max_length=128)] = None
-    """The user or team that owns the project. Default: the key's own."""
-
-
-class MetricsDestinations(Model):
-    """Destinations of metrics besides the run's JSONL files."""
-
-    tensor_board: bool = True
-    """Event files in the run's folder, under logs/tensorboard."""
-    mlflow: MLflow | None = None
-    """Metrics to an MLflow server."""
-    wandb: WandB | None = None
-    """Metrics to Weights & Biases."""
 
 
 BATCH_SETTINGS = ("gradient_accumulation_steps", "managed_gradient_accumulation", "train_batch_size", "train_micro_batch_size_per_gpu")
@@ -375,8 +326,10 @@ class Training(Model):
     evaluation: Evaluation | None = None
     """Measurement of the loss on text that is not trained on. Left out: no evaluation."""
     checkpoint: Checkpoint = Checkpoint()
-    metrics: MetricsDestinations = MetricsDestinations()
-    limits: TrainingLimits = TrainingLimits()
+    report_to: Annotated[list[Tracker], Field(max_length=8)] = [Tracker.TENSORBOARD]
+    """Destinations of metrics besides the run's JSONL files. MLflow needs MLFLOW_TRACKING_URI and WandB a WANDB_API_KEY in spec.env; their
+    other variables, such as MLFLOW_EXPERIMENT_NAME and WANDB_PROJECT, count, too.
+    """
     deepspeed: Annotated[dict[str, Any] | None, Field(max_length=64), AfterValidator(free_form_fits)] = None
     """Settings of DeepSpeed as in its JSON file, laid over Lockstep's; what contradicts the fields above is refused. At most 65536 bytes
     and 32 levels: the API server can't check that, so that condition Accepted says it.

@@ -11,21 +11,23 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from inspect import signature
+from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 from typer.exceptions import Abort, TyperException
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.cli.shared.onhosts import Typed
+from lockstep.cli.shared.places import TakesPlaces, VerbCommand, keep, place_rows
 from lockstep.cli.shared.signals import ending_like_ctrl_c
 from lockstep.cli.shared.terminal import is_plain, with_advice
-from lockstep.cli.verbs import DAY, HINTS, MODULES, SENTENCE, front_page
+from lockstep.cli.verbs import DAY, HINTS, MODULES, REMOVED, SENTENCE, front_page
 from lockstep.platforms.output import flush_output, open_streams, put, put_text, tell
 
 EXIT_FAILED = 1
@@ -45,7 +47,7 @@ BY_SIGNAL = 128
 """An exit code above is the signal that ended the process, as shells say it."""
 
 
-class Verbs(TyperGroup):
+class Verbs(TakesPlaces, TyperGroup):
     """Verbs that know the words of other tools, tell mistakes in one line, and show no type beside what is only there or not."""
 
     def main(
@@ -101,6 +103,9 @@ def mistake(error: Any) -> str:
     message = error.format_message().replace(": Value error, ", ": ").rstrip(".")
     context = getattr(error, "ctx", None)
     where = context.command_path if context is not None else "lockstep"
+    option = getattr(error, "option_name", "")
+    if instead := REMOVED.get(f"{where.partition(' ')[2]} {option}"):
+        return f"No such option: {option}: {instead}"
     answers = message.endswith("?") or (message.startswith("No such command ") and ": " in message)
     return message if answers else f"{message}; {where} --help shows what it takes"
 
@@ -116,7 +121,7 @@ class Root(Verbs):
     """The verb `lockstep` itself: its help is the front page."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        formatter.write(front_page({verb: self.commands[verb].help or "" for verb in DAY if verb in self.commands}))
+        formatter.write(front_page({verb: self.commands[verb].help or "" for verb in DAY if verb in self.commands}, place_rows(self)))
 
 
 def app_of(verbs: Iterable[str]) -> typer.Typer:
@@ -141,16 +146,26 @@ def _add(app: typer.Typer, verb: str, where: str) -> None:
     module, _, name = where.rpartition(".")
     command = getattr(import_module(f"lockstep.cli.{module}"), name)
     if isinstance(command, typer.Typer):
+        _inherit(command)
         app.add_typer(command, name=verb, cls=Verbs)
     else:
         words = {"allow_interspersed_args": False} if verb == "run" else None  # (what follows its script is the script's)
         app.command(verb, context_settings=words, cls=_kind_of(command))(command)
 
 
-def _kind_of(verb: Callable[..., Any]) -> type[TyperCommand] | None:
+def _inherit(group: typer.Typer) -> None:
+    """Make the commands of a group, and of those in it, verbs as those of the root are."""
+    for one in group.registered_commands:
+        one.cls = _kind_of(one.callback)
+    for inner in group.registered_groups:
+        inner.cls = Verbs
+        _inherit(inner.typer_instance or typer.Typer())
+
+
+def _kind_of(verb: Any) -> type[VerbCommand]:
     """Those that need job files take them as words, too."""
     if "file" not in signature(verb).parameters:
-        return None
+        return VerbCommand
     from lockstep.cli.shared.inputs import TakesFiles
 
     return TakesFiles
@@ -172,13 +187,35 @@ def print_version(wants_version: bool) -> None:
         raise typer.Exit
 
 
+def cluster_words(incomplete: str) -> list[str]:
+    """Return what a shell completes a cluster's name to."""
+    from lockstep.cli.shared.clusterfiles import cluster_names
+
+    return [name for name in cluster_names() if name.startswith(incomplete)]
+
+
 def options(
-    context: typer.Context,
+    ctx: typer.Context,
     show_version: Annotated[bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version.")] = False,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            "--cluster", metavar="NAME", callback=keep, autocompletion=cluster_words, help="a cluster of clusters/, or its file's path"
+        ),
+    ] = None,
+    namespace: Annotated[
+        str | None, typer.Option("-n", "--namespace", metavar="NAME", callback=keep, help="a namespace; default: the cluster file's")
+    ] = None,
+    context: Annotated[str | None, typer.Option("--context", metavar="NAME", callback=keep, help="a context of your kubeconfig")] = None,
+    local: Annotated[bool, typer.Option("--local", callback=keep, help="this machine, and no cluster")] = False,
+    workspace: Annotated[
+        Path | None,
+        typer.Option("--workspace", metavar="FOLDER", callback=keep, help="on this machine: where workspace/ and datasets/ are"),
+    ] = None,
 ) -> None:
     from lockstep.cli.shared.target import one_verb
 
-    context.with_resource(one_verb())
+    ctx.with_resource(one_verb())
 
 
 def show_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -231,7 +268,8 @@ def _needed(words: Sequence[str]) -> Iterable[str]:
     verb = words[0] if words else ""
     if verb in ("", "-h", "--help") and COMPLETING not in os.environ:
         return DAY
-    return [verb] if verb in MODULES and verb != "help" else MODULES
+    verbs = {word for word in words if word in MODULES} if verb.startswith("-") else {verb} & MODULES.keys()
+    return verbs if verbs and "help" not in verbs else MODULES
 
 
 def main() -> int:

@@ -12,6 +12,7 @@ from typer import Context
 from typer.core import TyperGroup, TyperOption
 
 from lockstep.cli.main import app
+from lockstep.cli.shared.places import PLACES, place_rows
 
 HEADER = """# Command line
 
@@ -20,12 +21,21 @@ is on the PATH.
 
 Exit codes: 0 done; 1 it failed (the job, the cluster, a check); 2 the input can't be used, and nothing was changed; 130 you pressed
 Ctrl-C; 143 the verb got SIGTERM; 129 the terminal was closed. An interrupted verb cleans up first.
+
+## Where a verb acts
+
+These options may stand before the verb or after it. The last line of a verb's section names those that it takes. Without `--cluster`, a
+job file's own cluster counts, then [the one in use](../how-to/install.md#which-cluster-counts), then `local`.
+
+| | |
+|---|---|
 """
 
 
 def cli_page() -> str:
     root = typer.main.get_command(app)
-    return HEADER + "".join(_section(path, command) for path, command in commands(root, ["lockstep"]))
+    places = [f"| `{option}` | {text} |\n" for option, text in place_rows(root).items()]
+    return HEADER + "".join(places) + "".join(_section(path, command) for path, command in commands(root, ["lockstep"]))
 
 
 def commands(command: Any, path: list[str]) -> Iterator[tuple[list[str], Any]]:
@@ -44,6 +54,8 @@ def _section(path: list[str], command: Any) -> str:
     rows = [_row(parameter) for parameter in command.params if parameter.name != "help" and not getattr(parameter, "hidden", False)]
     if rows:
         lines += ["\n| | default | |\n|---|---|---|\n", *rows]
+    if takes := getattr(command, "takes", ()):
+        lines.append(f"\nWhere: {', '.join(f'`{PLACES[name]}`' for name in takes)}\n")
     return "".join(lines)
 
 

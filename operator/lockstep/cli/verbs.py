@@ -8,9 +8,9 @@ DAY = ("init", "plan", "run", "get", "logs", "top", "why", "sync", "shell", "sto
 """Verbs of a day, with a line each on the front page."""
 GROUPS = {
     "Begin": ("quickstart", "doctor", "deploy"),
-    "Before a job runs": ("validate", "render", "diff", "preflight"),
-    "A job": ("describe", "events", "wait", "resume", "retry", "scale", "delete"),
-    "What is wrong or slow": ("stacks", "drill", "bench", "diff-runs"),
+    "Before a job runs": ("validate", "render", "preflight"),
+    "A job": ("describe", "wait", "resume", "retry", "scale", "delete"),
+    "What is wrong or slow": ("stacks", "drill", "bench"),
     "Files and models": ("cp", "checkpoint", "adapter", "model", "generate"),
     "Inside a pod or host": ("vscode", "jupyter", "tensorboard", "debug"),
     "Clusters and hosts": ("use", "cluster", "hosts", "build", "devcluster", "version"),
@@ -33,10 +33,8 @@ MODULES = {
     "deploy": "clusters.deploy.deploy",
     "validate": "jobs.render.validate",
     "render": "jobs.render.render",
-    "diff": "jobs.render.diff",
     "preflight": "jobs.preflight.preflight",
     "describe": "jobs.get.describe",
-    "events": "jobs.get.events",
     "wait": "jobs.get.wait",
     "resume": "jobs.change.resume",
     "retry": "jobs.change.retry",
@@ -45,7 +43,6 @@ MODULES = {
     "stacks": "jobs.why.stacks",
     "drill": "jobs.drill.drill",
     "bench": "jobs.bench.app",
-    "diff-runs": "jobs.diff_runs.diff_runs",
     "cp": "files.cp.cp",
     "checkpoint": "files.checkpoint.app",
     "adapter": "files.adapter.app",
@@ -98,16 +95,53 @@ HINTS = {
     "check": "lockstep doctor CLUSTER checks a cluster, lockstep validate job.yaml a job file",
     "fleet": "lockstep cluster list shows cluster files, lockstep hosts check CLUSTER checks hosts over ssh",
     "offer": "lockstep plan -f job.yaml says which nodes would fit now",
-    "edit": "change the file, see lockstep diff -f job.yaml, then kubectl apply -f job.yaml",
+    "events": "lockstep describe JOB shows a job's events",
+    "checkpoint inspect": "lockstep checkpoint list JOB describes the newest commit, or the one whose folder you name",
+    "diff": "lockstep plan -f job.yaml shows what would change",
+    "diff-runs": "compare two runs in TensorBoard: lockstep tensorboard JOB shows all runs of a volume",
+    "edit": "change the file, see lockstep plan -f job.yaml, then kubectl apply -f job.yaml",
     "login": (
-        "log in as for kubectl (oc login, or your provider's command); --context chooses among logins; lockstep hosts login CLUSTER for"
+        "log in as for kubectl (oc login, or your provider's command); --context chooses among logins; lockstep hosts setup CLUSTER for"
         " hosts over ssh"
     ),
     "cluster ls": "lockstep cluster list",
+    "hosts trust": "lockstep hosts setup shows a key that ssh doesn't know, and pins it after your yes",
+    "hosts login": "lockstep hosts setup lets you answer what ssh asks, for eight hours",
+    "cluster import": "lockstep init hosts NAME --from FILE",
+    "cluster gpus": "lockstep top JOB --once shows the GPUs of a job's pods, lockstep top --cluster NAME those of hosts",
+    "cluster topology": "lockstep cluster calibrate CLUSTER --pairs names what is slow, nvidia-smi topo -m on a node what its GPUs share",
     "devcluster start": "lockstep devcluster up",
     "devcluster stop": "lockstep devcluster down",
+    "devcluster prepare": "lockstep devcluster up builds what it needs; make cluster-programs builds only that, in a checkout",
+    "devcluster kubeconfig": "lockstep devcluster status prints the line for kubectl",
+    "devcluster hosts": "lockstep devcluster up --hosts N, lockstep devcluster status and lockstep devcluster down",
 }
 """Other tools' words (kubectl, SkyPilot, dstack, Slurm, Helm) → what to type here."""
+_MEASURES = "calibrate measures all rails, by RDMA where it can; --mode tcp measures by sockets"
+REMOVED = {
+    "cluster calibrate --over": _MEASURES,
+    "cluster calibrate --rail": _MEASURES,
+    "cluster calibrate --seconds": "calibrate chooses the seconds by the number of nodes and rails",
+    "cluster calibrate --max-size": "calibrate measures up to 1Gi on GPUs and 16Mi on CPUs",
+    "cluster calibrate --no-save": "leave it out",
+    "cluster calibrate --image": "image in the cluster file names the pods' image",
+    "deploy --timeout": "Ctrl-C ends the wait, and the deployment goes on in the cluster",
+    "hosts setup --wheelhouse": "environment.wheelhouse of the cluster file names the folder",
+    "init hosts --shared": "storage.mode: rwx in the file says it",
+    "init hosts --user": "write USER@HOST, or defaults.user into the file",
+    "run --render": "lockstep init job NAME --script writes a job file for a program",
+    "scale --nodes": "lockstep scale JOB NODES",
+    "launch --fresh": "--set training.checkpoint.resumeFrom=None trains from step 0",
+    "sync --no-gitignore": "an empty .lockstepignore in the folder sends what .gitignore names",
+    "preflight --nodes": "change nodes in the job file",
+    "stop --timeout": "Ctrl-C ends the wait, and the request to stop stays",
+    "adapter get --node": "node 0 has the adapter",
+    "jupyter --folder": "open the folder in Jupyter",
+    **{f"{verb} --port": "a free port is chosen if the usual one is taken" for verb in ("vscode", "jupyter", "tensorboard", "debug")},
+    "debug --pod-port": "let your script wait on port 5678",
+    "run --attach": "lockstep logs JOB -f follows a run, and lockstep why JOB says how it ended",
+}
+"""Verb and option that it no longer has → what to type instead."""
 FIRST = {
     "lockstep quickstart": "train a small model on this machine, from nothing",
     "lockstep init job NAME": "write NAME.yaml, to edit",
@@ -123,12 +157,12 @@ OPTIONS = {
 }
 
 
-def front_page(day: Mapping[str, str]) -> str:
-    """`day`: help texts of the verbs that have a line of their own."""
+def front_page(day: Mapping[str, str], places: Mapping[str, str]) -> str:
+    """`day`: help texts of the verbs that have a line of their own. `places`: options that say where a verb acts, and their texts."""
     lines = ["Usage: lockstep [OPTIONS] VERB [ARGS]...", "", SENTENCE, "", "The first time:", *_table(FIRST), "", "Every day:"]
     lines += _table({verb: text.strip().partition("\n")[0] for verb, text in day.items()})
     lines += ["", "And also:", *_table({group: ", ".join(verbs) for group, verbs in GROUPS.items()})]
-    lines += ["", "More:", *_table(OPTIONS)]
+    lines += ["", "Where, before the verb or after it:", *_table(places), "", "More:", *_table(OPTIONS)]
     return "\n".join(lines) + "\n"
 
 

@@ -284,8 +284,9 @@ def status(layout: Layout) -> dict[str, Any]:
     daemons = {path.stem: processes.running(layout.daemons, path.stem) is not None for path in sorted(layout.daemons.glob("*.json"))}
     nodes: dict[str, bool] = {}
     if daemons.get("kube-apiserver") and server.is_ready(layout):
-        with server.connected(layout) as core:
-            nodes = server.node_readiness(core)
+        shown = 'jsonpath={range .items[*]}{.metadata.name} {.status.conditions[?(@.type=="Ready")].status}{"\\n"}{end}'
+        lines = kubectl(layout, "get", "nodes", "-o", shown).stdout.splitlines()
+        nodes = {name: ready == "True" for name, _, ready in (line.partition(" ") for line in lines)}
     return {"name": layout.name, "kubeconfig": str(layout.kubeconfig), "daemons": daemons, "nodes": nodes}
 
 

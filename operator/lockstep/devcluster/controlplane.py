@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from lockstep.devcluster.certificates import Authority
 from lockstep.devcluster.host.layout import Layout
 
 CLUSTER_DOMAIN = "cluster.local"
@@ -14,6 +13,8 @@ ADMIN_GROUP = "system:masters"
 
 def write_credentials(layout: Layout) -> None:
     """Key pairs and kubeconfig files of every component; what is there is kept."""
+    from lockstep.devcluster.certificates import Authority  # (with a package that `down` and `status` do without)
+
     authority = Authority(layout.pki)
     authority.service_account_key()
     names = ("kubernetes", "kubernetes.default", "kubernetes.default.svc", f"kubernetes.default.svc.{CLUSTER_DOMAIN}", "localhost")
@@ -57,13 +58,12 @@ def commands(layout: Layout, kube: Path) -> dict[str, list[str]]:
         ],
         "kube-apiserver": [
             binary, "kube-apiserver", f"--etcd-servers={etcd}", f"--etcd-cafile={own / 'ca.crt'}",
-            f"--etcd-certfile={own / 'client.crt'}", f"--etcd-keyfile={own / 'client.key'}", f"--bind-address={layout.gateway}",
-                f"--advertise-address={layout.gateway}",
-            "--secure-port=6443", f"--cert-dir={layout.state / 'apiserver'}", f"--service-cluster-ip-range={layout.service_network}",
+            f"--etcd-certfile={own / 'client.crt'}", f"--etcd-keyfile={own / 'client.key'}",
+            f"--bind-address={layout.gateway}", f"--advertise-address={layout.gateway}", "--secure-port=6443",
+            f"--cert-dir={layout.state / 'apiserver'}", f"--service-cluster-ip-range={layout.service_network}",
             f"--tls-cert-file={pki / 'apiserver.crt'}", f"--tls-private-key-file={pki / 'apiserver.key'}",
-                f"--client-ca-file={pki / 'ca.crt'}",
-            f"--service-account-key-file={pki / 'service-accounts.key'}",
-                f"--service-account-signing-key-file={pki / 'service-accounts.key'}",
+            f"--client-ca-file={pki / 'ca.crt'}", f"--service-account-key-file={pki / 'service-accounts.key'}",
+            f"--service-account-signing-key-file={pki / 'service-accounts.key'}",
             "--service-account-issuer=https://kubernetes.default.svc", "--authorization-mode=Node,RBAC",
             "--enable-admission-plugins=NodeRestriction",
             f"--kubelet-client-certificate={pki / 'kubelet-client.crt'}", f"--kubelet-client-key={pki / 'kubelet-client.key'}",

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import yaml
 
-from lockstep.devcluster.certificates import Authority
 from lockstep.devcluster.controlplane import CLUSTER_DOMAIN, component_kubeconfig
 from lockstep.devcluster.host.layout import NodeLayout
 from lockstep.devcluster.host.processes import TIED
@@ -27,6 +26,8 @@ def cni_folder() -> Path | None:
 
 
 def write_files(node: NodeLayout) -> None:
+    from lockstep.devcluster.certificates import Authority
+
     for folder in (node.state, node.run, node.state / "cni", node.state / "log" / "pods"):
         folder.mkdir(parents=True, exist_ok=True)
     for path in PRIVATE_FOLDERS:

@@ -11,7 +11,6 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from lockstep.devcluster.certificates import Authority
 from lockstep.devcluster.host import network
 from lockstep.devcluster.host.layout import Layout, NodeLayout
 from lockstep.devcluster.node import cni_folder, pod_network_configuration, run_inside, write_once
@@ -136,6 +135,8 @@ def attach(node: NodeLayout, containerd_pid: int, programs: Path) -> None:
     """Let the node's pods get what their annotation names. Where containerd looks for plugins, Multus stands beside them, in this node
     only.
     """
+    from lockstep.devcluster.certificates import Authority
+
     script = 'mountpoint -q "$1" || mount --bind "$0" "$1"'
     run_inside(node, containerd_pid, f"mount {programs}", script, str(programs), str(cni_folder()))
     kubeconfig = node.state / "multus.kubeconfig"

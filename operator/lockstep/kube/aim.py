@@ -29,7 +29,7 @@ class Kubeconfig:
 
 
 def environment_kubeconfig() -> Kubeconfig:
-    """Return what KUBECONFIG names now, else ~/.kube/config. (The client library reads KUBECONFIG once, when it is imported.)"""
+    """Return what KUBECONFIG names now, else ~/.kube/config."""
     stated = os.environ.get("KUBECONFIG")
     return Kubeconfig(stated, True) if stated else Kubeconfig(str(expanded("~/.kube/config")), False)
 

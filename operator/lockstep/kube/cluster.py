@@ -18,12 +18,11 @@ from lockstep.kube.aim import Aim, Kubeconfig
 from lockstep.kube.clock import ServerClock, boot_seconds
 from lockstep.kube.connection import ApiConnection, server_of
 from lockstep.kube.kinds import path_of, type_meta
-from lockstep.kube.reading import METADATA_EACH, METADATA_LIST, PageSize, content_within, loads, with_items
+from lockstep.kube.reading import EVENT_BYTES_MAX, METADATA_EACH, METADATA_LIST, PageSize, content_within, lines, loads, with_items
 
 T = TypeVar("T")
 FIELD_MANAGER = "lockstep-operator"
 LOG_LINE_BYTES_MAX = 1 << 18
-EVENT_BYTES_MAX = 16 << 20
 PING_SECONDS = 30.0  # proxies in front of API servers cut connections that are silent for a minute
 JSON = "application/json"
 APPLY = "application/apply-patch+yaml"
@@ -184,7 +183,7 @@ class Cluster:
     @classmethod
     async def connect(cls, context: str | None = None) -> Cluster:
         """Connect to the cluster aimed at, by its kubeconfig and `context`, else as the pod's service account. Raises ConfigError."""
-        return cls(ApiConnection(await server_of(context)))
+        return cls(ApiConnection(server_of(context)))
 
     async def _send(
         self,
@@ -393,7 +392,7 @@ class Client:
 
     def __init__(self, context: str | None = None, kubeconfig: Kubeconfig | None = None, aim: Aim | None = None) -> None:
         """Read the kubeconfig. `aim`: as `server_of` takes it. Raises ConfigError when there is no cluster to talk to."""
-        self._server = _run(lambda: server_of(context, kubeconfig, aim))
+        self._server = server_of(context, kubeconfig, aim)
 
     def run(self, work: Callable[[Cluster], Coroutine[Any, Any, T]]) -> T:
         """Return the result of `work`, done on a connection that ends with it."""
@@ -452,20 +451,10 @@ def _reaching(server: str) -> Iterator[None]:
         raise Unreachable(f"{server} doesn't answer in time") from error
 
 
-async def _lines(response: Any, most: int) -> AsyncIterator[bytes]:
-    """Yield lines without their ends. A longer one comes in pieces of `most` bytes: what writes a log may never end its line."""
-    rest = bytearray()
+async def _lines(response: Any, bytes_max: int) -> AsyncIterator[bytes]:
     try:
-        async for data in response.content.iter_any():
-            rest += data
-            *whole, rest = rest.split(b"\n") if b"\n" in data else (rest,)
-            for line in whole:
-                yield bytes(line)
-            while len(rest) > most:
-                yield bytes(rest[:most])
-                del rest[:most]
-        if rest:
-            yield bytes(rest)
+        async for line in lines(response.content, bytes_max):
+            yield line
     finally:
         response.close()
 

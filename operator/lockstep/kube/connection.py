@@ -10,13 +10,11 @@ from io import BytesIO
 from typing import Any
 
 from lockstep.api.errors import ConfigError
-from lockstep.kube.aim import Aim, Connections, Kubeconfig, environment_kubeconfig
-from lockstep.kube.kubeconfig import Server, impersonation_of, proxy_to, read_server, trusting
+from lockstep.kube.aim import Aim, Connections, Kubeconfig
+from lockstep.kube.kubeconfig import IN_CLUSTER, Server, read_account, read_server
 from lockstep_spec.files import expanded
 
 UNAUTHORIZED = 401
-IN_CLUSTER = "KUBERNETES_SERVICE_HOST"
-"""Variable that every pod has."""
 READ_BYTES = 1 << 21
 """A watch's event is one line, and may be as large as an object."""
 
@@ -51,7 +49,7 @@ class ApiConnection:
         """Return True if a request that was refused with 401 is worth another try. Connections that are open may have shown an old
         certificate.
         """
-        if not await self.server.renew(began):
+        if not await self.server.login.renew(began):
             return False
         if self._session is not None:
             self._replaced.append(self._session)  # others may still read from it
@@ -133,12 +131,12 @@ async def headers_of(server: Server) -> Any:
     from multidict import CIMultiDict
 
     headers: CIMultiDict[str] = CIMultiDict(server.impersonation)
-    if (authorization := await server.authorization()) is not None:
+    if (authorization := await server.login.authorization()) is not None:
         headers["Authorization"] = authorization
     return headers
 
 
-async def server_of(context: str | None, kubeconfig: Kubeconfig | None = None, aim: Aim | None = None) -> Server:
+def server_of(context: str | None, kubeconfig: Kubeconfig | None = None, aim: Aim | None = None) -> Server:
     """Return the API server of `kubeconfig`, else of the one that leads to the cluster of `aim` (by default the verb's), else of the pod's
     service account.
 
@@ -147,58 +145,18 @@ async def server_of(context: str | None, kubeconfig: Kubeconfig | None = None, a
     aim = aim or Connections.aim
     files = kubeconfig or aim.kubeconfig(context)
     servers, key = Connections.servers, (files.paths, context)
-    server = servers[key] if servers and key in servers else await _configured(files, context)
+    server = servers[key] if servers and key in servers else _configured(files, context)
     aim.check(server.url, context)
     if servers is not None:
         servers[key] = server
     return server
 
 
-async def _configured(files: Kubeconfig, context: str | None) -> Server:
-    if not files.exists and IN_CLUSTER in os.environ:
-        return await _by_the_library(None, None)
+def _configured(files: Kubeconfig, context: str | None) -> Server:
     try:
-        server = read_server(files.paths, context)
+        return read_account() if not files.exists and IN_CLUSTER in os.environ else read_server(files.paths, context)
     except ConfigError as error:
         raise _no_cluster(files, error) from None
-    return server or await _by_the_library(files, context)
-
-
-async def _by_the_library(files: Kubeconfig | None, context: str | None) -> Server:
-    """Return the server of a service account (`files` None), whose token is read again now and then, or of a login that only the library
-    knows.
-
-    From a pod the API server is near: a proxy that its environment names is for what lies outside of the cluster.
-    """
-    import ssl
-
-    from kubernetes.aio import client, config
-
-    configuration = client.Configuration()
-    namespace = proxy = None
-    impersonation: tuple[tuple[str, str], ...] = ()
-    try:
-        if files is None:
-            config.load_incluster_config(client_configuration=configuration)
-        else:
-            loader = await config.load_kube_config(files.paths, context=context, client_configuration=configuration)
-            namespace = loader.current_context.get("context", {}).get("namespace")
-            proxy = proxy_to(configuration.host, {"name": "of the context", "proxy-url": configuration.proxy})
-            impersonation = impersonation_of(files.paths, context)
-    except config.ConfigException as error:
-        raise _no_cluster(files or environment_kubeconfig(), error) from None
-
-    async def authorization() -> str | None:
-        return (await configuration.auth_settings()).get("BearerToken", {}).get("value") or None
-
-    tls = trusting(cafile=configuration.ssl_ca_cert)
-    if configuration.cert_file:
-        tls.load_cert_chain(configuration.cert_file, configuration.key_file)
-    if not configuration.verify_ssl:
-        tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
-    return Server(
-        configuration.host, namespace, tls, authorization, impersonation=impersonation, tls_name=configuration.tls_server_name, proxy=proxy
-    )
 
 
 def _no_cluster(files: Kubeconfig, error: Exception) -> ConfigError:

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from lockstep.api.errors import ConfigError
 from lockstep.kube.cluster import ApiError, Cluster
 from lockstep.kube.exec import FRAME_BYTES, V4, refused
 from lockstep.kube.kinds import path_of
@@ -20,10 +19,8 @@ Say = Callable[[str], None]
 
 
 @asynccontextmanager
-async def forwarded(
-    cluster: Cluster, namespace: str, pod: str, port: int, local: int, say: Say, *, exactly: bool = False
-) -> AsyncIterator[int]:
-    """The local port: `local`, or another free one where that is taken and `exactly` doesn't insist on it. Raises ConfigError."""
+async def forwarded(cluster: Cluster, namespace: str, pod: str, port: int, local: int, say: Say) -> AsyncIterator[int]:
+    """Yield the local port: `local`, or another free one where that is taken."""
     open_ones: set[asyncio.Task[None]] = set()
 
     async def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -37,7 +34,7 @@ async def forwarded(
             open_ones.discard(task)
             writer.close()
 
-    server = await _listen(accepted, local, exactly)
+    server = await _listen(accepted, local)
     try:
         yield int(server.sockets[0].getsockname()[1])
     finally:
@@ -47,12 +44,9 @@ async def forwarded(
         await asyncio.gather(*open_ones, return_exceptions=True)
 
 
-async def _listen(accepted: Any, local: int, exactly: bool) -> asyncio.Server:
-    try:
+async def _listen(accepted: Any, local: int) -> asyncio.Server:
+    with contextlib.suppress(OSError):
         return await asyncio.start_server(accepted, HERE, local)
-    except OSError as error:
-        if exactly:
-            raise ConfigError(f"port {local} of this machine can't be listened on ({error.strerror}): choose another with --port") from None
     return await asyncio.start_server(accepted, HERE, 0)
 
 

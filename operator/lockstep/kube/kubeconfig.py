@@ -1,7 +1,11 @@
-"""Kubeconfig files, read without the client library, whose import takes longer than most verbs: who asks which server.
+"""Kubeconfig files and a pod's service account: who asks which API server.
+
+It is Lockstep's own for coverage: kr8s has no impersonation, tokenFile and interactiveMode; lightkube no impersonation, tls-server-name,
+proxy-url and port forwarding; the official client no impersonation, and it renews OIDC tokens without verifying the provider's certificate.
 
 What kubectl documents: several files (the first that names a thing counts), contexts, certificates and tokens as text or file, user and
-password, impersonation, proxies, and credential plugins (`loginprogram.py`). The legacy `auth-provider` is left to the library.
+password, impersonation, proxies, and credential plugins (`loginprogram.py`). Of the legacy `auth-provider` it reads the ID token of OIDC,
+which kubectl renews.
 
 Laxer than kubectl in three things, as the official Python client: a token counts before user and password, text counts before a file of the
 same certificate, and a plugin of version v1 need not say its interactiveMode.
@@ -10,13 +14,14 @@ same certificate, and a plugin of version v1 need not say its interactiveMode.
 from __future__ import annotations
 
 import base64
+import json
 import os
 import ssl
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -25,13 +30,17 @@ import yaml
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.files.yamltext import FastLoader, load_yaml
-from lockstep.kube.loginprogram import LoginProgram
+from lockstep.kube.loginprogram import Credential, LoginProgram
 from lockstep.kube.proxy import proxy_of
 from lockstep_spec.files import expanded
 
 Values = dict[str, Any]
 RENEWED_SECONDS = 60.0
 """A token's file is read again after as long."""
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+"""Folder of a pod's service account."""
+IN_CLUSTER = "KUBERNETES_SERVICE_HOST"
+"""Variable that every pod has."""
 PROXIES = ("http", "https")
 """Schemes of proxies that aiohttp can speak to."""
 _HEADER_NAME = "!#$%&'*+-.^_`|~"
@@ -54,16 +63,6 @@ SWITCHES = {"cluster": {"insecure-skip-tls-verify", "disable-compression"}, "exe
 TEXT_LISTS = {"user": {"as-groups"}, "exec": {"args"}}
 
 
-async def nobody() -> str | None:
-    """No Authorization header: a client certificate says who asks, or nothing does."""
-    return None
-
-
-async def nothing_newer(since: float) -> bool:
-    """There is no other credential than the one that was refused."""
-    return False
-
-
 @dataclass(frozen=True)
 class Server:
     """An API server, and how to prove to it who asks."""
@@ -73,10 +72,7 @@ class Server:
     """The context's."""
     tls: ssl.SSLContext | None = None
     """None: plain HTTP."""
-    authorization: Callable[[], Awaitable[str | None]] = nobody
-    """The header of that name, as it has to be now."""
-    renew: Callable[[float], Awaitable[bool]] = nothing_newer
-    """Get another credential after a 401 to a request that began at this monotonic second. False: there is none."""
+    login: Credential = field(default_factory=Credential)
     impersonation: tuple[tuple[str, str], ...] = ()
     """Headers by which the request is made as somebody else."""
     tls_name: str | None = None
@@ -85,27 +81,23 @@ class Server:
     """None: directly, whatever the environment says."""
 
 
-def read_server(paths: str, context: str | None = None) -> Server | None:
-    """The server of `context`, or of the current one. None: only the client library can log in there. Raises ConfigError."""
+def read_server(paths: str, context: str | None = None) -> Server:
+    """Return the server of `context`, or of the current one. Raises ConfigError."""
     namespace, cluster, user = _chosen(paths, context)
-    if "auth-provider" in user:
-        if "exec" in user:
-            raise ConfigError(f"user {user['name']} in {paths} has both auth-provider and exec: only one may log in")
-        return None
+    if "auth-provider" in user and "exec" in user:
+        raise ConfigError(f"user {user['name']} in {paths} has both auth-provider and exec: only one may log in")
     url = _url(cluster, user)
-    proxy = proxy_to(url, cluster)
+    proxy = _proxy_to(url, cluster)
     authority = _bytes(cluster, "certificate-authority")
     tls = _tls(cluster, user, authority) if url.startswith("https") else None
     impersonation = _impersonation(user)
-    authorization: Callable[[], Awaitable[str | None]]
-    renew: Callable[[float], Awaitable[bool]]
+    login: Credential
     if user.get("exec") is not None and not (user.get("token") or user.get("tokenFile")):
-        plugin = LoginProgram(user["exec"] or {}, cluster, user["name"], user["folder"], authority, lambda *pair: _present(tls, *pair))
-        plugin.credential()
-        authorization, renew = plugin.authorization, plugin.renew
+        login = LoginProgram(user["exec"] or {}, cluster, user["name"], user["folder"], authority, lambda *pair: _present(tls, *pair))
+        login.credential()
     else:
-        authorization, renew = _stated(user)
-    return Server(url, namespace, tls, authorization, renew, impersonation, cluster.get("tls-server-name"), proxy)
+        login = _stated(user)
+    return Server(url, namespace, tls, login, impersonation, cluster.get("tls-server-name"), proxy)
 
 
 def contexts_with_servers(paths: str) -> Iterator[tuple[str, str]]:
@@ -116,12 +108,21 @@ def contexts_with_servers(paths: str) -> Iterator[tuple[str, str]]:
             yield name, _url(merged["clusters"][merged["contexts"][name]["cluster"]], {})
 
 
-def impersonation_of(paths: str, context: str | None) -> tuple[tuple[str, str], ...]:
-    """The headers by which requests of `context`, or of the current one, are made as somebody else. Raises ConfigError."""
-    return _impersonation(_chosen(paths, context)[2])
+def read_account() -> Server:
+    """Return the API server of the pod that this process is in, for its service account. Raises ConfigError if the pod has none.
+
+    From a pod the API server is near: a proxy that its environment names is for what lies outside of the cluster.
+    """
+    host, port = os.environ[IN_CLUSTER], os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+    login = _TokenFile(ACCOUNT / "token", "")
+    try:
+        tls = _trusting(cafile=str(ACCOUNT / "ca.crt"))
+    except OSError as error:
+        raise ConfigError(f"{ACCOUNT}/ca.crt can't be used: {error}") from None
+    return Server(f"https://{f'[{host}]' if ':' in host else host}:{port}", None, tls, login)
 
 
-def trusting(cadata: str | None = None, cafile: str | None = None) -> ssl.SSLContext:
+def _trusting(cadata: str | None = None, cafile: str | None = None) -> ssl.SSLContext:
     """Verify servers as kubectl does: Python 3.13 and newer otherwise refuse CA certificates without key identifiers, as many clusters have
     them.
     """
@@ -130,7 +131,7 @@ def trusting(cadata: str | None = None, cafile: str | None = None) -> ssl.SSLCon
     return context
 
 
-def proxy_to(url: str, cluster: Values) -> str | None:
+def _proxy_to(url: str, cluster: Values) -> str | None:
     """The proxy's URL: the cluster's own, else the environment's. None: directly. Raises ConfigError: it can't be used."""
     own = cluster.get("proxy-url")
     proxy = own or proxy_of(url, os.environ)
@@ -211,22 +212,14 @@ def _impersonation(user: Values) -> tuple[tuple[str, str], ...]:
     return tuple((header, str(value)) for header, value in headers)
 
 
-def namespace_of_context(paths: str, context: str | None) -> str | None:
-    """The namespace that `context`, or the current one, names; None where it names none, or there is nothing to read."""
+def chosen_context(paths: str, context: str | None) -> tuple[str | None, str | None]:
+    """Return the name of `context`, or of the current one, and its namespace; None for what isn't there to read."""
     try:
         merged = _merged(paths)
     except ConfigError:
-        return None
-    chosen: Values = merged["contexts"].get(context or merged["current-context"]) or {}
-    return chosen.get("namespace") or None
-
-
-def current_context(paths: str) -> str | None:
-    """The name of the current context; None where there is none, or nothing to read."""
-    try:
-        return _merged(paths)["current-context"] or None
-    except ConfigError:
-        return None
+        return context, None
+    name = context or merged["current-context"]
+    return name, merged["contexts"].get(name, {}).get("namespace") or None
 
 
 def _merged(paths: str) -> Values:
@@ -318,6 +311,8 @@ def _check_user(user: Values, where: str) -> None:
     extra = user.get("as-user-extra", {})
     if not (isinstance(extra, dict) and all(isinstance(key, str) and _is_list_of(values or [], str) for key, values in extra.items())):
         raise ConfigError(f"as-user-extra of {where} must map keys to lists of texts")
+    if not isinstance(user.get("auth-provider", {}), dict):
+        raise ConfigError(f"auth-provider of {where} must be a mapping")
     if not user.get("token", "").isprintable():
         raise ConfigError(f"token of {where} has a character that no header may have, such as the end of a line")
     if "exec" in user:
@@ -364,7 +359,7 @@ def _tls(cluster: Values, user: Values, authority: bytes | None) -> ssl.SSLConte
     if certificate and not key:
         raise ConfigError(f"user {user['name']} of the kubeconfig has a client-certificate and no client-key")
     try:
-        context = trusting(authority.decode("ascii", "backslashreplace") if authority else None)  # (comments may have any letters)
+        context = _trusting(authority.decode("ascii", "backslashreplace") if authority else None)  # (comments may have any letters)
         if certificate and key:
             _present(context, certificate.decode(), key.decode())
     except (ssl.SSLError, ValueError) as error:
@@ -394,34 +389,45 @@ def _file(content: bytes) -> Any:
         Path(name).unlink()
 
 
-def _stated(user: Values) -> tuple[Callable[[], Awaitable[str | None]], Callable[[float], Awaitable[bool]]]:
-    """The header for a token, a token's file or a password, and what to do when it is refused."""
+def _stated(user: Values) -> Credential:
+    """Return the login by a token, a token's file or a password. Raises ConfigError."""
     token = str(user.get("token") or "")
     if user.get("tokenFile"):
-        file = _TokenFile(user["folder"] / expanded(str(user["tokenFile"])), token)
-        file.read()
-        return file.authorization, file.renew
-    header = None
-    if token:
-        header = f"Bearer {token}"
-    elif user.get("username"):
-        header = "Basic " + base64.b64encode(f"{user['username']}:{user.get('password') or ''}".encode()).decode()
-
-    async def authorization() -> str | None:
-        return header
-
-    return authorization, nothing_newer
+        return _TokenFile(user["folder"] / expanded(str(user["tokenFile"])), token)
+    if not token and "auth-provider" in user:
+        token = _id_token(user["auth-provider"], f"auth-provider of user {user['name']} of the kubeconfig")
+    if token or not user.get("username"):
+        return Credential(f"Bearer {token}" if token else None)
+    return Credential("Basic " + base64.b64encode(f"{user['username']}:{user.get('password') or ''}".encode()).decode())
 
 
-@dataclass
-class _TokenFile:
-    """A token that somebody else renews in a file."""
+def _id_token(provider: Values, where: str) -> str:
+    """Return the ID token of the legacy login by OIDC. Raises ConfigError for one that has ended, and for other legacy logins."""
+    if provider.get("name") != "oidc":
+        raise ConfigError(
+            f"{where} is {provider.get('name')}, which kubectl no longer knows either: log in by a plugin (exec), as"
+            " `gcloud container clusters get-credentials` and `kubelogin convert-kubeconfig` write it"
+        )
+    try:
+        token = str(provider["config"]["id-token"])
+        is_valid = token.isprintable() and json.loads(base64.urlsafe_b64decode(token.split(".")[1] + "=="))["exp"] > time.time()
+    except (LookupError, TypeError, ValueError, RecursionError):
+        is_valid = False
+    if not is_valid:
+        raise ConfigError(
+            f"{where} has no id-token that is valid now: any command of kubectl renews it (kubectl get pods), or log in again"
+        )
+    return token
 
-    path: Path
-    otherwise: str
-    """The token that counts as long as the file can't be read; empty: there is none."""
-    read_at: float = 0.0
-    header: str | None = None
+
+class _TokenFile(Credential):
+    """A token that another program renews in a file."""
+
+    def __init__(self, path: Path, otherwise: str) -> None:
+        """Read it. `otherwise`: the token that counts as long as the file can't be read; "" for none. Raises ConfigError as `read`."""
+        super().__init__(f"Bearer {otherwise}" if otherwise else None)
+        self.path = path
+        self.read()
 
     async def authorization(self) -> str | None:
         if time.monotonic() - self.read_at >= RENEWED_SECONDS:
@@ -443,7 +449,7 @@ class _TokenFile:
         except (OSError, UnicodeDecodeError) as error:
             token, problem = "", str(error)
         self.read_at = time.monotonic()
-        if problem and not self.header and not self.otherwise:
+        if token:
+            self.header = f"Bearer {token}"
+        elif not self.header:
             raise ConfigError(f"tokenFile of the kubeconfig can't be read: {problem}")
-        if token or not self.header:
-            self.header = f"Bearer {token or self.otherwise}"

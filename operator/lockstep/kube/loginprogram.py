@@ -33,8 +33,25 @@ EXTENSION = "client.authentication.k8s.io/exec"
 """The cluster's extension that is handed to the plugin as `spec.cluster.config`."""
 
 
+class Credential:
+    """Proof of who asks: the same Authorization header each time, or none where a client certificate says it."""
+
+    header: str | None = None
+
+    def __init__(self, header: str | None = None) -> None:
+        self.header = header
+
+    async def authorization(self) -> str | None:
+        """Return the header as it has to be now."""
+        return self.header
+
+    async def renew(self, since: float) -> bool:
+        """Get another credential after a 401 to a request that began at this monotonic second; return False if there is none."""
+        return False
+
+
 @dataclass
-class LoginProgram:
+class LoginProgram(Credential):
     """One user's plugin. Its credential is kept while it lasts, and fetched anew when the server refuses it."""
 
     stated: Values

@@ -57,6 +57,10 @@ class JobObject:
         return self.job["spec"].get("restart") or {}
 
     @property
+    def requested_retry(self) -> int:
+        return int(self.restart.get("retry", 0))
+
+    @property
     def status(self) -> Object:
         return self.job.get("status") or {}
 

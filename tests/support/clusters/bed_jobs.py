@@ -37,11 +37,12 @@ spec:
   ranksPerNode: 1
   gpusPerNode: 0
   script: {{path: rank.py, args: ["{steps}"]}}
-  preflight: {{mode: "Off"}}
+  preflight: None
   restart: {{maxRestarts: {restarts}, backoffSeconds: 1}}
 """
 RANK = '''\
-"""A rank of a script that counts: half a second a step, one file a rank, which is its checkpoint. It exits with 0 after SIGTERM, as many trainers do, and goes on from its file."""
+"""A rank of a script that counts: half a second a step, one file a rank, which is its checkpoint. It exits with 0 after SIGTERM, as
+many trainers do, and goes on from its file."""
 import json, os, signal, socket, sys, time
 rank, total = int(os.environ["RANK"]), int(sys.argv[1])
 state = os.path.expanduser(f"~/lockstep/workspace/state-{sys.argv[2] if len(sys.argv) > 2 else ''}{rank}")

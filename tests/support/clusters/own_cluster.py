@@ -60,7 +60,7 @@ def own_bed(numbers: Sequence[int] = NUMBERS) -> Iterator[BedLayout]:
             if ours:
                 yield bed
                 return
-    pytest.exit(f"beds of hosts {numbers[-1]} to {numbers[0]} are all in use: LOCKSTEP_DEVCLUSTER=N lockstep devcluster hosts down", 2)
+    pytest.exit(f"beds of hosts {numbers[-1]} to {numbers[0]} are all in use: LOCKSTEP_DEVCLUSTER=N lockstep devcluster down", 2)
 
 
 @contextmanager

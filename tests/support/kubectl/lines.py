@@ -47,7 +47,7 @@ PROSE = {
 ALONE_WORD = re.compile(r"(?:^|[\s(`])(?:kubectl|oc)\s*$")
 ALONE = {
     "operator/lockstep/cli/clusters/doctor.py": "looks for the programs", 
-    "operator/lockstep/cli/hosts/trust.py": A_PROGRAM, "operator/lockstep/devcluster/cluster.py": "runs it",
+    "operator/lockstep/devcluster/cluster.py": "runs it",
     "operator/lockstep/plan/ahead/submission.py": "joins the lines of `SubmittedAs.apply`", "scripts/pictures/scenes.py": "runs it",
 }  # fmt: skip
 """Programs that have one of the words alone or at a text's end, from which they may join a line, and what they do with it."""

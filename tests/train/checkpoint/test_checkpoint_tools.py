@@ -64,7 +64,7 @@ def test_a_list_for_people_names_a_missing_shard(finished: Path) -> None:
     (finished / "checkpoints/step-4.a1" / SHARDS[1]).unlink()
     listed = COMMANDS.invoke(checkpoint.app, ["list", str(finished)])
     assert listed.exit_code == 0, listed.output
-    rows = {line.split("│")[1].strip(): line for line in listed.output.splitlines() if "step-" in line}
+    rows = {line.split("│")[1].strip(): line for line in listed.output.splitlines() if "│" in line and "step-" in line}
     assert "complete" in rows["step-5.a1"]
     assert f"{SHARDS[1]} is missing" in listed.output
 
@@ -82,17 +82,16 @@ def test_verify_reads_every_byte_and_names_what_is_damaged(finished: Path) -> No
     assert "step-5.a1: whole (" in verified.output
 
 
-def test_inspect_tells_a_manifest_in_words(finished: Path) -> None:
-    told = COMMANDS.invoke(checkpoint.app, ["inspect", str(finished / "checkpoints/step-4.a1")])
+def test_the_list_describes_the_commit_that_is_named(finished: Path) -> None:
+    told = COMMANDS.invoke(checkpoint.app, ["list", str(finished / "checkpoints/step-4.a1")])
     assert told.exit_code == 0, told.output
     for text in (
         "step-4.a1 of job reference: step 4, attempt 1",
         "LoRA: lora.rank 5",
         "2 ranks, Stage2, FP32",
-        "at step 4; before training:",
+        "Before          eval loss",
     ):
         assert text in told.output
-    assert all(shard in told.output for shard in SHARDS)
 
 
 def test_shards_collected_from_the_volumes_of_two_nodes_are_one_commit(finished: Path, tmp_path: Path) -> None:

@@ -45,9 +45,9 @@ def test_a_frozen_rank_is_named_with_what_it_was_in(folder: Folder, model: Path,
     training = {
         "model": {"name": str(model)}, "lora": {"targetModules": ["q_proj", "v_proj"]}, "zeroStage": "Stage2", "precision": "FP32",
         "data": {"path": str(data), "maxLength": 64}, "optimization": {"epochs": 500, "microBatchSize": 1, "globalBatchSize": 2},
-        "limits": {"stepTimeoutSeconds": LIMIT_SECONDS}, "checkpoint": {"everySteps": 100000},
+        "checkpoint": {"everySteps": 100000},
     }  # fmt: skip
-    folder.job(training=training, preflight={"mode": "Off"})
+    folder.job(training=training, preflight="None", hangTimeouts={"stepSeconds": LIMIT_SECONDS})
     with folder.running() as process:
         line_with(process, "end of the first step")
         trains_for(2 * PERIOD_SECONDS, folder.root / "workspace/runs/x/logs/train_log.jsonl")

@@ -98,7 +98,7 @@ def test_nf4_whose_scales_a_cpu_would_mix_up_is_refused_on_every_rank_before_any
     assert ended.codes == [78, 78], ended.output
     assert (
         "training.model.quantization is NF4, but model.layers.0.self_attn.q_proj of this model has 62 inputs, and on a CPU NF4 needs a"
-        " multiple of 64; use Int8, leave quantization out, or train on a GPU" in ended.output
+        " multiple of 64; leave quantization out, or train on a GPU" in ended.output
     )
 
 

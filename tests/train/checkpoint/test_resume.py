@@ -259,17 +259,13 @@ def test_a_commit_of_another_run_is_refused_by_naming_the_differences(
     assert [text for text in named if text not in ended.output] == []
 
 
-def test_a_run_that_goes_on_with_another_optimizer_says_so(
+def test_a_run_that_goes_on_with_other_settings_of_its_optimizer_says_so(
     ranks: ForkServer, run_file: RunFile, tmp_path: Path, saved: Callable[[str], Path]
 ) -> None:
     commit = saved("Stage2")
-    change: dict[str, Any] = {"optimizer": "Adam", "beta2": "0.9"}
-    ended = ranks.run("main", [run_file("other", checkpoint={"resumeFrom": str(commit)}, optimization={"maxSteps": 3, **change})])
+    ended = ranks.run("main", [run_file("other", checkpoint={"resumeFrom": str(commit)}, optimization={"maxSteps": 3, "beta2": "0.9"})])
     assert ended.codes == [0], ended.output
-    assert (
-        "Changed since that commit: training.optimization.optimizer is Adam and was AdamW, training.optimization.beta2 is 0.9 and was"
-        " 0.999\n" in ended.output
-    )
+    assert "Changed since that commit: training.optimization.beta2 is 0.9 and was 0.999\n" in ended.output
 
 
 def test_a_commit_of_another_base_model_is_refused(ranks: ForkServer, run_file: RunFile, tmp_path: Path, model: Path) -> None:

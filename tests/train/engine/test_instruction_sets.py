@@ -18,7 +18,7 @@ from train.checkpoint.test_merge import VARIANTS as MERGES
 from train.models.test_models import PACKED, VARIANTS, Results, same_loss, train_groups
 
 SMALL_CPU = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_CBWR": "COMPATIBLE"}
-TRAINED = {name: VARIANTS[name] for name in ("dora", "qwen2 in BF16", "glm4_moe experts", "full", "NF4", "Int8 in BF16")}
+TRAINED = {name: VARIANTS[name] for name in ("dora", "qwen2 in BF16", "glm4_moe experts", "full", "NF4")}
 
 MERGED = {name: MERGES[name] for name in ("llama", "dora", "glm4_moe experts", "full")}
 """Sums of their own: of a layer, of a norm, of experts, and none."""

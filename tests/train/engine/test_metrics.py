@@ -29,17 +29,15 @@ def mlflow_runs(folder: Path) -> list[Path]:
     return [path.parent for path in folder.glob("*/*/meta.yaml")]
 
 
-@pytest.fixture
-def destinations(tmp_path: Path) -> dict[str, Any]:
-    return {"tensorBoard": True, "mlflow": {"trackingUri": f"file:{tmp_path}/mlflow"}, "wandb": {"project": "lockstep-test"}}
-
-
-def test_a_killed_and_resumed_run_is_one_run_without_a_step_twice_everywhere(
-    ranks: ForkServer, run_file: RunFile, tmp_path: Path, destinations: dict[str, Any]
-) -> None:
+def test_a_killed_and_resumed_run_is_one_run_without_a_step_twice_everywhere(ranks: ForkServer, run_file: RunFile, tmp_path: Path) -> None:
     """Committed at step 2, killed after step 3: step 3 is measured by both attempts."""
-    file = run_file("run", metrics=destinations, uid="uid-1", optimization={"microBatchSize": 7})
-    offline = {"WANDB_MODE": "offline", "WANDB_API_KEY": "not-to-be-written"}
+    file = run_file("run", reportTo=["TensorBoard", "MLflow", "WandB"], uid="uid-1", optimization={"microBatchSize": 7})
+    offline = {
+        "MLFLOW_TRACKING_URI": f"file:{tmp_path}/mlflow",
+        "WANDB_MODE": "offline",
+        "WANDB_API_KEY": "not-to-be-written",
+        "WANDB_PROJECT": "lockstep-test",
+    }
     folder = tmp_path / "run"
     first = ranks.run("die_after", [file] * 2, arguments={"step": 3}, kill_rest_after_first=True, **offline)
     assert first.codes[0] == -9, first.output
@@ -89,10 +87,10 @@ def test_a_server_that_does_not_answer_changes_nothing_of_the_run(
 def test_a_destination_without_its_package_is_refused_before_anything_is_loaded(
     ranks: ForkServer, run_file: RunFile, tmp_path: Path
 ) -> None:
-    file = run_file("run", metrics={"mlflow": {"trackingUri": "sqlite:///mlflow.db"}}, model={"name": "/nowhere"})
-    ended = ranks.run("main", [file])
+    file = run_file("run", reportTo=["MLflow"], model={"name": "/nowhere"})
+    ended = ranks.run("main", [file], MLFLOW_TRACKING_URI="sqlite:///mlflow.db")
     assert ended.codes == [78]
-    assert "metrics.mlflow.trackingUri is 'sqlite:///mlflow.db'" in ended.output
+    assert "MLFLOW_TRACKING_URI is 'sqlite:///mlflow.db'" in ended.output
     assert "/nowhere" not in ended.output
     assert not (tmp_path / "run").exists()
 

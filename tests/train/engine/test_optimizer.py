@@ -37,7 +37,7 @@ def test_a_commit_from_before_vectors_were_spared_is_resumed_under_any_stage(ran
     """The flat buffers of one group of parameters are gone on with in those of two."""
 
     def train(name: str, folder: str, steps: int, decay: str, stage: str) -> dict[int, float]:
-        optimization = {"maxSteps": steps, "warmupSteps": 0, "schedule": "Constant", "weightDecay": decay}
+        optimization = {"maxSteps": steps, "warmupSteps": "0", "schedule": "Constant", "weightDecay": decay}
         optimization |= {"learningRate": "1e-3", "microBatchSize": 4, "globalBatchSize": 12}
         options: dict[str, Any] = {"method": "Full", "evaluation": None, "checkpoint": {"everySteps": 2}}
         ended = ranks.run("main", [run_file(name, folder=folder, zeroStage=stage, optimization=optimization, **options)] * 2)

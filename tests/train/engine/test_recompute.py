@@ -47,7 +47,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 STEPS, MICRO_BATCHES, LAYERS = 2, 2, 2
-USUAL = {"maxSteps": STEPS, "globalBatchSize": 2 * 2 * MICRO_BATCHES, "warmupSteps": 0, "maxGradientNorm": "1000"}
+USUAL = {"maxSteps": STEPS, "globalBatchSize": 2 * 2 * MICRO_BATCHES, "warmupSteps": "0", "maxGradientNorm": "1000"}
 LONG = {"maxLength": 1024}
 """Longer than any sample, so that activations are most of the plan."""
 PAIRS = [(model, memory) for model in MODELS for memory in MEMORY]

@@ -10,7 +10,7 @@ from rank_harness import ForkServer, RunFile
 
 
 def test_a_rank_that_hangs_is_named_and_all_end_with_76(ranks: ForkServer, run_file: RunFile, tmp_path: Path) -> None:
-    path = run_file("hang", evaluation=None, limits={"stepTimeoutSeconds": 5})
+    path = run_file("hang", evaluation=None, timeouts={"stepSeconds": 5})
     ended = ranks.run("hang", [path] * 2, arguments={"step": 2, "rank": 1})
     assert ended.codes == [76, 76], ended.output
     for output in ended.outputs:
@@ -57,7 +57,7 @@ def test_all_ranks_leave_an_evaluation_before_the_same_batch_though_one_node_nee
 ) -> None:
     path = run_file(
         "ahead", zeroStage="Stage3", hierarchicalPartition="Node", evaluation={"everySteps": 3, "holdout": "0.8", "samples": 40},
-        optimization={"microBatchSize": 1}, limits={"collectiveTimeoutSeconds": 60},
+        optimization={"microBatchSize": 1}, timeouts={"collectiveSeconds": 60},
     )  # fmt: skip
     ended = ranks.run("terminate_in_evaluation_of_a_node_ahead", [path] * 4, nodes=2)
     assert ended.codes == [75] * 4, ended.output

@@ -20,7 +20,7 @@ def losses(folder: Path) -> list[float]:
     return [record["loss"] for record in records(folder)]
 
 
-SHORT: dict[str, Any] = {"optimization": {"maxSteps": 3, "microBatchSize": 4, "warmupSteps": 1}, "evaluation": {"everySteps": 2}}
+SHORT: dict[str, Any] = {"optimization": {"maxSteps": 3, "microBatchSize": 4, "warmupSteps": "1"}, "evaluation": {"everySteps": 2}}
 """A step of 14 samples is several uneven micro-batches on any number of ranks here, and the third step has samples of both epochs."""
 
 

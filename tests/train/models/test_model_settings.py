@@ -129,9 +129,8 @@ class Settings:
     model: Any
 
 
-@pytest.mark.parametrize("quantization", [Quantization.NF4, Quantization.INT8])
-def test_packed_weights_need_an_adapter_and_no_stage3(quantization: Quantization) -> None:
-    model = SimpleNamespace(quantization=quantization)
+def test_packed_weights_need_an_adapter_and_no_stage3() -> None:
+    model = SimpleNamespace(quantization=Quantization.NF4)
     check_quantization(Settings(ZeroStage.STAGE2, Method.LORA, model))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="cut the packed weights into shards"):
         check_quantization(Settings(ZeroStage.STAGE3, Method.LORA, model))  # type: ignore[arg-type]
@@ -146,7 +145,6 @@ def test_packed_weights_need_an_adapter_and_no_stage3(quantization: Quantization
         (Quantization.NF4, "cpu", 36, True),
         (Quantization.NF4, "cpu", 128, False),
         (Quantization.NF4, "cuda", 96, False),
-        (Quantization.INT8, "cpu", 96, False),
         (Quantization.NONE, "cpu", 96, False),
     ],
 )
@@ -161,8 +159,7 @@ def test_nf4_on_a_cpu_needs_rows_of_whole_blocks(quantization: Quantization, dev
         check_blocks(shape, quantization, torch.device(device))
 
 
-def test_each_quantization_asks_bitsandbytes_for_its_own_format() -> None:
+def test_nf4_asks_bitsandbytes_for_its_format() -> None:
     assert loading_options(Quantization.NONE, torch.bfloat16) == {}
     four = loading_options(Quantization.NF4, torch.bfloat16)["quantization_config"]
     assert (four.load_in_4bit, four.bnb_4bit_quant_type, four.bnb_4bit_compute_dtype) == (True, "nf4", torch.bfloat16)
-    assert loading_options(Quantization.INT8, torch.bfloat16)["quantization_config"].load_in_8bit is True

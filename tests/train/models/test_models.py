@@ -35,7 +35,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "full glm4_moe": {"family": "glm4_moe", "method": "Full", "learningRate": "2e-3"},
     "NF4": {"family": "blocks", "quantization": "NF4", "inferenceFormat": False},
     "NF4 evaluated": {"family": "blocks", "quantization": "NF4", "inferenceFormat": True, "evaluated": True},
-    "Int8 in BF16": {"family": "llama", "quantization": "Int8", "precision": "BF16"},
 }
 STARVED = {"starved": {"family": "glm4_moe", "lora": {"targetParameters": EXPERTS}, "starve": True}}
 PACKED = [name for name, variant in VARIANTS.items() if "quantization" in variant]

@@ -40,7 +40,8 @@ def train_against_server(answer: str, document: str) -> int:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     run = json.loads(Path(document).read_text())
     address = f"http://anna:hunter2@127.0.0.1:{server.server_port}"
-    run["training"]["metrics"] = {"tensorBoard": False, "mlflow": {"trackingUri": address}}
+    run["training"]["reportTo"] = ["MLflow"]
+    os.environ["MLFLOW_TRACKING_URI"] = address
     mine = Path(document).with_suffix(f".{os.environ['RANK']}.json")
     mine.write_text(json.dumps(run))
     os.environ["LOCKSTEP_RUN"] = str(mine)

@@ -19,7 +19,8 @@ class Slow(TrainerCallback):
 torch.manual_seed(0)
 config = LlamaConfig(vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2)
 rows = [{"input_ids": torch.arange(8), "labels": torch.arange(8)} for _ in range(64)]
-arguments = TrainingArguments(output_dir="out", max_steps=40, per_device_train_batch_size=1, logging_steps=1, save_strategy="no", use_cpu=True,
+arguments = TrainingArguments(output_dir="out", max_steps=40, per_device_train_batch_size=1, logging_steps=1, save_strategy="no",
+    use_cpu=True,
                               disable_tqdm=True)
 Trainer(model=LlamaForCausalLM(config), args=arguments, train_dataset=rows, callbacks=[Slow()]).train()
 """

@@ -256,7 +256,7 @@ def test_top_shows_the_cpu_memory_and_gpu_of_every_rank_while_they_run(folder: F
     tool.write_text(f"#!/bin/sh\nprintf '{rows}'\n")
     tool.chmod(0o755)
     devices = [{"name": "CUDA_VISIBLE_DEVICES", "value": "1,0"}]
-    folder.job(BUSY, gpusPerNode=1, env=devices, preflight={"mode": "Off"})
+    folder.job(BUSY, gpusPerNode=1, env=devices, preflight="None")
     monkeypatch.setitem(ENVIRONMENT, "PATH", f"{folder.root}:{os.environ['PATH']}")
     monkeypatch.setenv("PATH", ENVIRONMENT["PATH"])
     with folder.running() as process:

@@ -37,7 +37,7 @@ def notes(size: int) -> Object:
 
 
 def environment(**fields: int) -> Object:
-    return {"type": "Interactive", "interactive": fields}
+    return {"type": "Interactive", **fields}
 
 
 def learning_rate(characters: int) -> Object:
@@ -60,11 +60,10 @@ def name(characters: int) -> str:
         ({"podTemplate": {"labels": {f"{name(253)}/a": "b"}}}, {"podTemplate": {"labels": {f"{name(254)}/a": "b"}}},
             "at most 253 characters"),
         (environment(idleSeconds=YEAR), environment(idleSeconds=YEAR + 1), "less than or equal to 31622400"),
-        (environment(idleSeconds=0, warnSeconds=YEAR), environment(idleSeconds=0, warnSeconds=YEAR + 1), "less than or equal to 31622400"),
         ({"activeDeadlineSeconds": 10 * YEAR}, {"activeDeadlineSeconds": 10 * YEAR + 1}, "less than or equal to 316224000"),
         ({"ttlSecondsAfterFinished": 10 * YEAR}, {"ttlSecondsAfterFinished": 10 * YEAR + 1}, "less than or equal to 316224000"),
     ],
-    ids=["arguments", "annotations", "ranks", "number", "name", "prefix", "idle", "warning", "deadline", "removal"],
+    ids=["arguments", "annotations", "ranks", "number", "name", "prefix", "idle", "deadline", "removal"],
 )  # fmt: skip
 def test_a_job_holds_so_much_and_no_more(most: Object, more: Object, says: str) -> None:
     for stated in (most, more):
@@ -85,11 +84,6 @@ def test_a_job_that_states_nothing_restarts_three_times_waits_ten_seconds_and_re
     spec = spec_of(training={"model": {"name": "/m"}, "data": {"path": "/d"}})
     assert spec.training is not None and spec.training.data.max_length == 2048
     assert (spec.restart.max_restarts, spec.restart.backoff_seconds) == (3, 10)
-
-
-def test_an_environment_that_states_nothing_is_released_after_eight_hours_and_warned_half_an_hour_before() -> None:
-    interactive = spec_of(**environment()).interactive
-    assert interactive is not None and (interactive.idle_seconds, interactive.warns_after_seconds) == (28_800, 27_000)
 
 
 def test_a_text_of_a_status_has_1024_characters_and_a_message_4096() -> None:

@@ -72,8 +72,8 @@ def test_the_name_can_be_said_and_an_entry_of_a_list() -> None:
         ("nodes=many", ["spec.nodes: must be a whole number, without quotes (--set nodes=many)"]),
         ("nodes='2'", ["spec.nodes: must be a whole number"]),
         (
-            "preflight.mode=Off",
-            ["spec.preflight.mode: false is not valid (valid: 'Full', 'Basic' or 'Off')", "YAML reads On, Off, Yes and No without quotes"],
+            "fabric.mode=Off",
+            ["spec.fabric.mode: false is not valid (valid: 'Auto', 'RDMA' or 'TCP')", "YAML reads On, Off, Yes and No without quotes"],
         ),
         ("training.zeroStage=Stage9", ["spec.training.zeroStage", "valid: "]),
         ("nodes", ["must be path=value"]),

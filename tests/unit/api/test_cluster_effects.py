@@ -14,8 +14,8 @@ from lockstep.plan.render.objects import render
 from lockstep.plan.render.resolve import resolve
 from support.cluster_file_cases import given, left_out, written
 
-# What the command line alone shows: `lockstep deploy` the first two, `lockstep cluster list` the third.
-SHOWN = {"security.requires_privileged_scc", "notes", "gpus.type"}
+# What the command line alone shows: `lockstep deploy` the first, `lockstep cluster list` the second.
+SHOWN = {"notes", "gpus.type"}
 
 # What else must be said for a key to matter: RDMA's are for RDMA jobs, and a claim's size is for claims that are made.
 RDMA = {"network.rdma.enabled": True, "security.ipc_lock": True, "gpus.per_node": 4}

@@ -80,7 +80,7 @@ def test_the_example_of_the_guide_loads_as_it_stands() -> None:
                     "interfaces": ["net1", "net2", "net3", "net4"],
                 }
             },
-            "security": {"serviceAccount": "ml-dev-sa", "requiresPrivilegedScc": True, "ipcLock": True},
+            "security": {"serviceAccount": "ml-dev-sa", "ipcLock": True},
             "gpus": {"perNode": 4, "defaultNodes": 2},
         }
     )
@@ -125,7 +125,7 @@ RDMA_KEYS = ", ".join(sorted(CLUSTER.below("network.rdma")))
 MISTAKES = {
     "network: {rdma: {gid_idx: 3}}": f"network.rdma.gid_idx: unknown key; did you mean gid_index? (valid here: {RDMA_KEYS})",
     "network: {rdma: {gidIndex: 3}}": f"network.rdma.gidIndex: unknown key; did you mean gid_index? (valid here: {RDMA_KEYS})",
-    "security: {zzz: 1}": "security.zzz: unknown key (valid here: ipc_lock, requires_privileged_scc, service_account)",
+    "security: {zzz: 1}": "security.zzz: unknown key (valid here: ipc_lock, service_account)",
     "gid_index: 3": "gid_index: unknown key here; it belongs to network.rdma.gid_index",
     "nodes: {platform: kubernetes}": "nodes.platform: unknown key here; it belongs to cluster.platform",
     "gpus: {per_node: 4, per_node: 8}": "gpus.per_node: duplicate key: it is on line 2 already",

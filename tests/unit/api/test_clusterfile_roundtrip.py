@@ -73,7 +73,7 @@ PROFILES = st.builds(
     some(
         platform=st.sampled_from(["OpenShift", "Kubernetes"]),
         network=some(tcp=some(interfaceExclude=st.just("^lo"), p2pLevel=st.sampled_from(["NVL", "0"])), mtu=numbers(576, 65535)),
-        security=some(serviceAccount=NAMES, requiresPrivilegedScc=SWITCHES),
+        security=some(serviceAccount=NAMES),
         gpus=some(perNode=numbers(0, 64), type=TEXTS, defaultNodes=numbers(1, 3)),
         resources=st.one_of(some(requests=some(cpu=QUANTITIES, memory=QUANTITIES)), some(limits=some(cpu=QUANTITIES, memory=QUANTITIES))),
         nccl=some(

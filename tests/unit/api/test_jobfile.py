@@ -93,7 +93,7 @@ def test_a_field_without_a_value_is_left_out() -> None:
 
 ROOT = "apiVersion, kind, metadata, spec, status"
 TRAINING = (
-    "checkpoint, data, deepspeed, evaluation, hierarchicalPartition, limits, lora, method, metrics, model, optimization, precision, seed,"
+    "checkpoint, data, deepspeed, evaluation, hierarchicalPartition, lora, method, model, optimization, precision, reportTo, seed,"
     " zeroStage"
 )
 MISTAKES = [
@@ -104,6 +104,36 @@ MISTAKES = [
         f"9: spec.training.zero_stage: unknown field; did you mean zeroStage? (valid here: {TRAINING})"),
     ("zeroStage: Stage2", "optimization: {gradientCheckpointing: true}",
         "9: spec.training.optimization.gradientCheckpointing: unknown field; optimization.recompute (Auto, None or All) decides this now"),
+    ("model: {name: /m}", "model: {name: /m, quantization: Int8}",
+        "7: spec.training.model.quantization: Int8 is not valid; NF4 packs the base weights, and None leaves them as they are"),
+    ("zeroStage: Stage2", "optimization: {optimizer: AdamW}",
+        "9: spec.training.optimization.optimizer: unknown field; leave it out: the optimizer is torch's AdamW"),
+    ("zeroStage: Stage2", "metrics: {wandb: {}}",
+        "9: spec.training.metrics: unknown field; training.reportTo lists TensorBoard, MLflow and WandB; their addresses and projects are"
+        " variables in spec.env, such as MLFLOW_TRACKING_URI and WANDB_PROJECT"),
+    ("zeroStage: Stage2", "limits: {stepTimeoutSeconds: 60}",
+        "9: spec.training.limits: unknown field; spec.hangTimeouts has stepSeconds and collectiveSeconds"),
+    *(("nodes: 2", f"preflight: {value}", "5: spec.preflight: must be one word: Auto, Full (the self-test and the all-reduce always), Basic"
+                                          " (without these two) or None (no checks)") for value in ("{mode: Basic}", "Off", "'Off'")),
+    ("nodes: 2", "fabric: {ncclEnv: []}",
+        "5: spec.fabric.ncclEnv: unknown field; spec.env takes NCCL's variables, and they go before the cluster's"),
+    ("zeroStage: Stage2", "optimization: {warmupRatio: 0.1}",
+        "9: spec.training.optimization.warmupRatio: unknown field; warmupSteps takes the part of all steps, too, such as 0.03"),
+    ("zeroStage: Stage2", "optimization: {warmupSteps: 2.5}",
+        "9: spec.training.optimization.warmupSteps: warmupSteps must be a whole number of steps, or below 1 the part of all steps"),
+    ("nodes: 2", "interactive: {warnSeconds: 60}",
+        "5: spec.interactive: unknown field; spec.idleSeconds says when GPUs are released, half an hour after a warning, and lockstep"
+        " resume raises spec.restart.retry"),
+    ("nodes: 2", "envFrom: [{prefix: A_, secretRef: {name: s}}]",
+        "5: spec.envFrom[0].prefix: unknown field; name single keys by spec.env[].valueFrom to give them other names"),
+    ("nodes: 2", "podTemplate: {topologySpreadConstraints: []}",
+        "5: spec.podTemplate.topologySpreadConstraints: unknown field; with nodes.rack_label in the cluster file, pods prefer one rack"),
+    ("nodes: 2", "podTemplate: {volumes: [{name: v, mountPath: /v, emptyDir: {sizeLimit: 1Gi}}]}",
+        "5: spec.podTemplate.volumes[0].emptyDir.sizeLimit: unknown field; leave it out: an emptyDir may fill the node's ephemeral"
+        " storage"),
+    ("zeroStage: Stage2", "checkpoint: {exportAdapter: true}",
+        "9: spec.training.checkpoint.exportAdapter: unknown field; lockstep adapter get makes an adapter of the newest"
+        " checkpoint's shards"),
     ("nodes: 2", "notify: {}", "5: spec.notify: unknown field; the alert LockstepJobFailed (docs/how-to/monitoring.md) tells of a job that"
                                " failed by Alertmanager's receivers"),
     ("zeroStage: Stage2", "zzzz: 1", f"9: spec.training.zzzz: unknown field (valid here: {TRAINING})"),

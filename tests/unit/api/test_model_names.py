@@ -14,7 +14,9 @@ from golden.plan_cases import CONTEXT, of_kind, pod_of, profile, trainer_of
 from lockstep.api.errors import ConfigError
 from lockstep.api.job import TrainingJob
 from lockstep.cli.files import model as model_verb
+from lockstep.cli.main import app
 from lockstep.cli.shared import hubconfig
+from lockstep.cli.shared.jobargs import TargetOptions
 from lockstep.cli.shared.planfacts import known_facts
 from lockstep.plan.ahead.needs import references
 from lockstep.plan.render.objects import render
@@ -271,7 +273,7 @@ def test_a_verb_fetches_what_a_job_file_names_unless_it_is_told_otherwise() -> N
     ],
 )
 def test_an_option_that_would_do_nothing_or_a_name_that_no_job_could_have_is_refused(words: str, message: str) -> None:
-    answer = CliRunner().invoke(model_verb.app, ["get", *words.split()])
+    answer = CliRunner().invoke(app, ["model", "get", *words.split()])
     assert isinstance(answer.exception, ConfigError)
     assert str(answer.exception).startswith(message)
     assert "hidden" not in str(answer.exception)
@@ -280,7 +282,7 @@ def test_an_option_that_would_do_nothing_or_a_name_that_no_job_could_have_is_ref
 def test_a_revision_is_refused_where_the_jobs_model_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_verb, "_job_of_file", lambda *arguments: resolved({"name": "s3://bucket/m"}))
     with pytest.raises(ConfigError, match="revision needs the name of a model of the hub"):
-        model_verb.get_model(revision="v1", files=[tmp_path / "job.yaml"])
+        model_verb.get_model(TargetOptions(), revision="v1", files=[tmp_path / "job.yaml"])
 
 
 def test_a_claim_is_filled_as_by_a_job_that_names_it(tmp_path: Path) -> None:

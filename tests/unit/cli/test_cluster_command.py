@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import yaml
 
-from lockstep import programs
 from lockstep.api.files.clusterfile import parse_cluster_file
 from lockstep.cli.main import main
 from lockstep.kube.cluster import ApiError, Cluster
@@ -233,72 +232,3 @@ def test_without_a_kubeconfig_the_file_is_still_looked_at(
     assert lockstep(monkeypatch, "lint", str(tmp_path / "c.yaml")) == 2
     told = capsys.readouterr()
     assert "network.tcp.interface_exclude" in told.out and told.err.startswith("lockstep: ")
-
-
-def gpu_file(folder: Path, gpus: int) -> str:
-    (folder / "g.yaml").write_text(f"cluster: {{name: g, namespace: n}}\ngpus: {{per_node: {gpus}}}\n")
-    return str(folder / "g.yaml")
-
-
-def pods_of(job: str) -> list[dict[str, Any]]:
-    status = {"containerStatuses": [{"state": {"running": {}}}]}
-    return [{"kind": "Pod", "metadata": {"name": f"{job}-{n}", "labels": {"lockstep.dev/job": job}}, "status": status} for n in (0, 1)]
-
-
-def test_every_pods_gpus_are_shown(api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    async def output_of(place: Any, command: list[str], *, seconds: float) -> bytes:
-        assert command[0] == "nvidia-smi"
-        return b"0, NVIDIA H100 80GB HBM3, 512, 81559, 97, 41, 580.65.06\n1, NVIDIA H100 80GB HBM3, 0, 81559, 0, 33, 580.65.06\n"
-
-    monkeypatch.setattr(programs, "output_of", output_of)
-    api.objects |= {("Pod", pod["metadata"]["name"]): pod for pod in pods_of("ml-dev-env")}
-    assert lockstep(monkeypatch, "gpus", gpu_file(tmp_path, 2)) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[:2] for line in lines] == [["POD", "GPU"], *([f"ml-dev-env-{pod}", str(gpu)] for pod in (0, 1) for gpu in (0, 1))]
-
-
-def test_a_pod_without_the_program_is_named(
-    api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    async def output_of(place: Any, command: list[str], *, seconds: float) -> bytes:
-        raise programs.ProgramFailed(f"pod {place.pod}: nvidia-smi: executable file not found")
-
-    monkeypatch.setattr(programs, "output_of", output_of)
-    api.objects |= {("Pod", pod["metadata"]["name"]): pod for pod in pods_of("x")}
-    assert lockstep(monkeypatch, "gpus", gpu_file(tmp_path, 2), "--job", "x") == 1
-    assert "x-0: pod x-0: nvidia-smi: executable file not found" in capsys.readouterr().err
-
-
-def test_gpus_of_a_cluster_without_any_are_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert lockstep(monkeypatch, "gpus", gpu_file(tmp_path, 0)) == 0
-    assert "cluster g has no GPUs" in capsys.readouterr().out
-
-
-def test_gpus_without_a_pod_are_those_that_nodes_say_they_have(
-    api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    api.objects["Node", "a"]["metadata"]["labels"]["nvidia.com/gpu.memory"] = "81559"
-    assert lockstep(monkeypatch, "gpus", gpu_file(tmp_path, 4)) == 0
-    told = capsys.readouterr()
-    lines = told.out.splitlines()
-    assert [line.split()[0] for line in lines] == ["NODE", "a", "b"] and "81559" in lines[1].split() and "H100" in lines[2]
-    assert "no pod of job ml-dev-env runs in namespace n: lockstep deploy" in told.err
-
-
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        (FORBIDDEN, "you may not list nodes (403), so what they have is unknown without a pod"),
-        (None, "none of 0 nodes has nvidia.com/gpu"),
-    ],
-)
-def test_gpus_without_a_pod_and_without_nodes_to_see_are_unknown(
-    error: ApiError | None, said: str, api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    api.objects = {}
-    api.refused |= {} if error is None else {"Node": error}
-    assert lockstep(monkeypatch, "gpus", gpu_file(tmp_path, 4)) == 2
-    told = capsys.readouterr().err
-    assert said in told and "lockstep deploy" in told

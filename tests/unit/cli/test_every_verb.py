@@ -22,6 +22,7 @@ import typer
 import yaml
 
 from lockstep.cli import main as entry
+from lockstep.cli.shared.places import PLACES
 from lockstep.kube.kinds import KINDS
 from support.api_stub import ALWAYS, ApiStub, kubeconfig, served
 
@@ -29,12 +30,12 @@ FAILED, USAGE, MAY_WAIT, INTERRUPTED = 1, 2, 3, 130
 ON_THIS_MACHINE = (
     "quickstart", "init", "validate", "render", "cluster list", "use", "help", "devcluster", "adapter export", "adapter merge", "build",
         "launch",
-    "join", "cluster import", "hosts",
+    "join", "hosts",
 )  # fmt: skip
 """Verbs, and groups of them, that talk to no cluster, or make one."""
 GIVEN = {
     "job": "x",
-    "nodes": "2",
+    "goal": "2",
     "script": "a.py",
     "fault": "kill-rank",
     "sources": "job.yaml",
@@ -46,7 +47,7 @@ GIVEN = {
 """Argument → what it is given; any other gets `x`."""
 ANSWERS_WHATEVER_IS_HIDDEN = ("plan", "version", "cluster discover", "cluster lint")
 MORE = {
-    "scale": ["2"], "run": ["--in-namespace", "-f", "job.yaml"], "retry": ["x"], "delete": ["x"], "cluster gpus": ["gpus.yaml"],
+    "run": ["--in-namespace", "-f", "job.yaml"], "retry": ["x"], "delete": ["x"],
     "model get": ["org/name", "--job", "x"], "debug": ["a.py"],
 }  # fmt: skip
 """What some verbs want besides, though no option of theirs is required."""
@@ -74,13 +75,13 @@ def arguments(name: str, folder: Path) -> list[str]:
             continue
         value = str(folder / FILES.get(name, "job.yaml")) if parameter.name == "file" else GIVEN.get(str(parameter.name), "x")
         given += [parameter.opts[0], value] if parameter.opts[0].startswith("-") else [value]
-    flags = {option for parameter in VERBS[name].params for option in parameter.opts}
+    flags = {option for parameter in VERBS[name].params for option in parameter.opts} | {PLACES[name] for name in VERBS[name].takes}
     given += MORE.get(name, [])
     if name == "cluster discover":
         given += ["-o", str(folder / "found.yaml")]
     given += ["--cluster", "local"] if "--cluster" in flags and "--cluster" not in given else []
     given += ["--yes"] if "--yes" in flags else []
-    return [*given, "-n", "team"] if "--namespace" in flags else given
+    return [*given, "-n", "team"] if "-n" in flags else given
 
 
 def write_cluster_file(folder: Path, name: str, *lines: str) -> Path:
@@ -197,7 +198,7 @@ def test_a_job_that_is_not_there_is_told_with_the_namespace_that_was_looked_in(
 HOSTILE = "evil\x1b]0;owned\x07\x1b[2J\u202eevil\u2066\u200f\u061c\u2028\x9b1;1H\x7f\r\nINJECTED: the job is Complete\nINJECTED too"
 ACTS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 OUTPUTS = {
-    "": ["get", "describe", "events", "why", "top", "logs"],
+    "": ["get", "describe", "why", "top", "logs"],
     "json": ["get", "why", "top"],
     "yaml": ["get"],
     "wide": ["get"],
@@ -374,9 +375,9 @@ LOCAL = [
         ["render", "-f", "job.yaml", "-o", "json"],
     ["render", "-f", "job.yaml", "--explain", "-o", "json"], ["plan", "-f", "job.yaml", "--offline"], ["run", "-f", "job.yaml", "--local"],
         ["logs", "x", "--local"],
-    ["why", "x", "--local"], ["top", "x", "--local"], ["diff-runs", "job.yaml", "other.yaml"],
+    ["why", "x", "--local"], ["top", "x", "--local"],
 ]  # fmt: skip
-OF_FOLDERS = [["checkpoint", "list", "runs"], ["checkpoint", "verify", "runs"], ["checkpoint", "inspect", "runs"]]
+OF_FOLDERS = [["checkpoint", "list", "runs"], ["checkpoint", "verify", "runs"]]
 JOBS: list[Any] = [
     {HOSTILE: 1},
     {"kind": HOSTILE, "apiVersion": HOSTILE},

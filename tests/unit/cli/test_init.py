@@ -11,6 +11,7 @@ from lockstep.api.errors import ConfigError
 from lockstep.api.files.clusterfile import parse_cluster_file
 from lockstep.api.files.jobfile import parse_job_file
 from lockstep.cli.clusters import init
+from lockstep.cli.shared.jobargs import TargetOptions
 from lockstep.plan.hosts.facts import HostFacts
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.resolved import PlatformDefaults
@@ -28,7 +29,7 @@ def test_a_cluster_file_has_its_name_and_every_key_of_the_template(tmp_path: Pat
 @pytest.mark.parametrize("script", [False, True])
 def test_a_job_file_is_valid_as_it_is_written(tmp_path: Path, script: bool) -> None:
     path = tmp_path / "lora.yaml"
-    init.job("lora", "barcelona", script, path)
+    init.job(TargetOptions("barcelona"), "lora", script, path)
     text = path.read_text()
     job = parse_job_file(text, "lora.yaml")
     assert (job.metadata.name, job.spec.cluster, job.spec.script is not None) == ("lora", "barcelona", script)
@@ -41,7 +42,7 @@ def test_a_job_file_is_valid_as_it_is_written(tmp_path: Path, script: bool) -> N
 def test_a_job_for_a_cluster_that_is_given_by_its_file_names_that_cluster(tmp_path: Path) -> None:
     lab = tmp_path / "my lab.yaml"
     lab.write_text("cluster: {name: lab, platform: hosts}\nhosts: [{name: a}, {name: b}]\n")
-    init.job("x", str(lab), output=tmp_path / "x.yaml")
+    init.job(TargetOptions(str(lab)), "x", output=tmp_path / "x.yaml")
     assert parse_job_file((tmp_path / "x.yaml").read_text(), "x.yaml").spec.cluster == "lab"
 
 
@@ -49,7 +50,7 @@ def test_a_file_is_printed_alone_if_it_is_to_go_to_standard_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    init.job("x", "local", output=Path("-"))
+    init.job(TargetOptions("local"), "x", output=Path("-"))
     told = capsys.readouterr()
     assert parse_job_file(told.out, "printed").metadata.name == "x" and "-f x.yaml" in told.out
     assert told.err == "Next: edit it, then lockstep validate -f x.yaml, and lockstep run -f x.yaml\n"
@@ -69,14 +70,14 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="already exists"):
         init.script(tmp_path)
     with pytest.raises(ConfigError, match="already exists"):
-        init.job("x", "local", False, path)
+        init.job(TargetOptions("local"), "x", False, path)
     assert (path.read_text(), [p.name for p in tmp_path.iterdir()]) == ("mine", ["ds_config.json"])
 
 
 @pytest.mark.parametrize("name", ["Not_A_Name", "a/b", "x" * 80])
 def test_a_name_that_can_not_be_leaves_no_file(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError):
-        init.job(name, "local", False, tmp_path / "x.yaml")
+        init.job(TargetOptions("local"), name, False, tmp_path / "x.yaml")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -85,14 +86,14 @@ def test_a_configuration_becomes_a_job_of_the_cluster_s_size(tmp_path: Path, cap
     config.write_text("model_name_or_path: org/m\ntrain_file: /datasets/a.jsonl\nper_device_train_batch_size: 1\nneftune_noise_alpha: 5\n")
     lab = tmp_path / "lab.yaml"
     lab.write_text("cluster: {name: lab, platform: hosts}\nhosts: [{name: a, gpus: 2}, {name: b, gpus: 2}, {name: c, gpus: 3}]\n")
-    init.job("x", str(lab), output=path, origin=config)
+    init.job(TargetOptions(str(lab)), "x", output=path, origin=config)
     job = parse_job_file(path.read_text(), "x.yaml")
     assert job.spec.training is not None
     assert (job.spec.cluster, job.spec.nodes, job.spec.training.optimization.global_batch_size) == ("lab", None, 7)
     output = capsys.readouterr().out.splitlines()
     assert output[0] == f"Wrote {path}"
     assert output[2] == f"  {config}:4: neftune_noise_alpha: 5: the trainer has no such setting"
-    init.job("x", str(lab), output=tmp_path / "y.yaml", origin=config, nodes=2, gpus=1)
+    init.job(TargetOptions(str(lab)), "x", output=tmp_path / "y.yaml", origin=config, nodes=2, gpus=1)
     job = parse_job_file((tmp_path / "y.yaml").read_text(), "y.yaml")
     assert (job.spec.nodes, job.spec.gpus_per_node) == (2, 1)
 
@@ -124,7 +125,7 @@ def test_hosts_that_state_no_gpus_are_asked_for_them_and_the_batch_is_that_of_al
         "name_or_path: org/m\ntrain_file: /datasets/a.jsonl\nper_device_train_batch_size: 1\ngradient_accumulation_steps: 2\n"
     )
     pair.write_text("cluster: {name: pair, platform: hosts}\nhosts: [{name: a}, {name: b}]\n")
-    init.job("x", str(pair), output=path, origin=config, nodes=2)
+    init.job(TargetOptions(str(pair)), "x", output=path, origin=config, nodes=2)
     job = parse_job_file(path.read_text(), "x.yaml")
     assert job.spec.training is not None
     assert (job.spec.nodes, job.spec.gpus_per_node, job.spec.training.optimization.global_batch_size) == (2, None, batch)
@@ -140,19 +141,19 @@ def test_layers_that_peft_would_move_are_warned_of_where_the_model_is_on_this_ma
     (model / "config.json").write_text('{"model_type": "qwen3_next"}')
     stated = f"model_name_or_path: {model}\ntrain_file: /datasets/a.jsonl\nlora_target_modules: [q_proj, up_proj]\n"
     config.write_text(stated)
-    init.job("x", "local", output=tmp_path / "x.yaml", origin=config)
+    init.job(TargetOptions("local"), "x", output=tmp_path / "x.yaml", origin=config)
     assert (
         "warning: training.lora.targetModules: with a model of type qwen3_next, peft puts the adapter of up_proj on"
         in capsys.readouterr().out
     )
     config.write_text(stated.replace(", up_proj", ""))
-    init.job("x", "local", output=tmp_path / "y.yaml", origin=config)
+    init.job(TargetOptions("local"), "x", output=tmp_path / "y.yaml", origin=config)
     assert "warning" not in capsys.readouterr().out
 
 
 def test_options_of_a_configuration_go_with_it_alone(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--nodes and --gpus-per-node need --from"):
-        init.job("x", "local", output=tmp_path / "x.yaml", nodes=2)
+        init.job(TargetOptions("local"), "x", output=tmp_path / "x.yaml", nodes=2)
     with pytest.raises(ConfigError, match="--script is for a program of your own"):
-        init.job("x", "local", script=True, output=tmp_path / "x.yaml", origin=tmp_path / "c.yaml")
+        init.job(TargetOptions("local"), "x", script=True, output=tmp_path / "x.yaml", origin=tmp_path / "c.yaml")
     assert list(tmp_path.iterdir()) == []

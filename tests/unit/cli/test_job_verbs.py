@@ -168,7 +168,7 @@ def test_a_dev_environment_that_nobody_used_has_files_that_can_go_until_it_is_as
     stub = Jobs()
     stub.objects[f"{JOBS}/a"] = {
         **a_job("a", conditions=[idle], interactive={"released": "x"}),
-        "spec": {**spec, "interactive": {"resume": 1}},
+        "spec": {**spec, "restart": {"retry": 1}},
     }
     result = typed(stub, tmp_path, monkeypatch, "delete", "a", "--files", "--yes")
     assert "job a may still write its files" in str(result.exception)
@@ -176,7 +176,7 @@ def test_a_dev_environment_that_nobody_used_has_files_that_can_go_until_it_is_as
     assert typed(stub, tmp_path, monkeypatch, "delete", "a", "--files", "--yes").exit_code == 0
 
 
-@pytest.mark.parametrize("words", ["wait a --for Suspended --timeout 60", "stop a --timeout 60"])
+@pytest.mark.parametrize("words", ["wait a --for Suspended --timeout 60", "stop a"])
 def test_an_api_server_that_is_away_for_a_while_ends_no_wait_and_a_deleted_job_does(
     words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -288,15 +288,6 @@ def test_a_job_is_not_stopped_for_nodes_that_are_not_there_unless_somebody_says_
     assert stub.patched == []
     assert typed(stub, tmp_path, monkeypatch, "scale", "a", "99", "--yes").exit_code == 0
     assert stub.patched == [("a", {"nodes": 99})]
-
-
-def test_the_number_of_nodes_is_said_once_with_or_without_its_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for words in (["1"], ["--nodes", "1"]):
-        stub = with_two_nodes()
-        assert typed(stub, tmp_path, monkeypatch, "scale", "a", *words).exit_code == 0
-        assert stub.patched == [("a", {"nodes": 1})]
-    for words in ([], ["1", "--nodes", "1"]):
-        assert "give the number of nodes once" in str(typed(Jobs(), tmp_path, monkeypatch, "scale", "a", *words).exception)
 
 
 def test_of_a_job_without_pods_there_are_no_stacks_and_it_is_said_where_to_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -440,11 +431,10 @@ def test_a_stop_is_looked_at_twice_a_second(monkeypatch: pytest.MonkeyPatch) -> 
             "conditions": [{"type": "Suspended", "status": "True" if len(looks) == 4 else "False", "reason": "Suspending", "message": ""}]
         }
 
-    change._until_stopped(cast(Any, SimpleNamespace(name="x", status={}, look_again=look_again)), clock.now + 600, 600)
+    change._until_stopped(cast(Any, SimpleNamespace(name="x", status={}, look_again=look_again)), clock.now + 600)
     assert looks == [0, 0.5, 1.0, 1.5]
 
 
-@pytest.mark.parametrize("words", [["1025"], ["--nodes", "1025"]])
-def test_a_job_has_at_most_1024_nodes(words: list[str]) -> None:
-    result = CliRunner().invoke(app, ["scale", "x", *words])
+def test_a_job_has_at_most_1024_nodes() -> None:
+    result = CliRunner().invoke(app, ["scale", "x", "1025"])
     assert result.exit_code == 2 and "less than or equal to 1024" in result.output

@@ -108,7 +108,7 @@ def with_nodes() -> Store:
 
 VERBS: dict[str, tuple[Callable[[], Store], list[str]]] = {
     "preflight": (with_nodes, ["preflight", "-f", "job.yaml", "--cluster", "local", "-n", "team"]),
-    "calibrate": (with_nodes, ["cluster", "calibrate", "local", "--nodes", "2", "--no-save", "-n", "team"]),
+    "calibrate": (with_nodes, ["cluster", "calibrate", "local", "--nodes", "2", "-n", "team"]),
     "discover": (with_nodes, ["cluster", "discover", "found", "--probe", "i", "-n", "team", "-o", "found.yaml"]),
     "logs": (ended_job, ["logs", "x", "-n", "team", "--cluster", "local"]),
     "cp": (ended_job, ["cp", "job.yaml", "x:/workspace/", "-n", "team", "--cluster", "local"]),

@@ -10,11 +10,12 @@ import pytest
 
 from lockstep.api.job import TrainingJob
 from lockstep.cli.shared.inputs import read_all
+from lockstep.cli.shared.jobargs import TargetOptions
 from unit.cli.test_every_verb import VERBS, run
 
 USAGE = 2
 WITH_FILES = sorted(name for name, verb in VERBS.items() if any("-f" in one.opts and "--file" in one.opts for one in verb.params))
-TAKE_SEVERAL = ("validate", "render", "plan", "diff", "delete")
+TAKE_SEVERAL = ("validate", "render", "plan", "delete")
 MORE = {
     "run": ["--local"],
     "launch": ["--at", "127.0.0.1:29600"],
@@ -39,7 +40,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_verbs_with_files_are_found() -> None:
-    assert {"validate", "render", "plan", "diff", "preflight", "run", "retry", "delete"} <= set(WITH_FILES)
+    assert {"validate", "render", "plan", "preflight", "run", "retry", "delete"} <= set(WITH_FILES)
 
 
 def test_a_cluster_that_is_not_there_is_told_with_the_file_that_names_it(
@@ -144,4 +145,4 @@ def test_the_number_of_nodes_counts_wherever_the_job_runs(monkeypatch: pytest.Mo
 
 def test_what_is_piped_in_is_a_file_among_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(Path("good.json").read_bytes())))
-    assert [one.job.metadata.name for one in read_all([Path("-"), Path("other.json")], None, None)] == ["good", "other"]
+    assert [one.job.metadata.name for one in read_all([Path("-"), Path("other.json")], TargetOptions())] == ["good", "other"]

@@ -45,7 +45,7 @@ def test_agents_wait_to_be_told_to_go_since_the_kubelet_would_start_them_again()
 
 
 def test_asking_for_it_switches_it_on() -> None:
-    assert sent(preflight={"mode": "Off"})[1].preflight is not None
+    assert sent(preflight="None")[1].preflight is not None
 
 
 @pytest.mark.parametrize(("script", "code", "seen"), [("there.py", 0, "passed"), ("absent.py", 1, "workspace/absent.py on node 1")])

@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from lockstep.cli.shared import folders
 from lockstep.cli.shared.target import load
+from lockstep.devcluster.certificates import Authority
 from lockstep.kube.aim import ANYWHERE, Connections
 from support.api_stub import ApiStub, kubeconfig, served
 from unit.cli.test_every_verb import FILES, REMOTE, VERBS, arguments, run, write_cluster_file, write_job_file
@@ -28,7 +28,9 @@ BY_FILE = [name for name in TOLD if any(parameter.name in ("file", "files") for 
 MORE = {"retry": ["retry", "--in-namespace"], "delete": ["delete", "--yes"], "model get": ["model", "get", "org/name"]}
 """What a verb of a job file is typed with, where it isn't what it is typed with for a job."""
 BY_DEFAULT = [
-    name for name in TOLD if (name in MORE or name not in BY_FILE) and any(parameter.name == "cluster" and not parameter.required for parameter in VERBS[name].params)
+    name for name in TOLD
+    if (name in MORE or name not in BY_FILE)
+    and ("cluster" in VERBS[name].takes or any(one.name == "cluster" and not one.required for one in VERBS[name].params))
 ]  # fmt: skip
 OTHER_HOST = "api.other.example.com"
 
@@ -59,7 +61,7 @@ def without_cluster(words: list[str]) -> list[str]:
 
 
 def test_every_verb_that_asks_a_cluster_can_be_told_which() -> None:
-    untold = {name for name in REMOTE if not any(parameter.name in ("cluster", "clusters") for parameter in VERBS[name].params)}
+    untold = {name for name in REMOTE if "cluster" not in {*VERBS[name].takes, *(one.name for one in VERBS[name].params)}}
     assert untold <= OF_NO_CLUSTER
 
 
@@ -67,7 +69,7 @@ def test_every_verb_that_asks_a_cluster_can_be_told_which() -> None:
 def test_a_verb_asks_nothing_of_another_cluster_than_the_one_it_was_told(
     name: str, wrong: ApiStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["other.yaml" if word in ("local", "gpus.yaml") else word for word in arguments(name, tmp_path)]
+    words = ["other.yaml" if word == "local" else word for word in arguments(name, tmp_path)]
     words += [] if "other.yaml" in words else ["other.yaml"]  # an argument that may be left out
     code = run(monkeypatch, words)
     told = capsys.readouterr()
@@ -83,7 +85,7 @@ def test_a_cluster_whose_file_does_not_say_where_it_is_stays_where_it_was_deploy
     with write_cluster_file(tmp_path, "other").open("a") as file:
         file.write("image: trainer:1\n")
     folders.remember_server("other", f"https://{OTHER_HOST}:6443")
-    words = ["other.yaml" if word in ("local", "gpus.yaml") else word for word in arguments(name, tmp_path)]
+    words = ["other.yaml" if word == "local" else word for word in arguments(name, tmp_path)]
     words += [] if "other.yaml" in words else ["other.yaml"]
     code = run(monkeypatch, words)
     told = capsys.readouterr()
@@ -97,7 +99,7 @@ def test_the_cluster_in_use_is_meant_whatever_the_kubeconfig_says_since(
     name: str, wrong: ApiStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folders.remember("barcelona")
-    words = [word for word in without_cluster(arguments(name, tmp_path)) if word not in ("local", "gpus.yaml")]
+    words = [word for word in without_cluster(arguments(name, tmp_path)) if word != "local"]
     code = run(monkeypatch, words)
     told = capsys.readouterr()
     assert wrong.asked == []
@@ -142,12 +144,9 @@ def test_a_context_that_is_named_must_be_the_cluster_s_too(
 def test_a_pod_s_own_cluster_must_be_the_one_that_was_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from kubernetes.aio import config
-
-    def load(client_configuration: Any) -> None:
-        client_configuration.host = "https://192.0.2.1:443"
-
-    monkeypatch.setattr(config, "load_incluster_config", load)
+    Authority(tmp_path)
+    (tmp_path / "token").write_text("t")
+    monkeypatch.setattr("lockstep.kube.kubeconfig.ACCOUNT", tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("KUBECONFIG", raising=False)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "192.0.2.1")

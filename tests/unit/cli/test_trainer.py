@@ -19,6 +19,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lockstep.api.errors import ConfigError
+from lockstep.cli import main as entry
 from lockstep.cli.files import checkpoint
 from lockstep.cli.shared import terminal, trainer
 from lockstep.cli.shared.jobargs import TargetOptions
@@ -56,7 +57,7 @@ def test_ctrl_c_ends_the_process_without_its_traceback() -> None:
     assert (caller.returncode, said) == (130, "")
 
 
-@pytest.mark.parametrize("verb", ["list", "verify", "inspect"])
+@pytest.mark.parametrize("verb", ["list", "verify"])
 def test_what_is_known_of_checkpoints_is_printed_as_the_trainer_says_it(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint, "ask_trainer", lambda module, arguments: ('{"commits": 1}', 0))
     done = CliRunner().invoke(checkpoint.app, [verb, "runs/x", "-o", "json"])
@@ -186,13 +187,13 @@ def test_a_word_is_a_job_unless_it_is_a_folder_of_this_machine(
         empty = CliRunner().invoke(checkpoint.app, ["list", *sources])
         assert (empty.exit_code, empty.stdout) == (0, "no commit is there; what a script saves by itself isn't listed\n")
     assert asked == []
-    assert CliRunner().invoke(checkpoint.app, ["verify", "demo", "--all", "-n", "team", "--cluster", "local"]).exit_code == 0
+    assert CliRunner().invoke(entry.app, ["checkpoint", "verify", "demo", "--all", "-n", "team", "--cluster", "local"]).exit_code == 0
     assert asked == [("verify", "demo", TargetOptions("local", "team", None), ["--all"])]
     refused = CliRunner().invoke(checkpoint.app, ["list", "demo", "here"]).exception
     assert isinstance(refused, ConfigError) and "demo is not a folder of this machine" in str(refused)
 
 
-@pytest.mark.parametrize("verb", ["list", "verify", "show"])
+@pytest.mark.parametrize("verb", ["list", "verify"])
 def test_a_folder_that_is_no_run_s_is_refused(verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "some").mkdir()
     assert inspect.main([verb, str(tmp_path)]) == 78

@@ -79,7 +79,7 @@ def test_a_help_page_and_a_version_import_nothing_of_what_verbs_need(tmp_path: P
     assert loaded(tmp_path, stub, "get", "--help") <= {"rich.table", "pydantic"}
 
 
-@pytest.mark.parametrize("words", [["get"], ["get", "runs"], ["describe", "runs"], ["events", "runs"], ["logs", "runs"]])
+@pytest.mark.parametrize("words", [["get"], ["get", "runs"], ["describe", "runs"], ["logs", "runs"]])
 def test_verbs_that_show_objects_import_no_models_and_no_templates(words: list[str], tmp_path: Path, stub: ApiStub) -> None:
     stub.objects["/api/v1/namespaces/team/events"] = {"metadata": {}, "items": [{"reason": "Seen", "message": "it was"}]}
     assert loaded(tmp_path, stub, *words, "-n", "team", "--context", "c") == NEEDED
@@ -91,7 +91,6 @@ def test_verbs_that_show_objects_import_no_models_and_no_templates(words: list[s
         ("get", ["trainingjobs", "configmaps", *LEASES]),
         ("get ended", ["trainingjobs/ended"]),
         ("describe runs", ["trainingjobs/runs", *LEASES, "events"]),
-        ("events runs", ["trainingjobs/runs", "events"]),
         ("logs runs", ["trainingjobs/runs", "pods/runs-0", "pods/runs-0/log"]),
         ("logs ended --tail 1", ["trainingjobs/ended", "pods/ended-0", "configmaps/ended-log"]),
         ("top", ["trainingjobs", "configmaps", *LEASES]),

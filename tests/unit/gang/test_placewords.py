@@ -65,8 +65,8 @@ def test_torch_is_missing_from_an_environment_and_a_host_that_hangs_is_restarted
     run = make_run(**HOST)
     looked = [(0, replace(GOOD, versions={}), 1000.0, 1000.1)]
     assert [finding.fix for finding in (*why_not_measured(run, looked), *without_torch(run, looked))] == [
-        "install torch in the environment, or set preflight.mode to Basic",
-        "install torch in the environment, or set preflight.selfTest to Never",
+        "install torch in the environment, or set spec.preflight to Basic",
+        "install torch in the environment, or set spec.preflight to Basic",
     ]
     assert silent(run, [0], 5, {})[0].fix == ON_HOSTS.hung
     (finding,) = judge_self_test(run, {0: SelfTestResult(devices=(DeviceResult(0, error="RuntimeError: no"),))})

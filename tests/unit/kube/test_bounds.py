@@ -13,13 +13,13 @@ from typing import Any, cast
 import pytest
 
 from lockstep.api.errors import ConfigError
-from lockstep.kube import expiry, forward, issuer, jobs, kubeconfig, loginprogram, reading
+from lockstep.kube import expiry, forward, jobs, kubeconfig, loginprogram, reading
 from lockstep.kube.cluster import Answers, ApiError, Cluster, _error
 from lockstep.kube.exec import PodProgram, ending_of
 from lockstep.kube.kubeconfig import Server
 from lockstep.kube.loginprogram import LoginProgram
 from support.fake_cluster import FakeCluster
-from unit.kube.test_reading import Listing, Reply, deep, depth_of, forbid_twice, text_of
+from unit.kube.test_reading import Listing, Reply, deep, depth_of
 from unit.virtual_time import VirtualClock, clock_of
 
 
@@ -104,56 +104,8 @@ def test_fifteen_seconds_without_an_answer_are_an_outage(silent: float, is_outag
     assert (answers.back_since == now[0]) == is_outage
 
 
-def test_what_is_forbidden_is_asked_for_every_half_minute_and_a_watch_that_failed_begins_after_five_seconds(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    clock, server, asked = VirtualClock(), Listing([text_of("a")]), list[float]()
-    forbid_twice(monkeypatch, server, lambda: asked.append(clock.now - 1000.0))
-    session = reading.BoundedSession(server, frozenset(), frozenset())
-    clock.run(session.request("get", "https://cluster/api/v1/configmaps?limit=100"))
-    assert asked == [0, 30, 60]
-    assert clock.seconds_of(drained(reading._Gone("x").iter_chunked(1))) == 5.0
-
-
-@pytest.mark.parametrize(("brackets", "is_parsed"), [(256, False), (257, True)])
-def test_a_line_of_a_watch_with_few_brackets_is_passed_on_as_it_is(brackets: int, is_parsed: bool) -> None:
-    line = b'{"type": "ADDED",  "object": [' + b",".join([b"[]"] * (brackets - 2)) + b"]}"
-    watched = reading._Watched(None, False, lambda: None, lambda item: item)
-    assert (asyncio.run(watched._checked(line)) != line) == is_parsed
-
-
-@pytest.mark.parametrize(("size", "is_slim"), [(128 << 10, False), ((128 << 10) + 1, True)])
-def test_of_an_object_of_more_than_128_kibibytes_only_what_is_kept_goes_on(size: int, is_slim: bool) -> None:
-    watched = reading._Watched(None, False, lambda: None, lambda item: "slim")
-    assert (b"slim" in asyncio.run(watched._checked(b'{"type":"ADDED","object":{}}'.ljust(size)))) == is_slim
-
-
 def test_what_is_read_is_67_levels_deep_at_most() -> None:
     assert depth_of(reading.loads(deep(100).encode())) == 67
-
-
-@pytest.mark.parametrize(("size", "is_refused"), [(16 << 10, False), ((16 << 10) + 1, True)])
-def test_a_token_that_is_longer_than_any_is_not_looked_at(size: int, is_refused: bool) -> None:
-    with pytest.raises(ValueError) as raised:
-        issuer._parts("x" * size)
-    assert (str(raised.value) == "too long") == is_refused
-
-
-def test_made_up_tokens_cost_one_look_at_the_keys_a_minute_and_a_clock_may_be_a_minute_ahead() -> None:
-    now, looks = [1000.0], list[float]()
-    made = issuer.IssuedTokens.__new__(issuer.IssuedTokens)
-    made._keys, made._looked, made._clock, made._issuer = {}, 0.0, lambda: now[0], "i"
-
-    async def look() -> None:
-        looks.append(now[0])
-
-    made._look = look  # type: ignore[method-assign]
-    for _ in range(130):
-        asyncio.run(made._key("made up"))
-        now[0] += 1.0
-    assert looks == [1000, 1060, 1120]
-    claims = [{"iss": "i", "exp": now[0] + 1000, "nbf": now[0] + ahead} for ahead in (59, 61)]
-    assert [made._holds(claim) for claim in claims] == [True, False]
 
 
 @pytest.mark.parametrize(("size", "is_refused"), [(8 << 20, False), ((8 << 20) + 1, True)])

@@ -60,11 +60,8 @@ def test_a_websocket_whose_server_never_ends_tls_is_closed_with_the_session(sile
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
 
-    async def authorization() -> str | None:
-        return None
-
     async def used() -> None:
-        connection = ApiConnection(Server(silent, None, tls, authorization))
+        connection = ApiConnection(Server(silent, None, tls))
         try:
             opened = await connection.websocket("/exec", (), None)
             await opened.close()

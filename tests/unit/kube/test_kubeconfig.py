@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import datetime
-import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,9 @@ import pytest
 import yaml
 
 from lockstep.api.errors import ConfigError
+from lockstep.devcluster.certificates import Authority
 from lockstep.kube import kubeconfig
-from lockstep.kube.kubeconfig import Server, read_server
+from lockstep.kube.kubeconfig import Server, read_account, read_server
 from unit.virtual_time import VirtualClock
 
 V1 = "client.authentication.k8s.io/v1"
@@ -33,28 +33,15 @@ def write(path: Path, user: dict[str, Any], *, name: str = "a", **cluster: Any) 
     return str(path)
 
 
-def found(paths: str, context: str | None = None) -> Server:
-    server = read_server(paths, context)
-    assert server is not None
-    return server
-
-
 def header(server: Server) -> str | None:
-    return asyncio.run(server.authorization())  # type: ignore[arg-type]
-
-
-def test_a_token_a_password_and_nothing_are_said_in_the_header(tmp_path: Path) -> None:
-    assert header(found(write(tmp_path / "k", {"token": "t0"}))) == "Bearer t0"
-    basic = "Basic " + base64.b64encode(b"u:p:q").decode()
-    assert header(found(write(tmp_path / "k", {"username": "u", "password": "p:q"}))) == basic
-    assert header(found(write(tmp_path / "k", {}))) is None
+    return asyncio.run(server.login.authorization())
 
 
 def test_a_tokens_file_is_read_again_after_a_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = VirtualClock()
     monkeypatch.setattr(kubeconfig, "time", clock)
     (tmp_path / "token").write_text("one\n")
-    server = found(write(tmp_path / "k", {"tokenFile": "token"}))
+    server = read_server(write(tmp_path / "k", {"tokenFile": "token"}))
     assert header(server) == "Bearer one"
     (tmp_path / "token").write_text("two")
     clock.now += 59
@@ -67,10 +54,10 @@ def test_of_several_files_the_first_that_names_a_thing_counts(tmp_path: Path) ->
     first = write(tmp_path / "1", {"token": "1"})
     second = write(tmp_path / "2", {"token": "2"}, name="b")
     paths = os.pathsep.join(["", first, second, str(tmp_path / "gone")])
-    assert (found(paths).url, found(paths).namespace) == ("http://a:8080", "team-a")
-    assert (found(paths, "b").url, header(found(paths, "b"))) == ("http://b:8080", "Bearer 2")
+    assert (read_server(paths).url, read_server(paths).namespace) == ("http://a:8080", "team-a")
+    assert (read_server(paths, "b").url, header(read_server(paths, "b"))) == ("http://b:8080", "Bearer 2")
     again = os.pathsep.join([first, write(tmp_path / "3", {"token": "3"})])
-    assert header(found(again)) == "Bearer 1"
+    assert header(read_server(again)) == "Bearer 1"
 
 
 @pytest.mark.parametrize(
@@ -90,8 +77,32 @@ def test_a_kubeconfig_that_cannot_be_used_is_named_with_what_is_wrong(tmp_path: 
         read_server(str(tmp_path / "k"))
 
 
-def test_a_legacy_login_is_left_to_the_library(tmp_path: Path) -> None:
-    assert read_server(write(tmp_path / "k", {"auth-provider": {"name": "oidc"}})) is None
+@pytest.fixture
+def account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Folder of a pod's service account, which this process has."""
+    Authority(tmp_path)
+    (tmp_path / "token").write_text("one\n")
+    monkeypatch.setattr(kubeconfig, "ACCOUNT", tmp_path)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
+    monkeypatch.delenv("KUBERNETES_SERVICE_PORT", raising=False)
+    return tmp_path
+
+
+def test_a_pod_asks_as_its_service_account_and_reads_a_token_that_is_refused_again(account: Path) -> None:
+    server = read_account()
+    assert (server.url, server.namespace, header(server)) == ("https://[fd00::1]:443", None, "Bearer one")
+    (account / "token").write_text("two")
+    assert asyncio.run(server.login.renew(time.monotonic())) and header(server) == "Bearer two"
+
+
+@pytest.mark.parametrize("file", ["token", "ca.crt"])
+def test_a_pod_whose_service_account_is_not_whole_has_no_cluster(account: Path, file: str) -> None:
+    (account / file).write_text("")
+    with pytest.raises(ConfigError, match=file):
+        read_account()
+    (account / file).unlink()
+    with pytest.raises(ConfigError, match=file):
+        read_account()
 
 
 def plugin(folder: Path, status: dict[str, Any], **stated: Any) -> dict[str, Any]:
@@ -120,7 +131,7 @@ def runs(folder: Path) -> int:
 
 def test_a_login_program_is_asked_once_while_its_token_lasts(tmp_path: Path) -> None:
     ends = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=1)
-    server = found(write(tmp_path / "k", plugin(tmp_path, {"token": "t", "expirationTimestamp": ends.isoformat()})))
+    server = read_server(write(tmp_path / "k", plugin(tmp_path, {"token": "t", "expirationTimestamp": ends.isoformat()})))
     assert [header(server), header(server)] == ["Bearer t", "Bearer t"]
     assert runs(tmp_path) == 1
     assert (tmp_path / "told").read_text().endswith("me")
@@ -128,15 +139,11 @@ def test_a_login_program_is_asked_once_while_its_token_lasts(tmp_path: Path) -> 
 
 def test_a_login_program_is_asked_again_when_its_token_ends(tmp_path: Path) -> None:
     ends = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=60.0 / 2)
-    server = found(write(tmp_path / "k", plugin(tmp_path, {"token": "t", "expirationTimestamp": ends.isoformat().replace("+00:00", "Z")})))
+    server = read_server(
+        write(tmp_path / "k", plugin(tmp_path, {"token": "t", "expirationTimestamp": ends.isoformat().replace("+00:00", "Z")}))
+    )
     assert header(server) == "Bearer t"
     assert runs(tmp_path) == 2
-
-
-def test_a_login_program_that_wants_it_is_told_of_the_cluster(tmp_path: Path) -> None:
-    found(write(tmp_path / "k", plugin(tmp_path, {"token": "t"}, provideClusterInfo=True), **{"tls-server-name": "n"}))
-    told = json.loads((tmp_path / "told").read_text().removesuffix("me"))
-    assert told["spec"]["cluster"] == {"server": "http://a:8080", "tls-server-name": "n"}
 
 
 @pytest.mark.parametrize(
@@ -150,11 +157,3 @@ def test_a_login_program_that_wants_it_is_told_of_the_cluster(tmp_path: Path) ->
 def test_a_login_program_that_fails_is_told_in_its_own_words(tmp_path: Path, stated: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         read_server(write(tmp_path / "k", {"exec": {"apiVersion": V1} | stated}))
-
-
-def test_certificates_that_are_none_are_told(tmp_path: Path) -> None:
-    bad = base64.b64encode(b"nonsense").decode()
-    with pytest.raises(ConfigError, match="a certificate of the kubeconfig can't be used"):
-        read_server(write(tmp_path / "k", {}, server="https://a", **{"certificate-authority-data": bad}))
-    with pytest.raises(ConfigError, match="certificate-authority of the kubeconfig can't be read"):
-        read_server(write(tmp_path / "k", {}, server="https://a", **{"certificate-authority": "gone.crt"}))

@@ -11,9 +11,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from kubernetes.aio.config import incluster_config
 
 from lockstep.devcluster.certificates import Authority
+from lockstep.kube import kubeconfig
 from lockstep.kube.cluster import Client
 from lockstep.kube.proxy import proxy_of
 from support.api_stub import ApiStub, served
@@ -128,8 +128,7 @@ def in_cluster(folder: Path, monkeypatch: pytest.MonkeyPatch) -> ssl.SSLContext:
     """What a pod has of its service account, for a server with the returned certificate."""
     authority = Authority(folder)
     (folder / "token").write_text("t")
-    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(folder / "token"))
-    monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(folder / "ca.crt"))
+    monkeypatch.setattr(kubeconfig, "ACCOUNT", folder)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", HERE)
     monkeypatch.delenv("KUBECONFIG", raising=False)
     monkeypatch.setenv("HOME", str(folder))

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from lockstep.api.names import APP, LABEL_JOB
 from lockstep.api.objects import TOO_DEEP, Object
 from lockstep.kube.cluster import Cluster, Unreachable
 from lockstep.kube.kubeconfig import Server
-from lockstep.kube.reading import BoundedSession, cut_depths, loads
-from lockstep.plan.observed import UNREADABLE, Observed
+from lockstep.kube.reading import cut_depths, loads
+from lockstep.plan.observed import Observed
 from lockstep.plan.reconcile.accept import accept
 from lockstep.plan.render.objects import RenderContext
 from lockstep.platforms.operator.memory.inventory import Inventory
-from lockstep.platforms.operator.memory.objects import StoredObject, slim
-from lockstep.platforms.operator.watching import slimmed
+from lockstep.platforms.operator.memory.objects import StoredObject
 
 DEPTH_MAX = 64
 PAGE_BYTES_MAX = 1 << 20
-SLIM_BYTES = 128 << 10
 CONTENTS_MAX = 4
 EVENTS_MAX = 500
 LABELS_MAX = 64
@@ -39,7 +36,8 @@ def deep(levels: int) -> str:
 
 
 def job(name: str = "x", version: int = 5, deepspeed: str = "{}") -> Object:
-    text = f'{{"metadata":{{"name":"{name}","namespace":"ns","uid":"u-{name}","resourceVersion":"{version}"}},"spec":{{"training":{{"deepspeed":{deepspeed}}}}}}}'
+    metadata = f'{{"name":"{name}","namespace":"ns","uid":"u-{name}","resourceVersion":"{version}"}}'
+    text = f'{{"metadata":{metadata},"spec":{{"training":{{"deepspeed":{deepspeed}}}}}}}'
     made: Object = loads(text.encode())
     return made
 
@@ -156,18 +154,10 @@ def test_pages_of_large_objects_are_small_and_those_of_small_ones_large_again() 
     assert all(reply.closed for reply in server.replies if len(reply.body) > 2 * PAGE_BYTES_MAX)
 
 
-@pytest.mark.parametrize("reader", ["cluster", "kopf"])
-def test_several_objects_come_in_pages_of_at_most_a_mebibyte_and_of_a_larger_page_little_more_is_read(reader: str) -> None:
+def test_several_objects_come_in_pages_of_at_most_a_mebibyte_and_of_a_larger_page_little_more_is_read() -> None:
     mebibyte = 1 << 20
     server = Listing([text_of(f"large-{number}", 400 << 10) for number in range(8)])
-
-    async def read() -> None:
-        if reader == "cluster":
-            await listed(Cluster(server), limit=100, bounded=True)
-        else:
-            await session(server).request("get", "https://cluster/apis/x/trainingjobs?limit=100")
-
-    asyncio.run(read())
+    asyncio.run(listed(Cluster(server), limit=100, bounded=True))
     refused = [reply for reply in server.replies if reply.closed]
     assert len(refused) == 3 and max(len(reply.body) for reply in server.replies if not reply.closed) <= mebibyte
     assert all(mebibyte < reply.sent_bytes <= mebibyte + mebibyte // 4 for reply in refused)
@@ -189,203 +179,6 @@ def test_an_empty_list_of_metadata_has_no_items() -> None:
     server = Listing([])
     server._reply = lambda body: Reply(b'{"metadata":{"resourceVersion":"7"},"items":null}')  # type: ignore[method-assign]
     assert asyncio.run(listed(Cluster(server), metadata_only=True)) == []
-
-    async def page() -> Any:
-        async with await session(server).request("get", "https://cluster/api/v1/configmaps?limit=100") as reply:
-            return await reply.json()
-
-    assert asyncio.run(page())["items"] == []
-
-
-def forbid_twice(monkeypatch: pytest.MonkeyPatch, server: Listing, asked: Callable[[], None]) -> None:
-    """Let the server forbid the first two requests, and say of each that it was asked."""
-    allowed, refusals = server.request, iter(range(2))
-
-    async def request(**how: Any) -> Any:
-        asked()
-        if next(refusals, None) is None:
-            return await allowed(**how)
-        reply = Reply(b"{}")
-        reply.status = 403
-        return reply
-
-    monkeypatch.setattr(server, "request", request)
-
-
-def session(server: Listing) -> BoundedSession:
-    return BoundedSession(server, frozenset({"configmaps"}), frozenset({"trainingjobs"}), slim=slimmed)
-
-
-async def lines_of(server: Listing, plural: str = "trainingjobs", since: int = 7) -> list[Any]:
-    url = f"https://cluster/apis/x/{plural}?watch=true&resourceVersion={since}"
-    async with await session(server).request("get", url) as reply:
-        chunks = [chunk async for chunk in reply.content.iter_chunked(1000)]
-    return [json.loads(line) for line in b"".join(chunks).splitlines()]
-
-
-def test_a_watch_goes_on_after_an_event_that_is_too_deep() -> None:
-    server = Listing([])
-    server.watch = "".join(
-        f'{{"type":"ADDED","object":{text_of(n, deepspeed=d)}}}\n' for n, d in (("a", "{}"), ("b", deep(1500)), ("c", deep(900)))
-    ).encode()
-    events = asyncio.run(lines_of(server))
-    assert [event["object"]["metadata"]["name"] for event in events] == ["a", "b", "c"]
-    assert max(map(depth_of, events)) <= DEPTH_MAX + 3
-
-
-@pytest.mark.parametrize("plural", ["pods", "configmaps", "events", "nodes"])
-def test_a_watch_of_any_kind_goes_on_after_metadata_that_is_too_deep(plural: str) -> None:
-    """Whoever may write an object may write its managedFields, and the API server keeps them at any depth."""
-    server = Listing([])
-    fields = '{"f:a":' * 4500 + "{}" + "}" * 4500
-    deep_one = f'{{"metadata":{{"name":"deep","managedFields":[{{"fieldsV1":{fields}}}]}}}}'
-    server.watch = "".join(f'{{"type":"ADDED","object":{text}}}\n' for text in (deep_one, text_of("b"))).encode()
-    lines = asyncio.run(lines_of(server, plural))
-    assert [event["object"]["metadata"]["name"] for event in lines] == ["deep", "b"]
-
-
-@pytest.mark.parametrize(
-    "error",
-    ['{"type":"ERROR","object":{"code":410,"message":"too old"}}', '{"object": {"code": 410, "message": "too old"}, "type": "ERROR"}'],
-)
-def test_kopf_gets_only_the_revisions_of_kinds_that_somebody_else_takes(error: str) -> None:
-    taken: list[tuple[str | None, str]] = []
-    server = Listing([text_of("a"), text_of("b")])
-    lines = [f'{{"type":"{kind}","object":{text_of(name, deepspeed=value)}}}' for kind, name, value in (
-        ("ADDED", "c", "{}"), ("MODIFIED", "c", deep(1500)), ("DELETED", "a", "{}"), ("BOOKMARK", "", "{}"),
-    )]  # fmt: skip
-    server.watch = "\n".join((*lines, error, "")).encode()
-    takes = {"pods": lambda type, item: taken.append((type, item["metadata"]["name"]))}
-
-    async def read() -> tuple[Any, list[Any]]:
-        both = BoundedSession(server, frozenset(), frozenset(), taken=takes)
-        async with await both.request("get", "https://cluster/api/v1/pods?limit=100") as reply:
-            page = await reply.json()
-        async with await both.request("get", "https://cluster/api/v1/pods?watch=true&resourceVersion=7") as reply:
-            chunks = [chunk async for chunk in reply.content.iter_chunked(1000)]
-        return page, [json.loads(line) for line in b"".join(chunks).splitlines()]
-
-    page, events = asyncio.run(read())
-    assert (page["items"], page["metadata"]["resourceVersion"]) == ([], "7")
-    assert taken == [(None, "a"), (None, "b"), ("ADDED", "c"), ("MODIFIED", "c"), ("DELETED", "a")]
-    assert [event["type"] for event in events] == [*["BOOKMARK"] * 4, "ERROR"]
-    assert {event["object"]["metadata"]["resourceVersion"] for event in events[:-1]} == {"5"}
-
-
-@pytest.mark.parametrize("plural", ["pods", "trainingjobs"])
-def test_whoever_compares_lists_is_told_of_an_empty_one_too(plural: str) -> None:
-    """What is gone from it may be the last of its kind."""
-    told: list[str] = []
-    takes = {"pods": lambda type, item: told.append("taken")}
-
-    async def read() -> None:
-        both = BoundedSession(Listing([]), frozenset(), frozenset(), taken=takes, listed=lambda: told.append("listed"))
-        await both.request("get", f"https://cluster/api/v1/{plural}?limit=100")
-
-    asyncio.run(read())
-    assert told == ["listed"]
-
-
-DENSE = "[" + ",".join(["{}"] * 200_000) + "]"
-"""600 kB of text, 14 MB as Python's objects."""
-
-
-def test_what_kopf_gets_of_a_large_object_is_what_is_kept_of_it() -> None:
-    """It may have many at a time, of each of which a job's owner chooses the size."""
-    server = Listing([text_of("small"), text_of("large", deepspeed=DENSE)])
-    server.watch = f'{{"type":"ADDED","object":{text_of("large", deepspeed=DENSE)}}}\n'.encode()
-    [event] = asyncio.run(lines_of(server))
-
-    async def page() -> Any:
-        async with await session(server).request("get", "https://cluster/apis/x/trainingjobs?limit=100") as reply:
-            return await reply.json()
-
-    listed = asyncio.run(page())["items"]
-    for item in (event["object"], listed[-1]):
-        assert item["metadata"]["name"] == "large" and "at most 393216 can be read" in item[UNREADABLE]
-        assert len(json.dumps(item)) < 2000
-    assert listed[0]["spec"] == loads(text_of("small").encode())["spec"]
-
-
-LARGE_OBJECTS: dict[str, Object] = {
-    "TrainingJob": {"spec": {"training": {"deepspeed": {"z": "x" * SLIM_BYTES}}}, "status": {"phase": 1}},
-    "TrainingCluster": {"spec": {"pod": {"env": [{"name": "A", "value": "x" * SLIM_BYTES}]}}},
-    "Node": {
-        "spec": {},
-        "status": {"allocatable": {"cpu": "1"}, "images": ["x" * SLIM_BYTES], "conditions": [{"type": "Ready", "status": "True"}]},
-    },
-    "Pod": {"spec": {"containers": [{"name": "a", "image": "x" * SLIM_BYTES}], "nodeName": "n"}, "status": {"phase": "Running"}},
-    "Event": {"involvedObject": {"kind": "Pod", "name": "x"}, "reason": "FailedScheduling", "message": "x" * SLIM_BYTES},
-    "PersistentVolumeClaim": {"spec": {"accessModes": ["ReadWriteMany"], "volumeName": "x" * SLIM_BYTES}, "status": {"phase": "Bound"}},
-    "ServiceAccount": {"imagePullSecrets": ["x" * SLIM_BYTES]},
-    "StatefulSet": {"spec": {"template": {"metadata": {"annotations": {"a": "x" * SLIM_BYTES}}}}},
-}
-
-
-@pytest.mark.parametrize("kind", LARGE_OBJECTS)
-def test_of_an_object_that_comes_slim_the_same_is_kept(kind: str) -> None:
-    metadata = {
-        "name": "x",
-        "namespace": "ns",
-        "uid": "u",
-        "resourceVersion": "7",
-        "labels": {LABEL_JOB: "j", APP: "a"},
-        "managedFields": [{"manager": "kubectl-scale", "time": "2026-01-01T00:00:00Z", "fieldsV1": {"f:spec": {"f:replicas": {}}}}],
-    }
-    item = {"apiVersion": "v1", "kind": kind, "metadata": metadata, **LARGE_OBJECTS[kind]}
-    whole, thin = StoredObject(kind, item), StoredObject(kind, slim(kind, item))
-    assert (whole.item, whole.version, whole.uid, whole.job, whole.is_cut) == (thin.item, thin.version, thin.uid, thin.job, thin.is_cut)
-
-
-def test_a_watch_that_fails_lists_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lockstep.kube.reading.WATCH_ERROR_SECONDS", 0.0)
-    server = Listing([])
-    server.watch = b'{"type":"ERROR","object":{"code":500,"message":"etcd event received with PrevKv=nil"}}\n'
-    assert [event["object"]["code"] for event in asyncio.run(lines_of(server))] == [410]
-
-
-def test_what_is_forbidden_is_asked_for_again_until_it_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """kopf would end the watch of this kind in this namespace, and never begin it again: an administrator may give the right back."""
-    monkeypatch.setattr("lockstep.kube.reading.FORBIDDEN_SECONDS", 0.0)
-    monkeypatch.setattr("lockstep.kube.reading.WATCH_ERROR_SECONDS", 0.0)
-    server = Listing([text_of("a")])
-    asked = list[int]()
-    forbid_twice(monkeypatch, server, lambda: asked.append(1))
-
-    async def page() -> Any:
-        async with await session(server).request("get", "https://cluster/api/v1/configmaps?limit=100") as reply:
-            return await reply.json()
-
-    assert len(asyncio.run(page())["items"]) == 1
-    assert len(asked) == 3
-    forbid_twice(monkeypatch, server, lambda: None)
-    assert [event["object"]["code"] for event in asyncio.run(lines_of(server, since=0))] == [410]
-
-
-def test_a_watch_from_a_revision_that_the_server_hasn_t_lists_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its store was restored: such a watch would be silent until the revisions are through again."""
-    monkeypatch.setattr("lockstep.kube.reading.WATCH_ERROR_SECONDS", 0.0)
-    server = Listing([], version=500)
-    server.watch = f'{{"type":"ADDED","object":{text_of("a")}}}\n'.encode()
-    assert [event["type"] for event in asyncio.run(lines_of(server, since=900))] == ["ERROR"]
-    assert [event["type"] for event in asyncio.run(lines_of(server, since=500))] == ["ADDED"]
-
-
-def test_of_what_anybody_may_make_large_only_metadata_is_listed_and_watched() -> None:
-    server = Listing([text_of("a")])
-    asyncio.run(session(server).request("get", "https://cluster/api/v1/configmaps?limit=100"))
-    asyncio.run(lines_of(server, "configmaps"))
-    assert all("as=PartialObjectMetadata" in accept for accept in server.accepted)
-
-
-def test_kopf_s_lists_are_read_whatever_one_object_has() -> None:
-    server = Listing([text_of("a"), text_of("deep", deepspeed=deep(1500)), text_of("large", PAGE_BYTES_MAX)])
-
-    async def page() -> Any:
-        async with await session(server).request("get", "https://cluster/apis/x/trainingjobs?limit=100") as reply:
-            return await reply.json()
-
-    assert [item["metadata"]["name"] for item in asyncio.run(page())["items"]][:1] == ["a"]
 
 
 @pytest.mark.parametrize("levels", [DEPTH_MAX, 900, 1500, 9000])

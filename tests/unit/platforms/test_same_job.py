@@ -47,12 +47,11 @@ JOBS: dict[str, dict[str, Any]] = {
     "a program": {**ON_CPUS, "script": {"command": ["accelerate", "launch"], "args": ["/workspace/a.py"]}},
     "the trainer on GPUs": {**GANG, "training": TRAINING},
     "the trainer on CPUs": {**ON_CPUS, "training": TRAINING, "restart": {"maxRestarts": 1, "backoffSeconds": 7}},
-    "NCCL's variables on GPUs": {**GANG, "script": SCRIPT, "fabric": {"ncclEnv": STATED}, "env": [{"name": "NCCL_ALGO", "value": "Ring"}]},
-    "NCCL's variables on CPUs": {**ON_CPUS, "script": SCRIPT, "fabric": {"ncclEnv": STATED},
-        "env": [{"name": "MODE", "value": "/datasets/a"}]},
+    "NCCL's variables on GPUs": {**GANG, "script": SCRIPT, "env": STATED},
+    "NCCL's variables on CPUs": {**ON_CPUS, "script": SCRIPT, "env": [*STATED, {"name": "MODE", "value": "/datasets/a"}]},
     "threads, and no preflight": {
         **ON_CPUS, "script": SCRIPT, "env": [{"name": "OMP_NUM_THREADS", "value": "3"}, {"name": "X", "value": "$(HOME)"}],
-        "preflight": {"mode": "Off"}, "hangTimeouts": {"stepSeconds": 900}, "startTimeoutSeconds": 77,
+        "preflight": "None", "hangTimeouts": {"stepSeconds": 900}, "startTimeoutSeconds": 77,
     },
     "CPU and memory of its own": {**ON_CPUS, "script": SCRIPT, "resources": {"cpu": "1500m", "memory": "4Gi"}},
 }  # fmt: skip
@@ -196,15 +195,12 @@ def test_what_a_rank_gets_differs_between_places_where_a_reason_is_stated_and_no
     ("job", "gpus", "expected"),
     [
         ([{"name": "OMP_NUM_THREADS", "value": "3"}], 2, {"OMP_NUM_THREADS": "3", "LOCKSTEP_DEFAULT_THREADS": None}),
-        ([{"name": "NCCL_ALGO", "value": "Ring"}], 2, {"NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"}),
-        ([], 0, {"NCCL_ALGO": None, "NCCL_PROTO": None}),
+        ([{"name": "NCCL_ALGO", "value": "Ring"}], 2, {"NCCL_ALGO": "Ring"}),
+        ([{"name": "NCCL_ALGO", "value": "Ring"}], 0, {"NCCL_ALGO": "Ring"}),
     ],
 )
-def test_the_job_wins_over_its_nccl_variables_and_both_over_the_cluster_in_every_place(
-    job: list[dict[str, str]], gpus: int, expected: dict[str, str | None]
-) -> None:
-    nccl = [{"name": "NCCL_ALGO", "value": "Tree"}, {"name": "NCCL_PROTO", "value": "Simple"}]
-    text = job_text({"nodes": 2, "gpusPerNode": gpus, "script": SCRIPT, "fabric": {"ncclEnv": nccl}, "env": job})
+def test_the_job_wins_over_the_cluster_in_every_place(job: list[dict[str, str]], gpus: int, expected: dict[str, str | None]) -> None:
+    text = job_text({"nodes": 2, "gpusPerNode": gpus, "script": SCRIPT, "env": job})
     for render in (in_pods, *PLACES.values()):
         values = render(text)
         assert {name: values.get(f"variable {name}") for name in expected} == {

@@ -93,7 +93,7 @@ def _takes_value(verb: Any) -> dict[str, bool]:
     """Each option of a verb, and whether the next word is its value."""
     return {
         name: not getattr(parameter, "is_flag", False)
-        for parameter in verb.params
+        for parameter in [*verb.params, *VERBS.params]
         for name in (*parameter.opts, *parameter.secondary_opts)
         if name.startswith("-")
     }
@@ -214,24 +214,6 @@ def test_a_page_that_pushes_the_operator_s_image_pushes_the_one_that_ranks_run_i
     operators = set(re.findall(r"(?:--tag |TAG=)(\S*lockstep-operator:\S+)", text))
     trainers = set(re.findall(r"(?:--tag |TAG=)(\S*lockstep-trainer:\S+)", text))
     assert operators and {trainer_image(image) for image in operators} == trainers
-
-
-@pytest.mark.parametrize(("marker", "installs"), [("client", []), ("ready", []), (None, ["scripts/setup.py"])])
-def test_a_target_that_types_a_verb_installs_nothing_more_after_make_client(
-    marker: str | None, installs: list[str], tmp_path: Path
-) -> None:
-    for name in ("Makefile", "operator", "requirements", "scripts"):
-        (tmp_path / name).symlink_to(ROOT / name)
-    (tmp_path / ".venv").mkdir()
-    if marker is not None:
-        (tmp_path / ".venv" / marker).touch()
-    text = (ROOT / "Makefile").read_text()
-    targets = re.findall(r"^([a-z-]+): \$\(COMMAND\)", text, re.MULTILINE)
-    assert {"deploy-cluster", "sync-multi-node", "logs"} <= set(targets)
-    done = subprocess.run(["make", "-n", *targets], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert sorted(set(re.findall(r"scripts/setup\.py", done.stdout))) == installs
-    whole = subprocess.run(["make", "-n", "quickstart"], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert ("scripts/setup.py" in whole.stdout) is (marker != "ready")
 
 
 def test_a_platform_that_a_page_or_a_help_topic_names_is_one_that_a_cluster_file_takes() -> None:

@@ -150,11 +150,11 @@ def test_one_node_sends_nothing() -> None:
 
 def test_commits_hold_twelve_bytes_a_trained_element_or_the_weights_alone() -> None:
     shape = shape_from_config(TINY)
-    # 32 trained elements: 384 bytes Full, 64 Lite in BF16; with an exported adapter 64 more; on two volumes twice, the adapter once.
+    # 32 trained elements: 384 bytes Full, 64 Lite in BF16; on two volumes twice.
     assert trained_elements(shape, SETTINGS) == 32
     assert commit_bytes(shape, SETTINGS, full=True) == 384
     assert commit_bytes(shape, SETTINGS, full=False) == 64
-    assert commit_bytes(shape, SETTINGS, full=True, adapter=True, copies=2) == 832
+    assert commit_bytes(shape, SETTINGS, full=True, copies=2) == 768
 
 
 def test_a_commit_at_every_nth_step_and_one_at_the_end() -> None:

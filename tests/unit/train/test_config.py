@@ -26,7 +26,7 @@ TRAINING: dict[str, Any] = {
         "learningRate": "2e-4",
         "microBatchSize": 4,
         "globalBatchSize": None,
-        "warmupSteps": 0,
+        "warmupSteps": "0",
         "schedule": "Linear",
         "maxGradientNorm": "1.0",
         "weightDecay": "0",
@@ -77,7 +77,7 @@ def test_evaluation_may_be_null() -> None:
         ("optimization.learningRate", "nan", "training.optimization.learningRate is"),
         ("optimization.learningRate", "-1", "training.optimization.learningRate is"),
         ("optimization.beta2", "1", 'training.optimization.beta2 is "1", but must be a number ≥ 0 and < 1'),
-        ("optimization.warmupRatio", "1.5", "training.optimization.warmupRatio is"),
+        ("optimization.warmupSteps", "-1", "training.optimization.warmupSteps is"),
         ("optimization.epsilon", "0", 'training.optimization.epsilon is "0", but must be a decimal number > 0'),
         ("evaluation.holdout", "1.5", "training.evaluation.holdout is"),
         ("precision", "FP8", 'training.precision is "FP8", but must be one of BF16, FP16, FP32'),
@@ -93,13 +93,6 @@ def test_a_wrong_setting_is_named_with_what_is_valid(path: str, value: Any, mess
         parse_training(changed(path, value))
     assert message in str(refused.value)
     assert "\n" not in str(refused.value)
-
-
-def test_a_warm_up_is_stated_in_one_way_only() -> None:
-    both = changed("optimization.warmupSteps", 5)
-    both["optimization"]["warmupRatio"] = "0.1"
-    with pytest.raises(ConfigError, match=r"warmupRatio is 0\.1 and warmupSteps is 5, but only one can be set"):
-        parse_training(both)
 
 
 def test_a_missing_setting_is_named() -> None:

@@ -10,9 +10,10 @@ import pytest
 
 from lockstep.cli.shared.trainer import trainer_command
 from lockstep_spec.choices import Schedule
+from lockstep_spec.length import warmup_steps
 from lockstep_spec.training import OptimizationConfig
 from lockstep_train.demo import __main__
-from lockstep_train.engine.optimizer import learning_rate, warmup_steps
+from lockstep_train.engine.optimizer import learning_rate
 
 OPTIMIZATION = OptimizationConfig(epochs=1, learning_rate=1.0, micro_batch_size=1, warmup_steps=4, schedule=Schedule.LINEAR)
 
@@ -55,8 +56,8 @@ def test_the_linear_and_the_cosine_schedule_fall_to_the_stated_part_of_the_full_
 def test_a_warm_up_that_is_a_part_of_all_steps_is_rounded_up_as_in_transformers(ratio: float, total: int, steps: int) -> None:
     from transformers import TrainingArguments
 
-    stated = replace(OPTIMIZATION, warmup_steps=0, warmup_ratio=ratio)
-    assert warmup_steps(stated, total) == steps
+    stated = replace(OPTIMIZATION, warmup_steps=ratio)
+    assert warmup_steps(ratio, total) == steps
     assert TrainingArguments(warmup_steps=ratio, use_cpu=True).get_warmup_steps(total) == steps
     assert learning_rate(stated, max(1, steps), total) == 1.0
     if steps > 1:

@@ -86,7 +86,7 @@ def test_nccl_timeout_gets_a_line_that_names_the_setting() -> None:
     assert ignored_variables({"PATH": "/bin"}) == []
     [line] = ignored_variables({"NCCL_TIMEOUT": "3600"})
     assert "NCCL_TIMEOUT=3600 has no effect" in line
-    assert "training.limits.collectiveTimeoutSeconds" in line
+    assert "spec.hangTimeouts.collectiveSeconds" in line
 
 
 def test_a_collective_that_timed_out_counts_as_a_hang() -> None:

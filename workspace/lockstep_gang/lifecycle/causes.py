@@ -19,6 +19,7 @@ from lockstep_gang.contract.placewords import PlaceWords
 from lockstep_gang.contract.report import Cause
 from lockstep_gang.lifecycle.tracebacks import Raised
 from lockstep_spec.exits import CONFIGURATION, HANG, NON_FINITE, OUT_OF_MEMORY, SAVED
+from lockstep_spec.words import any_of
 
 
 class TrainerEnd(NamedTuple):
@@ -57,8 +58,7 @@ _EXCEPTIONS = {
         (
             "ConnectError", "ConnectTimeout", "ReadTimeout", "ProxyError", "SSLError", "SSLCertVerificationError", "MaxRetryError",
             "NewConnectionError", "NameResolutionError", "EndpointConnectionError", "ClientConnectorError", "NoCredentialsError",
-                "CommError",
-            "AuthenticationError", "_InactiveRpcError", "AioRpcError",
+            "CommError", "AuthenticationError", "_InactiveRpcError", "AioRpcError",
         ),
         Cause.SETUP,  # of HTTP's libraries: a service outside the job
     ),
@@ -79,18 +79,22 @@ _OF_A_CONNECTION = frozenset(name for name, cause in _EXCEPTIONS.items() if caus
 """Exceptions of a connection. A path beside them says that a volume's server is at the other end."""
 _MEMORY_ERROR = re.compile(r"MemoryError$")
 """End of the class's name: numpy's, pyarrow's and torch's have names of their own before it."""
-TIMED_OUT = re.compile(
-    r"collective operation (timeout|timed out)|watchdog detected operation timeout|NCCL operation timed out"
-    r"|Timed out waiting \d+ ?ms for (recv|send) operation|Timed out after \d+ seconds waiting for clients|wait timeout after \d+ ?ms,"
-    r" keys:"
-    r"|client socket has timed out after \d+ ?ms while trying to connect",
-    re.IGNORECASE,
+TIMED_OUT = any_of(
+    r"collective operation (timeout|timed out)",
+    r"watchdog detected operation timeout",
+    r"NCCL operation timed out",
+    r"Timed out waiting \d+ ?ms for (recv|send) operation",
+    r"Timed out after \d+ seconds waiting for clients",
+    r"wait timeout after \d+ ?ms, keys:",
+    r"client socket has timed out after \d+ ?ms while trying to connect",
+    flags=re.IGNORECASE,
 )
 """torch's words, of gloo, its store and either NCCL backend, for what some rank didn't join in time; then it may abort the process."""
-NO_ROOM = re.compile(r"No space left on device|Disk quota exceeded|SIGBUS|killed by signal: Bus error")
+NO_ROOM = any_of("No space left on device", "Disk quota exceeded", "SIGBUS", "killed by signal: Bus error")
 """Words for a file system that takes no more; of shared memory there is no error, but a signal."""
-_NO_COMPILER = re.compile(
-    r"Unable to JIT load the \w+ op due to ninja|Error building extension '(deepspeed_\w+|(fused|cpu)_(adam|adagrad|lamb|lion))'"
+_NO_COMPILER = any_of(
+    r"Unable to JIT load the \w+ op due to ninja",
+    r"Error building extension '(deepspeed_\w+|(fused|cpu)_(adam|adagrad|lamb|lion))'",
 )
 """DeepSpeed's words (ops/op_builder/builder.py) and torch's for an operator that can't be compiled when it is first used."""
 _SHARED_MEMORY = re.compile(
@@ -99,59 +103,101 @@ _SHARED_MEMORY = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _PLAIN_WORDS = (
-    (Cause.HARDWARE, re.compile(r"(uncorrectable|(un)?contained|double.bit) (ECC|NVLink)|GPU (is|has been) lost|fallen off the"
-                                r" bus|\bhardware (stack )?error\b|Row Remap", re.IGNORECASE)),
-    (Cause.SETUP, re.compile(r"EADDRINUSE|Address already in use|no kernel image is available|CUDA driver version is insufficient|Found no"
-                             r" NVIDIA driver|no CUDA-capable device|No CUDA GPUs are available|not compiled with CUDA|forward"
-                             r" compatibility was attempted|unsupported display driver|CUDA-capable device(\(s\) is/are|s are) busy|system"
-                             r" not yet initialized|CUDA unknown error|Driver/library version mismatch|compiled with an unsupported"
-                             r" toolchain|CUDNN_STATUS_\w*VERSION_MISMATCH|Failed to find C compiler|No working C\+\+ compiler|No module"
-                             r" named|binary incompatibility|torch\.cuda\.is_available\(\) is False|doesn't have \w+ built in|CUDA Setup"
-                             r" failed|requires at least one CUDA device|only supported with GPUs|\bpip3? install (-U|--upgrade)\b|version"
-                             r" of \w+ is out of date|No matching distribution found|No solution found when resolving"
-                             r" dependencies|PackagesNotFoundError|only supports \w+ GPUs|compute capability \d[\d.]* or|Unable to load any"
-                             r" of|Unable to find address for|inotify (watch|instance) limit reached|unsupported locale setting|No time"
-                             r" zone found with key|ibv_\w+ failed with error Cannot allocate memory", re.IGNORECASE)),
-    (Cause.SETUP, re.compile(r"HTTPS?ConnectionPool|urlopen error|couldn't connect to 'https?:|Hugging ?Face Hub|on the Hub\b|can't be"
-                             r" asked for the (model|dataset)|HF_HUB_OFFLINE|\b(4(0[137]|29) Client|5\d\d Server) Error|HTTP Error"
-                             r" (40[137]|429|5\d\d)|Too Many Requests|\(40[13]\)|StatusCode\.UNAVAILABLE|connecting to"
-                             r" [\w.-]+:\d+|AccessDenied|gated repo|Tunnel connection failed|CERTIFICATE_VERIFY_FAILED|No API key|Unable to"
-                             r" locate credentials|Could not connect to the endpoint URL", re.IGNORECASE)),
-    (Cause.OUT_OF_MEMORY, re.compile(r"(CUDA|HIP) out of memory|CUDA error: out of memory|Cuda failure \d* ?'out of"
-                                     r" memory'|CU\w+_ALLOC_FAILED|DataLoader worker .* killed by signal: (Killed|Bus"
-                                     r" error)|bad_alloc|DefaultCPUAllocator|memory allocation of \d+ bytes failed|Memory allocation still"
-                                     r" failed", re.IGNORECASE)),
+    (Cause.HARDWARE, any_of(
+        r"(uncorrectable|(un)?contained|double.bit) (ECC|NVLink)",
+        r"GPU (is|has been) lost|fallen off the bus",
+        r"\bhardware (stack )?error\b|Row Remap",
+        flags=re.IGNORECASE,
+    )),
+    (Cause.SETUP, any_of(
+        r"EADDRINUSE|Address already in use",
+        r"no kernel image is available|compiled with an unsupported toolchain",
+        r"CUDA driver version is insufficient|Driver/library version mismatch|unsupported display driver",
+        r"forward compatibility was attempted|CUDNN_STATUS_\w*VERSION_MISMATCH",
+        r"Found no NVIDIA driver|no CUDA-capable device|No CUDA GPUs are available|requires at least one CUDA device",
+        r"CUDA-capable device(\(s\) is/are|s are) busy|system not yet initialized|CUDA unknown error",
+        r"not compiled with CUDA|torch\.cuda\.is_available\(\) is False|doesn't have \w+ built in",
+        r"CUDA Setup failed|only supported with GPUs|only supports \w+ GPUs|compute capability \d[\d.]* or",
+        r"Failed to find C compiler|No working C\+\+ compiler",
+        r"No module named|binary incompatibility|Unable to load any of|version of \w+ is out of date",
+        r"\bpip3? install (-U|--upgrade)\b",
+        r"No matching distribution found|No solution found when resolving dependencies|PackagesNotFoundError",
+        r"Unable to find address for",
+        r"inotify (watch|instance) limit reached|ibv_\w+ failed with error Cannot allocate memory",
+        r"unsupported locale setting|No time zone found with key",
+        flags=re.IGNORECASE,
+    )),
+    (Cause.SETUP, any_of(
+        r"HTTPS?ConnectionPool|urlopen error|connecting to [\w.-]+:\d+|StatusCode\.UNAVAILABLE",
+        r"couldn't connect to 'https?:|Could not connect to the endpoint URL",
+        r"\b(4(0[137]|29) Client|5\d\d Server) Error|HTTP Error (40[137]|429|5\d\d)|\(40[13]\)|Too Many Requests",
+        r"Hugging ?Face Hub|on the Hub\b|can't be asked for the (model|dataset)|HF_HUB_OFFLINE|gated repo",
+        r"AccessDenied|No API key|Unable to locate credentials",
+        r"Tunnel connection failed|CERTIFICATE_VERIFY_FAILED",
+        flags=re.IGNORECASE,
+    )),
+    (Cause.OUT_OF_MEMORY, any_of(
+        r"(CUDA|HIP) out of memory|CUDA error: out of memory|Cuda failure \d* ?'out of memory'",
+        r"CU\w+_ALLOC_FAILED",
+        r"DataLoader worker .* killed by signal: (Killed|Bus error)",
+        r"bad_alloc|DefaultCPUAllocator|memory allocation of \d+ bytes failed|Memory allocation still failed",
+        flags=re.IGNORECASE,
+    )),
     (Cause.OUT_OF_MEMORY, _SHARED_MEMORY),
     (Cause.STORAGE, re.compile(r"unable to lock file")),
 )  # fmt: skip
 """Words that mean one thing, whatever the exception is called."""
 _MISUSE = re.compile(r"ncclInvalidUsage|ncclInvalidArgument|\bDuplicate GPU detected")
 """NCCL's words for a call that could never work: of the script, not of the fabric."""
-_OWN_IMPORT = re.compile(
-    r"partially initialized module|cannot import name .* from .* \((?!.*(site-packages|dist-packages|/lib/python)).*\)$", re.DOTALL
+_OWN_IMPORT = any_of(
+    r"partially initialized module",
+    r"cannot import name .* from .* \((?!.*(site-packages|dist-packages|/lib/python)).*\)$",
+    flags=re.DOTALL,
 )
 """A name that a module of the script's own doesn't have."""
 _NOT_A_NUMBER = r"(`|\b)(nan|inf|infinity|non-?finite)\b"
+_NUMBER = r"\b(loss|grad\w*|norm|logits?|weights?|outputs?|activations?|values?)\b"
+_BECAME = r"(\b(is|was|are|became|has|contains?|invalid values:)\b|[=:])\W*((?:[a-z]+\W+){0,2})"
 _WORDS = (
-    (Cause.OUT_OF_MEMORY, re.compile(r"out of memory\b|can't allocate memory|cannot allocate memory", re.IGNORECASE)),
-    (Cause.STORAGE, re.compile(r"No space left on device|Input/output error|Read-only file system|Stale file handle|Disk quota"
-                               r" exceeded|\bcould not be saved\b|Transport endpoint is not connected|disk is full|No usable temporary"
-                               r" directory|PytorchStreamWriter failed|file write failed|inline_container.*unexpected pos|free disk"
-                               r" space|are free there; free|cannot (create|open|touch|move|remove) .*: Permission denied", re.IGNORECASE)),
-    (Cause.NON_FINITE, re.compile(rf"\b(loss|grad\w*|norm|logits?|weights?|outputs?|activations?|values?)\b.*(\b(is|was|are|became|has|contains?|invalid values:)\b|[=:])\W*((?:[a-z]+\W+){{0,2}}){_NOT_A_NUMBER}|{_NOT_A_NUMBER} (loss|grad\w*|values?|norm)|(is|are) (not finite|non-?finite)|\bNaNs?( values?)? (was |were )?(detected|found|encountered|in)\b|(detected|found|encountered|got) (a )?NaN|probability tensor contains|cannot convert float (NaN|infinity)|loss scale already at minimum", re.IGNORECASE | re.DOTALL)),
-    (Cause.SETUP, re.compile(r"can't open file|No such file or directory: '[^']*\.py'|cannot open shared object file|\.so[.\d]*: (invalid"
-                             r" ELF header|wrong ELF class|file too short|failed to map segment|cannot (read file data|allocate memory in"
-                             r" static TLS))|version `GLIBC|undefined symbol|: command not found|: unbound variable$|: parameter (null or"
-                             r" )?not set$|^sh: \d+: .*: not found$|Too many open files|can't start new thread|Resource temporarily"
-                             r" unavailable|name resolution|Name or service not known|Unable to JIT load|CUDA_HOME|Ninja is required",
-                                 re.IGNORECASE | re.MULTILINE)),
+    (Cause.OUT_OF_MEMORY, any_of(r"out of memory\b", "can't allocate memory", "cannot allocate memory", flags=re.IGNORECASE)),
+    (Cause.STORAGE, any_of(
+        r"No space left on device|Disk quota exceeded|disk is full|free disk space|are free there; free",
+        r"Input/output error|Stale file handle|Transport endpoint is not connected",
+        r"Read-only file system|No usable temporary directory|cannot (create|open|touch|move|remove) .*: Permission denied",
+        r"\bcould not be saved\b|PytorchStreamWriter failed|file write failed|inline_container.*unexpected pos",
+        flags=re.IGNORECASE,
+    )),
+    (Cause.NON_FINITE, any_of(
+        rf"{_NUMBER}.*{_BECAME}{_NOT_A_NUMBER}",
+        rf"{_NOT_A_NUMBER} (loss|grad\w*|values?|norm)",
+        r"(is|are) (not finite|non-?finite)",
+        r"\bNaNs?( values?)? (was |were )?(detected|found|encountered|in)\b",
+        r"(detected|found|encountered|got) (a )?NaN",
+        r"probability tensor contains|cannot convert float (NaN|infinity)|loss scale already at minimum",
+        flags=re.IGNORECASE | re.DOTALL,
+    )),
+    (Cause.SETUP, any_of(
+        r"can't open file|No such file or directory: '[^']*\.py'",
+        r"cannot open shared object file|version `GLIBC|undefined symbol",
+        r"\.so[.\d]*: (invalid ELF header|wrong ELF class|file too short|failed to map segment)",
+        r"\.so[.\d]*: cannot (read file data|allocate memory in static TLS)",
+        r": command not found|^sh: \d+: .*: not found$|: unbound variable$|: parameter (null or )?not set$",
+        r"Too many open files|can't start new thread|Resource temporarily unavailable",
+        r"name resolution|Name or service not known",
+        r"Unable to JIT load|CUDA_HOME|Ninja is required",
+        flags=re.IGNORECASE | re.MULTILINE,
+    )),
     (Cause.SETUP, _NO_COMPILER),
 )  # fmt: skip
 _NATIVE_WORDS = (
     (Cause.HANG, TIMED_OUT),
-    (Cause.FABRIC, re.compile(r"\bNCCL (error|WARN|Last Error)|watchdog detected operation"
-                              r" error|ncclSystemError|ncclRemoteError|ncclUnhandled|\bgloo\b.*(connect|timeout|closed)|Timed out waiting"
-                              r" .* (recv|send) operation|No route to host|Network is unreachable", re.IGNORECASE)),
+    (Cause.FABRIC, any_of(
+        r"\bNCCL (error|WARN|Last Error)|ncclSystemError|ncclRemoteError|ncclUnhandled",
+        r"watchdog detected operation error|Timed out waiting .* (recv|send) operation",
+        r"\bgloo\b.*(connect|timeout|closed)",
+        r"No route to host|Network is unreachable",
+        flags=re.IGNORECASE,
+    )),
 )  # fmt: skip
 """Words of the libraries that ranks talk by."""
 _NO_PROGRAM = re.compile(r"(_execute_child|_execvpe)\b.*(No such file or directory|Permission denied|Exec format error)", re.DOTALL)
@@ -176,8 +222,10 @@ _OF_A_PATH = _numbers(
 )  # fmt: skip
 """Errors that a script makes in a path or in its use. All others that name a path are the volume's, its server's or its rights'."""
 _BY_ERRNO_OF_A_CONNECTION = (
-    (Cause.FABRIC, _numbers("ECONNRESET", "ECONNREFUSED", "ECONNABORTED", "EPIPE", "ETIMEDOUT", "ENETUNREACH", "EHOSTUNREACH", "ENETDOWN",
-        "ENOTCONN", "ESHUTDOWN")),
+    (Cause.FABRIC, _numbers(
+        "ECONNRESET", "ECONNREFUSED", "ECONNABORTED", "EPIPE", "ETIMEDOUT",
+        "ENETUNREACH", "EHOSTUNREACH", "ENETDOWN", "ENOTCONN", "ESHUTDOWN",
+    )),
 )  # fmt: skip
 _ERRNO = re.compile(r"\[Errno (?P<python>\d+)\](?P<path> [^:]*: (b?['\"]))?|\(os error (?P<rust>\d+)\)")
 _PIPE_BROKE = re.compile(r"^\[Errno (32|104)\] [^:]*$")
@@ -186,22 +234,17 @@ _OF_SOCKETS = re.compile(r"\b(sock\w*|ssl|http\w*|urllib\w*)\b|\.send(all)?\(")
 """Words in the frames of a traceback by which a pipe to a process of the rank's own, and a connection, are known."""
 _NO_HOME = re.compile(r"Permission denied: '(/|/root/|/home/[^/']+/)\.\w")
 _NO_USER = re.compile(r"getpwuid\(\): uid not found")
-_NO_PROCESS = re.compile(
-    r"can't start new thread|pthread_create failed|Thread creation failed|[Cc]annot fork|fork\b.*Resource temporarily unavailable"
-    r"|BlockingIOError: Resource temporarily unavailable: "
+_NO_PROCESS = any_of(
+    r"can't start new thread|pthread_create failed|Thread creation failed",
+    r"[Cc]annot fork|fork\b.*Resource temporarily unavailable|BlockingIOError: Resource temporarily unavailable: ",
 )
 """Words of Python, OpenBLAS, libgomp and shells for a process or thread that the kernel refuses, and the agent's for a rank."""
 _FORKS = re.compile(r"\bfork(_exec)?\(|_execute_child|Popen\(")
 _REMEDIES = (
-    (
-        _NO_COMPILER,
+    (_NO_COMPILER,
         "DeepSpeed compiles this operator when it is first used, and {compiler}: put `deepspeed.ops.__compatible_ops__ = {{}}` after the "
-        'script\'s `import deepspeed`, and `"torch_adam": true` into optimizer.params of its configuration',
-    ),
-    (
-        re.compile(r"DataLoader worker .* killed by signal: Killed"),
-        "{host_memory}",
-    ),
+        'script\'s `import deepspeed`, and `"torch_adam": true` into optimizer.params of its configuration'),
+    (re.compile(r"DataLoader worker .* killed by signal: Killed"), "{host_memory}"),
     (_SHARED_MEMORY, "{more_shared_memory}"),
     (re.compile(r"DataLoader worker .*Bus error"), "{more_shared_memory}"),
     (re.compile(r"ibv_\w+ failed with error Cannot allocate memory"), "{more_locked_memory}"),
@@ -211,28 +254,28 @@ _REMEDIES = (
     (_NO_USER, "set USER, LOGNAME and HOME in the job's env: this process runs as a uid that has no name in /etc/passwd"),
     (re.compile(r"\[Errno 13?\] (Permission denied|Operation not permitted): "),
         "check the owner and permissions of that folder: this process may not read or write there"),
-    (
-        re.compile(r"terminate called without an active exception(?!.*\bFile \")", re.DOTALL),
-        "no line of Python ran any more: a thread of PyTorch's process group outlived the interpreter (pytorch issue 190489). End the"
-        " script with "
-        "`os._exit(0)` after flushing its output",
-    ),
-    (re.compile(r"(unrecognized arguments?:|No such option:?|not used by the HfArgumentParser:).*--local[_-]rank|Unknown command line flag"
-                r" 'local_rank'"), "set script.localRank: false, so that ranks don't get --local_rank"),
+    (re.compile(r"terminate called without an active exception(?!.*\bFile \")", re.DOTALL),
+        "no line of Python ran any more: a thread of PyTorch's process group outlived the interpreter (pytorch issue 190489). "
+        "End the script with `os._exit(0)` after flushing its output"),
+    (any_of(
+        r"(unrecognized arguments?:|No such option:?|not used by the HfArgumentParser:).*--local[_-]rank",
+        r"Unknown command line flag 'local_rank'",
+    ), "set script.localRank: false, so that ranks don't get --local_rank"),
     (re.compile(r"(required:|Missing option).*--local[_-]rank|has no attribute 'local_rank'"),
         "set script.localRank: true: each rank then gets --local_rank, as from DeepSpeed's launcher"),
     (re.compile(r"Default process group has not been initialized"),
-        "call init_process_group before that; if the script waits for the --local_rank of DeepSpeed's launcher, set script.localRank: true"),
+        "call init_process_group before that; if the script waits for the --local_rank of DeepSpeed's launcher, "
+        "set script.localRank: true"),
     (re.compile(r"^OSError: Exec format error: "),
-        "its first line names no interpreter, such as #!/bin/sh, or it is for other machines: name what runs it: script.command: [bash,"
-        " FILE]"),
+        "its first line names no interpreter, such as #!/bin/sh, or it is for other machines: "
+        "name what runs it: script.command: [bash, FILE]"),
     (re.compile(r"CUDA error: invalid device ordinal"), "use the GPU of LOCAL_RANK, not of RANK"),
     (re.compile(r"CERTIFICATE_VERIFY_FAILED"),
         "name a file with the certificate authority of that server in SSL_CERT_FILE and REQUESTS_CA_BUNDLE in spec.env"),
     (re.compile(r"ProxyError|Tunnel connection failed"), "correct HTTPS_PROXY and HTTP_PROXY in spec.env, or name that host in NO_PROXY"),
     (re.compile(r"find (them|it) in the cached files|OfflineModeIsEnabled|HF_HUB_OFFLINE"),
-        "fetch it before, into a folder that HF_HOME names, or let the job reach the hub (HF_HUB_OFFLINE, HF_ENDPOINT, HTTPS_PROXY in"
-        " spec.env)"),
+        "fetch it before, into a folder that HF_HOME names, or let the job reach the hub "
+        "(HF_HUB_OFFLINE, HF_ENDPOINT, HTTPS_PROXY in spec.env)"),
     (re.compile(r"GatedRepo|gated repo"), "accept its terms with an account, and give the job the token of that account as HF_TOKEN"),
 )  # fmt: skip
 """Advice by the words of an error; names in braces are fields of PlaceWords."""
@@ -257,9 +300,13 @@ _SIGNAL_OF_CODE: dict[int | None, str] = {
     **{128 + getattr(signals, name): name for name in _TOLD_ON},
 }
 """Signals by the exit code of a shell whose child they ended, and of a Python script that exits with its child's (negative) return code."""
-_CHILD = re.compile(
-    r"<Signals\.(?P<python>SIG\w+)|terminated with signal (?P<spawn>SIG\w+)|Signal \d+ \((?P<elastic>SIG\w+)\) received"
-    r"|non-zero exit status (?P<status>\d+)|terminated with exit code (?P<code>\d+)|killed by signal: (?P<words>Killed|Terminated)"
+_CHILD = any_of(
+    r"<Signals\.(?P<python>SIG\w+)",
+    r"terminated with signal (?P<spawn>SIG\w+)",
+    r"Signal \d+ \((?P<elastic>SIG\w+)\) received",
+    r"non-zero exit status (?P<status>\d+)",
+    r"terminated with exit code (?P<code>\d+)",
+    r"killed by signal: (?P<words>Killed|Terminated)",
 )
 """Words in which Python's, torch's and a data loader's exceptions say that a child ended."""
 

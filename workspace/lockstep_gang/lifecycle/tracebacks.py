@@ -6,16 +6,19 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from lockstep_spec.words import any_of
+
 # torch puts "[rank1]: " before every line of a traceback once a process group exists.
 _RANK = r"^(?:\[rank\d+\]: )?"
-EXCEPTION_LINE = re.compile(
-    rf"{_RANK}(?:[A-Za-z_][\w]*\.)*([A-Z]\w*(?:Error|Exception|Interrupt|Exit|Warning)|[a-z]+error)(?::(?: (.*))?)?$"
-)
+_CLASS = r"([A-Z]\w*(?:Error|Exception|Interrupt|Exit|Warning)|[a-z]+error)"
+EXCEPTION_LINE = re.compile(rf"{_RANK}(?:[A-Za-z_][\w]*\.)*{_CLASS}(?::(?: (.*))?)?$")
 """The last line of a Python traceback, whose beginning may be out of sight."""
 FRAME_LINE = re.compile(rf"{_RANK}(?:(?:Exception Group )?Traceback \(most recent call last\):|  File \".*\", line \d+)")
-NOISE = re.compile(
-    r"\s*$|(?:\[rank\d+\]:? ?)?\[?[IWEF](?:\d{4}|\]) |Exception ignored in|.*\bresource_tracker\b|terminate called|Aborted|Fatal Python"
-    r" error"
+NOISE = any_of(
+    r"\s*$",
+    r"(?:\[rank\d+\]:? ?)?\[?[IWEF](?:\d{4}|\]) ",
+    r"Exception ignored in|.*\bresource_tracker\b",
+    r"terminate called|Aborted|Fatal Python error",
 )
 """Lines that are written while a process ends, after the exception that ended it."""
 LEFT_OUT = "[…]"

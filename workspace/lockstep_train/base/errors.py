@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from lockstep_spec.exits import CONFIGURATION, FAILED, HANG, NON_FINITE, OUT_OF_MEMORY, SAVED
+from lockstep_spec.words import any_of
 
 
 class TrainerError(Exception):
@@ -77,31 +78,33 @@ _PASSING_CLASSES = frozenset(
     }
 )  # fmt: skip
 """Package and class, since none of these packages need be imported."""
-_PASSING_WORDS = re.compile(
-    "|".join(re.escape(os.strerror(number)) for number in _PASSING_NUMBERS)
-    + r"|\bCUDA (driver )?error\b|\bHIP error\b|\bcuDNN error\b|\bCU(DNN|BLAS|SPARSE|SOLVER)_STATUS_|\bNCCL (error|Error)\b"
-    r"|Connection closed by peer|Application timeout caused pair closure|Timed out waiting|timed out connecting|operation timed out|error"
-    r" sending request",
+_PASSING_WORDS = any_of(
+    *(re.escape(os.strerror(number)) for number in _PASSING_NUMBERS),
+    r"\bCUDA (driver )?error\b|\bHIP error\b|\bcuDNN error\b|\bCU(DNN|BLAS|SPARSE|SOLVER)_STATUS_|\bNCCL (error|Error)\b",
+    r"Connection closed by peer|Application timeout caused pair closure|error sending request",
+    r"Timed out waiting|timed out connecting|operation timed out",
 )
 """Words of errors that libraries in C++ and Rust raise as RuntimeError and the like, and of problems that are text already."""
 _NUMBER = re.compile(r"\[Errno (-?\d+)\]|\(os error (\d+)\)")
 """Number of a system's error as Python and Rust write it, whatever the language of the words beside it."""
-_LASTING_WORDS = re.compile(
-    r"no kernel image is available|driver version is insufficient|invalid device function|driver on your system is too old|driver is a stub"
-    r" library"
-    r"|not supported in the installed CUDA driver|unsupported display driver|forward compatibility was attempted|compiled with an"
-    r" unsupported toolchain"
+_LASTING_WORDS = any_of(
+    r"driver version is insufficient|driver on your system is too old|driver is a stub library|unsupported display driver",
+    r"not supported in the installed CUDA driver|forward compatibility was attempted",
+    r"no kernel image is available|invalid device function|compiled with an unsupported toolchain",
 )
 """A GPU or a driver that doesn't fit the image."""
-_OUT_OF_MEMORY = re.compile(
-    r"\b(CUDA|HIP|Triton)\b[^\n]{0,60}\bout of memory|\bCUDA_ERROR_OUT_OF_MEMORY\b|\bCu\w+[^\n]{0,40}'out of memory'|hipErrorOutOfMemory"
-    r"|\b(CU|HIP|ROC)[A-Z]+_(STATUS_)?(\w+_)?ALLOC(ATION)?_FAILED|\bFailed to CUDA (m|c)alloc\b|\b(cuda|hip)ErrorMemoryAllocation\b"
-    r"|\b(cuda|hip)Malloc(?!Host)\w* failed|\bError (2: )?out of memory\b",
-    re.IGNORECASE,
+_OUT_OF_MEMORY = any_of(
+    r"\b(CUDA|HIP|Triton)\b[^\n]{0,60}\bout of memory",
+    r"\bCu\w+[^\n]{0,40}'out of memory'",
+    r"\bCUDA_ERROR_OUT_OF_MEMORY\b|hipErrorOutOfMemory|\b(cuda|hip)ErrorMemoryAllocation\b",
+    r"\b(CU|HIP|ROC)[A-Z]+_(STATUS_)?(\w+_)?ALLOC(ATION)?_FAILED",
+    r"\bFailed to CUDA (m|c)alloc\b|\b(cuda|hip)Malloc(?!Host)\w* failed",
+    r"\bError (2: )?out of memory\b",
+    flags=re.IGNORECASE,
 )
 """The words of CUDA, Triton, NCCL, cuBLAS, cuDNN, bitsandbytes and their siblings for a device's memory that is exhausted."""
-_HOST_MEMORY = re.compile(
-    r"Failed to CUDA host alloc|\b(cuda|hip)(HostAlloc|MallocHost|HostMalloc)\w* failed|" + re.escape(os.strerror(errno.ENOMEM))
+_HOST_MEMORY = any_of(
+    r"Failed to CUDA host alloc|\b(cuda|hip)(HostAlloc|MallocHost|HostMalloc)\w* failed", re.escape(os.strerror(errno.ENOMEM))
 )
 """The host's memory, which a plan for the device's says nothing of."""
 

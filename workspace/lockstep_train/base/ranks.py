@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import DistStoreError, PrefixStore, TCPStore, distributed_c10d  # type: ignore[attr-defined]
 
-from lockstep_spec.training import LimitsConfig
+from lockstep_spec.timeouts import Timeouts
 from lockstep_train.base.errors import (
     TRIED_AGAIN,
     ConfigError,
@@ -124,7 +124,7 @@ def results(outcomes: Sequence[dict[str, Any]]) -> list[Any]:
     return [outcome["result"] for outcome in outcomes]
 
 
-def join(environment: RankEnvironment, timeout_seconds: int = LimitsConfig.collective_timeout_seconds) -> Ranks:
+def join(environment: RankEnvironment, timeout_seconds: int = Timeouts.collective_seconds) -> Ranks:
     """Meet the other ranks at MASTER_ADDR:MASTER_PORT. `timeout_seconds`: how long a collective waits for the others.
 
     Raises ConfigError where the node holds GPUs that this image can never use, TrainerError where they can't be used now.

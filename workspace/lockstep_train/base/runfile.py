@@ -7,11 +7,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from lockstep_spec.choices import StorageMode
 from lockstep_spec.codec import ContractError, from_json, settings_from_json
+from lockstep_spec.timeouts import Timeouts
 from lockstep_spec.training import Count, Text, TrainingConfig
 from lockstep_train.base.errors import ConfigError, refusal
 
@@ -37,6 +38,7 @@ class RunConfig:
     training: TrainingConfig
     storage: StorageMode | None = None
     """None: nobody says, and nothing is checked."""
+    timeouts: Timeouts = field(default_factory=Timeouts)
     node_micro_batches: tuple[int, ...] = ()
     """Samples that each rank of node i computes at once; 0: as `training` says, which empty means for all."""
     stated_model: str = ""
@@ -56,6 +58,7 @@ class _RunFile:
     job: _Job
     run_dir: Text
     storage: StorageMode | None = None
+    timeouts: Timeouts = field(default_factory=Timeouts)
     node_micro_batches: tuple[Count, ...] = ()
     base_model: str = ""
 
@@ -63,21 +66,14 @@ class _RunFile:
 def parse_training(value: object) -> TrainingConfig:
     """Return the section `training` of run.json. Raises ConfigError naming the first field that is wrong."""
     try:
-        training = settings_from_json(TrainingConfig, value, "training")
+        return settings_from_json(TrainingConfig, value, "training")
     except ContractError as error:
         raise ConfigError(str(error)) from None
-    optimization = training.optimization
-    if optimization.warmup_steps and optimization.warmup_ratio:
-        raise ConfigError(
-            f"training.optimization.warmupRatio is {optimization.warmup_ratio} and warmupSteps is {optimization.warmup_steps}, "
-            "but only one can be set; set the other to 0"
-        )
-    return training
 
 
 def parse_run(document: object, source: str) -> RunConfig:
-    """Return the trainer's part of run.json: `job`, `runDir`, `storage`, `nodeMicroBatches`, `baseModel`, `training`. Raises
-    ConfigError.
+    """Return the trainer's part of run.json: `job`, `runDir`, `storage`, `timeouts`, `nodeMicroBatches`, `baseModel`,
+    `training`. Raises ConfigError.
     """
     if not isinstance(document, dict):
         raise ConfigError(f"{source} holds no JSON object; it must be a run.json")
@@ -93,6 +89,7 @@ def parse_run(document: object, source: str) -> RunConfig:
         run_dir=Path(run.run_dir),
         training=parse_training(document["training"]),
         storage=run.storage,
+        timeouts=run.timeouts,
         node_micro_batches=run.node_micro_batches,
         stated_model=run.base_model,
     )
@@ -135,8 +132,7 @@ def ignored_variables(environ: Mapping[str, str] | None = None) -> list[str]:
     if "NCCL_TIMEOUT" not in values:
         return []
     return [
-        f"NCCL_TIMEOUT={values['NCCL_TIMEOUT']} has no effect: neither NCCL nor PyTorch reads it; set"
-        " training.limits.collectiveTimeoutSeconds"
+        f"NCCL_TIMEOUT={values['NCCL_TIMEOUT']} has no effect: neither NCCL nor PyTorch reads it; set spec.hangTimeouts.collectiveSeconds"
     ]
 
 

@@ -12,7 +12,6 @@ import torch
 
 from lockstep_spec import length
 from lockstep_spec.choices import Offload, Schedule
-from lockstep_spec.choices import Optimizer as OptimizerName
 from lockstep_spec.training import OptimizationConfig
 from lockstep_train.zero.parameters import full_shape
 
@@ -20,13 +19,12 @@ Named = tuple[str, torch.nn.Parameter]
 
 
 def torch_optimizer(parameters: Iterable[Named], optimization: OptimizationConfig) -> torch.optim.Optimizer:
-    """Return torch's own optimizer: no operator to compile, on a GPU or, with offload, on the CPU, where the fused form uses its vector
+    """Return torch's own AdamW: no operator to compile, on a GPU or, with offload, on the CPU, where the fused form uses its vector
     units.
 
     Its rate is the full one until `Steps` sets that of a step.
     """
-    kind = torch.optim.AdamW if optimization.optimizer is OptimizerName.ADAMW else torch.optim.Adam
-    return kind(
+    return torch.optim.AdamW(
         decay_groups(parameters, optimization.weight_decay),
         lr=optimization.learning_rate,
         betas=(optimization.beta1, optimization.beta2),
@@ -61,7 +59,7 @@ def learning_rate(optimization: OptimizationConfig, step: int, total_steps: int)
 
     Cosine and Linear end at `min_learning_rate_ratio` of the full rate.
     """
-    full, warmup = optimization.learning_rate, warmup_steps(optimization, total_steps)
+    full, warmup = optimization.learning_rate, length.warmup_steps(optimization.warmup_steps, total_steps)
     if step <= warmup:
         return full * step / warmup
     progress = min(1.0, (step - 1 - warmup) / max(1, total_steps - warmup))
@@ -71,8 +69,3 @@ def learning_rate(optimization: OptimizationConfig, step: int, total_steps: int)
     if optimization.schedule is Schedule.LINEAR:
         return least + (full - least) * (1 - progress)
     return full
-
-
-def warmup_steps(optimization: OptimizationConfig, total_steps: int) -> int:
-    """Steps of the warm-up, however it is stated."""
-    return length.warmup_steps(optimization.warmup_steps, optimization.warmup_ratio, total_steps)

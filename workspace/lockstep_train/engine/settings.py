@@ -23,7 +23,7 @@ OWNED = {
         "optimization.globalBatchSize": ("train_batch_size", "gradient_accumulation_steps", "managed_gradient_accumulation"),
         "optimization.microBatchSize": ("train_micro_batch_size_per_gpu",),
         "optimization.maxGradientNorm": ("gradient_clipping",),
-        "optimization.optimizer": ("optimizer", "zero_allow_untested_optimizer"),
+        "optimization": ("optimizer", "zero_allow_untested_optimizer"),
         "optimization.schedule": ("scheduler",),
         "optimization.offload": ("zero_force_ds_cpu_optimizer", "zero_optimization.offload_optimizer", "zero_optimization.cpu_offload"),
         "precision": (
@@ -32,7 +32,7 @@ OWNED = {
         "zeroStage": ("zero_optimization.stage",),
         "hierarchicalPartition": ("zero_optimization.zero_hpz_partition_size", "zero_optimization.mics_shard_size"),
         "checkpoint": ("checkpoint",),
-        "metrics": ("tensorboard", "wandb", "comet", "csv_monitor"),
+        "reportTo": ("tensorboard", "wandb", "comet", "csv_monitor"),
     }.items()
     for setting in settings
 }  # fmt: skip
@@ -40,8 +40,8 @@ OWNED = {
 
 PASSED_ON = (
     "aio", "communication_data_type", "data_types", "disable_python_gc", "dump_state", "flops_profiler", "fp16",
-        "gradient_predivide_factor", "log_level", "memory_breakdown",
-    "prescale_gradients", "steps_per_print", "wall_clock_breakdown", "zero_optimization",
+    "gradient_predivide_factor", "log_level", "memory_breakdown", "prescale_gradients", "steps_per_print", "wall_clock_breakdown",
+    "zero_optimization",
 )  # fmt: skip
 """Top-level settings that are DeepSpeed's own business. What is in neither list would replace a part of Lockstep's trainer
 (curriculum_learning, elasticity, pipeline, …) or is unknown to DeepSpeed, which reads past unknown ones silently."""
@@ -175,7 +175,7 @@ IDLE_ZERO = {
     "stage3_gather_fp16_weights_on_model_save": _NO_CHECKPOINT,
     "cpu_offload_use_pin_memory": "DeepSpeed never reads it; training.optimization.offload CPU uses pinned memory anyway",
     "legacy_stage1": "DeepSpeed no longer has such a stage",
-    "save_muon_momentum_buffer_in_memory": "training.optimization.optimizer is never Muon",
+    "save_muon_momentum_buffer_in_memory": "the optimizer is AdamW, never Muon",
 }
 """Settings of zero_optimization in every stage."""
 STAGE3 = (
@@ -193,8 +193,7 @@ ONLY_STAGE3 = frozenset(
 NEVER_STAGE3 = frozenset(
     {
         "allgather_bucket_size", "use_multi_rank_bucket_allreduce", "ignore_unused_parameters", "round_robin_gradients",
-            "parameter_alignment",
-        "compute_grad_norm",
+        "parameter_alignment", "compute_grad_norm",
     }
 )  # fmt: skip
 """Settings of zero_optimization that act in some stages."""
@@ -276,8 +275,8 @@ def refuse_unusable_values(raw: Mapping[str, Any], stage: ZeroStage) -> None:
     zero = raw.get("zero_optimization", {})
     if zero.get("zenflow") is not None:
         raise ConfigError(
-            "training.deepspeed.zero_optimization.zenflow would replace training.optimization.optimizer with an optimizer whose state"
-            " Lockstep could not save; leave it out"
+            "training.deepspeed.zero_optimization.zenflow would replace AdamW with an optimizer whose state Lockstep could not"
+            " save; leave it out"
         )
     scattered = stage is not ZeroStage.STAGE1 and zero.get("reduce_scatter", True) is not False
     for key, default in (("prescale_gradients", False), ("gradient_predivide_factor", 1)):

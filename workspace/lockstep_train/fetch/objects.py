@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep_spec.modelnames import MODELS, holds_password
+from lockstep_spec.words import any_of
 from lockstep_train.base.errors import ConfigError, first_line
 from lockstep_train.fetch.remote import ByteSink, MayPass, RemoteFile
 
@@ -26,18 +27,21 @@ _AWS = re.compile(r"AWS Error (\w+)(?: \(HTTP status (\d+)\))?")
 _UNKNOWN = re.compile(r"ExceptionName: (\w+) Message: (.*?) \(Request")
 """Words that pyarrow leaves of an error that it doesn't know."""
 _FINAL_STATUSES = frozenset({"301", "400", "401", "403", "404"})
-_FINAL = re.compile(
-    r"NO_SUCH_BUCKET|NO_SUCH_KEY|ACCESS_DENIED|INVALID_ACCESS_KEY_ID|SIGNATURE_DOES_NOT_MATCH|INVALID_CLIENT_TOKEN_ID|UNRECOGNIZED_CLIENT"
-    r"|MISSING_AUTHENTICATION_TOKEN|RESOURCE_NOT_FOUND|\b(403|404)\b|[Pp]ermission denied|does not exist|Bucket '[^']*' not found|not valid"
-    r" for the object's"
+_FINAL = any_of(
+    r"NO_SUCH_BUCKET|NO_SUCH_KEY|RESOURCE_NOT_FOUND|does not exist|Bucket '[^']*' not found",
+    r"INVALID_ACCESS_KEY_ID|SIGNATURE_DOES_NOT_MATCH|INVALID_CLIENT_TOKEN_ID|UNRECOGNIZED_CLIENT|MISSING_AUTHENTICATION_TOKEN",
+    r"ACCESS_DENIED|[Pp]ermission denied|not valid for the object's",
+    r"\b(403|404)\b",
 )
 _CREDENTIALS = (
     "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION and AWS_ENDPOINT_URL come from the job's variables, by a Secret in envFrom"
 )
 _MIB = 1 << 20
-PART_BYTES = (8 * _MIB, 5 * _MIB, 10 * _MIB, 15 * _MIB, 16 * _MIB, 20 * _MIB, 25 * _MIB, 32 * _MIB, 50 * _MIB, 64 * _MIB, 100 * _MIB,
-    128 * _MIB,
-              256 * _MIB, 512 * _MIB, 1024 * _MIB, 50_000_000, 100_000_000)  # fmt: skip
+PART_BYTES = (
+    *(size * _MIB for size in (8, 5, 10, 15, 16, 20, 25, 32, 50, 64, 100, 128, 256, 512, 1024)),
+    50_000_000,
+    100_000_000,
+)
 """Sizes of parts of uploads by aws, boto, rclone, MinIO and s5cmd. The ETag of such an object follows from it, and nobody tells it."""
 
 

@@ -180,8 +180,7 @@ def _tell(plan: MemoryPlan, reporter: Reporter) -> None:
 MEASURED = frozenset(
     {
         "deepseek_v2", "deepseek_v3", "falcon", "gemma", "gemma2", "gemma3_text", "glm4", "glm4_moe", "gpt2", "gpt_neox", "llama",
-            "mistral",
-        "mixtral", "olmo2", "opt", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "starcoder2",
+        "mistral", "mixtral", "olmo2", "opt", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "starcoder2",
     }
 )  # fmt: skip
 """model_type of the architectures whose layers keep what the plan counts (tests/train/engine/test_sizes.py)."""

@@ -1,8 +1,7 @@
-"""Packed base weights: 4-bit NormalFloat or 8-bit integers by bitsandbytes, under a LoRA adapter."""
+"""Packed base weights: 4-bit NormalFloat by bitsandbytes, under a LoRA adapter."""
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import torch
@@ -40,7 +39,7 @@ def check_blocks(shape: ModelShape, quantization: Quantization, device: torch.de
         weight = shape.ragged[0]
         raise ConfigError(
             f"training.model.quantization is NF4, but {weight.module} of this model has {weight.shape[1]} inputs, and on a CPU NF4 needs a"
-            f" multiple of {NF4_BLOCK}; use Int8, leave quantization out, or train on a GPU"
+            f" multiple of {NF4_BLOCK}; leave quantization out, or train on a GPU"
         )
 
 
@@ -66,11 +65,5 @@ def loading_options(quantization: Quantization, dtype: torch.dtype) -> dict[str,
         return {}
     from transformers import BitsAndBytesConfig
 
-    logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)  # a line a layer: Int8 multiplies in FP16
-    if quantization is Quantization.INT8:
-        config = BitsAndBytesConfig(load_in_8bit=True)
-    else:
-        config = BitsAndBytesConfig(
-            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype
-        )
+    config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype)
     return {"quantization_config": config}

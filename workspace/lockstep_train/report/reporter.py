@@ -66,8 +66,7 @@ DRAIN_SECONDS = {"Done": 15.0, "Stopped": 8.0, "Failed": 3.0}
 """Seconds that the end of a run waits for its metrics to arrive, all destinations together."""
 STATUS_METRICS = (
     "loss", "learningRate", "gradientNorm", "tokensPerSecond", "mfu", "stepSeconds", "peakMemoryBytes", "skippedSteps", "saveWaitSeconds",
-        "saveSeconds",
-    "saveFailures", "savesSkipped",
+    "saveSeconds", "saveFailures", "savesSkipped",
 )  # fmt: skip
 """Values of a step that the job's status shows."""
 EVENTS_KEPT = 200

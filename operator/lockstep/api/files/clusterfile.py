@@ -18,6 +18,7 @@ from lockstep.api.files.clusterkeys import (
     CLUSTER,
     HOST_KEYS,
     ON_HOSTS,
+    WITHOUT_EFFECT,
     Calibration,
     Calibrations,
     ClusterSection,
@@ -140,6 +141,8 @@ class _Reader(nodes.Document):
         values: dict[str, Any] = {}
         valid = self.table.below(path)
         for name, value_node, here in self.entries(node, place):
+            if nodes.join(path, name) in WITHOUT_EFFECT:
+                continue
             if name not in valid:
                 self.report(here, self.table.unknown(name, path))
                 continue

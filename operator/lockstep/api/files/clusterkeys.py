@@ -191,6 +191,10 @@ MEANINGLESS = {
     "pod": "hosts have no pods; variables stand in hosts[].env",
 }
 """Keys and sections of a cluster file that mean nothing on hosts, with what counts there."""
+WITHOUT_EFFECT = {
+    "security.requires_privileged_scc": "it has no effect: no pod that Lockstep makes is privileged",
+}
+"""Keys of a cluster file that guides have and Lockstep doesn't need. They are read over, and `lockstep cluster lint` says why."""
 ALSO_ON_HOSTS = ("storage.mode", "network.", "nccl.", "notes")
 """Beginnings of the keys of the cluster's spec that a file of hosts has, too, but for the meaningless ones."""
 HOSTS_PROFILE_KEYS = tuple(

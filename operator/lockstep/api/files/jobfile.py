@@ -21,13 +21,34 @@ KIND = "TrainingJob"
 ROOT_FIELDS = ("apiVersion", "kind", "metadata", "spec", "status")
 _PART = re.compile(r"([^.\[\]]+)((?:\[\d+\])*)")
 CHANGED_ROOTS = ("spec", "metadata")
+_PREFLIGHT = "must be one word: Auto, Full (the self-test and the all-reduce always), Basic (without these two) or None (no checks)"
 REPLACED = {
+    "spec.training.model.quantization=Int8": "Int8 is not valid; NF4 packs the base weights, and None leaves them as they are",
+    "spec.fabric.ncclEnv": "unknown field; spec.env takes NCCL's variables, and they go before the cluster's",
+    "spec.interactive": (
+        "unknown field; spec.idleSeconds says when GPUs are released, half an hour after a warning, and lockstep resume raises"
+        " spec.restart.retry"
+    ),
+    "spec.envFrom.prefix": "unknown field; name single keys by spec.env[].valueFrom to give them other names",
+    "spec.podTemplate.topologySpreadConstraints": "unknown field; with nodes.rack_label in the cluster file, pods prefer one rack",
+    "spec.podTemplate.volumes.emptyDir.sizeLimit": "unknown field; leave it out: an emptyDir may fill the node's ephemeral storage",
+    "spec.preflight={}": _PREFLIGHT,
+    "spec.preflight=Off": _PREFLIGHT,
+    "spec.preflight=False": _PREFLIGHT,
+    "spec.training.limits": "unknown field; spec.hangTimeouts has stepSeconds and collectiveSeconds",
+    "spec.training.metrics": (
+        "unknown field; training.reportTo lists TensorBoard, MLflow and WandB; their addresses and projects are variables in spec.env,"
+        " such as MLFLOW_TRACKING_URI and WANDB_PROJECT"
+    ),
+    "spec.training.checkpoint.exportAdapter": "unknown field; lockstep adapter get makes an adapter of the newest checkpoint's shards",
+    "spec.training.optimization.warmupRatio": "unknown field; warmupSteps takes the part of all steps, too, such as 0.03",
+    "spec.training.optimization.optimizer": "unknown field; leave it out: the optimizer is torch's AdamW",
     "spec.training.optimization.gradientCheckpointing": "unknown field; optimization.recompute (Auto, None or All) decides this now",
     "spec.notify": (
         "unknown field; the alert LockstepJobFailed (docs/how-to/monitoring.md) tells of a job that failed by Alertmanager's receivers"
     ),
 }
-"""Path of a field that was replaced → what to write instead."""
+"""Path of a field, or of a field and its value (a mapping: {}), that was replaced → what to write instead."""
 
 
 class NoJob(ConfigError):
@@ -126,10 +147,10 @@ class _Reader(nodes.Document):
             field = nodes.join(path, rule.field)
             self.problems.add(self.line(field), field if field in self.lines else path, rule.message + self._origin(field))
         if not broken_rules(detail):
-            text = (
-                REPLACED.get(path) or unknown(str(location[-1]), _fields(location[:-1]), "unknown field")
-                if detail["type"] == "extra_forbidden"
-                else explain(detail)
+            is_unknown, key = detail["type"] == "extra_forbidden", re.sub(r"\[\d+\]", "", path)
+            value = {} if isinstance(detail["input"], dict) else detail["input"]
+            text = REPLACED.get(key if is_unknown else f"{key}={value}") or (
+                unknown(str(location[-1]), _fields(location[:-1]), "unknown field") if is_unknown else explain(detail)
             )
             self.problems.add(self.line(path), path, text + self._origin(path))
 

@@ -1,4 +1,7 @@
-"""YAML text as nodes that know their line, within bounds that hold for hostile text too, and the reader of one document. No I/O."""
+"""YAML text as nodes that know their line, within bounds that hold for hostile text too, and the reader of one document. No I/O.
+
+Not ruamel.yaml: it has no bounds for hostile text, and reads numbers and truth values as YAML 1.2 does, not as kubectl.
+"""
 
 from __future__ import annotations
 

@@ -56,8 +56,8 @@ Machines that you reach over ssh, without Kubernetes, have [a file of their own]
 HOSTS_INTRODUCTION = """# The cluster file of hosts
 
 Generated from the models in `operator/lockstep/api`. A cluster file with `platform: hosts` lists machines that you reach over ssh,
-without Kubernetes. `clusters/template-hosts.yaml` has every key; `lockstep init hosts NAME` writes one, and
-`lockstep cluster import FILE` makes one of a hostfile, an `~/.ssh/config` or a `config.yaml`. The order of `hosts` is that of a job's
+without Kubernetes. `clusters/template-hosts.yaml` has every key; `lockstep init hosts NAME` writes one, with
+`--from FILE` of a hostfile, an `~/.ssh/config` or a `config.yaml`. The order of `hosts` is that of a job's
 nodes. An unknown key, a key that is there twice and a key that means nothing on hosts are errors.
 
 `defaults` takes these keys of `hosts[]`, and they count for every host that doesn't have them: {defaults}.

@@ -23,8 +23,7 @@ Schema = dict[str, Any]
 
 COPIED = (
     "type", "format", "description", "enum", "pattern", "minLength", "maxLength", "minimum", "maximum", "minItems", "maxItems",
-        "maxProperties",
-    "x-kubernetes-list-type", "x-kubernetes-list-map-keys", "x-kubernetes-validations",
+    "maxProperties", "x-kubernetes-list-type", "x-kubernetes-list-map-keys", "x-kubernetes-validations",
 )  # fmt: skip
 
 LABEL_KEY_RULE = {

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lockstep.api.errors import ConfigError, Failed
-from lockstep.cli.shared.jobargs import ContextOption
+from lockstep.api.names import OPERATOR_NAMESPACE
+from lockstep.cli.shared.jobargs import TargetOptions, on_cluster
 from lockstep.plan.ship.imagebuild import Image, Tool
 from lockstep.platforms.output import put, put_text, tell
 from lockstep_spec.files import expanded
@@ -35,7 +36,9 @@ LINES_KEPT = 60
 """Lines of a tool's error output that are shown when it fails: the reason stands near the end, if not always last."""
 
 
+@on_cluster
 def build(
+    where: TargetOptions,
     image: Annotated[Image, typer.Argument(help="Image to build.")],
     base: Annotated[str, typer.Option(help="Base image. Default: the one that the Containerfile names.")] = "",
     tag: Annotated[str, typer.Option("--tag", "-t", help="Name and tag of the image. Default: lockstep-IMAGE:VERSION.")] = "",
@@ -48,20 +51,9 @@ def build(
     ] = None,
     tool: Annotated[Tool | None, typer.Option(help="Tool to build with. Default: the first of them that is installed.")] = None,
     openshift: Annotated[
-        bool, typer.Option("--openshift", help="Build on OpenShift, into an ImageStream. Needs no registry account.")
+        bool,
+        typer.Option("--openshift", help="Build on OpenShift, into an ImageStream of -n (lockstep-system). Needs no registry account."),
     ] = False,
-    namespace: Annotated[
-        str, typer.Option("--namespace", "-n", help="With --openshift: the namespace that builds the image, and whose pods may use it.")
-    ] = "lockstep-system",
-    cluster: Annotated[
-        str | None,
-        typer.Option(
-            "--cluster",
-            help="With --openshift: the cluster file of the cluster that builds. Any other API server is refused.",
-            show_default=False,
-        ),
-    ] = None,
-    context: ContextOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands (with --openshift the objects) and run nothing.")] = False,
 ) -> None:
     """Build the operator's, the trainer's or the docs' image.
@@ -84,9 +76,9 @@ def build(
     if openshift:
         if push or archive or tool:
             raise ConfigError("--openshift builds in the cluster, into the cluster's registry: leave out --push, --archive and --tool")
-        if cluster is not None:
-            load(cluster)  # its API server, and no other
-        _by_openshift(recipe, namespace, context, dry_run)
+        if where.cluster is not None:
+            load(where.cluster)  # its API server, and no other
+        _by_openshift(recipe, where.namespace or OPERATOR_NAMESPACE, where.context, dry_run)
     else:
         _by_tool(recipe, tool, push, archive, dry_run)
 

@@ -1,4 +1,4 @@
-"""`lockstep cluster calibrate`: what the network between the nodes really gives."""
+"""`lockstep cluster calibrate`: what the network between the nodes really gives: to an all-reduce, or with --pairs from node to node."""
 
 from __future__ import annotations
 
@@ -10,22 +10,9 @@ import typer
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.cli.clusters.deploymentplan import Mode
-from lockstep.cli.clusters.network import (
-    LimitOption,
-    LineRateOption,
-    NodesOption,
-    OverOption,
-    RailOption,
-    SecondsOption,
-    job_of,
-    measure,
-    show_pairs,
-    way_of,
-)
 from lockstep.cli.shared.hostsite import fleet_of
-from lockstep.cli.shared.jobargs import ContextOption, Form, FormOption, NamespaceOption, OptionalClusterArgument
+from lockstep.cli.shared.jobargs import Form, FormOption, OptionalClusterArgument, TargetOptions, limit_option, on_cluster
 from lockstep.cli.shared.signals import exiting_on_ctrl_c
-from lockstep.plan.cluster.pairs import PairTool
 from lockstep.platforms.output import put, put_json, tell
 from lockstep_spec.words import binary_size
 
@@ -38,23 +25,18 @@ if TYPE_CHECKING:
     from lockstep.plan.cluster.calibration import Point, Sweep
     from lockstep.plan.cluster.pairs import PairsMeasured
 
+FAILED = 1
 
+
+@on_cluster
 def calibrate(
+    where: TargetOptions,
     cluster: OptionalClusterArgument = "local",
-    nodes: NodesOption = None,
-    mode: Annotated[Mode, typer.Option("--mode", help="Transport between the ranks.")] = Mode.AUTO,
-    most: Annotated[
-        str | None,
-        typer.Option("--max-size", help="Size of the largest all-reduce. Default: 1Gi on GPUs, 16Mi on the CPU.", show_default=False),
+    nodes: Annotated[
+        int | None, typer.Option("--nodes", min=2, max=1024, help="Number of nodes. Default: gpus.default_nodes of the cluster file.")
     ] = None,
-    image: Annotated[
-        str | None, typer.Option("--image", help="Image with torch. Default: the cluster file's image.", show_default=False)
-    ] = None,
+    mode: Annotated[Mode, typer.Option("--mode", help="Transport between the nodes.")] = Mode.AUTO,
     pairs: Annotated[bool, typer.Option("--pairs", help="Measure every pair of nodes on every rail instead, in both directions.")] = False,
-    over: OverOption = PairTool.AUTO,
-    rail: RailOption = None,
-    seconds: SecondsOption = None,
-    line_rate: LineRateOption = None,
     fail_below: Annotated[
         float | None,
         typer.Option(
@@ -65,18 +47,24 @@ def calibrate(
             show_default=False,
         ),
     ] = None,
-    save: Annotated[bool, typer.Option("--save/--no-save", help="Write the figures into the cluster file.")] = False,
-    timeout: LimitOption = None,
+    line_rate: Annotated[
+        float | None,
+        typer.Option(
+            "--line-rate",
+            min=0.001,
+            help="With --pairs: line rate in Gb/s of ports that state none, such as those of a pod network.",
+            show_default=False,
+        ),
+    ] = None,
+    save: Annotated[bool, typer.Option("--save", help="Write the figures into the cluster file.")] = False,
+    timeout: Annotated[int | None, limit_option("Seconds to wait in all.")] = None,
     output: FormOption = Form.TEXT,
-    namespace: NamespaceOption = None,
-    context: ContextOption = None,
 ) -> None:
-    """Measure all-reduce between a cluster's nodes.
+    """Measure the network between a cluster's nodes.
 
-    NCCL runs on GPUs, gloo on CPUs. It replaces mpirun and nccl-tests.
-
-    It takes the GPUs of its nodes for about a minute, in pods like a job's; the role admin in one namespace is enough. With --save it
-    writes the bus bandwidths into the file's section `calibration`, in decimal GB/s.
+    An all-reduce by NCCL on GPUs, gloo on CPUs, in place of mpirun and nccl-tests. It takes the GPUs of its nodes for about a minute, in
+    pods like a job's; the role admin in one namespace is enough. With --save it writes the bus bandwidths into the file's section
+    `calibration`, in decimal GB/s.
 
     --pairs names the node, cable, rail or switch that is slow. It measures many pairs at once, so 64 nodes take minutes. With --save it
     writes the section `pairs`, from which `lockstep plan` estimates the seconds of a step.
@@ -93,16 +81,15 @@ def calibrate(
     from lockstep.plan.cluster.calibration import calibration_of
 
     file = load(cluster)
-    _refuse_mixed(pairs, most, save, over, rail, seconds, line_rate, fail_below)
+    if not pairs and (fail_below is not None or line_rate is not None):
+        raise ConfigError(f"{'--line-rate' if fail_below is None else '--fail-below'} needs --pairs: add that, or leave it out")
     if pairs:
-        way = way_of(file, mode, over, seconds, line_rate, rail)
-        measured_pairs = measure(cluster, file, nodes, mode, image, way, namespace, context, timeout)
-        code = show_pairs(measured_pairs, fail_below, output)
+        measured_pairs = _measure_pairs(where, cluster, file, nodes, mode, line_rate, timeout)
+        code = _show_pairs(measured_pairs, fail_below, output)
         if save:
             _store_pairs(path_of(cluster), measured_pairs, file, mode, quiet=output is Form.JSON)
         raise typer.Exit(code)
-    job = job_of(file, nodes, mode, image, "an all-reduce over one node crosses no network", _bytes(most))
-    sweep = _sweep(job, file, cluster, namespace, context, image, timeout, quiet=output is Form.JSON)
+    sweep = _sweep(where, cluster, file, nodes, mode, timeout, quiet=output is Form.JSON)
     measured = calibration_of(sweep.points, sweep.transport, sweep.nodes, _today())
     if output is Form.JSON:
         put_json(measured.to_dict(), indent=1)
@@ -114,64 +101,90 @@ def calibrate(
         put(f"Nothing was stored; --save writes it into {from_here(path_of(cluster))}")
 
 
-def _refuse_mixed(
-    pairs: bool, most: str | None, save: bool, over: PairTool, rail: list[str] | None, seconds: float | None, line_rate: float | None,
-    fail_below: float | None,
-) -> None:  # fmt: skip
-    """Raise ConfigError for an option of the other measurement, which would change nothing."""
-    if pairs and save and rail:
-        raise ConfigError("--save stores the figure of all rails together: leave out --rail")
-    sweep_only = {"--max-size": most is not None}
-    pairs_only = {
-        "--over": over is not PairTool.AUTO, "--rail": rail, "--seconds": seconds is not None, "--line-rate": line_rate is not None,
-        "--fail-below": fail_below is not None,
-    }  # fmt: skip
-    for option, is_given in (sweep_only if pairs else pairs_only).items():
-        if is_given:
-            raise ConfigError(
-                f"{option} {'has no effect with' if pairs else 'needs'} --pairs: {'leave it out' if pairs else 'add that, or leave it out'}"
-            )
-
-
 def _today() -> str:
     from datetime import UTC, datetime
 
     return datetime.now(UTC).date().isoformat()
 
 
-def _bytes(text: str | None) -> int | None:
-    import re
+def _job(file: ClusterFile, nodes: int | None, mode: Mode, why_not: str) -> TrainingJob:
+    """Return the job in whose pods is measured. Raises ConfigError for one node; `why_not`: what one node lacks."""
+    from lockstep.api.shared import FabricMode
+    from lockstep.plan.cluster.calibration import sweep_job
 
-    from lockstep.api.model import QUANTITY_PATTERN
-    from lockstep.api.quantity import number
-
-    if text is None:
-        return None
-    if not re.fullmatch(QUANTITY_PATTERN, text) or number(text) < 4:
-        raise ConfigError(f"--max-size {text}: must be a number of bytes such as 64Mi")
-    return int(number(text))
+    job = sweep_job(file.profile.spec, nodes, FabricMode[mode.name])
+    if (job.spec.nodes or 0) < 2:
+        raise ConfigError(f"gpus.default_nodes of the cluster file is 1, and {why_not}: use --nodes 2")
+    return job
 
 
 def _sweep(
-    job: TrainingJob, file: ClusterFile, cluster: str, namespace: str | None, context: str | None, image: str | None, timeout: int | None,
-        *,
-    quiet: bool,
-) -> Sweep:  # fmt: skip
+    where: TargetOptions, cluster: str, file: ClusterFile, nodes: int | None, mode: Mode, timeout: int | None, *, quiet: bool
+) -> Sweep:
     """Sweep over the hosts, by agents that leave nothing there, or in pods. Raises ConfigError, Failed."""
+    job = _job(file, nodes, mode, "an all-reduce over one node crosses no network")
     if file.hosts is not None:
         from lockstep.platforms.hosts.shortruns import SECONDS, sweep_on_hosts
 
-        fleet = fleet_of(file, cluster, namespace=namespace, context=context, image=image)
+        fleet = fleet_of(file, cluster, namespace=where.namespace, context=where.context)
         with exiting_on_ctrl_c("lockstep: interrupted; nothing of the sweep is left on the hosts"):
             return asyncio.run(sweep_on_hosts(fleet, job, file.profile, _printer(quiet=quiet), timeout or SECONDS))
     from lockstep.cli.shared.target import refuse_other_cluster
     from lockstep.platforms.in_namespace.run import TimeLimit
     from lockstep.platforms.in_namespace.shortruns import sweep_on_cluster
 
-    refuse_other_cluster(file, context, False)
-    place, limit = namespace or file.cluster.namespace, TimeLimit.of(timeout)
+    refuse_other_cluster(file, where.context, False)
+    place, limit = where.namespace or file.cluster.namespace, TimeLimit.of(timeout)
     with exiting_on_ctrl_c("lockstep: interrupted; the pods of the sweep are removed"):
-        return asyncio.run(sweep_on_cluster(job, file.profile, place, context, _printer(quiet=quiet), limit))
+        return asyncio.run(sweep_on_cluster(job, file.profile, place, where.context, _printer(quiet=quiet), limit))
+
+
+def _measure_pairs(
+    where: TargetOptions, cluster: str, file: ClusterFile, nodes: int | None, mode: Mode, line_rate: float | None, timeout: int | None
+) -> PairsMeasured:
+    """Measure all pairs of the cluster that was given as `cluster`: of hosts over ssh, else in pods. Raises ConfigError, Failed."""
+    from lockstep.plan.cluster.pairs import Way
+
+    rdma = file.profile.spec.network.rdma
+    stated = line_rate if line_rate is not None else None if rdma.rate is None else float(rdma.rate)
+    way = Way(rdma.enabled and mode is not Mode.TCP, stated, rdma.gid_index)
+    if file.hosts is not None:
+        fleet = fleet_of(file, cluster, namespace=where.namespace, context=where.context, timeout=timeout)
+        from lockstep.platforms.hosts.shortruns import pairs_on_hosts
+
+        with exiting_on_ctrl_c("lockstep: interrupted; nothing of the measurement is left on the hosts"):
+            return asyncio.run(pairs_on_hosts(fleet, nodes, way, lambda line: tell(f"lockstep: {line}")))
+    from lockstep.cli.shared.target import refuse_other_cluster
+    from lockstep.platforms.in_namespace.run import TimeLimit
+    from lockstep.platforms.in_namespace.shortruns import pairs_on_cluster
+
+    job, place = _job(file, nodes, mode, "one node has no pair"), where.namespace or file.cluster.namespace
+    refuse_other_cluster(file, where.context, False)
+    with exiting_on_ctrl_c("lockstep: interrupted; the pods of the measurement are removed"):
+        return asyncio.run(pairs_on_cluster(job, file.profile, place, where.context, way, tell, TimeLimit.of(timeout)))
+
+
+def _show_pairs(measured: PairsMeasured, fail_below: float | None, output: Form) -> int:
+    """Print the measurement and what it says. Return the exit code: 1 where a pair is below the share that was asked for."""
+    from lockstep.plan.cluster.pairs import below, judge_pairs
+    from lockstep.plan.pages.network import pairs_page, pairs_values
+
+    findings = judge_pairs(measured, fail_below)
+    lacking = [] if fail_below is None else below(measured, fail_below)
+    if output is Form.JSON:
+        listed = [{"outcome": one.outcome.value, "subject": one.subject, "message": one.message, "fix": one.fix} for one in findings]
+        values = pairs_values(measured) | {"findings": listed}
+        put_json(values | ({} if fail_below is None else {"failBelow": fail_below, "below": len(lacking)}), indent=1)
+    else:
+        put(*pairs_page(measured), "")
+        for one in findings:
+            put(f"{one.outcome.value:8} {one.subject}: {one.message}", f"{'':8} → {one.fix}")
+        if not findings:
+            put("all pairs are alike")
+        if fail_below is not None:
+            what = "of the line rate, or of the rail's usual rate where no port states one"
+            put(f"{len(lacking)} of {len(measured.rates)} measurements are below {fail_below:.0%} {what}")
+    return FAILED if lacking else 0
 
 
 def _printer(*, quiet: bool) -> Callable[[Point | str], None]:
@@ -225,7 +238,8 @@ def _store_pairs(path: Path, measured: PairsMeasured, file: ClusterFile, mode: M
 
     if file.profile.spec.network.rdma.enabled and mode is not Mode.TCP and not measured.by_rdma:
         raise Failed(
-            "nothing was stored: sockets over RDMA rails don't say what a job gets; use --over rdma, or --mode tcp for the pod network"
+            "nothing was stored: sockets over RDMA rails don't say what a job gets; use an image with ib_write_bw (perftest), or --mode tcp"
+            " for the pod network"
         )
     if any(rate.error for rate in measured.rates):
         raise Failed("nothing was stored: some pairs were not measured")

@@ -9,9 +9,10 @@ import typer
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import DEV_ENVIRONMENT, OPERATOR_NAME
-from lockstep.cli.clusters.deploy import ClusterArgument, ContextOption, ForceOption, as_deployed
+from lockstep.cli.clusters.deploy import ClusterArgument, ForceOption, as_deployed
 from lockstep.cli.clusters.deploymentplan import DeploymentPlan, Mode, planned
 from lockstep.cli.shared.folders import forget, was_forced
+from lockstep.cli.shared.jobargs import TargetOptions, acts_on
 from lockstep.cli.shared.terminal import Progress, confirm
 from lockstep.platforms.output import put
 
@@ -21,14 +22,15 @@ if TYPE_CHECKING:
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")]
 
 
+@acts_on("context")
 def clean(
+    where: TargetOptions,
     cluster: ClusterArgument,
     pvcs: Annotated[
         bool, typer.Option("--pvcs", help="Also delete the claims of /workspace and /datasets, with everything on them.")
     ] = False,
     yes: YesOption = False,
     force: ForceOption = False,
-    context: ContextOption = None,
 ) -> None:
     """Remove the dev environment.
 
@@ -39,11 +41,13 @@ def clean(
 
     Example: lockstep cluster clean barcelona
     """
-    plan = _plan(cluster, context, force)
-    asyncio.run(_clean(plan, context, pvcs=pvcs, yes=yes))
+    plan = _plan(cluster, where.context, force)
+    asyncio.run(_clean(plan, where.context, pvcs=pvcs, yes=yes))
 
 
+@acts_on("context")
 def uninstall(
+    where: TargetOptions,
     cluster: ClusterArgument,
     jobs: Annotated[bool, typer.Option("--jobs", help="Also delete every TrainingJob in every namespace. They save first.")] = False,
     cluster_only: Annotated[
@@ -52,7 +56,6 @@ def uninstall(
     ] = False,
     yes: YesOption = False,
     force: ForceOption = False,
-    context: ContextOption = None,
 ) -> None:
     """Remove the operator, the TrainingClusters and the CRDs.
 
@@ -67,23 +70,24 @@ def uninstall(
     """
     if jobs and cluster_only:
         raise ConfigError("--jobs deletes the jobs of all clusters, and --cluster-only removes one: leave out one of them")
-    plan = _plan(cluster, context, force)
+    plan = _plan(cluster, where.context, force)
     if cluster_only:
-        asyncio.run(_uninstall_cluster(plan, context, yes=yes, force=force))
+        asyncio.run(_uninstall_cluster(plan, where.context, yes=yes, force=force))
     else:
-        asyncio.run(_uninstall(plan, context, jobs=jobs, yes=yes))
+        asyncio.run(_uninstall(plan, where.context, jobs=jobs, yes=yes))
     forget(plan.cluster.cluster.name, plan.remembered)
 
 
-def rollback(cluster: ClusterArgument, yes: YesOption = False, force: ForceOption = False, context: ContextOption = None) -> None:
+@acts_on("context")
+def rollback(where: TargetOptions, cluster: ClusterArgument, yes: YesOption = False, force: ForceOption = False) -> None:
     """Restore what the last deployment replaced.
 
     It restores the operator and the TrainingCluster. A second rollback undoes the first. CRDs stay as they are.
 
     Example: lockstep cluster rollback barcelona
     """
-    plan = _plan(cluster, context, force)  # refuses the wrong cluster
-    asyncio.run(_rollback(context, plan.scope.home, yes))
+    plan = _plan(cluster, where.context, force)  # refuses the wrong cluster
+    asyncio.run(_rollback(where.context, plan.scope.home, yes))
 
 
 def _plan(cluster: str, context: str | None, force: bool) -> DeploymentPlan:

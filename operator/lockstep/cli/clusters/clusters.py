@@ -9,6 +9,7 @@ import typer
 from lockstep.api.errors import ConfigError
 from lockstep.api.names import HOSTS
 from lockstep.cli.shared.clusterfiles import cluster_names, load_cluster
+from lockstep.cli.shared.jobargs import TargetOptions, acts_on
 from lockstep.cli.shared.target import current_server, is_talked_to
 from lockstep.platforms.output import put
 
@@ -17,18 +18,15 @@ if TYPE_CHECKING:
     from lockstep.api.hosts import HostsCluster
 
 
-def list_clusters(
-    context: Annotated[
-        str | None, typer.Option(help="The context of your kubeconfig that decides which cluster gets the *. Default: the current one.")
-    ] = None,
-) -> None:
+@acts_on("context")
+def list_clusters(where: TargetOptions) -> None:
     """List the cluster files that have names here.
 
     A * marks the one that your kubeconfig's context talks to. The verb asks no cluster.
 
     Example: lockstep cluster list
     """
-    server, mistakes = current_server(context), list[str]()
+    server, mistakes = current_server(where.context), list[str]()
     from rich.table import Table
 
     from lockstep.cli.shared.terminal import console

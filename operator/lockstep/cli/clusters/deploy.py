@@ -10,12 +10,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lockstep.api.errors import ConfigError, Failed
+from lockstep.api.errors import Failed
 from lockstep.api.names import DEV_ENVIRONMENT, OPERATOR_NAME, OPERATOR_NAMESPACE
-from lockstep.cli.clusters.deploymentplan import OPERATOR_IMAGE, PUSHED, Chosen, DeploymentPlan, Mode, chosen_scope, planned, unpullable
+from lockstep.cli.clusters.deploymentplan import (
+    OPERATOR_IMAGE,
+    PUSHED,
+    Chosen,
+    DeploymentPlan,
+    Mode,
+    admin_commands,
+    chosen_scope,
+    definition_commands,
+    planned,
+    unpullable,
+)
 from lockstep.cli.shared.clusterfiles import use
 from lockstep.cli.shared.embedded import publish_own_code
 from lockstep.cli.shared.folders import remember_forced, remember_server
+from lockstep.cli.shared.jobargs import TargetOptions, acts_on
 from lockstep.cli.shared.target import EMBEDDED, is_embedded, is_same_host, refuse_other_cluster
 from lockstep.cli.shared.terminal import Progress, say, waiting
 from lockstep.platforms.output import put, put_text, tell
@@ -25,9 +37,10 @@ if TYPE_CHECKING:
     from lockstep.plan.cluster.admission import TypedDeployment
     from lockstep.platforms.clusters.send import Sent
 
+READY_SECONDS = 600.0
+"""Seconds to wait for the operator, and then for the dev environment."""
 SCC_GROUP = "security.openshift.io"
 ClusterArgument = Annotated[str, typer.Argument(help="A cluster of clusters/, or a cluster file's path.")]
-ContextOption = Annotated[str | None, typer.Option(help="The context of your kubeconfig. Default: the current one.")]
 ImageOption = Annotated[
     str | None,
     typer.Option(
@@ -40,7 +53,9 @@ ImageOption = Annotated[
 ForceOption = Annotated[bool, typer.Option("--force", help="Go on even if the kubeconfig's API host differs from the cluster file's.")]
 
 
+@acts_on("context")
 def deploy(
+    where: TargetOptions,
     cluster: ClusterArgument,
     mode: Annotated[
         Mode | None,
@@ -74,9 +89,7 @@ def deploy(
             ),
         ),
     ] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait for the operator, and then for the dev environment.")] = 600,
     force: ForceOption = False,
-    context: ContextOption = None,
 ) -> None:
     """Install Lockstep on a cluster.
 
@@ -90,6 +103,7 @@ def deploy(
 
     Example: lockstep deploy barcelona --mode rdma
     """
+    context = where.context
     if dry_run:
         from lockstep.api.files.yamltext import dump_all_yaml
 
@@ -108,7 +122,7 @@ def deploy(
         if _is_for_one_namespace(plan, TypedDeployment(cluster, mode and mode.value, image, dev, force, context), only_looks=diff):
             plan = _checked(cluster, mode, context, image, force, monitoring, "own")
     if diff:
-        from lockstep.cli.shared.difference import diff_deployment
+        from lockstep.cli.clusters.difference import diff_deployment
 
         return diff_deployment([*plan.objects, *([_dev_environment(plan)] if dev else [])], context)
     if image is None:
@@ -116,7 +130,7 @@ def deploy(
     if force:
         _remember_forced(plan, context)
     try:
-        complete = asyncio.run(carry_out(plan, context, dev, timeout))
+        complete = asyncio.run(carry_out(plan, context, dev))
     except KeyboardInterrupt:
         put("", f"Stopped waiting; the deployment goes on in the cluster: lockstep cluster status {plan.typed}")
         raise
@@ -256,7 +270,7 @@ def install_cluster(cluster: str, mode: Mode, context: str | None) -> Deployment
     return plan
 
 
-async def carry_out(plan: DeploymentPlan, context: str | None, dev: bool, seconds: float) -> bool:
+async def carry_out(plan: DeploymentPlan, context: str | None, dev: bool) -> bool:
     """Return True if everything is there and ready."""
     from lockstep.kube.cluster import Cluster
     from lockstep.platforms.clusters.install import with_one_default, without_unknown_kinds
@@ -272,9 +286,9 @@ async def carry_out(plan: DeploymentPlan, context: str | None, dev: bool, second
             sent = await send_permitted(connection, objects, lambda text: progress.quietly(f"sending {text}"))
             _tell_sent(sent, notes, progress)
             narrow = await _narrowed(connection, plan, progress)
-            up = await _until_operator_is_ready(connection, plan, sent, progress, seconds)
+            up = await _until_operator_is_ready(connection, plan, sent, progress)
             up = await _rails_are_there(connection, plan, progress) and up
-            up = up and (not dev or await _start_dev_environment(connection, plan, sent, progress, seconds))
+            up = up and (not dev or await _start_dev_environment(connection, plan, sent, progress))
     tell_left(plan, sent)
     complete = up and sent.is_complete and narrow
     if complete and not plan.cluster.cluster.api and plan.cluster.cluster.name != EMBEDDED:
@@ -380,7 +394,7 @@ def _tell_sent(sent: Sent, notes: list[str], progress: Progress) -> None:
         progress.done("there", f"{counted(unchanged)}: as they should be; you may not change them")
 
 
-async def _until_operator_is_ready(connection: Cluster, plan: DeploymentPlan, sent: Sent, progress: Progress, seconds: float) -> bool:
+async def _until_operator_is_ready(connection: Cluster, plan: DeploymentPlan, sent: Sent, progress: Progress) -> bool:
     """Also keeps on the cluster what this deployment has sent, and whether it worked, for `rollback`."""
     from lockstep.platforms.clusters.install import InstallError, until_ready
     from lockstep.platforms.clusters.record import deployment_of, read_record, write_record
@@ -391,7 +405,7 @@ async def _until_operator_is_ready(connection: Cluster, plan: DeploymentPlan, se
     record = (await read_record(connection, home)).followed_by(deployment_of(plan.objects, plan.title))
     await write_record(connection, record, home)
     try:
-        await until_ready(connection, home, OPERATOR_NAME, lambda text: progress.now(f"operator: {text}"), seconds)
+        await until_ready(connection, home, OPERATOR_NAME, lambda text: progress.now(f"operator: {text}"), READY_SECONDS)
     except InstallError as error:
         progress.done("operator", f"NOT READY: {error}")
         return False
@@ -416,7 +430,7 @@ async def _rails_are_there(connection: Cluster, plan: DeploymentPlan, progress: 
     return not missing
 
 
-async def _start_dev_environment(connection: Cluster, plan: DeploymentPlan, sent: Sent, progress: Progress, seconds: float) -> bool:
+async def _start_dev_environment(connection: Cluster, plan: DeploymentPlan, sent: Sent, progress: Progress) -> bool:
     from lockstep.plan.ship.deploy import CLUSTER
     from lockstep.platforms.clusters.devenv import KIND, UnknownToOperator, dev_environment, ensure_dev_environment, lacking, until_up
     from lockstep.platforms.clusters.listings import read_object
@@ -432,7 +446,7 @@ async def _start_dev_environment(connection: Cluster, plan: DeploymentPlan, sent
         if not has_pods:
             return True
         nodes = plan.profile.spec.gpus.default_nodes
-        pods = await until_up(connection, plan.namespace, nodes, lambda text: progress.now(f"{DEV_ENVIRONMENT}: {text}"), seconds)
+        pods = await until_up(connection, plan.namespace, nodes, lambda text: progress.now(f"{DEV_ENVIRONMENT}: {text}"), READY_SECONDS)
     except Failed as error:
         text = f"NOT READY: {error}"
         if isinstance(error, UnknownToOperator) and state == "made" and not (sent.has(CLUSTER) or sent.has("Deployment")):
@@ -467,36 +481,6 @@ def tell_left(plan: DeploymentPlan, sent: Sent) -> None:
         put(f"  {command}")
     if sure:
         put(f"Then repeat: lockstep deploy {plan.typed} {plan.choices}")
-
-
-def definition_commands(plan: DeploymentPlan) -> list[str]:
-    """Write the files of what an administrator sends once for operators of one namespace, and return the commands that send them."""
-    from lockstep.plan.cluster.scope import definitions
-    from lockstep.plan.ship.deploy import objects_for_administrator
-
-    items = definitions(planned(plan.file, plan.mode, scope="all").objects)
-    return admin_commands(plan.cluster.cluster.name, *objects_for_administrator(items))
-
-
-def admin_commands(cluster: str, definitions: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[str]:
-    """Write the files, and say how they are applied: in the name of deploy, so that a later one can also take something away."""
-    from lockstep.api.files.yamltext import dump_all_yaml
-    from lockstep.cli.shared.folders import from_here, state_folder, write_state
-    from lockstep.platforms.clusters.install import FIELD_MANAGER
-
-    commands = []
-    for name, objects in ((f"deploy/{cluster}/definitions.yaml", definitions), (f"deploy/{cluster}/cluster.yaml", others)):
-        try:
-            if not objects:
-                (state_folder() / name).unlink(missing_ok=True)
-                continue
-            shown = shlex.quote(str(from_here(write_state(name, dump_all_yaml(objects)))))
-        except (OSError, ConfigError) as error:
-            return [f"lockstep deploy {shlex.quote(cluster)} --dry-run     # prints the objects: their files were not written: {error}"]
-        commands.append(f"kubectl apply --server-side --force-conflicts --field-manager={FIELD_MANAGER} -f {shown}")
-        if objects is definitions:
-            commands.append(f"kubectl wait --for=condition=Established -f {shown}")
-    return commands
 
 
 def tell_end(plan: DeploymentPlan, *, dev: bool, complete: bool) -> None:

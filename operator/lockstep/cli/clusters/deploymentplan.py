@@ -1,5 +1,5 @@
-"""The plan of a deployment: the objects that `lockstep deploy` would send, by the cluster file and the choices of a person. Reads files
-only.
+"""The plan of a deployment: the objects that `lockstep deploy` would send, by the cluster file and the choices of a person, and the
+commands of an administrator for those that the person may not send. Asks no cluster.
 """
 
 from __future__ import annotations
@@ -228,6 +228,36 @@ def unpullable(cluster: ClusterFile, typed: str) -> Finding | None:
         f"a first deployment needs --image: the default, {OPERATOR_IMAGE}, names no registry that the cluster could pull from",
         f"lockstep build operator --tag {PUSHED} --push, then lockstep deploy {typed} --image {PUSHED}",
     )
+
+
+def definition_commands(plan: DeploymentPlan) -> list[str]:
+    """Write the files of what an administrator sends once for operators of one namespace, and return the commands that send them."""
+    from lockstep.plan.cluster.scope import definitions
+    from lockstep.plan.ship.deploy import objects_for_administrator
+
+    items = definitions(planned(plan.file, plan.mode, scope="all").objects)
+    return admin_commands(plan.cluster.cluster.name, *objects_for_administrator(items))
+
+
+def admin_commands(cluster: str, definitions: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[str]:
+    """Write the files, and say how they are applied: in the name of deploy, so that a later one can also take something away."""
+    from lockstep.api.files.yamltext import dump_all_yaml
+    from lockstep.cli.shared.folders import from_here, state_folder, write_state
+    from lockstep.platforms.clusters.install import FIELD_MANAGER
+
+    commands = []
+    for name, objects in ((f"deploy/{cluster}/definitions.yaml", definitions), (f"deploy/{cluster}/cluster.yaml", others)):
+        try:
+            if not objects:
+                (state_folder() / name).unlink(missing_ok=True)
+                continue
+            shown = shlex.quote(str(from_here(write_state(name, dump_all_yaml(objects)))))
+        except (OSError, ConfigError) as error:
+            return [f"lockstep deploy {shlex.quote(cluster)} --dry-run     # prints the objects: their files were not written: {error}"]
+        commands.append(f"kubectl apply --server-side --force-conflicts --field-manager={FIELD_MANAGER} -f {shown}")
+        if objects is definitions:
+            commands.append(f"kubectl wait --for=condition=Established -f {shown}")
+    return commands
 
 
 def _with_mode(file: ClusterFile, mode: Mode) -> TrainingCluster:

@@ -1,4 +1,4 @@
-"""`lockstep devcluster`: a real Kubernetes on this machine, without Docker."""
+"""`lockstep devcluster`: a real Kubernetes on this machine, and hosts with a systemd, an sshd and users each, both without Docker."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lockstep.api.errors import ConfigError
-from lockstep.cli.clusters.bed import app as hosts_app
-from lockstep.cli.clusters.bed import say
 from lockstep.cli.shared.embedded import embedded_layout, machine_failures
 from lockstep.cli.shared.jobargs import Form, FormOption
 from lockstep.cli.shared.trainer import in_full_environment
@@ -20,9 +18,13 @@ from lockstep.platforms.output import put, put_json, tell
 if TYPE_CHECKING:
     from lockstep.devcluster.host.layout import Layout
 
-app = typer.Typer(help="Run a real Kubernetes on this machine, without Docker.", no_args_is_help=True)
+BED = "hosts.yaml"
+"""Copy of the hosts' cluster file, in the folder of what is remembered: the cluster that is meant after quickstart --hosts."""
+app = typer.Typer(help="Run a real Kubernetes, or hosts, on this machine.", no_args_is_help=True)
 
-app.add_typer(hosts_app, name="hosts")
+
+def say(text: str) -> None:
+    put(f"devcluster: {text}", flush=True)
 
 
 def bring_up(nodes: int = 2, resources: list[str] | None = None, rails: int | None = None) -> Path:
@@ -36,22 +38,37 @@ def bring_up(nodes: int = 2, resources: list[str] | None = None, rails: int | No
     from lockstep.devcluster.cluster import up as bring_cluster_up
 
     goal = ClusterGoal(nodes=nodes, resources=parse_resources(resources, nodes) if resources else None, rails=rails)
-    in_full_environment(check=lambda: _install(layout))
     _install(layout)
     return bring_cluster_up(layout, goal, say)
+
+
+def bring_hosts_up(hosts: int) -> Path:
+    """Bring up so many hosts, and return the cluster file that describes them. Raises ConfigError where this machine can't have any."""
+    from lockstep.devcluster.hosts.bed import up
+    from lockstep.devcluster.hosts.layout import default_bed
+    from lockstep.devcluster.hosts.needs import ensure_bed
+
+    bed = default_bed()
+    with machine_failures():
+        in_full_environment(check=lambda: ensure_bed(bed, say))
+        return up(bed, hosts, say)
 
 
 def _install(layout: Layout) -> None:
     from lockstep.devcluster.host.processes import shared_things
     from lockstep.devcluster.hosts.needs import ensure
 
-    with shared_things(layout.root):
-        ensure(layout, say)
+    def install() -> None:
+        with shared_things(layout.root):
+            ensure(layout, say)
+
+    in_full_environment(check=install)
+    install()
 
 
 @app.command("up")
 def up(
-    nodes: Annotated[int, typer.Option(min=1, max=9, help="How many nodes.")] = 2,
+    nodes: Annotated[int | None, typer.Option(min=1, max=9, help="How many nodes. Default: 2.", show_default=False)] = None,
     resource: Annotated[
         list[str] | None, typer.Option(help="A pretended resource of every node, or of one: nvidia.com/gpu=4, 1:nvidia.com/gpu=4.")
     ] = None,
@@ -63,86 +80,103 @@ def up(
             help="Number of further networks of every node, with Multus and pretended RDMA devices. Default: as many as it has.",
         ),
     ] = None,
+    hosts: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=99,
+            help="How many hosts to reach over ssh. Without another option, no Kubernetes is brought up beside them.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
-    """Bring the cluster up, or repair it: what runs is left alone.
+    """Bring the cluster or the hosts up, or repair them.
+
+    What runs is left alone. The last line names the kubeconfig, or the hosts' cluster file.
 
     Example: lockstep devcluster up --resource nvidia.com/gpu=4
+
+    Example: lockstep devcluster up --hosts 3
     """
     with machine_failures():
-        put(f"export KUBECONFIG={bring_up(nodes, resource, rails)}")
+        if hosts is None or nodes is not None or resource or rails is not None:
+            put(f"export KUBECONFIG={bring_up(nodes or 2, resource, rails)}")
+    if hosts is not None:
+        put(bring_hosts_up(hosts))
 
 
-@app.command("prepare")
 def prepare() -> None:
-    """Build what the first `up` waits for, and start nothing.
-
-    Use it for the image of a CI machine, for example.
-
-    Example: lockstep devcluster prepare
-    """
-    layout = embedded_layout()
+    """Build what the first `up` waits for, and start nothing."""
     from lockstep.devcluster.cluster import prepare as make_ready
 
+    layout = embedded_layout()
     with machine_failures():
-        in_full_environment(check=lambda: _install(layout))
         _install(layout)
         make_ready(layout, say)
 
 
 @app.command("down")
-def down(purge: Annotated[bool, typer.Option(help="Remove images in the nodes and the data of claims, too.")] = False) -> None:
-    """Remove the cluster.
+def down(
+    purge: Annotated[bool, typer.Option(help="Remove images in the nodes, the data of claims and the hosts' disks, too.")] = False,
+) -> None:
+    """Remove the cluster and the hosts.
 
-    Its images and the data of claims are kept for the next `up`.
+    Images, the data of claims and the hosts' disks are kept for the next `up`.
 
     Example: lockstep devcluster down --purge
     """
-    from lockstep.cli.shared.folders import forget
+    from lockstep.cli.shared.folders import forget, state_folder
     from lockstep.cli.shared.target import EMBEDDED
     from lockstep.devcluster.cluster import down as take_down
+    from lockstep.devcluster.hosts.bed import down as take_hosts_down
+    from lockstep.devcluster.hosts.layout import default_bed
 
     if os.geteuid() != 0:
-        raise ConfigError("only root can remove the embedded cluster: sudo lockstep devcluster down")
+        raise ConfigError("only root can remove the embedded cluster and hosts: sudo lockstep devcluster down")
+    layout, bed = embedded_layout(), default_bed()
     with machine_failures():
-        take_down(embedded_layout(), say, purge=purge)
+        if bed.state.exists():
+            take_hosts_down(bed, say, purge=purge)
+            (state_folder() / BED).unlink(missing_ok=True)
+        take_down(layout, say, purge=purge)
     forget(EMBEDDED)
 
 
 @app.command("status")
 def devcluster_status(output: FormOption = Form.TEXT) -> None:
-    """Say which parts run. Exit code 1 when the cluster isn't up.
+    """Say which parts of the cluster and which hosts run.
+
+    It ends with the line that lets kubectl find the cluster, and the hosts' cluster file. Exit code 1: a part has ended, or nothing is up.
 
     Example: lockstep devcluster status -o json
     """
     from lockstep.devcluster.cluster import status as state_of
+    from lockstep.devcluster.hosts.bed import status as hosts_of
+    from lockstep.devcluster.hosts.layout import default_bed
 
-    state = state_of(embedded_layout())
+    layout, bed = embedded_layout(), default_bed()
+    state, hosts = state_of(layout), hosts_of(bed)
+    daemons, nodes, has_hosts = state["daemons"], state["nodes"], any(hosts.values())
     if output is Form.JSON:
-        put_json(state)
+        put_json(state | {"hosts": hosts, "clusterFile": str(bed.cluster_file)})
     else:
-        for name, runs in state["daemons"].items():
-            put(f"{name:32} {'running' if runs else 'ended'}")
-        for name, ready in state["nodes"].items():
-            put(f"{name:32} {'Ready' if ready else 'NotReady'}")
-        if not state["daemons"]:
+        words = [(daemons, "running", "ended"), (nodes, "Ready", "NotReady"), (hosts, "on", "off")]
+        for name, text in ((name, yes if runs else no) for parts, yes, no in words for name, runs in parts.items()):
+            put(f"{name:32} {text}")
+        if not daemons and not has_hosts:
             put("the cluster is down: lockstep devcluster up")
-    if not state["nodes"] or not all(state["nodes"].values()) or not all(state["daemons"].values()):
+        if daemons:
+            put(f"export KUBECONFIG={state['kubeconfig']}")
+        if has_hosts:
+            put(bed.cluster_file)
+    is_whole = bool(nodes) and all(nodes.values()) and all(daemons.values()) if daemons else has_hosts
+    if not is_whole or (has_hosts and not all(hosts.values())):
         raise typer.Exit(1)
 
 
-@app.command("kubeconfig")
-def kubeconfig() -> None:
-    """Print the path of the administrator's kubeconfig.
-
-    Example: export KUBECONFIG=$(lockstep devcluster kubeconfig)
-    """
-
-    put(embedded_layout().kubeconfig)
-
-
-if __name__ == "__main__":
+if __name__ == "__main__":  # (make cluster-programs)
     try:
-        app()
+        prepare()
     except ConfigError as problem:
-        tell(f"lockstep: {problem}")
+        tell(f"lockstep: {problem.args[0]}", *problem.args[1:])
         sys.exit(2)

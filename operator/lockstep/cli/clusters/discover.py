@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lockstep.api.errors import ConfigError, Failed
-from lockstep.cli.shared.jobargs import ContextOption, NamespaceOption
+from lockstep.cli.shared.jobargs import TargetOptions, acts_on
 from lockstep.cli.shared.signals import exiting_on_ctrl_c
 from lockstep.platforms.output import put, put_text, tell
 
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 STDOUT = "-"
 
 
+@acts_on("namespace", "context")
 def discover(
+    where: TargetOptions,
     name: Annotated[str, typer.Argument(help="Name for the cluster.")],
     output: Annotated[
         str | None,
@@ -38,8 +40,6 @@ def discover(
             show_default=False,
         ),
     ] = None,
-    namespace: NamespaceOption = None,
-    context: ContextOption = None,
 ) -> None:
     """Write a cluster file by looking at the cluster.
 
@@ -58,7 +58,7 @@ def discover(
     aim_at(name, None, checked=False, is_of_hosts=stated is not None and stated.is_of_hosts)
     _refuse_to_overwrite(path, force)
     with exiting_on_ctrl_c("lockstep: interrupted; nothing was written, and no pod is left"):
-        facts = asyncio.run(_look(namespace, context, probe))
+        facts = asyncio.run(_look(where.namespace, where.context, probe))
     text, entries, spec = _written(name, facts)
     if path is None:
         put_text(text)

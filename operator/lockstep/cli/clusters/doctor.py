@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from lockstep.cli.shared.jobargs import ContextOption, Form, FormOption, NamespaceOption, OptionalClusterArgument
+from lockstep.cli.shared.jobargs import Form, FormOption, OptionalClusterArgument, TargetOptions, on_cluster
 from lockstep.cli.shared.terminal import waiting
 from lockstep.platforms.output import put, put_json
 
@@ -18,12 +18,8 @@ if TYPE_CHECKING:
     from lockstep.plan.cluster.finding import Finding
 
 
-def doctor(
-    cluster: OptionalClusterArgument = "local",
-    output: FormOption = Form.TEXT,
-    namespace: NamespaceOption = None,
-    context: ContextOption = None,
-) -> None:
+@on_cluster
+def doctor(where: TargetOptions, cluster: OptionalClusterArgument = "local", output: FormOption = Form.TEXT) -> None:
     """Check a cluster from your tools to its network.
 
     It checks tools, context, rights, CRDs, operator, TrainingCluster, DNS, nodes, storage and fabric, and says what to do about each.
@@ -38,7 +34,7 @@ def doctor(
         from lockstep.plan.cluster.finding import Outcome
 
         file = load(cluster)
-        findings = [_tools(), *asyncio.run(_examine(file, namespace or file.cluster.namespace, context))]
+        findings = [_tools(), *asyncio.run(_examine(file, where.namespace or file.cluster.namespace, where.context))]
     if output is Form.JSON:
         put_json([{"subject": one.subject, "verdict": one.outcome.value, "message": one.message, "fix": one.fix} for one in findings])
     else:

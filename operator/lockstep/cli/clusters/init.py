@@ -1,6 +1,4 @@
-"""`lockstep init cluster|hosts|job|script` and `lockstep cluster import`: a commented file to start from. Nothing that exists is written
-over.
-"""
+"""`lockstep init cluster|hosts|job|script`: a commented file to start from. Nothing that exists is written over."""
 
 from __future__ import annotations
 
@@ -14,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lockstep.api.errors import ConfigError
+from lockstep.cli.shared.jobargs import TargetOptions, acts_on
 from lockstep.platforms.output import put, put_text, tell
 
 if TYPE_CHECKING:
@@ -60,110 +59,75 @@ def cluster(name: Annotated[str, typer.Argument(help="The cluster's name.")], ou
 @app.command("hosts")
 def hosts(
     name: Annotated[str, typer.Argument(help="The cluster's name.")],
-    machines: Annotated[
+    words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[HOST]...", help="Its hosts, as NAME, USER@NAME or NAME:SLOTS, as for mpirun. The first runs the coordinator."
+            metavar="[HOST]...",
+            help=(
+                "Its hosts, as NAME, USER@NAME or NAME:SLOTS, as for mpirun. The first runs the coordinator. With --from: take these alone,"
+                " in this order."
+            ),
         ),
     ] = None,
-    user: Annotated[
-        str | None, typer.Option("--user", help="The user to log in as, on hosts that name none. Default: the one that ssh takes.")
+    origin: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="FILE",
+            help="A hostfile, an ~/.ssh/config or a config.yaml with cluster.nodes; - reads standard input.",
+            show_default=False,
+        ),
     ] = None,
-    workspace: Annotated[
-        str | None, typer.Option("--workspace", help="The folder of each host that stands for /workspace. Default: ~/lockstep/workspace.")
-    ] = None,
-    shared: Annotated[bool, typer.Option("--shared", help="All hosts see one file system there. Default: each has its own.")] = False,
     output: FileOption = None,
 ) -> None:
     """Write a cluster file of machines that you reach over ssh.
 
     They need no Kubernetes. If you name no hosts, it writes a file to fill in, with every optional key in a comment.
 
-    Example: lockstep init hosts lab ada@192.168.1.100 ada@192.168.1.101
+    With --from it reads a hostfile of DeepSpeed or MPI, ssh's configuration, or a config.yaml, lists the settings that a cluster file
+    doesn't have, and says where each belongs.
 
-    Example: lockstep init hosts lab lab0 ada@192.168.1.101 lab2:8 --workspace /data/lockstep
+    Example: lockstep init hosts lab lab0 ada@192.168.1.101 lab2:8
+
+    Example: lockstep init hosts lab --from ~/.ssh/config lab0 lab1
     """
+    from lockstep.api.files.clusterfile import parse_cluster_file
     from lockstep.api.hosts import DATASETS_FOLDER, WORKSPACE_FOLDER
     from lockstep.assets import asset
+    from lockstep.cli.shared.clusterfiles import read_text, unseen
+    from lockstep.cli.shared.folders import clusters_here, from_here
     from lockstep.plan.discovery.draft import left_out, stated
-    from lockstep.plan.translate.hosts import cluster_text, from_words, text_to_fill_in
-
-    if machines:
-        entries = [
-            *([stated("defaults.user", user, "")] if user else [left_out("defaults.user", "ada", "of hosts that name none")]),
-            stated("defaults.workspace", workspace or WORKSPACE_FOLDER, "stands for /workspace"),
-            stated("defaults.datasets", DATASETS_FOLDER, "stands for /datasets"),
-            stated(
-                "storage.mode",
-                "rwx" if shared else "volumeClaimTemplates",
-                "rwx: all hosts see one file system | volumeClaimTemplates: each has its own",
-            ),
-        ]
-        typed = replace(from_words(machines), entries=tuple(entries))
-        text = cluster_text(name, "as they were typed", typed, _stated(output))
-    elif user or workspace or shared:
-        raise ConfigError("--user, --workspace and --shared are for the hosts that you name: lockstep init hosts NAME HOST HOST")
-    else:
-        text = text_to_fill_in(name, asset("clusters/template-hosts.yaml").read_text(encoding="utf-8"))
-    _write_hosts(name, text, output, "what you typed", "read" if machines else "edit")
-
-
-def import_hosts(
-    file: Annotated[
-        Path,
-        typer.Argument(
-            help="A hostfile, an ~/.ssh/config or a config.yaml with cluster.nodes; - reads standard input.", show_default=False
-        ),
-    ],
-    name: Annotated[str, typer.Option("--name", help="The cluster's name.")] = "hosts",
-    only: Annotated[
-        str | None,
-        typer.Option("--only", metavar="HOST,HOST", help="Take these hosts alone, in this order. Default: all, in the file's order."),
-    ] = None,
-    output: FileOption = None,
-) -> None:
-    """Write a cluster file from a hostfile or ssh configuration.
-
-    It reads a hostfile of DeepSpeed or MPI, ssh's configuration, or a config.yaml.
-
-    It lists the settings that a cluster file doesn't have, and says where each belongs.
-
-    Example: lockstep cluster import hostfile --name lab
-
-    Example: lockstep cluster import ~/.ssh/config --only lab0,lab1 --name lab
-    """
-    from lockstep.cli.shared.clusterfiles import read_text
-    from lockstep.plan.translate.hosts import RDMA_OFF, cluster_text, read_machines
+    from lockstep.plan.translate.hosts import RDMA_OFF, cluster_text, from_words, read_machines, text_to_fill_in
     from lockstep.plan.translate.leaves import leftover_lines
 
-    machines = read_machines(read_text(file), str(file))
-    if only is not None:
-        machines = machines.only([word.strip() for word in only.split(",") if word.strip()])
-    text = cluster_text(name, f"as {file} lists them", machines, _stated(output))
-    leftovers = [f"  {line}" for line in leftover_lines(str(file), machines.leftovers)]
-    unused = f"network.rdma.enabled: {RDMA_OFF}"
-    _write_hosts(name, text, output, str(file), "read", unused, *(["It doesn't have:"] if leftovers else []), *leftovers)
-
-
-def _write_hosts(name: str, text: str, output: Path | None, origin: str, verb: str, *leftovers: str) -> None:
-    from lockstep.api.files.clusterfile import parse_cluster_file
-    from lockstep.cli.shared.clusterfiles import unseen
-    from lockstep.cli.shared.folders import clusters_here, from_here
-
+    typed, leftovers = words or [], list[str]()
+    if origin is not None:
+        machines = read_machines(read_text(origin), str(origin))
+        text = cluster_text(name, f"as {origin} lists them", machines.only(typed) if typed else machines, _stated(output))
+        lines = [f"  {line}" for line in leftover_lines(str(origin), machines.leftovers)]
+        leftovers = [f"network.rdma.enabled: {RDMA_OFF}", *(["It doesn't have:"] if lines else []), *lines]
+    elif typed:
+        entries = (
+            left_out("defaults.user", "ada", "of hosts that name none"),
+            stated("defaults.workspace", WORKSPACE_FOLDER, "stands for /workspace"),
+            stated("defaults.datasets", DATASETS_FOLDER, "stands for /datasets"),
+            stated("storage.mode", "volumeClaimTemplates", "rwx: all hosts see one file system | volumeClaimTemplates: each has its own"),
+        )
+        text = cluster_text(name, "as they were typed", replace(from_words(typed), entries=entries), _stated(output))
+    else:
+        text = text_to_fill_in(name, asset("clusters/template-hosts.yaml").read_text(encoding="utf-8"))
     path = output or from_here(clusters_here() / f"{name}.yaml")
-    with unseen(f"{origin} as a cluster file") as source:  # a name that can't be is refused before anything is written
+    with unseen(f"{origin or 'what you typed'} as a cluster file") as source:  # a name that can't be is refused before anything is written
         parse_cluster_file(text, source)
-    named = shlex.quote(_stated(output) or name)
-    _write(path, text, f"Next: {verb} it, then lockstep hosts trust {named}, and lockstep hosts setup {named}", *leftovers)
+    named, verb = shlex.quote(_stated(output) or name), "read" if origin or typed else "edit"
+    _write(path, text, f"Next: {verb} it, then lockstep hosts setup {named}", *leftovers)
 
 
 @app.command("job")
+@acts_on("cluster")
 def job(
+    where: TargetOptions,
     name: Annotated[str, typer.Argument(help="The job's name.")],
-    cluster: Annotated[
-        str | None,
-        typer.Option("--cluster", help="The cluster that it is for. Default: the one in use (lockstep use), else none."),
-    ] = None,
     script: Annotated[bool, typer.Option("--script", help="Write a job that runs your own program instead of Lockstep's trainer.")] = False,
     output: FileOption = None,
     origin: Annotated[
@@ -194,8 +158,8 @@ def job(
     from lockstep.cli.shared.clusterfiles import is_path, load_cluster
     from lockstep.cli.shared.target import in_use
 
-    choice = None if cluster is not None else in_use()
-    cluster = cluster if choice is None else choice.cluster
+    choice = None if where.cluster is not None else in_use()
+    cluster = where.cluster if choice is None else choice.cluster
     path = output or Path(f"{name}.yaml")
     if origin is not None:
         if script:

@@ -11,7 +11,7 @@ import typer
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import OPERATOR_NAME
 from lockstep.cli.shared.clusterfiles import file_of
-from lockstep.cli.shared.jobargs import ContextOption, Form, FormOption, NamespaceOption, OptionalClusterArgument
+from lockstep.cli.shared.jobargs import Form, FormOption, OptionalClusterArgument, TargetOptions, on_cluster
 from lockstep.platforms.output import put, put_json, tell
 from lockstep_spec.words import number_of
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from lockstep.plan.cluster.finding import Finding
 
 
+@on_cluster
 def lint(
+    where: TargetOptions,
     cluster: OptionalClusterArgument = "local",
     offline: Annotated[bool, typer.Option("--offline", help="Check the file alone, without asking a cluster.")] = False,
     output: FormOption = Form.TEXT,
-    namespace: NamespaceOption = None,
-    context: ContextOption = None,
 ) -> None:
     """Check a cluster file, also against its cluster.
 
@@ -57,7 +57,7 @@ def lint(
         )
     if file.hosts is None and not offline:
         try:
-            facts = asyncio.run(_look(file, namespace, context))
+            facts = asyncio.run(_look(file, where.namespace, where.context))
             against = list(lint_against(file, facts))
             deployment = facts.object("Deployment", OPERATOR_NAME).first
             operator_image = operator_image if deployment is None else image_of(deployment)

@@ -11,7 +11,7 @@ import typer
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.names import OPERATOR_NAMESPACE
-from lockstep.cli.shared.jobargs import ContextOption, OptionalClusterArgument
+from lockstep.cli.shared.jobargs import OptionalClusterArgument, TargetOptions, acts_on
 
 if TYPE_CHECKING:
     from lockstep.api.files.clusterfile import ClusterFile
@@ -38,7 +38,8 @@ class Overview:
     """Reason that none are shown."""
 
 
-def status(cluster: OptionalClusterArgument = "local", context: ContextOption = None) -> None:
+@acts_on("cluster", "context")
+def status(where: TargetOptions, cluster: OptionalClusterArgument = "local") -> None:
     """Show the operator, the TrainingCluster and the jobs.
 
     The dev environment is among them. Exit code 1 when the operator isn't ready, or no job can be seen.
@@ -55,7 +56,7 @@ def status(cluster: OptionalClusterArgument = "local", context: ContextOption = 
         raise ConfigError(f"{error}; for a job: lockstep get {shlex.quote(cluster)}") from None
 
     async def read() -> Overview:
-        async with await Cluster.connect(context) as connection:
+        async with await Cluster.connect(where.context) as connection:
             return await overview(connection, file)
 
     view = asyncio.run(read())

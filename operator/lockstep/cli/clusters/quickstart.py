@@ -17,6 +17,7 @@ import typer
 
 from lockstep.api.errors import ConfigError
 from lockstep.cli.clusters.demo import AGAIN, GENERATE_SECONDS, SAMPLE, demo_folder, generate_command, print_result, sample_file, step
+from lockstep.cli.shared.jobargs import TargetOptions, acts_on
 from lockstep.cli.shared.terminal import confirm
 from lockstep.cli.shared.trainer import in_full_environment
 from lockstep.platforms.output import put, tell
@@ -34,12 +35,12 @@ POD_RESOURCES = {"requests": {"cpu": "100m", "memory": "256Mi"}}
 """Resources of the pod beside the job. No limits: it loads the model for the sample, too."""
 
 
+@acts_on("context", "local")
 def quickstart(
-    local: Annotated[bool, typer.Option("--local", help="Run the two nodes as processes here, without a cluster.")] = False,
+    where: TargetOptions,
     hosts: Annotated[
         bool, typer.Option("--hosts", help="Run it over ssh on two hosts that the verb starts on this machine, without Kubernetes.")
     ] = False,
-    context: Annotated[str | None, typer.Option(help="Use this context of your kubeconfig instead of the embedded cluster.")] = None,
     yes: Annotated[
         bool, typer.Option("--yes", "-y", help="Don't ask before it installs Lockstep on the cluster that KUBECONFIG names.")
     ] = False,
@@ -49,12 +50,12 @@ def quickstart(
     This is the shortest way to see Lockstep work.
 
     As root on Linux it brings up a real Kubernetes with two nodes on this machine; elsewhere it runs the same job as processes.
-    --context names a cluster of your own to use instead; if KUBECONFIG names one, you are asked. --hosts shows the same on machines
-    without Kubernetes.
+    --local does the latter anyway. --context names a cluster of your own to use instead; if KUBECONFIG names one, you are asked. --hosts
+    shows the same on machines without Kubernetes.
 
     Example: lockstep quickstart
     """
-    started = time.monotonic()
+    started, local, context = time.monotonic(), where.local, where.context
     if hosts and (local or context):
         raise ConfigError("--hosts, --local and --context each say where to run: use one of them")
     is_other = _is_cluster_of_kubeconfig()
@@ -185,7 +186,7 @@ def _demo_inputs(again: bool) -> Inputs:
     """The sample job and its cluster; where a run of it is there already, `again`, with what makes it train from the beginning."""
     from lockstep.cli.shared.inputs import FRESH, read_inputs
 
-    return read_inputs(sample_file(), CLUSTER, None, [FRESH] if again else [])
+    return read_inputs(sample_file(), TargetOptions(CLUSTER), [FRESH] if again else [])
 
 
 def demo_document(namespace: str, again: bool) -> dict[str, Any]:

@@ -15,10 +15,11 @@ HOSTS = 2
 
 def run_on_bed() -> int:
     """Bring two hosts up on this machine, train the demo on them, show a sample of its adapter, and return the exit code."""
-    from lockstep.cli.clusters.bed import BED, bring_hosts_up
+    from lockstep.cli.clusters.devcluster import BED, bring_hosts_up
     from lockstep.cli.shared.clusterfiles import use
     from lockstep.cli.shared.folders import from_here, write_state
     from lockstep.cli.shared.inputs import FRESH, read_inputs
+    from lockstep.cli.shared.jobargs import TargetOptions
     from lockstep.cli.shared.runonhosts import run_on_hosts
     from lockstep.cli.shared.target import load
     from lockstep.platforms.hosts.start import HostOptions
@@ -30,13 +31,13 @@ def run_on_bed() -> int:
     use(named)
     demo = demo_folder()
     here = f"cluster={load(named).cluster.name}"
-    inputs = read_inputs(sample_file(), named, None, [here])
+    inputs = read_inputs(sample_file(), TargetOptions(named), [here])
     site = HostSite(inputs.cluster, named)
     with step("Copy the base model and the texts to both hosts"):
         asyncio.run(_copy(site, demo))
     again = any(job.name == inputs.job.metadata.name for job in site.jobs())
     if again:
-        inputs = read_inputs(sample_file(), named, None, [here, FRESH])
+        inputs = read_inputs(sample_file(), TargetOptions(named), [here, FRESH])
     with step(f"Train{AGAIN if again else ''}: lockstep run -f {sample_file()} {site.again}{' --fresh' if again else ''}"):
         code = run_on_hosts(inputs, named, HostOptions(), detach=False)
     if code != 0:
@@ -48,7 +49,7 @@ def run_on_bed() -> int:
   lockstep get {site.again}
   lockstep why {inputs.job.metadata.name} {site.again}
   lockstep logs {inputs.job.metadata.name} {site.again}
-  lockstep devcluster hosts down
+  lockstep devcluster down
 """
     print_result(job.status["result"], commands, f" on host {job.seen.first}")
     return 0

@@ -7,15 +7,15 @@ from typing import Annotated
 
 import typer
 
-from lockstep.cli.shared.jobargs import ClusterNameOption, ContextOption, Form, FormOption
+from lockstep.cli.shared.jobargs import Form, FormOption, TargetOptions, acts_on
 from lockstep.cli.shared.ownversion import own_version
 from lockstep.platforms.output import put, put_json
 
 
+@acts_on("cluster", "context")
 def version(
+    where: TargetOptions,
     client: Annotated[bool, typer.Option("--client", help="Print only this command's version, without asking a cluster.")] = False,
-    cluster: ClusterNameOption = "local",
-    context: ContextOption = None,
     output: FormOption = Form.TEXT,
 ) -> None:
     """Print the versions of Lockstep and of Kubernetes.
@@ -29,9 +29,7 @@ def version(
         _show(own)  # before a cluster is asked, which may not answer
     lines: list[tuple[str, str]] = []
     if not client:
-        from lockstep.cli.shared.target import namespace_of
-
-        lines = asyncio.run(_cluster_versions(namespace_of(cluster, None, context), context))
+        lines = asyncio.run(_cluster_versions(where.chosen_namespace(), where.context))
     if output is Form.JSON:
         put_json(dict([*own, *lines]))
     else:

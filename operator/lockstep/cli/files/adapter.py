@@ -68,7 +68,6 @@ def get_adapter(
     where: TargetOptions,
     job: JobArgument,
     output: Annotated[Path, typer.Argument(help="The adapter's folder on this machine; made if it isn't there.")] = Path("adapter"),
-    node: Annotated[int, typer.Option("--node", min=0, help="The node whose volume to read, if every node has its own.")] = 0,
 ) -> None:
     """Fetch a job's newest adapter from its volume.
 
@@ -76,14 +75,14 @@ def get_adapter(
 
     Example: lockstep adapter get demo ./demo-adapter
     """
-    put(asyncio.run(_get(find_job(job, where), output, node)))
+    put(asyncio.run(_get(find_job(job, where), output)))
 
 
-async def _get(job: SiteJob, output: Path, node: int) -> str:
+async def _get(job: SiteJob, output: Path) -> str:
     from lockstep.platforms.files.results import TEMPORARY, adapter_of
 
     async with (
-        job.trainer(node, tell) as volume,
+        job.trainer(0, tell) as volume,
         adapter_of(job.name, volume.place, volume.run_folder(job.name), job.site.again) as adapter,
     ):
         return await _fetched(adapter, volume.place, [volume.workspace, TEMPORARY], output, job.name) + _base_words(job)
@@ -103,7 +102,5 @@ async def _fetched(adapter: Adapter, place: Place, roots: list[str], output: Pat
     with Meter() as meter:
         progress = TransferProgress(meter.changed)
         meter.transfers = {job: progress}
-        for name in adapter.files or ("",):
-            target = f"{output}/{name}" if name else str(output)
-            await get(place, f"{adapter.folder}/{name}".rstrip("/"), target, roots, progress, name or "adapter")
+        await get(place, adapter.folder, str(output), roots, progress, "adapter")
     return f"{output}: {adapter.made_of or adapter.folder} of job {job}" + (", made of its shards" if adapter.made_of else "")

@@ -1,4 +1,4 @@
-"""`lockstep checkpoint`: list, verify and inspect a run's commits."""
+"""`lockstep checkpoint`: list and verify a run's commits."""
 
 from __future__ import annotations
 
@@ -72,13 +72,14 @@ def list_commits(
     runs: RunArgument,
     output: FormOption = Form.TEXT,
 ) -> None:
-    """List a run's checkpoints.
+    """List a run's checkpoints, and describe the newest.
 
-    It shows each commit's step, size and evaluation loss, whether its files exist, and why it is kept.
+    It shows each commit's step, size and evaluation loss, whether its files exist, and why it is kept. Below it describes the newest one,
+    or that of the step-N.aM folder that you name: what it holds, and what it came from.
 
     Example: lockstep checkpoint list demo
 
-    Example: lockstep checkpoint list runs/demo
+    Example: lockstep checkpoint list runs/demo/checkpoints/step-40.a1
     """
     text, _ = answer_of("list", runs, where)
     if output is Form.JSON:
@@ -87,6 +88,7 @@ def list_commits(
     answer = json.loads(text)
     if answer["commits"]:
         _print(commits_table(answer["commits"]))
+        put(*(line for commit in answer["commits"][:1] if "job" in commit for line in words(commit)))
     else:
         put("no commit is there; what a script saves by itself isn't listed")
     for problem in answer["problems"]:
@@ -115,26 +117,6 @@ def verify(
     else:
         put(*verdicts(json.loads(text)["commits"]))
     raise typer.Exit(code)
-
-
-@app.command("inspect")
-@on_cluster
-def inspect(
-    where: TargetOptions,
-    runs: RunArgument,
-    output: FormOption = Form.TEXT,
-) -> None:
-    """Describe a checkpoint: what it holds, and what it came from.
-
-    Example: lockstep checkpoint inspect runs/demo/checkpoints/step-40.a1
-    """
-    text, _ = answer_of("show", runs, where)
-    if output is Form.JSON:
-        put_json_text(text)
-        return
-    answer = json.loads(text)
-    put(*words(answer))
-    _print(shards_table(answer["manifest"]["shards"]))
 
 
 def commits_table(commits: list[Json]) -> Table:
@@ -175,40 +157,25 @@ def verdicts(commits: list[Json]) -> list[str]:
     return lines
 
 
-def words(answer: Json) -> list[str]:
-    """Lines that describe a commit's manifest (pure)."""
-    summary, parameters = answer["summary"], answer["parameters"]
-    fragments = [parameter["fragments"] for parameter in parameters]
-    least, most = min(fragments), max(fragments)
-    each = number_of(least, "fragment") if least == most else f"{least} to {most} fragments"
-    settings = ", ".join(f"{key} {_value(value)}" for key, value in summary["settings"].items())
-    loss = "not evaluated" if summary["evalLoss"] is None else f"{summary['evalLoss']:.4f} at step {summary['evalStep']}"
+def words(commit: Json) -> list[str]:
+    """Return lines that describe a commit of the list."""
+    settings = ", ".join(f"{key} {_value(value)}" for key, value in commit["settings"].items())
     return [
         (
-            f"Commit          {answer['name']} of job {summary['job']}: step {summary['step']}, attempt {summary['attempt']},"
-            f" {summary['samplesConsumed']} samples seen"
+            f"Commit          {commit['name']} of job {commit['job']}: step {commit['step']}, attempt {commit['attempt']},"
+            f" {commit['samplesConsumed']} samples seen"
         ),
-        f"Base model      {summary['baseModel']}",
-        f"Trained         {summary['method']}{': ' + settings if settings else ''}",
-        f"Parameters      {summary['trainableParameters']:,} in {len(parameters)} tensors, each in {each}",
-        f"Saved by        {number_of(summary['ranks'], 'rank')}, {summary['zeroStage']}, {summary['precision']}",
-        f"Content         {summary['content']}, {decimal_size(summary['bytes'])}",
-        f"Batch and seed  global batch {summary['globalBatchSize']}, seed {summary['seed']}",
-        f"Eval loss       {loss}; before training: {summary['evalLossBefore'] or 'not evaluated'}",
+        f"Base model      {commit['baseModel']}",
+        f"Trained         {commit['method']}{': ' + settings if settings else ''}",
+        f"Parameters      {commit['trainableParameters']:,}",
+        f"Saved by        {number_of(commit['ranks'], 'rank')}, {commit['zeroStage']}, {commit['precision']}",
+        f"Batch and seed  global batch {commit['globalBatchSize']}, seed {commit['seed']}",
+        f"Before          eval loss {commit['evalLossBefore'] or 'not evaluated'}",
     ]
 
 
 def _value(value: object) -> str:
     return "+".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def shards_table(shards: list[Json]) -> Table:
-    from rich.table import Table
-
-    table = Table("shard", "size", "fragments", "where")
-    for shard in shards:
-        table.add_row(shard["file"], decimal_size(shard["bytes"]), str(len(shard["fragments"])), shard["problem"] or shard["path"])
-    return table
 
 
 def _print(table: Table) -> None:

@@ -14,7 +14,7 @@ import typer
 from lockstep.api.errors import ConfigError
 from lockstep.cli.files.copies import Copy, read_all, tell_result, there
 from lockstep.cli.shared.inputs import only
-from lockstep.cli.shared.jobargs import UNNAMED, ContextOption, NamespaceOption, TargetOptions
+from lockstep.cli.shared.jobargs import TargetOptions, on_cluster
 from lockstep.cli.shared.kubesite import unknown_job
 from lockstep.cli.shared.signals import exiting_on_ctrl_c
 from lockstep.cli.shared.terminal import Meter
@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from lockstep.platforms.files.transfer import Carried, Sender, TransferProgress
 
 
+@on_cluster
 def cp(
+    where: TargetOptions,
     sources: Annotated[
         list[str],
         typer.Argument(metavar="SRC...", help="Files or folders: of this machine, or JOB:/path on a job's volumes.", show_default=False),
@@ -64,14 +66,6 @@ def cp(
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace files that were sent from another folder.")] = False,
-    cluster: Annotated[
-        str | None,
-        typer.Option(
-            "--cluster", help=f"A cluster of clusters/, or a cluster file's path: it states the namespace and the API server. {UNNAMED}"
-        ),
-    ] = None,
-    namespace: NamespaceOption = None,
-    context: ContextOption = None,
 ) -> None:
     """Copy files to or from a job's volumes.
 
@@ -96,7 +90,7 @@ def cp(
     copies = read_all(sources, target) if origin is None else there(sources, target)
     if force and not copies[0].up:
         raise ConfigError("--force replaces files of a job, and these are copied from it: leave it out")
-    site = _hosts(file, cluster, namespace, context)
+    site = _hosts(file, where)
     if site is None and origin is not None:
         raise ConfigError("--from names a host, which only a cluster file with platform: hosts has: name that file with --cluster")
     if site is not None:
@@ -105,32 +99,32 @@ def cp(
         with exiting_on_ctrl_c("interrupted: what has arrived is kept; run the same command again to continue"):
             done = [asyncio.run(copy_on_hosts(copy, site, node, origin, force=force)) for copy in copies]
         raise typer.Exit(0 if all(done) else 1)
-    before = None if file is None else _before_start(file, copies, cluster, namespace)
-    place = before.namespace if before is not None else TargetOptions.of(cluster, namespace, context).chosen_namespace()
+    before = None if file is None else _before_start(file, copies, where)
+    place = before.namespace if before is not None else where.chosen_namespace()
     with exiting_on_ctrl_c("interrupted: what has arrived is kept; run the same command again to continue"):
-        done = [asyncio.run(_copy(copy, place, context, node, before, force=force)) for copy in copies]
+        done = [asyncio.run(_copy(copy, place, where.context, node, before, force=force)) for copy in copies]
     if not all(done):
         raise typer.Exit(1)
 
 
-def _hosts(file: Path | None, cluster: str | None, namespace: str | None, context: str | None) -> HostSite | None:
+def _hosts(file: Path | None, where: TargetOptions) -> HostSite | None:
     """Return the hosts that are meant; None for a Kubernetes cluster."""
     from lockstep.cli.shared.hostsite import HostSite
 
     if file is None:
-        site = TargetOptions.of(cluster, namespace, context).site()
+        site = where.site()
         return site if isinstance(site, HostSite) else None
     from lockstep.cli.shared.inputs import read_inputs
 
-    inputs = read_inputs(file, cluster, namespace, context=context)
-    return None if inputs.cluster.hosts is None else HostSite(inputs.cluster, cluster or inputs.cluster.cluster.name)
+    inputs = read_inputs(file, where)
+    return None if inputs.cluster.hosts is None else HostSite(inputs.cluster, where.cluster or inputs.cluster.cluster.name)
 
 
-def _before_start(file: Path, copies: Sequence[Copy], cluster: str | None, namespace: str | None) -> Resolved:
+def _before_start(file: Path, copies: Sequence[Copy], where: TargetOptions) -> Resolved:
     """Resolve a job from its file: it may never have started. Raises ConfigError."""
     from lockstep.cli.shared.inputs import read_inputs, resolve_inputs
 
-    inputs = read_inputs(file, cluster, namespace)
+    inputs = read_inputs(file, where)
     inputs.aim()
     resolved = resolve_inputs(inputs)
     for copy in copies:

@@ -38,9 +38,6 @@ if TYPE_CHECKING:
 
 JUPYTER_PORT, TENSORBOARD_PORT, CODE_PORT, DEBUG_PORT = 8888, 6006, 8443, 5678
 WATCH_SECONDS = 2.0
-PortOption = Annotated[
-    int | None, typer.Option("--port", min=1, max=65535, help="Port of this machine. Default: the usual one, or a free one.")
-]
 
 
 @on_cluster
@@ -67,8 +64,6 @@ def jupyter(
     where: TargetOptions,
     job: OptionalJobArgument = DEFAULT_JOB,
     node: NodeOption = 0,
-    folder: Annotated[str, typer.Option("--folder", help="Folder of the notebooks, in the pod.")] = WORKSPACE,
-    port: PortOption = None,
 ) -> None:
     """Run a notebook server in a job's pod, or on its host.
 
@@ -78,7 +73,7 @@ def jupyter(
 
     Example: lockstep jupyter ml-dev-env
     """
-    _serve("jupyter", job, node, where, port, JUPYTER_PORT, folder=folder)
+    _serve("jupyter", job, node, where, JUPYTER_PORT)
 
 
 @on_cluster
@@ -87,7 +82,6 @@ def tensorboard(
     job: OptionalJobArgument = DEFAULT_JOB,
     node: NodeOption = 0,
     folder: Annotated[str, typer.Option("--folder", help="Folder that holds the events of runs, in the pod.")] = f"{WORKSPACE}/runs",
-    port: PortOption = None,
 ) -> None:
     """Run TensorBoard in a job's pod, or on its host.
 
@@ -95,7 +89,7 @@ def tensorboard(
 
     Example: lockstep tensorboard ml-dev-env
     """
-    _serve("tensorboard", job, node, where, port, TENSORBOARD_PORT, folder=folder)
+    _serve("tensorboard", job, node, where, TENSORBOARD_PORT, folder=folder)
 
 
 @on_cluster
@@ -104,7 +98,6 @@ def vscode(
     job: OptionalJobArgument = DEFAULT_JOB,
     node: NodeOption = 0,
     folder: Annotated[str, typer.Option("--folder", help="Folder to open, in the pod.")] = WORKSPACE,
-    port: PortOption = None,
 ) -> None:
     """Open a job's files in VS Code.
 
@@ -115,7 +108,7 @@ def vscode(
 
     Example: lockstep vscode ml-dev-env --node 1
     """
-    _serve("vscode", job, node, where, port, CODE_PORT, folder=folder)
+    _serve("vscode", job, node, where, CODE_PORT, folder=folder)
 
 
 @on_cluster
@@ -133,10 +126,6 @@ def debug(
         bool, typer.Option("--attach", help="Start nothing. Connect to a script there that waits for a debugger already.")
     ] = False,
     node: NodeOption = 0,
-    pod_port: Annotated[
-        int, typer.Option("--pod-port", min=1, max=65535, help="With --attach: the port in the pod on which the script waits.")
-    ] = DEBUG_PORT,
-    port: PortOption = None,
 ) -> None:
     """Start a script under debugpy and let VS Code attach.
 
@@ -155,12 +144,12 @@ def debug(
             " --attach"
         )
     if script is not None:
-        return _serve("debug", job, node, where, port, DEBUG_PORT, command=(script, *(arguments or [])))
+        return _serve("debug", job, node, where, DEBUG_PORT, command=(script, *(arguments or [])))
 
     async def forward(spot: Spot) -> None:
-        async with spot.forwarded(pod_port, port or pod_port, port is not None) as local:
+        async with spot.forwarded(DEBUG_PORT, DEBUG_PORT) as local:
             _print_launch(spot, local)
-            put(f"Port {local} of this machine leads to port {pod_port} of {spot.name}. Press Ctrl-C to end.", flush=True)
+            put(f"Port {local} of this machine leads to port {DEBUG_PORT} of {spot.name}. Press Ctrl-C to end.", flush=True)
             await spot.until_gone()
 
     _at(job, node, where, forward)
@@ -171,7 +160,6 @@ def _serve(
     job: str,
     node: int,
     where: TargetOptions,
-    port: int | None,
     usual: int,
     *,
     folder: str = WORKSPACE,
@@ -189,7 +177,7 @@ def _serve(
         try:
             async with (
                 served(spot.place, request, _echo) as server,
-                spot.forwarded(server.port, port or usual, port is not None) as local,
+                spot.forwarded(server.port, usual) as local,
             ):
                 if kind == "debug":
                     _print_launch(spot, local)
@@ -216,8 +204,8 @@ class Spot(NamedTuple):
     place: Place
     path: Callable[[str], str]
     """Path there of what a job has below /workspace."""
-    forwarded: Callable[[int, int, bool], AbstractAsyncContextManager[int]]
-    """Forward a port there to one of this machine, which may be another one unless the last word is True."""
+    forwarded: Callable[[int, int], AbstractAsyncContextManager[int]]
+    """Forward a port there to one of this machine: to the second number, or another one where that is taken."""
     desktop: Callable[[str], Awaitable[str]]
     """Command that opens a folder there in the VS Code of this machine; "" where none is known."""
     host: Host | None
@@ -236,15 +224,15 @@ def _at(job: str, node: int, where: TargetOptions, work: Callable[[Spot], Corout
     async def in_pod(connection: Cluster) -> None:
         from lockstep.kube.aim import Connections, environment_kubeconfig
         from lockstep.kube.forward import forwarded
-        from lockstep.kube.kubeconfig import current_context
+        from lockstep.kube.kubeconfig import chosen_context
         from lockstep.platforms.jobs.editor import attach_uri, refuse_without_rights
 
-        def way(there: int, here: int, exactly: bool) -> AbstractAsyncContextManager[int]:
-            return forwarded(connection, target.namespace, pod, there, here, say, exactly=exactly)
+        def way(there: int, here: int) -> AbstractAsyncContextManager[int]:
+            return forwarded(connection, target.namespace, pod, there, here, say)
 
         async def desktop(folder: str) -> str:
             files = Connections.aim.kubeconfig(where.context)
-            context = where.context or current_context(files.paths)
+            context, _ = chosen_context(files.paths, where.context)
             found = await connection.get("Pod", target.namespace, pod)
             if found is None or context is None:
                 return ""
@@ -271,8 +259,8 @@ async def _on_host(job: HostJob, node: int, work: Callable[[Spot], Coroutine[Any
 
     async with job.trainer(node, say) as volume:
 
-        def way(there: int, here: int, exactly: bool) -> AbstractAsyncContextManager[int]:
-            return forwarded(volume.place, there, here, exactly=exactly)
+        def way(there: int, here: int) -> AbstractAsyncContextManager[int]:
+            return forwarded(volume.place, there, here)
 
         name = job.seen.hosts[node]
         host = job.site.hosts.host(name)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lockstep.cli.shared.jobargs import TargetOptions, find_job, on_cluster
+from lockstep.cli.shared.jobargs import TargetOptions, acts_on, find_job
 from lockstep.cli.shared.signals import exiting_on_ctrl_c
 from lockstep.platforms.output import ProgramOutput, tell
 
@@ -18,14 +18,13 @@ if TYPE_CHECKING:
     from lockstep.programs import Place
 
 
-@on_cluster
+@acts_on("cluster", "namespace", "context", "local")
 def generate(
     where: TargetOptions,
     job: Annotated[str, typer.Argument(help="The job's name; with --local a run's or an adapter's folder.", show_default=False)],
     prompt: Annotated[str, typer.Argument(help="The beginning of the text.", show_default=False)],
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Largest number of tokens to add.")] = 100,
     base: Annotated[bool, typer.Option("--base", help="First print what the base model writes without the adapter.")] = False,
-    local: Annotated[bool, typer.Option("--local", help="Run on this machine, from a folder.")] = False,
     model: Annotated[
         str | None, typer.Option("--model", help="The base model's folder. Default: what the job or the adapter names.")
     ] = None,
@@ -49,7 +48,7 @@ def generate(
     """
     arguments = ["--prompt", prompt, "--tokens", str(max_tokens), "--stream", *(["--compare"] if base else [])]
     arguments += [] if model is None else ["--model", model]
-    if local:
+    if where.local:
         from lockstep.cli.shared.trainer import run_trainer
 
         run_trainer("generate", ["--adapter", _adapter_in(Path(job)), *arguments])

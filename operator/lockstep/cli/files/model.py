@@ -15,7 +15,8 @@ import typer
 from lockstep.api.errors import ConfigError
 from lockstep.api.names import WORKSPACE
 from lockstep.cli.shared.inputs import OptionalFileOption, only
-from lockstep.cli.shared.jobargs import UNNAMED, ContextOption, NamespaceOption, TargetOptions
+from lockstep.cli.shared.jobargs import WORKSPACE as WORKSPACE_HERE
+from lockstep.cli.shared.jobargs import TargetOptions, acts_on
 from lockstep.cli.shared.signals import exiting_on_ctrl_c
 from lockstep.platforms.output import ProgramOutput, put, tell
 
@@ -30,7 +31,6 @@ app = typer.Typer(help="Work with base models.", no_args_is_help=True)
 MODULE = "lockstep_train.fetch"
 LIFETIME_SECONDS = 86400
 """Lifetime of the pod: enough for a model of a terabyte over a slow link."""
-HERE = Path(".lockstep/workspace")
 EXIT_FAILED = 1
 
 
@@ -40,7 +40,9 @@ def model() -> None:
 
 
 @app.command("get")
+@acts_on("cluster", "namespace", "context", "workspace")
 def get_model(
+    where: TargetOptions,
     name: Annotated[
         str | None,
         typer.Argument(
@@ -62,13 +64,6 @@ def get_model(
         Path | None,
         typer.Option("--to", help="The folder for the model; in pods it must be below /workspace. Default: the cache in which jobs look."),
     ] = None,
-    workspace: Annotated[
-        Path | None,
-        typer.Option("--workspace", help=f"On this machine: the folder of `lockstep run --local` whose cache to fill. Default: {HERE}."),
-    ] = None,
-    cluster: Annotated[str | None, typer.Option("--cluster", help=f"A cluster of clusters/, or a cluster file's path. {UNNAMED}")] = None,
-    namespace: NamespaceOption = None,
-    context: ContextOption = None,
 ) -> None:
     """Fetch a base model by its name, once for all jobs.
 
@@ -92,29 +87,31 @@ def get_model(
             "--claim: a job names its own Secret in training.model.tokenSecret, and this machine uses HF_TOKEN",
         )
     if files or job is not None or claim is not None:
-        _refuse_unread({"--workspace": workspace}, "a fetch on this machine: pods have their own /workspace")
+        _refuse_unread(
+            {"--workspace": None if where.workspace == WORKSPACE_HERE else where.workspace},
+            "a fetch on this machine: pods have their own /workspace",
+        )
     else:
-        places = {"--cluster": cluster, "--namespace": namespace, "--context": context}
+        places = {"--cluster": where.cluster, "--namespace": where.namespace, "--context": where.context}
         _refuse_unread(places, "-f, --job or --claim, which say whose volumes to fill: without these, the model comes to this machine")
     if name is not None:
         _refuse_unusable(name, revision)
-    hosts = _hosts(only(files, "model get") if files else None, job, cluster, namespace, context) if claim is None else None
+    hosts = _hosts(only(files, "model get") if files else None, job, where) if claim is None else None
     if hosts is not None:
         name, revision = _named(name, revision, hosts.job)
         _refuse_unusable(name, revision)
         code = _run(_on_hosts(hosts, name, revision, to))
     elif files or claim is not None:
-        read = _job_of_file(only(files, "model get") if files else None, claim, token_secret, name, cluster, namespace, context)
+        read = _job_of_file(only(files, "model get") if files else None, claim, token_secret, name, where)
         name, revision = _named(name, revision, read.job)
         _refuse_unusable(name, revision)
-        code = _run(_before_start(read, _arguments(name, revision, to), context))
+        code = _run(_before_start(read, _arguments(name, revision, to), where.context))
     elif name is None:
         raise ConfigError("NAME is missing: name a model (lockstep model get org/name), or a job file that names one (-f FILE)")
     elif job is not None:
-        place = TargetOptions.of(cluster, namespace, context).chosen_namespace()
-        code = _run(_on_volumes(job, place, _arguments(name, revision, to), context))
+        code = _run(_on_volumes(job, where.chosen_namespace(), _arguments(name, revision, to), where.context))
     else:
-        return _here(name, revision, to, workspace or HERE)
+        return _here(name, revision, to, where.workspace)
     if code:
         raise typer.Exit(code)
 
@@ -167,18 +164,9 @@ def _named(name: str | None, revision: str | None, job: TrainingJob | None) -> t
     return training.model.name, revision or training.model.revision
 
 
-def _job_of_file(
-    file: Path | None,
-    claim: str | None,
-    token_secret: str | None,
-    name: str | None,
-    cluster: str | None,
-    namespace: str | None,
-    context: str | None,
-) -> Resolved:
+def _job_of_file(file: Path | None, claim: str | None, token_secret: str | None, name: str | None, where: TargetOptions) -> Resolved:
     """Job whose volumes are filled; for a claim, one that would use it. Raises ConfigError."""
     from lockstep.cli.shared.inputs import read_all, resolve_inputs
-    from lockstep.cli.shared.target import unnamed_cluster
 
     with TemporaryDirectory() as folder:
         if file is None:
@@ -186,7 +174,7 @@ def _job_of_file(
                 raise ConfigError("NAME is missing: lockstep model get org/name --claim CLAIM")
             file = Path(folder) / "claim.yaml"
             file.write_text(json.dumps(_job_of_claim(str(claim), token_secret, name)))
-        inputs, *others = read_all(file, cluster, namespace, unnamed=lambda: unnamed_cluster(context))
+        inputs, *others = read_all(file, where, unnamed=lambda: where.named)
     if others:
         raise ConfigError(f"{file} holds {len(others) + 1} jobs: lockstep model get takes a file with one")
     inputs.aim()
@@ -214,13 +202,14 @@ class _Hosts(NamedTuple):
     """Job of the file; None: a job was named that has started."""
 
 
-def _hosts(file: Path | None, job: str | None, cluster: str | None, namespace: str | None, context: str | None) -> _Hosts | None:
+def _hosts(file: Path | None, job: str | None, where: TargetOptions) -> _Hosts | None:
     """Return the hosts of the job that is named or in the file; None where its cluster is of Kubernetes, or none is meant."""
     from lockstep.cli.shared.hostsite import HostSite
 
     if job is not None:
-        named = TargetOptions.of(cluster, namespace, context).hosts()
+        named = where.hosts()
         return None if named is None else _Hosts(named, named.job(job).seen.hosts, None)
+    cluster = where.cluster
     if file is None or (cluster is None and not file.is_file()):  # (what is piped in can be read once)
         return None
     from lockstep.api.files.jobfile import parse_job_file
@@ -235,7 +224,7 @@ def _hosts(file: Path | None, job: str | None, cluster: str | None, namespace: s
     from lockstep.cli.shared.inputs import read_inputs
     from lockstep.plan.hosts.place import chosen
 
-    read = read_inputs(file, cluster, namespace)
+    read = read_inputs(file, replace(where, cluster=cluster))
     site = HostSite(cluster_file, cluster)
     return _Hosts(site, [host.name for host in chosen(site.hosts, read.job.spec.nodes)], read.job)
 

@@ -35,9 +35,6 @@ def sync(
             "--force", help="Overwrite files that were changed in a pod since the last sync or sent from other folders, and remove those."
         ),
     ] = False,
-    no_gitignore: Annotated[
-        bool, typer.Option("--no-gitignore", help="Send what .gitignore names, too. What .lockstepignore names stays here.")
-    ] = False,
 ) -> None:
     """Send a folder to all pods of a job: only what differs.
 
@@ -52,7 +49,7 @@ def sync(
     from lockstep.cli.shared.hostsite import HostSite
 
     site = where.site()
-    sending = Sending(job, folder, to, site.again, force=force, gitignore=not no_gitignore, watch=watch)
+    sending = Sending(job, folder, to, site.again, force=force, watch=watch)
     with exiting_on_ctrl_c():
         complete = asyncio.run(_run_on_hosts(site, sending) if isinstance(site, HostSite) else _run_in_pods(where, sending))
     if not complete:

@@ -12,7 +12,7 @@ import typer
 
 from lockstep.api.errors import ConfigError
 from lockstep.cli.shared.inputs import OptionalFileOption, only
-from lockstep.cli.shared.jobargs import Form, FormOption, OptionalClusterArgument
+from lockstep.cli.shared.jobargs import Form, FormOption, OptionalClusterArgument, TargetOptions
 from lockstep.cli.shared.terminal import waiting
 from lockstep.platforms.output import put, put_json
 
@@ -46,7 +46,7 @@ def check(
     from lockstep.cli.shared.inputs import read_inputs, resolve_inputs
     from lockstep.cli.shared.target import load
 
-    inputs = None if not file else read_inputs(only(file, "hosts check"), cluster, None)
+    inputs = None if not file else read_inputs(only(file, "hosts check"), TargetOptions(cluster))
     resolved = None if inputs is None else resolve_inputs(inputs)
     cluster_file = load(cluster) if inputs is None else inputs.cluster
     if cluster_file.hosts is None:

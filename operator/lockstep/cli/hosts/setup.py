@@ -32,22 +32,24 @@ BOOTSTRAP = Path("requirements/bootstrap.lock")
 def setup(
     cluster: OptionalClusterArgument = "local",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what each host lacks, and change nothing.")] = False,
-    wheelhouse: Annotated[
-        Path | None,
+    fingerprint: Annotated[
+        list[str] | None,
         typer.Option(
-            "--wheelhouse",
-            metavar="DIR",
+            "--fingerprint",
+            metavar="NAME=SHA256:…",
             show_default=False,
-            help=(
-                "For hosts that reach no package index: send the packages from this folder, after downloading into it what is missing."
-                " Default: environment.wheelhouse."
-            ),
+            help="Pin this host's key without asking if it has this fingerprint, and fail if it has another. May be repeated.",
         ),
     ] = None,
 ) -> None:
-    """Install the Python environment of ranks on every host.
+    """Let yourself in, and install the ranks' Python environment.
 
-    It installs environment.lock with its hashes.
+    It shows the key of a host that your ssh doesn't know, asks, and writes host_key into the cluster file; every later login checks it.
+    Compare it with what the host itself prints at its own screen: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub. An attacker between
+    you and the host could answer in its place, so Lockstep takes no key without your word. Where ssh asks for a code, a touch or a
+    passphrase, your answer serves all verbs for eight hours. It goes to ssh itself.
+
+    Then it installs environment.lock with its hashes.
 
     It needs no root, and prints the steps that only root can take. Running jobs keep the environment that they started with. Run it again
     if it broke off, or if the lock or Lockstep has changed. It changes nothing on a host that lacks nothing.
@@ -60,9 +62,12 @@ def setup(
     file = load(cluster)
     if file.hosts is None:
         raise ConfigError(f"{cluster} is a Kubernetes cluster: hosts setup is for cluster files with platform: hosts")
-    stated = file.hosts.environment
-    house = wheelhouse or (None if stated.wheelhouse is None else _local(stated.wheelhouse))
-    asyncio.run(_set_up(HostSite(file, cluster).fleet(), stated, house, dry_run=dry_run))
+    if not dry_run:
+        from lockstep.cli.hosts.access import let_in
+
+        file = let_in(cluster, file, file.hosts, fingerprint or [])
+    fleet = HostSite(file, cluster).fleet()
+    asyncio.run(_set_up(fleet, fleet.cluster.environment, dry_run=dry_run))
 
 
 @dataclass(frozen=True)
@@ -75,10 +80,10 @@ class Wanted:
     trainer: WheelFile
 
 
-async def _set_up(fleet: Fleet, stated: HostEnvironment, house: Path | None, *, dry_run: bool) -> None:
+async def _set_up(fleet: Fleet, stated: HostEnvironment, *, dry_run: bool) -> None:
     from lockstep.plan.hosts.setup import mixed_pythons, plan_lines
 
-    wanted = wanted_of(stated)
+    wanted, house = wanted_of(stated), None if stated.wheelhouse is None else _local(stated.wheelhouse)
     names = [host.name for host in fleet.cluster.hosts if not host.python]
     for host in fleet.cluster.hosts:
         if host.python:

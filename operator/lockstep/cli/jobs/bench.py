@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lockstep.api.errors import Failed
 from lockstep.api.names import HOSTS
-from lockstep.cli.shared.clusterfiles import LOCAL_CLUSTER
 from lockstep.cli.shared.hostsite import fleet_of
-from lockstep.cli.shared.inputs import ClusterOption, FileOption, NamespaceOption, SetOption, TakesFiles, only, read_inputs
-from lockstep.cli.shared.jobargs import WORKSPACE, ContextOption, Form, FormOption, HereOption, VolumesOption, limit_option
+from lockstep.cli.shared.inputs import FileOption, SetOption, only, read_inputs
+from lockstep.cli.shared.jobargs import Form, FormOption, TargetOptions, limit_option, on_site
 from lockstep.cli.shared.signals import exiting_on_ctrl_c
 from lockstep.cli.shared.trainer import TORCH, in_full_environment
 from lockstep.platforms.output import put, put_json, tell
 from lockstep_spec.words import number_of
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from lockstep.api.job import TrainingJob
     from lockstep.api.objects import Object
     from lockstep.cli.shared.inputs import Inputs
@@ -36,21 +36,18 @@ def bench() -> None:
     """Measure a job's training."""
 
 
-@app.command("scaling", cls=TakesFiles)
+@app.command("scaling")
+@on_site
 def scaling(
+    where: TargetOptions,
     file: FileOption,
     nodes: Annotated[
         str | None,
         typer.Option("--nodes", help="Numbers of nodes, such as 1,2,4. Default: 1 up to the job's, doubled beyond 4.", show_default=False),
     ] = None,
     steps: Annotated[int, typer.Option("--steps", min=2, max=10000, help="Number of steps to measure, after 3 steps that warm up.")] = 20,
-    local: HereOption = False,
-    namespace: NamespaceOption = None,
-    context: ContextOption = None,
-    cluster: ClusterOption = None,
     changes: SetOption = None,
     timeout: Annotated[int | None, limit_option("Seconds for each number of nodes.")] = None,
-    workspace: VolumesOption = WORKSPACE,
     output: FormOption = Form.TEXT,
 ) -> None:
     """Measure what each further node brings to a job.
@@ -71,11 +68,11 @@ def scaling(
     """
     from lockstep.plan.ahead.scaling import as_json, batch_line, closing, scaling_job, sizes
 
-    inputs = read_inputs(only(file, "bench scaling"), (cluster or LOCAL_CLUSTER) if local else cluster, namespace, changes, context=context)
+    inputs = read_inputs(only(file, "bench scaling"), where, changes)
     numbers = sizes(nodes, inputs.job.spec.nodes or inputs.cluster.profile.spec.gpus.default_nodes)
     jobs = [scaling_job(inputs.job, number, steps) for number in numbers]
-    in_full_environment(TORCH if local else ())
-    run = _runner(inputs, workspace if local else None, cluster, namespace, context, timeout)
+    in_full_environment(TORCH if where.local else ())
+    run = _runner(inputs, where, timeout)
     quiet = output is Form.JSON
     if not quiet:
         on = f"{', '.join(map(str, numbers))} {'node' if numbers == (1,) else 'nodes'}"
@@ -84,7 +81,7 @@ def scaling(
         measured = list(_table(inputs, run, jobs, quiet=quiet))
     if quiet:
         put_json(as_json(measured), indent=1)
-    elif lines := list(closing(measured, one_machine=local)):
+    elif lines := list(closing(measured, one_machine=where.local)):
         put(*lines)
     raise typer.Exit(EXIT_FAILED if any(one.problem for one in measured) else 0)
 
@@ -110,17 +107,15 @@ def _table(inputs: Inputs, run: Run, jobs: list[TrainingJob], *, quiet: bool) ->
         yield one
 
 
-def _runner(
-    inputs: Inputs, workspace: Path | None, cluster: str | None, namespace: str | None, context: str | None, timeout: int | None
-) -> Run:
-    """`workspace`: of this machine; None: the job's cluster measures."""
+def _runner(inputs: Inputs, where: TargetOptions, timeout: int | None) -> Run:
     from lockstep.kube.cluster import ApiError, Unreachable
     from lockstep.plan.ahead.scaling import RECORDED
 
-    if workspace is not None:
-        return _here(inputs, workspace)
+    if where.local:
+        return _here(inputs, where.workspace)
     profile = inputs.cluster.profile
-    fleet = None if inputs.cluster.hosts is None else fleet_of(inputs.cluster, cluster, namespace=namespace, context=context)
+    is_of_hosts, options = inputs.cluster.hosts is not None, {"namespace": where.namespace, "context": where.context}
+    fleet = fleet_of(inputs.cluster, where.cluster, **options) if is_of_hosts else None
 
     async def measured(job: TrainingJob) -> tuple[dict[str, Object], str]:
         if fleet is not None:
@@ -130,7 +125,7 @@ def _runner(
         from lockstep.platforms.in_namespace.run import TimeLimit
         from lockstep.platforms.in_namespace.shortruns import measured_on_cluster
 
-        return await measured_on_cluster(job, profile, inputs.namespace, context, tell, TimeLimit.of(timeout), RECORDED)
+        return await measured_on_cluster(job, profile, inputs.namespace, where.context, tell, TimeLimit.of(timeout), RECORDED)
 
     def run(job: TrainingJob) -> tuple[dict[str, Object], str]:
         try:

@@ -13,16 +13,9 @@ import typer
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.cli.shared.inputs import OptionalFileOption, only, read_all, read_inputs
 from lockstep.cli.shared.jobargs import (
-    UNNAMED,
-    WORKSPACE,
-    ContextOption,
     JobArgument,
     JobsArgument,
-    LocalOption,
-    NamespaceOption,
-    SiteOptions,
     TargetOptions,
-    WorkspaceOption,
     find_cluster_job,
     find_job,
     find_jobs,
@@ -43,13 +36,15 @@ if TYPE_CHECKING:
     from lockstep.kube.cluster import Cluster
 
 NODES_MAX = 1024
+STOP_SECONDS = 600
+"""Seconds until jobs that save and stop are given up."""
 REMOVE = "import os, shutil, sys; os.path.isdir(sys.argv[1]) and shutil.rmtree(sys.argv[1])"
 REMOVE_SECONDS = 1800.0
 """A run of thousands of files on a slow volume."""
 
 
 @on_site
-def resume(where: SiteOptions, jobs: JobsArgument) -> None:
+def resume(where: TargetOptions, jobs: JobsArgument) -> None:
     """Resume suspended jobs.
 
     They go on from their last checkpoint, if one was committed. A script starts again, and goes on if it looks for its own checkpoints.
@@ -65,16 +60,15 @@ def resume(where: SiteOptions, jobs: JobsArgument) -> None:
 
 @on_site
 def stop(
-    where: SiteOptions,
+    where: TargetOptions,
     jobs: JobsArgument,
     run: Annotated[bool, typer.Option("--run", help="Stop the script that a dev environment runs, and keep its pods.")] = False,
     now: Annotated[bool, typer.Option("--now", help="On hosts and this machine: stop without a save.")] = False,
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Ask jobs to save and stop, and return at once.")] = False,
-    timeout: Annotated[int, typer.Option(min=1, help="Seconds to wait for the save and the end of the pods.")] = 600,
 ) -> None:
     """Save jobs, stop them, and free their nodes.
 
-    It waits until they have saved and their pods are gone. Exit code 1 when they are still there after --timeout.
+    It waits until they have saved and their pods are gone. Exit code 1 when they are still there after 10 minutes.
 
     With --run it stops only the script that a dev environment runs, for example one that `lockstep run --detach` started. The effect is
     that of Ctrl-C in the terminal of that run.
@@ -91,12 +85,12 @@ def stop(
         for job, is_new in zip(found, asked, strict=True):
             put(f"{job.name}: asked to save and stop; go on with: lockstep resume {job.at}" if is_new else f"{job.name} is stopped already")
         return
-    end = time.monotonic() + timeout
+    end = time.monotonic() + STOP_SECONDS
     for job in found:
-        _until_stopped(job, end, timeout)
+        _until_stopped(job, end)
 
 
-def _until_stopped(job: SiteJob, end: float, timeout: int) -> None:
+def _until_stopped(job: SiteJob, end: float) -> None:
     """Wait until the job has stopped, or has ended by itself meanwhile. Raises Failed if it takes too long or the job fails.
 
     What its status says before the operator has seen that it is to stop says nothing of the stop.
@@ -121,7 +115,7 @@ def _until_stopped(job: SiteJob, end: float, timeout: int) -> None:
             return
         if time.monotonic() > end:
             raise Failed(
-                f"job {job.name} has not stopped within {timeout} s: {message or 'its status says nothing'}; the request to stop stays"
+                f"job {job.name} has not stopped within {STOP_SECONDS} s: {message or 'its status says nothing'}; the request to stop stays"
             )
         time.sleep(POLL_SECONDS)
 
@@ -140,7 +134,7 @@ def _stop_run(job: SiteJob) -> int:
     return job.run(lambda cluster: run_on_all_nodes(job.node(cluster, 0), command))
 
 
-def _not_ended(jobs: Sequence[str], where: SiteOptions, *, hurried: bool = False) -> list[SiteJob]:
+def _not_ended(jobs: Sequence[str], where: TargetOptions, *, hurried: bool = False) -> list[SiteJob]:
     """Return these jobs. Raises ConfigError where one of them isn't there or has ended: then nothing is done to the others, either."""
     from lockstep.api.objects import is_true
 
@@ -161,8 +155,7 @@ def _not_ended(jobs: Sequence[str], where: SiteOptions, *, hurried: bool = False
 def scale(
     where: TargetOptions,
     job: JobArgument,
-    number: Annotated[int | None, typer.Argument(metavar="NODES", min=1, max=NODES_MAX, help="The new number of nodes.")] = None,
-    nodes: Annotated[int | None, typer.Option("--nodes", min=1, max=NODES_MAX, help="The new number of nodes, as an option.")] = None,
+    goal: Annotated[int, typer.Argument(metavar="NODES", min=1, max=NODES_MAX, help="The new number of nodes.")],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask, even if the job would wait for nodes.")] = False,
 ) -> None:
     """Change a job's number of nodes.
@@ -174,9 +167,6 @@ def scale(
     """
     from lockstep.api.objects import has_ended
 
-    if (number is None) == (nodes is None):
-        raise ConfigError("give the number of nodes once: lockstep scale JOB 4")
-    goal = number or nodes or 0
     cluster_job = find_cluster_job(job, where)
     if has_ended(cluster_job.job.get("status", {})):
         raise ConfigError(f"job {job} has ended: give a new job the number of nodes it should have")
@@ -208,20 +198,12 @@ async def _lack_of_nodes(cluster: Cluster, cluster_job: ClusterJob, goal: int) -
     return next((one.message for one in findings if one.outcome is Outcome.WAITS), "")
 
 
+@on_site
 def retry(
+    where: TargetOptions,
     job: Annotated[str | None, typer.Argument(help="The job's name.", show_default=False)] = None,
     files: OptionalFileOption = None,
-    local: Annotated[bool, typer.Option("--local", help="Retry a run of `lockstep run --local`.")] = False,
     in_namespace: Annotated[bool, typer.Option("--in-namespace", help="Retry a run of `lockstep run --in-namespace`.")] = False,
-    cluster: Annotated[
-        str | None,
-        typer.Option(
-            "--cluster", help=f"A cluster of clusters/, or a cluster file's path: it states the namespace and the API server. {UNNAMED}"
-        ),
-    ] = None,
-    namespace: Annotated[str | None, typer.Option("-n", "--namespace", help="The namespace. Default: the cluster's.")] = None,
-    context: ContextOption = None,
-    workspace: WorkspaceOption = WORKSPACE,
 ) -> None:
     """Start a failed job again.
 
@@ -231,11 +213,11 @@ def retry(
     Example: lockstep retry demo
     """
     file = only(files, "retry") if files else None
-    if file is not None and local != in_namespace and job is None:
-        raise typer.Exit(_run_again(file, cluster, namespace, context, workspace if local else None))
+    if file is not None and where.local != in_namespace and job is None:
+        raise typer.Exit(_run_again(file, where))
     if job is None or file is not None or in_namespace:
         raise ConfigError("name the failed job: lockstep retry JOB, or use -f FILE with either --local or --in-namespace")
-    failed = LocalSite(workspace).job(job) if local else find_job(job, TargetOptions.of(cluster, namespace, context))
+    failed = find_job(job, where)
     _refuse_unless_failed(failed)
     from lockstep.api.objects import go_on_words
 
@@ -263,27 +245,27 @@ def _refuse_unless_failed(job: SiteJob) -> None:
         raise ConfigError(f"job {name} has not failed, so there is nothing to retry: {state}")
 
 
-def _run_again(file: Path, cluster: str | None, namespace: str | None, context: str | None, workspace: Path | None) -> int:
-    """Start a failed run without an operator again, and return its exit code. `workspace`: of a local run; None: in a namespace."""
+def _run_again(file: Path, where: TargetOptions) -> int:
+    """Start a failed run without an operator again, and return its exit code."""
     from lockstep.cli.jobs.run import refuse_interactive
-    from lockstep.cli.shared.clusterfiles import LOCAL_CLUSTER
     from lockstep.cli.shared.trainer import in_full_environment
     from lockstep.platforms.in_namespace.run import StartMode, run_in_namespace
     from lockstep.platforms.local.records import failed_run
     from lockstep.platforms.local.run import run_local
 
-    named = cluster or (LOCAL_CLUSTER if workspace is not None else None)
-    inputs = read_inputs(file, named, None if workspace is not None else namespace, context=context)
+    inputs = read_inputs(file, where)
     refuse_interactive(inputs.job)
-    if workspace is None:
-        return run_in_namespace(inputs.job, inputs.cluster.profile, inputs.namespace, context, StartMode.RETRY)
-    earlier = failed_run(inputs.job.metadata.name, workspace)
+    if not where.local:
+        return run_in_namespace(inputs.job, inputs.cluster.profile, inputs.namespace, where.context, StartMode.RETRY)
+    earlier = failed_run(inputs.job.metadata.name, where.workspace)
     in_full_environment()
-    options = {"-f": file, "--cluster": cluster, "--local": True, "--workspace": workspace}
-    return run_local(inputs.typed("run", options).job, inputs.cluster.profile, workspace, earlier)
+    options = {"-f": file, "--cluster": where.cluster, "--local": True, "--workspace": where.workspace}
+    return run_local(inputs.typed("run", options).job, inputs.cluster.profile, where.workspace, earlier)
 
 
+@on_site
 def delete(
+    where: TargetOptions,
     jobs: Annotated[list[str] | None, typer.Argument(help="The jobs' names.", show_default=False, autocompletion=known_names)] = None,
     files: Annotated[
         list[Path] | None,
@@ -302,20 +284,6 @@ def delete(
         ),
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
-    cluster: Annotated[
-        str | None,
-        typer.Option(
-            "--cluster",
-            help=(
-                "A cluster of clusters/, or a cluster file's path: it states the namespace and the API server. Default: with -f the job's"
-                " cluster, else the one in use (lockstep use), else local."
-            ),
-        ),
-    ] = None,
-    namespace: NamespaceOption = None,
-    context: ContextOption = None,
-    local: LocalOption = False,
-    workspace: WorkspaceOption = WORKSPACE,
 ) -> None:
     """Delete jobs; a running job saves first.
 
@@ -335,25 +303,26 @@ def delete(
 
     if bool(jobs) == bool(files):
         raise ConfigError(f"name the jobs, or use -f FILE{', not both' if jobs else ''}")
-    if local:
-        for one in LocalSite(workspace).named(jobs or []):
-            one.delete()
+    if where.local and files:
         raise ConfigError("--local is about runs of this machine, which have names: lockstep delete JOB --local")
-    found = _of_files(files, cluster, namespace, context) if files else find_jobs(jobs or [], TargetOptions.of(cluster, namespace, context))
+    found = _of_files(files, where) if files else find_jobs(jobs or [], where)
+    for one in found:
+        if isinstance(one.site, LocalSite):
+            one.delete()  # (it says how a person does it)
     places = places_of_files(found, yes=yes) if with_files else [[]] * len(found)
     is_remembered = Verb.choice is not None and not Verb.choice.is_typed
     running = [one for one in found if not (has_ended(one.status) or one.job["spec"].get("suspend") or is_true(one.status, "Suspended"))]
     if running and not yes:
         names, them = ", ".join(one.name for one in running), "it" if len(running) == 1 else "them"
         have = f"job {names} has" if len(running) == 1 else f"jobs {names} have"
-        where = ", ".join(sorted({one.site.where for one in found}))
-        question = f"{have[0].upper()}{have[1:]} not ended ({where}). Save, stop and delete {them}?"
+        there = ", ".join(sorted({one.site.where for one in found}))
+        question = f"{have[0].upper()}{have[1:]} not ended ({there}). Save, stop and delete {them}?"
         confirm(question, f"{have} not ended: use --yes to delete {them} anyway")
     elif is_remembered and not (yes or with_files):
-        names, where = ", ".join(one.name for one in found), ", ".join(sorted({one.site.where for one in found}))
+        names, there = ", ".join(one.name for one in found), ", ".join(sorted({one.site.where for one in found}))
         confirm(
-            f"Delete {names} {where}? No option names this cluster.",
-            f"no option names the cluster of {names} ({where}): use --cluster, or --yes to delete {names} there",
+            f"Delete {names} {there}? No option names this cluster.",
+            f"no option names the cluster of {names} ({there}): use --cluster, or --yes to delete {names} there",
         )
     for one, nodes in zip(found, places, strict=True):
         if with_files:
@@ -362,27 +331,28 @@ def delete(
         put(f"{one.name} is deleted{' with its files' if with_files else f'; {stays}'}", flush=True)
 
 
-def _of_files(files: list[Path], cluster: str | None, namespace: str | None, context: str | None) -> list[SiteJob]:
+def _of_files(files: list[Path], where: TargetOptions) -> list[SiteJob]:
     """Return each job of the files once. Raises ConfigError for a mistake in any file, for the wrong cluster, and for a job that isn't
     there.
     """
     from lockstep.cli.shared.hostsite import HostSite
     from lockstep.cli.shared.kubesite import KubeSite
-    from lockstep.cli.shared.target import Target, options_to, tell_cluster, tell_place, unnamed_cluster
+    from lockstep.cli.shared.target import Target, options_to, tell_cluster, tell_place
     from lockstep.kube.cluster import Client
 
     jobs: dict[tuple[str, str], SiteJob] = {}
-    for inputs in read_all(files, cluster, namespace, unnamed=lambda: unnamed_cluster(context)):
+    for inputs in read_all(files, where, unnamed=lambda: where.named):
         name, of_file = inputs.job.metadata.name, inputs.cluster
+        named = where.cluster or of_file.cluster.name
         if of_file.hosts is None:
             inputs.aim()
         site = (
-            KubeSite(Target(Client(context), inputs.namespace, of_file.cluster.name, options_to(cluster or of_file.cluster.name, context)))
+            KubeSite(Target(Client(where.context), inputs.namespace, of_file.cluster.name, options_to(named, where.context)))
             if of_file.hosts is None
-            else HostSite(of_file, cluster or of_file.cluster.name)
+            else HostSite(of_file, named)
         )
         if of_file.hosts is None:
-            tell_cluster(of_file.cluster.name, inputs.namespace, context)
+            tell_cluster(of_file.cluster.name, inputs.namespace, where.context)
         else:
             tell_place(site.where)
         try:

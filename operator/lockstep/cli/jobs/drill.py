@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lockstep.api.errors import ConfigError
-from lockstep.cli.shared.jobargs import Form, FormOption, SiteOptions, find_job, on_site
+from lockstep.cli.shared.jobargs import Form, FormOption, TargetOptions, find_job, on_site
 from lockstep.cli.shared.kubesite import ClusterJob
 from lockstep.cli.shared.localsite import LocalSite
 from lockstep.cli.shared.signals import exiting_on_ctrl_c
@@ -23,7 +23,7 @@ MIB = 1 << 20
 
 @on_site
 def drill(
-    where: SiteOptions,
+    where: TargetOptions,
     fault: Annotated[Fault, typer.Argument(help="The fault to inject.", show_default=False)],
     job: Annotated[str, typer.Option("--job", help="The job's name.", show_default=False)],
     rank: Annotated[

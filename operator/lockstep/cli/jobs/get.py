@@ -1,4 +1,4 @@
-"""`lockstep get|describe|events|wait`: what is known of jobs."""
+"""`lockstep get|describe|wait`: what is known of jobs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,8 @@ from lockstep.cli.shared.jobargs import (
     JobArgument,
     ListForm,
     ListFormOption,
-    SiteOptions,
     TargetOptions,
-    find_cluster_job,
     find_job,
-    on_cluster,
     on_site,
 )
 from lockstep.cli.shared.site import POLL_SECONDS
@@ -46,7 +43,7 @@ class Awaited(StrEnum):
 
 @on_site
 def get(
-    where: SiteOptions,
+    where: TargetOptions,
     jobs: Annotated[list[str] | None, typer.Argument(help="The jobs' names. Default: all.", show_default=False)] = None,
     output: ListFormOption = ListForm.TABLE,
     all_namespaces: Annotated[
@@ -72,7 +69,7 @@ def get(
     Example: lockstep get --everywhere
     """
     if everywhere:
-        if jobs or all_namespaces or selector or watch or where != SiteOptions(""):
+        if jobs or all_namespaces or selector or watch or where != TargetOptions():
             raise ConfigError("--everywhere lists all jobs of all places: leave out all other words but -o")
         return _everywhere(output)
     if jobs and (all_namespaces or selector):
@@ -195,7 +192,7 @@ def _watch(site: Site, listed: Callable[[], list[SiteJob]], named: set[tuple[str
 
 
 @on_site
-def describe(where: SiteOptions, job: JobArgument) -> None:
+def describe(where: TargetOptions, job: JobArgument) -> None:
     """Show everything that is known about a job.
 
     It shows the job's work, place, step, checkpoint, failure, restarts, conditions and events.
@@ -216,24 +213,9 @@ def describe(where: SiteOptions, job: JobArgument) -> None:
         raise typer.Exit(EXIT_STALE)
 
 
-@on_cluster
-def events(where: TargetOptions, job: JobArgument) -> None:
-    """Print a job's Kubernetes events, oldest first.
-
-    The cluster keeps events for a limited time only.
-
-    Example: lockstep events demo
-    """
-    from lockstep.plan.pages.table import age
-
-    for event in find_cluster_job(job, where).events():
-        when = age(event.get("lastTimestamp") or event.get("eventTime"), time.time())
-        put(f"{when:>6}  {event.get('type', ''):8} {event.get('reason', ''):24} {event.get('message', '')}")
-
-
 @on_site
 def wait(
-    where: SiteOptions,
+    where: TargetOptions,
     job: JobArgument,
     until: Annotated[
         Awaited,

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lockstep.api.errors import ConfigError
-from lockstep.cli.jobs.run import fresh_changes, without_operator
-from lockstep.cli.shared.clusterfiles import LOCAL_CLUSTER
+from lockstep.cli.jobs.run import without_operator
 from lockstep.cli.shared.inputs import FileOption, SetOption, only, read_inputs
-from lockstep.cli.shared.jobargs import WORKSPACE
+from lockstep.cli.shared.jobargs import TargetOptions, acts_on
 from lockstep.cli.shared.trainer import in_full_environment
 
 if TYPE_CHECKING:
@@ -27,15 +27,10 @@ TokenFileOption = Annotated[
     ),
 ]  # fmt: skip
 
-FolderOption = Annotated[
-    Path,
-    typer.Option(
-        "--workspace", help="A folder of this machine whose workspace/ and datasets/ stand for the job's /workspace and /datasets."
-    ),
-]
 
-
+@acts_on("cluster", "workspace")
 def launch(
+    where: TargetOptions,
     file: FileOption,
     at: Annotated[
         str,
@@ -60,14 +55,7 @@ def launch(
         ),
     ] = None,
     token_file: TokenFileOption = None,
-    cluster: Annotated[
-        str, typer.Option("--cluster", help="A cluster of clusters/, or a cluster file's path, for what the job leaves open.")
-    ] = LOCAL_CLUSTER,
     changes: SetOption = None,
-    workspace: FolderOption = WORKSPACE,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Train from step 0, as with resumeFrom: None. What an earlier run saved stays.")
-    ] = False,
 ) -> None:
     """Run a job on several machines, without Kubernetes or ssh.
 
@@ -86,20 +74,22 @@ def launch(
     from lockstep.platforms.launch.machine import parse_place
 
     path, place, number = only(file, "launch"), parse_place(at), _number(node, token_file)
-    inputs = read_inputs(path, cluster, None, [*(changes or ()), *(fresh_changes(path) if fresh else ())])
+    inputs = read_inputs(path, replace(where, local=True), changes)
     in_full_environment()
     inputs = without_operator(inputs)
-    own = {"--cluster": None if cluster == LOCAL_CLUSTER else cluster, "--workspace": workspace, "--set": changes}
+    own = {"--cluster": where.cluster, "--workspace": where.workspace, "--set": changes}
     options = {"--at": at, "-f": path, "--nodes": nodes, "--node": node, "--token-file": token_file, **own}
     job = _with_nodes(inputs.typed("launch", options).job, nodes, number)
     if number is not None and number.index > 0:
-        raise typer.Exit(_join(place, token_file, workspace, number, job.spec.start_timeout_seconds))
+        raise typer.Exit(_join(place, token_file, where.workspace, number, job.spec.start_timeout_seconds))
     signals_all = number is not None and number.starter is not None and number.starter.signals_all
-    request = LaunchRequest(job, inputs.cluster.profile, place, workspace, own_version(), token_file, signals_all)
+    request = LaunchRequest(job, inputs.cluster.profile, place, where.workspace, own_version(), token_file, signals_all)
     raise typer.Exit(launch_job(request, dict(os.environ)))
 
 
+@acts_on("workspace")
 def join(
+    where: TargetOptions,
     at: Annotated[
         str, typer.Argument(metavar="ADDRESS:PORT", help="The address and port that lockstep launch has printed.", show_default=False)
     ],
@@ -107,7 +97,6 @@ def join(
     node: Annotated[
         int | None, typer.Option("--node", min=1, max=63, help="This machine's number. Default: the next one in the order of joining.")
     ] = None,
-    workspace: FolderOption = WORKSPACE,
 ) -> None:
     """Be a node of a job that another machine launches.
 
@@ -126,7 +115,7 @@ def join(
 
     place = parse_place(at)
     in_full_environment(check=lambda: token_file and token_to_join(token_file, 0.0))
-    raise typer.Exit(_join(place, token_file, workspace, None if node is None else NodeNumber(node)))
+    raise typer.Exit(_join(place, token_file, where.workspace, None if node is None else NodeNumber(node)))
 
 
 def _join(

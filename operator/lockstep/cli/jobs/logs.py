@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lockstep.api.errors import ConfigError, Failed
-from lockstep.cli.shared.jobargs import JobArgument, SiteOptions, find_job, on_site
+from lockstep.cli.shared.jobargs import JobArgument, TargetOptions, find_job, on_site
 from lockstep.cli.shared.terminal import say
 from lockstep.platforms.output import put
 
@@ -23,7 +23,7 @@ EXIT_FAILED = 1
 
 @on_site
 def logs(
-    where: SiteOptions,
+    where: TargetOptions,
     job: JobArgument,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the job has ended.")] = False,
     rank: Annotated[int | None, typer.Option(min=0, help="Only lines of this rank. Lockstep finds its node.")] = None,

@@ -12,8 +12,8 @@ import typer
 
 from lockstep.api.errors import ConfigError
 from lockstep.cli.shared.hostsite import fleet_of
-from lockstep.cli.shared.inputs import ClusterOption, FilesOption, NamespaceOption, SetOption, read_all, resolve_inputs
-from lockstep.cli.shared.jobargs import ContextOption, Form, FormOption
+from lockstep.cli.shared.inputs import FilesOption, SetOption, read_all, resolve_inputs
+from lockstep.cli.shared.jobargs import Form, FormOption, TargetOptions, on_cluster
 from lockstep.cli.shared.terminal import waiting
 from lockstep.platforms.output import put, put_json
 
@@ -28,11 +28,10 @@ if TYPE_CHECKING:
     from lockstep.plan.render.resolved import Resolved
 
 
+@on_cluster
 def plan(
+    where: TargetOptions,
     file: FilesOption,
-    cluster: ClusterOption = None,
-    namespace: NamespaceOption = None,
-    context: ContextOption = None,
     changes: SetOption = None,
     on: Annotated[
         str | None,
@@ -83,17 +82,17 @@ def plan(
     from lockstep.plan.ahead.planned import EXIT_CODES, PlanVerdict, verdict
     from lockstep.plan.ahead.standin import is_stand_in, parse_hardware, stand_in
 
-    if on is not None and (cluster is not None or context is not None):
-        raise ConfigError(f"--on and {'--cluster' if cluster else '--context'} both say where the job would run: give one of them")
+    if on is not None and (where.cluster or where.context):
+        raise ConfigError(f"--on and {'--cluster' if where.cluster else '--context'} both say where the job would run: give one of them")
     hardware = parse_hardware(on) if on is not None else None
-    options = PlanOptions(context, model_config, samples, tokens_per_second, hardware, offline=offline, anyway=anyway)
-    place = cluster if hardware is None else partial(stand_in, hardware=hardware)
-    read = read_all(file, place, namespace, changes, context=context, instead=stand_in)
+    options = PlanOptions(where, model_config, samples, tokens_per_second, hardware, offline=offline, anyway=anyway)
+    place = None if hardware is None else partial(stand_in, hardware=hardware)
+    read = read_all(file, where, changes, place=place, instead=stand_in)
     jobs = [(inputs, resolve_inputs(inputs)) for inputs in read]
     offline = offline or all(is_stand_in(resolved) for _, resolved in jobs)
     with waiting("reading the job's inputs" if offline else "asking the cluster what it would make of this"):
         plans = [
-            _plan(inputs.aim(), resolved, options) if inputs.cluster.hosts is None else _plan_on_hosts(inputs, resolved, options, cluster)
+            _plan(inputs.aim(), resolved, options) if inputs.cluster.hosts is None else _plan_on_hosts(inputs, resolved, options)
             for inputs, resolved in jobs
         ]
     if output is Form.JSON:
@@ -111,7 +110,7 @@ def plan(
 class PlanOptions:
     """Options of a plan, besides the job."""
 
-    context: str | None
+    where: TargetOptions
     model_config: Path | None
     samples: str | None
     tokens_per_second: str | None
@@ -132,7 +131,7 @@ def _plan(inputs: Inputs, resolved: Resolved, options: PlanOptions) -> tuple[lis
     compared, facts = None, None
     if not (options.offline or is_stand_in(resolved)):
         try:
-            compared, facts = asyncio.run(_look(resolved, samples, options.context))
+            compared, facts = asyncio.run(_look(resolved, samples, options.where.context))
         except ConfigError as error:
             raise ConfigError(f"{error}; or --offline, which plans by the files alone") from error
     size, source = capacity(resolved, () if facts is None else facts.list("Node").items)
@@ -143,7 +142,7 @@ def _plan(inputs: Inputs, resolved: Resolved, options: PlanOptions) -> tuple[lis
     return [first, *(options.hardware.refusals(resolved) if options.hardware is not None else ()), *others], estimate
 
 
-def _plan_on_hosts(inputs: Inputs, resolved: Resolved, options: PlanOptions, named: str | None) -> tuple[list[Finding], Forecast]:
+def _plan_on_hosts(inputs: Inputs, resolved: Resolved, options: PlanOptions) -> tuple[list[Finding], Forecast]:
     """The plan without Kubernetes' part of it, by what the hosts say of themselves."""
     from lockstep.cli.shared.planfacts import known_facts, with_config_of_host
     from lockstep.plan.ahead.forecast import NOT_OFFLINE, forecast
@@ -153,7 +152,8 @@ def _plan_on_hosts(inputs: Inputs, resolved: Resolved, options: PlanOptions, nam
     from lockstep.platforms.hosts.ahead import ask_ahead
 
     assert inputs.cluster.hosts is not None  # noqa: S101 (the caller looks)
-    fleet, profile, asked = fleet_of(inputs.cluster, named, context=options.context), inputs.cluster.profile, None
+    where, profile, asked = options.where, inputs.cluster.profile, None
+    fleet = fleet_of(inputs.cluster, where.cluster, context=where.context)
     facts = known_facts(resolved, options.model_config, options.samples, options.tokens_per_second, offline=options.offline)
     facts = replace(facts, capacity_source=NOT_ASKED, capacity_fix=NOT_OFFLINE)
     if not options.offline:

@@ -7,18 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lockstep.cli.shared.clusterfiles import LOCAL_CLUSTER
 from lockstep.cli.shared.hostsite import fleet_of
-from lockstep.cli.shared.inputs import ClusterOption, FileOption, NamespaceOption, only, read_inputs
-from lockstep.cli.shared.jobargs import (
-    WORKSPACE,
-    ContextOption,
-    Form,
-    FormOption,
-    HereOption,
-    VolumesOption,
-    limit_option,
-)
+from lockstep.cli.shared.inputs import FileOption, only, read_inputs
+from lockstep.cli.shared.jobargs import Form, FormOption, TargetOptions, limit_option, on_site
 from lockstep.cli.shared.signals import exiting_on_ctrl_c
 from lockstep.cli.shared.terminal import waiting
 from lockstep.platforms.output import put, put_json, tell
@@ -31,15 +22,11 @@ if TYPE_CHECKING:
     from lockstep_gang.contract.preflight import Finding, PreflightReport
 
 
+@on_site
 def preflight(
+    where: TargetOptions,
     file: FileOption,
-    local: HereOption = False,
-    namespace: NamespaceOption = None,
-    context: ContextOption = None,
-    cluster: ClusterOption = None,
-    nodes: Annotated[int | None, typer.Option("--nodes", min=1, max=64, help="Number of nodes, instead of the job's.")] = None,
     timeout: Annotated[int | None, limit_option("Seconds for the whole check.")] = None,
-    workspace: VolumesOption = WORKSPACE,
     output: FormOption = Form.TEXT,
 ) -> None:
     """Check a job's nodes, volumes and network, without its ranks.
@@ -54,21 +41,21 @@ def preflight(
 
     Example: lockstep preflight -f job.yaml --cluster lab
     """
-    inputs = read_inputs(only(file, "preflight"), (cluster or LOCAL_CLUSTER) if local else cluster, namespace, context=context)
+    inputs = read_inputs(only(file, "preflight"), where)
     job = inputs.job
-    if nodes is not None:
-        job = job.model_copy(update={"spec": job.spec.model_copy(update={"nodes": nodes})})
-    if local:
+    if where.local:
         from lockstep.platforms.local.run import preflight_local
 
-        result = preflight_local(job, inputs.cluster.profile, workspace)
+        result = preflight_local(job, inputs.cluster.profile, where.workspace)
     elif inputs.cluster.hosts is not None:
-        result = _on_hosts(inputs, job, fleet_of(inputs.cluster, cluster, namespace=namespace, context=context), timeout)
+        result = _on_hosts(inputs, job, fleet_of(inputs.cluster, where.cluster, namespace=where.namespace, context=where.context), timeout)
     else:
         from lockstep.platforms.in_namespace.run import TimeLimit
         from lockstep.platforms.in_namespace.shortruns import preflight_on_cluster
 
-        result = asyncio.run(preflight_on_cluster(job, inputs.cluster.profile, inputs.namespace, context, tell, TimeLimit.of(timeout)))
+        result = asyncio.run(
+            preflight_on_cluster(job, inputs.cluster.profile, inputs.namespace, where.context, tell, TimeLimit.of(timeout))
+        )
     _show(result, output is Form.JSON)
     raise typer.Exit(0 if result.ok else 1)
 

@@ -1,8 +1,7 @@
-"""`lockstep validate|render|diff`: what becomes of a job file, and what it would change on a cluster. They only read."""
+"""`lockstep validate|render`: what becomes of a job file. They only read."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lockstep.api.errors import ConfigError
-from lockstep.cli.shared.inputs import ClusterOption, FilesOption, NamespaceOption, SetOption, read_all, resolve_inputs, warn
-from lockstep.cli.shared.jobargs import ContextOption
+from lockstep.cli.shared.inputs import FilesOption, SetOption, read_all, resolve_inputs, warn
+from lockstep.cli.shared.jobargs import TargetOptions, acts_on
 from lockstep.platforms.output import put, put_json, put_text, tell
 
 if TYPE_CHECKING:
@@ -37,7 +36,8 @@ YAML_HEADER = """\
 """
 
 
-def validate(file: FilesOption, cluster: ClusterOption = None, namespace: NamespaceOption = None, changes: SetOption = None) -> None:
+@acts_on("cluster", "namespace")
+def validate(where: TargetOptions, file: FilesOption, changes: SetOption = None) -> None:
     """Check job files against a cluster file.
 
     It prints ok, or what is wrong, in which line, and how to fix it (exit code 2).
@@ -52,7 +52,7 @@ def validate(file: FilesOption, cluster: ClusterOption = None, namespace: Namesp
     from lockstep.plan.render.objects import render
     from lockstep.plan.render.resolve import image_doubt, refuse_missing_gpus
 
-    jobs = read_all(file, cluster, namespace, changes, instead=stand_in)
+    jobs = read_all(file, where, changes, instead=stand_in)
     mistakes: list[str] = []
     for inputs in jobs:
         try:
@@ -74,10 +74,10 @@ def validate(file: FilesOption, cluster: ClusterOption = None, namespace: Namesp
         raise ConfigError(*mistakes)
 
 
+@acts_on("cluster", "namespace")
 def render(
+    where: TargetOptions,
     file: FilesOption,
-    cluster: ClusterOption = None,
-    namespace: NamespaceOption = None,
     output: ObjectFormOption = ObjectForm.YAML,
     explain: ExplainOption = False,
     changes: SetOption = None,
@@ -93,7 +93,7 @@ def render(
     from lockstep.plan.ahead.standin import stand_in
     from lockstep.plan.render import objects
 
-    jobs = read_all(file, cluster, namespace, changes, instead=stand_in)
+    jobs = read_all(file, where, changes, instead=stand_in)
     resolved = [resolve_inputs(inputs) for inputs in jobs]
     if output is ObjectForm.JOB and not explain:
         put_text("---\n".join(map(_job, jobs)))
@@ -166,44 +166,3 @@ def _shown(value: object) -> str:
     if isinstance(value, str) and value.isprintable() and value.strip() == value and value:
         return value
     return json.dumps(value, ensure_ascii=False)
-
-
-def diff(
-    file: FilesOption,
-    cluster: ClusterOption = None,
-    namespace: NamespaceOption = None,
-    context: ContextOption = None,
-    changes: SetOption = None,
-) -> None:
-    """Compare job files with the jobs on the cluster.
-
-    Exit code 0: nothing would change, 1: something would.
-
-    Differences take effect when a job next starts from zero pods.
-
-    Example: lockstep diff -f job.yaml
-    """
-    from lockstep.cli.shared.difference import EXIT_DIFFERENT, print_comparison
-    from lockstep.plan.ahead.live import compare
-
-    jobs = [(inputs, resolve_inputs(inputs)) for inputs in read_all(file, cluster, namespace, changes, context=context)]
-    differs = False
-    for inputs, resolved in jobs:
-        objects = asyncio.run(_observe(inputs.aim(), context))
-        comparisons = [one for one in compare(resolved, objects) if one.differs]
-        differs = differs or bool(comparisons)
-        if len(jobs) > 1 and comparisons:
-            put(f"{inputs.source}:")
-        for comparison in comparisons:
-            print_comparison(comparison)
-    if differs:
-        raise typer.Exit(EXIT_DIFFERENT)
-    tell("nothing would change")
-
-
-async def _observe(inputs: Inputs, context: str | None) -> list[dict[str, Any]]:
-    from lockstep.kube.cluster import Cluster
-    from lockstep.platforms.clusters.facts import objects_of
-
-    async with await Cluster.connect(context) as connection:
-        return await objects_of(connection, inputs.job.metadata.name, inputs.namespace)

@@ -16,9 +16,9 @@ import typer
 from lockstep.api.errors import ConfigError
 from lockstep.api.names import DEV_ENVIRONMENT
 from lockstep.api.names import WORKSPACE as JOB_WORKSPACE
-from lockstep.cli.shared.clusterfiles import LOCAL_CLUSTER, cluster_of_hosts, is_workspace, read_text
-from lockstep.cli.shared.inputs import FRESH, NamespaceOption, OptionalFileOption, SetOption, only, read_inputs
-from lockstep.cli.shared.jobargs import WORKSPACE, ContextOption, TargetOptions, find_cluster_job
+from lockstep.cli.shared.clusterfiles import cluster_of_hosts, is_workspace, read_text
+from lockstep.cli.shared.inputs import FRESH, OptionalFileOption, SetOption, only, read_inputs
+from lockstep.cli.shared.jobargs import TargetOptions, find_cluster_job, on_site
 from lockstep.cli.shared.target import Verb, as_found, tell_cluster, tell_place
 from lockstep.cli.shared.trainer import in_full_environment
 from lockstep.platforms.output import tell
@@ -40,7 +40,9 @@ ON_HOSTS, HERE, IN_NAMESPACE, IN_ENVIRONMENT = (
 """Groups of options on the help page."""
 
 
+@on_site
 def run(
+    where: TargetOptions,
     script: Annotated[
         list[str] | None,
         typer.Argument(
@@ -49,19 +51,6 @@ def run(
         ),
     ] = None,
     files: OptionalFileOption = None,
-    cluster: Annotated[
-        str | None,
-        typer.Option(
-            "--cluster",
-            help=(
-                "A cluster of clusters/, or a cluster file's path; its file may be one of hosts. Default: the job's cluster, else the one"
-                " in use (lockstep use), else local; with --local always local."
-            ),
-            show_default=False,
-        ),
-    ] = None,
-    namespace: NamespaceOption = None,
-    context: ContextOption = None,
     changes: SetOption = None,
     nodes: Annotated[int | None, typer.Option("--nodes", min=1, max=1024, help="Number of nodes, instead of the job's.")] = None,
     fresh: Annotated[
@@ -96,14 +85,6 @@ def run(
             rich_help_panel=ON_HOSTS,
         ),
     ] = None,
-    render: Annotated[
-        bool,
-        typer.Option(
-            "--render",
-            help="With --hosts, or --local and a program: run nothing. Print the job file that this command stands for.",
-            rich_help_panel=ON_HOSTS,
-        ),
-    ] = False,
     first: Annotated[
         str | None,
         typer.Option(
@@ -124,18 +105,6 @@ def run(
         bool,
         typer.Option("--anyway", help="Accept a network that is too slow for the weights that the job sends.", rich_help_panel=ON_HOSTS),
     ] = False,
-    local: Annotated[
-        bool,
-        typer.Option("--local", help="Run as processes on this machine, without a cluster or root.", rich_help_panel=HERE),
-    ] = False,
-    workspace: Annotated[
-        Path,
-        typer.Option(
-            "--workspace",
-            help="With --local: the folder that contains workspace/ and datasets/, which stand for /workspace and /datasets.",
-            rich_help_panel=HERE,
-        ),
-    ] = WORKSPACE,
     preview: Annotated[
         int | None,
         typer.Option(
@@ -150,14 +119,6 @@ def run(
         typer.Option(
             "--in-namespace",
             help="Run on Kubernetes with the role admin in one namespace, without CRDs or the operator.",
-            rich_help_panel=IN_NAMESPACE,
-        ),
-    ] = False,
-    attach: Annotated[
-        bool,
-        typer.Option(
-            "--attach",
-            help="With --in-namespace: follow a run that you started before to its end, then release its nodes.",
             rich_help_panel=IN_NAMESPACE,
         ),
     ] = False,
@@ -197,71 +158,66 @@ def run(
     """
     file = only(files, "run") if files else None
     if hosts is not None and (script or file is None):
-        others = {"-f": file, "--job": job, "--local": local, "--in-namespace": in_namespace, "--attach": attach, "--cluster": cluster,
-            "--nodes": nodes, "--fresh": fresh, "--preview": preview, "--anyway": anyway,
-                "--workspace": workspace != WORKSPACE}  # fmt: skip
+        others = {"-f": file, "--job": job, "--local": where.local, "--in-namespace": in_namespace,
+            "--cluster": where.cluster, "--nodes": nodes, "--fresh": fresh, "--preview": preview, "--anyway": anyway}  # fmt: skip
         _refuse_options(others, "can't be combined with --hosts, which runs a program on the hosts that it names")
-        _refuse_kubernetes(namespace, context)
+        where.refuse_kubernetes("--hosts")
         from lockstep.cli.jobs.typed import typed_on_hosts
 
         choice = _choice(first, without)
-        inputs, named = typed_on_hosts(hosts, script or (), processes, changes or (), choice, render=render)
+        inputs, named = typed_on_hosts(hosts, script or (), processes, changes or (), choice)
         raise typer.Exit(_run_on_hosts(inputs, named, choice, detach=detach))
-    if local and script:
-        wrong = {"-f": file, "--job": job, "--in-namespace": in_namespace, "--attach": attach, "--cluster": cluster,
-            "--namespace": namespace, "--context": context, "--detach": detach, "--fresh": fresh, "--preview": preview, "--first": first,
-                "--without": without, "--anyway": anyway}  # fmt: skip
+    if where.local and script:
+        wrong = {"-f": file, "--job": job, "--in-namespace": in_namespace, "--cluster": where.cluster, "--namespace": where.namespace,
+            "--context": where.context, "--detach": detach, "--fresh": fresh, "--preview": preview, "--first": first, "--without": without,
+            "--anyway": anyway}  # fmt: skip
         _refuse_options(wrong, "can't be combined with --local -- PROGRAM, which runs a program on this machine")
         from lockstep.cli.jobs.typed import typed_here
 
-        inputs = typed_here(script, processes, nodes, changes or (), workspace, render=render)
-        raise typer.Exit(_run_here(without_operator(inputs, workspace), workspace, None))
-    if processes is not None or render:
+        inputs = typed_here(script, processes, nodes, changes or (), where.workspace)
+        raise typer.Exit(_run_here(without_operator(inputs, where.workspace), where.workspace, None))
+    if processes is not None:
         raise ConfigError(
-            "--nproc-per-node and --render are for a program behind --, on hosts (--hosts) or on this machine (--local); with -f: --set"
-            " ranksPerNode="
+            "--nproc-per-node is for a program behind --, on hosts (--hosts) or on this machine (--local); with -f: --set ranksPerNode="
         )
     if file is None:
-        of_a_file = {"--local": local, "--in-namespace": in_namespace, "--attach": attach, "--nodes": nodes, "--set": changes,
+        of_a_file = {"--local": where.local, "--in-namespace": in_namespace, "--nodes": nodes, "--set": changes,
             "--fresh": fresh, "--preview": preview, "--first": first, "--without": without, "--anyway": anyway}  # fmt: skip
         _refuse_options(of_a_file, "is for a job file: name one with -f, or a program behind --")
-        where = TargetOptions.of(cluster, namespace, context)
         raise typer.Exit(run_in_session(script or (), job or DEV_ENVIRONMENT, where, detach=detach))
     _refuse_options({"--job": job, "SCRIPT": script}, "is for a dev environment, and -f runs a job file: use one of them")
-    _refuse_options({"--cluster": hosts and cluster}, "says where the job runs, and so does --hosts: use one of them")
+    _refuse_options({"--cluster": hosts and where.cluster}, "says where the job runs, and so does --hosts: use one of them")
     _refuse_mixed(
-        local=local,
+        local=where.local,
         in_namespace=in_namespace,
         of_hosts=bool(detach or first or without or hosts or anyway),
         preview=preview is not None,
-        attach=attach,
     )
-    changes = [*(changes or ()), *(fresh_changes(file) if fresh else ())]
-    given = cluster_of_hosts(hosts, _job_name(file, changes)) if hosts else cluster
-    options: dict[str, object] = {"-f": file, "--cluster": cluster, "--hosts": hosts, "--local": local, "--workspace": workspace,
-        "--nodes": nodes, "--first": first, "--without": without, "--set": changes}  # fmt: skip
-    if local or in_namespace:
-        inputs = read_inputs(file, given or LOCAL_CLUSTER if local else given, None if local else namespace, changes, context=context)
-        inputs = _with_nodes(without_operator(inputs, workspace if local else None), nodes)
-        raise typer.Exit(
-            _run_here(inputs.typed("run", options), workspace, preview) if local else _run_in_namespace(inputs, context, attach=attach)
-        )
-    inputs = _with_nodes(_read_anywhere(file, given, namespace, context, changes), nodes)
+    changes = [*(changes or ()), *([f"nodes={nodes}"] if nodes else ()), *(fresh_changes(file) if fresh else ())]
+    options: dict[str, object] = {"-f": file, "--cluster": where.cluster, "--hosts": hosts, "--local": where.local,
+        "--workspace": where.workspace, "--first": first, "--without": without, "--set": changes}  # fmt: skip
+    if hosts:
+        where = replace(where, cluster=cluster_of_hosts(hosts, _job_name(file, changes)))
+    if where.local:
+        inputs = without_operator(read_inputs(file, where, changes), where.workspace)
+        raise typer.Exit(_run_here(inputs.typed("run", options), where.workspace, preview))
+    if in_namespace:
+        raise typer.Exit(_run_in_namespace(without_operator(read_inputs(file, where, changes)), where.context))
+    inputs = _read_anywhere(file, where, changes)
     if Verb.choice is not None and is_workspace(Verb.choice.cluster):
-        of_others = {"--detach": detach, "--first": first, "--without": without, "--anyway": anyway, "--namespace": namespace}
+        of_others = {"--detach": detach, "--first": first, "--without": without, "--anyway": anyway, "--namespace": where.namespace}
         raise typer.Exit(_run_in_workspace(inputs, Verb.choice, options, of_others))
     if inputs.cluster.hosts is None:
         if first or without or anyway:
             raise ConfigError("--first, --without and --anyway are for a job on hosts: name their cluster file with --cluster")
         from lockstep.cli.jobs.submit import Options, run_on_cluster
 
-        as_typed = Options(str(file), cluster, namespace, context, (*changes, *([f"nodes={nodes}"] if nodes else [])))
-        raise typer.Exit(run_on_cluster(inputs, as_typed, detach=detach))
-    _refuse_kubernetes(namespace, context)
+        raise typer.Exit(run_on_cluster(inputs, Options(str(file), where, tuple(changes)), detach=detach))
+    where.refuse_kubernetes(inputs.cluster.cluster.name)
     inputs, choice = without_operator(inputs), _choice(first, without)
     if not anyway:
-        _refuse_slow_network(inputs, given, choice)
-    raise typer.Exit(_run_on_hosts(inputs.typed("run", options), given or as_found(inputs.cluster), choice, detach=detach))
+        _refuse_slow_network(inputs, where.cluster, choice)
+    raise typer.Exit(_run_on_hosts(inputs.typed("run", options), where.cluster or as_found(inputs.cluster), choice, detach=detach))
 
 
 def _run_in_workspace(inputs: Inputs, choice: Choice, options: Mapping[str, object], of_others: Mapping[str, object]) -> int:
@@ -271,17 +227,17 @@ def _run_in_workspace(inputs: Inputs, choice: Choice, options: Mapping[str, obje
     return _run_here(without_operator(inputs, here).typed("run", {**options, "--local": True, "--workspace": here}), here, None)
 
 
-def _read_anywhere(file: Path, cluster: str | None, namespace: str | None, context: str | None, changes: Sequence[str]) -> Inputs:
+def _read_anywhere(file: Path, where: TargetOptions, changes: Sequence[str]) -> Inputs:
     """Return the job and its cluster, or hosts; where none is named, the cluster that verbs about jobs ask. Raises ConfigError, with the
     ways to run it, where that is not up.
     """
-    from lockstep.cli.shared.target import is_embedded, unnamed_cluster
+    from lockstep.cli.shared.target import is_embedded
 
-    inputs = read_inputs(file, cluster, namespace, changes, unnamed=lambda: unnamed_cluster(context))
+    inputs = read_inputs(file, where, changes, unnamed=lambda: where.named)
     if Verb.choice is not None and is_workspace(Verb.choice.cluster):
         return inputs
     try:
-        is_embedded(inputs.cluster.cluster.name, context)
+        is_embedded(inputs.cluster.cluster.name, where.context)
     except ConfigError as error:
         raise ConfigError(
             f"{error}; or choose where else the job runs: --local (processes of this machine), --in-namespace (Kubernetes, role admin), or"
@@ -290,7 +246,7 @@ def _read_anywhere(file: Path, cluster: str | None, namespace: str | None, conte
     return inputs
 
 
-def _refuse_mixed(*, local: bool, in_namespace: bool, of_hosts: bool, preview: bool, attach: bool) -> None:
+def _refuse_mixed(*, local: bool, in_namespace: bool, of_hosts: bool, preview: bool) -> None:
     """Raise ConfigError for options of which each is for another place."""
     if local and in_namespace:
         raise ConfigError("a job runs either on this machine (--local) or in a namespace (--in-namespace): use one of them")
@@ -301,13 +257,6 @@ def _refuse_mixed(*, local: bool, in_namespace: bool, of_hosts: bool, preview: b
         )
     if not local and preview:
         raise ConfigError("--preview reads the data on this machine: add --local")
-    if not in_namespace and attach:
-        raise ConfigError("--attach follows a run on Kubernetes: add --in-namespace")
-
-
-def _refuse_kubernetes(namespace: str | None, context: str | None) -> None:
-    if namespace or context:
-        raise ConfigError("hosts have no namespace and no kubeconfig: leave out -n and --context")
 
 
 def _job_name(file: Path, changes: Sequence[str]) -> str:
@@ -363,12 +312,6 @@ def _refuse_slow_network(inputs: Inputs, named: str | None, choice: HostOptions)
         raise ConfigError(f"{reason}: {help_}; --anyway starts it anyway")
 
 
-def _with_nodes(inputs: Inputs, nodes: int | None) -> Inputs:
-    if nodes is None:
-        return inputs
-    return replace(inputs, job=inputs.job.model_copy(update={"spec": inputs.job.spec.model_copy(update={"nodes": nodes})}))
-
-
 def fresh_changes(file: Path) -> list[str]:
     """Return the change that --fresh makes. Raises ConfigError for a script, of whose checkpoints Lockstep knows nothing."""
     from lockstep.api.files.jobfile import parse_job_file
@@ -404,11 +347,11 @@ def without_operator(inputs: Inputs, workspace: Path | None = None) -> Inputs:
     return inputs
 
 
-def _run_in_namespace(inputs: Inputs, context: str | None, *, attach: bool) -> int:
-    from lockstep.platforms.in_namespace.run import StartMode, run_in_namespace
+def _run_in_namespace(inputs: Inputs, context: str | None) -> int:
+    from lockstep.platforms.in_namespace.run import run_in_namespace
 
     tell_cluster(inputs.cluster.cluster.name, inputs.namespace, context)
-    return run_in_namespace(inputs.job, inputs.cluster.profile, inputs.namespace, context, StartMode.ATTACH if attach else StartMode.NEW)
+    return run_in_namespace(inputs.job, inputs.cluster.profile, inputs.namespace, context)
 
 
 def _run_here(inputs: Inputs, workspace: Path, samples: int | None) -> int:

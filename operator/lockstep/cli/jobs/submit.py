@@ -22,6 +22,7 @@ from lockstep_spec.words import number_of
 
 if TYPE_CHECKING:
     from lockstep.cli.shared.inputs import Inputs
+    from lockstep.cli.shared.jobargs import TargetOptions
     from lockstep.cli.shared.target import Target
     from lockstep.kube.cluster import ApiError, Cluster
     from lockstep.plan.ahead.submission import SubmittedAs, SubmittedState
@@ -39,15 +40,13 @@ class Options(NamedTuple):
     """Options of `lockstep run -f`, as they were typed."""
 
     file: str
-    cluster: str | None
-    namespace: str | None
-    context: str | None
+    where: TargetOptions
     changes: tuple[str, ...]
     """Values of --set, with those that other options stand for."""
 
     def to_same_place(self) -> tuple[str, ...]:
         """Return the options that lead to the same job again, without --context and --fresh."""
-        stated = {"--cluster": self.cluster, "-n": self.namespace}
+        stated = {"--cluster": self.where.cluster, "-n": self.where.namespace}
         named = [word for option, value in stated.items() if value for word in (option, value)]
         return (*named, *(word for change in self.changes if change != FRESH for word in ("--set", change)))
 
@@ -60,22 +59,22 @@ def run_on_cluster(inputs: Inputs, options: Options, *, detach: bool) -> int:
     from lockstep.plan.ahead.submission import SubmittedAs
     from lockstep.plan.render.resolve import refuse_missing_gpus
 
-    job, cluster = inputs.job, inputs.cluster.cluster.name
-    if options.cluster and job.spec.cluster not in (None, cluster):
+    job, cluster, where = inputs.job, inputs.cluster.cluster.name, options.where
+    if where.cluster and job.spec.cluster not in (None, cluster):
         raise ConfigError(
             f"{options.file}: spec.cluster is {job.spec.cluster}, but --cluster is {cluster}: leave out --cluster, or say --set"
             f" cluster={cluster}"
         )
     if job.spec.cluster is None and Verb.unnamed is None:  # the operator must take the cluster that is checked here
         inputs = replace(inputs, job=job.model_copy(update={"spec": job.spec.model_copy(update={"cluster": cluster})}))
-    is_known = Verb.unnamed is None or is_embedded(cluster, options.context)
-    target = target_of(options.cluster or as_found(inputs.cluster), options.namespace or job.metadata.namespace, options.context)
+    is_known = Verb.unnamed is None or is_embedded(cluster, where.context)
+    target = target_of(where.cluster or as_found(inputs.cluster), where.namespace or job.metadata.namespace, where.context)
     inputs = replace(inputs, namespace=target.namespace)
     if is_known:  # (a cluster file that stands in for the kubeconfig's cluster says nothing about that one)
         refuse_missing_gpus(resolve_inputs(inputs))
     place = f"cluster {cluster}" if is_known else f"the cluster at {target.client.server}"
     fresh = (FRESH,) if FRESH in options.changes else ()
-    typed = SubmittedAs(options.file, cluster, target.namespace, place, options.to_same_place(), target.options, options.context, fresh)
+    typed = SubmittedAs(options.file, cluster, target.namespace, place, options.to_same_place(), target.options, where.context, fresh)
     return submit(inputs, target, typed, detach=detach)
 
 

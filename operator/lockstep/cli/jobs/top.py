@@ -14,7 +14,7 @@ import typer
 
 from lockstep.api.objects import Object, has_ended, is_run
 from lockstep.cli.shared.hostsite import HostSite
-from lockstep.cli.shared.jobargs import Form, SiteOptions, TargetOptions, find_cluster_job, on_site
+from lockstep.cli.shared.jobargs import Form, TargetOptions, find_cluster_job, on_site
 from lockstep.cli.shared.localsite import LocalSite
 from lockstep.cli.shared.terminal import say
 from lockstep.platforms.output import put, put_json
@@ -38,7 +38,7 @@ CURVE_SECONDS = 10.0
 
 @on_site
 def top(
-    where: SiteOptions,
+    where: TargetOptions,
     job: Annotated[
         str | None,
         typer.Argument(

@@ -9,11 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
 from lockstep.api.errors import ConfigError
 from lockstep.api.files.jobfile import parse_job_file
-from lockstep.api.files.yamltext import dump_yaml
 from lockstep.cli.shared.clusterfiles import LOCAL_CLUSTER, cluster_of_hosts, load_cluster, load_hosts
 from lockstep.cli.shared.hostsite import HostSite
 from lockstep.cli.shared.inputs import Inputs
@@ -22,7 +19,6 @@ from lockstep.plan.translate.adhoc import PROCESSES, TypedProgram, script_job
 from lockstep.platforms.files.sync import own_folders
 from lockstep.platforms.hosts.start import HostOptions
 from lockstep.platforms.local.placement import gpus_here
-from lockstep.platforms.output import put_text
 from lockstep_spec.words import number_of
 
 if TYPE_CHECKING:
@@ -36,11 +32,9 @@ def _fields(changes: Sequence[str]) -> list[str]:
 
 def _read(
     typed: TypedProgram, changes: Sequence[str], source: str, nodes: Mapping[str, int | None], processes: int | None, cluster: str | None,
-    folder: str | None, *, render: bool,
+    folder: str | None,
 ) -> TrainingJob:  # fmt: skip
-    """Return the job of a typed program: `changes` (--set) apply to its file. With `render` print that, and end. Others: as of
-    `script_job`. Raises ConfigError.
-    """
+    """Return the job of a typed program: `changes` (--set) apply to its file. Others: as of `script_job`. Raises ConfigError."""
     of_ranks = [change for change in _fields(changes) if change.startswith(("ranksPerNode=", "gpusPerNode="))]
     other = next((change for change in of_ranks if change.startswith("ranksPerNode=") and change != f"ranksPerNode={processes}"), None)
     if processes is not None and other is not None:
@@ -48,44 +42,36 @@ def _read(
     if "gpusPerNode=0" in of_ranks:
         nodes = dict.fromkeys(nodes, 0)
     text = script_job(typed, nodes, processes, cluster, folder, ranks_stated=bool(of_ranks))
-    job = parse_job_file(text, source, changes)
-    if render:
-        put_text(dump_yaml(job.written()) if changes else text)
-        raise typer.Exit
-    return job
+    return parse_job_file(text, source, changes)
 
 
 def typed_on_hosts(
-    hosts: str, words: Sequence[str], processes: int | None, changes: Sequence[str], options: HostOptions, *, render: bool
+    hosts: str, words: Sequence[str], processes: int | None, changes: Sequence[str], options: HostOptions
 ) -> tuple[Inputs, str]:
     """Return the job, and its cluster as it is named. If the program is in this folder, it is sent to a folder of its own, where ranks will
-    work.
-
-    With `render` print its file, and end. Raises ConfigError, Failed.
+    work. Raises ConfigError, Failed.
     """
     file, name = load_hosts(hosts)
     assert file.hosts is not None  # noqa: S101 (load_hosts gives hosts)
     typed, counts, here = TypedProgram(words, os.path.isfile), file.hosts.gpu_counts, Path.cwd()
     read = partial(_read, typed, changes, "--hosts", counts, processes, name)
-    job = read(own_folders(here)[0] if typed.is_here else None, render=render)
+    job = read(own_folders(here)[0] if typed.is_here else None)
     named = cluster_of_hosts(hosts, job.metadata.name)
     if typed.is_here:
         sending = send_project(HostSite(file, named), here, job.metadata.name, job.spec.nodes or len(counts), options)
-        job = read(asyncio.run(sending), render=False)
+        job = read(asyncio.run(sending))
     again = {"--hosts": hosts, PROCESSES: processes, "--first": options.first, "--without": options.without, "--set": changes}
     return Inputs(job, file, file.cluster.namespace, "--hosts").typed("run", again, words), named
 
 
-def typed_here(
-    words: Sequence[str], processes: int | None, nodes: int | None, changes: Sequence[str], workspace: Path, *, render: bool
-) -> Inputs:
-    """Return the job of a program that runs on this machine, in this folder. With `render` print its file, and end. Raises ConfigError."""
+def typed_here(words: Sequence[str], processes: int | None, nodes: int | None, changes: Sequence[str], workspace: Path) -> Inputs:
+    """Return the job of a program that runs on this machine, in this folder. Raises ConfigError."""
     gpus, number = gpus_here(), nodes or 1
     each = gpus // number
     if gpus and not each and "gpusPerNode=0" not in _fields(changes):
         raise ConfigError(f"this machine has {number_of(gpus, 'GPU')} for {number} nodes: use fewer, or CPUs (--set gpusPerNode=0)")
     counts: dict[str, int | None] = {f"node {node} of this machine": each for node in range(number)}
     typed, ranks = TypedProgram(words, os.path.isfile), processes or (None if each else 1)
-    job = _read(typed, changes, "--local", counts, ranks, None, str(Path.cwd()), render=render)
+    job = _read(typed, changes, "--local", counts, ranks, None, str(Path.cwd()))
     again = {"--local": True, PROCESSES: processes, "--nodes": nodes, "--workspace": workspace, "--set": changes}
     return Inputs(job, load_cluster(LOCAL_CLUSTER), "", "--local").typed("run", again, words)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from lockstep.api.errors import ConfigError
-from lockstep.cli.shared.jobargs import Form, FormOption, JobArgument, SiteOptions, find_job, on_site
+from lockstep.cli.shared.jobargs import Form, FormOption, JobArgument, TargetOptions, find_job, on_site
 from lockstep.platforms.output import put, put_json
 
 EXIT_IN_ITS_WAY = 1
@@ -18,7 +18,7 @@ EXIT_NOT_ALL = 1
 
 @on_site
 def why(
-    where: SiteOptions,
+    where: TargetOptions,
     job: JobArgument,
     bundle: Annotated[
         Path | None,
@@ -54,7 +54,7 @@ def why(
 
 @on_site
 def stacks(
-    where: SiteOptions,
+    where: TargetOptions,
     job: JobArgument,
     rank: Annotated[int | None, typer.Option("--rank", min=0, help="Only this rank.")] = None,
     output: FormOption = Form.TEXT,

@@ -184,8 +184,8 @@ def peek(name_or_path: str) -> Peeked | None:
 def load_hosts(word: str) -> tuple[ClusterFile, str | None]:
     """Return the hosts that --hosts names, and the name of their cluster file in clusters/ if that is what it names.
 
-    `word`: the name or path of a cluster file with `platform: hosts`, a hostfile or another file that `lockstep cluster import` reads, or
-    hosts as one types them, with commas between them.
+    `word`: the name or path of a cluster file with `platform: hosts`, a hostfile or another file that `lockstep init hosts --from` reads,
+    or hosts as one types them, with commas between them.
 
     Raises ConfigError for a file of a Kubernetes cluster, one without hosts, and for words that are no hosts.
     """

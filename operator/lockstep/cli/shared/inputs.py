@@ -10,18 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.names import ANNOTATION_TYPED
 from lockstep.cli.shared.clusterfiles import cluster_names, is_workspace, load_cluster, read_text
 from lockstep.cli.shared.localsite import DEFAULT
 from lockstep.cli.shared.onhosts import Typed
+from lockstep.cli.shared.places import VerbCommand
 from lockstep.platforms.output import tell
 
 if TYPE_CHECKING:
     from lockstep.api.files.clusterfile import ClusterFile
     from lockstep.api.job import TrainingJob
+    from lockstep.cli.shared.jobargs import TargetOptions
     from lockstep.plan.render.resolved import Resolved
 
 FilesOption = Annotated[
@@ -43,7 +44,7 @@ OptionalFileOption = Annotated[
 FILE_ENDINGS = (".yaml", ".yml", ".json")
 
 
-class TakesFiles(TyperCommand):
+class TakesFiles(VerbCommand):
     """A verb whose words without an option are job files, as if -f stood before each: what a shell makes of *.yaml."""
 
     def make_parser(self, ctx: Any) -> Any:
@@ -65,19 +66,10 @@ class TakesFiles(TyperCommand):
 
 StandIn = Callable[["TrainingJob"], "ClusterFile"]
 """Function that returns the cluster file which stands in for a job's."""
-Place = str | StandIn
-ClusterOption = Annotated[
-    str | None,
-    typer.Option(
-        "--cluster",
-        help="A cluster of clusters/, or a cluster file's path. Default: the job's cluster, else the one in use (lockstep use).",
-    ),
-]
 SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="PATH=VALUE", help="Override a field of the job: training.lora.rank=8, nodes=1. May be repeated."),
 ]
-NamespaceOption = Annotated[str | None, typer.Option("-n", "--namespace", help="The namespace. Default: the job's, else the cluster's.")]
 
 
 @dataclass(frozen=True)
@@ -128,18 +120,17 @@ def only(files: Path | Sequence[Path] | None, verb: str) -> Path:
 
 def read_all(
     files: Path | Sequence[Path],
-    cluster: Place | None,
-    namespace: str | None,
+    where: TargetOptions,
     changes: Sequence[str] | None = None,
     *,
     unnamed: Callable[[], str] | None = None,
-    context: str | None = None,
+    place: StandIn | None = None,
     instead: StandIn | None = None,
 ) -> list[Inputs]:
     """Return every job of all files, in their order; of a folder its .yaml, .yml and .json files, sorted, without those that hold no job.
 
-    `unnamed`: which cluster is meant where neither `cluster` nor the job names one; without it the one in use, but with a `context` none.
-    `instead`: what stands in where none is in use; without it that is an error. `cluster` may be such a stand-in, too.
+    `unnamed`: which cluster is meant where neither `where` nor the job names one; without it the one in use, but with a context none.
+    `instead`: what stands in where none is in use; without it that is an error. `place`: what stands in for any cluster.
 
     Raises ConfigError with every mistake of all of them.
     """
@@ -147,7 +138,7 @@ def read_all(
     mistakes: list[str] = []
     for file, in_folder in _expanded([files] if isinstance(files, Path) else files):
         try:
-            inputs += _read_jobs(file, cluster, namespace, changes, unnamed or partial(_in_use, file, context, instead))
+            inputs += _read_jobs(file, where, changes, place, unnamed or partial(_in_use, file, where.context, instead))
         except ConfigError as error:
             from lockstep.api.files.jobfile import NoJob
 
@@ -174,16 +165,16 @@ def _expanded(files: Sequence[Path]) -> Iterator[tuple[Path, bool]]:
 
 
 def _read_jobs(
-    file: Path, cluster: Place | None, namespace: str | None, changes: Sequence[str] | None, unnamed: Callable[[], Place]
+    file: Path, where: TargetOptions, changes: Sequence[str] | None, place: StandIn | None, unnamed: Callable[[], str | StandIn]
 ) -> list[Inputs]:
     from lockstep.api.files.jobfile import job_nodes, read_job
 
     jobs = [read_job(node, str(file), changes or ()) for node in job_nodes(read_text(file), str(file))]
-    several = len(jobs) > 1
-    default = unnamed() if cluster is None and any(job.spec.cluster is None for job in jobs) else ""
+    named = [place or where.of_file(job.spec.cluster) for job in jobs]
+    default = "" if all(named) else unnamed()
     return [
-        _inputs(job, file, cluster or job.spec.cluster or default, namespace, f"{file}: {job.metadata.name}" if several else str(file))
-        for job in jobs
+        _inputs(job, file, name or default, where, f"{file}: {job.metadata.name}" if len(jobs) > 1 else str(file))
+        for job, name in zip(jobs, named, strict=True)
     ]
 
 
@@ -192,28 +183,22 @@ FRESH = "training.checkpoint.resumeFrom=None"
 
 
 def read_inputs(
-    file: Path,
-    cluster: str | None,
-    namespace: str | None,
-    changes: Sequence[str] | None = None,
-    *,
-    unnamed: Callable[[], str] | None = None,
-    context: str | None = None,
+    file: Path, where: TargetOptions, changes: Sequence[str] | None = None, *, unnamed: Callable[[], str] | None = None
 ) -> Inputs:
-    """Return the job and its cluster. `unnamed` and `context`: as in `read_all`.
+    """Return the job and its cluster. `unnamed`: as in `read_all`.
 
     Raises ConfigError with every mistake of the job file, of `changes` (--set), or of the cluster file, or when they name no cluster.
     """
     from lockstep.api.files.jobfile import parse_job_file
 
     job = parse_job_file(read_text(file), str(file), changes or ())
-    named = cluster or job.spec.cluster or (unnamed() if unnamed is not None else _in_use(file, context))
-    return _inputs(job, file, named, namespace, str(file))
+    named = where.of_file(job.spec.cluster) or (unnamed() if unnamed is not None else _in_use(file, where.context))
+    return _inputs(job, file, named, where, str(file))
 
 
-def _inputs(job: TrainingJob, file: Path, cluster: Place, namespace: str | None, source: str) -> Inputs:
+def _inputs(job: TrainingJob, file: Path, cluster: str | StandIn, where: TargetOptions, source: str) -> Inputs:
     cluster_file = _read_cluster(job, file, cluster) if isinstance(cluster, str) else cluster(job)
-    stated = job.metadata.namespace
+    stated, namespace = job.metadata.namespace, None if where.local else where.namespace
     if namespace and stated and namespace != stated:
         raise ConfigError(f"{file}: metadata.namespace is {stated}, but --namespace is {namespace}: remove one of them")
     return Inputs(job, cluster_file, namespace or stated or cluster_file.cluster.namespace, source)
@@ -238,7 +223,7 @@ def _read_cluster(job: TrainingJob, file: Path, name: str) -> ClusterFile:
     return cluster_file
 
 
-def _in_use(file: Path, context: str | None, instead: StandIn | None = None) -> Place:
+def _in_use(file: Path, context: str | None, instead: StandIn | None = None) -> str | StandIn:
     """Return the cluster that counts where neither the job nor --cluster names one, and say so once a verb.
 
     Raises ConfigError where a context was typed, or none is in use and nothing stands in.

@@ -5,10 +5,10 @@ job.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import wraps
-from inspect import signature
+from functools import cached_property, wraps
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +17,8 @@ import typer
 from lockstep.api.errors import ConfigError, Failed, LockstepError
 from lockstep.api.names import DEV_ENVIRONMENT, pod_name
 from lockstep.cli.shared import localsite
+from lockstep.cli.shared.clusterfiles import LOCAL_CLUSTER
+from lockstep.cli.shared.places import PLACES, TYPED
 
 if TYPE_CHECKING:
     from lockstep.cli.shared.hostsite import HostSite
@@ -30,10 +32,9 @@ def known_names(context: typer.Context, incomplete: str) -> list[str]:
     from lockstep.cli.shared.target import one_verb
     from lockstep.kube.jobs import list_jobs
 
-    options = context.params
     try:
         with one_verb():
-            target = TargetOptions.of(options.get("cluster"), options.get("namespace"), options.get("context")).target()
+            target = TargetOptions.of(context).target()
         names = [str(job["metadata"]["name"]) for job in list_jobs(target.client, target.namespace)]
     except (LockstepError, OSError):
         return []
@@ -41,114 +42,102 @@ def known_names(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def unless_said(context: typer.Context, parameter: typer.CallbackParam, value: str) -> str:
-    """Return the cluster that was named, else the one that is meant where none is: with --everywhere none."""
-    source = context.get_parameter_source(parameter.name or "")
-    if source is None or source.name != "DEFAULT" or context.params.get("local"):
-        return value
-    if context.params.get("everywhere"):
-        return ""
-    from lockstep.cli.shared.target import unnamed_cluster
-
-    return unnamed_cluster(context.params.get("context"))
+    """Return the cluster that is named, as an argument or by --cluster, else the one that counts where none is."""
+    source, where = context.get_parameter_source(parameter.name or ""), TargetOptions.of(context)
+    if source is None or source.name == "DEFAULT":
+        return replace(where, context=where.context or context.params.get("context")).named
+    if where.cluster:
+        raise ConfigError(f"{value} and --cluster {where.cluster} both name a cluster: use one of them")
+    return value
 
 
 UNNAMED = "Default: the one in use (lockstep use), else local."
 JobsArgument = Annotated[list[str], typer.Argument(help="The jobs' names.", show_default=False, autocompletion=known_names)]
 JobArgument = Annotated[str, typer.Argument(help="The job's name.", show_default=False, autocompletion=known_names)]
-ClusterNameOption = Annotated[
+OptionalClusterArgument = Annotated[
     str,
-    typer.Option(
-        "--cluster",
+    typer.Argument(
         callback=unless_said,
         show_default=False,
-        help=f"A cluster of clusters/, or a cluster file's path: it states the namespace and the API server. {UNNAMED}",
+        help=f"A cluster of clusters/, or a cluster file's path. {UNNAMED}",
     ),
-]
-OptionalClusterArgument = Annotated[
-    str, typer.Argument(callback=unless_said, show_default=False, help=f"A cluster of clusters/, or a cluster file's path. {UNNAMED}")
 ]
 OptionalJobArgument = Annotated[str, typer.Argument(help="The job's name.", metavar="[JOB]", autocompletion=known_names)]
 NodeOption = Annotated[int, typer.Option("--node", min=0, help="The node, and so the pod. The first is 0, the default.")]
 DEFAULT_JOB = DEV_ENVIRONMENT
-NamespaceOption = Annotated[
-    str | None,
-    typer.Option("-n", "--namespace", help="The namespace. Default: the cluster file's, or the context's if there is no file."),
-]
-ContextOption = Annotated[str | None, typer.Option("--context", help="The context of your kubeconfig. Default: the current one.")]
-
-
 WORKSPACE = localsite.DEFAULT
-LocalOption = Annotated[
-    bool, typer.Option("--local", help="Take a run of `lockstep run --local` on this machine instead of a job on a cluster.")
-]
-WorkspaceOption = Annotated[Path, typer.Option("--workspace", help="With --local: the same as for `lockstep run`.")]
 
 
 @dataclass(frozen=True)
 class TargetOptions:
-    """Options of a verb about what is on a cluster: a cluster file's name or path, a namespace, a context of the kubeconfig."""
+    """Options that say where a verb acts: on a cluster with a namespace and a context of the kubeconfig, or on this machine."""
 
-    cluster: ClusterNameOption = "local"
-    namespace: NamespaceOption = None
-    context: ContextOption = None
+    cluster: str | None = None
+    """Name of a cluster, or path of its file."""
+    namespace: str | None = None
+    context: str | None = None
+    local: bool = False
+    workspace: Path = WORKSPACE
 
     @classmethod
-    def of(cls, cluster: str | None, namespace: str | None, context: str | None) -> TargetOptions:
-        """Return them with the cluster that is meant where none is named."""
+    def of(cls, context: typer.Context) -> TargetOptions:
+        """Return what is typed, before the verb and after it."""
+        return cls(**context.meta.get(TYPED, {}))
+
+    @cached_property
+    def named(self) -> str:
+        """Return the cluster that is named, else the one that counts where none is."""
         from lockstep.cli.shared.target import unnamed_cluster
 
-        return cls(cluster or unnamed_cluster(context), namespace, context)
+        return self.cluster or unnamed_cluster(self.context)
+
+    def of_file(self, cluster: str | None) -> str | None:
+        """Return the cluster of a job file that names `cluster`: the typed one counts, and on this machine `local`."""
+        return self.cluster or (LOCAL_CLUSTER if self.local else cluster)
 
     def target(self) -> Target:
         from lockstep.cli.shared.target import target_of
 
-        return target_of(self.cluster, self.namespace, self.context)
+        return target_of(self.named, self.namespace, self.context)
 
     def site(self) -> Site:
-        """Return where jobs are: the hosts of a cluster file, a namespace, or the workspace of this machine that is in use."""
+        """Return where jobs are: the hosts of a cluster file, a namespace, or a workspace of this machine."""
         from lockstep.cli.shared.clusterfiles import is_workspace
         from lockstep.cli.shared.kubesite import KubeSite
 
-        if is_workspace(self.cluster):
+        if self.local:
+            return _of_workspace(self.workspace)
+        if is_workspace(self.named):
             if self.namespace:
                 raise ConfigError(
-                    f"{self.cluster} is a workspace of this machine, which has no namespaces: leave out -n, or name a cluster by --cluster"
+                    f"{self.named} is a workspace of this machine, which has no namespaces: leave out -n, or name a cluster by --cluster"
                 )
-            return _of_workspace(Path(self.cluster))
+            return _of_workspace(Path(self.named))
         return self.hosts() or KubeSite(self.target())
 
     def hosts(self) -> HostSite | None:
         """Return the hosts of the cluster file that is named; None for a Kubernetes cluster."""
         from lockstep.cli.shared.target import hosts_of, tell_place
 
-        cluster_file = hosts_of(self.cluster)
+        cluster_file = hosts_of(self.named)
         if cluster_file is None:
             return None
         from lockstep.cli.shared.hostsite import HostSite
 
-        if self.namespace or self.context:
-            raise ConfigError(
-                f"{self.cluster} is a cluster of hosts: they have no namespace and no kubeconfig, so leave out -n and --context"
-            )
-        site = HostSite(cluster_file, self.cluster)
+        self.refuse_kubernetes(self.named)
+        site = HostSite(cluster_file, self.named)
         tell_place(site.where)
         return site
+
+    def refuse_kubernetes(self, hosts: str) -> None:
+        """Raise ConfigError if options that only Kubernetes has are typed for a cluster of hosts."""
+        if self.namespace or self.context:
+            raise ConfigError(f"{hosts} is a cluster of hosts: they have no namespace and no kubeconfig, so leave out -n and --context")
 
     def chosen_namespace(self) -> str:
         from lockstep.cli.shared.target import namespace_of
 
-        return namespace_of(self.cluster, self.namespace, self.context)
-
-
-@dataclass(frozen=True)
-class SiteOptions(TargetOptions):
-    """Options of a verb about a job, wherever it is: as of TargetOptions, or a run on this machine."""
-
-    local: LocalOption = False
-    workspace: WorkspaceOption = WORKSPACE
-
-    def site(self) -> Site:
-        return _of_workspace(self.workspace) if self.local else super().site()
+        return namespace_of(self.named, self.namespace, self.context)
 
 
 def _of_workspace(folder: Path) -> localsite.LocalSite:
@@ -159,38 +148,34 @@ def _of_workspace(folder: Path) -> localsite.LocalSite:
     return site
 
 
-def on_cluster(verb: Callable[..., None]) -> Callable[..., None]:
-    """Give a verb the options of TargetOptions, after its own: it gets them as its first argument. (typer knows no bundles of options.)"""
-    return _with_bundle(verb, TargetOptions)
+def acts_on(*options: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Make a verb take these options of the root command. It gets all of them as its first argument."""
+
+    def decorate(verb: Callable[..., Any]) -> Callable[..., Any]:
+        own = signature(verb, eval_str=True)
+
+        @wraps(verb)
+        def with_options(context: typer.Context | TargetOptions, *arguments: Any, **values: Any) -> Any:
+            where = context if isinstance(context, TargetOptions) else TargetOptions.of(context)
+            if "local" in options and where.workspace != WORKSPACE and not where.local:
+                raise ConfigError("--workspace names a folder of this machine: add --local")
+            return verb(where, *arguments, **values)
+
+        context = Parameter("context", Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
+        new = own.replace(parameters=[context, *list(own.parameters.values())[1:]])
+        vars(with_options).update(__signature__=new, takes=options)
+        return with_options
+
+    return decorate
 
 
-def on_site(verb: Callable[..., None]) -> Callable[..., None]:
-    """Give a verb the options of SiteOptions, as `on_cluster` does."""
-    return _with_bundle(verb, SiteOptions)
-
-
-def _with_bundle(verb: Callable[..., None], kind: type[TargetOptions]) -> Callable[..., None]:
-    own, bundle = signature(verb, eval_str=True), signature(kind, eval_str=True).parameters
-
-    @wraps(verb)
-    def with_options(**options: Any) -> None:
-        where = kind(**{name: options.pop(name) for name in bundle if name in options})
-        verb(where, **options)
-
-    parameters = [*list(own.parameters.values())[1:], *bundle.values()]
-    vars(with_options)["__signature__"] = own.replace(parameters=parameters)
-    return with_options
+on_cluster = acts_on("cluster", "namespace", "context")
+on_site = acts_on(*PLACES)
 
 
 def limit_option(what: str) -> Any:
     """Return the option that limits a short run of pods."""
     return typer.Option("--timeout", min=1, help=f"{what} Default: 900, without waiting for nodes that the cluster doesn't have.")
-
-
-HereOption = Annotated[bool, typer.Option("--local", help="Run as processes on this machine, without a cluster or root.")]
-VolumesOption = Annotated[
-    Path, typer.Option("--workspace", help="With --local: the folder whose workspace/ and datasets/ stand for /workspace and /datasets.")
-]
 
 
 class ListForm(StrEnum):

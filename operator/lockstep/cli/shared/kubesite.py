@@ -179,10 +179,9 @@ class ClusterJob(SiteJob):
 
     def _take_back(self) -> bool:
         """Ask for the GPUs of a dev environment that nobody used. Return True if they had been released."""
-        session = self.status.get("interactive") or {}
-        if "released" not in session:
+        if "released" not in (self.status.get("interactive") or {}):
             return False
-        self.patch({"interactive": {"resume": int(session.get("resume", 0)) + 1}})
+        self.raise_retry()
         return True
 
     def raise_retry(self) -> int:

@@ -11,10 +11,6 @@ from lockstep.api.errors import ConfigError
 from lockstep.kube.aim import Kubeconfig
 
 REFUSED: Mapping[str, str] = {
-    "diff": (
-        "no cluster has an object to compare with; lockstep render -f job.yaml --cluster {name} --explain shows where each value comes from"
-    ),
-    "events": "lockstep why JOB --cluster {name} says what happened, and lockstep logs JOB --cluster {name} shows the output",
     "scale": "lockstep stop JOB --cluster {name}, then lockstep run -f job.yaml --cluster {name} --set nodes=N goes on with N hosts",
     "doctor": "lockstep hosts check {name} checks its hosts, and lockstep cluster lint {name} its file",
     "deploy": "hosts run no operator; lockstep run -f job.yaml --cluster {name} starts a job there",
@@ -24,24 +20,19 @@ REFUSED: Mapping[str, str] = {
     "cluster uninstall": "hosts run no operator; lockstep delete JOB --cluster {name} removes a job",
     "build": "hosts run no image; lockstep hosts setup {name} makes their packages of environment.lock",
     "version": "hosts run no operator; lockstep version --client prints this command's version",
-    "cluster discover": "lockstep cluster import FILE and lockstep init hosts NAME write such files",
-    "cluster gpus": "lockstep top JOB --cluster {name} shows the GPUs of a job's hosts",
+    "cluster discover": "lockstep init hosts NAME writes such a file",
 }
 """Verbs about Kubernetes' own objects → what to use on hosts; {name} is the cluster as a word of a command line."""
 WORKING = frozenset({
-    "validate", "render", "plan", "preflight", "run", "launch", "bench scaling", "diff-runs", "logs", "top", "get", "describe", "why",
-        "stacks", "wait", "resume", "stop", "retry",
-    "sync", "cp", "generate", "shell", "jupyter", "tensorboard", "vscode", "debug", "delete", "checkpoint list", "checkpoint verify",
-        "checkpoint inspect", "drill",
-    "adapter get", "model get", "cluster lint", "cluster calibrate", "cluster topology", "hosts check", "hosts setup", "hosts trust",
-        "hosts login",
+    "validate", "render", "plan", "preflight", "run", "launch", "bench scaling", "logs", "top", "get", "describe", "why",
+    "stacks", "wait", "resume", "stop", "retry", "sync", "cp", "generate", "shell", "jupyter", "tensorboard", "vscode", "debug", "delete",
+    "checkpoint list", "checkpoint verify", "drill", "adapter get", "model get", "cluster lint", "cluster calibrate", "hosts check",
+    "hosts setup",
 })  # fmt: skip
 """Verbs about a job, its files or its network, which work on hosts, too."""
 WITHOUT_CLUSTER = frozenset({
     "quickstart", "init cluster", "init hosts", "init job", "init script", "join", "adapter export", "adapter merge", "cluster list",
-        "cluster import", "use", "help",
-    "devcluster up", "devcluster prepare", "devcluster down", "devcluster status", "devcluster kubeconfig", "devcluster hosts up",
-        "devcluster hosts down", "devcluster hosts status",
+    "use", "help", "devcluster up", "devcluster down", "devcluster status",
 })  # fmt: skip
 """Verbs that take no cluster, or make one of their own."""
 

@@ -43,7 +43,6 @@ class Sending:
     again: str
     """Words that lead to the job again on a command line."""
     force: bool = False
-    gitignore: bool = True
     watch: bool = False
     alone: bool = False
     """True if what is at `to` must be of this folder alone."""
@@ -111,7 +110,7 @@ async def send_once(receivers: Receivers, places: Mapping[str, Place], targets: 
     from lockstep.platforms.files.sync import own_folders
     from lockstep_spec.words import listed
 
-    results = await receivers.send(places, sending.folder, targets, force=sending.force, alone=sending.alone, gitignore=sending.gitignore)
+    results = await receivers.send(places, sending.folder, targets, force=sending.force, alone=sending.alone)
     theirs = {name or "a file": senders for result in results for name, senders in result.theirs.items()}
     if theirs:
         own = next(folder for folder in own_folders(sending.folder) if folder != sending.to)
@@ -139,7 +138,7 @@ async def send_all(
     said, is_begun = list[str](), False
     sent: Stamps | None = None  # (what every place has; an empty folder is sent once, too)
     while True:
-        now = await asyncio.to_thread(stamps, sending.folder, gitignore=sending.gitignore)
+        now = await asyncio.to_thread(stamps, sending.folder)
         if now != sent or not receivers.are_there:
             try:
                 results = await send()
@@ -154,8 +153,8 @@ async def send_all(
                 if lines != said:
                     tell(*lines)
             said = lines
-            if not is_begun and (line := await asyncio.to_thread(left_out, sending.folder, gitignore=sending.gitignore)):
-                put(f"{line}; {sending.line(sending.to)} --no-gitignore sends them" if f"{GITIGNORE}:" in line else line, flush=True)
+            if not is_begun and (line := await asyncio.to_thread(left_out, sending.folder)):
+                put(f"{line}; an empty .lockstepignore sends them" if f"{GITIGNORE}:" in line else line, flush=True)
             if not sending.watch:
                 return complete
             is_begun, sent = True, now if complete else None

@@ -233,8 +233,7 @@ def as_found(cluster_file: ClusterFile) -> str:
 
 CHANGING = frozenset({
     "run", "stop", "resume", "retry", "scale", "delete", "drill", "sync", "cp", "deploy", "cluster clean", "cluster uninstall",
-        "cluster rollback", "hosts setup",
-    "preflight", "bench scaling", "cluster calibrate", "model get",
+    "cluster rollback", "hosts setup", "preflight", "bench scaling", "cluster calibrate", "model get",
 })  # fmt: skip
 """Verbs that change something where they act, and so say where that is."""
 
@@ -327,9 +326,9 @@ def _namespace(cluster: str, of_file: str, namespace: str | None, context: str |
     embedded = is_embedded(cluster, context)
     if namespace or embedded or cluster != EMBEDDED:
         return namespace or of_file
-    from lockstep.kube.kubeconfig import namespace_of_context
+    from lockstep.kube.kubeconfig import chosen_context
 
-    return namespace_of_context(environment_kubeconfig().paths, context) or of_file
+    return chosen_context(environment_kubeconfig().paths, context)[1] or of_file
 
 
 def is_same_host(stated: str, server: str) -> bool:

@@ -81,9 +81,7 @@ def down(bed: BedLayout, say: Say, *, purge: bool = False) -> None:
 
 def console(host: HostLayout, *command: str, stdin: bytes = b"") -> bytes:
     """Output of a command of root's on the host. Raises BedError with its last words."""
-    done = subprocess.run(
-        console_command(host, *command), input=stdin, capture_output=True, check=False, env=CONSOLE_ENVIRONMENT
-    )  # fmt: skip
+    done = subprocess.run(console_command(host, *command), input=stdin, capture_output=True, check=False, env=CONSOLE_ENVIRONMENT)
     if done.returncode != 0:
         message = (done.stderr or done.stdout).decode(errors="replace").strip()[-500:]
         raise BedError(f"{host.name}: {' '.join(command)}: {message or f'exit code {done.returncode}'}")
@@ -140,7 +138,7 @@ def write_cluster_file(bed: BedLayout, hosts: int) -> Path:
         "cluster:",
         f"  name: beds{bed.index or ''}",
         "  platform: hosts",
-        "  description: Hosts on this one machine (lockstep devcluster hosts up)",
+        "  description: Hosts on this one machine (lockstep devcluster up --hosts N)",
         "defaults:",
         f"  user: {next(iter(USERS))}",
         f"  identity: {bed.identity}",
@@ -207,5 +205,5 @@ def group_of(host: HostLayout) -> Path:
     """Return the control group of all its processes. Raises BedError."""
     folder = cgroups.unified()
     if folder is None:
-        raise BedError("control groups of version 2 are not mounted (lockstep devcluster hosts up says what this machine lacks)")
+        raise BedError("control groups of version 2 are not mounted (lockstep devcluster up --hosts N says what this machine lacks)")
     return folder / host.cgroup

@@ -12,20 +12,17 @@ from lockstep.devcluster.images import os_release, run_isolated
 
 PACKAGES = (
     "ca-certificates", "dbus", "dbus-user-session", "fish", "iproute2", "iputils-ping", "libpam-systemd", "nftables", "openssh-client",
-        "openssh-server",
-    "procps", "python3", "python3-venv", "systemd", "systemd-sysv", "tcsh", "zsh",
+    "openssh-server", "procps", "python3", "python3-venv", "systemd", "systemd-sysv", "tcsh", "zsh",
 )  # fmt: skip
 """Fish, tcsh and zsh are there for the tests of login shells."""
 DISABLED = (
     "apt-daily.timer", "apt-daily-upgrade.timer", "dpkg-db-backup.timer", "e2scrub_all.timer", "fstrim.timer", "systemd-networkd",
-        "systemd-resolved",
-    "systemd-timesyncd",
+    "systemd-resolved", "systemd-timesyncd",
 )  # fmt: skip
 MASKED = (
     "console-getty.service", "dev-hugepages.mount", "getty.target", "sys-kernel-debug.mount", "sys-kernel-tracing.mount",
-        "systemd-modules-load.service",
-    "systemd-sysctl.service", "systemd-udev-trigger.service", "systemd-udevd-control.socket", "systemd-udevd-kernel.socket",
-        "systemd-udevd.service",
+    "systemd-modules-load.service", "systemd-sysctl.service", "systemd-udev-trigger.service", "systemd-udevd-control.socket",
+    "systemd-udevd-kernel.socket", "systemd-udevd.service",
 )  # fmt: skip
 """Units that need a kernel or a console of their own."""
 SSHD = "PasswordAuthentication no\nPermitRootLogin no\nUsePAM yes\n"

@@ -1,1 +1,1 @@
-"""Answers about a job before it takes GPUs: `lockstep plan` and `lockstep diff`."""
+"""Answers about a job before it takes GPUs: `lockstep plan`."""

@@ -404,7 +404,7 @@ def _steps(estimate: Forecast, resolved: Resolved, facts: RunFacts, run: length.
     held_out = _held_out(training, facts.samples or 0)
     about, without = ("about ", f" less {held_out} held out") if held_out else ("", "")
     epoch = ((facts.samples or 0) - held_out) / batch
-    warmup = length.warmup_steps(optimization.warmup_steps, float(optimization.warmup_ratio), run.total_steps)
+    warmup = length.warmup_steps(float(optimization.warmup_steps), run.total_steps)
     warming = f", {warmup} of them to warm up" if warmup else ""
     estimate.figures |= {"samples": facts.samples, "stepsPerEpoch": round(epoch, 2), "steps": run.total_steps, "warmupSteps": warmup}
     estimate.add(
@@ -422,7 +422,7 @@ def _saves(estimate: Forecast, resolved: Resolved, settings: Settings, facts: Ru
         return
     full = checkpoint.content == "Full"
     copies = checkpoint.replicas if resolved.storage_mode.value == "PerPod" else 1
-    size = commit_bytes(facts.shape, settings, full=full, adapter=checkpoint.export_adapter, copies=copies)
+    size = commit_bytes(facts.shape, settings, full=full, copies=copies)
     estimate.figures["checkpointBytes"] = size
     what = f"{decimal_size(size)} each ({checkpoint.content}, {'12' if full else settings.element_bytes} bytes a trained parameter)"
     if run is None:

@@ -1,4 +1,4 @@
-"""A job file against what is on a cluster: what `lockstep diff` prints."""
+"""A job file against what is on a cluster: what `lockstep plan` says of its objects."""
 
 from __future__ import annotations
 

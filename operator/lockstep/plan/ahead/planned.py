@@ -54,7 +54,7 @@ class PlanVerdict(StrEnum):
 
 EXIT_CODES = {
     PlanVerdict.FITS: 0, PlanVerdict.FITS_AS_SEEN: 0, PlanVerdict.REFUSED: 1, PlanVerdict.MAY_WAIT: 3, PlanVerdict.WAITS: 3,
-        PlanVerdict.MAY_FAIL: 4,
+    PlanVerdict.MAY_FAIL: 4,
 }  # fmt: skip
 
 

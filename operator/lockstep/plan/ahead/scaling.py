@@ -9,7 +9,6 @@ from typing import Any
 from lockstep.api.errors import ConfigError
 from lockstep.api.job import Restart, TrainingJob
 from lockstep.api.objects import Object
-from lockstep.api.training import MetricsDestinations
 from lockstep_spec.choices import Content
 from lockstep_spec.words import number_of
 
@@ -64,15 +63,15 @@ def scaling_job(job: TrainingJob, nodes: int, steps: int) -> TrainingJob:
             "bench scaling measures the steps of spec.training, but this job runs a script, whose steps Lockstep doesn't know"
         )
     optimization = spec.training.optimization.model_copy(
-        update={"max_steps": WARM_UP_STEPS + steps + 1, "epochs": EPOCHS_MAX, "warmup_steps": 0, "warmup_ratio": "0"}
+        update={"max_steps": WARM_UP_STEPS + steps + 1, "epochs": EPOCHS_MAX, "warmup_steps": "0"}
     )
     checkpoint = spec.training.checkpoint.model_copy(
-        update={"every_steps": NEVER, "resume_from": "None", "content": Content.LITE, "replicas": 1, "export_adapter": False}
+        update={"every_steps": NEVER, "resume_from": "None", "content": Content.LITE, "replicas": 1}
     )
     training = spec.training.model_copy(
         update={
             "optimization": optimization, "checkpoint": checkpoint, "evaluation": None,
-            "metrics": MetricsDestinations(tensor_board=False),
+            "report_to": [],
         }
     )  # fmt: skip
     update = {

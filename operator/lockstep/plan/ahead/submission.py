@@ -15,7 +15,7 @@ from lockstep.api.objects import Object, condition, go_on_words, is_true
 from lockstep.plan.reasons import Reason
 from lockstep_spec.words import listed
 
-OF_VERBS = ("suspend", "restart.retry", "interactive.resume")
+OF_VERBS = ("suspend", "restart.retry")
 """Fields that verbs set in an existing job. A job file that leaves them out doesn't ask for another value."""
 MENDED_BY_OTHERS = frozenset(
     {
@@ -144,7 +144,7 @@ def _steps(wanted: TrainingJob, state: str, fields: Sequence[str], typed: Submit
     if state == FAILED and not fields:
         yield f"lockstep retry {place}", f"to {go_on_words(existing)}"
     if fields == ("nodes",) and wanted.spec.nodes is not None and state in ("", STOPPED):
-        yield f"lockstep scale {place} --nodes {wanted.spec.nodes}", "gives it your number of nodes"
+        yield f"lockstep scale {place} {wanted.spec.nodes}", "gives it your number of nodes"
     elif fields and state in ("", STOPPED) and not _is_fixed(fields) and (there or not states):
         yield typed.apply(states, there), "changes it; it takes that at its next start"
     anew = is_training and (state == COMPLETE or bool(typed.fresh))

@@ -8,7 +8,7 @@ from ipaddress import ip_address
 
 from lockstep.api.cluster import TrainingClusterSpec
 from lockstep.api.files.clusterfile import ClusterFile
-from lockstep.api.files.clusterkeys import Calibration
+from lockstep.api.files.clusterkeys import WITHOUT_EFFECT, Calibration
 from lockstep.api.hosts import HostsCluster
 from lockstep.api.quantity import number
 from lockstep.api.shared import FabricMode
@@ -42,6 +42,7 @@ def lint_alone(file: ClusterFile, operator_image: str, typed: str = "") -> Itera
     yield from _nccl(spec)
     if file.hosts is None:
         yield from _pods(spec, operator_image)
+        yield from (warning(key, message, "remove it") for key, message in WITHOUT_EFFECT.items() if key in file.lines)
     yield from _threshold(file)
     yield from _calibration(file, typed or file.cluster.name)
 
@@ -164,8 +165,6 @@ def _pods(spec: TrainingClusterSpec, operator_image: str) -> Iterator[Finding]:
     if memory is not None and number(spec.shm_size) >= number(memory):
         message = f"shared memory may take {spec.shm_size}, and counts against the limit of {memory}: a process that fills it is killed"
         yield failed("shm_size", message, "less than resources.limits.memory")
-    if spec.security.requires_privileged_scc:
-        yield warning("security.requires_privileged_scc", "it has no effect: no pod that Lockstep makes is privileged", "remove it")
 
 
 def _threshold(file: ClusterFile) -> Iterator[Finding]:

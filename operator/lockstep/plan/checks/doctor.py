@@ -125,7 +125,7 @@ def _profile(facts: ClusterFacts, file: ClusterFile) -> Finding:
         return failed("cluster", f"TrainingCluster {name} is not on the cluster", deploy)
     differs = differing_keys(file.profile.spec, profile.first)
     if differs:
-        return warning("cluster", f"{name} differs from its file in {', '.join(differs)}", f"{deploy}, or lockstep diff")
+        return warning("cluster", f"{name} differs from its file in {', '.join(differs)}", deploy)
     return fine("cluster", f"{name} is as its file says")
 
 

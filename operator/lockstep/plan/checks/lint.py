@@ -19,7 +19,7 @@ from lockstep.plan.discovery.nodes import QUOTA_GPUS
 from lockstep.plan.discovery.unused import cluster_hardware, unused
 from lockstep.plan.render.fabric import GPU_RESOURCE
 from lockstep.plan.render.pod import AGENT_RESOURCES
-from lockstep.plan.render.security import agent_security_context
+from lockstep.plan.render.security import agent_context
 
 OWN_SCC = "an administrator: lockstep deploy brings one that allows nothing else"
 GIB = Decimal(2**30)
@@ -111,7 +111,7 @@ def sized_pod(spec: TrainingClusterSpec, namespace: str) -> Object:
     """A pod with the amounts that every job's pods state, and nothing else that could be refused: lint tries it out."""
     devices = {GPU_RESOURCE: str(spec.gpus.per_node)} if spec.gpus.per_node else {}
     resources = {"requests": spec.resources.requests.to_dict() | devices, "limits": spec.resources.limits.to_dict() | devices}
-    common = {"image": spec.image or "lockstep-trainer", "securityContext": agent_security_context(spec)}
+    common = {"image": spec.image or "lockstep-trainer", "securityContext": agent_context(spec)}
     return {
         "apiVersion": "v1",
         "kind": "Pod",

@@ -54,18 +54,17 @@ class Sweep:
     nodes: int
 
 
-def sweep_job(profile: TrainingClusterSpec, nodes: int | None, mode: FabricMode, most: int | None = None) -> TrainingJob:
+def sweep_job(profile: TrainingClusterSpec, nodes: int | None, mode: FabricMode) -> TrainingJob:
     """A job whose script is the sweep in the agent's own file: nothing has to be synced, and no claim is needed."""
-    gpus = profile.gpus.per_node
-    most = most or (MOST_GPU_BYTES if gpus else MOST_CPU_BYTES)
-    arguments = [SWEEP, "--least", str(min(LEAST_BYTES, most)), "--most", str(most)]
+    most = MOST_GPU_BYTES if profile.gpus.per_node else MOST_CPU_BYTES
+    arguments = [SWEEP, "--least", str(LEAST_BYTES), "--most", str(most)]
     spec = {
         "nodes": nodes or profile.gpus.default_nodes,
         "script": {"path": names.AGENT_PATH, "args": arguments},
         "fabric": {"mode": mode.value},
         "storage": {"mode": "PerPod"},
         "restart": {"maxRestarts": 0},
-        "preflight": {"mode": "Basic"},
+        "preflight": "Basic",
     }
     return TrainingJob.model_validate({"metadata": {"name": JOB}, "spec": spec})
 

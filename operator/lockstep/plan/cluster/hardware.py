@@ -1,6 +1,4 @@
-"""Nodes as the network program sees them from inside: ports, RDMA devices, GPUs, their places on the PCI bus, and the rails that connect
-them (pure).
-"""
+"""Nodes as the network program sees them from inside: ports, RDMA devices, and the rails that connect them (pure)."""
 
 from __future__ import annotations
 
@@ -10,7 +8,6 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 from lockstep_spec.words import printable_line
@@ -19,15 +16,6 @@ TEXT, LIST = 200, 64
 """Most characters of a text and most entries of a list that a node's answer may have: whoever owns the node decides what it prints."""
 LOCAL_NAMES = re.compile(r"(lo|docker|br-|virbr|cni|flannel|cilium|cali|kube|podman|lxc|nodelocaldns)", re.IGNORECASE)
 """Interfaces that lead nowhere outside their node."""
-
-
-@dataclass(frozen=True)
-class BusPlace:
-    """Place of a device in its node."""
-
-    bus: tuple[str, ...] = ()
-    """PCI addresses from the root port to the device; () where it is on no PCI bus, or it isn't shown."""
-    numa: int | None = None
 
 
 @dataclass(frozen=True)
@@ -43,7 +31,6 @@ class NicPort:
     wireless: bool = False
     hca: str = ""
     """RDMA device of the same port; '' where it has none."""
-    place: BusPlace = BusPlace()
 
 
 @dataclass(frozen=True)
@@ -53,17 +40,6 @@ class HcaPort:
     device: str
     port: int
     gbs: float | None = None
-    layer: str = ""
-    place: BusPlace = BusPlace()
-
-
-@dataclass(frozen=True)
-class GpuPlace:
-    """A GPU and where it is."""
-
-    index: int
-    name: str
-    place: BusPlace = BusPlace()
 
 
 @dataclass(frozen=True)
@@ -74,9 +50,6 @@ class NodeHardware:
     cores: float | None = None
     ports: tuple[NicPort, ...] = ()
     hcas: tuple[HcaPort, ...] = ()
-    gpus: tuple[GpuPlace, ...] = ()
-    links: tuple[str, ...] = ()
-    """Words of `nvidia-smi topo -m` between its GPUs."""
     tools: tuple[str, ...] = ()
 
 
@@ -88,8 +61,6 @@ def read_hardware(answer: Mapping[str, Any]) -> NodeHardware:
             cores=_number(answer.get("cores")),
             ports=tuple(_nic(port) for port in _list(answer["ports"])),
             hcas=tuple(_hca(hca) for hca in _list(answer["hcas"])),
-            gpus=tuple(GpuPlace(int(gpu["index"]), _text(gpu["name"]), _place(gpu)) for gpu in _list(answer["gpus"])),
-            links=tuple(map(_text, _list(answer["links"]))),
             tools=tuple(map(_text, _list(answer["tools"]))),
         )
     except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
@@ -100,18 +71,11 @@ def _nic(port: Mapping[str, Any]) -> NicPort:
     address, prefix = str(ipaddress.ip_address(port["address"])), int(port["prefix"])
     ipaddress.ip_network(f"{address}/{prefix}", strict=False)  # else rails could not be told apart
     mtu = None if port["mtu"] is None else int(port["mtu"])
-    return NicPort(
-        _text(port["name"]), address, prefix, mtu, _number(port["gbs"]), bool(port["wireless"]), _text(port["hca"]), _place(port)
-    )
+    return NicPort(_text(port["name"]), address, prefix, mtu, _number(port["gbs"]), bool(port["wireless"]), _text(port["hca"]))
 
 
 def _hca(hca: Mapping[str, Any]) -> HcaPort:
-    return HcaPort(_text(hca["device"]), int(hca["port"]), _number(hca["gbs"]), _text(hca["layer"]), _place(hca))
-
-
-def _place(device: Mapping[str, Any]) -> BusPlace:
-    numa = device["numa"]
-    return BusPlace(tuple(map(_text, _list(device["bus"]))), None if numa is None else int(numa))
+    return HcaPort(_text(hca["device"]), int(hca["port"]), _number(hca["gbs"]))
 
 
 def _list(value: object) -> list[Any]:
@@ -221,31 +185,3 @@ def rdma_rails(nodes: Mapping[int, NodeHardware], sockets: Sequence[MeasuredRail
 def _with_hca(facts: NodeHardware, end: RailEnd) -> RailEnd:
     hca = next((hca for hca in facts.hcas if hca.device == end.hca), None)
     return end if hca is None else RailEnd(end.interface, end.address, hca.gbs or end.gbs, end.mtu, hca.device, hca.port)
-
-
-class Nearness(StrEnum):
-    """Part of a node that two devices share, nearest first."""
-
-    SWITCH = "the same PCI switch"
-    ROOT = "the same PCI root"
-    NUMA = "the same NUMA node"
-    FAR = "no NUMA node"
-    UNKNOWN = "not known"
-
-
-def nearness(one: BusPlace, other: BusPlace) -> Nearness:
-    """Judge by the PCI addresses above the devices themselves, then by NUMA nodes."""
-    if not one.bus or not other.bus:
-        return Nearness.UNKNOWN
-    shared = 0
-    for first, second in zip(one.bus[:-1], other.bus[:-1], strict=False):
-        if first != second:
-            break
-        shared += 1
-    if shared > 1:  # (a switch's upstream port lies below the root's)
-        return Nearness.SWITCH
-    if one.bus[0].rpartition(":")[0] == other.bus[0].rpartition(":")[0]:
-        return Nearness.ROOT
-    if one.numa is not None and one.numa == other.numa:
-        return Nearness.NUMA
-    return Nearness.FAR if one.numa is not None and other.numa is not None else Nearness.UNKNOWN

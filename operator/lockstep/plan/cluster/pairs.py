@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from statistics import median
 
 from lockstep.plan.cluster.finding import Finding, failed, warning
@@ -16,10 +15,10 @@ from lockstep.plan.cluster.hardware import MeasuredRail, NodeHardware
 from lockstep_spec.words import number_of
 
 BUDGET_SECONDS = 240.0
-"""Seconds that the measurements of all pairs may take together, unless a person states how long each takes."""
+"""Seconds that the measurements of all pairs may take together."""
 LEAST_SECONDS, MOST_SECONDS = 0.25, 2.0
 STREAMS = 4
-PERFTEST = "ib_write_bw"
+PERFTEST, SOCKETS = "ib_write_bw", "sockets"
 SLOW_PART = 0.7
 """Part of the rail's usual rate below which a pair is slow, and of the line rate below which a rail is."""
 FULL_PART = 0.9
@@ -28,28 +27,17 @@ SPEED_DIFFERS = 1.5
 Pair = tuple[int, int]
 
 
-class PairTool(StrEnum):
-    """Program that carries the bytes of a measurement."""
-
-    AUTO = "auto"  # ib_write_bw for RDMA where every node has it and an RDMA device, else sockets, and says so
-    SOCKETS = "sockets"
-    RDMA = "rdma"
-
-
 @dataclass(frozen=True)
 class Way:
-    """Choices of a person about a measurement."""
+    """Choices about a measurement, by the cluster file and a person."""
 
-    tool: PairTool = PairTool.SOCKETS
-    seconds: float | None = None
-    """Seconds of each measurement; None: by the number of nodes and rails."""
+    rdma: bool = False
+    """Measure RDMA by ib_write_bw where every node has it and an RDMA device; else sockets, which is said."""
     line_gbs: float | None = None
     """Line rate in Gb/s where ports state none, as virtual ones do."""
     gid_index: int | None = None
     ports: tuple[int, int] = (0, 0)
     """Range of ports to listen on; (0, 0): any free one."""
-    rails: tuple[str, ...] = ()
-    """Names of the rails to measure; (): all."""
 
 
 def rounds(nodes: Sequence[int]) -> list[list[Pair]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,13 +14,16 @@ from lockstep.plan.discovery.draft import Entry, Item, left_out, stated, unknown
 from lockstep.plan.render.fabric import GPU_RESOURCE
 from lockstep.plan.render.scheduling import GPU_TOLERATION
 from lockstep.plan.waiting.nodes import allocatable, lasting_taints
-from lockstep_spec.words import listed, number_of
+from lockstep_spec.words import any_of, listed, number_of
 
 PRODUCT = "nvidia.com/gpu.product"
 GPU_MEMORY = "nvidia.com/gpu.memory"
 GPU_COUNT, REPLICAS = "nvidia.com/gpu.count", "nvidia.com/gpu.replicas"
-ACCELERATOR = re.compile(
-    r"nvidia\.com/(gpu\.shared|mig-.+)|amd\.com/(gpu|[a-z]px)|gpu\.intel\.com/|habana\.ai/|aws\.amazon\.com/neuron|google\.com/tpu|huawei\.com/Ascend"
+ACCELERATOR = any_of(
+    r"nvidia\.com/(gpu\.shared|mig-.+)",
+    r"amd\.com/(gpu|[a-z]px)",
+    r"gpu\.intel\.com/|habana\.ai/",
+    r"aws\.amazon\.com/neuron|google\.com/tpu|huawei\.com/Ascend",
 )
 """Resources that are accelerators, or parts of GPUs, and that Lockstep's pods don't ask for."""
 RACKS = ("topology.kubernetes.io/rack", "topology.rook.io/rack", "rack")

@@ -12,7 +12,7 @@ from lockstep.api.objects import Object
 from lockstep.plan.cluster.facts import ClusterFacts, ProbeFacts
 from lockstep.plan.discovery.nodes import common_tolerations, gpu_groups
 from lockstep.plan.render.fabric import GPU_RESOURCE
-from lockstep.plan.render.security import agent_security_context
+from lockstep.plan.render.security import agent_context
 from lockstep.plan.waiting.containers import start_phase
 from lockstep_gang.contract.preflight import PROBE, PROBED
 
@@ -39,7 +39,7 @@ def probed_nodes(facts: ClusterFacts) -> list[str | None]:
 def probe_pods(facts: ClusterFacts, token: str, image: str) -> Iterator[Object]:
     """A pod a node, under Pod Security `restricted`, without GPU: it never waits for one."""
     platform = Platform.OPENSHIFT if facts.is_openshift else Platform.KUBERNETES
-    security = agent_security_context(TrainingClusterSpec(platform=platform))
+    security = agent_context(TrainingClusterSpec(platform=platform))
     container = {
         "name": "probe",
         "image": image,

@@ -23,10 +23,13 @@ from lockstep.plan.discovery.draft import Entry, Item, left_out, stated, unknown
 from lockstep.plan.discovery.nodes import ACCELERATOR, Group, host
 from lockstep.plan.render.fabric import EFA, GPU_RESOURCE
 from lockstep.plan.waiting.nodes import allocatable
-from lockstep_spec.words import listed, number_of
+from lockstep_spec.words import any_of, listed, number_of
 
-_NOT_NICS = re.compile(
-    rf"{ACCELERATOR.pattern}|{re.escape(GPU_RESOURCE)}|nvidia\.com/[A-Z]|intel\.com/(qat|sgx)|devices\.kubevirt\.io/|hugepages-|.*\.IP$"
+_NOT_NICS = any_of(
+    ACCELERATOR.pattern,
+    re.escape(GPU_RESOURCE),
+    r"nvidia\.com/[A-Z]|intel\.com/(qat|sgx)|devices\.kubevirt\.io/|hugepages-",
+    r".*\.IP$",
 )
 """Accelerators and the like, and GKE's count of a network's addresses, which it asks for by itself."""
 SHARED = "rdma/"

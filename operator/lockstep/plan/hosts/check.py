@@ -14,6 +14,7 @@ from lockstep.plan.cluster.finding import Finding, failed, note, warning
 from lockstep.plan.discovery.unused import Hardware
 from lockstep.plan.hosts.condition import GpuError, HostCondition, HostLook
 from lockstep.plan.hosts.facts import DIVIDED, OLDEST_PYTHON, HostFacts, HostGpu, temporary_words
+from lockstep.plan.hosts.keys import is_of_host_key
 from lockstep.plan.hosts.place import LOOPBACK_INTERFACE, OTHER_PYTHON, free_block, python_of, stated_python_words
 from lockstep_spec.kernel import LOCKED_BYTES_ENOUGH, LOCKED_BYTES_FAILING
 from lockstep_spec.words import binary_size, decimal_size, listed
@@ -37,15 +38,16 @@ NO_FAULTS = frozenset({14, 106, 107, 154})
 """
 PROGRAMS = frozenset({11, 13, 25, 31, 37, 43, 45, 69, 80, 137})
 NVLINKS = frozenset({74, 108, 136, *range(144, 151), 155, 166, 170})
-CARDS = frozenset({32, 46, 48, 54, *range(61, 65), 79, *range(92, 96), 109, 110, *range(119, 122), 140, 143, *range(156, 166),
-    *range(167, 170), 171, 172})  # fmt: skip
+CARDS = frozenset({
+    32, 46, 48, 54, *range(61, 65), 79, *range(92, 96), 109, 110, *range(119, 122), 140, 143, *range(156, 166), *range(167, 170), 171, 172,
+})  # fmt: skip
 XIDS = (
-    (PROGRAMS, ", a program's", "the card is well: compute-sanitizer on that program finds the access; 45 alone is left by a program that"
-                                " was ended"),
-    (NVLINKS, ", NVLink's", "nvidia-smi nvlink -e, and the log of nvidia-fabricmanager or nvidia-imex: the other end may be the cause; then"
-                            " reset the GPUs"),
-    (CARDS, ", the card's", "nvidia-smi -q -d ECC,ROW_REMAPPER; power, heat and seating of the card come first; reset it, and replace it if"
-                            " that comes again"),
+    (PROGRAMS, ", a program's",
+        "the card is well: compute-sanitizer on that program finds the access; 45 alone is left by a program that was ended"),
+    (NVLINKS, ", NVLink's",
+        "nvidia-smi nvlink -e, and the log of nvidia-fabricmanager or nvidia-imex: the other end may be the cause; then reset the GPUs"),
+    (CARDS, ", the card's",
+        "nvidia-smi -q -d ECC,ROW_REMAPPER; power, heat and seating of the card come first; reset it, and replace it if that comes again"),
 )  # fmt: skip
 OTHER_XID = "look its number up in NVIDIA's catalog of Xid errors"
 
@@ -81,15 +83,15 @@ def hosts_hardware(looks: Sequence[HostLook]) -> Hardware:
 
 def _unreachable(look: HostLook, name: str) -> Finding:
     message = look.problem.removeprefix(f"host {look.name} can't be reached: ")
-    if "host key" in message:
+    if is_of_host_key(message):
         return failed(
-            look.name, message, f"lockstep hosts trust {name} shows the key's fingerprint, and pins the key once you have compared it"
+            look.name, message, f"lockstep hosts setup {name} shows the key's fingerprint, and pins the key once you have compared it"
         )
     if "doesn't let you in" in message:
         return failed(
             look.name,
             message,
-            f"ssh-copy-id {login_words(look.name, user=look.host.user, port=look.host.port)}, or lockstep hosts login {name} where it asks"
+            f"ssh-copy-id {login_words(look.name, user=look.host.user, port=look.host.port)}, or lockstep hosts setup {name} where it asks"
             " for a code or a passphrase",
         )
     words = login_words(look.name, user=look.host.user, port=look.host.port, jump=look.host.jump, identity=look.host.identity)

@@ -19,10 +19,7 @@ def read_commits(host: str, verb: str, answer: Any) -> Json:
         "verify": ("name", "bytes", "problems", "shards"),
     }
     try:
-        if verb == "show":
-            is_valid = all({"file", "path", "problem"} <= shard.keys() for shard in answer["manifest"]["shards"]) and "parameters" in answer
-        else:
-            is_valid = all(set(lists[verb]) <= row.keys() and isinstance(row["shards"], dict) for row in answer["commits"])
+        is_valid = all(set(lists[verb]) <= row.keys() and isinstance(row["shards"], dict) for row in answer["commits"])
         is_valid = is_valid and (verb != "list" or isinstance(answer["problems"], list))
     except (KeyError, TypeError, AttributeError):
         is_valid = False
@@ -80,20 +77,6 @@ def _nowhere(name: str, away: Mapping[str, str]) -> Json:
         "problems": ["no host that answers has it", *(_away(host, why) for host, why in away.items())],
         "shards": {},
     }
-
-
-def merged_manifest(answers: Mapping[str, Json]) -> Json:
-    """Description of a commit, of what `inspect show` says on each host: each shard is where any host has it whole."""
-    first = next(iter(answers.values()))
-    shards = []
-    for record in first["manifest"]["shards"]:
-        found = {
-            host: shard for host, answer in answers.items() for shard in answer["manifest"]["shards"] if shard["file"] == record["file"]
-        }
-        places = [f"{host}:{shard['path']}" for host, shard in found.items() if shard["path"]]
-        reasons = list(dict.fromkeys(f"host {host}: {shard['problem']}" for host, shard in found.items() if shard["problem"]))
-        shards.append({**record, "path": ", ".join(places) or None, "problem": None if places else "; ".join(reasons)})
-    return {**first, "manifest": {**first["manifest"], "shards": shards}}
 
 
 def _by_name(answers: Mapping[str, Json]) -> dict[str, dict[str, Json]]:

@@ -39,6 +39,16 @@ def read_fingerprints(words: list[str], names: list[str]) -> dict[str, str]:
     return stated
 
 
+def is_of_host_key(problem: str) -> bool:
+    """Return True if a host can't be asked because ssh doesn't know its key, or knows another one."""
+    return "host key" in problem
+
+
+def asks_at_login(problem: str) -> bool:
+    """Return True if a host can't be asked because it lets in only who answers something."""
+    return "doesn't let you in" in problem or "your key may want a touch" in problem
+
+
 def with_host_keys(text: str, keys: Mapping[str, str]) -> str:
     """The cluster file's text with these host keys, by the hosts' names; every other character, comments too, as it was.
 

@@ -25,14 +25,14 @@ from lockstep.plan.times import timestamp
 from lockstep_gang.contract.report import Report, State, parse_report
 from lockstep_spec.codec import ContractError
 from lockstep_spec.exits import MEANINGS
-from lockstep_spec.words import duration, named, number_of
+from lockstep_spec.words import any_of, duration, named, number_of
 
 TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionStatus.UNKNOWN
 UNWRITTEN_SECONDS = 20.0
 """Seconds without a report, which is written every 5, after which that is said."""
-UNHEARD = re.compile(
-    r"^\[lockstep\] (waiting for the (?:coordinator on node 0|run's folder).*|nobody hears this node.*|this agent can't"
-    r" start.*)|^\[lockstep\] attempt \d+ starts"
+UNHEARD = any_of(
+    r"^\[lockstep\] (waiting for the (?:coordinator on node 0|run's folder).*|nobody hears this node.*|this agent can't start.*)",
+    r"^\[lockstep\] attempt \d+ starts",
 )
 """Lines in which an agent says whom it can't reach or why it doesn't run, and the one by which that is over."""
 

@@ -1,1 +1,1 @@
-"""Pages about a job for people: why, top, logs, stacks, diff-runs."""
+"""Pages about a job for people: why, top, logs, stacks."""

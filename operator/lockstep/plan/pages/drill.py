@@ -157,9 +157,8 @@ def drill_page(outcome: DrillOutcome) -> str:
 
     rows = (
         ("done", outcome.done), ("ranks stopped after", seconds(outcome.stopped_seconds)),
-            ("named in status after", seconds(outcome.named_seconds)),
-        ("named as", outcome.named), ("next attempt after", seconds(outcome.started_seconds)),
-            ("downtime", seconds(outcome.downtime_seconds)),
+        ("named in status after", seconds(outcome.named_seconds)), ("named as", outcome.named),
+        ("next attempt after", seconds(outcome.started_seconds)), ("downtime", seconds(outcome.downtime_seconds)),
         ("steps done again", "" if outcome.lost_steps is None else str(outcome.lost_steps)), *(("note", note) for note in outcome.notes),
     )  # fmt: skip
     return "\n".join([f"{outcome.fault}: recovered", *(f"  {label:<22} {printable_line(value)}" for label, value in rows if value)])

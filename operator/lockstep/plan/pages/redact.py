@@ -13,25 +13,29 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Any
 
+from lockstep_spec.words import any_of
+
 REDACTED = "(redacted)"
 LEAST_CHARACTERS = 6
 """Length from which a value is taken out wherever it stands, or after a name in free text: shorter ones would hit ordinary words."""
-_WORDS = frozenset({"token", "secret", "password", "passwd", "passphrase", "pwd", "credential", "credentials", "apikey", "auth",
-    "authorization", "cookie", "dsn"})  # fmt: skip
+_WORDS = frozenset({
+    "token", "secret", "password", "passwd", "passphrase", "pwd", "credential", "credentials", "apikey", "auth", "authorization",
+    "cookie", "dsn",
+})  # fmt: skip
 _PAIRS = frozenset({("api", "key"), ("access", "key"), ("private", "key"), ("secret", "key"), ("signing", "key"), ("account", "key")})
 _NAME = r"[A-Za-z][\w.-]{1,63}"
 _ASSIGNED = re.compile(rf"""(?P<name>{_NAME})(?P<between>["']?\s*[:=]\s*["']?)(?P<value>[^\s"',;&}}\])]{{{LEAST_CHARACTERS},}})""")
 _SEGMENT = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 _NUMBER = re.compile(r"[\d.,:eE+-]+%?")
-_FORMS = re.compile(
-    r"hf_[A-Za-z0-9]{16,}"  # Hugging Face
-    r"|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
-    r"|sk-[\w-]{20,}|xox[abprs]-[\w-]{10,}|(?:AKIA|ASIA)[A-Z0-9]{16}|AIza[\w-]{30,}"
-    r"|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"  # a JSON web token
-    r"|(?<=[Bb]earer )[\w.~+/=-]{8,}|(?<=[Bb]asic )[\w+/=]{8,}"
-    r"|(?<=://)[^/\s:@]*:(?!\d+/)[^\s@\"'<>]+(?=@)|(?<=[?&]sig=)[^&\s\"'<>]+"  # (an object store's key may have a slash)
-    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
-    re.DOTALL,
+_FORMS = any_of(
+    r"hf_[A-Za-z0-9]{16,}",  # Hugging Face
+    r"gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}",
+    r"sk-[\w-]{20,}|xox[abprs]-[\w-]{10,}|(?:AKIA|ASIA)[A-Z0-9]{16}|AIza[\w-]{30,}",
+    r"eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*",  # a JSON web token
+    r"(?<=[Bb]earer )[\w.~+/=-]{8,}|(?<=[Bb]asic )[\w+/=]{8,}",
+    r"(?<=://)[^/\s:@]*:(?!\d+/)[^\s@\"'<>]+(?=@)|(?<=[?&]sig=)[^&\s\"'<>]+",  # (an object store's key may have a slash)
+    r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
+    flags=re.DOTALL,
 )
 _DROPPED_KEYS = ("managedFields",)
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"

@@ -39,7 +39,7 @@ class Remedy:
 
 _EDIT = "kubectl edit tj {job} -n {namespace}"
 _DESCRIBE_POD = "kubectl describe pod {pod} -n {namespace}"
-_EVENTS = "lockstep events {job} -n {namespace}"
+_EVENTS = "lockstep describe {job} -n {namespace}"
 _ANEW = "lockstep delete {job} -n {namespace}"
 _START_ANEW = "and then lockstep resume {job} -n {namespace}, to {go_on}"
 _CORRECT = "change what the message names; the job then starts by itself"
@@ -69,8 +69,9 @@ REMEDIES: Mapping[str, tuple[Remedy, ...]] = {
     # Accepted
     Reason.INVALID_SPEC: (Remedy(_EDIT, _CORRECT),),
     Reason.CLUSTER_NOT_FOUND: (
-        Remedy("lockstep deploy {0}", "sends that TrainingCluster from its cluster file; spec.cluster can't be changed, so another cluster"
-                                      " needs a new job", r"spec\.cluster is (\S+), but"),
+        Remedy("lockstep deploy {0}", 
+            "sends that TrainingCluster from its cluster file; spec.cluster can't be changed, so another cluster needs a new job",
+            r"spec\.cluster is (\S+), but"),
         _CLUSTER_FILES,
     ),
     Reason.NO_DEFAULT_CLUSTER: (
@@ -121,10 +122,10 @@ REMEDIES: Mapping[str, tuple[Remedy, ...]] = {
     "ClaimSizeInvalid": (Remedy("lockstep deploy CLUSTER",
         "once the claim's size in its file is corrected; the job then starts by itself"),),
     "NoImage": (Remedy(_IMAGE, "names one; the job then starts by itself"),),
-    "NoGPUs": (Remedy(_EDIT, "gpusPerNode: 0 trains on CPUs; a cluster that has GPUs says so in gpus.per_node of its file, sent with"
-                             " lockstep deploy CLUSTER"),),
-    "NotEnoughNodes": (Remedy("lockstep scale {job} -n {namespace} --nodes N", "fewer nodes; the job then starts by itself"),),
-    "TooManyRanks": (Remedy("lockstep scale {job} -n {namespace} --nodes N", "fewer nodes; the job then starts by itself"),),
+    "NoGPUs": (Remedy(_EDIT,
+        "gpusPerNode: 0 trains on CPUs; a cluster that has GPUs says so in gpus.per_node of its file, sent with lockstep deploy CLUSTER"),),
+    "NotEnoughNodes": (Remedy("lockstep scale {job} N -n {namespace}", "fewer nodes; the job then starts by itself"),),
+    "TooManyRanks": (Remedy("lockstep scale {job} N -n {namespace}", "fewer nodes; the job then starts by itself"),),
     "NodeSelectorConflict": (Remedy(_EDIT, "another podTemplate.nodeSelector; the job then starts by itself"),),
     "VolumeConflict": (Remedy(_EDIT, "another name or path in podTemplate.volumes; the job then starts by itself"),),
     "AnnotationReserved": (Remedy(_EDIT, "remove it from podTemplate.annotations; the job then starts by itself"),),
@@ -136,7 +137,7 @@ REMEDIES: Mapping[str, tuple[Remedy, ...]] = {
     Reason.PODS_NOT_CREATED: (
         Remedy("kubectl get pods -n kube-system",
             "shows if kube-controller-manager runs (OpenShift: -n openshift-kube-controller-manager); it then creates the pods",
-                r"kube-controller-manager"),
+            r"kube-controller-manager"),
         Remedy("{0}", "shows if one has lost the job's labels: delete it, and it is created again", r"\((kubectl get pod [^)]+)\)"),
         Remedy("kubectl describe statefulset {job} -n {namespace}", "shows what Kubernetes says about creating its pods"),
     ),
@@ -148,8 +149,8 @@ REMEDIES: Mapping[str, tuple[Remedy, ...]] = {
         Remedy("kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations", "shows which service should answer",
             r"admission webhook \S+ doesn't answer"),
         Remedy("kubectl describe limitrange -n {namespace}",
-            "shows what a container may have: ask for more, or request less in spec.resources, or without it in resources of the"
-            " TrainingCluster", r"(?:maximum|minimum) \S+ (?:usage|limit) per|limit to request ratio"),
+            "shows what a container may have: ask for more, or request less in spec.resources, or without it in resources of the "
+            "TrainingCluster", r"(?:maximum|minimum) \S+ (?:usage|limit) per|limit to request ratio"),
         Remedy("{0}", "helps where an administrator agrees", _NAMED),
         Remedy("kubectl describe statefulset {job} -n {namespace}", "shows why its pods are refused"),
     ),
@@ -160,10 +161,11 @@ REMEDIES: Mapping[str, tuple[Remedy, ...]] = {
     ),
     Reason.NODES_RELEASED: (Remedy("lockstep get -n {namespace}", "shows which jobs want the same nodes; this one tries again by itself"),),
     Reason.UNSCHEDULABLE: (
-        Remedy("lockstep scale {job} -n {namespace} --nodes N", "a job needs one node per pod: ask for as many as there are",
+        Remedy("lockstep scale {job} N -n {namespace}", "a job needs one node per pod: ask for as many as there are",
             r"needs one node per pod"),
-        Remedy(_EDIT, "correct podTemplate.nodeSelector, or let an administrator label Nodes so: kubectl label node NODE KEY=VALUE; pods"
-                      " start by themselves", r"no node of the cluster matches"),
+        Remedy(_EDIT,
+            "correct podTemplate.nodeSelector, or let an administrator label Nodes so: kubectl label node NODE KEY=VALUE; "
+            "pods start by themselves", r"no node of the cluster matches"),
         Remedy("kubectl uncordon {0}", "lets pods start there again, if the work for which it was cordoned is done",
             r"nodes? ([^\s,]+)[^;]* (?:is|are) cordoned"),
         # Never the command that frees what others hold: that is for whoever asks to decide, and the message has it.
@@ -187,8 +189,8 @@ REMEDIES: Mapping[str, tuple[Remedy, ...]] = {
             r"(oc policy add-role-to-group [^;]+)"),
         Remedy(_MAKE_LOGIN.replace("{0}", "LOGIN"), "a login that spec.imagePullSecrets then names: the job starts anew by itself",
             r"(?i)unauthorized|authentication|denied|\b40[13]\b"),
-        Remedy(_IMAGE, "corrects it (or correct the cluster's image and send it with lockstep deploy CLUSTER): the job starts anew by"
-                       " itself"),
+        Remedy(_IMAGE,
+            "corrects it (or correct the cluster's image and send it with lockstep deploy CLUSTER): the job starts anew by itself"),
     ),
     Reason.CONTAINER_FAILED: (
         Remedy("{0} --previous", "shows what it said before it ended", r"(kubectl logs \S+ -n \S+ -c \S+)"),
@@ -210,10 +212,10 @@ REMEDIES: Mapping[str, tuple[Remedy, ...]] = {
     Reason.POD_NOT_ENDED: (
         Remedy("""kubectl patch pod {0} -n {namespace} --type merge -p '{{"metadata":{{"finalizers":null}}}}'""",
             "lets it go, if the finalizer's owner is no more; the job then goes on by itself",
-                r"(?:^|[:;] )([^\s,]+)[^:;]* should have ended at .* finalizer"),
+            r"(?:^|[:;] )([^\s,]+)[^:;]* should have ended at .* finalizer"),
         Remedy("kubectl describe node {0}",
             "shows the state of its kubelet; once the machine is off, kubectl delete pod POD -n {namespace} --force gives the pod up",
-                r"kubelet of Node (\S+)"),
+            r"kubelet of Node (\S+)"),
         Remedy(_DESCRIBE_POD, "shows what keeps it"),
     ),
     Reason.POD_FAILED: (Remedy(_DESCRIBE_POD, "shows why the kubelet gave it up"),),
@@ -249,13 +251,15 @@ REMEDIES: Mapping[str, tuple[Remedy, ...]] = {
         Remedy(*_INODES, r"^[^;]*no inodes"),
         Remedy("kubectl get events -n {namespace} --field-selector involvedObject.name={pod}",
             "shows what the cluster says about the volume; if it is lost, mend it, and delete the pod to mount it anew",
-                r"^[^;]*(?:Input/output|Stale|No such device|not connected|Read-only|doesn't answer)"),
+            r"^[^;]*(?:Input/output|Stale|No such device|not connected|Read-only|doesn't answer)"),
         Remedy("kubectl exec {pod} -n {namespace} -- df -h /workspace", "shows what room the volume has: make room, or enlarge its claim"),
     ),
     # Others
     Reason.SLOW_RANK: (Remedy("lockstep top {job} -n {namespace}", "shows each rank beside the others"),),
-    Reason.SAVE_FAILED: (Remedy(*_INODES, r"no inodes"),
-        Remedy("kubectl exec {pod} -n {namespace} -- df -h /workspace", "shows what room the volume has"),),
+    Reason.SAVE_FAILED: (
+        Remedy(*_INODES, r"no inodes"),
+        Remedy("kubectl exec {pod} -n {namespace} -- df -h /workspace", "shows what room the volume has"),
+    ),
     # FabricVerified
     **dict.fromkeys(NOT_AS_ASKED, (Remedy("lockstep describe {job} -n {namespace}",
         "shows the fabric of each node that isn't as asked; docs/how-to/fabric.md has what each reason needs"),)),
@@ -411,7 +415,7 @@ def _steps(observed: Observed, state: str, *, held: bool) -> tuple[Step, ...]:
     steps = {
         "Unseen": (Step(f"lockstep doctor {place}", "shows if an operator works there"),),
         "Refused": (Step(f"kubectl edit tj {job} {place}", "change what the message names; the job then starts by itself"),),
-        "Waiting": (Step(f"lockstep events {job} {place}", "shows what the cluster says about its pods"), bundle),
+        "Waiting": (Step(f"lockstep describe {job} {place}", "shows what the cluster says about its pods"), bundle),
         "Starting": (Step(f"lockstep logs {job} {place} -f", "follow the start"),),
         "Ready": (Step(run_command(observed), "start a script of /workspace on all its nodes"),),
         "Running": (Step(f"lockstep logs {job} {place} -f", "follow it"), *ask_ranks(observed, place), *_stop_run(observed)),

@@ -284,10 +284,10 @@ def answer_page(answer: Answer) -> str:
     parts = [printable_line(f"{answer.job}: {answer.state}: {answer.summary}")]
     labeled = (
         ("first cause", [answer.first_cause]), ("last lines", [*answer.last_lines]), ("refused", [answer.refused]),
-            ("restarted", [answer.restarted]), ("lost", [answer.cost]), ("saves", [answer.saves]), ("slow", [answer.slow]),
-                ("accepted", [answer.accepted]), ("held", [answer.held]),
-        ("changed", [answer.changed]), ("nodes", [answer.nodes]), ("fabric", [answer.fabric]), ("not seen", [*answer.not_seen]),
-            ("next", [f"{step.command}   # {step.what}" for step in answer.next]),
+        ("restarted", [answer.restarted]), ("lost", [answer.cost]), ("saves", [answer.saves]), ("slow", [answer.slow]),
+        ("accepted", [answer.accepted]), ("held", [answer.held]), ("changed", [answer.changed]), ("nodes", [answer.nodes]),
+        ("fabric", [answer.fabric]), ("not seen", [*answer.not_seen]),
+        ("next", [f"{step.command}   # {step.what}" for step in answer.next]),
     )  # fmt: skip
     for line in answer.says:
         parts.append(f"{'says':<{LABEL_COLUMNS}}{printable_line(line)}")

@@ -46,10 +46,6 @@ def retried(job: TrainingJob, earlier: Earlier) -> TrainingJob:
     return job.model_copy(update={"spec": job.spec.model_copy(update={"restart": restart})})
 
 
-def requested_retry(observed: Observed) -> int:
-    return int(observed.restart.get("retry", 0))
-
-
 def retry_of(running: Frozen) -> int:
     return running.parsed.restart.retry
 
@@ -57,14 +53,14 @@ def retry_of(running: Frozen) -> int:
 def is_retried(observed: Observed, running: Frozen | None) -> bool:
     """Return True if the failure in status no longer counts: the job is at zero pods, or its next start is already there."""
     counted = int(observed.status.get("retry", 0))
-    return requested_retry(observed) > counted and (
-        observed.at_zero or (running is not None and retry_of(running) >= requested_retry(observed))
+    return observed.requested_retry > counted and (
+        observed.at_zero or (running is not None and retry_of(running) >= observed.requested_retry)
     )
 
 
 def is_of_an_earlier_retry(observed: Observed, received: ReceivedReport) -> bool:
     """A report of a failure that was there before the retry and may still be in memory."""
-    return received.report.state is State.FAILED and received.report.retry < requested_retry(observed)
+    return received.report.state is State.FAILED and received.report.retry < observed.requested_retry
 
 
 FRESH_SECONDS = 30.0
@@ -174,7 +170,7 @@ def active_time(observed: Observed, now: float) -> ActiveTime | None:
     """Return status.active: counted while any pod of the job is on a node, so neither suspended nor queued time is in it. A retry starts
     anew.
     """
-    retry = requested_retry(observed)
+    retry = observed.requested_retry
     before = ActiveTime.stored(observed.status.get("active"))
     if before is None or retry != (before.retry or 0):
         before = unchecked(ActiveTime)
@@ -236,7 +232,7 @@ def held_until(observed: Observed, received: ReceivedReport | None, now: float) 
     """
     seconds = int(observed.restart.get("holdOnFailureSeconds", 0))
     has_pods = observed.replicas > 0 and bool(observed.pods)
-    is_over = requested_retry(observed) > int(observed.status.get("retry", 0)) or observed.job["spec"].get("suspend", False)
+    is_over = observed.requested_retry > int(observed.status.get("retry", 0)) or observed.job["spec"].get("suspend", False)
     if is_over or not has_pods or seconds == 0 or not _ranks_failed(observed, received):
         return None
     ended = observed.status.get("completionTime")

@@ -42,7 +42,7 @@ _HOLDS: Mapping[str, tuple[str, str]] = {
 }
 _TROUBLE = frozenset({
     ConditionType.ACCEPTED, ConditionType.PODS_SCHEDULED, ConditionType.NODES_HEALTHY, ConditionType.RANKS_READY,
-        ConditionType.FABRIC_VERIFIED,
+    ConditionType.FABRIC_VERIFIED,
 })  # fmt: skip
 _OVER: Mapping[str, tuple[str, str]] = {
     ConditionType.STRAGGLING: ("True", "StragglingEnded"),
@@ -54,7 +54,7 @@ _OVER: Mapping[str, tuple[str, str]] = {
 _QUIET = frozenset({
     "NotAccepted", "Suspended", "Stopping", "Finished", "PodsNotCreated", "Scheduling", "PodsNotScheduled", "Starting", "WaitingForReport",
     "WaitingForRanks", "Ready", "Resizing", "StartReplaced", "Queued", "NodesReleased", "DeadlineExceeded", "PreflightFailed",
-        "NodeExcluded",
+    "NodeExcluded",
 })  # fmt: skip
 _SUMMARY = {
     "NoReport": WARNING,

@@ -1,7 +1,7 @@
 """A dev environment (pure): what its status says, and when nobody uses it any more and its GPUs are released.
 
 Released is written into status first, then the pods go: whoever looks next, this operator or another, goes on from there. It ends when
-spec.interactive.resume is raised (`lockstep resume`), or when the job is suspended by hand. The operator never writes a spec.
+spec.restart.retry is raised (`lockstep resume`), or when the job is suspended by hand. The operator never writes a spec.
 """
 
 from __future__ import annotations
@@ -22,15 +22,11 @@ def is_interactive(job: Mapping[str, Any]) -> bool:
     return bool(job["spec"].get("type") == JobType.INTERACTIVE.value)
 
 
-def resumes(job: Object) -> int:
-    return int((job["spec"].get("interactive") or {}).get("resume", 0))
-
-
 def is_released(observed: Observed) -> bool:
     """Return True if its GPUs were released and not asked for again. A suspension by hand takes its place."""
     stored = observed.status_part("interactive")
     suspended = observed.job["spec"].get("suspend", False)
-    return not suspended and "released" in stored and resumes(observed.job) <= stored.get("resume", 0)
+    return not suspended and "released" in stored and observed.requested_retry <= stored.get("retry", 0)
 
 
 def is_stopped(observed: Observed) -> bool:
@@ -52,12 +48,12 @@ def interactive_status(observed: Observed, received: ReceivedReport | None, now:
     if is_released(observed):
         return before
     if release_due(observed, received):
-        return unchecked(InteractiveStatus, released=now, resume=resumes(observed.job), idle_since=before.idle_since)
+        return unchecked(InteractiveStatus, released=now, retry=observed.requested_retry, idle_since=before.idle_since)
     report = received.report.interactive if received is not None else None
     if report is None and not observed.pods:
         return None
     if report is None:
-        status = before.model_copy(update={"released": None, "resume": None})
+        status = before.model_copy(update={"released": None, "retry": None})
     else:
         status = taken_from(report, InteractiveStatus, script=report.script or None, by=report.by or None, release_time=report.release)
     return status if status.to_dict() else None

@@ -24,8 +24,7 @@ OUTCOMES = ("Complete", "Failed")
 GOODPUT, LOST, LOST_GPU, RESTARTS, FINISHED = "goodput", "lost", "lostGpu", "restarts", "finished"
 _STATE_OF_REASON = {
     "Running": "Running", "Restarting": "Restarting", "Starting": "Starting", "NoReport": "Silent", "NodeNotHeard": "Running",
-        "Stopping": "Stopping", "Resizing": "Stopping", "StartReplaced": "Stopping",
-    "DeadlineExceeded": "Stopping",
+    "Stopping": "Stopping", "Resizing": "Stopping", "StartReplaced": "Stopping", "DeadlineExceeded": "Stopping",
 }  # fmt: skip
 
 

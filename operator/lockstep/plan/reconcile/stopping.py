@@ -90,7 +90,7 @@ def scaled_words(observed: Observed, what: str) -> str:
     when = f" at {by['time']}" if "time" in by else ""
     who = f"StatefulSet {observed.name} was scaled to {observed.replicas} by {by.get('manager') or 'somebody else'}{when}"
     where = f"{observed.name} -n {observed.namespace}"
-    return f"{who}: {what}; `lockstep stop {where}` stops a job, `lockstep scale {where} --nodes N` resizes it"
+    return f"{who}: {what}; `lockstep stop {where}` stops a job, `lockstep scale {where} N` resizes it"
 
 
 def _replaced(observed: Observed, accepted: Accepted, running: Frozen | None) -> str | None:

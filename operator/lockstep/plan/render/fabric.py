@@ -99,12 +99,12 @@ def fabric_warnings(transport: Transport, network: Network, profile_name: str, g
     return warnings
 
 
-def nccl_environment(fabric: Fabric, profile: TrainingClusterSpec, transport: Layered[Transport], gpus_per_node: int) -> Variables:
+def nccl_environment(env: list[Variable], profile: TrainingClusterSpec, transport: Layered[Transport], gpus_per_node: int) -> Variables:
     """NCCL variables of every pod, by name, with the layer that set each. CPU ranks use gloo, which gets the first rail where RDMA is
     requested.
 
     Only what the job or the cluster states: an unset knob is NCCL's to choose, and its defaults age better than copied ones.
-    The job's ncclEnv wins over the cluster's nccl.env, and that over the cluster's typed knobs.
+    The job's `env` wins over the cluster's nccl.env, and that over the cluster's typed knobs.
     """
     if gpus_per_node == 0:
         interfaces = profile.network.rdma.interfaces if transport.value is Transport.RDMA else []
@@ -113,8 +113,9 @@ def nccl_environment(fabric: Fabric, profile: TrainingClusterSpec, transport: La
     typed = _tcp_knobs(network.tcp, transport.layer) if transport.value is Transport.TCP else _rdma_knobs(network.rdma)
     if profile.nccl.debug is not None:
         typed["NCCL_DEBUG"] = Layered(profile.nccl.debug.value, Layer.CLUSTER)
-    variables = typed | _overrides(profile.nccl.env, Layer.CLUSTER) | _overrides(fabric.nccl_env, Layer.JOB)
-    return dict(sorted(variables.items()))
+    typed |= {variable.name: Layered(variable.value, Layer.CLUSTER) for variable in profile.nccl.env}
+    of_job = {one.name: Layered(one.value, Layer.JOB) for one in env if one.name.startswith("NCCL_") and one.value is not None}
+    return dict(sorted((typed | of_job).items()))
 
 
 def _tcp_knobs(tcp: Tcp, chosen_by: Layer) -> Variables:
@@ -147,15 +148,10 @@ def _nccl_text(value: list[str] | bool | int | str) -> str:
     return ",".join(value) if isinstance(value, list) else str(int(value) if isinstance(value, bool) else value)
 
 
-def _overrides(variables: list[NcclVariable], layer: Layer) -> Variables:
-    return {variable.name: Layered(variable.value, layer) for variable in variables}
-
-
 def fabric_asked(spec: TrainingJobSpec, profile: TrainingClusterSpec, transport: Transport, variables: Variables) -> FabricAsked:
     """Fabric that NCCL's log is compared with: what the variables that reach the ranks ask for, whoever set them."""
     values = {variable.name: variable.value for variable in profile.pod.env}
     values |= {name: layered.value for name, layered in variables.items()}
-    values |= {variable.name: variable.value for variable in spec.env if variable.value is not None}
     rdma = transport is Transport.RDMA
     hcas = _expected_hcas(values.get("NCCL_IB_HCA", "")) if rdma else ()
     return FabricAsked(
@@ -182,7 +178,7 @@ def _asks_for_gpu_direct(values: Mapping[str, str]) -> bool:
 
 def _shown_of_nccl(spec: TrainingJobSpec, profile: TrainingClusterSpec) -> str | None:
     """nccl.debug, unless a variable of somebody's own takes its place."""
-    own: list[NcclVariable | Variable] = [*profile.nccl.env, *spec.fabric.nccl_env, *spec.env]
+    own: list[NcclVariable | Variable] = [*profile.nccl.env, *spec.env]
     if profile.nccl.debug is None or any(variable.name == "NCCL_DEBUG" for variable in own):
         return None
     return profile.nccl.debug.value

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lockstep.plan.layers import Layer
 from lockstep.plan.render.resolved import Resolved
 
 
@@ -16,12 +15,11 @@ def socket_variables(interface: str) -> dict[str, str]:
 def machine_variables(resolved: Resolved, found: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of a node's ranks, without those that come from a Secret or a ConfigMap.
 
-    The strongest first: spec.env, spec.fabric.ncclEnv, the machine's `own`, nccl.env of the cluster file, what was `found` there, and the
+    The strongest first: spec.env, the machine's `own`, nccl.env of the cluster file, what was `found` there, and the
     rest of the cluster file. A pod has the same order without the machine's two. Threads are no part of it: the agent shares the cores that
     no one has divided.
     """
     nccl = {name: layered.value for name, layered in resolved.nccl.items()}
     of_cluster = {variable.name: nccl[variable.name] for variable in resolved.profile.spec.nccl.env if variable.name in nccl}
-    of_job = {name: layered.value for name, layered in resolved.nccl.items() if layered.layer is Layer.JOB}
     stated = {variable.name: variable.value or "" for variable in resolved.spec.env if variable.value_from is None}
-    return {**nccl, **found, **of_cluster, **own, **of_job, **stated}
+    return {**nccl, **found, **of_cluster, **own, **stated}

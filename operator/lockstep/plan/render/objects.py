@@ -191,17 +191,14 @@ def children(frozen: Frozen, *, owner_uid: str | None, key: str, replicas: int, 
 
     def metadata(name: str, annotations: dict[str, str] | None = None) -> Object:
         labels = names.job_labels(frozen.job)
-        return {"name": name, "namespace": frozen.namespace, "labels": labels, "annotations": annotations, "owners": owners}
+        return {"name": name, "namespace": frozen.namespace, "labels": labels, "annotations": annotations, "ownerReferences": owners}
 
+    run = metadata(frozen.name, {names.ANNOTATION_RUN_PROOF: proof} if proof else None)
     return [
-        fill("secret", **metadata(frozen.key_secret), key_base64=b64encode(key.encode()).decode()),
-        fill(
-            "configmap",
-            **metadata(frozen.name, {names.ANNOTATION_RUN_PROOF: proof} if proof else None),
-            data={names.RUN_KEY: frozen.run, TEMPLATE_KEY: frozen.template},
-        ),
-        fill("networkpolicy", **metadata(frozen.job), job=frozen.job),
-        fill("service", **metadata(names.service_name(frozen.job)), job=frozen.job),
+        fill("secret", metadata=metadata(frozen.key_secret), key_base64=b64encode(key.encode()).decode()),
+        fill("configmap", metadata=run, data={names.RUN_KEY: frozen.run, TEMPLATE_KEY: frozen.template}),
+        fill("networkpolicy", metadata=metadata(frozen.job), job=frozen.job),
+        fill("service", metadata=metadata(names.service_name(frozen.job)), job=frozen.job),
         _stateful_set(frozen, metadata(frozen.job, {names.ANNOTATION_RUN_HASH: frozen.hash}), replicas),
     ]
 
@@ -221,7 +218,10 @@ def _stateful_set(frozen: Frozen, metadata: Object, replicas: int) -> Object:
     if "queue" in template:
         metadata["labels"] |= {names.LABEL_QUEUE: template["queue"]}
     service = names.service_name(frozen.job)
-    return fill("statefulset", **metadata, job=frozen.job, replicas=replicas, service=service, pod=pod, claims=template["claims"])
+    stateful_set = fill("statefulset", metadata=metadata, job=frozen.job, replicas=replicas, service=service)
+    of_every_pod = {"volumeClaimTemplates": template["claims"]} if template["claims"] else {}
+    stateful_set["spec"] |= {"template": pod, **of_every_pod}
+    return stateful_set
 
 
 def claim_object(claim: Claim, namespace: str | None, labels: dict[str, str]) -> Object:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from dataclasses import asdict
 from typing import Any
 
 from lockstep.api import names
@@ -15,7 +14,7 @@ from lockstep.plan.layers import Notice
 from lockstep.plan.render.fabric import GPU_RESOURCE, Transport, rail_networks, rail_resources
 from lockstep.plan.render.resolved import Resolved
 from lockstep.plan.render.scheduling import node_terms, tolerations
-from lockstep.plan.render.security import agent_rights, locks_memory_as_root, trainer_rights, volume_group
+from lockstep.plan.render.security import agent_context, locks_memory_as_root, trainer_context, volume_group
 from lockstep.plan.render.storage import claim_volumes, cluster_mounts, extra_volumes, mounts
 from lockstep.plan.render.template import fill
 from lockstep_gang.contract.run import POD_IPS
@@ -26,8 +25,7 @@ _INDEX = {"fieldRef": {"fieldPath": f"metadata.labels['{names.LABEL_POD_INDEX}']
 HUB_TOKEN = "HF_TOKEN"  # noqa: S105 (the variable's name)
 OWN_VARIABLES = (
     "MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "NNODES", "GPUS_PER_NODE", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
-        "GROUP_RANK",
-    "GROUP_WORLD_SIZE", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE",
+    "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE",
 )  # fmt: skip
 """Set by Lockstep: a job or cluster that sets them too would only mislead shells, ranks get the agent's."""
 
@@ -38,10 +36,11 @@ def pod_template(resolved: Resolved, agent_image: str, key_secret: str, *, repor
     `reports`: there is an operator to report to. `key_secret`: name of the Secret with the agents' key.
     """
     spec, profile = resolved.job.spec, resolved.profile.spec
-    extra = spec.pod_template
+    pods_of_job = {"matchLabels": {names.LABEL_JOB: resolved.name}}
+    extra, own_logins = spec.pod_template, (secret.name for secret in spec.image_pull_secrets)
     return fill(
         "pod",
-        job=resolved.name,
+        pods_of_job=pods_of_job,
         labels=pod_labels(resolved),
         annotations=pod_annotations(resolved),
         service_account=profile.security.service_account,
@@ -51,16 +50,15 @@ def pod_template(resolved: Resolved, agent_image: str, key_secret: str, *, repor
         rack_labels=[label for label in (profile.nodes.rack_label,) if label is not None],
         node_terms=node_terms(profile.nodes, resolved.platform.excluded_nodes),
         tolerations=tolerations(extra, profile.pod, resolved.gpus_per_node),
-        spread=[constraint.to_dict() for constraint in extra.topology_spread_constraints],
         priority_class=extra.priority_class_name,
         runtime_class=profile.pod.runtime_class_name if resolved.gpus_per_node else None,
         scheduler=extra.scheduler_name,
-        image_pull_secrets=list(dict.fromkeys([*(secret.name for secret in spec.image_pull_secrets), *profile.pod.image_pull_secrets])),
+        image_pull_secrets=[{"name": name} for name in dict.fromkeys([*own_logins, *profile.pod.image_pull_secrets])],
         agent={
             "image": agent_image,
             "env": profile_variables(profile),
             "resources": AGENT_RESOURCES,
-            "rights": asdict(agent_rights(profile, resolved.transport)),
+            "security": agent_context(profile, resolved.transport),
             "mounts": cluster_mounts(resolved),
         },
         trainer={
@@ -68,14 +66,13 @@ def pod_template(resolved: Resolved, agent_image: str, key_secret: str, *, repor
             "env": pod_variables(resolved),
             "env_from": [variables.to_dict() for variables in spec.env_from],
             "resources": _resources(resolved),
-            "rights": asdict(trainer_rights(profile, resolved.transport)),
+            "security": trainer_context(profile, resolved.transport),
             "mounts": mounts(resolved, reports=reports),
         },
         key_secret=key_secret,
         shm_size=profile.shm_size,
         report_audiences=[names.REPORT_AUDIENCE] if reports else [],
-        claims=claim_volumes(resolved),
-        extra_volumes=extra_volumes(resolved),
+        volumes=[*claim_volumes(resolved), *extra_volumes(resolved)],
     )
 
 

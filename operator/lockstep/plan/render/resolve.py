@@ -52,9 +52,9 @@ PATH_IN_TEXT = "PathInText"
 _TRAINER_IMAGE = re.compile(r"(?:[^/@]+/)*lockstep-trainer(?:[:@].+)?")
 _PROFILE_SECTIONS = ("platform", "nodes", "storage", "security", "resources", "shm_size", "pod")
 _JOB_SECTIONS = (
-    "type", "resources", "interactive", "restart", "start_timeout_seconds", "hang_timeouts", "preflight", "suspend",
-        "active_deadline_seconds", "ttl_seconds_after_finished", "queue_name", "training", "script", "env", "env_from",
-            "image_pull_secrets", "pod_template",
+    "type", "resources", "idle_seconds", "restart", "start_timeout_seconds", "hang_timeouts", "preflight", "suspend",
+    "active_deadline_seconds", "ttl_seconds_after_finished", "queue_name", "training", "script", "env", "env_from", "image_pull_secrets",
+    "pod_template",
 )  # fmt: skip
 
 
@@ -85,7 +85,7 @@ def resolve(job: TrainingJob, profile: TrainingCluster, platform: PlatformDefaul
     ]
     if refusals:
         raise Refused(refusals)
-    nccl = nccl_environment(spec.fabric, cluster, transport, gpus.value)
+    nccl = nccl_environment(spec.env, cluster, transport, gpus.value)
     ranks = gpus if gpus.value else Layered(spec.ranks_per_node or 1, Layer.JOB if spec.ranks_per_node else Layer.DEFAULT)
     decided: dict[str, Layered[Any]] = {
         "nodes": nodes, "gpusPerNode": gpus, "ranksPerNode": ranks, "image": image, "fabric.transport": transport, "storage.mode": storage,
@@ -207,7 +207,7 @@ def _image_refusals(image: Layered[str | None], profile_name: str) -> list[Notic
         Notice(
             "NoImage",
             f"neither the job nor the cluster {profile_name} sets an image, and there is no default, because the operator's own image isn't"
-            " called lockstep-operator:TAG: set spec.image",
+            " called lockstep-operator:TAG: set spec.image, or image in the cluster file",
         )
     ]
 
@@ -325,7 +325,6 @@ def _text_warnings(job: TrainingJob, platform: PlatformDefaults) -> Iterator[Not
     """Warn of paths on the volumes that this platform has elsewhere, and that stay as they are."""
     spec, script = job.spec, job.spec.script
     texts = {f"spec.env[{variable.name}]": variable.value or "" for variable in spec.env}
-    texts |= {f"spec.fabric.ncclEnv[{variable.name}]": variable.value for variable in spec.fabric.nccl_env}
     for field, words in () if script is None else (("args", script.args), ("command", script.command or [])):
         texts |= {f"spec.script.{field}[{index}]": text for index, text in enumerate(words)}
     moves = (platform.workspace, platform.datasets) != (WORKSPACE, DATASETS)

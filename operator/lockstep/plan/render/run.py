@@ -10,8 +10,7 @@ from posixpath import join
 from typing import Any
 
 from lockstep.api import names
-from lockstep.api.job import Interactive as InteractiveSpec
-from lockstep.api.job import JobType, PreflightMode, SelfTestMode, TrainingJob, TrainingJobSpec
+from lockstep.api.job import IDLE_SECONDS, JobType, PreflightMode, TrainingJob, TrainingJobSpec
 from lockstep.api.quantity import number
 from lockstep.api.training import Training
 from lockstep.plan.render.fabric import Transport, fabric_asked
@@ -121,27 +120,27 @@ def trainer_config(training: Training) -> TrainingConfig:
 def _interactive(spec: TrainingJobSpec) -> Interactive | None:
     if spec.type is not JobType.INTERACTIVE:
         return None
-    stated = spec.interactive or InteractiveSpec()
-    return Interactive(stated.idle_seconds, stated.warns_after_seconds)
+    idle = IDLE_SECONDS if spec.idle_seconds is None else spec.idle_seconds
+    return Interactive(idle, warn_seconds=max(idle - 1800, idle // 2))  # half an hour before the release, or after half the time
 
 
 def _timeouts(spec: TrainingJobSpec) -> Timeouts:
-    """Lockstep's trainer tells its own limits with what it does, so that only the start's is left to say."""
-    hang = {} if spec.hang_timeouts is None else spec.hang_timeouts.model_dump()
+    hang = {} if spec.hang_timeouts is None else spec.hang_timeouts.model_dump(exclude_none=True)
     return Timeouts(start_seconds=spec.start_timeout_seconds, **hang)
 
 
 def expected_by_preflight(resolved: Resolved) -> Expected | None:
     """Expectations that a job's nodes are checked against. None: preflight is off."""
-    mode = resolved.job.spec.preflight.mode
-    if mode is PreflightMode.OFF:
+    mode = resolved.job.spec.preflight
+    if mode is PreflightMode.NONE:
         return None
+    measures = mode is not PreflightMode.BASIC
     return Expected(
         paths=tuple(expected_paths(resolved)),
         shm_bytes=_shm_bytes(resolved),
         rdma=_rdma(resolved) if resolved.transport is Transport.RDMA else None,
-        all_reduce=_all_reduce(resolved) if mode is PreflightMode.FULL else None,
-        self_test=_self_test(resolved) if mode is PreflightMode.FULL else None,
+        all_reduce=_all_reduce(resolved) if measures else None,
+        self_test=_self_test(resolved) if measures else None,
     )
 
 
@@ -153,11 +152,9 @@ def _shm_bytes(resolved: Resolved) -> int:
 
 def with_preflight(job: TrainingJob) -> TrainingJob:
     """The job with its preflight on, whatever it says."""
-    preflight = job.spec.preflight
-    if preflight.mode is not PreflightMode.OFF:
+    if job.spec.preflight is not PreflightMode.NONE:
         return job
-    switched_on = preflight.model_copy(update={"mode": PreflightMode.FULL})
-    return job.model_copy(update={"spec": job.spec.model_copy(update={"preflight": switched_on})})
+    return job.model_copy(update={"spec": job.spec.model_copy(update={"preflight": PreflightMode.AUTO})})
 
 
 def without_ranks(run: Run, run_dir: str) -> Run:
@@ -245,15 +242,14 @@ def _rdma(resolved: Resolved) -> ExpectedRdma:
 
 def _all_reduce(resolved: Resolved) -> AllReduce | None:
     """All-reduce to measure, between nodes only: within one there is no network."""
-    requested = resolved.job.spec.preflight.all_reduce
+    requested = resolved.job.spec.preflight is PreflightMode.FULL
     stated = resolved.profile.spec.network.minimum_busbw
     threshold = int(float(stated) * GIGABYTE) if stated is not None and _profile_speaks_of(resolved) else None
     return AllReduce(threshold) if resolved.nodes > 1 and (requested or threshold is not None) else None
 
 
 def _self_test(resolved: Resolved) -> SelfTest | None:
-    mode = resolved.job.spec.preflight.self_test
-    is_made = mode is SelfTestMode.ALWAYS or (mode is SelfTestMode.AUTO and resolved.gpus_per_node > 0)
+    is_made = resolved.job.spec.preflight is PreflightMode.FULL or resolved.gpus_per_node > 0
     precision = "" if resolved.training is None else resolved.training.precision.value
     return SelfTest(precision) if is_made else None
 

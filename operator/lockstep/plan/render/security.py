@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 from lockstep.api.cluster import Platform, TrainingClusterSpec
 from lockstep.api.objects import Object, restricted_context
 from lockstep.plan.render.fabric import Transport
@@ -20,50 +18,29 @@ def locks_memory_as_root(profile: TrainingClusterSpec, transport: Transport) -> 
     return transport is Transport.RDMA and profile.security.ipc_lock
 
 
-@dataclass(frozen=True)
-class Rights:
-    """User, group and capabilities of a container's processes. None: the image's or the SCC's."""
-
-    user: int | None
-    group: int | None
-    non_root: bool = True
-    capabilities: tuple[str, ...] = ()
-
-
-def restricted(profile: TrainingClusterSpec) -> Rights:
-    """Return the rights that Pod Security `restricted` asks for."""
-    user = USER_ID if profile.platform is Platform.KUBERNETES else None
-    return Rights(user, user)
-
-
-def trainer_rights(profile: TrainingClusterSpec, transport: Transport) -> Rights:
-    """Return `restricted`, or UID 0 with no capability but IPC_LOCK where a NIC needs locked memory.
-
-    Such a root may write no file of another user's but by its group, so its own group is that of all other pods: volumes that pass no
-    group on, such as NFS, then have the files of both alike. On OpenShift it is the image's, 0, for both.
-    """
-    rights = restricted(profile)
-    return replace(rights, user=0, non_root=False, capabilities=("IPC_LOCK",)) if locks_memory_as_root(profile, transport) else rights
-
-
-def agent_rights(profile: TrainingClusterSpec, transport: Transport) -> Rights:
-    """Return `restricted`, with a user beside a trainer of UID 0: the SCC that admits that (RunAsAny) assigns none, and the image's may be
-    root.
-    """
-    rights = restricted(profile)
-    return replace(rights, user=USER_ID) if locks_memory_as_root(profile, transport) else rights
-
-
 def volume_group(profile: TrainingClusterSpec) -> int | None:
     """Return the group that reads and writes a pod's volumes, whatever user the pod has.
 
     None on OpenShift, where the SCC states it, the namespace's, for pods of either transport alike.
     """
-    return restricted(profile).group
+    return USER_ID if profile.platform is Platform.KUBERNETES else None
 
 
-def agent_security_context(profile: TrainingClusterSpec) -> Object:
-    """Return the securityContext of a pod's container that runs Lockstep's own programs, as pod.yaml.j2 has it: for pods that are no
-    job's.
+def trainer_context(profile: TrainingClusterSpec, transport: Transport) -> Object:
+    """Return the securityContext of a trainer: `restricted`, or UID 0 with no capability but IPC_LOCK where a NIC needs locked memory.
+
+    Such a root may write no file of another user's but by its group, so its own group is that of all other pods: volumes that pass no
+    group on, such as NFS, then have the files of both alike. On OpenShift it is the image's, 0, for both.
     """
-    return restricted_context(restricted(profile).user) | {"readOnlyRootFilesystem": True}
+    context = restricted_context(volume_group(profile))
+    if not locks_memory_as_root(profile, transport):
+        return context
+    return context | {"capabilities": {"drop": ["ALL"], "add": ["IPC_LOCK"]}, "runAsNonRoot": False, "runAsUser": 0}
+
+
+def agent_context(profile: TrainingClusterSpec, transport: Transport = Transport.TCP) -> Object:
+    """Return the securityContext of Lockstep's own programs, which write to mounted volumes alone: `restricted`, with a user beside a
+    trainer of UID 0, since the SCC that admits that (RunAsAny) assigns none, and the image's may be root.
+    """
+    user = {"runAsUser": USER_ID} if locks_memory_as_root(profile, transport) else {}
+    return restricted_context(volume_group(profile)) | {"readOnlyRootFilesystem": True} | user

@@ -70,11 +70,12 @@ def claim_volumes(resolved: Resolved) -> list[dict[str, Any]]:
     """Return the pod's volumes of claims that Lockstep knows by name: the job's own where they are shared, and the cluster's, which pods
     only read.
     """
-    storage, volumes = resolved.profile.spec.storage, []
+    claims: dict[str, dict[str, Any]] = {}
     if resolved.storage_mode is StorageMode.SHARED:
-        volumes.append({"name": names.WORKSPACE_VOLUME, "claimName": resolved.workspace_claim})
-        volumes.append({"name": names.DATASETS_VOLUME, "claimName": storage.datasets_claim})
-    return [*volumes, *({"name": v.name, "claimName": v.claim, "readOnly": True} for v in resolved.profile.spec.pod.volumes)]
+        claims[names.WORKSPACE_VOLUME] = {"claimName": resolved.workspace_claim}
+        claims[names.DATASETS_VOLUME] = {"claimName": resolved.profile.spec.storage.datasets_claim}
+    claims |= {volume.name: {"claimName": volume.claim, "readOnly": True} for volume in resolved.profile.spec.pod.volumes}
+    return [{"name": name, "persistentVolumeClaim": claim} for name, claim in claims.items()]
 
 
 def extra_volumes(resolved: Resolved) -> list[dict[str, Any]]:

@@ -4,12 +4,12 @@ instead.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from lockstep.api.errors import ConfigError
+from lockstep_spec.words import any_of
 
 
 class Image(StrEnum):
@@ -141,56 +141,37 @@ PRUNE = {Tool.PODMAN: "podman system prune", Tool.BUILDAH: "buildah rmi --prune"
 SHOWN = 300
 """Characters of a line of the tool's output that an error repeats."""
 CAUSES = (
-    (
-        r"no space left on device|disk quota exceeded",
-        (
-            "the disk that holds {tool}'s images (or TMPDIR) is full: {prune} frees what no image uses; docs/how-to/images.md says what a"
-            " build takes"
-        ),
-    ),
-    (
-        r"cannot connect to the docker daemon|docker daemon is not running|docker\.sock",
-        "docker's engine doesn't answer: start it (systemctl start docker), or use --tool podman or --tool buildah",
-    ),
-    (
-        r"unknown flag: --secret|buildx component",
-        "this docker has no BuildKit: install its buildx component (apt-get install docker-buildx), or use --tool podman or --tool buildah",
-    ),
-    (
-        r"do not match the hashes",
-        "the package index gave another file than requirements/*.lock names, so nothing was installed: use another index",
-    ),
-    (
-        r"no matching distribution|failed to establish a new connection|max retries exceeded|read timed out|newconnectionerror",
-        (
-            "pip inside the build can't get a package: it uses this machine's pip.conf, PIP_INDEX_URL, certificates and proxies"
-            " (docs/how-to/images.md)"
-        ),
-    ),
-    (
-        r"unable to fetch some archives|unable to locate package|failed to fetch|no package .* available|cannot download repomd",
-        (
-            "the base's own packages can't be fetched: is its repository reachable from here, and does it have them? (--arg APT_TOOLS=…,"
-            " DNF_TOOLS=…)"
-        ),
-    ),
-    (
-        r"newuidmap|cannot clone|user namespace|unshare\(|operation not permitted",
-        "this user may not create containers on this machine: see docs/how-to/images.md, Without the rights that builders want",
-    ),
-    (
-        r"unauthorized|authentication required|access denied|access to the resource is denied|denied: |no basic auth",
-        "the registry requires a login: {tool} login REGISTRY",
-    ),
-    (
-        (
-            r"initializing source|pinging container registry|failed to resolve source metadata|manifest unknown|short-name|pull access|no"
-            r" such image|error creating build container"
-        ),
-        "the base image can't be pulled: name one that this machine has or can reach with --base IMAGE",
-    ),
-)
-"""The first that is found in the tool's last lines counts. Matched without regard to case."""
+    (any_of("no space left on device", "disk quota exceeded"),
+        "the disk that holds {tool}'s images (or TMPDIR) is full: {prune} frees what no image uses; "
+        "docs/how-to/images.md says what a build takes"),
+    (any_of("cannot connect to the docker daemon", "docker daemon is not running", r"docker\.sock"),
+        "docker's engine doesn't answer: start it (systemctl start docker), or use --tool podman or --tool buildah"),
+    (any_of("unknown flag: --secret", "buildx component"),
+        "this docker has no BuildKit: install its buildx component (apt-get install docker-buildx), "
+        "or use --tool podman or --tool buildah"),
+    (any_of("do not match the hashes"),
+        "the package index gave another file than requirements/*.lock names, so nothing was installed: use another index"),
+    (any_of(
+        "no matching distribution", "failed to establish a new connection", "max retries exceeded", "read timed out",
+        "newconnectionerror",
+    ), "pip inside the build can't get a package: it uses this machine's pip.conf, PIP_INDEX_URL, certificates and proxies "
+        "(docs/how-to/images.md)"),
+    (any_of(
+        "unable to fetch some archives", "unable to locate package", "failed to fetch", "no package .* available",
+        "cannot download repomd",
+    ), "the base's own packages can't be fetched: is its repository reachable from here, and does it have them? "
+        "(--arg APT_TOOLS=…, DNF_TOOLS=…)"),
+    (any_of("newuidmap", "cannot clone", "user namespace", r"unshare\(", "operation not permitted"),
+        "this user may not create containers on this machine: see docs/how-to/images.md, Without the rights that builders want"),
+    (any_of(
+        "unauthorized", "authentication required", "access denied", "access to the resource is denied", "denied: ", "no basic auth",
+    ), "the registry requires a login: {tool} login REGISTRY"),
+    (any_of(
+        "initializing source", "pinging container registry", "failed to resolve source metadata", "manifest unknown", "short-name",
+        "pull access", "no such image", "error creating build container",
+    ), "the base image can't be pulled: name one that this machine has or can reach with --base IMAGE"),
+)  # fmt: skip
+"""The first that is found in the tool's last lines, in lower case, counts."""
 
 
 def tool_failure(command: Sequence[str], code: int, lines: Sequence[str]) -> str:
@@ -198,7 +179,7 @@ def tool_failure(command: Sequence[str], code: int, lines: Sequence[str]) -> str
     tool, verb = Tool(command[0]), command[1]
     head = f"{tool} {verb} failed with exit code {code}"
     for pattern, advice in CAUSES:
-        matches = [line.strip() for line in lines if re.search(pattern, line, re.IGNORECASE)]
+        matches = [line.strip() for line in lines if pattern.search(line.lower())]
         if matches:
             return f"{head}: {_short(matches[-1])}: {advice.format(tool=tool, prune=PRUNE[tool])}"
     last = next((line.strip() for line in reversed(lines) if line.strip()), "")

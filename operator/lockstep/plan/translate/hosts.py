@@ -74,7 +74,7 @@ def cluster_text(name: str, origin: str, machines: Machines, path: str | None = 
     ]
     header = [
         f"The hosts {name}, {origin}.",
-        f"Every key is explained in docs/reference/hosts.md. Next: read it, then `lockstep hosts trust {shlex.quote(path or name)}`.",
+        f"Every key is explained in docs/reference/hosts.md. Next: read it, then `lockstep hosts setup {shlex.quote(path or name)}`.",
     ]
     return write(header, entries)
 

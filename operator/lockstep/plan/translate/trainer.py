@@ -67,6 +67,12 @@ def _number(value: Any) -> str:
     return spelled(number)
 
 
+def _warm_up(value: Any) -> str:
+    if float(_number(value)) <= 0:
+        raise ValueError("no warm-up of so many steps")
+    return _number(value)
+
+
 def _names(value: Any) -> list[Item]:
     names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
     if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
@@ -119,7 +125,6 @@ _SCHEDULES = {
     "constant": "Constant",
     "constant_with_warmup": "Constant",
 }
-_OPTIMIZERS = dict.fromkeys(("adamw", "adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused"), "AdamW") | {"adam": "Adam"}
 FIELDS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "max_length": ("data.maxLength", _whole),
     "packing": ("data.packing", _switch),
@@ -128,8 +133,8 @@ FIELDS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "num_train_epochs": ("optimization.epochs", _at_least(1, "optimization.maxSteps states how long to train")),
     "max_steps": ("optimization.maxSteps", _at_least(1, "not set: optimization.epochs counts")),
     "learning_rate": ("optimization.learningRate", _number),
-    "warmup_steps": ("optimization.warmupSteps", _at_least(1, "no warm-up of so many steps")),
-    "warmup_ratio": ("optimization.warmupRatio", _number),
+    "warmup_steps": ("optimization.warmupSteps", _warm_up),
+    "warmup_ratio": ("optimization.warmupSteps", _warm_up),
     "lr_scheduler_type": ("optimization.schedule", _word(_SCHEDULES, "optimization.schedule is Cosine, Linear or Constant")),
     "min_lr_rate": ("optimization.minLearningRateRatio", _number),
     "weight_decay": ("optimization.weightDecay", _number),
@@ -137,7 +142,6 @@ FIELDS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "adam_beta1": ("optimization.beta1", _number),
     "adam_beta2": ("optimization.beta2", _number),
     "adam_epsilon": ("optimization.epsilon", _number),
-    "optim": ("optimization.optimizer", _word(_OPTIMIZERS, "optimization.optimizer is AdamW or Adam")),
     "gradient_checkpointing": ("optimization.recompute", _recomputed),
     "per_device_train_batch_size": ("optimization.microBatchSize", _whole),
     "eval_subset_size": ("evaluation.samples", _whole),
@@ -157,25 +161,27 @@ FIELDS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "bf16": ("precision", _only_if_true("BF16", "precision says the number format: BF16 by default")),
     "fp16": ("precision", _only_if_true("FP16", "precision says the number format: BF16 by default")),
     "load_in_4bit": ("model.quantization", _only_if_true("NF4", "weights are not quantized by default")),
-    "load_in_8bit": ("model.quantization", _only_if_true("Int8", "weights are not quantized by default")),
     "seed": ("seed", _whole),
-    "ddp_timeout": ("limits.collectiveTimeoutSeconds", _whole),
+    "ddp_timeout": ("hangTimeouts.collectiveSeconds", _whole),
 }
-"""Key of a config.yaml, without its section → field of spec.training, and how its value is read (ValueError: why it can't be)."""
+"""Key of a config.yaml, without its section → field of spec.training (hangTimeouts: of spec), and how its value is read (ValueError: why it
+can't be).
+"""
 MODEL_KEYS = ("name_or_path", "model_name_or_path", "base_model")
 DATA_KEYS = ("dataset_path", "train_file", "datasets.path")
 ALIASES = {
     "sequence_len": "max_length", "cutoff_len": "max_length", "max_seq_length": "max_length", "max_seq_len": "max_length",
-        "num_epochs": "num_train_epochs",
-    "micro_batch_size": "per_device_train_batch_size", "lora_r": "r", "lora_rank": "r", "lora_target_modules": "target_modules",
-        "lora_target": "target_modules",
-    "lr_scheduler": "lr_scheduler_type", "sample_packing": "packing", "optimizer": "optim", "max_grad_normalization": "max_grad_norm",
+    "num_epochs": "num_train_epochs", "micro_batch_size": "per_device_train_batch_size", "lora_r": "r", "lora_rank": "r",
+    "lora_target_modules": "target_modules", "lora_target": "target_modules", "lr_scheduler": "lr_scheduler_type",
+    "sample_packing": "packing", "optimizer": "optim", "max_grad_normalization": "max_grad_norm",
 }  # fmt: skip
 """Names of Axolotl and LLaMA-Factory for the same."""
 NOTHING = {
     "eval_dataset_type": "evaluation always takes a fixed subset; for all that is held out let evaluation.samples be larger than it",
+    "optim": "the optimizer is torch's AdamW",
+    "load_in_8bit": "model.quantization is NF4, or None",
     "logging_steps": "every step is logged; it costs no collective of its own",
-    "report_to": "metrics names the places; TensorBoard's files are always written",
+    "report_to": "reportTo lists the trackers: TensorBoard by default",
     "logging_dir": "logs are in runs/JOB/logs of the workspace",
     "output_dir": "all files of the job are in runs/JOB of the workspace",
     "eval_strategy": "evaluation.everySteps counts steps",
@@ -198,7 +204,7 @@ NOTHING = {
     "finetuning_type": "method is LoRA by default; Full trains every weight",
     "train_on_inputs": "data.trainOn is Assistant by default; All learns prompts, too",
     "val_set_size": "evaluation.holdout is the part that is held out",
-    "quantization_bit": "model.quantization is NF4 or Int8",
+    "quantization_bit": "model.quantization is NF4, or None",
     "min_lr": "optimization.minLearningRateRatio is min_lr / learning_rate",
     "dataloader_num_workers": "tokens are made once and kept on disk",
     "dataloader_pin_memory": "tokens are made once and kept on disk",
@@ -210,7 +216,7 @@ SECTION_REASONS = {
     "chat_template_kwargs": "data.chatTemplateKwargs takes it as it is",
     "fsdp_config": NOTHING["fsdp"],
     "deepspeed": NOTHING["deepspeed"],
-    "cluster": "the machines have a file of their own: lockstep cluster import FILE",
+    "cluster": "the machines have a file of their own: lockstep init hosts NAME --from FILE",
     "paths": "files are below /workspace and /datasets, a job's in runs/JOB",
     "datasets": "data.sources takes several sources",
 }
@@ -304,7 +310,8 @@ class _Reader:
         if field in self.entries:
             self._leave(leaf, f"{field} has its value from {self.entries[field].source.partition(':')[0]}")
         else:
-            self.entries[field] = stated(f"{TRAINING}.{field}", value, comment or leaf.path)
+            section = "spec" if field.startswith("hangTimeouts") else TRAINING
+            self.entries[field] = stated(f"{section}.{field}", value, comment or leaf.path)
             self.leaves[field] = leaf
 
     def _leave(self, leaf: Leaf, reason: str) -> None:
@@ -330,22 +337,13 @@ class _Reader:
     def finished(self) -> list[Entry]:
         """The entries, with those that follow from several keys."""
         self._batch()
-        if {"optimization.warmupSteps", "optimization.warmupRatio"} <= set(self.entries):
-            del self.entries["optimization.warmupRatio"]
-            self._leave(self.leaves["optimization.warmupRatio"], "optimization.warmupSteps goes before it")
         if "model.quantization" in self.entries:
-            stage = stated(f"{TRAINING}.zeroStage", "Stage2", "quantized weights can't be cut into shards")
+            stage, why = "Stage2", "quantized weights can't be cut into shards"
         else:
-            stage = stated(
-                f"{TRAINING}.zeroStage",
-                "Stage3",
-                "cuts the model over all ranks, as FSDP's full sharding; Stage2 is faster where it fits one GPU",
-            )
-        order = ("model", "data", "lora", "precision", "seed", "optimization", "evaluation", "checkpoint", "limits")
-        return [
-            *sorted(self.entries.values(), key=lambda entry: order.index(entry.key.removeprefix(f"{TRAINING}.").partition(".")[0])),
-            stage,
-        ]
+            stage, why = "Stage3", "cuts the model over all ranks, as FSDP's full sharding; Stage2 is faster where it fits one GPU"
+        self.entries["zeroStage"] = stated(f"{TRAINING}.zeroStage", stage, why)
+        order = ("model", "data", "lora", "precision", "seed", "optimization", "evaluation", "checkpoint", "zeroStage", "hangTimeouts")
+        return [entry for _, entry in sorted(self.entries.items(), key=lambda item: order.index(item[0].partition(".")[0]))]
 
     def _batch(self) -> None:
         """The samples of a step: those of a rank, times what it accumulates, times the ranks."""

@@ -15,7 +15,7 @@ from lockstep.plan.ship.openshift import REGISTRY, pull_command
 from lockstep.plan.times import seconds_of
 from lockstep_gang.contract.trouble import TroubleKind
 from lockstep_spec.exits import SAVED, UNREACHABLE
-from lockstep_spec.words import named, printable_line
+from lockstep_spec.words import any_of, named, printable_line
 
 if TYPE_CHECKING:
     from lockstep_gang.contract.report import Report
@@ -29,10 +29,11 @@ PULL_EVENT = re.compile(r'Failed to pull image "[^"]*": (?P<why>.+)', re.DOTALL)
 """The message of the kubelet's Event of reason `Failed`. The container's own state says the same when the pod is next looked at, up to 10 s
 later.
 """
-_UNREACHED = re.compile(
-    r"dial tcp|timeout|timed out|connection re(fused|set)|no such host|server misbehaving|deadline exceeded|unreachable|no route to"
-    r" host|unexpected EOF|too ?many ?requests|\b429\b|\b50[0-4]\b",
-    re.IGNORECASE,
+_UNREACHED = any_of(
+    r"dial tcp|timeout|timed out|deadline exceeded|connection re(fused|set)|unexpected EOF",
+    r"no such host|server misbehaving|unreachable|no route to host",
+    r"too ?many ?requests|\b429\b|\b50[0-4]\b",
+    flags=re.IGNORECASE,
 )
 """The registry was not reached, or has no time: the next pull may do better."""
 _VAGUE = "Unable to attach or mount volumes"
@@ -40,7 +41,12 @@ DEFAULT_SCHEDULER = "default-scheduler"
 CRASHES = 2
 MOUNT_SECONDS = 15.0
 """A kubelet that hears late of what was made just before a pod has mounted it by then."""
-_CACHE = re.compile(r"failed to sync (configmap|secret) cache|object .* not registered|no relationship found between node", re.IGNORECASE)
+_CACHE = any_of(
+    r"failed to sync (configmap|secret) cache",
+    r"object .* not registered",
+    r"no relationship found between node",
+    flags=re.IGNORECASE,
+)
 """The kubelet's words for that, and the API server's where it has not yet seen itself that the pod is on that node."""
 LINES, LINE_CHARACTERS = 3, 600
 """Lines and characters of the end of a container's log."""

@@ -20,7 +20,6 @@ from lockstep.kube.exec import PodPlace
 from lockstep.plan.render.readerpod import is_shared
 from lockstep.platforms.files.reader import Say, beside, nodes_with_volumes, reader, running_pods, stateful_set_of
 from lockstep.platforms.inpod import newest, source_of
-from lockstep.platforms.inpod.newest import CONFIG, WEIGHTS
 from lockstep.programs import Place, ProgramFailed, output_of, python_output
 from lockstep_spec.exits import CONFIGURATION
 
@@ -41,8 +40,6 @@ class Adapter:
     """A folder in a pod."""
 
     folder: str
-    files: tuple[str, ...]
-    """Names of its files, where the folder holds others, too, such as a commit's shards; () for all."""
     made_of: str | None = None
     """The commit that it was made of just now; None: a run exported it."""
 
@@ -100,8 +97,7 @@ async def newest_adapter(place: Place, job: str, run: str = "", again: str = "")
         raise NoAdapter(
             f"{run} in {place.name} has no adapter and no commit: lockstep why {f'{job} {again}'.rstrip()} tells how far the job has come"
         )
-    in_commit = "/checkpoints/" in exported
-    return Adapter(exported, (CONFIG, WEIGHTS) if in_commit else ())
+    return Adapter(exported)
 
 
 def _folders(answer: bytes, run: str, where: str) -> tuple[str | None, str | None]:
@@ -129,7 +125,7 @@ async def _exported(place: Place, job: str, commit: str, again: str) -> Adapter:
             f" lockstep cp {job}:{run_folder(job)}/checkpoints node-0 --node 0{again and f' {again}'} (and so on), then lockstep adapter"
             " export node-0 … -o adapter"
         ) from None
-    return Adapter(folder, (), made_of=commit)
+    return Adapter(folder, made_of=commit)
 
 
 @asynccontextmanager

@@ -52,12 +52,12 @@ class Synced:
     problem: str | None = None
 
 
-def scan(folder: Path, *, gitignore: bool = True) -> dict[str, dict[str, Any]]:
+def scan(folder: Path) -> dict[str, dict[str, Any]]:
     """Every file and link below `folder` that isn't ignored, by its path with slashes. Raises ConfigError."""
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder: name the folder to send")
     files = {}
-    for name, entry in _walk(str(folder), "", _ignored(folder, gitignore=gitignore)):
+    for name, entry in _walk(str(folder), "", _ignored(folder)):
         content = receiver.digest(entry.path)
         if content is not None:
             link = entry.is_symlink()
@@ -77,10 +77,10 @@ def _refuse_outside(folder: Path, name: str, target: Path) -> None:
         )
 
 
-def left_out(folder: Path, *, gitignore: bool = True) -> str:
+def left_out(folder: Path) -> str:
     """Return what the folder's ignore file keeps here, in words; '' if nothing. Files that are never sent don't count."""
     sizes = {name: size for name, (_, size) in _stamps(folder, pathspec.GitIgnoreSpec.from_lines(ALWAYS_IGNORED)).items()}
-    names = sorted(sizes.keys() - stamps(folder, gitignore=gitignore).keys())
+    names = sorted(sizes.keys() - stamps(folder).keys())
     rule = next((file for file in IGNORE_FILES if (folder / file).is_file()), None)
     if not names or rule is None:  # (a file that has gone since the first look is not left out)
         return ""
@@ -89,10 +89,10 @@ def left_out(folder: Path, *, gitignore: bool = True) -> str:
     return f"left out by {rule}: {number_of(len(names), 'file')}, {size} ({', '.join(names[:NAMED_MAX])}{more})"
 
 
-def stamps(folder: Path, *, gitignore: bool = True) -> dict[str, tuple[int, int]]:
+def stamps(folder: Path) -> dict[str, tuple[int, int]]:
     """Times and sizes of the files that are sent: they show an edit without reading the files."""
     try:
-        return _stamps(folder, _ignored(folder, gitignore=gitignore))
+        return _stamps(folder, _ignored(folder))
     except ConfigError:  # (said where it is sent)
         return {}
 
@@ -107,10 +107,9 @@ def _stamps(folder: Path, ignored: pathspec.GitIgnoreSpec) -> dict[str, tuple[in
     return files
 
 
-def _ignored(folder: Path, *, gitignore: bool) -> pathspec.GitIgnoreSpec:
+def _ignored(folder: Path) -> pathspec.GitIgnoreSpec:
     """Patterns of files that stay here. Raises ConfigError."""
     own = next((folder / name for name in IGNORE_FILES if (folder / name).is_file()), None)
-    own = None if own is not None and own.name == GITIGNORE and not gitignore else own
     try:
         lines = own.read_text(encoding="utf-8").splitlines() if own is not None else []
         return pathspec.GitIgnoreSpec.from_lines([*ALWAYS_IGNORED, *lines])
@@ -158,7 +157,6 @@ class Receivers:
         *,
         force: bool = False,
         alone: bool = False,
-        gitignore: bool = True,
     ) -> list[Synced]:
         """Send to all nodes, each by its name, at once. One that can't be sent to has a `problem`, and doesn't stop the others; one that
         has files of another folder does. `targets`: the folder on each. `alone`: also where any file in it isn't of this folder. Raises
@@ -167,7 +165,7 @@ class Receivers:
         for gone in self._open.keys() - places.keys():
             await self._drop(gone)
         request = {"source": sender_of(folder), "force": force, "alone": alone}
-        scanning = asyncio.ensure_future(asyncio.to_thread(scan, folder, gitignore=gitignore))  # while connections are made
+        scanning = asyncio.ensure_future(asyncio.to_thread(scan, folder))  # while connections are made
 
         async def ask(node: str) -> dict[str, Any]:
             receiver = await self._receiver(node, places[node])

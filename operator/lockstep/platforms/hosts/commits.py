@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lockstep.api.errors import ConfigError, Failed
-from lockstep.plan.hosts.commits import merged_list, merged_manifest, merged_verdicts, read_commits
+from lockstep.plan.hosts.commits import merged_list, merged_verdicts, read_commits
 from lockstep.plan.hosts.status import named_hosts
 from lockstep.platforms.files.results import BAD_NEWS, inspected
 from lockstep.platforms.hosts.fleet import Fleet
@@ -34,12 +34,10 @@ class HostsCommits:
         if not names:
             raise ConfigError(f"{self._where()} holds no commit that a start would choose")
         names = names if "--all" in options else names[:1]
-        if verb == "verify":
-            each = [await self._ask("verify", f"checkpoints/{name}", _hosts_of(listed, name)) for name in names]
-            verdicts = [merged_verdicts(answers, self._away, [name])["commits"][0] for name, answers in zip(names, each, strict=True)]
-            whole = not any(row["problems"] for row in verdicts)
-            return json.dumps({"commits": verdicts, "whole": whole}), 0 if whole else BAD_NEWS
-        return json.dumps(merged_manifest(await self._ask("show", f"checkpoints/{names[0]}", _hosts_of(listed, names[0])))), 0
+        each = [await self._ask("verify", f"checkpoints/{name}", _hosts_of(listed, name)) for name in names]
+        verdicts = [merged_verdicts(answers, self._away, [name])["commits"][0] for name, answers in zip(names, each, strict=True)]
+        whole = not any(row["problems"] for row in verdicts)
+        return json.dumps({"commits": verdicts, "whole": whole}), 0 if whole else BAD_NEWS
 
     def _where(self) -> str:
         hosts_of: dict[str, list[str]] = {}

@@ -8,7 +8,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from lockstep.api.errors import ConfigError, Failed
+from lockstep.api.errors import Failed
 from lockstep.platforms.hosts.place import HostPlace
 from lockstep.platforms.hosts.ssh import OPEN_SECONDS, POLL_SECONDS, HostUnreachable, Shared, ended, explained
 from lockstep.platforms.inpod.editor import free_port
@@ -19,11 +19,10 @@ ATTEMPTS = 5
 
 
 @asynccontextmanager
-async def forwarded(place: HostPlace, port: int, local: int, *, exactly: bool = False) -> AsyncIterator[int]:
-    """The local port: `local`, or another free one where that is taken and `exactly` doesn't insist on it. It is closed again at the end.
+async def forwarded(place: HostPlace, port: int, local: int) -> AsyncIterator[int]:
+    """The local port: `local`, or another free one where that is taken. It is closed again at the end.
 
     Raises:
-        ConfigError: the port is taken, and no other one will do.
         HostUnreachable: the host doesn't answer or doesn't let you in.
         Failed: the host's sshd forwards no ports.
     """
@@ -32,14 +31,14 @@ async def forwarded(place: HostPlace, port: int, local: int, *, exactly: bool = 
     async with contextlib.AsyncExitStack() as stack:
         if shared.shares:
             await stack.enter_async_context(place.program(["cat"]))  # a shared connection that only forwards would end after a minute
-        chosen = await _forward(shared, port, local, exactly, stack)
+        chosen = await _forward(shared, port, local, stack)
         yield chosen
 
 
-async def _forward(shared: Shared, port: int, local: int, exactly: bool, stack: contextlib.AsyncExitStack) -> int:
+async def _forward(shared: Shared, port: int, local: int, stack: contextlib.AsyncExitStack) -> int:
     way = _over_shared if shared.shares else _by_itself
     errors = ""
-    for chosen in (local, *(0 for _ in range(0 if exactly else ATTEMPTS))):
+    for chosen in (local, *(0 for _ in range(ATTEMPTS))):
         number = chosen or free_port()
         if _is_taken(number):
             errors = "Address already in use"
@@ -47,8 +46,6 @@ async def _forward(shared: Shared, port: int, local: int, exactly: bool, stack: 
         errors = await way(shared, f"{HERE}:{number}:{HERE}:{port}", number, stack)
         if not errors:
             return number
-    if exactly and _is_taken(local):
-        raise ConfigError(f"port {local} of this machine can't be listened on ({errors}): choose another with --port")
     raise Failed(f"host {shared.login.name} forwards no port: {errors}")
 
 

@@ -29,6 +29,7 @@ from lockstep.api.errors import Failed
 from lockstep.api.hosts import login_words
 from lockstep.programs import NotStarted
 from lockstep_spec.files import expanded
+from lockstep_spec.words import any_of
 
 CONNECT_SECONDS = 10
 OPEN_SECONDS = 60.0
@@ -388,37 +389,37 @@ _JUMP_ADVICE = (
     "the key of a jump host on the way there is not known, or not the expected one, and nothing was sent. "
     "Type `ssh JUMP-HOST` in your terminal, and compare what it shows with the fingerprint that the machine has"
 )
-_TURNED_AWAY = r"kex_exchange_identification|Connection (?:closed|reset) by \S+ port|Exceeded MaxStartups|Not allowed at this time"
+_TURNED_AWAY = any_of(
+    r"kex_exchange_identification|Connection (?:closed|reset) by \S+ port", r"Exceeded MaxStartups|Not allowed at this time"
+)
 _ADVICE = (
-    (
-        r"REMOTE HOST IDENTIFICATION HAS CHANGED|Host key for .* has changed",
-        "its host key is not the expected one, and nothing was sent. If the host was set up anew, `lockstep hosts trust` pins its new key; "
-        "else another machine may answer in its place",
-    ),
-    (
-        r"No .* host key is known|Host key verification failed",
-        "its host key is not known, and nothing was sent. `lockstep hosts trust` shows its fingerprint, and pins the key once you have"
-        " compared it",
-    ),
-    (r"Permission denied", "it doesn't let you in. `ssh {words}` must work in your terminal without a question; where it asks for a code or"
-                           " a passphrase, "
-    "`lockstep hosts login` answers once for all later commands"),
-    (r"no login in", "it answers, but the login does not end: your key may want a touch, or your agent a confirmation. "
-    "`lockstep hosts login` shows what it asks for, and answers once for all later commands; else the host is stuck: look at its load"),
-    (r"timed out|No route to host|Network is unreachable", "it doesn't answer. Check its power, its cable and its address"),
-    (r"Connection refused", "nothing listens on its ssh port. Check sshd and the port"),
-    (r"Could not resolve hostname", "its name is not known here. State its address, or add it to ~/.ssh/config"),
-    (r"administratively prohibited", "the jump host on the way passes no connections on: its sshd_config must have AllowTcpForwarding yes"),
-    (_TURNED_AWAY, "its sshd, or that of a jump host on the way, closes connections before any login: too many begin there at once, or it"
-                   " blocks this "
-    "machine. Type the command again, or let its administrator raise MaxStartups in sshd_config"),
+    (any_of(r"REMOTE HOST IDENTIFICATION HAS CHANGED", r"Host key for .* has changed"),
+        "its host key is not the expected one, and nothing was sent. If the host was set up anew, `lockstep hosts setup` pins its new key; "
+        "else another machine may answer in its place"),
+    (any_of(r"No .* host key is known", r"Host key verification failed"),
+        "its host key is not known, and nothing was sent. `lockstep hosts setup` shows its fingerprint, "
+        "and pins the key once you have compared it"),
+    (any_of(r"Permission denied"),
+        "it doesn't let you in. `ssh {words}` must work in your terminal without a question; where it asks for a code or a passphrase, "
+        "`lockstep hosts setup` answers once for all later commands"),
+    (any_of(r"no login in"),
+        "it answers, but the login does not end: your key may want a touch, or your agent a confirmation. "
+        "`lockstep hosts setup` shows what it asks for, and answers once for all later commands; else the host is stuck: look at its load"),
+    (any_of(r"timed out", r"No route to host", r"Network is unreachable"), "it doesn't answer. Check its power, its cable and its address"),
+    (any_of(r"Connection refused"), "nothing listens on its ssh port. Check sshd and the port"),
+    (any_of(r"Could not resolve hostname"), "its name is not known here. State its address, or add it to ~/.ssh/config"),
+    (any_of(r"administratively prohibited"),
+        "the jump host on the way passes no connections on: its sshd_config must have AllowTcpForwarding yes"),
+    (_TURNED_AWAY,
+        "its sshd, or that of a jump host on the way, closes connections before any login: too many begin there at once, "
+        "or it blocks this machine. Type the command again, or let its administrator raise MaxStartups in sshd_config"),
 )  # fmt: skip
 
 
 def unreachable(login: Login, errors: str) -> HostUnreachable:
     """Return the error for ssh's words when it could not connect."""
-    reason = next((pattern for pattern, _ in _ADVICE if re.search(pattern, errors)), "")
-    return (TurnedAway if reason == _TURNED_AWAY else HostUnreachable)(explained(login, errors))
+    reason = next((pattern for pattern, _ in _ADVICE if pattern.search(errors)), None)
+    return (TurnedAway if reason is _TURNED_AWAY else HostUnreachable)(explained(login, errors))
 
 
 def explained(login: Login, errors: str) -> str:
@@ -430,5 +431,5 @@ def explained(login: Login, errors: str) -> str:
     if refusal := _JUMP_REFUSED.search(plain):
         words = " | ".join(line for line in lines if line in plain[: refusal.end()])[-WORDS_MAX:]
         return f"host {name} can't be reached: {_JUMP_ADVICE} (ssh: {words})"
-    advice = next((text.format(words=login.words) for pattern, text in _ADVICE if re.search(pattern, errors)), "")
+    advice = next((text.format(words=login.words) for pattern, text in _ADVICE if pattern.search(errors)), "")
     return f"host {name} can't be reached: {advice} (ssh: {words})" if advice else f"host {name} can't be reached (ssh: {words})"

@@ -30,8 +30,7 @@ async def offered_key(login: Login, folder: Path) -> str:
     show = " ".join([_quoted(sys.executable), "-I", "-S", "-c", f'"{SHOW}"', "%I", "%t", "%K"])
     options = {
         "GlobalKnownHostsFile": nobody, "HostKeyAlgorithms": KINDS, "KnownHostsCommand": show, "UpdateHostKeys": "no",
-            "UserKnownHostsFile": nobody,
-        "VerifyHostKeyDNS": "no",
+        "UserKnownHostsFile": nobody, "VerifyHostKeyDNS": "no",
     }  # fmt: skip
     command = shared.command(
         "-T", *(part for name, value in options.items() for part in ("-o", f"{name}={value}")), "--", login.name, "true"

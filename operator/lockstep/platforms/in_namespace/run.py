@@ -11,7 +11,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -29,7 +29,6 @@ from lockstep.plan.observed import Observed, is_terminating, owner_uid
 from lockstep.plan.reconcile.clocks import Earlier
 from lockstep.plan.reconcile.conditions import View, waits_for
 from lockstep.plan.reconcile.placing import Placing, placing
-from lockstep.plan.render.objects import thaw
 from lockstep.plan.waiting.containers import is_scheduled
 from lockstep.platforms.clusters.facts import with_image
 from lockstep.platforms.clusters.listings import list_kind, read_object
@@ -77,7 +76,6 @@ class StartMode(Enum):
 
     NEW = "new"
     RETRY = "retry"  # go on from one that ended
-    ATTACH = "attach"  # follow one that runs, or has ended since nobody followed it
 
 
 def run_in_namespace(
@@ -95,14 +93,9 @@ async def _run(job: TrainingJob, profile: TrainingCluster, namespace: str | None
         earlier = await _ended_run(cluster, job.metadata.name, place) if mode is StartMode.RETRY else None
         run = prepare(job, await with_image(cluster, job, profile, place), place, earlier)
         try:
-            if mode is StartMode.ATTACH:
-                run = await _running(cluster, run)
-                if (ended := await _ended_since(cluster, run)) is not None:
-                    return ended
-            else:
-                if lacking := await lacking_nodes(cluster, run):
-                    _print(f"{OWN} {lacking}; the job waits until it has them")
-                await _start(cluster, run, _print)
+            if lacking := await lacking_nodes(cluster, run):
+                _print(f"{OWN} {lacking}; the job waits until it has them")
+            await _start(cluster, run, _print)
         except ApiError as error:
             raise ConfigError(f"the API server refused an object of the job: {error.message}") from None
         try:
@@ -203,22 +196,9 @@ def _detached(run: Run) -> str:
     where = f"-n {run.namespace}"
     return (
         f"\nlockstep: job {run.name} runs on; half a minute after its end its pods go and its nodes are free (Job {keeper_name(run.name)}"
-        f" sees to that)\nFollow it: lockstep run -f FILE --in-namespace --attach {where}\nIts log, even after it has ended: lockstep logs"
-        f" {run.name} {where}\nStop it: kubectl delete configmap {run.frozen.name} {where} (checkpoints and claims stay)"
+        f" sees to that)\nFollow it: lockstep logs {run.name} {where} -f\nHow it ended: lockstep why {run.name} {where}"
+        f"\nStop it: kubectl delete configmap {run.frozen.name} {where} (checkpoints and claims stay)"
     )
-
-
-async def _running(cluster: Cluster, requested: Run) -> Run:
-    """Run of this name that the cluster has. Raises ConfigError when there is none."""
-    stateful_set = await cluster.get("StatefulSet", requested.namespace, requested.name)
-    owner = _owning_run(stateful_set, requested.name) if stateful_set is not None else None
-    config = await cluster.get("ConfigMap", requested.namespace, owner) if owner is not None else None
-    if stateful_set is None or config is None:
-        raise ConfigError(
-            f"no run {requested.name} without an operator runs in namespace {requested.namespace}: start it with lockstep run -f FILE"
-            " --in-namespace"
-        )
-    return replace(requested, frozen=thaw(config))
 
 
 async def _ended_since(cluster: Cluster, run: Run) -> int | None:
@@ -355,7 +335,7 @@ def _ways_out(stateful_set: Object, run: Run, owner: str) -> str:
     delete = f"stop it: kubectl delete configmap {owner} -n {run.namespace} ({removes})"
     if run.frozen.parsed.preflight is not None and run.frozen.parsed.preflight.only:
         return f"another lockstep preflight is at work, or was killed: what that left goes by itself within {LEFT_SECONDS} s; or {delete}"
-    return f"follow it with --attach, or {delete}"
+    return f"follow it: lockstep logs {run.name} -n {run.namespace} -f, or {delete}"
 
 
 async def _follow(cluster: Cluster, run: Run, say: Say) -> int:

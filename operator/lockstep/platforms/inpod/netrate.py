@@ -364,7 +364,7 @@ def main() -> None:
     receiver, perftest = Receiver(), Perftest()
     answers: dict[str, Callable[..., Json]] = {
         "facts": network_facts, "listen": receiver.listen, "knock": knock, "send": send_for, "serveRdma": perftest.serve,
-            "sendRdma": perftest.send,
+        "sendRdma": perftest.send,
     }  # fmt: skip
     try:
         while select.select([sys.stdin], [], [], PATIENCE_SECONDS)[0] and (line := sys.stdin.readline()):

@@ -1,7 +1,7 @@
 """Newest adapter of a run.
 
-Its argument is the run's folder; it prints {"adapter": folder or null, "commit": folder or null}: the newest exported adapter, and the
-newest commit where that is newer than every exported adapter.
+Its argument is the run's folder; it prints {"adapter": folder or null, "commit": folder or null}: the final adapter, and the
+newest commit where that is newer.
 """
 
 from __future__ import annotations
@@ -14,17 +14,16 @@ CONFIG, WEIGHTS, MANIFEST = "adapter_config.json", "adapter_model.safetensors", 
 
 
 def newest(run: Path) -> dict[str, str | None]:
-    """Newest adapter and newest commit, of the final adapter/ and of checkpoints/step-N.aM with what was exported beside the shards."""
-    exported: dict[float, Path] = {}
+    """Return the final adapter/ and the newest checkpoints/step-N.aM, if it is newer."""
+    adapter = run / "adapter"
     commits: dict[float, Path] = {}
-    for folder in [run / "adapter", *run.glob("checkpoints/step-*")]:
-        if (folder / CONFIG).is_file() and (folder / WEIGHTS).is_file():
-            exported[(folder / WEIGHTS).stat().st_mtime] = folder
+    for folder in run.glob("checkpoints/step-*"):
         if (folder / MANIFEST).is_file():
             commits[(folder / MANIFEST).stat().st_mtime] = folder
-    last = max(exported, default=0.0)
+    is_whole = (adapter / CONFIG).is_file() and (adapter / WEIGHTS).is_file()
+    last = (adapter / WEIGHTS).stat().st_mtime if is_whole else 0.0
     later = max((time for time in commits if time > last), default=None)
-    return {"adapter": str(exported[last]) if exported else None, "commit": str(commits[later]) if later is not None else None}
+    return {"adapter": str(adapter) if is_whole else None, "commit": str(commits[later]) if later is not None else None}
 
 
 if __name__ == "__main__":

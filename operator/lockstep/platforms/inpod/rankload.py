@@ -29,8 +29,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 MIB = 1 << 20
 GPU_FIELDS = {
     "memory.used": ("bytes", MIB), "memory.total": ("limitBytes", MIB), "utilization.gpu": ("percentage", 1),
-        "temperature.gpu": ("celsius", 1),
-    "power.draw": ("watts", 1), "power.limit": ("limitWatts", 1),
+    "temperature.gpu": ("celsius", 1), "power.draw": ("watts", 1), "power.limit": ("limitWatts", 1),
 }  # fmt: skip
 """Numbers that nvidia-smi gives: their names in an answer, and what one of its units is there."""
 

@@ -47,8 +47,10 @@ def keeper(stateful_set: Object, owner: Object) -> list[Object]:
     spec = {"backoffLimit": BACKOFF_LIMIT, "ttlSecondsAfterFinished": 0, "template": pod}
     rbac = "rbac.authorization.k8s.io"
     return [
-        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata, "automountServiceAccountToken": False,
-            "imagePullSecrets": secrets},
+        {
+            "apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata,
+            "automountServiceAccountToken": False, "imagePullSecrets": secrets,
+        },
         {"apiVersion": f"{rbac}/v1", "kind": "Role", "metadata": metadata, "rules": rules},
         {
             "apiVersion": f"{rbac}/v1", "kind": "RoleBinding", "metadata": metadata, "subjects": [subject],
@@ -78,7 +80,7 @@ def _pod(stateful_set: Object, template: Object) -> Object:
         "resources": RESOURCES,
         "securityContext": {
             "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "runAsNonRoot": True,
-                **({} if group is None else dict.fromkeys(RUN_AS, group)),
+            **({} if group is None else dict.fromkeys(RUN_AS, group)),
         },
     }  # fmt: skip
     return {

@@ -12,7 +12,7 @@ from typing import Any
 
 from lockstep.api.errors import ConfigError
 from lockstep.plan.cluster.hardware import MeasuredRail, NodeHardware, RailEnd, rdma_rails, read_hardware, socket_rails
-from lockstep.plan.cluster.pairs import PERFTEST, STREAMS, Pair, PairRate, PairsMeasured, PairTool, Way, rounds, seconds_each, slow_pairs
+from lockstep.plan.cluster.pairs import PERFTEST, SOCKETS, STREAMS, Pair, PairRate, PairsMeasured, Way, rounds, seconds_each, slow_pairs
 from lockstep.platforms.inpod import netrate, source_of
 from lockstep.platforms.inpod.netfacts import TEXT_MAX
 from lockstep.programs import Place, Program, ProgramFailed, answer_of, lines_in, python_program
@@ -80,19 +80,18 @@ async def measure_pairs(
     """Measure all pairs, both directions, a rail after the other.
 
     `names`: of nodes, for people. `addresses`: where nodes reach each other, if that is stated. Raises ConfigError where nothing can be
-    measured as asked, ProgramFailed where a node's program ends.
+    measured, ProgramFailed where a node's program ends.
     """
     async with network_programs(places) as programs:
         nodes = await read_nodes(programs)
-        rails, tool = chosen_rails(nodes, names, way, addresses, say)
-        over = PERFTEST if tool is PairTool.RDMA else tool.value
-        seconds = way.seconds if way.seconds is not None else seconds_each(len(nodes), len(rails))
+        rails, over = chosen_rails(nodes, names, way, addresses, say)
+        seconds = seconds_each(len(nodes), len(rails))
         schedule = rounds(sorted(nodes))
         say(
             f"{len(nodes)} nodes, {number_of(len(rails), 'rail')} of {number_of(len(schedule), 'round')}, {seconds:.2g} s a direction, by"
             f" {over}"
         )
-        bench = _Perftest(programs, way, seconds) if tool is PairTool.RDMA else _Sockets(programs, way, seconds)
+        bench = _Perftest(programs, way, seconds) if over == PERFTEST else _Sockets(programs, way, seconds)
         await bench.prepare(rails)
         rates: list[PairRate] = []
         for rail in rails:
@@ -124,24 +123,17 @@ async def _round(
 
 def chosen_rails(
     nodes: Mapping[int, NodeHardware], names: Mapping[int, str], way: Way, addresses: Mapping[int, str] | None, say: Say
-) -> tuple[list[MeasuredRail], PairTool]:
-    """Rails that are to be measured, and the tool. Raises ConfigError where there are none, or the tool is missing."""
+) -> tuple[list[MeasuredRail], str]:
+    """Return the rails that are to be measured, and the tool. Raises ConfigError where there are none."""
     sockets = socket_rails(nodes, addresses)
-    rails, why_not = ([], "") if way.tool is PairTool.SOCKETS else (rdma_rails(nodes, sockets), _why_no_rdma(nodes, names))
-    if way.tool is not PairTool.SOCKETS and not why_not and not rails:
-        why_not = "no RDMA device is on a rail of all nodes"
-    if way.tool is PairTool.RDMA and why_not:
-        raise ConfigError(f"--over rdma: {why_not}; --over sockets measures without RDMA")
-    if way.tool is PairTool.AUTO and why_not:
-        say(f"measures by sockets, not by RDMA: {why_not}")
-    tool = PairTool.RDMA if rails and not why_not else PairTool.SOCKETS
-    rails = rails if tool is PairTool.RDMA else sockets
-    if not rails:
+    if way.rdma:
+        rails, why_not = rdma_rails(nodes, sockets), _why_no_rdma(nodes, names)
+        if rails and not why_not:
+            return rails, PERFTEST
+        say(f"measures by sockets, not by RDMA: {why_not or 'no RDMA device is on a rail of all nodes'}")
+    if not sockets:
         raise ConfigError("there is nothing to measure: no network interface of all nodes has an address of its own")
-    unknown = [name for name in way.rails if name not in {rail.name for rail in rails}]
-    if unknown:
-        raise ConfigError(f"--rail {unknown[0]}: there is no such rail; the rails are {', '.join(rail.name for rail in rails)}")
-    return [rail for rail in rails if not way.rails or rail.name in way.rails], tool
+    return sockets, SOCKETS
 
 
 def _why_no_rdma(nodes: Mapping[int, NodeHardware], names: Mapping[int, str]) -> str:
@@ -231,7 +223,7 @@ def _rate(rail: MeasuredRail, pair: Pair, answer: Mapping[str, Any], stated: flo
         return PairRate(
             rail.name, *pair, gbs=float(answer["gbs"]), line_gbs=line,
             microseconds=None if micros is None else int(micros), sender_cores=None if cores is None else float(cores),
-                is_bound=bool(answer.get("device", True)),
+            is_bound=bool(answer.get("device", True)),
         )  # fmt: skip
     except (KeyError, TypeError, ValueError, OverflowError):
         raise ProgramFailed(f"a node answers {str(answer)[:100]!r}, which is no measurement") from None

@@ -10,10 +10,9 @@ from pathlib import Path
 from posixpath import join
 
 from lockstep.api.errors import ConfigError
-from lockstep.api.job import TrainingJobSpec
+from lockstep.api.job import PreflightMode, TrainingJobSpec
 from lockstep.api.names import DATASETS, WORKSPACE
 from lockstep.api.shared import Variable
-from lockstep.plan.layers import Layer
 from lockstep.plan.render.machine import machine_variables
 from lockstep.plan.render.resolved import PlatformDefaults, Resolved
 from lockstep.plan.render.run import WILD, Placement, build_run, data_paths, script_paths
@@ -57,7 +56,7 @@ def _here(resolved: Resolved, expected: Expected | None) -> Expected | None:
     """Return the cluster without what its file says of pods and network."""
     if expected is None:
         return None
-    measured = expected.all_reduce is not None and resolved.job.spec.preflight.all_reduce
+    measured = expected.all_reduce is not None and resolved.job.spec.preflight is PreflightMode.FULL
     return replace(expected, shm_bytes=None, rdma=None, all_reduce=AllReduce() if measured else None)
 
 
@@ -74,8 +73,7 @@ def rank_variables(resolved: Resolved, inherited: Mapping[str, str]) -> dict[str
         raise ConfigError(
             f"spec.env takes {', '.join(missing)} from the cluster, which is not there with --local: set it in this shell instead"
         )
-    of_job = {name: layered for name, layered in resolved.nccl.items() if layered.layer is Layer.JOB}
-    variables = machine_variables(replace(resolved, nccl=of_job), {}, {})
+    variables = machine_variables(replace(resolved, nccl={}), {}, {})
     return {name: value for name, value in variables.items() if name != VISIBLE}
 
 

@@ -367,7 +367,7 @@ def version_of(python: str) -> Json:
     try:
         done = subprocess.run(  # noqa: UP022 (Python 3.6)
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=VERSION_SECONDS, check=False,
-                errors="replace"
+            errors="replace",
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return {}

@@ -48,7 +48,7 @@ def output(*command: str, seconds: float = COMMAND_SECONDS) -> str:
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=seconds, check=False,
-                errors="replace"
+            errors="replace",
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return ""

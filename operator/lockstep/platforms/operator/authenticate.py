@@ -44,16 +44,15 @@ class Bearer:
 
 
 ReviewToken = Callable[[str], Awaitable[Object]]
-"""The status of a TokenReview for our audience."""
+"""The status of a TokenReview."""
 
 
-def token_reviewer(cluster: Cluster) -> ReviewToken:
+def token_reviewer(cluster: Cluster, *audiences: str) -> ReviewToken:
+    """Return a function that asks the API server about tokens for these audiences; without any, about those for the API server itself."""
+
     async def review(token: str) -> Object:
-        body = {
-            "apiVersion": "authentication.k8s.io/v1",
-            "kind": "TokenReview",
-            "spec": {"token": token, "audiences": [REPORT_AUDIENCE]},
-        }
+        spec = {"token": token, "audiences": audiences}
+        body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": spec}
         reply = await cluster.request("POST", path_of("TokenReview"), body)
         status: Object = reply["status"]
         return status
@@ -102,12 +101,17 @@ def check_job(claimed: JobIdentity, report: Report) -> None:
         raise Refusal(FORBIDDEN, f"report.job isn't the job that {JOB_HEADER} names, or report.pod not its node 0")
 
 
+def bearer_token(authorization: str) -> str:
+    """Return the token of an Authorization header. Raises Refusal."""
+    scheme, _, token = authorization.partition(" ")
+    if scheme.lower() != "bearer" or not token.strip():
+        raise Refusal(UNAUTHENTICATED, "Authorization must be Bearer and a service account's token")
+    return token.strip()
+
+
 async def bearer_of(review: ReviewToken, authorization: str) -> Bearer:
     """The pod that holds the token. Raises Refusal."""
-    scheme, _, token = authorization.partition(" ")
-    if scheme.lower() != "bearer" or not token:
-        raise Refusal(UNAUTHENTICATED, "Authorization must be Bearer and the pod's projected token")
-    status = await review(token.strip())
+    status = await review(bearer_token(authorization))
     if not status.get("authenticated") or REPORT_AUDIENCE not in status.get("audiences", []):
         raise Refusal(UNAUTHENTICATED, f"the token isn't valid for audience {REPORT_AUDIENCE}")
     return _bearer(status.get("user", {}))

@@ -11,11 +11,9 @@ ClusterRole lockstep-metrics-reader).
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
@@ -46,7 +44,7 @@ from lockstep.plan.reconcile.measures import (
     profile_of,
     state,
 )
-from lockstep.platforms.operator.authenticate import FORBIDDEN, UNAUTHENTICATED, Refusal
+from lockstep.platforms.operator.authenticate import FORBIDDEN, UNAUTHENTICATED, Refusal, Reviewed, bearer_token, token_reviewer
 
 JOBS_WITH_SERIES = 500
 IDLE_SECONDS = 3600.0
@@ -246,18 +244,15 @@ def _status(job: Object) -> Object:
 
 
 PATH = "/metrics"
-REMEMBERED_SECONDS = 60.0
-REMEMBERED = 64
-"""Tokens whose right is remembered: a flood of others costs the API server, never memory."""
 
 
-@dataclass
 class MetricsServer:
     """`cluster` isn't fenced: every replica is scraped."""
 
-    cluster: Cluster
-    metrics: Metrics
-    _until: dict[str, float] = field(default_factory=dict)
+    def __init__(self, cluster: Cluster, metrics: Metrics) -> None:
+        self._cluster = cluster
+        self._metrics = metrics
+        self._may_scrape = Reviewed(self._ask)
 
     def application(self) -> web.Application:
         app = web.Application()
@@ -266,38 +261,25 @@ class MetricsServer:
 
     async def show(self, request: web.Request) -> web.Response:
         try:
-            await self._check(request.headers.get("Authorization", ""))
+            await self._may_scrape(bearer_token(request.headers.get("Authorization", "")))
         except Refusal as refusal:
             return web.Response(text=f"{refusal}\n", status=refusal.status)
         except (ApiError, OSError) as error:
             return web.Response(text=f"the token can't be checked now: {error}\n", status=503)
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-        body = encode(self.metrics.registry)
-        self.metrics.scraped()
+        body = encode(self._metrics.registry)
+        self._metrics.scraped()
         return web.Response(body=body, headers={"Content-Type": content_type})
 
-    async def _check(self, authorization: str) -> None:
-        """Raises Refusal."""
-        scheme, _, token = authorization.partition(" ")
-        if scheme.lower() != "bearer" or not token.strip():
-            raise Refusal(UNAUTHENTICATED, "Authorization must be Bearer and a service account's token")
-        digest = hashlib.sha256(token.strip().encode()).hexdigest()
-        if self._until.get(digest, 0.0) > time.monotonic():
-            return
-        await self._ask(token.strip())
-        if len(self._until) >= REMEMBERED:
-            self._until.clear()
-        self._until[digest] = time.monotonic() + REMEMBERED_SECONDS
-
-    async def _ask(self, token: str) -> None:
-        """The API server: whose token it is, and whether that account may. Raises Refusal."""
-        review = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}}
-        review_status = (await self.cluster.request("POST", path_of("TokenReview"), review))["status"]
-        if not review_status.get("authenticated"):
+    async def _ask(self, token: str) -> Object:
+        """Ask the API server whose token it is, and whether that account may scrape. Raises Refusal."""
+        status = await token_reviewer(self._cluster)(token)
+        if not status.get("authenticated"):
             raise Refusal(UNAUTHENTICATED, "the token isn't valid")
-        user = review_status["user"]
+        user = status["user"]
         account = {key: user[key] for key in ("uid", "groups", "extra") if key in user} | {"user": user["username"]}
         spec = {**account, "nonResourceAttributes": {"path": PATH, "verb": "get"}}
         access = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
-        if not (await self.cluster.request("POST", path_of("SubjectAccessReview"), access))["status"].get("allowed"):
+        if not (await self._cluster.request("POST", path_of("SubjectAccessReview"), access))["status"].get("allowed"):
             raise Refusal(FORBIDDEN, f"{user['username']} may not get {PATH}: bind it to ClusterRole lockstep-metrics-reader")
+        return status

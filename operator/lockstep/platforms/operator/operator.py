@@ -1,7 +1,7 @@
 """The operator while it leads: watches jobs and brings the cluster to what they say.
 
-kopf watches; its handlers only take in an event and mark keys. One queue works the keys off, one worker a job at a time, and a slow
-resync makes up for events that were lost. No timer, daemon or change handler of kopf's: those write finalizers and annotations.
+kopf watches; an event is taken in and marks keys. One queue works the keys off, one worker a job at a time, and a slow resync makes up for
+events that were lost. No timer, daemon or change handler of kopf's: those write finalizers and annotations.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ from typing import Any
 import kopf
 
 from lockstep.api.errors import Failed
-from lockstep.api.names import OPERATOR_NAME, OPERATOR_NAMESPACE, REPORT_URL
+from lockstep.api.names import OPERATOR_NAME, OPERATOR_NAMESPACE, REPORT_AUDIENCE, REPORT_URL
 from lockstep.kube.clock import OFF_SECONDS
 from lockstep.kube.cluster import FORBIDDEN, NOT_FOUND, ApiError, Cluster
-from lockstep.kube.issuer import IssuedTokens
 from lockstep.kube.kinds import KINDS
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Observed
@@ -36,6 +35,7 @@ from lockstep.plan.waiting.containers import lacks_secret
 from lockstep.platforms.operator.authenticate import Reviewed, token_reviewer
 from lockstep.platforms.operator.certificate import Certificates, authority_made
 from lockstep.platforms.operator.execute import Executor, status_refused
+from lockstep.platforms.operator.issuer import IssuedTokens
 from lockstep.platforms.operator.memory.history import RememberedRuns
 from lockstep.platforms.operator.memory.inventory import WATCHED, Inventory, Watched
 from lockstep.platforms.operator.memory.objects import job_of
@@ -43,13 +43,15 @@ from lockstep.platforms.operator.memory.queue import DelayedWrites, Key, Refusal
 from lockstep.platforms.operator.metrics import Jobs, Metrics
 from lockstep.platforms.operator.report_server import ReportServer, Signs, Standing, problem
 from lockstep.platforms.operator.secrets import job_key, key_secret, run_key
-from lockstep.platforms.operator.watching import LIST_ITEMS, kopf_settings, registry
+from lockstep.platforms.operator.watching import WatchMiddleware, kopf_settings, registry
 
 RESYNC_SECONDS = 600.0
-RELIST_SECONDS = (2.0, 30.0)
-"""Waits after watches began to list: soon, and when the last is through with it on a machine that is very busy."""
+LIST_ITEMS = 100
+"""Objects of a list at a time: as dicts, 500 StatefulSets would take 30 MB, which the process would keep."""
+RELIST_SECONDS = 2.0
+"""Wait after watches have missed something: the others begin anew, too."""
 RELIST_APART_SECONDS = 10.0
-"""Least seconds between two of these: a watch that fails all the time lists every few seconds."""
+"""Least seconds between two of these: a watch that fails all the time misses something every few seconds."""
 UNSERVED_SECONDS = 60.0
 """Seconds until the operator tries a namespace again in which it lacks a right."""
 SETTLING_SECONDS = 40.0
@@ -135,7 +137,7 @@ class Operator:
     synced: bool = False
 
     def __post_init__(self) -> None:
-        self._watches_list = asyncio.Event()
+        self._missed = asyncio.Event()
         self._gone = 0
         self._refused = Refusals()
         self._refused_statuses = Refusals()
@@ -147,7 +149,7 @@ class Operator:
         self.executor = Executor(self.cluster, self.written, lambda kind, item: self.observe(kind, item, deleted=False))
         self.settling = DelayedWrites()
         self.runs = RememberedRuns()
-        review = IssuedTokens(self.cluster) if self.settings.profile else token_reviewer(self.cluster)
+        review = IssuedTokens(self.cluster) if self.settings.profile else token_reviewer(self.cluster, REPORT_AUDIENCE)
         self.server = ReportServer(self.master, Reviewed(review), self.inventory, self.queue.mark, self.standing)
         self.server.written = self.queue.worked
         self.server.now, self.server.problem = self.cluster.clock.now, lambda: problem(self.signs(), time.monotonic())
@@ -389,27 +391,25 @@ class Operator:
             answers=answers.is_answering,
         )
 
-    def watch_lists(self) -> None:
-        """A watch begins anew, and lists first: what is deleted before that list it never tells of."""
-        self._watches_list.set()
+    def watch_missed(self) -> None:
+        """Note that a watch begins anew: what was deleted before is in no event."""
+        self._missed.set()
 
     async def resync_forever(self) -> None:
-        """All jobs now and then; and each time that watches have listed, those of which they may have missed something."""
+        """Look at all jobs now and then; and each time that watches have missed something, at those that it concerns."""
         looked = listed = time.monotonic()
-        soon = late = math.inf
-        relisted = -math.inf
+        relist, relisted = math.inf, -math.inf
         while True:
-            due = min(soon, late, listed + (UNSERVED_SECONDS if self._unserved else RESYNC_SECONDS))
+            due = min(relist, listed + (UNSERVED_SECONDS if self._unserved else RESYNC_SECONDS))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, due - time.monotonic())):
-                    await self._watches_list.wait()
+                    await self._missed.wait()
             now = time.monotonic()
-            if self._watches_list.is_set():
-                self._watches_list.clear()
-                soon, late = min(soon, max(now + RELIST_SECONDS[0], relisted + RELIST_APART_SECONDS)), now + RELIST_SECONDS[-1]
+            if self._missed.is_set():
+                self._missed.clear()
+                relist = min(relist, max(now + RELIST_SECONDS, relisted + RELIST_APART_SECONDS))
                 continue
-            relisted = now if soon <= now else relisted
-            soon, late, listed = math.inf, late if late > now else math.inf, now
+            relist, relisted, listed = math.inf, now if relist <= now else relisted, now
             every_job = now - looked >= RESYNC_SECONDS
             try:
                 await self.resync(every_job)
@@ -418,6 +418,7 @@ class Operator:
                 raise
             except (ApiError, OSError) as error:
                 log.warning("resync: %s", error)
+                self._missed.set()
             except Exception:  # the watches go on, and what is known stays
                 log.exception("resync failed")
 
@@ -439,7 +440,9 @@ class Operator:
         """`watching` is called once kopf is there: it has then taken SIGTERM and SIGINT for itself."""
         others = asyncio.all_tasks()
         tasks = await kopf.spawn_tasks(
-            registry=registry(self.observe, self.watch_lists, self.watch_goes_on, self.settings.watched),
+            registry=registry(
+                WatchMiddleware(self.observe, self.watch_missed, self.watch_goes_on, self.settings.watched), self.settings.watched
+            ),
             settings=kopf_settings(),
             clusterwide=not self.settings.namespaces,
             namespaces=self.settings.namespaces,

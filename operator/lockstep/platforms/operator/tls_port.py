@@ -3,6 +3,8 @@
 The operator's Lease is renewed by the same event loop, so what costs much (a handshake, a request) is bounded before any of it is done: by
 address and in all, and addresses from which a job was heard lately have room beside the others. Whoever comes too often is turned away at
 the accept, which costs microseconds. Nobody is made to wait in a queue: coordinators, kubelets and Prometheus come again by themselves.
+
+Not aiohttp's own TCPSite: it takes every connection, and has no limit of handshakes, of an address, or of a connection's time.
 """
 
 from __future__ import annotations

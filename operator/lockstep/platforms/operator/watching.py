@@ -1,157 +1,132 @@
-"""kopf as a watcher: it lists and watches, and calls one function with every event. Nothing of it is written into objects.
+"""Watch the cluster by kopf, which finds the kinds, keeps each watch with its revision, logs in and tries again.
 
-Its memory of what it handled is switched off: for change handlers, which we have none of, it copies every object four times at every event,
-which took four times the processor time of all reconciles (1.45.2; `settings.persistence` is its documented place for that).
+Its settings are its defaults but for those below, and objects are read on their way to kopf, by a middleware of the session that it is
+given: docs/architecture.md has the figures behind each line.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+import json
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable
+from functools import partial
+from http import HTTPStatus
+from itertools import repeat
+from typing import Any
 
 import kopf
+from aiohttp import ClientHandlerType, ClientRequest, ClientResponse
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.objects import Object
 from lockstep.kube.connection import headers_of, server_of, session_to
 from lockstep.kube.kinds import KINDS, type_meta
-from lockstep.kube.reading import BoundedSession
+from lockstep.kube.reading import EVENT_BYTES_MAX, METADATA_EACH, lines, loads
 from lockstep.platforms.operator.memory.inventory import WATCHED, Watched
-from lockstep.platforms.operator.memory.objects import FREE_FORM, slim
 
-if TYPE_CHECKING:
-    import kopf
+RETRY_SECONDS = 10.0
+"""Wait between two tries of a request that failed, or that is forbidden: a right that an administrator takes away may come back."""
+CONNECT_SECONDS = 10.0
+RELIST_SECONDS = 1.0
+"""Wait before a watch that failed begins anew."""
+NOTHING = "lockstep.dev/job,!lockstep.dev/job"
+"""A selector of no object: of a list, kopf needs the revision from which to watch."""
+log = logging.getLogger("lockstep.operator")
 
-LIST_ITEMS = 100
-"""Objects of a list at a time: as dicts, 500 StatefulSets would take 30 MB, which the process would keep."""
-IDLE_SECONDS = 0.05
-"""Seconds that kopf keeps a task for an object after its last event: a list of thousands would be as many tasks for its default of 5 s."""
-
-METADATA_ONLY = frozenset(KINDS[watched.kind].plural for watched in WATCHED if watched.metadata_only)
-FREE_FORM_PLURALS = frozenset(KINDS[kind].plural for kind in FREE_FORM)
-
-KIND_OF = {KINDS[watched.kind].plural: watched.kind for watched in WATCHED}
-
-Listed = Callable[[], None]
 Observe = Callable[[str, Object, bool], None]
 """(kind, object, whether it was deleted)"""
 
 
-class NothingHandled(kopf.DiffBaseStorage):  # type: ignore[misc]
-    """Memory of no object: nobody knows what one was when it was last handled."""
-
-    def build(self, **_: Any) -> Object:
-        return {}
-
-    def fetch(self, **_: Any) -> None:
-        return None
-
-    def store(self, **_: Any) -> None:
-        return None
-
-
-class NoProgress(kopf.ProgressStorage):  # type: ignore[misc]
-    """Progress of no handler: none is ever tried again."""
-
-    def fetch(self, **_: Any) -> None:
-        return None
-
-    def store(self, **_: Any) -> None:
-        return None
-
-    def purge(self, **_: Any) -> None:
-        return None
-
-    def touch(self, **_: Any) -> None:
-        return None
-
-    def clear(self, *, essence: Object) -> Object:
-        return essence
-
-
-def slimmed(plural: str, item: Object) -> Object:
-    """Return what is kept of a watched object."""
-    return slim(KIND_OF[plural], item) if plural in KIND_OF else item
-
-
-def registry(observe: Observe, listed: Listed, goes_on: Callable[[str], None], kinds: Iterable[Watched] = WATCHED) -> kopf.OperatorRegistry:
-    """kopf's handlers, the same for every watched kind. kopf calls those of jobs and clusters; `BoundedSession` hands over the objects of
-    other kinds itself.
-
-    `goes_on` is called with a plural whenever the watch of that kind shows a sign of life. `listed` is called with every page of a list. A
-    list means that the watch started again, and such a watch never reports what was deleted before it.
+class WatchMiddleware:
+    """Middleware of kopf's session. `observe` gets the objects; `goes_on` the plural of a kind at every sign of life of its watch. `missed`
+    is called when a watch begins with a list, and when the API server is away: what is deleted meanwhile is in no event.
     """
-    handlers = kopf.OperatorRegistry()
-    watched = list(kinds)
 
-    taken = {KINDS[one.kind].plural: taker(one.kind, observe) for one in watched if one.kind not in FREE_FORM}
+    def __init__(self, observe: Observe, missed: Callable[[], None], goes_on: Callable[[str], None], kinds: Iterable[Watched]) -> None:
+        self._observe = observe
+        self._missed = missed
+        self._goes_on = goes_on
+        self._watched = {KINDS[one.kind].plural: one for one in kinds}
+
+    async def __call__(self, request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:
+        if (watched := self._watched.get(plural := request.url.name)) is None:
+            return await handler(request)
+        is_watch, status = "watch" in request.url.query, 0  # (no answer)
+        if not is_watch:
+            request.url = request.url.update_query(labelSelector=NOTHING)
+        elif watched.metadata_only:
+            request.headers["Accept"] = METADATA_EACH
+        self._goes_on(plural)
+        try:
+            response = await handler(request)
+            status = response.status
+        finally:
+            if not status or status >= HTTPStatus.INTERNAL_SERVER_ERROR or not is_watch:
+                self._missed()
+        if is_watch and status == HTTPStatus.OK:
+            response.content = Events(response.content, partial(self._take, plural, watched.kind))  # type: ignore[assignment]
+        return response
+
+    def _take(self, plural: str, kind: str, type: str, item: Object) -> None:
+        self._goes_on(plural)
+        if type != "BOOKMARK":
+            self._observe(kind, item | type_meta(kind), type == "DELETED")
+
+
+class Events:
+    """Stream of a watch. `take` gets each event, of any depth; kopf gets its revision, and 410 (list again) for an error or no event."""
+
+    def __init__(self, content: Any, take: Callable[[str, Object], None]) -> None:
+        self._content, self._take = content, take
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._content, name)
+
+    async def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
+        async for line in lines(self._content, EVENT_BYTES_MAX):
+            try:
+                event = loads(line)
+                type, item = event["type"], event["object"]
+                revision = {"metadata": {"resourceVersion": item["metadata"]["resourceVersion"]}}
+            except (ValueError, LookupError, TypeError):
+                log.warning("a watch ends, and begins with a list: %s", line[:300])
+                yield b'{"type": "ERROR", "object": {"code": 410}}\n'
+                return
+            self._take(type, item)
+            yield json.dumps({"type": "BOOKMARK", "object": revision}).encode() + b"\n"
+
+
+def registry(middleware: WatchMiddleware, kinds: Iterable[Watched]) -> kopf.OperatorRegistry:
+    """Return kopf's login, and the kinds that it watches."""
+    handlers = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=handlers)  # type: ignore[untyped-decorator]
     async def login(**_: Any) -> kopf.AiohttpSession:
-        session = await connection()
-        return replace(
-            session,
-            aiohttp_session=BoundedSession(session.aiohttp_session, METADATA_ONLY, FREE_FORM_PLURALS, goes_on, slimmed, taken, listed),
-        )
+        """Read KUBECONFIG or ~/.kube/config, else the pod's service account; again after a 401. Raises ConfigError."""
+        server = server_of(None)
+        if server.tls_name is not None:
+            raise ConfigError(
+                "tls-server-name of the kubeconfig's cluster can't be used by the operator: name the server as its certificate does"
+            )
+        session = session_to(server, headers=await headers_of(server), proxy=server.proxy, limit=0, middlewares=[middleware])
+        return kopf.AiohttpSession(server=server.url, aiohttp_session=session)
 
-    for one in watched:
-        _watch(handlers, one.kind, taker(one.kind, observe))
+    async def handle(**_: Any) -> None:
+        """Let kopf watch the kind: `middleware` takes its events."""
+
+    for one in kinds:
+        group, _, version = KINDS[one.kind].api_version.rpartition("/")
+        kopf.on.event(group, version, KINDS[one.kind].plural, registry=handlers, id=one.kind)(handle)
     return handlers
-
-
-def taker(kind: str, observe: Observe) -> Callable[[str | None, Object], None]:
-    """Returns what hands objects of this kind on to `observe`, those of lists too, whose items don't state their kind."""
-    stated = type_meta(kind)
-
-    def take(type: str | None, item: Object) -> None:
-        observe(kind, item | stated, type == "DELETED")
-
-    return take
-
-
-def _watch(handlers: kopf.OperatorRegistry, kind: str, take: Callable[[str | None, Object], None]) -> None:
-    api_kind = KINDS[kind]
-    group, _, version = api_kind.api_version.rpartition("/")
-
-    @kopf.on.event(group, version, api_kind.plural, registry=handlers, id=api_kind.plural)  # type: ignore[untyped-decorator]
-    async def handle(type: str | None, body: kopf.Body, **_: Any) -> None:
-        take(type, dict(body))
 
 
 def kopf_settings() -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
-    settings.scanning.disabled = True  # no watch of CRDs and namespaces
-    settings.posting.enabled = False
-    settings.persistence.diffbase_storage = NothingHandled()
-    settings.persistence.progress_storage = NoProgress()
-    settings.queueing.idle_timeout = IDLE_SECONDS
-    settings.watching.server_timeout = 300
-    settings.watching.client_timeout = 310
-    settings.watching.connect_timeout = 10
-    settings.watching.chunk_size = LIST_ITEMS
+    settings.scanning.disabled = True  # no watch of CRDs and namespaces, which needs rights
+    settings.networking.connect_timeout = CONNECT_SECONDS
+    settings.networking.error_backoffs = repeat(RETRY_SECONDS)
+    settings.watching.reconnect_backoff = RELIST_SECONDS
     for watched in WATCHED:
-        plural = KINDS[watched.kind].plural
-        if watched.label_selector:
-            settings.watching.label_selectors[plural] = watched.label_selector
-        if watched.field_selector:
-            settings.watching.field_selectors[plural] = watched.field_selector
+        settings.watching.label_selectors[KINDS[watched.kind].plural] = watched.label_selector
+        settings.watching.field_selectors[KINDS[watched.kind].plural] = watched.field_selector
     return settings
-
-
-async def connection() -> kopf.AiohttpSession:
-    """KUBECONFIG or ~/.kube/config, else the pod's service account. The credential is asked for at every login, and kopf logs in again
-    after a 401.
-
-    Raises:
-        ConfigError: there is no cluster to talk to, or kopf can't talk to it.
-    """
-    import kopf
-
-    server = await server_of(None)
-    if server.tls_name is not None:
-        raise ConfigError(
-            "tls-server-name of the kubeconfig's cluster can't be used by the operator: name the server as its certificate does"
-        )
-    session = session_to(server, headers=await headers_of(server), proxy=server.proxy, limit=0)
-    return kopf.AiohttpSession(server=server.url, aiohttp_session=session)

@@ -36,10 +36,10 @@ SPEC: dict[str, Any] = {
         "data": {"path": "/datasets/demo.jsonl", "maxLength": 128},
         "optimization": {"epochs": 1000, "maxSteps": 5000, "learningRate": "1e-3", "microBatchSize": 2, "globalBatchSize": 8},
         "checkpoint": {"everySteps": 10, "keep": 1000},
-        "limits": {"stepTimeoutSeconds": STEP_LIMIT_SECONDS},
-        "metrics": {"tensorBoard": False},
+        "reportTo": [],
     },
     "restart": {"maxRestarts": 10},
+    "hangTimeouts": {"stepSeconds": STEP_LIMIT_SECONDS},
 }
 
 

@@ -61,7 +61,7 @@ def start(jobs: Jobs, profile: str, name: str, *logs: str, **fabric: Any) -> Non
         "script": {"path": "/fabric/pretend.py", "args": list(logs)},
         "podTemplate": {"volumes": [{"name": "fabric", "mountPath": "/fabric", "configMap": {"name": "fabric"}}]},
         "restart": {"maxRestarts": 3, "backoffSeconds": 0},
-        "preflight": {"mode": "Off"},  # it would find that the GPUs are pretended
+        "preflight": "None",  # it would find that the GPUs are pretended
     }
     jobs.create({"apiVersion": API, "kind": "TrainingJob", "metadata": {"name": name}, "spec": spec})
 

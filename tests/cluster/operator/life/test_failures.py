@@ -37,7 +37,7 @@ def words(name: str, folder: Path) -> list[str]:
 
 
 def takes_a_namespace(name: str) -> bool:
-    return any("--namespace" in parameter.opts for parameter in VERBS[name].params)
+    return "namespace" in {*VERBS[name].takes, *(parameter.name for parameter in VERBS[name].params)}
 
 
 @pytest.mark.parametrize("name", REMOTE)

@@ -127,7 +127,7 @@ def test_training_and_restarts_go_on_while_the_leader_is_paused_and_it_gives_way
 
 def test_training_and_a_restart_go_on_while_the_api_server_is_away_and_the_leader_is_killed(jobs: Jobs) -> None:
     """Kubernetes gives up nodes that it hears nothing of for 40 s, so all of this is short."""
-    training = Training(jobs, "cut-off", preflight={"mode": "Off"})
+    training = Training(jobs, "cut-off", preflight="None")
     daemon = processes.running(default_layout().daemons, "kube-apiserver")
     assert daemon is not None
     with stopped(daemon.pid):

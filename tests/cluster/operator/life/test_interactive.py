@@ -151,7 +151,7 @@ def test_kubectl_scale_gives_the_environment_another_number_of_nodes(jobs: Jobs,
 
 
 def test_gpus_that_nobody_uses_are_released_and_come_back(jobs: Jobs, environment: str) -> None:
-    jobs.change(ENV, suspend=True, interactive={"idleSeconds": 16, "warnSeconds": 4})
+    jobs.change(ENV, suspend=True, idleSeconds=16)
     jobs.until_condition(ENV, "Suspended", "True", "Suspended")
     jobs.change(ENV, suspend=False)
     released = jobs.until_condition(ENV, "Suspended", "True", "Idle")
@@ -159,7 +159,7 @@ def test_gpus_that_nobody_uses_are_released_and_come_back(jobs: Jobs, environmen
     assert jobs.pods(ENV) == []
     told = until("both events", lambda: {"IdleWarning", "IdleReleased"} <= {event["reason"] for event in events(jobs)})
     assert told
-    jobs.change(ENV, interactive={"idleSeconds": 3600, "warnSeconds": 1800})
+    jobs.change(ENV, idleSeconds=3600)
     back = subprocess.run(
         [sys.executable, "-m", "lockstep.cli.main", "resume", ENV, "-n", jobs.namespace], check=False, capture_output=True
     )

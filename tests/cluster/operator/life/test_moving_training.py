@@ -34,7 +34,7 @@ TRAINING: dict[str, Any] = {
     "data": {"path": "/datasets/demo.jsonl", "maxLength": 128},
     "optimization": {"epochs": 1000, "maxSteps": 5000, "learningRate": "1e-3", "microBatchSize": 2, "globalBatchSize": 32},
     "checkpoint": {"everySteps": 4},
-    "metrics": {"tensorBoard": False},
+    "reportTo": [],
 }
 
 

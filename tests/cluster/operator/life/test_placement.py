@@ -38,7 +38,7 @@ def start(jobs: Jobs, cluster: str, name: str, **template: Any) -> None:
         "ok.py",
         cluster=cluster,
         gpusPerNode=1,
-        preflight={"mode": "Off"},
+        preflight="None",
         startTimeoutSeconds=20,
         podTemplate={"volumes": [volume], **template},
     )

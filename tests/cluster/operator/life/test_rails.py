@@ -79,7 +79,7 @@ def start(jobs: Jobs, name: str, nodes: int, preflight: str) -> None:
     volume = {"name": "scripts", "mountPath": "/scripts", "configMap": {"name": "traffic"}}
     spec = {
         "cluster": PROFILE, "nodes": nodes, "script": {"path": "/scripts/traffic.py"}, "fabric": {"mode": "RDMA"},
-        "preflight": {"mode": preflight}, "podTemplate": {"volumes": [volume]}, "restart": {"maxRestarts": 0, "holdOnFailureSeconds": 60},
+        "preflight": preflight, "podTemplate": {"volumes": [volume]}, "restart": {"maxRestarts": 0, "holdOnFailureSeconds": 60},
     }  # fmt: skip
     jobs.create({"apiVersion": API, "kind": "TrainingJob", "metadata": {"name": name}, "spec": spec})
 
@@ -123,37 +123,17 @@ def test_the_rates_between_pods_name_the_rail_that_is_slow(
     """All cables are limited to far less than this machine carries, so that its load changes no measurement."""
     path = tmp_path / "pairs.yaml"
     path.write_text(described(name="pairs", namespace=rails.namespace))
-    cables = [(node.namespace, f"cable{rail}") for node in map(default_layout().node, (0, 1)) for rail in (1, 2)]
-    measured = (
-        "cluster",
-        "calibrate",
-        str(path),
-        "--pairs",
-        "--mode",
-        "rdma",
-        "--rail",
-        "net1",
-        "--rail",
-        "net2",
-        "--seconds",
-        "0.5",
-        "--line-rate",
-        "0.4",
-    )
+    cables = [(node.namespace, f"cable{rail}") for node in map(default_layout().node, (0, 1)) for rail in range(1, RAILS + 1)]
+    measured = ("cluster", "calibrate", str(path), "--pairs", "--mode", "rdma", "--line-rate", "0.4")
     try:
         for namespace, cable in cables:
             limit(namespace, cable, 40 if cable == "cable2" else 400)
         assert lockstep(monkeypatch, *measured, "--fail-below", "0.7") == 1
         out, err = capsys.readouterr()
-        assert re.findall("^(?:warning|failed) .*", out, re.MULTILINE) == re.findall(
-            "^warning  net2: the rail is slow everywhere: .*", out, re.MULTILINE
-        )
-        assert "2 of 4 measurements are below 70% of the line rate" in out
+        rows = re.findall(r"^(?:warning|failed) +net\d.*", out, re.MULTILINE)  # (eth0, the pod network, is as fast as this machine)
+        assert len(rows) == 1 and rows[0].startswith("warning  net2: the rail is slow everywhere: ")
+        assert f"2 of {2 * (RAILS + 1)} measurements are below 70% of the line rate" in out
         assert "measures by sockets, not by RDMA: " in err
-        assert lockstep(monkeypatch, "cluster", "topology", str(path), *measured[4:], "-o", "json") == 0
-        values = json.loads(capsys.readouterr().out)
-        assert [rail["rail"] for rail in values["rails"]] == ["net1", "net2"] and len(values["hardware"]) == 2
-        assert all(port["address"].startswith("10.") for rail in values["rails"] for port in rail["ports"].values())
     finally:
         for namespace, cable in cables:
             subprocess.run(["tc", "-n", namespace, "qdisc", "del", "dev", cable, "root"], capture_output=True, check=False)

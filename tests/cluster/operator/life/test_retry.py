@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from lockstep.cli.main import app
 from support.checkout import ROOT
-from support.clusters.cluster_jobs import API, Jobs
+from support.clusters.cluster_jobs import API, Jobs, until
 
 Kubectl = Callable[..., subprocess.CompletedProcess[str]]
 FAILS_FIRST = "import os, sys\nsys.exit(3 if os.environ['LOCKSTEP_ATTEMPT'] == '1' else 0)\n"
@@ -96,9 +96,6 @@ def test_a_run_that_was_left_with_ctrl_c_is_followed_to_its_end_and_lets_its_nod
     job = tmp_path / "job.yaml"
     job.write_text(yaml.safe_dump({"apiVersion": API, "kind": "TrainingJob", "metadata": {"name": "left"}, "spec": work}))
     words = ["run", "-f", str(job), "--in-namespace", "-n", jobs.namespace, "--cluster", "local"]
-    nothing = lockstep(*words, "--attach")
-    assert (nothing.returncode, "no run left without an operator runs" in nothing.stderr) == (2, True), nothing.stderr
-
     command = [sys.executable, "-m", "lockstep.cli.main", *words]
     heeds_ctrl_c = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731 (a shell's background job ignores it)
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, preexec_fn=heeds_ctrl_c) as first:  # noqa: PLW1509
@@ -106,12 +103,13 @@ def test_a_run_that_was_left_with_ctrl_c_is_followed_to_its_end_and_lets_its_nod
         assert any("attempt 1 starts" in line for line in first.stdout)
         first.send_signal(signal.SIGINT)
         said = first.stdout.read()
-    assert (first.returncode, "--in-namespace --attach" in said) == (130, True), said
+    assert (first.returncode, "Follow it: lockstep logs left" in said) == (130, True), said
     _is_found_beside_jobs(jobs, job)
 
     assert kubectl("exec", "-n", jobs.namespace, "left-0", "-c", "trainer", "--", "touch", "/tmp/end").returncode == 0  # noqa: S108
-    attached = lockstep(*words, "--attach")
-    assert attached.returncode == 0, attached.stdout + attached.stderr
+    followed = lockstep("logs", "left", "-f", "-n", jobs.namespace, "--cluster", "local")
+    assert followed.returncode == 0, followed.stdout + followed.stderr
+    until("the keeper lets the nodes go", lambda: not (jobs.get("StatefulSet", "left", "apps/v1") or {"spec": {}})["spec"]["replicas"])
     stateful_set = jobs.get("StatefulSet", "left", "apps/v1")
     assert stateful_set is not None
     assert stateful_set["spec"]["replicas"] == 0

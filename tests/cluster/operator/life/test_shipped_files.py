@@ -62,7 +62,7 @@ def started(jobs: Jobs) -> Iterator[dict[tuple[str, str], str]]:
         for cluster, sample in STARTED:
             body = yaml.safe_load((SAMPLES / f"{sample}.yaml").read_text())
             names[cluster, sample] = body["metadata"]["name"] = f"{cluster}-{sample}"[:40].rstrip("-")
-            body["spec"] |= {"cluster": clusters[cluster], "nodes": 1, "preflight": {"mode": "Off"}}
+            body["spec"] |= {"cluster": clusters[cluster], "nodes": 1, "preflight": "None"}
             for field in ("gpusPerNode", "fabric", "env", "restart"):
                 body["spec"].pop(field, None)
             jobs.create(body)

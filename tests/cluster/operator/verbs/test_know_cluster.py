@@ -112,9 +112,11 @@ def test_a_sweep_is_measured_with_rights_in_one_namespace_and_leaves_nothing_beh
 ) -> None:
     path = tmp_path / "local.yaml"
     path.write_text((Path(__file__).resolve().parents[4] / "clusters" / "local.yaml").read_text())
-    assert lockstep(monkeypatch, "calibrate", str(path), "-n", jobs.namespace, "--max-size", "2Mi", "--save") == 0
+    assert lockstep(monkeypatch, "calibrate", str(path), "-n", jobs.namespace, "--save") == 0
     assert re.search(r"all-reduce over 2 ranks\n.*\n +1 MiB .*\n +2 MiB ", capsys.readouterr().out)
-    assert [point.bytes for point in parse_cluster_file(path.read_text(), "local.yaml").calibration[0].sweep] == [2**20, 2**21]
+    assert [point.bytes for point in parse_cluster_file(path.read_text(), "local.yaml").calibration[0].sweep] == [
+        2**power for power in range(20, 25)
+    ]
     until("its pods gone", lambda: not jobs.pods("lockstep-calibrate"), 60)
     claims = jobs.kind("PersistentVolumeClaim").get(namespace=jobs.namespace).to_dict()["items"]
     assert [claim["metadata"]["name"] for claim in claims if "calibrate" in claim["metadata"]["name"]] == []

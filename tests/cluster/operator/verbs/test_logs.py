@@ -110,11 +110,6 @@ def test_top_shows_each_node_with_its_ranks_its_memory_and_what_its_nics_carry(j
     assert "printed" in lockstep(jobs, "top").stdout
 
 
-def test_a_job_is_compared_with_itself_while_it_runs(jobs: Jobs, again: str) -> None:
-    found = json.loads(lockstep(jobs, "diff-runs", again, again, "-o", "json").stdout)
-    assert found["configuration"] == [] and {"name": "restarts", "values": [1, 1]} in found["results"]
-
-
 def test_who_follows_hears_all_and_learns_the_end_and_who_has_enough_can_leave(jobs: Jobs, again: str) -> None:
     whole, left = following(jobs, "--rank", "2"), following(jobs)
     assert left.stdout is not None and whole.stdout is not None

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from lockstep.cli.clusters import gpus, quickstart, quickstarthosts
+from lockstep.cli.clusters import quickstart, quickstarthosts
 from lockstep.cli.shared import difference
 from lockstep.kube.cluster import Cluster
 from lockstep.plan.ahead.live import Comparison
@@ -18,58 +17,13 @@ from lockstep.plan.diff import Change
 from lockstep.platforms.clusters import imagebuild, install, waits
 from support.fake_cluster import FakeCluster
 from unit.kube.test_bounds import Recording
-from unit.silent_place import SilentPlace, SilentProgram
+from unit.silent_place import SilentPlace
 from unit.virtual_time import VirtualClock, clock_of
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
     return clock_of(monkeypatch, quickstart)
-
-
-class TalkingPlace(SilentPlace):
-    """A pod whose program prints this, and ends."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__("pod x-0")
-        self.pod, self.text = "x-0", text
-
-    @asynccontextmanager
-    async def program(self, *_: object, **__: object) -> AsyncIterator[SilentProgram]:
-        program = SilentProgram(self)
-
-        async def received() -> AsyncIterator[tuple[int, bytes]]:
-            for data in [self.text.encode()] if self.text else []:
-                self.text = ""
-                yield 1, data
-            program.code = 0
-
-        program._received = received  # type: ignore[method-assign]
-        yield program
-
-
-def gpus_of(place: SilentPlace, monkeypatch: pytest.MonkeyPatch) -> Any:
-    async def connect(context: object) -> object:
-        return nullcontext()
-
-    async def running_pods(*_: object) -> dict[int, SilentPlace]:
-        return {0: place}
-
-    monkeypatch.setattr(Cluster, "connect", connect)
-    monkeypatch.setattr("lockstep.platforms.files.reader.running_pods", running_pods)
-    return gpus._ask("ns", "x", None, "lab")
-
-
-def test_the_gpus_of_a_pod_are_asked_for_half_a_minute(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = SilentPlace("pod x-0")
-    place.pod = "x-0"  # type: ignore[attr-defined]
-    assert clock.run(gpus_of(place, monkeypatch)) == {"x-0": "pod x-0: nvidia-smi has not ended after 30 s"}
-
-
-def test_of_the_gpus_of_a_pod_64_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    table = "".join(f"{number}, H200, 1, 2, 3, 4, 5\n" for number in range(100))
-    rows = asyncio.run(gpus_of(TalkingPlace(table), monkeypatch))["x-0"]
-    assert [row[0] for row in rows] == [str(number) for number in range(64)]
 
 
 def demo() -> Any:

@@ -18,6 +18,7 @@ from lockstep.cli.clusters.deploy import deploy
 from lockstep.cli.clusters.deploymentplan import DeploymentPlan, Mode, planned
 from lockstep.cli.clusters.overview import status
 from lockstep.cli.shared import folders
+from lockstep.cli.shared.jobargs import TargetOptions
 from lockstep.kube.kinds import path_of
 from lockstep.plan.cluster.scope import definitions
 from lockstep.plan.ship.deploy import called
@@ -99,12 +100,12 @@ def test_at_a_terminal_one_is_asked_before_anything_is_sent(
 ) -> None:
     type_at_a_terminal(monkeypatch, typed)
     if agrees:
-        deploy(mine, Mode.TCP)
+        deploy(TargetOptions(), mine, Mode.TCP)
     else:
         with pytest.raises(
             Failed, match=r"^nothing was sent; an administrator installs the operator of the whole cluster: lockstep deploy "
         ):
-            deploy(mine, Mode.TCP)
+            deploy(TargetOptions(), mine, Mode.TCP)
     asked = capsys.readouterr()
     assert "your account may not install an operator of the whole cluster (it may not change TrainingClusters, " in asked.err
     assert "Install an operator for namespace team alone? [Y/n]: " in asked.out
@@ -117,7 +118,7 @@ def test_without_a_terminal_the_refusal_has_the_command(
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO())
     with pytest.raises(Failed) as refused:
-        deploy(mine, Mode.TCP, dev=False)
+        deploy(TargetOptions(), mine, Mode.TCP, dev=False)
     sentence, command = refused.value.args
     assert sentence.endswith(", and nothing was sent. For an operator of namespace team alone, type:")
     assert command == f"  lockstep deploy {mine} --mode tcp --no-dev --namespace-only"
@@ -137,7 +138,7 @@ def test_without_the_definitions_there_are_files_for_an_administrator_and_no_que
     if terminal:
         type_at_a_terminal(monkeypatch, "\n")
     with pytest.raises(Failed) as refused:
-        deploy(mine, Mode.TCP)
+        deploy(TargetOptions(), mine, Mode.TCP)
     sentence, *commands = refused.value.args
     assert sentence.startswith(
         "this cluster doesn't know TrainingJobs, and nothing was sent: an administrator of the cluster types this once, with the files that"
@@ -168,7 +169,7 @@ def test_who_says_where_the_operator_is_to_work_is_not_asked(
     stated: dict[str, Any], mine: str, carried_out: list[DeploymentPlan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("typer.confirm", lambda *_, **__: pytest.fail("asked"))
-    deploy(mine, Mode.TCP, **stated)
+    deploy(TargetOptions(), mine, Mode.TCP, **stated)
     assert len(carried_out) == 1
 
 
@@ -177,7 +178,7 @@ def test_where_an_operator_works_already_one_is_not_asked(
 ) -> None:
     monkeypatch.setattr("typer.confirm", lambda *_, **__: pytest.fail("asked"))
     there.objects[LEASE] = {"metadata": {"name": OPERATOR_NAME}}
-    deploy(mine, Mode.TCP)
+    deploy(TargetOptions(), mine, Mode.TCP)
     assert [plan.choices for plan in carried_out] == ["--mode tcp"]
 
 
@@ -185,20 +186,20 @@ def test_a_diff_shows_what_one_of_the_namespace_alone_would_change(
     mine: str, there: NamespaceAdmins, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     compared: list[Object] = []
-    monkeypatch.setattr("lockstep.cli.shared.difference.diff_deployment", lambda objects, context: compared.extend(objects))
-    deploy(mine, Mode.TCP, diff=True)
+    monkeypatch.setattr("lockstep.cli.clusters.difference.diff_deployment", lambda objects, context: compared.extend(objects))
+    deploy(TargetOptions(), mine, Mode.TCP, diff=True)
     assert {item["metadata"].get("namespace") for item in compared} == {"team"}
     assert "this is what an operator of namespace team alone (--namespace-only) would change:" in capsys.readouterr().err
     assert there.written == []
 
 
 def test_a_status_says_what_can_t_be_seen_and_shows_the_rest(mine: str, there: NamespaceAdmins, capsys: pytest.CaptureFixture[str]) -> None:
-    status(mine)
+    status(TargetOptions(), mine)
     shown = capsys.readouterr().out
     assert "operator   you may not look (namespace lockstep-system)" in shown and "jobs       none in namespace team" in shown
     del there.objects[JOBS]
     with pytest.raises(Exit):
-        status(mine)
+        status(TargetOptions(), mine)
     assert "jobs       this cluster doesn't know TrainingJobs: lockstep deploy mine" in capsys.readouterr().out
 
 
@@ -206,7 +207,7 @@ def test_a_clean_up_where_there_are_no_definitions_does_what_is_left_to_do(
     mine: str, there: NamespaceAdmins, capsys: pytest.CaptureFixture[str]
 ) -> None:
     del there.objects[JOBS]
-    clean.clean(mine)
+    clean.clean(TargetOptions(), mine)
     assert "The dev environment of namespace team is removed" in capsys.readouterr().out
 
 
@@ -214,5 +215,5 @@ def test_a_rollback_says_who_does_it(mine: str, there: NamespaceAdmins) -> None:
     with pytest.raises(
         Failed, match=r"you may not look into namespace lockstep-system, .* nothing was changed: an administrator of the cluster does this"
     ):
-        clean.rollback(mine, yes=True)
+        clean.rollback(TargetOptions(), mine, yes=True)
     assert there.written == []

@@ -18,6 +18,7 @@ from lockstep.cli.clusters.deploy import _checked, deploy, tell_end, tell_left
 from lockstep.cli.clusters.deploymentplan import OPERATOR_IMAGE, Mode, planned, unpullable
 from lockstep.cli.main import app
 from lockstep.cli.shared import folders, target
+from lockstep.cli.shared.jobargs import TargetOptions
 from lockstep.kube.cluster import ApiError, Cluster
 from lockstep.kube.kinds import path_of
 from lockstep.plan.ship.deploy import Left, State
@@ -33,7 +34,7 @@ CHECKOUT = ROOT
 
 def test_a_dry_run_prints_every_object_and_needs_no_cluster(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("KUBECONFIG", "/nowhere")
-    deploy("barcelona", Mode.RDMA, dry_run=True, dev=True)
+    deploy(TargetOptions(), "barcelona", Mode.RDMA, dry_run=True, dev=True)
     printed = list(yaml.safe_load_all(capsys.readouterr().out))
     assert printed[:-1] == planned("barcelona", Mode.RDMA).objects
     assert (printed[-1]["kind"], printed[-1]["metadata"]) == ("TrainingJob", {"name": "ml-dev-env", "namespace": "nccl-test"})
@@ -54,13 +55,13 @@ def test_a_dry_run_prints_every_object_and_needs_no_cluster(monkeypatch: pytest.
 def test_of_a_cluster_without_an_image_a_deployment_says_which_one_jobs_get(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "bare.yaml"
     path.write_text("cluster: {name: bare, namespace: n, platform: kubernetes}\n")
-    deploy(str(path), Mode.TCP, dry_run=True)
+    deploy(TargetOptions(), str(path), Mode.TCP, dry_run=True)
     gets = "image: the cluster sets none: jobs without an image run lockstep-trainer:0.1.0, from the operator's registry"
     assert capsys.readouterr().err.startswith(f"note: {path}:1: {gets}")
-    deploy(str(path), Mode.TCP, dry_run=True, image="r.example.com/mine:1")
+    deploy(TargetOptions(), str(path), Mode.TCP, dry_run=True, image="r.example.com/mine:1")
     assert capsys.readouterr().err.startswith(f"warning: {path}:1: image: the cluster sets none, and jobs without an image are refused: ")
     path.write_text("cluster: {name: bare, namespace: n, platform: kubernetes}\nimage: trainer:1\n")
-    deploy(str(path), Mode.TCP, dry_run=True)
+    deploy(TargetOptions(), str(path), Mode.TCP, dry_run=True)
     assert ": image: " not in capsys.readouterr().err
 
 
@@ -80,18 +81,18 @@ def test_rdma_without_rails_is_warned_of_with_its_line_before_anything_is_sent(
     path.write_text(NO_RAILS)
     monkeypatch.setattr("lockstep.cli.clusters.deploy._checked", lambda cluster, mode, *_: planned(cluster, mode))
     monkeypatch.setattr("lockstep.cli.clusters.deploy._is_for_one_namespace", lambda plan, typed, only_looks: False)
-    monkeypatch.setattr("lockstep.cli.shared.difference.diff_deployment", lambda objects, context: None)
+    monkeypatch.setattr("lockstep.cli.clusters.difference.diff_deployment", lambda objects, context: None)
 
     async def carry_out(plan: Any, *_: Any) -> bool:
         return True
 
     monkeypatch.setattr("lockstep.cli.clusters.deploy.carry_out", carry_out)
-    deploy(str(path), Mode.RDMA, image="r.example.com/lockstep-operator:1", **option)
+    deploy(TargetOptions(), str(path), Mode.RDMA, image="r.example.com/lockstep-operator:1", **option)
     warned = capsys.readouterr().err
     assert warned.startswith(
         f"warning: {path}:3: network.rdma.rails: RDMA without rails: nothing puts an RDMA NIC into the pods\n  → one entry a NIC"
     )
-    deploy(str(path), Mode.TCP, image="r.example.com/lockstep-operator:1", **option)
+    deploy(TargetOptions(), str(path), Mode.TCP, image="r.example.com/lockstep-operator:1", **option)
     assert capsys.readouterr().err == "", "jobs that use TCP need no rails"
 
 
@@ -116,30 +117,30 @@ def test_a_first_operator_whose_image_names_no_registry_is_refused_before_anythi
     with served(ApiStub(), tmp_path) as config:
         monkeypatch.setenv("KUBECONFIG", str(config))
         with pytest.raises(Failed, match="names no registry that the cluster could pull it from, and nothing was sent") as refusal:
-            deploy(str(path), Mode.TCP)
+            deploy(TargetOptions(), str(path), Mode.TCP)
         assert refusal.value.args[1:3] == (
             "  lockstep build operator --tag REGISTRY/lockstep-operator:0.1.0 --push",
             f"  lockstep deploy {path} --mode tcp --image REGISTRY/lockstep-operator:0.1.0",
         )
         assert sent == []
-        deploy(str(path), Mode.TCP, image=OPERATOR_IMAGE)
+        deploy(TargetOptions(), str(path), Mode.TCP, image=OPERATOR_IMAGE)
         assert sent == [OPERATOR_IMAGE], "who names it has put it on the nodes"
     with served(ApiStub({"/apis/apps/v1/namespaces/lockstep-system/deployments/lockstep-operator": there}), tmp_path) as config:
         monkeypatch.setenv("KUBECONFIG", str(config))
-        deploy(str(path), Mode.TCP)
+        deploy(TargetOptions(), str(path), Mode.TCP)
     assert len(sent) == 2, "an operator that is there goes on with its image"
 
 
 def test_a_dry_run_warns_of_an_image_that_plain_kubernetes_can_not_pull(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "bare.yaml"
     path.write_text(PLAIN)
-    deploy(str(path), Mode.TCP, dry_run=True)
+    deploy(TargetOptions(), str(path), Mode.TCP, dry_run=True)
     warned = (
         f"warning: {path}:1: cluster.platform: a first deployment needs --image: the default, lockstep-operator:0.1.0, names no registry"
     )
     assert capsys.readouterr().err.startswith(warned)
     path.write_text(PLAIN.replace("kubernetes", "openshift"))
-    deploy(str(path), Mode.TCP, dry_run=True)
+    deploy(TargetOptions(), str(path), Mode.TCP, dry_run=True)
     assert "--image" not in capsys.readouterr().err, "there it is an ImageStream"
 
 

@@ -17,9 +17,10 @@ from lockstep.api.objects import Object
 from lockstep.cli.clusters import clean, deploy
 from lockstep.cli.clusters.deploy import _rails_are_there, _refuse_platform, _start_dev_environment
 from lockstep.cli.clusters.deploymentplan import Mode, planned
+from lockstep.cli.clusters.difference import diff_deployment
 from lockstep.cli.main import main
 from lockstep.cli.shared import folders as remembered
-from lockstep.cli.shared.difference import diff_deployment
+from lockstep.cli.shared.jobargs import TargetOptions
 from lockstep.cli.shared.target import load
 from lockstep.cli.shared.terminal import Progress
 from lockstep.kube.cluster import ApiError, Cluster
@@ -301,11 +302,11 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Api:
 def test_clean_removes_the_dev_environment_and_leaves_other_jobs_with_their_account(api: Api, capsys: pytest.CaptureFixture[str]) -> None:
     account = {"kind": "ServiceAccount", "metadata": {"name": "ml-dev-sa", "namespace": "lockstep"}}
     put(api, a_job(DEV_ENVIRONMENT), a_job("other"), account)
-    clean.clean("local")
+    clean.clean(TargetOptions(), "local")
     assert set(api.objects) == {"TrainingJob lockstep/other", "ServiceAccount lockstep/ml-dev-sa"}
     assert "Job other stays, with its service account: lockstep delete NAME -n lockstep" in capsys.readouterr().out
     del api.objects["TrainingJob lockstep/other"]
-    clean.clean("local")
+    clean.clean(TargetOptions(), "local")
     assert api.objects == {}
 
 
@@ -314,16 +315,16 @@ def test_clean_asks_before_it_deletes_claims_and_does_nothing_where_nobody_can_a
     put(api, a_job(DEV_ENVIRONMENT), ours, claim("theirs"))
     monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
     with pytest.raises(ConfigError, match=r"Delete the claims ml-dev-workspace .* with --yes"):
-        clean.clean("local", pvcs=True)
+        clean.clean(TargetOptions(), "local", pvcs=True)
     assert len(api.objects) == 3
-    clean.clean("local", pvcs=True, yes=True)
+    clean.clean(TargetOptions(), "local", pvcs=True, yes=True)
     assert set(api.objects) == {"PersistentVolumeClaim lockstep/theirs"}
 
 
 def test_clean_keeps_claims_that_other_jobs_may_use(api: Api) -> None:
     put(api, a_job("other"), claim("ml-dev-workspace", **{"app.kubernetes.io/managed-by": "lockstep"}))
     with pytest.raises(ConfigError, match="other of namespace lockstep may use the claims"):
-        clean.clean("local", pvcs=True, yes=True)
+        clean.clean(TargetOptions(), "local", pvcs=True, yes=True)
     assert len(api.objects) == 2
 
 
@@ -332,9 +333,9 @@ def test_uninstall_refuses_while_there_are_jobs_unless_they_are_to_go(api: Api) 
     put(api, a_job("other"))
     before = set(api.objects)
     with pytest.raises(ConfigError, match=r"there are TrainingJobs \(lockstep/other\)"):
-        clean.uninstall("local", yes=True)
+        clean.uninstall(TargetOptions(), "local", yes=True)
     assert set(api.objects) == before
-    clean.uninstall("local", jobs=True, yes=True)
+    clean.uninstall(TargetOptions(), "local", jobs=True, yes=True)
     assert {called(item).split()[0] for item in api.objects.values()} == {"PersistentVolumeClaim", "Namespace"}
 
 
@@ -342,16 +343,16 @@ def test_uninstall_names_the_way_to_remove_the_dev_environment_that_a_deployment
     sent(api)
     put(api, a_job(DEV_ENVIRONMENT))
     with pytest.raises(ConfigError, match=r"\(lockstep/ml-dev-env\).*: remove the dev environment first: lockstep cluster clean local$"):
-        clean.uninstall("local", yes=True)
+        clean.uninstall(TargetOptions(), "local", yes=True)
     put(api, a_job("other"))
     with pytest.raises(
         ConfigError,
         match=r"lockstep cluster clean local; of the others, delete them first \(lockstep delete NAME -n NAMESPACE\), or use --jobs",
     ):
-        clean.uninstall("local", yes=True)
-    clean.clean("local")
+        clean.uninstall(TargetOptions(), "local", yes=True)
+    clean.clean(TargetOptions(), "local")
     del api.objects["TrainingJob lockstep/other"]
-    clean.uninstall("local", yes=True)
+    clean.uninstall(TargetOptions(), "local", yes=True)
     assert {called(item).split()[0] for item in api.objects.values()} == {"PersistentVolumeClaim", "Namespace"}
 
 
@@ -361,9 +362,9 @@ def test_a_namespace_s_own_operator_goes_without_jobs_that_are_stopped(api: Api,
         asyncio.run(api.apply(item))
     put(api, {**a_job("other"), "status": {"nodes": 2}})
     with pytest.raises(ConfigError, match=r"pods that report to this operator \(lockstep/other\): stop them first"):
-        clean.uninstall("local", yes=True)
+        clean.uninstall(TargetOptions(), "local", yes=True)
     put(api, {**a_job("other"), "status": {"nodes": 0}})
-    clean.uninstall("local", yes=True)
+    clean.uninstall(TargetOptions(), "local", yes=True)
     assert {called(item).split()[0] for item in api.objects.values()} == {"PersistentVolumeClaim", "TrainingJob"}
 
 
@@ -376,7 +377,7 @@ def test_uninstall_and_rollback_do_nothing_without_the_rights(api: Api, verb: An
     api.cluster_wide = False
     monkeypatch.setattr("lockstep.platforms.clusters.record.read_record", _returns(record))
     with pytest.raises(Failed, match=r"you may not .* an administrator of the cluster does this"):
-        verb("local", yes=True)
+        verb(TargetOptions(), "local", yes=True)
     assert api.objects == before
 
 
@@ -398,7 +399,7 @@ def test_a_rollback_names_what_stays_with_its_command_and_nothing_that_never_was
     record = Record(deployment_of([*objects, scc, role], "now"), deployment_of(objects, "before"))
     monkeypatch.setattr("lockstep.platforms.clusters.record.read_record", _returns(record))
     monkeypatch.setattr("lockstep.platforms.clusters.install.until_ready", _nothing)
-    clean.rollback("local", yes=True)
+    clean.rollback(TargetOptions(), "local", yes=True)
     printed = capsys.readouterr().out
     assert (
         "ClusterRole lockstep-rdma was not part of that deployment and stays. To remove it: kubectl delete clusterrole lockstep-rdma"
@@ -413,7 +414,7 @@ async def _nothing(*_: Any, **__: Any) -> None:
 
 def test_rollback_without_an_earlier_deployment_says_so(api: Api) -> None:
     with pytest.raises(ConfigError, match="there is nothing to go back to"):
-        clean.rollback("local", yes=True)
+        clean.rollback(TargetOptions(), "local", yes=True)
 
 
 def test_a_dev_environment_that_is_there_stays_as_its_people_have_it() -> None:
@@ -460,8 +461,9 @@ def test_a_dev_environment_that_does_not_come_up_is_told_with_the_cluster_s_reas
 def dev_environment_of(api: Api, done: Sent, printed: pytest.CaptureFixture[str]) -> tuple[str, bool]:
     """What a deployment that has `sent` this prints of its dev environment, and whether there is one afterwards."""
     plan = planned("local", Mode.TCP)
-    with Progress() as progress:
-        assert not asyncio.run(_start_dev_environment(api, plan, done, progress, 0.1))
+    with Progress() as progress, pytest.MonkeyPatch.context() as patched:
+        patched.setattr("lockstep.cli.clusters.deploy.READY_SECONDS", 0.1)
+        assert not asyncio.run(_start_dev_environment(api, plan, done, progress))
     return printed.readouterr().out, called(dev_environment(plan.profile, plan.namespace)) in api.objects
 
 
@@ -639,10 +641,10 @@ def test_clean_says_what_it_may_not_delete_and_removes_nothing_without_the_right
     put(api, a_job(DEV_ENVIRONMENT), {"kind": "ServiceAccount", "metadata": {"name": "ml-dev-sa", "namespace": "lockstep"}})
     monkeypatch.setattr(Api, "_may", lambda self, resource, namespace: resource != "trainingjobs")
     with pytest.raises(Failed, match="you may not delete jobs of namespace lockstep, and nothing was removed"):
-        clean.clean("local")
+        clean.clean(TargetOptions(), "local")
     assert len(api.objects) == 2
     monkeypatch.setattr(Api, "_may", lambda self, resource, namespace: resource != "serviceaccounts")
-    clean.clean("local")
+    clean.clean(TargetOptions(), "local")
     assert "ServiceAccount lockstep/ml-dev-sa stays: you may not delete it" in capsys.readouterr().out
     assert set(api.objects) == {"ServiceAccount lockstep/ml-dev-sa"}
 
@@ -838,23 +840,23 @@ def test_one_cluster_of_two_is_removed_once_no_job_uses_it(
     asyncio.run(write_record(api, Record(deployment_of([other], "other"), deployment_of(own, "local"))))
     before = set(api.objects)
     with pytest.raises(ConfigError, match=r"jobs use TrainingCluster local \(ml/x\): delete them first"):
-        clean.uninstall("local", cluster_only=True, yes=True)
+        clean.uninstall(TargetOptions(), "local", cluster_only=True, yes=True)
     assert set(api.objects) == before
     del api.objects["TrainingJob ml/x"]
     remembered.remember_forced("local", "https://elsewhere")
     monkeypatch.setattr(Api, "server", "https://elsewhere")
-    clean.uninstall("local", cluster_only=True, yes=True)
+    clean.uninstall(TargetOptions(), "local", cluster_only=True, yes=True)
     assert before - set(api.objects) == {"TrainingCluster local", "TrainingJob ml/x"}
     printed = capsys.readouterr().out
     assert "TrainingCluster local is removed; Lockstep stays, with other.\n" in printed
     assert "if no job needs it: lockstep cluster clean local --force\n" in printed, "the checkout forgets that it was forced there"
     assert asyncio.run(read_record(api)).previous is None, "a rollback would bring it back"
     assert not remembered.was_forced("local", "https://elsewhere")
-    clean.uninstall("local", cluster_only=True, yes=True)
+    clean.uninstall(TargetOptions(), "local", cluster_only=True, yes=True)
     printed = capsys.readouterr().out
     assert "TrainingCluster local is not on the cluster; Lockstep stays" in printed and "lockstep cluster clean local\n" in printed
     with pytest.raises(ConfigError, match="leave out one of them"):
-        clean.uninstall("local", jobs=True, cluster_only=True, yes=True)
+        clean.uninstall(TargetOptions(), "local", jobs=True, cluster_only=True, yes=True)
 
 
 def test_uninstalling_one_of_two_without_the_rights_removes_nothing(api: Api) -> None:
@@ -863,5 +865,5 @@ def test_uninstalling_one_of_two_without_the_rights_removes_nothing(api: Api) ->
     before = dict(api.objects)
     api._may = lambda resource, namespace: resource != "trainingclusters"  # type: ignore[method-assign]
     with pytest.raises(Failed, match="you may not delete TrainingCluster local, and nothing was removed"):
-        clean.uninstall("local", cluster_only=True, yes=True)
+        clean.uninstall(TargetOptions(), "local", cluster_only=True, yes=True)
     assert api.objects == before

@@ -19,6 +19,7 @@ from lockstep import programs
 from lockstep.api.errors import ConfigError
 from lockstep.cli.clusters import demo, quickstart
 from lockstep.cli.shared import trainer
+from lockstep.cli.shared.jobargs import TargetOptions
 from lockstep.kube import jobs
 from lockstep.kube.exec import PodPlace
 from support.api_stub import ApiStub, served
@@ -43,7 +44,7 @@ def test_the_job_runs_as_processes_where_the_embedded_cluster_can_t(
     monkeypatch.setattr(quickstart, "_run_local", lambda: 11)
     monkeypatch.setattr(quickstart, "_run_on_cluster", lambda context, embedded: 22)
     with pytest.raises(quickstart.typer.Exit) as ended:
-        quickstart.quickstart(local=False, context=None)
+        quickstart.quickstart(TargetOptions())
     assert ended.value.exit_code == (22 if reason is None else 11)
     assert (reason or "took") in capsys.readouterr().out
 
@@ -54,7 +55,7 @@ def test_a_cluster_of_your_own_is_used_without_root(monkeypatch: pytest.MonkeyPa
     seen: list[tuple[str | None, bool]] = []
     monkeypatch.setattr(quickstart, "_run_on_cluster", lambda context, embedded: seen.append((context, embedded)) or 0)
     with pytest.raises(quickstart.typer.Exit):
-        quickstart.quickstart(local=False, context="mine")
+        quickstart.quickstart(TargetOptions(context="mine"))
     assert seen == [("mine", False)]
 
 

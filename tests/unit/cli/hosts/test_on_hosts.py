@@ -16,14 +16,14 @@ from typer.testing import CliRunner
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.files.clusterfile import parse_cluster_file
-from lockstep.api.files.jobfile import parse_job_file
 from lockstep.cli import main as entry
 from lockstep.cli.clusters.clusters import list_clusters
 from lockstep.cli.shared.clusterfiles import Peeked, load_cluster, peek
 from lockstep.cli.shared.hostsite import HostJob, HostSite
 from lockstep.cli.shared.inputs import read_inputs
-from lockstep.cli.shared.jobargs import known_names
+from lockstep.cli.shared.jobargs import TargetOptions, known_names
 from lockstep.cli.shared.onhosts import REFUSED, WITHOUT_CLUSTER, WORKING
+from lockstep.cli.shared.places import TYPED
 from lockstep.cli.shared.runonhosts import run_on_hosts
 from lockstep.cli.shared.sending import send_project
 from lockstep.cli.shared.target import namespace_of, one_verb
@@ -107,16 +107,17 @@ def _needed(verb: str, lab: Path) -> list[str]:
         "file": str(lab.parent / "job.yaml"),
         "job": "x",
         "jobs": "x",
-        "number": "2",
+        "goal": "2",
         "fault": "kill-rank",
         "image": "operator",
     }
-    given: list[str] = []
+    is_argument = any(parameter.name == "cluster" for parameter in VERBS[verb].params)
+    given = ["--cluster", str(lab)] if "cluster" in VERBS[verb].takes and not is_argument else []
     for parameter in VERBS[verb].params:
         is_option = parameter.opts[0].startswith("-")
         if parameter.name == "cluster" or parameter.required:
             given += [*([parameter.opts[-1]] if is_option else []), values[str(parameter.name)]]
-    more = {"build": ["--openshift"], "scale": ["2"]}
+    more = {"build": ["--openshift"]}
     return [*given, *more.get(verb, []), *(["--yes"] if "yes" in {p.name for p in VERBS[verb].params} else [])]
 
 
@@ -133,14 +134,13 @@ def test_no_verb_asks_the_kubeconfig_s_cluster_about_a_job_on_hosts(words: tuple
 
 
 ABOUT_A_JOB = {
-    **dict.fromkeys(("shell", "jupyter", "tensorboard", "vscode", "adapter get", "checkpoint list", "checkpoint verify",
-        "checkpoint inspect"), ("x",)),
+    **dict.fromkeys(("shell", "jupyter", "tensorboard", "vscode", "adapter get", "checkpoint list", "checkpoint verify"), ("x",)),
     **dict.fromkeys(("describe", "why", "logs", "stacks", "wait", "resume", "stop", "retry"), ("x",)),
     "top": ("x", "--once"), "delete": ("x", "--yes"), "debug": ("x", "train.py"), "generate": ("x", "Once"),
         "model get": ("org/x", "--job", "x"),
-    "cp": ("x:/workspace/a", "a"), "sync": ("x", "."), "diff-runs": ("x", "y"), "get": ("x",), "drill": ("kill-rank", "--job", "x"),
+    "cp": ("x:/workspace/a", "a"), "sync": ("x", "."), "get": ("x",), "drill": ("kill-rank", "--job", "x"),
 }  # fmt: skip
-OF_A_FILE = ("preflight", "run", "bench scaling", "plan", "cluster calibrate", "cluster topology")
+OF_A_FILE = ("preflight", "run", "bench scaling", "plan", "cluster calibrate")
 """Those that measure or start something, or look at the hosts for it."""
 
 
@@ -151,9 +151,7 @@ def test_the_tables_have_every_verb_that_works_on_hosts() -> None:
         "launch",
         "cluster lint",
         "hosts check",
-        "hosts login",
         "hosts setup",
-        "hosts trust",
     }
 
 
@@ -237,7 +235,7 @@ def test_a_start_that_is_interrupted_says_how_to_see_whether_the_job_runs(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("lockstep.platforms.hosts.start.start", interrupted)
-    inputs = read_inputs(lab.parent / "job.yaml", str(lab), None)
+    inputs = read_inputs(lab.parent / "job.yaml", TargetOptions(str(lab)))
     with pytest.raises(KeyboardInterrupt):
         run_on_hosts(inputs, str(lab), HostOptions(), detach=True)
     assert f"interrupted while job x was being started: lockstep get --cluster {lab} shows whether it runs" in capsys.readouterr().err
@@ -256,7 +254,7 @@ def test_node_zero_s_host_waits_a_second_for_the_ranks_of_a_start_each_time_it_i
 
     monkeypatch.setattr("lockstep.platforms.hosts.start.start", start)
     monkeypatch.setattr("lockstep.platforms.hosts.fleet.Fleet.look_for", look_for)
-    assert run_on_hosts(read_inputs(lab.parent / "job.yaml", str(lab), None), str(lab), HostOptions(), detach=True) == 0
+    assert run_on_hosts(read_inputs(lab.parent / "job.yaml", TargetOptions(str(lab))), str(lab), HostOptions(), detach=True) == 0
     assert waits == [1.0, 1.0]
 
 
@@ -309,7 +307,7 @@ def test_the_aim_ends_with_the_verb(lab: Path) -> None:
 
 def test_a_shell_completes_no_job_of_the_kubeconfig_s_cluster(lab: Path, stub: ApiStub) -> None:
     context = typer.Context(typer.main.get_command(entry.app))
-    context.params = {"cluster": str(lab)}
+    context.meta[TYPED] = {"cluster": str(lab)}
     assert (known_names(context, ""), stub.asked) == ([], [])
 
 
@@ -322,7 +320,7 @@ def test_the_list_shows_hosts(lab: Path, monkeypatch: pytest.MonkeyPatch, capsys
     for name in (lab.name, "template-hosts.yaml"):
         (lab.parent / "clusters" / name).write_text(LAB)
     monkeypatch.chdir(lab.parent)
-    list_clusters()
+    list_clusters(TargetOptions())
     row = next(line for line in capsys.readouterr().out.splitlines() if " lab " in line)
     assert row.split() == ["lab", "hosts", "2", "2,", "all", "TCP", "per", "host", "Two", "machines"]
 
@@ -396,17 +394,14 @@ def test_the_template_of_hosts_has_every_key_and_nothing_to_mend() -> None:
 
 def test_init_writes_hosts_as_they_are_typed(tmp_path: Path) -> None:
     path = tmp_path / "lab.yaml"
-    words = ("lab0", "bob@10.0.0.2:8", "--user", "ada", "--workspace", "/data/w", "--shared", "-o", str(path))
+    words = ("lab0", "bob@10.0.0.2:8", "-o", str(path))
     assert run("init", "hosts", "lab", *words) == (
         0,
-        f"Wrote {path}\nNext: read it, then lockstep hosts trust {path}, and lockstep hosts setup {path}\n",
+        f"Wrote {path}\nNext: read it, then lockstep hosts setup {path}\n",
     )
     hosts = load_cluster(str(path)).hosts
     assert hosts is not None
-    assert [(one.name, one.user, one.gpus, one.workspace) for one in hosts.hosts] == [
-        ("lab0", "ada", None, "/data/w"),
-        ("10.0.0.2", "bob", 8, "/data/w"),
-    ]
+    assert [(one.name, one.user, one.gpus) for one in hosts.hosts] == [("lab0", None, None), ("10.0.0.2", "bob", 8)]
     assert run("init", "hosts", "lab", "lab0", "-o", str(path)) == (2, f"{path} already exists: name another file with -o")
 
 
@@ -418,7 +413,7 @@ def test_init_comments_out_all_but_names_and_an_address_where_no_host_is_named(t
 
     path = tmp_path / "home.yaml"
     code, output = run("init", "hosts", "home", "-o", str(path))
-    assert (code, output.splitlines()[1:]) == (0, [f"Next: edit it, then lockstep hosts trust {path}, and lockstep hosts setup {path}"])
+    assert (code, output.splitlines()[1:]) == (0, [f"Next: edit it, then lockstep hosts setup {path}"])
     text = path.read_text()
     assert yaml.safe_load(text) == {
         "cluster": {"name": "home", "platform": "hosts"},
@@ -430,13 +425,12 @@ def test_init_comments_out_all_but_names_and_an_address_where_no_host_is_named(t
     without_marks = "\n".join(line.replace("# ", "", 1) if re.match(r" {4}# [a-z_ -]", line) else line for line in text.splitlines())
     template = yaml.safe_load((ROOT / "clusters/template-hosts.yaml").read_text())["hosts"][0]
     assert yaml.safe_load(without_marks)["hosts"][0] == {**template, "host_key": "ssh-ed25519 AAAA…"}
-    assert run("init", "hosts", "home", "--shared", "-o", str(tmp_path / "x.yaml"))[0] == 2
 
 
-def test_import_writes_the_file_and_lists_what_it_does_not_have(tmp_path: Path) -> None:
+def test_a_hostfile_becomes_the_file_and_lists_what_it_does_not_have(tmp_path: Path) -> None:
     (tmp_path / "hostfile").write_text("lab0 slots=2\nlab1 slots=4 max_slots=8\nlab2\n")
     path = tmp_path / "out.yaml"
-    code, output = run("cluster", "import", str(tmp_path / "hostfile"), "--name", "lab", "--only", "lab1,lab0", "-o", str(path))
+    code, output = run("init", "hosts", "lab", "--from", str(tmp_path / "hostfile"), "lab1", "lab0", "-o", str(path))
     assert (code, output.splitlines()[2:]) == (
         0,
         [
@@ -451,7 +445,7 @@ def test_import_writes_the_file_and_lists_what_it_does_not_have(tmp_path: Path) 
 
 def test_what_a_file_can_not_become_is_said_with_its_name(tmp_path: Path) -> None:
     (tmp_path / "hostfile").write_text("10.0.0.7\nlab1 slots=2\n127.0.0.1\n")
-    code, output = run("cluster", "import", str(tmp_path / "hostfile"), "-o", str(tmp_path / "x.yaml"))
+    code, output = run("init", "hosts", "lab", "--from", str(tmp_path / "hostfile"), "-o", str(tmp_path / "x.yaml"))
     assert (code, output.partition(":")[0]) == (2, f"{tmp_path / 'hostfile'} as a cluster file"), "and no line of a file that is not there"
     assert ": hosts: the address of 127.0.0.1 is the loopback" in output and not (tmp_path / "x.yaml").exists()
 
@@ -459,27 +453,9 @@ def test_what_a_file_can_not_become_is_said_with_its_name(tmp_path: Path) -> Non
 @pytest.mark.parametrize("name", ["Not_A_Name", "a/b"])
 def test_a_name_that_can_not_be_leaves_no_file(name: str, tmp_path: Path) -> None:
     (tmp_path / "hostfile").write_text("lab0\n")
-    assert run("cluster", "import", str(tmp_path / "hostfile"), "--name", name, "-o", str(tmp_path / "x.yaml"))[0] == 2
+    assert run("init", "hosts", name, "--from", str(tmp_path / "hostfile"), "-o", str(tmp_path / "x.yaml"))[0] == 2
     assert run("init", "hosts", name, "lab0", "-o", str(tmp_path / "x.yaml"))[0] == 2
     assert not (tmp_path / "x.yaml").exists()
-
-
-def test_a_script_on_hosts_is_rendered_as_the_job_file_that_it_stands_for(lab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code, output = run("run", "--hosts", "lab0,ada@lab1:8", "--nproc-per-node", "2", "--render", "--", "train.py", "--epochs", "3")
-    job = parse_job_file(output, "job.yaml")
-    assert code == 0 and job.spec.script is not None
-    assert (job.spec.nodes, job.spec.gpus_per_node, job.spec.script.args, job.spec.cluster) == (2, 2, ["--epochs", "3"], None)
-    (lab.parent / "hostfile").write_text("lab0 slots=4\nlab1 slots=2\nlab2 slots=2\n")
-    job = parse_job_file(run("run", "--hosts", str(lab.parent / "hostfile"), "--render", "train.py")[1], "job.yaml")
-    assert (job.spec.nodes, job.spec.gpus_per_node) == (3, 2)
-    monkeypatch.chdir(lab.parent)
-    (lab.parent / "clusters").symlink_to(lab.parent)
-    job = parse_job_file(
-        run("run", "--hosts", "lab", "--nproc-per-node", "1", "--set", "metadata.name=y", "--render", "train.py")[1], "job.yaml"
-    )
-    assert (job.metadata.name, job.spec.nodes, job.spec.cluster) == ("y", 2, "lab")
-    job = parse_job_file(run("run", "--hosts", str(lab), "--nproc-per-node", "1", "--render", "train.py")[1], "job.yaml")
-    assert (job.spec.nodes, job.spec.cluster) == (2, None)
 
 
 @pytest.fixture
@@ -496,6 +472,22 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, 
     return starts
 
 
+def test_a_script_on_hosts_is_a_job_of_its_own(started: list[tuple[Any, str]], lab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (lab.parent / "hostfile").write_text("lab0 slots=4\nlab1 slots=2\nlab2 slots=2\n")
+    monkeypatch.chdir(lab.parent)
+    (lab.parent / "clusters").symlink_to(lab.parent)
+    for words in (
+        ("lab0,ada@lab1:8", "--nproc-per-node", "2", "--", "train.py", "--epochs", "3"), (str(lab.parent / "hostfile"), "train.py"),
+        ("lab", "--nproc-per-node", "1", "--set", "metadata.name=y", "train.py"), (str(lab), "--nproc-per-node", "1", "train.py"),
+    ):  # fmt: skip
+        assert run("run", "--hosts", *words)[0] == 0
+    jobs = [inputs.job for inputs, _ in started]
+    assert [(job.spec.nodes, job.spec.gpus_per_node, job.spec.cluster) for job in jobs] == [
+        (2, 2, None), (3, 2, None), (2, 1, "lab"), (2, 1, None),
+    ]  # fmt: skip
+    assert (jobs[0].spec.script.args, jobs[2].metadata.name) == (["--epochs", "3"], "y")
+
+
 def test_hosts_as_they_are_typed_have_a_cluster_file_by_which_later_verbs_find_the_job(
     started: list[tuple[Any, str]], tmp_path: Path
 ) -> None:
@@ -509,7 +501,7 @@ def test_hosts_as_they_are_typed_have_a_cluster_file_by_which_later_verbs_find_t
         [("10.0.0.7", "10.0.0.7", None, 2), ("10.0.0.8", "10.0.0.8", "bob", 2)],
     ]
     assert started[1][0].cluster.hosts.names == ["10.0.0.7", "10.0.0.8"]
-    assert f"`lockstep hosts trust {started[0][1]}`" in Path(started[0][1]).read_text().replace("\n# ", " ")
+    assert f"`lockstep hosts setup {started[0][1]}`" in Path(started[0][1]).read_text().replace("\n# ", " ")
     assert load_cluster(started[0][1]).cluster.name != load_cluster(started[1][1]).cluster.name, "what is remembered of them is kept apart"
 
 
@@ -523,8 +515,8 @@ def test_a_cluster_file_of_hosts_is_named_as_it_was(started: list[tuple[Any, str
     ("words", "message"),
     [
         (("-f", "JOB", "--cluster", "LAB", "--hosts", "LAB"), "--cluster says where the job runs, and so does --hosts: use one of them"),
-        (("-f", "JOB", "--cluster", "LAB", "-n", "x"), "hosts have no namespace and no kubeconfig: leave out -n and --context"),
-        (("--hosts", "LAB", "--context", "x", "--nproc-per-node", "1", "a.py"), "hosts have no namespace and no kubeconfig"),
+        (("-f", "JOB", "--cluster", "LAB", "-n", "x"), "they have no namespace and no kubeconfig, so leave out -n and --context"),
+        (("--hosts", "LAB", "--context", "x", "--nproc-per-node", "1", "a.py"), "they have no namespace and no kubeconfig"),
     ],
 )
 def test_an_option_that_would_change_nothing_on_hosts_is_refused(
@@ -542,19 +534,17 @@ def test_what_hosts_can_not_be_is_refused(lab: Path) -> None:
         (
             "--hosts",
             str(kubernetes),
-            "--render",
             "a.py",
         ): f"{kubernetes} describes a Kubernetes cluster, and no hosts: name it by --cluster",
-        ("--hosts", "a,b c", "--nproc-per-node", "1", "--render", "a.py"): "'b c' is no host: write NAME, USER@NAME, or NAME:8",
-        ("--hosts", "a,,b", "--nproc-per-node", "1", "--render", "a.py"): "'' is no host: write NAME, USER@NAME, or NAME:8",
+        ("--hosts", "a,b c", "--nproc-per-node", "1", "a.py"): "'b c' is no host: write NAME, USER@NAME, or NAME:8",
+        ("--hosts", "a,,b", "--nproc-per-node", "1", "a.py"): "'' is no host: write NAME, USER@NAME, or NAME:8",
         (
             "--hosts",
             str(lab.parent / "nothing.yaml"),
-            "--render",
             "a.py",
         ): f"{lab.parent / 'nothing.yaml'}: can't be read: No such file or directory",
-        ("--hosts", "a", "--job", "x", "--render", "a.py"): "--job can't be combined with --hosts",
-        ("--render", "a.py"): "--nproc-per-node and --render are for a program behind --",
+        ("--hosts", "a", "--job", "x", "a.py"): "--job can't be combined with --hosts",
+        ("--nproc-per-node", "1", "a.py"): "--nproc-per-node is for a program behind --",
     }.items():
         code, output = run("run", *words)
         assert (code, output.startswith(message)) == (2, True), output
@@ -605,12 +595,6 @@ def test_the_folder_of_a_program_that_is_typed_on_hosts_is_sent_and_ranks_work_t
     [(inputs, _)] = started
     assert inputs.job.spec.script.model_dump(exclude_defaults=True, by_alias=True) == script
     assert [each[0] for each in sent] == ([project] if "folder" in script else [])
-    code, text = run("run", "--hosts", str(lab), "--nproc-per-node", "1", "--render", "--", *words)
-    assert (code, len(sent), "folder: /workspace/nano-GPT" in text) == (
-        0,
-        len(sent[:1]),
-        "folder" in script,
-    ), "it is shown without being sent"
 
 
 @pytest.mark.parametrize("folder", [Path.home(), Path("/")])

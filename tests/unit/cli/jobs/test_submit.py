@@ -276,7 +276,7 @@ def test_the_same_job_is_followed_and_another_one_is_left_alone(folder: Path) ->
     assert other.returncode == 2 and [method for method, _, _ in stub.asked if method != "GET"] == []
     _, sentence, *steps = other.stderr.splitlines()
     assert sentence.endswith("which has not ended and differs from job.json in nodes; nothing was changed:")
-    assert steps[1].strip().startswith("lockstep scale demo -n team --context c --nodes 5   #")
+    assert steps[1].strip().startswith("lockstep scale demo -n team --context c 5   #")
     stub = Cluster(created=[JOB | {"metadata": {"name": "demo", "namespace": "team"}}], statuses=[DONE])
     assert typed(stub, folder).returncode == 2
 

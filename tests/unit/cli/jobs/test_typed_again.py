@@ -24,7 +24,7 @@ spec: {nodes: 1, gpusPerNode: 0, ranksPerNode: 1, script: {path: train.py}}
     ("words", "again"),
     [
         ("run -f job.yaml --local", "lockstep run -f job.yaml --local"),
-        ("run --workspace ws -f job.yaml --local --nodes 2", "lockstep run -f job.yaml --local --workspace ws --nodes 2"),
+        ("run --workspace ws -f job.yaml --local --nodes 2", "lockstep run -f job.yaml --local --workspace ws --set nodes=2"),
         (
             'run -f job.yaml --local --set nodes=2 --set env=[{"name":"T","value":"s"}]',
             "lockstep run -f job.yaml --local --set nodes=2 --set env=...",

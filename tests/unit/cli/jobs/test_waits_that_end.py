@@ -21,7 +21,7 @@ from lockstep.cli.jobs import change, get, submit, top
 from lockstep.cli.main import app
 from lockstep.cli.shared import hostsite, runonhosts, sending
 from lockstep.cli.shared.hostsite import HostJob
-from lockstep.cli.shared.jobargs import Form, SiteOptions
+from lockstep.cli.shared.jobargs import Form, TargetOptions
 from lockstep.cli.shared.kubesite import ClusterJob, KubeSite, _Over
 from lockstep.kube import jobs
 from lockstep.kube.cluster import Cluster
@@ -97,7 +97,7 @@ BY_JOB: dict[str, tuple[str, ...]] = {
 """
 BY_TIME = {
     "cli/jobs/get.py wait": "timeout",
-    "cli/jobs/change.py _until_stopped": "timeout",
+    "cli/jobs/change.py _until_stopped": "STOP_SECONDS",
     "cli/shared/hostsite.py _until_ended": "STOP_SECONDS",
     "cli/clusters/quickstart.py _follow": "FINISHED_TIMEOUT_SECONDS",
     "kube/jobs.py delete_job": "GONE_TIMEOUT_SECONDS",
@@ -263,7 +263,7 @@ def watch(world: World) -> object:
     world.patch.setattr(KubeSite, "jobs", every)
     world.patch.setattr(KubeSite, "current", lambda _, listed: ([one.job for one in listed], None))
     world.patch.setattr(KubeSite, "default_nodes", lambda *_: 1)
-    world.patch.setattr(SiteOptions, "site", lambda _: KubeSite(world.cluster_job.target))
+    world.patch.setattr(TargetOptions, "site", lambda _: KubeSite(world.cluster_job.target))
     return world.typed("get", "x", "-w")
 
 
@@ -409,7 +409,7 @@ async def until_ended(world: World) -> None:
 STORIES: dict[str, Callable[[World], Any]] = {
     "cli/jobs/get.py wait": wait,
     "cli/jobs/get.py _watch": watch,
-    "cli/jobs/change.py _until_stopped": lambda world: change._until_stopped(world.cluster_job, 600.0, 600),
+    "cli/jobs/change.py _until_stopped": lambda world: change._until_stopped(world.cluster_job, 600.0),
     "cli/jobs/submit.py _until": until,
     "cli/jobs/top.py _looks_of_job": looks_of_job,
     "cli/jobs/top.py _looks_of_host_job": looks_of_host,
@@ -460,5 +460,5 @@ def test_what_a_spec_has_taken_back_does_not_end_a_wait(monkeypatch: pytest.Monk
     )
     refused["metadata"]["generation"] = 3
     resumed = job_of(conditions=CONDITIONS[SUSPENDED], suspend=False)
-    idle = job_of(conditions=[condition("Suspended", reason="Idle")], suspend=False, interactive={"resume": 1})
+    idle = job_of(conditions=[condition("Suspended", reason="Idle")], suspend=False, restart={"retry": 1})
     assert [standstill(current_status(one)) for one in (refused, resumed, idle)] == ["", "", ""]

@@ -114,6 +114,6 @@ def test_a_job_from_a_configuration_names_no_cluster(empty_folder: Path) -> None
 
 
 def test_verbs_that_send_still_want_a_cluster() -> None:
-    done = typed("diff", "job.yaml")
+    done = typed("run", "-f", "job.yaml", "--in-namespace")
     assert isinstance(done.exception, ConfigError)
     assert "spec.cluster is not set, and none is in use (lockstep use)" in str(done.exception)

@@ -11,6 +11,7 @@ from lockstep.api.errors import ConfigError
 from lockstep.cli.clusters.clusters import list_clusters
 from lockstep.cli.main import app
 from lockstep.cli.shared.clusterfiles import cluster_names, load_cluster
+from lockstep.cli.shared.jobargs import TargetOptions
 
 
 @pytest.fixture
@@ -86,7 +87,7 @@ def test_a_path_that_cannot_be_read_is_told(folder: Path, content: bytes | None,
 
 
 def test_the_list_has_a_line_for_every_cluster_but_the_template(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    list_clusters()
+    list_clusters(TargetOptions())
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines.pop(1)[:2] == ["local", "Kubernetes"], "it ships, and needs no file"
     assert lines == [
@@ -99,12 +100,12 @@ def test_the_list_has_a_line_for_every_cluster_but_the_template(folder: Path, ca
 def test_a_file_with_mistakes_does_not_hide_the_others(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "bad.yaml").write_text("cluster: {name: bad}\n")
     with pytest.raises(ConfigError, match=r"bad.yaml:1: cluster.namespace: is required"):
-        list_clusters()
+        list_clusters(TargetOptions())
     out = capsys.readouterr().out
     assert "bad" in out and "n-one" in out and "n-two" in out
 
 
 def test_the_list_names_the_gpus(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "big.yaml").write_text("cluster: {name: big, namespace: n}\ngpus: {per_node: 4, type: NVIDIA H100}\n")
-    list_clusters()
+    list_clusters(TargetOptions())
     assert "4 x NVIDIA H100" in capsys.readouterr().out

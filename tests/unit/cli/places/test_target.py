@@ -17,9 +17,10 @@ from lockstep.cli.jobs.get import get
 from lockstep.cli.main import explanation, main
 from lockstep.cli.shared import folders
 from lockstep.cli.shared.clusterfiles import cluster_names, peek
-from lockstep.cli.shared.jobargs import ListForm, known_names
+from lockstep.cli.shared.jobargs import ListForm, TargetOptions, known_names
 from lockstep.cli.shared.kubesite import KubeSite, no_such_job
 from lockstep.cli.shared.localsite import DEFAULT, LocalSite
+from lockstep.cli.shared.places import TYPED
 from lockstep.cli.shared.target import namespace_of, one_verb, target_of, unnamed_cluster
 from lockstep.kube.cluster import ApiError
 from support.api_stub import ALWAYS, ApiStub, served
@@ -176,7 +177,7 @@ def test_with_nothing_but_a_kubeconfig_in_the_home_folder_verbs_ask_its_cluster(
 def test_names_of_no_jobs_are_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     with served(ApiStub(), tmp_path) as path:
         monkeypatch.setenv("KUBECONFIG", str(path))
-        get(output=ListForm.NAME)
+        get(TargetOptions(), output=ListForm.NAME)
     assert capsys.readouterr().out == ""
 
 
@@ -200,7 +201,7 @@ def test_a_job_of_another_name_or_namespace_is_named() -> None:
 
 def test_a_shell_completes_the_names_of_jobs_and_nothing_where_there_is_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     found = SimpleNamespace(client=Asked(trainingjobs=["demo", "dev", "x"]), namespace="ns")
-    typed: Any = SimpleNamespace(params={"namespace": "ns"})
+    typed: Any = SimpleNamespace(meta={TYPED: {"namespace": "ns"}})
     monkeypatch.setattr("lockstep.cli.shared.target.target_of", lambda cluster, namespace, context: found)
     assert known_names(typed, "de") == ["demo", "dev"]
     monkeypatch.undo()

@@ -176,7 +176,7 @@ def test_a_workspace_of_this_machine_can_be_in_use(person: Typed, tmp_path: Path
             refused.returncode == 2
             and f"{here} is a workspace of this machine, and this is about a cluster: name one by --cluster" in refused.stderr
         )
-    wrong = person("events", "x")
+    wrong = person("scale", "x", "2")
     assert (wrong.returncode, wrong.stderr) == (
         2, f"lockstep: {here} is a workspace of this machine, and this is about a cluster: name one by --cluster\n",
     )  # fmt: skip

@@ -117,7 +117,8 @@ def test_a_host_listens_on_its_stated_address_if_that_is_a_number(
 
 MACHINE = """
 import json, os, subprocess, sys, time
-for command in ("ip link set lo up", "ip address add 10.9.0.1/32 dev lo", "ip address add 10.9.0.2/32 dev lo", "ip address add 10.9.0.3/32 dev lo"):
+for command in ("ip link set lo up", "ip address add 10.9.0.1/32 dev lo", "ip address add 10.9.0.2/32 dev lo",
+                "ip address add 10.9.0.3/32 dev lo"):
     subprocess.run(command.split(), check=True)
 agents = [subprocess.Popen([sys.executable, "-S", "-m", "lockstep_gang.agent.main", "--run", sys.argv[1], "--node", node]) for node in "01"]
 seen = set()

@@ -270,7 +270,8 @@ from lockstep_gang.contract.run import parse_run
 run = parse_run(Path(sys.argv[1]).read_text())
 folder = make_folder(Path(sys.argv[2]))
 async def main():
-    await Agent(run, bytes.fromhex("5a" * 32), LocalNode(run, 1, sys.argv[1], folder / "report.sock", folder), Console(1), silence_seconds=0.5).run()
+    await Agent(run, bytes.fromhex("5a" * 32), LocalNode(run, 1, sys.argv[1], folder / "report.sock", folder), Console(1),
+                silence_seconds=0.5).run()
 asyncio.run(main())
 """
 

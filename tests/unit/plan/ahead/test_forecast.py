@@ -168,7 +168,7 @@ def test_a_model_and_data_at_paths_that_can_not_be_looked_at_stay_unknown(tmp_pa
         known_facts(stated, samples=long)
 
 
-@pytest.mark.parametrize("warmup", [{"warmupRatio": 0.35}, {"warmupSteps": 4}])
+@pytest.mark.parametrize("warmup", [{"warmupSteps": 0.35}, {"warmupSteps": 4}])
 def test_the_steps_of_the_warm_up_are_counted_however_they_are_stated(warmup: Object) -> None:
     found = forecast(resolved(optimization={"microBatchSize": 2, "globalBatchSize": 32, "epochs": 3, **warmup}), KNOWN)
     assert found.figures["warmupSteps"] == 4

@@ -31,10 +31,10 @@ from lockstep_spec.choices import Content, StorageMode
 TRAINING: dict[str, Any] = {
     "model": {"name": "/workspace/models/x"},
     "data": {"path": "/datasets/x.jsonl"},
-    "optimization": {"maxSteps": 5000, "microBatchSize": 2, "warmupSteps": 100, "epochs": 3},
+    "optimization": {"maxSteps": 5000, "microBatchSize": 2, "warmupSteps": "100", "epochs": 3},
     "evaluation": {"holdout": "0.1"},
-    "checkpoint": {"everySteps": 2, "exportAdapter": True},
-    "metrics": {"wandb": {}, "mlflow": {"trackingUri": "http://mlflow"}},
+    "checkpoint": {"everySteps": 2},
+    "reportTo": ["WandB", "MLflow"],
 }
 
 
@@ -71,12 +71,8 @@ def test_a_measured_job_does_steps_alone_with_the_job_s_own_batch() -> None:
     assert (measured.nodes, measured.restart.max_restarts, measured.active_deadline_seconds) == (2, 0, None)
     assert (training.optimization.max_steps, training.optimization.micro_batch_size) == (3 + 20 + 1, 2)
     assert training.optimization.epochs > 1000  # so that a small file lasts
-    assert training.evaluation is None and training.metrics.wandb is None and training.metrics.mlflow is None
-    assert (training.checkpoint.resume_from, training.checkpoint.content, training.checkpoint.export_adapter) == (
-        "None",
-        Content.LITE,
-        False,
-    )
+    assert (training.evaluation, training.report_to) == (None, [])
+    assert (training.checkpoint.resume_from, training.checkpoint.content) == ("None", Content.LITE)
     assert training.checkpoint.every_steps > 1000
     TrainingJob.model_validate(scaling_job(training_job(), 2, 20).model_dump(by_alias=True))  # (each of the API's rules holds)
 

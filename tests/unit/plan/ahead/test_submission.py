@@ -78,7 +78,7 @@ def test_a_job_of_a_later_version_is_not_taken_for_the_same() -> None:
         ),
         (
             a_job(nodes=4), on_cluster(RUNNING), "has not ended and differs from job.yaml in nodes; nothing was changed:",
-            ["lockstep logs demo -n team -f", "lockstep scale demo -n team --nodes 4", "lockstep delete demo -n team",
+            ["lockstep logs demo -n team -f", "lockstep scale demo -n team 4", "lockstep delete demo -n team",
                 "lockstep run -f job.yaml -n team --set metadata.name=demo-2"],
         ),
         (

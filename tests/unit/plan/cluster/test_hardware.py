@@ -1,4 +1,4 @@
-"""What a node's answer becomes, which of its ports make a rail, and what is near what on its PCI bus."""
+"""What a node's answer becomes, and which of its ports make a rail."""
 
 from __future__ import annotations
 
@@ -6,26 +6,24 @@ from typing import Any
 
 import pytest
 
-from lockstep.plan.cluster.hardware import BusPlace, Nearness, NodeHardware, nearness, rdma_rails, read_hardware, socket_rails
+from lockstep.plan.cluster.hardware import NodeHardware, rdma_rails, read_hardware, socket_rails
 
 Object = dict[str, Any]
 
 
 def port(name: str, address: str, prefix: int = 24, **values: Any) -> Object:
     return {
-        "name": name, "address": address, "prefix": prefix, "mtu": 1500, "gbs": None, "wireless": False, "hca": "", "bus": [], "numa": None,
+        "name": name, "address": address, "prefix": prefix, "mtu": 1500, "gbs": None, "wireless": False, "hca": "",
             **values,
     }  # fmt: skip
 
 
 def hca(device: str, gbs: float = 400.0) -> Object:
-    return {"device": device, "port": 1, "gbs": gbs, "layer": "InfiniBand", "bus": [], "numa": 0}
+    return {"device": device, "port": 1, "gbs": gbs}
 
 
 def node(*ports: Object, hcas: tuple[Object, ...] = (), **values: Any) -> NodeHardware:
-    return read_hardware(
-        {"host": "h", "cores": 4.0, "ports": list(ports), "hcas": list(hcas), "gpus": [], "links": [], "tools": [], **values}
-    )
+    return read_hardware({"host": "h", "cores": 4.0, "ports": list(ports), "hcas": list(hcas), "tools": [], **values})
 
 
 def shown(nodes: dict[int, NodeHardware], addresses: dict[int, str] | None = None) -> dict[str, list[str]]:
@@ -81,29 +79,10 @@ def test_the_line_rate_of_a_pair_is_the_slower_ports_and_else_what_a_person_stat
     assert (rail.line_gbs(0, 1), rail.line_gbs(0, 2), rail.line_gbs(0, 2, 10.0)) == (1.0, None, 10.0)
 
 
-ROOT = "0000:3a:00.0"
-SWITCH = (ROOT, "0000:3b:00.0")
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "near"),
-    [
-        (BusPlace((*SWITCH, "0000:3c:01.0", "0000:3d:00.0"), 0), BusPlace((*SWITCH, "0000:3c:02.0", "0000:3e:00.0"), 0), Nearness.SWITCH),
-        (BusPlace((ROOT, "0000:3b:00.0"), 0), BusPlace(("0000:3a:01.0", "0000:4b:00.0"), 0), Nearness.ROOT),
-        (BusPlace((ROOT, "0000:3b:00.0"), 0), BusPlace(("0000:5a:00.0", "0000:5b:00.0"), 0), Nearness.NUMA),
-        (BusPlace((ROOT, "0000:3b:00.0"), 0), BusPlace(("0000:ba:00.0", "0000:bb:00.0"), 1), Nearness.FAR),
-        (BusPlace((ROOT, "0000:3b:00.0")), BusPlace(("0000:ba:00.0", "0000:bb:00.0")), Nearness.UNKNOWN),
-        (BusPlace((ROOT, "0000:3b:00.0")), BusPlace(), Nearness.UNKNOWN),
-    ],
-)  # fmt: skip
-def test_what_is_near_follows_from_the_bus(one: BusPlace, other: BusPlace, near: Nearness) -> None:
-    assert (nearness(one, other), nearness(other, one)) == (near, near)
-
-
 @pytest.mark.parametrize(
     "change",
     [{"ports": None}, {"ports": [{}]}, {"ports": [port("e", "not an address")]}, {"ports": [port("e", "10.0.0.1", prefix=99)]},
-        {"hcas": [7]}, {"gpus": [{"index": "x"}]}, {"links": "NV18"}, {"cores": "many"}],
+        {"hcas": [7]}, {"cores": "many"}],
 )  # fmt: skip
 def test_what_is_no_answer_is_refused(change: Object) -> None:
     with pytest.raises(ValueError):

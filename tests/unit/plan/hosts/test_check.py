@@ -107,8 +107,8 @@ def test_a_host_may_have_a_limit_on_locked_memory_that_is_large_enough() -> None
 @pytest.mark.parametrize(
     ("problem", "fix"),
     [
-        ("host lab1 can't be reached: its host key is not known, and nothing was sent. X", "lockstep hosts trust lab"),
-        ("host lab1 can't be reached: it doesn't let you in. X", "lockstep hosts login lab"),
+        ("host lab1 can't be reached: its host key is not known, and nothing was sent. X", "lockstep hosts setup lab"),
+        ("host lab1 can't be reached: it doesn't let you in. X", "lockstep hosts setup lab"),
         ("host lab1 can't be reached: it doesn't answer. X", "ssh lab1"),
     ],
 )

@@ -117,13 +117,7 @@ def test_a_job_whose_files_cannot_be_read_on_a_host_is_not_started_over_them() -
         ("eth1", "", "", "eth1"),
         ("eth1", "interface: eth2", "", "=eth2"),
         ("eth1", "interface: eth2, env: [{name: NCCL_SOCKET_IFNAME, value: eth3}]", "", "eth3"),
-        ("eth1", "env: [{name: NCCL_SOCKET_IFNAME, value: eth3}]", "fabric: {ncclEnv: [{name: NCCL_SOCKET_IFNAME, value: eth4}]}", "eth4"),
-        (
-            "",
-            "",
-            "fabric: {ncclEnv: [{name: NCCL_SOCKET_IFNAME, value: eth4}]}, env: [{name: NCCL_SOCKET_IFNAME, value: eth5}]",
-            "eth5",
-        ),
+        ("eth1", "env: [{name: NCCL_SOCKET_IFNAME, value: eth3}]", "env: [{name: NCCL_SOCKET_IFNAME, value: eth4}]", "eth4"),
     ],
 )
 def test_whoever_states_an_interface_wins_over_what_is_found_and_the_job_over_all(
@@ -245,7 +239,8 @@ def test_what_is_no_answer_of_a_host_is_refused_with_its_name(answer: dict[str, 
     ("changes", "expected"),
     [
         ({}, ""),
-        ({"python": (3, 9)}, "its Python 3.9 is too old: 3.10 or newer is needed; lockstep hosts setup brings one, or state hosts[].python"),
+        ({"python": (3, 9)}, "its Python 3.9 is too old: 3.10 or newer is needed; "
+            "lockstep hosts setup brings one, or state hosts[].python"),
         ({"workspace": Folder("/w", 1 << 40, problem="/w is on a read-only file system")},
             "its workspace /w: /w is on a read-only file system: state another hosts[].workspace, or let ada write there"),
         ({"temporary": Folder("/t", 1 << 20)}, ""),

@@ -14,7 +14,6 @@ from lockstep.plan.pages.hosts import read_host
 from lockstep.plan.pages.stacks import read_ranks
 
 FEW, MANY = range(100), range(30_000)
-BUS: dict[str, Any] = {"bus": [], "numa": None}
 
 
 def steps_of(answer: dict[str, Any]) -> int:
@@ -30,8 +29,8 @@ def nested(levels: int) -> Any:
 
 
 RANK = {"node": 0, "attempt": 1}
-HOST = {"host": "a", "ports": [], "hcas": [], "gpus": [], "links": [], "tools": []}
-HCA = {"device": "mlx5_0", "port": 1, "gbs": 400, "layer": "IB", **BUS}
+HOST = {"host": "a", "ports": [], "hcas": [], "tools": []}
+HCA = {"device": "mlx5_0", "port": 1, "gbs": 400}
 POD = {"spec": {"nodeName": "n"}, "status": {}}
 
 

@@ -156,7 +156,7 @@ OPENSHIFT = "image-registry.openshift-image-registry.svc:5000/ml/i:1"
         (kubelet("CreateContainerConfigError", "couldn't find key A in Secret ns/token"), "kubectl get secret,configmap -n ns"),
         (kubelet("CreateContainerConfigError", "container has runAsNonRoot and image will run as root"), "kubectl describe pod x-0 -n ns"),
         (mount('MountVolume.SetUp failed for volume "v" : secret "mine" not found'), "kubectl create secret generic mine -n ns"),
-        (mount('MountVolume.SetUp failed for volume "v" : secret "x-agents" not found'), "lockstep events x -n ns"),
+        (mount('MountVolume.SetUp failed for volume "v" : secret "x-agents" not found'), "lockstep describe x -n ns"),
         (mount("Unable to attach or mount volumes: timed out"), "kubectl describe pod x-0 -n ns"),
         (refused_pods("create Pod x-0 in StatefulSet x failed error: pods \"x-0\" is forbidden: exceeded quota: gpus, requested: a=1, used:"
                       " a=8, limited: a=8"), "kubectl describe quota gpus -n ns"),

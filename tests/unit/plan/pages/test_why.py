@@ -257,7 +257,7 @@ def restarting() -> Observed:
         (settled(), "Starting", True, "all pods run", "lockstep logs x -n ns -f"),
         (gets_on(), "Running", True, "step 47 of 120, 2h1m to go, attempt 1; saved up to step 40", "lockstep logs x -n ns -f"),
         (waiting(), "Waiting", False, "nvidia.com/gpu is in use on node a: Pod ml/dev-0 holds 8 (kubectl delete pod dev-0 -n ml)",
-            "lockstep events x -n ns"),
+            "lockstep describe x -n ns"),
         (silent(), "Silent", False, "has not reported", "kubectl logs x-0 -n ns --tail 50"),
         (partitioned(), "NodeNotHeard", False, "node 1 (x-1) has not been heard", "kubectl get pods -n ns -l lockstep.dev/job=x -o wide"),
         (restarting(), "Restarting", True, "ValueError: no", "lockstep logs x -n ns -f"),

@@ -44,7 +44,7 @@ def test_a_statefulset_that_somebody_scales_is_set_back_and_named(replicas: int)
     assert [item["spec"]["replicas"] for item in plan.apply if item["kind"] == "StatefulSet"] == [2]
     said = told(plan)["StatefulSetScaled"]
     assert f"StatefulSet x was scaled to {replicas} by kubectl at 2027-01-15T07:59:58Z: it is set back to 2" in said
-    assert "lockstep stop x -n ns" in said and "lockstep scale x -n ns --nodes N" in said
+    assert "lockstep stop x -n ns" in said and "lockstep scale x -n ns N" in said
     assert said in condition(plan, "Accepted")[2]
     later = after(observed, plan)
     assert said in answer_page(why(later, (), NOW + 60))

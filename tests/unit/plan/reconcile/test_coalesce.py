@@ -9,7 +9,6 @@ import pytest
 from lockstep.plan.observed import Observed
 from lockstep.plan.reconcile.reconcile import Plan, reconcile
 from lockstep.platforms.operator.memory.queue import DelayedWrites
-from lockstep.platforms.operator.watching import kopf_settings
 from lockstep_gang.contract.report import State
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, condition, fresh, pod, report, running, settled, waiting
 
@@ -85,11 +84,3 @@ def test_a_change_waits_only_so_long_and_the_next_one_waits_anew() -> None:
     assert settling.left("a") == 0
     settling.settled("a")
     assert settling.left("a") == SETTLE_SECONDS
-
-
-def test_kopf_copies_no_object_and_remembers_none() -> None:
-    persistence = kopf_settings().persistence
-    body = {"metadata": {"name": "x"}, "spec": {"a": 1}}
-    assert persistence.diffbase_storage.build(body=body, extra_fields=()) == {}
-    assert persistence.diffbase_storage.fetch(body=body) is None
-    assert persistence.progress_storage.clear(essence=body) is body

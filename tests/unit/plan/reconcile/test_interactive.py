@@ -90,7 +90,7 @@ def test_a_released_environment_says_how_it_comes_back() -> None:
 def test_it_stays_released_until_resume_is_raised() -> None:
     observed = released()
     assert step(observed, None)[0].apply == ()
-    raised = replace(observed, job={**observed.job, "spec": {**observed.job["spec"], "interactive": {"resume": 1}}})
+    raised = replace(observed, job={**observed.job, "spec": {**observed.job["spec"], "restart": {"retry": 1}}})
     plan, back = step(raised, None)
     assert [item["spec"]["replicas"] for item in plan.apply if item["kind"] == "StatefulSet"] == [2]
     assert "interactive" not in back.status
@@ -100,7 +100,7 @@ def test_a_resume_while_its_pods_still_end_is_not_undone_by_their_last_report() 
     observed = environment(WARNED)
     for _ in range(2):
         _, observed = step(observed, OVER)
-    raised = replace(observed, job={**observed.job, "spec": {**observed.job["spec"], "interactive": {"resume": 1}}})
+    raised = replace(observed, job={**observed.job, "spec": {**observed.job["spec"], "restart": {"retry": 1}}})
     _, stopping = step(raised, OVER)
     assert "released" not in (stopping.status.get("interactive") or {})
 

@@ -72,16 +72,16 @@ def test_efa_is_reached_by_libfabric_and_what_is_infinibands_is_left_out_and_sai
     assert resolve(job(), rdma_profile(rails=[{"resource": "vpc.amazonaws.com/efa"}])).warnings == ()
 
 
-def test_cpu_ranks_get_no_nccl_variables_at_all() -> None:
+def test_cpu_ranks_get_no_nccl_variables_of_the_clusters() -> None:
     stated = {"nccl": {"debug": "INFO", "env": [{"name": "NCCL_ALGO", "value": "Ring"}]}}
-    assert nccl(job(gpusPerNode=0, fabric={"ncclEnv": [{"name": "NCCL_PROTO", "value": "Simple"}]}), profile(**stated)) == {}
+    assert nccl(job(gpusPerNode=0), profile(**stated)) == {}
 
 
 def test_the_jobs_variables_win_over_the_profiles_list_and_that_over_its_knobs() -> None:
     stated = {"nccl": {"env": [{"name": "NCCL_CROSS_NIC", "value": "list"}, {"name": "NCCL_ALGO", "value": "list"}]}}
-    fabric = {"ncclEnv": [{"name": "NCCL_ALGO", "value": "job"}]}
+    env = [{"name": "NCCL_ALGO", "value": "job"}]
     expected = {"NCCL_ALGO": "job", "NCCL_CROSS_NIC": "list", "NCCL_IB_TIMEOUT": "20"}
-    assert nccl(job(fabric=fabric), rdma_profile(crossNic=1, ibTimeout=20, spec=stated)) == expected
+    assert nccl(job(env=env), rdma_profile(crossNic=1, ibTimeout=20, spec=stated)) == expected
 
 
 def test_rails_become_networks_and_resources_of_every_rdma_pod() -> None:

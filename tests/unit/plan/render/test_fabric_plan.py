@@ -50,14 +50,14 @@ def test_tcp_asks_for_nothing_but_sockets() -> None:
         ({"rails": [{"network": "a"}, {"network": "b"}]}, {}, {"rails": 2}),
         ({"rails": [{"network": "a"}, {"network": "b"}], "devices": ["mlx5_0"]}, {}, {"hcas": ("=mlx5_0",)}),
         ({"devices": ["mlx5"]}, {}, {"hcas": ("mlx5",)}),
-        ({"devices": ["mlx5_0"]}, {"fabric": {"ncclEnv": [{"name": "NCCL_IB_HCA", "value": "=mlx5_1,mlx5_2"}]}},
+        ({"devices": ["mlx5_0"]}, {"env": [{"name": "NCCL_IB_HCA", "value": "=mlx5_1,mlx5_2"}]},
             {"hcas": ("=mlx5_1", "=mlx5_2")}),
         ({"devices": ["mlx5_0"]}, {"env": [{"name": "NCCL_IB_HCA", "value": "^mlx5_3"}]}, {"hcas": ()}),
         ({"gdrLevel": "SYS"}, {}, {"gpu_direct": True}),
         ({"gdrLevel": "LOC", "dmabuf": True}, {}, {"gpu_direct": False}),
         ({"dmabuf": True}, {}, {"gpu_direct": True}),
         ({"dmabuf": False}, {}, {"gpu_direct": False}),
-        ({"gdrLevel": "SYS"}, {"fabric": {"ncclEnv": [{"name": "NCCL_NET_GDR_LEVEL", "value": "0"}]}}, {"gpu_direct": False}),
+        ({"gdrLevel": "SYS"}, {"env": [{"name": "NCCL_NET_GDR_LEVEL", "value": "0"}]}, {"gpu_direct": False}),
     ],
 )  # fmt: skip
 def test_what_the_variables_of_the_ranks_ask_for_is_expected(rdma: dict[str, Any], spec: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -70,7 +70,6 @@ def test_what_the_variables_of_the_ranks_ask_for_is_expected(rdma: dict[str, Any
         ({"debug": "WARN"}, {}, "WARN"),
         ({}, {}, None),
         ({"debug": "WARN", "env": [{"name": NCCL, "value": "INFO"}]}, {}, None),
-        ({"debug": "WARN"}, {"fabric": {"ncclEnv": [{"name": NCCL, "value": "WARN"}]}}, None),
         ({"debug": "WARN"}, {"env": [{"name": NCCL, "value": "INFO"}]}, None),
     ],
 )

@@ -43,9 +43,8 @@ def test_nodes_have_no_command_of_their_own_and_look_for_no_script() -> None:
 
 def test_a_warning_comes_half_an_hour_before_the_release_or_after_half_the_time() -> None:
     assert run_of(objects()).interactive == Interactive(28800, 27000)
-    assert run_of(objects(interactive={"idleSeconds": 600})).interactive == Interactive(600, 300)
-    assert run_of(objects(interactive={"idleSeconds": 600, "warnSeconds": 10})).interactive == Interactive(600, 10)
-    assert run_of(objects(interactive={"idleSeconds": 0})).interactive.idle_seconds == 0
+    assert run_of(objects(idleSeconds=600)).interactive == Interactive(600, 300)
+    assert run_of(objects(idleSeconds=0)).interactive.idle_seconds == 0
 
 
 def test_a_batch_job_has_none_of_it() -> None:

@@ -62,15 +62,24 @@ def test_a_path_that_is_the_text_or_a_part_of_it_moves_and_all_else_stays() -> N
 
 SPEC = {
     "script": {"command": ["bash", "/workspace/run.sh"], "args": ["--out=/workspace/o", "cd /workspace"]},
-    "env": [{"name": "PYTHONPATH", "value": "/workspace/a:/datasets/b"}, {"name": "OPTIONS", "value": "-x /datasets/c"}, {"name": "NONE"}],
-    "fabric": {"ncclEnv": [{"name": "NCCL_TOPO_FILE", "value": "/workspace/topo.xml"}]},
+    "env": [
+        {"name": "PYTHONPATH", "value": "/workspace/a:/datasets/b"},
+        {"name": "OPTIONS", "value": "-x /datasets/c"},
+        {"name": "NONE"},
+        {"name": "NCCL_TOPO_FILE", "value": "/workspace/topo.xml"},
+    ],
 }
 
 
 def test_a_job_s_command_arguments_and_variables_move_and_its_own_words_stay() -> None:
     moved = resolve(job(**SPEC), profile(gpus={"perNode": 1}), HERE)
     assert moved.command == ("bash", "/h/ws/run.sh", "--out=/h/ws/o", "cd /workspace")
-    assert {one.name: one.value for one in moved.spec.env} == {"PYTHONPATH": "/h/ws/a:/h/ds/b", "OPTIONS": "-x /datasets/c", "NONE": None}
+    assert {one.name: one.value for one in moved.spec.env} == {
+        "PYTHONPATH": "/h/ws/a:/h/ds/b",
+        "OPTIONS": "-x /datasets/c",
+        "NONE": None,
+        "NCCL_TOPO_FILE": "/h/ws/topo.xml",
+    }
     assert moved.nccl["NCCL_TOPO_FILE"].value == "/h/ws/topo.xml"
     assert moved.job == job(**SPEC), "what a later start begins with"
     assert [line.split(" names")[0] for line in path_lines(moved)] == [

@@ -102,7 +102,7 @@ def test_two_ports_are_one_nic_and_a_beginning_stands_for_as_many_as_there_are_r
 
 
 def test_preflight_can_be_switched_off() -> None:
-    assert expects(preflight={"mode": "Off"}) is None
+    assert expects(preflight="None") is None
 
 
 FAST = {"network": {"minimumBusbw": "1.5"}}
@@ -115,8 +115,8 @@ FAST_RDMA = {"network": {**RDMA["network"], "minimumBusbw": "150"}, "gpus": {"pe
         ({}, {}, None),
         (FAST, {}, AllReduce(1_500_000_000)),
         (FAST, {"nodes": 1}, None),
-        (FAST, {"preflight": {"mode": "Basic"}}, None),
-        ({}, {"preflight": {"allReduce": True}}, AllReduce(None)),
+        (FAST, {"preflight": "Basic"}, None),
+        ({}, {"preflight": "Full"}, AllReduce(None)),
         (FAST, {"gpusPerNode": 1}, None),
         (FAST_RDMA, {}, AllReduce(150_000_000_000)),
         (FAST_RDMA, {"fabric": {"mode": "TCP"}}, None),
@@ -136,10 +136,8 @@ TRAINING = {"training": {"model": {"name": "/m"}, "data": {"path": "/d"}, "preci
         ({"gpusPerNode": 4}, SelfTest("")),
         ({"gpusPerNode": 4, **TRAINING}, SelfTest("FP16")),
         ({}, None),
-        ({"preflight": {"selfTest": "Always"}}, SelfTest("")),
-        ({"gpusPerNode": 4, "preflight": {"selfTest": "Never"}}, None),
-        ({"gpusPerNode": 4, "preflight": {"mode": "Basic"}}, None),
-        ({"preflight": {"mode": "Basic", "selfTest": "Always"}}, None),
+        ({"preflight": "Full"}, SelfTest("")),
+        ({"gpusPerNode": 4, "preflight": "Basic"}, None),
     ],
 )
 def test_the_self_test_is_for_gpus_unless_the_job_says_otherwise(spec: Object, self_test: SelfTest | None) -> None:

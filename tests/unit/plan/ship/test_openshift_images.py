@@ -90,7 +90,8 @@ GRANT = "oc policy add-role-to-group system:image-puller system:serviceaccounts:
         (Image.OPERATOR, "", "team", f"lockstep deploy NAME --image {REGISTRY}/team/lockstep-operator:0.1.0; its own pods and those of jobs"
                                      f" must be let to pull it: {GRANT}lockstep-system -n team; {GRANT}JOBS_NAMESPACE -n team"),
         (Image.TRAINER, "", "lockstep-system",
-            f"image: {BESIDE_OPERATOR}/lockstep-trainer:0.1.0 in the cluster file; lockstep deploy NAME lets pods of its namespace pull it"),
+            f"image: {BESIDE_OPERATOR}/lockstep-trainer:0.1.0 in the cluster file; "
+            "lockstep deploy NAME lets pods of its namespace pull it"),
         (Image.TRAINER, "", "team", f"image: lockstep-trainer:0.1.0 in the cluster file, where jobs run in namespace team; where they run"
                                     f" in another one, image: {REGISTRY}/team/lockstep-trainer:0.1.0 and: {GRANT}JOBS_NAMESPACE -n team"),
     ],

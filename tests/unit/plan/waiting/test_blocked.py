@@ -200,7 +200,7 @@ REFUSAL = 'create Pod x-1 in StatefulSet x failed error: pods "x-1" is forbidden
             "Pod Security level baseline of namespace ns forbids the pod: host namespaces"),
         ('unable to validate against any security context constraint: [provider restricted-v2: .containers[0].capabilities.add: Invalid'
          ' value: "IPC_LOCK": capability may not be added, provider "lockstep-rdma": Forbidden: not usable by user or serviceaccount]',
-             "restricted-v2 says .containers[0].capabilities.add: Invalid value: \"IPC_LOCK\": capability may not be added: RDMA pods need"),
+         'restricted-v2 says .containers[0].capabilities.add: Invalid value: "IPC_LOCK": capability may not be added: RDMA pods need'),
         ('error looking up service account ns/sa: serviceaccount "sa" not found',
             "service account sa does not exist: kubectl create serviceaccount sa -n ns"),
         (

@@ -37,8 +37,9 @@ def write(folder: Path, time: int, *names: str) -> Path:
 
 
 def test_the_adapter_that_was_written_last_is_the_newest(tmp_path: Path) -> None:
-    write(tmp_path / "checkpoints/step-10.a1", 10, MANIFEST, CONFIG, WEIGHTS)
-    assert newest(tmp_path) == {"adapter": str(tmp_path / "checkpoints/step-10.a1"), "commit": None}
+    write(tmp_path / "checkpoints/step-10.a1", 10, MANIFEST)
+    write(tmp_path / "adapter", 15, CONFIG, WEIGHTS)
+    assert newest(tmp_path) == {"adapter": str(tmp_path / "adapter"), "commit": None}
     write(tmp_path / "checkpoints/step-20.a1", 20, MANIFEST)
     assert newest(tmp_path)["commit"] == str(tmp_path / "checkpoints/step-20.a1")
     write(tmp_path / "adapter", 21, CONFIG, WEIGHTS)
@@ -71,11 +72,10 @@ def found(job: str = "x") -> Adapter:
     return asyncio.run(newest_adapter(PLACE, job))
 
 
-def test_of_a_commits_folder_only_the_adapter_is_fetched(run: Path) -> None:
-    folder = write(run / "checkpoints/step-10.a1", 10, MANIFEST, CONFIG, WEIGHTS, "rank-0.safetensors")
-    assert found() == Adapter(str(folder), (CONFIG, WEIGHTS))
+def test_the_final_adapter_is_fetched(run: Path) -> None:
+    write(run / "checkpoints/step-10.a1", 10, MANIFEST)
     folder = write(run / "adapter", 11, CONFIG, WEIGHTS)
-    assert found() == Adapter(str(folder), ())
+    assert found() == Adapter(str(folder))
 
 
 def test_shards_that_are_not_all_in_one_place_are_told_with_the_commands_that_bring_them_together(run: Path) -> None:

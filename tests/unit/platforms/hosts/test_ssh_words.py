@@ -152,11 +152,12 @@ def test_a_runtime_folder_that_is_too_long_open_to_others_or_not_there_is_not_ta
     [
         ("lab0: Permission denied (publickey).",
             "it doesn't let you in. `ssh lab0` must work in your terminal without a question; where it asks for a code or a passphrase,"
-            " `lockstep hosts login` answers once for all later commands (ssh: lab0: Permission denied (publickey).)"),
+            " `lockstep hosts setup` answers once for all later commands (ssh: lab0: Permission denied (publickey).)"),
         ("ssh: connect to host 10.0.0.1 port 22: Connection refused", "nothing listens on its ssh port"),
         ("ssh: connect to host 10.0.0.1 port 22: No route to host", "it doesn't answer. Check its power"),
         ("ssh: Could not resolve hostname lab0: Name or service not known", "its name is not known here"),
-        ("No ED25519 host key is known for lockstep-0123456789abcdef and you have requested strict checking.\nHost key verification failed.", "its host key is not known"),
+        ("No ED25519 host key is known for lockstep-0123456789abcdef and you have requested strict checking.\n"
+            "Host key verification failed.", "its host key is not known"),
         ("@@@@@@\n@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\n@@@@@@\nHost key for lab0 has changed",
             "its host key is not the expected one"),
         ("No ED25519 host key is known for bastion and you have requested strict checking.\nHost key verification"

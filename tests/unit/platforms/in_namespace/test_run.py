@@ -22,7 +22,7 @@ from lockstep.plan.render.resolve import resolve
 from lockstep.platforms.in_namespace import run as module
 from lockstep.platforms.in_namespace import shortruns
 from lockstep.platforms.in_namespace.objects import Run, objects
-from lockstep.platforms.in_namespace.run import TimeLimit, _follow, _Log, _remove_finished, _running, _verdict, run_until
+from lockstep.platforms.in_namespace.run import TimeLimit, _follow, _Log, _remove_finished, _verdict, run_until
 from lockstep.platforms.jobs import shortresults
 from lockstep_gang.contract.preflight import SWEEP_DONE
 from lockstep_gang.contract.run import parse_run, run_text
@@ -240,21 +240,10 @@ def test_a_run_that_somebody_scales_to_zero_stays_there(quick: pytest.MonkeyPatc
     assert server.scaled == []
 
 
-def test_a_run_that_is_there_is_followed_as_it_was_started() -> None:
-    started, typed = ran(), ran()
-    typed = replace(typed, frozen=replace(typed.frozen, nodes=5))
-    server = Namespace(started, ())
-    attached = asyncio.run(_running(cast(Cluster, server), typed))
-    assert (attached.frozen.name, attached.frozen.nodes) == (started.frozen.name, 2)
-    server.items["StatefulSet", "x"]["metadata"]["ownerReferences"] = [{"kind": "TrainingJob", "name": "x"}]
-    with pytest.raises(ConfigError, match="no run x without an operator runs in namespace"):
-        asyncio.run(_running(cast(Cluster, server), typed))
-
-
 def test_a_run_that_ended_while_nobody_followed_it_makes_room_and_one_that_runs_does_not() -> None:
     started = ran()
     runs = Namespace(started, (node(0, RUNS), node(1, RUNS)))
-    with pytest.raises(ConfigError, match="runs: follow it with --attach, or stop it"):
+    with pytest.raises(ConfigError, match="runs: follow it: lockstep logs x -n default -f, or stop it"):
         asyncio.run(_remove_finished(cast(Cluster, runs), started, lambda line: None))
     assert runs.deleted == []
     over = Namespace(started, (node(0, ended(0)), node(1, ended(0))))

@@ -33,7 +33,8 @@ class Page(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200 if self.path.endswith("token=" + settings["IdentityProvider"]["token"]) else 403)
         self.end_headers()
-        self.wfile.write(json.dumps({"config": path, "mode": oct(os.stat(path).st_mode & 0o777), "cwd": os.getcwd(), "pid": os.getpid()}).encode())
+        self.wfile.write(json.dumps({"config": path, "mode": oct(os.stat(path).st_mode & 0o777), "cwd": os.getcwd(),
+                                     "pid": os.getpid()}).encode())
     def log_message(self, *_): pass
 http.server.HTTPServer((settings["ServerApp"]["ip"], settings["ServerApp"]["port"]), Page).serve_forever()
 """

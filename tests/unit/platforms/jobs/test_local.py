@@ -73,7 +73,7 @@ def test_a_script_runs_from_the_workspace_with_its_arguments_as_they_are(tmp_pat
 
 
 def test_the_job_s_own_variables_reach_the_ranks(tmp_path: Path) -> None:
-    job = resolved(tmp_path, gpusPerNode=1, env=[{"name": "A", "value": "b"}], fabric={"ncclEnv": [{"name": "NCCL_ALGO", "value": "Ring"}]})
+    job = resolved(tmp_path, gpusPerNode=1, env=[{"name": "A", "value": "b"}, {"name": "NCCL_ALGO", "value": "Ring"}])
     assert local_run(job, tmp_path / "key", (4000, 5000), {}).environment == {"A": "b", "NCCL_ALGO": "Ring"}
 
 
@@ -182,11 +182,14 @@ def test_a_preview_is_of_a_training_s_data_on_this_machine(tmp_path: Path) -> No
     path = tmp_path / "job.yaml"
     path.write_text(json.dumps({"apiVersion": "lockstep.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "x"}, "spec": spec}))
     for options, said in (
-        (["-f", str(path), "--local"], "--preview shows what spec.training would learn of its data, but this job runs a script"),
+        (
+            ["-f", str(path), "--local", "--workspace", str(tmp_path)],
+            "--preview shows what spec.training would learn of its data, but this job runs a script",
+        ),
         (["-f", str(path), "--in-namespace"], "--preview reads the data on this machine: add --local"),
         (["train.py"], "--preview is for a job file: name one with -f"),
     ):
-        ended = CliRunner().invoke(app, ["run", "--preview", "3", "--workspace", str(tmp_path), *options])
+        ended = CliRunner().invoke(app, ["run", "--preview", "3", *options])
         assert isinstance(ended.exception, ConfigError)
         assert said in str(ended.exception)
     assert not (tmp_path / "workspace").exists()

@@ -19,9 +19,8 @@ from typing import Any
 
 import pytest
 
-from lockstep.api.errors import ConfigError
 from lockstep.plan.cluster.hardware import MeasuredRail, RailEnd
-from lockstep.plan.cluster.pairs import PairRate, PairsMeasured, PairTool, Way
+from lockstep.plan.cluster.pairs import PairRate, PairsMeasured, Way
 from lockstep.platforms.inpod import netfacts, netrate, source_of
 from lockstep.platforms.jobs import netrates
 from lockstep.platforms.jobs.netrates import measure_pairs
@@ -59,13 +58,11 @@ def loopback(node: int, *, hcas: list[Object] | None = None, tools: list[str] | 
         "mtu": 65536,
         "gbs": None,
         "wireless": False,
-        "bus": [],
-        "numa": None,
     }
     # (the real program leaves lo out, and the name that a rail has is only shown)
     return {
         "host": f"h{node}", "cores": 2.0, "ports": [{**port, "hca": hcas[0]["device"] if hcas else "", "name": "lo"}], "hcas": hcas or [],
-        "gpus": [], "links": [], "tools": tools or [],
+        "tools": tools or [],
     }  # fmt: skip
 
 
@@ -73,6 +70,7 @@ def loopback(node: int, *, hcas: list[Object] | None = None, tools: list[str] | 
 def _loopback_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     import re
 
+    monkeypatch.setattr(netrates, "seconds_each", lambda nodes, rails: 0.2)
     monkeypatch.setattr("lockstep.plan.cluster.hardware.LOCAL_NAMES", re.compile("docker"))
 
 
@@ -91,7 +89,7 @@ def measure(tmp_path: Path, facts: Mapping[int, Object], way: Way, words: list[s
 
 def test_every_pair_is_measured_in_both_directions(tmp_path: Path) -> None:
     words: list[str] = []
-    measured = measure(tmp_path, {node: loopback(node) for node in range(3)}, Way(seconds=0.2, line_gbs=1000.0), words)
+    measured = measure(tmp_path, {node: loopback(node) for node in range(3)}, Way(line_gbs=1000.0), words)
     assert sorted((rate.sender, rate.receiver) for rate in measured.rates) == [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)]
     assert all(rate.gbs > 0.01 and rate.error == "" and rate.microseconds is not None and rate.share for rate in measured.rates)
     assert measured.over == "sockets" and words[0] == "3 nodes, 1 rail of 3 rounds, 0.2 s a direction, by sockets"
@@ -100,7 +98,7 @@ def test_every_pair_is_measured_in_both_directions(tmp_path: Path) -> None:
 def test_a_node_that_is_not_reached_is_a_result_and_not_the_end(tmp_path: Path) -> None:
     facts = {node: loopback(node) for node in range(2)}
     facts[1]["ports"][0]["address"] = "198.51.100.7"  # (not this machine's)
-    measured = measure(tmp_path, facts, Way(seconds=0.2))
+    measured = measure(tmp_path, facts, Way())
     errors = {(rate.sender, rate.receiver): rate.error for rate in measured.rates}
     assert errors[0, 1].startswith("can't listen on 198.51.100.7: ") and "assign" in errors[1, 0]
 
@@ -139,7 +137,7 @@ def stub_perftest(folder: Path, script: str) -> None:
     program.chmod(0o755)
 
 
-HCA = {"device": "mlx5_3", "port": 1, "gbs": 100.0, "layer": "Ethernet", "bus": [], "numa": 0}
+HCA = {"device": "mlx5_3", "port": 1, "gbs": 100.0}
 
 
 def test_rdma_is_measured_by_a_server_and_a_client_of_perftest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,16 +148,16 @@ def test_rdma_is_measured_by_a_server_and_a_client_of_perftest(tmp_path: Path, m
     )
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     facts = {node: loopback(node, hcas=[HCA], tools=["ib_write_bw"]) for node in range(2)}
-    measured = measure(tmp_path, facts, Way(PairTool.AUTO, gid_index=3))
+    measured = measure(tmp_path, facts, Way(rdma=True, gid_index=3))
     assert [(rate.gbs, rate.share) for rate in measured.rates] == [(97.1, 0.971)] * 2 and measured.over == "ib_write_bw"
-    common = "-d mlx5_3 -i 1 -p 18515 -D 2 -F --report_gbits -s 1048576 -x 3"
+    common = "-d mlx5_3 -i 1 -p 18515 -D 1 -F --report_gbits -s 1048576 -x 3"
     assert log.read_text().splitlines() == [common, f"{common} 127.0.0.11", common, f"{common} 127.0.0.10"]
 
 
 def test_perftests_own_words_are_the_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stub_perftest(tmp_path, 'print("Couldn\'t allocate MR", flush=True)\nraise SystemExit(1)')
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    measured = measure(tmp_path, {node: loopback(node, hcas=[HCA], tools=["ib_write_bw"]) for node in range(2)}, Way(PairTool.RDMA))
+    measured = measure(tmp_path, {node: loopback(node, hcas=[HCA], tools=["ib_write_bw"]) for node in range(2)}, Way(rdma=True))
     assert {rate.error for rate in measured.rates} == {"Couldn't allocate MR"}
 
 
@@ -175,18 +173,8 @@ def test_where_rdma_can_not_be_measured_sockets_are_and_that_is_said(
 ) -> None:
     words: list[str] = []
     facts = {node: loopback(node, hcas=hcas, tools=tools) for node in range(2)}
-    assert measure(tmp_path, facts, Way(PairTool.AUTO, seconds=0.2), words).over == "sockets"
+    assert measure(tmp_path, facts, Way(rdma=True), words).over == "sockets"
     assert words[0] == f"measures by sockets, not by RDMA: {why}"
-
-
-def test_rdma_that_was_asked_for_is_never_replaced(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--over rdma: lab0, lab1 show no RDMA device"):
-        measure(tmp_path, {node: loopback(node) for node in range(2)}, Way(PairTool.RDMA))
-
-
-def test_a_rail_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--rail net7: there is no such rail; the rails are lo"):
-        measure(tmp_path, {node: loopback(node) for node in range(2)}, Way(rails=("net7",)))
 
 
 def test_what_is_no_answer_ends_it_with_the_places_name(tmp_path: Path) -> None:
@@ -207,25 +195,20 @@ def test_the_real_program_tells_this_machines_facts() -> None:
         [sys.executable, "-I", "-c", source_of(netrate)], input='{"what": "facts"}\n', capture_output=True, text=True, check=True
     )
     facts = json.loads(done.stdout)
-    assert facts.keys() >= {"host", "cores", "ports", "hcas", "gpus", "links", "tools"} and facts["cores"] > 0
+    assert facts.keys() >= {"host", "cores", "ports", "hcas", "tools"} and facts["cores"] > 0
     assert all(port["name"] != "lo" for port in facts["ports"])
 
 
-def test_sysfs_says_what_a_port_is_and_where(tmp_path: Path) -> None:
+def test_sysfs_says_what_a_port_is(tmp_path: Path) -> None:
     device = tmp_path / "sys/devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0/0000:3c:01.0/0000:3d:00.0"
     for folder in (device / "infiniband/mlx5_0", device / "infiniband_verbs/uverbs0", tmp_path / "dev/infiniband/uverbs0"):
         folder.mkdir(parents=True)
-    (device / "numa_node").write_text("1\n")
     hca = tmp_path / "sys/class/infiniband/mlx5_0"
     (hca / "ports/1").mkdir(parents=True)
     (hca / "ports/1/state").write_text("4: ACTIVE\n")
     (hca / "ports/1/rate").write_text("400 Gb/sec (4X NDR)\n")
-    (hca / "ports/1/link_layer").write_text("InfiniBand\n")
     (hca / "device").symlink_to(device)
-    bus = ["0000:3a:00.0", "0000:3b:00.0", "0000:3c:01.0", "0000:3d:00.0"]
-    assert netfacts.network_facts(tmp_path)["hcas"] == [
-        {"device": "mlx5_0", "port": 1, "gbs": 400.0, "layer": "InfiniBand", "bus": bus, "numa": 1}
-    ]
+    assert netfacts.network_facts(tmp_path)["hcas"] == [{"device": "mlx5_0", "port": 1, "gbs": 400.0}]
     (hca / "ports/1/state").write_text("1: DOWN\n")
     assert netfacts.network_facts(tmp_path)["hcas"] == []
     (hca / "ports/1/state").write_text("4: ACTIVE\n")
@@ -241,26 +224,6 @@ def test_of_a_node_s_rdma_ports_64_are_told(tmp_path: Path) -> None:
         for folder in (port.parents[1] / f"device/infiniband_verbs/uverbs{number}", tmp_path / f"dev/infiniband/uverbs{number}"):
             folder.mkdir(parents=True)
     assert [hca["device"] for hca in netfacts.network_facts(tmp_path)["hcas"]] == [f"mlx5_{number:02}" for number in range(64)]
-
-
-def test_of_a_node_64_gpus_are_told_and_200_letters_of_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = "".join(f"{number}, 00000000:{number:02x}:00.0, {'H' * 300}\n" for number in range(65))
-    monkeypatch.setattr(netfacts, "_output", lambda *command: rows if "--query-gpu=index,pci.bus_id,name" in command else "")
-    assert [gpu["name"] for gpu in netfacts.network_facts()["gpus"]] == ["H" * 200] * 64
-
-
-TOPOLOGY = """\
-\t\x1b[4mGPU0\tGPU1\tGPU2\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m
-GPU0\t X \tNV18\tPIX\tPXB\t0-31\t0\tN/A
-GPU1\tNV18\t X \tSYS\tSYS\t0-31\t0\tN/A
-GPU2\tPIX\tSYS\t X \tSYS\t32-63\t1\tN/A
-NIC0\tPXB\tSYS\tSYS\t X
-"""
-
-
-def test_links_between_gpus_are_read_from_nvidia_smis_matrix() -> None:
-    assert netfacts.gpu_links_in(TOPOLOGY) == ["NV18", "PIX", "SYS"]
-    assert netfacts.gpu_links_in("no devices were found\n") == []
 
 
 def test_bytes_count_without_the_warm_up_and_what_comes_late() -> None:
@@ -281,7 +244,7 @@ def test_of_many_rounds_every_sixteenth_and_the_last_are_told(monkeypatch: pytes
 
     monkeypatch.setattr(netrates, "network_programs", programs)
     words: list[str] = []
-    asyncio.run(measure_pairs(dict.fromkeys(range(34), Any), {node: str(node) for node in range(34)}, Way(seconds=1.0), words.append))
+    asyncio.run(measure_pairs(dict.fromkeys(range(34), Any), {node: str(node) for node in range(34)}, Way(), words.append))
     assert [line for line in words if "round " in line] == [f"rail lo: round {number} of 33" for number in (16, 32, 33)]
 
 

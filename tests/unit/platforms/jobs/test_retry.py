@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from lockstep.api.errors import ConfigError
 from lockstep.cli.jobs import change
 from lockstep.cli.main import app
+from lockstep.cli.shared.jobargs import TargetOptions
 from lockstep.cli.shared.kubesite import ClusterJob
 from lockstep.kube import jobs
 from support.checkout import ROOT
@@ -49,7 +50,7 @@ def test_a_failed_job_s_number_of_retries_is_raised(
     monkeypatch: pytest.MonkeyPatch, patched: list[dict[str, Any]], before: dict[str, Any], after: int
 ) -> None:
     with_status(monkeypatch, [condition("Failed", "True")], **before)
-    change.retry("x")
+    change.retry(TargetOptions(), "x")
     assert patched == [{"restart": {"retry": after}}]
 
 
@@ -66,7 +67,7 @@ def test_a_job_that_runs_or_is_complete_is_refused_in_plain_words(
 ) -> None:
     with_status(monkeypatch, conditions)
     with pytest.raises(ConfigError, match=told):
-        change.retry("x")
+        change.retry(TargetOptions(), "x")
     assert patched == []
 
 

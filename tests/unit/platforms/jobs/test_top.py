@@ -423,7 +423,7 @@ def test_in_a_terminal_it_is_live_until_ctrl_c(local: Path, color: bool) -> None
     assert (b"\x1b[32m" in seen) is color
 
 
-@pytest.mark.parametrize("verb", [["top"], ["top", "x"], ["logs", "x"], ["logs", "x", "-f"], ["diff-runs", "x", "y"]], ids=" ".join)
+@pytest.mark.parametrize("verb", [["top"], ["top", "x"], ["logs", "x"], ["logs", "x", "-f"]], ids=" ".join)
 def test_without_a_cluster_a_verb_says_so_in_one_sentence(
     verb: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -439,7 +439,7 @@ def test_without_a_cluster_a_verb_says_so_in_one_sentence(
     assert told.startswith("lockstep: the c") and "127.0.0.1" in told
 
 
-@pytest.mark.parametrize("verb", [["get"], ["top", "x"], ["logs", "x"], ["diff-runs", "x", "y"]], ids=" ".join)
+@pytest.mark.parametrize("verb", [["get"], ["top", "x"], ["logs", "x"]], ids=" ".join)
 def test_without_the_right_to_see_jobs_a_verb_says_who_may_grant_it(
     verb: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -79,7 +79,7 @@ def test_who_shares_a_folder_is_found_out_unless_the_job_demands_it(stated: dict
 def test_the_shell_of_a_machine_wins_over_the_launch_and_the_job_over_both() -> None:
     shell = replace(SECOND, variables={"NCCL_SOCKET_IFNAME": "ib0"})
     assert runs(second=shell)[1].environment["NCCL_SOCKET_IFNAME"] == "ib0"
-    stated = runs(second=shell, fabric={"ncclEnv": [{"name": "NCCL_SOCKET_IFNAME", "value": "eth7"}]})
+    stated = runs(second=shell, env=[{"name": "NCCL_SOCKET_IFNAME", "value": "eth7"}])
     assert [run.environment["NCCL_SOCKET_IFNAME"] for run in stated] == ["eth7", "eth7"]
 
 

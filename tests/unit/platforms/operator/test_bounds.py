@@ -21,7 +21,6 @@ from lockstep.platforms.operator.memory.history import RememberedLosses, Remembe
 from lockstep.platforms.operator.memory.inventory import WATCHED
 from lockstep.platforms.operator.memory.objects import StoredObject
 from lockstep.platforms.operator.memory.queue import WorkQueue
-from lockstep.platforms.operator.metrics import MetricsServer
 from lockstep.platforms.operator.operator import Operator, Settings
 from lockstep.platforms.operator.tls_port import Listener
 from unit.kube.test_bounds import Recording
@@ -119,22 +118,6 @@ def test_an_authority_is_good_for_ten_years_and_a_certificate_for_one_which_is_r
     ends = [x509.load_pem_x509_certificate(text.encode()).not_valid_after_utc - NOW for text in (made.ca_cert, made.tls_cert)]
     assert ends == [3650 * day, 365 * day]
     assert [needs_renewal(made, ("x",), NOW + days * day) for days in (335, 336)] == [False, True]
-
-
-def test_of_65_tokens_that_may_see_metrics_the_first_is_asked_about_again() -> None:
-    asked: list[str] = []
-
-    async def request(method: str, path: str, body: Any) -> Any:
-        asked.extend(body["spec"].get("token", "").split())
-        return {"status": {"authenticated": True, "allowed": True, "user": {"username": "prometheus"}}}
-
-    async def scrape() -> None:
-        server = MetricsServer(cast(Any, SimpleNamespace(request=request)), cast(Any, None))
-        for number in (*range(64), 0, 64, 0):
-            await server._check(f"Bearer {number}")
-
-    asyncio.run(scrape())
-    assert asked[64:] == ["64", "0"]
 
 
 def test_512_connections_are_taken_in_a_turn_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import time
 from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,7 +28,6 @@ from lockstep.platforms.operator.execute import Executor
 from lockstep.platforms.operator.memory import queue
 from lockstep.platforms.operator.memory.inventory import WATCHED, Inventory
 from lockstep.platforms.operator.memory.queue import Key, WorkQueue, jittered
-from lockstep.platforms.operator.watching import taker
 from support.api_stub import kubeconfig
 from support.checkout import ROOT
 
@@ -534,7 +532,7 @@ class Empty(Cluster):
 
 
 def test_what_was_deleted_before_a_watch_listed_is_noticed_by_another_list(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operator, "RELIST_SECONDS", (0.0,))
+    monkeypatch.setattr(operator, "RELIST_SECONDS", 0.0)
     led = operator.Operator(Empty(None), operator.Settings("agent:1"), b"", Certificates("", "", "", ""))
     led.observe("Pod", item("x-0", 3), deleted=False)
 
@@ -547,45 +545,12 @@ def test_what_was_deleted_before_a_watch_listed_is_noticed_by_another_list(monke
 
         monkeypatch.setattr(led, "resync", noted)
         resyncing = asyncio.create_task(led.resync_forever())
-        led.watch_lists()
+        led.watch_missed()
         await resynced.wait()
         resyncing.cancel()
 
     asyncio.run(asyncio.wait_for(watches_list(), 5))
     assert led.inventory.item("Pod", ("ns", "x-0")) is None
-
-
-def test_whoever_lists_anew_while_a_last_look_is_still_to_come_is_followed_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Watches may fail one after the other, and what is deleted in between none of them tells."""
-    monkeypatch.setattr(operator, "RELIST_SECONDS", (0.01, 3600.0))
-    monkeypatch.setattr(operator, "RELIST_APART_SECONDS", 0.1)
-    led = operator.Operator(Empty(None), operator.Settings("agent:1"), b"", Certificates("", "", "", ""))
-    listed = asyncio.Queue[bool]()
-
-    async def resync(every_job: bool) -> None:
-        listed.put_nowait(every_job)
-
-    async def both() -> None:
-        monkeypatch.setattr(led, "resync", resync)
-        resyncing = asyncio.create_task(led.resync_forever())
-        led.watch_lists()
-        await listed.get()
-        began = time.monotonic()
-        led.watch_lists()
-        await listed.get()
-        assert time.monotonic() - began > 0.05  # and not all the time
-        resyncing.cancel()
-
-    asyncio.run(asyncio.wait_for(both(), 5))
-
-
-def test_an_object_of_a_list_is_the_same_as_of_an_event() -> None:
-    """A list's items don't state their kind; what was compared with them would differ, and be sent again at each look."""
-    seen: list[dict[str, Any]] = []
-    take = taker("StatefulSet", lambda kind, found, deleted: seen.append(found))
-    take(None, item("x", 5))
-    take("MODIFIED", {"kind": "StatefulSet", "apiVersion": "apps/v1", **item("x", 5)})
-    assert seen[0] == seen[1]
 
 
 class Ahead(Empty):
@@ -688,10 +653,10 @@ def test_a_change_during_a_list_is_no_restored_store() -> None:
 
 
 def test_an_operator_whose_server_went_back_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operator, "RELIST_SECONDS", (0.0,))
+    monkeypatch.setattr(operator, "RELIST_SECONDS", 0.0)
     led = operator.Operator(Empty(None), operator.Settings("agent:1"), b"", Certificates("", "", "", ""))
     led.observe("Pod", item("x-0", 101), deleted=False)
-    led.watch_lists()
+    led.watch_missed()
     with pytest.raises(operator.WentBack, match="restored"):
         asyncio.run(asyncio.wait_for(led.resync_forever(), 5))
 

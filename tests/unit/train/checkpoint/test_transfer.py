@@ -20,7 +20,6 @@ from lockstep_train.checkpoint.save.replicas import (
     Server,
     Shard,
     TransferError,
-    get_shard,
     put_shard,
 )
 from unit.virtual_time import VirtualClock
@@ -52,11 +51,9 @@ def files(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-def test_a_shard_that_was_put_is_there_and_can_be_got(server: Server, path: Path, tmp_path: Path) -> None:
+def test_a_shard_that_was_put_is_there(server: Server, path: Path, tmp_path: Path) -> None:
     put_shard(server.place, TOKEN, shard(), path)
     assert (tmp_path / "there" / "step-10.a3" / FILE).read_bytes() == CONTENT
-    get_shard(server.place, TOKEN, shard(), tmp_path / "got")
-    assert (tmp_path / "got").read_bytes() == CONTENT
     assert files(tmp_path / "there") == [f"step-10.a3/{FILE}"]
 
 
@@ -85,21 +82,6 @@ def test_a_full_volume_is_told_to_the_sender(server: Server, path: Path, tmp_pat
     (tmp_path / "there" / "step-10.a3").write_text("in the way")
     with pytest.raises(TransferError, match="can't be written"):
         put_shard(server.place, TOKEN, shard(content=CONTENT[:9]), path)
-
-
-def test_a_shard_that_is_not_there_cannot_be_got(server: Server, tmp_path: Path) -> None:
-    with pytest.raises(TransferError, match="is not there"):
-        get_shard(server.place, TOKEN, shard(), tmp_path / "got")
-    assert not (tmp_path / "got").exists()
-
-
-def test_a_damaged_shard_is_noticed_on_arrival(server: Server, path: Path, tmp_path: Path) -> None:
-    put_shard(server.place, TOKEN, shard(), path)
-    there = tmp_path / "there" / "step-10.a3" / FILE
-    there.write_bytes(b"x" + CONTENT[1:])
-    with pytest.raises(TransferError, match="another checksum"):
-        get_shard(server.place, TOKEN, shard(), tmp_path / "got")
-    assert not (tmp_path / "got").exists()
 
 
 def test_a_server_that_says_nothing_costs_no_more_than_the_deadline(path: Path) -> None:
@@ -141,7 +123,7 @@ def test_a_signature_counts_on_one_connection_only(server: Server, path: Path, t
     with socket.create_connection(server.place) as connection:
         line = Heard(connection, TOKEN, 5)
         line.challenge = line.read(CHALLENGE_BYTES)
-        line.send("client", {"do": "get", "commit": "step-1.a1", "file": FILE, "bytes": 1, "sha256": ""})
+        line.send("client", {"commit": "step-1.a3", "file": FILE, "bytes": 1, "sha256": ""})
     with socket.create_connection(server.place) as connection:
         line = Line(connection, TOKEN, 5)
         line.challenge = line.read(CHALLENGE_BYTES)
@@ -197,11 +179,10 @@ def test_a_stranger_is_listened_to_for_ten_seconds_and_a_server_of_this_run_for_
     assert server._slots.acquire(blocking=False)
     server._serve(cast(Any, Trickle(clock)))
     assert clock.now == 10
-    for do in (get_shard, put_shard):
-        clock.now = 0.0
-        with pytest.raises(TransferError, match="the deadline has passed"):
-            do(server.place, TOKEN, shard(), path)
-        assert clock.now == 300
+    clock.now = 0.0
+    with pytest.raises(TransferError, match="the deadline has passed"):
+        put_shard(server.place, TOKEN, shard(), path)
+    assert clock.now == 300
 
 
 def test_of_65_connections_at_once_the_last_is_refused(server: Server) -> None:

@@ -32,7 +32,9 @@ CHATML = """{% for message in messages %}
 
 # The thought, of a field or of the content, stays where no question follows it; the last answer has one, be it empty.
 PARTS = """{%- macro answer_of(message) -%}{{ (message.content or '').split('</think>')[-1].lstrip('\\n') }}{%- endmacro -%}
-{%- macro thought_of(message) -%}{{ (message.reasoning_content or ((message.content or '').split('</think>')[0].split('<think>')[-1] if '</think>' in (message.content or '') else '')).strip('\\n') }}{%- endmacro -%}
+{%- macro thought_of(message) -%}{{ (message.reasoning_content or \
+((message.content or '').split('</think>')[0].split('<think>')[-1] if '</think>' in (message.content or '') else '')\
+).strip('\\n') }}{%- endmacro -%}
 {%- set ns = namespace(last=-1) -%}
 {%- for message in messages -%}{%- if message.role == 'user' -%}{%- set ns.last = loop.index0 -%}{%- endif -%}{%- endfor -%}
 """
@@ -85,14 +87,18 @@ GLM = (
 {{ message.content }}
 {%- endif %}
 {%- endfor %}
-{%- if add_generation_prompt %}<|assistant|>{{ '\\n<think></think>' if enable_thinking is defined and not enable_thinking else '' }}{% endif %}"""
+{%- if add_generation_prompt %}<|assistant|>{{ '\\n<think></think>' if enable_thinking is defined and not enable_thinking else '' }}\
+{% endif %}"""
 )
 # Thoughts are a channel of their own, dropped once a final answer follows; only the last answer ends with <|return|>.
 GPT_OSS = """<|start|>system<|message|>Current date: {{ strftime_now("%Y-%m-%d") }}<|end|>
 {%- for message in messages %}
-{%- if message.role == 'assistant' and message.tool_calls %}<|start|>assistant to=functions.{{ message.tool_calls[0].function.name }}<|channel|>commentary json<|message|>{{ message.tool_calls[0].function.arguments | tojson }}<|call|>
+{%- if message.role == 'assistant' and message.tool_calls %}\
+<|start|>assistant to=functions.{{ message.tool_calls[0].function.name }}\
+<|channel|>commentary json<|message|>{{ message.tool_calls[0].function.arguments | tojson }}<|call|>
 {%- elif message.role == 'assistant' and loop.last and not add_generation_prompt %}
-{%- if message.thinking %}<|start|>assistant<|channel|>analysis<|message|>{{ message.thinking }}<|end|>{% endif %}<|start|>assistant<|channel|>final<|message|>{{ message.content }}<|return|>
+{%- if message.thinking %}<|start|>assistant<|channel|>analysis<|message|>{{ message.thinking }}<|end|>{% endif %}\
+<|start|>assistant<|channel|>final<|message|>{{ message.content }}<|return|>
 {%- elif message.role == 'assistant' %}<|start|>assistant<|channel|>final<|message|>{{ message.content }}<|end|>
 {%- elif message.role == 'tool' %}<|start|>functions.f to=assistant<|channel|>commentary<|message|>{{ message.content | tojson }}<|end|>
 {%- else %}<|start|>{{ 'developer' if message.role == 'system' else message.role }}<|message|>{{ message.content }}<|end|>
@@ -108,7 +114,8 @@ PHI3 = """{% for message in messages %}<|{{ message.role }}|>
 PHI4 = """{% for message in messages %}<|im_start|>{{ message.role }}<|im_sep|>{{ message.content }}<|im_end|>{% endfor %}
 {%- if add_generation_prompt %}<|im_start|>assistant<|im_sep|>{% endif %}"""
 # The system message stands in the last question, and only while that is the last message; roles must alternate.
-MISTRAL = """{%- if messages and messages[0].role == 'system' %}{% set system = messages[0].content %}{% set rest = messages[1:] %}{% else %}{% set rest = messages %}{% endif -%}
+MISTRAL = """{%- if messages and messages[0].role == 'system' %}{% set system = messages[0].content %}{% set rest = messages[1:] %}\
+{% else %}{% set rest = messages %}{% endif -%}
 <s>
 {%- for message in rest %}
 {%- if message.role == 'user' %}[INST] {{ system ~ '\\n\\n' if loop.last and system is defined else '' }}{{ message.content }}[/INST]
@@ -117,7 +124,8 @@ MISTRAL = """{%- if messages and messages[0].role == 'system' %}{% set system = 
 {%- else %} {{ message.content }}</s>
 {%- endif %}
 {%- endfor %}"""
-GEMMA = """{%- if messages[0].role == 'system' %}{% set system = messages[0].content ~ '\\n\\n' %}{% set rest = messages[1:] %}{% else %}{% set system = '' %}{% set rest = messages %}{% endif -%}
+GEMMA = """{%- if messages[0].role == 'system' %}{% set system = messages[0].content ~ '\\n\\n' %}{% set rest = messages[1:] %}\
+{% else %}{% set system = '' %}{% set rest = messages %}{% endif -%}
 <bos>
 {%- for message in rest %}
 {%- if (message.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}

@@ -24,7 +24,8 @@ CHATML = """{%- for message in messages %}<|im_start|>{{ message.role }}
 {% endif %}"""
 
 # Where there was no thought an empty one is put before the answer; the thoughts of all turns but the last are left out.
-QWEN_LIKE = """{%- set ns = namespace(last=0) %}{%- for message in messages %}{%- if message.role == 'user' %}{%- set ns.last = loop.index0 %}{%- endif %}{%- endfor %}
+QWEN_LIKE = """{%- set ns = namespace(last=0) %}{%- for message in messages %}{%- if message.role == 'user' %}\
+{%- set ns.last = loop.index0 %}{%- endif %}{%- endfor %}
 {%- for message in messages %}<|im_start|>{{ message.role }}
 {% if message.role == 'assistant' and loop.index0 > ns.last %}<think>
 {{ message.reasoning_content or '' }}

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import GptOssConfig, GptOssForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Trainer
 
-from lockstep_spec.choices import Offload, Optimizer
+from lockstep_spec.choices import Offload
 from lockstep_spec.training import OptimizationConfig
 from lockstep_train.engine.optimizer import decay_groups, torch_optimizer
 
@@ -57,12 +57,11 @@ def test_a_weight_that_stage3_has_cut_counts_with_its_whole_shape() -> None:
     assert decay_groups([("a.weight", cut)], 0.1)[0]["weight_decay"] == 0.1
 
 
-@pytest.mark.parametrize("kind", list(Optimizer))
-def test_adams_settings_reach_torch(kind: Optimizer) -> None:
+def test_adams_settings_reach_torch() -> None:
     from dataclasses import replace
 
-    made = torch_optimizer([("a.weight", torch.nn.Parameter(torch.zeros(2, 2)))], replace(OPTIMIZATION, optimizer=kind))
+    made = torch_optimizer([("a.weight", torch.nn.Parameter(torch.zeros(2, 2)))], OPTIMIZATION)
     [group] = made.param_groups
     assert (group["betas"], group["eps"], group["lr"], group["weight_decay"]) == ((0.8, 0.95), 1e-6, 1e-3, 0.1)
-    assert isinstance(made, torch.optim.AdamW) is (kind is Optimizer.ADAMW)
+    assert isinstance(made, torch.optim.AdamW)
     assert torch_optimizer([("a", torch.nn.Parameter(torch.zeros(2)))], replace(OPTIMIZATION, offload=Offload.CPU)).param_groups[0]["fused"]

@@ -48,7 +48,7 @@ def test_raw_settings_are_laid_over_ours_section_by_section() -> None:
         ({"train_micro_batch_size_per_gpu": 8}, "contradicts training.optimization.microBatchSize"),
         ({"gradient_accumulation_steps": 2}, "contradicts training.optimization.globalBatchSize"),
         ({"gradient_clipping": 2}, "contradicts training.optimization.maxGradientNorm"),
-        ({"optimizer": {"type": "Adam"}}, "contradicts training.optimization.optimizer"),
+        ({"optimizer": {"type": "Adam"}}, "contradicts training.optimization, which decides it"),
         ({"scheduler": {"type": "WarmupLR"}}, "contradicts training.optimization.schedule"),
         ({"bf16": {"enabled": False}}, "training.deepspeed.bf16 contradicts training.precision"),
         ({"fp16": {"enabled": True}}, "training.deepspeed.fp16.enabled contradicts training.precision"),

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from lockstep_spec.training import MLflowConfig
 from lockstep_train.report.sinks.sink import MetricsSink, Point, ServiceRun, redact
 from lockstep_train.report.sinks.writers import MLflowWriter
 
@@ -37,7 +36,7 @@ def test_mlflow_gets_a_thousand_metrics_and_a_hundred_parameters_a_request(tmp_p
         vars(made := ModuleType(name)).update(content)
         monkeypatch.setitem(sys.modules, name, made)
     parameters = {f"p{number}": number for number in range(250)}
-    writer = MLflowWriter(MLflowConfig("https://mlflow.example"), "x", ServiceRun(tmp_path / "run.json", None, 0), parameters)
+    writer = MLflowWriter("x", ServiceRun(tmp_path / "run.json", None, 0), parameters)
     writer.write([Point(step, 0.0, {f"m{number}": 1.0 for number in range(50)}) for step in range(50)])
     assert sent == [("params", 100), ("params", 100), ("params", 50), ("metrics", 1000), ("metrics", 1000), ("metrics", 500)]
 

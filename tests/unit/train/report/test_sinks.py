@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lockstep_spec.training import MetricsConfig, MLflowConfig, WandBConfig
+from lockstep_spec.choices import Tracker
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.report import reporter as reporter_module
 from lockstep_train.report.reporter import Reporter
@@ -195,48 +195,35 @@ def test_a_resumed_run_keeps_its_id_and_a_new_one_in_an_old_folder_gets_its_own(
     assert ServiceRun(path, "uid-1", 8).recall() is None
 
 
-NOTHING = MetricsConfig(tensor_board=False)
-MLFLOW = MetricsConfig(tensor_board=False, mlflow=MLflowConfig("https://mlflow.example"))
-WANDB = MetricsConfig(tensor_board=False, wandb=WandBConfig())
-
-
-@pytest.mark.parametrize(
-    ("metrics", "package"),
-    [(MetricsConfig(), "tensorboard"), (MLFLOW, "mlflow-skinny"), (WANDB, "wandb")],
-    ids=lambda value: str(value)[:20],
-)
-def test_a_missing_package_is_told_by_name(monkeypatch: pytest.MonkeyPatch, metrics: MetricsConfig, package: str) -> None:
+@pytest.mark.parametrize(("tracker", "package"), [("TensorBoard", "tensorboard"), ("MLflow", "mlflow-skinny"), ("WandB", "wandb")])
+def test_a_missing_package_is_told_by_name(monkeypatch: pytest.MonkeyPatch, tracker: str, package: str) -> None:
     monkeypatch.setattr(choose, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=f"the package {package} is not installed; install it in the image"):
-        choose.refuse_unusable_metrics(metrics, {"WANDB_API_KEY": "x"})
+    with pytest.raises(ConfigError, match=f"the package {package} is not installed; install it in the image, or leave {tracker} out"):
+        choose.refuse_unusable_trackers([Tracker(tracker)], {"WANDB_API_KEY": "x"})
 
 
 def test_a_folder_that_a_tool_left_behind_is_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "leftover_of_a_tool").mkdir()
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ConfigError, match="not installed"):
-        choose._need("leftover_of_a_tool", "metrics.x", "x", "leave it out")
+        choose._need("X", "leftover_of_a_tool", "x")
 
 
-def test_an_mlflow_database_address_is_refused_without_its_password() -> None:
-    metrics = MetricsConfig(tensor_board=False, mlflow=MLflowConfig("postgresql://anna:hunter2@db/mlflow"))
-    with pytest.raises(ConfigError, match="must begin with one of http:, https:, file:, databricks:") as refused:
-        choose.refuse_unusable_metrics(metrics)
+@pytest.mark.parametrize("environ", [{}, {"MLFLOW_TRACKING_URI": "postgresql://anna:hunter2@db/mlflow"}])
+def test_mlflow_without_an_address_or_with_a_databases_is_refused_without_its_password(environ: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="begins with one of http:, https:, file:, databricks:") as refused:
+        choose.refuse_unusable_trackers([Tracker.MLFLOW], environ)
     assert "hunter2" not in str(refused.value)
 
 
 def test_wandb_without_a_key_is_refused_and_offline_needs_none(tmp_path: Path) -> None:
     nowhere = {"NETRC": str(tmp_path / "netrc")}
     with pytest.raises(ConfigError, match=r"set WANDB_API_KEY in spec\.env from a Secret"):
-        choose.refuse_unusable_metrics(WANDB, nowhere)
-    choose.refuse_unusable_metrics(WANDB, {**nowhere, "WANDB_MODE": "offline"})
-    choose.refuse_unusable_metrics(WANDB, {**nowhere, "WANDB_API_KEY": "key"})
+        choose.refuse_unusable_trackers([Tracker.WANDB], nowhere)
+    choose.refuse_unusable_trackers([Tracker.WANDB], {**nowhere, "WANDB_MODE": "offline"})
+    choose.refuse_unusable_trackers([Tracker.WANDB], {**nowhere, "WANDB_API_KEY": "key"})
     (tmp_path / "netrc").write_text("machine wandb.corp.example login user password key\n")
-    choose.refuse_unusable_metrics(WANDB, {**nowhere, "WANDB_BASE_URL": "https://wandb.corp.example"})
-
-
-def test_no_destination_needs_nothing() -> None:
-    choose.refuse_unusable_metrics(NOTHING, {})
+    choose.refuse_unusable_trackers([Tracker.WANDB], {**nowhere, "WANDB_BASE_URL": "https://wandb.corp.example"})
 
 
 def test_secrets_are_blacked_out_by_the_names_of_their_variables() -> None:

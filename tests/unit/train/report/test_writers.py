@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from lockstep_spec.training import MLflowConfig, WandBConfig
 from lockstep_train.report.sinks.sink import MetricsSink, Point, ServiceRun
 from lockstep_train.report.sinks.writers import MLflowWriter, WandBWriter
 from unit.virtual_time import VirtualClock
@@ -33,7 +32,7 @@ def test_a_value_in_mlflow_has_five_hundred_characters(tmp_path: Path, monkeypat
     )
     module("mlflow", monkeypatch, MlflowClient=lambda *_, **__: client)
     module("mlflow.entities", monkeypatch, Param=lambda name, value: (name, value))
-    MLflowWriter(MLflowConfig("https://mlflow.example"), "x", ServiceRun(tmp_path / "run.json", None, 0), {"a": "y" * 600, "b": 1})
+    MLflowWriter("x", ServiceRun(tmp_path / "run.json", None, 0), {"a": "y" * 600, "b": 1})
     assert sent == [("a", "y" * 500), ("b", "1")]
 
 
@@ -46,7 +45,7 @@ def test_wandb_is_given_up_for_this_time_after_thirty_seconds(tmp_path: Path, mo
 
     module("wandb", monkeypatch, init=init, Settings=SimpleNamespace)
     with pytest.raises(TimeoutError):
-        WandBWriter(WandBConfig(), "x", tmp_path, ServiceRun(tmp_path / "run.json", None, 0), {})
+        WandBWriter("x", tmp_path, ServiceRun(tmp_path / "run.json", None, 0), {})
     assert clock.now == CLOCK_STARTS + 30
 
 

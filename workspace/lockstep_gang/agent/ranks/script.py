@@ -15,11 +15,13 @@ from lockstep_gang.contract.preflight import ProgramFact
 from lockstep_gang.contract.run import Run
 from lockstep_spec.files import module_files, parsed, read_regular, read_source, shebang
 from lockstep_spec.senders import Senders
+from lockstep_spec.words import any_of
 
 PYTHON = "python3"
 MODULE = "-m"
-_MISSING = re.compile(
-    r"""(?:FileNotFoundError\b.*?|No such file or directory: )(['"])(?P<file>[^/~'"][^'"]*)\1|No module named '?(?P<package>\w+)"""
+_MISSING = any_of(
+    r"""(?:FileNotFoundError\b.*?|No such file or directory: )(['"])(?P<file>[^/~'"][^'"]*)\1""",
+    r"No module named '?(?P<package>\w+)",
 )
 DIGEST_BYTES_MAX = 16 * 1024 * 1024
 LOCAL_RANK, LOCAL_RANK_DASHED = "--local_rank", "--local-rank"

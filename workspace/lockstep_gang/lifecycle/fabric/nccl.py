@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from lockstep_gang.contract.fabric import FaultKind, Hca, NcclFault, RankFabric, Traffic
+from lockstep_spec.words import any_of
 
 FAULTS = 4
 """Number of faults that are remembered of a rank: the first ones; a cause takes the place of an effect."""
@@ -26,52 +27,61 @@ _LOCAL, _PATH, _EFFECT = FaultKind.LOCAL, FaultKind.PATH, FaultKind.EFFECT
 _IB = r"^NET/g?IB(?:ext\w*)? ?: "
 """Prefix of NCCL's own network for verbs and of plugins that are made from it."""
 _NO_WAY = r"(?:Network is (?:unreachable|down)|No route to host|Host is (?:unreachable|down)|Connection timed out)"
+_OFI = r"^NET/OFI "
 _KINDS = tuple(
     (re.compile(pattern), kind)
     for pattern, kind in (
         (_IB + r".*(?:Got async event|[Aa]sync fatal event|Got async error event|Got non-fatal async event)", _LOCAL),
         (r"Call to ibv_modify_qp failed.*remote GID (?!N/A)(?:::ffff:)?(?P<peer>[^\s,]+)", _PATH),
         (r"Call to ibv_modify_qp failed.*" + _NO_WAY, _PATH),
-        (r"Call to (?:ibv|mlx5dv)_\w+(?:\(\))? (?:failed|returned)|\bibv_post_\w+\(\) failed", _LOCAL),
-        (_IB + r"(?:No IP interface found|Attempted to (?:merge|connect) incompatible|Trying to merge .* different link_layer)", _LOCAL),
+        (r"Call to (?:ibv|mlx5dv)_\w+(?:\(\))? (?:failed|returned)", _LOCAL),
+        (r"\bibv_post_\w+\(\) failed", _LOCAL),
+        (_IB + r"No IP interface found", _LOCAL),
+        (_IB + r"(?:Attempted to (?:merge|connect) incompatible|Trying to merge .* different link_layer)", _LOCAL),
         (_IB + r"(?:open|read) failed in ncclIbRoceGetVersionNum", _LOCAL),
-        (_IB + r"(?:Remote \S+ device is incompatible|Can't (?:merge|connect) net devices with different link_layer)", _PATH),
-        (_IB + r"(?:\w+: )?(?:Got CQE with error|Maximum number of probing|Could not find a functional device|Fatal error|The error is"
-               r" fatal)", _PATH),
+        (_IB + r"Remote \S+ device is incompatible", _PATH),
+        (_IB + r"Can't (?:merge|connect) net devices with different link_layer", _PATH),
+        (_IB + r"(?:\w+: )?(?:Got CQE with error|Maximum number of probing|Could not find a functional device)", _PATH),
+        (_IB + r"(?:\w+: )?(?:Fatal error|The error is fatal)", _PATH),
         (r"^Detected mixed local Net device counts", _PATH),
         (r"^MNNVL .*(?:not supported|not working) on this system", _LOCAL),
-        (r"^Bootstrap ?: no socket interface found|^no device found .*verify NCCL_OOB_NET_IFNAME", _LOCAL),
+        (r"^Bootstrap ?: no socket interface found", _LOCAL),
+        (r"^no device found .*verify NCCL_OOB_NET_IFNAME", _LOCAL),
         (r"^NET/Socket ?: (?:No usable listening interface|no interface) found", _LOCAL),
         (r"^Invalid NCCL_COMM_ID|ncclSocketInit: connecting to address .* with family", _LOCAL),
         (r"^Net ?: (?:No interface found in the same subnet|error encountered when getting address info)", _LOCAL),
         (r"ocketTryAccept: Accept failed", _LOCAL),
         (r"^Error: network .* not found|^Failed to initialize any NET plugin|^No transport found for rank", _LOCAL),
-        (r"[Cc]onnect to (?P<peer>\S+?)<\d+> (?:failed|returned)|ocketPollConnect to (?P<peer2>\S+?)<\d+> failed", _PATH),
-        (r"connect returned .*exceeded|exceeded (?:retries|timeouts|error retry)|ocketPollConnect poll\(\) (?:returned|failed)", _PATH),
-        (r"^Bootstrap Root ?: |^Message truncated ?: received|ocketFinalizeAccept(?: from (?P<peer>\S+?)<\d+>)?: wrong", _PATH),
+        (r"[Cc]onnect to (?P<peer>\S+?)<\d+> (?:failed|returned)", _PATH),
+        (r"ocketPollConnect to (?P<peer>\S+?)<\d+> failed", _PATH),
+        (r"connect returned .*exceeded|exceeded (?:retries|timeouts|error retry)", _PATH),
+        (r"ocketPollConnect poll\(\) (?:returned|failed)", _PATH),
+        (r"^Bootstrap Root ?: |^Message truncated ?: received", _PATH),
+        (r"ocketFinalizeAccept(?: from (?P<peer>\S+?)<\d+>)?: wrong", _PATH),
         (r"Connection closed by remote peer (?P<peer>[^\s<]+)", _EFFECT),
         (r"Call to (?:recv from|send to) (?P<peer>\S+?)<\d+> failed ?: " + _NO_WAY, _PATH),
         (r"Call to (?:recv from|send to) (?P<peer>\S+?)<\d+> failed", _EFFECT),
-        (r"Error encountered progressing operation|Failed to execute operation|encountered a fatal error|: socket progress error", _EFFECT),
-        (r"^NET/OFI .*completed with error.*(?:[Uu]nresponsive|[Uu]nreachable)", _PATH),
+        (r"Error encountered progressing operation|Failed to execute operation", _EFFECT),
+        (r"encountered a fatal error|: socket progress error", _EFFECT),
+        (_OFI + r".*completed with error.*(?:[Uu]nresponsive|[Uu]nreachable)", _PATH),
         # (not aborted, reset, not connected, shut down, canceled)
-        (r"^NET/OFI .*completed with error.*\b(?:RC|err): (?!(?:103|104|107|108|125)\b)", _PATH),
-        (r"^NET/OFI .*completed with error", _EFFECT),
-        (r"^NET/OFI .*(?:Unable to insert remote address|Error posting|Could not send request|call to fi_|fi_write\w* failed|Unable to"
-         r" issue read)", _PATH),
-        (r"^NET/OFI .*(?:(?:Unable to|Could not) register memory|Unable to (?:bind|enable) MR|Couldn't"
-         r" (?:open|create|allocate|bind|enable|register))", _LOCAL),
-        (r"^NET/OFI (?:.*fi_getinfo\(\) call failed|No (?:viable|eligible)|Creating new endpoint .* failed|Unable to find a protocol)",
-            _LOCAL),
-        (r"^NET/OFI (?:aws-ofi-nccl initialization failed|Failed to initialize \w+ protocol|GDR support reported .* couldn't be configured)", _LOCAL),
+        (_OFI + r".*completed with error.*\b(?:RC|err): (?!(?:103|104|107|108|125)\b)", _PATH),
+        (_OFI + r".*completed with error", _EFFECT),
+        (_OFI + r".*(?:Unable to insert remote address|Error posting|Could not send request|Unable to issue read)", _PATH),
+        (_OFI + r".*(?:call to fi_|fi_write\w* failed)", _PATH),
+        (_OFI + r".*(?:Unable to|Could not) register memory", _LOCAL),
+        (_OFI + r".*(?:Unable to (?:bind|enable) MR|Couldn't (?:open|create|allocate|bind|enable|register))", _LOCAL),
+        (_OFI + r"(?:.*fi_getinfo\(\) call failed|No (?:viable|eligible)|Creating new endpoint .* failed)", _LOCAL),
+        (_OFI + r"(?:Unable to find a protocol|Failed to initialize \w+ protocol)", _LOCAL),
+        (_OFI + r"(?:aws-ofi-nccl initialization failed|GDR support reported .* couldn't be configured)", _LOCAL),
     )
-)  # fmt: skip
-_HARMLESS = re.compile(
-    r"event ?: (?:port active|GID table change|LID change|P_Key change|SM change|client reregistration|path migrated|communication"
-    r" established"
-    r"|send queue drained|last WQE reached|SRQ limit reached)"
-    r"|Call to ibv_(?:open_device|query_device|query_port\w*) failed|" + _IB[1:] + r"Unable to (?:open|query)",
-    re.IGNORECASE,
+)
+_HARMLESS = any_of(
+    r"event ?: (?:port active|GID table change|LID change|P_Key change|SM change|client reregistration|path migrated)",
+    r"event ?: (?:communication established|send queue drained|last WQE reached|SRQ limit reached)",
+    r"Call to ibv_(?:open_device|query_device|query_port\w*) failed",
+    _IB[1:] + r"Unable to (?:open|query)",
+    flags=re.IGNORECASE,
 )
 """Events that change nothing, and devices that NCCL leaves out: whether it then lacks one that was asked for is the verdict's to say."""
 
@@ -116,9 +126,8 @@ def fault_words(fault: NcclFault) -> str:
     return f"{fault.text} (the subnets of the two NICs have no route to each other)" if unreachable else fault.text
 
 
-_HEAD = re.compile(
-    r"[^\s:]+:\d+:\d+ +\[-?\d+\] +(?:(?:\S+|[^\[\]]+\)(?: const)?):\d+ +(?:\([\w:~<>]+\) +)?)?NCCL (INFO|WARN|TRACE|VERSION) ?"
-)
+_FUNCTION = r"(?:\S+|[^\[\]]+\)(?: const)?):\d+ +(?:\([\w:~<>]+\) +)?"
+_HEAD = re.compile(rf"[^\s:]+:\d+:\d+ +\[-?\d+\] +(?:{_FUNCTION})?NCCL (INFO|WARN|TRACE|VERSION) ?")
 """Beginning of a message. Before a warning stand its file or function and line; a plugin in C++ writes the function's whole signature."""
 _VERSION = re.compile(r"\bNCCL version (\d+\.\d+(?:\.\d+)?)")
 _HCA = re.compile(r"\[\d+\]\s*([\w.-]+):(\d+)(?::\d*(?::\d+)?)?/(IB|RoCE)\b")
@@ -130,8 +139,7 @@ SETTINGS = frozenset(
     f"NCCL_{name}"
     for name in (
         "NET", "NET_PLUGIN", "IB_DISABLE", "IB_HCA", "IB_GID_INDEX", "IB_TC", "IB_SL", "IB_ADDR_FAMILY", "IB_ROCE_VERSION_NUM",
-            "NET_GDR_LEVEL",
-        "NET_GDR_READ", "DMABUF_ENABLE", "SOCKET_IFNAME", "CROSS_NIC", "P2P_DISABLE", "SHM_DISABLE",
+        "NET_GDR_LEVEL", "NET_GDR_READ", "DMABUF_ENABLE", "SOCKET_IFNAME", "CROSS_NIC", "P2P_DISABLE", "SHM_DISABLE",
     )
 )  # fmt: skip
 """Variables that decide about the fabric; NCCL echoes those that are set, from its configuration files too."""

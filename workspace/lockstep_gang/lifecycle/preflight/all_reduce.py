@@ -81,7 +81,7 @@ def busbw(measured: Measured) -> int:
 def why_not_measured(run: Run, looked: Sequence[LookedAt]) -> list[Finding]:
     """Warning that a node has no torch. It is asked for only where it is: a script's image need not have it."""
     lacking = [node for node, facts, *_ in looked if "torch" not in facts.versions]
-    fix = f"{words_of(run).torch}, or set preflight.mode to Basic"
+    fix = f"{words_of(run).torch}, or set spec.preflight to Basic"
     return [warning("allReduce", node, f"node {node} has no torch: the all-reduce was left out", fix) for node in lacking[:1]]
 
 

@@ -18,7 +18,7 @@ _MEMORY = "OutOfMemoryError"
 def without_torch(run: Run, looked: Sequence[LookedAt]) -> list[Finding]:
     """Warning that a node has no torch, which the test is made with. A script's image need not have it."""
     lacking = [node for node, facts, *_ in looked if "torch" not in facts.versions]
-    fix = f"{words_of(run).torch}, or set preflight.selfTest to Never"
+    fix = f"{words_of(run).torch}, or set spec.preflight to Basic"
     return [warning(SELF_TEST, node, f"node {node} has no torch: the self-test was left out", fix) for node in lacking[:1]]
 
 

@@ -64,7 +64,6 @@ class Manifest:
     shards: tuple[ShardRecord, ...]
     content: Annotated[str, Must("Full or Lite", lambda content: content in {"Full", "Lite"})] = "Full"
     """`Full`: the shards hold masters and moments; `Lite`: the trained weights alone (format/layout.py has the tensors' names)."""
-    optimizer: str = "AdamW"
     optimizer_settings: Mapping[str, float] = field(default_factory=dict)
     """Path below `training` → value, to tell what a later attempt has otherwise. Empty in commits from before they were recorded."""
     loss_scaler: dict[str, Any] | None = None
@@ -82,7 +81,6 @@ _GROUPED = {
     "job": ("job", "name"),
     "jobUid": ("job", "uid"),
     "samplesConsumed": ("data", "samplesConsumed"),
-    "optimizer": ("optimizer", "type"),
     "optimizerSettings": ("optimizer", "settings"),
     "optimizerStep": ("optimizer", "step"),
     "lossScaler": ("optimizer", "lossScaler"),

@@ -4,7 +4,6 @@ checkpoint-100 → checkpoints/step-100.a1     the shards and the manifest, and 
     metadata.json                            in short what the manifest says, for tools that know no manifests
     adapter_config.json                      peft's
     tokenizer.json …                         hard links into runs/<job>/tokenizer, copied once from the model's folder
-    adapter_model.safetensors                with exportAdapter
 
 Nothing here is needed to resume: what a power loss takes is made again at the next start. Where a volume has no symbolic
 links, checkpoint-N is a folder with the small files, and metadata.json says where the commit is.

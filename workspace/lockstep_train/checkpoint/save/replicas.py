@@ -4,12 +4,12 @@ A rank sends its shard to the next node once it is durable on its own volume, in
 durable there too. A neighbor that can't keep it costs the second copy, never the commit: the manifest names the nodes that
 have each shard, and the log says where one copy is all there is.
 
-Shards go from node to node over TCP: a put or a get of one file, proved by HMAC with a token that only this run's ranks know.
+Shards go from node to node over TCP, one file a connection, proved by HMAC with a token that only this run's ranks know.
 
     server → client   32 random bytes, the challenge
     client → server   a frame: the request, as JSON, signed
-    put               the file's bytes, then the server's frame: the problem, or null once the file is durable
-    get               the server's frame, then the file's bytes
+    client → server   the file's bytes
+    server → client   a frame: the problem, or null once the file is durable
 
 A frame is its length (4 bytes), JSON, and HMAC-SHA256 over challenge and JSON. The file's SHA-256 stands in a signed frame, so its
 bytes need no signature. Nothing is unpickled, no path is taken from the wire, and a transfer holds one chunk in memory.
@@ -25,7 +25,6 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -149,7 +148,7 @@ class Shard:
 
 
 class Server:
-    """Server of a node: keeps what neighbors put, as files of commits of this attempt, and gives what it has."""
+    """Server of a node: keeps what neighbors put, as files of commits of this attempt."""
 
     def __init__(self, checkpoints: Path, attempt: int, token: bytes, host: str) -> None:
         self._checkpoints = checkpoints
@@ -196,14 +195,10 @@ class Server:
         if name is None or not is_shard(shard.file):
             raise TransferError("no such file")
         path = self._checkpoints / str(name) / shard.file
-        if request["do"] == "get":
-            line.send("server", {"problem": None if path.is_file() else f"{path} is not there"})
-            line.send_file(path, shard.bytes)
-        elif request["do"] == "put":
-            problem = self._keep(line, path, shard) if name.attempt == self._attempt else "it is of another attempt"
-            line.send("server", {"problem": problem})
-            if problem is not None:
-                line.drain()
+        problem = self._keep(line, path, shard) if name.attempt == self._attempt else "it is of another attempt"
+        line.send("server", {"problem": problem})
+        if problem is not None:
+            line.drain()
 
     def _keep(self, line: Line, path: Path, shard: Shard) -> str | None:
         try:
@@ -216,38 +211,16 @@ class Server:
         return None
 
 
-def _ask(place: ServerAddress, token: bytes, shard: Shard, do: str, then: Callable[[Line], None], deadline_seconds: float) -> None:
+def put_shard(place: ServerAddress, token: bytes, shard: Shard, path: Path, deadline_seconds: float = DEADLINE_SECONDS) -> None:
+    """Send a file, and wait until it is durable on the other node's volume. Raises OSError."""
     with socket.create_connection(place, timeout=min(10.0, deadline_seconds)) as connection:
         line = Line(connection, token, deadline_seconds)
         line.challenge = line.read(CHALLENGE_BYTES)
-        line.send("client", {"do": do, **asdict(shard)})
-        then(line)
-
-
-def _agree(line: Line) -> None:
-    problem = line.receive("server")["problem"]
-    if problem is not None:
-        raise TransferError(problem)
-
-
-def put_shard(place: ServerAddress, token: bytes, shard: Shard, path: Path, deadline_seconds: float = DEADLINE_SECONDS) -> None:
-    """Send a file, and wait until it is durable on the other node's volume. Raises OSError."""
-
-    def send(line: Line) -> None:
+        line.send("client", asdict(shard))
         line.send_file(path, shard.bytes)
-        _agree(line)
-
-    _ask(place, token, shard, "put", send, deadline_seconds)
-
-
-def get_shard(place: ServerAddress, token: bytes, shard: Shard, path: Path, deadline_seconds: float = DEADLINE_SECONDS) -> None:
-    """Fetch a file from another node's volume, checked against its SHA-256, as `path`. Raises OSError."""
-
-    def take(line: Line) -> None:
-        _agree(line)
-        line.receive_file(path, shard.bytes, shard.sha256)
-
-    _ask(place, token, shard, "get", take, deadline_seconds)
+        problem = line.receive("server")["problem"]
+        if problem is not None:
+            raise TransferError(problem)
 
 
 def own_address(towards: str, port: int) -> str:
@@ -279,17 +252,6 @@ class Replicas:
             except OSError as error:
                 print_error(f"lockstep_train: rank {self._ranks.rank}: node {node} can't keep a copy of {folder / shard.file}: {error}")
         return replace(shard, nodes=tuple(nodes))
-
-    def fetch(self, folder: Path, shard: ShardRecord, path: Path) -> None:
-        """Fetch a shard that this node's volume lacks from one that has it. Raises OSError."""
-        errors: list[str] = []
-        for node in (node for node in shard.nodes if node < len(self._places) and node != self._ranks.node):
-            try:
-                get_shard(self._places[node], self._token, _named(folder.name, shard), path)
-                return
-            except OSError as error:
-                errors.append(f"node {node}: {error}")
-        raise OSError(f"no other node gives {shard.file}: {'; '.join(errors) or 'none has it'}")
 
     def lacking(self, manifest: Manifest) -> list[str]:
         """Shards with fewer copies than asked for."""

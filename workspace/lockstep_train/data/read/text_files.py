@@ -229,7 +229,10 @@ BLANK = re.compile(r"\s*")
 
 
 class _Elements:
-    """The elements of one JSON array, each parsed when it is asked for."""
+    """The elements of one JSON array, each parsed when it is asked for.
+
+    Not ijson (3.6.0): it names no line, has no bound for an element (200 kB of brackets take all memory), and refuses NaN and a BOM.
+    """
 
     def __init__(self, read: Callable[[], str]) -> None:
         """`read` gives the next characters, none at the end."""

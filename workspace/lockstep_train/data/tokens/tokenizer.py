@@ -15,11 +15,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from lockstep_spec.words import any_of
 from lockstep_train.base.errors import ConfigError, first_line, reason_of, refusal
 from lockstep_train.data.tokens.turns import ChatTemplate, Message, Span, TemplateChoice
 
-FILES = re.compile(
-    r"(tokenizer|special_tokens|added_tokens|vocab|merges|chat_template|sentencepiece|spiece)[^/]*|[^/]*\.(model|tiktoken|jinja)"
+FILES = any_of(
+    r"(tokenizer|special_tokens|added_tokens|vocab|merges|chat_template|sentencepiece|spiece)[^/]*",
+    r"[^/]*\.(model|tiktoken|jinja)",
 )
 
 

@@ -5,46 +5,51 @@ from __future__ import annotations
 import dataclasses
 import netrc
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from enum import Enum
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from lockstep_spec.training import MetricsConfig
+from lockstep_spec.choices import Tracker
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.base.runfile import RunConfig
 from lockstep_train.report.sinks.sink import MetricsSink, ServiceRun, Tell, Writer, redact
 from lockstep_train.report.sinks.writers import MLflowWriter, TensorBoardWriter, WandBWriter
 
+PACKAGES = {
+    Tracker.TENSORBOARD: ("tensorboard", "tensorboard"),
+    Tracker.MLFLOW: ("mlflow", "mlflow-skinny"),
+    Tracker.WANDB: ("wandb", "wandb"),
+}
+"""Module and package of each tracker."""
 MLFLOW_SCHEMES = ("http", "https", "file", "databricks")
 
 
-def refuse_unusable_metrics(metrics: MetricsConfig, environ: Mapping[str, str] | None = None) -> None:
+def refuse_unusable_trackers(trackers: Collection[Tracker], environ: Mapping[str, str] | None = None) -> None:
     """Raise ConfigError for a destination whose package, address or key is missing."""
     variables = os.environ if environ is None else environ
-    if metrics.tensor_board:
-        _need("tensorboard", "metrics.tensorBoard", "tensorboard", "set metrics.tensorBoard to false")
-    if metrics.mlflow is not None:
-        _need("mlflow", "metrics.mlflow", "mlflow-skinny", "leave metrics.mlflow out")
-        if urlsplit(metrics.mlflow.tracking_uri).scheme not in MLFLOW_SCHEMES:
-            raise ConfigError(
-                f"metrics.mlflow.trackingUri is {redact(metrics.mlflow.tracking_uri)!r}, but must begin with one of "
-                f"{', '.join(f'{scheme}:' for scheme in MLFLOW_SCHEMES)}; give the address of an MLflow server, which has the database"
-            )
-    if metrics.wandb is not None:
-        _need("wandb", "metrics.wandb", "wandb", "leave metrics.wandb out")
-        if not _has_wandb_key(variables):
-            raise ConfigError(
-                "metrics.wandb is set, but there is no key: set WANDB_API_KEY in spec.env from a Secret, or WANDB_MODE to offline"
-            )
+    for tracker in trackers:
+        _need(tracker, *PACKAGES[tracker])
+    uri = variables.get("MLFLOW_TRACKING_URI", "")
+    if Tracker.MLFLOW in trackers and urlsplit(uri).scheme not in MLFLOW_SCHEMES:
+        raise ConfigError(
+            f"training.reportTo has MLflow, but MLFLOW_TRACKING_URI is {redact(uri)!r}: set it in spec.env to the address of an MLflow"
+            f" server, which has the database; it begins with one of {', '.join(f'{scheme}:' for scheme in MLFLOW_SCHEMES)}"
+        )
+    if Tracker.WANDB in trackers and not _has_wandb_key(variables):
+        raise ConfigError(
+            "training.reportTo has WandB, but there is no key: set WANDB_API_KEY in spec.env from a Secret, or WANDB_MODE to offline"
+        )
 
 
-def _need(module: str, field: str, package: str, otherwise: str) -> None:
+def _need(tracker: str, module: str, package: str) -> None:
     spec = find_spec(module)
     if spec is None or spec.origin is None:  # a folder of that name, as these tools leave behind, counts as a package of no origin
-        raise ConfigError(f"{field} is set, but the package {package} is not installed; install it in the image, or {otherwise}")
+        raise ConfigError(
+            f"training.reportTo has {tracker}, but the package {package} is not installed; install it in the image, or leave {tracker} out"
+        )
 
 
 def _has_wandb_key(environ: Mapping[str, str]) -> bool:
@@ -58,27 +63,24 @@ def _has_wandb_key(environ: Mapping[str, str]) -> bool:
 
 
 def open_sinks(config: RunConfig, resumed_step: int, tell: Tell) -> list[MetricsSink]:
-    """Destinations of `metrics`. Nothing is imported or sent yet."""
-    metrics, job, logs = config.training.metrics, config.job_name, config.run_dir / "logs"
+    """Return the destinations of `report_to`. Nothing is imported or sent yet."""
+    job, logs = config.job_name, config.run_dir / "logs"
     parameters = run_parameters(config)
-    writers: list[tuple[str, Callable[[], Writer]]] = []
 
     def identity(service: str) -> ServiceRun:
         return ServiceRun(logs / f"{service}-run.json", config.job_uid, resumed_step)
 
-    if metrics.tensor_board:
-        writers.append(("TensorBoard", lambda: TensorBoardWriter(logs / "tensorboard", resumed_step)))
-    if (mlflow := metrics.mlflow) is not None:
-        writers.append(("MLflow", lambda: MLflowWriter(mlflow, job, identity("mlflow"), parameters)))
-    if (wandb := metrics.wandb) is not None:
-        writers.append(("W&B", lambda: WandBWriter(wandb, job, logs, identity("wandb"), parameters)))
-    return [MetricsSink(name, connect, tell) for name, connect in writers]
+    writers: dict[Tracker, Callable[[], Writer]] = {
+        Tracker.TENSORBOARD: lambda: TensorBoardWriter(logs / "tensorboard", resumed_step),
+        Tracker.MLFLOW: lambda: MLflowWriter(job, identity("mlflow"), parameters),
+        Tracker.WANDB: lambda: WandBWriter(job, logs, identity("wandb"), parameters),
+    }
+    return [MetricsSink(tracker.value, connect, tell) for tracker, connect in writers.items() if tracker in config.training.report_to]
 
 
 def run_parameters(config: RunConfig) -> dict[str, Any]:
-    """Settings of the run as tables show them; without where metrics go, which may name a server's user."""
-    training = {name: _plain(value) for name, value in vars(config.training).items() if name != "metrics"}
-    return {**training, "job": config.job_name}
+    """Settings of the run as tables show them."""
+    return {**_plain(config.training), "job": config.job_name}
 
 
 def _plain(value: Any) -> Any:

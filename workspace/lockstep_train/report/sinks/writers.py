@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lockstep_spec.training import MLflowConfig, WandBConfig
 from lockstep_train.report.sinks.sink import Point, ServiceRun
 
 
@@ -35,11 +34,14 @@ class TensorBoardWriter:
         self._writer.close()
 
 
+PROJECT = "lockstep"
+"""The project or experiment that a run is filed under, unless the tracker's own variable names another."""
 METRICS_A_REQUEST = 1000
 PARAMETERS_A_REQUEST = 100
 PARAMETER_CHARACTERS = 500
 STATUS = {"Done": "FINISHED", "Stopped": "KILLED", "Failed": "FAILED"}
 SETTINGS = {
+    "MLFLOW_EXPERIMENT_NAME": PROJECT,
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",  # of 120 s: the sink tries again by itself
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_ALLOW_FILE_STORE": "true",  # whoever writes file: wants it
@@ -48,16 +50,18 @@ SETTINGS = {
 
 
 class MLflowWriter:
-    """Writer by the client without its globals: no active run, no autologging. All attempts of a job are one MLflow run."""
+    """Writer by the client without its globals: no active run, no autologging. All attempts of a job are one MLflow run. The client reads
+    MLFLOW_TRACKING_URI itself.
+    """
 
-    def __init__(self, config: MLflowConfig, job: str, identity: ServiceRun, parameters: Mapping[str, Any]) -> None:
+    def __init__(self, job: str, identity: ServiceRun, parameters: Mapping[str, Any]) -> None:
         for name, value in SETTINGS.items():
             os.environ.setdefault(name, value)
         from mlflow import MlflowClient
 
-        self._client = MlflowClient(config.tracking_uri, registry_uri=config.tracking_uri)
+        self._client = MlflowClient()
         earlier = identity.recall()
-        self._run = earlier or self._create(config.experiment, job, parameters)
+        self._run = earlier or self._create(os.environ["MLFLOW_EXPERIMENT_NAME"], job, parameters)
         if earlier is None:
             identity.keep(self._run)
         else:
@@ -114,18 +118,17 @@ INIT_SECONDS = 30
 
 class WandBWriter:
     """Writer by wandb, one run for all attempts of a job. wandb's own process does the sending; it gets no console, no code and no
-    environment to send.
+    environment to send. wandb reads WANDB_PROJECT, WANDB_ENTITY and its other variables itself.
     """
 
-    def __init__(self, config: WandBConfig, job: str, folder: Path, identity: ServiceRun, parameters: Mapping[str, Any]) -> None:
+    def __init__(self, job: str, folder: Path, identity: ServiceRun, parameters: Mapping[str, Any]) -> None:
+        os.environ.setdefault("WANDB_PROJECT", PROJECT)
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
 
         earlier = identity.recall()
         run_id = earlier or uuid.uuid4().hex[:12]
         self._run = wandb.init(
-            project=config.project,
-            entity=config.entity,
             name=job,
             id=run_id,
             resume="allow",

@@ -56,13 +56,11 @@ WATCHED = (
     Watched("Node"),
     Watched("Event", field_selector="type=Warning,involvedObject.kind!=Node,involvedObject.kind!=TrainingJob"),
 )
-"""Kinds to watch. The operator's own Events are left out; they outlive their jobs by an hour, and kopf remembers a kilobyte of each object
-that it has seen.
-"""
+"""Kinds to watch. The operator's own Events are left out; they outlive their jobs by an hour."""
 EVENT_REASONS = frozenset(
     {
         "FailedCreate", "FailedMount", "FailedAttachVolume", "FailedMapVolume", "ProvisioningFailed", "FailedBinding",
-            "FailedCreatePodSandBox", "FailedToRetrieveImagePullSecret",
+        "FailedCreatePodSandBox", "FailedToRetrieveImagePullSecret",
     }
 )  # fmt: skip
 

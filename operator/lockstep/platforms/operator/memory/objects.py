@@ -51,8 +51,6 @@ class StoredObject:
         self.uid = str(metadata["uid"])
         self.job = job_of(item)
         content, self.is_cut = _bounded(kind, _REDUCED.get(kind, _whole)(item))
-        if UNREADABLE in item:  # it comes from `slim`
-            content = {**content, UNREADABLE: item[UNREADABLE]}
         projected = {**content, "kind": kind, "metadata": _metadata(metadata)}
         self._content = _pack(projected) if kind in PACKED else projected
         if kind in CHILDREN and isinstance(self._content, bytes) and len(self._content) > PACKED_BYTES_MAX:
@@ -67,15 +65,6 @@ class StoredObject:
     def says_the_same(self, other: StoredObject) -> bool:
         """But for the version: a heartbeat of a Node, say."""
         return self._content == other._content
-
-
-def slim(kind: str, item: Object) -> Object:
-    """The object with no more in it than is kept, for those through whose hands it goes before. A job's child stays whole: its rest may be
-    needed.
-    """
-    if kind in CHILDREN:
-        return item
-    return {**StoredObject(kind, item).item, "apiVersion": item.get("apiVersion", "")}
 
 
 def _metadata(metadata: Mapping[str, Any]) -> Object:
@@ -234,6 +223,6 @@ def _whole(item: Mapping[str, Any]) -> Object:
 
 _REDUCED: dict[str, Callable[[Mapping[str, Any]], Object]] = {
     "TrainingJob": _training_job, "Node": _node, "Event": _event, "Pod": _pod, "PersistentVolumeClaim": _claim,
-        "StatefulSet": _stateful_set, "ServiceAccount": lambda item: {},
-            "ConfigMap": lambda item: {key: item[key] for key in ("data", "binaryData", "immutable") if key in item},
+    "StatefulSet": _stateful_set, "ServiceAccount": lambda item: {},
+    "ConfigMap": lambda item: {key: item[key] for key in ("data", "binaryData", "immutable") if key in item},
 }  # fmt: skip

@@ -1,7 +1,7 @@
 """Keys that need work: each is worked on by one worker at a time, as often as it was marked, and again later when the work failed.
 
-Namespaces take turns, and none has more than half of the workers: a thousand jobs of one, whose writes are slow or refused, delay nobody
-else's.
+Namespaces take turns, and none has more than half of the workers: a thousand jobs of one, whose writes are slow or refused, delay no
+others. Not kopf's queue: it has a task for each object, neither turns nor a limit for a namespace, and waits as long after every failure.
 """
 
 from __future__ import annotations

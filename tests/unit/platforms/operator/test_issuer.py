@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+import time
 from base64 import urlsafe_b64encode
 from typing import Any
 
@@ -14,10 +16,10 @@ from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 
 from lockstep.api.names import REPORT_AUDIENCE
 from lockstep.kube.cluster import ApiError
-from lockstep.kube.issuer import CONFIGURATION, KEYS, RIGHT, IssuedTokens
 from lockstep.platforms.operator.authenticate import Bearer, Refusal, bearer_of
+from lockstep.platforms.operator.issuer import CONFIGURATION, KEYS, RIGHT, IssuedTokens
 
-NOW = 1_800_000_000.0
+NOW = time.time()
 ISSUER = "https://kubernetes.default.svc"
 RSA_KEY, OTHER_KEY = (rsa.generate_private_key(public_exponent=65537, key_size=2048) for _ in range(2))
 EC_KEY = ec.generate_private_key(ec.SECP256R1())
@@ -61,18 +63,25 @@ class Api:
     def __init__(self, refusal: ApiError | None = None) -> None:
         self.asked: list[str] = []
         self.refusal = refusal
+        self.renamed: dict[str, str] = {}
 
     async def document(self, path: str, media_type: str) -> dict[str, Any]:
         self.asked.append(path)
         assert media_type == ("application/jwk-set+json" if path == KEYS else "application/json")  # the API server refuses another (406)
         if self.refusal is not None:
             raise self.refusal
-        return {CONFIGURATION: {"issuer": ISSUER}, KEYS: jwks()}[path]
+        keys = [{**key, "kid": self.renamed.get(key["kid"], key["kid"])} for key in jwks()["keys"]]
+        return {CONFIGURATION: {"issuer": ISSUER}, KEYS: {"keys": keys}}[path]
 
 
 def bearer(text: str, api: Any = None) -> Bearer:
     cluster: Any = api or Api()
-    return asyncio.run(bearer_of(IssuedTokens(cluster, lambda: NOW), f"Bearer {text}"))
+    return asyncio.run(bearer_of(IssuedTokens(cluster), f"Bearer {text}"))
+
+
+@pytest.mark.parametrize("changed", [{}, {"nbf": NOW + 59}, {"exp": NOW - 30}], ids=["valid", "from a clock ahead", "by a clock behind"])
+def test_clocks_may_differ_by_a_minute(changed: dict[str, Any]) -> None:
+    assert bearer(token(CLAIMS | changed)) == Bearer("ns", "x-0", "u-0")
 
 
 @pytest.mark.parametrize(("kid", "alg"), [("rsa", "RS256"), ("ec", "ES256")])
@@ -89,7 +98,7 @@ def test_a_token_of_the_cluster_says_whose_pod_it_is(kid: str, alg: str) -> None
         token(CLAIMS, alg="ES256"),
         token(CLAIMS, kid="unknown"),
         token({**CLAIMS, "iss": "https://elsewhere"}),
-        token({**CLAIMS, "exp": NOW - 1}),
+        token({**CLAIMS, "exp": NOW - 61}),
         token({**CLAIMS, "exp": "soon"}),
         token({key: value for key, value in CLAIMS.items() if key != "exp"}),
         token({**CLAIMS, "nbf": NOW + 3600}),
@@ -102,7 +111,9 @@ def test_a_token_of_the_cluster_says_whose_pod_it_is(kid: str, alg: str) -> None
         token(CLAIMS).replace(".", "", 1),
         "a.b.c",
         "[].[].x",
-        "x" * 20_000,
+        "[" * 12_000 + ".e30.x",
+        "\udcff.e30.x",
+        token({**CLAIMS, "more": "x" * (16 << 10)}),
     ],
 )  # fmt: skip
 def test_any_other_token_is_refused(text: str) -> None:
@@ -130,13 +141,26 @@ def test_a_changed_claim_breaks_the_signature() -> None:
 
 def test_a_flood_of_tokens_with_unknown_keys_asks_once_a_minute() -> None:
     async def flood(cluster: Any) -> None:
-        review = IssuedTokens(cluster, lambda: NOW)
-        for number in range(100):
+        seconds = itertools.count(0.0, 0.5)
+        review = IssuedTokens(cluster, lambda: next(seconds))  # two looks at the clock for the first token, and one for each of the others
+        for number in range(121):
             await review(token(CLAIMS, kid=f"made-up-{number % 3}"))
 
     api = Api()
     asyncio.run(flood(api))
-    assert api.asked == [CONFIGURATION, KEYS]
+    assert api.asked == [CONFIGURATION, KEYS] * 2
+
+
+def test_a_key_that_the_api_server_signs_with_since_a_minute_ago_counts() -> None:
+    async def rotate(cluster: Any) -> None:
+        seconds = iter((0.0, 0.0, 30.0, 60.0, 60.0))
+        review = IssuedTokens(cluster, lambda: next(seconds))
+        assert await review(token(CLAIMS, kid="next")) == {"authenticated": False}
+        cluster.renamed["rsa"] = "next"
+        assert await review(token(CLAIMS, kid="next")) == {"authenticated": False}
+        assert (await review(token(CLAIMS, kid="next")))["authenticated"]
+
+    asyncio.run(rotate(Api()))
 
 
 def test_without_the_right_to_the_keys_the_log_has_the_command(caplog: pytest.LogCaptureFixture) -> None:

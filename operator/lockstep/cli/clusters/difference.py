@@ -1,4 +1,4 @@
-"""Differences on a cluster, as `lockstep diff` and `lockstep deploy --dry-run` print them."""
+"""Differences on a cluster, as `lockstep deploy --diff` prints them."""
 
 from __future__ import annotations
 
