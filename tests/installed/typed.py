@@ -26,7 +26,7 @@ SERVER = """
 import gc, importlib, json, os, pkgutil, runpy, signal, socket, sys
 import lockstep
 for module in pkgutil.walk_packages(lockstep.__path__, "lockstep."):
-    if not module.name.startswith("lockstep.platforms.operator"):
+    if not module.name.startswith(("lockstep.platforms.operator", "lockstep.devcluster")):
         importlib.import_module(module.name)
 gc.freeze()
 signal.signal(signal.SIGCHLD, lambda *_: os.waitpid(-1, os.WNOHANG))

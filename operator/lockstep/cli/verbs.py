@@ -113,7 +113,7 @@ HINTS = {
     "devcluster start": "lockstep devcluster up",
     "devcluster stop": "lockstep devcluster down",
     "devcluster prepare": "lockstep devcluster up builds what it needs; make cluster-programs builds only that, in a checkout",
-    "devcluster kubeconfig": "lockstep devcluster status prints the line for kubectl",
+    "devcluster kubeconfig": "lockstep devcluster status prints the line that sets KUBECONFIG",
     "devcluster hosts": "lockstep devcluster up --hosts N, lockstep devcluster status and lockstep devcluster down",
 }
 """Other tools' words (kubectl, SkyPilot, dstack, Slurm, Helm) → what to type here."""

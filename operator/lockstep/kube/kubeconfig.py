@@ -405,7 +405,7 @@ def _id_token(provider: Values, where: str) -> str:
     """Return the ID token of the legacy login by OIDC. Raises ConfigError for one that has ended, and for other legacy logins."""
     if provider.get("name") != "oidc":
         raise ConfigError(
-            f"{where} is {provider.get('name')}, which kubectl no longer knows either: log in by a plugin (exec), as"
+            f"{where} is {provider.get('name')}, a login that other clients don't have any more, either: log in by a plugin (exec), as"
             " `gcloud container clusters get-credentials` and `kubelogin convert-kubeconfig` write it"
         )
     try:
@@ -414,9 +414,7 @@ def _id_token(provider: Values, where: str) -> str:
     except (LookupError, TypeError, ValueError, RecursionError):
         is_valid = False
     if not is_valid:
-        raise ConfigError(
-            f"{where} has no id-token that is valid now: any command of kubectl renews it (kubectl get pods), or log in again"
-        )
+        raise ConfigError(f"{where} has no id-token that is valid now: log in again, or let kubectl renew it (kubectl version)")
     return token
 
 

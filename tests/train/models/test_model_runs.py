@@ -187,7 +187,11 @@ def test_an_adapter_of_another_kind_is_refused_by_its_difference(
         ({}, {"model": {"quantization": "NF4"}}, "model.layers.0.self_attn.q_proj of this model has 36 inputs, and on a CPU NF4 needs"),
         ({}, {"lora": {"targetParameters": ["experts.up_proj"]}}, "available: mlp.experts.down_proj, mlp.experts.gate_up_proj"),
         ({}, {"lora": {"modulesToSave": ["embeddings"]}}, "training.lora.modulesToSave: no module named embeddings in this model"),
-        ({}, {"model": {"quantization": "NF4"}, "zeroStage": "Stage3"}, "NF4 can't be used with zeroStage Stage3"),
+        (
+            {"hidden_size": 64, "head_dim": 32},
+            {"model": {"quantization": "NF4"}, "zeroStage": "Stage3"},
+            "NF4 can't be used with zeroStage Stage3",
+        ),
         ({}, {"lora": {"targetParameters": EXPERTS, "dropout": "0.1"}}, 'targetParameters needs dropout "0" and dora false'),
     ],
 )

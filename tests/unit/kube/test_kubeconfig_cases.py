@@ -161,7 +161,7 @@ def test_a_token_s_file_that_is_gone_for_a_moment_leaves_the_last_token(tmp_path
         ({"as": "joe\r\nX-Remote-User: root"}, {}, "a character that no header may have"),
         ({"auth-provider": {"name": "oidc"}, "exec": {"apiVersion": V1, "command": "x"}}, {}, "both auth-provider and exec"),
         ({"auth-provider": {"name": "gcp"}}, {}, "auth-provider of user u of the kubeconfig is gcp, .*: log in by a plugin"),
-        ({"auth-provider": {"name": "oidc"}}, {}, "has no id-token that is valid now: any command of kubectl renews it"),
+        ({"auth-provider": {"name": "oidc"}}, {}, "has no id-token that is valid now: log in again"),
         *(({"auth-provider": oidc(token)}, {}, "has no id-token that is valid now")
             for token in (None, "é", "a.b.c", f"{VALID}\n", *map(id_token, ({"exp": 1}, {"exp": "x"}, {}, 1, "exp")))),
         ({"exec": {"command": "x"}}, {}, "has apiVersion None, must be one of"),

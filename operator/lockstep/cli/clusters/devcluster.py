@@ -146,7 +146,7 @@ def down(
 def devcluster_status(output: FormOption = Form.TEXT) -> None:
     """Say which parts of the cluster and which hosts run.
 
-    It ends with the line that lets kubectl find the cluster, and the hosts' cluster file. Exit code 1: a part has ended, or nothing is up.
+    It ends with the line that sets KUBECONFIG, and the hosts' cluster file. Exit code 1: a part has ended, or nothing is up.
 
     Example: lockstep devcluster status -o json
     """

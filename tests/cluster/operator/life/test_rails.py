@@ -96,7 +96,7 @@ def sent_by(jobs: Jobs, name: str) -> list[dict[str, int]]:
 
 
 def test_pods_get_every_rail_and_gloos_bytes_take_the_first(rails: Jobs) -> None:
-    start(rails, "traffic", 2, "Off")
+    start(rails, "traffic", 2, "None")
     seen: dict[str, list[str]] = {}
 
     def ended() -> bool:

@@ -9,8 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from lockstep.cli.clusters import quickstart, quickstarthosts
-from lockstep.cli.shared import difference
+from lockstep.cli.clusters import difference, quickstart, quickstarthosts
 from lockstep.kube.cluster import Cluster
 from lockstep.plan.ahead.live import Comparison
 from lockstep.plan.diff import Change

@@ -101,7 +101,6 @@ BY_TIME = {
     "cli/shared/hostsite.py _until_ended": "STOP_SECONDS",
     "cli/clusters/quickstart.py _follow": "FINISHED_TIMEOUT_SECONDS",
     "kube/jobs.py delete_job": "GONE_TIMEOUT_SECONDS",
-    "kube/reading.py request": "FORBIDDEN",
     "platforms/clusters/devenv.py until_up": "seconds",
     "platforms/clusters/install.py polled": "seconds",
     "platforms/clusters/install.py until_established": "READY_SECONDS",

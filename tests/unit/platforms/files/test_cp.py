@@ -22,6 +22,7 @@ from lockstep.cli.files import cp as cp_module
 from lockstep.cli.files.copies import Copy, Remote, read, read_all, tell_result
 from lockstep.cli.files.cp import _before_start, _copy_before_start, known_job
 from lockstep.cli.main import main
+from lockstep.cli.shared.jobargs import TargetOptions
 from lockstep.cli.shared.terminal import Meter
 from lockstep.kube.exec import PodPlace
 from lockstep.plan.render.resolve import resolve
@@ -257,7 +258,7 @@ def test_files_of_another_job_than_the_file_s_are_refused(tmp_path: Path) -> Non
     whole = {"apiVersion": "lockstep.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "x"}, "spec": spec}
     (tmp_path / "job.yaml").write_text(json.dumps(whole))
     with pytest.raises(ConfigError, match="is job x, and not y"):
-        _before_start(tmp_path / "job.yaml", [Copy("a.py", Remote("y", "/workspace/"), up=True)], "barcelona", None)
+        _before_start(tmp_path / "job.yaml", [Copy("a.py", Remote("y", "/workspace/"), up=True)], TargetOptions("barcelona"))
 
 
 @pytest.mark.parametrize(

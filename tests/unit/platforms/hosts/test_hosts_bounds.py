@@ -117,7 +117,7 @@ def test_a_port_that_is_taken_just_before_its_use_is_chosen_anew_five_times() ->
 
     shared = SimpleNamespace(shares=True, control=control, login=SimpleNamespace(name="lab0"))
     with pytest.raises(Failed, match="host lab0 forwards no port: in use"):
-        asyncio.run(forward._forward(cast(Any, shared), 8888, 0, False, contextlib.AsyncExitStack()))
+        asyncio.run(forward._forward(cast(Any, shared), 8888, 0, contextlib.AsyncExitStack()))
     assert len(tries) == 1 + 5
 
 

@@ -7,7 +7,8 @@ import itertools
 import json
 import time
 from base64 import urlsafe_b64encode
-from typing import Any
+from datetime import datetime, tzinfo
+from typing import Any, Self
 
 import pytest
 from cryptography.hazmat.primitives import hashes
@@ -27,6 +28,19 @@ CLAIMS: dict[str, Any] = {
     "iss": ISSUER, "aud": [REPORT_AUDIENCE], "exp": NOW + 600, "nbf": NOW - 60, "sub": "system:serviceaccount:ns:ml-dev-sa",
     "kubernetes.io": {"namespace": "ns", "pod": {"name": "x-0", "uid": "u-0"}, "serviceaccount": {"name": "ml-dev-sa", "uid": "u"}},
 }  # fmt: skip
+
+
+class StandingStill(datetime):
+    """The clock of PyJWT, at NOW: a long run comes to these tests long after it has read this file."""
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> Self:
+        return cls.fromtimestamp(NOW, tz)
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jwt.api_jwt.datetime", StandingStill)
 
 
 def encoded(data: bytes) -> str:
