@@ -188,7 +188,7 @@ def test_an_adapter_of_another_kind_is_refused_by_its_difference(
         ({}, {"lora": {"targetParameters": ["experts.up_proj"]}}, "available: mlp.experts.down_proj, mlp.experts.gate_up_proj"),
         ({}, {"lora": {"modulesToSave": ["embeddings"]}}, "training.lora.modulesToSave: no module named embeddings in this model"),
         (
-            {"hidden_size": 64, "head_dim": 32},
+            {"hidden_size": 64, "head_dim": 32, "intermediate_size": 64, "moe_intermediate_size": 64},
             {"model": {"quantization": "NF4"}, "zeroStage": "Stage3"},
             "NF4 can't be used with zeroStage Stage3",
         ),
