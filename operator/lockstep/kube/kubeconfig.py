@@ -414,7 +414,7 @@ def _id_token(provider: Values, where: str) -> str:
     except (LookupError, TypeError, ValueError, RecursionError):
         is_valid = False
     if not is_valid:
-        raise ConfigError(f"{where} has no id-token that is valid now: log in again, or let kubectl renew it (kubectl version)")
+        raise ConfigError(f"{where} has no id-token that is valid now: log in again, or have it renewed (`kubectl auth whoami`)")
     return token
 
 
