@@ -186,8 +186,8 @@ class Restart(Model):
     until when. May be changed at any time. Has no effect without the operator.
     """
     lost_node_seconds: Annotated[int | None, Field(ge=0, le=86400)] = None
-    """Replace the pod of a node that has been NotReady for so long, elsewhere: it is force-deleted, though nobody can say whether its
-    processes have ended. Default: never, and condition NodesHealthy says what to do. May be changed at any time. Has no effect without the
+    """Seconds that a node may be NotReady before its pod is replaced on another one. The pod is force-deleted, even though its processes
+    may still run. Default: never, and condition NodesHealthy says what to do. May be changed at any time. Has no effect without the
     operator.
     """
     retry: Annotated[int, Field(ge=0, le=1_000_000)] = 0
@@ -268,7 +268,7 @@ class TrainingJobSpec(Model):
     """
     env_from: Annotated[list[VariableSet], Field(max_length=16)] = []
     """Secrets and ConfigMaps whose keys become variables of every rank. Set what the dynamic loader reads (LD_*, GLIBC_TUNABLES) in env:
-    from here it would reach the agent, too, and nobody knows the keys beforehand.
+    from here it would reach the agent, too, and the keys aren't known beforehand.
     """
     restart: Restart = Restart()
     start_timeout_seconds: Seconds = Timeouts.start_seconds

@@ -127,8 +127,9 @@ FREE_FORM_LEVELS_MAX = 32
 
 
 def free_form_fits(settings: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The mapping, where a job may hold it. The API server takes any JSON here, of 1.5 MB and of 10,000 levels, each of which somebody
-    would have to read.
+    """Return `settings` if it is within the limits for size and nesting: the API server itself takes 1.5 MB and 10,000 levels.
+
+    Raises ValueError.
     """
     level: list[Any] = [settings or {}]
     for _ in range(FREE_FORM_LEVELS_MAX):

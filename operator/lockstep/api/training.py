@@ -152,8 +152,8 @@ class BaseModelSource(Model):
 
     name: Annotated[str, Field(pattern=MODEL_PATTERN, max_length=1024), ON_VOLUMES]
     """The folder of the model and its tokenizer, for example /workspace/models/Llama-3.1-8B; a model of the Hugging Face hub, for example
-    zai-org/GLM-4.5-Air; or a folder of an object store, for example s3://models/Llama-3.1-8B. What is no folder is fetched into
-    /workspace/cache/models before ranks load it, once a volume.
+    zai-org/GLM-4.5-Air; or a folder of an object store, for example s3://models/Llama-3.1-8B. Models of the hub and of
+    object stores are fetched into /workspace/cache/models before ranks load them, once a volume.
     """
     revision: Annotated[str | None, Field(min_length=1, max_length=256)] = None
     """The hub's branch, tag or commit. Default: its main branch. The first start resolves it to a commit, which all later starts of the job

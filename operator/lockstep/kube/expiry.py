@@ -4,8 +4,8 @@
         ...  # create objects with `owner` among their ownerReferences
 
 A Job with `parallelism: 0` runs nothing. Kubernetes ends it at `activeDeadlineSeconds`, removes it (`ttlSecondsAfterFinished`), and then
-whatever belongs to it. No right is needed beyond the built-in role `edit`, and nobody of Lockstep's must be there: a laptop that is shut,
-or a process that gets SIGKILL, only stops to move the deadline on.
+all that belongs to it. This needs no right beyond the built-in role `edit`, and no process of Lockstep: if a laptop is shut or the command
+gets SIGKILL, the deadline just isn't moved any further.
 """
 
 from __future__ import annotations

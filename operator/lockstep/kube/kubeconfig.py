@@ -405,7 +405,7 @@ def _id_token(provider: Values, where: str) -> str:
     """Return the ID token of the legacy login by OIDC. Raises ConfigError for one that has ended, and for other legacy logins."""
     if provider.get("name") != "oidc":
         raise ConfigError(
-            f"{where} is {provider.get('name')}, a login that other clients don't have any more, either: log in by a plugin (exec), as"
+            f"{where} is {provider.get('name')}, which Kubernetes' clients have dropped: log in by a plugin (exec), as"
             " `gcloud container clusters get-credentials` and `kubelogin convert-kubeconfig` write it"
         )
     try:

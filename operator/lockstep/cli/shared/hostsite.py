@@ -327,8 +327,8 @@ class HostJob(SiteJob):
         return Volume(self.site.fleet().place(host), job.record.workspace, job.record.datasets)
 
     async def free_gpus(self, node: int, count: int) -> str:
-        """Return so many GPUs of a node that nobody uses, as CUDA_VISIBLE_DEVICES takes them. Raises ConfigError saying who has the
-        others.
+        """Return `count` free GPUs of a node, as CUDA_VISIBLE_DEVICES takes them. Raises ConfigError, which says what uses the others, if
+        there are fewer.
         """
         from lockstep.plan.hosts.place import gpus_for
 

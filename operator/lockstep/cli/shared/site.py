@@ -186,9 +186,7 @@ class SiteJob(ABC):
         return self.volume(node, say)
 
     def beside_ranks(self, gpus: int, say: Callable[[str], None]) -> AbstractAsyncContextManager[Volume]:
-        """Open the files of node 0 as `trainer` does, where a model may be loaded beside what trains: on so many GPUs that nobody uses, or
-        on CPUs.
-        """
+        """Open the files of node 0 as `trainer` does, where a model may be loaded beside a training: on `gpus` free GPUs; 0: on CPUs."""
         return self.trainer(0, say)
 
     def ranks(self, node: int) -> AbstractAsyncContextManager[Volume]:

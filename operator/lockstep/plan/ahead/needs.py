@@ -1,6 +1,5 @@
-"""Objects that a job's pods name: claims, whether they are there, bound, large enough and for several nodes, or can be made; and what
-somebody else
-makes: service account, secrets, config maps, networks. Of those only their presence is checked, never their content (pure).
+"""Objects that a job's pods name: claims, whether they are there, bound, large enough and for several nodes, or can be made; and objects
+that Lockstep doesn't make: service account, secrets, config maps, networks. Of those only the presence is checked, not the content (pure).
 """
 
 from __future__ import annotations
