@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import jwt
@@ -71,8 +72,7 @@ class IssuedTokens:
                     "no report can be taken: this operator may not read the keys of service account tokens; an administrator: %s", RIGHT
                 )
             raise
-        public = (jwt.PyJWK(key) for key in keys if key.get("kty") in KEY_TYPES)
-        self._issuer, self._keys = str(issuer), {key.key_id: key for key in public}
+        self._issuer, self._keys = str(issuer), {key.key_id: key for key in _readable(keys)}
 
     def _claims(self, token: str, key: jwt.PyJWK) -> Object:
         """Return the claims of a token that was issued here for reports and is valid now. The key has the algorithm, not the token. Raises
@@ -80,6 +80,14 @@ class IssuedTokens:
         """
         options: Any = {"require": ["exp"]}
         return jwt.decode(token, key, options=options, audience=REPORT_AUDIENCE, issuer=self._issuer, leeway=LEEWAY_SECONDS)
+
+
+def _readable(keys: Iterable[Object]) -> Iterator[jwt.PyJWK]:
+    """Yield the public keys that PyJWT can read: one that it can't must not refuse the tokens of the others."""
+    for key in keys:
+        with suppress(jwt.PyJWTError):
+            if key.get("kty") in KEY_TYPES:
+                yield jwt.PyJWK(key)
 
 
 def _status(claims: Object) -> Object:

@@ -181,3 +181,14 @@ def test_without_the_right_to_the_keys_the_log_has_the_command(caplog: pytest.Lo
     with pytest.raises(ApiError):
         bearer(token(CLAIMS), Api(ApiError(403, "Forbidden", "no")))
     assert RIGHT in caplog.text
+
+
+def test_a_key_that_cannot_be_read_refuses_no_token_of_another() -> None:
+    class WithAnother(Api):
+        async def document(self, path: str, media_type: str) -> dict[str, Any]:
+            document = await super().document(path, media_type)
+            if path == KEYS:
+                document["keys"].insert(0, {"kid": "odd", "kty": "EC", "crv": "P-224", "x": "AA", "y": "AA"})
+            return document
+
+    assert bearer(token(CLAIMS), WithAnother()) == Bearer("ns", "x-0", "u-0")
