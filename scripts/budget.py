@@ -2,7 +2,8 @@
 
     scripts/budget.py [--lower]
 
-A number above its line of the file is an error. --lower writes numbers that have fallen into the file.
+A number above its line of the file is an error. --lower writes numbers that have fallen into the file, but for the seconds: those are of
+the last whole `make test` that passed in this checkout, and differ between machines.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 BUDGET = Path("scripts/budget.yaml")
+SECONDS, SECONDS_FILE = "seconds of make test", Path(".lockstep/tests/seconds")
 PRODUCT = ("operator", "workspace")
 PLATFORM = re.compile(r"\b(hosts|local|in_namespace|\w+(Job|Site))\b")
 """What a condition of the command line reads if it depends on the place where a job runs."""
@@ -111,12 +113,14 @@ def main(arguments: list[str] | None = None) -> int:
     lower = parser.parse_args(arguments).lower
     text = (ROOT / BUDGET).read_text(encoding="utf-8")
     budget, now = yaml.safe_load(text), measured()
+    if (ROOT / SECONDS_FILE).exists():
+        now[SECONDS] = int((ROOT / SECONDS_FILE).read_text(encoding="utf-8"))
     over = [name for name in now if now[name] > budget[name]["most"]]
     for name in over:
         print(f"{BUDGET}: {name}: {now[name]}, and at most {budget[name]['most']} are allowed: {budget[name]['why']}", file=sys.stderr)
     if lower:
         for name, number in now.items():
-            if number < budget[name]["most"]:
+            if number < budget[name]["most"] and name != SECONDS:
                 text = re.sub(rf"(?m)^({re.escape(name)}: {{most: )\d+", rf"\g<1>{number}", text)
         (ROOT / BUDGET).write_text(text, encoding="utf-8")
     return 1 if over else 0

@@ -77,6 +77,19 @@ def test_what_has_fallen_is_lowered_and_what_has_risen_is_not_raised(budget: Mod
     assert text.startswith("# Why.\n")
 
 
+def test_a_whole_run_that_took_too_long_is_refused_and_a_fast_one_lowers_nothing(
+    budget: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, seconds = budget.ROOT / budget.BUDGET, budget.ROOT / budget.SECONDS_FILE
+    seconds.parent.mkdir(parents=True)
+    write(path, {**NOW, budget.SECONDS: 1440})
+    for taken, code in (("1441\n", 1), ("900\n", 0)):
+        seconds.write_text(taken)
+        assert budget.main(["--lower"]) == code
+    assert "seconds of make test: 1441, and at most 1440 are allowed" in capsys.readouterr().err
+    assert yaml.safe_load(path.read_text())[budget.SECONDS]["most"] == 1440
+
+
 def test_this_project_has_verbs_with_parameters() -> None:
     module = load()
     verbs, parameters = module.verbs_and_parameters()
