@@ -1,13 +1,16 @@
 """One job file is the same job in every place: what a rank gets on hosts, by a launch and with --local is compared with what it gets in a
 pod.
 
-Every difference has its reason in DIFFERENCES. Folders of the volumes are compared by the names that a job gives them.
+Every difference has its reason in DIFFERENCES. Folders of the volumes are compared by the names that a job gives them. All that a rank gets
+stands in tests/golden/places; after a meant change: UPDATE_GOLDEN=1 pytest tests/unit/platforms/test_same_job.py, and read the diff.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,16 +25,18 @@ from lockstep.api.quantity import number
 from lockstep.plan.render import objects
 from lockstep.plan.render.pod import pod_variables
 from lockstep.plan.render.resolve import resolve
-from lockstep.plan.render.resolved import PlatformDefaults
+from lockstep.plan.render.resolved import PlatformDefaults, Resolved
 from lockstep.plan.render.run import build_run, pod_placement
+from lockstep.platforms.in_namespace.objects import prepare
 from lockstep.platforms.launch.machine import NodeMachine
 from lockstep.platforms.launch.seats import Launched, run_there
 from lockstep.platforms.local.placement import local_defaults, local_run, node_devices
 from lockstep_gang.agent.ranks import environment as environment_module
 from lockstep_gang.agent.ranks.environment import RankPlace, rank_environment
 from lockstep_gang.contract.messages import Start
-from lockstep_gang.contract.run import Run
+from lockstep_gang.contract.run import Run, parse_run
 from lockstep_spec.codec import to_json
+from support.checkout import ROOT as CHECKOUT
 from support.hosts_told import facts, gpu, placed
 
 GANG = {"nodes": 2, "gpusPerNode": 2}
@@ -61,6 +66,7 @@ nccl: {debug: INFO, env: [{name: NCCL_ALGO, value: CollnetDirect}, {name: NCCL_B
 CLUSTER = parse_cluster_file(
     f"""
 cluster: {{name: mine, api: api.mine.example.com, namespace: ml}}
+image: i
 gpus: {{per_node: 2}}
 pod: {{env: [{{name: HF_HOME, value: /workspace/hf}}]}}
 {NCCL_OF_CLUSTER}""",
@@ -89,6 +95,7 @@ DIFFERENCES = {
     "run job": (EVERYWHERE, IDENTITY),
     "run keyFile": (EVERYWHERE, "it is mounted in pods, and a private file on machines"),
     "run masterPort": (EVERYWHERE, PORTS),
+    "run report": (EVERYWHERE, "there is no operator to report to"),
     "run storage": (OF_ONE_NETWORK, "hosts have a folder each unless their file says otherwise, and launched machines find out"),
     "run timeouts": (("hosts",), "a host that is off for a while comes back; a lost pod is replaced"),
     "run whenDone": (EVERYWHERE, "pods stay until the operator lets them go, an agent on a machine ends"),
@@ -122,15 +129,15 @@ DIFFERENCES = {
 """Name of what differs from a pod's in some job: the places, and the reason."""
 
 
-def of_rank(run: Run, inherited: dict[str, str], roots: dict[str, str]) -> dict[str, str]:
-    """Return the variables, command, folder and settings of rank 1 on node 0, as text by their names."""
-    place = RankPlace(0, 0, 1, 1, "/run.json", "/socket", "/error")
+def of_rank(run: Run, inherited: dict[str, str], roots: dict[str, str], node: int = 0) -> dict[str, str]:
+    """Return the variables, command, folder and settings of the second rank of a node, as text by their names."""
+    place = RankPlace(node, node, run.ranks_per_node * node + 1, 1, "/run.json", "/socket", "/error")
     variables = rank_environment(run, Start(1, 0, run.addresses[0], run.master_port), place, inherited)
     told = to_json(replace(run, environment={}))
     told["python"], told["arguments"] = run.command[0], told.pop("command")[1:]
     training, preflight = told.pop("training") or {}, told.pop("preflight") or {}
     parts = {"run": told, "training": training, "preflight": preflight, "variable": variables}
-    values = {f"{part} {name}": json.dumps(value) for part, named in parts.items() for name, value in named.items()}
+    values = {f"{part} {name}": json.dumps(value, sort_keys=True) for part, named in parts.items() for name, value in named.items()}
     for folder, name in roots.items():
         values = {key: value.replace(folder, name) for key, value in values.items()}
     return values
@@ -140,35 +147,45 @@ def job_text(spec: dict[str, Any]) -> str:
     return yaml.safe_dump({"apiVersion": "lockstep.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "x"}, "spec": spec})
 
 
-def in_pods(text: str) -> dict[str, str]:
+def in_pods(text: str, node: int = 0) -> dict[str, str]:
     resolved = resolve(parse_job_file(text, "job.yaml"), CLUSTER.profile, PlatformDefaults(namespace="ml", uid="uid-1", image="i"))
+    return of_pod(resolved, build_run(resolved, pod_placement(resolved, CONTEXT.report)), node)
+
+
+def without_operator(text: str, node: int = 0) -> dict[str, str]:
+    run = prepare(parse_job_file(text, "job.yaml"), CLUSTER.profile, "ml")
+    told = of_pod(run.resolved, parse_run(run.frozen.run), node)
+    return {name: value.replace(run.resolved.uid, "uid-1") for name, value in told.items()}
+
+
+def of_pod(resolved: Resolved, run: Run, node: int) -> dict[str, str]:
     container = {one["name"]: str(one.get("value", "from the pod")).replace("$$", "$") for one in pod_variables(resolved)}
     limits = trainer_of(objects.render(resolved, CONTEXT)).get("resources", {}).get("limits", {})
     kept = {f"limit {name}": str(float(number(limits[name]))) for name in ("cpu", "memory") if name in limits}
-    return of_rank(build_run(resolved, pod_placement(resolved, None)), container, {}) | kept
+    return of_rank(run, container, {}, node) | kept
 
 
-def on_hosts(text: str) -> dict[str, str]:
+def on_hosts(text: str, node: int = 0) -> dict[str, str]:
     gpus = (gpu(0), gpu(1))
-    seat, _ = placed(facts("lab0", "10.0.0.1", *gpus), facts("lab1", "10.0.0.2", *gpus), job=text, file=HOSTS)
+    seat = placed(facts("lab0", "10.0.0.1", *gpus), facts("lab1", "10.0.0.2", *gpus), job=text, file=HOSTS)[node]
     quota, memory = (re.search(rf"(?m)^{name}=(\d+)", seat.record.unit) for name in ("CPUQuota", "MemoryMax"))
     kept = {"limit cpu": str(float(quota[1]) / 100)} if quota else {}
     kept |= {"limit memory": str(float(memory[1]))} if memory else {}
-    return of_rank(seat.run, dict(seat.record.environment), roots_of("/home/lab0/lockstep")) | kept
+    return of_rank(seat.run, dict(seat.record.environment), roots_of(f"/home/lab{node}/lockstep"), node) | kept
 
 
-def by_launch(text: str) -> dict[str, str]:
+def by_launch(text: str, node: int = 0) -> dict[str, str]:
     machines = [
         NodeMachine(f"lab{node}", "1.0", "/py/bin/python3", str(ROOT), f"10.0.0.{node + 1}", "eth0", ("0", "1")) for node in range(2)
     ]
     launched = Launched(parse_job_file(text, "job.yaml"), CLUSTER.profile, 2, "uid-1", 29600)
-    return of_rank(run_there(launched, machines, 0), {}, roots_of(str(ROOT)))
+    return of_rank(run_there(launched, machines, node), {}, roots_of(str(ROOT)), node)
 
 
-def with_local(text: str) -> dict[str, str]:
+def with_local(text: str, node: int = 0) -> dict[str, str]:
     resolved = resolve(parse_job_file(text, "job.yaml"), CLUSTER.profile, local_defaults(ROOT, "uid-1"))
-    shell = {"CUDA_VISIBLE_DEVICES": node_devices(resolved, {}, 4)[0]}
-    return of_rank(local_run(resolved, Path("/key"), (29600, 29601), {}), shell, roots_of(str(ROOT)))
+    shell = {"CUDA_VISIBLE_DEVICES": node_devices(resolved, {}, 4)[node]}
+    return of_rank(local_run(resolved, Path("/key"), (29600, 29601), {}), shell, roots_of(str(ROOT)), node)
 
 
 def roots_of(folder: str) -> dict[str, str]:
@@ -176,10 +193,34 @@ def roots_of(folder: str) -> dict[str, str]:
 
 
 PLACES = {"hosts": on_hosts, "launch": by_launch, "local": with_local}
+ALL = {"operator": in_pods, "without an operator": without_operator, **PLACES}
+EVERY_NODE = ", ".join(f"{place} {node}" for place in ALL for node in range(2))
+GOLDEN = CHECKOUT / "tests/golden/places"
 
 
-def test_what_a_rank_gets_differs_between_places_where_a_reason_is_stated_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True)
+def machine_of_16_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment_module, "usable_cores", lambda: 16.0)
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_run_variables_and_seats_are_those_of_the_golden_file(job: str) -> None:
+    """A line each, with the places and nodes where it is so."""
+    places: dict[str, list[str]] = {}
+    for place, render in ALL.items():
+        for node in range(2):
+            for name, value in render(job_text(JOBS[job]), node).items():
+                places.setdefault(f"{name}: {value}", []).append(f"{place} {node}")
+    text = "".join(f"{line}  # {', '.join(where)}\n" for line, where in sorted(places.items()))
+    text = text.replace(EVERY_NODE, "everywhere").replace(sys.executable, "/here/bin/python3")
+    text = text.replace(str(Path(sys.executable).parent), "/here/bin")
+    path = GOLDEN / f"{job.replace(' ', '-')}.txt"
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.write_text(text, encoding="utf-8")
+    assert text == path.read_text(encoding="utf-8")
+
+
+def test_what_a_rank_gets_differs_between_places_where_a_reason_is_stated_and_nowhere_else() -> None:
     differing = set()
     for spec in JOBS.values():
         text = job_text(spec)
