@@ -142,12 +142,13 @@ def main() -> None:
     from lockstep.cli.clusters.deploy import install_cluster
     from lockstep.cli.clusters.deploymentplan import Mode
     from lockstep.cli.clusters.devcluster import bring_up
+    from lockstep.cli.shared.places import Verb
     from lockstep.devcluster import binary
     from lockstep.environments import cache_root
     from support.clusters.cluster_jobs import prepare
 
     os.environ.setdefault("KUBECONFIG", str(bring_up()))
-    install_cluster("local", Mode.AUTO, None)
+    install_cluster(Verb(), "local", Mode.AUTO)
     kubectl = [str(binary.folder(cache_root()) / binary.MULTI_CALL), "kubectl"]
     with config.new_client_from_config(os.environ["KUBECONFIG"]) as connection:
         core = client.CoreV1Api(connection)

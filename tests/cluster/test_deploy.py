@@ -18,6 +18,7 @@ from kubernetes import config, dynamic
 
 from lockstep.cli.clusters.deploymentplan import Mode, definition_commands, planned
 from lockstep.cli.main import main
+from lockstep.cli.shared.places import Verb
 from lockstep.devcluster.host.layout import default_layout
 from lockstep.devcluster.images import BASE
 from lockstep.devcluster.python_volume import publish_code
@@ -159,7 +160,7 @@ def test_an_admin_of_a_namespace_needs_no_other_right_to_run_an_operator_and_job
     before.
     """
     publish_code(default_layout().python_volume)
-    type_as_administrator([shlex.split(command) for command in definition_commands(planned(str(own_file), Mode.TCP))], kubectl)
+    type_as_administrator([shlex.split(command) for command in definition_commands(planned(Verb(), str(own_file), Mode.TCP))], kubectl)
     until("the rights of admins", lambda: "trainingjobs" in kubectl("get", "clusterrole", "admin", "-o", "yaml").stdout)
 
     def mine(*arguments: str) -> str:

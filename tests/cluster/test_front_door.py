@@ -14,7 +14,7 @@ import yaml
 
 from lockstep.api.files.yamltext import dump_yaml
 from lockstep.api.job import TrainingJob
-from lockstep.cli.shared.target import load
+from lockstep.cli.shared.clusterfiles import load_cluster
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.resolved import PlatformDefaults
 from support.checkout import ROOT
@@ -89,7 +89,7 @@ def test_deploy_apply_logs_status_and_uninstall_read_well(lockstep: list[str], k
     training = job["spec"]["training"]
     training["checkpoint"]["resumeFrom"] = "None"  # an earlier run of the demo is complete
     training["optimization"]["maxSteps"], training["evaluation"] = 6, training["evaluation"] | {"everySteps": 6, "samples": 16}
-    with demo_pod(resolve(TrainingJob.model_validate(job), load("local").profile, PlatformDefaults(namespace="lockstep"))):
+    with demo_pod(resolve(TrainingJob.model_validate(job), load_cluster("local").profile, PlatformDefaults(namespace="lockstep"))):
         applied = kubectl("apply", "-n", "lockstep", "-f", "-", input=dump_yaml(job))
         assert applied.returncode == 0, applied.stderr
         followed = run([*lockstep, "logs", "demo", "--follow"])

@@ -16,6 +16,7 @@ from cluster.operator.verbs.test_verbs import lockstep
 from lockstep.cli.clusters.demo import demo_folder
 from lockstep.cli.clusters.deploy import install_cluster
 from lockstep.cli.clusters.deploymentplan import Mode
+from lockstep.cli.shared.places import Verb
 from lockstep.devcluster.host.layout import default_layout
 from lockstep.plan.render.readerpod import LABEL_READER_OF
 from support.clusters.cluster_jobs import API, Jobs, prepare, until
@@ -28,7 +29,7 @@ DATA = {"name": "data", "mountPath": "/data", "configMap": {"name": "data"}}
 @pytest.fixture(scope="module")
 def jobs(api: dynamic.DynamicClient) -> Iterator[Jobs]:
     """A namespace of this module's own on a cluster with the operator, with a Secret of the hub's token and a few lines of data."""
-    install_cluster("local", Mode.TCP, None)
+    install_cluster(Verb(), "local", Mode.TCP)
     core = client.CoreV1Api(api.client)
     namespace = core.create_namespace({"metadata": {"generateName": "lockstep-test-"}}).metadata.name
     rows = "".join(json.dumps({"text": f"The value of {number} is {number}."}) + "\n" for number in range(20))

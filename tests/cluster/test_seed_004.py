@@ -22,6 +22,7 @@ import pytest
 import yaml
 
 from lockstep.cli.clusters.deploymentplan import Mode, definition_commands, planned
+from lockstep.cli.shared.places import Verb
 from lockstep.devcluster import binary
 from lockstep.devcluster.host.layout import default_layout
 from lockstep.devcluster.python_volume import publish_code
@@ -70,7 +71,7 @@ def person(request: pytest.FixtureRequest, path: str, typed_cluster: str, tmp_pa
         return
     cluster, api = request.getfixturevalue("cluster"), request.getfixturevalue("api")
     publish_code(default_layout().python_volume)
-    applied = [command for command in definition_commands(planned("local", Mode.TCP)) if " apply " in command]
+    applied = [command for command in definition_commands(planned(Verb(), "local", Mode.TCP)) if " apply " in command]
     once = ["bash", "-c", f"kubectl create namespace lockstep; {' && '.join(applied)}"]
     subprocess.run(once, cwd=ROOT, env=environment, check=True)
     jobs = Jobs(api, "lockstep")

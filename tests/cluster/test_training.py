@@ -19,7 +19,8 @@ from lockstep.api.job import TrainingJob
 from lockstep.cli.clusters.demo import demo_folder
 from lockstep.cli.clusters.deploy import install_cluster
 from lockstep.cli.clusters.deploymentplan import Mode
-from lockstep.cli.shared.target import load
+from lockstep.cli.shared.clusterfiles import load_cluster
+from lockstep.cli.shared.places import Verb
 from lockstep.kube.exec import PodPlace
 from lockstep.plan.render.readerpod import LABEL_READER_OF
 from lockstep.plan.render.resolve import resolve
@@ -67,7 +68,7 @@ print(len(loaded), [m.__name__ for m in loaded if is_stale(m)])
 @pytest.fixture(scope="module")
 def jobs(api: dynamic.DynamicClient) -> Iterator[Jobs]:
     """A namespace of this module's own on a cluster with the operator."""
-    install_cluster("local", Mode.TCP, None)
+    install_cluster(Verb(), "local", Mode.TCP)
     core = client.CoreV1Api(api.client)
     namespace = core.create_namespace({"metadata": {"generateName": "lockstep-test-"}}).metadata.name
     try:
@@ -92,7 +93,7 @@ def losses_of_one_process(tmp_path_factory: pytest.TempPathFactory) -> list[floa
         "data": TRAINING["data"] | {"path": str(demo / "datasets" / "demo.jsonl")},
     }
     job = TrainingJob.model_validate({"metadata": {"name": "alone"}, "spec": {"nodes": 1, "training": training}})
-    resolved = resolve(job, load("local").profile, PlatformDefaults())
+    resolved = resolve(job, load_cluster("local").profile, PlatformDefaults())
     run = {
         "job": {"name": "alone", "namespace": "", "uid": "alone"},
         "runDir": str(folder),

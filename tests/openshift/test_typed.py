@@ -15,7 +15,7 @@ from kubernetes import dynamic
 
 from lockstep.api.files.yamltext import dump_yaml
 from lockstep.api.job import TrainingJob
-from lockstep.cli.shared.target import load
+from lockstep.cli.shared.clusterfiles import load_cluster
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.resolved import PlatformDefaults
 from openshift.control_plane import UID_RANGE
@@ -80,7 +80,7 @@ def test_a_job_is_applied_followed_waited_for_and_looked_at(oc: Typed, cluster_f
     job["spec"]["cluster"], training = "openshift", job["spec"]["training"]
     training["checkpoint"]["resumeFrom"] = "None"
     training["optimization"]["maxSteps"], training["evaluation"] = 6, training["evaluation"] | {"everySteps": 6, "samples": 16}
-    resolved = resolve(TrainingJob.model_validate(job), load(str(cluster_file)).profile, PlatformDefaults(namespace="lockstep"))
+    resolved = resolve(TrainingJob.model_validate(job), load_cluster(str(cluster_file)).profile, PlatformDefaults(namespace="lockstep"))
     with demo_pod(resolved):
         assert well(oc("apply", *NAMESPACE, "-f", "-", input=dump_yaml(job))) == "trainingjob.lockstep.dev/demo created\n"
         until("node 0's container", lambda: oc("logs", "demo-0", *NAMESPACE).returncode == 0)

@@ -23,8 +23,7 @@ from typer.core import TyperGroup
 from typer.exceptions import Abort, TyperException
 
 from lockstep.api.errors import ConfigError, Failed
-from lockstep.cli.shared.onhosts import Typed
-from lockstep.cli.shared.places import TakesPlaces, VerbCommand, keep, place_rows
+from lockstep.cli.shared.places import TakesPlaces, Verb, VerbCommand, keep, place_rows
 from lockstep.cli.shared.signals import ending_like_ctrl_c
 from lockstep.cli.shared.terminal import is_plain, with_advice
 from lockstep.cli.verbs import DAY, HINTS, MODULES, REMOVED, SENTENCE, front_page
@@ -77,7 +76,7 @@ class Verbs(TakesPlaces, TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         words = [*ctx.command_path.removeprefix(ctx.find_root().command_path).split(), *args[:1]]
-        Typed.verb = " ".join(words)
+        Verb.of(ctx).words = " ".join(words)
         if self.get_command(ctx, args[0]) is None:
             from lockstep.api.files.problems import nearest
 
@@ -213,9 +212,7 @@ def options(
         typer.Option("--workspace", metavar="FOLDER", callback=keep, help="on this machine: where workspace/ and datasets/ are"),
     ] = None,
 ) -> None:
-    from lockstep.cli.shared.target import one_verb
-
-    ctx.with_resource(one_verb())
+    pass  # (`keep` keeps what is typed)
 
 
 def show_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -56,10 +56,16 @@ class _Anywhere:
 ANYWHERE = _Anywhere()
 
 
+@dataclass
 class Connections:
-    """State of every connection that this process opens."""
+    """The way of connections to a cluster."""
 
+    context: str | None = None
+    """Context of the kubeconfig; None: its current one."""
     aim: Aim = ANYWHERE
-    servers: dict[tuple[str, str | None], Server] | None = None
-    """Servers of kubeconfigs that the running verb has read, by paths and context, so that a login program runs once. None: no verb runs.
-    """
+    servers: dict[tuple[str, str | None], Server] = field(default_factory=dict)
+    """Servers of kubeconfigs that were read, by paths and context, so that a login program runs once."""
+
+    def kubeconfig(self) -> Kubeconfig:
+        """Return the files that lead to the cluster. Raises ConfigError when it isn't up."""
+        return self.aim.kubeconfig(self.context)

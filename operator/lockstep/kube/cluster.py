@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 
 from lockstep.api.errors import Failed
 from lockstep.api.objects import Object
-from lockstep.kube.aim import Aim, Kubeconfig
+from lockstep.kube.aim import Connections, Kubeconfig
 from lockstep.kube.clock import ServerClock, boot_seconds
 from lockstep.kube.connection import ApiConnection, server_of
 from lockstep.kube.kinds import path_of, type_meta
@@ -181,9 +181,9 @@ class Cluster:
         await self._connection.close()
 
     @classmethod
-    async def connect(cls, context: str | None = None) -> Cluster:
-        """Connect to the cluster aimed at, by its kubeconfig and `context`, else as the pod's service account. Raises ConfigError."""
-        return cls(ApiConnection(server_of(context)))
+    async def connect(cls, connections: Connections | None = None) -> Cluster:
+        """Connect to the cluster aimed at, by default that of the kubeconfig, else as the pod's service account. Raises ConfigError."""
+        return cls(ApiConnection(server_of(connections or Connections())))
 
     async def _send(
         self,
@@ -390,9 +390,9 @@ class Cluster:
 class Client:
     """Client for blocking verbs: one request by itself, or one asynchronous piece of work, each on a connection of its own."""
 
-    def __init__(self, context: str | None = None, kubeconfig: Kubeconfig | None = None, aim: Aim | None = None) -> None:
-        """Read the kubeconfig. `aim`: as `server_of` takes it. Raises ConfigError when there is no cluster to talk to."""
-        self._server = server_of(context, kubeconfig, aim)
+    def __init__(self, connections: Connections | None = None, kubeconfig: Kubeconfig | None = None) -> None:
+        """Read the kubeconfig: `kubeconfig`, else that of `connections`. Raises ConfigError when there is no cluster to talk to."""
+        self._server = server_of(connections or Connections(), kubeconfig)
 
     def run(self, work: Callable[[Cluster], Coroutine[Any, Any, T]]) -> T:
         """Return the result of `work`, done on a connection that ends with it."""

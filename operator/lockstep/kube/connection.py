@@ -10,7 +10,7 @@ from io import BytesIO
 from typing import Any
 
 from lockstep.api.errors import ConfigError
-from lockstep.kube.aim import Aim, Connections, Kubeconfig
+from lockstep.kube.aim import Connections, Kubeconfig
 from lockstep.kube.kubeconfig import IN_CLUSTER, Server, read_account, read_server
 from lockstep_spec.files import expanded
 
@@ -136,19 +136,15 @@ async def headers_of(server: Server) -> Any:
     return headers
 
 
-def server_of(context: str | None, kubeconfig: Kubeconfig | None = None, aim: Aim | None = None) -> Server:
-    """Return the API server of `kubeconfig`, else of the one that leads to the cluster of `aim` (by default the verb's), else of the pod's
-    service account.
+def server_of(connections: Connections, kubeconfig: Kubeconfig | None = None) -> Server:
+    """Return the API server of `kubeconfig`, else of the one that leads to the cluster aimed at, else of the pod's service account.
 
     Raises ConfigError, also for a cluster that is not the one aimed at.
     """
-    aim = aim or Connections.aim
-    files = kubeconfig or aim.kubeconfig(context)
-    servers, key = Connections.servers, (files.paths, context)
-    server = servers[key] if servers and key in servers else _configured(files, context)
-    aim.check(server.url, context)
-    if servers is not None:
-        servers[key] = server
+    context, files = connections.context, kubeconfig or connections.kubeconfig()
+    server = connections.servers.get((files.paths, context)) or _configured(files, context)
+    connections.aim.check(server.url, context)
+    connections.servers[files.paths, context] = server
     return server
 
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from lockstep.api.job import TrainingJob
 from lockstep.cli.clusters.demo import demo_folder
 from lockstep.cli.clusters.quickstart import POD_RESOURCES, send_demo
-from lockstep.cli.shared.target import load
+from lockstep.cli.shared.clusterfiles import load_cluster
 from lockstep.kube.cluster import Client, Cluster
 from lockstep.kube.exec import PodPlace
 from lockstep.plan.render.resolve import resolve
@@ -27,7 +27,7 @@ T = TypeVar("T")
 def resolved_job(jobs: Jobs, name: str, spec: dict[str, Any]) -> Resolved:
     """A job of `spec` in the namespace of `jobs`."""
     job = TrainingJob.model_validate({"metadata": {"name": name}, "spec": spec})
-    return resolve(job, load("local").profile, PlatformDefaults(namespace=jobs.namespace))
+    return resolve(job, load_cluster("local").profile, PlatformDefaults(namespace=jobs.namespace))
 
 
 @contextmanager

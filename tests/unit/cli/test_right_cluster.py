@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Barrier, Thread
+from typing import Any
 
 import pytest
 import yaml
 
+from lockstep.cli.main import app_of
 from lockstep.cli.shared import folders
-from lockstep.cli.shared.target import load
+from lockstep.cli.shared.clusterfiles import load_cluster
 from lockstep.devcluster.certificates import Authority
-from lockstep.kube.aim import ANYWHERE, Connections
 from support.api_stub import ApiStub, kubeconfig, served
 from unit.cli.test_every_verb import FILES, REMOTE, VERBS, arguments, run, write_cluster_file, write_job_file
 
@@ -158,7 +161,7 @@ def test_a_pod_s_own_cluster_must_be_the_one_that_was_told(
 def test_local_is_not_a_cluster_that_another_file_describes(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    host = load("barcelona").cluster.api
+    host = load_cluster("barcelona").cluster.api
     monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path, f"https://api.{host}:6443")))
     named = ["local"] if words == ["cluster", "status"] else ["--cluster", "local"]
     assert run(monkeypatch, [*words, *named]) == USAGE
@@ -168,7 +171,7 @@ def test_local_is_not_a_cluster_that_another_file_describes(
 def test_a_second_file_of_one_cluster_is_told_the_line_that_it_lacks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    host = load("barcelona").cluster.api
+    host = load_cluster("barcelona").cluster.api
     monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path, f"https://api.{host}:6443")))
     write_cluster_file(tmp_path, "team")
     assert run(monkeypatch, ["get", "--cluster", "team.yaml"]) == USAGE
@@ -195,6 +198,50 @@ def test_local_is_the_embedded_cluster_while_that_is_up(
     assert wrong.asked, "whoever names no cluster means the kubeconfig's"
 
 
+@dataclass
+class Meeting(ApiStub):
+    """A cluster that answers once both clusters were asked."""
+
+    both: Barrier = field(default_factory=lambda: Barrier(2))
+
+    def answer(self, method: str, path: str, body: Any) -> tuple[int, Any]:
+        if path.endswith("/trainingjobs"):
+            self.both.wait(60)
+        return super().answer(method, path, body)
+
+
+def test_two_verbs_of_a_process_act_each_on_its_own_cluster_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = Meeting()
+    second = Meeting(both=first.both)
+    ended: dict[str, Any] = {}
+
+    def type_at(name: str) -> None:
+        try:
+            ended[name] = app_of(["get"])(["get", "--cluster", f"{name}.yaml", "--context", name, "-n", name], standalone_mode=False)
+        except Exception as error:
+            ended[name] = error
+
+    with served(first, tmp_path), served(second, tmp_path):
+        servers = {"one": first, "two": second}
+        for name, stub in servers.items():
+            write_cluster_file(tmp_path, name, f"api: {stub.url}")
+        (tmp_path / "both.yaml").write_text(yaml.safe_dump({
+            "current-context": "one",
+            "clusters": [{"name": name, "cluster": {"server": stub.url}} for name, stub in servers.items()],
+            "contexts": [{"name": name, "context": {"cluster": name}} for name in servers],
+        }))  # fmt: skip
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "both.yaml"))
+        typed = [Thread(target=type_at, args=(name,)) for name in servers]
+        for thread in typed:
+            thread.start()
+        for thread in typed:
+            thread.join(120)
+    assert ended == {"one": None, "two": None}
+    for name, stub in servers.items():
+        asked = {path.partition("/namespaces/")[2].partition("/")[0] for _, path, _ in stub.asked if "/namespaces/" in path}
+        assert asked == {name}
+
+
 def test_where_a_deployment_was_forced_later_verbs_follow_it(wrong: ApiStub, monkeypatch: pytest.MonkeyPatch) -> None:
     folders.remember_forced("other", wrong.url)
     run(monkeypatch, ["get", "--cluster", "other.yaml"])
@@ -203,10 +250,3 @@ def test_where_a_deployment_was_forced_later_verbs_follow_it(wrong: ApiStub, mon
     wrong.asked.clear()
     assert run(monkeypatch, ["get", "--cluster", "other.yaml"]) == USAGE
     assert wrong.asked == []
-
-
-def test_what_one_verb_was_told_holds_for_no_other(wrong: ApiStub, monkeypatch: pytest.MonkeyPatch) -> None:
-    run(monkeypatch, ["get", "--cluster", "other.yaml"])
-    assert Connections.aim is ANYWHERE
-    load("barcelona")
-    assert Connections.aim is ANYWHERE, "a cluster file that is read outside of a verb binds nothing"

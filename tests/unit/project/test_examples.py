@@ -33,6 +33,7 @@ from lockstep.api.job import TrainingJobSpec
 from lockstep.api.training import Training
 from lockstep.cli.clusters.deploymentplan import Mode, planned
 from lockstep.cli.main import app
+from lockstep.cli.shared.places import Verb
 from lockstep.plan.render.run import trainer_config
 from lockstep_spec.families import shape_from_config
 from lockstep_spec.fit import choose_recomputed, plan_memory
@@ -194,7 +195,7 @@ def test_a_sample_is_valid_can_be_rendered_and_fits_its_cluster(path: Path, tmp_
 @pytest.mark.parametrize("path", CLUSTERS, ids=lambda path: path.stem)
 def test_a_cluster_file_that_ships_can_be_deployed_and_takes_jobs(path: Path, tmp_path: Path) -> None:
     check_cluster(yaml.safe_load(path.read_text(encoding="utf-8")), tmp_path, path)
-    assert {"TrainingCluster", "Deployment"} <= {item["kind"] for item in planned(str(path), Mode.AUTO).objects}
+    assert {"TrainingCluster", "Deployment"} <= {item["kind"] for item in planned(Verb(), str(path), Mode.AUTO).objects}
 
 
 @pytest.mark.parametrize("path", SCAFFOLDS, ids=lambda path: path.stem)

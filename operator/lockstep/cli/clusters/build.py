@@ -26,6 +26,7 @@ from lockstep.platforms.output import put, put_text, tell
 from lockstep_spec.files import expanded
 
 if TYPE_CHECKING:
+    from lockstep.kube.aim import Connections
     from lockstep.plan.ship.imagebuild import Build
     from lockstep.plan.ship.openshift import BuildOutcome
 
@@ -77,8 +78,8 @@ def build(
         if push or archive or tool:
             raise ConfigError("--openshift builds in the cluster, into the cluster's registry: leave out --push, --archive and --tool")
         if where.cluster is not None:
-            load(where.cluster)  # its API server, and no other
-        _by_openshift(recipe, where.namespace or OPERATOR_NAMESPACE, where.context, dry_run)
+            load(where.verb, where.cluster)  # its API server, and no other
+        _by_openshift(recipe, where.namespace or OPERATOR_NAMESPACE, where.connections, dry_run)
     else:
         _by_tool(recipe, tool, push, archive, dry_run)
 
@@ -157,7 +158,7 @@ def _run(command: list[str], root: Path) -> None:
         raise Failed(tool_failure(command, process.returncode, last))
 
 
-def _by_openshift(recipe: Build, namespace: str, context: str | None, dry_run: bool) -> None:
+def _by_openshift(recipe: Build, namespace: str, connections: Connections, dry_run: bool) -> None:
     from lockstep.api.files.yamltext import dump_all_yaml
     from lockstep.plan.ship.openshift import next_step, objects
     from lockstep.platforms.clusters.imagebuild import build, packed
@@ -173,7 +174,7 @@ def _by_openshift(recipe: Build, namespace: str, context: str | None, dry_run: b
     async def built() -> BuildOutcome:
         from lockstep.kube.cluster import Cluster
 
-        async with await Cluster.connect(context) as cluster:
+        async with await Cluster.connect(connections) as cluster:
             put(f"building {recipe.stream_tag} in namespace {namespace} of {cluster.server}", flush=True)
             return await build(cluster, build_objects, namespace, files, lambda line: put(line, flush=True))
 

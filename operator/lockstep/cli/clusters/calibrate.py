@@ -80,7 +80,7 @@ def calibrate(
     from lockstep.cli.shared.target import load
     from lockstep.plan.cluster.calibration import calibration_of
 
-    file = load(cluster)
+    file = load(where.verb, cluster)
     if not pairs and (fail_below is not None or line_rate is not None):
         raise ConfigError(f"{'--line-rate' if fail_below is None else '--fail-below'} needs --pairs: add that, or leave it out")
     if pairs:
@@ -133,10 +133,10 @@ def _sweep(
     from lockstep.platforms.in_namespace.run import TimeLimit
     from lockstep.platforms.in_namespace.shortruns import sweep_on_cluster
 
-    refuse_other_cluster(file, where.context, False)
+    refuse_other_cluster(where.verb, file, False)
     place, limit = where.namespace or file.cluster.namespace, TimeLimit.of(timeout)
     with exiting_on_ctrl_c("lockstep: interrupted; the pods of the sweep are removed"):
-        return asyncio.run(sweep_on_cluster(job, file.profile, place, where.context, _printer(quiet=quiet), limit))
+        return asyncio.run(sweep_on_cluster(job, file.profile, place, where.connections, _printer(quiet=quiet), limit))
 
 
 def _measure_pairs(
@@ -159,9 +159,9 @@ def _measure_pairs(
     from lockstep.platforms.in_namespace.shortruns import pairs_on_cluster
 
     job, place = _job(file, nodes, mode, "one node has no pair"), where.namespace or file.cluster.namespace
-    refuse_other_cluster(file, where.context, False)
+    refuse_other_cluster(where.verb, file, False)
     with exiting_on_ctrl_c("lockstep: interrupted; the pods of the measurement are removed"):
-        return asyncio.run(pairs_on_cluster(job, file.profile, place, where.context, way, tell, TimeLimit.of(timeout)))
+        return asyncio.run(pairs_on_cluster(job, file.profile, place, where.connections, way, tell, TimeLimit.of(timeout)))
 
 
 def _show_pairs(measured: PairsMeasured, fail_below: float | None, output: Form) -> int:

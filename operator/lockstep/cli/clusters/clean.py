@@ -17,6 +17,8 @@ from lockstep.cli.shared.terminal import Progress, confirm
 from lockstep.platforms.output import put
 
 if TYPE_CHECKING:
+    from lockstep.cli.shared.places import Verb
+    from lockstep.kube.aim import Connections
     from lockstep.kube.cluster import Cluster
 
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")]
@@ -41,8 +43,8 @@ def clean(
 
     Example: lockstep cluster clean barcelona
     """
-    plan = _plan(cluster, where.context, force)
-    asyncio.run(_clean(plan, where.context, pvcs=pvcs, yes=yes))
+    plan = _plan(where.verb, cluster, force)
+    asyncio.run(_clean(plan, where.connections, pvcs=pvcs, yes=yes))
 
 
 @acts_on("context")
@@ -70,11 +72,11 @@ def uninstall(
     """
     if jobs and cluster_only:
         raise ConfigError("--jobs deletes the jobs of all clusters, and --cluster-only removes one: leave out one of them")
-    plan = _plan(cluster, where.context, force)
+    plan = _plan(where.verb, cluster, force)
     if cluster_only:
-        asyncio.run(_uninstall_cluster(plan, where.context, yes=yes, force=force))
+        asyncio.run(_uninstall_cluster(plan, where.connections, yes=yes, force=force))
     else:
-        asyncio.run(_uninstall(plan, where.context, jobs=jobs, yes=yes))
+        asyncio.run(_uninstall(plan, where.connections, jobs=jobs, yes=yes))
     forget(plan.cluster.cluster.name, plan.remembered)
 
 
@@ -86,18 +88,18 @@ def rollback(where: TargetOptions, cluster: ClusterArgument, yes: YesOption = Fa
 
     Example: lockstep cluster rollback barcelona
     """
-    plan = _plan(cluster, where.context, force)  # refuses the wrong cluster
-    asyncio.run(_rollback(where.context, plan.scope.home, yes))
+    plan = _plan(where.verb, cluster, force)  # refuses the wrong cluster
+    asyncio.run(_rollback(where.connections, plan.scope.home, yes))
 
 
-def _plan(cluster: str, context: str | None, force: bool) -> DeploymentPlan:
+def _plan(verb: Verb, cluster: str, force: bool) -> DeploymentPlan:
     """Plan of what was sent, whatever it was sent with. Raises ConfigError for the wrong cluster."""
     from lockstep.cli.shared.target import refuse_other_cluster
 
-    plan = planned(cluster, Mode.AUTO)
-    refuse_other_cluster(plan.cluster, context, force)
-    scope = as_deployed(plan, context)[2]
-    return planned(cluster, Mode.AUTO, monitoring=scope != "own", scope=scope)
+    plan = planned(verb, cluster, Mode.AUTO)
+    refuse_other_cluster(verb, plan.cluster, force)
+    scope = as_deployed(plan, verb.connections)[2]
+    return planned(verb, cluster, Mode.AUTO, monitoring=scope != "own", scope=scope)
 
 
 def ask(question: str, *, yes: bool) -> None:
@@ -106,14 +108,14 @@ def ask(question: str, *, yes: bool) -> None:
         confirm(question, f"{question} Without a terminal, confirm with --yes")
 
 
-async def _clean(plan: DeploymentPlan, context: str | None, *, pvcs: bool, yes: bool) -> None:
+async def _clean(plan: DeploymentPlan, connections: Connections, *, pvcs: bool, yes: bool) -> None:
     from lockstep.kube.cluster import Cluster
     from lockstep.plan.ship.deploy import called
     from lockstep.platforms.clusters import remove
     from lockstep.platforms.clusters.devenv import dev_environment
     from lockstep.platforms.clusters.install import objects_for_jobs
 
-    async with await Cluster.connect(context) as connection:
+    async with await Cluster.connect(connections) as connection:
         others = sorted(job["metadata"]["name"] for job in await remove.all_of(connection, remove.JOB, plan.namespace) if not _is_dev(job))
         claims = await _claims(connection, plan) if pvcs else []
         if claims and others:
@@ -151,12 +153,12 @@ async def _claims(connection: Cluster, plan: DeploymentPlan) -> list[dict[str, A
     return list(removable_claims(plan.cluster, DEV_ENVIRONMENT, claims))
 
 
-async def _uninstall(plan: DeploymentPlan, context: str | None, *, jobs: bool, yes: bool) -> None:
+async def _uninstall(plan: DeploymentPlan, connections: Connections, *, jobs: bool, yes: bool) -> None:
     from lockstep.kube.cluster import Cluster
     from lockstep.platforms.clusters import remove
     from lockstep.platforms.clusters.install import without_unknown_kinds
 
-    async with await Cluster.connect(context) as connection:
+    async with await Cluster.connect(connections) as connection:
         place = plan.namespace if plan.scope.own else None
         await _refuse_without_rights(connection, remove.uninstalled(plan.objects, plan.scope.home))
         objects = await without_unknown_kinds(connection, plan.objects, lambda line: None)
@@ -184,7 +186,7 @@ async def _clusters_of(connection: Cluster) -> str:
     return f"TrainingClusters {', '.join(names)}" if len(names) > 1 else "TrainingCluster"
 
 
-async def _uninstall_cluster(plan: DeploymentPlan, context: str | None, *, yes: bool, force: bool) -> None:
+async def _uninstall_cluster(plan: DeploymentPlan, connections: Connections, *, yes: bool, force: bool) -> None:
     from lockstep.kube.cluster import Cluster
     from lockstep.plan.ship.deploy import CLUSTER, called, jobs_using, objects_of_cluster
     from lockstep.platforms.clusters import remove
@@ -194,7 +196,7 @@ async def _uninstall_cluster(plan: DeploymentPlan, context: str | None, *, yes: 
     name = plan.profile.metadata.name
     if plan.scope.own:
         raise ConfigError(f"the operator of namespace {plan.namespace} has one cluster, and goes with it: leave out --cluster-only")
-    async with await Cluster.connect(context) as connection:
+    async with await Cluster.connect(connections) as connection:
         clusters, jobs = await remove.all_of(connection, CLUSTER), await remove.all_of(connection, remove.JOB)
         in_the_way = sorted(map(_place_of, jobs_using(name, clusters, jobs)))
         if in_the_way:
@@ -278,7 +280,7 @@ async def _refuse_without_rights(connection: Cluster, objects: list[dict[str, An
         raise Failed(f"you may not delete {names}, and nothing was removed: an administrator of the cluster does this")
 
 
-async def _rollback(context: str | None, home: str, yes: bool) -> None:
+async def _rollback(connections: Connections, home: str, yes: bool) -> None:
     from lockstep.kube.cluster import Cluster
     from lockstep.plan.cluster.scope import Scope, scope_of
     from lockstep.plan.ship.deploy import called
@@ -288,7 +290,7 @@ async def _rollback(context: str | None, home: str, yes: bool) -> None:
     from lockstep.platforms.clusters.record import read_record, write_record
     from lockstep.platforms.clusters.send import APPLY, remove_outdated, send_permitted
 
-    async with await Cluster.connect(context) as connection:
+    async with await Cluster.connect(connections) as connection:
         if not (await read_object(connection, "ConfigMap", home, RECORD)).seen:
             raise Failed(
                 f"you may not look into namespace {home}, where the operator and its earlier deployments are, and nothing was changed: "

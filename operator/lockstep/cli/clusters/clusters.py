@@ -26,7 +26,7 @@ def list_clusters(where: TargetOptions) -> None:
 
     Example: lockstep cluster list
     """
-    server, mistakes = current_server(where.context), list[str]()
+    server, mistakes = current_server(where.connections), list[str]()
     from rich.table import Table
 
     from lockstep.cli.shared.terminal import console

@@ -33,6 +33,8 @@ from lockstep.cli.shared.terminal import Progress, say, waiting
 from lockstep.platforms.output import put, put_text, tell
 
 if TYPE_CHECKING:
+    from lockstep.cli.shared.places import Verb
+    from lockstep.kube.aim import Connections
     from lockstep.kube.cluster import Cluster
     from lockstep.plan.cluster.admission import TypedDeployment
     from lockstep.platforms.clusters.send import Sent
@@ -103,34 +105,35 @@ def deploy(
 
     Example: lockstep deploy barcelona --mode rdma
     """
-    context = where.context
+    verb = where.verb
     if dry_run:
         from lockstep.api.files.yamltext import dump_all_yaml
 
         with waiting("rendering every object"):
-            plan = planned(cluster, mode or Mode.AUTO, image, monitoring=monitoring, scope=chosen_scope(namespaces, namespace_only))
+            plan = planned(verb, cluster, mode or Mode.AUTO, image, monitoring=monitoring, scope=chosen_scope(namespaces, namespace_only))
             text = dump_all_yaml([*plan.objects, *([_dev_environment(plan)] if dev else [])])
         warn_of(plan, image_is_stated=image is not None)
         return put_text(text)
     scope = chosen_scope(namespaces, namespace_only)
     with waiting(f"looking at what is deployed on {cluster}"):
-        plan = _checked(cluster, mode, context, image, force, monitoring, scope)
+        plan = _checked(verb, cluster, mode, image, force, monitoring, scope)
     warn_of(plan)
     if scope is None and not plan.scope.namespaces and not monitoring and plan.namespace != OPERATOR_NAMESPACE:
         from lockstep.plan.cluster.admission import TypedDeployment
 
-        if _is_for_one_namespace(plan, TypedDeployment(cluster, mode and mode.value, image, dev, force, context), only_looks=diff):
-            plan = _checked(cluster, mode, context, image, force, monitoring, "own")
+        typed = TypedDeployment(cluster, mode and mode.value, image, dev, force, where.context)
+        if _is_for_one_namespace(verb, plan, typed, only_looks=diff):
+            plan = _checked(verb, cluster, mode, image, force, monitoring, "own")
     if diff:
         from lockstep.cli.clusters.difference import diff_deployment
 
-        return diff_deployment([*plan.objects, *([_dev_environment(plan)] if dev else [])], context)
+        return diff_deployment([*plan.objects, *([_dev_environment(plan)] if dev else [])], where.connections)
     if image is None:
-        _refuse_unpullable(plan, context)
+        _refuse_unpullable(plan, where.connections)
     if force:
-        _remember_forced(plan, context)
+        _remember_forced(plan, where.connections)
     try:
-        complete = asyncio.run(carry_out(plan, context, dev))
+        complete = asyncio.run(carry_out(plan, where.connections, dev))
     except KeyboardInterrupt:
         put("", f"Stopped waiting; the deployment goes on in the cluster: lockstep cluster status {plan.typed}")
         raise
@@ -138,7 +141,7 @@ def deploy(
         raise typer.Exit(1)
 
 
-def _is_for_one_namespace(plan: DeploymentPlan, typed: TypedDeployment, *, only_looks: bool) -> bool:
+def _is_for_one_namespace(verb: Verb, plan: DeploymentPlan, typed: TypedDeployment, *, only_looks: bool) -> bool:
     """Ask whether an operator of one namespace will do, where this account may not install one of the whole cluster. Nothing is sent.
 
     Raises Failed where nobody can be asked or the answer is no, and where an administrator must do something first.
@@ -148,8 +151,8 @@ def _is_for_one_namespace(plan: DeploymentPlan, typed: TypedDeployment, *, only_
     from lockstep.plan.cluster.scope import UNKNOWN_JOBS
     from lockstep.platforms.clusters.send import standing_of
 
-    own = planned(typed.cluster, plan.mode, typed.image, scope="own")
-    standing = Client(typed.context).run(lambda connection: standing_of(connection, plan.objects, own.objects))
+    own = planned(verb, typed.cluster, plan.mode, typed.image, scope="own")
+    standing = Client(verb.connections).run(lambda connection: standing_of(connection, plan.objects, own.objects))
     chosen = admission(standing)
     if chosen is Admission.AS_PLANNED:
         return False
@@ -170,7 +173,7 @@ def _is_for_one_namespace(plan: DeploymentPlan, typed: TypedDeployment, *, only_
     return True
 
 
-def _refuse_unpullable(plan: DeploymentPlan, context: str | None) -> None:
+def _refuse_unpullable(plan: DeploymentPlan, connections: Connections) -> None:
     """Raise Failed, before anything is sent, if a first operator's image has a name that no node of plain Kubernetes can pull."""
     from lockstep.kube.cluster import Client
     from lockstep.platforms.clusters.listings import read_object
@@ -179,7 +182,7 @@ def _refuse_unpullable(plan: DeploymentPlan, context: str | None) -> None:
         listing = await read_object(connection, "Deployment", plan.scope.home, OPERATOR_NAME)
         return listing.seen and listing.first is None
 
-    if unpullable(plan.cluster, plan.typed) is None or not Client(context).run(is_first):
+    if unpullable(plan.cluster, plan.typed) is None or not Client(connections).run(is_first):
         return
     raise Failed(
         f"the operator's image would be {plan.image}, which names no registry that the cluster could pull it from, and nothing was sent."
@@ -208,24 +211,24 @@ def _dev_environment(plan: DeploymentPlan) -> dict[str, Any]:
 
 
 def _checked(
-    cluster: str, mode: Mode | None, context: str | None, image: str | None, force: bool, monitoring: bool, scope: Chosen = None
+    verb: Verb, cluster: str, mode: Mode | None, image: str | None, force: bool, monitoring: bool, scope: Chosen = None
 ) -> DeploymentPlan:
     """The plan, for the cluster that the kubeconfig talks to; what isn't said stays as it is deployed there.
 
     Raises:
         ConfigError: that is not the one that the cluster file names, and `force` is not given.
     """
-    embedded = is_embedded(cluster, context)
+    embedded = is_embedded(verb, cluster)
     stated = (mode or Mode.AUTO, image, "", monitoring, scope)
-    first = planned(cluster, *stated)  # before anything is changed, the embedded cluster's code too
-    refuse_other_cluster(first.cluster, context, force)
-    mode_there, image_there, scope_there = as_deployed(first, context)
+    first = planned(verb, cluster, *stated)  # before anything is changed, the embedded cluster's code too
+    refuse_other_cluster(verb, first.cluster, force)
+    mode_there, image_there, scope_there = as_deployed(first, verb.connections)
     revision = publish_own_code() if embedded else ""
     complete = (mode or mode_there or Mode.AUTO, image or image_there, revision, monitoring, scope or scope_there)
-    return first if complete == stated else planned(cluster, *complete)
+    return first if complete == stated else planned(verb, cluster, *complete)
 
 
-def as_deployed(plan: DeploymentPlan, context: str | None) -> tuple[Mode | None, str | None, Chosen]:
+def as_deployed(plan: DeploymentPlan, connections: Connections) -> tuple[Mode | None, str | None, Chosen]:
     """Choices of the deployment that is on the cluster, where it may be seen. An image of the default's name goes with this version."""
     from lockstep.kube.cluster import Client
     from lockstep.plan.ship.openshift import repository, short_name
@@ -233,22 +236,22 @@ def as_deployed(plan: DeploymentPlan, context: str | None) -> tuple[Mode | None,
     from lockstep.platforms.clusters.install import code_volumes
 
     name = plan.profile.metadata.name
-    mode, image, scope = Client(context).run(lambda cluster: facts.as_deployed(cluster, name, plan.namespace))
+    mode, image, scope = Client(connections).run(lambda cluster: facts.as_deployed(cluster, name, plan.namespace))
     own = bool(code_volumes(plan.profile)) or repository(short_name(image or "", scope.home)) == repository(OPERATOR_IMAGE)
     chosen: Chosen = "own" if scope.own else scope.namespaces or None
     return Mode(mode.lower()) if mode else None, None if own else image, chosen
 
 
-def _remember_forced(plan: DeploymentPlan, context: str | None) -> None:
+def _remember_forced(plan: DeploymentPlan, connections: Connections) -> None:
     """Let the verbs to come take this API server for the cluster's, as its deployment does."""
     from lockstep.kube.cluster import Client
 
-    api, server = plan.cluster.cluster.api, Client(context).server
+    api, server = plan.cluster.cluster.api, Client(connections).server
     if api and not is_same_host(api, server):
         remember_forced(plan.cluster.cluster.name, server)
 
 
-def install_cluster(cluster: str, mode: Mode, context: str | None) -> DeploymentPlan:
+def install_cluster(verb: Verb, cluster: str, mode: Mode) -> DeploymentPlan:
     """Send everything but the dev environment, with an administrator's rights, and wait until the operator is ready.
 
     Raises ConfigError where the kubeconfig's cluster is not the one that the cluster file names.
@@ -256,13 +259,13 @@ def install_cluster(cluster: str, mode: Mode, context: str | None) -> Deployment
     from lockstep.kube.cluster import Cluster
     from lockstep.platforms.clusters.install import install, with_one_default, without_unknown_kinds
 
-    plan = _checked(cluster, mode, context, None, False, False)
+    plan = _checked(verb, cluster, mode, None, False, False)
 
     def say(line: str) -> None:
         """Say nothing: it is a step of something else."""
 
     async def send() -> None:
-        async with await Cluster.connect(context) as connection:
+        async with await Cluster.connect(verb.connections) as connection:
             objects = await without_unknown_kinds(connection, plan.objects, say)
             await install(connection, await with_one_default(connection, objects, say), say)
 
@@ -270,13 +273,13 @@ def install_cluster(cluster: str, mode: Mode, context: str | None) -> Deployment
     return plan
 
 
-async def carry_out(plan: DeploymentPlan, context: str | None, dev: bool) -> bool:
+async def carry_out(plan: DeploymentPlan, connections: Connections, dev: bool) -> bool:
     """Return True if everything is there and ready."""
     from lockstep.kube.cluster import Cluster
     from lockstep.platforms.clusters.install import with_one_default, without_unknown_kinds
     from lockstep.platforms.clusters.send import send_permitted
 
-    async with await Cluster.connect(context) as connection:
+    async with await Cluster.connect(connections) as connection:
         with Progress() as progress:
             progress.done("cluster", f"{plan.cluster.cluster.name} at {connection.server}, namespace {plan.namespace}, {plan.choices}")
             await _refuse_what_lacks(connection, plan)

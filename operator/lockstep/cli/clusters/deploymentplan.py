@@ -16,6 +16,7 @@ from lockstep.api.names import DEV_ENVIRONMENT, OPERATOR_NAMESPACE
 if TYPE_CHECKING:
     from lockstep.api.cluster import TrainingCluster
     from lockstep.api.files.clusterfile import ClusterFile
+    from lockstep.cli.shared.places import Verb
     from lockstep.plan.cluster.finding import Finding
     from lockstep.plan.cluster.scope import Scope
 
@@ -178,20 +179,26 @@ def scope_in(chosen: Chosen, namespace: str) -> Scope:
 
 
 def planned(
-    cluster: str, mode: Mode, image: str | None = None, revision: str = "", monitoring: bool = False, scope: Chosen = None
+    verb: Verb, cluster: str, mode: Mode, image: str | None = None, revision: str = "", monitoring: bool = False, scope: Chosen = None
 ) -> DeploymentPlan:
     """Plan of what `deploy` would send. Reads files only.
 
     Raises:
         ConfigError: RDMA is asked of a cluster that has none; the cluster file is wrong or unknown; `scope` can't be had.
     """
-    from lockstep.assets import asset
     from lockstep.cli.shared.clusterfiles import file_of
     from lockstep.cli.shared.target import load
+
+    return _plan_of(load(verb, cluster), file_of(cluster), mode, image, revision, monitoring=monitoring, scope=scope)
+
+
+def _plan_of(
+    file: ClusterFile, path: str, mode: Mode, image: str | None = None, revision: str = "", *, monitoring: bool = False, scope: Chosen
+) -> DeploymentPlan:
+    from lockstep.assets import asset
     from lockstep.plan.ship.openshift import short_name
     from lockstep.platforms.clusters.install import monitoring_objects, operator_objects
 
-    file = load(cluster)
     profile = _with_mode(file, mode)
     place = scope_in(scope, file.cluster.namespace)
     if place.own and monitoring:
@@ -203,7 +210,7 @@ def planned(
     manifests = asset("manifests")
     objects = operator_objects(profile, chosen, namespace=file.cluster.namespace, manifests=manifests, revision=revision, scope=place)
     more = monitoring_objects(manifests) if monitoring else []
-    return DeploymentPlan(file, profile, [*objects, *more], mode, chosen, place, file_of(cluster))
+    return DeploymentPlan(file, profile, [*objects, *more], mode, chosen, place, path)
 
 
 def default_image(profile: TrainingCluster) -> str:
@@ -235,7 +242,7 @@ def definition_commands(plan: DeploymentPlan) -> list[str]:
     from lockstep.plan.cluster.scope import definitions
     from lockstep.plan.ship.deploy import objects_for_administrator
 
-    items = definitions(planned(plan.file, plan.mode, scope="all").objects)
+    items = definitions(_plan_of(plan.cluster, plan.file, plan.mode, scope="all").objects)
     return admin_commands(plan.cluster.cluster.name, *objects_for_administrator(items))
 
 

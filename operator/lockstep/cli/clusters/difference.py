@@ -12,6 +12,7 @@ from lockstep.plan.diff import shown
 from lockstep.platforms.output import put
 
 if TYPE_CHECKING:
+    from lockstep.kube.aim import Connections
     from lockstep.plan.ahead.live import Comparison
     from lockstep.plan.diff import Change
 
@@ -20,9 +21,9 @@ AT_ONCE = 8  # objects that the API server is asked about
 LONGEST_VALUE = 120  # characters of a value that are shown
 
 
-def diff_deployment(objects: list[dict[str, Any]], context: str | None) -> None:
+def diff_deployment(objects: list[dict[str, Any]], connections: Connections) -> None:
     """Print what a deployment would change, by the API server's own dry run; what one may only read is compared field by field."""
-    differs, unseen = asyncio.run(_diff_deployment(objects, context))
+    differs, unseen = asyncio.run(_diff_deployment(objects, connections))
     if differs:
         raise typer.Exit(EXIT_DIFFERENT)
     compared = len(objects) - unseen
@@ -32,7 +33,7 @@ def diff_deployment(objects: list[dict[str, Any]], context: str | None) -> None:
     )
 
 
-async def _diff_deployment(objects: list[dict[str, Any]], context: str | None) -> tuple[bool, int]:
+async def _diff_deployment(objects: list[dict[str, Any]], connections: Connections) -> tuple[bool, int]:
     """Return True if anything would change, and how many objects could not be compared."""
     from lockstep.kube.cluster import ApiError, Cluster
     from lockstep.plan.ahead.live import Comparison
@@ -41,7 +42,7 @@ async def _diff_deployment(objects: list[dict[str, Any]], context: str | None) -
     from lockstep.platforms.clusters.send import would_change
 
     differs, unseen = False, 0
-    async with await Cluster.connect(context) as connection:
+    async with await Cluster.connect(connections) as connection:
         at_once = asyncio.Semaphore(AT_ONCE)
 
         async def changes(item: dict[str, Any]) -> list[Change] | ApiError | None:

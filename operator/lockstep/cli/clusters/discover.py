@@ -16,6 +16,7 @@ from lockstep.platforms.output import put, put_text, tell
 
 if TYPE_CHECKING:
     from lockstep.api.cluster import TrainingClusterSpec
+    from lockstep.kube.aim import Connections
     from lockstep.plan.cluster.facts import ClusterFacts, ProbeFacts
     from lockstep.plan.discovery.draft import Entry
 
@@ -55,10 +56,10 @@ def discover(
     path = None if output == STDOUT else Path(output) if output else path_of(name)
     _check_name(name)
     stated = peek(name)
-    aim_at(name, None, checked=False, is_of_hosts=stated is not None and stated.is_of_hosts)
+    aim_at(where.verb, name, None, checked=False, is_of_hosts=stated is not None and stated.is_of_hosts)
     _refuse_to_overwrite(path, force)
     with exiting_on_ctrl_c("lockstep: interrupted; nothing was written, and no pod is left"):
-        facts = asyncio.run(_look(where.namespace, where.context, probe))
+        facts = asyncio.run(_look(where.namespace, where.connections, probe))
     text, entries, spec = _written(name, facts)
     if path is None:
         put_text(text)
@@ -79,12 +80,12 @@ def _check_name(name: str) -> None:
     parse_cluster_file(f"cluster:\n  name: {name!r}\n  namespace: default\n", "NAME")
 
 
-async def _look(namespace: str | None, context: str | None, image: str | None) -> ClusterFacts:
+async def _look(namespace: str | None, connections: Connections, image: str | None) -> ClusterFacts:
     from lockstep.kube.cluster import ApiError, Cluster
     from lockstep.platforms.clusters.facts import discover_facts
     from lockstep.platforms.in_namespace.probe import probe_nodes
 
-    async with await Cluster.connect(context) as cluster:
+    async with await Cluster.connect(connections) as cluster:
         place, source = namespace or cluster.namespace or "default", "from your context"
         if namespace:
             source = "from --namespace"

@@ -15,6 +15,7 @@ from lockstep.platforms.output import put, put_json
 
 if TYPE_CHECKING:
     from lockstep.api.files.clusterfile import ClusterFile
+    from lockstep.kube.aim import Connections
     from lockstep.plan.cluster.finding import Finding
 
 
@@ -33,8 +34,8 @@ def doctor(where: TargetOptions, cluster: OptionalClusterArgument = "local", out
         from lockstep.cli.shared.target import load
         from lockstep.plan.cluster.finding import Outcome
 
-        file = load(cluster)
-        findings = [_tools(), *asyncio.run(_examine(file, where.namespace or file.cluster.namespace, where.context))]
+        file = load(where.verb, cluster)
+        findings = [_tools(), *asyncio.run(_examine(file, where.namespace or file.cluster.namespace, where.connections))]
     if output is Form.JSON:
         put_json([{"subject": one.subject, "verdict": one.outcome.value, "message": one.message, "fix": one.fix} for one in findings])
     else:
@@ -55,7 +56,7 @@ def _tools() -> Finding:
     return Finding("tools", Outcome.WARNING, "neither kubectl nor oc is installed", "lockstep's own verbs need neither")
 
 
-async def _examine(file: ClusterFile, namespace: str, context: str | None) -> list[Finding]:
+async def _examine(file: ClusterFile, namespace: str, connections: Connections) -> list[Finding]:
     from lockstep.assets import asset
     from lockstep.cli.shared.target import OtherCluster
     from lockstep.kube.cluster import ApiError, Cluster
@@ -64,7 +65,7 @@ async def _examine(file: ClusterFile, namespace: str, context: str | None) -> li
     from lockstep.platforms.clusters.facts import doctor_facts
 
     try:
-        connection = await Cluster.connect(context)
+        connection = await Cluster.connect(connections)
     except OtherCluster as error:
         return [Finding("context", Outcome.FAILED, str(error), "kubectl config get-contexts; then use --context NAME")]
     async with connection:

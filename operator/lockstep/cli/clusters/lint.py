@@ -17,6 +17,7 @@ from lockstep_spec.words import number_of
 
 if TYPE_CHECKING:
     from lockstep.api.files.clusterfile import ClusterFile
+    from lockstep.kube.aim import Connections
     from lockstep.plan.cluster.facts import ClusterFacts
     from lockstep.plan.cluster.finding import Finding
 
@@ -44,7 +45,7 @@ def lint(
     from lockstep.plan.cluster.finding import Outcome
     from lockstep.plan.cluster.scope import image_of
 
-    file, typed = load(cluster), shlex.quote(cluster)
+    file, typed = load(where.verb, cluster), shlex.quote(cluster)
     against: list[Finding] = []
     unanswered: Failed | ConfigError | None = None
     operator_image = ""
@@ -57,7 +58,7 @@ def lint(
         )
     if file.hosts is None and not offline:
         try:
-            facts = asyncio.run(_look(file, where.namespace, where.context))
+            facts = asyncio.run(_look(file, where.namespace, where.connections))
             against = list(lint_against(file, facts))
             deployment = facts.object("Deployment", OPERATOR_NAME).first
             operator_image = operator_image if deployment is None else image_of(deployment)
@@ -74,13 +75,13 @@ def lint(
         raise typer.Exit(1)
 
 
-async def _look(file: ClusterFile, namespace: str | None, context: str | None) -> ClusterFacts:
+async def _look(file: ClusterFile, namespace: str | None, connections: Connections) -> ClusterFacts:
     from lockstep.cli.shared.target import OtherCluster
     from lockstep.kube.cluster import ApiError, Cluster
     from lockstep.platforms.clusters.facts import lint_facts
 
     try:
-        cluster = await Cluster.connect(context)
+        cluster = await Cluster.connect(connections)
     except OtherCluster as error:
         raise Failed(f"only the file was checked: {error}; --offline asks no cluster") from None
     async with cluster as connection:

@@ -51,12 +51,12 @@ def status(where: TargetOptions, cluster: OptionalClusterArgument = "local") -> 
     from lockstep.kube.cluster import Cluster
 
     try:
-        file = load(cluster)
+        file = load(where.verb, cluster)
     except UnknownCluster as error:
         raise ConfigError(f"{error}; for a job: lockstep get {shlex.quote(cluster)}") from None
 
     async def read() -> Overview:
-        async with await Cluster.connect(where.context) as connection:
+        async with await Cluster.connect(where.connections) as connection:
             return await overview(connection, file)
 
     view = asyncio.run(read())

@@ -65,18 +65,18 @@ def quickstart(
     if not hosts and (own_cluster or why_local):  # (the others first look whether this machine can do it)
         if asks and not sys.stdin.isatty():
             _ask_about_kubeconfig()
-        in_full_environment(check=lambda: why_local or _demo_of_cluster(context))
+        in_full_environment(check=lambda: why_local or _demo_of_cluster(where))
     if asks:
         _ask_about_kubeconfig()
     if hosts:
         from lockstep.cli.clusters.quickstarthosts import run_on_bed
 
-        code = run_on_bed()
+        code = run_on_bed(where.verb)
     elif why_local:
         put(f"{why_local}: the job runs as two processes on this machine.", flush=True)
         code = _run_local()
     else:
-        code = _run_on_cluster(context, embedded=not own_cluster)
+        code = _run_on_cluster(where, embedded=not own_cluster)
     put(f"quickstart took {time.monotonic() - started:.0f} s", flush=True)
     raise typer.Exit(code)
 
@@ -94,7 +94,7 @@ def _ask_about_kubeconfig() -> None:
     """Ask before anything is installed on a cluster that was named for other commands. Raises ConfigError where nobody can be asked."""
     from lockstep.kube.cluster import Client
 
-    place = f"the cluster at {Client(None).server}, which KUBECONFIG names"
+    place = f"the cluster at {Client().server}, which KUBECONFIG names"
     ways = "unset KUBECONFIG to use a Kubernetes of this machine's own"
     confirm(
         f"This installs Lockstep's operator and a demo on {place} ({ways}). Go on?",
@@ -127,7 +127,7 @@ def _run_local() -> int:
         link.unlink(missing_ok=True)
         link.symlink_to(target)
     again = (root / "workspace" / "runs" / "demo").exists()
-    inputs = _demo_inputs(again)
+    inputs = _demo_inputs(TargetOptions(CLUSTER), again)
     job, profile = inputs.job, inputs.cluster.profile
     with step(f"Train{AGAIN if again else ''}: lockstep run -f {sample_file()} --local --workspace {root}{' --fresh' if again else ''}"):
         code = run_local(job, profile, root)
@@ -147,7 +147,7 @@ def _run_local() -> int:
     return 0
 
 
-def _run_on_cluster(context: str | None, embedded: bool) -> int:
+def _run_on_cluster(where: TargetOptions, embedded: bool) -> int:
     from lockstep.cli.clusters.deploy import install_cluster
     from lockstep.cli.clusters.deploymentplan import Mode
     from lockstep.cli.clusters.devcluster import bring_up
@@ -158,35 +158,34 @@ def _run_on_cluster(context: str | None, embedded: bool) -> int:
     if embedded:
         with step("Bring up a two-node Kubernetes on this machine"):
             bring_up()
-    inputs = _demo_of_cluster(context)
+    inputs = _demo_of_cluster(where)
     demo = demo_folder()
     with step("Install the operator (lockstep deploy local --mode tcp)"):
-        namespace = install_cluster(CLUSTER, Mode.TCP, context).cluster.cluster.namespace
+        namespace = install_cluster(where.verb, CLUSTER, Mode.TCP).cluster.cluster.namespace
     if embedded:
         use(CLUSTER)
     resolved = resolve(inputs.job, inputs.cluster.profile, PlatformDefaults(namespace=namespace))
-    return asyncio.run(_train_and_show(context, resolved, demo, embedded=embedded))
+    return asyncio.run(_train_and_show(where, resolved, demo, embedded=embedded))
 
 
-def _demo_of_cluster(context: str | None) -> Inputs:
+def _demo_of_cluster(where: TargetOptions) -> Inputs:
     """Return the sample job and its cluster. Raises ConfigError and Failed where that can't be reached, or has another job of this name."""
-    from lockstep.cli.shared.target import Verb
     from lockstep.kube.cluster import Client
     from lockstep.kube.jobs import get_job
 
-    Verb.unnamed = CLUSTER  # its file is that of any small cluster
-    inputs = _demo_inputs(again=False)
-    existing = get_job(Client(context), inputs.namespace, inputs.job.metadata.name)
+    where.verb.unnamed = CLUSTER  # its file is that of any small cluster
+    inputs = _demo_inputs(TargetOptions(CLUSTER, context=where.context, verb=where.verb), again=False)
+    existing = get_job(Client(where.connections), inputs.namespace, inputs.job.metadata.name)
     if existing is not None:
         refuse_other_demo(existing)
     return inputs
 
 
-def _demo_inputs(again: bool) -> Inputs:
+def _demo_inputs(where: TargetOptions, again: bool) -> Inputs:
     """The sample job and its cluster; where a run of it is there already, `again`, with what makes it train from the beginning."""
     from lockstep.cli.shared.inputs import FRESH, read_inputs
 
-    return read_inputs(sample_file(), TargetOptions(CLUSTER), [FRESH] if again else [])
+    return read_inputs(sample_file(), where, [FRESH] if again else [])
 
 
 def demo_document(namespace: str, again: bool) -> dict[str, Any]:
@@ -237,14 +236,14 @@ async def send_demo(place: PodPlace, demo: Path) -> None:
     await put(place, demo / "datasets", "/datasets", roots, TransferProgress())
 
 
-async def _train_and_show(context: str | None, resolved: Resolved, demo: Path, *, embedded: bool) -> int:
+async def _train_and_show(where: TargetOptions, resolved: Resolved, demo: Path, *, embedded: bool) -> int:
     from lockstep.api.objects import is_true
     from lockstep.kube.cluster import Cluster
     from lockstep.platforms.files.reader import reader, stateful_set_before_start
     from lockstep.programs import output_of
 
     job, namespace = resolved.job, resolved.namespace
-    async with await Cluster.connect(context) as cluster:
+    async with await Cluster.connect(where.connections) as cluster:
         stateful_set = await stateful_set_before_start(cluster, resolved)
         async with reader(cluster, stateful_set, resources=POD_RESOURCES) as pod:
             with step("Copy the model and the texts to the cluster's volumes"):
@@ -261,7 +260,7 @@ async def _train_and_show(context: str | None, resolved: Resolved, demo: Path, *
                 command = generate_command(job.spec.training.model.name if job.spec.training else "", result["adapter"])
                 sample = await output_of(pod, command, seconds=GENERATE_SECONDS)
                 put(*sample.decode(errors="replace").splitlines())
-    commands = _next_commands(context, namespace, job.metadata.name, embedded=embedded)
+    commands = _next_commands(where, namespace, job.metadata.name, embedded=embedded)
     print_result(result, commands, f" (on claim {resolved.profile.spec.storage.workspace_claim} of namespace {namespace})")
     return 0
 
@@ -311,14 +310,12 @@ async def _follow(cluster: Cluster, namespace: str, name: str) -> dict[str, Any]
     return status
 
 
-def _next_commands(context: str | None, namespace: str, name: str, *, embedded: bool) -> str:
-    from lockstep.kube.aim import Connections
-
-    place = f"-n {namespace}" + (f" --context {shlex.quote(context)}" if context else "")
+def _next_commands(where: TargetOptions, namespace: str, name: str, *, embedded: bool) -> str:
+    place = f"-n {namespace}" + (f" --context {shlex.quote(where.context)}" if where.context else "")
     return f"""\
   lockstep get {place}                   # your jobs
   lockstep logs {name} {place}             # its log, also after the end
   lockstep adapter get {name} ./adapter {place}
   lockstep run -f {sample_file("trainingjob-zero3")} {place}
-  export KUBECONFIG={Connections.aim.kubeconfig(context).paths}   # for kubectl
+  export KUBECONFIG={where.connections.kubeconfig().paths}   # for kubectl
 {"  lockstep devcluster down                     # remove the cluster" if embedded else ""}"""

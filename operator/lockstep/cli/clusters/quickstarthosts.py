@@ -8,12 +8,13 @@ from pathlib import Path
 from lockstep.api.errors import Failed
 from lockstep.cli.clusters.demo import AGAIN, GENERATE_SECONDS, SAMPLE, demo_folder, generate_command, print_result, sample_file, step
 from lockstep.cli.shared.hostsite import HostJob, HostSite
+from lockstep.cli.shared.places import Verb
 from lockstep.platforms.output import put_text
 
 HOSTS = 2
 
 
-def run_on_bed() -> int:
+def run_on_bed(verb: Verb) -> int:
     """Bring two hosts up on this machine, train the demo on them, show a sample of its adapter, and return the exit code."""
     from lockstep.cli.clusters.devcluster import BED, bring_hosts_up
     from lockstep.cli.shared.clusterfiles import use
@@ -30,14 +31,14 @@ def run_on_bed() -> int:
     named = str(from_here(cluster))
     use(named)
     demo = demo_folder()
-    here = f"cluster={load(named).cluster.name}"
-    inputs = read_inputs(sample_file(), TargetOptions(named), [here])
+    here = f"cluster={load(verb, named).cluster.name}"
+    inputs = read_inputs(sample_file(), TargetOptions(named, verb=verb), [here])
     site = HostSite(inputs.cluster, named)
     with step("Copy the base model and the texts to both hosts"):
         asyncio.run(_copy(site, demo))
     again = any(job.name == inputs.job.metadata.name for job in site.jobs())
     if again:
-        inputs = read_inputs(sample_file(), TargetOptions(named), [here, FRESH])
+        inputs = read_inputs(sample_file(), TargetOptions(named, verb=verb), [here, FRESH])
     with step(f"Train{AGAIN if again else ''}: lockstep run -f {sample_file()} {site.again}{' --fresh' if again else ''}"):
         code = run_on_hosts(inputs, named, HostOptions(), detach=False)
     if code != 0:

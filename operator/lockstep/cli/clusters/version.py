@@ -9,6 +9,7 @@ import typer
 
 from lockstep.cli.shared.jobargs import Form, FormOption, TargetOptions, acts_on
 from lockstep.cli.shared.ownversion import own_version
+from lockstep.kube.aim import Connections
 from lockstep.platforms.output import put, put_json
 
 
@@ -29,7 +30,7 @@ def version(
         _show(own)  # before a cluster is asked, which may not answer
     lines: list[tuple[str, str]] = []
     if not client:
-        lines = asyncio.run(_cluster_versions(where.chosen_namespace(), where.context))
+        lines = asyncio.run(_cluster_versions(where.chosen_namespace(), where.connections))
     if output is Form.JSON:
         put_json(dict([*own, *lines]))
     else:
@@ -40,13 +41,13 @@ def _show(versions: list[tuple[str, str]]) -> None:
     put(*(f"{name:12} {version}" for name, version in versions))
 
 
-async def _cluster_versions(namespace: str, context: str | None) -> list[tuple[str, str]]:
+async def _cluster_versions(namespace: str, connections: Connections) -> list[tuple[str, str]]:
     from lockstep.api.names import OPERATOR_NAMESPACE
     from lockstep.kube.cluster import Cluster
     from lockstep.plan.cluster.scope import image_of
     from lockstep.platforms.clusters.facts import read_operator
 
-    async with await Cluster.connect(context) as connection:
+    async with await Cluster.connect(connections) as connection:
         kubernetes = (await connection.request("GET", "/version"))["gitVersion"]
         operator = await read_operator(connection, namespace)
     if not operator.seen:

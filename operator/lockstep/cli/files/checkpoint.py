@@ -60,7 +60,7 @@ async def _in_pod(verb: str, job: str, where: TargetOptions, options: Sequence[s
     from lockstep.platforms.files.results import inspect_commits
 
     namespace = where.chosen_namespace()
-    async with await Cluster.connect(where.context) as cluster:
+    async with await Cluster.connect(where.connections) as cluster:
         await known_job(cluster, namespace, job)
         return await inspect_commits(cluster, namespace, job, verb, options, tell)
 

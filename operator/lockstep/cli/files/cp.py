@@ -22,6 +22,7 @@ from lockstep.platforms.output import tell
 
 if TYPE_CHECKING:
     from lockstep.cli.shared.hostsite import HostSite
+    from lockstep.kube.aim import Connections
     from lockstep.kube.cluster import Cluster
     from lockstep.kube.exec import PodPlace
     from lockstep.plan.render.resolved import Resolved
@@ -102,7 +103,7 @@ def cp(
     before = None if file is None else _before_start(file, copies, where)
     place = before.namespace if before is not None else where.chosen_namespace()
     with exiting_on_ctrl_c("interrupted: what has arrived is kept; run the same command again to continue"):
-        done = [asyncio.run(_copy(copy, place, where.context, node, before, force=force)) for copy in copies]
+        done = [asyncio.run(_copy(copy, place, where.connections, node, before, force=force)) for copy in copies]
     if not all(done):
         raise typer.Exit(1)
 
@@ -125,7 +126,7 @@ def _before_start(file: Path, copies: Sequence[Copy], where: TargetOptions) -> R
     from lockstep.cli.shared.inputs import read_inputs, resolve_inputs
 
     inputs = read_inputs(file, where)
-    inputs.aim()
+    inputs.aim(where.verb)
     resolved = resolve_inputs(inputs)
     for copy in copies:
         if copy.remote.job != resolved.name:
@@ -135,14 +136,14 @@ def _before_start(file: Path, copies: Sequence[Copy], where: TargetOptions) -> R
     return resolved
 
 
-async def _copy(copy: Copy, namespace: str, context: str | None, node: int | None, before: Resolved | None, *, force: bool) -> bool:
+async def _copy(copy: Copy, namespace: str, connections: Connections, node: int | None, before: Resolved | None, *, force: bool) -> bool:
     """Copy, and return True if everything arrived. `before`: the job as its file describes it, if it may never have started."""
     from lockstep.kube.cluster import Cluster
     from lockstep.platforms.files.reader import beside, nodes_with_volumes
 
     name = copy.remote.job
     sender = copy.sender(None, force=force) if copy.up else None
-    async with await Cluster.connect(context) as cluster:
+    async with await Cluster.connect(connections) as cluster:
         if before is not None and await cluster.get("StatefulSet", namespace, name) is None:
             return await _copy_before_start(cluster, copy, before, node, sender)
         await known_job(cluster, namespace, name, f"; before its first start: lockstep cp -f FILE SRC {name}:")

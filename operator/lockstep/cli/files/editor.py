@@ -222,7 +222,7 @@ def _at(job: str, node: int, where: TargetOptions, work: Callable[[Spot], Corout
     pod = running_pod(target, node)
 
     async def in_pod(connection: Cluster) -> None:
-        from lockstep.kube.aim import Connections, environment_kubeconfig
+        from lockstep.kube.aim import environment_kubeconfig
         from lockstep.kube.forward import forwarded
         from lockstep.kube.kubeconfig import chosen_context
         from lockstep.platforms.jobs.editor import attach_uri, refuse_without_rights
@@ -231,7 +231,7 @@ def _at(job: str, node: int, where: TargetOptions, work: Callable[[Spot], Corout
             return forwarded(connection, target.namespace, pod, there, here, say)
 
         async def desktop(folder: str) -> str:
-            files = Connections.aim.kubeconfig(where.context)
+            files = where.connections.kubeconfig()
             context, _ = chosen_context(files.paths, where.context)
             found = await connection.get("Pod", target.namespace, pod)
             if found is None or context is None:

@@ -23,6 +23,7 @@ from lockstep.platforms.output import ProgramOutput, put, tell
 if TYPE_CHECKING:
     from lockstep.api.job import TrainingJob
     from lockstep.cli.shared.hostsite import HostSite
+    from lockstep.kube.aim import Connections
     from lockstep.kube.cluster import Cluster
     from lockstep.plan.render.resolved import Resolved
     from lockstep.programs import Place
@@ -105,11 +106,11 @@ def get_model(
         read = _job_of_file(only(files, "model get") if files else None, claim, token_secret, name, where)
         name, revision = _named(name, revision, read.job)
         _refuse_unusable(name, revision)
-        code = _run(_before_start(read, _arguments(name, revision, to), where.context))
+        code = _run(_before_start(read, _arguments(name, revision, to), where.connections))
     elif name is None:
         raise ConfigError("NAME is missing: name a model (lockstep model get org/name), or a job file that names one (-f FILE)")
     elif job is not None:
-        code = _run(_on_volumes(job, where.chosen_namespace(), _arguments(name, revision, to), where.context))
+        code = _run(_on_volumes(job, where.chosen_namespace(), _arguments(name, revision, to), where.connections))
     else:
         return _here(name, revision, to, where.workspace)
     if code:
@@ -177,7 +178,7 @@ def _job_of_file(file: Path | None, claim: str | None, token_secret: str | None,
         inputs, *others = read_all(file, where, unnamed=lambda: where.named)
     if others:
         raise ConfigError(f"{file} holds {len(others) + 1} jobs: lockstep model get takes a file with one")
-    inputs.aim()
+    inputs.aim(where.verb)
     return resolve_inputs(inputs)
 
 
@@ -218,7 +219,7 @@ def _hosts(file: Path | None, job: str | None, where: TargetOptions) -> _Hosts |
 
     if cluster is None:
         cluster = parse_job_file(read_text(file), str(file)).spec.cluster
-    cluster_file = None if cluster is None else hosts_of(cluster)
+    cluster_file = None if cluster is None else hosts_of(where.verb, cluster)
     if cluster is None or cluster_file is None:
         return None
     from lockstep.cli.shared.inputs import read_inputs
@@ -251,13 +252,13 @@ async def _on_hosts(hosts: _Hosts, name: str, revision: str | None, to: Path | N
     return max([*await asyncio.gather(*map(one, answers)), *(EXIT_FAILED for _ in problems)])
 
 
-async def _before_start(job: Resolved, arguments: Sequence[str], context: str | None) -> int:
+async def _before_start(job: Resolved, arguments: Sequence[str], connections: Connections) -> int:
     """Fetch onto the volumes of a job that its file describes: in its pods while it runs, else in a pod that mounts what its pods would."""
     from lockstep.kube.cluster import Cluster
     from lockstep.platforms.files.reader import reader, stateful_set_before_start
     from lockstep_spec.choices import StorageMode
 
-    async with await Cluster.connect(context) as cluster:
+    async with await Cluster.connect(connections) as cluster:
         if await cluster.get("StatefulSet", job.namespace, job.name) is not None:
             return await _everywhere(cluster, job.namespace, job.name, arguments)
         if job.storage_mode is not StorageMode.SHARED:
@@ -270,11 +271,11 @@ async def _before_start(job: Resolved, arguments: Sequence[str], context: str | 
             return await _fetch(place, arguments, "")
 
 
-async def _on_volumes(job: str, namespace: str, arguments: Sequence[str], context: str | None) -> int:
+async def _on_volumes(job: str, namespace: str, arguments: Sequence[str], connections: Connections) -> int:
     from lockstep.cli.files.cp import known_job
     from lockstep.kube.cluster import Cluster
 
-    async with await Cluster.connect(context) as cluster:
+    async with await Cluster.connect(connections) as cluster:
         await known_job(cluster, namespace, job)
         return await _everywhere(cluster, namespace, job, arguments)
 

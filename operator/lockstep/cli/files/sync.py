@@ -80,7 +80,7 @@ async def _run_in_pods(where: TargetOptions, sending: Sending) -> bool:
         places = await _places(cluster, namespace, sending.job)
         return await send_once(receivers, places, dict.fromkeys(places, sending.to), sending)
 
-    async with await Cluster.connect(where.context) as cluster, Receivers() as receivers:
+    async with await Cluster.connect(where.connections) as cluster, Receivers() as receivers:
         return await send_all(sending, receivers, send, lambda: _is_over(cluster, namespace, sending.job))
 
 

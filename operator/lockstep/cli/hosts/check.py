@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from lockstep.api.errors import ConfigError
 from lockstep.cli.shared.inputs import OptionalFileOption, only
-from lockstep.cli.shared.jobargs import Form, FormOption, OptionalClusterArgument, TargetOptions
+from lockstep.cli.shared.jobargs import Form, FormOption, OptionalClusterArgument, TargetOptions, acts_on
 from lockstep.cli.shared.terminal import waiting
 from lockstep.platforms.output import put, put_json
 
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from lockstep.platforms.hosts.fleet import Fleet
 
 
+@acts_on()
 def check(
+    where: TargetOptions,
     cluster: OptionalClusterArgument = "local",
     file: OptionalFileOption = None,
     output: FormOption = Form.TEXT,
@@ -46,9 +48,9 @@ def check(
     from lockstep.cli.shared.inputs import read_inputs, resolve_inputs
     from lockstep.cli.shared.target import load
 
-    inputs = None if not file else read_inputs(only(file, "hosts check"), TargetOptions(cluster))
+    inputs = None if not file else read_inputs(only(file, "hosts check"), replace(where, cluster=cluster))
     resolved = None if inputs is None else resolve_inputs(inputs)
-    cluster_file = load(cluster) if inputs is None else inputs.cluster
+    cluster_file = load(where.verb, cluster) if inputs is None else inputs.cluster
     if cluster_file.hosts is None:
         raise ConfigError(f"{cluster} is a Kubernetes cluster: lockstep doctor {shlex.quote(cluster)} checks it")
     site = HostSite(cluster_file, cluster)

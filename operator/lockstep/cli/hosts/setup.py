@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lockstep.api.errors import ConfigError, Failed
-from lockstep.cli.shared.jobargs import OptionalClusterArgument
+from lockstep.cli.shared.jobargs import OptionalClusterArgument, TargetOptions, acts_on
 from lockstep.cli.shared.terminal import say
 from lockstep.platforms.output import put
 from lockstep_spec import VERSION
@@ -29,7 +29,9 @@ BOOTSTRAP = Path("requirements/bootstrap.lock")
 """Lock of uv, which makes the environments."""
 
 
+@acts_on()
 def setup(
+    where: TargetOptions,
     cluster: OptionalClusterArgument = "local",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what each host lacks, and change nothing.")] = False,
     fingerprint: Annotated[
@@ -59,7 +61,7 @@ def setup(
     from lockstep.cli.shared.hostsite import HostSite
     from lockstep.cli.shared.target import load
 
-    file = load(cluster)
+    file = load(where.verb, cluster)
     if file.hosts is None:
         raise ConfigError(f"{cluster} is a Kubernetes cluster: hosts setup is for cluster files with platform: hosts")
     if not dry_run:

@@ -125,7 +125,7 @@ def _runner(inputs: Inputs, where: TargetOptions, timeout: int | None) -> Run:
         from lockstep.platforms.in_namespace.run import TimeLimit
         from lockstep.platforms.in_namespace.shortruns import measured_on_cluster
 
-        return await measured_on_cluster(job, profile, inputs.namespace, where.context, tell, TimeLimit.of(timeout), RECORDED)
+        return await measured_on_cluster(job, profile, inputs.namespace, where.connections, tell, TimeLimit.of(timeout), RECORDED)
 
     def run(job: TrainingJob) -> tuple[dict[str, Object], str]:
         try:

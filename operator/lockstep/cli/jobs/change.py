@@ -256,7 +256,7 @@ def _run_again(file: Path, where: TargetOptions) -> int:
     inputs = read_inputs(file, where)
     refuse_interactive(inputs.job)
     if not where.local:
-        return run_in_namespace(inputs.job, inputs.cluster.profile, inputs.namespace, where.context, StartMode.RETRY)
+        return run_in_namespace(inputs.job, inputs.cluster.profile, inputs.namespace, where.connections, StartMode.RETRY)
     earlier = failed_run(inputs.job.metadata.name, where.workspace)
     in_full_environment()
     options = {"-f": file, "--cluster": where.cluster, "--local": True, "--workspace": where.workspace}
@@ -299,7 +299,6 @@ def delete(
     Example: lockstep delete -f jobs/
     """
     from lockstep.api.objects import has_ended, is_true
-    from lockstep.cli.shared.target import Verb
 
     if bool(jobs) == bool(files):
         raise ConfigError(f"name the jobs, or use -f FILE{', not both' if jobs else ''}")
@@ -310,7 +309,7 @@ def delete(
         if isinstance(one.site, LocalSite):
             one.delete()  # (it says how a person does it)
     places = places_of_files(found, yes=yes) if with_files else [[]] * len(found)
-    is_remembered = Verb.choice is not None and not Verb.choice.is_typed
+    is_remembered = where.verb.choice is not None and not where.verb.choice.is_typed
     running = [one for one in found if not (has_ended(one.status) or one.job["spec"].get("suspend") or is_true(one.status, "Suspended"))]
     if running and not yes:
         names, them = ", ".join(one.name for one in running), "it" if len(running) == 1 else "them"
@@ -341,20 +340,21 @@ def _of_files(files: list[Path], where: TargetOptions) -> list[SiteJob]:
     from lockstep.kube.cluster import Client
 
     jobs: dict[tuple[str, str], SiteJob] = {}
+    verb = where.verb
     for inputs in read_all(files, where, unnamed=lambda: where.named):
         name, of_file = inputs.job.metadata.name, inputs.cluster
         named = where.cluster or of_file.cluster.name
         if of_file.hosts is None:
-            inputs.aim()
+            inputs.aim(verb)
         site = (
-            KubeSite(Target(Client(where.context), inputs.namespace, of_file.cluster.name, options_to(named, where.context)))
+            KubeSite(Target(Client(verb.connections), inputs.namespace, of_file.cluster.name, options_to(verb, named)))
             if of_file.hosts is None
             else HostSite(of_file, named)
         )
         if of_file.hosts is None:
-            tell_cluster(of_file.cluster.name, inputs.namespace, where.context)
+            tell_cluster(verb, of_file.cluster.name, inputs.namespace)
         else:
-            tell_place(site.where)
+            tell_place(verb, site.where)
         try:
             jobs[site.where, name] = site.job(name)
         except ConfigError as error:

@@ -22,6 +22,7 @@ from lockstep.cli.shared.folders import remembered, server_of
 from lockstep.cli.shared.hostsite import HostSite
 from lockstep.cli.shared.kubesite import KubeSite
 from lockstep.cli.shared.localsite import DEFAULT, LocalSite
+from lockstep.cli.shared.places import Verb
 from lockstep.cli.shared.site import Site
 from lockstep.cli.shared.target import EMBEDDED, cluster_at, current_server, embedded_kubeconfig, own_target
 from lockstep.cli.shared.terminal import with_advice
@@ -41,12 +42,12 @@ class SeenPlace(NamedTuple):
     site: Site | None = None
 
 
-def look_everywhere() -> list[SeenPlace]:
+def look_everywhere(verb: Verb) -> list[SeenPlace]:
     """Return what is seen of each place, and each job once."""
     begun, seen, keys = time.monotonic(), list[SeenPlace](), set[tuple[str, str, str]]()
     asked = [(place, Future[SeenPlace]()) for place in _places()]
     for place, answer in asked:
-        Thread(target=_ask, args=(place, answer), daemon=True).start()  # (the verb must end though a place hangs)
+        Thread(target=_ask, args=(verb, place, answer), daemon=True).start()  # (the verb must end though a place hangs)
     for place, answer in asked:
         try:
             one = answer.result(max(0.0, begun + LIMIT_SECONDS - time.monotonic()))
@@ -58,9 +59,9 @@ def look_everywhere() -> list[SeenPlace]:
     return seen
 
 
-def unasked() -> str | None:
+def unasked(verb: Verb) -> str | None:
     """Return the API server of the kubeconfig if no cluster file is about it."""
-    server, layout = current_server(None), reachable_layout()
+    server, layout = current_server(verb.connections), reachable_layout()
     if server is None or cluster_at(server, "") or server in map(server_of, cluster_names()):
         return None
     return None if layout is not None and server == layout.server else server
@@ -78,14 +79,14 @@ def _places() -> list[str]:
     return [*names, *([used] if is_path(used) and Path(used).resolve() not in paths else []), str(DEFAULT)]
 
 
-def _ask(place: str, answer: Future[SeenPlace]) -> None:
+def _ask(verb: Verb, place: str, answer: Future[SeenPlace]) -> None:
     try:
         site: Site
         if place == str(DEFAULT) or is_workspace(place):
             site, place = LocalSite(Path(place)), "this machine"
         else:
             file = load_cluster(place)
-            site = HostSite(file, place) if file.hosts is not None else KubeSite(own_target(file, place))
+            site = HostSite(file, place) if file.hosts is not None else KubeSite(own_target(verb, file, place))
         site.hurried = True
         jobs = site.jobs()
         current, stale = site.current(jobs)

@@ -25,6 +25,7 @@ from lockstep.plan.pages.table import aligned
 from lockstep.platforms.output import put, put_json, put_text, tell
 
 if TYPE_CHECKING:
+    from lockstep.cli.shared.places import Verb
     from lockstep.cli.shared.site import Site, SiteJob
 
 WATCH_SECONDS = 2.0
@@ -71,7 +72,7 @@ def get(
     if everywhere:
         if jobs or all_namespaces or selector or watch or where != TargetOptions():
             raise ConfigError("--everywhere lists all jobs of all places: leave out all other words but -o")
-        return _everywhere(output)
+        return _everywhere(where.verb, output)
     if jobs and (all_namespaces or selector):
         raise ConfigError("use either names of jobs, or -A and -l")
     if watch and output not in (ListForm.TABLE, ListForm.WIDE):
@@ -96,7 +97,7 @@ def get(
     return _show(site, listed_jobs, output, single=False, spaces=all_namespaces)
 
 
-def _everywhere(output: ListForm) -> None:
+def _everywhere(verb: Verb, output: ListForm) -> None:
     """Print the jobs of all places; those that aren't seen as they are now are named, and the exit code is 1."""
     from lockstep.cli.jobs.everywhere import look_everywhere, unasked
     from lockstep.cli.shared.kubesite import KubeSite
@@ -111,9 +112,9 @@ def _everywhere(output: ListForm) -> None:
                 lines += [(one.place, *(() if spaces else ("-",)), *line) for line in cells]
         return lines if len(lines) > 1 else [("there is no job in any place that answers",)]
 
-    seen = look_everywhere()
+    seen = look_everywhere(verb)
     _print([job for one in seen for job in one.jobs.values()], output, rows, single=False)
-    if server := unasked():
+    if server := unasked(verb):
         tell(f"note: your kubeconfig's cluster at {server} has no file, and isn't asked: lockstep cluster discover NAME writes one")
     problems = [f"{one.place}: {one.problem}" for one in seen if one.problem]
     for problem in problems:

@@ -20,6 +20,7 @@ from lockstep.platforms.output import put, put_json
 if TYPE_CHECKING:
     from lockstep.api.objects import Object
     from lockstep.cli.shared.inputs import Inputs
+    from lockstep.kube.aim import Connections
     from lockstep.plan.ahead.forecast import Forecast
     from lockstep.plan.ahead.live import Comparison
     from lockstep.plan.ahead.standin import NamedGpus
@@ -92,7 +93,7 @@ def plan(
     offline = offline or all(is_stand_in(resolved) for _, resolved in jobs)
     with waiting("reading the job's inputs" if offline else "asking the cluster what it would make of this"):
         plans = [
-            _plan(inputs.aim(), resolved, options) if inputs.cluster.hosts is None else _plan_on_hosts(inputs, resolved, options)
+            _plan(inputs.aim(where.verb), resolved, options) if inputs.cluster.hosts is None else _plan_on_hosts(inputs, resolved, options)
             for inputs, resolved in jobs
         ]
     if output is Form.JSON:
@@ -131,7 +132,7 @@ def _plan(inputs: Inputs, resolved: Resolved, options: PlanOptions) -> tuple[lis
     compared, facts = None, None
     if not (options.offline or is_stand_in(resolved)):
         try:
-            compared, facts = asyncio.run(_look(resolved, samples, options.where.context))
+            compared, facts = asyncio.run(_look(resolved, samples, options.where.connections))
         except ConfigError as error:
             raise ConfigError(f"{error}; or --offline, which plans by the files alone") from error
     size, source = capacity(resolved, () if facts is None else facts.list("Node").items)
@@ -169,12 +170,12 @@ def _plan_on_hosts(inputs: Inputs, resolved: Resolved, options: PlanOptions) -> 
     return hosts_plan(resolved, names, asked, estimate), estimate
 
 
-async def _look(resolved: Resolved, samples: list[Object], context: str | None) -> tuple[list[Comparison] | None, ClusterFacts]:
+async def _look(resolved: Resolved, samples: list[Object], connections: Connections) -> tuple[list[Comparison] | None, ClusterFacts]:
     from lockstep.kube.cluster import Cluster
     from lockstep.plan.ahead.live import compare
     from lockstep.platforms.clusters.facts import objects_seen, plan_facts
 
-    async with await Cluster.connect(context) as connection:
+    async with await Cluster.connect(connections) as connection:
         objects = await objects_seen(connection, resolved.name, resolved.namespace)
         return None if objects is None else compare(resolved, objects), await plan_facts(connection, resolved, samples)
 

@@ -54,7 +54,7 @@ def preflight(
         from lockstep.platforms.in_namespace.shortruns import preflight_on_cluster
 
         result = asyncio.run(
-            preflight_on_cluster(job, inputs.cluster.profile, inputs.namespace, where.context, tell, TimeLimit.of(timeout))
+            preflight_on_cluster(job, inputs.cluster.profile, inputs.namespace, where.connections, tell, TimeLimit.of(timeout))
         )
     _show(result, output is Form.JSON)
     raise typer.Exit(0 if result.ok else 1)

@@ -19,7 +19,7 @@ from lockstep.api.names import WORKSPACE as JOB_WORKSPACE
 from lockstep.cli.shared.clusterfiles import cluster_of_hosts, is_workspace, read_text
 from lockstep.cli.shared.inputs import FRESH, OptionalFileOption, SetOption, only, read_inputs
 from lockstep.cli.shared.jobargs import TargetOptions, find_cluster_job, on_site
-from lockstep.cli.shared.target import Verb, as_found, tell_cluster, tell_place
+from lockstep.cli.shared.target import as_found, tell_cluster, tell_place
 from lockstep.cli.shared.trainer import in_full_environment
 from lockstep.platforms.output import tell
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from lockstep.api.job import TrainingJob
     from lockstep.cli.shared.inputs import Inputs
     from lockstep.cli.shared.kubesite import ClusterJob
+    from lockstep.cli.shared.places import Verb
     from lockstep.kube.cluster import Cluster
     from lockstep.plan.cluster.choice import Choice
     from lockstep.platforms.hosts.start import HostOptions
@@ -166,7 +167,7 @@ def run(
 
         choice = _choice(first, without)
         inputs, named = typed_on_hosts(hosts, script or (), processes, changes or (), choice)
-        raise typer.Exit(_run_on_hosts(inputs, named, choice, detach=detach))
+        raise typer.Exit(_run_on_hosts(where.verb, inputs, named, choice, detach=detach))
     if where.local and script:
         wrong = {"-f": file, "--job": job, "--in-namespace": in_namespace, "--cluster": where.cluster, "--namespace": where.namespace,
             "--context": where.context, "--detach": detach, "--fresh": fresh, "--preview": preview, "--first": first, "--without": without,
@@ -175,7 +176,7 @@ def run(
         from lockstep.cli.jobs.typed import typed_here
 
         inputs = typed_here(script, processes, nodes, changes or (), where.workspace)
-        raise typer.Exit(_run_here(without_operator(inputs, where.workspace), where.workspace, None))
+        raise typer.Exit(_run_here(where.verb, without_operator(inputs, where.workspace), where.workspace, None))
     if processes is not None:
         raise ConfigError(
             "--nproc-per-node is for a program behind --, on hosts (--hosts) or on this machine (--local); with -f: --set ranksPerNode="
@@ -200,13 +201,13 @@ def run(
         where = replace(where, cluster=cluster_of_hosts(hosts, _job_name(file, changes)))
     if where.local:
         inputs = without_operator(read_inputs(file, where, changes), where.workspace)
-        raise typer.Exit(_run_here(inputs.typed("run", options), where.workspace, preview))
+        raise typer.Exit(_run_here(where.verb, inputs.typed("run", options), where.workspace, preview))
     if in_namespace:
-        raise typer.Exit(_run_in_namespace(without_operator(read_inputs(file, where, changes)), where.context))
+        raise typer.Exit(_run_in_namespace(where.verb, without_operator(read_inputs(file, where, changes))))
     inputs = _read_anywhere(file, where, changes)
-    if Verb.choice is not None and is_workspace(Verb.choice.cluster):
+    if (in_use := where.verb.choice) is not None and is_workspace(in_use.cluster):
         of_others = {"--detach": detach, "--first": first, "--without": without, "--anyway": anyway, "--namespace": where.namespace}
-        raise typer.Exit(_run_in_workspace(inputs, Verb.choice, options, of_others))
+        raise typer.Exit(_run_in_workspace(where.verb, inputs, in_use, options, of_others))
     if inputs.cluster.hosts is None:
         if first or without or anyway:
             raise ConfigError("--first, --without and --anyway are for a job on hosts: name their cluster file with --cluster")
@@ -216,15 +217,16 @@ def run(
     where.refuse_kubernetes(inputs.cluster.cluster.name)
     inputs, choice = without_operator(inputs), _choice(first, without)
     if not anyway:
-        _refuse_slow_network(inputs, where.cluster, choice)
-    raise typer.Exit(_run_on_hosts(inputs.typed("run", options), where.cluster or as_found(inputs.cluster), choice, detach=detach))
+        _refuse_slow_network(inputs, where, choice)
+    named = where.cluster or as_found(where.verb, inputs.cluster)
+    raise typer.Exit(_run_on_hosts(where.verb, inputs.typed("run", options), named, choice, detach=detach))
 
 
-def _run_in_workspace(inputs: Inputs, choice: Choice, options: Mapping[str, object], of_others: Mapping[str, object]) -> int:
+def _run_in_workspace(verb: Verb, inputs: Inputs, choice: Choice, options: Mapping[str, object], of_others: Mapping[str, object]) -> int:
     """Run the job in the workspace of this machine that is in use. Raises ConfigError for options `of_others`, which mean nothing there."""
     _refuse_options(of_others, f"can't be used on this machine, where the workspace is that {choice.by} names")
     here = Path(choice.cluster)
-    return _run_here(without_operator(inputs, here).typed("run", {**options, "--local": True, "--workspace": here}), here, None)
+    return _run_here(verb, without_operator(inputs, here).typed("run", {**options, "--local": True, "--workspace": here}), here, None)
 
 
 def _read_anywhere(file: Path, where: TargetOptions, changes: Sequence[str]) -> Inputs:
@@ -234,10 +236,10 @@ def _read_anywhere(file: Path, where: TargetOptions, changes: Sequence[str]) -> 
     from lockstep.cli.shared.target import is_embedded
 
     inputs = read_inputs(file, where, changes, unnamed=lambda: where.named)
-    if Verb.choice is not None and is_workspace(Verb.choice.cluster):
+    if where.verb.choice is not None and is_workspace(where.verb.choice.cluster):
         return inputs
     try:
-        is_embedded(inputs.cluster.cluster.name, where.context)
+        is_embedded(where.verb, inputs.cluster.cluster.name)
     except ConfigError as error:
         raise ConfigError(
             f"{error}; or choose where else the job runs: --local (processes of this machine), --in-namespace (Kubernetes, role admin), or"
@@ -277,14 +279,14 @@ def _refuse_options(options: Mapping[str, object], why: str) -> None:
         raise ConfigError(f"{', '.join(wrong)} {why}")
 
 
-def _run_on_hosts(inputs: Inputs, named: str, choice: HostOptions, *, detach: bool) -> int:
+def _run_on_hosts(verb: Verb, inputs: Inputs, named: str, choice: HostOptions, *, detach: bool) -> int:
     from lockstep.cli.shared.runonhosts import run_on_hosts
 
-    tell_place(f"on the hosts of {inputs.cluster.cluster.name}")
+    tell_place(verb, f"on the hosts of {inputs.cluster.cluster.name}")
     return run_on_hosts(inputs, named, choice, detach=detach)
 
 
-def _refuse_slow_network(inputs: Inputs, named: str | None, choice: HostOptions) -> None:
+def _refuse_slow_network(inputs: Inputs, where: TargetOptions, choice: HostOptions) -> None:
     """Raise ConfigError where the measured network, by the cluster file, is too slow for the run. Nobody is asked where that can't be."""
     import asyncio
 
@@ -306,7 +308,8 @@ def _refuse_slow_network(inputs: Inputs, named: str | None, choice: HostOptions)
     ):
         return
     facts = replace(known_facts(resolved), speed=speed)
-    facts = asyncio.run(with_config_of_host(facts, fleet_of(inputs.cluster, named or as_found(inputs.cluster)), inputs, choice))
+    named = where.cluster or as_found(where.verb, inputs.cluster)
+    facts = asyncio.run(with_config_of_host(facts, fleet_of(inputs.cluster, named), inputs, choice))
     reason, help_ = slow_network(resolved, facts)
     if reason:
         raise ConfigError(f"{reason}: {help_}; --anyway starts it anyway")
@@ -347,14 +350,14 @@ def without_operator(inputs: Inputs, workspace: Path | None = None) -> Inputs:
     return inputs
 
 
-def _run_in_namespace(inputs: Inputs, context: str | None) -> int:
+def _run_in_namespace(verb: Verb, inputs: Inputs) -> int:
     from lockstep.platforms.in_namespace.run import run_in_namespace
 
-    tell_cluster(inputs.cluster.cluster.name, inputs.namespace, context)
-    return run_in_namespace(inputs.job, inputs.cluster.profile, inputs.namespace, context)
+    tell_cluster(verb, inputs.cluster.cluster.name, inputs.namespace)
+    return run_in_namespace(inputs.job, inputs.cluster.profile, inputs.namespace, verb.connections)
 
 
-def _run_here(inputs: Inputs, workspace: Path, samples: int | None) -> int:
+def _run_here(verb: Verb, inputs: Inputs, workspace: Path, samples: int | None) -> int:
     """Run the job on this machine; with `samples` show so many of its data instead."""
     from lockstep.cli.shared.trainer import EXIT_FAILED, EXIT_USAGE
     from lockstep.platforms.local.run import preview_local, run_local
@@ -362,7 +365,7 @@ def _run_here(inputs: Inputs, workspace: Path, samples: int | None) -> int:
 
     job, profile = inputs.job, inputs.cluster.profile
     if samples is None:
-        tell_place(f"in workspace {workspace}")
+        tell_place(verb, f"in workspace {workspace}")
         with _saying_where_the_script_is(inputs):
             return run_local(job, profile, workspace)
     code = preview_local(job, profile, workspace, samples)

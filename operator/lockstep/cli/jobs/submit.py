@@ -55,20 +55,21 @@ def run_on_cluster(inputs: Inputs, options: Options, *, detach: bool) -> int:
     """Hand the job to the operator of its cluster, and return its exit code. Raises as `submit` does, and ConfigError for a job that names
     another cluster, or can't run on this one.
     """
-    from lockstep.cli.shared.target import Verb, as_found, is_embedded, target_of
+    from lockstep.cli.shared.target import as_found, is_embedded, target_of
     from lockstep.plan.ahead.submission import SubmittedAs
     from lockstep.plan.render.resolve import refuse_missing_gpus
 
     job, cluster, where = inputs.job, inputs.cluster.cluster.name, options.where
+    verb = where.verb
     if where.cluster and job.spec.cluster not in (None, cluster):
         raise ConfigError(
             f"{options.file}: spec.cluster is {job.spec.cluster}, but --cluster is {cluster}: leave out --cluster, or say --set"
             f" cluster={cluster}"
         )
-    if job.spec.cluster is None and Verb.unnamed is None:  # the operator must take the cluster that is checked here
+    if job.spec.cluster is None and verb.unnamed is None:  # the operator must take the cluster that is checked here
         inputs = replace(inputs, job=job.model_copy(update={"spec": job.spec.model_copy(update={"cluster": cluster})}))
-    is_known = Verb.unnamed is None or is_embedded(cluster, where.context)
-    target = target_of(where.cluster or as_found(inputs.cluster), where.namespace or job.metadata.namespace, where.context)
+    is_known = verb.unnamed is None or is_embedded(verb, cluster)
+    target = target_of(verb, where.cluster or as_found(verb, inputs.cluster), where.namespace or job.metadata.namespace)
     inputs = replace(inputs, namespace=target.namespace)
     if is_known:  # (a cluster file that stands in for the kubeconfig's cluster says nothing about that one)
         refuse_missing_gpus(resolve_inputs(inputs))

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from lockstep.cli.shared.hostsite import HostJob
     from lockstep.cli.shared.kubesite import ClusterJob
+    from lockstep.kube.aim import Connections
     from lockstep.plan.pages.table import Unheard
 
 Looks = AsyncGenerator[tuple[Object, list[str], bool], None]
@@ -75,7 +76,7 @@ def top(
     elif job is None:
         looks = _looks_of_all(where, interval)
     else:
-        looks = _looks_of_job(find_cluster_job(job, where), where.context, interval, live=live)
+        looks = _looks_of_job(find_cluster_job(job, where), where.connections, interval, live=live)
     asyncio.run(_show(looks, output, live=live))
 
 
@@ -131,7 +132,7 @@ def _text(lines: Iterable[str]) -> Text:
     return text
 
 
-async def _looks_of_job(job: ClusterJob, context: str | None, interval: float, *, live: bool) -> Looks:
+async def _looks_of_job(job: ClusterJob, connections: Connections, interval: float, *, live: bool) -> Looks:
     from lockstep.kube.cluster import Cluster
     from lockstep.plan.pages.top import snapshot
     from lockstep.platforms.files.results import run_folder
@@ -143,7 +144,7 @@ async def _looks_of_job(job: ClusterJob, context: str | None, interval: float, *
     read = -CURVE_SECONDS
     measuring = (lambda line: None) if live else say
     async with (
-        await Cluster.connect(context) as cluster,
+        await Cluster.connect(connections) as cluster,
         NodesWatch(nodes_in_pods(cluster, namespace, name), of_job(name, run_folder(name)), measuring) as nodes,
     ):
         ask = nodes.ask if live else nodes.ask_all
@@ -174,7 +175,7 @@ async def _looks_of_all(where: TargetOptions, interval: float) -> Looks:
     from lockstep.platforms.jobs.observe import operator_unheard
 
     place, site = where.chosen_namespace(), where.site()
-    async with await Cluster.connect(where.context) as connection:
+    async with await Cluster.connect(where.connections) as connection:
         while True:
             jobs = [job.job for job in await asyncio.to_thread(site.jobs)]
             unheard = await operator_unheard(connection, place) if any(map(is_open, jobs)) else None

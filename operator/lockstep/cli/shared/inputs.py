@@ -15,8 +15,7 @@ from lockstep.api.errors import ConfigError
 from lockstep.api.names import ANNOTATION_TYPED
 from lockstep.cli.shared.clusterfiles import cluster_names, is_workspace, load_cluster, read_text
 from lockstep.cli.shared.localsite import DEFAULT
-from lockstep.cli.shared.onhosts import Typed
-from lockstep.cli.shared.places import VerbCommand
+from lockstep.cli.shared.places import Verb, VerbCommand
 from lockstep.platforms.output import tell
 
 if TYPE_CHECKING:
@@ -82,11 +81,11 @@ class Inputs:
     source: str = ""
     """The job's file, and its name where that file holds several."""
 
-    def aim(self) -> Inputs:
-        """Return the same, with the connections to come kept to its cluster."""
+    def aim(self, verb: Verb) -> Inputs:
+        """Return the same, with the connections to come of the verb kept to its cluster."""
         from lockstep.cli.shared.target import aim_at_file
 
-        aim_at_file(self.cluster)
+        aim_at_file(verb, self.cluster)
         return self
 
     def typed(self, verb: str, options: Mapping[str, object], words: Sequence[str] = ()) -> Inputs:
@@ -138,7 +137,7 @@ def read_all(
     mistakes: list[str] = []
     for file, in_folder in _expanded([files] if isinstance(files, Path) else files):
         try:
-            inputs += _read_jobs(file, where, changes, place, unnamed or partial(_in_use, file, where.context, instead))
+            inputs += _read_jobs(file, where, changes, place, unnamed or partial(_in_use, file, where.verb, instead))
         except ConfigError as error:
             from lockstep.api.files.jobfile import NoJob
 
@@ -192,22 +191,22 @@ def read_inputs(
     from lockstep.api.files.jobfile import parse_job_file
 
     job = parse_job_file(read_text(file), str(file), changes or ())
-    named = where.of_file(job.spec.cluster) or (unnamed() if unnamed is not None else _in_use(file, where.context))
+    named = where.of_file(job.spec.cluster) or (unnamed() if unnamed is not None else _in_use(file, where.verb))
     return _inputs(job, file, named, where, str(file))
 
 
 def _inputs(job: TrainingJob, file: Path, cluster: str | StandIn, where: TargetOptions, source: str) -> Inputs:
-    cluster_file = _read_cluster(job, file, cluster) if isinstance(cluster, str) else cluster(job)
+    cluster_file = _read_cluster(job, file, cluster, where.verb) if isinstance(cluster, str) else cluster(job)
     stated, namespace = job.metadata.namespace, None if where.local else where.namespace
     if namespace and stated and namespace != stated:
         raise ConfigError(f"{file}: metadata.namespace is {stated}, but --namespace is {namespace}: remove one of them")
     return Inputs(job, cluster_file, namespace or stated or cluster_file.cluster.namespace, source)
 
 
-def _read_cluster(job: TrainingJob, file: Path, name: str) -> ClusterFile:
+def _read_cluster(job: TrainingJob, file: Path, name: str, verb: Verb) -> ClusterFile:
     from lockstep.cli.shared.target import aim_at_file, refuse_workspace
 
-    if is_workspace(name) and Typed.verb != "run":
+    if is_workspace(name) and verb.words != "run":
         refuse_workspace(name)
     stated = job.spec.cluster
     try:
@@ -216,21 +215,22 @@ def _read_cluster(job: TrainingJob, file: Path, name: str) -> ClusterFile:
         if name == stated and str(error).startswith("there is no cluster"):
             raise ConfigError(f"{file}: spec.cluster: {error}") from error
         raise
-    aim_at_file(cluster_file, name)
+    aim_at_file(verb, cluster_file, name)
     used = cluster_file.cluster.name
     if stated is not None and stated != used and cluster_file.hosts is None:
         warn("OtherCluster", f"{file} names the cluster {stated}, and {used} is used here: an operator takes {stated}")
     return cluster_file
 
 
-def _in_use(file: Path, context: str | None, instead: StandIn | None = None) -> str | StandIn:
+def _in_use(file: Path, verb: Verb, instead: StandIn | None = None) -> str | StandIn:
     """Return the cluster that counts where neither the job nor --cluster names one, and say so once a verb.
 
     Raises ConfigError where a context was typed, or none is in use and nothing stands in.
     """
-    from lockstep.cli.shared.target import Verb, in_use, refuse_workspace
+    from lockstep.cli.shared.target import in_use, refuse_workspace
 
-    Verb.choice = choice = in_use() if context is None else None
+    context = verb.connections.context
+    verb.choice = choice = in_use() if context is None else None
     if context is None and instead is not None and (choice is None or is_workspace(choice.cluster)):
         tell(f"note: {file} names no cluster, and none is in use: it is checked without one (--cluster names one)")
         return instead
@@ -239,9 +239,9 @@ def _in_use(file: Path, context: str | None, instead: StandIn | None = None) -> 
     if choice is None:
         why = "none is in use (lockstep use)" if context is None else "--context names no cluster file"
         raise ConfigError(f"{file}: spec.cluster is not set, and {why}: set it or use --cluster; there is {', '.join(cluster_names())}")
-    if choice.cluster != Verb.told:
+    if choice.cluster != verb.told:
         tell(f"note: {file} names no cluster: this is about {choice.cluster}, which {choice.by} names (--cluster names another)")
-        Verb.told = choice.cluster
+        verb.told = choice.cluster
     return choice.cluster
 
 

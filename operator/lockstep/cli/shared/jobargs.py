@@ -5,7 +5,7 @@ job.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property, wraps
 from inspect import Parameter, signature
@@ -18,23 +18,22 @@ from lockstep.api.errors import ConfigError, Failed, LockstepError
 from lockstep.api.names import DEV_ENVIRONMENT, pod_name
 from lockstep.cli.shared import localsite
 from lockstep.cli.shared.clusterfiles import LOCAL_CLUSTER
-from lockstep.cli.shared.places import PLACES, TYPED
+from lockstep.cli.shared.places import PLACES, Verb
 
 if TYPE_CHECKING:
     from lockstep.cli.shared.hostsite import HostSite
     from lockstep.cli.shared.kubesite import ClusterJob
     from lockstep.cli.shared.site import Site, SiteJob
     from lockstep.cli.shared.target import Target
+    from lockstep.kube.aim import Connections
 
 
 def known_names(context: typer.Context, incomplete: str) -> list[str]:
     """Return what a shell completes a job's name to; nothing where nothing can be asked: a shell that completes must not complain."""
-    from lockstep.cli.shared.target import one_verb
     from lockstep.kube.jobs import list_jobs
 
     try:
-        with one_verb():
-            target = TargetOptions.of(context).target()
+        target = TargetOptions.of(context).target()
         names = [str(job["metadata"]["name"]) for job in list_jobs(target.client, target.namespace)]
     except (LockstepError, OSError):
         return []
@@ -45,7 +44,7 @@ def unless_said(context: typer.Context, parameter: typer.CallbackParam, value: s
     """Return the cluster that is named, as an argument or by --cluster, else the one that counts where none is."""
     source, where = context.get_parameter_source(parameter.name or ""), TargetOptions.of(context)
     if source is None or source.name == "DEFAULT":
-        return replace(where, context=where.context or context.params.get("context")).named
+        return where.named
     if where.cluster:
         raise ConfigError(f"{value} and --cluster {where.cluster} both name a cluster: use one of them")
     return value
@@ -78,18 +77,29 @@ class TargetOptions:
     context: str | None = None
     local: bool = False
     workspace: Path = WORKSPACE
+    verb: Verb = field(default_factory=Verb, compare=False)
+    """The verb that runs."""
 
     @classmethod
     def of(cls, context: typer.Context) -> TargetOptions:
         """Return what is typed, before the verb and after it."""
-        return cls(**context.meta.get(TYPED, {}))
+        verb = Verb.of(context)
+        return cls(**verb.places, verb=verb)
+
+    def __post_init__(self) -> None:
+        self.verb.connections.context = self.context
+
+    @property
+    def connections(self) -> Connections:
+        """Return the way to the cluster that the verb is about."""
+        return self.verb.connections
 
     @cached_property
     def named(self) -> str:
         """Return the cluster that is named, else the one that counts where none is."""
         from lockstep.cli.shared.target import unnamed_cluster
 
-        return self.cluster or unnamed_cluster(self.context)
+        return self.cluster or unnamed_cluster(self.verb)
 
     def of_file(self, cluster: str | None) -> str | None:
         """Return the cluster of a job file that names `cluster`: the typed one counts, and on this machine `local`."""
@@ -98,7 +108,7 @@ class TargetOptions:
     def target(self) -> Target:
         from lockstep.cli.shared.target import target_of
 
-        return target_of(self.named, self.namespace, self.context)
+        return target_of(self.verb, self.named, self.namespace)
 
     def site(self) -> Site:
         """Return where jobs are: the hosts of a cluster file, a namespace, or a workspace of this machine."""
@@ -106,27 +116,27 @@ class TargetOptions:
         from lockstep.cli.shared.kubesite import KubeSite
 
         if self.local:
-            return _of_workspace(self.workspace)
+            return _of_workspace(self.verb, self.workspace)
         if is_workspace(self.named):
             if self.namespace:
                 raise ConfigError(
                     f"{self.named} is a workspace of this machine, which has no namespaces: leave out -n, or name a cluster by --cluster"
                 )
-            return _of_workspace(Path(self.named))
+            return _of_workspace(self.verb, Path(self.named))
         return self.hosts() or KubeSite(self.target())
 
     def hosts(self) -> HostSite | None:
         """Return the hosts of the cluster file that is named; None for a Kubernetes cluster."""
         from lockstep.cli.shared.target import hosts_of, tell_place
 
-        cluster_file = hosts_of(self.named)
+        cluster_file = hosts_of(self.verb, self.named)
         if cluster_file is None:
             return None
         from lockstep.cli.shared.hostsite import HostSite
 
         self.refuse_kubernetes(self.named)
         site = HostSite(cluster_file, self.named)
-        tell_place(site.where)
+        tell_place(self.verb, site.where)
         return site
 
     def refuse_kubernetes(self, hosts: str) -> None:
@@ -137,14 +147,14 @@ class TargetOptions:
     def chosen_namespace(self) -> str:
         from lockstep.cli.shared.target import namespace_of
 
-        return namespace_of(self.named, self.namespace, self.context)
+        return namespace_of(self.verb, self.named, self.namespace)
 
 
-def _of_workspace(folder: Path) -> localsite.LocalSite:
+def _of_workspace(verb: Verb, folder: Path) -> localsite.LocalSite:
     from lockstep.cli.shared.target import tell_place
 
     site = localsite.LocalSite(folder)
-    tell_place(site.where)
+    tell_place(verb, site.where)
     return site
 
 
@@ -257,6 +267,6 @@ def _nodes(cluster_job: ClusterJob) -> int:
     stated = cluster_job.job["spec"].get("nodes")
     if stated:
         return int(stated)
-    from lockstep.cli.shared.target import load
+    from lockstep.cli.shared.clusterfiles import load_cluster
 
-    return load(cluster_job.target.cluster).profile.spec.gpus.default_nodes
+    return load_cluster(cluster_job.target.cluster).profile.spec.gpus.default_nodes

@@ -339,10 +339,9 @@ async def _answer(connection: Cluster, job: ClusterJob, bundle: Path | None) -> 
 def _home(job: ClusterJob) -> ClusterHome | None:
     """Namespace of the jobs of the job's cluster, as its file in clusters/ states it; None where no file does."""
     from lockstep.cli.shared.clusterfiles import peek
-    from lockstep.cli.shared.target import Verb
     from lockstep.plan.pages.why import ClusterHome
 
-    named = job.job["spec"].get("cluster") or (None if job.target.cluster == Verb.unnamed else job.target.cluster)
+    named = job.job["spec"].get("cluster") or (None if job.target.is_stand_in else job.target.cluster)
     try:
         stated = peek(named) if named else None
     except ConfigError:

@@ -37,18 +37,11 @@ WITHOUT_CLUSTER = frozenset({
 """Verbs that take no cluster, or make one of their own."""
 
 
-class Typed:
-    """Words of the verb that runs."""
-
-    verb = ""
-    """For example `cluster lint`. Empty: no verb runs."""
-
-
-def refuse_on_hosts(name: str, named: str) -> None:
-    """Raise ConfigError if the verb that runs is about Kubernetes' objects: the cluster has none. `named`: the cluster as it was typed."""
-    if Typed.verb in REFUSED:
-        instead = REFUSED[Typed.verb].format(name=shlex.quote(named))
-        raise ConfigError(f"lockstep {Typed.verb} is about Kubernetes, and {name} is a cluster of hosts: {instead}")
+def refuse_on_hosts(verb: str, name: str, named: str) -> None:
+    """Raise ConfigError if the verb is about Kubernetes' objects: the cluster has none. `named`: the cluster as it was typed."""
+    if verb in REFUSED:
+        instead = REFUSED[verb].format(name=shlex.quote(named))
+        raise ConfigError(f"lockstep {verb} is about Kubernetes, and {name} is a cluster of hosts: {instead}")
 
 
 class HostsAim:

@@ -3,26 +3,59 @@
 from __future__ import annotations
 
 from copy import copy
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import typer
 from typer.core import TyperCommand
 
+from lockstep.kube.aim import Connections
+
 if TYPE_CHECKING:
+    from lockstep.plan.cluster.choice import Choice
+
     Command = TyperCommand
 else:
     Command = object
 
 PLACES = {"cluster": "--cluster", "namespace": "-n", "context": "--context", "local": "--local", "workspace": "--workspace"}
 """Parameter of the root command → its option in messages."""
-TYPED = "lockstep.places"
-"""Key of the typed values in the metadata that all contexts of a command line share."""
+_VERB = "lockstep.verb"
+
+
+@dataclass
+class Verb:
+    """One run of a verb: where it acts, as it is typed and as it turns out, and what it has said of that. All that it does gets it from the
+    command line: several verbs may run in a process.
+    """
+
+    words: str = ""
+    """For example `cluster lint`."""
+    places: dict[str, Any] = field(default_factory=dict)
+    """Values of the options of PLACES that are typed."""
+    connections: Connections = field(default_factory=Connections)
+    unnamed: str | None = None
+    """The cluster that stands in where nothing names one; its name promises nothing."""
+    forced: bool = False
+    """The person has said that the kubeconfig's cluster is the one that is meant."""
+    choice: Choice | None = None
+    """The cluster that counts because no option names one."""
+    place: str = ""
+    """Place that was said, where the verb changes something."""
+    told: str = ""
+    """The cluster that counts though nothing names it, once the person has read so."""
+
+    @classmethod
+    def of(cls, context: typer.Context) -> Verb:
+        """Return what all contexts of a command line share."""
+        verb: Verb = context.meta.setdefault(_VERB, cls())
+        return verb
 
 
 def keep(context: typer.Context, parameter: typer.CallbackParam, value: Any) -> Any:
     """Keep the value of an option, wherever on the command line it stands. The last one counts."""
     if value:
-        context.meta.setdefault(TYPED, {})[str(parameter.name).rpartition(" ")[2]] = value
+        Verb.of(context).places[str(parameter.name).rpartition(" ")[2]] = value
     return value
 
 
@@ -58,6 +91,6 @@ class VerbCommand(TakesPlaces, TyperCommand):
             self.epilog = f"Where: {', '.join(map(PLACES.__getitem__, self.takes))} (lockstep --help)"
 
     def invoke(self, ctx: Any) -> Any:
-        if wrong := [PLACES[name] for name in ctx.meta.get(TYPED, {}) if name not in self.takes]:
+        if wrong := [PLACES[name] for name in Verb.of(ctx).places if name not in self.takes]:
             ctx.fail(f"{ctx.command_path.partition(' ')[2]} takes no {', '.join(wrong)}")
         return super().invoke(ctx)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,12 +14,13 @@ from lockstep.api.names import HOSTS
 from lockstep.cli.shared.clusterfiles import Peeked, cluster_names, find_file, is_path, is_workspace, load_cluster, peek
 from lockstep.cli.shared.embedded import reachable_layout
 from lockstep.cli.shared.folders import remembered, server_of, was_forced
-from lockstep.cli.shared.onhosts import HostsAim, Typed, refuse_on_hosts
-from lockstep.kube.aim import ANYWHERE, Connections, Kubeconfig, environment_kubeconfig
+from lockstep.cli.shared.onhosts import HostsAim, refuse_on_hosts
+from lockstep.kube.aim import Connections, Kubeconfig, environment_kubeconfig
 from lockstep.platforms.output import tell
 
 if TYPE_CHECKING:
     from lockstep.api.files.clusterfile import ClusterFile
+    from lockstep.cli.shared.places import Verb
     from lockstep.kube.cluster import Client
     from lockstep.plan.cluster.choice import Choice
 
@@ -43,15 +42,17 @@ class Target:
     """Name that was given: a cluster of clusters/, or the path of a file."""
     options: str = ""
     """Options that lead to the same API server again, with a space in front; "" where verbs ask it by themselves."""
+    is_stand_in: bool = False
+    """Nothing names the cluster: its file stands in for that of the kubeconfig."""
 
 
-def load(cluster: str) -> ClusterFile:
+def load(verb: Verb, cluster: str) -> ClusterFile:
     """Return the cluster file of clusters/, or of a path, and keep connections to its cluster. Raises ConfigError for a workspace of this
     machine.
     """
     refuse_workspace(cluster)
     cluster_file = load_cluster(cluster)
-    aim_at_file(cluster_file, cluster)
+    aim_at_file(verb, cluster_file, cluster)
     return cluster_file
 
 
@@ -61,52 +62,24 @@ def refuse_workspace(cluster: str) -> None:
         raise ConfigError(f"{cluster} is a workspace of this machine, and this is about a cluster: name one by --cluster")
 
 
-def aim_at_file(cluster_file: ClusterFile, named: str | None = None) -> None:
-    """Keep every connection of the running verb to the cluster of this file. Raises ConfigError for one of hosts if the verb is about
-    Kubernetes.
+def aim_at_file(verb: Verb, cluster_file: ClusterFile, named: str | None = None) -> None:
+    """Keep every connection of the verb to the cluster of this file. Raises ConfigError for one of hosts if the verb is about Kubernetes.
 
     `named`: the cluster as it was typed: its name, or the path of its file.
     """
-    aim_at(cluster_file.cluster.name, cluster_file.cluster.api, is_of_hosts=cluster_file.hosts is not None, named=named)
+    aim_at(verb, cluster_file.cluster.name, cluster_file.cluster.api, is_of_hosts=cluster_file.hosts is not None, named=named)
 
 
-class Verb:
-    """Options of the verb that runs, besides what `Connections` holds."""
-
-    unnamed: str | None = None
-    """The cluster that stands in where nothing names one; its name promises nothing."""
-    forced = False
-    """The person has said that the kubeconfig's cluster is the one that is meant."""
-    choice: Choice | None = None
-    """The cluster that counts because no option names one."""
-    place = ""
-    """Place that was said, where the verb changes something."""
-    told = ""
-    """The cluster that counts though nothing names it, once the person has read so."""
-
-
-@contextmanager
-def one_verb() -> Iterator[None]:
-    """Forget, at the end of a verb, which cluster its connections were for: a process may run several."""
-    Connections.servers = {}
-    try:
-        yield
-    finally:
-        Connections.servers, Connections.aim = None, ANYWHERE
-        Verb.unnamed, Verb.forced, Verb.choice, Verb.place, Verb.told, Typed.verb = None, False, None, "", "", ""
-
-
-def aim_at(name: str, api: str | None, *, checked: bool = True, is_of_hosts: bool = False, named: str | None = None) -> None:
-    """Keep every connection of the running verb to this cluster, which the verb was given: the kubeconfig may talk to another.
+def aim_at(verb: Verb, name: str, api: str | None, *, checked: bool = True, is_of_hosts: bool = False, named: str | None = None) -> None:
+    """Keep every connection of the verb to this cluster, which it was given: the kubeconfig may talk to another.
 
     `checked` False: the kubeconfig's cluster is taken for it. `is_of_hosts`: it is no Kubernetes cluster, and verbs about Kubernetes are
     refused.
     """
     if is_of_hosts:
-        refuse_on_hosts(name, named or name)
-    if Connections.servers is not None:
-        aim = ClusterAim(name, api, is_named=name != Verb.unnamed, is_checked=checked and not Verb.forced)
-        Connections.aim = HostsAim(name) if is_of_hosts else aim
+        refuse_on_hosts(verb.words, name, named or name)
+    aim = ClusterAim(name, api, is_named=name != verb.unnamed, is_checked=checked and not verb.forced)
+    verb.connections.aim = HostsAim(name) if is_of_hosts else aim
 
 
 @dataclass(frozen=True)
@@ -190,17 +163,18 @@ def embedded_kubeconfig() -> Kubeconfig | None:
     return Kubeconfig(str(layout.kubeconfig)) if layout is not None and os.path.exists(layout.kubeconfig) else None  # noqa: PTH110 (another user's cache has none)
 
 
-def is_embedded(cluster: str, context: str | None) -> bool:
+def is_embedded(verb: Verb, cluster: str) -> bool:
     """Return True if the embedded cluster is meant: `local`, where neither KUBECONFIG nor --context says otherwise.
 
     Raises:
         ConfigError: it is not up.
     """
-    files, layout = ClusterAim(cluster, None, is_named=cluster != Verb.unnamed).kubeconfig(context), reachable_layout()
+    aim, layout = ClusterAim(cluster, None, is_named=cluster != verb.unnamed), reachable_layout()
+    files = aim.kubeconfig(verb.connections.context)
     return layout is not None and Path(files.paths) == layout.kubeconfig
 
 
-def unnamed_cluster(context: str | None) -> str:
+def unnamed_cluster(verb: Verb) -> str:
     """Return the cluster whose file counts where no option names one: with --context none but the context's own words, else the one that
     `remembered` has first.
 
@@ -208,8 +182,8 @@ def unnamed_cluster(context: str | None) -> str:
 
     Raises ConfigError for one that is gone.
     """
-    Verb.choice = choice = in_use() if context is None else None
-    Verb.unnamed = EMBEDDED if choice is None else None
+    verb.choice = choice = in_use() if verb.connections.context is None else None
+    verb.unnamed = EMBEDDED if choice is None else None
     return EMBEDDED if choice is None else choice.cluster
 
 
@@ -226,9 +200,9 @@ def in_use() -> Choice | None:
     raise ConfigError(f"there is no {choice.cluster}, which {choice.by} names: name another by --cluster, or {instead}")
 
 
-def as_found(cluster_file: ClusterFile) -> str:
+def as_found(verb: Verb, cluster_file: ClusterFile) -> str:
     """Return the cluster of this file as verbs find it again: as it is remembered where that is why it counts, else by its name."""
-    return cluster_file.cluster.name if Verb.choice is None else Verb.choice.cluster
+    return cluster_file.cluster.name if verb.choice is None else verb.choice.cluster
 
 
 CHANGING = frozenset({
@@ -238,31 +212,32 @@ CHANGING = frozenset({
 """Verbs that change something where they act, and so say where that is."""
 
 
-def tell_place(place: str) -> None:
+def tell_place(verb: Verb, place: str) -> None:
     """Say on standard error, once, where a verb acts that changes something; and what has named the place, if no option did."""
-    if Typed.verb in CHANGING and place != Verb.place:
-        Verb.place = place
-        named = f" ({Verb.choice.by})" if Verb.choice is not None else ""
-        tell(f"lockstep: {Typed.verb} {place}{named}")
+    if verb.words in CHANGING and place != verb.place:
+        verb.place = place
+        named = f" ({verb.choice.by})" if verb.choice is not None else ""
+        tell(f"lockstep: {verb.words} {place}{named}")
 
 
-def tell_cluster(name: str, namespace: str, context: str | None) -> None:
+def tell_cluster(verb: Verb, name: str, namespace: str) -> None:
     """Say so of a namespace of a Kubernetes cluster, whose API server stands in for a name where nothing names it."""
     from lockstep.kube.cluster import Client
 
-    is_nameless = name == Verb.unnamed and not is_embedded(name, context)
-    tell_place(f"on {f'the cluster at {Client(context).server}' if is_nameless else f'cluster {name}'}, namespace {namespace}")
+    is_nameless = name == verb.unnamed and not is_embedded(verb, name)
+    cluster = f"the cluster at {Client(verb.connections).server}" if is_nameless else f"cluster {name}"
+    tell_place(verb, f"on {cluster}, namespace {namespace}")
 
 
-def target_of(cluster: str, namespace: str | None, context: str | None) -> Target:
+def target_of(verb: Verb, cluster: str, namespace: str | None) -> Target:
     """Return a connection to the cluster of the kubeconfig, and the namespace that is meant there."""
     from lockstep.kube.cluster import Client
 
-    chosen = namespace_of(cluster, namespace, context)
-    return Target(Client(context), chosen, cluster, options_to(cluster, context))
+    chosen = namespace_of(verb, cluster, namespace)
+    return Target(Client(verb.connections), chosen, cluster, options_to(verb, cluster), cluster == verb.unnamed)
 
 
-def own_target(cluster_file: ClusterFile, cluster: str) -> Target:
+def own_target(verb: Verb, cluster_file: ClusterFile, cluster: str) -> Target:
     """Return a connection to a cluster's own API server, whichever context is the current one, and its file's namespace. Raises
     ConfigError: nothing leads there.
     """
@@ -279,56 +254,56 @@ def own_target(cluster_file: ClusterFile, cluster: str) -> Target:
     ]  # fmt: skip
     if not contexts:
         raise ConfigError(f"no context of {files.paths} leads to its API server {own}: log in there, or name another file by KUBECONFIG")
-    client = Client(contexts[0], embedded or files, ClusterAim(name, api))
+    client = Client(Connections(contexts[0], ClusterAim(name, api), verb.connections.servers), embedded or files)
     return Target(client, cluster_file.cluster.namespace, cluster, f" --cluster {shlex.quote(cluster)}")
 
 
-def options_to(cluster: str, context: str | None) -> str:
+def options_to(verb: Verb, cluster: str) -> str:
     """Return the options of `Target.options` for a cluster, as it was given."""
-    usual = next(iter(remembered()), None)
-    is_usual = Verb.unnamed is not None or cluster == (EMBEDDED if usual is None else usual.cluster)
+    usual, context = next(iter(remembered()), None), verb.connections.context
+    is_usual = verb.unnamed is not None or cluster == (EMBEDDED if usual is None else usual.cluster)
     words = [*(() if is_usual else ("--cluster", cluster)), *(("--context", context) if context else ())]
     return "".join(f" {shlex.quote(word)}" for word in words)
 
 
-def hosts_of(cluster: str) -> ClusterFile | None:
+def hosts_of(verb: Verb, cluster: str) -> ClusterFile | None:
     """Return the cluster file of hosts that is meant; None for a Kubernetes cluster. Raises ConfigError for one that can't be read.
 
     `local` is no hosts' unless an option names it: whichever folder one stands in may have a file of that name.
     """
     stated = peek(cluster)
-    is_typed = Verb.unnamed is None and (Verb.choice is None or Verb.choice.is_typed)
+    is_typed = verb.unnamed is None and (verb.choice is None or verb.choice.is_typed)
     if (stated is not None and not stated.is_of_hosts) or (cluster == EMBEDDED and not is_typed):
         return None
-    cluster_file = load(cluster)
+    cluster_file = load(verb, cluster)
     return cluster_file if cluster_file.hosts is not None else None
 
 
-def namespace_of(cluster: str, namespace: str | None, context: str | None) -> str:
+def namespace_of(verb: Verb, cluster: str, namespace: str | None) -> str:
     """Return the namespace that is meant on a cluster. The models are imported only where its file needs explaining."""
     refuse_workspace(cluster)
     stated = peek(cluster)
     if stated is None:
-        file = load(cluster)
+        file = load(verb, cluster)
         stated = Peeked(file.cluster.name, file.cluster.namespace, file.cluster.api, file.hosts is not None)
-    aim_at(stated.name, stated.api, is_of_hosts=stated.is_of_hosts, named=cluster)
+    aim_at(verb, stated.name, stated.api, is_of_hosts=stated.is_of_hosts, named=cluster)
     if stated.is_of_hosts:
         return HOSTS
-    chosen = _namespace(stated.name, stated.namespace, namespace, context)
-    tell_cluster(stated.name, chosen, context)
+    chosen = _namespace(verb, stated.name, stated.namespace, namespace)
+    tell_cluster(verb, stated.name, chosen)
     return chosen
 
 
-def _namespace(cluster: str, of_file: str, namespace: str | None, context: str | None) -> str:
+def _namespace(verb: Verb, cluster: str, of_file: str, namespace: str | None) -> str:
     """Return the namespace as kubectl chooses it: the one asked for, else the context's own. A named cluster's file says it for its
     cluster.
     """
-    embedded = is_embedded(cluster, context)
+    embedded = is_embedded(verb, cluster)
     if namespace or embedded or cluster != EMBEDDED:
         return namespace or of_file
     from lockstep.kube.kubeconfig import chosen_context
 
-    return chosen_context(environment_kubeconfig().paths, context)[1] or of_file
+    return chosen_context(environment_kubeconfig().paths, verb.connections.context)[1] or of_file
 
 
 def is_same_host(stated: str, server: str) -> bool:
@@ -345,20 +320,20 @@ def is_same_host(stated: str, server: str) -> bool:
     return bool(name) and host in (name, f"api.{name}") and same_port
 
 
-def current_server(context: str | None) -> str | None:
+def current_server(connections: Connections) -> str | None:
     """Return the URL of the API server that commands talk to now: the kubeconfig's, else that of the embedded cluster when it is up."""
     from lockstep.kube.cluster import Client
 
     files = environment_kubeconfig()
-    if not files.exists and context is None:
+    if not files.exists and connections.context is None:
         embedded = embedded_kubeconfig()
         if embedded is None:
             return None
         files = embedded
     try:
-        return Client(context, files).server
+        return Client(connections, files).server
     except ConfigError:
-        if context is not None:
+        if connections.context is not None:
             raise
         return None
 
@@ -371,7 +346,7 @@ def is_talked_to(cluster_file: ClusterFile, server: str) -> bool:
     return layout is not None and server == layout.server
 
 
-def refuse_other_cluster(cluster_file: ClusterFile, context: str | None, force: bool) -> None:
+def refuse_other_cluster(verb: Verb, cluster_file: ClusterFile, force: bool) -> None:
     """Keep a deployment from landing on the wrong cluster.
 
     Raises:
@@ -380,12 +355,12 @@ def refuse_other_cluster(cluster_file: ClusterFile, context: str | None, force: 
     from lockstep.kube.cluster import Client
 
     name, api = cluster_file.cluster.name, cluster_file.cluster.api
-    tell_place(f"on cluster {name}, namespace {cluster_file.cluster.namespace}")
+    tell_place(verb, f"on cluster {name}, namespace {cluster_file.cluster.namespace}")
     if force:
-        Verb.forced = Connections.servers is not None
-        return aim_at(name, api)
-    aim = ClusterAim(name, api, is_named=name != Verb.unnamed)
+        verb.forced = True
+        return aim_at(verb, name, api)
+    aim = ClusterAim(name, api, is_named=name != verb.unnamed)
     try:
-        aim.check(Client(context).server, context)
+        aim.check(Client(verb.connections).server, verb.connections.context)
     except OtherCluster as error:
         raise OtherCluster(f"{error}, or use --force") from None

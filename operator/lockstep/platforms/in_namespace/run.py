@@ -20,6 +20,7 @@ from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.job import TrainingJob
 from lockstep.api.objects import Object, is_running
+from lockstep.kube.aim import Connections
 from lockstep.kube.cluster import ApiError, Cluster
 from lockstep.kube.expiry import LEFT_SECONDS, expiring
 from lockstep.kube.kinds import path_of
@@ -79,16 +80,16 @@ class StartMode(Enum):
 
 
 def run_in_namespace(
-    job: TrainingJob, profile: TrainingCluster, namespace: str | None, context: str | None, mode: StartMode = StartMode.NEW
+    job: TrainingJob, profile: TrainingCluster, namespace: str | None, connections: Connections, mode: StartMode = StartMode.NEW
 ) -> int:
     """The exit code: 0 complete, 1 failed, 130 detached by Ctrl-C, which leaves it running. Raises ConfigError."""
     with contextlib.suppress(KeyboardInterrupt):
-        return asyncio.run(_run(job, profile, namespace, context, mode))
+        return asyncio.run(_run(job, profile, namespace, connections, mode))
     return INTERRUPTED
 
 
-async def _run(job: TrainingJob, profile: TrainingCluster, namespace: str | None, context: str | None, mode: StartMode) -> int:
-    async with await Cluster.connect(context) as cluster:
+async def _run(job: TrainingJob, profile: TrainingCluster, namespace: str | None, connections: Connections, mode: StartMode) -> int:
+    async with await Cluster.connect(connections) as cluster:
         place = namespace or job.metadata.namespace or cluster.namespace or "default"
         earlier = await _ended_run(cluster, job.metadata.name, place) if mode is StartMode.RETRY else None
         run = prepare(job, await with_image(cluster, job, profile, place), place, earlier)

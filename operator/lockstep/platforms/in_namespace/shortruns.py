@@ -18,6 +18,7 @@ from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.job import TrainingJob
 from lockstep.api.objects import Object
+from lockstep.kube.aim import Connections
 from lockstep.kube.cluster import ApiError, Cluster
 from lockstep.kube.exec import PodPlace
 from lockstep.plan.cluster.calibration import Point, Sweep
@@ -71,7 +72,7 @@ def prepared_to_measure(job: TrainingJob, profile: TrainingCluster, namespace: s
 
 
 async def measured_on_cluster(
-    job: TrainingJob, profile: TrainingCluster, namespace: str, context: str | None, say: Say, limit: TimeLimit, values: Sequence[str]
+    job: TrainingJob, profile: TrainingCluster, namespace: str, connections: Connections, say: Say, limit: TimeLimit, values: Sequence[str]
 ) -> tuple[dict[str, Object], str]:
     """Run the job, and remove all of it but claims. Return these `values` of each step, and why it failed, or ''.
 
@@ -87,20 +88,20 @@ async def measured_on_cluster(
             steps.update((await summary(places[0], run.name, root=folder, values=values))["steps"])
         await asyncio.gather(*(python_output(place, source_of(forget), json.dumps({"root": folder})) for place in places.values()))
 
-    async with await Cluster.connect(context) as cluster:
+    async with await Cluster.connect(connections) as cluster:
         run = prepared_to_measure(job, await with_image(cluster, job, profile, namespace), namespace)
         folder = parse_run(run.frozen.run).run_dir
         return steps, end.after(await _last_lines(cluster, run, end.hear, say, limit, "measurement", leave))
 
 
 async def preflight_on_cluster(
-    job: TrainingJob, profile: TrainingCluster, namespace: str, context: str | None, say: Say, limit: TimeLimit
+    job: TrainingJob, profile: TrainingCluster, namespace: str, connections: Connections, say: Say, limit: TimeLimit
 ) -> PreflightReport:
     """Run preflight. `say` gets lines that say what is waited for. Raises ConfigError when the job can't start, Failed without a result in
     time.
     """
     result = PreflightResult()
-    async with await Cluster.connect(context) as cluster:
+    async with await Cluster.connect(connections) as cluster:
         run = prepared(job, await with_image(cluster, job, profile, namespace), namespace)
         return result.after(await _last_lines(cluster, run, result.hear, say, limit, "preflight"))
 
@@ -114,7 +115,7 @@ def without_claims(run: Run) -> Run:
 
 
 async def sweep_on_cluster(
-    job: TrainingJob, profile: TrainingCluster, namespace: str, context: str | None, hear: Hear, limit: TimeLimit
+    job: TrainingJob, profile: TrainingCluster, namespace: str, connections: Connections, hear: Hear, limit: TimeLimit
 ) -> Sweep:
     """Measure.
 
@@ -122,7 +123,7 @@ async def sweep_on_cluster(
     result.
     """
     result = SweepResult(hear)
-    async with await Cluster.connect(context) as cluster:
+    async with await Cluster.connect(connections) as cluster:
         run = without_claims(prepare(job, await with_image(cluster, job, profile, namespace), namespace))
         last = await _last_lines(cluster, run, result.hear, hear, limit, "sweep")
     return result.after(last, run.resolved.transport.value, run.resolved.nodes)
@@ -134,14 +135,14 @@ WAIT = ("python3", "-I", "-c", "import signal, sys; signal.signal(signal.SIGTERM
 
 
 async def pairs_on_cluster(
-    job: TrainingJob, profile: TrainingCluster, namespace: str, context: str | None, way: Way, say: Say, limit: TimeLimit
+    job: TrainingJob, profile: TrainingCluster, namespace: str, connections: Connections, way: Way, say: Say, limit: TimeLimit
 ) -> PairsMeasured:
     """Measure all pairs of nodes, in pods of a job. Raises ConfigError when it can't start or be measured so, Failed without a result in
     time.
     """
     done = asyncio.Event()
 
-    async with await Cluster.connect(context) as cluster:
+    async with await Cluster.connect(connections) as cluster:
         run = without_agents(without_claims(prepare(job, await with_image(cluster, job, profile, namespace), namespace)))
 
         async def measure() -> PairsMeasured:

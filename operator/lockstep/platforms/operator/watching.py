@@ -19,6 +19,7 @@ from aiohttp import ClientHandlerType, ClientRequest, ClientResponse
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.objects import Object
+from lockstep.kube.aim import Connections
 from lockstep.kube.connection import headers_of, server_of, session_to
 from lockstep.kube.kinds import KINDS, type_meta
 from lockstep.kube.reading import EVENT_BYTES_MAX, METADATA_EACH, lines, loads
@@ -103,7 +104,7 @@ def registry(middleware: WatchMiddleware, kinds: Iterable[Watched]) -> kopf.Oper
     @kopf.on.login(registry=handlers)  # type: ignore[untyped-decorator]
     async def login(**_: Any) -> kopf.AiohttpSession:
         """Read KUBECONFIG or ~/.kube/config, else the pod's service account; again after a 401. Raises ConfigError."""
-        server = server_of(None)
+        server = server_of(Connections())
         if server.tls_name is not None:
             raise ConfigError(
                 "tls-server-name of the kubeconfig's cluster can't be used by the operator: name the server as its certificate does"

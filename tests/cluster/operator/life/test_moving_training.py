@@ -15,7 +15,7 @@ from kubernetes import client
 
 from lockstep.api.job import TrainingJob
 from lockstep.cli.clusters.demo import demo_folder
-from lockstep.cli.shared.target import load
+from lockstep.cli.shared.clusterfiles import load_cluster
 from lockstep.kube.exec import PodPlace
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.resolved import PlatformDefaults
@@ -47,7 +47,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         "data": TRAINING["data"] | {"path": str(demo / "datasets" / "demo.jsonl")},
     }
     job = TrainingJob.model_validate({"metadata": {"name": "alone"}, "spec": {"nodes": 1, "training": TRAINING | places}})
-    resolved = resolve(job, load("local").profile, PlatformDefaults())
+    resolved = resolve(job, load_cluster("local").profile, PlatformDefaults())
     run = {
         "job": {"name": "alone", "namespace": "", "uid": "alone"},
         "runDir": str(folder),

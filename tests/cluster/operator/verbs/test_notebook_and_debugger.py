@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from lockstep.cli.shared.target import load
+from lockstep.cli.shared.clusterfiles import load_cluster
 from lockstep.environments import cache_root
 from support.checkout import ROOT
 from support.clusters.cluster_jobs import Jobs, until
@@ -46,7 +46,7 @@ def python_path() -> str:
     The trainer's image installs the same lock file.
     """
     script("setup").publish_editors(cache_root())
-    return next(variable.value for variable in load("local").profile.spec.pod.env if variable.name == "PYTHONPATH")
+    return next(variable.value for variable in load_cluster("local").profile.spec.pod.env if variable.name == "PYTHONPATH")
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from lockstep.cli.clusters import difference, quickstart, quickstarthosts
+from lockstep.kube.aim import Connections
 from lockstep.kube.cluster import Cluster
 from lockstep.plan.ahead.live import Comparison
 from lockstep.plan.diff import Change
@@ -67,7 +68,7 @@ def test_eight_objects_at_once_are_compared(clock: VirtualClock, monkeypatch: py
     monkeypatch.setattr(Cluster, "connect", connect)
     monkeypatch.setattr("lockstep.platforms.clusters.send.would_change", would_change)
     objects = [{"kind": "Service", "metadata": {"name": f"s{number}"}} for number in range(20)]
-    assert clock.run(difference._diff_deployment(objects, None)) == (False, 0)
+    assert clock.run(difference._diff_deployment(objects, Connections())) == (False, 0)
     assert place.most == 8
 
 

@@ -19,6 +19,7 @@ from lockstep.cli.clusters.deploymentplan import DeploymentPlan, Mode, planned
 from lockstep.cli.clusters.overview import status
 from lockstep.cli.shared import folders
 from lockstep.cli.shared.jobargs import TargetOptions
+from lockstep.cli.shared.places import Verb
 from lockstep.kube.kinds import path_of
 from lockstep.plan.cluster.scope import definitions
 from lockstep.plan.ship.deploy import called
@@ -153,9 +154,9 @@ def test_without_the_definitions_there_are_files_for_an_administrator_and_no_que
 
 @pytest.mark.parametrize("cluster", ["barcelona", "nerc-production", "local"])
 def test_an_administrator_sends_the_roles_of_people_and_where_rdma_needs_them_the_scc_and_the_right_to_it(cluster: str) -> None:
-    sent = [called(item) for item in definitions(planned(cluster, Mode.AUTO).objects) if item["kind"] != "CustomResourceDefinition"]
+    sent = [called(item) for item in definitions(planned(Verb(), cluster, Mode.AUTO).objects) if item["kind"] != "CustomResourceDefinition"]
     roles = {f"ClusterRole lockstep-{role}" for role in ("view", "edit", "admin")}
-    namespace = planned(cluster, Mode.AUTO).namespace
+    namespace = planned(Verb(), cluster, Mode.AUTO).namespace
     rdma = {"ClusterRole lockstep-rdma", "SecurityContextConstraints lockstep-rdma", f"RoleBinding {namespace}/lockstep-rdma"}
     assert set(sent) == (roles | rdma if cluster == "barcelona" else roles)
 

@@ -18,7 +18,9 @@ from lockstep.cli.clusters.deploy import _checked, deploy, tell_end, tell_left
 from lockstep.cli.clusters.deploymentplan import OPERATOR_IMAGE, Mode, planned, unpullable
 from lockstep.cli.main import app
 from lockstep.cli.shared import folders, target
+from lockstep.cli.shared.clusterfiles import load_cluster
 from lockstep.cli.shared.jobargs import TargetOptions
+from lockstep.cli.shared.places import Verb
 from lockstep.kube.cluster import ApiError, Cluster
 from lockstep.kube.kinds import path_of
 from lockstep.plan.ship.deploy import Left, State
@@ -36,7 +38,7 @@ def test_a_dry_run_prints_every_object_and_needs_no_cluster(monkeypatch: pytest.
     monkeypatch.setenv("KUBECONFIG", "/nowhere")
     deploy(TargetOptions(), "barcelona", Mode.RDMA, dry_run=True, dev=True)
     printed = list(yaml.safe_load_all(capsys.readouterr().out))
-    assert printed[:-1] == planned("barcelona", Mode.RDMA).objects
+    assert printed[:-1] == planned(Verb(), "barcelona", Mode.RDMA).objects
     assert (printed[-1]["kind"], printed[-1]["metadata"]) == ("TrainingJob", {"name": "ml-dev-env", "namespace": "nccl-test"})
     kinds = {item["kind"] for item in printed}
     assert kinds >= {
@@ -79,8 +81,8 @@ def test_rdma_without_rails_is_warned_of_with_its_line_before_anything_is_sent(
 ) -> None:
     path = tmp_path / "bare.yaml"
     path.write_text(NO_RAILS)
-    monkeypatch.setattr("lockstep.cli.clusters.deploy._checked", lambda cluster, mode, *_: planned(cluster, mode))
-    monkeypatch.setattr("lockstep.cli.clusters.deploy._is_for_one_namespace", lambda plan, typed, only_looks: False)
+    monkeypatch.setattr("lockstep.cli.clusters.deploy._checked", lambda verb, cluster, mode, *_: planned(verb, cluster, mode))
+    monkeypatch.setattr("lockstep.cli.clusters.deploy._is_for_one_namespace", lambda verb, plan, typed, only_looks: False)
     monkeypatch.setattr("lockstep.cli.clusters.difference.diff_deployment", lambda objects, context: None)
 
     async def carry_out(plan: Any, *_: Any) -> bool:
@@ -105,7 +107,7 @@ def test_a_first_operator_whose_image_names_no_registry_is_refused_before_anythi
     path = tmp_path / "bare.yaml"
     path.write_text(PLAIN)
     monkeypatch.setenv("LOCKSTEP_STATE", str(tmp_path / "state"))
-    monkeypatch.setattr("lockstep.cli.clusters.deploy._is_for_one_namespace", lambda plan, typed, only_looks: False)
+    monkeypatch.setattr("lockstep.cli.clusters.deploy._is_for_one_namespace", lambda verb, plan, typed, only_looks: False)
     sent: list[str] = []
 
     async def carry_out(plan: Any, *_: Any) -> bool:
@@ -158,7 +160,7 @@ def test_the_commands_after_a_deployment_are_a_job_of_that_cluster(
 ) -> None:
     monkeypatch.setenv("LOCKSTEP_STATE", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
-    tell_end(planned(name, Mode.AUTO), dev=dev, complete=True)
+    tell_end(planned(Verb(), name, Mode.AUTO), dev=dev, complete=True)
     printed = capsys.readouterr().out
     typed = [line.partition("#")[0].split() for line in printed.splitlines() if line.startswith("  lockstep ")]
     assert [words[1:] for words in typed] == [
@@ -187,14 +189,14 @@ def test_the_commands_after_a_deployment_name_a_cluster_of_the_checkout_however_
     typed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(CHECKOUT)
-    commands = [command for command, _ in planned(typed, Mode.AUTO).next_commands(dev=True)]
+    commands = [command for command, _ in planned(Verb(), typed, Mode.AUTO).next_commands(dev=True)]
     assert [command for command in commands if "barcelona.yaml" in command] == []
 
 
 def test_the_commands_after_a_deployment_have_the_path_of_a_file_elsewhere(tmp_path: Path) -> None:
     path = tmp_path / "my own.yaml"
     path.write_text(PLAIN)
-    commands = [command for command, _ in planned(str(path), Mode.AUTO).next_commands(dev=False)]
+    commands = [command for command, _ in planned(Verb(), str(path), Mode.AUTO).next_commands(dev=False)]
     assert commands[1] == f"lockstep plan -f first.yaml --cluster '{path}'"
 
 
@@ -203,7 +205,7 @@ def test_what_is_left_to_do_names_a_cluster_of_a_file_elsewhere_by_its_path(
 ) -> None:
     path = tmp_path / "my own.yaml"
     path.write_text(PLAIN)
-    plan = planned(str(path), Mode.TCP)
+    plan = planned(Verb(), str(path), Mode.TCP)
     monkeypatch.setenv("LOCKSTEP_STATE", str(tmp_path / "state"))
     tell_left(plan, Sent((), (Left(plan.objects[0], State.MISSING),)))
     assert f"\nThen repeat: lockstep deploy '{path}' --mode tcp\n" in capsys.readouterr().out
@@ -220,7 +222,7 @@ def test_a_cluster_that_was_deployed_by_the_path_of_its_file_is_the_default_unti
     monkeypatch.setenv("LOCKSTEP_STATE", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yaml").write_text(PLAIN)
-    plan = planned("mine.yaml", Mode.AUTO)
+    plan = planned(Verb(), "mine.yaml", Mode.AUTO)
     tell_end(plan, dev=False, complete=False)
     assert "\nWhat is wrong: lockstep doctor mine.yaml\n" in capsys.readouterr().out
     assert folders.remembered() == []
@@ -234,7 +236,7 @@ def test_a_cluster_that_was_deployed_by_the_path_of_its_file_is_the_default_unti
 
 def test_rdma_is_refused_where_the_profile_has_none() -> None:
     with pytest.raises(ConfigError, match=r"^--mode rdma: cluster nerc-production has no RDMA .*: use --mode tcp$"):
-        planned("nerc-production", Mode.RDMA)
+        planned(Verb(), "nerc-production", Mode.RDMA)
 
 
 def test_every_shipped_cluster_can_be_planned_over_tcp() -> None:
@@ -242,7 +244,7 @@ def test_every_shipped_cluster_can_be_planned_over_tcp() -> None:
     assert len(names) == 4
     for name in names:
         path = str(CHECKOUT / "clusters" / f"{name}.yaml")
-        profile = next(item for item in planned(path, Mode.TCP).objects if item["kind"] == "TrainingCluster")
+        profile = next(item for item in planned(Verb(), path, Mode.TCP).objects if item["kind"] == "TrainingCluster")
         assert profile["spec"]["network"]["mode"] == "TCP"
 
 
@@ -268,8 +270,8 @@ def test_the_embedded_cluster_must_be_up_to_be_meant(monkeypatch: pytest.MonkeyP
     monkeypatch.delenv("KUBECONFIG", raising=False)
     monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path))
     with pytest.raises(ConfigError, match="the embedded cluster is not up: lockstep devcluster up"):
-        target.is_embedded("local", None)
-    assert target.is_embedded("barcelona", None) is False
+        target.is_embedded(Verb(), "local")
+    assert target.is_embedded(Verb(), "barcelona") is False
 
 
 def test_another_cluster_than_the_file_s_is_refused_unless_it_is_forced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,8 +279,8 @@ def test_another_cluster_than_the_file_s_is_refused_unless_it_is_forced(tmp_path
     with pytest.raises(
         ConfigError, match=r"^your kubeconfig talks to https://api.elsewhere.example.org:6443, but cluster barcelona is at "
     ):
-        target.refuse_other_cluster(target.load("barcelona"), None, force=False)
-    target.refuse_other_cluster(target.load("barcelona"), None, force=True)
+        target.refuse_other_cluster(Verb(), load_cluster("barcelona"), force=False)
+    target.refuse_other_cluster(Verb(), load_cluster("barcelona"), force=True)
 
 
 def deployed(image: str, mode: str) -> ApiStub:
@@ -307,7 +309,7 @@ def test_a_second_deploy_keeps_the_image_and_the_mode_where_no_other_is_said(
 ) -> None:
     with served(there, tmp_path) as path:
         monkeypatch.setenv("KUBECONFIG", str(path))
-        plan = _checked("barcelona", mode, None, image, force=True, monitoring=False)
+        plan = _checked(Verb(), "barcelona", mode, image, force=True, monitoring=False)
     assert plan.choices == expected
     (container,) = next(item for item in plan.objects if item["kind"] == "Deployment")["spec"]["template"]["spec"]["containers"]
     assert container["image"] == (expected.partition("--image ")[2] or f"{BESIDE_OPERATOR}/{OPERATOR_IMAGE}")
@@ -321,12 +323,12 @@ def test_what_would_be_sent_is_made_again_only_where_what_is_deployed_changes_it
     monkeypatch.setattr("lockstep.cli.clusters.deploy.planned", lambda *how: made.append(how) or planned(*how))
     with served(there, tmp_path) as path:
         monkeypatch.setenv("KUBECONFIG", str(path))
-        _checked("barcelona", None, None, None, force=True, monitoring=False)
+        _checked(Verb(), "barcelona", None, None, force=True, monitoring=False)
     assert len(made) == times
 
 
 def test_monitoring_is_sent_only_when_asked_for() -> None:
-    plain, watched = (planned("local", Mode.TCP, monitoring=monitoring).objects for monitoring in (False, True))
+    plain, watched = (planned(Verb(), "local", Mode.TCP, monitoring=monitoring).objects for monitoring in (False, True))
     assert watched[: len(plain)] == plain
     kinds = {item["kind"] for item in watched[len(plain) :]}
     assert kinds >= {"ServiceMonitor", "PrometheusRule", "ConfigMap"}
@@ -358,7 +360,7 @@ def test_a_profile_becomes_the_default_only_where_no_other_one_is(other: str | N
     mark = {ANNOTATION_DEFAULT_CLUSTER: "true"}
     there = FakeCluster(*([{"kind": "TrainingCluster", "metadata": {"name": other, "annotations": mark}}] if other else []))
     said: list[str] = []
-    found = asyncio.run(with_one_default(there.as_cluster, planned("local", Mode.TCP).objects, said.append))
+    found = asyncio.run(with_one_default(there.as_cluster, planned(Verb(), "local", Mode.TCP).objects, said.append))
     profile = next(item for item in found if item["kind"] == "TrainingCluster")
     assert ((profile["metadata"].get("annotations") or {}) == mark) is marked
     assert bool(said) is not marked
@@ -367,5 +369,5 @@ def test_a_profile_becomes_the_default_only_where_no_other_one_is(other: str | N
 def test_who_may_not_see_profiles_sends_what_they_may() -> None:
     blind = FakeCluster()
     blind.refused["TrainingCluster"] = ApiError(403, "Forbidden", "not yours")
-    objects = planned("local", Mode.TCP).objects
+    objects = planned(Verb(), "local", Mode.TCP).objects
     assert asyncio.run(with_one_default(blind.as_cluster, objects, pytest.fail)) == objects

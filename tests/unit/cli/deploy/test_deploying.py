@@ -20,9 +20,11 @@ from lockstep.cli.clusters.deploymentplan import Mode, planned
 from lockstep.cli.clusters.difference import diff_deployment
 from lockstep.cli.main import main
 from lockstep.cli.shared import folders as remembered
+from lockstep.cli.shared.clusterfiles import load_cluster
 from lockstep.cli.shared.jobargs import TargetOptions
-from lockstep.cli.shared.target import load
+from lockstep.cli.shared.places import Verb
 from lockstep.cli.shared.terminal import Progress
+from lockstep.kube.aim import Connections
 from lockstep.kube.cluster import ApiError, Cluster
 from lockstep.kube.kinds import KINDS, path_of
 from lockstep.plan.ship.deploy import Left, State, called, counted, difference, jobs_using, objects_of_cluster, removable_claims
@@ -93,14 +95,14 @@ class Api(Cluster):
 
 
 def sent(api: Api) -> Sent:
-    return asyncio.run(send_permitted(api, planned("local", Mode.TCP).objects, lambda text: None))
+    return asyncio.run(send_permitted(api, planned(Verb(), "local", Mode.TCP).objects, lambda text: None))
 
 
 def test_an_administrator_sends_everything() -> None:
     api = Api()
     done = sent(api)
     assert done.left == () and done.is_complete
-    assert len(api.tried) == len(planned("local", Mode.TCP).objects)
+    assert len(api.tried) == len(planned(Verb(), "local", Mode.TCP).objects)
 
 
 def test_what_the_rights_do_not_allow_is_never_tried_and_the_rest_is_sent() -> None:
@@ -141,7 +143,7 @@ def test_an_administrator_gets_files_and_the_commands_in_order(
 ) -> None:
     monkeypatch.setenv("LOCKSTEP_STATE", str(tmp_path / ".lockstep"))
     monkeypatch.chdir(tmp_path)
-    plan = planned("barcelona", Mode.RDMA, "registry.example.com/lockstep-operator:1")
+    plan = planned(Verb(), "barcelona", Mode.RDMA, "registry.example.com/lockstep-operator:1")
     crd, role = ({"kind": kind, "metadata": {"name": "x"}} for kind in ("CustomResourceDefinition", "ClusterRole"))
     there = {"kind": "Namespace", "metadata": {"name": "n"}}
     parts = (Left(crd, State.MISSING), Left(role, State.DIFFERS), Left(there, State.SAME))
@@ -214,7 +216,7 @@ def test_a_deployment_that_would_change_nothing_says_so(
     monkeypatch.setattr("lockstep.platforms.clusters.send.would_change", would_change)
     objects = [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "namespace": "team"}} for name in "ab"]
     try:
-        diff_deployment(objects, None)
+        diff_deployment(objects, Connections())
     except Exit as ended:
         assert ended.exit_code == code == 1
     assert capsys.readouterr().out.splitlines()[-1].startswith(end)
@@ -241,7 +243,7 @@ def test_a_rollback_goes_to_the_last_deployment_that_worked() -> None:
 
 def test_the_record_is_kept_on_the_cluster_without_crds_namespaces_and_claims() -> None:
     api = Api()
-    objects = planned("local", Mode.TCP).objects
+    objects = planned(Verb(), "local", Mode.TCP).objects
     record = Record(deployment_of(objects, "now"), deployment("before"))
     asyncio.run(write_record(api, record))
     assert asyncio.run(read_record(api)) == record
@@ -264,7 +266,7 @@ def test_only_claims_of_the_profile_and_of_the_dev_environment_may_be_removed() 
         claim("workspace-ml-dev-env-0", **made, **{"lockstep.dev/job": "ml-dev-env"}),
         claim("workspace-other-0", **made, **{"lockstep.dev/job": "other"}),
     ]
-    found = [item["metadata"]["name"] for item in removable_claims(load("local"), DEV_ENVIRONMENT, claims)]
+    found = [item["metadata"]["name"] for item in removable_claims(load_cluster("local"), DEV_ENVIRONMENT, claims)]
     assert found == ["ml-dev-workspace", "workspace-ml-dev-env-0"]
 
 
@@ -295,7 +297,7 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Api:
 
     monkeypatch.setattr(Cluster, "connect", staticmethod(connect))
     monkeypatch.setattr(Api, "server", "https://here:6443")
-    monkeypatch.setattr(clean, "_plan", lambda cluster, context, force: planned(cluster, Mode.TCP))
+    monkeypatch.setattr(clean, "_plan", lambda verb, cluster, force: planned(verb, cluster, Mode.TCP))
     return found
 
 
@@ -357,8 +359,8 @@ def test_uninstall_names_the_way_to_remove_the_dev_environment_that_a_deployment
 
 
 def test_a_namespace_s_own_operator_goes_without_jobs_that_are_stopped(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clean, "_plan", lambda cluster, context, force: planned(cluster, Mode.TCP, scope="own"))
-    for item in planned("local", Mode.TCP, scope="own").objects:
+    monkeypatch.setattr(clean, "_plan", lambda verb, cluster, force: planned(verb, cluster, Mode.TCP, scope="own"))
+    for item in planned(Verb(), "local", Mode.TCP, scope="own").objects:
         asyncio.run(api.apply(item))
     put(api, {**a_job("other"), "status": {"nodes": 2}})
     with pytest.raises(ConfigError, match=r"pods that report to this operator \(lockstep/other\): stop them first"):
@@ -371,7 +373,7 @@ def test_a_namespace_s_own_operator_goes_without_jobs_that_are_stopped(api: Api,
 @pytest.mark.parametrize("verb", [clean.uninstall, clean.rollback])
 def test_uninstall_and_rollback_do_nothing_without_the_rights(api: Api, verb: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     sent(api)
-    record = Record(deployment_of(planned("local", Mode.TCP).objects, "now"), deployment("before"))
+    record = Record(deployment_of(planned(Verb(), "local", Mode.TCP).objects, "now"), deployment("before"))
     asyncio.run(write_record(api, record))
     before = dict(api.objects)
     api.cluster_wide = False
@@ -395,7 +397,7 @@ def test_a_rollback_names_what_stays_with_its_command_and_nothing_that_never_was
     role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "lockstep-rdma"}}
     sent(api)
     put(api, role)
-    objects = planned("local", Mode.TCP).objects
+    objects = planned(Verb(), "local", Mode.TCP).objects
     record = Record(deployment_of([*objects, scc, role], "now"), deployment_of(objects, "before"))
     monkeypatch.setattr("lockstep.platforms.clusters.record.read_record", _returns(record))
     monkeypatch.setattr("lockstep.platforms.clusters.install.until_ready", _nothing)
@@ -419,7 +421,7 @@ def test_rollback_without_an_earlier_deployment_says_so(api: Api) -> None:
 
 def test_a_dev_environment_that_is_there_stays_as_its_people_have_it() -> None:
     api = Api()
-    wanted = dev_environment(load("local").profile, "lockstep")
+    wanted = dev_environment(load_cluster("local").profile, "lockstep")
     assert asyncio.run(ensure_dev_environment(api, wanted)) == ("made", True)
     api.objects[called(wanted)] = {**wanted, "spec": {**wanted["spec"], "nodes": 1}}
     assert asyncio.run(ensure_dev_environment(api, wanted)) == ("is there already", True)
@@ -460,7 +462,7 @@ def test_a_dev_environment_that_does_not_come_up_is_told_with_the_cluster_s_reas
 
 def dev_environment_of(api: Api, done: Sent, printed: pytest.CaptureFixture[str]) -> tuple[str, bool]:
     """What a deployment that has `sent` this prints of its dev environment, and whether there is one afterwards."""
-    plan = planned("local", Mode.TCP)
+    plan = planned(Verb(), "local", Mode.TCP)
     with Progress() as progress, pytest.MonkeyPatch.context() as patched:
         patched.setattr("lockstep.cli.clusters.deploy.READY_SECONDS", 0.1)
         assert not asyncio.run(_start_dev_environment(api, plan, done, progress))
@@ -537,7 +539,7 @@ def test_a_dev_environment_that_may_not_be_removed_again_is_told_as_not_ready(ca
     ],
 )
 def test_a_dev_environment_needs_the_right_to_lock_memory_only_for_rdma(mode: Mode, kind: str, name: str, is_needed: bool) -> None:
-    plan = planned("barcelona", mode)
+    plan = planned(Verb(), "barcelona", mode)
     item = {"kind": kind, "metadata": {"name": name, "namespace": plan.namespace}}
     elsewhere = {"kind": "ServiceAccount", "metadata": {"name": name, "namespace": "theirs"}}
     left = Sent((), (Left(elsewhere, State.MISSING), Left(item, State.MISSING)))
@@ -571,7 +573,7 @@ def test_pods_are_counted_once(message: str, expected: str) -> None:
 
 
 def test_a_network_that_the_profile_names_and_the_namespace_lacks_is_told_with_where_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    plan = planned("barcelona", Mode.RDMA)
+    plan = planned(Verb(), "barcelona", Mode.RDMA)
     names = [rail.network for rail in plan.profile.spec.network.rdma.rails]
     api = Api()
     for name, namespace in zip(names, ["theirs", *([plan.namespace] * (len(names) - 1))], strict=True):
@@ -581,7 +583,7 @@ def test_a_network_that_the_profile_names_and_the_namespace_lacks_is_told_with_w
         told = capsys.readouterr().out
         assert f"MISSING: there is no NetworkAttachmentDefinition {names[0]} in namespace {plan.namespace}" in told
         assert f"kubectl get net-attach-def {names[0]} -n theirs" in told and names[1] not in told
-        assert asyncio.run(_rails_are_there(api, planned("barcelona", Mode.TCP), progress))
+        assert asyncio.run(_rails_are_there(api, planned(Verb(), "barcelona", Mode.TCP), progress))
         put(api, {"kind": "NetworkAttachmentDefinition", "metadata": {"name": names[0], "namespace": plan.namespace}})
         assert asyncio.run(_rails_are_there(api, plan, progress))
 
@@ -766,7 +768,7 @@ def test_pods_of_the_operator_that_are_refused_end_the_wait_with_the_policy_s_wo
 
 
 def test_a_cluster_file_of_openshift_is_refused_by_plain_kubernetes_before_anything_is_sent() -> None:
-    plan = planned("barcelona", Mode.TCP)
+    plan = planned(Verb(), "barcelona", Mode.TCP)
 
     class Plain(Api):
         async def request(self, method: str, path: str, *args: Any, **more: Any) -> Object:
@@ -780,7 +782,7 @@ def test_a_cluster_file_of_openshift_is_refused_by_plain_kubernetes_before_anyth
         Failed, match=r"is OpenShift by its file.*https://10\.0\.0\.1:6443 has no security\.openshift\.io.*nothing was sent"
     ):
         asyncio.run(_refuse_platform(Plain(), plan))
-    asyncio.run(_refuse_platform(Plain(), planned("local", Mode.TCP)))
+    asyncio.run(_refuse_platform(Plain(), planned(Verb(), "local", Mode.TCP)))
 
 
 def a_cluster(name: str, platform: str = "Kubernetes", default: bool = False) -> Object:
@@ -836,7 +838,7 @@ def test_one_cluster_of_two_is_removed_once_no_job_uses_it(
     sent(api)
     other = a_cluster("other", default=True)
     put(api, other, job_of("x", "local"))
-    own = planned("local", Mode.TCP).objects
+    own = planned(Verb(), "local", Mode.TCP).objects
     asyncio.run(write_record(api, Record(deployment_of([other], "other"), deployment_of(own, "local"))))
     before = set(api.objects)
     with pytest.raises(ConfigError, match=r"jobs use TrainingCluster local \(ml/x\): delete them first"):

@@ -53,7 +53,7 @@ def test_a_cluster_of_your_own_is_used_without_root(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("KUBECONFIG", "/somewhere")
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     seen: list[tuple[str | None, bool]] = []
-    monkeypatch.setattr(quickstart, "_run_on_cluster", lambda context, embedded: seen.append((context, embedded)) or 0)
+    monkeypatch.setattr(quickstart, "_run_on_cluster", lambda where, embedded: seen.append((where.context, embedded)) or 0)
     with pytest.raises(quickstart.typer.Exit):
         quickstart.quickstart(TargetOptions(context="mine"))
     assert seen == [("mine", False)]

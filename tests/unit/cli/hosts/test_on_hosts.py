@@ -23,11 +23,10 @@ from lockstep.cli.shared.hostsite import HostJob, HostSite
 from lockstep.cli.shared.inputs import read_inputs
 from lockstep.cli.shared.jobargs import TargetOptions, known_names
 from lockstep.cli.shared.onhosts import REFUSED, WITHOUT_CLUSTER, WORKING
-from lockstep.cli.shared.places import TYPED
+from lockstep.cli.shared.places import Verb
 from lockstep.cli.shared.runonhosts import run_on_hosts
 from lockstep.cli.shared.sending import send_project
-from lockstep.cli.shared.target import namespace_of, one_verb
-from lockstep.kube.aim import Connections
+from lockstep.cli.shared.target import namespace_of
 from lockstep.plan.hosts.facts import Folder
 from lockstep.plan.hosts.status import seen_jobs
 from lockstep.plan.translate.hosts import RDMA_OFF
@@ -295,19 +294,19 @@ def test_a_job_that_is_looked_at_again_has_the_limit_of_its_verb(lab: Path, monk
     assert waits == [None, 12.0]
 
 
-def test_the_aim_ends_with_the_verb(lab: Path) -> None:
-    with one_verb():
-        assert namespace_of(str(lab), None, None) == "hosts"
-        with pytest.raises(ConfigError, match="lab is a cluster of hosts"):
-            Connections.aim.kubeconfig(None)
-        with pytest.raises(ConfigError, match="lab is a cluster of hosts"):
-            Connections.aim.check("https://127.0.0.1:1", None)
-    Connections.aim.kubeconfig(None)
+def test_a_verb_about_hosts_reaches_no_kubernetes_and_another_one_does(lab: Path) -> None:
+    verb = Verb()
+    assert namespace_of(verb, str(lab), None) == "hosts"
+    with pytest.raises(ConfigError, match="lab is a cluster of hosts"):
+        verb.connections.kubeconfig()
+    with pytest.raises(ConfigError, match="lab is a cluster of hosts"):
+        verb.connections.aim.check("https://127.0.0.1:1", None)
+    Verb().connections.kubeconfig()
 
 
 def test_a_shell_completes_no_job_of_the_kubeconfig_s_cluster(lab: Path, stub: ApiStub) -> None:
     context = typer.Context(typer.main.get_command(entry.app))
-    context.meta[TYPED] = {"cluster": str(lab)}
+    Verb.of(context).places["cluster"] = str(lab)
     assert (known_names(context, ""), stub.asked) == ([], [])
 
 

@@ -10,7 +10,8 @@ import pytest
 
 from golden.plan_cases import job, profile
 from lockstep.cli.shared.kubesite import KubeSite
-from lockstep.cli.shared.target import one_verb, target_of
+from lockstep.cli.shared.places import Verb
+from lockstep.cli.shared.target import target_of
 from lockstep.kube.cluster import ApiError
 from lockstep.platforms.in_namespace.objects import Run, objects, prepare
 from support.api_stub import ApiStub, served
@@ -38,9 +39,9 @@ def test_runs_are_listed_where_training_jobs_may_not_be_and_what_is_around_all_o
             {**stateful_set, "metadata": {**stateful_set["metadata"], "uid": run.name}, "spec": {**stateful_set["spec"], "replicas": 0}}
         )
     stub = ApiStub({path: {"metadata": {}, "items": items} for path, items in lists.items()}, forbidden={"trainingjobs"})
-    with served(stub, tmp_path) as kubeconfig, one_verb():
+    with served(stub, tmp_path) as kubeconfig:
         monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
-        site = KubeSite(target_of("local", "team", None))
+        site = KubeSite(target_of(Verb(), "local", "team"))
         listed = site.jobs()
         assert [(found.name, found.status["conditions"] != []) for found in listed] == [("x", True), ("y", True)]
         paths = [path for _, path, _ in stub.asked]

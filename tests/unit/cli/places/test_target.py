@@ -20,14 +20,20 @@ from lockstep.cli.shared.clusterfiles import cluster_names, peek
 from lockstep.cli.shared.jobargs import ListForm, TargetOptions, known_names
 from lockstep.cli.shared.kubesite import KubeSite, no_such_job
 from lockstep.cli.shared.localsite import DEFAULT, LocalSite
-from lockstep.cli.shared.places import TYPED
-from lockstep.cli.shared.target import namespace_of, one_verb, target_of, unnamed_cluster
+from lockstep.cli.shared.places import Verb
+from lockstep.cli.shared.target import namespace_of, target_of, unnamed_cluster
+from lockstep.kube.aim import Connections
 from lockstep.kube.cluster import ApiError
 from support.api_stub import ALWAYS, ApiStub, served
 from support.checkout import ROOT
 from support.in_process import lockstep
 
 CLUSTERS = ROOT / "clusters"
+
+
+def in_context(context: str | None) -> Verb:
+    """A verb that was typed with --context, about a kubeconfig that may be another cluster's."""
+    return Verb(connections=Connections(context), forced=True)
 
 
 @pytest.fixture
@@ -58,14 +64,14 @@ def test_the_namespace_is_the_one_asked_for_else_the_named_cluster_s_else_the_co
     cluster: str, asked: str | None, context: str | None, meant: str | tuple[str, str]
 ) -> None:
     expected = meant if isinstance(meant, str) else meant[1]
-    assert namespace_of(cluster, asked, context) == expected
-    assert target_of(cluster, asked, context).namespace == expected
+    assert namespace_of(in_context(context), cluster, asked) == expected
+    assert target_of(in_context(context), cluster, asked).namespace == expected
 
 
 @pytest.mark.usefixtures("contexts")
 def test_a_context_that_is_not_there_is_answered_with_those_that_are() -> None:
     with pytest.raises(ConfigError, match="has no context nowhere; there are bare, work"):
-        target_of("local", None, "nowhere")
+        target_of(in_context("nowhere"), "local", None)
 
 
 @pytest.mark.parametrize("text", ["- a\n", "cluster: {name: other, namespace: x}\n", "cluster: {name: mine}\n", "a: [\n"])
@@ -94,17 +100,17 @@ def nothing_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_where_no_cluster_is_named_the_one_in_use_is_meant_and_one_that_is_gone_is_named(nothing_said: Path) -> None:
-    assert unnamed_cluster(None) == "local"
+    assert unnamed_cluster(Verb()) == "local"
     folders.remember("barcelona")
-    assert unnamed_cluster(None) == "barcelona"
-    assert unnamed_cluster("another-context") == "local"
+    assert unnamed_cluster(Verb()) == "barcelona"
+    assert unnamed_cluster(in_context("another-context")) == "local"
     of_hosts = nothing_said / "hosts.yaml"
     for gone in ("of-a-file-elsewhere", str(of_hosts)):
         folders.remember(gone)
         with pytest.raises(ConfigError, match=f"^there is no {gone}, which lockstep use names: "):
-            unnamed_cluster(None)
+            unnamed_cluster(Verb())
     of_hosts.write_text("")
-    assert unnamed_cluster(None) == str(of_hosts), "quickstart --hosts"
+    assert unnamed_cluster(Verb()) == str(of_hosts), "quickstart --hosts"
 
 
 def test_a_run_of_quickstart_is_found_where_no_workspace_is_named(nothing_said: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,8 +207,9 @@ def test_a_job_of_another_name_or_namespace_is_named() -> None:
 
 def test_a_shell_completes_the_names_of_jobs_and_nothing_where_there_is_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     found = SimpleNamespace(client=Asked(trainingjobs=["demo", "dev", "x"]), namespace="ns")
-    typed: Any = SimpleNamespace(meta={TYPED: {"namespace": "ns"}})
-    monkeypatch.setattr("lockstep.cli.shared.target.target_of", lambda cluster, namespace, context: found)
+    typed: Any = SimpleNamespace(meta={})
+    Verb.of(typed).places["namespace"] = "ns"
+    monkeypatch.setattr("lockstep.cli.shared.target.target_of", lambda verb, cluster, namespace: found)
     assert known_names(typed, "de") == ["demo", "dev"]
     monkeypatch.undo()
     monkeypatch.setenv("KUBECONFIG", "/nonexistent")
@@ -215,9 +222,9 @@ def test_a_run_without_an_operator_is_found_where_nobody_may_read_training_jobs(
     metadata = {"name": "x-run-0123", "namespace": "team", "labels": {"lockstep.dev/job": "x"}}
     run = {"metadata": metadata, "data": {"run.json": json.dumps({"job": {"uid": "u1"}})}}
     stub = ApiStub({maps: {"metadata": {}, "items": [run]}, f"{maps}/x-run-0123": run}, forbidden={"trainingjobs"})
-    with served(stub, tmp_path) as kubeconfig, one_verb():
+    with served(stub, tmp_path) as kubeconfig:
         monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
-        site = KubeSite(target_of("local", "team", None))
+        site = KubeSite(target_of(Verb(), "local", "team"))
         assert site.job("x").uid == "u1"
         stub.objects.clear()
         with pytest.raises(ApiError, match="cannot get resource"):

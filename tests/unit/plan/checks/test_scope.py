@@ -12,6 +12,7 @@ from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import OPERATOR_NAME, OPERATOR_NAMESPACE
 from lockstep.cli.clusters.deploy import _refuse_what_lacks
 from lockstep.cli.clusters.deploymentplan import Chosen, Mode, chosen_scope, planned
+from lockstep.cli.shared.places import Verb
 from lockstep.plan.cluster.scope import NAMED_BINDING, NOT_IN_A_NAMESPACE, PROFILE_CONFIG, PROFILE_KEY, Scope, scope_of
 from lockstep.plan.ship.deploy import called
 from lockstep.platforms.clusters.facts import unserved
@@ -24,7 +25,7 @@ NAMED = ("lockstep", "team")
 
 
 def objects(scope: Chosen, kind: str, name: str = "", cluster: str = "local") -> list[Object]:
-    sent = planned(cluster, Mode.TCP, scope=scope).objects
+    sent = planned(Verb(), cluster, Mode.TCP, scope=scope).objects
     return [item for item in sent if item["kind"] == kind and name in ("", item["metadata"]["name"])]
 
 
@@ -50,15 +51,15 @@ def test_in_named_namespaces_the_same_rules_are_bound_there_and_nowhere_else() -
 @pytest.mark.parametrize("scope", [(OPERATOR_NAMESPACE, "lockstep"), ("lockstep",)])
 def test_no_two_objects_have_one_name(scope: Chosen) -> None:
     """Not even where jobs run beside the operator, or beside an operator of their own: what a RoleBinding grants can't be changed."""
-    names = [called(item) for chosen in (scope, "own") for item in planned("local", Mode.TCP, scope=chosen).objects]
+    names = [called(item) for chosen in (scope, "own") for item in planned(Verb(), "local", Mode.TCP, scope=chosen).objects]
     bindings = [name for name in names if name.startswith("RoleBinding")]
     assert len(bindings) == len(set(bindings))
 
 
 @pytest.mark.parametrize("cluster", ["local", "barcelona"])
 def test_jobs_find_in_every_named_namespace_what_they_need(cluster: str) -> None:
-    home = planned(cluster, Mode.AUTO).namespace
-    sent = planned(cluster, Mode.AUTO, scope=(home, "team")).objects
+    home = planned(Verb(), cluster, Mode.AUTO).namespace
+    sent = planned(Verb(), cluster, Mode.AUTO, scope=(home, "team")).objects
     places = {name: {item["kind"] for item in sent if item["metadata"].get("namespace") == name} for name in (home, "team")}
     assert places["team"] - {"PersistentVolumeClaim"} == places[home] - {"PersistentVolumeClaim"} >= {"ServiceAccount", "RoleBinding"}
     rdma = [item for item in sent if item["metadata"]["name"] == "lockstep-rdma" and item["kind"] == "RoleBinding"]
@@ -71,7 +72,7 @@ def test_jobs_find_in_every_named_namespace_what_they_need(cluster: str) -> None
 
 @pytest.mark.parametrize("cluster", ["local", "barcelona"])
 def test_for_a_single_namespace_everything_is_in_it(cluster: str) -> None:
-    sent = planned(cluster, Mode.TCP, scope="own")
+    sent = planned(Verb(), cluster, Mode.TCP, scope="own")
     assert {item["kind"] for item in sent.objects}.isdisjoint(NOT_IN_A_NAMESPACE)
     assert {item["metadata"]["namespace"] for item in sent.objects} == {sent.namespace}
     assert OPERATOR_NAMESPACE not in json.dumps([item for item in sent.objects if item["kind"] != "Deployment"])
@@ -112,7 +113,7 @@ def test_for_the_whole_cluster_everything_is_listed_everywhere() -> None:
 
 def test_another_profile_starts_a_single_namespace_s_operator_again() -> None:
     def mark(mode: Mode) -> str:
-        (deployment,) = (item for item in planned("barcelona", mode, scope="own").objects if item["kind"] == "Deployment")
+        (deployment,) = (item for item in planned(Verb(), "barcelona", mode, scope="own").objects if item["kind"] == "Deployment")
         return str(deployment["spec"]["template"]["metadata"]["annotations"]["lockstep.dev/cluster-hash"])
 
     assert mark(Mode.TCP) == mark(Mode.TCP) != mark(Mode.RDMA)
@@ -121,7 +122,7 @@ def test_another_profile_starts_a_single_namespace_s_operator_again() -> None:
 @pytest.mark.parametrize("scope", [None, NAMED, "own"])
 def test_what_was_chosen_is_read_back_from_the_deployment(scope: Chosen) -> None:
     (deployment,) = objects(scope, "Deployment")
-    assert scope_of(deployment) == planned("local", Mode.TCP, scope=scope).scope
+    assert scope_of(deployment) == planned(Verb(), "local", Mode.TCP, scope=scope).scope
 
 
 @pytest.mark.parametrize(
@@ -148,17 +149,17 @@ def test_what_can_t_be_meant_is_refused(namespaces: str, only: bool | None, said
 
 def test_the_cluster_file_s_own_namespace_has_to_be_among_them() -> None:
     with pytest.raises(ConfigError, match="own namespace lockstep is not among team"):
-        planned("local", Mode.TCP, scope=("team",))
+        planned(Verb(), "local", Mode.TCP, scope=("team",))
 
 
 def test_a_single_namespace_s_operator_serves_no_metrics() -> None:
     with pytest.raises(ConfigError, match="--monitoring: the operator of one namespace serves no metrics"):
-        planned("local", Mode.TCP, scope="own", monitoring=True)
+        planned(Verb(), "local", Mode.TCP, scope="own", monitoring=True)
 
 
 def api_with(scope: Chosen) -> Api:
     api = Api()
-    for item in planned("local", Mode.TCP, scope=scope).objects:
+    for item in planned(Verb(), "local", Mode.TCP, scope=scope).objects:
         asyncio.run(api.apply(item))
     return api
 
@@ -173,15 +174,15 @@ def rights(api: Api) -> set[str]:
 )
 def test_rights_that_another_choice_gave_are_taken_away(before: Chosen, after: Chosen) -> None:
     api = api_with(before)
-    for item in planned("local", Mode.TCP, scope=after).objects:
+    for item in planned(Verb(), "local", Mode.TCP, scope=after).objects:
         asyncio.run(api.apply(item))
-    assert asyncio.run(remove_outdated(api, planned("local", Mode.TCP, scope=after).scope))[1] == []
+    assert asyncio.run(remove_outdated(api, planned(Verb(), "local", Mode.TCP, scope=after).scope))[1] == []
     assert rights(api) == rights(api_with(after))
 
 
 def refusal(api: Api, scope: Chosen = "own") -> str:
     with pytest.raises(Failed) as refused:
-        asyncio.run(_refuse_what_lacks(api, planned("local", Mode.TCP, scope=scope)))
+        asyncio.run(_refuse_what_lacks(api, planned(Verb(), "local", Mode.TCP, scope=scope)))
     return "\n".join(map(str, refused.value.args))
 
 
@@ -199,14 +200,14 @@ def test_jobs_that_another_operator_runs_are_not_taken_over() -> None:
     assert "the pods of x report to the operator of the whole cluster" in refusal(api)
     account = {"kind": "ServiceAccount", "metadata": {"name": OPERATOR_NAME, "namespace": "lockstep"}}
     api.objects[f"ServiceAccount lockstep/{OPERATOR_NAME}"] = account
-    asyncio.run(_refuse_what_lacks(api, planned("local", Mode.TCP, scope="own")))
+    asyncio.run(_refuse_what_lacks(api, planned(Verb(), "local", Mode.TCP, scope="own")))
 
 
 def test_a_named_namespace_that_is_not_there_is_refused_before_anything_is_sent() -> None:
     api = Api()
     assert "namespace team doesn't exist, and nothing was sent: kubectl create namespace team" in refusal(api, NAMED)
     put(api, "Namespace", "team")
-    asyncio.run(_refuse_what_lacks(api, planned("local", Mode.TCP, scope=NAMED)))
+    asyncio.run(_refuse_what_lacks(api, planned(Verb(), "local", Mode.TCP, scope=NAMED)))
 
 
 @pytest.mark.parametrize("scope", [None, NAMED])

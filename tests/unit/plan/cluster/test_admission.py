@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lockstep.cli.clusters.deploymentplan import Mode, planned
+from lockstep.cli.shared.places import Verb
 from lockstep.plan.cluster.admission import AccountStanding, Admission, TypedDeployment, admission, needed_for_operator
 
 LACKS = ({"kind": "ClusterRole", "metadata": {"name": "lockstep-operator"}},)
@@ -27,7 +28,7 @@ def test_one_namespace_s_operator_is_offered_to_who_may_install_that_one_alone(s
 
 
 def test_what_the_account_lacks_is_said_by_kind_and_by_namespace() -> None:
-    needed = needed_for_operator(planned("local", Mode.TCP).objects)
+    needed = needed_for_operator(planned(Verb(), "local", Mode.TCP).objects)
     kinds = {item["kind"] for item in needed}
     assert {"Deployment", "ClusterRole", "TrainingCluster"} <= kinds
     assert kinds.isdisjoint({"CustomResourceDefinition", "Namespace", "PersistentVolumeClaim"})

@@ -9,6 +9,7 @@ import pytest
 
 from lockstep.cli.clusters import deploy
 from lockstep.cli.clusters.deploymentplan import Mode, planned
+from lockstep.cli.shared.places import Verb
 from lockstep.plan.observed import Observed
 from lockstep.plan.ship.deploy import Left, State, called
 from lockstep.plan.ship.imagebuild import Build, Image
@@ -25,7 +26,7 @@ BINDING = "RoleBinding lockstep-system/lockstep-image-puller-nccl-test"
 
 def images(cluster: str, image: str | None) -> set[str]:
     """Of the operator's container, and of the init container of every job's pods."""
-    (deployment,) = [item for item in planned(cluster, Mode.TCP, image).objects if item["kind"] == "Deployment"]
+    (deployment,) = [item for item in planned(Verb(), cluster, Mode.TCP, image).objects if item["kind"] == "Deployment"]
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     return {container["image"], *(one["value"] for one in container["env"] if one["name"] == "LOCKSTEP_AGENT_IMAGE")}
 
@@ -49,7 +50,7 @@ def test_a_name_without_a_registry_is_written_out_on_openshift_for_pods_of_every
 def test_people_are_shown_the_short_name_and_what_is_in_the_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan = planned("barcelona", Mode.RDMA, f"{BESIDE_OPERATOR}/lockstep-operator:2")
+    plan = planned(Verb(), "barcelona", Mode.RDMA, f"{BESIDE_OPERATOR}/lockstep-operator:2")
     assert plan.choices == "--mode rdma --image lockstep-operator:2"
     monkeypatch.setenv("LOCKSTEP_STATE", str(tmp_path / ".lockstep"))
     monkeypatch.chdir(tmp_path)
@@ -61,17 +62,17 @@ def test_people_are_shown_the_short_name_and_what_is_in_the_files(
 
 
 def test_service_accounts_of_the_jobs_namespace_may_pull_what_lies_beside_the_operator() -> None:
-    objects = planned("barcelona", Mode.TCP).objects
+    objects = planned(Verb(), "barcelona", Mode.TCP).objects
     binding = next(item for item in objects if called(item) == BINDING)
     assert binding["roleRef"] == {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "system:image-puller"}
     assert binding["subjects"] == [{"apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": "system:serviceaccounts:nccl-test"}]
     named = [called(item) for item in objects]
     assert named.index("Namespace lockstep-system") < named.index(BINDING)
-    assert not [item for item in planned("local", Mode.TCP).objects if "image-puller" in called(item)]
+    assert not [item for item in planned(Verb(), "local", Mode.TCP).objects if "image-puller" in called(item)]
 
 
 def test_uninstall_removes_that_right_and_clean_leaves_it() -> None:
-    plan = planned("barcelona", Mode.TCP)
+    plan = planned(Verb(), "barcelona", Mode.TCP)
     assert BINDING in map(called, uninstalled(plan.objects))
     assert BINDING not in map(called, objects_for_jobs(plan.profile, "nccl-test"))
 

@@ -15,6 +15,7 @@ import pytest
 
 from golden.plan_cases import CONTEXT, job, profile
 from lockstep.api.errors import ConfigError, Failed
+from lockstep.kube.aim import Connections
 from lockstep.kube.cluster import ApiError, Cluster
 from lockstep.plan.observed import Observed
 from lockstep.plan.render.objects import freeze
@@ -389,7 +390,7 @@ def test_a_measured_run_is_read_and_forgotten_in_its_pods_before_they_go(
     for name, value in (("run_until", run_until), ("with_image", with_image), ("running_pods", running_pods)):
         monkeypatch.setattr(shortruns, name, value)
     monkeypatch.setattr(shortruns, "prepared_to_measure", lambda *_: there)
-    measured = asyncio.run(shortruns.measured_on_cluster(job(), profile(), "ns", None, said.append, TimeLimit(), ["tokens"]))
+    measured = asyncio.run(shortruns.measured_on_cluster(job(), profile(), "ns", Connections(), said.append, TimeLimit(), ["tokens"]))
     assert measured == (values, why) and said == ["lockstep: x on 1 node"] and not folder.exists()
 
 
@@ -459,7 +460,7 @@ def test_of_a_sweep_a_thousand_points_are_taken(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(shortresults, "point_in", lambda line: line)
     for name, value in (("prepare", lambda *_: run), ("without_claims", lambda run: run), ("with_image", with_image)):
         monkeypatch.setattr(shortruns, name, value)
-    sweep = asyncio.run(shortruns.sweep_on_cluster(job(), profile(), "ns", None, heard.append, TimeLimit()))
+    sweep = asyncio.run(shortruns.sweep_on_cluster(job(), profile(), "ns", Connections(), heard.append, TimeLimit()))
     assert len(sweep.points) == len(heard) == 1000
 
 

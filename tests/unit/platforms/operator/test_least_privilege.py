@@ -16,6 +16,7 @@ from lockstep.api.files.clusterfile import ClusterFile, parse_cluster_file
 from lockstep.api.names import ANNOTATION_NETWORKS
 from lockstep.cli.clusters.deploy import tell_end, warn_of
 from lockstep.cli.clusters.deploymentplan import Mode, planned
+from lockstep.cli.shared.places import Verb
 from lockstep.plan.checks.alone import lint_alone
 from lockstep.plan.checks.lint import lint_against
 from lockstep.plan.cluster.finding import Outcome
@@ -50,7 +51,7 @@ def test_lint_says_of_an_old_file_that_the_key_has_no_effect(platform: str) -> N
 
 def test_deploy_says_so_and_prints_no_grant(capsys: pytest.CaptureFixture[str]) -> None:
     old = old_file()
-    plan = dataclasses.replace(planned("barcelona", Mode.RDMA), cluster=old, profile=old.profile)
+    plan = dataclasses.replace(planned(Verb(), "barcelona", Mode.RDMA), cluster=old, profile=old.profile)
     warn_of(plan)
     tell_end(plan, dev=True, complete=False)
     printed = capsys.readouterr()
