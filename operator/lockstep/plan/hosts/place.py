@@ -16,7 +16,7 @@ from lockstep.plan.hosts.facts import OLDEST_PYTHON, PYTHON_MIN, HostFacts, Host
 from lockstep.plan.hosts.record import Coordinator, JobRecord
 from lockstep.plan.hosts.status import named_hosts
 from lockstep.plan.hosts.unit import limit_lines, unit_name, unit_text
-from lockstep.plan.render.machine import machine_variables, socket_variables
+from lockstep.plan.render.machine import machine_variables, on_machine, socket_variables
 from lockstep.plan.render.resolve import real_text, resolve, unkept_lines
 from lockstep.plan.render.resolved import PlatformDefaults, Resolved
 from lockstep.plan.render.run import Placement, build_run, expected_paths
@@ -240,10 +240,9 @@ def _seat(
     run = build_run(
         resolved, replace(placement, run_dir=join(resolved.platform.workspace, "runs", resolved.name), key_file=join(folder, KEY))
     )
-    run = replace(
+    run = on_machine(
         run,
-        command=(python, *run.command[1:]) if run.command[:1] == ("python3",) else run.command,
-        preflight=None if run.preflight is None else replace(run.preflight, shm_bytes=None),
+        python,
         host=HostPlace("" if supervised else unit_name(resolved.name), tuple(gpu.uuid for gpu in gpus)),
         node_ranks=unlike,
         node_micro_batches=micro_batches,

@@ -1,10 +1,17 @@
-"""Variables of a job's ranks on a machine that is no pod: one order of precedence for hosts, launched machines and processes here."""
+"""The ranks' variables in every place, in one order of precedence, and run.json of a node that is no pod."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
 
+from lockstep.api.shared import VariableSource
 from lockstep.plan.render.resolved import Resolved
+from lockstep_gang.contract.run import HostPlace, Run
+
+NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 def socket_variables(interface: str) -> dict[str, str]:
@@ -12,14 +19,28 @@ def socket_variables(interface: str) -> dict[str, str]:
     return {"NCCL_SOCKET_IFNAME": f"={interface}", "GLOO_SOCKET_IFNAME": interface}
 
 
-def machine_variables(resolved: Resolved, found: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of a node's ranks, without those that come from a Secret or a ConfigMap.
+def rank_variables(
+    resolved: Resolved, found: Mapping[str, str] = NOTHING, own: Mapping[str, str] = NOTHING
+) -> dict[str, str | VariableSource]:
+    """Return the variables of a node's ranks: each value, or where the kubelet finds it.
 
-    The strongest first: spec.env, the machine's `own`, nccl.env of the cluster file, what was `found` there, and the
-    rest of the cluster file. A pod has the same order without the machine's two. Threads are no part of it: the agent shares the cores that
-    no one has divided.
+    The strongest first: spec.env, the machine's `own`, nccl.env of the cluster file, what was `found` there, and the rest of the cluster
+    file. A pod has none of the machine's two, and pod.env below all. Threads are no part of it: the agent shares the cores that no one has
+    divided.
     """
     nccl = {name: layered.value for name, layered in resolved.nccl.items()}
     of_cluster = {variable.name: nccl[variable.name] for variable in resolved.profile.spec.nccl.env if variable.name in nccl}
-    stated = {variable.name: variable.value or "" for variable in resolved.spec.env if variable.value_from is None}
+    stated = {variable.name: variable.value_from or variable.value or "" for variable in resolved.spec.env}
     return {**nccl, **found, **of_cluster, **own, **stated}
+
+
+def machine_variables(resolved: Resolved, found: Mapping[str, str] = NOTHING, own: Mapping[str, str] = NOTHING) -> dict[str, str]:
+    """Return the variables of a machine's ranks: those without the ones that only a kubelet can find."""
+    return {name: value for name, value in rank_variables(resolved, found, own).items() if isinstance(value, str)}
+
+
+def on_machine(run: Run, python: str, **changes: Any) -> Run:
+    """Return run.json of a node that is no pod: with its own Python, and without the size of /dev/shm, which is a pod's."""
+    command = (python, *run.command[1:]) if run.command[:1] == ("python3",) else run.command
+    preflight = None if run.preflight is None else replace(run.preflight, shm_bytes=None)
+    return replace(run, **{"command": command, "preflight": preflight, "host": HostPlace()} | changes)

@@ -12,6 +12,7 @@ from lockstep.api.shared import is_loaders
 from lockstep.api.training import Training
 from lockstep.plan.layers import Notice
 from lockstep.plan.render.fabric import GPU_RESOURCE, Transport, rail_networks, rail_resources
+from lockstep.plan.render.machine import rank_variables
 from lockstep.plan.render.resolved import Resolved
 from lockstep.plan.render.scheduling import node_terms, tolerations
 from lockstep.plan.render.security import agent_context, locks_memory_as_root, trainer_context, volume_group
@@ -123,17 +124,15 @@ def variable_warnings(job: TrainingJob, profile: TrainingCluster) -> list[Notice
 
 
 def pod_variables(resolved: Resolved) -> list[dict[str, Any]]:
-    """Variables of the container by name, once each. The job's win over NCCL's, those over the cluster's; Lockstep's own win over all.
+    """Variables of the container by name, once each: Lockstep's own win over the ranks', those over the cluster's.
 
     Without what the dynamic loader reads: that would reach the agent, too, and a library that can't be loaded there would end it.
     """
     spec, profile = resolved.job.spec, resolved.profile.spec
     variables = _home(resolved)
     variables |= {variable["name"]: {"value": variable["value"]} for variable in profile_variables(profile)}
-    variables |= {name: {"value": literal(layered.value)} for name, layered in resolved.nccl.items()}
-    for variable in spec.env:
-        source = variable.to_dict()
-        variables[source.pop("name")] = source | ({"value": literal(variable.value)} if variable.value is not None else {})
+    for name, value in rank_variables(resolved).items():
+        variables[name] = {"value": literal(value)} if isinstance(value, str) else {"valueFrom": value.to_dict()}
     variables |= _token(spec.training)
     variables |= _own(resolved)
     return [{"name": name, **source} for name, source in variables.items() if not is_loaders(name)]

@@ -13,13 +13,13 @@ from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import ConfigError
 from lockstep.api.job import TrainingJob
 from lockstep.plan.layers import Layer
-from lockstep.plan.render.machine import machine_variables, socket_variables
+from lockstep.plan.render.machine import machine_variables, on_machine, socket_variables
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.resolved import PlatformDefaults, Resolved
 from lockstep.plan.render.run import Placement, build_run
 from lockstep.platforms.launch.machine import KEPT, NodeMachine
 from lockstep.platforms.local.placement import VISIBLE, shell_variables
-from lockstep_gang.contract.run import HostPlace, Run, WhenDone
+from lockstep_gang.contract.run import Run, WhenDone
 from lockstep_spec.choices import StorageMode
 from lockstep_spec.words import number_of
 
@@ -126,21 +126,16 @@ def run_there(launched: Launched, machines: Sequence[NodeMachine], node: int, at
         coordinator_port=launched.port + 1,
         master_port=launched.port + 2,
     )
-    run = build_run(resolved, placement)
-    command = (machine.python, *run.command[1:]) if run.command[0] == "python3" else run.command
-    expected = None if run.preflight is None else replace(run.preflight, shm_bytes=None, own_variables=(*KEPT, "OMP_NUM_THREADS"))
-    # Ranks find out who shares a folder; only what the job states is required of all.
-    stated = launched.job.spec.storage.mode
-    return replace(
-        run,
-        command=command,
+    run = on_machine(
+        build_run(resolved, placement),
+        machine.python,
         environment={**_variables(resolved, machine), VISIBLE: ",".join(devices[node])},
-        preflight=expected,
-        host=HostPlace(),
-        storage=stated,
+        storage=launched.job.spec.storage.mode,  # ranks find out who shares a folder; only what the job states is required of all
         node_ranks=ranks if len(set(ranks)) > 1 else (),
         attempts_before=attempts_before,
     )
+    expected = None if run.preflight is None else replace(run.preflight, own_variables=(*KEPT, "OMP_NUM_THREADS"))
+    return replace(run, preflight=expected)
 
 
 def _variables(resolved: Resolved, machine: NodeMachine) -> dict[str, str]:

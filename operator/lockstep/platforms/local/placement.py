@@ -13,11 +13,11 @@ from lockstep.api.errors import ConfigError
 from lockstep.api.job import PreflightMode, TrainingJobSpec
 from lockstep.api.names import DATASETS, WORKSPACE
 from lockstep.api.shared import Variable
-from lockstep.plan.render.machine import machine_variables
+from lockstep.plan.render.machine import machine_variables, on_machine
 from lockstep.plan.render.resolved import PlatformDefaults, Resolved
 from lockstep.plan.render.run import WILD, Placement, build_run, data_paths, script_paths
 from lockstep_gang.contract.preflight import AllReduce, Expected, Kind
-from lockstep_gang.contract.run import HostPlace, Run, WhenDone
+from lockstep_gang.contract.run import Run, WhenDone
 from lockstep_spec.choices import StorageMode
 from lockstep_spec.files import other_interpreter, runs_with
 from lockstep_spec.modelnames import is_address, is_folder
@@ -46,10 +46,8 @@ def local_run(resolved: Resolved, key_file: Path, ports: tuple[int, int], inheri
         coordinator_port=ports[0],
         master_port=ports[1],
     )
-    run = build_run(resolved, placement)
-    command = (sys.executable, *run.command[1:]) if run.command[0] == "python3" else run.command
-    variables = rank_variables(resolved, inherited)
-    return replace(run, command=command, environment=variables, preflight=_here(resolved, run.preflight), host=HostPlace())
+    run = on_machine(build_run(resolved, placement), sys.executable, environment=variables_here(resolved, inherited))
+    return replace(run, preflight=_here(resolved, run.preflight))
 
 
 def _here(resolved: Resolved, expected: Expected | None) -> Expected | None:
@@ -57,14 +55,14 @@ def _here(resolved: Resolved, expected: Expected | None) -> Expected | None:
     if expected is None:
         return None
     measured = expected.all_reduce is not None and resolved.job.spec.preflight is PreflightMode.FULL
-    return replace(expected, shm_bytes=None, rdma=None, all_reduce=AllReduce() if measured else None)
+    return replace(expected, rdma=None, all_reduce=AllReduce() if measured else None)
 
 
 def run_dir(resolved: Resolved) -> Path:
     return Path(resolved.platform.workspace) / "runs" / resolved.name
 
 
-def rank_variables(resolved: Resolved, inherited: Mapping[str, str]) -> dict[str, str]:
+def variables_here(resolved: Resolved, inherited: Mapping[str, str]) -> dict[str, str]:
     """Return the job's own variables, but which GPUs: each node has its own. The cluster's are for its image and its network, not for this
     machine.
     """
@@ -73,7 +71,7 @@ def rank_variables(resolved: Resolved, inherited: Mapping[str, str]) -> dict[str
         raise ConfigError(
             f"spec.env takes {', '.join(missing)} from the cluster, which is not there with --local: set it in this shell instead"
         )
-    variables = machine_variables(replace(resolved, nccl={}), {}, {})
+    variables = machine_variables(replace(resolved, nccl={}))
     return {name: value for name, value in variables.items() if name != VISIBLE}
 
 
