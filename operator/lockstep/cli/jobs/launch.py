@@ -49,8 +49,8 @@ def launch(
             metavar="N|auto",
             show_default=False,
             help=(
-                "This machine's number, if you type the same command on all machines: 0 launches, the others join. auto: take it from srun,"
-                " mpirun, jsrun or blaunch."
+                "This machine's number, if you type the same command on all machines: 0 launches, the others join. auto: take it from srun"
+                " or mpirun."
             ),
         ),
     ] = None,

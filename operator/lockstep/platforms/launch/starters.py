@@ -1,4 +1,4 @@
-"""Number of this node, as the program that starts one process a node tells it (pure): srun, mpirun, jsrun, blaunch."""
+"""Number of this node, as the program that starts one process a node tells it (pure): srun, mpirun."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ class Starter:
     """Variable with the number of nodes; '' where it tells none."""
     local: str = ""
     """Variable that numbers the processes of one node."""
-    first: int = 0
-    """Number of the first node."""
     one_a_node: str = ""
     """Option that starts one process a node."""
     signals_all: bool = False
@@ -32,13 +30,13 @@ STARTERS = (
     Starter(
         "mpirun (Open MPI)", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", one_a_node="--map-by ppr:1:node"
     ),
-    Starter("jsrun", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK", one_a_node="--rs_per_host 1"),
     Starter("srun", "SLURM_NODEID", "SLURM_STEP_NUM_NODES", "SLURM_LOCALID", one_a_node="--ntasks-per-node=1", signals_all=True),
     Starter("mpiexec (PMI)", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", one_a_node="-ppn 1"),
-    Starter("blaunch", "LSF_PM_TASKID", first=1, one_a_node='bsub -R "span[ptile=1]"'),
     Starter("a starter with PMIx", "PMIX_RANK"),
 )
 """In the order in which they count: mpirun within an allocation of Slurm's has the variables of both."""
+BY_NUMBER = {"JSM_NAMESPACE_RANK": ("jsrun", "$JSM_NAMESPACE_RANK"), "LSF_PM_TASKID": ("blaunch", "$((LSF_PM_TASKID - 1))")}
+"""Variable of a starter that auto doesn't know → its name, and the number of this node as its shell says it."""
 
 
 @dataclass(frozen=True)
@@ -59,13 +57,13 @@ def node_number(text: str, environment: Mapping[str, str]) -> NodeNumber:
         return NodeNumber(int(text))
     starter = next((one for one in STARTERS if one.index in environment), None)
     if starter is None:
+        for name, value in (one for variable, one in BY_NUMBER.items() if variable in environment):
+            raise ConfigError(f"--node {AUTO} doesn't read the numbers of {name}: let a shell on each node say --node {value}")
         names = ", ".join(one.index for one in STARTERS)
         raise ConfigError(
             f"--node {AUTO}: no starter has numbered this process (none of {names} is set): give the number, 0 on the machine of --at"
         )
-    index = _number(starter.index, environment) - starter.first
-    if index < 0:
-        raise ConfigError(f"{starter.index} is {environment[starter.index]}, and {starter.name} numbers from {starter.first} on")
+    index = _number(starter.index, environment)
     if starter.local and _number(starter.local, environment, "0") != 0:
         raise ConfigError(
             f"{starter.name} has started several processes on this node: start one a node ({starter.one_a_node}), it starts a rank for"

@@ -165,8 +165,6 @@ STARTED = [
     ({"SLURM_NODEID": "1", "SLURM_STEP_NUM_NODES": "2", "SLURM_LOCALID": "0", "PMIX_RANK": "1"}, 1, 2),
     ({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "0", "SLURM_NODEID": "0"}, 3, 4),
     ({"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0"}, 0, 2),
-    ({"JSM_NAMESPACE_RANK": "1", "JSM_NAMESPACE_SIZE": "2"}, 1, 2),
-    ({"LSF_PM_TASKID": "1"}, 0, None),
     ({"PMIX_RANK": "1"}, 1, None),
 ]
 
@@ -187,7 +185,8 @@ def test_a_starter_says_which_node_this_is(environment: dict[str, str], index: i
             {"SLURM_NODEID": "0", "SLURM_LOCALID": "3"},
             r"srun has started several processes on this node: start one a node \(--ntasks-per-node=1\)",
         ),
-        ("auto", {"LSF_PM_TASKID": "0"}, "blaunch numbers from 1 on"),
+        ("auto", {"LSF_PM_TASKID": "1"}, r"the numbers of blaunch: let a shell on each node say --node \$\(\(LSF_PM_TASKID - 1\)\)"),
+        ("auto", {"JSM_NAMESPACE_RANK": "1"}, r"the numbers of jsrun: let a shell on each node say --node \$JSM_NAMESPACE_RANK"),
         ("auto", {"PMI_RANK": "x"}, "the variable PMI_RANK is 'x'"),
     ],
 )

@@ -322,7 +322,7 @@ def test_a_token_that_is_typed_is_not_echoed(machines: list[Machine]) -> None:
     "variables",
     [
         [{"OMPI_COMM_WORLD_RANK": n, "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0"} for n in "01"],
-        [{"LSF_PM_TASKID": n} for n in "12"],
+        [{"PMIX_RANK": n} for n in "01"],
     ],
 )
 def test_one_command_on_every_node_under_a_starter(variables: list[dict[str, str]], machines: list[Machine]) -> None:
