@@ -13,7 +13,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import lockstep_spec
+from lockstep_gang.build import BUILD, build_id, sources
 
 _SHEBANG = b"#!/usr/bin/env python3\n"
 _MAIN = b"""import os, signal
@@ -25,8 +25,6 @@ raise SystemExit(main())
 # The kernel keeps SIGTERM from a container's first process until it has a handler: without one, a pod that is deleted while its
 # agent is still being imported would hold its node for the whole grace. Nothing was started by then, so there is nothing to save.
 _TIME = (1980, 1, 1, 0, 0, 0)  # the first one a zip file can hold
-SPEC_MODULES = ("__init__", "choices", "codec", "exits", "files", "kernel", "senders", "timeouts", "words")
-"""Modules of lockstep_spec that the gang imports; the others are arithmetic of the trainer's runs."""
 _HEAD_BYTES = 16
 _UNCHECKED = (0b01).to_bytes(4, "little")
 """In a compiled file's head: it goes by its source's hash, which nobody need compare."""
@@ -48,11 +46,9 @@ def write_zipapp(out: Path, *, compiled: bool = True) -> None:
 
 
 def _entries(*, compiled: bool) -> Iterator[Entry]:
-    gang, spec = Path(__file__).parent, Path(lockstep_spec.__file__).parent
-    sources = [*gang.rglob("*.py"), *(spec / f"{module}.py" for module in SPEC_MODULES)]
-    for path in sorted(path for path in sources if path.name != Path(__file__).name):
-        package = gang if path.is_relative_to(gang) else spec
-        name, source = path.relative_to(package.parent).as_posix(), path.read_bytes()
+    yield f"lockstep_gang/{BUILD}", build_id().encode()
+    for name, path in sources().items():
+        source = path.read_bytes()
         code = compiled_code(path, source) if compiled else b""
         if code:
             yield f"{name}c", code

@@ -3,13 +3,32 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Self
 
 
 class Choice(str, Enum):  # noqa: UP042 (StrEnum is Python 3.11; agents run on 3.10)
-    """An enumeration whose members are text, and are printed as it."""
+    """An enumeration whose members are text, and are printed as it. A value that only another version knows is no member, and is kept."""
 
     def __str__(self) -> str:
         return str(self.value)
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        """Return the member of this value; for a value of another version an instance that is no member, with the same text."""
+        member = cls._value2member_map_.get(text)
+        if isinstance(member, cls):
+            return member
+        other = str.__new__(cls, text)
+        other._name_ = other._value_ = text
+        return other
+
+    @property
+    def is_known(self) -> bool:
+        """False for a value that this version has no member for: nothing may end, or be removed, because of it."""
+        return self.value in type(self)._value2member_map_
 
 
 class StorageMode(Choice):

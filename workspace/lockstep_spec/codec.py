@@ -18,12 +18,16 @@ import types
 from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import cache
-from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from lockstep_spec.choices import Choice
 
 T = TypeVar("T")
 
 _PLAIN: dict[type, str] = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
 SHOWN_CHARACTERS = 60
+WORD_CHARACTERS = 64
+"""Longest value of a `Choice` that is kept without being known."""
 
 
 class ContractError(ValueError):
@@ -70,7 +74,8 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(kind: type[T], value: object, where: str) -> T:
-    """`value` (parsed JSON) as the dataclass `kind`, whose unknown keys are a newer writer's, and ignored.
+    """`value` (parsed JSON) as the dataclass `kind`. Unknown keys are a newer writer's, and ignored. Unknown values of a `Choice` are kept
+    (`Choice.read`).
 
     `where` opens every error, for example `run.json`. Raises ContractError.
     """
@@ -84,6 +89,26 @@ def settings_from_json(kind: type[T], value: object, where: str) -> T:
     """
     decoded: T = _decode(kind, value, where, strict=True)
     return decoded
+
+
+def readable_from_json(kind: type[T], value: object, where: str) -> tuple[T, dict[str, str]]:
+    """Return what `from_json` does, without the optional fields of `kind` that can't be read; and the error of each of these, by its key.
+
+    Raises ContractError for the required ones.
+    """
+    try:
+        return from_json(kind, value, where), {}
+    except ContractError:
+        present: dict[str, Any] = dict(_expect(dict, value, "an object", where))
+    fields: dict[str, _Field] = _fields(cast(Any, kind))
+    errors: dict[str, str] = {}
+    for key in [key for key, field in fields.items() if key in present and not field.required]:
+        try:
+            _decode(fields[key].kind, present[key], f"{where}.{key}", strict=False)
+        except ContractError as error:
+            del present[key]
+            errors[key] = str(error)
+    return from_json(kind, present, where), errors
 
 
 def refuse(where: str, value: object, valid: str) -> ContractError:
@@ -110,7 +135,7 @@ def _decode(kind: Any, value: Any, where: str, *, strict: bool) -> Any:  # noqa:
     if dataclasses.is_dataclass(kind):
         return _decode_dataclass(kind, _expect(dict, value, "an object", where), where, strict=strict)
     if issubclass(kind, Enum):
-        return _decode_enum(kind, value, where)
+        return _decode_enum(kind, value, where, strict=strict)
     if issubclass(kind, tuple):
         return _decode_row(kind, value, where, strict=strict)
     if kind is float and type(value) is int:
@@ -170,10 +195,12 @@ def _decode_row(kind: Any, value: Any, where: str, *, strict: bool) -> Any:
     )
 
 
-def _decode_enum(kind: type[Enum], value: Any, where: str) -> Enum:
+def _decode_enum(kind: type[Enum], value: Any, where: str, *, strict: bool) -> Enum:
     for member in kind:
         if member.value == value:
             return member
+    if not strict and issubclass(kind, Choice) and isinstance(value, str) and 0 < len(value) <= WORD_CHARACTERS:
+        return kind.read(value)
     raise refuse(where, value, f"one of {', '.join(str(member.value) for member in kind)}")
 
 

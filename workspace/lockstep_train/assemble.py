@@ -169,6 +169,9 @@ def begun_batches(training: TrainingConfig, source: resume.VerifiedCommit | None
     if source is None or source.manifest.batches is wanted:
         return wanted
     begun = source.manifest.batches
+    if not begun.is_known:
+        say(f"Batches: {begun.value}, as in {source.folder}, is of another version of Lockstep: the run goes on with {wanted.value}")
+        return wanted
     say(f"Batches: {begun.value}, as in {source.folder}, and not {wanted.value}: a run goes on as it began")
     return begun
 

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from lockstep.api.statuspart import Count, StatusPart, Text, Time
-from lockstep_spec.choices import Severity
+from lockstep_spec.codec import WORD_CHARACTERS
 
 FINDINGS_MAX = 20
 
@@ -17,7 +17,8 @@ class PreflightFinding(StatusPart):
 
     check: Annotated[str, Field(max_length=64)]
     """Name of the check: docs/how-to/preflight.md has the table."""
-    severity: Severity
+    severity: Annotated[str, Field(max_length=WORD_CHARACTERS)]
+    """Error or Warning. An Error stops the start, a Warning doesn't."""
     node: Count | None = None
     """The node's index in the job. Left out: it is about several nodes together."""
     node_name: Text | None = None

@@ -102,7 +102,7 @@ def test_the_same_run_has_the_same_bytes() -> None:
         ({"masterPort": 70000}, "run.json.masterPort is 70000, but must be a port, 1 to 65535"),
         ({"command": []}, "run.json: command is empty, but must be the argument list of a rank"),
         ({"addresses": ["a", 1]}, "run.json.addresses[1] is 1, but must be text"),
-        ({"whenDone": "Never"}, 'run.json.whenDone is "Never", but must be one of Wait, Exit'),
+        ({"whenDone": 1}, "run.json.whenDone is 1, but must be one of Wait, Exit"),
         ({"report": {"url": "https://o", "caPem": "pem"}}, "run.json.report.tokenFile is missing"),
         ({"format": "lockstep-run/9"}, "run.json: format is lockstep-run/9, but must be lockstep-run/1"),
     ],
@@ -132,7 +132,7 @@ def test_what_a_newer_version_wrote_is_read_without_the_keys_that_are_not_known(
     assert rank_report_from_json(step) == Step(0, 3)
 
 
-@pytest.mark.parametrize("change", [{"attempt": "1"}, {"state": "Levitating"}, {"ranks": {"desired": 2}}, {"format": "lockstep-report/9"}])
+@pytest.mark.parametrize("change", [{"attempt": "1"}, {"state": 1}, {"ranks": {"desired": 2}}, {"format": "lockstep-report/9"}])
 def test_a_report_whose_known_keys_are_malformed_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ContractError, match=rf"report\.{next(iter(change))}"):
         parse_report(json.dumps(of_a_newer_version(to_json(REPORT) | {"result": None} | change)).encode())
@@ -201,7 +201,7 @@ def test_the_largest_gang_fits() -> None:
 
 
 def test_a_reply_of_a_newer_operator_is_read_as_far_as_it_is_known() -> None:
-    assert parse_reply(b'{"orders": [{"type": "Fly", "to": 1}], "facts": [1], "racks": ["a"], "more": {}}') == Reply(racks=("a",))
+    assert parse_reply(b'{"orders": [{"type": "Fly"}], "facts": [1], "racks": ["a"], "more": {}}') == Reply(racks=("a",))
 
 
 def test_facts_come_back_as_they_were_told_and_unknown_ones_are_left_out() -> None:
@@ -336,15 +336,8 @@ def test_a_proof_holds_for_one_key_one_job_and_one_node(other: Handshake) -> Non
         require_proof(Handshake(KEY, "uid", 1, "a", "b").agent_proof(), other.agent_proof())
 
 
-def test_of_a_report_that_names_no_job_little_more_than_700_bytes_are_read() -> None:
-    pieces: list[bytes] = []
-
-    async def readany() -> bytes:
-        pieces.append(b"x" * 100)
-        return pieces[-1]
-
-    request: Any = SimpleNamespace(headers={}, content=SimpleNamespace(readany=readany))
+def test_nothing_is_read_of_a_report_that_names_no_job() -> None:
+    request: Any = SimpleNamespace(headers={}, content=None)
     nothing: Any = None
     with pytest.raises(Refusal, match="is missing"):
         asyncio.run(ReportServer(b"", nothing, nothing, nothing)._read(request))
-    assert len(pieces) == 8

@@ -16,7 +16,8 @@ from zipimport import zipimporter
 import pytest
 
 import lockstep_gang
-from lockstep_gang.package import SPEC_MODULES, compiled_code, write_zipapp
+from lockstep_gang.build import SPEC_MODULES, build_id, sources
+from lockstep_gang.package import compiled_code, write_zipapp
 from support.checkout import ROOT
 from unit.gang.cases import gang
 
@@ -84,6 +85,17 @@ def test_the_file_alone_runs_a_job(tmp_path: Path) -> None:
         ended = run_agent(tmp_path, agents.run_path)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "[rank 0] from the zip" in ended.stdout
+
+
+def test_the_file_and_its_sources_are_of_one_build_and_a_changed_source_of_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_zipapp(tmp_path / "agent.pyz")
+    look = f"import sys; sys.path.insert(0, {str(tmp_path / 'agent.pyz')!r}); from lockstep_gang import build; print(build.build_id())"
+    inside = subprocess.run([sys.executable, "-I", "-S", "-c", look], capture_output=True, text=True, check=True).stdout.strip()
+    assert re.fullmatch("[0-9a-f]{12}", inside) and inside == build_id() == build_id.__wrapped__()
+    (tmp_path / "changed.py").write_text("a = 1")
+    files = sources() | {"lockstep_gang/agent/agent.py": tmp_path / "changed.py"}
+    monkeypatch.setattr("lockstep_gang.build.sources", lambda: files)
+    assert build_id.__wrapped__() != inside
 
 
 def test_the_file_has_every_module_of_the_ground_that_the_gang_imports_and_no_other() -> None:

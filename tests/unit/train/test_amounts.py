@@ -174,3 +174,12 @@ def test_in_fp16_gradients_of_logits_are_multiplied_so_that_small_ones_stay_and_
 def test_shares_of_experts_have_six_digits() -> None:
     fields = usage_fields([LayerUsage(0, (1, 2))])
     assert fields == {"share": {"0": [0.333333, 0.666667]}, "entropy": {"0": 0.918296}, "maxShare": {"0": 0.666667}}
+
+
+@pytest.mark.parametrize(("begun", "goes_on"), [(Batches.ROWS, Batches.ROWS), (Batches.read("Newer"), Batches.TOKENS)])
+def test_a_run_goes_on_as_it_began_unless_only_another_version_knows_how(begun: Batches, goes_on: Batches) -> None:
+    lines: list[str] = []
+    training = SimpleNamespace(optimization=SimpleNamespace(batches=Batches.TOKENS))
+    source = SimpleNamespace(manifest=SimpleNamespace(batches=begun), folder="f")
+    assert assemble.begun_batches(cast(Any, training), cast(Any, source), lines.append) is goes_on
+    assert len(lines) == 1 and begun.value in lines[0]

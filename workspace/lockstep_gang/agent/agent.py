@@ -26,6 +26,8 @@ from lockstep_gang.agent.ranks.reports import ReportSocket
 from lockstep_gang.agent.ranks.room import LOOK_SECONDS, Leavings, leavings_of
 from lockstep_gang.agent.ranks.stacks import remove_old
 from lockstep_gang.agent.ranks.standby import Standby
+from lockstep_gang.build import build_id
+from lockstep_gang.contract.lines import PassedOver
 from lockstep_gang.contract.messages import (
     Activity,
     Beat,
@@ -34,6 +36,7 @@ from lockstep_gang.contract.messages import (
     Finish,
     Hello,
     Leaving,
+    NewerKind,
     Order,
     Pace,
     RankExit,
@@ -46,7 +49,7 @@ from lockstep_gang.contract.messages import (
     Stopped,
 )
 from lockstep_gang.contract.preflight import Check
-from lockstep_gang.contract.report import State
+from lockstep_gang.contract.report import ENDS, State
 from lockstep_gang.contract.run import Run, WhenDone
 from lockstep_gang.contract.times import SILENCE_SECONDS
 from lockstep_gang.contract.trouble import Trouble
@@ -90,6 +93,7 @@ class Agent:
         self._gave_up = False
         self._done = asyncio.Event()
         self._malformed_said = False
+        self._passed_over = PassedOver(console.say)
         self._fabric = FabricReporter(run, self.link.send)
         self.unheard_trouble: Callable[[], Trouble | None] = lambda: self.link.trouble
         """Return what keeps this node from being heard."""
@@ -190,7 +194,7 @@ class Agent:
         states = bounded(self._ranks.states()) if self._ranks is not None else ()
         self._fabric.forget_sent(self._ranks)
         running = self._known_attempt if self._running else 0
-        told = (boot_id(), slept_seconds(), self._unable)
+        told = (boot_id(), slept_seconds(), self._unable, build_id())
         return Hello(self._node.index, self._instance, self._known_attempt, running, states, self._leaving, *told)
 
     def _connected(self) -> None:
@@ -247,10 +251,11 @@ class Agent:
         if not self._running:
             self.link.send(Stopped(order.attempt))
             return
-        how = "saving and stopping" if order.mode is StopMode.SAVE else "stopping"
+        saves = order.mode is StopMode.SAVE or not order.mode.is_known  # which loses no step, and ends
+        how = "saving and stopping" if saves else "stopping"
         if self._node.index != 0:  # there the coordinator has said it
             self._console.say(f"{how} attempt {order.attempt}: {order.message}")
-        if order.mode is StopMode.SAVE:
+        if saves:
             self._save()
         elif order.mode is StopMode.DUMP:
             self._dump()
@@ -258,6 +263,9 @@ class Agent:
             self._kill()
 
     def _end(self, order: Finish) -> None:
+        if order.state not in ENDS:
+            self._passed_over.add(f"end {order.state}")
+            return
         if self._node.index != 0 and self._finish is None:
             self._console.say(f"{order.state.value}: {order.message}")
         self._finish = order
@@ -374,7 +382,9 @@ class Agent:
 
     def _read_reports(self) -> None:
         for report in self._socket.received():
-            if isinstance(report, ContractError):
+            if isinstance(report, NewerKind):
+                self._passed_over.add(report)
+            elif isinstance(report, ContractError):
                 if not self._malformed_said:
                     self._malformed_said = True
                     self._console.say(f"ignored a malformed report, and will ignore more like it: {report}")

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep_gang.contract.messages import AgentMessage, Hello, Order, Ping, Pong, message_to_json, order
+from lockstep_gang.contract.lines import PassedOver
+from lockstep_gang.contract.messages import AgentMessage, Hello, NewerKind, Order, Ping, Pong, message_to_json, order
 from lockstep_gang.contract.placewords import words_of
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.times import PING_SECONDS, spread_seconds
@@ -46,6 +47,7 @@ class Link:
     def __init__(self, run: Run, key: bytes, node: int, handlers: Handlers) -> None:
         self._run, self._key, self._node = run, key, node
         self._hello, self._connected_to, self._take, self._say = handlers.hello, handlers.connected, handlers.take, handlers.say
+        self._passed_over = PassedOver(handlers.say)
         self._channel: Channel | None = None
         self._last_heard = time.monotonic()
         self.address = (run.addresses[0], run.coordinator_port)
@@ -91,7 +93,11 @@ class Link:
         watching = asyncio.ensure_future(watch(channel, QUIET_SECONDS, channel.abort))
         try:
             while True:
-                message = order(await channel.receive())
+                try:
+                    message = order(await channel.receive())
+                except NewerKind as error:
+                    self._passed_over.add(error)
+                    continue
                 if isinstance(message, Ping):
                     self.send(Pong())
                 else:

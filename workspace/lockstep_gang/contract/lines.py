@@ -16,6 +16,7 @@ LINE_BYTES_MAX = 4 * 1024 * 1024
 PROOF_BYTES_MAX = 8 * 1024
 """Length of a line before the proof: anybody who reaches the port can send one."""
 PROOF_SECONDS = 10.0
+KINDS_MAX = 32
 REFUSED_SECONDS = 1.0
 """Time between two lines about refused connections: strangers must not fill a log."""
 
@@ -68,3 +69,16 @@ class Refusals:
             others = f" (and {self._untold - 1} others since the last such line)" if self._untold > 1 else ""
             self._say(f"{text}{others}")
             self._untold, self._told_at = 0, now
+
+
+class PassedOver:
+    """Says of each kind of message that only another version knows, once, that it is passed over."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._kinds: set[str] = set()
+
+    def add(self, kind: object) -> None:
+        if str(kind) not in self._kinds and len(self._kinds) < KINDS_MAX:
+            self._kinds.add(str(kind))
+            self._say(f"passed over, and will pass over more like it: {kind}, which only another version of Lockstep knows")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -14,6 +15,12 @@ from lockstep_spec.codec import ContractError, Must, from_json, to_json
 from lockstep_spec.words import cleaned
 
 COUNT_MAX = 2**63 - 1
+
+
+class NewerKind(ContractError):
+    """A message of a kind that only another version knows: readers pass over it."""
+
+
 Count = Annotated[int, Must("a whole number from 0 to 2^63 - 1; leave out what isn't known", lambda number: 0 <= number <= COUNT_MAX)]
 
 
@@ -120,9 +127,18 @@ RANK_REPORT_BYTES_MAX = 60_000
 
 
 def rank_report_from_json(value: object, where: str = "rank report") -> RankReport:
-    """One datagram of a rank, parsed, its texts as lines that can be printed: `event` says which. Raises ContractError."""
+    """One datagram of a rank, parsed, its texts as lines that can be printed: `event` says which. Raises ContractError, NewerKind."""
     report: RankReport = _tagged(_EVENTS, "event", cleaned(value), where)
     return report
+
+
+def known_reports(values: Iterable[dict[str, Any]]) -> list[RankReport]:
+    """Reports of ranks that an agent passes on, without those of a kind that only another version knows. Raises ContractError."""
+    return [rank_report_from_json(value) for value in values if not _is_newer(value)]
+
+
+def _is_newer(value: dict[str, Any]) -> bool:
+    return isinstance(value.get("event"), str) and value["event"] not in _EVENTS
 
 
 def rank_report_to_json(report: RankReport) -> dict[str, Any]:
@@ -204,6 +220,8 @@ class Hello:
     """Time that its machine has slept since that start."""
     unable: str = ""
     """Reason why its ranks can't run at all: their Python doesn't have Lockstep's trainer."""
+    build: str = ""
+    """`build_id` of the agent; empty: not known."""
 
 
 @dataclass(frozen=True)
@@ -339,19 +357,27 @@ def message_to_json(message: AgentMessage | Order) -> dict[str, Any]:
 
 
 def agent_message(value: object) -> AgentMessage:
-    """Raises ContractError."""
+    """Raises ContractError, NewerKind."""
     message: AgentMessage = _tagged(_AGENT_MESSAGES, "type", value, "message of an agent")
     return message
 
 
 def order(value: object) -> Order:
-    """Raises ContractError."""
+    """Raises ContractError, NewerKind."""
     message: Order = _tagged(_ORDERS, "type", value, "order")
     return message
 
 
+def passed_over(message: AgentMessage) -> Iterator[str]:
+    """Kinds of the reports of ranks in it that `known_reports` leaves out."""
+    values = (message.report,) if isinstance(message, Reported) else message.reports if isinstance(message, Progressed) else ()
+    return (f"rank report {value['event']}" for value in values if _is_newer(value))
+
+
 def _tagged(kinds: dict[str, type[Any]], tag: str, value: object, where: str) -> Any:
     name = value.get(tag) if isinstance(value, dict) else None
-    if not isinstance(name, str) or name not in kinds:
+    if not isinstance(name, str):
         raise ContractError(f"{where} must be an object whose {tag} is one of {', '.join(kinds)}")
+    if name not in kinds:
+        raise NewerKind(f"{where} {name[:60]}")
     return from_json(kinds[name], value, f"{where} {name}")  # which has no field of the tag's name

@@ -55,11 +55,7 @@ class Reply:
 
 def reply_json(reply: Reply) -> dict[str, Any]:
     """The reply's body as plain JSON values."""
-    return {
-        "orders": [],  # agents of 0.1 refuse a reply without
-        "facts": [to_json(fact) for fact in reply.facts],
-        "racks": list(reply.racks),
-    }
+    return {"facts": [to_json(fact) for fact in reply.facts], "racks": list(reply.racks)}
 
 
 def parse_reply(body: bytes) -> Reply:

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from lockstep_gang.contract.fabric import FabricReport
@@ -14,19 +15,16 @@ from lockstep_gang.contract.interactive import InteractiveReport
 from lockstep_gang.contract.preflight import PreflightReport
 from lockstep_gang.contract.run import JobIdentity
 from lockstep_spec.choices import Choice
-from lockstep_spec.codec import ContractError, from_json, refuse, to_json
+from lockstep_spec.codec import ContractError, readable_from_json, refuse, to_json
 from lockstep_spec.words import cleaned
 
 REPORT_FORMAT = "lockstep-report/1"
 REPORT_BYTES_MAX = 1024 * 1024
-"""Largest body of a report without JOB_HEADER, whose writer knew no other bound."""
+"""Largest report that is parsed, whatever it was read from."""
 JOB_HEADER = "X-Lockstep-Job"
 """`NAMESPACE/NAME/UID` of the job, so that a report's signature is checked, and its size bounded, before anything parses it."""
 SIGNATURE_HEADER = "X-Lockstep-Signature"
 _CLAIM = re.compile(r"([a-z0-9.-]{1,253})/([a-z0-9.-]{1,253})/([A-Za-z0-9-]{1,64})")
-_BEGINNING = re.compile(rb'\{"job": \{"name": "([a-z0-9.-]{1,253})", "namespace": "([a-z0-9.-]{1,253})", "uid": "([A-Za-z0-9-]{1,64})"\}')
-CLAIM_BYTES_MAX = 700
-"""A report begins with its job within so many bytes."""
 STATE_BYTES_MAX = 128 * 1024
 """Largest body of a report, but for what each node adds: last lines, failures, findings, metrics. Last lines are left out where it would be
 more.
@@ -44,6 +42,10 @@ class State(Choice):
     BACKING_OFF = "BackingOff"  # between a failure and the next attempt
     COMPLETE = "Complete"
     FAILED = "Failed"
+
+
+ENDS = frozenset({State.COMPLETE, State.FAILED})
+"""States after which nothing of the job runs again. No state that another version knows is one."""
 
 
 @dataclass(frozen=True)
@@ -298,11 +300,21 @@ class Report:
     format: str = REPORT_FORMAT
 
 
-def parse_report(body: bytes) -> Report:
-    """A report's body, its texts as lines that can be printed: they go into statuses and events. Raises ContractError."""
+def parse_report(body: bytes, left_out: Callable[[str, str], None] = lambda *_: None) -> Report:
+    """A report's body, its texts as lines that can be printed: they go into statuses and events.
+
+    `left_out` gets the key and the error of each optional part that can't be read. Raises ContractError where that is the job or its state.
+    """
     if len(body) > REPORT_BYTES_MAX:
         raise ContractError(f"report has {len(body)} bytes, must have at most {REPORT_BYTES_MAX}")
-    return _report(_value(body))
+    value = _value(body)
+    stated = value.get("format", REPORT_FORMAT) if isinstance(value, dict) else REPORT_FORMAT
+    if stated != REPORT_FORMAT:
+        raise refuse("report.format", stated, REPORT_FORMAT)
+    report, errors = readable_from_json(Report, value, "report")
+    for key, error in errors.items():
+        left_out(key, error)
+    return report
 
 
 def _value(body: bytes) -> Any:
@@ -310,13 +322,6 @@ def _value(body: bytes) -> Any:
         return cleaned(json.loads(body))
     except (ValueError, RecursionError) as error:
         raise ContractError(f"report is not JSON: {error}") from None
-
-
-def _report(value: object) -> Report:
-    report = from_json(Report, value, "report")
-    if report.format != REPORT_FORMAT:
-        raise refuse("report.format", report.format, REPORT_FORMAT)
-    return report
 
 
 def report_file_text(report: Report, written: str) -> str:
@@ -347,6 +352,17 @@ def report_body(report: Report) -> bytes:
     return body
 
 
+def smallest(report: Report) -> Report:
+    """Return what every version reads, for an operator that refuses the whole: whose report it is, how far the job is, how it ended.
+
+    Causes are left out: an operator that doesn't know one may refuse it.
+    """
+    most, failure = _TEXT_CHARACTERS[-1], report.failure
+    required = {f.name: getattr(report, f.name) for f in fields(report) if f.default is f.default_factory}
+    least = None if failure is None else Failure(failure.message[:most], failure.rank, failure.node)
+    return Report(**required | {"message": report.message[:most]}, checkpoint=report.checkpoint, failure=least, retry=report.retry)
+
+
 def _body(value: object) -> bytes:
     return json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace")
 
@@ -365,14 +381,7 @@ def job_header(job: JobIdentity) -> str:
     return f"{job.namespace}/{job.name}/{job.uid}"
 
 
-def claimed_job(header: str | None, beginning: bytes) -> JobIdentity | None:
-    """The job that a report says it is of, without parsing the report; None when it doesn't say it as coordinators do.
-
-    `header`: JOB_HEADER. Coordinators of frozen starts before it was there send none: `beginning` has the first CLAIM_BYTES_MAX bytes of
-    the body, and theirs begin with the job.
-    """
-    if header is not None:
-        match = _CLAIM.fullmatch(header)
-        return None if match is None else JobIdentity(name=match[2], namespace=match[1], uid=match[3])
-    old = _BEGINNING.match(beginning)
-    return None if old is None else JobIdentity(*(part.decode("ascii") for part in old.groups()))
+def claimed_job(header: str) -> JobIdentity | None:
+    """The job of which a report says it is in JOB_HEADER; None when it doesn't say it as coordinators do."""
+    match = _CLAIM.fullmatch(header)
+    return None if match is None else JobIdentity(name=match[2], namespace=match[1], uid=match[3])

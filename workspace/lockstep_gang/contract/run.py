@@ -133,6 +133,8 @@ class Run:
     """Null: nodes are pods."""
     interactive: Interactive | None = None
     """A dev environment: ranks start when somebody asks for them. Null: there is one run, and it starts by itself."""
+    build: str = ""
+    """`build_id` of what wrote this; empty: not known."""
     format: str = RUN_FORMAT
 
     def __post_init__(self) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
+from lockstep_gang.build import build_id
 from lockstep_gang.contract.interactive import Printed
 from lockstep_gang.contract.messages import AgentMessage, Exited, Hello, Pong, StopMode
 from lockstep_gang.contract.reply import Reply
@@ -94,6 +95,8 @@ class Coordinator:
         self._retry_at = 0.0
         self._channels = Channels(run, output.say)
         self._showing = RunOutput(self._channels.of_node)
+        self._builds = {"", build_id()}
+        self._meet(run.build, "run.json")
         self._wake = asyncio.Event()
         self._wake_at: float | None = None
         self._broken: BaseException | None = None
@@ -187,8 +190,15 @@ class Coordinator:
         """Take a proved connection, in the place of an older one of the same node. False: its agent was replaced and doesn't know it."""
         if not self._channels.take(node, channel, hello.instance):
             return False
+        self._meet(hello.build, f"the agent of node {node}")
         self._become(partial(self._greeted, node, channel, hello, self._now()))
         return True
+
+    def _meet(self, build: str, whose: str) -> None:
+        """Say once of each other build that it is there: a tag that was pushed again, say, before a pod was made again."""
+        if build not in self._builds:
+            self._builds.add(build)
+            self._output.say(f"warning, {whose} is of build {build[:40]} of Lockstep, and node 0's agent of {build_id()}; the job goes on")
 
     def _greeted(self, node: int, channel: Channel, hello: Hello, now: float, gang: Gang) -> Gang:
         self._channels.know(node, channel)

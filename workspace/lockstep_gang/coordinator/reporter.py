@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from lockstep_gang.contract.reply import Reply, parse_reply
-from lockstep_gang.contract.report import Report, report_body
+from lockstep_gang.contract.report import Report, report_body, smallest
 from lockstep_gang.contract.run import ReportTarget
 from lockstep_gang.contract.trouble import Trouble, TroubleKind
 from lockstep_gang.coordinator.network import resolved, trouble_of
@@ -34,6 +34,8 @@ all jobs.
 """
 COMPLAINT_SECONDS = 60.0
 """Time after which the same trouble is logged again: `lockstep why` reads the end of this log where no report comes."""
+_PASSING = frozenset({401, 403, 408, 409, 421, 429})
+"""Refusals that are about the sender or the moment. After others of 400 to 499 the same report is never taken."""
 TRANSITIONS_MAX = 64
 """Number of transitions kept while the operator is away; the oldest go first, since every report has the whole state."""
 
@@ -56,6 +58,8 @@ class Reporter:
         self._delivered = asyncio.Event()
         self._trouble_text = ""
         self._complained_at = 0.0
+        self._refusals: set[bool] = set()
+        """Refusals that were logged: of a whole report, and of a smallest one."""
         self.trouble: Trouble | None = None
         """Reason why no report has ever been taken."""
         self._was_heard = False
@@ -107,10 +111,12 @@ class Reporter:
         return self._told_at + (NEWS_SECONDS if self._has_news else self._period)
 
     async def _deliver(self, report: Report) -> None:
-        """Return when the operator has accepted it. A retry keeps its number: refused as not newer means that it had arrived."""
+        """Return when the operator has accepted it, at least its smallest form, or refuses that, too. A retry keeps its number: refused as
+        not newer means that it had arrived.
+        """
         self._sequence += 1
         self._told_at, self._has_news = time.monotonic(), False
-        wait, repeated = RETRY_SECONDS[0], False
+        wait, repeated, is_whole = RETRY_SECONDS[0], False, True
         while True:
             answer = await self._post(replace(report, sequence=self._sequence))
             if answer is not None and answer.status == HTTPStatus.OK:
@@ -119,6 +125,12 @@ class Reporter:
                 if repeated:
                     return None
                 self._sequence = max(answer.value("sequence", int) or 0, self._sequence, time.time_ns()) + 1
+            if answer is not None and _is_final(answer):
+                self._refused(answer, is_whole=is_whole)
+                if not is_whole:
+                    return None
+                report, repeated, is_whole = smallest(report), False, False
+                continue
             repeated = answer is None
             # 421: another replica leads; it was named, or the Service may choose it the next time, so soon again.
             misdirected = answer is not None and answer.status == HTTPStatus.MISDIRECTED_REQUEST
@@ -140,11 +152,11 @@ class Reporter:
             self.trouble = None if self._was_heard else trouble_of(error, host, port, "the operator")
             self._complain(f"{type(error).__name__}: {error}")
             return None
-        if answer.status in (HTTPStatus.OK, HTTPStatus.CONFLICT):
+        if answer.status in (HTTPStatus.OK, HTTPStatus.CONFLICT) or _is_final(answer):
             return answer
         self._leader = answer.value("leader", str)
         if self._leader is None:
-            words = f"HTTP {answer.status} {answer.body[:200].decode(errors='replace').strip()}"
+            words = _words(answer)
             is_refused = answer.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN) and not self._was_heard
             self.trouble = Trouble(TroubleKind.REFUSED, f"the operator refuses node 0's reports ({words})") if is_refused else None
             self._complain(words)
@@ -157,8 +169,22 @@ class Reporter:
         except ContractError as error:
             self._complain(str(error))
 
+    def _refused(self, answer: Answer, *, is_whole: bool) -> None:
+        if is_whole not in self._refusals:
+            self._refusals.add(is_whole)
+            then = "it gets the state of the job alone" if is_whole else "it gets the next report"
+            self._say(f"the operator refuses {'a' if is_whole else 'even the smallest'} report ({_words(answer)}): {then}; the job goes on")
+
     def _complain(self, trouble: str) -> None:
         now = time.monotonic()
         if trouble != self._trouble_text or now - self._complained_at >= COMPLAINT_SECONDS:
             self._trouble_text, self._complained_at = trouble, now
             self._say(f"the operator did not take the report ({trouble}); the job goes on, and the report is sent again")
+
+
+def _is_final(answer: Answer) -> bool:
+    return 400 <= answer.status < 500 and answer.status not in _PASSING
+
+
+def _words(answer: Answer) -> str:
+    return f"HTTP {answer.status} {answer.body[:200].decode(errors='replace').strip()}"

@@ -8,8 +8,8 @@ import gc
 import resource
 import time
 
-from lockstep_gang.contract.lines import PROOF_SECONDS, Refusals
-from lockstep_gang.contract.messages import Hello, agent_message
+from lockstep_gang.contract.lines import PROOF_SECONDS, PassedOver, Refusals
+from lockstep_gang.contract.messages import AgentMessage, Hello, NewerKind, agent_message, passed_over
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.times import SILENCE_SECONDS, UNHEARD_SECONDS
 from lockstep_gang.coordinator.channel import Channel, accept, listen
@@ -45,6 +45,7 @@ class Server:
         """Proved connections, with the node of each."""
         self._unheard: set[Channel] = set()
         self._refusals = Refusals(output.say)
+        self._passed_over = PassedOver(output.say)
         self._watching: asyncio.Task[None] | None = None
 
     async def start(self) -> tuple[str, int]:
@@ -133,13 +134,25 @@ class Server:
                 await asyncio.sleep(SILENCE_SECONDS)  # hearing nothing, it stops its ranks
                 return
             while True:
-                self._coordinator.heard(node, agent_message(await channel.receive()))
+                message = self._read(await channel.receive())
+                if message is not None:
+                    self._coordinator.heard(node, message)
         except ContractError as error:
             self._output.say(f"closed the connection of node {node}: {error}")
         except (EOFError, OSError, asyncio.TimeoutError):  # noqa: UP041 (another class in Python 3.10)
             pass  # a closed or silent connection; the lifecycle judges it
         finally:
             self._coordinator.disconnected(node, channel)
+
+    def _read(self, value: object) -> AgentMessage | None:
+        try:
+            message = agent_message(value)
+        except NewerKind as error:
+            self._passed_over.add(error)
+            return None
+        for kind in passed_over(message):
+            self._passed_over.add(kind)
+        return message
 
 
 def _allow_files(count: int) -> None:

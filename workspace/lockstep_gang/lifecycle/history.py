@@ -156,7 +156,7 @@ def resume_gang(
         return _ended(gang, end)
     if own and own[-1].retry < run.restart.retry:
         return replace(gang, budget=replace(gang.budget, counted=0))
-    if not own or own[-1].outcome == "Stopped":
+    if not own or own[-1].outcome not in (None, "Complete", "Failed"):  # "Stopped", or what another version has written: no failure
         return replace(gang, facts=replace(gang.facts, left=tuple(_node_0_left(last, now, alive_at) for last in own[-1:])))
     if own[-1].outcome is not None and own[-1].restart is not None:  # its end was recorded in full
         return replace(gang, failure=own[-1].restart.failure, not_before=may_start_at(gang, run, now))
@@ -181,8 +181,10 @@ def _newest_commit(own: Sequence[AttemptRecord], commit: CheckpointReport | None
 
 
 def _is_retried(end: EndRecord, run: Run) -> bool:
-    """Return True if a failure is of a lower retry, so it is passed over; what is complete stays so."""
-    return end.state is State.FAILED and end.retry < run.restart.retry
+    """Return True if a failure is of a lower retry, so it is passed over; what is complete stays so. An end that only another version
+    knows holds the gang as it is, until somebody asks for a retry.
+    """
+    return end.state is not State.COMPLETE and end.retry < run.restart.retry
 
 
 def _ended(gang: Gang, end: EndRecord) -> Gang:

@@ -28,7 +28,7 @@ from lockstep_gang.contract.messages import (
     Step,
     Stopped,
     Wish,
-    rank_report_from_json,
+    known_reports,
 )
 from lockstep_gang.contract.preflight import Checked
 from lockstep_gang.contract.report import CheckpointReport, FailedSaves, Metric, TrainerReport
@@ -73,12 +73,14 @@ def _of_the_attempt(
     if isinstance(message, Dumped):
         return _dumped(gang, message) if message.rank in run.ranks_of(node) else gang
     if isinstance(message, Progressed):
-        return _progressed(gang, run, node, [rank_report_from_json(value) for value in message.reports], now)
+        return _progressed(gang, run, node, known_reports(message.reports), now)
     if isinstance(message, Exited):
         return _exited(gang, run, node, message.exit)
     if isinstance(message, FabricSeen):
         return replace(gang, fabric=with_ranks_heard(gang.fabric, run, message.ranks, run.ranks_of(node), now))
-    return _reported(gang, run, node, rank_report_from_json(message.report), now)
+    for report in known_reports([message.report]):
+        gang = _reported(gang, run, node, report, now)
+    return gang
 
 
 def connection_closed(gang: Gang, node: int, now: float, *, unheard: bool = False) -> Gang:
@@ -146,7 +148,7 @@ def _caught_up(gang: Gang, run: Run, node: int, state: RankState, now: float) ->
     """Take in a rank's state from a Hello. What it reported while its node was away is lost, so its time counts from here."""
     if state.rank not in run.ranks_of(node):
         return gang
-    reports = [rank_report_from_json(value) for value in state.progress]
+    reports = known_reports(state.progress)
     step = gang.ranks[state.rank].progress.step
     gang = _progressed(gang, run, node, [each for each in reports if not isinstance(each, Step) or step is None or each.step > step], now)
     rank = gang.ranks[state.rank]

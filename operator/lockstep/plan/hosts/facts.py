@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lockstep.plan.hosts.record import JobRecord, read_record
+from lockstep_gang.contract.report import ENDS
 from lockstep_spec.words import cleaned, decimal_size
 
 
@@ -100,8 +101,8 @@ class JobOnHost:
 
     def records_end(self, uid: str, retry: int) -> bool:
         """True if the coordinator has recorded here that this start ended, after this retry or a later one."""
-        retried = self.ended.get("retry", 0)
-        return self.ended.get("jobUid") == uid and isinstance(retried, int) and retried >= retry
+        retried, is_end = self.ended.get("retry", 0), str(self.ended.get("state")) in ENDS
+        return is_end and self.ended.get("jobUid") == uid and isinstance(retried, int) and retried >= retry
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from lockstep.plan.reconcile.conditions import SILENT_SECONDS, Ending, Fact, Vie
 from lockstep.plan.reconcile.interactive import running_words
 from lockstep.plan.reconcile.status import fitted, reported_parts
 from lockstep.plan.times import timestamp
-from lockstep_gang.contract.report import Report, State, parse_report
+from lockstep_gang.contract.report import ENDS, Report, State, parse_report
 from lockstep_spec.codec import ContractError
 from lockstep_spec.exits import MEANINGS
 from lockstep_spec.words import any_of, duration, named, number_of
@@ -179,7 +179,7 @@ def _ending(seen: Seen, report: Report | None) -> Ending:
             state, message = job.ended.get("state"), str(job.ended.get("message", ""))
             return Ending(complete=state == State.COMPLETE.value, failed=state == State.FAILED.value, message=message)
     retry = max((job.retry for job in seen.jobs.values()), default=0)
-    if report is not None and report.retry >= retry and report.state in (State.COMPLETE, State.FAILED):
+    if report is not None and report.retry >= retry and report.state in ENDS:
         return Ending(complete=report.state is State.COMPLETE, failed=report.state is State.FAILED, message=report.message)
     return Ending()
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 from lockstep.api.names import pod_name
 from lockstep.api.objects import condition, conditions_of, go_on_words, is_running, is_true
-from lockstep.api.status import Condition, ConditionStatus, ConditionType
+from lockstep.api.status import REASON_PATTERN, Condition, ConditionStatus, ConditionType
 from lockstep.api.statuspart import unchecked
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Observed, ReceivedReport, start_anew
 from lockstep.plan.reasons import Reason
 from lockstep.plan.reconcile.interactive import is_ready, is_released, ready_words, released_words, resume_command, running_words
 from lockstep.plan.reconcile.placing import Placing
-from lockstep.plan.reconcile.podfacts import Verdict, one_node_claims_shared
+from lockstep.plan.reconcile.podfacts import Verdict, images_differ, one_node_claims_shared
 from lockstep.plan.times import seconds_of, timestamp
 from lockstep.plan.waiting.containers import is_scheduled, why_cut_off, why_not_started
 from lockstep.plan.waiting.notcreated import why_not_created, why_not_made, why_still_there
@@ -119,9 +119,8 @@ def _accepted(view: View) -> Fact:
     if view.refusal is not None:
         return Fact(FALSE, view.refusal.reason, view.refusal.message)
     changed = f"changes made since the start wait for the next one: {start_anew(view.observed)}" if view.pending else ""
-    message = "; ".join(
-        filter(None, ("the job fits its cluster", view.made_anew, changed, one_node_claims_shared(view.observed), view.interference))
-    )
+    warnings = one_node_claims_shared(view.observed), images_differ(view.observed)
+    message = "; ".join(filter(None, ("the job fits its cluster", view.made_anew, changed, *warnings, view.interference)))
     return Fact(TRUE, Reason.CHANGE_PENDING if view.pending else Reason.ACCEPTED, message)
 
 
@@ -337,7 +336,9 @@ def _fabric(view: View) -> Fact:
     """FabricVerified: what was verified stays true while there is no report, and after the end."""
     report = view.report.fabric if view.report is not None else None
     if report is not None:
-        return Fact(ConditionStatus(report.verified.value), report.reason.value, report.message)
+        verified = ConditionStatus(report.verified.value) if report.verified.is_known else UNKNOWN
+        reason = report.reason.value if re.search(REASON_PATTERN, report.reason.value) else UNKNOWN.value
+        return Fact(verified, reason, report.message)
     before = condition(view.observed.status, ConditionType.FABRIC_VERIFIED)
     if before:
         return Fact(ConditionStatus(before["status"]), before["reason"], before["message"])

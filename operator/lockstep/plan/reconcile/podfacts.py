@@ -20,7 +20,7 @@ from lockstep.plan.observed import Observed, ReceivedReport, current_report, is_
 from lockstep.plan.times import seconds_of, timestamp
 from lockstep.plan.waiting.containers import event_troubles, is_heard, is_scheduled, scheduler_message, undecided, waits_for_a_claim
 from lockstep_gang.contract.reply import Fact, FactType
-from lockstep_spec.words import clauses, listed, number_of
+from lockstep_spec.words import clauses, listed, named, number_of
 
 FACT_CHARACTERS = 256
 SIGNALLED = 128
@@ -339,6 +339,20 @@ def one_node_claims_shared(observed: Observed) -> str:
         f"warning: {number_of(mounts[shared[0]], 'pod')} mount claim {listed(shared)}, which is {modes}: pods on another Node may never"
         " start, or see another volume: use a ReadWriteMany claim, or set storage.mode to PerPod"
     )
+
+
+def images_differ(observed: Observed) -> str:
+    """Return a warning about pods whose trainers run different images, as their Nodes name them: '' if none do."""
+    pods: dict[str, list[str]] = {}
+    for pod in observed.pods:
+        for container in pod.get("status", {}).get("containerStatuses") or []:
+            digest = str(container.get("imageID") or "").rpartition("@")[2]
+            if container.get("name") == CONTAINER and digest:
+                pods.setdefault(digest, []).append(str(pod["metadata"]["name"]))
+    if len(pods) < 2:
+        return ""
+    groups = clauses([f"{digest[:19]} in {named('pod', names)}" for digest, names in pods.items()])
+    return f"warning: the pods run different images, as after a tag was pushed again ({groups}): name the image by its digest"
 
 
 def _without_node(observed: Observed) -> Iterator[_Lost]:

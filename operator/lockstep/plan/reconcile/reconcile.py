@@ -52,7 +52,7 @@ from lockstep.plan.reconcile.writes import (
 )
 from lockstep.plan.render.objects import GangRun, RenderContext, differs_by_user
 from lockstep.plan.waiting.notcreated import until_overdue_pods
-from lockstep_gang.contract.report import Report, State
+from lockstep_gang.contract.report import ENDS, Report, State
 
 
 @dataclass(frozen=True)
@@ -183,14 +183,14 @@ def reconcile(observed: Observed, received: ReceivedReport | None, context: Rend
 def _newest(observed: Observed, received: ReceivedReport | None) -> ReceivedReport | None:
     """An end counts for ever; anything else while its pod is there."""
     received = None if received is None else replace(received, report=with_failures_known(observed.status, received.report))
-    ended = received is not None and received.report.state in (State.COMPLETE, State.FAILED)
+    ended = received is not None and received.report.state in ENDS
     if received is not None and ended and not is_of_an_earlier_retry(observed, received):
         return received
     return current_report(observed, received)
 
 
 def _has_ended(observed: Observed, received: ReceivedReport | None, *, has_failed: bool) -> bool:
-    reported = received is not None and received.report.state in (State.COMPLETE, State.FAILED)
+    reported = received is not None and received.report.state in ENDS
     return reported or is_true(observed.status, "Complete") or has_failed
 
 

@@ -146,6 +146,6 @@ def stop_event(before: Object, after: Object) -> tuple[str, StopEvent, str] | No
     stop = after.get("stop")
     if stop is None or stop == before.get("stop"):
         return None
-    save = Save(stop["save"])
+    save = Save.read(stop["save"])
     kind = "Normal" if save in (Save.SAVED, Save.NOTHING_TO_SAVE) else "Warning"
-    return kind, _EVENTS[save], stop.get("message", "")
+    return kind, _EVENTS.get(save, StopEvent.UNKNOWN), stop.get("message", "")

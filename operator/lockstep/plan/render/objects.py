@@ -7,7 +7,7 @@ import hmac
 import json
 from base64 import b64encode
 from collections.abc import Container
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -52,6 +52,8 @@ class RenderContext:
     """Key that signs frozen runs of this job; empty: they aren't signed."""
     clock_off: bool = False
     """The operator's clock and the API server's differ: what would be done because of a time that is over is not done."""
+    build: str = MADE_BY_OPERATOR
+    """`build_id` of the operator."""
     remembered: GangRun | None = None
     """The run of the pods that were there when this operator last looked."""
 
@@ -115,7 +117,7 @@ def differs_by_user(one: Frozen, other: Frozen) -> bool:
 
 def _stated(frozen: Frozen) -> tuple[Object, Object]:
     run, template = json.loads(frozen.run), json.loads(frozen.template)
-    run.pop("report", None)
+    run = {key: value for key, value in run.items() if key not in ("build", "report")}
     spec = template["pod"]["spec"]
     for container in spec["initContainers"]:
         container.pop("image", None)
@@ -139,7 +141,7 @@ def freeze(resolved: Resolved, context: RenderContext) -> Frozen:
     }
     if resolved.job.spec.queue_name is not None:
         template["queue"] = resolved.job.spec.queue_name
-    run = run_text(build_run(resolved, pod_placement(resolved, context.report)))
+    run = run_text(replace(build_run(resolved, pod_placement(resolved, context.report)), build=context.build))
     frozen = Frozen(resolved.name, resolved.namespace, resolved.nodes, run, _text(template))
     size = max(len(frozen.run.encode()) + len(frozen.template.encode()), revision_bytes(template["pod"]))
     if size > FROZEN_BYTES_MAX:

@@ -16,6 +16,7 @@ from lockstep.api.training import Training
 from lockstep.plan.render.fabric import Transport, fabric_asked
 from lockstep.plan.render.pod import loader_variables
 from lockstep.plan.render.resolved import Resolved
+from lockstep_gang.build import build_id
 from lockstep_gang.contract.fabric import are_whole_names
 from lockstep_gang.contract.interactive import Interactive
 from lockstep_gang.contract.preflight import (
@@ -102,6 +103,7 @@ def build_run(resolved: Resolved, placement: Placement) -> Run:
         fabric=fabric_asked(resolved.job.spec, resolved.profile.spec, resolved.transport, resolved.nccl),
         preflight=expected_by_preflight(resolved),
         interactive=_interactive(resolved.job.spec),
+        build=build_id(),
     )
 
 

@@ -17,6 +17,7 @@ from lockstep.plan.render.objects import Frozen, RenderContext, children, freeze
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.resolved import PlatformDefaults, Resolved
 from lockstep.platforms.agentfile import build_agent
+from lockstep_gang.build import build_id
 from lockstep_gang.contract.run import WhenDone, parse_run, run_text
 
 
@@ -43,7 +44,7 @@ def prepare(job: TrainingJob, profile: TrainingCluster, namespace: str, earlier:
     if earlier is not None:
         job = retried(job, earlier)
     resolved = resolve(job, profile, PlatformDefaults(namespace=namespace, uid=earlier.uid if earlier is not None else str(uuid.uuid4())))
-    frozen = freeze(resolved, RenderContext(agent_image="", key="", owner_uid=None, report=None))
+    frozen = freeze(resolved, RenderContext(agent_image="", key="", owner_uid=None, report=None, build=build_id()))
     return Run(resolved, _without_operator(frozen), secrets.token_hex(32), build_agent())
 
 

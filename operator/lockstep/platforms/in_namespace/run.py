@@ -40,7 +40,7 @@ from lockstep.platforms.jobs.keeper import VERDICTS, keeper, keeper_name
 from lockstep.platforms.jobs.logs import STAMP
 from lockstep.platforms.output import put
 from lockstep.programs import ProgramFailed, answer_of, output_of
-from lockstep_gang.contract.report import State
+from lockstep_gang.contract.report import ENDS, State
 from lockstep_gang.contract.run import parse_run
 from lockstep_spec.exits import SAVED
 from lockstep_spec.words import number_of
@@ -213,7 +213,7 @@ async def _ended_since(cluster: Cluster, run: Run) -> int | None:
             end = answer_of(await output_of(place, ["cat", path]), place.name)
         except ProgramFailed:
             end = {}
-    if end.get("jobUid") != run.frozen.parsed.job.uid:
+    if end.get("jobUid") != run.frozen.parsed.job.uid or str(end.get("state")) not in ENDS:
         raise ConfigError(
             f"{run.name} has no pods and has not ended: start it again with lockstep run -f FILE --in-namespace -n {run.namespace}"
         )

@@ -25,7 +25,7 @@ from lockstep.plan.reconcile.interactive import running_words
 from lockstep.plan.reconcile.status import fitted, reported_parts
 from lockstep.plan.times import timestamp
 from lockstep.platforms.onhost.readings import object_in
-from lockstep_gang.contract.report import Report, State, parse_report
+from lockstep_gang.contract.report import ENDS, Report, State, parse_report
 from lockstep_spec.codec import ContractError
 from lockstep_spec.files import lacks_room, mount_of, room_words
 
@@ -248,7 +248,7 @@ def _cost(restart: Object) -> Object:
 def _conditions(newest: Object, end: Object, goes_on: str, *, runs: bool) -> list[Object]:
     """Conditions as the operator would have put them. `goes_on`: how it is started again."""
     state = str(end.get("state", ""))
-    if state:
+    if state in ENDS:
         message = str(end.get("message", ""))
         summary = COMPLETE if state == State.COMPLETE.value else message
         return [_condition("Progressing", "False", state, summary), _condition(state, "True", state, message)]

@@ -44,6 +44,7 @@ from lockstep.platforms.operator.metrics import Jobs, Metrics
 from lockstep.platforms.operator.report_server import ReportServer, Signs, Standing, problem
 from lockstep.platforms.operator.secrets import job_key, key_secret, run_key
 from lockstep.platforms.operator.watching import WatchMiddleware, kopf_settings, registry
+from lockstep_gang.build import build_id
 
 RESYNC_SECONDS = 600.0
 LIST_ITEMS = 100
@@ -320,6 +321,7 @@ class Operator:
             run_key=run_key(self.master, uid),
             remembered=self.runs.of(uid),
             clock_off=bool(self.cluster.clock.off_seconds),
+            build=build_id(),
         )
 
     async def resync(self, every_job: bool = True) -> None:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from aiohttp import StreamReader, web
@@ -41,12 +42,11 @@ from lockstep.platforms.operator.memory.queue import Key
 from lockstep.platforms.operator.tls_port import Seldom, prove
 from lockstep_gang.contract.reply import Reply, reply_json
 from lockstep_gang.contract.report import (
-    CLAIM_BYTES_MAX,
     JOB_HEADER,
-    REPORT_BYTES_MAX,
     SIGNATURE_HEADER,
     Report,
     claimed_job,
+    job_header,
     parse_report,
     report_bytes_max,
 )
@@ -79,6 +79,7 @@ class Reports:
         self._free_at: dict[str, float] = {}
         self._asked: dict[str, tuple[float, bytes]] = {}
         self._unverified: dict[str, float] = {}
+        self._left_out: dict[str, set[str]] = {}
         self.since = time.time()
         """Time at which this replica began to lead, and so to hear them."""
 
@@ -146,10 +147,18 @@ class Reports:
         """Return True if that was lately."""
         return uid in self._unverified and time.monotonic() - self._unverified[uid] < UNVERIFIED_SECONDS
 
+    def left_out(self, job: JobIdentity, part: str, error: str) -> None:
+        """Say once of each part of a job's reports that they are taken without it."""
+        known = self._left_out.setdefault(job.uid, set())
+        if part not in known:
+            known.add(part)
+            log.warning("reports of %s are taken without what this version can't read: %s", job_header(job), error)
+
     def forget(self, uids: set[str]) -> None:
         """Keep the reports of these jobs only."""
         self._asked = {uid: question for uid, question in self._asked.items() if uid in uids}
         self._unverified = {uid: at for uid, at in self._unverified.items() if uid in uids}
+        self._left_out = {uid: parts for uid, parts in self._left_out.items() if uid in uids}
         self._newest = {uid: report for uid, report in self._newest.items() if uid in uids}
         self._free_at = {uid: until for uid, until in self._free_at.items() if uid in uids}
 
@@ -225,28 +234,23 @@ class ReportServer:
 
     async def _read(self, request: web.Request) -> tuple[JobIdentity, bytes]:
         """The job that a report says it is of, and the report, as it came. Raises Refusal."""
-        header = request.headers.get(JOB_HEADER)
-        body = bytearray()
-        if header is None:  # of a frozen start from before there was such a header
-            await _read_more(request.content, body, CLAIM_BYTES_MAX)
-        job = claimed_job(header, bytes(body[:CLAIM_BYTES_MAX]))
+        job = claimed_job(request.headers.get(JOB_HEADER, ""))
         if job is None:
             raise Refusal(UNAUTHENTICATED, f"{JOB_HEADER} is missing or isn't NAMESPACE/NAME/UID of a job")
-        limit = self._bytes_max(job, has_header=header is not None)
+        limit, body = self._bytes_max(job), bytearray()
         if (request.content_length or 0) <= limit:
             await _read_more(request.content, body, limit)
         if max(len(body), request.content_length or 0) > limit:
             raise Refusal(TOO_LARGE, f"the report has more than {limit} bytes")
         return job, bytes(body)
 
-    def _bytes_max(self, job: JobIdentity, *, has_header: bool) -> int:
+    def _bytes_max(self, job: JobIdentity) -> int:
         """Bytes of a report that are read, by the gang's size now and as it was last reported. A follower doesn't know the job; for one
         that isn't there no more is read than for the smallest.
         """
         nodes = NODES_MAX if not self.standing().leads else self.inventory.gang_size((job.namespace, job.name), job.uid)
         newest = self.reports.of(job.uid)
-        limit = report_bytes_max(max(nodes, 1 if newest is None else len(newest.report.nodes)))
-        return limit if has_header or not nodes else REPORT_BYTES_MAX
+        return report_bytes_max(max(nodes, 1 if newest is None else len(newest.report.nodes)))
 
     async def _check_sender(self, request: web.Request, job: JobIdentity, body: bytes, *, leads: bool) -> None:
         """The job's key signs; where it was made by an operator whose key was lost, the token of its live node 0 has to do. Raises
@@ -269,7 +273,7 @@ class ReportServer:
     async def _take(self, request: web.Request, job: JobIdentity, body: bytes) -> web.Response:
         await self.reports.turn(job.uid)
         with self.reports.taking_time(job.uid):
-            report = parse_report(body)
+            report = parse_report(body, left_out=partial(self.reports.left_out, job))
         check_job(job, report)
         try:
             bearer = await bearer_of(self.review, request.headers.get("Authorization", ""))

@@ -18,7 +18,7 @@ from kubernetes import client, dynamic
 
 from lockstep.api.names import REPORT_AUDIENCE
 from lockstep_gang.contract.proof import parse_key, report_signature
-from lockstep_gang.contract.report import REPORT_BYTES_MAX, NodeReport, RankCount, Report, State, report_body
+from lockstep_gang.contract.report import REPORT_BYTES_MAX, NodeReport, RankCount, Report, State, job_header, report_body
 from lockstep_gang.contract.run import JobIdentity
 from lockstep_spec.codec import to_json
 from support.checkout import ROOT
@@ -124,7 +124,8 @@ class Speaker:
 
     def message(self, token: str, body: bytes, key: bytes | None = None) -> tuple[dict[str, str], str]:
         signature = report_signature(self.key if key is None else key, body)
-        return {"Authorization": f"Bearer {token}", "X-Lockstep-Signature": signature}, body.decode()
+        job = job_header(JobIdentity(**json.loads(body)["job"]))
+        return {"Authorization": f"Bearer {token}", "X-Lockstep-Job": job, "X-Lockstep-Signature": signature}, body.decode()
 
     def say(self, *messages: tuple[dict[str, str], str]) -> list[int]:
         """The replies' codes."""
@@ -159,7 +160,7 @@ def test_a_token_for_another_audience_is_refused(speaker: Speaker) -> None:
 
 def test_an_unsigned_report_and_one_signed_by_another_key_are_refused(speaker: Speaker) -> None:
     headers, body = speaker.message(speaker.token("speaks-0"), report_body(speaker.report()))
-    bare = {"Authorization": headers["Authorization"]}
+    bare = {name: value for name, value in headers.items() if name != "X-Lockstep-Signature"}
     other_key = speaker.message(speaker.token("speaks-0"), body.encode(), key=b"\0" * 32)
     assert speaker.say((bare, body), other_key) == [401, 401]
 

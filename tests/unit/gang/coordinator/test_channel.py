@@ -19,9 +19,11 @@ from typing import Any, cast
 
 import pytest
 
+from lockstep_gang.agent.link import Handlers, Link
 from lockstep_gang.agent.ranks.reports import parse_datagram
+from lockstep_gang.build import build_id
 from lockstep_gang.contract.lines import ProvingReader, next_line
-from lockstep_gang.contract.messages import Hello, Ping, Start, agent_message, message_to_json
+from lockstep_gang.contract.messages import Hello, Leaving, Ping, Reported, Start, agent_message, message_to_json
 from lockstep_gang.contract.proof import Sealer
 from lockstep_gang.contract.run import Run
 from lockstep_gang.coordinator.channel import Channel, accept, connect, listen
@@ -196,6 +198,45 @@ def test_a_message_without_a_known_type_is_refused_in_words(value: object) -> No
     with pytest.raises(ContractError, match="whose type is one of"):
         agent_message(value)
     assert isinstance(parse_datagram(json.dumps({"event": value}).encode()), ContractError)
+
+
+def test_messages_of_unknown_kinds_are_passed_over_and_another_build_is_named_once(tmp_path: Path) -> None:
+    async def test(scene: Scene) -> None:
+        channels = [await scene.connect(node) for node in (0, 1)]
+        for node, channel in enumerate(channels):
+            channel.send(hello(node) | {"build": ("", "0ther")[node], "future": 1})
+        for node, channel in enumerate(channels):
+            await channel.receive()
+            for _ in range(2):
+                channel.send({"type": "Fused", "node": node})
+                channel.send(message_to_json(Reported(1, {"event": "fuse", "rank": node})))
+        channels[1].send(message_to_json(Leaving()))
+        while not scene.coordinator.gang.nodes[1].leaving:  # noqa: ASYNC110 (no event of it)
+            await asyncio.sleep(0)
+        assert all(node.connected for node in scene.coordinator.gang.nodes)
+        scene.coordinator.connected(1, channels[1], Hello(1, "a", 0, 0, build="0ther"))
+
+    lines = with_server(tmp_path, test)
+    passed_over = [line.split(": ")[1].split(",")[0] for line in lines if line.startswith("passed over")]
+    assert sorted(passed_over) == ["message of an agent Fused", "rank report fuse"]
+    warnings = [line for line in lines if "0ther" in line]
+    assert warnings == [f"warning, the agent of node 1 is of build 0ther of Lockstep, and node 0's agent of {build_id()}; the job goes on"]
+
+
+def test_orders_of_an_unknown_kind_are_passed_over() -> None:
+    taken, lines, received = list[object](), list[str](), [{"type": "Fuse"}, {"type": "Fuse"}, message_to_json(Start(1, 0, "a", 1))]
+
+    async def receive() -> object:
+        if not received:
+            raise EOFError
+        return received.pop(0)
+
+    made = Link(make_run(), KEY, 1, Handlers(lambda: Hello(1, "a", 0, 0), lambda: None, taken.append, lines.append))
+    channel = cast(Channel, SimpleNamespace(receive=receive, last_heard=0.0, abort=lambda: None))
+    with pytest.raises(EOFError):
+        asyncio.run(made._listen(channel))
+    assert taken == [Start(1, 0, "a", 1)]
+    assert lines == ["passed over, and will pass over more like it: order Fuse, which only another version of Lockstep knows"]
 
 
 class Replaying(Sealer):

@@ -9,7 +9,7 @@ import json
 import signal
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -73,6 +73,7 @@ class Operator:
         self.racks: list[str] = []
         self.facts: list[Fact] = []
         self.answers: list[tuple[int, dict[str, Any]]] = []
+        self.refuses: Callable[[Report], tuple[int, dict[str, Any]] | None] = lambda _: None
         self.news = threading.Condition()
         operator = self
 
@@ -101,7 +102,7 @@ class Operator:
             assert is_report_signature(KEY, body, signature)
             report = parse_report(body)
             self.seen.append(report.sequence)
-            status, answer = self.answers.pop(0) if self.answers else (200, self.reply(report))
+            status, answer = self.refuses(report) or (self.answers.pop(0) if self.answers else (200, self.reply(report)))
             if status == 200:
                 self.reports.append(report)
                 self.tokens.append(authorization)
@@ -217,6 +218,29 @@ def test_a_refused_report_is_repeated_until_it_is_taken(
     assert agents.codes() == [0]
     assert operator.states()[0] == "Waiting"
     assert operator.seen[0] == operator.seen[1]
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+@pytest.mark.parametrize("takes_smallest", [True, False])
+def test_a_report_that_an_operator_cannot_read_holds_up_no_other(
+    agents: Gang, certificate: Certificate, operator: Operator, port: int, status: int, takes_smallest: bool
+) -> None:
+    """As an older operator does, which knows no cause of the newest version."""
+    bodies: list[Report] = []
+
+    def refuse(report: Report) -> tuple[int, dict[str, Any]] | None:
+        bodies.append(report)
+        is_small = report.goodput is None and (report.failure is None or report.failure.cause is None)
+        return None if is_small and takes_smallest else (status, {"message": "report.failure.cause is not known"})
+
+    operator.refuses = refuse
+    agents.write('raise ValueError("boom")', target(agents, certificate, port), nodes=1)
+    agents.start(0)
+    assert agents.codes() == [1]
+    assert {report.state for report in bodies} >= {State.WAITING, State.FAILED}
+    assert [report.state for report in operator.reports][-1:] == ([State.FAILED] if takes_smallest else [])
+    whole, smallest = "the operator refuses a report (HTTP", "the operator refuses even the smallest report (HTTP"
+    assert (agents.log(0).count(whole), agents.log(0).count(smallest)) == (1, 0 if takes_smallest else 1)
 
 
 def test_jobs_that_an_operator_did_not_hear_come_back_at_different_moments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

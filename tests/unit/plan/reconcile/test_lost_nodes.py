@@ -277,6 +277,26 @@ def test_a_claim_that_only_one_node_can_mount_keeps_its_pod(mode: str, reason: s
 
 
 @pytest.mark.parametrize(
+    ("images", "warns"),
+    [
+        (("repo/t@sha256:aaaaaaaaaaaaa", "repo/t@sha256:bbbbbbbbbbbbb"), True),
+        (("repo/t@sha256:aaaaaaaaaaaaa", "mirror/t@sha256:aaaaaaaaaaaaa"), False),
+        (("repo/t@sha256:aaaaaaaaaaaaa", ""), False),
+    ],
+)
+def test_pods_of_one_gang_that_run_different_images_are_warned_and_run_on(images: tuple[str, str], warns: bool) -> None:
+    statuses = [{"name": "agent", "imageID": f"other@{image}x"} for image in images], [{"name": "trainer", "imageID": i} for i in images]
+    pods = [
+        pod(node, status={"phase": "Running", "containerStatuses": list(each)}) for node, each in enumerate(zip(*statuses, strict=True))
+    ]
+    done = reconcile(replace(running(), pods=tuple(pods)), None, CONTEXT, NOW)
+    status, _, message = condition(done, "Accepted")
+    groups = "sha256:aaaaaaaaaaaa in pod x-0; sha256:bbbbbbbbbbbb in pod x-1"
+    assert (status, f"the pods run different images, as after a tag was pushed again ({groups})" in message) == ("True", warns)
+    assert ("different images" in message, done.delete) == (warns, ())
+
+
+@pytest.mark.parametrize(
     ("names", "mode", "warns"),
     [
         (("workspace", "workspace"), "ReadWriteOnce", True),

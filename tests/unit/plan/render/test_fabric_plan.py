@@ -11,6 +11,7 @@ from golden.plan_cases import cluster, job, profile, rdma_profile
 from lockstep.plan.reconcile.reconcile import reconcile
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.run import build_run, pod_placement
+from lockstep_gang.build import build_id
 from lockstep_gang.contract.fabric import DifferingRanks, FabricAsked, FabricReason, FabricReport, Verified
 from lockstep_gang.contract.report import State
 from lockstep_gang.contract.run import parse_run, run_text
@@ -28,7 +29,7 @@ REPORT = FabricReport(
 def asked(a_job: Any, a_profile: Any) -> FabricAsked:
     resolved = resolve(a_job, a_profile)
     run = build_run(resolved, pod_placement(resolved, None))
-    assert parse_run(run_text(run)) == run
+    assert parse_run(run_text(run)) == run and run.build == build_id()
     assert run.fabric is not None
     return run.fabric
 

@@ -26,7 +26,7 @@ from golden.plan_cases import (
 )
 from lockstep.api.cluster import TrainingCluster
 from lockstep.api.job import TrainingJob
-from lockstep.plan.render.objects import RenderContext, freeze, render
+from lockstep.plan.render.objects import RenderContext, differs_by_user, freeze, render
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.template import fill
 from lockstep_gang.contract.run import parse_run
@@ -290,5 +290,9 @@ def test_a_value_that_is_not_given_is_an_error() -> None:
 
 def test_the_operators_image_and_certificate_are_part_of_the_frozen_run() -> None:
     resolved = resolve(job(), profile())
-    other = RenderContext(agent_image="lockstep-operator:0.2.0", key=CONTEXT.key, owner_uid=CONTEXT.owner_uid, report=CONTEXT.report)
+    other = RenderContext(
+        agent_image="lockstep-operator:0.2.0", key=CONTEXT.key, owner_uid=CONTEXT.owner_uid, report=CONTEXT.report, build="another"
+    )
     assert freeze(resolved, CONTEXT).hash != freeze(resolved, other).hash
+    assert not differs_by_user(freeze(resolved, CONTEXT), freeze(resolved, other))
+    assert freeze(resolved, other).parsed.build == "another"

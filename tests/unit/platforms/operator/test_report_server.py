@@ -26,14 +26,12 @@ from lockstep.platforms.operator.secrets import job_key
 from lockstep.platforms.operator.tls_port import serving
 from lockstep_gang.contract.proof import parse_key, report_signature
 from lockstep_gang.contract.reply import FactType, parse_reply
-from lockstep_gang.contract.report import RankCount, Report, State, claimed_job, report_body, report_bytes_max
+from lockstep_gang.contract.report import RankCount, Report, State, report_body, report_bytes_max
 from lockstep_gang.contract.run import JobIdentity
 from lockstep_spec.codec import to_json
 from unit.virtual_time import VirtualClock
 
 NODES_MAX = 1024
-CLAIM_BYTES_MAX = 700
-REPORT_BYTES_MAX = 1024 * 1024
 
 MASTER = b"m" * 32
 LABELS = {"lockstep.dev/job": "x"}
@@ -69,11 +67,6 @@ def signed(body: bytes, uid: str = "job-uid") -> dict[str, str]:
     """As a coordinator sends it; `uid`: whose key signs."""
     signature = report_signature(parse_key(job_key(MASTER, uid)), body)
     return {"Authorization": "Bearer t", "X-Lockstep-Job": "ns/x/job-uid", "X-Lockstep-Signature": signature}
-
-
-def old(headers: dict[str, str]) -> dict[str, str]:
-    """As coordinators of frozen starts send it that don't name the job in a header."""
-    return {name: value for name, value in headers.items() if name != "X-Lockstep-Job"}
 
 
 Use = Callable[[TestClient[Any, Any], ReportServer], Awaitable[None]]
@@ -114,7 +107,7 @@ def test_a_report_of_node_zero_is_kept_and_its_job_looked_at() -> None:
     async def use(connection: TestClient[Any, Any], server: ReportServer) -> None:
         body = report_body(REPORT)
         async with connection.post(PATH, data=body, headers=signed(body)) as reply:
-            assert (reply.status, await reply.json()) == (200, {"orders": [], "facts": [], "racks": []})
+            assert (reply.status, await reply.json()) == (200, {"facts": [], "racks": []})
         kept = server.reports.of("job-uid")
         assert kept is not None
         assert (kept.report, kept.pod_uid) == (REPORT, "pod-0")
@@ -231,41 +224,44 @@ def test_a_report_is_as_large_as_its_gang_allows(pods: int, nodes: int | None, s
     assert (len(body), code(signed(body), body, seen=seen)) == (size, expected)
 
 
-def test_a_report_without_the_job_in_a_header_may_have_what_it_could_have_before_there_was_one() -> None:
-    for size, expected in ((REPORT_BYTES_MAX, 200), (REPORT_BYTES_MAX + 1, 413)):
-        body = large(size)
-        assert code(old(signed(body)), body) == expected
-    body = large(report_bytes_max(1) + 1, replace(REPORT, job=replace(REPORT.job, uid="of-no-job")))
-    assert code(old(signed(body, "of-no-job")), body) == 413
-
-
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", json.dumps({"format": "lockstep-report/1"}).encode()])
 def test_what_is_no_report_is_refused(body: bytes) -> None:
     assert code(signed(body), body) == 400
-    assert code(old(signed(body)), body) == 401
 
 
-@pytest.mark.parametrize("claim", ["", "ns/x", "ns/x/uid/more", "ns/x/" + "u" * 65, "NS/x/u", "ns/../u\u00e9"])
-def test_what_names_no_job_is_refused(claim: str) -> None:
+def test_a_report_is_taken_without_what_cannot_be_read_which_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def use(connection: TestClient[Any, Any], server: ReportServer) -> None:
+        for sequence in (5, 6):
+            value = to_json(replace(REPORT, sequence=sequence, state=State.FAILED)) | {"failure": {"rank": sequence}, "future": 1}
+            body = json.dumps(value).encode()
+            async with connection.post(PATH, data=body, headers=signed(body)) as reply:
+                assert reply.status == 200
+        newest = server.reports.of("job-uid")
+        assert newest is not None and (newest.report.state, newest.report.failure) == (State.FAILED, None)
+
+    served(use)
+    said = [record.getMessage() for record in caplog.records if "without what" in record.getMessage()]
+    assert said == ["reports of ns/x/job-uid are taken without what this version can't read: report.failure.message is missing"]
+
+
+@pytest.mark.parametrize("claim", [None, "", "ns/x", "ns/x/uid/more", "ns/x/" + "u" * 65, "NS/x/u", "ns/../u\u00e9"])
+def test_what_names_no_job_is_refused(claim: str | None) -> None:
     body = report_body(REPORT)
-    assert code({**signed(body), "X-Lockstep-Job": claim}, body) == 401
+    headers = {name: value for name, value in (signed(body) | {"X-Lockstep-Job": claim}).items() if value is not None}
+    assert code(headers, body) == 401
 
 
 def test_nothing_is_parsed_before_its_signature_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    def parse(body: bytes) -> Report:
+    def parse(body: bytes, **_: object) -> Report:
         raise AssertionError("parsed")
 
     monkeypatch.setattr(report_server, "parse_report", parse)
     body = report_body(REPORT)
     for headers in (signed(body, "another-job"), {**signed(body), "X-Lockstep-Signature": ""}):
         assert code(headers, body) == 401
-        assert code(old(headers), body) == 401
 
 
-@pytest.mark.parametrize("form", [dict, old], ids=["header", "old"])
-def test_a_body_that_comes_too_slowly_is_not_waited_for(
-    form: Callable[[dict[str, str]], dict[str, str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_body_that_comes_too_slowly_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report_server, "BODY_SECONDS", 0.1)
     body = report_body(REPORT)
 
@@ -274,7 +270,7 @@ def test_a_body_that_comes_too_slowly_is_not_waited_for(
         await asyncio.Event().wait()
 
     async def use(connection: TestClient[Any, Any], server: ReportServer) -> None:
-        async with connection.post(PATH, data=drip(), headers=form(signed(body))) as reply:
+        async with connection.post(PATH, data=drip(), headers=signed(body)) as reply:
             assert reply.status == 408
 
     assert served(use) == []
@@ -288,14 +284,6 @@ def test_only_a_signed_report_keeps_its_connection_from_being_given_to_another(m
     assert proven == []
     assert code(signed(body), body, {"authenticated": False}) == 401
     assert proven == [PATH]
-
-
-def test_a_coordinator_that_names_its_job_in_the_body_only_is_heard() -> None:
-    body = report_body(REPORT)
-    assert body.startswith(b'{"job": {"name": "x", "namespace": "ns", "uid": "job-uid"}')
-    assert code(old(signed(body)), body) == 200
-    long = JobIdentity("n" * 253, "s" * 63, "f6b2c0a8-52ab-4d0c-a3ee-6a1a5d1a3f6e")
-    assert claimed_job(None, report_body(replace(REPORT, job=long))[:CLAIM_BYTES_MAX]) == long
 
 
 def test_a_job_s_key_signs_for_that_job_only() -> None:
@@ -375,9 +363,8 @@ def test_a_replica_that_does_not_lead_says_who_does_to_coordinators_only(leader:
     async def use(connection: TestClient[Any, Any], server: ReportServer) -> None:
         server.standing = lambda: Standing(leads=False, leader=leader)
         body = large(report_bytes_max(1024))  # it knows no job, and so no size
-        for headers in (signed(body), old(signed(body))):
-            async with connection.post(PATH, data=body, headers=headers) as reply:
-                assert (reply.status, (await reply.json()).get("leader")) == (status, leader)
+        async with connection.post(PATH, data=body, headers=signed(body)) as reply:
+            assert (reply.status, (await reply.json()).get("leader")) == (status, leader)
         for headers in (signed(body, "another-job"), {}, {"Authorization": "Bearer t"}):
             async with connection.post(PATH, data=body, headers=headers) as reply:
                 assert (reply.status, (await reply.json()).get("leader")) == (401, None)

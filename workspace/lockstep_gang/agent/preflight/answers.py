@@ -104,6 +104,8 @@ class NodePreflight:
         self._send(answer)
 
     async def _answered(self, check: Check) -> Checked:
+        if not check.stage.is_known:
+            return Checked(check.round)  # so that the round needn't wait for its deadline
         if check.stage is Stage.LOOK:
             return Checked(check.round, looked=await self._look(check))
         if check.stage is Stage.MEET:

@@ -62,7 +62,7 @@ def paths(nodes: NodeAnswers) -> Iterator[Finding]:
             fact = facts.get(item.field) or facts.get(item.path) or PathFact(item.path, error="it was not looked at")
             kinds = [item.kind, Kind.FOLDER] if item.or_folder else [item.kind]
             problem = _path_problem(fact, [kind.value for kind in kinds])
-            if problem and "paths" not in looked.unfinished:
+            if problem and item.kind.is_known and "paths" not in looked.unfinished:
                 message = f"{item.field}: {problem} {fact.path} on {nodes.name(node)}"
                 fix = "put it there, or correct the path" if not fact.error else "look at the volume and at the file's rights"
                 yield replace(error("paths", node, message, fix), final=not fact.error)
