@@ -35,7 +35,7 @@ editors: setup ## install jupyterlab, debugpy and code-server for the pods of th
 quickstart: setup ## install, build, bring up a two-node Kubernetes, fine-tune a small model on two pods (HOSTS=1: on two hosts over ssh)
 	@$(BIN)/lockstep quickstart $(if $(HOSTS),--hosts) $(if $(YES),--yes)
 
-##@ Clusters (CLUSTER=name of a file in clusters/, else the one in use; MODE=rdma|tcp|auto, OPERATOR_IMAGE= and NAMESPACES=a,b or NAMESPACE_ONLY=1, else as deployed; FORCE=1: with any API host)
+##@ Clusters (CLUSTER=name of a file in clusters/, else the one in use; MODE=rdma|tcp|auto, OPERATOR_IMAGE= and NAMESPACES=a,b or NAMESPACE_ONLY=1, else as deployed; FORCE=1: with any API host, whatever stored jobs lose)
 list-clusters: setup ## list the cluster files in clusters/; * marks the one that your kubeconfig talks to
 	@$(BIN)/lockstep cluster list
 
@@ -172,9 +172,9 @@ drills: cluster-programs ## inject faults into a training job on the embedded cl
 bench-peers: cluster-programs ## compare Lockstep with JobSet and Kubeflow Trainer, both built from their Go modules: 22 minutes (ARGS=--quick: six); root
 	@$(BIN)/python tests/bench/peers/run.py $(ARGS)
 
-lint: setup ## check: ruff, mypy, import rules, generated files, the site's links, scripts/budget.yaml
+lint: setup ## check: ruff, mypy, import rules, generated files, what upgrades lose, the site's links, scripts/budget.yaml
 	@$(BIN)/ruff format --check --quiet . && $(BIN)/ruff check --quiet --select I . || { echo 'Files are not formatted: run `make format`.' >&2; exit 1; }
-	@$(BIN)/ruff check --quiet . && $(BIN)/mypy --cache-dir $(MYPY_CACHE) && $(BIN)/lint-imports --no-logo && $(BIN)/python scripts/generate.py all --check && $(BIN)/python scripts/docs.py && $(BIN)/python scripts/budget.py
+	@$(BIN)/ruff check --quiet . && $(BIN)/mypy --cache-dir $(MYPY_CACHE) && $(BIN)/lint-imports --no-logo && $(BIN)/python scripts/generate.py all --check && $(BIN)/python scripts/additive.py && $(BIN)/python scripts/docs.py && $(BIN)/python scripts/budget.py
 
 docs: setup ## build the site of docs/ into dist/site; links that lead nowhere are errors (SERVE=8000: show it at 127.0.0.1:8000)
 	@$(BIN)/python scripts/docs.py $(if $(SERVE),--serve $(SERVE))

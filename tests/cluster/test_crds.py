@@ -21,6 +21,7 @@ from lockstep.api.files.yamlnodes import plain_value
 from lockstep.api.generate.crd import training_cluster_crd, training_job_crd
 from lockstep.api.job import TrainingJob
 from lockstep.api.names import GROUP
+from lockstep.plan.ship.stored import lost_fields
 from support.clusters.crd_server import Server, stored, told
 from support.crd_rule_cases import AMOUNTS, CASES, NO_AMOUNTS, NUMBERS, WrittenRule, job, profile, training, written_rules
 
@@ -249,10 +250,42 @@ def test_an_update_that_leaves_defaults_out_again_is_accepted(server: Server) ->
         server.send("DELETE", server.path("TrainingJob", "x"))
 
 
+def test_a_cluster_is_set_once_where_it_was_unset_and_neither_changed_nor_removed_then(server: Server) -> None:
+    stored(server.create(job(), keep=True))
+    path = server.path("TrainingJob", "x")
+
+    def set_to(cluster: str | None) -> Any:
+        return server.send("PATCH", path, {"spec": {"cluster": cluster}}, form="application/merge-patch+json")
+
+    try:
+        assert stored(set_to("a"))["spec"]["cluster"] == "a"
+        for other in ("b", None):
+            ((field, _),) = told(set_to(other))
+            assert field == "spec.cluster"
+        assert stored(set_to("a"))["spec"]["cluster"] == "a"
+    finally:
+        server.send("DELETE", path)
+
+
 def test_an_unknown_field_is_refused_with_its_path(server: Server) -> None:
     reply = server.create(training(loar={"rank": 8}))
     assert reply["code"] == 400
     assert 'unknown field "spec.training.loar"' in reply["message"]
+
+
+def test_the_api_server_drops_those_fields_that_a_deployment_would_name(server: Server) -> None:
+    def made(**more: Any) -> dict[str, Any]:
+        env, labels = [{"name": "A", "value": "1", **more}], {"any": "label"}
+        item = training(deepspeed={"any": {"thing": 1}}, **more)
+        return item | {"spec": item["spec"] | {"env": env, "podTemplate": {"labels": labels}} | more}
+
+    schema = CRDS[0]["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    old = made(former={"a": [1]})
+    assert lost_fields(old, schema) == ["spec.training.former", "spec.env[].former", "spec.former"]
+    path = f"{server.path('TrainingJob')}?dryRun=All&fieldValidation=Ignore"
+    read, plain = (stored(server.send("POST", path, item)) for item in (old, made()))
+    assert read["spec"] == plain["spec"] and "former" not in str(read) and lost_fields(read, schema) == []
+    assert read["spec"]["training"]["deepspeed"] == {"any": {"thing": 1}} and read["spec"]["podTemplate"]["labels"] == {"any": "label"}
 
 
 PLACES = {

@@ -157,7 +157,8 @@ JOB_CASES = {
     ),
     (
         "spec",
-        "cluster may not be changed after creation: delete the job and create it again; its checkpoints are found under its name",
+        "cluster may not be changed after creation, except from unset: delete the job and create it again; its checkpoints are found"
+        " under its name",
     ): Case(
         job(cluster="a", nodes=3), job(cluster="b"), "spec.cluster", before=job(cluster="a")
     ),

@@ -20,6 +20,7 @@ from lockstep.api.model import (
     exactly_one,
     immutable,
     list_map,
+    set_once,
     utf8_bytes,
 )
 from lockstep.api.names import API_VERSION, JOB_NAME_MAX, JOB_NAME_PATTERN
@@ -235,7 +236,7 @@ class TrainingJobSpec(Model):
     """Program to run, and the nodes to run it on. Fields left out come from the TrainingCluster."""
 
     cluster: DnsName | None = None
-    """The TrainingCluster to run on. Default: the cluster annotated as the default."""
+    """The TrainingCluster to run on. Default: the cluster annotated as the default. It may be set later, once."""
     type: JobType = JobType.BATCH
     """Batch: one run from start to end. Interactive: a dev environment, whose nodes wait for what `lockstep run --job` or
     launch_deepspeed.sh asks for.
@@ -350,7 +351,7 @@ class TrainingJobSpec(Model):
             field="type",
         ),
         values_fit(256 << 10, "put large ones into a ConfigMap that envFrom names"),
-        immutable("cluster", "delete the job and create it again; its checkpoints are found under its name"),
+        set_once("cluster", "delete the job and create it again; its checkpoints are found under its name"),
         immutable("storage", "volumes are not moved under a job"),
     )
 

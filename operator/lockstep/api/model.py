@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal as ExactDecimal
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self, cast
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel, to_snake
@@ -51,6 +51,14 @@ def list_set() -> dict[str, Any]:
     return {"x-kubernetes-list-type": "set"}
 
 
+DEPRECATED = "x-lockstep-deprecated"
+
+
+def deprecated(instead: str, *values: str) -> dict[str, Any]:
+    """JSON schema of a field of which, or of these values of which, people are warned; it goes on working. `instead`: `use place`."""
+    return {DEPRECATED: [instead, *values]}
+
+
 class Model(BaseModel):
     """camelCase outside, snake_case inside; unknown fields are errors; values never change after parsing."""
 
@@ -84,6 +92,19 @@ def _repeated(model: Model) -> list[tuple[str, str]]:
     return messages
 
 
+def deprecations(model: Model, path: str) -> Iterator[str]:
+    """Sentences about deprecated fields and values of `model`, at `path`, that aren't as the defaults have them."""
+    for name, info in type(model).model_fields.items():
+        if (value := getattr(model, name)) == info.get_default(call_default_factory=True):
+            continue
+        place, extra = f"{path}.{info.alias or name}", cast(dict[str, Any], info.json_schema_extra or {})
+        instead, *values = extra.get(DEPRECATED, [""])
+        if instead and (not values or value in values):
+            yield f"{place}{f': {value}' if values else ''} is deprecated: {instead}"
+        for part in value if isinstance(value, list) else [value]:
+            yield from deprecations(part, place) if isinstance(part, Model) else ()
+
+
 def utf8_bytes(texts: Iterable[str | None]) -> int:
     """Bytes of all of them together."""
     return sum(len((text or "").encode(errors="replace")) for text in texts)
@@ -94,6 +115,16 @@ def immutable(field: str, why: str) -> Rule:
     return Rule(
         cel=f"has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || self.{field} == oldSelf.{field})",
         message=f"{field} may not be changed after creation: {why}",
+        holds=None,
+        field=field,
+    )
+
+
+def set_once(field: str, why: str) -> Rule:
+    """A transition rule: `field` (camelCase, optional) may be set once, at any time, and not be changed or removed then."""
+    return Rule(
+        cel=f"!has(oldSelf.{field}) || (has(self.{field}) && self.{field} == oldSelf.{field})",
+        message=f"{field} may not be changed after creation, except from unset: {why}",
         holds=None,
         field=field,
     )

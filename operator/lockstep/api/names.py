@@ -8,7 +8,9 @@ API_VERSION = f"{GROUP}/{VERSION}"
 HOSTS = "hosts"
 """Value of `cluster.platform` that makes a cluster file one of hosts. It also stands for the namespace, which they don't have."""
 FIXED_FIELDS = ("type", "cluster", "storage", "training.model.name", "training.model.quantization", "training.model.revision")
-"""Fields of a job's spec that the API server lets nobody change after creation (RULES of api.job and api.training)."""
+"""Fields of a job's spec that the API server lets nobody change after creation (RULES of api.job and api.training); an unset cluster may
+be set.
+"""
 
 # Labels on every child of a job.
 LABEL_NAME = "app.kubernetes.io/name"

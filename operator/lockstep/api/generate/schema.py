@@ -17,7 +17,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from lockstep.api.model import DNS_NAME_MAX, LABEL_KEY_PATTERN, LABEL_KEY_PREFIX, NUMBER_BOUNDS, Model, Rule
+from lockstep.api.model import DEPRECATED, DNS_NAME_MAX, LABEL_KEY_PATTERN, LABEL_KEY_PREFIX, NUMBER_BOUNDS, Model, Rule
+from lockstep_spec.words import listed
 
 Schema = dict[str, Any]
 
@@ -93,7 +94,9 @@ def _structural(raw: Schema, definitions: dict[str, Schema], rules: dict[str, tu
     merged = _resolved(raw, definitions)
     result: Schema = {key: merged[key] for key in COPIED if key in merged}
     if "description" in result:
-        result["description"] = " ".join(result["description"].split())
+        instead, *values = merged.get(DEPRECATED, [""])
+        words = f" Deprecated{f' ({listed(values)})' if values else ''}: {instead}." if instead else ""
+        result["description"] = " ".join(result["description"].split()) + words
     if "const" in merged:
         result |= {"type": "string", "enum": [merged["const"]]}
     if NUMBER_BOUNDS in merged:

@@ -9,7 +9,7 @@ import typer
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import DEV_ENVIRONMENT, OPERATOR_NAME
-from lockstep.cli.clusters.deploy import ClusterArgument, ForceOption, as_deployed
+from lockstep.cli.clusters.deploy import ClusterArgument, as_deployed
 from lockstep.cli.clusters.deploymentplan import DeploymentPlan, Mode, planned
 from lockstep.cli.shared.folders import forget, was_forced
 from lockstep.cli.shared.jobargs import TargetOptions, acts_on
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from lockstep.kube.aim import Connections
     from lockstep.kube.cluster import Cluster
 
+ForceOption = Annotated[bool, typer.Option("--force", help="Go on even if the kubeconfig's API host differs from the cluster file's.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")]
 
 

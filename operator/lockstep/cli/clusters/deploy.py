@@ -52,7 +52,6 @@ ImageOption = Annotated[
         )
     ),
 ]
-ForceOption = Annotated[bool, typer.Option("--force", help="Go on even if the kubeconfig's API host differs from the cluster file's.")]
 
 
 @acts_on("context")
@@ -91,7 +90,9 @@ def deploy(
             ),
         ),
     ] = None,
-    force: ForceOption = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Go on even if the API host isn't the cluster file's, or if stored objects would lose fields.")
+    ] = False,
 ) -> None:
     """Install Lockstep on a cluster.
 
@@ -133,7 +134,7 @@ def deploy(
     if force:
         _remember_forced(plan, where.connections)
     try:
-        complete = asyncio.run(carry_out(plan, where.connections, dev))
+        complete = asyncio.run(carry_out(plan, where.connections, dev, force))
     except KeyboardInterrupt:
         put("", f"Stopped waiting; the deployment goes on in the cluster: lockstep cluster status {plan.typed}")
         raise
@@ -259,22 +260,20 @@ def install_cluster(verb: Verb, cluster: str, mode: Mode) -> DeploymentPlan:
     from lockstep.kube.cluster import Cluster
     from lockstep.platforms.clusters.install import install, with_one_default, without_unknown_kinds
 
-    plan = _checked(verb, cluster, mode, None, False, False)
-
-    def say(line: str) -> None:
-        """Say nothing: it is a step of something else."""
+    plan, quiet = _checked(verb, cluster, mode, None, False, False), lambda line: None  # (it is a step of something else)
 
     async def send() -> None:
         async with await Cluster.connect(verb.connections) as connection:
-            objects = await without_unknown_kinds(connection, plan.objects, say)
-            await install(connection, await with_one_default(connection, objects, say), say)
+            objects = await without_unknown_kinds(connection, plan.objects, quiet)
+            await install(connection, await with_one_default(connection, objects, quiet), quiet)
 
     asyncio.run(send())
     return plan
 
 
-async def carry_out(plan: DeploymentPlan, connections: Connections, dev: bool) -> bool:
+async def carry_out(plan: DeploymentPlan, connections: Connections, dev: bool, force: bool = False) -> bool:
     """Return True if everything is there and ready."""
+    from lockstep.cli.clusters.difference import refuse_losses
     from lockstep.kube.cluster import Cluster
     from lockstep.platforms.clusters.install import with_one_default, without_unknown_kinds
     from lockstep.platforms.clusters.send import send_permitted
@@ -283,6 +282,7 @@ async def carry_out(plan: DeploymentPlan, connections: Connections, dev: bool) -
         with Progress() as progress:
             progress.done("cluster", f"{plan.cluster.cluster.name} at {connection.server}, namespace {plan.namespace}, {plan.choices}")
             await _refuse_what_lacks(connection, plan)
+            await refuse_losses(connection, plan.objects, progress, force=force)
             notes: list[str] = []
             objects = await without_unknown_kinds(connection, plan.objects, notes.append)
             objects = await with_one_default(connection, objects, notes.append)

@@ -1,4 +1,4 @@
-"""Differences on a cluster, as `lockstep deploy --diff` prints them."""
+"""Differences on a cluster, as `lockstep deploy --diff` prints them, and losses, for which `lockstep deploy` refuses."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from lockstep.cli.shared.terminal import waiting
+from lockstep.api.errors import Failed
+from lockstep.cli.shared.terminal import Progress, waiting
 from lockstep.plan.diff import shown
+from lockstep.plan.ship.stored import shown_lines
 from lockstep.platforms.output import put
 
 if TYPE_CHECKING:
     from lockstep.kube.aim import Connections
+    from lockstep.kube.cluster import Cluster
     from lockstep.plan.ahead.live import Comparison
     from lockstep.plan.diff import Change
 
@@ -33,13 +36,30 @@ def diff_deployment(objects: list[dict[str, Any]], connections: Connections) -> 
     )
 
 
+async def refuse_losses(connection: Cluster, objects: list[dict[str, Any]], progress: Progress, *, force: bool) -> None:
+    """Raise Failed if stored objects would lose fields to the CRDs in `objects`; with `force`, only say so."""
+    from lockstep.platforms.clusters.send import losses
+
+    lines, unseen = await losses(connection, objects)
+    for kind in unseen:
+        progress.done("not seen", f"{kind} objects of namespaces that you may not list: they may lose fields to these CRDs")
+    if lines and not force:
+        raise Failed(
+            "stored objects have fields that this version's CRDs don't have, and nothing was sent:",
+            *(f"  {line}" for line in shown_lines(lines)),
+            "Deploy a version that has these fields, or let these jobs end and delete them. With --force the fields are lost.",
+        )
+    for line in shown_lines(lines):
+        progress.done("losing", line)
+
+
 async def _diff_deployment(objects: list[dict[str, Any]], connections: Connections) -> tuple[bool, int]:
     """Return True if anything would change, and how many objects could not be compared."""
     from lockstep.kube.cluster import ApiError, Cluster
     from lockstep.plan.ahead.live import Comparison
     from lockstep.plan.ship.deploy import called
     from lockstep.platforms.clusters.install import with_one_default
-    from lockstep.platforms.clusters.send import would_change
+    from lockstep.platforms.clusters.send import losses, would_change
 
     differs, unseen = False, 0
     async with await Cluster.connect(connections) as connection:
@@ -55,6 +75,7 @@ async def _diff_deployment(objects: list[dict[str, Any]], connections: Connectio
         with waiting(f"asking the API server what would change in {len(objects)} objects"):
             objects = await with_one_default(connection, objects, lambda line: None)
             answers = await asyncio.gather(*map(changes, objects))
+            lines, _ = await losses(connection, objects)
         for item, answer in zip(objects, answers, strict=True):
             if isinstance(answer, ApiError):
                 put(f"? {called(item)}: {answer}")
@@ -63,6 +84,8 @@ async def _diff_deployment(objects: list[dict[str, Any]], connections: Connectio
             if answer is None or answer:
                 print_comparison(Comparison(called(item), absent=answer is None, changes=tuple(answer or ())))
                 differs = True
+        for line in shown_lines(lines):
+            put(f"! {line}")
     return differs, unseen
 
 

@@ -61,7 +61,7 @@ class SubmittedAs:
 
     def apply(self, states: str | None, there: str | None) -> str:
         """Command that changes the job which is there. `states`: spec.cluster of the file or of --cluster; `there`: that of the job, which
-        can't change.
+        can't change once it is set.
         """
         kubectl = shlex.join(["kubectl", "apply", *self._context])
         if not (self.fresh or {"--set", "--cluster"} & set(self.options) or states != there):
@@ -145,7 +145,7 @@ def _steps(wanted: TrainingJob, state: str, fields: Sequence[str], typed: Submit
         yield f"lockstep retry {place}", f"to {go_on_words(existing)}"
     if fields == ("nodes",) and wanted.spec.nodes is not None and state in ("", STOPPED):
         yield f"lockstep scale {place} {wanted.spec.nodes}", "gives it your number of nodes"
-    elif fields and state in ("", STOPPED) and not _is_fixed(fields) and (there or not states):
+    elif fields and state in ("", STOPPED) and not _is_fixed(fields):
         yield typed.apply(states, there), "changes it; it takes that at its next start"
     anew = is_training and (state == COMPLETE or bool(typed.fresh))
     goes_on = " goes on from its checkpoints" if is_training and not anew else " starts yours"

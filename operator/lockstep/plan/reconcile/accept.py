@@ -20,7 +20,7 @@ from lockstep.plan.layers import Notice
 from lockstep.plan.observed import UNREADABLE, Observed, is_terminating, start_anew
 from lockstep.plan.reasons import Reason
 from lockstep.plan.render.objects import HASH_CHARACTERS, Frozen, RenderContext, freeze
-from lockstep.plan.render.resolve import refuse_missing_gpus, resolve, trainer_image
+from lockstep.plan.render.resolve import DEPRECATED, refuse_missing_gpus, resolve, trainer_image
 from lockstep.plan.render.resolved import PlatformDefaults, Refused, Resolved
 from lockstep.plan.render.storage import shared_claims
 from lockstep_spec.words import listed
@@ -36,6 +36,11 @@ class Accepted:
 
     resolved: Resolved
     frozen: Frozen
+
+    @property
+    def deprecated(self) -> str:
+        """Sentences about what the job has and should not have any more."""
+        return "; ".join(one.message for one in self.resolved.warnings if one.reason == DEPRECATED)
 
     @cached_property
     def cluster(self) -> ClusterInUse:
@@ -170,7 +175,7 @@ def _default(observed: Observed) -> Object | Notice:
     if not defaults:
         text = (
             f"spec.cluster is not set and no TrainingCluster is annotated {mark}: true; {_available(observed)}: kubectl annotate tc NAME"
-            f" {mark}=true"
+            f" {mark}=true, or set spec.cluster, once"
         )
         return Notice(Reason.NO_DEFAULT_CLUSTER, text)
     if len(defaults) > 1:

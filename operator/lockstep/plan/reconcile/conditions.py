@@ -85,6 +85,8 @@ class View:
     """Keys of the operator that were made anew since the pods were started."""
     interference: str = ""
     """Recent change that somebody else made to the job's objects, and Lockstep's answer."""
+    deprecated: str = ""
+    """Deprecated fields and values of the job."""
     pending: bool = False
     """Spec or cluster were changed since, and these pods can't be given them."""
 
@@ -119,8 +121,15 @@ def _accepted(view: View) -> Fact:
     if view.refusal is not None:
         return Fact(FALSE, view.refusal.reason, view.refusal.message)
     changed = f"changes made since the start wait for the next one: {start_anew(view.observed)}" if view.pending else ""
-    warnings = one_node_claims_shared(view.observed), images_differ(view.observed)
-    message = "; ".join(filter(None, ("the job fits its cluster", view.made_anew, changed, *warnings, view.interference)))
+    notes = (
+        view.made_anew,
+        changed,
+        one_node_claims_shared(view.observed),
+        images_differ(view.observed),
+        view.interference,
+        view.deprecated,
+    )
+    message = "; ".join(filter(None, ("the job fits its cluster", *notes)))
     return Fact(TRUE, Reason.CHANGE_PENDING if view.pending else Reason.ACCEPTED, message)
 
 

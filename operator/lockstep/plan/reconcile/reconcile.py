@@ -137,6 +137,7 @@ def reconcile(observed: Observed, received: ReceivedReport | None, context: Rend
         place=place,
         made_anew="" if end.finished else made_anew(observed, pods_now.run, context),
         interference="" if meddling is None else meddling.message,
+        deprecated="" if decision.accepted is None else decision.accepted.deprecated,
         pending=_is_pending(decision, end),
     )
     accepted_run = decision.accepted

@@ -13,7 +13,7 @@ from lockstep.api.cluster import Amounts, Rdma, TrainingCluster
 from lockstep.api.errors import ConfigError
 from lockstep.api.hosts import HostsCluster
 from lockstep.api.job import RANKS_MAX, JobType, OwnAmounts, TrainingJob, ranks_a_node
-from lockstep.api.model import Model
+from lockstep.api.model import Model, deprecations
 from lockstep.api.names import ANNOTATION_NETWORKS, ANNOTATION_RUN_HASH, DATASETS, WORKSPACE
 from lockstep.api.podtemplate import PodTemplate
 from lockstep.api.quantity import number
@@ -49,6 +49,7 @@ _ROOT = re.compile(r"(?:^-\w|(?<![\w./~$}*-])|(?<=file://))(?P<path>/(?:workspac
 _OPTION = re.compile(r"^[-+~]{0,2}\w[\w.@/-]*=")
 """The part of `--option=value`, or of `key=value`, before the value."""
 PATH_IN_TEXT = "PathInText"
+DEPRECATED = "Deprecated"
 _TRAINER_IMAGE = re.compile(r"(?:[^/@]+/)*lockstep-trainer(?:[:@].+)?")
 _PROFILE_SECTIONS = ("platform", "nodes", "storage", "security", "resources", "shm_size", "pod")
 _JOB_SECTIONS = (
@@ -116,6 +117,7 @@ def resolve(job: TrainingJob, profile: TrainingCluster, platform: PlatformDefaul
             *variable_warnings(job, profile),
             *_placeholder_warnings(job),
             *_text_warnings(job, platform),
+            *(Notice(DEPRECATED, sentence) for sentence in deprecations(job.spec, "spec")),
         ),
         settings=explain_settings(placed, profile, decided, nccl),
     )

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from lockstep.api.names import APP, GROUP, LABEL_NAME, OPERATOR_NAME, OPERATOR_NAMESPACE
 from lockstep.api.objects import Object
 from lockstep.kube.cluster import FORBIDDEN, NOT_FOUND, ApiError, Cluster
+from lockstep.kube.kinds import KINDS
 from lockstep.plan.cluster.admission import AccountStanding, needed_for_operator
 from lockstep.plan.cluster.facts import Sight
 from lockstep.plan.cluster.scope import Scope, is_outdated, outdated
 from lockstep.plan.diff import Change, changes
 from lockstep.plan.ship.deploy import CLAIM, DEFINITION, ONLY_CREATED, Left, State, called, difference, state_of, unsent
+from lockstep.plan.ship.stored import loss_lines
 from lockstep.platforms.clusters.install import FIELD_MANAGER, send_one, until_established
 from lockstep.platforms.clusters.listings import forbidden, is_there, list_kind, read_object, sight_of_jobs
 
@@ -58,6 +60,26 @@ async def send_permitted(cluster: Cluster, objects: list[Object], say: Say) -> S
         if item["kind"] == DEFINITION:
             await until_established(cluster, item["metadata"]["name"])
     return Sent(tuple(sent), tuple(left))
+
+
+async def losses(cluster: Cluster, objects: list[Object]) -> tuple[list[str], list[str]]:
+    """Return a line for each stored object that would lose fields to the CRDs in `objects`, and the kinds of which only objects in the
+    namespaces of `objects` may be listed. An account that may not send those CRDs takes nothing away.
+    """
+    definitions = [item for item in objects if item["kind"] == DEFINITION and item["spec"]["names"]["kind"] in KINDS]
+    if not definitions or await forbidden(cluster, {}, APPLY, definitions):
+        return [], []
+    lines, unseen = [], []
+    for spec in (item["spec"] for item in definitions):
+        kind, stored = spec["names"]["kind"], next(version for version in spec["versions"] if version["storage"])
+        listings = [await list_kind(cluster, kind)]
+        if listings[0].sight is Sight.FORBIDDEN:
+            unseen.append(kind)
+            places = {item["metadata"].get("namespace") for item in objects} - {None} if KINDS[kind].namespaced else set()
+            listings = [await list_kind(cluster, kind, place) for place in sorted(places)]
+        for listing in listings:
+            lines += loss_lines(listing.items, stored["schema"]["openAPIV3Schema"])
+    return lines, unseen
 
 
 async def standing_of(cluster: Cluster, objects: list[Object], own: list[Object]) -> AccountStanding:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,7 +18,7 @@ from lockstep.api.objects import Object
 from lockstep.cli.clusters import clean, deploy
 from lockstep.cli.clusters.deploy import _rails_are_there, _refuse_platform, _start_dev_environment
 from lockstep.cli.clusters.deploymentplan import Mode, planned
-from lockstep.cli.clusters.difference import diff_deployment
+from lockstep.cli.clusters.difference import diff_deployment, refuse_losses
 from lockstep.cli.main import main
 from lockstep.cli.shared import folders as remembered
 from lockstep.cli.shared.clusterfiles import load_cluster
@@ -34,7 +35,7 @@ from lockstep.platforms.clusters.devenv import dev_environment, ensure_dev_envir
 from lockstep.platforms.clusters.facts import operator_trouble
 from lockstep.platforms.clusters.install import InstallError
 from lockstep.platforms.clusters.record import Deployment, Record, deployment_of, read_record, write_record
-from lockstep.platforms.clusters.send import Sent, send_permitted, would_change
+from lockstep.platforms.clusters.send import Sent, losses, send_permitted, would_change
 
 
 class Api(Cluster):
@@ -869,3 +870,44 @@ def test_uninstalling_one_of_two_without_the_rights_removes_nothing(api: Api) ->
     with pytest.raises(Failed, match="you may not delete TrainingCluster local, and nothing was removed"):
         clean.uninstall(TargetOptions(), "local", cluster_only=True, yes=True)
     assert api.objects == before
+
+
+OLD_JOB: Object = {
+    "apiVersion": "lockstep.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "x", "namespace": "ml"},
+    "spec": {"clusterProfileName": "mine", "script": {"path": "a.py"}}, "status": {"profile": "mine"},
+}  # fmt: skip
+LOST = "TrainingJob ml/x would lose spec.clusterProfileName, status.profile"
+
+
+def test_a_deployment_whose_crds_would_drop_stored_fields_is_refused_and_forced(api: Api, capsys: pytest.CaptureFixture[str]) -> None:
+    api.objects[called(OLD_JOB)] = OLD_JOB
+    plan = planned("local", Mode.TCP)
+    with pytest.raises(Failed, match=f"nothing was sent:\n  {LOST}\nDeploy a version that has these fields"):
+        asyncio.run(deploy.carry_out(plan, None, False))
+    assert api.tried == []
+    asyncio.run(refuse_losses(api, plan.objects, Progress(), force=True))
+    assert f"losing       {LOST}" in capsys.readouterr().out
+    with suppress(Exit):
+        diff_deployment(plan.objects, None)
+    assert f"! {LOST}\n" in capsys.readouterr().out
+
+
+def test_jobs_are_looked_at_where_they_may_be_listed_and_the_rest_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    class Narrow(Api):
+        def _may(self, resource: str, namespace: str) -> bool:
+            return resource == "customresourcedefinitions" or super()._may(resource, namespace)
+
+        async def list(self, kind: str, namespace: str | None = None, query: Mapping[str, str] | None = None) -> Object:
+            if not self._may(KINDS[kind].plural, namespace or ""):
+                raise ApiError(403, "Forbidden", "no")
+            return await super().list(kind, namespace, query)
+
+    api = Narrow(cluster_wide=False)
+    here = {**OLD_JOB, "metadata": {"name": "x", "namespace": "lockstep"}}
+    api.objects |= {called(item): item for item in (OLD_JOB, here)}
+    objects = planned("local", Mode.TCP).objects
+    asyncio.run(refuse_losses(api, objects, Progress(), force=True))
+    told = capsys.readouterr().out
+    assert "TrainingJob lockstep/x would lose" in told and LOST not in told
+    assert told.count("of namespaces that you may not list") == 2
+    assert asyncio.run(losses(Api(cluster_wide=False), objects)) == ([], []), "who may not send the CRDs takes nothing away"

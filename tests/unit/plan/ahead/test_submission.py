@@ -130,16 +130,16 @@ def test_what_changes_a_job_goes_through_render_where_the_file_alone_does_not_sa
         ),
         (None, "mine", (), "lockstep render -f job.yaml --cluster local -n team --set cluster=mine -o job | kubectl apply -f -"),
         ("mine", "mine", (), "kubectl apply -n team -f job.yaml"),
-        ("mine", None, (), None),
+        ("mine", None, (), "lockstep render -f job.yaml --cluster local -n team -o job | kubectl apply -f -"),
     ],
 )
 def test_a_change_leaves_the_job_the_cluster_that_it_may_not_change(
-    wanted: str | None, there: str | None, options: tuple[str, ...], expected: str | None
+    wanted: str | None, there: str | None, options: tuple[str, ...], expected: str
 ) -> None:
     typed = SubmittedAs("job.yaml", "local", "team", "cluster local", options)
     ours = a_job(startTimeoutSeconds=77, **({"cluster": wanted} if wanted else {}))
     lines = name_taken(ours, on_cluster(RUNNING, **({"cluster": there} if there else {})), typed)
-    assert [line.strip().partition("   #")[0] for line in lines if "apply" in line] == ([expected] if expected else [])
+    assert [line.strip().partition("   #")[0] for line in lines if "apply" in line] == [expected]
 
 
 def test_what_was_typed_with_fresh_is_repeated_with_it() -> None:

@@ -7,12 +7,8 @@ from __future__ import annotations
 import copy
 import json
 import re
-import types
-import typing
-from dataclasses import fields, is_dataclass, replace
-from enum import Enum
+from dataclasses import replace
 from functools import cache
-from typing import Any
 
 import jsonschema
 import pytest
@@ -31,6 +27,7 @@ from lockstep.plan.reconcile.status import fitted, stored_bytes
 from lockstep.platforms.operator.memory.objects import BYTES_MAX, StoredObject
 from lockstep_gang.contract.report import Failure, NodeReport, RankCount, Report, State, parse_report
 from lockstep_spec.codec import to_json
+from recorded.recorder import filled
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, fresh, pod, settled
 from unit.plan.reconcile.test_reconcile import report as a_report
 
@@ -40,26 +37,8 @@ STATUS_BYTES_MAX = 256 << 10
 
 NODES = 1024
 STATUS = jsonschema.Draft202012Validator(training_job_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"])
-hints_of = cache(typing.get_type_hints)
 TEXTS = {"plain": "x", "html": "<", "quotes": '"', "two bytes": "é", "three bytes": "語", "four bytes": "\U0001f980"}
 TIME = "2027-01-15T08:00:00Z"
-
-
-def filled(kind: Any, text: str, number: int, items: int) -> Any:
-    """A value of this type with every text, number and list as given."""
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (typing.Union, types.UnionType):
-        return filled(next(option for option in inner if option is not type(None)), text, number, items)
-    if origin is tuple:
-        return tuple(filled(inner[0], text, number, items) for _ in range(items))
-    if origin in (dict,) or getattr(origin, "__name__", "") == "Mapping":
-        return {f"{text[:20]}{key}": filled(inner[1], text, number, items) for key in range(items)}
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        return list(kind)[-1]
-    if is_dataclass(kind):
-        hints = hints_of(kind)
-        return kind(**{f.name: filled(hints[f.name], text, number, items) for f in fields(kind)})  # type: ignore[operator]
-    return {str: text, int: number, bool: True, float: float(number)}[kind]
 
 
 def worst(text: str, state: State, number: int = 3, items: int = 40, *, times: bool = True) -> ReceivedReport:
