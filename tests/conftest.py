@@ -4,8 +4,10 @@ No test sees that person's kubeconfig, embedded cluster, cluster files or state.
 (tests/cluster).
 """
 
+import asyncio
 import atexit
 import gc
+import inspect
 import os
 import shutil
 import signal
@@ -13,6 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -31,6 +34,15 @@ def pytest_collection_finish() -> None:
     """Take modules and collected tests out of the garbage collector's sight: with thousands of tests, an eighth of the processor's time."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine in an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}))
+    return True
 
 
 def pytest_configure() -> None:

@@ -18,7 +18,6 @@ import argparse
 import json
 import os
 import shutil
-import socket
 import statistics
 import subprocess
 import sys
@@ -27,16 +26,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from lockstep_gang.coordinator.network import any_free_port
+
 HERE = Path(__file__).resolve().parent
 RANKS = 2
 SIZES = {"24 MB": 51, "240 MB": 508}
 """Size of masters and moments a rank → the rank of LoRA that makes it, on the model of checkpoint_ways.make_engine."""
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def run_ranks(size: str, rounds: int, folder: Path) -> list[dict[str, Any]]:
@@ -47,7 +42,7 @@ def run_ranks(size: str, rounds: int, folder: Path) -> list[dict[str, Any]]:
         "DS_ACCELERATOR": "cpu",
         "OMP_NUM_THREADS": "1",
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
+        "MASTER_PORT": str(any_free_port("127.0.0.1")),
         "WORLD_SIZE": str(RANKS),
         "LOCAL_WORLD_SIZE": str(RANKS),
     }
@@ -66,8 +61,7 @@ def run_ranks(size: str, rounds: int, folder: Path) -> list[dict[str, Any]]:
     if any(codes):
         sys.stderr.write((folder / "ranks.log").read_text()[-4000:])
         raise subprocess.CalledProcessError(max(codes, key=abs), command)
-    results: list[dict[str, Any]] = json.loads(output.read_text())
-    return results
+    return json.loads(output.read_text())
 
 
 def measure(size: str, rounds: int, folder: Path) -> None:

@@ -162,8 +162,7 @@ def command(way: str, folder: Path, kind: str, *options: str) -> list[str]:
 
 def run(way: str, folder: Path, kind: str, *options: str) -> Measured:
     output = subprocess.run(command(way, folder, kind, *options), check=True, capture_output=True, text=True).stdout
-    measured: Measured = json.loads(output.splitlines()[-1])
-    return measured
+    return json.loads(output.splitlines()[-1])
 
 
 def cache_of(way: str, folder: Path) -> Path:
@@ -175,11 +174,9 @@ def start(way: str, folder: Path, kind: str, count: int) -> list[subprocess.Pope
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     processes = [subprocess.Popen(command(way, folder, kind, "--gate"), text=True, start_new_session=True, **pipes) for _ in range(count)]
     for process in processes:
-        assert process.stdout is not None
         while "ready" not in process.stdout.readline():
             assert process.poll() is None
     for process in processes:
-        assert process.stdin is not None
         process.stdin.write("go\n")
         process.stdin.flush()
     return processes

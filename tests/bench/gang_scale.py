@@ -219,13 +219,11 @@ class Process:
         return self._process.pid
 
     def ask(self, line: str) -> None:
-        assert self._process.stdin is not None
         self._process.stdin.write(line + "\n")
         self._process.stdin.flush()
 
     def until(self, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """The next of its words for which that holds."""
-        assert self._process.stdout is not None
         for text in self._process.stdout:
             event: dict[str, Any] = json.loads(text)
             if "line" in event:
@@ -316,7 +314,6 @@ def _cpu(player: Process) -> float:
 
 def megabytes(pid: int) -> float:
     match = re.search(r"^Pss:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
-    assert match is not None
     return round(int(match[1]) / 1024, 1)
 
 

@@ -19,7 +19,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from startup import environment, free_port, make_inputs
+from startup import environment, make_inputs
+
+from lockstep_gang.coordinator.network import any_free_port
 
 HIDDEN, LAYER_ELEMENTS = 512, 4 * 512 * 512 + 3 * 512 * 1536
 
@@ -90,7 +92,7 @@ def load_once(way: str, folder: str) -> None:
 
 def run_ranks(ranks: int, arguments: list[str], **variables: str) -> tuple[str, list[int]]:
     """Output of rank 0, and the peak resident memory of each rank."""
-    port = free_port()
+    port = any_free_port("127.0.0.1")
     processes = []
     for rank in range(ranks):
         names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
@@ -98,7 +100,6 @@ def run_ranks(ranks: int, arguments: list[str], **variables: str) -> tuple[str, 
         processes.append(subprocess.Popen([sys.executable, *arguments], env=told, stdout=subprocess.PIPE, text=True))
     printed, peaks = "", []
     for rank, process in enumerate(processes):
-        assert process.stdout is not None
         output = process.stdout.read()
         printed = output if rank == 0 else printed
         _, status, usage = os.wait4(process.pid, 0)

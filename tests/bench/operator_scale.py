@@ -60,13 +60,11 @@ IMPORTED = "import time, lockstep.platforms.operator.replica; print('imported', 
 def megabytes(pid: int) -> float:
     """The process's proportional set size."""
     found = re.search(r"^Pss:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
-    assert found is not None
     return round(int(found[1]) / 1024, 1)
 
 
 def peak_megabytes(pid: int) -> float:
     found = re.search(r"^VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
-    assert found is not None
     return round(int(found[1]) / 1024, 1)
 
 
@@ -302,8 +300,6 @@ class Played:
                 v["secret"]["secretName"] for v in volumes if v.get("secret", {}).get("secretName", "").startswith(f"{name}-agents")
             )
             secret = await self._cluster.get("Secret", namespace, named)
-            assert pod is not None
-            assert secret is not None
             bound = {"apiVersion": "v1", "kind": "Pod", "name": f"{name}-0", "uid": pod["metadata"]["uid"]}
             body = {
                 "apiVersion": "authentication.k8s.io/v1",
@@ -397,7 +393,6 @@ async def in_quiet(proxy: CountingProxy) -> dict[str, int]:
 
 def imported_megabytes() -> float:
     with subprocess.Popen([sys.executable, "-c", IMPORTED], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         process.stdout.readline()
         try:
             return megabytes(process.pid)

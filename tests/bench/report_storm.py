@@ -156,7 +156,6 @@ def flooding(kind: str, seconds: float) -> Iterator[subprocess.Popen[str]]:
     finally:
         process.kill()
         process.wait()
-        assert process.stdout is not None
         process.stdout.close()
 
 

@@ -11,13 +11,14 @@ import argparse
 import json
 import os
 import resource
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+from lockstep_gang.coordinator.network import any_free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "workspace"
@@ -27,12 +28,6 @@ MAKE_MODEL = "import sys; import rank_cases; rank_cases.make_model(sys.argv[1])"
 def environment(**variables: str) -> dict[str, str]:
     paths = f"{SOURCES}:{ROOT / 'tests' / 'train' / 'ranks'}"
     return {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", **variables}
-
-
-def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
 
 
 def make_inputs(folder: Path, stage: str) -> Path:
@@ -57,7 +52,7 @@ def make_inputs(folder: Path, stage: str) -> Path:
 
 def start(run: Path, ranks: int) -> dict[str, float]:
     """Start all ranks anew; the seconds of each part, and the processor's seconds of one rank, over its whole short run."""
-    port = free_port()
+    port = str(any_free_port("127.0.0.1"))
     processes = []
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     for rank in range(ranks):

@@ -80,7 +80,6 @@ def measure_watch(namespace: str, folder: Path, rounds: int) -> dict[str, Any]:
     found: list[float] = []
     begun: float | None = None
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         try:
             for turn in range(rounds + 1):
                 told = [process.stdout.readline() for _ in range(PODS)]

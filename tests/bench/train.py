@@ -16,7 +16,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -28,6 +27,8 @@ from typing import Any
 
 from train_inputs import LEARNING_RATE, LORA, SEED, SHAPES, Shape, lockstep_run, make_data, make_model
 
+from lockstep_gang.coordinator.network import any_free_port
+
 HERE = Path(__file__).resolve().parent
 TRAINERS = ("lockstep", "hugging-face")
 GROUPED = "hugging-face-grouped"
@@ -36,12 +37,6 @@ TOLERANCE = {"FP32": 5e-6, "BF16": 1e-3}
 """Relative tolerance of a step's loss. FP32 differs by the order of sums; BF16 keeps 8 bits of each value, and here the trainers round
 apart.
 """
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Group:
@@ -57,7 +52,7 @@ class Group:
         self._log = log
         self._gates: list[tuple[Any, Any]] = []
         self._processes: list[subprocess.Popen[bytes]] = []
-        port = str(free_port())
+        port = str(any_free_port("127.0.0.1"))
         for rank in range(ranks):
             orders, give = os.pipe()
             read, reports = os.pipe()

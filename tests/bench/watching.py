@@ -28,9 +28,9 @@ from aiohttp import web
 from bench.operator_scale import milliseconds
 from lockstep.kube.cluster import Cluster
 from lockstep.kube.connection import headers_of, server_of, session_to
-from lockstep.kube.kinds import KINDS, type_meta
+from lockstep.kube.kinds import type_meta
 from lockstep.platforms.operator.memory.inventory import WATCHED, Inventory
-from lockstep.platforms.operator.watching import WatchMiddleware, kopf_settings, registry
+from lockstep.platforms.operator.watching import kopf_settings, registry
 from support.api_stub import kubeconfig
 from unit.platforms.operator.test_watching import discovery
 
@@ -109,7 +109,7 @@ def with_handlers(observe: Any) -> tuple[kopf.OperatorRegistry, kopf.OperatorSet
 
     @kopf.on.login(registry=handlers)  # type: ignore[untyped-decorator]
     async def login(**_: Any) -> kopf.AiohttpSession:
-        server = await server_of(None)
+        server = server_of(None)
         return kopf.AiohttpSession(server=server.url, aiohttp_session=session_to(server, headers=await headers_of(server), limit=0))
 
     @kopf.on.event("pods", registry=handlers)  # type: ignore[untyped-decorator]
@@ -136,9 +136,9 @@ async def watch(is_with_handlers: bool) -> None:
         inventory.begin_lists()
         async for page in cluster.pages("Pod", None, limit=100, bounded=True):
             inventory.take_in("Pod", page["items"])
-    middleware = WatchMiddleware(observe, lambda: None, lambda plural: None, [one for one in WATCHED if one.kind == "Pod"])
-    kinds = [one for one in WATCHED if KINDS[one.kind].plural == "pods"]
-    handlers, settings = with_handlers(observe) if is_with_handlers else (registry(middleware, kinds), kopf_settings())
+    kinds = [one for one in WATCHED if one.kind == "Pod"]
+    ours = registry(kinds, observe, lambda: None, lambda plural: None), kopf_settings()
+    handlers, settings = with_handlers(observe) if is_with_handlers else ours
     watching = asyncio.create_task(kopf.operator(registry=handlers, settings=settings, clusterwide=True, standalone=True, identity="bench"))
     await done.wait()
     print(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import io
 import re
@@ -80,7 +79,7 @@ def cluster_file(own_file: Path, kubectl: Kubectl) -> Iterator[Path]:
     lockstep("deploy", "local", "--no-dev")
 
 
-def test_an_operator_whose_volume_lacks_an_object_ends_the_wait_in_the_kubelet_s_words(
+async def test_an_operator_whose_volume_lacks_an_object_ends_the_wait_in_the_kubelet_s_words(
     kubectl: Kubectl, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(waits, "STUCK_SECONDS", 1.0)
@@ -92,13 +91,9 @@ def test_an_operator_whose_volume_lacks_an_object_ends_the_wait_in_the_kubelet_s
     made = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "o", "namespace": namespace}, "spec": spec}
     assert kubectl("apply", "-f", "-", input=yaml.safe_dump(made)).returncode == 0
     told: list[str] = []
-
-    async def wait() -> None:
+    with pytest.raises(install.InstallError) as raised:
         async with await Cluster.connect() as connection:
             await install.until_ready(connection, namespace, "o", told.append, 60)
-
-    with pytest.raises(install.InstallError) as raised:
-        asyncio.run(wait())
     assert re.fullmatch(
         r'the operator can\'t start: pod o-\S+: MountVolume.SetUp failed for volume "own" : configmap "none-such" not found; '
         r"create it in the operator's namespace",

@@ -47,7 +47,6 @@ def interrupted_at(command: list[str], marker: str) -> int:
     """Press Ctrl-C when the output shows `marker`; the exit code."""
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
     try:
-        assert process.stdout is not None
         for line in process.stdout:
             if marker in line:
                 os.killpg(process.pid, signal.SIGINT)

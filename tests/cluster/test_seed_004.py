@@ -132,7 +132,6 @@ def test_a_deployment_ends_with_two_pods_that_run_and_the_next_commands(person: 
     assert watched in GUIDE.read_text()
     watch = subprocess.Popen(watched.split(), env=person.environment, stdout=subprocess.PIPE, text=True)
     try:
-        assert watch.stdout is not None
         shown = [watch.stdout.readline() for _ in range(3)]
     finally:
         watch.send_signal(signal.SIGINT)
@@ -242,7 +241,6 @@ def test_what_needs_openshift_says_so(page: Page) -> None:
 def test_a_cluster_of_one_s_own_is_described_and_planned(page: Page) -> None:
     own = ROOT / "clusters" / "my-cluster.yaml"
     example = re.search(r"```yaml\n(cluster:\n  name: my-cluster\n.*?)```", GUIDE.read_text(), re.DOTALL)
-    assert example is not None
     try:
         well(page("cp clusters/template.yaml clusters/my-cluster.yaml"))
         own.write_text(example[1])

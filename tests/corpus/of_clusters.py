@@ -208,7 +208,6 @@ def _operator_again(place: Place) -> None:
 def _resolver(number: signal.Signals) -> Act:
     def send(_: Place) -> None:
         daemon = processes.running(default_layout().daemons, "coredns")
-        assert daemon is not None
         os.kill(daemon.pid, number)
 
     return send
@@ -223,7 +222,6 @@ def _daemon(name: str, number: signal.Signals) -> Act:
 
     def send(_: Place) -> None:
         daemon = processes.running(default_layout().daemons, name)
-        assert daemon is not None
         os.kill(daemon.pid, number)
 
     return send

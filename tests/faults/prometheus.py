@@ -58,12 +58,10 @@ class Prometheus:
 
     def query(self, expression: str) -> list[dict[str, Any]]:
         """Series that the expression has now. Raises AssertionError with Prometheus' words if it refuses it."""
-        series: list[dict[str, Any]] = self._get("query", query=expression)["result"]
-        return series
+        return self._get("query", query=expression)["result"]
 
     def label_values(self, label: str, selector: str) -> list[str]:
-        values: list[str] = self._get(f"label/{label}/values", **{"match[]": selector})
-        return values
+        return self._get(f"label/{label}/values", **{"match[]": selector})
 
     def is_ready(self) -> bool:
         try:

@@ -4,7 +4,6 @@ ended.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -33,36 +32,30 @@ def text(name: str, data: str) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "namespace": "default"}, "data": {"text": data}}
 
 
-def test_every_character_is_stored_as_it_was_sent(plane: Plane) -> None:
-    async def send() -> None:
-        async with await connected(plane.kubeconfig) as cluster:
-            for number in range(0, len(EVERY), PIECE):
-                piece = EVERY[number : number + PIECE]
-                try:
-                    await cluster.create(text("sent", piece))
-                    await cluster.apply(text("applied", piece))
-                    await cluster.create(text("merged", ""))
-                    await cluster.request("PATCH", path_of("ConfigMap", "default", "merged"), {"data": {"text": piece}}, content_type=MERGE)
-                    for name in ("sent", "applied", "merged"):
-                        stored = await cluster.get("ConfigMap", "default", name)
-                        assert stored is not None and stored["data"]["text"] == piece, f"{name}, from U+{ord(piece[0]):04X}"
-                finally:
-                    for name in ("sent", "applied", "merged"):
-                        await cluster.delete("ConfigMap", "default", name)
-
-    asyncio.run(send())
-
-
-def test_half_of_a_pair_is_stored_as_its_escape(plane: Plane) -> None:
-    async def send() -> None:
-        async with await connected(plane.kubeconfig) as cluster:
+async def test_every_character_is_stored_as_it_was_sent(plane: Plane) -> None:
+    async with await connected(plane.kubeconfig) as cluster:
+        for number in range(0, len(EVERY), PIECE):
+            piece = EVERY[number : number + PIECE]
             try:
-                stored = await cluster.apply(text("half", "a\udc80\\\ud83db"))
-                assert stored["data"]["text"] == "a\\udc80\\\\ud83db"
+                await cluster.create(text("sent", piece))
+                await cluster.apply(text("applied", piece))
+                await cluster.create(text("merged", ""))
+                await cluster.request("PATCH", path_of("ConfigMap", "default", "merged"), {"data": {"text": piece}}, content_type=MERGE)
+                for name in ("sent", "applied", "merged"):
+                    stored = await cluster.get("ConfigMap", "default", name)
+                    assert stored is not None and stored["data"]["text"] == piece, f"{name}, from U+{ord(piece[0]):04X}"
             finally:
-                await cluster.delete("ConfigMap", "default", "half")
+                for name in ("sent", "applied", "merged"):
+                    await cluster.delete("ConfigMap", "default", name)
 
-    asyncio.run(send())
+
+async def test_half_of_a_pair_is_stored_as_its_escape(plane: Plane) -> None:
+    async with await connected(plane.kubeconfig) as cluster:
+        try:
+            stored = await cluster.apply(text("half", "a\udc80\\\ud83db"))
+            assert stored["data"]["text"] == "a\\udc80\\\\ud83db"
+        finally:
+            await cluster.delete("ConfigMap", "default", "half")
 
 
 POLICY = {

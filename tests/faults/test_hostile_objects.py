@@ -22,9 +22,10 @@ from kubernetes import client
 
 from lockstep.api.names import job_labels
 from lockstep.api.objects import DEPTH_MAX
+from lockstep_gang.coordinator.network import any_free_port
 from support.clusters.cluster_jobs import Jobs, prepare
 from support.clusters.control_plane import Plane, control_plane
-from support.clusters.operator_faults import Rig, free_port, rig_in
+from support.clusters.operator_faults import Rig, rig_in
 from support.clusters.played_job import PlayedJob
 
 MEMORY_MAX_BYTES = 256 << 20
@@ -38,7 +39,7 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     folder, plane = tmp_path_factory.mktemp("hostile"), tmp_path_factory.mktemp("plane")
     with (
         control_plane(plane, list) as kubeconfig,
-        rig_in(folder, Plane(kubeconfig), LOCKSTEP_METRICS_PORT=str(free_port())) as rig,
+        rig_in(folder, Plane(kubeconfig), LOCKSTEP_METRICS_PORT=str(any_free_port("127.0.0.1"))) as rig,
     ):
         yield rig
 

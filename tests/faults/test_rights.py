@@ -29,10 +29,11 @@ from lockstep.platforms.in_namespace.objects import objects
 from lockstep.platforms.in_namespace.objects import prepare as prepare_run
 from lockstep.platforms.operator.certificate import Certificates, renew
 from lockstep_gang.contract.report import State
+from lockstep_gang.coordinator.network import any_free_port
 from support.checkout import ROOT
 from support.clusters.cluster_jobs import Jobs, kubeconfig_of, prepare, until
 from support.clusters.control_plane import Plane, connected, default_objects, local_profile
-from support.clusters.operator_faults import SCENARIOS, Rig, free_port, is_complete, is_failed, is_suspended, rig_in, running
+from support.clusters.operator_faults import SCENARIOS, Rig, is_complete, is_failed, is_suspended, rig_in, running
 from support.clusters.played_job import JOB, PlayedJob
 from support.clusters.rights_used import granted, unused, used
 from support.in_process import lockstep
@@ -51,14 +52,14 @@ FIELDS = {"ca_cert": "ca.crt", "ca_key": "ca.key", "tls_cert": "tls.crt", "tls_k
 
 
 def test_installed_for_the_whole_cluster(tmp_path: Path, plane: Plane) -> None:
-    with rig_in(tmp_path, plane, LOCKSTEP_METRICS_PORT=str(free_port())) as rig:
+    with rig_in(tmp_path, plane, LOCKSTEP_METRICS_PORT=str(any_free_port("127.0.0.1"))) as rig:
         whole_life(rig, OPERATOR_NAMESPACE, "")
         assert wrong(rig, OPERATOR_NAMESPACE) == ([], [])
 
 
 def test_installed_for_named_namespaces(tmp_path: Path, plane: Plane) -> None:
     """Outside of them it may do nothing, and doesn't try."""
-    settings = {"LOCKSTEP_NAMESPACES": ",".join(NAMED.namespaces), "LOCKSTEP_METRICS_PORT": str(free_port())}
+    settings = {"LOCKSTEP_NAMESPACES": ",".join(NAMED.namespaces), "LOCKSTEP_METRICS_PORT": str(any_free_port("127.0.0.1"))}
     with rig_in(tmp_path, plane, lambda: sent(NAMED), **settings) as rig:
         elsewhere = not_served(rig)
         whole_life(rig, OPERATOR_NAMESPACE, "named")

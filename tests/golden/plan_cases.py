@@ -100,8 +100,7 @@ def of_kind(objects: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
 def pod_of(objects: list[dict[str, Any]]) -> dict[str, Any]:
     """The pod spec of the one StatefulSet."""
     (stateful_set,) = of_kind(objects, "StatefulSet")
-    pod: dict[str, Any] = stateful_set["spec"]["template"]["spec"]
-    return pod
+    return stateful_set["spec"]["template"]["spec"]
 
 
 def trainer_of(objects: list[dict[str, Any]]) -> dict[str, Any]:

@@ -42,7 +42,6 @@ def measure(family: str, device: torch.device, precision: Precision) -> dict[str
     problem = isolation_problem(Engine(module), documents, 1, device)
     joined = loss_and_gradient(module, loss_of, [collate(documents, documents[0], 0, device, Batches.TOKENS)])
     own = by_document(module)
-    assert own is not None
     away = float((joined[1] - alone[1]).float().norm() / alone[1].float().norm())
     used = own.words() == FAMILIES[family] and not own.refused
     old = device.type == "cuda" and torch.cuda.get_device_capability(device) < AMPERE

@@ -45,43 +45,31 @@ def test_a_port_leads_to_the_hosts_loopback_and_is_closed_again(ways: Ways) -> N
         socket.create_connection((HERE, port), timeout=5)
 
 
-def test_two_hosts_have_a_port_each_at_once(ways: Ways) -> None:
-    async def both() -> set[str]:
-        first, second = ways.place(0), ways.place(1)
-        async with web_server(first), web_server(second), forwarded(first, PORT, 0) as one, forwarded(second, PORT, 0) as other:
-            assert one != other
-            return {await asyncio.to_thread(fetched, port) for port in (one, other)}
-
-    assert asyncio.run(both()) == {"bed0", "bed1"}
+async def test_two_hosts_have_a_port_each_at_once(ways: Ways) -> None:
+    first, second = ways.place(0), ways.place(1)
+    async with web_server(first), web_server(second), forwarded(first, PORT, 0) as one, forwarded(second, PORT, 0) as other:
+        assert one != other
+        assert {await asyncio.to_thread(fetched, port) for port in (one, other)} == {"bed0", "bed1"}
 
 
-def test_a_port_that_is_taken_is_replaced(ways: Ways) -> None:
-    async def taken() -> None:
-        place = ways.place()
-        with socket.create_server((HERE, 0)) as other:
-            local = other.getsockname()[1]
-            async with forwarded(place, PORT, local) as port:
-                assert port != local
+async def test_a_port_that_is_taken_is_replaced(ways: Ways) -> None:
+    place = ways.place()
+    with socket.create_server((HERE, 0)) as other:
+        local = other.getsockname()[1]
         async with forwarded(place, PORT, local) as port:
-            assert port == local
-
-    asyncio.run(taken())
-
-
-def test_nobody_but_this_machine_reaches_the_port(bed: BedHosts, ways: Ways) -> None:
-    async def listening() -> None:
-        async with forwarded(ways.place(), PORT, 0) as port:
-            with pytest.raises(OSError, match="refused"):
-                socket.create_connection((bed.layout.gateway, port), timeout=5)
-
-    asyncio.run(listening())
+            assert port != local
+    async with forwarded(place, PORT, local) as port:
+        assert port == local
 
 
-def test_a_host_that_is_off_forwards_nothing(bed: BedHosts, ways: Ways) -> None:
-    async def off() -> None:
-        async with forwarded(ways.place(2), PORT, 0):
-            pass
+async def test_nobody_but_this_machine_reaches_the_port(bed: BedHosts, ways: Ways) -> None:
+    async with forwarded(ways.place(), PORT, 0) as port:
+        with pytest.raises(OSError, match="refused"):
+            socket.create_connection((bed.layout.gateway, port), timeout=5)
 
+
+async def test_a_host_that_is_off_forwards_nothing(bed: BedHosts, ways: Ways) -> None:
     bed_hosts.power_off(bed.host(2))
     with pytest.raises(HostUnreachable, match="host bed2 can't be reached: it doesn't answer"):
-        asyncio.run(off())
+        async with forwarded(ways.place(2), PORT, 0):
+            pass

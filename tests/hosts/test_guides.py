@@ -64,7 +64,6 @@ dist.destroy_process_group()
 def commands(section: str, number: int = 0) -> list[list[str]]:
     """Words of each command in a block of a section of the page, without `lockstep`."""
     text = re.search(rf"^## {section}.*?(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
-    assert text is not None
     block = re.findall(r"^```\n(.*?)^```", text[0], re.MULTILINE | re.DOTALL)[number]
     return [line.removeprefix("$ lockstep ").split() for line in block.splitlines()]
 

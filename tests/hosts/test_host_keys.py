@@ -176,36 +176,30 @@ def agent(bed: BedHosts, monkeypatch: pytest.MonkeyPatch) -> Iterator[TouchedAge
     shutil.rmtree(folder)
 
 
-def test_a_login_that_waits_for_a_touch_says_so_and_goes_on_with_it(bed: BedHosts, agent: TouchedAgent) -> None:
+async def test_a_login_that_waits_for_a_touch_says_so_and_goes_on_with_it(bed: BedHosts, agent: TouchedAgent) -> None:
     hints: list[str] = []
 
-    async def log_in() -> None:
-        def hear(hint: str) -> None:
-            hints.append(hint)
-            agent.touched.set()
+    def hear(hint: str) -> None:
+        hints.append(hint)
+        agent.touched.set()
 
-        shared = Shared(login_to(bed, 0), agent.path.parent, tell=hear)
-        await shared.open()
-        assert (await shared.control("check"))[0] == 0
-        await shared.close()
-
-    asyncio.run(log_in())
+    shared = Shared(login_to(bed, 0), agent.path.parent, tell=hear)
+    await shared.open()
+    assert (await shared.control("check"))[0] == 0
+    await shared.close()
     assert agent.asked.is_set()
     assert hints == ["host bed0 has not let you in after 0 s: if your key wants a touch, or your agent a confirmation, give it now"]
 
 
-def test_a_touch_that_never_comes_ends_in_a_sentence_that_names_the_verb(
+async def test_a_touch_that_never_comes_ends_in_a_sentence_that_names_the_verb(
     bed: BedHosts, agent: TouchedAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def open_until_asked() -> None:
+    with pytest.raises(
+        HostUnreachable, match=r"host bed0 can't be reached: it answers, but the login does not end: your key may want a touch.*hosts setup"
+    ):
         limit, timeout = asyncio.timeout(None), asyncio.timeout
         monkeypatch.setattr(ssh.asyncio, "timeout", lambda seconds: limit if seconds == ssh.OPEN_SECONDS else timeout(seconds))
         opening = asyncio.create_task(Shared(login_to(bed, 0), agent.path.parent).open())
         assert await asyncio.to_thread(agent.asked.wait, WAIT_SECONDS)
         limit.reschedule(asyncio.get_running_loop().time())
         await opening
-
-    with pytest.raises(
-        HostUnreachable, match=r"host bed0 can't be reached: it answers, but the login does not end: your key may want a touch.*hosts setup"
-    ):
-        asyncio.run(open_until_asked())

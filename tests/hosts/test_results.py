@@ -101,7 +101,6 @@ def typed(laptop: BedJobs, *words: str) -> Iterator[subprocess.Popen[str]]:
 
 def test_tensorboard_is_reached_by_its_token_alone_and_ends_with_ctrl_c(laptop: BedJobs) -> None:
     with typed(laptop, "tensorboard", "demo") as process:
-        assert process.stdout is not None
         address = process.stdout.readline().strip()
         assert address.startswith("http://127.0.0.1:"), process.communicate()
         port = int(address.split(":")[2].split("/")[0])
@@ -134,7 +133,6 @@ def test_an_editor_opens_the_folder_of_its_host_and_a_debugger_s_port_leads_ther
     assert done.stdout.splitlines()[1] == "  code --remote ssh-remote+ada@bed1 /home/ada/lockstep/workspace"
     assert opened.read_text().split() == ["--remote", "ssh-remote+ada@bed1", "/home/ada/lockstep/workspace"]
     with typed(laptop, "debug", "demo", "--attach", "--node", "1") as process:
-        assert process.stdout is not None
         lines = [process.stdout.readline()]
         while not lines[-1].endswith("Press Ctrl-C to end.\n"):
             lines.append(process.stdout.readline())

@@ -95,7 +95,6 @@ def traced(bed: BedHosts, number: int, output: Path) -> Iterator[None]:
     space = Path(f"/proc/{first}/ns/pid").readlink()
     here = [path.parent.parent.name for path in Path("/proc").glob("[0-9]*/ns/pid") if _is_in(path, space)]
     with subprocess.Popen([*CALLS, "-o", str(output), *(word for pid in here for word in ("-p", pid))], stderr=subprocess.PIPE) as tracing:
-        assert tracing.stderr is not None
         for _ in here:
             assert b"attached" in tracing.stderr.readline()
         try:

@@ -78,7 +78,6 @@ class Lab(BedJobs):
         """Type it, and kill it when it says `word`: it gets to tidy nothing up."""
         command = [sys.executable, "-m", "lockstep.cli.main", "hosts", "setup", str(self.cluster)]
         with subprocess.Popen(command, cwd=ROOT, env={**os.environ, "NO_COLOR": "1"}, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
             try:
                 line = next((line for line in process.stdout if word in line), None)
             finally:
@@ -242,7 +241,6 @@ def test_a_host_that_loses_its_power_meanwhile_is_ready_after_the_next_run(bare:
     lab = Lab(bare, tmp_path)
     command = [sys.executable, "-m", "lockstep.cli.main", "hosts", "setup", str(lab.cluster)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         assert next((line for line in process.stdout if "bed1: sending" in line), None) is not None
         bed_hosts.power_off(lab.bed.host(1))
         _, errors = process.communicate(timeout=120)

@@ -218,7 +218,6 @@ def test_a_laptop_that_is_killed_leaves_nothing_running(bed: BedHosts, ways: Way
     command = place.shared.command("-T", "--", "bed0", REMOTE)
     for told in (b"", b"imp"):  # before the first byte of the starter, and in the middle of its first line
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-            assert process.stdin is not None
             process.stdin.write(told)
             process.stdin.flush()
             assert eventually(lambda: processes_of(bed, "os._exit(9)"))

@@ -39,7 +39,6 @@ class LocalProgram(Program):
         self.process = process
 
     async def write(self, data: bytes | memoryview) -> None:
-        assert self.process.stdin is not None
         try:
             self.process.stdin.write(bytes(data))
             await self.process.stdin.drain()
@@ -47,7 +46,6 @@ class LocalProgram(Program):
             raise Broken(f"the connection to {self.place.name} broke: {error}") from error
 
     async def close_stdin(self) -> bool:
-        assert self.process.stdin is not None
         self.process.stdin.close()
         return True
 
@@ -55,7 +53,6 @@ class LocalProgram(Program):
         """It has no terminal."""
 
     async def _received(self) -> AsyncIterator[tuple[int, bytes]]:
-        assert self.process.stdout is not None and self.process.stderr is not None
         while data := await self.process.stdout.read(1 << 16):
             yield STDOUT, data
         yield STDERR, await self.process.stderr.read()

@@ -52,7 +52,6 @@ def running_s3() -> Iterator[str]:
     command = [str(environment() / "bin" / "python"), "-W", "ignore", "-u", "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
         try:
-            assert server.stdout is not None
             lines = []
             for line in server.stdout:
                 lines.append(line)

@@ -258,7 +258,7 @@ class Cluster:
     async def exists(self, kind: str, namespace: str | None, name: str) -> bool:
         """Return True if it exists. Its content is not read: a Secret's values stay where they are."""
         try:
-            await self._send("GET", path_of(kind, namespace, name), None, query={}, accept=METADATA_EACH)
+            (await self._send("GET", path_of(kind, namespace, name), None, query={}, accept=METADATA_EACH)).release()
         except ApiError as error:
             if error.status == NOT_FOUND:
                 return False
@@ -364,7 +364,7 @@ class Cluster:
     async def _why_refused(self, path: str, query: Sequence[tuple[str, str]], status: int) -> ApiError:
         """Return why it was refused: a refused websocket has no body: the same request as a plain one tells why."""
         try:
-            await self._send("GET", f"{path}?{urlencode(query)}", None, query={})
+            (await self._send("GET", f"{path}?{urlencode(query)}", None, query={})).release()
         except ApiError as error:
             return error if error.status == status else ApiError(status, error.reason, error.message)
         return ApiError(status, "", f"{path} can't be opened")

@@ -40,10 +40,7 @@ class ApiConnection:
         return self._session
 
     async def _asked_as(self) -> dict[str, Any]:
-        options: dict[str, Any] = {"headers": await headers_of(self.server), "proxy": self.server.proxy}
-        if self.server.tls_name is not None:
-            options["server_hostname"] = self.server.tls_name
-        return options
+        return {"headers": await headers_of(self.server), "proxy": self.server.proxy}
 
     async def _renewed(self, began: float) -> bool:
         """Return True if a request that was refused with 401 is worth another try. Connections that are open may have shown an old
@@ -93,10 +90,14 @@ class ApiConnection:
         return await ask()
 
 
-def session_to(server: Server, **options: Any) -> Any:
-    """aiohttp's session with the server's TLS."""
+def session_to(server: Server, middlewares: Sequence[Any] = (), **options: Any) -> Any:
+    """aiohttp's session with the server's TLS, and its name there."""
     from aiohttp import ClientSession, TCPConnector
     from aiohttp.connector import NEEDS_CLEANUP_CLOSED
+
+    async def name_server(request: Any, handler: Any) -> Any:
+        request.server_hostname = server.tls_name
+        return await handler(request)
 
     mend_abort(sys.version_info[:3])
     # Python before 3.12.8 leaves the socket open when TLS over it ended in disorder: at the end of such a session they are aborted.
@@ -104,7 +105,7 @@ def session_to(server: Server, **options: Any) -> Any:
         ssl=True if server.tls is None else server.tls, enable_cleanup_closed=NEEDS_CLEANUP_CLOSED, limit=options.pop("limit", 100)
     )
     # Without trust_env: aiohttp knows no CIDR in NO_PROXY, so `server` says which proxy it is.
-    return ClientSession(connector=connector, read_bufsize=READ_BYTES, **options)
+    return ClientSession(connector=connector, read_bufsize=READ_BYTES, middlewares=[name_server, *middlewares], **options)
 
 
 def mend_abort(python: tuple[int, ...]) -> None:

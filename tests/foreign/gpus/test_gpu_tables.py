@@ -31,7 +31,6 @@ GPUS = tuple(gpu(index, bus=f"00000000:{bus.upper()}:00.0") for index, bus in en
 
 
 def judged(host: HostFacts, condition: HostCondition) -> list[tuple[str, str, str]]:
-    assert CLUSTER.hosts is not None
     look = HostLook(CLUSTER.hosts.hosts[0], host, condition)
     found = host_findings([look], CLUSTER.hosts, "lab", {})
     return [(one.outcome.value, one.message, one.fix) for one in found if any(w in one.message for w in ("GPU", "kernel"))]

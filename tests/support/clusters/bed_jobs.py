@@ -194,7 +194,6 @@ class BedJobs:
     def masters(self) -> list[int]:
         """Pids of the laptop's shared connections."""
         hosts = parse_cluster_file(self.cluster.read_text(), "beds").hosts
-        assert hosts is not None
         answers = [asyncio.run(Shared(login_of(host), control_folder()).control("check"))[1] for host in hosts.hosts]
         return [int(match[1]) for answer in answers if (match := re.search(r"pid=(\d+)", answer))]
 
@@ -234,7 +233,6 @@ class BedJobs:
     def leave(self) -> None:
         """Go away with the laptop: no connection of it is left."""
         hosts = parse_cluster_file(self.cluster.read_text(), "beds").hosts
-        assert hosts is not None
         for host in hosts.hosts:
             asyncio.run(Shared(login_of(host), control_folder()).close())
 

@@ -11,7 +11,6 @@ import http.client
 import itertools
 import json
 import os
-import socket
 import ssl
 import subprocess
 import time
@@ -31,6 +30,7 @@ from lockstep.environments import cache_root
 from lockstep.kube.cluster import ApiError, Cluster
 from lockstep.platforms.clusters.install import operator_objects
 from lockstep.platforms.operator.secrets import AUTHORITY
+from lockstep_gang.coordinator.network import any_free_port
 from support.checkout import ROOT
 
 PATIENCE_SECONDS = 180.0
@@ -82,13 +82,9 @@ _PLANES = itertools.count(1)
 def loopback(folder: Path) -> Loopback:
     """Every control plane has an address of its own, of its process's: all of 127/8 is this machine."""
     high, low = divmod(os.getpid() % 65000 + 256, 256)
-    return Loopback(folder, f"127.{high % 200 + 20}.{low}.{next(_PLANES) % 250 + 1}", (_free_port(), _free_port()))
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return Loopback(
+        folder, f"127.{high % 200 + 20}.{low}.{next(_PLANES) % 250 + 1}", (any_free_port("127.0.0.1"), any_free_port("127.0.0.1"))
+    )
 
 
 @contextmanager

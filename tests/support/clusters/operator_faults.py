@@ -8,7 +8,6 @@ faults fit into minutes. tests/cluster/operator/life/test_faults_training.py has
 from __future__ import annotations
 
 import difflib
-import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from kubernetes import client, config, dynamic
 
 from lockstep.api.names import OPERATOR_NAME, REPORT_URL, TLS_SECRET
 from lockstep_gang.contract.report import State
+from lockstep_gang.coordinator.network import any_free_port
 from support.clusters.cluster_jobs import Jobs, kubeconfig_of_account, prepare, token_in, until
 from support.clusters.control_plane import Objects, Plane, default_objects
 from support.clusters.fault_proxy import Fault, FaultProxy, Write
@@ -91,7 +91,7 @@ def rig_in(folder: Path, plane: Plane, objects: Objects = default_objects, syste
         own = kubeconfig_of_account(OPERATOR_NAME, Jobs(api, system), plane.kubeconfig, folder / "operator.kubeconfig")
         with FaultProxy(own).running() as proxy:
             assert isinstance(proxy, FaultProxy)
-            port = free_port()
+            port = any_free_port("127.0.0.1")
             settings = {
                 "KUBECONFIG": str(proxy.kubeconfig(folder, token_in(own))), "LOCKSTEP_AGENT_IMAGE": "agent:1",
                     "LOCKSTEP_REPORT_PORT": str(port),
@@ -128,12 +128,6 @@ def play_nodes(core: client.CoreV1Api) -> None:
                 raise
         core.patch_node(name, {"spec": {"taints": None}})  # not ready, as every new node
         core.patch_node_status(name, {"status": {"conditions": [ready], "capacity": room, "allocatable": room}})
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,6 @@ class OperatorProcess:
     def start(self) -> None:
         """End the one that runs, and start another."""
         self.kill()
-        assert self._forks.stdin is not None
-        assert self._forks.stdout is not None
         self._forks.stdin.write(b"start\n")
         self._forks.stdin.flush()
         self.pid = int(self._forks.stdout.readline())
@@ -63,8 +61,6 @@ class OperatorProcess:
 
     def close(self) -> None:
         self.kill()
-        assert self._forks.stdin is not None
-        assert self._forks.stdout is not None
         self._forks.stdin.close()
         self._forks.stdout.close()
         self._forks.wait(60)

@@ -97,7 +97,6 @@ def test_a_thousand_mutations_are_all_noticed(pristine: Path, tmp_path: Path) ->
     assert sum(noticed.values()) == MUTATIONS
     assert len(noticed) == len(set(MUTATORS))
     start = choose_start(lone_rank(dist.HashStore()), checkpoints, "Auto", CLAIM, print)
-    assert start.source is not None
     assert start.source.folder.name == NEWEST, "undamaged, the newest is chosen"
     digests = {shard.file: shard.sha256 for shard in start.source.manifest.shards}
     assert {file: hashlib.sha256((start.source.folder / file).read_bytes()).hexdigest() for file in digests} == digests

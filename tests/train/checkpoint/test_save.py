@@ -52,18 +52,15 @@ def test_every_mode_saves_without_a_collective_and_loads_what_it_saved(modes: di
 
 
 def test_the_copy_beside_the_next_step_is_of_the_step_that_was_saved(ranks: ForkServer, run_file: RunFile) -> None:
-    ended = ranks.run("copy_beside_a_step", [run_file("beside")] * 2)
-    assert ended.codes == [0, 0], ended.output
+    ranks.run("copy_beside_a_step", [run_file("beside")] * 2)
 
 
 def test_a_rank_writes_its_shard_while_all_others_stand_still(ranks: ForkServer, run_file: RunFile) -> None:
-    ended = ranks.run("save_while_others_are_stopped", [run_file("stopped", zeroStage="Stage3")] * 3)
-    assert ended.codes == [0, 0, 0], ended.output
+    ranks.run("save_while_others_are_stopped", [run_file("stopped", zeroStage="Stage3")] * 3)
 
 
 def test_waiting_for_a_commit_leaves_the_store_free_for_training(ranks: ForkServer) -> None:
-    ended = ranks.run("wait_beside_the_training", [None])
-    assert ended.codes == [0], ended.output
+    ranks.run("wait_beside_the_training", [None])
 
 
 def records(path: Path) -> list[dict[str, Any]]:
@@ -74,7 +71,6 @@ def test_a_volume_that_is_too_slow_costs_saves_on_all_ranks_alike_and_no_step(ra
     """Rank 0 writes step 1 while steps 2 and 3 are computed and step 3 is evaluated; rank 1 has long finished."""
     settings = {"optimization": {"maxSteps": 5}, "evaluation": {"everySteps": 3}, "checkpoint": {"everySteps": 1, "keep": 9}}
     ended = ranks.run("slow_volume", [run_file("slow", **settings)] * 2, arguments={"rank": 0, "step": 1, "until": 4})
-    assert ended.codes == [0, 0], ended.output
     assert "CHECKPOINT step 2 SKIPPED: step 1 is still being written" in ended.outputs[0]
     checkpoints = tmp_path / "slow/checkpoints"
     assert not (checkpoints / "step-2.a1").exists()
@@ -85,7 +81,9 @@ def test_a_volume_that_is_too_slow_costs_saves_on_all_ranks_alike_and_no_step(ra
 
 
 def test_a_defect_in_the_background_ends_the_run_and_is_told(ranks: ForkServer, run_file: RunFile) -> None:
-    ended = ranks.run("fail_unexpectedly", [run_file("broken")] * 2, arguments={"step": 2, "rank": 1}, kill_rest_after_first=True)
+    ended = ranks.run(
+        "fail_unexpectedly", [run_file("broken")] * 2, arguments={"step": 2, "rank": 1}, codes=None, kill_rest_after_first=True
+    )
     assert ended.codes[1] == 1
     assert "RuntimeError: a defect of the writer" in ended.outputs[1]
 
@@ -106,7 +104,7 @@ def test_a_rank_killed_at_any_point_of_a_save_leaves_a_whole_commit(
     ranks: ForkServer, tmp_path: Path, point: str, rank: int, newest: int
 ) -> None:
     arguments = {"folder": str(tmp_path), "point": point, "rank": rank}
-    ended = ranks.run("die_saving", [None] * 2, arguments=arguments, kill_rest_after_first=True)
+    ended = ranks.run("die_saving", [None] * 2, arguments=arguments, codes=None, kill_rest_after_first=True)
     assert ended.codes[rank] == -9, ended.output
     chain = read_chain(tmp_path)
     assert chain[0].step == newest
@@ -116,5 +114,4 @@ def test_a_rank_killed_at_any_point_of_a_save_leaves_a_whole_commit(
 
 
 def test_what_a_failed_save_left_is_removed_as_soon_as_no_rank_writes_there(ranks: ForkServer, tmp_path: Path) -> None:
-    ended = ranks.run("fail_and_save_again", [None] * 2, arguments={"folder": str(tmp_path)})
-    assert ended.codes == [0, 0], ended.output
+    ranks.run("fail_and_save_again", [None] * 2, arguments={"folder": str(tmp_path)})

@@ -28,7 +28,6 @@ def test_any_one_volume_may_be_lost_when_each_shard_is_on_two(ranks: ForkServer,
     settings |= {"optimization": {"maxSteps": 2}, "evaluation": None}
     runs = [run_file(f"node-{node}", storage="PerPod", **settings) for node in range(nodes)]
     ended = ranks.run("main", runs, nodes=nodes)
-    assert ended.codes == [0] * nodes, ended.output
     assert "only one copy" not in ended.output
     folders = [tmp_path / f"node-{node}" for node in range(nodes)]
     whole = checksums(folders[0] / "checkpoints/step-2.a1")
@@ -42,7 +41,6 @@ def test_any_one_volume_may_be_lost_when_each_shard_is_on_two(ranks: ForkServer,
             if folder != folders[lost]:
                 shutil.copytree(tmp_path / "kept" / folder.name, folder, symlinks=True)
         ended = ranks.run("main", runs, nodes=nodes)
-        assert ended.codes == [0] * nodes, ended.output
         assert "(step 1)" in ended.outputs[0]
         again = folders[lost] / "checkpoints"
         assert checksums(again / "step-2.a2") == whole
@@ -65,7 +63,6 @@ def test_nodes_with_unlike_numbers_of_ranks_and_nodes_of_one_rank_load_each_othe
 
     def train(runs: list[Path], *nodes: int) -> str:
         ended = ranks.run("main", runs, nodes=nodes)
-        assert ended.codes == [0, 0, 0], ended.output
         assert "only one copy" not in ended.output
         return ended.outputs[0]
 
@@ -92,8 +89,7 @@ def fewer_nodes_have_the_whole_state(ranks: ForkServer, runs: list[Path], folder
         shutil.rmtree(folder / f"node-{node}")
     for node in range(2):
         shutil.copytree(folder / f"kept/node-{node}", folder / f"node-{node}", symlinks=True)
-    ended = ranks.run("resave", runs, nodes=2)
-    assert ended.codes == [0, 0], ended.output
+    ranks.run("resave", runs, nodes=2)
     before = shutil.copytree(folder / "kept/node-0/checkpoints/step-1.a1", folder / "before")
     shutil.copytree(folder / "kept/node-1/checkpoints/step-1.a1", before, dirs_exist_ok=True)
     assert state(folder / "node-0/checkpoints/step-1.a2") == state(folder / "node-1/checkpoints/step-1.a2") == state(before)
@@ -103,7 +99,6 @@ def test_a_neighbor_that_cannot_keep_a_copy_costs_the_copy_and_not_the_commit(ra
     settings: dict[str, Any] = {"optimization": {"maxSteps": 2}, "checkpoint": {"replicas": 2}, "evaluation": None}
     runs = [run_file(f"node-{node}", storage="PerPod", **settings) for node in range(2)]
     ended = ranks.run("keep_no_copies", runs, nodes=2, arguments={"node": 1})
-    assert ended.codes == [0, 0], ended.output
     assert "shard-r00000-of-00002.safetensors of" in ended.outputs[0]
     assert "has only one copy" in ended.outputs[0]
     found = manifest(tmp_path / "node-0/checkpoints/step-2.a1")
@@ -112,8 +107,7 @@ def test_a_neighbor_that_cannot_keep_a_copy_costs_the_copy_and_not_the_commit(ra
 
 def test_volumes_that_are_not_the_one_they_pose_as_stop_the_start_by_name(ranks: ForkServer, run_file: RunFile, tmp_path: Path) -> None:
     runs = [run_file(f"node-{node}", storage="Shared") for node in range(2)]
-    ended = ranks.run("impatient", runs, nodes=2)
-    assert ended.codes == [78, 78], ended.output
+    ended = ranks.run("impatient", runs, nodes=2, codes=78)
     assert f"node 1 does not see within 1 s what node 0 wrote to {tmp_path / 'node-0'}" in ended.outputs[0]
     assert not (tmp_path / "node-0/checkpoints").exists()
     assert list((tmp_path / "node-0").iterdir()) == []
@@ -126,7 +120,6 @@ def test_commits_have_views_that_go_with_them(ranks: ForkServer, run_file: RunFi
     }
     run = run_file("views", storage="Shared", **settings)
     ended = ranks.run("main", [run] * 2, nodes=2)
-    assert ended.codes == [0, 0], ended.output
     assert "checkpoint.replicas has no effect" in ended.outputs[0]
     folder = tmp_path / "views"
     kept = sorted(path.name for path in (folder / "checkpoints").glob("step-*"))
@@ -143,8 +136,7 @@ def test_the_best_commit_is_kept_and_a_restart_knows_it(ranks: ForkServer, run_f
     settings: dict[str, Any] = {"checkpoint": {"everySteps": 1, "keep": 2}, "evaluation": {"everySteps": 1}}
     run = run_file("best", **settings)
     losses = {"2": 1.0, "5": 1.5}
-    assert ranks.run("evaluate_as", [run], arguments={"losses": losses, "until": 4}).codes == [75]
-    ended = ranks.run("evaluate_as", [run], arguments={"losses": losses, "until": None})
-    assert ended.codes == [0], ended.output
+    ranks.run("evaluate_as", [run], arguments={"losses": losses, "until": 4}, codes=75)
+    ranks.run("evaluate_as", [run], arguments={"losses": losses, "until": None})
     assert sorted(path.name for path in (tmp_path / "best/checkpoints").glob("step-*")) == ["step-2.a1", "step-5.a2", "step-6.a2"]
     assert manifest(tmp_path / "best/checkpoints/step-2.a1").eval_loss == 1.0

@@ -16,19 +16,22 @@ def losses(folder: Path, log: str = "train_log", key: str = "loss") -> list[floa
     return [json.loads(line)[key] for line in (folder / "logs" / f"{log}.jsonl").read_text().splitlines()]
 
 
-def test_a_real_chat_template_gives_the_masks_of_the_assistants_turns(ranks: ForkServer, model: Path, tmp_path: Path) -> None:
-    ended = ranks.run("chat_masks", [None], arguments={"model": str(model), "folder": str(tmp_path / "chat")})
-    assert ended.codes == [0], ended.output
+CASES = {
+    "a real chat template gives the masks of the assistant's turns": ("chat_masks", 1, "model", "folder"),
+    "a chat template of the run's own is used with its variables": ("own_template", 1, "model", "folder"),
+    "several processes tokenize what one does, also when they are killed": ("several_processes", 1, "model", "folder"),
+    "isolation is seen, and a model that forgets documents is refused": ("isolation_of", 1, "model"),
+    "what one rank can't compute no rank joins": ("isolation_on_unlike_ranks", 2, "model"),
+    "isolation holds for experts, and refuses recurrent layers": ("isolation_of_families", 1),
+    "FlashAttention is told where documents begin and end": ("boundaries", 1),
+    "kernels are chosen by the device": ("attention_choice", 1),
+}
 
 
-def test_a_chat_template_of_the_runs_own_is_used_with_its_variables(ranks: ForkServer, model: Path, tmp_path: Path) -> None:
-    ended = ranks.run("own_template", [None], arguments={"model": str(model), "folder": str(tmp_path)})
-    assert ended.codes == [0], ended.output
-
-
-def test_several_processes_tokenize_what_one_does_also_when_they_are_killed(ranks: ForkServer, model: Path, tmp_path: Path) -> None:
-    ended = ranks.run("several_processes", [None], arguments={"model": str(model), "folder": str(tmp_path)})
-    assert ended.codes == [0], ended.output
+@pytest.mark.parametrize("told", CASES)
+def test_what_ranks_find_out_by_themselves(ranks: ForkServer, model: Path, tmp_path: Path, told: str) -> None:
+    case, size, *names = CASES[told]
+    ranks.run(case, [None] * size, arguments={name: str({"model": model, "folder": tmp_path / "data"}[name]) for name in names})
 
 
 def test_a_tokenizer_larger_than_the_model_is_refused_before_the_model_is_loaded(
@@ -36,8 +39,7 @@ def test_a_tokenizer_larger_than_the_model_is_refused_before_the_model_is_loaded
 ) -> None:
     smaller = tmp_path / "smaller"
     path = run_file("smaller-model", model={"name": str(smaller)})
-    ended = ranks.run("rows_of_the_embedding", [path], arguments={"model": str(model), "folder": str(smaller)})
-    assert ended.codes == [78], ended.output
+    ended = ranks.run("rows_of_the_embedding", [path], arguments={"model": str(model), "folder": str(smaller)}, codes=78)
     assert "but the model has only those below 60 (vocab_size of its config.json)" in ended.output
 
 
@@ -46,33 +48,7 @@ def test_a_tokenizer_larger_than_the_model_is_refused_before_the_model_is_loaded
 def test_packed_and_joined_rows_have_the_losses_and_gradients_of_their_documents_alone(
     ranks: ForkServer, model: Path, attention: str, apart: bool
 ) -> None:
-    ended = ranks.run("packed_like_unpacked", [None], arguments={"model": str(model), "attention": attention, "apart": apart})
-    assert ended.codes == [0], ended.output
-
-
-def test_isolation_is_seen_and_a_model_that_forgets_documents_is_refused(ranks: ForkServer, model: Path) -> None:
-    ended = ranks.run("isolation_of", [None], arguments={"model": str(model)})
-    assert ended.codes == [0], ended.output
-
-
-def test_what_one_rank_can_not_compute_no_rank_joins(ranks: ForkServer, model: Path) -> None:
-    ended = ranks.run("isolation_on_unlike_ranks", [None] * 2, arguments={"model": str(model)})
-    assert ended.codes == [0, 0], ended.output
-
-
-def test_isolation_holds_for_experts_and_refuses_recurrent_layers(ranks: ForkServer) -> None:
-    ended = ranks.run("isolation_of_families", [None])
-    assert ended.codes == [0], ended.output
-
-
-def test_flash_attention_is_told_where_documents_begin_and_end(ranks: ForkServer) -> None:
-    ended = ranks.run("boundaries", [None])
-    assert ended.codes == [0], ended.output
-
-
-def test_kernels_are_chosen_by_the_device(ranks: ForkServer) -> None:
-    ended = ranks.run("attention_choice", [None])
-    assert ended.codes == [0], ended.output
+    ranks.run("packed_like_unpacked", [None], arguments={"model": str(model), "attention": attention, "apart": apart})
 
 
 FAMILIES = {"llama": "varlen", "gemma3_text": "varlen", "deepseek_v3": "varlen", "gemma2": "flex", "gpt_oss": "flex"}
@@ -87,8 +63,7 @@ MORE_FAMILIES = (
     "families", [FAMILIES, pytest.param(dict.fromkeys(MORE_FAMILIES, "varlen"), marks=pytest.mark.long)], ids=["usual", "more"]
 )
 def test_a_kernel_computes_all_documents_where_it_is_right(ranks: ForkServer, families: dict[str, str]) -> None:
-    ended = ranks.run("attention_kernels", [None], arguments={"families": families})
-    assert ended.codes == [0], ended.output
+    ranks.run("attention_kernels", [None], arguments={"families": families})
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +81,6 @@ PACKED: dict[str, Any] = {
 def packed_alone(ranks: ForkServer, run_file: RunFile, tmp_path: Path, alone: dict[str, Any]) -> dict[str, Any]:
     if not alone:
         ended = ranks.run("main", [run_file("alone", **PACKED | {"optimization": PACKED["optimization"] | {"microBatchSize": 2}})])
-        assert ended.codes == [0], ended.output
         assert "Attention: documents are kept apart by attention to each by itself" in ended.output
         assert "Packed " in ended.output
         alone["losses"] = losses(tmp_path / "alone")
@@ -121,8 +95,7 @@ def test_packed_training_gives_the_same_losses_at_any_number_of_ranks(
     """Under Stage3 with gradient checkpointing: a layer that computes again must be told of the documents again."""
     expected = packed_alone(ranks, run_file, tmp_path, alone)
     optimization = PACKED["optimization"] | {"recompute": "All" if stage == "Stage3" else "None"}
-    ended = ranks.run("main", [run_file("several", zeroStage=stage, **PACKED | {"optimization": optimization})] * world_size)
-    assert ended.codes == [0] * world_size, ended.output
+    ranks.run("main", [run_file("several", zeroStage=stage, **PACKED | {"optimization": optimization})] * world_size)
     assert losses(tmp_path / "several") == pytest.approx(expected["losses"], rel=SAME_LOSS)
     assert losses(tmp_path / "several", "eval_log", "evalLoss") == pytest.approx(expected["evaluations"], rel=SAME_LOSS)
 
@@ -132,9 +105,8 @@ def test_a_packed_run_goes_on_at_another_number_of_ranks_without_losing_or_repea
 ) -> None:
     expected = packed_alone(ranks, run_file, tmp_path, alone)
     begun = run_file("begun", **PACKED | {"optimization": PACKED["optimization"] | {"maxSteps": 2}})
-    assert ranks.run("main", [begun] * 2).codes == [0, 0]
-    ended = ranks.run("main", [run_file("begun", **PACKED)] * 3)
-    assert ended.codes == [0, 0, 0], ended.output
+    ranks.run("main", [begun] * 2)
+    ranks.run("main", [run_file("begun", **PACKED)] * 3)
     assert losses(tmp_path / "begun") == pytest.approx(expected["losses"], rel=SAME_LOSS)
 
 
@@ -142,22 +114,19 @@ def test_packed_and_unpacked_evaluation_are_the_same_number(
     ranks: ForkServer, run_file: RunFile, tmp_path: Path, alone: dict[str, Any]
 ) -> None:
     expected = packed_alone(ranks, run_file, tmp_path, alone)
-    ended = ranks.run("main", [run_file("unpacked", data={"maxLength": 128}, optimization={"maxSteps": 1, "globalBatchSize": 2})])
-    assert ended.codes == [0], ended.output
+    ranks.run("main", [run_file("unpacked", data={"maxLength": 128}, optimization={"maxSteps": 1, "globalBatchSize": 2})])
     assert losses(tmp_path / "unpacked", "eval_log", "evalLoss")[0] == pytest.approx(expected["evaluations"][0], rel=SAME_LOSS)
 
 
 def test_a_model_that_lets_documents_leak_is_refused_on_every_rank(ranks: ForkServer, run_file: RunFile) -> None:
-    ended = ranks.run("train_leaking", [run_file("leaking", zeroStage="Stage3", **PACKED)] * 2)
-    assert ended.codes == [78, 78], ended.output
+    ended = ranks.run("train_leaking", [run_file("leaking", zeroStage="Stage3", **PACKED)] * 2, codes=78)
     assert "changing one document moved the logits of the next one in the same sequence" in ended.output
 
 
 def test_a_rank_without_a_token_to_learn_neither_hangs_nor_poisons_a_step(ranks: ForkServer, run_file: RunFile, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"optimization": {"globalBatchSize": 2, "microBatchSize": 1, "maxSteps": 3}, "evaluation": None}
-    assert ranks.run("main", [run_file("one", **settings)]).codes == [0]
-    ended = ranks.run("main", [run_file("idle", zeroStage="Stage3", **settings)] * 3)
-    assert ended.codes == [0, 0, 0], ended.output
+    ranks.run("main", [run_file("one", **settings)])
+    ranks.run("main", [run_file("idle", zeroStage="Stage3", **settings)] * 3)
     assert losses(tmp_path / "idle") == pytest.approx(losses(tmp_path / "one"), rel=SAME_LOSS)
 
 
@@ -167,18 +136,18 @@ def test_data_is_prepared_by_one_rank_a_volume_and_its_problems_reach_every_rank
     folder = tmp_path / "prepared"
     folder.mkdir()
     arguments = {"folder": str(folder), "data": str(data), "model": str(model)}
-    ended = ranks.run("prepared_once", [run_file("prepared")] * 4, nodes=2, arguments=arguments)
-    assert ended.codes == [0] * 4, ended.output
+    ranks.run("prepared_once", [run_file("prepared")] * 4, nodes=2, arguments=arguments)
     assert sorted(path.name for path in folder.glob("*.[0-3]")) == ["apart.0", "apart.2", "broken.2", "differing.2", "shared.0"]
 
 
 def test_a_commit_of_other_data_is_refused_by_naming_the_setting(ranks: ForkServer, run_file: RunFile, tmp_path: Path) -> None:
-    assert ranks.run("main", [run_file("mine", optimization={"maxSteps": 2, "microBatchSize": 14}, evaluation=None)]).codes == [0]
+    ranks.run("main", [run_file("mine", optimization={"maxSteps": 2, "microBatchSize": 14}, evaluation=None)])
     commit = str(tmp_path / "mine" / "checkpoints" / "step-2.a1")
     ended = ranks.run(
-        "main", [run_file("other", data={"maxLength": 32, "overlong": "Split"}, checkpoint={"resumeFrom": commit}, evaluation=None)]
+        "main",
+        [run_file("other", data={"maxLength": 32, "overlong": "Split"}, checkpoint={"resumeFrom": commit}, evaluation=None)],
+        codes=78,
     )
-    assert ended.codes == [78]
     assert "the dataset is " in ended.output
     assert "data.maxLength is 64, not 32" in ended.output
     assert "data.overlong is the default, not Split" in ended.output
@@ -186,10 +155,9 @@ def test_a_commit_of_other_data_is_refused_by_naming_the_setting(ranks: ForkServ
 
 def test_a_damaged_token_cache_is_made_again_and_the_run_goes_on(ranks: ForkServer, run_file: RunFile, tmp_path: Path) -> None:
     short: dict[str, Any] = {"evaluation": None, "optimization": {"maxSteps": 2, "microBatchSize": 14}}
-    assert ranks.run("main", [run_file("again", **short)]).codes == [0]
+    ranks.run("main", [run_file("again", **short)])
     path = run_file("again", **short | {"optimization": short["optimization"] | {"maxSteps": 3}})
     ended = ranks.run("corrupt_cache_while_resuming", [path], arguments={"cache": str(tmp_path / "again" / "cache")})
-    assert ended.codes == [0], ended.output
     assert "Rebuilding the token cache of " in ended.output
     assert "(step 2)" in ended.output
 
@@ -198,7 +166,6 @@ def test_the_preview_marks_what_is_learned_and_loads_no_model(ranks: ForkServer,
     (tmp_path / "x.jsonl").write_text('{"prompt": "two and two is", "completion": " four"}\n{"text": "x"}\n')
     path = run_file("preview", data={"path": str(tmp_path / "x.jsonl")})
     ended = ranks.run("no_model_in_preview", [None], arguments={"run": str(path)})
-    assert ended.codes == [0], ended.output
     assert f"{tmp_path}/x.jsonl:1: 21 tokens, 6 learned\n<s>two and two is[ four«</s>»]\n" in ended.output
     assert "x.jsonl:2" not in ended.output
     assert not (tmp_path / "preview").exists()

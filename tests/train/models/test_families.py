@@ -59,7 +59,7 @@ def trained(ranks: ForkServer, run_file: RunFile, tmp_path: Path, family: str, t
         evaluation=None,
         checkpoint={"everySteps": 1},
     )
-    return folder, ranks.run("main", [run])
+    return folder, ranks.run("main", [run], codes=None)
 
 
 def numbers_of(tmp_path: Path, folder: Path, ended: Ended, targets: list[str]) -> dict[str, int]:
@@ -177,13 +177,10 @@ def test_a_run_whose_checkpoints_were_trained_so_goes_on_with_a_warning(ranks: F
         "evaluation": None,
         "checkpoint": {"everySteps": 1},
     }
-    before = ranks.run("train_unaware", [run_file(optimization={"maxSteps": 1}, **settled)])
-    assert before.codes == [0], before.output
+    ranks.run("train_unaware", [run_file(optimization={"maxSteps": 1}, **settled)])
     after = ranks.run("main", [run_file(optimization={"maxSteps": 2}, **settled)])
-    assert after.codes == [0], after.output
     assert "WARNING: training.lora: with this model, peft trains model.layers.*.mlp.experts.down_proj (1,680 elements)" in after.output
-    anew = ranks.run("main", [run_file("anew", optimization={"maxSteps": 2}, **settled)])
-    assert anew.codes == [78], anew.output
+    ranks.run("main", [run_file("anew", optimization={"maxSteps": 2}, **settled)], codes=78)
 
 
 def test_a_difference_names_layers_and_elements_of_both_sides() -> None:
@@ -210,7 +207,6 @@ def differs(model: Any, lora: LoraConfig) -> str:
 )
 def test_a_sample_names_layers_that_its_model_has_and_peft_trains(tmp_path: Path, path: Path) -> None:
     training = parse_job_file(path.read_text(), path.name).spec.training
-    assert training is not None
     title = Path(training.model.name).name
     built_in = next((shape for name, shape in SHAPES.items() if name.endswith(f"/{title}")), None)
     if built_in is None:

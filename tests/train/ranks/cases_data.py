@@ -49,7 +49,6 @@ def chat_masks(model: str, folder: str) -> None:
     shutil.copytree(model, folder)
     (Path(folder) / "chat_template.jinja").write_text(TEMPLATE)
     tokenizer = load_tokenizer(Path(folder))
-    assert tokenizer.chat is not None
     assert tokenizer.chat.marked is not None
     assert tokenizer.digest != load_tokenizer(Path(model)).digest
     messages = tuple(
@@ -457,7 +456,6 @@ def attention_kernels(families: dict[str, str]) -> None:
         varlen.varlen_attn, flex["flex_attention"] = counted(varlen_of, attention.VARLEN), counted(flex_of, attention.FLEX)
         assert not (words := problem_of(module, pack(documents))), (family, words)
         chosen = by_document(module)
-        assert chosen is not None
         assert (chosen.words(), chosen.refused) == (name, {}), family
         calls.clear()
         loss, gradient = loss_and_gradient(module, loss_of, batch)
@@ -473,7 +471,6 @@ def attention_kernels(families: dict[str, str]) -> None:
             choose_attention(module, Precision.BF16, cpu)
             assert not (words := problem_of(module, pack(documents))), (family, words)
             chosen = by_document(module)
-            assert chosen is not None
             assert chosen.words() == "attention to each by itself"
             assert refused in chosen.refused[name], (family, chosen.refused)
             assert loss_and_gradient(module, loss_of, batch)[0] == expected[0]
@@ -555,8 +552,6 @@ def prepared_once(folder: str, data: str, model: str) -> None:
     if ranks.first_of_node:
         shutil.copy(data, copy)
     apart, _ = load("apart", own / "run", copy)
-    assert shared is not None
-    assert apart is not None
     assert shared.digest == apart.digest
     if ranks.rank == 2:
         copy.write_text(copy.read_text() + '{"text": "more"}\n')

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep_gang.contract.layout import RankLayout, equal_layout
+from lockstep_gang.coordinator.network import any_free_port
 
 HERE = Path(__file__).resolve().parent
 TESTS = HERE.parents[1]
@@ -23,12 +24,6 @@ SOURCES = TESTS.parent / "workspace"
 TIMEOUT_SECONDS = 450
 READY = b'{"ready": true}\n'
 RunFile = Callable[..., Path]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def torchrun_environment(rank: int, world_size: int, nodes: int | tuple[int, ...], port: int) -> dict[str, str]:
@@ -139,8 +134,7 @@ class ForkServer:
             assert received, (self._folder / "server.log").read_text()
             self._pending += received
         line, self._pending = self._pending.split(b"\n", 1)
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+        return json.loads(line)
 
     def start(
         self,
@@ -154,7 +148,7 @@ class ForkServer:
         """Start one rank a run file (the same one, usually, for each); returns the files their output goes to."""
         assert not self._running
         self._groups += 1
-        port = free_port()
+        port = any_free_port("127.0.0.1")
         outputs = [self._folder / f"group-{self._groups}-rank-{rank}.log" for rank in range(len(runs))]
         ranks = []
         for rank, run in enumerate(runs):
@@ -162,7 +156,6 @@ class ForkServer:
             ranks.append({"environment": {**variables, "LOCKSTEP_RUN": str(run)} if run else variables, "output": str(outputs[rank])})
         self._client.sendall(json.dumps({"target": target, "arguments": arguments or {}, "ranks": ranks}).encode() + b"\n")
         answer = self._answer(TIMEOUT_SECONDS)
-        assert answer is not None
         self._running = {pid: rank for rank, pid in enumerate(answer["pids"])}
         return outputs
 
@@ -181,9 +174,13 @@ class ForkServer:
             self.kill()  # those that a failure or the test's time limit left, so that the next test can start its own
         return Ended(codes, [path.read_text() for path in outputs])
 
-    def run(self, target: str, runs: Sequence[Path | None], **options: Any) -> Ended:
+    def run(self, target: str, runs: Sequence[Path | None], *, codes: int | list[int] | None = 0, **options: Any) -> Ended:
+        """Run the ranks to their end. `codes`: how all of them have to end, or each; None: in any way."""
         kill = options.pop("kill_rest_after_first", False)
-        return self.wait(self.start(target, runs, **options), kill_rest_after_first=kill)
+        ended = self.wait(self.start(target, runs, **options), kill_rest_after_first=kill)
+        expected = [codes] * len(runs) if isinstance(codes, int) else codes
+        assert expected in (None, ended.codes), f"ranks ended with {ended.codes} instead of {expected}:\n{ended.output}"
+        return ended
 
     def run_each(self, target: str, size: int, variants: dict[str, Any], output: Path, *, nodes: int = 1, **arguments: Any) -> Outcomes:
         """Run all variants in one group of `size` ranks, which adds each one's result to the JSON in `output`.
@@ -195,7 +192,7 @@ class ForkServer:
             output.unlink(missing_ok=True)
             try:
                 given = {**arguments, "variants": rest, "output": str(output)}
-                ended = self.run(target, [None] * size, nodes=nodes, arguments=given, kill_rest_after_first=True)
+                ended = self.run(target, [None] * size, nodes=nodes, arguments=given, codes=None, kill_rest_after_first=True)
                 printed, whole = ended.output, ended.codes == [0] * size
             except AssertionError as hung:
                 printed, whole = str(hung), False
@@ -216,7 +213,6 @@ class ForkServer:
         self._signal(signal.SIGKILL)
         while self._running:
             answer = self._answer(TIMEOUT_SECONDS)
-            assert answer is not None
             self._running.pop(answer["pid"])
 
     def close(self) -> None:

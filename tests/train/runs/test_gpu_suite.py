@@ -46,8 +46,7 @@ def printed(program: str, *options: str) -> dict[str, Any]:
     command = [sys.executable, str(ROOT / "tests" / program), "--device", "cpu", "--json", *options]
     ended = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False)
     assert ended.returncode == 0, ended.stderr[-6000:]
-    document: dict[str, Any] = json.loads(ended.stdout)
-    return document
+    return json.loads(ended.stdout)
 
 
 @pytest.fixture(scope="module")

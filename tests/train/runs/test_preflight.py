@@ -90,8 +90,7 @@ reports.send(json.dumps({"event": "end", "rank": rank}).encode())
 
 def test_the_trainer_s_ranks_import_beside_the_self_test_and_start_where_nodes_compute_right(agents: Gang) -> None:
     agents.write(TRAINER, nodes=2, ranks_per_node=2, node_ranks=(2, 1), training={}, preflight=Expected(self_test=SelfTest("FP32")))
-    agents.start(0, 1)
-    assert agents.codes(120) == [0, 0]
+    agents.run(codes=[0, 0], seconds=120)
     lines = [line.partition("] here ")[2] for node in range(2) for line in agents.log(node).splitlines() if "] here " in line]
     assert sorted(lines) == ["0 1 0 True", "1 1 0 True", "2 1 0 True"]
     assert agents.log().index("; 2 CPUs compute right, ") < agents.log().index("[rank 0] here 0")
@@ -123,10 +122,8 @@ def _environment(process: Path) -> bytes:
 
 def test_a_fast_all_reduce_passes_and_gives_its_figure(agents: Gang) -> None:
     agents.write("", nodes=2, preflight=Expected(all_reduce=AllReduce(10**6), only=True))
-    agents.start(0, 1)
-    assert agents.codes(120) == [0, 0]
+    agents.run(codes=[0, 0], seconds=120)
     measured = result(agents).all_reduce
-    assert measured is not None
     assert (measured.ranks, measured.bytes) == (2, 8 * 1024**2)
     assert measured.bytes_per_second > 10**6
     assert "all-reduce of 8 MiB over 2 ranks" in agents.log()

@@ -18,7 +18,6 @@ def test_quickstart_without_a_cluster_trains_and_shows_what_was_learned() -> Non
     before, after = (float(re.search(rf"eval loss {word}\s+([0-9.]+)", done.stdout)[1]) for word in ("before", "after"))  # type: ignore[index]
     assert after < before - 0.3
     adapter = re.search(r"^  adapter +(\S+)$", done.stdout, re.MULTILINE)
-    assert adapter is not None
     folder = Path(adapter[1])
     assert (folder / "adapter_model.safetensors").is_file() and (folder / "adapter_config.json").is_file()
     end = json.loads((folder.parent / "gang/end.json").read_text())

@@ -96,8 +96,7 @@ class Folder:
         return subprocess.run(self.command(*options), **OPTIONS, capture_output=True, timeout=TIMEOUT_SECONDS, check=False)
 
     def end(self) -> dict[str, Any]:
-        value: dict[str, Any] = json.loads((self.root / "workspace/runs/x/gang/end.json").read_text())
-        return value
+        return json.loads((self.root / "workspace/runs/x/gang/end.json").read_text())
 
     def attempts(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in (self.root / "workspace/runs/x/gang/attempts.jsonl").read_text().splitlines()]
@@ -125,7 +124,6 @@ def folder(tmp_path: Path) -> Folder:
 
 
 def line_with(process: subprocess.Popen[str], text: str) -> str:
-    assert process.stdout is not None
     for line in process.stdout:
         if text in line:
             return line

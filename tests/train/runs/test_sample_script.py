@@ -14,13 +14,11 @@ def losses(output: str) -> dict[int, float]:
 
 def test_the_sample_script_saves_when_one_rank_is_told_to_stop_and_goes_on_from_there(ranks: ForkServer, tmp_path: Path) -> None:
     checkpoint = str(tmp_path / "c" / "weights.safetensors")
-    stopped = ranks.run("sample_script", [None, None], arguments={"checkpoint": checkpoint, "epochs": 4, "stop_at": 5})
-    assert stopped.codes == [75, 75], stopped.output
+    stopped = ranks.run("sample_script", [None, None], arguments={"checkpoint": checkpoint, "epochs": 4, "stop_at": 5}, codes=75)
     assert f"CHECKPOINT step 5 | {checkpoint}" in stopped.outputs[0]
     (beside := tmp_path / "any").touch()
     assert Path(checkpoint).stat().st_mode == beside.stat().st_mode, "pods of another run may have another user"
     ended = ranks.run("sample_script", [None, None], arguments={"checkpoint": checkpoint, "epochs": 4})
-    assert ended.codes == [0, 0], ended.output
     assert "2 ranks over gloo, 16 steps, from step 5" in ended.outputs[0]
     again = ranks.run("sample_script", [None, None], arguments={"checkpoint": checkpoint, "epochs": 4})
     assert f"Nothing is left to do: {checkpoint} is of step 16 of 16; --fresh trains anew, more --epochs train on" in again.outputs[0]

@@ -20,8 +20,7 @@ BOTH = pytest.mark.parametrize("kind", CRDS)
 
 
 def version(kind: str) -> dict[str, Any]:
-    found: dict[str, Any] = CRDS[kind]["spec"]["versions"][0]
-    return found
+    return CRDS[kind]["spec"]["versions"][0]
 
 
 def schemas(kind: str) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -58,7 +58,6 @@ def problems(text: str) -> list[str]:
 
 def test_every_key_reaches_its_field() -> None:
     file = read(FULL)
-    assert file.hosts is not None
     first, second, third = file.hosts.hosts
     assert (first.name, first.address, first.user, first.port, first.jump) == ("lab0", "192.168.1.100", "ada", 2222, "ada@bastion:22,inner")
     assert (first.identity, first.host_key, first.interface) == ("~/.ssh/lab", KEY, "enp5s0")
@@ -78,7 +77,6 @@ def test_every_key_reaches_its_field() -> None:
 
 def test_the_least_file_is_one_host() -> None:
     file = read(HEAD + "hosts: [{name: lab0}]\n")
-    assert file.hosts is not None
     assert (file.hosts.hosts[0].gpus, file.hosts.port_range, file.hosts.away_seconds) == (None, (29400, 29499), 86400)
 
 

@@ -88,7 +88,6 @@ def test_a_configuration_becomes_a_job_of_the_cluster_s_size(tmp_path: Path, cap
     lab.write_text("cluster: {name: lab, platform: hosts}\nhosts: [{name: a, gpus: 2}, {name: b, gpus: 2}, {name: c, gpus: 3}]\n")
     init.job(TargetOptions(str(lab)), "x", output=path, origin=config)
     job = parse_job_file(path.read_text(), "x.yaml")
-    assert job.spec.training is not None
     assert (job.spec.cluster, job.spec.nodes, job.spec.training.optimization.global_batch_size) == ("lab", None, 7)
     output = capsys.readouterr().out.splitlines()
     assert output[0] == f"Wrote {path}"
@@ -127,7 +126,6 @@ def test_hosts_that_state_no_gpus_are_asked_for_them_and_the_batch_is_that_of_al
     pair.write_text("cluster: {name: pair, platform: hosts}\nhosts: [{name: a}, {name: b}]\n")
     init.job(TargetOptions(str(pair)), "x", output=path, origin=config, nodes=2)
     job = parse_job_file(path.read_text(), "x.yaml")
-    assert job.spec.training is not None
     assert (job.spec.nodes, job.spec.gpus_per_node, job.spec.training.optimization.global_batch_size) == (2, None, batch)
     told = capsys.readouterr()
     assert words in told.err and bool(words) == ("state optimization.globalBatchSize as 1 × 2 × the ranks" in told.out)

@@ -27,7 +27,6 @@ def sent(name: str = "x", **spec: Any) -> tuple[str, Run]:
 def test_on_a_shared_volume_it_runs_beside_the_job_in_the_job_s_own_folder() -> None:
     name, run = sent(storage={"mode": "Shared"})
     assert (name, run.run_dir, run.addresses[0]) == ("x-preflight", "/workspace/runs/x", "x-preflight-0.x-preflight-headless")
-    assert run.preflight is not None
     assert run.preflight.only
 
 

@@ -7,7 +7,7 @@ The verbs are those of the command line itself, so that a new one is tried witho
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Barrier, Thread
@@ -58,6 +58,22 @@ def wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiStub]:
         yield stub
 
 
+Refuses = Callable[[list[str], str], None]
+
+
+@pytest.fixture
+def refuses(wrong: ApiStub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Refuses:
+    """Type words, which must be refused and ask nothing: they mean another cluster than the kubeconfig."""
+
+    def typed(words: list[str], meant: str) -> None:
+        assert run(monkeypatch, words) != 0
+        told = capsys.readouterr()
+        assert wrong.asked == []
+        assert f"your kubeconfig talks to {wrong.url}, but cluster {meant}" in told.out + told.err
+
+    return typed
+
+
 def without_cluster(words: list[str]) -> list[str]:
     at = words.index("--cluster") if "--cluster" in words else None
     return words if at is None else [*words[:at], *words[at + 2 :]]
@@ -69,45 +85,26 @@ def test_every_verb_that_asks_a_cluster_can_be_told_which() -> None:
 
 
 @pytest.mark.parametrize("name", TOLD)
+@pytest.mark.parametrize("deployed", [False, True])
 def test_a_verb_asks_nothing_of_another_cluster_than_the_one_it_was_told(
-    name: str, wrong: ApiStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, deployed: bool, refuses: Refuses, tmp_path: Path
 ) -> None:
+    """`deployed`: its file doesn't say where it is, so it stays where it was deployed."""
+    if deployed:
+        with write_cluster_file(tmp_path, "other").open("a") as file:
+            file.write("image: trainer:1\n")
+        folders.remember_server("other", f"https://{OTHER_HOST}:6443")
     words = ["other.yaml" if word == "local" else word for word in arguments(name, tmp_path)]
     words += [] if "other.yaml" in words else ["other.yaml"]  # an argument that may be left out
-    code = run(monkeypatch, words)
-    told = capsys.readouterr()
-    assert wrong.asked == []
-    assert code != 0
-    assert f"your kubeconfig talks to {wrong.url}, but cluster other is at {OTHER_HOST} (cluster.api in its file)" in told.out + told.err
-
-
-@pytest.mark.parametrize("name", TOLD)
-def test_a_cluster_whose_file_does_not_say_where_it_is_stays_where_it_was_deployed(
-    name: str, wrong: ApiStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with write_cluster_file(tmp_path, "other").open("a") as file:
-        file.write("image: trainer:1\n")
-    folders.remember_server("other", f"https://{OTHER_HOST}:6443")
-    words = ["other.yaml" if word == "local" else word for word in arguments(name, tmp_path)]
-    words += [] if "other.yaml" in words else ["other.yaml"]
-    code = run(monkeypatch, words)
-    told = capsys.readouterr()
-    assert wrong.asked == []
-    assert code != 0
-    assert f"your kubeconfig talks to {wrong.url}, but cluster other was deployed to https://{OTHER_HOST}:6443" in told.out + told.err
+    refuses(
+        words, f"other was deployed to https://{OTHER_HOST}:6443" if deployed else f"other is at {OTHER_HOST} (cluster.api in its file)"
+    )
 
 
 @pytest.mark.parametrize("name", BY_DEFAULT)
-def test_the_cluster_in_use_is_meant_whatever_the_kubeconfig_says_since(
-    name: str, wrong: ApiStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_cluster_in_use_is_meant_whatever_the_kubeconfig_says_since(name: str, refuses: Refuses, tmp_path: Path) -> None:
     folders.remember("barcelona")
-    words = [word for word in without_cluster(arguments(name, tmp_path)) if word != "local"]
-    code = run(monkeypatch, words)
-    told = capsys.readouterr()
-    assert wrong.asked == []
-    assert code != 0
-    assert f"your kubeconfig talks to {wrong.url}, but cluster barcelona is at " in told.out + told.err
+    refuses([word for word in without_cluster(arguments(name, tmp_path)) if word != "local"], "barcelona is at ")
 
 
 def test_a_script_of_a_dev_environment_and_a_pair_of_runs_are_of_the_cluster_that_was_told(
@@ -121,19 +118,13 @@ def test_a_script_of_a_dev_environment_and_a_pair_of_runs_are_of_the_cluster_tha
 
 
 @pytest.mark.parametrize("name", BY_FILE)
-def test_a_job_file_names_the_cluster_too(
-    name: str, wrong: ApiStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_job_file_names_the_cluster_too(name: str, refuses: Refuses, tmp_path: Path) -> None:
     for file in {"job.yaml", FILES.get(name, "job.yaml")}:
         document = yaml.safe_load((tmp_path / file).read_text())
         document["spec"] |= {"cluster": "barcelona", "image": "trainer:1", "storage": {"mode": "Shared"}}
         (tmp_path / file).write_text(json.dumps(document))
     words = MORE.get(name) or without_cluster(arguments(name, tmp_path))
-    code = run(monkeypatch, words if "-f" in words or "--file" in words else [*words, "-f", "job.yaml"])
-    told = capsys.readouterr()
-    assert wrong.asked == []
-    assert code != 0
-    assert f"your kubeconfig talks to {wrong.url}, but cluster barcelona is at " in told.out + told.err
+    refuses(words if "-f" in words or "--file" in words else [*words, "-f", "job.yaml"], "barcelona is at ")
 
 
 def test_a_context_that_is_named_must_be_the_cluster_s_too(

@@ -50,7 +50,6 @@ def test_ctrl_c_ends_the_process_without_its_traceback() -> None:
         text=True,
         start_new_session=True,
     )
-    assert caller.stdout is not None
     assert caller.stdout.readline() == "here\n"
     os.killpg(caller.pid, signal.SIGINT)
     _, said = caller.communicate(timeout=60)  # until both have closed the pipes

@@ -107,7 +107,6 @@ class Gang:
             self._readers.append(reader)
 
     def _read(self, node: int, process: subprocess.Popen[str]) -> None:
-        assert process.stdout is not None
         with process.stdout as stream:
             for line in stream:
                 with self._news:
@@ -117,6 +116,11 @@ class Gang:
     def codes(self, seconds: float = 180) -> list[int]:
         """Exit codes of all agents, in order of nodes, once they have ended."""
         return [self.processes[node].wait(seconds) for node in sorted(self.processes)]
+
+    def run(self, *, codes: list[int], seconds: float = 180) -> None:
+        """Start an agent of each node, and let them end: with these exit codes."""
+        self.start(*range(len(codes)))
+        assert self.codes(seconds) == codes, self._lines
 
     def log(self, node: int = 0) -> str:
         """All that the agent of this node has written; complete once it has ended."""

@@ -145,8 +145,7 @@ def test_an_attempt_that_begins_removes_what_older_hangs_left(tmp_path: Path) ->
         old[0].parent.mkdir(parents=True)
         for path in old:
             path.write_text("stacks")
-        agents.start(0)
-        assert agents.codes() == [0]
+        agents.run(codes=[0])
         assert [path.exists() for path in old] == [False] * 3 + [True] * 3
 
 
@@ -166,8 +165,7 @@ def test_an_agents_own_fault_ends_with_a_code_that_is_no_verdict(error: str, tmp
     with gang(tmp_path) as agents:
         agents.program = ("-c", BROKEN.format(error=error))
         agents.write("", nodes=1)
-        agents.start(0)
-        assert agents.codes() == [INTERNAL]
+        agents.run(codes=[INTERNAL])
         assert "ends with an internal error, which says nothing about the job" in agents.log()
 
 
@@ -181,8 +179,7 @@ def test_a_fault_before_the_agent_has_begun_is_no_verdict_either(tmp_path: Path)
             ),
         )
         agents.write("", nodes=1)
-        agents.start(0)
-        assert agents.codes() == [INTERNAL]
+        agents.run(codes=[INTERNAL])
 
 
 def test_a_record_of_more_than_sixteen_mebibytes_is_refused(tmp_path: Path) -> None:

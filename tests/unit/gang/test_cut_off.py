@@ -54,15 +54,11 @@ def test_what_an_error_means_for_whoever_looks_after_the_cluster(error: Exceptio
     assert trouble is None or "the-host" in trouble.text
 
 
-def test_a_name_server_that_never_answers_is_dns_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_name_server_that_never_answers_is_dns_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network, "RESOLVE_SECONDS", 0.01)
-
-    async def look_up() -> None:
+    with pytest.raises(socket.gaierror) as raised:
         monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", lambda *args, **options: asyncio.sleep(60))
         await resolved("the-host", 1)
-
-    with pytest.raises(socket.gaierror) as raised:
-        asyncio.run(look_up())
     trouble = trouble_of(raised.value, "the-host", 1, "node 0")
     assert trouble is not None and trouble.kind is TroubleKind.DNS
 
@@ -79,24 +75,22 @@ async def until_known(work: Any, look: Any) -> Trouble:
                 await asyncio.sleep(0.01)
     finally:
         task.cancel()
-    found: Trouble = look()
-    return found
+    return look()
 
 
-def test_an_agent_and_a_coordinator_know_that_names_can_t_be_resolved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_an_agent_and_a_coordinator_know_that_names_can_t_be_resolved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("lockstep_gang.agent.link.resolved", unresolvable)
     monkeypatch.setattr("lockstep_gang.coordinator.reporter.resolved", unresolvable)
     run = make_run(report=ReportTarget("https://lockstep-operator.lockstep-system.svc:8443/v1/report", str(tmp_path / "token"), ""))
     nothing: Any = lambda *args: None  # noqa: E731
-
-    async def both() -> tuple[Trouble, Trouble]:
-        link = Link(run, KEY, 1, Handlers(nothing, nothing, nothing, nothing))
-        assert run.report is not None
-        reporter = Reporter(run.report, KEY, nothing, nothing)
-        reporter.transition(summarize(new_gang(run), run))
-        return await until_known(link.run(), lambda: link.trouble), await until_known(reporter.run(), lambda: reporter.trouble)
-
-    of_agent, of_coordinator = asyncio.run(both())
+    link = Link(run, KEY, 1, Handlers(nothing, nothing, nothing, nothing))
+    assert run.report is not None
+    reporter = Reporter(run.report, KEY, nothing, nothing)
+    reporter.transition(summarize(new_gang(run), run))
+    of_agent, of_coordinator = (
+        await until_known(link.run(), lambda: link.trouble),
+        await until_known(reporter.run(), lambda: reporter.trouble),
+    )
     assert (of_agent.kind, of_coordinator.kind) == (TroubleKind.DNS, TroubleKind.DNS)
     assert "node 0" in of_agent.text and "lockstep-operator.lockstep-system.svc, the name of the operator" in of_coordinator.text
 

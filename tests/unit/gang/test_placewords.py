@@ -100,5 +100,4 @@ def test_a_rank_s_end_on_a_host_is_told_for_hosts(end: dict[str, Any], words: st
 
 def test_what_keeps_a_host_from_another_is_a_firewall() -> None:
     trouble = trouble_of(TimeoutError(), "10.0.0.1", 29400, "node 0", ON_HOSTS)
-    assert trouble is not None
     assert trouble.text == "node 0 at 10.0.0.1:29400 can't be reached (no answer): a firewall or the network blocks it"

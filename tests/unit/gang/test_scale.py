@@ -188,7 +188,7 @@ def taken_in(gang: Gang, run: Run, step: int) -> Gang:
     return observe(gang, run, 1, progressed(run, 1, step), 1002.0)
 
 
-def test_what_came_together_is_decided_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_came_together_is_decided_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     decided: list[Gang] = []
 
     def counted(gang: Gang, run: Run, now: float) -> Any:
@@ -197,24 +197,20 @@ def test_what_came_together_is_decided_once(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(coordinator, "decide", counted)
     run = run_of(32, run_dir=str(tmp_path))
-
-    async def play() -> None:
-        made = Coordinator(run, KEY, Output(lambda _: None, tuple, lambda _: None))
-        wire: Any = Untold()
-        for node in range(run.nodes):
-            assert made.connected(node, wire, Hello(node, f"agent-{node}", 0, 0))
-        await until(lambda: made.gang.phase is Phase.ACTIVE)
-        await asyncio.sleep(0.01)
-        decided.clear()
-        for node in range(run.nodes):
-            made.heard(node, progressed(run, node, 1))
-        assert decided == []
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert len(decided) == 1
-        assert made.gang.ranks.counts.missing == 0
-
-    asyncio.run(play())
+    made = Coordinator(run, KEY, Output(lambda _: None, tuple, lambda _: None))
+    wire: Any = Untold()
+    for node in range(run.nodes):
+        assert made.connected(node, wire, Hello(node, f"agent-{node}", 0, 0))
+    await until(lambda: made.gang.phase is Phase.ACTIVE)
+    await asyncio.sleep(0.01)
+    decided.clear()
+    for node in range(run.nodes):
+        made.heard(node, progressed(run, node, 1))
+    assert decided == []
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert len(decided) == 1
+    assert made.gang.ranks.counts.missing == 0
 
 
 def assert_counted(gang: Gang, run: Run, seen: set[int]) -> None:
@@ -267,7 +263,7 @@ def test_ends_that_are_taken_in_together_are_as_those_that_come_one_by_one() -> 
     assert set(together.ranks.ended) == {3, 9, 8, 31, 16}
 
 
-def test_ends_of_a_stop_are_taken_in_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ends_of_a_stop_are_taken_in_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     observed: list[AgentMessage] = []
 
     def counted(gang: Gang, run: Run, node: int, message: AgentMessage, now: float) -> Gang:
@@ -276,24 +272,20 @@ def test_ends_of_a_stop_are_taken_in_together(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(coordinator, "observe", counted)
     run = run_of(4, run_dir=str(tmp_path))
-
-    async def play() -> None:
-        made = Coordinator(run, KEY, Output(lambda _: None, tuple, lambda _: None))
-        wire: Any = Untold()
-        for node in range(run.nodes):
-            made.connected(node, wire, Hello(node, f"agent-{node}", 0, 0))
-        await until(lambda: made.gang.phase is Phase.ACTIVE)
-        for node in range(run.nodes):
-            made.heard(node, progressed(run, node, 1))
-        made.heard(0, Exited(1, RankExit(0, 1, None, False)))
-        await until(lambda: made.gang.phase is Phase.STOPPING and made._recording is None)
-        observed.clear()
-        for rank in range(1, run.world_size):
-            made.heard(run.node_of(rank), Exited(1, RankExit(rank, None, "SIGKILL", True)))
-        await until(lambda: len(made.gang.ranks.ended) == run.world_size)
-        assert observed == []
-
-    asyncio.run(play())
+    made = Coordinator(run, KEY, Output(lambda _: None, tuple, lambda _: None))
+    wire: Any = Untold()
+    for node in range(run.nodes):
+        made.connected(node, wire, Hello(node, f"agent-{node}", 0, 0))
+    await until(lambda: made.gang.phase is Phase.ACTIVE)
+    for node in range(run.nodes):
+        made.heard(node, progressed(run, node, 1))
+    made.heard(0, Exited(1, RankExit(0, 1, None, False)))
+    await until(lambda: made.gang.phase is Phase.STOPPING and made._recording is None)
+    observed.clear()
+    for rank in range(1, run.world_size):
+        made.heard(run.node_of(rank), Exited(1, RankExit(rank, None, "SIGKILL", True)))
+    await until(lambda: len(made.gang.ranks.ended) == run.world_size)
+    assert observed == []
 
 
 def test_only_the_first_of_very_many_ends_are_shown_with_their_last_lines() -> None:
@@ -318,30 +310,26 @@ def test_orders_of_all_nodes_follow_from_what_changed_and_of_one_from_its_own_st
     assert {node for node, _ in decide(failed, run, 1003.0).orders} == set(range(16))
 
 
-def test_the_time_in_which_the_coordinator_itself_did_not_run_judges_nobody(tmp_path: Path) -> None:
+async def test_the_time_in_which_the_coordinator_itself_did_not_run_judges_nobody(tmp_path: Path) -> None:
     lines: list[str] = []
     run = run_of(2, run_dir=str(tmp_path))
-
-    async def play() -> None:
-        made = Coordinator(run, KEY, Output(lines.append, tuple, lines.append))
-        hosting = asyncio.ensure_future(made.run())
-        await asyncio.sleep(0)  # before it runs it hears no agent
-        wires: list[Any] = [Untold(), Untold()]
-        for node in (0, 1):
-            made.connected(node, wires[node], Hello(node, f"agent-{node}", 0, 0))
-        await until(lambda: made.gang.phase is Phase.ACTIVE)
-        made.disconnected(1, wires[1])
-        await asyncio.sleep(0.01)
-        made._clock += RECONNECT_SECONDS + 5  # as if nothing had run for so long
-        made.heard(0, progressed(run, 0, 1))
-        await asyncio.sleep(0.05)
-        assert (made.gang.phase, made.gang.lost) == (Phase.ACTIVE, ())
-        made.connected(1, wires[1], Hello(1, "agent-1", 1, 1))
-        await asyncio.sleep(0.05)
-        assert made.gang.phase is Phase.ACTIVE
-        hosting.cancel()
-
-    asyncio.run(play())
+    made = Coordinator(run, KEY, Output(lines.append, tuple, lines.append))
+    hosting = asyncio.ensure_future(made.run())
+    await asyncio.sleep(0)  # before it runs it hears no agent
+    wires: list[Any] = [Untold(), Untold()]
+    for node in (0, 1):
+        made.connected(node, wires[node], Hello(node, f"agent-{node}", 0, 0))
+    await until(lambda: made.gang.phase is Phase.ACTIVE)
+    made.disconnected(1, wires[1])
+    await asyncio.sleep(0.01)
+    made._clock += RECONNECT_SECONDS + 5  # as if nothing had run for so long
+    made.heard(0, progressed(run, 0, 1))
+    await asyncio.sleep(0.05)
+    assert (made.gang.phase, made.gang.lost) == (Phase.ACTIVE, ())
+    made.connected(1, wires[1], Hello(1, "agent-1", 1, 1))
+    await asyncio.sleep(0.05)
+    assert made.gang.phase is Phase.ACTIVE
+    hosting.cancel()
     assert any("did not run for" in line for line in lines)
 
 
@@ -410,20 +398,16 @@ def test_a_hello_that_fits_says_everything() -> None:
     assert bounded(states) == states
 
 
-def test_the_first_reports_of_a_nodes_ranks_go_together_and_in_their_order() -> None:
+async def test_the_first_reports_of_a_nodes_ranks_go_together_and_in_their_order() -> None:
     sent: list[AgentMessage] = []
-
-    async def play() -> None:
-        outbox = Outbox(3, 512, sent.append)
-        outbox.begin_attempt(1)
-        for rank in range(24, 32):
-            outbox.put(Activity(rank, "Load"), first=True)
-            outbox.put(Step(rank, 1))
-        outbox.put(Activity(24, "Step"))
-        assert sent == []
-        await until(lambda: bool(sent))
-
-    asyncio.run(play())
+    outbox = Outbox(3, 512, sent.append)
+    outbox.begin_attempt(1)
+    for rank in range(24, 32):
+        outbox.put(Activity(rank, "Load"), first=True)
+        outbox.put(Step(rank, 1))
+    outbox.put(Activity(24, "Step"))
+    assert sent == []
+    await until(lambda: bool(sent))
     (message,) = sent
     assert isinstance(message, Progressed)
     assert len(message.reports) == 16

@@ -107,5 +107,4 @@ def test_every_exit_code_and_exception_of_the_trainer_is_in_the_table() -> None:
 def test_a_script_s_exception_of_the_same_name_is_the_script_s_own(name: str) -> None:
     story = started(restart=RestartPolicy(5, 10)).reports(1, Error(1, name, "of another library")).exits(1, 78)
     failure = story.hears(0, Stopped(1)).hears(1, Stopped(1)).gang.failure
-    assert failure is not None
     assert failure.cause is Cause.USER_CODE

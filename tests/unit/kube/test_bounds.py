@@ -68,25 +68,33 @@ def test_a_request_may_take_so_long(ask: Any, seconds: float | None) -> None:
     assert connection.limits == [seconds]
 
 
+async def test_a_reply_that_is_not_read_gives_its_connection_back() -> None:
+    released: list[str] = []
+
+    class Unread(Recording):
+        async def request(self, method: str, url: str, *_: object) -> Any:
+            return SimpleNamespace(status=200, headers={}, release=lambda: released.append(url))
+
+    assert await Cluster(Unread()).exists("Pod", "ns", "x")  # type: ignore[arg-type]
+    assert released == ["/api/v1/namespaces/ns/pods/x"]
+
+
 def test_lists_are_asked_for_by_pages_of_500() -> None:
     asyncio.run(drained(Cluster(connection := Recording()).pages("Pod")))  # type: ignore[arg-type]
     assert connection.urls[0].endswith("?limit=500")
 
 
-def test_a_log_without_an_end_of_line_comes_in_pieces_of_256_kibibytes() -> None:
+async def test_a_log_without_an_end_of_line_comes_in_pieces_of_256_kibibytes() -> None:
     class Unbroken(Reply):
         async def iter_any(self) -> AsyncIterator[bytes]:
             yield b"x" * (600 << 10)
 
-    async def lengths() -> list[int]:
-        server = Listing([])
-        server.request = lambda *_: answer(Unbroken(b""))  # type: ignore[assignment]
-        return [len(line) async for line in Cluster(server).log_of("/x", {})]  # type: ignore[arg-type]
-
     async def answer(reply: Reply) -> Reply:
         return reply
 
-    assert asyncio.run(lengths()) == [256 << 10, 256 << 10, 88 << 10]
+    server = Listing([])
+    server.request = lambda *_: answer(Unbroken(b""))  # type: ignore[assignment]
+    assert [len(line) async for line in Cluster(server).log_of("/x", {})] == [256 << 10, 256 << 10, 88 << 10]
 
 
 @pytest.mark.parametrize(("said", "seconds"), [("7", 7.0), ("86400", 60.0), ("soon", 0.0)])

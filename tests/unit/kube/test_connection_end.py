@@ -30,6 +30,7 @@ def silent(tmp_path: Path) -> Iterator[str]:
     """A server that opens one websocket, answers its closing frame, and then reads no more: TLS's own closing is never answered."""
     made = make_certificates(("localhost",), datetime.now(UTC))
     (tmp_path / "pem").write_text(made.tls_key + made.tls_cert)
+    (tmp_path / "ca").write_text(made.ca_cert)
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(tmp_path / "pem")
     ended = threading.Event()
@@ -56,12 +57,11 @@ def silent(tmp_path: Path) -> Iterator[str]:
         thread.join()
 
 
-def test_a_websocket_whose_server_never_ends_tls_is_closed_with_the_session(silent: str) -> None:
-    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
+def test_a_websocket_whose_server_has_another_name_and_never_ends_tls_is_closed_with_the_session(silent: str, tmp_path: Path) -> None:
+    server = Server(silent, tls=ssl.create_default_context(cafile=tmp_path / "ca"), tls_name="localhost")
 
     async def used() -> None:
-        connection = ApiConnection(Server(silent, None, tls))
+        connection = ApiConnection(server)
         try:
             opened = await connection.websocket("/exec", (), None)
             await opened.close()
@@ -93,16 +93,13 @@ def test_a_closed_connection_may_be_aborted_also_where_python_forbids_it(python:
         transport().abort()
 
 
-def test_a_session_mends_the_python_that_it_runs_in(transport: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_session_mends_the_python_that_it_runs_in(transport: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lockstep.kube.connection.sys", SimpleNamespace(version_info=(3, 11, 2, "final", 0)))
-
-    async def opened() -> None:
-        await session_to(Server("https://127.0.0.1:1", None, None, unasked)).close()
 
     async def unasked() -> str | None:
         return None
 
-    asyncio.run(opened())
+    await session_to(Server("https://127.0.0.1:1", None, None, unasked)).close()
     transport().abort()
 
 
@@ -114,7 +111,7 @@ def test_a_mended_connection_that_is_open_is_aborted(transport: Any) -> None:
     assert aborted == ["x"]
 
 
-def test_a_stream_s_message_and_what_is_not_read_yet_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stream_s_message_and_what_is_not_read_yet_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     limits: dict[str, int] = {}
 
     class Session:
@@ -124,9 +121,6 @@ def test_a_stream_s_message_and_what_is_not_read_yet_are_bounded(monkeypatch: py
         async def ws_connect(self, url: str, max_msg_size: int, **_: Any) -> None:
             limits["message"] = max_msg_size
 
-    async def story() -> None:
-        await ApiConnection(Server("https://cluster")).websocket("/x", (), None)
-
     monkeypatch.setattr("aiohttp.ClientSession", Session)
-    asyncio.run(story())
+    await ApiConnection(Server("https://cluster")).websocket("/x", (), None)
     assert limits == {"waiting": 2 << 20, "message": 16 << 20}

@@ -38,8 +38,7 @@ def deep(levels: int) -> str:
 def job(name: str = "x", version: int = 5, deepspeed: str = "{}") -> Object:
     metadata = f'{{"name":"{name}","namespace":"ns","uid":"u-{name}","resourceVersion":"{version}"}}'
     text = f'{{"metadata":{metadata},"spec":{{"training":{{"deepspeed":{deepspeed}}}}}}}'
-    made: Object = loads(text.encode())
-    return made
+    return loads(text.encode())
 
 
 def depth_of(value: Any) -> int:
@@ -297,7 +296,7 @@ def test_a_frozen_run_that_is_too_large_to_keep_is_read_each_time() -> None:
     assert kept.is_cut and "data" not in kept.item
 
 
-def test_an_event_of_a_watch_without_an_end_is_read_no_further_than_sixteen_mebibytes() -> None:
+async def test_an_event_of_a_watch_without_an_end_is_read_no_further_than_sixteen_mebibytes() -> None:
     taken: list[int] = []
 
     class Endless(Reply):
@@ -308,11 +307,7 @@ def test_an_event_of_a_watch_without_an_end_is_read_no_further_than_sixteen_mebi
 
     server = Listing([])
     server._reply = lambda body: Endless(b"")  # type: ignore[method-assign]
-
-    async def watch() -> None:
+    with pytest.raises(Unreachable, match="not JSON"):
         async for _ in Cluster(server).watch("Pod", "ns", {}):
             pass
-
-    with pytest.raises(Unreachable, match="not JSON"):
-        asyncio.run(watch())
     assert len(taken) == 17

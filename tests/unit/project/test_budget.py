@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import yaml
 
-from support.checkout import ROOT
-
-
-def load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("budget", ROOT / "scripts/budget.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from support.checkout import ROOT, script
 
 
 @pytest.fixture
 def budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The script, in a small project of two functions, a verb with two parameters and a field."""
-    module = load()
+    module = script("scripts/budget.py")
     files = {
         "operator/lockstep/cli/jobs.py": (
             "LIMIT = 3\n_HIDDEN = 4\n\n\ndef stop(hosts):\n    if hosts:\n        return LIMIT if wide else isinstance(x, HostJob)\n"
@@ -91,7 +82,7 @@ def test_a_whole_run_that_took_too_long_is_refused_and_a_fast_one_lowers_nothing
 
 
 def test_this_project_has_verbs_with_parameters() -> None:
-    module = load()
+    module = script("scripts/budget.py")
     verbs, parameters = module.verbs_and_parameters()
     limits = yaml.safe_load((ROOT / module.BUDGET).read_text())
     assert 0 < verbs <= limits["verbs"]["most"] and verbs < parameters <= limits["parameters"]["most"]

@@ -324,7 +324,6 @@ def test_it_stays_the_process_that_signals_are_sent_to(tmp_path: Path) -> None:
     with subprocess.Popen(
         _caller(tmp_path, "echo $$; exec sleep 100"), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as process:
-        assert process.stdout is not None
         assert [process.stdout.readline() for _ in range(2)] == ["printed before\n", f"{process.pid}\n"]
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == -signal.SIGTERM

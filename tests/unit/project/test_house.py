@@ -67,8 +67,7 @@ def circle_in(graph: Mapping[str, Set[str]]) -> list[str]:
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
-        circle: list[str] = error.args[1]
-        return circle
+        return error.args[1]
     return []
 
 

@@ -134,8 +134,6 @@ def test_the_sample_of_a_config_yaml_has_its_values() -> None:
     resolved = resolve(job, load_cluster(str(CLUSTERS / "template.yaml")).profile)
     assert (resolved.nodes, job.spec.gpus_per_node) == (2, 4)
     training = job.spec.training
-    assert training is not None
-    assert training.evaluation is not None
     optimization, checkpoint = training.optimization, training.checkpoint
     assert (training.data.max_length, optimization.epochs, optimization.learning_rate) == (16384, 3, "2e-5")
     assert (optimization.micro_batch_size, optimization.global_batch_size) == (1, 1 * 2 * 16)  # of the configuration; 1 × 4 × 8 here

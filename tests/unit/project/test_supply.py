@@ -15,17 +15,14 @@ from typing import Any
 
 import pytest
 
-from support.checkout import ROOT
+from support.checkout import ROOT, script
 
 
 @pytest.fixture(scope="module")
 def supply() -> Iterator[ModuleType]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(ROOT / "scripts"))
-        spec = importlib.util.spec_from_file_location("supply", ROOT / "scripts" / "supply.py")
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        module = script("scripts/supply.py")
         patch.setattr(module, "LOCKS", ("bootstrap",))
         yield module
     sys.modules.pop("setup", None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 import yaml
 
 from lanes import FOLDERS
-from support.checkout import ROOT
+from support.checkout import ROOT, script
 from unit.project.test_docs import _wrong
 
 ROWS: list[dict[str, Any]] = yaml.safe_load((ROOT / "docs/tested.yaml").read_text())["rows"]
@@ -19,10 +18,7 @@ MAKEFILE = (ROOT / "Makefile").read_text()
 EACH_CHANGE = "each change"
 H200 = next(row for row in ROWS if row["what"] == "One H200")
 
-_spec = importlib.util.spec_from_file_location("generate", ROOT / "scripts/generate.py")
-assert _spec is not None and _spec.loader is not None
-generate = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(generate)
+generate = script("scripts/generate.py")
 
 
 def _exists(command: str) -> bool:

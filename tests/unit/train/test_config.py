@@ -54,7 +54,6 @@ def test_a_whole_section_is_read() -> None:
     assert training.optimization.schedule is Schedule.LINEAR
     assert training.optimization.learning_rate == 2e-4
     assert training.lora.target_modules == ("q_proj", "v_proj")
-    assert training.evaluation is not None
     assert training.evaluation.holdout == 0.05
 
 

@@ -109,7 +109,6 @@ def test_a_rank_is_slow_only_beside_what_its_tokens_should_take() -> None:
 def test_after_a_change_by_what_was_observed_the_next_one_starts_there() -> None:
     run = watched([60.0, 120.0])
     proposal = run.proposal()
-    assert proposal is not None
     assert proposal.ranks[1].token_seconds == pytest.approx(2 * proposal.ranks[0].token_seconds)
     run.take(proposal)
     run.divide(LENGTHS, 0)

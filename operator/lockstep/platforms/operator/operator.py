@@ -43,7 +43,7 @@ from lockstep.platforms.operator.memory.queue import DelayedWrites, Key, Refusal
 from lockstep.platforms.operator.metrics import Jobs, Metrics
 from lockstep.platforms.operator.report_server import ReportServer, Signs, Standing, problem
 from lockstep.platforms.operator.secrets import job_key, key_secret, run_key
-from lockstep.platforms.operator.watching import WatchMiddleware, kopf_settings, registry
+from lockstep.platforms.operator.watching import kopf_settings, registry
 from lockstep_gang.build import build_id
 
 RESYNC_SECONDS = 600.0
@@ -442,9 +442,7 @@ class Operator:
         """`watching` is called once kopf is there: it has then taken SIGTERM and SIGINT for itself."""
         others = asyncio.all_tasks()
         tasks = await kopf.spawn_tasks(
-            registry=registry(
-                WatchMiddleware(self.observe, self.watch_missed, self.watch_goes_on, self.settings.watched), self.settings.watched
-            ),
+            registry=registry(self.settings.watched, self.observe, self.watch_missed, self.watch_goes_on),
             settings=kopf_settings(),
             clusterwide=not self.settings.namespaces,
             namespaces=self.settings.namespaces,

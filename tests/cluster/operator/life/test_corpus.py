@@ -73,8 +73,7 @@ def goes_on(place: Place) -> bool:
 
 
 def step_of(place: Place) -> int | None:
-    found: int | None = ((place.jobs.job(place.name).get("status") or {}).get("trainer") or {}).get("step")
-    return found
+    return ((place.jobs.job(place.name).get("status") or {}).get("trainer") or {}).get("step")
 
 
 @pytest.mark.parametrize("fault", (*CLUSTER_FAULTS, *ADMINISTRATOR_FAULTS, *FIELD_CLUSTER_FAULTS), ids=lambda fault: fault.id)

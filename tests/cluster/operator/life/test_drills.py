@@ -70,8 +70,7 @@ def drill(jobs: Jobs, fault: str, *arguments: str, job: str = "drilled") -> dict
     done = lockstep("drill", fault, "--job", job, "-n", jobs.namespace, "--yes", "--timeout", "170", "-o", "json", *arguments)
     assert done.returncode == 0, done.stderr
     print(done.stderr, done.stdout)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    return json.loads(done.stdout)
 
 
 def drill_training(jobs: Jobs, fault: str, *arguments: str) -> dict[str, Any]:

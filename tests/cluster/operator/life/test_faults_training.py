@@ -83,7 +83,6 @@ def uids(jobs: Jobs, name: str) -> dict[str, str]:
 def leader(jobs: Jobs) -> str:
     """The pod that holds the Lease."""
     lease = Jobs(jobs.api, SYSTEM).get("Lease", "lockstep-operator", "coordination.k8s.io/v1")
-    assert lease is not None
     return str(lease["spec"].get("holderIdentity") or "")
 
 
@@ -129,7 +128,6 @@ def test_training_and_a_restart_go_on_while_the_api_server_is_away_and_the_leade
     """Kubernetes gives up nodes that it hears nothing of for 40 s, so all of this is short."""
     training = Training(jobs, "cut-off", preflight="None")
     daemon = processes.running(default_layout().daemons, "kube-apiserver")
-    assert daemon is not None
     with stopped(daemon.pid):
         training.until_steps_go_on(1, 2)
         training.end_attempt(1, "fails")

@@ -50,7 +50,6 @@ def laptop(jobs: Jobs, *words: str) -> subprocess.Popen[str]:
 
 def until_here(process: subprocess.Popen[str]) -> None:
     """Both ranks run."""
-    assert process.stdout is not None
     seen: list[str] = []
     for line in process.stdout:
         seen.append(line)

@@ -62,10 +62,8 @@ def test_a_script_job_completes_on_two_pods_and_leaves_its_claims_and_last_lines
     assert {c["observedGeneration"] for c in status["conditions"]} == {1}
     assert [c["type"] for c in status["conditions"]] == [str(kind) for kind in ConditionType]
     stateful_set = jobs.get("StatefulSet", "done", "apps/v1")
-    assert stateful_set is not None
     assert stateful_set["spec"]["replicas"] == 0
     log = jobs.get("ConfigMap", "done-log")
-    assert log is not None
     assert "hello from 0" in log["data"]["node-0.log"]
     jobs.end("done")
     until("the StatefulSet is gone", lambda: jobs.get("StatefulSet", "done", "apps/v1") is None)
@@ -101,14 +99,12 @@ def test_a_changed_profile_and_job_wait_for_the_next_start_from_zero(jobs: Jobs,
     jobs.start("frozen", nodes=1, cluster=profile["metadata"]["name"])
     jobs.until_running("frozen")
     before = jobs.get("StatefulSet", "frozen", "apps/v1")
-    assert before is not None
     pods = {pod["metadata"]["uid"] for pod in jobs.pods("frozen")}
     change_profile(jobs, profile, {"shmSize": "300Mi"})
     until("status says pending", lambda: jobs.job("frozen")["status"]["run"]["pending"])
     jobs.change("frozen", resources={"memory": "512Mi"})
     until("the new generation is observed", lambda: jobs.job("frozen")["status"]["observedGeneration"] == 2)
     after = jobs.get("StatefulSet", "frozen", "apps/v1")
-    assert after is not None
     assert after["metadata"]["generation"] == before["metadata"]["generation"]
     assert {pod["metadata"]["uid"] for pod in jobs.pods("frozen")} == pods
     old = jobs.job("frozen")["status"]["run"]["name"]
@@ -232,7 +228,6 @@ def test_an_object_of_its_name_that_is_anothers_is_never_touched(jobs: Jobs) -> 
     told = jobs.until_condition("mine", "Accepted", "False", "NameTaken")
     assert told["message"].startswith(f"Service mine-headless in namespace {jobs.namespace} exists already")
     there = jobs.get("Service", "mine-headless")
-    assert there is not None
     assert there["metadata"]["resourceVersion"] == made["metadata"]["resourceVersion"]
     assert jobs.get("StatefulSet", "mine", "apps/v1") is None
     jobs.delete("Service", "mine-headless")

@@ -112,7 +112,6 @@ def test_ranks_of_one_rack_are_neighbors_though_their_nodes_numbers_are_not(
     told = [(jobs.workspace() / f"node-{number}").read_text() for number in range(3)]
     assert told == ["0 0 0", "2 2 2", "1 1 1"]
     log = jobs.get("ConfigMap", "racks-log")
-    assert log is not None
     assert "ranks follow the racks: node 0, 2 (rack a), then 1 (rack b)" in log["data"]["node-0.log"]
     jobs.end("racks")
     until("its pods are gone", lambda: not jobs.pods("racks"))

@@ -79,8 +79,7 @@ def trains(undisturbed: Path, jobs: Jobs) -> Iterator[tuple[Jobs, PodPlace]]:
 
 
 def status(jobs: Jobs) -> dict[str, Any]:
-    found: dict[str, Any] = jobs.job("moves").get("status") or {}
-    return found
+    return jobs.job("moves").get("status") or {}
 
 
 def until_step(jobs: Jobs, attempt: int, after: int) -> None:

@@ -99,7 +99,6 @@ def test_a_run_that_was_left_with_ctrl_c_is_followed_to_its_end_and_lets_its_nod
     command = [sys.executable, "-m", "lockstep.cli.main", *words]
     heeds_ctrl_c = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731 (a shell's background job ignores it)
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, preexec_fn=heeds_ctrl_c) as first:  # noqa: PLW1509
-        assert first.stdout is not None
         assert any("attempt 1 starts" in line for line in first.stdout)
         first.send_signal(signal.SIGINT)
         said = first.stdout.read()
@@ -111,5 +110,4 @@ def test_a_run_that_was_left_with_ctrl_c_is_followed_to_its_end_and_lets_its_nod
     assert followed.returncode == 0, followed.stdout + followed.stderr
     until("the keeper lets the nodes go", lambda: not (jobs.get("StatefulSet", "left", "apps/v1") or {"spec": {}})["spec"]["replicas"])
     stateful_set = jobs.get("StatefulSet", "left", "apps/v1")
-    assert stateful_set is not None
     assert stateful_set["spec"]["replicas"] == 0

@@ -51,8 +51,7 @@ def start(jobs: Jobs, name: str, **spec: Any) -> None:
 
 
 def status(jobs: Jobs, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = jobs.job(name)["status"]
-    return found
+    return jobs.job(name)["status"]
 
 
 def events(jobs: Jobs, name: str) -> list[tuple[str, str]]:

@@ -112,7 +112,6 @@ def test_top_shows_each_node_with_its_ranks_its_memory_and_what_its_nics_carry(j
 
 def test_who_follows_hears_all_and_learns_the_end_and_who_has_enough_can_leave(jobs: Jobs, again: str) -> None:
     whole, left = following(jobs, "--rank", "2"), following(jobs)
-    assert left.stdout is not None and whole.stdout is not None
     first = [left.stdout.readline(), whole.stdout.readline()]
     left.send_signal(signal.SIGINT)
     go(jobs, 2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import re
 import subprocess
@@ -15,7 +14,7 @@ import pytest
 
 from lockstep.cli.shared.clusterfiles import load_cluster
 from lockstep.environments import cache_root
-from support.checkout import ROOT
+from support.checkout import script
 from support.clusters.cluster_jobs import Jobs, until
 from support.dap import Debugger
 from support.served import LOCKSTEP, all_processes, started
@@ -31,21 +30,12 @@ sys.exit(3)
 LOSS_LINE = 4
 
 
-def script(name: str) -> Any:
-    """A module of scripts/."""
-    spec = importlib.util.spec_from_file_location(f"lockstep_{name}", ROOT / f"scripts/{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def python_path() -> str:
     """PYTHONPATH of the pods of cluster `local`, in which they find JupyterLab and debugpy then, as `make editors` installs them.
 
     The trainer's image installs the same lock file.
     """
-    script("setup").publish_editors(cache_root())
+    script("scripts/setup.py").publish_editors(cache_root())
     return next(variable.value for variable in load_cluster("local").profile.spec.pod.env if variable.name == "PYTHONPATH")
 
 
@@ -62,7 +52,6 @@ def job(jobs: Jobs) -> Iterator[str]:
 
 def test_a_notebook_runs_cells_in_the_pod_for_whoever_has_the_token(jobs: Jobs, job: str, kubectl: Kubectl) -> None:
     with started(jobs, "jupyter", job, "--node", "1") as process:
-        assert process.stdout is not None
         address = process.stdout.readline().strip()
         assert address.startswith("http://127.0.0.1:"), process.communicate()
         base, _, token = address.partition("?token=")
@@ -111,9 +100,8 @@ async def shown_by(base: str, token: str, cell: str) -> str:
 
 @pytest.mark.long
 def test_code_server_from_npm_shows_the_workspace_to_whoever_has_the_token(jobs: Jobs, job: str, kubectl: Kubectl) -> None:
-    script("codeserver").publish(cache_root(), script("setup").publish_editors(cache_root()))
+    script("scripts/codeserver.py").publish(cache_root(), script("scripts/setup.py").publish_editors(cache_root()))
     with started(jobs, "vscode", job, "--node", "1") as process:
-        assert process.stdout is not None
         address = [process.stdout.readline().strip() for _ in range(3)][-1]
         assert address.startswith("http://127.0.0.1:"), process.communicate()
         base, _, query = address.partition("?")
@@ -145,7 +133,6 @@ def test_a_script_stops_at_a_line_shows_its_variables_and_goes_on_to_its_end(job
     command = [*LOCKSTEP, "debug", job, "/debugged/debugged.py", "-n", jobs.namespace, "--", "2"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        assert process.stdout is not None
         text = ""
         while not text.endswith("Ctrl-C ends it.\n"):
             text += (line := process.stdout.readline())

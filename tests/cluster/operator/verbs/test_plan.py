@@ -28,8 +28,7 @@ def plan(jobs: Jobs, folder: Path, code: int, kubeconfig: Path | None = None) ->
     options = ["plan", "-f", str(path), "--cluster", "local", "-n", jobs.namespace, "-o", "json"]
     done = CliRunner().invoke(app, options, env={"KUBECONFIG": str(kubeconfig)} if kubeconfig else None)
     assert done.exit_code == code, f"{done.output}{done.exception}"
-    found: Found = json.loads(done.output)
-    return found
+    return json.loads(done.output)
 
 
 def said(found: Found, section: str, outcome: str) -> str:

@@ -91,7 +91,6 @@ def get(port: int, path: str, cookie: str = "") -> tuple[int, bytes, str]:
 
 def test_tensorboard_is_reached_by_its_token_alone_and_ends_with_ctrl_c(jobs: Jobs, job: str, kubectl: Kubectl) -> None:
     with started(jobs, "tensorboard", job, "--folder", "/workspace") as process:
-        assert process.stdout is not None
         address = process.stdout.readline().strip()
         assert address.startswith("http://127.0.0.1:"), process.communicate()
         port, token = int(address.split(":")[2].split("/")[0]), address.partition("token=")[2]
@@ -110,12 +109,10 @@ def test_a_debugger_reaches_what_waits_on_the_pod_s_loopback(jobs: Jobs, job: st
     command = [*LOCKSTEP, "shell", job, "--node", "1", "-n", jobs.namespace]
     server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
-        assert server.stdin is not None and server.stdout is not None
         server.stdin.write(f"timeout 300 python3 - <<'X'\n{LISTEN}X\nexit\n")
         server.stdin.flush()
         assert server.stdout.readline() == "listening\n"
         with started(jobs, "debug", job, "--attach", "--node", "1") as process:
-            assert process.stdout is not None
             text = ""
             while not text.endswith("Press Ctrl-C to end.\n"):
                 text += (line := process.stdout.readline())
@@ -134,7 +131,6 @@ def test_vscode_is_opened_on_the_workspace_by_its_token_alone_and_ends_with_ctrl
     placed = shell(jobs, job, "mkdir -p tools && cp /tools/code-server tools/ && chmod +x tools/code-server", "--node", "1")
     assert placed.returncode == 0, placed.stderr
     with started(jobs, "vscode", job, "--node", "1") as process:
-        assert process.stdout is not None
         desktop, command, address = (process.stdout.readline() for _ in range(3))
         assert desktop == "With the VS Code of this machine and its extension Dev Containers:\n", process.communicate()
         uri = command.split()[-1]

@@ -103,7 +103,6 @@ def test_a_person_with_the_role_edit_runs_a_job(jobs: Jobs, cluster: Path, tmp_p
 def test_ctrl_c_leaves_a_job_running_that_the_same_file_follows_and_another_one_leaves_alone(jobs: Jobs, tmp_path: Path) -> None:
     file = job_file(tmp_path, "goes-on", "wait.py")
     with started(jobs, "run", "-f", file, "--cluster", "local") as process:
-        assert process.stdout is not None
         next(line for line in process.stdout if "all 2 ranks run" in line)
     uid = jobs.job("goes-on")["metadata"]["uid"]
     same = lockstep(jobs, "run", "-f", file, "--cluster", "local", "--detach")

@@ -399,7 +399,6 @@ def test_init_writes_hosts_as_they_are_typed(tmp_path: Path) -> None:
         f"Wrote {path}\nNext: read it, then lockstep hosts setup {path}\n",
     )
     hosts = load_cluster(str(path)).hosts
-    assert hosts is not None
     assert [(one.name, one.user, one.gpus) for one in hosts.hosts] == [("lab0", None, None), ("10.0.0.2", "bob", 8)]
     assert run("init", "hosts", "lab", "lab0", "-o", str(path)) == (2, f"{path} already exists: name another file with -o")
 

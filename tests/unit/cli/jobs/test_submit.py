@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,19 +48,25 @@ def refused(reason: str) -> Object:
     return status(("Accepted", "False", reason, REFUSED), ("Progressing", "False", reason, REFUSED))
 
 
+Answer = tuple[int, Object | str]
+
+
 @dataclass
 class Cluster(ApiStub):
-    """A cluster whose operator writes one status after the other, the last for ever."""
+    """A cluster whose operator writes one status after the other, the last for ever. `first` answers before it, or with None."""
 
     statuses: list[Object] = field(default_factory=lambda: [{}, QUEUED, DONE])
     created: list[Object] = field(default_factory=list)
     refusal: tuple[int, str] | None = None
+    first: Callable[[str, str, Cluster], Answer | None] = lambda method, path, cluster: None
 
     def __post_init__(self) -> None:
         self.objects |= {DEPLOYMENT: OPERATOR}
         self._next: Iterator[Object] = itertools.chain(self.statuses, itertools.repeat(self.statuses[-1]))
 
-    def answer(self, method: str, path: str, body: Object | bytes | None) -> tuple[int, Object | str]:
+    def answer(self, method: str, path: str, body: Object | bytes | None) -> Answer:
+        if (other := self.first(method, path, self)) is not None:
+            return other
         if (method, path) == ("POST", JOBS) and isinstance(body, dict):
             if self.refusal is not None:
                 code, text = self.refusal
@@ -73,6 +79,10 @@ class Cluster(ApiStub):
         if path == LOG:
             return (200, LINES) if self.created and self.statuses[-1] in (DONE, BROKEN) else (404, {})
         return super().answer(method, path, body)
+
+
+def not_removed(method: str, path: str, cluster: Cluster) -> Answer | None:
+    return (403, {"message": "no"}) if method == "DELETE" else None
 
 
 @pytest.fixture
@@ -119,24 +129,16 @@ def test_what_a_job_waits_for_is_said_until_there_is_a_log_where_it_lasts(
     lasts: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lockstep.cli.jobs.submit.LASTS_SECONDS", 0.0 if lasts else 600.0)
-
-    class Slow(Cluster):
-        def answer(self, method: str, path: str, body: Object | bytes | None) -> tuple[int, Object | str]:
-            return (404, {}) if path == LOG and next(looks) < 1 else super().answer(method, path, body)
-
     looks = itertools.count()
-    done = typed(Slow(statuses=[QUEUED, DONE]), folder)
+    slow = Cluster(statuses=[QUEUED, DONE], first=lambda method, path, cluster: (404, {}) if path == LOG and next(looks) < 1 else None)
+    done = typed(slow, folder)
     assert done.returncode == 0
     assert ("lockstep: demo: Unschedulable: 0 of 2 pods scheduled" in done.stderr.splitlines()) is lasts
     assert done.stdout.splitlines() == ["[0] step 1", "[0] step 2"]
 
 
 def test_a_job_that_fails_before_it_has_a_log_ends_with_its_reason_alone(folder: Path) -> None:
-    class Mute(Cluster):
-        def answer(self, method: str, path: str, body: Object | bytes | None) -> tuple[int, Object | str]:
-            return (404, {}) if path == LOG else super().answer(method, path, body)
-
-    failed = typed(Mute(statuses=[BROKEN]), folder)
+    failed = typed(Cluster(statuses=[BROKEN], first=lambda method, path, cluster: (404, {}) if path == LOG else None), folder)
     assert failed.returncode == 1 and failed.stdout == ""
     assert failed.stderr.splitlines()[2:] == ["lockstep: job demo has failed: rank 1 failed: lockstep why demo -n team --context c"]
 
@@ -170,14 +172,10 @@ def test_a_job_that_the_operator_refuses_ends_with_what_to_do(reason: str, more:
 
 
 def test_a_job_that_was_there_before_waits_for_its_cluster_and_so_does_one_that_cannot_be_removed(folder: Path) -> None:
-    class Kept(Cluster):
-        def answer(self, method: str, path: str, body: Object | bytes | None) -> tuple[int, Object | str]:
-            return (403, {"message": "no"}) if method == "DELETE" else super().answer(method, path, body)
-
     before = [JOB | {"metadata": {"name": "demo", "namespace": "team"}}]
     there = typed(Cluster(created=before, statuses=[refused("ClaimSizeInvalid")]), folder)
     assert there.returncode == 1 and "is not accepted yet" in there.stderr and "it starts by itself then" in there.stderr
-    kept = typed(Kept(statuses=[refused("ClusterNotFound")]), folder)
+    kept = typed(Cluster(statuses=[refused("ClusterNotFound")], first=not_removed), folder)
     assert kept.returncode == 2 and "it stays there, and starts by itself once the cluster is right, or lockstep delete demo" in kept.stderr
 
 
@@ -191,48 +189,38 @@ def test_a_job_that_was_accepted_once_stays_though_the_operator_refuses_it_later
 
 @pytest.mark.parametrize("more", [[], ["--detach"]])
 def test_a_job_that_is_deleted_while_it_is_watched_ends_the_verb(more: list[str], folder: Path) -> None:
-    class Taken(Cluster):
-        def answer(self, method: str, path: str, body: Object | bytes | None) -> tuple[int, Object | str]:
-            if path == f"{JOBS}/demo" and self.created and next(looks) > 1:
-                return 404, {}
-            return super().answer(method, path, body)
+    def taken(method: str, path: str, cluster: Cluster) -> Answer | None:
+        return (404, {}) if path == f"{JOBS}/demo" and cluster.created and next(looks) > 1 else None
 
     looks = itertools.count()
-    ended = typed(Taken(statuses=[{}]), folder, *more)
+    ended = typed(Cluster(statuses=[{}], first=taken), folder, *more)
     assert (ended.returncode, ended.stderr.splitlines()[-1]) == (1, "lockstep: job demo was deleted")
 
 
 @pytest.mark.parametrize("more", [[], ["--detach"]])
 def test_an_api_server_that_is_away_for_a_while_does_not_end_the_verb(more: list[str], folder: Path) -> None:
-    class Away(Cluster):
-        def answer(self, method: str, path: str, body: Object | bytes | None) -> tuple[int, Object | str]:
-            if path == f"{JOBS}/demo" and self.created and next(looks) in range(1, 4):
-                return 503, {"message": "the server is currently unable to handle the request"}
-            return super().answer(method, path, body)
+    def away(method: str, path: str, cluster: Cluster) -> Answer | None:
+        is_away = path == f"{JOBS}/demo" and cluster.created and next(looks) in range(1, 4)
+        return (503, {"message": "the server is currently unable to handle the request"}) if is_away else None
 
     looks = itertools.count()
-    ended = typed(Away(statuses=[{}, QUEUED, DONE]), folder, *more)
+    ended = typed(Cluster(statuses=[{}, QUEUED, DONE], first=away), folder, *more)
     assert ended.returncode == 0
     (line,) = [line for line in ended.stderr.splitlines() if line.endswith("this goes on when it answers again")]
     assert "currently unable to handle the request (503" in line
 
 
 def test_a_job_whose_log_may_not_be_read_goes_on(folder: Path) -> None:
-    class Closed(Cluster):
-        def answer(self, method: str, path: str, body: Object | bytes | None) -> tuple[int, Object | str]:
-            return (403, {"message": "pods/log is forbidden"}) if path == LOG else super().answer(method, path, body)
+    def closed(method: str, path: str, cluster: Cluster) -> Answer | None:
+        return (403, {"message": "pods/log is forbidden"}) if path == LOG else None
 
-    ended = typed(Closed(statuses=[QUEUED]), folder)
+    ended = typed(Cluster(statuses=[QUEUED], first=closed), folder)
     assert ended.returncode == 1 and ended.stderr.splitlines()[-1].endswith("; job demo goes on: lockstep logs demo -n team --context c -f")
 
 
 def test_a_refused_job_that_was_there_before_or_cannot_be_removed_stays(folder: Path) -> None:
-    class Kept(Cluster):
-        def answer(self, method: str, path: str, body: Object | bytes | None) -> tuple[int, Object | str]:
-            return (403, {"message": "no"}) if method == "DELETE" else super().answer(method, path, body)
-
     before = [JOB | {"metadata": {"name": "demo", "namespace": "team"}}]
-    for stub in (Kept(statuses=[refused("InvalidSpec")]), Cluster(created=before, statuses=[refused("InvalidSpec")])):
+    for stub in (Cluster(statuses=[refused("InvalidSpec")], first=not_removed), Cluster(created=before, statuses=[refused("InvalidSpec")])):
         ended = typed(stub, folder)
         assert (
             ended.returncode == 2

@@ -22,7 +22,6 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the README's job file alone; no cluster was deployed from here, and no hub can be asked."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     block = re.search(r"^## A job file\n\n```yaml\n(.*?)^```", readme, re.DOTALL | re.MULTILINE)
-    assert block is not None
     (tmp_path / "job.yaml").write_text(block[1], encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LOCKSTEP_STATE", str(tmp_path / "state"))

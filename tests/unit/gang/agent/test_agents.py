@@ -6,9 +6,7 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -16,17 +14,11 @@ from lockstep_gang.agent.ranks import processes
 from lockstep_gang.contract.run import HostPlace, JobIdentity, RestartPolicy, Timeouts, WhenDone, run_text
 from lockstep_gang.coordinator.machine import boot_id
 from lockstep_spec.kernel import usable_cores
-from unit.gang.cases import Gang, gang, gone, now
+from unit.gang.cases import Gang, gone, now
 
 SAY = 'import os, sys, time, signal\nR = os.environ["RANK"]\nF = os.environ["FOLDER"]\n'
 PID = SAY + 'open(f"{F}/pid-{R}.new", "w").write(str(os.getpid()))\nos.rename(f"{F}/pid-{R}.new", f"{F}/pid-{R}")\n'
 FOREVER = PID + 'print("here", R, flush=True)\nsignal.pause()\n'
-
-
-@pytest.fixture
-def agents(tmp_path: Path) -> Iterator[Gang]:
-    with gang(tmp_path) as made:
-        yield made
 
 
 def pid_of(agents: Gang, rank: int) -> int:
@@ -43,8 +35,7 @@ def running(agents: Gang, *nodes: int) -> list[int]:
 
 def test_two_nodes_complete_and_the_end_is_on_the_volume(agents: Gang) -> None:
     agents.write(SAY + 'print("done", R)')
-    agents.start(0, 1)
-    assert agents.codes() == [0, 0]
+    agents.run(codes=[0, 0])
     assert agents.record("end.json")["state"] == "Complete"
     assert [(line["attempt"], line["outcome"]) for line in agents.record("attempts.jsonl")] == [(1, "Complete")]
     assert "[rank 0] done 0" in agents.log(0)
@@ -53,8 +44,7 @@ def test_two_nodes_complete_and_the_end_is_on_the_volume(agents: Gang) -> None:
 
 def test_ranks_get_torchrun_s_environment(agents: Gang) -> None:
     agents.write(SAY + "import json\nprint(json.dumps({k: v for k, v in os.environ.items()}))", ranks_per_node=2)
-    agents.start(0, 1)
-    assert agents.codes() == [0, 0]
+    agents.run(codes=[0, 0])
     line = next(line for line in agents.log(1).splitlines() if line.startswith("[rank 3]"))
     rank = json.loads(line.removeprefix("[rank 3] "))
     expected = {
@@ -72,8 +62,7 @@ def test_nodes_with_unlike_numbers_of_ranks_start_as_many_as_each_has(agents: Ga
     agents.write(
         SAY + "import json\nprint(json.dumps({k: v for k, v in os.environ.items()}))", nodes=3, ranks_per_node=2, node_ranks=(2, 1, 1)
     )
-    agents.start(0, 1, 2)
-    assert agents.codes() == [0, 0, 0]
+    agents.run(codes=[0, 0, 0])
     names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "WORLD_SIZE", "ROLE_RANK")
     ranks = []
     for node in range(3):
@@ -92,8 +81,7 @@ def test_nodes_with_unlike_numbers_of_ranks_start_as_many_as_each_has(agents: Ga
 
 def test_a_rank_on_a_node_with_fewer_of_them_is_named_with_its_node(agents: Gang) -> None:
     agents.write(SAY + 'if R == "3": raise ValueError("boom")\nsignal.pause()', nodes=3, ranks_per_node=2, node_ranks=(2, 1, 1))
-    agents.start(0, 1, 2)
-    assert agents.codes() == [1, 1, 1]
+    agents.run(codes=[1, 1, 1])
     failure = agents.record("end.json")["failure"]
     assert (failure["rank"], failure["node"], failure["exception"]) == (3, 2, "ValueError")
 
@@ -145,8 +133,7 @@ def test_grandchildren_of_ranks_die_with_the_attempt_even_in_a_session_of_their_
 def test_a_script_that_leaves_what_it_started_is_told_so(agents: Gang, alone: bool) -> None:
     sleeps = f'import subprocess\nsubprocess.Popen(["/bin/sleep", "1000"], start_new_session={alone})\n'
     agents.write(SAY + "if R == '1':\n  " + sleeps.replace("\n", "\n  "))
-    agents.start(0, 1)
-    assert agents.codes() == [0, 0]
+    agents.run(codes=[0, 0])
     note = agents.record("end.json")["result"]["note"]
     assert note.startswith(
         "warning: rank 1 exited with 0 and left 1 program running (sleep 1000), ended with the attempt: a script has to wait"
@@ -156,8 +143,7 @@ def test_a_script_that_leaves_what_it_started_is_told_so(agents: Gang, alone: bo
 
 def test_a_failure_is_restarted_in_place_under_the_next_attempt(agents: Gang) -> None:
     agents.write(SAY + 'sys.exit(1 if os.environ["LOCKSTEP_ATTEMPT"] == "1" and R == "1" else 0)', restart=RestartPolicy(1, 0))
-    agents.start(0, 1)
-    assert agents.codes() == [0, 0]
+    agents.run(codes=[0, 0])
     assert [(line["attempt"], line["restarts"], line["outcome"]) for line in agents.record("attempts.jsonl")] == [
         (1, 0, "Failed"),
         (2, 1, "Complete"),
@@ -166,16 +152,14 @@ def test_a_failure_is_restarted_in_place_under_the_next_attempt(agents: Gang) ->
 
 def test_a_command_that_cannot_be_started_is_a_failure_with_its_name(agents: Gang) -> None:
     agents.write("", nodes=1, command=("/no/such/program",))
-    agents.start(0)
-    assert agents.codes() == [1]
+    agents.run(codes=[1])
     assert agents.record("end.json")["message"].endswith("exited with 127: FileNotFoundError: there is no program /no/such/program")
 
 
 def test_torch_s_error_file_names_the_exception_of_a_user_s_script(agents: Gang) -> None:
     error = {"message": {"message": "KeyError: 'loss'", "extraInfo": {"py_callstack": "Traceback…"}}}
     agents.write(SAY + f'import json\njson.dump({error!r}, open(os.environ["TORCHELASTIC_ERROR_FILE"], "w"))\nsys.exit(1)', nodes=1)
-    agents.start(0)
-    assert agents.codes() == [1]
+    agents.run(codes=[1])
     assert (agents.record("end.json")["failure"]["exception"], agents.record("end.json")["message"][-15:]) == (
         "KeyError",
         "KeyError: 'loss'"[-15:],
@@ -194,16 +178,14 @@ def test_what_a_rank_says_before_its_end_comes_before_its_end(agents: Gang) -> N
         {"rank": 0, "event": "end", "result": {"adapter": "/a"}},
     ]
     agents.write(REPORTING + f"for e in {events!r}: s.send(json.dumps(e).encode())", nodes=1, training={})
-    agents.start(0)
-    assert agents.codes() == [0]
+    agents.run(codes=[0])
     end = agents.record("end.json")
     assert (end["state"], end["result"], end["checkpoint"]["path"]) == ("Complete", {"adapter": "/a"}, "/c/step-50.a1")
 
 
 def test_a_malformed_report_is_left_out_and_said_once(agents: Gang) -> None:
     agents.write(REPORTING + 's.send(b"nonsense")\ns.send(b"[]")\ns.send(b"{" * 60001)', nodes=1)
-    agents.start(0)
-    assert agents.codes() == [0]
+    agents.run(codes=[0])
     assert agents.log().count("ignored a malformed report") == 1
 
 
@@ -213,15 +195,13 @@ def test_only_this_user_reaches_the_report_socket(agents: Gang) -> None:
         " oct(stat.S_IMODE(os.stat(os.path.dirname(p)).st_mode)))"
     )
     agents.write(SAY + script, nodes=1)
-    agents.start(0)
-    assert agents.codes() == [0]
+    agents.run(codes=[0])
     assert "mode 0o600 0o700" in agents.log()
 
 
 def test_hostile_output_does_nothing_to_the_log(agents: Gang) -> None:
     agents.write(SAY + r'sys.stdout.buffer.write(b"\x1b[2J\xff\x00end\nprogress\rbar\r\n" + b"x" * 20000 + b"\nlast")', nodes=1)
-    agents.start(0)
-    assert agents.codes() == [0]
+    agents.run(codes=[0])
     lines = [line.removeprefix("[rank 0] ") for line in agents.log().splitlines() if line.startswith("[rank 0] ")]
     assert lines == [r"\x1b[2J\xff\x00end", "progress", "bar", "x" * 8192, "x" * 8192, "x" * 3616, "last"]
 
@@ -305,21 +285,17 @@ def test_a_killed_coordinator_is_followed_by_one_that_goes_on_from_the_record(ag
 
 def test_a_finished_job_is_never_started_again_in_a_new_pod(agents: Gang) -> None:
     agents.write(SAY + 'open(f"{F}/starts-{R}", "a").write("start ")')
-    agents.start(0, 1)
-    assert agents.codes() == [0, 0]
-    agents.start(0, 1)
-    assert agents.codes() == [0, 0]
+    agents.run(codes=[0, 0])
+    agents.run(codes=[0, 0])
     assert (agents.folder / "starts-0").read_text() == "start "
     assert len(agents.record("attempts.jsonl")) == 1
 
 
 def test_another_job_of_the_same_name_starts_anew(agents: Gang) -> None:
     run = agents.write(SAY + 'open(f"{F}/starts-{R}", "a").write("start ")')
-    agents.start(0, 1)
-    assert agents.codes() == [0, 0]
+    agents.run(codes=[0, 0])
     agents.run_path.write_text(run_text(replace(run, job=JobIdentity("x", "ns", "uid-2"))))
-    agents.start(0, 1)
-    assert agents.codes() == [0, 0]
+    agents.run(codes=[0, 0])
     assert (agents.folder / "starts-0").read_text() == "start start "
     assert [line["attempt"] for line in agents.record("attempts.jsonl")] == [1, 2]
 
@@ -359,8 +335,7 @@ def test_an_agent_on_a_host_gives_up_once_node_0_is_away_for_longer_than_hosts_a
 def test_an_agent_that_was_given_something_wrong_says_what_and_exits_with_78(agents: Gang, damage: dict[str, str], sentence: str) -> None:
     agents.write(SAY)
     agents.run_path.write_text(json.dumps(json.loads(agents.run_path.read_text()) | damage))
-    agents.start(0)
-    assert agents.codes() == [78]
+    agents.run(codes=[78])
     assert sentence in agents.log()
 
 
@@ -381,8 +356,7 @@ def test_a_start_on_an_empty_volume_takes_no_number_again_that_another_volume_ha
     commit = 'import os; os.mkdir("{FOLDER}/commits/step-5.a{LOCKSTEP_ATTEMPT}.r{RANK}".format(**os.environ))'
     for volume, attempts_before in (("first", 6), ("second", 7)):
         agents.write(commit, run_dir=str(agents.folder / volume), attempts_before=attempts_before)
-        agents.start(0, 1)
-        assert agents.codes() == [0, 0]
+        agents.run(codes=[0, 0])
     commits = sorted(path.name for path in (agents.folder / "commits").iterdir())
     assert commits == ["step-5.a7.r0", "step-5.a7.r1", "step-5.a8.r0", "step-5.a8.r1"]
     assert [json.loads(line)["attempt"] for line in (agents.folder / "second/gang/attempts.jsonl").read_text().splitlines()] == [8]
@@ -390,6 +364,5 @@ def test_a_start_on_an_empty_volume_takes_no_number_again_that_another_volume_ha
 
 def test_the_record_of_an_attempt_has_the_start_of_each_node_s_machine(agents: Gang) -> None:
     agents.write(SAY)
-    agents.start(0, 1)
-    assert agents.codes() == [0, 0]
+    agents.run(codes=[0, 0])
     assert agents.record("attempts.jsonl")[0]["boots"] == [boot_id(), boot_id()]

@@ -13,7 +13,6 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -23,7 +22,7 @@ from lockstep_gang.agent.claims import PREFIX, Claims, GpuTaken, holder_of
 from lockstep_gang.contract.run import HostPlace, parse_run, run_text
 from lockstep_spec.codec import ContractError
 from lockstep_spec.exits import CONFIGURATION
-from unit.gang.cases import WORKSPACE, Gang, gang, make_run
+from unit.gang.cases import WORKSPACE, Gang, make_run
 from unit.virtual_time import VirtualClock
 
 NOBODY = 65534
@@ -67,12 +66,10 @@ def racer(job: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def tell(process: subprocess.Popen[str], line: str) -> None:
-    assert process.stdin is not None
     process.stdin.write(line + "\n")
 
 
 def answer(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
     return process.stdout.readline().rstrip("\n")
 
 
@@ -222,12 +219,6 @@ def test_a_holder_without_a_free_descriptor_waits_for_one_and_then_answers(gpu: 
         assert connection.recv(256).startswith(b"job demo of ")
 
 
-@pytest.fixture
-def agents(tmp_path: Path) -> Iterator[Gang]:
-    with gang(tmp_path) as made:
-        yield made
-
-
 def test_an_agent_holds_its_gpus_for_its_life(agents: Gang, gpu: str) -> None:
     agents.write(
         'import os, time\nwhile not os.path.exists(os.environ["FOLDER"] + "/go"): time.sleep(0.02)', nodes=1, host=HostPlace(claims=(gpu,))
@@ -244,8 +235,7 @@ def test_an_agent_holds_its_gpus_for_its_life(agents: Gang, gpu: str) -> None:
 def test_an_agent_whose_gpu_is_taken_starts_nothing_and_says_who_has_it(agents: Gang, gpu: str) -> None:
     agents.write("", nodes=1, host=HostPlace(claims=(gpu,)))
     with Claims([gpu], "demo"):
-        agents.start(0)
-        assert agents.codes() == [CONFIGURATION]
+        agents.run(codes=[CONFIGURATION])
     assert f"lockstep agent: GPU {gpu} of this machine is taken: job demo of " in agents.log()
     assert not (agents.folder / "run").exists()
 

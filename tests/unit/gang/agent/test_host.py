@@ -47,8 +47,7 @@ def calls(agents: Gang) -> list[str]:
 @pytest.mark.parametrize(("script", "code"), [("", 0), ("raise ValueError", 1)])
 def test_a_job_that_has_ended_leaves_neither_its_key_nor_a_unit_that_would_start_it(agents: Gang, script: str, code: int) -> None:
     agents.write(script, nodes=1, host=HostPlace(UNIT))
-    agents.start(0)
-    assert agents.codes() == [code]
+    agents.run(codes=[code])
     assert calls(agents) == [f"--user disable --quiet {UNIT}"]
     assert not (agents.folder / "key").exists()
     assert agents.run_path.exists()
@@ -77,23 +76,20 @@ def test_a_job_that_saved_and_stopped_keeps_both_for_its_next_start(agents: Gang
 
 def test_without_a_unit_there_is_nothing_to_disable(agents: Gang) -> None:
     agents.write("", nodes=1, host=HostPlace())
-    agents.start(0)
-    assert agents.codes() == [0]
+    agents.run(codes=[0])
     assert (calls(agents), (agents.folder / "key").exists()) == ([], False)
 
 
 def test_a_unit_that_can_t_be_disabled_is_told_and_changes_nothing_about_the_end(agents: Gang) -> None:
     (agents.folder / "code").write_text("1")
     agents.write("", nodes=1, host=HostPlace(UNIT))
-    agents.start(0)
-    assert agents.codes() == [0]
+    agents.run(codes=[0])
     assert f"cannot disable {UNIT} (Failed to connect to bus): run `systemctl --user disable {UNIT}`" in agents.log()
 
 
 def test_a_pod_s_key_is_left_to_its_secret(agents: Gang) -> None:
     agents.write("", nodes=1)
-    agents.start(0)
-    assert agents.codes() == [0]
+    agents.run(codes=[0])
     assert (calls(agents), (agents.folder / "key").exists()) == ([], True)
 
 
@@ -150,8 +146,7 @@ def test_nothing_of_a_gang_listens_on_an_address_that_was_not_stated(agents: Gan
 def test_an_agent_that_can_make_no_folder_of_its_own_says_why_in_one_line(agents: Gang) -> None:
     Path(agents.private.name).rmdir()
     agents.write("", nodes=1, host=HostPlace(UNIT))
-    agents.start(0)
-    assert agents.codes() == [INTERNAL]
+    agents.run(codes=[INTERNAL])
     (line,) = agents.log().splitlines()
     assert re.fullmatch(rf"\[lockstep\] this agent can't start: {agents.private.name}/lockstep-\d+-\w+: No such file or directory", line)
 

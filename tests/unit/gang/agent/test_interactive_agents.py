@@ -55,7 +55,6 @@ def write(agents: Gang, text: str, name: str = "a.py") -> None:
 
 
 def until_here(process: subprocess.Popen[str], ranks: int = 2) -> None:
-    assert process.stdout is not None
     for line in process.stdout:
         ranks -= "] here" in line
         if not ranks:
@@ -121,7 +120,6 @@ def test_a_run_ends_when_whoever_asked_for_it_is_gone(agents: Gang, options: tup
     process = ask(agents, 1, "run", *options, "a.py")
     until_here(process)
     if options:
-        assert process.stdin is not None
         process.stdin.close()
         process.stdin = None
     else:

@@ -31,7 +31,6 @@ def test_steps_come_with_what_the_script_measured_and_with_the_time_that_is_left
     first = pace.step(parse_status(body(10, current_step=10, total_steps=100, current_epoch=1.25, loss=2.34567891)), 15.0)
     assert first == Step(0, 10, 100, 1, None, {"loss": "2.34568"})
     second = pace.step(parse_status(body(20, current_step=20, total_steps=100)), 25.0)
-    assert second is not None
     assert second.estimated_remaining_seconds == 80
 
 
@@ -39,7 +38,6 @@ def test_the_time_left_after_a_resume_counts_only_this_attempt_s_steps() -> None
     pace = RemainingTime()
     pace.step(parse_status(body(90, current_step=900, total_steps=1000)), 100.0)
     step = pace.step(parse_status(body(91, current_step=910, total_steps=1000)), 120.0)
-    assert step is not None
     assert step.estimated_remaining_seconds == 180  # Trainer itself would say 2 s: 20 s for 910 steps
 
 

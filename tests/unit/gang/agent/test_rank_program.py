@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from lockstep_gang.contract.messages import Start
 from lockstep_gang.contract.placewords import ON_HOSTS
 from lockstep_gang.contract.run import HostPlace, RestartPolicy, Run
 from lockstep_gang.lifecycle.causes import remedy
-from unit.gang.cases import Gang, gang, make_run
+from unit.gang.cases import Gang, make_run
 
 PARSER = "import argparse\nparser = argparse.ArgumentParser()\n"
 UNDERSCORE, DASH, NONE = "--local_rank", "--local-rank", ""
@@ -181,12 +180,6 @@ def test_errors_about_the_local_rank_name_the_field(words: str, expected: str) -
     assert (expected in remedy(words, ON_HOSTS)) if expected else (remedy(words, ON_HOSTS) == "")
 
 
-@pytest.fixture
-def agents(tmp_path: Path) -> Iterator[Gang]:
-    with gang(tmp_path) as made:
-        yield made
-
-
 SEEN = "import sys, os\nprint('seen', sys.argv[1:], os.environ['LOCAL_RANK'])\n"
 TAKES = (
     "import argparse\np = argparse.ArgumentParser()\np.add_argument('--local_rank', type=int, required=True)\np.parse_known_args()\n" + SEEN
@@ -204,8 +197,7 @@ TAKES = (
 )
 def test_each_of_two_ranks_gets_its_own(text: str, changes: dict[str, Any], expected: str, agents: Gang) -> None:
     agents.write(text, nodes=1, ranks_per_node=2, **changes)
-    agents.start(0)
-    assert agents.codes() == [0], agents.log()
+    agents.run(codes=[0])
     assert f"[rank 1] seen {expected}" in agents.log()
 
 
@@ -225,8 +217,7 @@ def test_a_job_that_cannot_start_says_what_to_write(changes: dict[str, Any], exp
     (agents.folder / "run.sh").write_text("#!/bin/bash\n")
     (agents.folder / "bare.sh").write_text("exit 0\n")
     (agents.folder / "bare.sh").chmod(0o755)
-    agents.start(0)
-    assert agents.codes() == [1]
+    agents.run(codes=[1])
     assert expected in agents.record("end.json")["message"]
 
 

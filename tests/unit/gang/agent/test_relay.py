@@ -146,7 +146,6 @@ def test_a_log_that_nobody_reads_holds_nothing_up_and_says_what_is_missing() -> 
 def test_torch_s_error_file_is_understood(tmp_path: Path, content: str, exception: str, message: str) -> None:
     (tmp_path / "error.json").write_text(content)
     error = read_error_file(tmp_path / "error.json", 2)
-    assert error is not None
     assert (error.rank, error.exception, error.message) == (2, exception, message)
 
 

@@ -39,7 +39,6 @@ def process(*paths: Path) -> Iterator[int]:
     """The leader of a process group that has these files open, or mapped if the name says so."""
     command = [sys.executable, "-S", "-c", MAPS, *map(str, paths)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as started:
-        assert started.stdout is not None
         started.stdout.readline()
         try:
             yield started.pid

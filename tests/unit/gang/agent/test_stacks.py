@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +18,7 @@ from lockstep_gang.agent.ranks.ranks import Survivors
 from lockstep_gang.agent.ranks.stacks import ProcessState, dumped, main_thread
 from lockstep_gang.contract.run import RestartPolicy
 from lockstep_spec.timeouts import Timeouts
-from unit.gang.cases import Gang, gang, gone
+from unit.gang.cases import Gang, gone
 from unit.virtual_time import VirtualClock
 
 START = """
@@ -47,12 +46,6 @@ def get_stuck():
 get_stuck() if R == 1 else train_step()
 """
 LIMIT = 2
-
-
-@pytest.fixture
-def agents(tmp_path: Path) -> Iterator[Gang]:
-    with gang(tmp_path) as made:
-        yield made
 
 
 def write(agents: Gang, stuck: str, **changes: Any) -> None:
@@ -106,8 +99,7 @@ def test_native_code_that_holds_the_interpreter_is_found_by_its_line(agents: Gan
 def test_a_rank_started_by_a_shell_script_is_asked_as_well(agents: Gang) -> None:
     (agents.folder / "start.sh").write_text(f"{sys.executable} -S rank.py\nexit $?\n")
     write(agents, "time.sleep(1000)", nodes=1, ranks_per_node=2, command=("/bin/sh", "start.sh"), restart=RestartPolicy(0, 0))
-    agents.start(0)
-    assert agents.codes() == [1]
+    agents.run(codes=[1])
     assert agents.record("end.json")["failure"]["rank"] == 1
     assert "in get_stuck" in stacks(agents, 1)
 

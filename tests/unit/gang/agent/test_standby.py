@@ -13,7 +13,7 @@ import pytest
 
 from lockstep_gang.agent.ranks.standby import Standby, changes
 from lockstep_gang.contract.run import RestartPolicy, WhenDone
-from unit.gang.cases import Gang, gang, now
+from unit.gang.cases import Gang, now
 
 WAITS = (
     "import json, os, sys\n"
@@ -40,7 +40,6 @@ def test_an_order_has_what_is_otherwise_and_what_is_gone() -> None:
 def test_the_process_that_waits_becomes_the_rank_with_the_attempt_s_own_variables(standby: Standby) -> None:
     (pid,) = standby.leaders
     taken = standby.take(NEXT)
-    assert taken is not None
     assert taken[0] == pid
     os.set_blocking(taken[1], True)
     with os.fdopen(taken[1]) as output:
@@ -97,12 +96,6 @@ reports.send(json.dumps({"event": "end", "rank": rank}).encode())
 """
 
 
-@pytest.fixture
-def agents(tmp_path: Path) -> Iterator[Gang]:
-    with gang(tmp_path) as made:
-        yield made
-
-
 def told(agents: Gang, node: int) -> list[list[object]]:
     lines = [line.partition("] here ")[2] for line in agents.log(node).splitlines()]
     return [json.loads(line) for line in lines if line]
@@ -110,8 +103,7 @@ def told(agents: Gang, node: int) -> list[list[object]]:
 
 def test_after_a_failure_the_ranks_are_those_that_waited_and_nothing_is_left_of_them(agents: Gang) -> None:
     agents.write(TRAINER, training={}, restart=RestartPolicy(1, 0))
-    agents.start(0, 1)
-    assert agents.codes(60) == [0, 0]
+    agents.run(codes=[0, 0], seconds=60)
     for node in (0, 1):
         assert told(agents, node)[-1][:4] == [node, "2", True, "1"]
 

@@ -116,21 +116,18 @@ def test_nobody_else_is_heard(tmp_path: Path, key: bytes, uid: str, node: int) -
     assert any(line.startswith("refused a connection from 127.0.0.1: ") for line in with_server(tmp_path, test))
 
 
-def test_a_coordinator_without_the_key_is_not_obeyed(tmp_path: Path) -> None:
-    async def scene() -> None:
-        async def pretend(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writer.write(b'{"format": "lockstep-gang/1", "nonce": "00"}\n')
-            await reader.readline()
-            writer.write(b'{"proof": "0000"}\n')
-            writer.close()
-            await writer.wait_closed()
+async def test_a_coordinator_without_the_key_is_not_obeyed(tmp_path: Path) -> None:
+    async def pretend(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b'{"format": "lockstep-gang/1", "nonce": "00"}\n')
+        await reader.readline()
+        writer.write(b'{"proof": "0000"}\n')
+        writer.close()
+        await writer.wait_closed()
 
-        server = await asyncio.start_server(pretend, "127.0.0.1", 0)
-        with pytest.raises(ContractError, match="does not fit this job's key"):
-            await connect(server.sockets[0].getsockname()[:2], KEY, "uid-1", 1)
-        server.close()
-
-    asyncio.run(scene())
+    server = await asyncio.start_server(pretend, "127.0.0.1", 0)
+    with pytest.raises(ContractError, match="does not fit this job's key"):
+        await connect(server.sockets[0].getsockname()[:2], KEY, "uid-1", 1)
+    server.close()
 
 
 @pytest.mark.parametrize(
@@ -407,23 +404,20 @@ def test_an_agent_that_was_frozen_waits_for_the_coordinator_anew_before_it_stops
     assert said == ["Started", "Pong", "Exited"]
 
 
-def test_of_connections_without_a_proof_the_oldest_is_closed_once_there_are_128_beside_one_of_each_node() -> None:
-    async def story() -> list[int]:
-        async def connection(*_: object) -> None:
-            await asyncio.Event().wait()
+async def test_of_connections_without_a_proof_the_oldest_is_closed_once_there_are_128_beside_one_of_each_node() -> None:
+    async def connection(*_: object) -> None:
+        await asyncio.Event().wait()
 
-        aborted: list[int] = []
-        made = Server.__new__(Server)
-        made._run, made._connections, made._unproved = make_run(nodes=2), set(), {}
-        made._connection = connection  # type: ignore[method-assign]
-        for number in range(135):
-            transport = SimpleNamespace(abort=partial(aborted.append, number))
-            made._accepted(cast(Any, None), cast(Any, Writer(transport)))
-        for task in made._connections:
-            task.cancel()
-        return aborted
-
-    assert asyncio.run(story()) == [0, 1, 2, 3, 4]
+    aborted: list[int] = []
+    made = Server.__new__(Server)
+    made._run, made._connections, made._unproved = make_run(nodes=2), set(), {}
+    made._connection = connection  # type: ignore[method-assign]
+    for number in range(135):
+        transport = SimpleNamespace(abort=partial(aborted.append, number))
+        made._accepted(cast(Any, None), cast(Any, Writer(transport)))
+    for task in made._connections:
+        task.cancel()
+    assert aborted == [0, 1, 2, 3, 4]
 
 
 class Writer:

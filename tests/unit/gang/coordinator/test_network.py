@@ -56,22 +56,20 @@ def is_answered(address: str, port: int) -> bool:
     return True
 
 
-def test_coordinator_and_preflight_are_not_met_on_the_machine_s_other_addresses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_coordinator_and_preflight_are_not_met_on_the_machine_s_other_addresses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(POD_IPS, POD)
     run = make_run(run_dir=str(tmp_path), addresses=(NAME, NAME), coordinator_port=any_free_port("127.0.0.1"))
     output = Output(lambda line: None, tuple, lambda line: None)
-
-    async def scene() -> None:
-        server = Server(run, KEY, Coordinator(run, KEY, output), output)
-        assert await server.start() == (POD, run.coordinator_port)
-        door = ProbePort(run, KEY, 0)
-        port = await door.open()
-        answered = [await asyncio.to_thread(is_answered, address, p) for p in (run.coordinator_port, port) for address in (POD, ELSEWHERE)]
-        door.close()
-        await server.stop()
-        assert answered == [True, False, True, False]
-
-    asyncio.run(scene())
+    server = Server(run, KEY, Coordinator(run, KEY, output), output)
+    assert await server.start() == (POD, run.coordinator_port)
+    door = ProbePort(run, KEY, 0)
+    port = await door.open()
+    answered = [await asyncio.to_thread(is_answered, address, p) for p in (run.coordinator_port, port) for address in (POD, ELSEWHERE)]
+    door.close()
+    await server.stop()
+    assert answered == [True, False, True, False]
 
 
 def test_the_processes_of_a_preflight_meet_on_the_pod_s_address_only(monkeypatch: pytest.MonkeyPatch) -> None:

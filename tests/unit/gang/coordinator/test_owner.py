@@ -280,109 +280,94 @@ REFUSED = (
 )
 
 
-def test_the_second_of_two_jobs_in_one_folder_is_refused_by_name_before_a_rank_starts(tmp_path: Path, quick: None) -> None:
-    async def test() -> None:
-        first = await Hosted(IN_A, tmp_path).runs()
-        second = Hosted(IN_B, tmp_path)
-        await second.connects()
-        await second.until(lambda: second.coordinator.gang.phase is Phase.ENDED)
-        report = summarize(second.coordinator.gang, second.run)
-        assert (report.state, report.attempt, report.message) == (State.FAILED, 0, REFUSED.format(tmp_path))
-        assert report.failure is not None and report.failure.cause is Cause.CONFIGURATION
-        await second.until(lambda: second.wires[1].types() == ["Finish"])
-        assert second.wires[0].types() == ["Finish"]
-        await asyncio.wait_for(second.coordinator.settle(), 20)
-        await second.ended()
-        assert first.coordinator.gang.phase is Phase.ACTIVE
-        assert not (tmp_path / "gang/end.json").exists()
-        assert json.loads((tmp_path / "gang/report.json").read_text())["report"]["job"]["uid"] == IN_A.uid
-        await first.ended()
-
-    asyncio.run(test())
+async def test_the_second_of_two_jobs_in_one_folder_is_refused_by_name_before_a_rank_starts(tmp_path: Path, quick: None) -> None:
+    first = await Hosted(IN_A, tmp_path).runs()
+    second = Hosted(IN_B, tmp_path)
+    await second.connects()
+    await second.until(lambda: second.coordinator.gang.phase is Phase.ENDED)
+    report = summarize(second.coordinator.gang, second.run)
+    assert (report.state, report.attempt, report.message) == (State.FAILED, 0, REFUSED.format(tmp_path))
+    assert report.failure is not None and report.failure.cause is Cause.CONFIGURATION
+    await second.until(lambda: second.wires[1].types() == ["Finish"])
+    assert second.wires[0].types() == ["Finish"]
+    await asyncio.wait_for(second.coordinator.settle(), 20)
+    await second.ended()
+    assert first.coordinator.gang.phase is Phase.ACTIVE
+    assert not (tmp_path / "gang/end.json").exists()
+    assert json.loads((tmp_path / "gang/report.json").read_text())["report"]["job"]["uid"] == IN_A.uid
+    await first.ended()
 
 
-def test_a_job_that_waits_for_a_dead_one_says_so_and_goes_on_from_its_records(
+async def test_a_job_that_waits_for_a_dead_one_says_so_and_goes_on_from_its_records(
     tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def test() -> None:
-        first = await Hosted(IN_A, tmp_path).runs()
-        await first.ended()
-        second = Hosted(IN_B, tmp_path)
-        await second.connects()
-        await second.until(lambda: second.message.startswith(f"waiting for the run's folder {tmp_path}, which {PLACE_A} has: unless that"))
-        report = summarize(second.coordinator.gang, second.run)
-        assert (report.state, second.wires[0].types()) == (State.WAITING, [])
-        assert json.loads((tmp_path / "gang/report.json").read_text())["report"]["job"]["uid"] == IN_A.uid
-        monkeypatch.setattr(coordinator, "SETTLE_SECONDS", 1e6)
-        await asyncio.wait_for(second.coordinator.settle(), 20)  # a job that is stopped meanwhile ends at once
-        records = Records(str(tmp_path))
-        records.write_attempts([*records.attempts(), AttemptRecord(2, IN_A.uid, 0, "2026-01-01T00:00:00Z")])
-        monkeypatch.setattr("lockstep_gang.coordinator.owner.DEAD_SECONDS", 0.0)
-        await second.until(lambda: second.wires[1].types() == ["Start"])
-        assert (second.coordinator.gang.attempt, second.message.startswith("waiting")) == (3, False)
-        await second.ended()
-
-    asyncio.run(test())
+    first = await Hosted(IN_A, tmp_path).runs()
+    await first.ended()
+    second = Hosted(IN_B, tmp_path)
+    await second.connects()
+    await second.until(lambda: second.message.startswith(f"waiting for the run's folder {tmp_path}, which {PLACE_A} has: unless that"))
+    report = summarize(second.coordinator.gang, second.run)
+    assert (report.state, second.wires[0].types()) == (State.WAITING, [])
+    assert json.loads((tmp_path / "gang/report.json").read_text())["report"]["job"]["uid"] == IN_A.uid
+    monkeypatch.setattr(coordinator, "SETTLE_SECONDS", 1e6)
+    await asyncio.wait_for(second.coordinator.settle(), 20)  # a job that is stopped meanwhile ends at once
+    records = Records(str(tmp_path))
+    records.write_attempts([*records.attempts(), AttemptRecord(2, IN_A.uid, 0, "2026-01-01T00:00:00Z")])
+    monkeypatch.setattr("lockstep_gang.coordinator.owner.DEAD_SECONDS", 0.0)
+    await second.until(lambda: second.wires[1].types() == ["Start"])
+    assert (second.coordinator.gang.attempt, second.message.startswith("waiting")) == (3, False)
+    await second.ended()
 
 
-def test_a_job_whose_folder_was_taken_over_ends_by_name_and_writes_nothing_more(
+async def test_a_job_whose_folder_was_taken_over_ends_by_name_and_writes_nothing_more(
     tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def test() -> None:
-        first = await Hosted(IN_A, tmp_path).runs()
-        monkeypatch.setattr("lockstep_gang.coordinator.owner.DEAD_SECONDS", 0.0)
-        Ownership(run_of(IN_B, tmp_path)).take()
-        records = (tmp_path / "gang/attempts.jsonl").read_bytes()
-        await first.until(lambda: first.wires[1].types() == ["Start", "Finish"])
-        assert summarize(first.coordinator.gang, first.run).state is State.FAILED
-        assert f"job x in namespace b (node 0 at 10.0.0.7) has taken over {tmp_path}" in first.message
-        await asyncio.wait_for(first.coordinator.settle(), 20)
-        await first.ended()
-        assert ((tmp_path / "gang/attempts.jsonl").read_bytes(), (tmp_path / "gang/end.json").exists()) == (records, False)
-
-    asyncio.run(test())
+    first = await Hosted(IN_A, tmp_path).runs()
+    monkeypatch.setattr("lockstep_gang.coordinator.owner.DEAD_SECONDS", 0.0)
+    Ownership(run_of(IN_B, tmp_path)).take()
+    records = (tmp_path / "gang/attempts.jsonl").read_bytes()
+    await first.until(lambda: first.wires[1].types() == ["Start", "Finish"])
+    assert summarize(first.coordinator.gang, first.run).state is State.FAILED
+    assert f"job x in namespace b (node 0 at 10.0.0.7) has taken over {tmp_path}" in first.message
+    await asyncio.wait_for(first.coordinator.settle(), 20)
+    await first.ended()
+    assert ((tmp_path / "gang/attempts.jsonl").read_bytes(), (tmp_path / "gang/end.json").exists()) == (records, False)
 
 
 @pytest.mark.parametrize("how", ["its end is told", "it is told to go"])
-def test_the_folder_is_free_at_once_when_a_job_has_ended_or_its_pod_goes(tmp_path: Path, quick: None, how: str) -> None:
-    async def test() -> None:
-        first = await Hosted(IN_A, tmp_path).runs()
-        if how == "it is told to go":
-            await asyncio.wait_for(first.coordinator.settle(), 20)
-        else:
-            for rank in (0, 1):
-                first.coordinator.heard(rank, Exited(1, RankExit(rank, 0, None, ordered=False)))
-            await first.until(lambda: first.wires[1].types() == ["Start", "Finish"])
-        second = Ownership(run_of(IN_B, tmp_path))
-        for _ in range(400):
-            if (other := second.take()) is None:
-                break
-            await asyncio.sleep(0.005)
-        assert other is None
-        await first.ended()
-
-    asyncio.run(test())
+async def test_the_folder_is_free_at_once_when_a_job_has_ended_or_its_pod_goes(tmp_path: Path, quick: None, how: str) -> None:
+    first = await Hosted(IN_A, tmp_path).runs()
+    if how == "it is told to go":
+        await asyncio.wait_for(first.coordinator.settle(), 20)
+    else:
+        for rank in (0, 1):
+            first.coordinator.heard(rank, Exited(1, RankExit(rank, 0, None, ordered=False)))
+        await first.until(lambda: first.wires[1].types() == ["Start", "Finish"])
+    second = Ownership(run_of(IN_B, tmp_path))
+    for _ in range(400):
+        if (other := second.take()) is None:
+            break
+        await asyncio.sleep(0.005)
+    assert other is None
+    await first.ended()
 
 
 @pytest.mark.parametrize("when", ["shows a sign of life", "writes a record"])
-def test_a_coordinator_that_was_replaced_by_its_own_job_ends_without_a_word_about_the_job_when_it(
+async def test_a_coordinator_that_was_replaced_by_its_own_job_ends_without_a_word_about_the_job_when_it(
     when: str, tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def test() -> None:
-        if when == "writes a record":
-            monkeypatch.setattr(coordinator, "BEAT_SECONDS", 1e6)
-        first = await Hosted(IN_A, tmp_path).runs()
-        assert Ownership(first.run).take() is None
-        if when == "writes a record":
-            for rank in (0, 1):
-                first.coordinator.heard(rank, Exited(1, RankExit(rank, 0, None, ordered=False)))
-        with pytest.raises(Replaced):
-            await asyncio.wait_for(first.hosting, 20)
-        assert summarize(first.coordinator.gang, first.run).state is not State.FAILED
-        await asyncio.sleep(0)
-        assert not [task for task in asyncio.all_tasks() if "ReportFile.run" in repr(task)]
-
-    asyncio.run(test())
+    if when == "writes a record":
+        monkeypatch.setattr(coordinator, "BEAT_SECONDS", 1e6)
+    first = await Hosted(IN_A, tmp_path).runs()
+    assert Ownership(first.run).take() is None
+    if when == "writes a record":
+        for rank in (0, 1):
+            first.coordinator.heard(rank, Exited(1, RankExit(rank, 0, None, ordered=False)))
+    with pytest.raises(Replaced):
+        await asyncio.wait_for(first.hosting, 20)
+    assert summarize(first.coordinator.gang, first.run).state is not State.FAILED
+    await asyncio.sleep(0)
+    assert not [task for task in asyncio.all_tasks() if "ReportFile.run" in repr(task)]
 
 
 QUICK = """

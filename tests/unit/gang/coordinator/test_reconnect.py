@@ -78,20 +78,17 @@ def test_ranks_of_a_big_gang_whose_reports_wait_longer_are_judged_later() -> Non
     assert judged(1024) == (round(progress_seconds(8192), 6), ())
 
 
-def test_an_error_of_what_is_decided_later_ends_the_coordinator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_error_of_what_is_decided_later_ends_the_coordinator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> Any:
         raise ZeroDivisionError
 
-    async def play() -> None:
-        made = Coordinator(run_of(2, run_dir=str(tmp_path)), KEY, Output(lambda _: None, tuple, lambda _: None))
-        hosting = asyncio.ensure_future(made.run())
-        await asyncio.sleep(0)
-        monkeypatch.setattr(coordinator, "decide", broken)
-        made.connected(0, Untold(), Hello(0, "agent-0", 0, 0))  # type: ignore[arg-type]
-        with pytest.raises(ZeroDivisionError):
-            await asyncio.wait_for(hosting, 20)
-
-    asyncio.run(play())
+    made = Coordinator(run_of(2, run_dir=str(tmp_path)), KEY, Output(lambda _: None, tuple, lambda _: None))
+    hosting = asyncio.ensure_future(made.run())
+    await asyncio.sleep(0)
+    monkeypatch.setattr(coordinator, "decide", broken)
+    made.connected(0, Untold(), Hello(0, "agent-0", 0, 0))  # type: ignore[arg-type]
+    with pytest.raises(ZeroDivisionError):
+        await asyncio.wait_for(hosting, 20)
 
 
 def test_agents_that_began_together_tell_their_progress_at_different_moments(monkeypatch: pytest.MonkeyPatch) -> None:

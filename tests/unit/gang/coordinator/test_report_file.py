@@ -7,7 +7,7 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from lockstep_gang.coordinator.reports import ReportFile, reports_of
 from lockstep_gang.lifecycle.gang import new_gang
 from lockstep_gang.lifecycle.history import EndRecord
 from lockstep_gang.lifecycle.summary import summarize
-from unit.gang.cases import KEY, Gang, gang, make_run
+from unit.gang.cases import KEY, Gang, make_run
 
 STEPS = """
 import json, os, pathlib, socket, time
@@ -37,12 +37,6 @@ while not go.exists():
 if go.read_text() == "fail" and rank == 1:
     raise ValueError("boom")
 """
-
-
-@pytest.fixture
-def agents(tmp_path: Path) -> Iterator[Gang]:
-    with gang(tmp_path) as made:
-        yield made
 
 
 @dataclass(frozen=True)
@@ -80,7 +74,6 @@ def test_the_file_shows_a_run_from_its_step_to_its_end(agents: Gang) -> None:
     (agents.folder / "go").touch()
     assert agents.codes() == [0, 0]
     written = of_run(agents)
-    assert written is not None
     assert (written.report.state, written.report.job.uid) == (State.COMPLETE, "uid-1")
     assert written.report.sequence > running.sequence
     assert abs((seconds_of(written.written) or 0.0) - (agents.folder / "run/gang/report.json").stat().st_mtime) < 60
@@ -92,11 +85,8 @@ def test_the_file_shows_a_run_from_its_step_to_its_end(agents: Gang) -> None:
 def test_the_file_ends_with_the_failure(agents: Gang) -> None:
     agents.write(STEPS)
     (agents.folder / "go").write_text("fail")
-    agents.start(0, 1)
-    assert agents.codes() == [1, 1]
+    agents.run(codes=[1, 1])
     written = of_run(agents)
-    assert written is not None
-    assert written.report.failure is not None
     assert (written.report.state, written.report.failure.rank, written.report.failure.exception) == (State.FAILED, 1, "ValueError")
 
 
@@ -109,8 +99,7 @@ def test_a_preflight_alone_has_no_place_for_reports(tmp_path: Path) -> None:
 def test_a_file_that_can_t_be_written_is_told_once_and_the_job_goes_on(agents: Gang) -> None:
     agents.write("import os, sys; sys.exit(os.environ['LOCKSTEP_ATTEMPT'] == '1')", restart=RestartPolicy(1, 0))
     (agents.folder / "run/gang/report.json").mkdir(parents=True)
-    agents.start(0, 1)
-    assert agents.codes() == [0, 0]
+    agents.run(codes=[0, 0])
     assert agents.log().count("report.json (Is a directory): the job goes on, but commands can't see how it does") == 1
 
 
@@ -160,35 +149,28 @@ class Writes(Records):
 
 
 @pytest.mark.parametrize("kind", ["news", "refresh"])
-def test_what_is_no_transition_is_written_when_it_is_due(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_no_transition_is_written_when_it_is_due(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reports, "PERIOD_SECONDS", 0.05 if kind == "refresh" else 1e6)
     monkeypatch.setattr(reports, "NEWS_SECONDS", 0.05)
     run = make_run(run_dir=str(tmp_path))
     writes = Writes(run)
+    file = ReportFile(writes, print)
 
-    async def write() -> None:
-        file = ReportFile(writes, print)
+    async def wait() -> None:
+        await asyncio.to_thread(writes.until, 2)
+        getattr(file, kind)(lambda: summarize(new_gang(make_run(nodes=3)), make_run(nodes=3)))
+        await asyncio.to_thread(writes.until, 3)
 
-        async def wait() -> None:
-            await asyncio.to_thread(writes.until, 2)
-            getattr(file, kind)(lambda: summarize(new_gang(make_run(nodes=3)), make_run(nodes=3)))
-            await asyncio.to_thread(writes.until, 3)
-
-        await delivered(file, lambda: file.transition(summarize(new_gang(run), run)), wait)
-
-    asyncio.run(write())
+    await delivered(file, lambda: file.transition(summarize(new_gang(run), run)), wait)
 
 
-def test_the_last_flush_writes_what_is_newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_last_flush_writes_what_is_newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reports, "PERIOD_SECONDS", 1e6)
     run = make_run(run_dir=str(tmp_path))
-
-    async def write() -> None:
+    async with asyncio.timeout(60):
         file = ReportFile(Records(run.run_dir), print)
         await delivered(file, lambda: file.transition(summarize(new_gang(run), run)))
         await delivered(file, lambda: file.refresh(lambda: summarize(new_gang(make_run(nodes=3)), make_run(nodes=3))))
-
-    asyncio.run(asyncio.wait_for(write(), 60))
     assert len(parse_report_file((tmp_path / "gang/report.json").read_bytes()).report.nodes) == 3
 
 

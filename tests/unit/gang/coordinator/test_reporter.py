@@ -153,8 +153,7 @@ def target(agents: Gang, certificate: Certificate, port: int) -> ReportTarget:
 
 def test_every_transition_is_reported_in_its_order(agents: Gang, certificate: Certificate, operator: Operator, port: int) -> None:
     agents.write('print("hello")', target(agents, certificate, port))
-    agents.start(0, 1)
-    assert agents.codes() == [0, 0]
+    agents.run(codes=[0, 0])
     states = operator.states()
     assert states[0] == "Waiting"
     assert states[-1] == "Complete"
@@ -167,10 +166,8 @@ def test_every_transition_is_reported_in_its_order(agents: Gang, certificate: Ce
 
 def test_a_failure_is_reported_with_its_rank_and_last_lines(agents: Gang, certificate: Certificate, operator: Operator, port: int) -> None:
     agents.write('import os\nif os.environ["RANK"] == "1": raise ValueError("boom")', target(agents, certificate, port))
-    agents.start(0, 1)
-    assert agents.codes() == [1, 1]
+    agents.run(codes=[1, 1])
     failure = operator.until(State.FAILED).failure
-    assert failure is not None
     assert (failure.rank, failure.exception, failure.last_lines[-1]) == (1, "ValueError", "ValueError: boom")
 
 
@@ -214,8 +211,7 @@ def test_a_refused_report_is_repeated_until_it_is_taken(
 ) -> None:
     operator.answers = [(status, {})]
     agents.write("", target(agents, certificate, port), nodes=1)
-    agents.start(0)
-    assert agents.codes() == [0]
+    agents.run(codes=[0])
     assert operator.states()[0] == "Waiting"
     assert operator.seen[0] == operator.seen[1]
 
@@ -278,8 +274,7 @@ def test_the_replica_that_another_one_names_is_asked_from_then_on(
     try:
         operator.answers = [(421, {"leader": f"127.0.0.1:{other_port}"})]
         agents.write("", target(agents, certificate, port), nodes=1)
-        agents.start(0)
-        assert agents.codes() == [0]
+        agents.run(codes=[0])
         assert len(operator.seen) == 1
         assert leader.states()[-1] == "Complete"
         assert "did not take the report" not in agents.log(0)
@@ -296,8 +291,7 @@ def test_a_named_replica_without_the_operator_s_certificate_hears_nothing_and_th
     try:
         operator.answers = [(421, {"leader": f"127.0.0.1:{other_port}"})]
         agents.write("", target(agents, certificate, port), nodes=1)
-        agents.start(0)
-        assert agents.codes() == [0]
+        agents.run(codes=[0])
         assert stranger.seen == []
         assert operator.states()[-1] == "Complete"
     finally:
@@ -310,8 +304,7 @@ def test_a_number_that_is_not_newer_is_followed_by_one_that_is(
     newest = 4_000_000_000_000_000_000
     operator.answers = [(409, {"sequence": newest})]
     agents.write("", target(agents, certificate, port), nodes=1)
-    agents.start(0)
-    assert agents.codes() == [0]
+    agents.run(codes=[0])
     assert operator.reports[0].sequence > newest
     assert operator.states()[0] == "Waiting"
 
@@ -353,7 +346,6 @@ def test_the_last_report_tells_how_the_stop_went(agents: Gang, certificate: Cert
         agents.signal(node, signal.SIGTERM)
     assert agents.codes() == [75, 75]
     stop = operator.reports[-1].stop
-    assert stop is not None
     assert (stop.save, stop.message, stop.lost_steps) == (Save.SAVED, "saved at step 7 and stopped", 0)
 
 
@@ -361,8 +353,7 @@ def test_ranks_of_one_rack_are_neighbors(agents: Gang, certificate: Certificate,
     operator.racks = ["a", "b", "a"]
     say = 'import os\nprint("place", *(os.environ[n] for n in ("RANK", "GROUP_RANK", "LOCKSTEP_NODE")))'
     agents.write(say, target(agents, certificate, port), nodes=3, ranks_per_node=2, rack_grouped=True)
-    agents.start(0, 1, 2)
-    assert agents.codes() == [0, 0, 0]
+    agents.run(codes=[0, 0, 0])
     agents.until("ranks follow the racks: node 0, 2 (rack a), then 1 (rack b)")
     places = [sorted(line.split("place ")[1] for line in agents.log(node).splitlines() if "place " in line) for node in range(3)]
     assert places == [["0 0 0", "1 0 0"], ["4 2 1", "5 2 1"], ["2 1 2", "3 1 2"]]

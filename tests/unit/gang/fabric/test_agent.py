@@ -6,7 +6,6 @@ import importlib
 import itertools
 import socket
 import sys
-from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +17,7 @@ from lockstep_gang.agent.ranks.fabric import gloo_interface
 from lockstep_gang.agent.ranks.nccl_log import LogChoice, LogFile, NcclLogs, log_choice
 from lockstep_gang.contract.fabric import FabricAsked
 from lockstep_spec.choices import DegradedPolicy
-from unit.gang.cases import Gang, gang
+from unit.gang.cases import Gang
 from unit.gang.fabric.cases import LOGS
 
 PATTERN = "/f/rank-0.%p.log"
@@ -188,12 +187,6 @@ def test_gloos_interface_is_the_named_one_or_that_of_the_hosts_own_name(tmp_path
     assert gloo_interface({}, tmp_path / "none") == ""
 
 
-@pytest.fixture
-def agents(tmp_path: Path) -> Iterator[Gang]:
-    with gang(tmp_path) as made:
-        yield made
-
-
 def pretend(agents: Gang, script: str, *names: str, **asked: object) -> None:
     """Two nodes of one rank, each of which writes a log of tests/fabric_logs as NCCL would."""
     for node, name in enumerate(names):
@@ -249,8 +242,7 @@ def test_the_real_library_logs_where_it_is_told_and_is_read(agents: Gang) -> Non
     command = (sys.executable, "-S", "rank.py", f"{folder}/lib/libnccl.so.2")
     asked, environment = FabricAsked("RDMA"), {"NCCL_SOCKET_IFNAME": "none7"}
     agents.write(REAL, gpus_per_node=1, nodes=1, fabric=asked, command=command, environment=environment)
-    agents.start(0)
-    assert agents.codes() == [1]
+    agents.run(codes=[1])
     failure = agents.record("end.json")["failure"]
     assert failure["cause"] == "Fabric"
     assert failure["message"].endswith("NCCL says: Bootstrap : no socket interface found")

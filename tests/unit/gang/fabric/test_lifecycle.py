@@ -168,7 +168,6 @@ def test_a_failure_has_nccls_words_and_its_peer(fault: str, words: str) -> None:
     story.exits(1, 1, error=Error(1, "DistBackendError", "NCCL error in: ProcessGroupNCCL.cpp:3384, unhandled system error"))
     all_stopped(story)
     failure = story.gang.failure
-    assert failure is not None
     assert failure.cause is Cause.FABRIC
     assert words in failure.message
     assert failure.message.startswith("rank 1 on node 0 exited with 1: DistBackendError")
@@ -180,7 +179,6 @@ def test_a_peer_is_known_by_its_pods_name_too() -> None:
     story = gpu_story(addresses=addresses).hears(0, FabricSeen(1, (read("fault-2.19-peer-closed", 0),)))
     all_stopped(story.exits(0, None, signal="SIGABRT"))
     failure = story.gang.failure
-    assert failure is not None
     assert failure.message.endswith("(the peer is node 1)")
 
 
@@ -193,7 +191,6 @@ def test_the_node_with_the_fault_is_named_before_those_that_lost_it() -> None:
         story.exits(rank, 1, error=Error(rank, "DistBackendError", "unhandled system error, connection closed"))
     all_stopped(story)
     failure = story.gang.failure
-    assert failure is not None
     assert (failure.rank, failure.node) == (3, 1)
     assert "Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory" in failure.message
 
@@ -206,7 +203,6 @@ def test_a_rank_with_a_cause_of_its_own_keeps_it(exception: str, message: str, c
     story = gpu_story().hears(0, FabricSeen(1, (read("fault-2.18-completion-error-12", 0),)))
     all_stopped(story.exits(0, 1, error=Error(0, exception, message)))
     failure = story.gang.failure
-    assert failure is not None
     assert failure.cause is cause
     assert "NCCL says" not in failure.message
 

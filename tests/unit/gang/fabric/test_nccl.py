@@ -138,7 +138,6 @@ def test_a_device_list_that_is_cut_off_is_not_taken_for_a_whole_one() -> None:
 )
 def test_a_warning_says_whose_fault_it_is(name: str, kind: FaultKind, peer: str, words: str) -> None:
     fault = worst_fault(read(name))
-    assert fault is not None
     assert (fault.kind, fault.peer) == (kind, peer)
     assert words in fault.text
 
@@ -151,7 +150,6 @@ def test_a_cause_takes_the_place_of_an_effect_when_there_are_many() -> None:
     rank = read_line(rank, f"{head}Call to ibv_reg_mr failed with error Cannot allocate memory")
     assert len(rank.faults) == 4
     fault = worst_fault(rank)
-    assert fault is not None
     assert fault.kind is FaultKind.LOCAL
 
 

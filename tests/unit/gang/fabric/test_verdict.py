@@ -78,7 +78,6 @@ def test_one_rank_of_a_node_is_named_in_the_singular() -> None:
     ranks = list(all_ranks(run, "2.18-ib-peermem"))
     ranks[6] = read("2.18-sockets-no-libibverbs", 6)
     found = verdict(run, tuple(ranks))
-    assert found is not None
     assert found.message == "asked for RDMA, rank 6 on node 1 uses sockets (enp1s0): libibverbs could not be opened"
     assert [(d.node, d.ranks) for d in found.differing] == [(1, "6")]
 
@@ -89,7 +88,6 @@ def test_a_node_without_gpudirect_differs_from_one_that_has_it_though_nobody_ask
     plain = tuple(replace(t, received_direct=0, sent_direct=0) for t in ranks[0].traffic)
     ranks[4:] = [replace(rank, traffic=plain) for rank in ranks[4:]]
     found = verdict(run, tuple(ranks))
-    assert found is not None
     assert (found.reason, found.message) == (
         FabricReason.RANKS_DIFFER,
         "ranks 4–7 on node 1 go through host memory, unlike those of other nodes",
@@ -102,10 +100,8 @@ def test_a_rank_is_compared_with_those_in_its_place_on_nodes_with_other_numbers_
     direct = [replace(read("2.29-ib-gpudirect-pairs", rank), version="") for rank in range(4)]
     plain = tuple(replace(t, received_direct=0, sent_direct=0) for t in direct[0].traffic)
     found = verdict(run, (*direct[:3], replace(direct[3], traffic=plain)))
-    assert found is not None
     assert (found.reason, [(d.node, d.ranks) for d in found.differing]) == (FabricReason.RANKS_DIFFER, [(2, "3")])
     farther = verdict(run, (direct[0], replace(direct[1], traffic=plain), *direct[2:]))
-    assert farther is not None
     assert farther.reason is FabricReason.VERIFIED  # no other node has a second GPU to compare it with
 
 
@@ -116,7 +112,6 @@ def test_devices_of_other_names_on_another_node_are_the_same_fabric() -> None:
     for index in range(4, 8):
         ranks[index] = replace(ranks[index], hcas=tuple(replace(hca, name=f"mlx5_{9 + i}") for i, hca in enumerate(ranks[index].hcas)))
     found = verdict(run, tuple(ranks))
-    assert found is not None
     assert found.reason is FabricReason.VERIFIED
     assert found.hcas == ("mlx5_0", "mlx5_1", "mlx5_9", "mlx5_10")
 
@@ -124,7 +119,6 @@ def test_devices_of_other_names_on_another_node_are_the_same_fabric() -> None:
 def test_a_list_of_devices_is_not_their_use() -> None:
     run = gpu_run()
     found = verdict(run, tuple(without_traffic(rank) for rank in all_ranks(run, "2.18-ib-peermem")))
-    assert found is not None
     assert (found.verified, found.reason) == (Verified.UNKNOWN, FabricReason.WAITING)
 
 
@@ -132,7 +126,6 @@ def test_a_rank_that_only_its_neighbors_connect_for_is_verified_with_them() -> N
     run = gpu_run()
     ranks = tuple(r if r.rank in (3, 4) else without_traffic(r) for r in all_ranks(run, "2.18-ib-peermem"))
     found = verdict(run, ranks)
-    assert found is not None
     assert found.verified is Verified.TRUE
 
 
@@ -140,8 +133,6 @@ def test_silence_is_waited_for_and_after_steps_it_is_said() -> None:
     run = gpu_run()
     ranks: tuple[RankFabric | None, ...] = (*all_ranks(run, "2.18-ib-peermem")[:6], None, None)
     early, late = verdict(run, ranks), verdict(run, ranks, steps_done=True)
-    assert early is not None
-    assert late is not None
     assert (early.reason, late.reason) == (FabricReason.WAITING, FabricReason.NO_LOG)
     assert late.message.startswith("ranks 6–7 train and NCCL has not logged which network they use")
 
@@ -155,7 +146,6 @@ def test_a_plugin_that_does_not_say_over_what_it_runs_is_not_verified() -> None:
 def test_a_log_that_a_person_has_sent_elsewhere_is_named() -> None:
     run = gpu_run()
     found = verdict(run, tuple(RankFabric(rank, unread="NCCL_DEBUG is WARN: leave it out") for rank in range(8)))
-    assert found is not None
     assert (found.reason, found.message) == (
         FabricReason.NO_LOG,
         "NCCL's log is not read on ranks 0–7: NCCL_DEBUG is WARN: leave it out",
@@ -173,13 +163,11 @@ def test_a_log_that_a_person_has_sent_elsewhere_is_named() -> None:
 def test_where_there_is_nothing_to_verify_it_says_so(run: Run, reason: FabricReason) -> None:
     ranks = tuple(RankFabric(rank, networks=("gloo",), interface="eth0") for rank in range(run.world_size))
     found = verdict(run, ranks if run.gpus_per_node == 0 else all_ranks(run, "2.21-one-node-only"))
-    assert found is not None
     assert (found.verified, found.reason) == (Verified.UNKNOWN, reason)
 
 
 def test_gloo_names_its_interface_and_that_it_has_no_rdma() -> None:
     found = verdict(make_run(fabric=FabricAsked("RDMA")), (RankFabric(0, networks=("gloo",), interface="eth0"), None))
-    assert found is not None
     assert found.message == "CPU ranks over gloo (over eth0): nothing to verify; RDMA was asked for, which gloo does not have"
     assert (found.transport, found.interfaces) == ("gloo", ("eth0",))
 

@@ -120,7 +120,6 @@ def test_an_extension_of_the_script_s_own_is_no_matter_of_deepspeed(monkeypatch:
 def test_a_cut_hello_keeps_which_lines_are_fresh() -> None:
     exit_ = RankExit(1, 1, None, ordered=False, last_lines=tuple(f"{n}" * 500 for n in range(8)), fresh_from=6)
     [state] = bounded([RankState(1, True, exit_)], 4000)
-    assert state.exit is not None
     assert 0 < len(state.exit.last_lines) < 8
     assert state.exit.fresh_lines == exit_.fresh_lines
 

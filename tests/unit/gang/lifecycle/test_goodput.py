@@ -365,5 +365,4 @@ def test_a_coordinator_keeps_a_commit_at_once(tmp_path: Path, monkeypatch: pytes
         return found
 
     found = asyncio.run(kept())
-    assert found is not None
     assert (found.step, found.path) == (40, "/c")

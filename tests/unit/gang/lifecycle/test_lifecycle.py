@@ -195,7 +195,6 @@ def test_a_rank_that_said_what_is_wrong_is_named_though_it_was_killed_before_its
 )
 def test_an_exception_is_found_in_the_last_lines(lines: tuple[str, ...], named: tuple[str, str]) -> None:
     raised = raised_in(lines)
-    assert raised is not None
     assert (raised.exception, raised.message) == named
 
 

@@ -101,7 +101,6 @@ def test_a_watchdog_that_ends_its_rank_in_a_silence_blames_nobody(noticed: str) 
     story.hears(0, Stopped(1))
     given_up(story.waits(20))
     failure = story.gang.failure
-    assert failure is not None
     assert (failure.cause, failure.node, failure.rank) == (Cause.NODE_LOST, 1, None)
     assert BROKEN in failure.message
 

@@ -179,26 +179,22 @@ def test_an_attempt_names_the_devices_that_were_asked_for_without_nccl_s_sign_fo
     assert "  fabric: asked for RDMA on mlx5_0, mlx5_1" in log_lines(before, replace(before, phase=Phase.ACTIVE, attempt=1), run)
 
 
-def test_node_0_says_again_and_again_whom_it_waits_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_node_0_says_again_and_again_whom_it_waits_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordinator, "WAITING_LINE_SECONDS", 0.01)
     lines: list[str] = []
+    twice = asyncio.Event()
 
-    async def say_twice() -> None:
-        twice = asyncio.Event()
+    def say(line: str) -> None:
+        lines.append(line)
+        if len(lines) == 2:
+            twice.set()
 
-        def say(line: str) -> None:
-            lines.append(line)
-            if len(lines) == 2:
-                twice.set()
-
-        hosted = Coordinator(make_run(run_dir=str(tmp_path)), KEY, Output(say, lambda: (), lambda line: None))
-        hosted.heard(0, hello(0))
-        lines.clear()
-        saying = asyncio.ensure_future(hosted._say_what_is_missing())
-        await asyncio.wait_for(twice.wait(), 10)
-        saying.cancel()
-
-    asyncio.run(say_twice())
+    hosted = Coordinator(make_run(run_dir=str(tmp_path)), KEY, Output(say, lambda: (), lambda line: None))
+    hosted.heard(0, hello(0))
+    lines.clear()
+    saying = asyncio.ensure_future(hosted._say_what_is_missing())
+    await asyncio.wait_for(twice.wait(), 10)
+    saying.cancel()
     assert lines[:2] == ["waiting for node 1 of 2", "waiting for node 1 of 2"]
 
 

@@ -212,39 +212,29 @@ def test_the_log_says_once_what_came_of_the_stop() -> None:
     assert list(log_lines(before, story.gang, story.run)).count("saved at step 43 and stopped") == 1
 
 
-def test_node_0_waits_for_a_slower_node_as_long_as_a_save_may_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_node_0_waits_for_a_slower_node_as_long_as_a_save_may_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordinator, "SETTLE_SECONDS", 0.01)
     story = stopping(training(step=7, run_dir=str(tmp_path)))
     story.hears(0, Exited(1, RankExit(0, 75, None, ordered=True)), Stopped(1))
-
-    async def settle() -> str:
-        hosted = Coordinator(story.run, KEY, Output(lambda line: None, lambda: (), lambda line: None))
-        hosted._ledger.write(Decision(story.gang, begin=True), story.run, hosted._now())
-        hosted.gang = replace(story.gang, stop_began=hosted._now())
-        settling = asyncio.ensure_future(hosted.settle())
-        await asyncio.sleep(0.1)
-        assert not settling.done()
-        hosted.heard(1, Exited(1, RankExit(1, 3, None, ordered=True)))
-        hosted.heard(1, Stopped(1))
-        await settling
-        assert hosted.gang.stopped is not None
-        return hosted.gang.stopped.message
-
-    assert asyncio.run(settle()) == "stopped without a save: 7 steps since the start are lost: rank 1 exited with 3"
+    hosted = Coordinator(story.run, KEY, Output(lambda line: None, lambda: (), lambda line: None))
+    hosted._ledger.write(Decision(story.gang, begin=True), story.run, hosted._now())
+    hosted.gang = replace(story.gang, stop_began=hosted._now())
+    settling = asyncio.ensure_future(hosted.settle())
+    await asyncio.sleep(0.1)
+    assert not settling.done()
+    hosted.heard(1, Exited(1, RankExit(1, 3, None, ordered=True)))
+    hosted.heard(1, Stopped(1))
+    await settling
+    assert hosted.gang.stopped.message == "stopped without a save: 7 steps since the start are lost: rank 1 exited with 3"
 
 
-def test_a_node_that_does_not_answer_in_time_is_not_waited_for_any_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_node_that_does_not_answer_in_time_is_not_waited_for_any_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordinator, "SETTLE_SECONDS", 0.01)
     story = stopping(training(step=7, commit=7, run_dir=str(tmp_path), save_grace_seconds=0))
     story.hears(0, Exited(1, RankExit(0, 75, None, ordered=True)), Stopped(1))
-
-    async def settle() -> StopReport | None:
-        hosted = Coordinator(story.run, KEY, Output(lambda line: None, lambda: (), lambda line: None))
-        hosted._ledger.write(Decision(story.gang, begin=True), story.run, hosted._now())
-        hosted.gang = replace(story.gang, stop_began=hosted._now())
-        await hosted.settle()
-        return hosted.gang.stopped
-
-    stop = asyncio.run(settle())
-    assert stop is not None
+    hosted = Coordinator(story.run, KEY, Output(lambda line: None, lambda: (), lambda line: None))
+    hosted._ledger.write(Decision(story.gang, begin=True), story.run, hosted._now())
+    hosted.gang = replace(story.gang, stop_began=hosted._now())
+    await hosted.settle()
+    stop = hosted.gang.stopped
     assert (stop.save, stop.message) == (Save.SAVED, "saved at step 7 and stopped")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,12 +42,6 @@ class Right:
 def __getattr__(name): return Right()
 """
 """Stand-in for torch, of whose numbers none is wrong. Its import takes no seconds."""
-
-
-@pytest.fixture
-def agents(tmp_path: Path) -> Iterator[Gang]:
-    with gang(tmp_path) as made:
-        yield made
 
 
 def result(agents: Gang) -> PreflightReport:
@@ -109,8 +102,7 @@ def test_a_script_s_ranks_begin_after_the_self_test(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text(RIGHT_TORCH)
     with gang(tmp_path, python_options=()) as agents:  # which finds torch among the packages
         agents.write(SAY, preflight=Expected(self_test=SelfTest("FP32")), environment={"PYTHONPATH": str(tmp_path)})
-        agents.start(0, 1)
-        assert agents.codes() == [0, 0]
+        agents.run(codes=[0, 0])
     assert agents.log().index("; 2 CPUs compute right, ") < agents.log().index("[rank 0] rank 0 runs")
 
 
@@ -151,8 +143,7 @@ def test_a_difference_between_the_nodes_variables_is_a_warning_and_ranks_start(a
 def test_each_attempt_has_a_preflight_of_its_own(agents: Gang) -> None:
     run = {"preflight": Expected(), "restart": RestartPolicy(1, 0)}
     agents.write('import os, sys\nsys.exit(1 if os.environ["LOCKSTEP_ATTEMPT"] == "1" else 0)', **run)
-    agents.start(0, 1)
-    assert agents.codes() == [0, 0]
+    agents.run(codes=[0, 0])
     assert agents.log().count("checks on 2 nodes passed") == 2
 
 
@@ -208,18 +199,14 @@ def test_a_node_s_port_opens_to_the_job_s_key_only() -> None:
     assert knocking(b"another key, of thirty-two bytes") == "the other side closed the connection"
 
 
-def test_a_stranger_at_the_door_gets_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stranger_at_the_door_gets_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network, "PROOF_SECONDS", 600.0)
-
-    async def knock() -> None:
-        door = network.ProbePort(make_run(), KEY, 0)
-        reader, writer = await asyncio.open_connection("127.0.0.1", await door.open())
-        try:
-            await reader.readline()
-            writer.write(b"x" * 2 * PROOF_BYTES_MAX)  # no end of its line, and nothing after it
-            assert await asyncio.wait_for(reader.read(), 60.0) == b""
-        finally:
-            writer.close()
-            door.close()
-
-    asyncio.run(knock())
+    door = network.ProbePort(make_run(), KEY, 0)
+    reader, writer = await asyncio.open_connection("127.0.0.1", await door.open())
+    try:
+        await reader.readline()
+        writer.write(b"x" * 2 * PROOF_BYTES_MAX)  # no end of its line, and nothing after it
+        assert await asyncio.wait_for(reader.read(), 60.0) == b""
+    finally:
+        writer.close()
+        door.close()

@@ -155,21 +155,17 @@ def test_a_node_that_can_not_make_threads_for_its_checks_says_so_at_once() -> No
     assert finding.fix == IN_PODS.more_processes
 
 
-def test_an_agent_without_threads_answers_why(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_agent_without_threads_answers_why(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(work: object, name: str) -> None:
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(node_answers, "in_thread", refused)
     sent: list[Checked] = []
-
-    async def ask() -> None:
-        answered = asyncio.Event()
-        node = node_answers.NodePreflight(make_run(), KEY, 1, lambda checked: (sent.append(checked), answered.set()))
-        node.take(Check(1, Stage.LOOK, token="x"))
-        await answered.wait()
-        node.end()
-
-    asyncio.run(ask())
+    answered = asyncio.Event()
+    node = node_answers.NodePreflight(make_run(), KEY, 1, lambda checked: (sent.append(checked), answered.set()))
+    node.take(Check(1, Stage.LOOK, token="x"))
+    await answered.wait()
+    node.end()
     assert sent[0].failed.startswith("RuntimeError: can't start new thread")
 
 

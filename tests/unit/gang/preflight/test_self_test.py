@@ -196,38 +196,29 @@ def starts(folder: Path) -> list[str]:
     return (folder / "starts").read_text().splitlines()
 
 
-def test_a_clean_result_serves_later_starts_until_a_new_one_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test() -> None:
-        mine, _ = node(tmp_path, monkeypatch, DEVICES + DONE)
-        mine.begin()
-        results = [await mine.result(60, anew=False), await mine.result(60, anew=False)]
-        assert starts(tmp_path) == ["BF16"]
-        results.append(await mine.result(60, anew=True))
-        assert starts(tmp_path) == ["BF16", "BF16"]
-        assert results == [SelfTestResult((DeviceResult(0, "GPU-1", flops=5, ecc_errors=2),))] * 3
-
-    asyncio.run(test())
+async def test_a_clean_result_serves_later_starts_until_a_new_one_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, _ = node(tmp_path, monkeypatch, DEVICES + DONE)
+    mine.begin()
+    results = [await mine.result(60, anew=False), await mine.result(60, anew=False)]
+    assert starts(tmp_path) == ["BF16"]
+    results.append(await mine.result(60, anew=True))
+    assert starts(tmp_path) == ["BF16", "BF16"]
+    assert results == [SelfTestResult((DeviceResult(0, "GPU-1", flops=5, ecc_errors=2),))] * 3
 
 
-def test_what_failed_is_tested_again_at_the_next_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test() -> None:
-        mine, _ = node(tmp_path, monkeypatch, 'print(json.dumps({"error": "RuntimeError: busy"}))\n')
-        assert [await mine.result(60, anew=False) for _ in range(2)] == [SelfTestResult(error="RuntimeError: busy")] * 2
-        assert len(starts(tmp_path)) == 2
-
-    asyncio.run(test())
+async def test_what_failed_is_tested_again_at_the_next_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, _ = node(tmp_path, monkeypatch, 'print(json.dumps({"error": "RuntimeError: busy"}))\n')
+    assert [await mine.result(60, anew=False) for _ in range(2)] == [SelfTestResult(error="RuntimeError: busy")] * 2
+    assert len(starts(tmp_path)) == 2
 
 
-def test_a_device_that_hangs_is_told_and_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test() -> None:
-        mine, _ = node(tmp_path, monkeypatch, DEVICES + 'print(json.dumps({"stage": "products"}), flush=True)\ntime.sleep(600)\n', gpus=2)
-        mine.begin()
-        while not (tmp_path / "starts").exists():  # noqa: ASYNC110 (another process writes it)
-            await asyncio.sleep(0.01)
-        tested = await mine.result(3, anew=False)
-        assert [(device.index, device.error) for device in tested.devices] == [(0, ""), (1, "not done after 3 s, in: products")]
-
-    asyncio.run(test())
+async def test_a_device_that_hangs_is_told_and_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, _ = node(tmp_path, monkeypatch, DEVICES + 'print(json.dumps({"stage": "products"}), flush=True)\ntime.sleep(600)\n', gpus=2)
+    mine.begin()
+    while not (tmp_path / "starts").exists():  # noqa: ASYNC110 (another process writes it)
+        await asyncio.sleep(0.01)
+    tested = await mine.result(3, anew=False)
+    assert [(device.index, device.error) for device in tested.devices] == [(0, ""), (1, "not done after 3 s, in: products")]
 
 
 def test_what_a_process_said_that_outlives_its_kill_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,14 +258,11 @@ def test_nothing_of_it_runs_when_ranks_start(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("changes", [{"preflight": None}, {"preflight": Expected()}])
-def test_a_run_that_asks_for_none_starts_no_process(changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test() -> None:
-        _, run = node(tmp_path, monkeypatch, DONE)
-        NodeSelfTest(replace(run, **changes), 0).begin()
-        await asyncio.sleep(0)
-        assert not asyncio.all_tasks() - {asyncio.current_task()}
-
-    asyncio.run(test())
+async def test_a_run_that_asks_for_none_starts_no_process(changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, run = node(tmp_path, monkeypatch, DONE)
+    NodeSelfTest(replace(run, **changes), 0).begin()
+    await asyncio.sleep(0)
+    assert not asyncio.all_tasks() - {asyncio.current_task()}
 
 
 def test_a_process_that_dies_is_told_with_its_last_line() -> None:
@@ -343,7 +331,6 @@ def test_the_speed_is_that_of_the_slowest_and_the_fastest_that_passed() -> None:
     tested = {0: SelfTestResult((GOOD, replace(GOOD, index=1, flops=641 * 10**12))), 1: SelfTestResult((replace(GOOD, flops=1, wrong=1),))}
     speed = speed_of(run, tested)
     assert speed == Speed(2, True, "BF16", 600 * 10**12, 641 * 10**12)
-    assert speed is not None
     assert speed.words == "2 GPUs compute right, 600 to 641 TFLOP/s in BF16"
     assert Speed(1, False, "FP32", 45 * 10**9, 45 * 10**9).words == "1 CPU computes right, 0.045 TFLOP/s in FP32"
     assert speed_of(run, {0: SelfTestResult(error="no")}) is None

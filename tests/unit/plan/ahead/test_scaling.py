@@ -67,7 +67,6 @@ def test_what_is_no_number_of_nodes_is_refused(stated: str) -> None:
 def test_a_measured_job_does_steps_alone_with_the_job_s_own_batch() -> None:
     measured = scaling_job(training_job(), 2, 20).spec
     training = measured.training
-    assert training is not None
     assert (measured.nodes, measured.restart.max_restarts, measured.active_deadline_seconds) == (2, 0, None)
     assert (training.optimization.max_steps, training.optimization.micro_batch_size) == (3 + 20 + 1, 2)
     assert training.optimization.epochs > 1000  # so that a small file lasts

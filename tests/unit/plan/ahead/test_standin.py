@@ -120,7 +120,6 @@ def test_a_job_that_demands_rdma_is_not_refused_either() -> None:
 )
 def test_a_job_in_bf16_on_cards_without_it_is_warned_of(card: str, precision: str, warned: bool) -> None:
     given = resolved(f"2x4x{card}", gpusPerNode=4)
-    assert given.training is not None
     training = given.training.model_copy(update={"precision": Precision(precision)})
     found = all_findings(replace(given, training=training), {}, None, None, Forecast())
     assert [one.fix for one in found if one.subject == "precision"] == ["--set training.precision=FP16"] * warned

@@ -31,7 +31,6 @@ hosts:
   - {name: lab1, address: 10.0.0.2}  # the laptop
 """
 CLUSTER = parse_cluster_file(LAB, "lab.yaml").hosts
-assert CLUSTER is not None
 GPU = HostGpu(0, "GPU-0", "RTX 4090", 24 << 30, driver="550.54", capability=(8, 9))
 WELL = HostCondition(open_files=1 << 20, shm=8 << 30, libraries=Libraries("3.12.3", {"torch": "2.6.0"}))
 

@@ -52,7 +52,6 @@ def test_a_host_without_linger_keeps_its_agent_in_a_session() -> None:
 def test_a_reboot_is_survived_or_the_reason_told_and_a_session_that_would_end_with_the_login_refused(
     keeping: dict[str, bool], expected: str
 ) -> None:
-    assert CLUSTER.hosts is not None
     host, there = CLUSTER.hosts.host("lab0"), facts("lab0", "10.0.0.1", **keeping)
     if "host lab0" in expected or "as root" in expected:
         with pytest.raises(ConfigError, match=expected):
@@ -149,7 +148,6 @@ def test_an_interface_that_a_host_does_not_have_is_refused_with_those_that_it_ha
 
 
 def test_an_address_that_nobody_states_or_that_two_have_is_refused() -> None:
-    assert CLUSTER.hosts is not None
     hosts = [CLUSTER.hosts.host("lab1"), CLUSTER.hosts.host("lab2")]
     with pytest.raises(ConfigError, match="no address of lab1, lab2 is known: state"):
         addresses_of(hosts, {"lab1": facts("lab1", "10.0.0.2"), "lab2": facts("lab2", "10.0.0.3")})

@@ -99,7 +99,6 @@ def test_a_plan_and_a_check_count_idle_ranks_by_the_gpus_and_samples_of_each_hos
         f"  - {{name: lab0, address: 10.0.0.1}}\n  - {{name: lab1, address: 10.0.0.2{stated}}}\n",
         "lab.yaml",
     )
-    assert file.hosts is not None
     micro = "microBatchSize: 1, globalBatchSize: "
     text = (TRAINING % "").replace("  gpusPerNode: 1\n", "").replace("microBatchSize: 2, globalBatchSize: 8", f"{micro}{batch}")
     hosts = [facts(f"lab{node}", f"10.0.0.{node + 1}", *map(gpu, range(count))) for node, count in enumerate(gpus)]
@@ -116,7 +115,6 @@ def test_a_check_judges_ranks_on_cpus_by_the_jobs_own_memory_as_a_plan_does() ->
     text = (TRAINING % "").replace("gpusPerNode: 1", "gpusPerNode: 0\n  resources: {memory: 1Gi}")
     told = {"memory": 64 << 30, "controllers": frozenset({"cpu", "memory"})}
     hosts = [facts("lab0", "10.0.0.1", **told), facts("lab1", "10.0.0.2", **told)]
-    assert CLUSTER.hosts is not None
     looks = [HostLook(CLUSTER.hosts.host(one.name), one) for one in hosts]
     known = RunFacts(shape=shape_from_config(LLAMA))
     found = job_findings(parse_job_file(text, "job.yaml"), CLUSTER.profile, CLUSTER.hosts, looks, None, known, "")
@@ -125,7 +123,6 @@ def test_a_check_judges_ranks_on_cpus_by_the_jobs_own_memory_as_a_plan_does() ->
 
 
 def test_a_model_below_a_home_is_looked_for_before_the_start() -> None:
-    assert CLUSTER.hosts is not None
     entries = inputs_of(parse_job_file(TRAINING % "", "job.yaml"), CLUSTER.profile, CLUSTER.hosts.host("lab0"))
     assert ["spec.training.model.name", "~/lockstep/workspace/models/m", "folder"] in entries
     assert ["spec.training.model.name", "/data/ws/models/m", "folder"] in inputs_of(

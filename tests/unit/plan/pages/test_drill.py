@@ -154,7 +154,6 @@ def on_node(verb: str, source: str = SOURCE, folder: str = FOLDER, **arguments: 
 def test_a_frozen_rank_goes_on_when_nobody_listens_any_more(rank: subprocess.Popen[bytes]) -> None:
     with on_node("freeze", rank=987654) as gone:
         assert drill.state_letter(rank.pid) == "T"
-        assert gone.stdin is not None
         gone.stdin.close()
     assert drill.state_letter(rank.pid) in ("R", "S")
     with on_node("freeze", SOURCE.replace("SILENCE_SECONDS = 60.0", "SILENCE_SECONDS = 0.2"), rank=987654) as silent:
@@ -174,7 +173,6 @@ def test_a_rank_that_is_let_go_on_or_killed_ends_its_freezing(rank: subprocess.P
 
 def test_what_watches_ends_with_whoever_asked_for_it() -> None:
     with on_node("watch", attempt=5, seconds=600.0) as watching:
-        assert watching.stdin is not None
         watching.stdin.close()
         assert watching.wait(30) == 0
 
@@ -183,7 +181,6 @@ def test_a_full_volume_is_emptied_when_nobody_listens_any_more(tmp_path: Path) -
     source = SOURCE.replace("if free > most:", "if False:")
     with on_node("fill", source, str(tmp_path), most=1 << 20, seconds=600.0) as filling:
         assert (tmp_path / "drill-fill").stat().st_size == 1 << 20
-        assert filling.stdin is not None
         filling.stdin.close()
         assert filling.wait(30) == 0
     assert list(tmp_path.iterdir()) == []
@@ -217,7 +214,6 @@ class LocalStream:
         return True
 
     def close(self) -> None:
-        assert self.process.stdin is not None
         self.process.stdin.close()
 
 

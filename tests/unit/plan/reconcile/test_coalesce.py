@@ -67,7 +67,6 @@ def test_an_end_takes_one_write() -> None:
     done = report(State.COMPLETE, ready=0, log=("done",))
     observed = settled(report())
     plan = plan_of(observed, done)
-    assert plan.status is not None
     assert (plan.passing, plan.status["nodes"], condition(plan, "Complete")[0]) == (False, 0, "True")
     ended = after(observed, plan)
     for pods in (ended.pods, ended.pods[:1], ()):

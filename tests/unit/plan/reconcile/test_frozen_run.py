@@ -114,7 +114,6 @@ def test_a_gang_whose_frozen_run_nobody_knows_stops_when_it_is_asked_to_and_star
     observed = asked(without_run(gang()), suspend=True)
     plan = reconcile(observed, report(), NEWER, NOW + 5)
     before = observed.stateful_set
-    assert before is not None
     (scaled,) = plan.apply
     assert scaled["spec"] == {**before["spec"], "replicas": 0}
     assert scaled["metadata"]["uid"] == before["metadata"]["uid"]
@@ -199,7 +198,6 @@ def test_a_gang_without_a_proof_runs_on_and_its_stateful_set_is_only_scaled(who:
     assert (plan.create, plan.apply, plan.delete) == ((), (), ())
     assert condition(plan, "Accepted")[0] == "True"
     assert plan.run == GangRun(run_of(observed), proven=False)
-    assert plan.status is not None
     assert plan.status["run"] == {"name": frozen(observed)["metadata"]["name"], "pending": True}
     before = observed.objects[("StatefulSet", "x")]
     drifted = {**before, "spec": {**before["spec"], "template": {**before["spec"]["template"], "extra": "by an admission rule"}}}
@@ -324,7 +322,6 @@ def test_a_frozen_run_of_another_content_that_the_operator_could_not_see_is_not_
     observed = fresh()
     item = next(item for item in reconcile(observed, None, SIGNING, NOW).create if item["kind"] == "ConfigMap")
     server, obstacle, heard = written(observed, item, relabeled(harmful(item)))
-    assert obstacle is not None
     assert obstacle.reason == "NameTaken"
     assert run_name("x", "") in obstacle.message
     assert (server.applied, heard) == ([], [])

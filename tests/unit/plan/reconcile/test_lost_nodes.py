@@ -74,7 +74,6 @@ def disrupted(reason: str, kind: str = "DisruptionTarget", said: str = "") -> Ob
 )
 def test_who_takes_a_pod_away_is_told(found: Object, kind: FactType, reason: str) -> None:
     fact = loss_of(found, by_name(node("node-1")))
-    assert fact is not None
     assert (fact.type, fact.reason, fact.node, fact.pod, fact.pod_uid) == (kind, reason, 1, "x-1", "pod-1")
 
 
@@ -82,13 +81,11 @@ def test_who_takes_a_pod_away_is_told(found: Object, kind: FactType, reason: str
     [((node("node-1", "Unknown"),), "Unreachable"), ((node("node-1", "False"),), "NotReady"), ((node("other"),), "Gone")])  # fmt: skip
 def test_a_pod_on_a_node_that_is_silent_not_ready_or_gone_is_lost(nodes: tuple[Object, ...], reason: str) -> None:
     fact = loss_of(pod(1), by_name(*nodes))
-    assert fact is not None
     assert (fact.type, fact.reason, fact.node_name) == (FactType.NODE_LOST, reason, "node-1")
 
 
 def test_a_taint_that_follows_a_lost_node_is_still_a_lost_node() -> None:
     fact = loss_of(disrupted("DeletionByTaintManager"), by_name(node("node-1", "Unknown")))
-    assert fact is not None
     assert (fact.type, fact.since) == (FactType.NODE_LOST, SINCE)
 
 
@@ -360,7 +357,6 @@ def test_a_raised_retry_starts_a_failed_job_again(received: ReceivedReport | Non
     plan = reconcile(observed, received, CONTEXT, NOW + 60)
     assert [item["spec"]["replicas"] for item in plan.apply if item["kind"] == "StatefulSet"] == [2]
     assert condition(plan, "Failed")[:2] == ("False", "Retried")
-    assert plan.status is not None
     assert (plan.status["retry"], plan.status.get("completionTime")) == (1, None)
     first = pod(0)
     first["metadata"]["uid"] = "another"
@@ -460,7 +456,6 @@ def test_a_container_that_was_killed_says_how(
     reason: str, code: int, limit: str | None, kind: FactType, words: str, runs_again: bool
 ) -> None:
     fact = loss_of(killed(reason, code, limit, runs_again=runs_again), by_name(node("node-1")))
-    assert fact is not None
     assert (fact.type, fact.node, fact.node_name, fact.since) == (kind, 1, "node-1", SINCE)
     assert words in fact.message and fact.pod_uid == f"pod-1/{SINCE}"
 

@@ -72,7 +72,6 @@ def queued(uid: str = "u") -> Object:
 
 def hold_seconds(*others: Object) -> float:
     said = placed_status(half_placed(*others))
-    assert said is not None
     return seconds_of(said["releaseTime"]) - NOW
 
 
@@ -154,7 +153,6 @@ def test_each_release_keeps_a_job_away_for_longer_up_to_a_limit() -> None:
     waits = []
     for releases in range(12):
         said = placed_status(holding_since(10**4, queued(), releases=releases))
-        assert said is not None
         waits.append(seconds_of(said["retryTime"]) - NOW)
     first, most = AWAY_SECONDS
     for number, wait in enumerate(waits):
@@ -184,7 +182,6 @@ def test_times_of_a_clock_that_was_ahead_hold_nobody() -> None:
     ahead = replace(gone, job={**gone.job, "status": {**gone.status, "placement": said}})
     assert not placing(ahead, NOW).is_away
     held = placed_status(holding_since(-86400, queued()))
-    assert held is not None
     assert held["since"] == timestamp(NOW)
 
 
@@ -266,7 +263,6 @@ def test_a_job_that_waits_for_nodes_is_told_of_the_others_that_do() -> None:
 
     def others(job: str = "x") -> list[str]:
         observed = inventory.observed(("ns", job))
-        assert observed is not None
         return [str(other["metadata"]["uid"]) for other in observed.waiting or ()]
 
     def saw(name: str, version: int, placement: Object | None, deleted: bool = False) -> None:

@@ -165,7 +165,6 @@ def test_a_job_is_read_once_however_often_it_is_looked_at_and_again_when_it_or_i
 
 def test_every_condition_is_there_from_the_first_status_on() -> None:
     plan = reconcile(fresh(), None, CONTEXT, NOW)
-    assert plan.status is not None
     assert [c["type"] for c in plan.status["conditions"]] == [
         "Accepted", "Suspended", "PodsScheduled", "NodesHealthy", "RanksReady", "FabricVerified", "Straggling", "SavesFailing",
             "Progressing", "CheckpointCommitted", "Restarting", "Complete", "Failed",
@@ -184,7 +183,6 @@ def test_a_job_that_runs_as_it_should_needs_nothing() -> None:
 def test_conditions_keep_their_time_while_their_status_stays() -> None:
     observed = settled(report())
     plan = reconcile(replace(observed, pods=(pod(0),)), report(ready=1), CONTEXT, NOW + 100)
-    assert plan.status is not None
     times = {c["type"]: c["lastTransitionTime"] for c in plan.status["conditions"]}
     assert times["Accepted"] == "2027-01-15T08:00:00Z"
     assert times["RanksReady"] == "2027-01-15T08:01:40Z"
@@ -206,7 +204,6 @@ def test_a_change_leaves_a_running_gang_alone_and_is_pending(change: str) -> Non
         context = replace(CONTEXT, agent_image="agent:2")
     plan = reconcile(observed, report(), context, NOW + 1)
     assert (plan.create, plan.apply, plan.delete) == ((), (), ())
-    assert plan.status is not None
     assert plan.status["run"]["pending"] is True
     assert plan.status["run"]["name"] == observed.status["run"]["name"]
 
@@ -251,7 +248,6 @@ def test_a_complete_job_is_scaled_to_zero_and_its_result_kept() -> None:
     end = report(State.COMPLETE, ready=0, result=result, log=("line 1", "line 2"))
     observed = settled(report())
     plan = reconcile(observed, end, CONTEXT, NOW)
-    assert plan.status is not None
     assert plan.status["result"] == result
     assert condition(plan, "Complete")[0] == "True"
     assert [i["metadata"]["name"] for i in plan.create] == ["x-log"]
@@ -267,7 +263,6 @@ def test_a_failure_names_rank_node_and_where_it_ran() -> None:
     failure = Failure("rank 1 on node 1 exited with 1: ValueError: no", 1, 1, 1, None, "ValueError", ("Traceback", "ValueError: no"))
     plan = reconcile(settled(report()), report(State.FAILED, ready=0, failure=failure), CONTEXT, NOW)
     assert condition(plan, "Failed") == ("True", "RanksFailed", failure.message)
-    assert plan.status is not None
     assert plan.status["failure"]["nodeName"] == "node-1"
     assert plan.status["failure"]["lastLines"] == ["Traceback", "ValueError: no"]
     assert [note.type for note in plan.events] == ["Warning"]
@@ -277,7 +272,6 @@ def test_failures_that_were_overcome_are_remembered_with_what_each_cost() -> Non
     failure = Failure("rank 1 on node 1 exited with 77 (out of memory)", 1, 1, 77, cause=Cause.OUT_OF_MEMORY, step=47)
     said = report(restarts_counted=1, history=(Restart(1, "2026-01-01T00:00:00Z", failure, 7, 13),))
     plan = reconcile(settled(report()), said, CONTEXT, NOW)
-    assert plan.status is not None
     assert plan.status["restartsCountTowardsMax"] == 1
     assert plan.status["restartHistory"] == [
         {
@@ -301,7 +295,6 @@ def test_progress_is_written_every_15_seconds_at_most_and_transitions_at_once() 
     assert plan.status is None
     assert plan.again_seconds == pytest.approx(11)
     later = reconcile(observed, second, CONTEXT, NOW + 15)
-    assert later.status is not None
     assert (later.status["trainer"]["step"], later.status["trainer"]["progressPercentage"]) == (2, 1)
     lost = reconcile(observed, report(State.BACKING_OFF, ready=0, trainer=TrainerReport("Step", 2, 120)), CONTEXT, NOW + 4)
     assert condition(lost, "Restarting")[0] == "True"
@@ -314,7 +307,6 @@ def test_progress_is_written_every_15_seconds_at_most_and_transitions_at_once() 
 )
 def test_what_an_older_gang_lets_a_script_say_is_never_a_status_that_the_api_server_refuses(said: TrainerReport) -> None:
     plan = reconcile(settled(report()), report(trainer=said), CONTEXT, NOW + 20)
-    assert plan.status is not None
     (version,) = training_job_crd()["spec"]["versions"]
     jsonschema.Draft202012Validator(version["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"]["trainer"]).validate(
         plan.status["trainer"]
@@ -326,7 +318,6 @@ def test_a_committed_checkpoint_is_told() -> None:
     commit = CheckpointReport(100, "/workspace/runs/x/checkpoints/step-100.a1", "2027-01-15T08:00:00Z")
     plan = reconcile(running(), report(checkpoint=commit), CONTEXT, NOW)
     assert condition(plan, "CheckpointCommitted")[:2] == ("True", "Committed")
-    assert plan.status is not None
     assert plan.status["checkpoint"]["lastCommittedStep"] == 100
 
 

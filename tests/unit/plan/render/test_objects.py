@@ -101,7 +101,6 @@ def test_the_run_is_what_the_agents_parse() -> None:
     assert (run.job.name, run.job.namespace, run.job.uid) == ("x", "team", "u-1")
     assert run.addresses == tuple(f"x-{node}.x-headless" for node in range(3))
     assert (run.world_size, run.gpus_per_node, run.when_done, run.run_dir) == (6, 0, WhenDone.WAIT, "/workspace/runs/x")
-    assert run.training is not None
     assert run.training["optimization"]["learningRate"] == "2e-4"
     assert run.training["evaluation"] is None
 
@@ -192,5 +191,4 @@ def test_plain_rendering_marks_what_only_the_operator_knows() -> None:
     frozen = freeze(resolve(job(), profile()), PLAIN)
     run = parse_run(frozen.run)
     (agent,) = json.loads(frozen.template)["pod"]["spec"]["initContainers"]
-    assert run.report is not None
     assert {run.job.uid, run.report.ca_pem, agent["image"], PLAIN.key, PLAIN.owner_uid} == {MADE_BY_OPERATOR}

@@ -97,7 +97,6 @@ def test_two_ports_are_one_nic_and_a_beginning_stands_for_as_many_as_there_are_r
     rails = [{"network": name} for name in ("a", "b", "c")]
     profile = {"network": {"rdma": {"enabled": True, "devices": devices, "rails": rails}}}
     found = needed(profile=profile, gpusPerNode=4).rdma
-    assert found is not None
     assert (found.devices, found.count) == (names, count)
 
 
@@ -168,7 +167,6 @@ def names(status: Object | None) -> list[str]:
 
 def test_what_was_found_stands_in_status_with_the_node_s_name_and_the_fix() -> None:
     plan = reconcile(placed(), failing(SLOW), CONTEXT, NOW)
-    assert plan.status is not None
     assert plan.status["preflight"] == {
         "time": TIME, "ok": False, "checks": 12, "nodes": 2, "milliseconds": 345, "omitted": 0,
         "findings": [{"check": "allReduce", "severity": "Error", "node": 1, "nodeName": "node-1", "message": "node 1 (x-1) is slow",
@@ -214,8 +212,7 @@ def at_zero(observed: Observed) -> Observed:
 
 def affinity(plan: Plan) -> Object:
     (stateful_set,) = [item for item in (*plan.apply, *plan.create) if item["kind"] == "StatefulSet"]
-    found: Object = stateful_set["spec"]["template"]["spec"]["affinity"]
-    return found
+    return stateful_set["spec"]["template"]["spec"]["affinity"]
 
 
 def test_the_next_start_from_zero_leaves_the_node_out() -> None:

@@ -214,7 +214,6 @@ def test_paths_move_with_the_folders_of_the_platform() -> None:
     training = TRAINING | {"checkpoint": {"resumeFrom": "/workspace/runs/old"}}
     here = PlatformDefaults(workspace="/home/me/work", datasets="/home/me/data")
     moved = resolve(job(training=training), profile(), here).training
-    assert moved is not None
     assert (moved.model.name, moved.data.path) == ("/home/me/work/models/base", "/home/me/data/text.jsonl")
     assert moved.checkpoint.resume_from == "/home/me/work/runs/old"
 
@@ -222,7 +221,6 @@ def test_paths_move_with_the_folders_of_the_platform() -> None:
 def test_paths_that_only_look_like_the_workspace_stay() -> None:
     training = {"model": {"name": "/workspaces/base"}, "data": {"path": "/data"}}
     stayed = resolve(job(training=training), profile(), PlatformDefaults(workspace="/w", datasets="/d")).training
-    assert stayed is not None
     assert (stayed.model.name, stayed.data.path, stayed.checkpoint.resume_from) == ("/workspaces/base", "/data", "Auto")
 
 

@@ -44,8 +44,7 @@ def agents(tmp_path: Path) -> Iterator[Gang]:
 
 
 def modes(agents: Gang) -> dict[str, str]:
-    found: dict[str, str] = json.loads((agents.folder / "made" / "modes.json").read_text())
-    return found
+    return json.loads((agents.folder / "made" / "modes.json").read_text())
 
 
 def test_ranks_of_a_pod_write_for_the_group_and_what_is_private_stays_so(agents: Gang) -> None:
@@ -169,7 +168,6 @@ def test_files_that_are_sent_to_a_volume_are_the_group_s(tmp_path: Path) -> None
     request = json.dumps({"take": str(volume / "models"), "roots": [str(volume)]})
     command = [sys.executable, "-I", "-c", source_of(carry).decode(), request]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, umask=0o022) as process:
-        assert process.stdin is not None and process.stdout is not None
         carry.give(Wire(process.stdout.fileno(), process.stdin.fileno()), tiny.parent)
         assert process.wait() == 0
     found = {path.name: oct(path.stat().st_mode & 0o777) for path in volume.rglob("*")}

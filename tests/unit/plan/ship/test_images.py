@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from lockstep.plan.ship.imagebuild import CONTEXTS, SITE, Image
-from support.checkout import ROOT
+from support.checkout import ROOT, script
 
 CONTAINERFILES = [ROOT / "images" / image / "Containerfile" for image in Image]
 OF_PACKAGES = [path for path in CONTAINERFILES if path.parent.name != Image.DOCS]
@@ -27,16 +25,8 @@ MORE = (
 )
 
 
-def _module(path: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-wheels = _module("images/trainer/wheels.py")
-install = _module("images/install.py")
+wheels = script("images/trainer/wheels.py")
+install = script("images/install.py")
 
 
 def _names(text: str) -> list[str]:

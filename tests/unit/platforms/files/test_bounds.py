@@ -126,16 +126,12 @@ def test_a_node_that_says_nothing_after_a_sync_is_given_up_after_half_a_minute(c
     assert [result.problem for result in clock.run(story())] == ["it has not answered for 30 s"]
 
 
-def test_four_lines_of_a_node_wait_to_be_read() -> None:
+async def test_four_lines_of_a_node_wait_to_be_read() -> None:
     place = TalkingPlace(STDOUT, b"a line\n")
-
-    async def story() -> None:
-        async with Receivers() as receivers:
-            await receivers._receiver("x-0", place)
-            for _ in range(200):
-                await asyncio.sleep(0)
-
-    asyncio.run(story())
+    async with Receivers() as receivers:
+        await receivers._receiver("x-0", place)
+        for _ in range(200):
+            await asyncio.sleep(0)
     assert place.talking.printed == 5  # the fifth one waits for room
 
 

@@ -50,7 +50,6 @@ class LocalProgram:
             raise Broken("the connection broke")
 
     async def write(self, data: bytes) -> None:
-        assert self.process.stdin is not None
         self._count(data)
         try:
             self.process.stdin.write(data)
@@ -59,7 +58,6 @@ class LocalProgram:
             raise Broken(str(error)) from error
 
     async def read(self) -> bytes:
-        assert self.process.stdout is not None
         data = await self.process.stdout.read(1 << 16)
         self._count(data)
         if not data:

@@ -111,18 +111,14 @@ def test_a_node_whose_pod_does_not_run_has_its_files_shown_by_a_reader_that_is_r
     assert lines == [f"starting pod {place.pod} to access the files of job x; it is removed afterwards"], "said before it is waited for"
 
 
-def test_a_reader_is_removed_when_it_is_interrupted_while_it_starts() -> None:
+async def test_a_reader_is_removed_when_it_is_interrupted_while_it_starts() -> None:
     made = asyncio.Event()
     cluster = FakeCluster(stateful_set("PerPod"), claim("workspace-x-0"), claim("datasets-x-0"), on_create=lambda item: made.set())
-
-    async def interrupted() -> None:
-        task = asyncio.ensure_future(beside(cluster.as_cluster, "ns", "x").__aenter__())
-        await made.wait()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(interrupted())
+    task = asyncio.ensure_future(beside(cluster.as_cluster, "ns", "x").__aenter__())
+    await made.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
     assert cluster.names("Pod") == []
 
 
@@ -185,35 +181,33 @@ def test_a_reader_is_used_as_soon_as_it_runs(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("steps", range(5))
-def test_an_interrupt_that_comes_together_with_a_change_of_the_reader_is_not_lost(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_interrupt_that_comes_together_with_a_change_of_the_reader_is_not_lost(
+    steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "POLL_SECONDS", 3600.0)
     cluster = FakeCluster(stateful_set("PerPod"), claim("workspace-x-0"), claim("datasets-x-0"))
+    reached, changes = asyncio.Event(), asyncio.Event()
 
-    async def interrupted() -> None:
-        reached, changes = asyncio.Event(), asyncio.Event()
+    async def change() -> Object:
+        reached.set()
+        await changes.wait()
+        return {}
 
-        async def change() -> Object:
-            reached.set()
-            await changes.wait()
-            return {}
-
-        cluster.on_watch = change
-        task = asyncio.create_task(beside(cluster.as_cluster, "ns", "x").__aenter__())
-        await reached.wait()
-        for _ in range(10):
-            await asyncio.sleep(0)
-        changes.set()
-        for _ in range(steps):
-            await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.wait([task], timeout=2)
-        assert task.cancelled()
-
-    asyncio.run(interrupted())
+    cluster.on_watch = change
+    task = asyncio.create_task(beside(cluster.as_cluster, "ns", "x").__aenter__())
+    await reached.wait()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    changes.set()
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task], timeout=2)
+    assert task.cancelled()
     assert cluster.names("Pod") == []
 
 
-def test_an_api_server_that_does_not_answer_holds_nobody_up_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_api_server_that_does_not_answer_holds_nobody_up_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     for one in (module, expiry):
         monkeypatch.setattr(one, "REMOVAL_SECONDS", 0.05)
     cluster = FakeCluster(stateful_set("PerPod"), claim("workspace-x-0"), claim("datasets-x-0"), on_create=starts)
@@ -224,12 +218,8 @@ def test_an_api_server_that_does_not_answer_holds_nobody_up_at_the_end(monkeypat
         await asyncio.sleep(3600)
 
     monkeypatch.setattr(cluster, "delete", silent)
-
-    async def look() -> None:
-        async with asyncio.timeout(10), beside(cluster.as_cluster, "ns", "x"):
-            pass
-
-    asyncio.run(look())
+    async with asyncio.timeout(10), beside(cluster.as_cluster, "ns", "x"):
+        pass
     assert asked == ["Pod", "Job"]
 
 

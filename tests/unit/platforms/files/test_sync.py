@@ -37,7 +37,6 @@ def sync(
     files: dict[str, Any] = request["files"]  # type: ignore[assignment]
     command = [sys.executable, "-I", "-c", source_of(receiver).decode(), *([receiver.OWN_UMASK] if own_umask else [])]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, umask=umask) as process:
-        assert process.stdin is not None and process.stdout is not None
         process.stdin.write(json.dumps(request).encode() + b"\n")
         process.stdin.flush()
         answer: dict[str, Any] = json.loads(process.stdout.readline())

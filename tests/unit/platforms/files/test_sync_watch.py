@@ -31,7 +31,6 @@ class LocalProgram:
         self.place, self.process = place, process
 
     async def write(self, data: bytes) -> None:
-        assert self.process.stdin is not None
         try:
             self.process.stdin.write(data)
             await self.process.stdin.drain()
@@ -39,7 +38,6 @@ class LocalProgram:
             raise Broken("the connection broke") from error
 
     async def read(self) -> bytes:
-        assert self.process.stdout is not None
         return await self.process.stdout.read(1 << 16)
 
     def failure(self) -> ProgramFailed:
@@ -219,7 +217,7 @@ def test_what_is_no_answer_is_that_pod_s_problem(pods: Pods, folder: Path, tmp_p
     assert asyncio.run(once())[0].problem == "python3 in pod x-0 says 'Welcome!', which is not a valid answer"
 
 
-def test_no_node_is_sent_anything_where_one_has_a_file_of_another_folder(
+async def test_no_node_is_sent_anything_where_one_has_a_file_of_another_folder(
     pods: Pods, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = tmp_path / "other"
@@ -228,14 +226,10 @@ def test_no_node_is_sent_anything_where_one_has_a_file_of_another_folder(
     places = {name: PodPlace(cluster().as_cluster, "ns", name, "trainer") for name in ("x-0", "x-1")}
     targets = {name: str(tmp_path / name) for name in places}
     sending = sending_module.Sending("x", other, "/workspace", "-n ns")
-
-    async def story() -> None:
+    with pytest.raises(ConfigError) as refusal:
         async with Receivers() as receivers:
             await receivers.send({"x-1": places["x-1"]}, folder, targets)
             await sending_module.send_once(receivers, places, targets, sending)
-
-    with pytest.raises(ConfigError) as refusal:
-        asyncio.run(story())
     text = str(refusal.value)
     assert text.startswith(f"nothing was sent: a.py in /workspace was sent from {sender_of(folder)}, and would be another file")
     assert (

@@ -160,14 +160,11 @@ def test_an_ssh_that_is_interrupted_while_it_tells_its_settings_leaves_nothing_o
     assert unraisable == [] and not recwarn.list
 
 
-def test_a_program_that_floods_its_output_unread_is_ended() -> None:
+async def test_a_program_that_floods_its_output_unread_is_ended() -> None:
     """asyncio stops reading a pipe that is too full, and would wait for its end for ever."""
-
-    async def flood() -> None:
+    async with asyncio.timeout(60):
         async with place("exec yes").program(["true"]) as program:
             process = program._process  # type: ignore[attr-defined]
             while not process.stdout._paused:  # noqa: ASYNC110 (asyncio has no event of it)
                 await asyncio.sleep(0)
         assert process.returncode is not None
-
-    asyncio.run(asyncio.wait_for(flood(), 60))

@@ -198,12 +198,11 @@ def test_this_machine_asks_the_index_of_the_file_then_its_own(
     assert index_here(stated) == expected
 
 
-def test_a_file_that_several_hosts_wait_for_is_downloaded_once(index: Index, tmp_path: Path) -> None:
-    async def wait() -> list[WheelFile]:
-        downloads = Downloads()
-        return await asyncio.gather(*(downloads.file(f"{index.url}/files/{NAME}", tmp_path / NAME) for _ in range(3)))
-
-    assert asyncio.run(wait()) == [WheelFile(tmp_path / NAME, digest(CONTENT))] * 3
+async def test_a_file_that_several_hosts_wait_for_is_downloaded_once(index: Index, tmp_path: Path) -> None:
+    downloads = Downloads()
+    assert (await asyncio.gather(*(downloads.file(f"{index.url}/files/{NAME}", tmp_path / NAME) for _ in range(3)))) == [
+        WheelFile(tmp_path / NAME, digest(CONTENT))
+    ] * 3
     assert len(index.requests) == 1
 
 

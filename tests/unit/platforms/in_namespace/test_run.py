@@ -90,24 +90,20 @@ class NotThereYet:
             yield line
 
 
-def test_a_log_that_breaks_off_before_its_first_line_is_is_stated_again() -> None:
+async def test_a_log_that_breaks_off_before_its_first_line_is_is_stated_again() -> None:
     said: list[str] = []
+    complete = asyncio.Event()
 
-    async def follow() -> None:
-        complete = asyncio.Event()
+    def say(line: str) -> None:
+        said.append(line)
+        if len(said) == len(ENDED):
+            complete.set()
 
-        def say(line: str) -> None:
-            said.append(line)
-            if len(said) == len(ENDED):
-                complete.set()
-
-        log = _Log(cast(Cluster, NotThereYet()), cast(Run, _Run()), say)
-        following = asyncio.create_task(log.follow())
-        await asyncio.wait_for(complete.wait(), 10)
-        log.ended = True
-        await following
-
-    asyncio.run(follow())
+    log = _Log(cast(Cluster, NotThereYet()), cast(Run, _Run()), say)
+    following = asyncio.create_task(log.follow())
+    await asyncio.wait_for(complete.wait(), 10)
+    log.ended = True
+    await following
     assert said == ["rank 1 raised ValueError", "Failed"]
 
 
@@ -332,7 +328,7 @@ def test_a_run_that_is_interrupted_while_its_objects_are_made_leaves_none() -> N
 
 
 @pytest.mark.parametrize("problem", [None, Failed("no such pod")], ids=["works", "fails"])
-def test_what_a_run_wants_to_do_before_it_is_removed_is_done_while_its_objects_are_there_and_keeps_none_of_them(
+async def test_what_a_run_wants_to_do_before_it_is_removed_is_done_while_its_objects_are_there_and_keeps_none_of_them(
     problem: Failed | None,
 ) -> None:
     cluster, run, said, seen = two_nodes(), on_nodes(2), list[str](), list[list[str]]()
@@ -342,11 +338,8 @@ def test_what_a_run_wants_to_do_before_it_is_removed_is_done_while_its_objects_a
         if problem is not None:
             raise problem
 
-    async def measured() -> None:
-        with pytest.raises(Failed, match="has no result"):
-            await run_until(cluster.as_cluster, run, said.append, asyncio.Event(), TimeLimit(0.2), leave)
-
-    asyncio.run(measured())
+    with pytest.raises(Failed, match="has no result"):
+        await run_until(cluster.as_cluster, run, said.append, asyncio.Event(), TimeLimit(0.2), leave)
     assert seen == [["x"]] and run.frozen.name not in cluster.names("ConfigMap")
     assert any("may be left there: no such pod" in line for line in said) is (problem is not None)
     assert said[-1] == "lockstep: x is removed; its claims stay"

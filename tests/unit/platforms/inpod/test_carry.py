@@ -291,21 +291,18 @@ def test_the_pods_end_takes_and_gives_as_a_program_of_its_own(source: Path, tmp_
     (tmp_path / "volume").mkdir()
     request = {"take": f"{tmp_path}/volume/", "roots": [str(tmp_path / "volume")]}
     with pods_end(request) as process:
-        assert process.stdin is not None and process.stdout is not None
         carry.give(Wire(process.stdout.fileno(), process.stdin.fileno()), source)
         assert process.wait() == 0
     with pods_end({"give": f"{tmp_path}/volume/model", "roots": [str(tmp_path / "volume")]}) as process:
-        assert process.stdin is not None and process.stdout is not None
         carry.take(Wire(process.stdout.fileno(), process.stdin.fileno()), str(tmp_path / "back"))
         assert process.wait() == 0
     assert tree(tmp_path / "back") == tree(source)
 
 
 def test_the_pods_end_says_why_it_refuses(tmp_path: Path) -> None:
-    with pods_end({"give": "/etc", "roots": [str(tmp_path)]}) as process:
-        assert process.stdin is not None and process.stdout is not None
-        with pytest.raises(CarryError, match="/etc is outside of the job's volumes"):
-            carry.take(Wire(process.stdout.fileno(), process.stdin.fileno()), str(tmp_path / "back"))
+    refused = pytest.raises(CarryError, match="/etc is outside of the job's volumes")
+    with pods_end({"give": "/etc", "roots": [str(tmp_path)]}) as process, refused:
+        carry.take(Wire(process.stdout.fileno(), process.stdin.fileno()), str(tmp_path / "back"))
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
@@ -324,7 +321,6 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     ]
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdin is not None and process.stdout is not None
         carry.give(Wire(process.stdout.fileno(), process.stdin.fileno()), tmp_path / "large")
         assert process.wait() == 0
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10

@@ -55,7 +55,6 @@ def asked(folder: Path, kind: str, *command: str, modules: str = "modules") -> I
     )
     try:
         request = {"kind": kind, "folder": str(folder), "command": command, "cwd": str(folder), "token": TOKEN, "source": SOURCE}
-        assert process.stdin is not None
         process.stdin.write(json.dumps(request) + "\n")
         process.stdin.flush()
         yield process
@@ -64,14 +63,11 @@ def asked(folder: Path, kind: str, *command: str, modules: str = "modules") -> I
             process.stdin.close()  # type: ignore[union-attr]
         process.wait(timeout=60)
         for stream in (process.stdout, process.stderr):
-            assert stream is not None
             stream.close()
 
 
 def heard(process: subprocess.Popen[str]) -> dict[str, Any]:
-    assert process.stdout is not None
-    answer: dict[str, Any] = json.loads(process.stdout.readline())
-    return answer
+    return json.loads(process.stdout.readline())
 
 
 def get(port: int, path: str, **headers: str) -> tuple[int, str, http.client.HTTPMessage]:
@@ -108,7 +104,6 @@ def test_a_notebook_server_gets_its_token_by_a_private_file_and_ends_with_the_co
         assert (code, told["mode"], told["cwd"]) == (200, "0o600", str(tmp_path))
         seen = Path(f"/proc/{told['pid']}/cmdline").read_bytes() + Path(f"/proc/{told['pid']}/environ").read_bytes()
         assert b"jupyterlab" in seen and TOKEN.encode() not in seen
-        assert process.stdin is not None
         process.stdin.close()  # the laptop is gone
         process.wait(timeout=60)
         assert not is_alive(told["pid"])
@@ -213,7 +208,6 @@ def test_vscode_is_shown_to_who_has_the_token_and_by_no_other_way(tmp_path: Path
         private = Path(told["socket"]).parent
         assert {oct(path.stat().st_mode & 0o777) for path in private.glob("*.json")} == {"0o600"}
         assert echoed(port, cookie) == b"an editor's bytes"
-        assert process.stdin is not None
         process.stdin.close()  # the laptop is gone
         process.wait(timeout=60)
         assert not is_alive(told["pid"]) and not is_alive(int(parent)) and not private.exists()
@@ -272,7 +266,6 @@ def test_a_script_under_the_debugger_is_heard_to_its_end(tmp_path: Path) -> None
         while "ended" not in answer:
             answer = heard(process)
         assert answer["ended"] == 3
-        assert process.stderr is not None
         said = process.stderr.readline()
         assert "'--wait-for-client', 'train.py', '--epochs', '3'" in said and "127.0.0.1:" in said
 

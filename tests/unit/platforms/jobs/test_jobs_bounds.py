@@ -146,7 +146,7 @@ def test_a_pod_that_shows_a_volume_ends_by_itself_after_so_many_seconds(
     assert deadlines == [seconds]
 
 
-def test_a_bundle_has_20000_lines_and_32_mebibytes_of_each_log() -> None:
+async def test_a_bundle_has_20000_lines_and_32_mebibytes_of_each_log() -> None:
     queries: list[Mapping[str, str]] = []
 
     class Logged(FakeCluster):
@@ -154,11 +154,10 @@ def test_a_bundle_has_20000_lines_and_32_mebibytes_of_each_log() -> None:
             queries.append(query)
             yield "a line"
 
-    async def read() -> list[bundle.Piece]:
-        pod = {"metadata": {"name": "x-0", "namespace": "ns"}, "status": {"containerStatuses": [{"name": "trainer"}]}}
-        return [piece async for piece in bundle._logs(Logged().as_cluster, pod, Redactor(frozenset()), [])]
-
-    assert len(asyncio.run(read())) == 1 and queries == [{"tailLines": "20000", "limitBytes": str(32 << 20)}]
+    pod = {"metadata": {"name": "x-0", "namespace": "ns"}, "status": {"containerStatuses": [{"name": "trainer"}]}}
+    assert len([piece async for piece in bundle._logs(Logged().as_cluster, pod, Redactor(frozenset()), [])]) == 1 and queries == [
+        {"tailLines": "20000", "limitBytes": str(32 << 20)}
+    ]
 
 
 def test_of_a_file_of_a_run_the_last_2_mebibytes_are_in_a_bundle(tmp_path: Path) -> None:

@@ -55,7 +55,6 @@ def test_volumes_are_folders_and_nodes_are_on_loopback(tmp_path: Path) -> None:
     assert (run.run_dir, run.working_directory) == (str(tmp_path / "workspace/runs/x"), str(tmp_path / "workspace"))
     assert (run.addresses, run.coordinator_port, run.master_port) == (("127.0.0.1", "127.0.0.1"), 4000, 5000)
     assert run.storage is StorageMode.SHARED
-    assert run.training is not None
     assert (run.training["model"]["name"], run.training["data"]["path"]) == (
         str(tmp_path / "workspace/models/tiny"),
         str(tmp_path / "datasets/all.jsonl"),

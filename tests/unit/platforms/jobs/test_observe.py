@@ -45,7 +45,7 @@ def test_a_pod_without_a_node_is_explained_in_a_cluster_that_knows_no_training_j
     assert observed(cluster).unused == frozenset()
 
 
-def test_what_is_around_several_jobs_is_listed_once() -> None:
+async def test_what_is_around_several_jobs_is_listed_once() -> None:
     asked: list[tuple[str, str]] = []
 
     class Listing(FakeCluster):
@@ -53,9 +53,6 @@ def test_what_is_around_several_jobs_is_listed_once() -> None:
             asked.append((kind, str(query)))
             return await super().list(kind, namespace, query)
 
-    async def look() -> None:
-        observer = JobObserver(Listing().as_cluster)
-        await asyncio.gather(*(observer.at({**JOB, "metadata": {**JOB["metadata"], "name": name}}) for name in "xyz"))
-
-    asyncio.run(look())
+    observer = JobObserver(Listing().as_cluster)
+    await asyncio.gather(*(observer.at({**JOB, "metadata": {**JOB["metadata"], "name": name}}) for name in "xyz"))
     assert len(asked) == len(set(asked)) and [kind for kind, _ in asked].count("Event") == 1

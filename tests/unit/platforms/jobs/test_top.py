@@ -231,17 +231,13 @@ def test_each_node_has_one_program_for_all_looks_and_the_curve_is_node_0_s(monke
     assert (sorted(asked.started), asked.closed) == ([0, 1], 2)
 
 
-def test_what_is_measured_is_said_before_it_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_measured_is_said_before_it_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     asked, said = Asked({}), list[tuple[str, int]]()
     monkeypatch.setattr(module, "_NodeProgram", asked)
-
-    async def look() -> None:
-        find = nodes_in_pods(running("x-0", "x-1").as_cluster, "ns", "x")
-        async with NodesWatch(find, QUESTION, lambda line: said.append((line, len(asked.started)))) as nodes:
-            await nodes.ask(7)
-            await nodes.ask(7)
-
-    asyncio.run(look())
+    find = nodes_in_pods(running("x-0", "x-1").as_cluster, "ns", "x")
+    async with NodesWatch(find, QUESTION, lambda line: said.append((line, len(asked.started)))) as nodes:
+        await nodes.ask(7)
+        await nodes.ask(7)
     assert said == [("measuring 2 nodes of job x for 1 s, for their rates", 0)]
 
 
@@ -351,7 +347,7 @@ def test_a_curve_that_cannot_be_read_leaves_the_page_without_one_and_says_why(mo
     assert curve(monkeypatch, NoReader("no room")) == ({}, ["the loss curve of x can't be read: no room"])
 
 
-def test_one_look_has_closed_all_that_it_opened_when_it_is_over(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_one_look_has_closed_all_that_it_opened_when_it_is_over(capsys: pytest.CaptureFixture[str]) -> None:
     order: list[str] = []
 
     async def looks() -> Looks:
@@ -360,11 +356,8 @@ def test_one_look_has_closed_all_that_it_opened_when_it_is_over(capsys: pytest.C
         finally:
             order.append("closed")
 
-    async def once() -> None:
-        await _show(looks(), Form.TEXT, live=False)
-        order.append("over")
-
-    asyncio.run(once())
+    await _show(looks(), Form.TEXT, live=False)
+    order.append("over")
     assert order == ["closed", "over"] and capsys.readouterr().out == "a line\n"
 
 

@@ -145,40 +145,34 @@ class Door:
             writer.close()
 
 
-def test_both_sides_with_the_token_talk() -> None:
-    async def talk() -> None:
-        token = new_token()
-        door = Door(token)
-        async with door as address:
-            joiner = await connect(address, token)
-            launch = await door.channels.get()
-            assert isinstance(launch, TokenChannel)
-            joiner.send("joining", name="x" * 100_000)
-            assert (await launch.receive())["name"] == "x" * 100_000
-            launch.send("waiting", present=1)
-            assert await joiner.receive() == {"kind": "waiting", "present": 1}
-            assert joiner.own_address == launch.other_address == "127.0.0.1"
-            await joiner.close()
-            await launch.close()
-
-    asyncio.run(talk())
+async def test_both_sides_with_the_token_talk() -> None:
+    token = new_token()
+    door = Door(token)
+    async with door as address:
+        joiner = await connect(address, token)
+        launch = await door.channels.get()
+        assert isinstance(launch, TokenChannel)
+        joiner.send("joining", name="x" * 100_000)
+        assert (await launch.receive())["name"] == "x" * 100_000
+        launch.send("waiting", present=1)
+        assert await joiner.receive() == {"kind": "waiting", "present": 1}
+        assert joiner.own_address == launch.other_address == "127.0.0.1"
+        await joiner.close()
+        await launch.close()
 
 
-def test_a_joiner_with_another_token_is_told_so() -> None:
-    async def talk() -> None:
-        door = Door(new_token())
-        async with door as address:
-            with pytest.raises(WrongToken, match="has another token: give the one that it has shown"):
-                await connect(address, new_token())
-            assert "another token" in str(await door.channels.get())
-
-    asyncio.run(talk())
+async def test_a_joiner_with_another_token_is_told_so() -> None:
+    door = Door(new_token())
+    async with door as address:
+        with pytest.raises(WrongToken, match="has another token: give the one that it has shown"):
+            await connect(address, new_token())
+        assert "another token" in str(await door.channels.get())
 
 
 ANSWERS = [{}, {"proof": "0" * 64}, {"nonce": "a", "proof": "0" * 64}, {"nonce": 5, "proof": 7}, {"nonce": "a", "proof": ""}]
 
 
-def test_whoever_has_no_token_gets_the_same_answer_whatever_was_wrong_and_no_proof() -> None:
+async def test_whoever_has_no_token_gets_the_same_answer_whatever_was_wrong_and_no_proof() -> None:
     async def answer_to(address: tuple[str, int], message: dict[str, object]) -> bytes:
         reader, writer = await asyncio.open_connection(*address)
         challenge = json.loads(await reader.readline())
@@ -188,52 +182,40 @@ def test_whoever_has_no_token_gets_the_same_answer_whatever_was_wrong_and_no_pro
         writer.close()
         return answer
 
-    async def ask() -> None:
-        async with Door(new_token()) as address:
-            answers = {await answer_to(address, message) for message in ANSWERS}
-        assert answers == {b'{"refused": "token"}\n'}
-
-    asyncio.run(ask())
+    async with Door(new_token()) as address:
+        answers = {await answer_to(address, message) for message in ANSWERS}
+    assert answers == {b'{"refused": "token"}\n'}
 
 
-def test_a_launch_that_can_not_prove_the_token_is_not_believed() -> None:
+async def test_a_launch_that_can_not_prove_the_token_is_not_believed() -> None:
     async def impostor(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(json.dumps({"format": FORMAT, "nonce": "n"}).encode() + b"\n")
         await reader.readline()
         writer.write(json.dumps({"proof": "0" * 64}).encode() + b"\n")
 
-    async def talk() -> None:
-        async with Door(new_token(), impostor) as address:
-            with pytest.raises(ContractError, match="proof does not fit"):
-                await connect(address, new_token())
-
-    asyncio.run(talk())
+    async with Door(new_token(), impostor) as address:
+        with pytest.raises(ContractError, match="proof does not fit"):
+            await connect(address, new_token())
 
 
-def test_something_else_on_the_port_is_named() -> None:
+async def test_something_else_on_the_port_is_named() -> None:
     async def other(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b'{"format": "lockstep-launch/2", "nonce": "n"}\n')
 
-    async def talk() -> None:
-        async with Door(new_token(), other) as address:
-            with pytest.raises(ConfigError, match=r"speaks 'lockstep-launch/2', and this lockstep lockstep-launch/1: .*same version"):
-                await connect(address, new_token())
-
-    asyncio.run(talk())
+    async with Door(new_token(), other) as address:
+        with pytest.raises(ConfigError, match=r"speaks 'lockstep-launch/2', and this lockstep lockstep-launch/1: .*same version"):
+            await connect(address, new_token())
 
 
 @pytest.mark.parametrize("size", [4097, 100_000])
-def test_a_stranger_gets_little_room(size: int) -> None:
-    async def talk() -> None:
-        door = Door(new_token())
-        async with door as address:
-            _, writer = await asyncio.open_connection(*address)
-            writer.write(b"x" * size + b"\n")
-            error = await door.channels.get()
-            assert "longer than any message" in str(error)
-            writer.close()
-
-    asyncio.run(talk())
+async def test_a_stranger_gets_little_room(size: int) -> None:
+    door = Door(new_token())
+    async with door as address:
+        _, writer = await asyncio.open_connection(*address)
+        writer.write(b"x" * size + b"\n")
+        error = await door.channels.get()
+        assert "longer than any message" in str(error)
+        writer.close()
 
 
 def test_a_file_that_comes_later_is_looked_for_twice_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,14 +33,11 @@ class Keeping:
         self.write(json.dumps(request).encode() + b"\n")
 
     def write(self, data: bytes) -> None:
-        assert self.process.stdin is not None
         self.process.stdin.write(data)
         self.process.stdin.flush()
 
     def answer(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        answer: dict[str, Any] = json.loads(self.process.stdout.readline())
-        return answer
+        return json.loads(self.process.stdout.readline())
 
     def leave(self) -> None:
         self.process.communicate(timeout=30)
@@ -63,6 +60,12 @@ class Keeper(Keeping):
         head = {"name": "job.json", "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
         super().__init__({"do": "start", "job": "x", "fresh": True, "files": 1, "witness": None, "ran": False, **request}, home)
         self.write(json.dumps(head).encode() + b"\n" + data)
+
+
+def placed(home: Path, *command: str, **request: Any) -> Keeper:
+    keeper = Keeper(home, *command, **request)
+    assert keeper.answer() == {"placed": True}
+    return keeper
 
 
 def environment(home: Path, digit: str) -> Path:
@@ -97,8 +100,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_a_second_start_is_refused_while_one_waits_and_leaves_it_alone(home: Path) -> None:
-    first = Keeper(home)
-    assert first.answer() == {"placed": True}
+    first = placed(home)
     second = Keeper(home)
     assert second.answer()["problem"].startswith("another start of job x is under way there: see what came of it, or try again in ")
     first.write(b"go\n")
@@ -111,13 +113,11 @@ def test_a_second_start_is_refused_while_one_waits_and_leaves_it_alone(home: Pat
 
 
 def test_a_start_that_has_waited_for_long_makes_room_and_begins_nothing(home: Path) -> None:
-    first = Keeper(home)
-    assert first.answer() == {"placed": True}
+    first = placed(home)
     (draft,) = (home / JOBS).glob(".x.start.*")
     long_ago = draft.stat().st_mtime - 40.0
     os.utime(draft, (long_ago, long_ago))
-    second = Keeper(home)
-    assert second.answer() == {"placed": True}
+    second = placed(home)
     first.write(b"go\n")
     assert first.answer() == {"problem": "a later start of this job has taken its place"}
     second.write(b"go\n")
@@ -127,8 +127,7 @@ def test_a_start_that_has_waited_for_long_makes_room_and_begins_nothing(home: Pa
 
 
 def start_and_stop(home: Path) -> None:
-    keeper = Keeper(home)
-    assert keeper.answer() == {"placed": True}
+    keeper = placed(home)
     keeper.write(b"go\n")
     assert keeper.answer() == {"started": True}
     keeper.leave()
@@ -145,8 +144,7 @@ def test_a_unit_that_is_new_or_has_changed_is_read_when_it_is_enabled_and_needs_
     systemctl.chmod(0o755)
     monkeypatch.setenv("PATH", f"{systemctl.parent}:{os.environ['PATH']}")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(home / "config"))
-    keeper = Keeper(home, supervised=False, unit="[Service]\n")
-    assert keeper.answer() == {"placed": True}
+    keeper = placed(home, supervised=False, unit="[Service]\n")
     assert not told.exists() and not keep.unit_path("x").exists(), "nothing is to be seen before the word"
     keeper.write(b"go\n")
     assert keeper.answer() == {"started": True}
@@ -156,16 +154,14 @@ def test_a_unit_that_is_new_or_has_changed_is_read_when_it_is_enabled_and_needs_
 
 def test_of_two_resumes_at_once_the_later_one_leaves_the_agent_of_the_first_alone(home: Path) -> None:
     start_and_stop(home)
-    first = Keeper(home, fresh=False)
-    assert first.answer() == {"placed": True}
+    first = placed(home, fresh=False)
     first.write(b"go\n")
     assert first.answer() == {"started": True}
     pid = keep.supervisor("x")
     assert pid is not None, "the supervisor is there once the start has answered"
     second = Keeper(home, fresh=False)
     assert second.answer() == {"problem": "job x runs there already"}
-    knowing = Keeper(home, fresh=False, ran=True)
-    assert knowing.answer() == {"placed": True}
+    knowing = placed(home, fresh=False, ran=True)
     for keeper in (first, second, knowing):
         keeper.leave()
     assert keep.supervisor("x") == pid
@@ -176,8 +172,7 @@ def test_an_agent_that_nothing_can_keep_is_not_called_started(home: Path) -> Non
     log = home / JOBS / "x/agent.log"
     log.unlink()
     log.mkdir()
-    keeper = Keeper(home, fresh=False)
-    assert keeper.answer() == {"placed": True}
+    keeper = placed(home, fresh=False)
     keeper.write(b"go\n")
     assert keeper.answer() == {"problem": f"{log}: Is a directory"}
     keeper.leave()
@@ -197,8 +192,7 @@ def test_a_start_and_a_deletion_remove_what_a_power_cut_left_of_starts(home: Pat
     left = plant()
     waiting = home / JOBS / ".waiting.start.0123456789ab"
     waiting.mkdir()
-    keeper = Keeper(home)
-    assert keeper.answer() == {"placed": True}
+    keeper = placed(home)
     assert not any(folder.exists() for folder in left)
     assert len(list((home / JOBS).glob(".x.start.*"))) == 1 and waiting.exists(), "its own stays, and that of a start that goes on"
     keeper.leave()
@@ -209,8 +203,7 @@ def test_a_start_and_a_deletion_remove_what_a_power_cut_left_of_starts(home: Pat
 
 def test_a_setup_keeps_the_environment_of_a_start_that_waits_for_the_word(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     python = environment(home, "0")
-    keeper = Keeper(home, str(python))
-    assert keeper.answer() == {"placed": True}
+    keeper = placed(home, str(python))
     with later_setup(home, monkeypatch) as thread:
         thread.start()
     keeper.write(b"go\n")
@@ -244,8 +237,7 @@ def test_a_start_whose_environment_a_setup_has_removed_is_refused_and_leaves_not
 
 @pytest.mark.parametrize("deleted", [False, True])
 def test_what_waits_for_a_job_that_is_over_ends_without_a_key_and_another_start_is_left_alone(home: Path, deleted: bool) -> None:
-    keeper = Keeper(home)
-    assert keeper.answer() == {"placed": True}
+    keeper = placed(home)
     keeper.write(b"go\n")
     assert keeper.answer() == {"started": True}
     keeper.leave()

@@ -14,7 +14,6 @@ def answers(folder: str, seen: list[str]) -> list[dict[str, object]]:
     """Answer of the program for a folder, and those of these names that it sees there."""
     found = []
     with subprocess.Popen([sys.executable, str(marks.__file__)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
-        assert program.stdin is not None and program.stdout is not None
         for question in ({"folder": folder}, {"marks": seen, "seconds": 0}):
             program.stdin.write(f"{json.dumps(question)}\n")
             program.stdin.flush()

@@ -27,13 +27,11 @@ class Session:
         self.shown = b""
 
     def send(self, *frames: bytes) -> None:
-        assert self.process.stdin is not None
         self.process.stdin.write(b"".join(frames))
         self.process.stdin.flush()
 
     def until(self, pattern: bytes, seconds: float = 20.0) -> re.Match[bytes]:
         """Read until this was shown."""
-        assert self.process.stdout is not None
         deadline = time.monotonic() + seconds
         while not (match := re.search(pattern, self.shown)) and time.monotonic() < deadline:
             if select.select([self.process.stdout], [], [], 0.1)[0]:
@@ -93,7 +91,6 @@ def test_a_connection_that_ends_ends_the_shell() -> None:
     with session("bash", "--norc", "-i") as shell:
         shell.send(framed(relay.DATA, b"echo pid=$$.\n"))
         pid = int(shell.until(rb"pid=(\d+)\.")[1])
-        assert shell.process.stdin is not None
         shell.process.stdin.close()
         shell.process.wait(30)
         with pytest.raises(ProcessLookupError):

@@ -16,7 +16,6 @@ from lockstep.platforms.onhost import starter
 
 def start(words: Sequence[str], **environment: str) -> subprocess.Popen[bytes]:
     process = subprocess.Popen(["sh", "-c", REMOTE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert process.stdin is not None
     process.stdin.write(beginning(words, list(environment.items())))
     process.stdin.flush()
     return process
@@ -69,7 +68,6 @@ def test_a_program_ends_when_nobody_reads_its_output_any_more() -> None:
 
 def test_a_program_ends_when_its_starter_is_told_to() -> None:
     with start(["sh", "-c", "echo $$; exec sleep 1000"]) as process:
-        assert process.stdout is not None
         process.stdout.readline()
         pid = int(process.stdout.readline())
         process.terminate()

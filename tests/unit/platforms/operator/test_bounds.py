@@ -29,19 +29,16 @@ KEY = ("ns", "x")
 NOW = datetime(2027, 1, 1, tzinfo=UTC)
 
 
-def test_of_4097_good_tokens_the_oldest_is_asked_about_again() -> None:
+async def test_of_4097_good_tokens_the_oldest_is_asked_about_again() -> None:
     asked: list[str] = []
 
     async def review(token: str) -> dict[str, Any]:
         asked.append(token)
         return {"authenticated": True}
 
-    async def use() -> None:
-        reviewed = Reviewed(review, lambda: 0.0)
-        for number in (*range(4097), 1, 0):
-            await reviewed(str(number))
-
-    asyncio.run(use())
+    reviewed = Reviewed(review, lambda: 0.0)
+    for number in (*range(4097), 1, 0):
+        await reviewed(str(number))
     assert asked[4097:] == ["0"]
 
 
@@ -93,23 +90,20 @@ def test_of_an_annotation_and_of_a_large_object_s_fields_2048_characters_are_kep
 
 
 @pytest.mark.parametrize(("namespaces", "at_once"), [(1, 8), (3, 16)])
-def test_sixteen_jobs_are_worked_on_at_once_and_eight_of_a_namespace(namespaces: int, at_once: int) -> None:
+async def test_sixteen_jobs_are_worked_on_at_once_and_eight_of_a_namespace(namespaces: int, at_once: int) -> None:
     begun: list[object] = []
 
     async def work(key: object) -> None:
         begun.append(key)
         await asyncio.Event().wait()
 
-    async def story() -> None:
-        made = WorkQueue(work)
-        running = asyncio.ensure_future(made.run())
-        for number in range(60):
-            made.mark((f"ns-{number % namespaces}", str(number)))
-        for _ in range(5):
-            await asyncio.sleep(0)
-        running.cancel()
-
-    asyncio.run(story())
+    made = WorkQueue(work)
+    running = asyncio.ensure_future(made.run())
+    for number in range(60):
+        made.mark((f"ns-{number % namespaces}", str(number)))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    running.cancel()
     assert len(begun) == at_once
 
 

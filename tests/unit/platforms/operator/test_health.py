@@ -135,21 +135,17 @@ def test_a_request_that_is_refused_is_noted(untrusted: bool) -> None:
     assert cluster.answers.refused_since is not None
 
 
-def test_healthz_says_it_and_answers_with_503(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_healthz_says_it_and_answers_with_503(monkeypatch: pytest.MonkeyPatch) -> None:
     led = operator.Operator(Cluster(None), operator.Settings("agent:1"), b"", Certificates("", "", "", ""))  # type: ignore[arg-type]
-
-    async def ask() -> list[tuple[int, str]]:
-        replies = []
-        async with TestClient(TestServer(led.server.application())) as client:
-            for seen in (time.monotonic(), time.monotonic() - STUCK_SECONDS - 1):
-                led._leads_since = led._listed = time.monotonic()
-                led.watch_goes_on("pods")
-                led._watched["pods"] = seen
-                reply = await client.get("/healthz")
-                replies.append((reply.status, await reply.text()))
-        return replies
-
-    (healthy, _), (unhealthy, text) = asyncio.run(ask())
+    replies = []
+    async with TestClient(TestServer(led.server.application())) as client:
+        for seen in (time.monotonic(), time.monotonic() - STUCK_SECONDS - 1):
+            led._leads_since = led._listed = time.monotonic()
+            led.watch_goes_on("pods")
+            led._watched["pods"] = seen
+            reply = await client.get("/healthz")
+            replies.append((reply.status, await reply.text()))
+    (healthy, _), (unhealthy, text) = replies
     assert (healthy, unhealthy) == (200, 503) and "watch of pods" in text
 
 

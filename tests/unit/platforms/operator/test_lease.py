@@ -51,7 +51,6 @@ class Store:
 
     @property
     def holder(self) -> str:
-        assert self.item is not None
         return str(self.item["spec"].get("holderIdentity", ""))
 
 
@@ -85,124 +84,96 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     return World(monkeypatch)
 
 
-def test_the_first_leads_and_the_other_names_its_address(world: World) -> None:
-    async def story() -> None:
-        first, second = world.lease("a"), world.lease("b")
-        await first.acquire()
-        assert (first.is_held, first.leader) == (True, None)
-        assert not await second._tried(second._try)
-        assert (second.is_held, second.leader) == (False, "a:8443")
-        with pytest.raises(LeaseLost, match="b doesn't hold the lease"):
-            second.check()
-
-    asyncio.run(story())
+async def test_the_first_leads_and_the_other_names_its_address(world: World) -> None:
+    first, second = world.lease("a"), world.lease("b")
+    await first.acquire()
+    assert (first.is_held, first.leader) == (True, None)
+    assert not await second._tried(second._try)
+    assert (second.is_held, second.leader) == (False, "a:8443")
+    with pytest.raises(LeaseLost, match="b doesn't hold the lease"):
+        second.check()
 
 
-def test_a_holder_that_died_is_replaced_after_the_lease_s_time(world: World) -> None:
-    async def story() -> None:
-        first, second = world.lease("a"), world.lease("b")
-        await first.acquire()
-        began = world.now
-        await second.acquire()
-        assert LEASE_SECONDS < world.now - began <= LEASE_SECONDS + 4.0
-        assert not first.is_held
-        assert world.store.item["spec"]["leaseTransitions"] == 2
-
-    asyncio.run(story())
+async def test_a_holder_that_died_is_replaced_after_the_lease_s_time(world: World) -> None:
+    first, second = world.lease("a"), world.lease("b")
+    await first.acquire()
+    began = world.now
+    await second.acquire()
+    assert LEASE_SECONDS < world.now - began <= LEASE_SECONDS + 4.0
+    assert not first.is_held
+    assert world.store.item["spec"]["leaseTransitions"] == 2
 
 
-def test_no_two_hold_it_at_any_moment_whenever_the_first_was_cut_off(world: World) -> None:
+async def test_no_two_hold_it_at_any_moment_whenever_the_first_was_cut_off(world: World) -> None:
     """The second's first moment comes after the first's last, by a margin of LEASE_SECONDS less RENEW_SECONDS."""
-
-    async def story() -> None:
-        first, second = world.lease("a"), world.lease("b")
-        await first.acquire()
-        await second._tried(second._try)
-        while not await second._tried(second._try):
-            await module.asyncio.sleep(0.5)
-            assert first.is_held == (world.now - 1000.0 < RENEW_SECONDS)
-        assert world.now - (1000.0 + RENEW_SECONDS) >= LEASE_SECONDS - RENEW_SECONDS
-
-    asyncio.run(story())
+    first, second = world.lease("a"), world.lease("b")
+    await first.acquire()
+    await second._tried(second._try)
+    while not await second._tried(second._try):
+        await module.asyncio.sleep(0.5)
+        assert first.is_held == (world.now - 1000.0 < RENEW_SECONDS)
+    assert world.now - (1000.0 + RENEW_SECONDS) >= LEASE_SECONDS - RENEW_SECONDS
 
 
-def test_a_holder_that_was_paused_writes_nothing_when_it_comes_back(world: World) -> None:
-    async def story() -> None:
-        first = world.lease("a")
-        await first.acquire()
-        world.now += 40
-        with pytest.raises(LeaseLost):
-            first.check()
-        with pytest.raises(LeaseLost):
-            await first.keep()
-        assert world.store.item["metadata"]["resourceVersion"] == "2"  # nor does it take the lease again
-
-    asyncio.run(story())
+async def test_a_holder_that_was_paused_writes_nothing_when_it_comes_back(world: World) -> None:
+    first = world.lease("a")
+    await first.acquire()
+    world.now += 40
+    with pytest.raises(LeaseLost):
+        first.check()
+    with pytest.raises(LeaseLost):
+        await first.keep()
+    assert world.store.item["metadata"]["resourceVersion"] == "2"  # nor does it take the lease again
 
 
-def test_an_api_server_that_is_away_for_a_moment_is_waited_for(world: World) -> None:
-    async def story() -> None:
-        first = world.lease("a")
-        await first.acquire()
-        world.after(3, world.away(True))
-        world.after(8, world.away(False))
-        world.after(60, lambda: setattr(world.store, "item", {"metadata": {"resourceVersion": "x"}, "spec": {"holderIdentity": "b"}}))
-        with pytest.raises(LeaseLost):
-            await first.keep()
-        assert world.now >= 1060
-
-    asyncio.run(story())
+async def test_an_api_server_that_is_away_for_a_moment_is_waited_for(world: World) -> None:
+    first = world.lease("a")
+    await first.acquire()
+    world.after(3, world.away(True))
+    world.after(8, world.away(False))
+    world.after(60, lambda: setattr(world.store, "item", {"metadata": {"resourceVersion": "x"}, "spec": {"holderIdentity": "b"}}))
+    with pytest.raises(LeaseLost):
+        await first.keep()
+    assert world.now >= 1060
 
 
-def test_an_api_server_that_stays_away_ends_the_leading_before_another_may_lead(world: World) -> None:
-    async def story() -> None:
-        first = world.lease("a")
-        await first.acquire()
-        world.after(3, world.away(True))
-        with pytest.raises(LeaseLost):
-            await first.keep()
-        assert world.now <= 1000 + 2 + RENEW_SECONDS + 2.0
-
-    asyncio.run(story())
+async def test_an_api_server_that_stays_away_ends_the_leading_before_another_may_lead(world: World) -> None:
+    first = world.lease("a")
+    await first.acquire()
+    world.after(3, world.away(True))
+    with pytest.raises(LeaseLost):
+        await first.keep()
+    assert world.now <= 1000 + 2 + RENEW_SECONDS + 2.0
 
 
-def test_a_renewal_whose_reply_was_lost_is_noticed_as_its_own(world: World) -> None:
-    async def story() -> None:
-        first = world.lease("a")
-        await first.acquire()
-        world.after(1, lambda: setattr(world.store, "loses_replies", True))
-        world.after(3, lambda: setattr(world.store, "loses_replies", False))
-        world.after(30, world.away(True))
-        with pytest.raises(LeaseLost):
-            await first.keep()
-        assert world.now > 1030
-
-    asyncio.run(story())
+async def test_a_renewal_whose_reply_was_lost_is_noticed_as_its_own(world: World) -> None:
+    first = world.lease("a")
+    await first.acquire()
+    world.after(1, lambda: setattr(world.store, "loses_replies", True))
+    world.after(3, lambda: setattr(world.store, "loses_replies", False))
+    world.after(30, world.away(True))
+    with pytest.raises(LeaseLost):
+        await first.keep()
+    assert world.now > 1030
 
 
-def test_one_that_ends_lets_the_next_lead_at_once_and_a_pod_that_starts_again_holds_what_was_its_own(world: World) -> None:
-    async def story() -> None:
-        first, second, again = world.lease("a"), world.lease("b"), world.lease("b")
-        await first.acquire()
-        await first.release()
-        assert not first.is_held
-        await second.acquire()
-        await again.acquire()
-        assert world.now == 1000.0
-        assert world.store.holder == "b"
-
-    asyncio.run(story())
+async def test_one_that_ends_lets_the_next_lead_at_once_and_a_pod_that_starts_again_holds_what_was_its_own(world: World) -> None:
+    first, second, again = world.lease("a"), world.lease("b"), world.lease("b")
+    await first.acquire()
+    await first.release()
+    assert not first.is_held
+    await second.acquire()
+    await again.acquire()
+    assert world.now == 1000.0
+    assert world.store.holder == "b"
 
 
-def test_a_release_holds_also_when_a_renewal_was_on_its_way(world: World) -> None:
-    async def story() -> None:
-        first = world.lease("a")
-        await first.acquire()
-        await world.store.request("PATCH", "", {"metadata": {"resourceVersion": "2"}, "spec": {}})  # the renewal, as the store sees it
-        await first.release()
-        assert (world.store.holder, first.is_held) == ("", False)
-
-    asyncio.run(story())
+async def test_a_release_holds_also_when_a_renewal_was_on_its_way(world: World) -> None:
+    first = world.lease("a")
+    await first.acquire()
+    await world.store.request("PATCH", "", {"metadata": {"resourceVersion": "2"}, "spec": {}})  # the renewal, as the store sees it
+    await first.release()
+    assert (world.store.holder, first.is_held) == ("", False)
 
 
 def test_a_call_that_hangs_is_given_up_long_before_the_lease_ends() -> None:
@@ -217,67 +188,52 @@ def test_a_call_that_hangs_is_given_up_long_before_the_lease_ends() -> None:
     assert clock.now == 1000.0 + 4.0  # two of them may fail before a renewal is too late
 
 
-def test_a_holder_that_is_cut_off_ends_at_the_very_moment_when_the_lease_is_over(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_holder_that_is_cut_off_ends_at_the_very_moment_when_the_lease_is_over(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "RETRY_SECONDS", 3.0)
-
-    async def story() -> None:
-        lease = world.lease("a")
-        await lease.acquire()
-        world.store.is_away = True
-        with pytest.raises(LeaseLost):
-            await lease.keep()
-        assert world.now - 1000.0 == RENEW_SECONDS
-
-    asyncio.run(story())
+    lease = world.lease("a")
+    await lease.acquire()
+    world.store.is_away = True
+    with pytest.raises(LeaseLost):
+        await lease.keep()
+    assert world.now - 1000.0 == RENEW_SECONDS
 
 
-def test_a_lease_that_was_deleted_is_made_again_by_its_holder_which_goes_on(world: World) -> None:
-    async def story() -> None:
-        first = world.lease("a")
-        await first.acquire()
-        world.after(4, lambda: setattr(world.store, "item", None))
-        world.after(60, world.away(True))
-        with pytest.raises(LeaseLost):
-            await first.keep()
-        assert world.now >= 1060
-        assert world.store.holder == "a"
-
-    asyncio.run(story())
+async def test_a_lease_that_was_deleted_is_made_again_by_its_holder_which_goes_on(world: World) -> None:
+    first = world.lease("a")
+    await first.acquire()
+    world.after(4, lambda: setattr(world.store, "item", None))
+    world.after(60, world.away(True))
+    with pytest.raises(LeaseLost):
+        await first.keep()
+    assert world.now >= 1060
+    assert world.store.holder == "a"
 
 
-def test_a_lease_that_another_makes_again_is_nobody_s_until_no_holder_can_write_any_more(world: World) -> None:
-    async def story() -> None:
-        first, second = world.lease("a"), world.lease("b")
-        await first.acquire()
-        world.store.item = None
-        began = world.now
-        await second.acquire()
-        assert world.now - began > RENEW_SECONDS
-        assert (first.is_held, second.is_held, world.store.holder) == (False, True, "b")
-
-    asyncio.run(story())
+async def test_a_lease_that_another_makes_again_is_nobody_s_until_no_holder_can_write_any_more(world: World) -> None:
+    first, second = world.lease("a"), world.lease("b")
+    await first.acquire()
+    world.store.item = None
+    began = world.now
+    await second.acquire()
+    assert world.now - began > RENEW_SECONDS
+    assert (first.is_held, second.is_held, world.store.holder) == (False, True, "b")
 
 
-def test_of_two_replicas_that_make_it_again_one_leads(world: World) -> None:
-    async def story() -> None:
-        world.store.item = None
-        first, second = world.lease("a"), world.lease("b")
-        await first.acquire()
-        assert not await second._try()
-        assert second.leader == "a:8443"
-
-    asyncio.run(story())
+async def test_of_two_replicas_that_make_it_again_one_leads(world: World) -> None:
+    world.store.item = None
+    first, second = world.lease("a"), world.lease("b")
+    await first.acquire()
+    assert not await second._try()
+    assert second.leader == "a:8443"
 
 
-def test_a_lease_that_somebody_wrote_for_years_or_with_too_large_a_number_is_taken_all_the_same(world: World) -> None:
-    async def story() -> None:
-        assert world.store.item is not None
-        world.store.item["spec"] = {"holderIdentity": "somebody", "leaseDurationSeconds": 2**31 - 1, "leaseTransitions": 2**31 - 1}
-        began = world.now
-        first = world.lease("a")
-        await first.acquire()
-        assert 60 < world.now - began <= 60 + 4.0
-        assert world.store.holder == "a"
-        assert world.store.item["spec"]["leaseTransitions"] < 2**31
-
-    asyncio.run(story())
+async def test_a_lease_that_somebody_wrote_for_years_or_with_too_large_a_number_is_taken_all_the_same(world: World) -> None:
+    world.store.item["spec"] = {"holderIdentity": "somebody", "leaseDurationSeconds": 2**31 - 1, "leaseTransitions": 2**31 - 1}
+    began = world.now
+    first = world.lease("a")
+    await first.acquire()
+    assert 60 < world.now - began <= 60 + 4.0
+    assert world.store.holder == "a"
+    assert world.store.item["spec"]["leaseTransitions"] < 2**31

@@ -265,11 +265,9 @@ def test_a_job_s_secret_that_is_there_is_its_own_without_being_read(name: str) -
     executor = Executor(NoReading(), lambda kind, item: known.observe_write(kind, item) and None)  # type: ignore[arg-type]
     assert asyncio.run(executor.write_objects(observed, Plan(create=(secret,)))) is None
     again = known.observed(("ns", "x"))
-    assert again is not None
     assert [key for key in again.objects if key[0] == "Secret"] == [("Secret", secret["metadata"]["name"])]
     known.forget_secret(("ns", "x"))
     again = known.observed(("ns", "x"))
-    assert again is not None
     assert not again.objects
 
 

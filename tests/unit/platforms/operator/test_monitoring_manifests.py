@@ -34,8 +34,7 @@ def rules() -> list[dict[str, object]]:
 
 
 def dashboard() -> dict[str, object]:
-    found: dict[str, object] = json.loads(OBJECTS["ConfigMap"]["data"]["lockstep.json"])
-    return found
+    return json.loads(OBJECTS["ConfigMap"]["data"]["lockstep.json"])
 
 
 def expressions() -> Iterator[str]:

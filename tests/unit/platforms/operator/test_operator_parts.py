@@ -175,7 +175,7 @@ def test_what_an_operator_has_written_is_progress_and_what_others_have_is_not(mo
 @pytest.mark.parametrize(
     ("error", "before"), [(ApiError(429, "TooManyRequests", "later", retry_after_seconds=60.0), 1), (OSError("away"), 4)]
 )
-def test_marks_wait_where_the_server_asked_for_patience_and_where_the_work_fails_again_and_again(
+async def test_marks_wait_where_the_server_asked_for_patience_and_where_the_work_fails_again_and_again(
     monkeypatch: pytest.MonkeyPatch, error: Exception, before: int
 ) -> None:
     monkeypatch.setattr("lockstep.platforms.operator.memory.queue.BACKOFF_FIRST_SECONDS", 60.0)
@@ -185,16 +185,13 @@ def test_marks_wait_where_the_server_asked_for_patience_and_where_the_work_fails
         turns.append(1)
         raise error
 
-    async def marked() -> None:
-        working = asyncio.ensure_future(queue.run())
-        for _ in range(50):
-            queue.mark(KEY)
-            await asyncio.sleep(0)
-        working.cancel()
-        await asyncio.gather(working, return_exceptions=True)
-
     queue = WorkQueue(work)
-    asyncio.run(marked())
+    working = asyncio.ensure_future(queue.run())
+    for _ in range(50):
+        queue.mark(KEY)
+        await asyncio.sleep(0)
+    working.cancel()
+    await asyncio.gather(working, return_exceptions=True)
     assert len(turns) == before
 
 
@@ -477,11 +474,9 @@ def test_a_job_that_waits_is_told_of_the_dev_environments_that_nobody_uses() -> 
     for kind, thing in (("TrainingJob", job()), ("TrainingJob", environment), ("Pod", waits)):
         inventory.observe(kind, thing, deleted=False)
     seen = inventory.observed(KEY)
-    assert seen is not None
     assert seen.unused == {("ns", "dev")}
     inventory.observe("TrainingJob", {**environment, **item("dev", 4)}, deleted=True)
     seen = inventory.observed(KEY)
-    assert seen is not None
     assert seen.unused == set()
 
 
@@ -506,7 +501,6 @@ def test_a_list_takes_away_what_was_lost_but_not_what_is_newer() -> None:
     found.observe("Service", item("new", 12), deleted=False)
     take_list(found, "Service", [], 10)
     observed = found.observed(KEY)
-    assert observed is not None
     assert set(observed.objects) == {("Service", "new")}
 
 
@@ -531,12 +525,11 @@ class Empty(Cluster):
         yield {"items": [], "metadata": {"resourceVersion": "100"}}
 
 
-def test_what_was_deleted_before_a_watch_listed_is_noticed_by_another_list(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_was_deleted_before_a_watch_listed_is_noticed_by_another_list(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operator, "RELIST_SECONDS", 0.0)
     led = operator.Operator(Empty(None), operator.Settings("agent:1"), b"", Certificates("", "", "", ""))
     led.observe("Pod", item("x-0", 3), deleted=False)
-
-    async def watches_list() -> None:
+    async with asyncio.timeout(5):
         resynced, resync = asyncio.Event(), led.resync
 
         async def noted(every_job: bool) -> None:
@@ -548,8 +541,6 @@ def test_what_was_deleted_before_a_watch_listed_is_noticed_by_another_list(monke
         led.watch_missed()
         await resynced.wait()
         resyncing.cancel()
-
-    asyncio.run(asyncio.wait_for(watches_list(), 5))
     assert led.inventory.item("Pod", ("ns", "x-0")) is None
 
 
@@ -574,19 +565,16 @@ class Ahead(Empty):
         return {**self.there, "metadata": {**self.there["metadata"], "resourceVersion": "10"}, "status": item["status"]}
 
 
-def test_a_job_that_is_newer_than_what_a_watch_has_told_is_read() -> None:
+async def test_a_job_that_is_newer_than_what_a_watch_has_told_is_read() -> None:
     """Its event may never come: nothing else would be written of the job until everything is listed again."""
     tls = make_certificates(("localhost",), datetime.now(UTC))
     cluster = Ahead()
     led = operator.Operator(cluster, operator.Settings("agent:1"), b"", tls)
     led.observe("TrainingJob", {**item("x", 5), "spec": {}}, deleted=False)
-
-    async def works() -> None:
+    async with asyncio.timeout(10):
         working = asyncio.create_task(led.queue.run())
         await cluster.has_status.wait()
         working.cancel()
-
-    asyncio.run(asyncio.wait_for(works(), 10))
 
 
 class Guarded(Empty):
@@ -676,12 +664,11 @@ class Busy(Empty):
             yield page
 
 
-def test_a_leader_whose_first_list_is_refused_asks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_leader_whose_first_list_is_refused_asks_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue, "START_RETRY_SECONDS", 0.0)
     cluster = Busy(None)
     led = operator.Operator(cluster, operator.Settings("agent:1"), b"", Certificates("", "", "", ""))
-
-    async def began() -> None:
+    async with asyncio.timeout(5):
         watching = asyncio.Event()
 
         async def watch(told: object) -> None:
@@ -693,13 +680,12 @@ def test_a_leader_whose_first_list_is_refused_asks_again(monkeypatch: pytest.Mon
         await watching.wait()
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-
-    asyncio.run(asyncio.wait_for(began(), 5))
     assert led.synced and cluster.refusals == 0
 
 
-def test_an_error_whose_body_is_cut_off_is_a_broken_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def asked() -> None:
+async def test_an_error_whose_body_is_cut_off_is_a_broken_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with asyncio.timeout(20):
+
         async def cut(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.readuntil(b"\r\n\r\n")
             writer.write(b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 1000\r\n\r\n<html>")
@@ -712,8 +698,6 @@ def test_an_error_whose_body_is_cut_off_is_a_broken_connection(tmp_path: Path, m
             async with await Cluster.connect() as cluster:
                 with pytest.raises(Unreachable, match="broke: ClientPayloadError"):
                     await cluster.list("Pod", "ns")
-
-    asyncio.run(asyncio.wait_for(asked(), 20))
 
 
 class Events(Cluster):
@@ -798,16 +782,12 @@ def test_a_start_is_one_round_trip_and_taken_back_where_somebody_has_a_name() ->
     assert taken.did == ["POST Secret", "POST StatefulSet", "DELETE StatefulSet made-StatefulSet"]
 
 
-def test_many_starts_at_once_take_few_connections() -> None:
+async def test_many_starts_at_once_take_few_connections() -> None:
     cluster = Names("")
     executor = Executor(cluster, lambda kind, found: None)
     create = tuple({"kind": kind, "metadata": {"name": kind.lower()}} for kind in ("Secret", "Service", "ConfigMap"))
     observed = Observed({"metadata": item("x", 1)["metadata"], "spec": {}})
-
-    async def start() -> None:
-        await asyncio.gather(*(executor.write_objects(observed, Plan(create=create, at_once=True)) for _ in range(16)))
-
-    asyncio.run(start())
+    await asyncio.gather(*(executor.write_objects(observed, Plan(create=create, at_once=True)) for _ in range(16)))
     assert (cluster.most_under_way, len(cluster.did)) == (CREATES_AT_ONCE, 48)
 
 
@@ -1009,7 +989,6 @@ def test_a_pod_with_the_job_s_labels_that_is_no_node_of_it_counts_for_nothing() 
     for name in ("x-0", "x-10", "x-2", "x-0-debug", "x", "y-0", "x-", "x-y-1"):
         inventory.observe("Pod", {**item(name, 3), "spec": {}, "status": {}}, deleted=False)
     seen = inventory.observed(KEY)
-    assert seen is not None
     assert {pod["metadata"]["name"] for pod in seen.pods} == {"x-0", "x-10", "x-2"}
 
 

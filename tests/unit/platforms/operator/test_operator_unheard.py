@@ -51,7 +51,6 @@ def test_a_leader_that_renews_its_lease_is_heard() -> None:
 )
 def test_since_when_it_has_not_been_heard_and_why(found: Object, seconds: int, words: str) -> None:
     unheard = unheard_of(found, NOW)
-    assert unheard is not None
     assert unheard.since == timestamp(NOW - seconds)
     assert words in unheard.text(NOW) and unheard.since in unheard.text(NOW)
 

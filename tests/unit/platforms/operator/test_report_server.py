@@ -109,13 +109,14 @@ def test_a_report_of_node_zero_is_kept_and_its_job_looked_at() -> None:
         async with connection.post(PATH, data=body, headers=signed(body)) as reply:
             assert (reply.status, await reply.json()) == (200, {"facts": [], "racks": []})
         kept = server.reports.of("job-uid")
-        assert kept is not None
         assert (kept.report, kept.pod_uid) == (REPORT, "pod-0")
 
     assert served(use) == [("ns", "x")]
 
 
-def test_a_token_that_was_found_good_is_asked_for_again_after_a_minute_and_a_bad_one_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_token_that_was_found_good_is_asked_for_again_after_a_minute_and_a_bad_one_each_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked: list[str] = []
     now = 0.0
 
@@ -123,15 +124,11 @@ def test_a_token_that_was_found_good_is_asked_for_again_after_a_minute_and_a_bad
         asked.append(token)
         return {"authenticated": token != "bad"}
 
-    async def use() -> None:
-        nonlocal now
-        reviewed = authenticate.Reviewed(review, lambda: now)
-        for moment, token in ((0, "a"), (30, "a"), (30, "b"), (31, "bad"), (32, "bad"), (61, "a"), (62, "c"), (63, "b")):
-            now = moment
-            assert (await reviewed(token))["authenticated"] == (token != "bad")
-
     monkeypatch.setattr(authenticate, "REVIEWED_MAX", 2)
-    asyncio.run(use())
+    reviewed = authenticate.Reviewed(review, lambda: now)
+    for moment, token in ((0, "a"), (30, "a"), (30, "b"), (31, "bad"), (32, "bad"), (61, "a"), (62, "c"), (63, "b")):
+        now = moment
+        assert (await reviewed(token))["authenticated"] == (token != "bad")
     assert asked == ["a", "b", "bad", "bad", "a", "c", "b"]  # the last: no room for three
 
 
@@ -294,7 +291,7 @@ def test_a_job_s_key_signs_for_that_job_only() -> None:
     assert code(signed(body), body, seen=seen) == 403
 
 
-def test_a_job_takes_no_more_than_its_share_of_the_operator_s_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_job_takes_no_more_than_its_share_of_the_operator_s_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """One whose report took 2 s to read has to wait 20 s; one that took 10 ms waits a tenth of a second, in its request."""
     clock = [0.0]
     busy = [0.0]
@@ -306,22 +303,19 @@ def test_a_job_takes_no_more_than_its_share_of_the_operator_s_time(monkeypatch: 
         waits.append(round(seconds, 6))
         clock[0] += seconds
 
-    async def turns() -> None:
-        monkeypatch.setattr(report_server.asyncio, "sleep", sleep)
-        reports = Reports()
-        for cost in (0.01, 2.0):
-            await reports.turn("a")
-            with reports.taking_time("a"):
-                busy[0] += cost
-                clock[0] += 3 * cost  # others have the processor, too
-        with pytest.raises(Refusal, match="again in 20 s") as refused:
-            await reports.turn("a")
-        assert refused.value.status == 429
-        await reports.turn("b")
-        reports.forget({"b"})
+    monkeypatch.setattr(report_server.asyncio, "sleep", sleep)
+    reports = Reports()
+    for cost in (0.01, 2.0):
         await reports.turn("a")
-
-    asyncio.run(turns())
+        with reports.taking_time("a"):
+            busy[0] += cost
+            clock[0] += 3 * cost  # others have the processor, too
+    with pytest.raises(Refusal, match="again in 20 s") as refused:
+        await reports.turn("a")
+    assert refused.value.status == 429
+    await reports.turn("b")
+    reports.forget({"b"})
+    await reports.turn("a")
     assert waits == [0.1]
 
 
@@ -434,7 +428,7 @@ def test_a_stateful_set_that_says_billions_costs_no_more_than_the_largest_job() 
     assert code(signed(larger), larger, seen=seen) == 413
 
 
-def test_tokens_that_are_no_good_are_asked_about_ever_less_often_however_well_the_reports_are_signed(
+async def test_tokens_that_are_no_good_are_asked_about_ever_less_often_however_well_the_reports_are_signed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(report_server, "TURN_SECONDS", 0.0)
@@ -444,16 +438,13 @@ def test_tokens_that_are_no_good_are_asked_about_ever_less_often_however_well_th
         asked[0] += 1
         return {"authenticated": False}
 
-    async def run() -> None:
-        server = ReportServer(MASTER, review, inventory(), lambda key: None)
-        async with TestClient(TestServer(server.application())) as connection:
-            for number in range(12):
-                server.reports._free_at = {uid: until - 0.5 for uid, until in server.reports._free_at.items()}  # half a second later
-                body = report_body(replace(REPORT, sequence=number))
-                async with connection.post(PATH, data=body, headers={**signed(body), "Authorization": f"Bearer {number}"}) as reply:
-                    codes.append(reply.status)
-
-    asyncio.run(run())
+    server = ReportServer(MASTER, review, inventory(), lambda key: None)
+    async with TestClient(TestServer(server.application())) as connection:
+        for number in range(12):
+            server.reports._free_at = {uid: until - 0.5 for uid, until in server.reports._free_at.items()}  # half a second later
+            body = report_body(replace(REPORT, sequence=number))
+            async with connection.post(PATH, data=body, headers={**signed(body), "Authorization": f"Bearer {number}"}) as reply:
+                codes.append(reply.status)
     assert set(codes) == {401, 429}
     assert asked[0] == codes.count(401) <= 8
 

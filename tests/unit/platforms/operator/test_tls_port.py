@@ -403,7 +403,7 @@ def test_a_flood_of_connections_is_turned_away_at_the_accept(monkeypatch: pytest
     play(test, replace(ROOMY, peer_rate=3))
 
 
-def test_a_process_without_file_descriptors_tries_again_a_little_later() -> None:
+async def test_a_process_without_file_descriptors_tries_again_a_little_later() -> None:
     class Exhausted:
         """A listening socket at its limit: always readable, and never accepting."""
 
@@ -416,23 +416,20 @@ def test_a_process_without_file_descriptors_tries_again_a_little_later() -> None
         def fileno(self) -> int:
             return 0
 
-    async def run() -> None:
-        loop, exhausted = asyncio.get_running_loop(), Exhausted()
-        listener = Listener(exhausted, tls_context(CERTIFICATES), ROOMY)  # type: ignore[arg-type]
-        readers: list[str] = []
-        later: list[Callable[[], None]] = []
-        loop.remove_reader = lambda _: bool(readers.append("removed"))  # type: ignore[method-assign,assignment,func-returns-value]
-        loop.add_reader = lambda *_: readers.append("added")  # type: ignore[method-assign,assignment]
-        loop.call_later = lambda seconds, callback: later.append(callback)  # type: ignore[method-assign,assignment]
-        try:
-            listener._accept()
-            assert (readers, exhausted.accepts) == (["removed"], 1)
-            later[0]()
-            assert readers == ["removed", "added"]
-        finally:
-            del loop.remove_reader, loop.add_reader, loop.call_later
-
-    asyncio.run(run())
+    loop, exhausted = asyncio.get_running_loop(), Exhausted()
+    listener = Listener(exhausted, tls_context(CERTIFICATES), ROOMY)  # type: ignore[arg-type]
+    readers: list[str] = []
+    later: list[Callable[[], None]] = []
+    loop.remove_reader = lambda _: bool(readers.append("removed"))  # type: ignore[method-assign,assignment,func-returns-value]
+    loop.add_reader = lambda *_: readers.append("added")  # type: ignore[method-assign,assignment]
+    loop.call_later = lambda seconds, callback: later.append(callback)  # type: ignore[method-assign,assignment]
+    try:
+        listener._accept()
+        assert (readers, exhausted.accepts) == (["removed"], 1)
+        later[0]()
+        assert readers == ["removed", "added"]
+    finally:
+        del loop.remove_reader, loop.add_reader, loop.call_later
 
 
 def test_connections_that_failed_are_gone_without_the_garbage_collector() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -90,12 +91,6 @@ async def served(server: ApiServer) -> AsyncIterator[str]:
         await runner.cleanup()
 
 
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "RELIST_SECONDS", 0.01)
-    monkeypatch.setattr(watching, "RETRY_SECONDS", 0.01)
-
-
 class Seen:
     """Events, signs of life and lost events that the operator is told of."""
 
@@ -115,12 +110,10 @@ def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: ApiServer, un
         seen = Seen()
         async with served(server) as url:
             monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path, url)))
-            middleware = watching.WatchMiddleware(lambda *event: seen.objects.put_nowait(event), seen.miss, seen.plurals.add, WATCHED)
-            watched = asyncio.create_task(
-                kopf.operator(
-                    registry=watching.registry(middleware, WATCHED), settings=watching.kopf_settings(), clusterwide=True, standalone=True
-                )
-            )
+            registry = watching.registry(WATCHED, lambda *event: seen.objects.put_nowait(event), seen.miss, seen.plurals.add)
+            settings = watching.kopf_settings()
+            settings.networking.error_backoffs, settings.watching.reconnect_backoff = repeat(0.01), 0.01
+            watched = asyncio.create_task(kopf.operator(registry=registry, settings=settings, clusterwide=True, standalone=True))
             try:
                 await until(seen)
             finally:

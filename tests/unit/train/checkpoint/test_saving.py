@@ -60,7 +60,6 @@ def test_a_node_that_cannot_write_the_manifest_is_named_to_all(tmp_path: Path) -
     commit.write_manifest(second, "tag", tmp_path / "gone", commit.await_decision(second, "tag"))
     ended = commit.await_outcome(first, "tag", here)
     assert not ended.committed
-    assert ended.problem is not None
     assert ended.problem.startswith("node 1: the manifest can't be written: ")
 
 

@@ -41,8 +41,7 @@ def everything(made: list[Encoded]) -> str:
 
 @pytest.fixture(params=FAMILIES, ids=lambda family: family.name)
 def family(request: pytest.FixtureRequest) -> Family:
-    chosen: Family = request.param
-    return chosen
+    return request.param
 
 
 def thinking(family: Family, count: int = 2) -> list[dict[str, Any]]:

@@ -96,12 +96,6 @@ def test_a_cell_of_messages_is_json(tmp_path: Path) -> None:
     assert sample.messages == tuple(messages)  # type: ignore[union-attr]
 
 
-def test_a_csv_row_with_more_cells_than_columns_is_refused_by_its_line(tmp_path: Path) -> None:
-    (tmp_path / "x.csv").write_text("text\na\nb,c\n")
-    with pytest.raises(ConfigError, match=r"x\.csv can't be read as csv: line 3 has 2 cells for 1 columns"):
-        texts(tmp_path / "cache", path=str(tmp_path / "x.csv"))
-
-
 @pytest.mark.parametrize(
     ("suffix", "write"),
     [
@@ -139,17 +133,24 @@ def test_an_archive_is_refused(tmp_path: Path, name: str, suffix: str, format: D
         texts(tmp_path / "cache", path=str(tmp_path / name), format=format)
 
 
-@pytest.mark.parametrize("name", ["x.parquet.gz", "x.arrow.xz", "x.feather.zst"])
-def test_a_compressed_file_that_no_stream_can_be_read_from_is_refused(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).touch()
-    with pytest.raises(ConfigError, match=rf"{re.escape(name)} is a compressed \.\w+ file, .*; decompress it"):
-        texts(tmp_path / "cache", path=str(tmp_path / name))
-
-
-def test_a_line_with_a_nul_byte_is_no_text(tmp_path: Path) -> None:
-    (tmp_path / "x.bin").write_bytes(b"a\n\n\0\1\n\nb")
-    with pytest.raises(ConfigError, match=r"1 broken lines in the data: .*x\.bin:3: not text: it holds a NUL byte"):
-        texts(tmp_path / "cache", path=str(tmp_path / "x.bin"))
+@pytest.mark.parametrize(
+    ("path", "files", "reason"),
+    [
+        *((name, {name: ""}, rf"{re.escape(name)} is a compressed \.\w+ file, .*; decompress it")
+            for name in ("x.parquet.gz", "x.arrow.xz", "x.feather.zst")),
+        ("x.csv", {"x.csv": "text\na\nb,c\n"}, r"x\.csv can't be read as csv: line 3 has 2 cells for 1 columns"),
+        ("x.bin", {"x.bin": "a\n\n\0\1\n\nb"}, r"1 broken lines in the data: .*x\.bin:3: not text: it holds a NUL byte"),
+        ("*.jsonl", {"a.jsonl": '{"text": "a"}\n' * 3, "b.jsonl": '{"text": "x"}\n{"text": 1}\n'}, r"\*\.jsonl:5: `text` is not a string"),
+        ("*.jsonl", {"a.jsonl": '{"text": "a"}\n\n\n', "b.jsonl": '{"text": 1}\n'}, r"\*\.jsonl:4: `text` is not a string"),
+    ],
+)  # fmt: skip
+def test_files_that_cannot_be_read_are_refused_with_the_place_counted_through_all(
+    tmp_path: Path, path: str, files: dict[str, str], reason: str
+) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    with pytest.raises(ConfigError, match=reason):
+        texts(tmp_path / "cache", path=str(tmp_path / path))
 
 
 @pytest.mark.parametrize("kept", [0, 4, -1])
@@ -272,20 +273,6 @@ def test_the_files_of_a_pattern_are_read_in_the_order_of_their_names_and_rows_co
     assert dataset.files.keys() == {pattern}
     write_parquet(tmp_path / "d/b.parquet", ROWS[4:5])
     assert dataset_of(tmp_path / "cache", path=pattern).files[pattern] != dataset.files[pattern]
-
-
-def test_a_broken_row_of_the_second_file_has_its_number_through_all_files(tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "a.jsonl", ROWS[:3])
-    write_jsonl(tmp_path / "b.jsonl", [{"text": "x"}, {"text": 1}])
-    with pytest.raises(ConfigError, match=r"\*\.jsonl:5: `text` is not a string"):
-        texts(tmp_path / "cache", path=str(tmp_path / "*.jsonl"))
-
-
-def test_blank_lines_at_the_end_of_a_file_are_counted_too(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n\n\n')
-    write_jsonl(tmp_path / "b.jsonl", [{"text": 1}])
-    with pytest.raises(ConfigError, match=r"\*\.jsonl:4: `text` is not a string"):
-        texts(tmp_path / "cache", path=str(tmp_path / "*.jsonl"))
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,6 @@ def test_there_is_no_pool_without_cores_for_it_or_a_tokenizer_to_load(monkeypatc
     monkeypatch.setattr(pool_module, "Process", lambda *_: Process())
     told: list[str] = []
     started = start_pool(on_disk, TrainOn.ASSISTANT, "x", told.append)
-    assert started is not None
     started.close()
     assert (started.size, told) == (8, ["Tokenizing x with 8 processes"])
 

@@ -249,7 +249,6 @@ def test_the_update_is_the_worst_moment_where_activations_are_few() -> None:
 
 def test_a_run_is_refused_with_the_single_settings_that_would_fit() -> None:
     refused = plan(31.0).refusal()
-    assert refused is not None
     assert "63.8 GB on each GPU, which has 31.0 GB" in refused
     assert refused.endswith("what would fit: optimization.recompute: All; or data.maxLength: 512")
     assert not plan(31.0, training=changed(optimization={"recompute": Recompute.ALL})).tight
@@ -257,7 +256,6 @@ def test_a_run_is_refused_with_the_single_settings_that_would_fit() -> None:
 
 def test_settings_are_joined_when_none_is_enough_alone() -> None:
     refused = plan(8.0, training=changed(data={"max_length": 16384})).refusal()
-    assert refused is not None
     assert refused.endswith(
         "optimization.recompute: All with optimization.microBatchSize: 1 with zeroStage: Stage3 with data.maxLength: 2048"
     )
@@ -265,7 +263,6 @@ def test_settings_are_joined_when_none_is_enough_alone() -> None:
 
 def test_a_model_that_no_setting_fits_is_told_so() -> None:
     refused = plan(1.0, Place(1, 1, gpu=True)).refusal()
-    assert refused is not None
     assert "more or larger GPUs" in refused and "resources.limits.memory" not in refused
 
 
@@ -276,7 +273,6 @@ def test_ranks_on_cpus_are_told_how_much_memory_would_do(ranks: int) -> None:
     refused = small.refusal()
     assert refused is not None and "GPU" not in refused
     stated = re.search(r"at least (\d+)Gi of memory for the .* of a node \(spec.resources.memory", refused)
-    assert stated is not None
     enough = int(stated[1]) * 2**30 // ranks
     assert not plan(enough / 1e9, place).tight and plan((enough - 2**30) / 1e9, place).tight
 

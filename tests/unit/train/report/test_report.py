@@ -254,7 +254,6 @@ def agent(tmp_path: Path) -> Iterator[tuple[Agent, socket.socket]]:
         arriving.bind(str(tmp_path / "agent"))
         arriving.setblocking(False)
         agent = Agent(str(tmp_path / "agent"), 3)
-        assert agent._socket is not None
         with agent._socket:
             yield agent, arriving
 

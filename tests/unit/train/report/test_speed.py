@@ -69,7 +69,6 @@ def test_a_device_is_known_by_its_name(device: str, peak: float) -> None:
 def test_an_unknown_device_has_no_peak_and_a_reason(device: str) -> None:
     peak, reason = peak_flops(device, "BF16")
     assert peak is None
-    assert reason is not None
     assert device in reason
 
 

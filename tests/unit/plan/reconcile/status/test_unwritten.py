@@ -62,7 +62,6 @@ def test_a_coordinator_that_finds_no_record_does_not_take_back_the_failure_that_
     held = after(before, reconcile(before, replace(report(), report=unwritten()), CONTEXT, NOW + 5))
     later = replace(report(state).report, message=LOST.message, failure=LOST, history=restarts(LOST))
     plan = reconcile(held, replace(report(), report=later), CONTEXT, NOW + 20)
-    assert plan.status is not None
     assert [(entry["cause"], entry["message"]) for entry in plan.status["restartHistory"]] == [("Storage", DEAD.message)]
     assert (plan.status["failure"]["cause"], plan.status["failure"]["rank"]) == ("Storage", 1)
     assert state is State.BACKING_OFF or condition(plan, "Failed")[2] == DEAD.message
