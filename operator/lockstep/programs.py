@@ -232,13 +232,13 @@ async def kept_alive(running: Program, message: bytes, seconds: float) -> AsyncI
 async def python_program(
     place: Place, source: bytes, *arguments: str, options: Sequence[str] = ("-I",), pings: bool = False
 ) -> AsyncIterator[Program]:
-    """Start a program of Lockstep's there; what is written to it then is its own standard input. Raises as `Place.program` does, and
-    Broken.
+    """Start a program of Lockstep's there; what is written to it then is its own standard input. Raises as `Place.program` does.
 
     `options`: of python3. -I keeps the place's variables and folders from changing what the program imports.
     """
     async with place.program(boot_command(source, *arguments, python=place.python, options=options), pings=pings) as running:
-        await running.write(source)
+        with suppress(Broken):  # (what it said, or why it never ran, tells more: its output ends with that)
+            await running.write(source)
         yield running
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -11,11 +14,33 @@ from typing import Any
 from lockstep.api.sccs import scc_refusal
 from lockstep.kube.cluster import FORBIDDEN, NOT_FOUND, PING_SECONDS, ApiError, Cluster
 from lockstep.kube.kinds import path_of
-from lockstep.programs import STDERR, STDOUT, WORDS_MAX, Broken, NotStarted, Program
+from lockstep.programs import STDERR, STDOUT, WORDS_MAX, Broken, NotStarted, Program, ProgramFailed
 
 STDIN, STATUS, RESIZE, CLOSE = 0, 3, 4, 255
 V5, V4 = "v5.channel.k8s.io", "v4.channel.k8s.io"
 FRAME_BYTES = 1 << 18
+AGAIN_SECONDS, AGAIN_POLL_SECONDS = 30.0, 0.5
+"""For how long, and how often, a follower looks again at a container that doesn't run: its kubelet says within seconds what became of it.
+"""
+_NOT_RUNNING = re.compile(
+    r"container not found|pod does not exist|in a completed pod|does not have a host assigned"  # kubelet and API server
+    r"|container is in CONTAINER_\w+ state|no running task found|failed to find container"  # containerd
+    r"|container is not created or running|container \S+ is not running"  # CRI-O and crun, Docker
+    r"|cannot exec (in )?a (stopped |container that has )|procReady not received|ttrpc: closed",  # runc and its shim
+    re.IGNORECASE,
+)
+
+
+class NotRunning(NotStarted):
+    """The container has ended since somebody looked at its pod, or is about to start: a follower looks again (`looks_again`)."""
+
+
+async def looks_again(since: float) -> bool:
+    """Wait a moment after NotRunning, and return True if another look is due; False after AGAIN_SECONDS. `since`: the first look, by
+    time.monotonic().
+    """
+    await asyncio.sleep(AGAIN_POLL_SECONDS)
+    return time.monotonic() - since < AGAIN_SECONDS
 
 
 @dataclass(frozen=True)
@@ -39,7 +64,8 @@ class PodPlace:
         """Start `command` in the container. Proxies cut silent connections, so `pings` are websocket's.
 
         Raises:
-            NotStarted: there is no such pod, or no right to run programs in it.
+            NotRunning: there is no such pod, or its container doesn't run.
+            NotStarted: no right to run programs in it.
         """
         query = [("container", self.container), ("stdin", str(stdin).lower()), ("stdout", "true"), ("tty", str(tty).lower())]
         query += [("stderr", str(not tty).lower()), *(("command", part) for part in command)]
@@ -78,6 +104,11 @@ class PodProgram(Program):
     async def resize(self, columns: int, lines: int) -> None:
         await self._socket.send_bytes(bytes([RESIZE]) + json.dumps({"Width": columns, "Height": lines}).encode())
 
+    def failure(self) -> ProgramFailed:
+        if _NOT_RUNNING.search(self.not_started):
+            return _not_running(self.place.name, self.not_started)
+        return super().failure()
+
     async def _received(self) -> AsyncIterator[tuple[int, bytes]]:
         async for message in self._socket:
             if not isinstance(message.data, bytes) or len(message.data) < 2:
@@ -106,6 +137,10 @@ def ending_of(status: dict[str, Any]) -> tuple[int, str]:
     return 1, " ".join(str(status.get("message") or "no reason is told")[:WORDS_MAX].split())
 
 
+def _not_running(name: str, words: str) -> NotRunning:
+    return NotRunning(f"the container of {name} has ended, or doesn't run yet: {words}")
+
+
 def refused(error: ApiError, namespace: str, pod: str, what: str, right: str) -> NotStarted:
     """Error for a request to a pod that was refused, with what to do."""
     if by_scc := scc_refusal(error.message, namespace):
@@ -115,5 +150,7 @@ def refused(error: ApiError, namespace: str, pod: str, what: str, right: str) ->
     if error.status == FORBIDDEN:
         return NotStarted(f"you may not {what} of namespace {namespace} ({right}): ask an administrator for the role edit there")
     if error.status == NOT_FOUND:
-        return NotStarted(f"pod {pod} no longer exists in namespace {namespace}")
+        return NotRunning(f"pod {pod} no longer exists in namespace {namespace}")
+    if _NOT_RUNNING.search(error.message):
+        return _not_running(f"pod {pod}", error.message)
     return NotStarted(f"the cluster doesn't let you {what}: pod {pod} of namespace {namespace}: {error}")

@@ -13,9 +13,9 @@ import pytest
 from aiohttp import WSMessage, WSMsgType
 
 from lockstep.kube.cluster import ApiError
-from lockstep.kube.exec import STATUS, STDIN, V4, V5, PodPlace, ending_of, refused
+from lockstep.kube.exec import STATUS, STDIN, V4, V5, NotRunning, PodPlace, ending_of, refused
 from lockstep.platforms.jobs.terminal import shell_command
-from lockstep.programs import STDERR, STDOUT, Broken, NotStarted, ProgramFailed, output_of
+from lockstep.programs import STDERR, STDOUT, Broken, NotStarted, ProgramFailed, output_of, python_program
 
 SUCCESS = {"status": "Success"}
 
@@ -146,8 +146,51 @@ def test_a_program_that_does_not_end_is_given_up() -> None:
 
 @pytest.mark.parametrize("how", [output, printed])
 def test_what_could_not_be_started_is_told_in_one_line(how: Any) -> None:
-    with pytest.raises(NotStarted, match=r"^no program could be started in pod x-0: container not found$"):
-        how(Played(status={"status": "Failure", "message": "container\nnot found"}))
+    with pytest.raises(NotStarted, match=r"^no program could be started in pod x-0: python3: not found$") as raised:
+        how(Played(status={"status": "Failure", "message": "python3:\nnot found"}))
+    assert not isinstance(raised.value, NotRunning)
+
+
+@pytest.mark.parametrize("how", [output, printed])
+@pytest.mark.parametrize(
+    "words",
+    [
+        'Internal error occurred: unable to upgrade connection: container not found ("trainer")',
+        "unable to upgrade connection: pod does not exist",
+        "cannot exec into a container in a completed pod; current phase is Succeeded",
+        "pod x-0 does not have a host assigned",
+        "failed to exec in container: container is in CONTAINER_EXITED state",
+        "failed to load task: no running task found: task 0c1d not found: not found",
+        "rpc error: code = NotFound desc = failed to find container in store: not found",
+        "error executing command in container: container is not created or running",
+        "Container 0c1d is not running",
+        "OCI runtime exec failed: exec failed: cannot exec in a stopped container: unknown",
+        "OCI runtime exec failed: exec failed: cannot exec a container that has stopped: unknown",
+        "OCI runtime exec failed: exec failed: unable to start container process: procReady not received: unknown",
+        "failed to start exec: ttrpc: closed: unknown",
+    ],
+)
+def test_a_container_that_ended_before_the_program_began_is_told_from_other_refusals(words: str, how: Any) -> None:
+    """The API server says so once the connection is there, or refuses it."""
+    for status, refusal in (({"status": "Failure", "message": words}, None), (None, ApiError(500, "", words))):
+        played = Played(status=status)
+        played.refusal = refusal
+        with pytest.raises(NotRunning, match=r"^the container of pod x-0 has ended, or doesn't run yet: ") as raised:
+            how(played)
+        assert str(raised.value).endswith(words)
+
+
+def test_a_program_that_never_ran_is_told_so_though_its_text_can_not_be_sent() -> None:
+    played: Any = Played(status={"status": "Failure", "message": "container not found"})
+    played.broken = True
+
+    async def started() -> bytes:
+        async with python_program(pod(played), b"print(1)") as running:
+            answer = await running.read()
+            raise running.failure() if not answer else AssertionError(answer)
+
+    with pytest.raises(NotRunning):
+        asyncio.run(started())
 
 
 def test_the_exit_code_is_read_from_what_the_kubelet_tells() -> None:
@@ -181,7 +224,7 @@ def test_a_refusal_says_what_to_do(status: int, said: str) -> None:
     for how in (output, printed):
         with pytest.raises(NotStarted, match=said):
             how(played)
-    with pytest.raises(NotStarted, match=said):
+    with pytest.raises(NotRunning if status == 404 else NotStarted, match=said):
         raise refused(played.refusal, "n", "x-0", "run programs in pods", "pods/exec")
 
 

@@ -13,6 +13,7 @@ from lockstep.api.errors import Failed
 from lockstep.api.names import CONTAINER, log_name, pod_name
 from lockstep.api.objects import Object, is_run
 from lockstep.kube.cluster import ApiError, Cluster
+from lockstep.kube.exec import NotRunning, looks_again
 from lockstep.plan.pages.logs import LogSelection, of_rank, request_of
 from lockstep.platforms.files.reader import beside
 from lockstep.platforms.files.results import run_folder
@@ -124,21 +125,28 @@ async def _of_volume(
     cluster: Cluster, job: Object, selection: LogSelection, last: list[str] | None, say: Callable[[str], None]
 ) -> AsyncGenerator[str, None]:
     name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
-    none, why = True, _nothing_of(selection)
-    try:
-        async with (
-            beside(cluster, namespace, name, selection.node, seconds=READER_SECONDS, say=say) as place,
-            aclosing(
-                folder_lines(place, run_folder(name), uid=job["metadata"]["uid"], **request_of(selection, time.time()))
-            ) as volume_lines,
-        ):
-            async for line in volume_lines:
-                none = False
-                yield line
-    except (Failed, OSError) as error:
-        if not none:
-            raise
-        why = str(error)
+    none, why, began = True, _nothing_of(selection), time.monotonic()
+    while True:
+        try:
+            async with (
+                beside(cluster, namespace, name, selection.node, seconds=READER_SECONDS, say=say) as place,
+                aclosing(
+                    folder_lines(place, run_folder(name), uid=job["metadata"]["uid"], **request_of(selection, time.time()))
+                ) as volume_lines,
+            ):
+                async for line in volume_lines:
+                    none = False
+                    yield line
+            break
+        except NotRunning as error:
+            why = str(error)
+            if not await looks_again(began):
+                break
+        except (Failed, OSError) as error:
+            if not none:
+                raise
+            why = str(error)
+            break
     if not none:
         return
     if last is None or selection.attempt is not None:

@@ -17,6 +17,7 @@ from lockstep.api.errors import Failed
 from lockstep.api.names import RUN_KEY
 from lockstep.api.objects import Object
 from lockstep.kube.cluster import Cluster
+from lockstep.kube.exec import NotRunning
 from lockstep.plan.pages.answers import read_summary
 from lockstep.plan.pages.logs import layout_of, ranks_of_run
 from lockstep.plan.pages.stacks import RankAnswer, missing, read_ranks
@@ -143,7 +144,7 @@ async def ask_ranks(cluster: Cluster, job: Object, rank: int | None) -> list[Ran
                 return error
 
     by_node = dict(zip(places, await asyncio.gather(*map(ask, places.values())), strict=True))
-    refused = [answer for answer in by_node.values() if isinstance(answer, NotStarted)]
+    refused = [answer for answer in by_node.values() if isinstance(answer, NotStarted) and not isinstance(answer, NotRunning)]
     if refused and len(refused) == len(by_node):
         raise refused[0]
     layout = await _layout(cluster, job, len(places))

@@ -19,6 +19,7 @@ from lockstep.api.errors import Failed
 from lockstep.api.names import LABEL_JOB
 from lockstep.api.objects import Object
 from lockstep.kube.cluster import FORBIDDEN, ApiError, Cluster
+from lockstep.kube.exec import NotRunning, looks_again
 from lockstep.plan.pages.answers import read_node
 from lockstep.plan.pages.hosts import read_host
 from lockstep.platforms.clusters.listings import list_kind
@@ -45,13 +46,17 @@ async def pods_of(cluster: Cluster, namespace: str, job: str) -> list[Object]:
 
 async def curve_on_volume(cluster: Cluster, namespace: str, job: str, points: int, say: Say) -> Object:
     """Loss curve of a job whose pods are gone, read by a short-lived one; {} if it can't be read, and `say` gets the reason."""
-    try:
-        async with beside(cluster, namespace, job, seconds=600, say=say) as place:
-            steps: Object = (await summary(place, job, points)).get("steps", {})
-            return steps
-    except (Failed, OSError) as error:
-        say(f"the loss curve of {job} can't be read: {error}")
-        return {}
+    began = time.monotonic()
+    while True:
+        try:
+            async with beside(cluster, namespace, job, seconds=600, say=say) as place:
+                steps: Object = (await summary(place, job, points)).get("steps", {})
+                return steps
+        except (Failed, OSError) as error:
+            if isinstance(error, NotRunning) and await looks_again(began):
+                continue
+            say(f"the loss curve of {job} can't be read: {error}")
+            return {}
 
 
 def window_of(nodes: Sequence[int], turn: int, most: int) -> list[int]:

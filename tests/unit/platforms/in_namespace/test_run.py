@@ -24,7 +24,9 @@ from lockstep.platforms.in_namespace import run as module
 from lockstep.platforms.in_namespace import shortruns
 from lockstep.platforms.in_namespace.objects import Run, objects
 from lockstep.platforms.in_namespace.run import TimeLimit, _follow, _Log, _remove_finished, _verdict, run_until
+from lockstep.platforms.in_namespace.status import observe_run
 from lockstep.platforms.jobs import shortresults
+from lockstep.platforms.jobs.observe import JobObserver
 from lockstep_gang.contract.preflight import SWEEP_DONE
 from lockstep_gang.contract.run import parse_run, run_text
 from support.fake_cluster import FakeCluster
@@ -150,6 +152,21 @@ def test_a_pod_that_is_replaced_has_no_verdict_when_it_has_saved() -> None:
     assert _verdict(seen(drained, replicas=0)) is not None
     assert _verdict(seen(node(0, ended(75)))) is not None
     assert _verdict(seen(node(0, ended(1), deletionTimestamp="2026-01-01T00:00:00Z"))) is not None
+
+
+@pytest.mark.parametrize(("code", "failed"), [(0, "False"), (1, "True")])
+def test_a_run_whose_container_has_just_ended_is_told_by_its_exit_code(code: int, failed: str) -> None:
+    """Its pod shows no file any more, and `logs -f` ends with the job's exit code."""
+    run, found = ran(), FakeCluster()
+    for item in objects(run):
+        found.objects[item["kind"], item["metadata"]["name"]] = item
+    pod = {"kind": "Pod", **node(0, ended(code), labels={"lockstep.dev/job": run.name})}
+    found.objects["Pod", "x-0"] = pod
+    metadata = {"name": run.name, "namespace": "ns", "uid": run.frozen.parsed.job.uid}
+    there = {"kind": "ConfigMap", "metadata": metadata, "spec": {}, "status": {"run": {"name": run.frozen.name}}}
+    status = asyncio.run(observe_run(JobObserver(found.as_cluster), found.as_cluster, there)).job["status"]
+    conditions = {condition["type"]: condition["status"] for condition in status["conditions"]}
+    assert (conditions["Failed"], conditions["Complete"]) == (failed, "True" if failed == "False" else "False")
 
 
 class Namespace:

@@ -18,8 +18,9 @@ from lockstep.api.errors import Failed
 from lockstep.cli.jobs import logs as cli_logs
 from lockstep.cli.main import app
 from lockstep.cli.shared.kubesite import ClusterJob
+from lockstep.kube import exec as kube_exec
 from lockstep.kube.cluster import ApiError, Cluster
-from lockstep.kube.exec import PodPlace
+from lockstep.kube.exec import NotRunning, PodPlace
 from lockstep.plan.pages.logs import LogSelection, nodes_of
 from lockstep.platforms.files.reader import NoReader
 from lockstep.platforms.jobs import logs as module
@@ -33,7 +34,7 @@ from support.fake_cluster import FakeCluster
 from unit.gang.cases import make_run
 from unit.platforms.files.test_reader import claim, starts, stateful_set
 from unit.platforms.inpod.test_runfolder import write
-from unit.virtual_time import VirtualClock
+from unit.virtual_time import VirtualClock, clock_of
 
 Object = dict[str, Any]
 JOB: Object = {"kind": "TrainingJob", "metadata": {"name": "x", "namespace": "ns", "uid": "uid-2"}, "spec": {"nodes": 2}, "status": {}}
@@ -293,6 +294,32 @@ def test_where_the_volume_cannot_be_read_the_last_lines_are_better_than_none(mon
     assert "only the last lines of node 0" in said[0] and "was refused" in said[0]
     with pytest.raises(Failed, match="was refused"):
         read(Logged())
+
+
+@pytest.mark.parametrize(("gone", "seconds"), [(1, 0.5), (59, 29.5), (1000, 30.0)])
+def test_a_container_that_ends_between_the_look_and_the_program_is_looked_at_again_for_half_a_minute(
+    gone: int, seconds: float, volume: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`gone`: how many looks find none, though the pod's status says that it runs."""
+    clock, looks, read_folder = clock_of(monkeypatch, module, kube_exec), iter(range(gone)), module.folder_lines
+
+    async def folder_lines(*where: Any, **request: Any) -> AsyncIterator[str]:
+        if next(looks, None) is not None:
+            raise NotRunning("the container of pod x-0 has ended")
+        async for line in read_folder(*where, **request):
+            yield line
+
+    async def read_all() -> list[str]:
+        return [line async for line in lines(Logged().as_cluster, JOB, ALL, print)]
+
+    monkeypatch.setattr(module, "folder_lines", folder_lines)
+    before = clock.now
+    if seconds < kube_exec.AGAIN_SECONDS:
+        assert clock.run(read_all()) == ["[rank 0] first", "[rank 1] second"]
+    else:
+        with pytest.raises(Failed, match=r"^job x: the container of pod x-0 has ended$"):
+            clock.run(read_all())
+    assert clock.now - before == pytest.approx(seconds)
 
 
 def test_an_attempt_that_nobody_has_written_is_told(volume: Path) -> None:

@@ -21,8 +21,9 @@ from typer.testing import CliRunner
 
 from lockstep.cli.jobs.top import Form, Looks, _show, within
 from lockstep.cli.main import app, main
+from lockstep.kube import exec as kube_exec
 from lockstep.kube.cluster import ApiError
-from lockstep.kube.exec import PodPlace
+from lockstep.kube.exec import NotRunning, PodPlace
 from lockstep.plan.pages.top import overview, snapshot, sparkline, top_page
 from lockstep.platforms.files.reader import NoReader
 from lockstep.platforms.jobs import top as module
@@ -321,13 +322,14 @@ def test_without_the_right_to_see_pods_the_rest_is_shown(monkeypatch: pytest.Mon
     assert ask(monkeypatch, Asked({}), cluster) == [{}]
 
 
-def curve(monkeypatch: pytest.MonkeyPatch, problem: Exception | None) -> tuple[Object, list[str]]:
-    """What is read of the volume of a job that has ended, and what is said."""
+def curve(monkeypatch: pytest.MonkeyPatch, *problems: Exception) -> tuple[Object, list[str]]:
+    """What is read of the volume of a job that has ended, and what is said. `problems`: those of the first looks."""
+    left = list(problems)
 
     @contextlib.asynccontextmanager
     async def beside(*_: object, **__: object) -> AsyncIterator[PodPlace]:
-        if problem is not None:
-            raise problem
+        if left:
+            raise left.pop(0)
         yield PodPlace(None, "ns", "x-reader-1", "reader")  # type: ignore[arg-type]
 
     async def summary(*_: object) -> Object:
@@ -340,7 +342,12 @@ def curve(monkeypatch: pytest.MonkeyPatch, problem: Exception | None) -> tuple[O
 
 
 def test_the_curve_of_a_job_without_pods_comes_from_its_volume(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert curve(monkeypatch, None) == ({"1": {"loss": 2.5}}, [])
+    assert curve(monkeypatch) == ({"1": {"loss": 2.5}}, [])
+
+
+def test_a_container_that_has_just_ended_is_looked_at_again_for_its_curve(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kube_exec, "AGAIN_POLL_SECONDS", 0.0)
+    assert curve(monkeypatch, NotRunning("it has ended")) == ({"1": {"loss": 2.5}}, [])
 
 
 def test_a_curve_that_cannot_be_read_leaves_the_page_without_one_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
