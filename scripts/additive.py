@@ -31,6 +31,8 @@ UPPER = ("maximum", "maxLength", "maxItems", "maxProperties")
 
 def changes(old: Schema, new: Schema, path: str = "") -> Iterator[tuple[str, str]]:
     """(path, words) of each way in which a value that `old` takes would be dropped, read otherwise or refused under `new`."""
+    if "enum" in old and "enum" not in new:
+        old = {**old, "maxLength": max(len(str(value)) for value in old["enum"])}
     for key in (*STAYS, *MAY_GO, *MAY_COME, *LOWER, *UPPER):
         if old.get(key) != new.get(key) and not _is_looser(key, old.get(key), new.get(key)):
             yield path, f"{key} {old.get(key, 'unset')} became {new.get(key, 'unset')}"

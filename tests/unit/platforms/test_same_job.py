@@ -133,7 +133,7 @@ def of_rank(run: Run, inherited: dict[str, str], roots: dict[str, str], node: in
     """Return the variables, command, folder and settings of the second rank of a node, as text by their names."""
     place = RankPlace(node, node, run.ranks_per_node * node + 1, 1, "/run.json", "/socket", "/error")
     variables = rank_environment(run, Start(1, 0, run.addresses[0], run.master_port), place, inherited)
-    told = to_json(replace(run, environment={}))
+    told = to_json(replace(run, environment={}, build=""))
     told["python"], told["arguments"] = run.command[0], told.pop("command")[1:]
     training, preflight = told.pop("training") or {}, told.pop("preflight") or {}
     parts = {"run": told, "training": training, "preflight": preflight, "variable": variables}
