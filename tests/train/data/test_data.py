@@ -20,7 +20,6 @@ CASES = {
     "a real chat template gives the masks of the assistant's turns": ("chat_masks", 1, "model", "folder"),
     "a chat template of the run's own is used with its variables": ("own_template", 1, "model", "folder"),
     "several processes tokenize what one does, also when they are killed": ("several_processes", 1, "model", "folder"),
-    "isolation is seen, and a model that forgets documents is refused": ("isolation_of", 1, "model"),
     "what one rank can't compute no rank joins": ("isolation_on_unlike_ranks", 2, "model"),
     "isolation holds for experts, and refuses recurrent layers": ("isolation_of_families", 1),
     "FlashAttention is told where documents begin and end": ("boundaries", 1),
@@ -49,6 +48,10 @@ def test_packed_and_joined_rows_have_the_losses_and_gradients_of_their_documents
     ranks: ForkServer, model: Path, attention: str, apart: bool
 ) -> None:
     ranks.run("packed_like_unpacked", [None], arguments={"model": str(model), "attention": attention, "apart": apart})
+
+
+def test_isolation_is_seen_and_a_model_that_forgets_documents_is_refused(ranks: ForkServer, model: Path) -> None:
+    ranks.run("isolation_of", [None], arguments={"model": str(model)})
 
 
 FAMILIES = {"llama": "varlen", "gemma3_text": "varlen", "deepseek_v3": "varlen", "gemma2": "flex", "gpt_oss": "flex"}

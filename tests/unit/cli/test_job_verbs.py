@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -325,18 +325,23 @@ def retried(taken_back: bool) -> Object:
     return {**a_job("a", conditions=conditions, **({"retry": 1} if taken_back else {})), "spec": {"nodes": 2, "restart": {"retry": 1}}}
 
 
+@dataclass
+class Watched(Jobs):
+    """Job a is another one at each look."""
+
+    shows: Callable[[int], Object] = retried
+    looks: int = 0
+
+    def answer(self, method: str, path: str, body: Object | bytes | None) -> tuple[int, Object | str]:
+        if path != f"{JOBS}/a":
+            return super().answer(method, path, body)
+        self.looks += 1
+        return 200, self.shows(self.looks)
+
+
 def test_a_wait_right_after_a_retry_does_not_end_with_the_failure_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Retried(Jobs):
-        looks = 0
-
-        def answer(self, method: str, path: str, body: Object | bytes | None) -> tuple[int, Object | str]:
-            if path != f"{JOBS}/a":
-                return super().answer(method, path, body)
-            self.looks += 1
-            return 200, retried(taken_back=self.looks > 3)
-
     monkeypatch.setattr("lockstep.cli.jobs.get.POLL_SECONDS", 0.01)
-    result = typed(Retried(), tmp_path, monkeypatch, "wait", "a")
+    result = typed(Watched(shows=lambda look: retried(taken_back=look > 3)), tmp_path, monkeypatch, "wait", "a")
     assert result.exit_code == 0 and "a: Retried: restart.retry was raised" in result.output
 
 
@@ -359,18 +364,9 @@ STOP = {"stop": {"time": "2026-11-22T21:00:01Z", "attempt": 1, "save": "Saved"}}
     ids=["stopped", "started again", "restarted"],
 )
 def test_a_wait_for_a_commit_is_not_over_with_one_of_an_earlier_start(old: Object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Resumed(Jobs):
-        looks = 0
-
-        def answer(self, method: str, path: str, body: Object | bytes | None) -> tuple[int, Object | str]:
-            if path != f"{JOBS}/a":
-                return super().answer(method, path, body)
-            self.looks += 1
-            commit = {"lastCommittedStep": 9, "lastCommitTime": "2026-11-22T23:00:00Z"}
-            return 200, old if self.looks < 4 else {**old, "status": {**old["status"], "checkpoint": commit}}
-
+    commit = {"lastCommittedStep": 9, "lastCommitTime": "2026-11-22T23:00:00Z"}
     monkeypatch.setattr("lockstep.cli.jobs.get.POLL_SECONDS", 0.01)
-    stub = Resumed()
+    stub = Watched(shows=lambda look: old if look < 4 else {**old, "status": {**old["status"], "checkpoint": commit}})
     assert typed(stub, tmp_path, monkeypatch, "wait", "a", "--for", "CheckpointCommitted").exit_code == 0
     assert stub.looks == 4
 

@@ -63,9 +63,11 @@ TIGHTER: list[tuple[str, Callable[[Schema], object], str]] = [
     (".spec.training.deepspeed", drops("x-kubernetes-preserve-unknown-fields"), "preserve-unknown-fields True became unset"),
     (".spec.training.deepspeed", sets(properties={"a": {"type": "string"}}), ".deepspeed.a: field is new where any value was taken"),
     (LORA, lambda schema: schema["anyOf"].pop(), "anyOf"),
+    (LORA, fields(lambda all_: all_.update(colour={"default": "Red"})), f"{LORA}.colour: field is new and has a default"),
 ]
 LOOSER_CHANGES: list[tuple[str, Callable[[Schema], object]]] = [
-    (".spec", fields(lambda all_: all_.update(colour={"type": "string", "enum": ["Red"], "default": "Red"}))),
+    (".spec", fields(lambda all_: all_.update(colour={"type": "string", "enum": ["Red"]}))),
+    (".status", fields(lambda all_: all_.update(colour={"type": "string", "default": "Red"}))),
     (".spec.nodes", sets(maximum=4096)),
     (".spec.nodes", drops("maximum", "minimum")),
     (".spec.cluster", drops("pattern", "maxLength")),
