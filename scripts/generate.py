@@ -25,7 +25,7 @@ HEADER = "# Generated from operator/lockstep/api by scripts/generate.py: change 
 def crds() -> dict[Path, str]:
     """Path below the repository's root → text, of every CustomResourceDefinition."""
     from lockstep.api.files.yamltext import dump_yaml
-    from lockstep.api.generate.crd import training_cluster_crd, training_job_crd
+    from reference.crd import training_cluster_crd, training_job_crd
 
     specs = ((definition["spec"], HEADER + dump_yaml(definition)) for definition in (training_job_crd(), training_cluster_crd()))
     return {CRDS / f"{spec['group']}_{spec['names']['plural']}.yaml": text for spec, text in specs}
@@ -33,8 +33,8 @@ def crds() -> dict[Path, str]:
 
 def docs() -> dict[Path, str]:
     """Path below the repository's root → text, of every page of the reference."""
-    from lockstep.api.generate.reference import cluster_file_page, hosts_file_page, training_job_page
-    from lockstep.cli.reference import cli_page
+    from reference.fields import cluster_file_page, hosts_file_page, training_job_page
+    from reference.verbs import cli_page
 
     pages = {"trainingjob": training_job_page, "trainingcluster": cluster_file_page, "hosts": hosts_file_page, "cli": cli_page}
     return {DOCS / f"{name}.md": page() for name, page in pages.items()}

@@ -13,7 +13,7 @@ import typer.main
 from installed.stories import STORIES
 from installed.typed import BESIDE, Ended, Installed, Story, refused
 from lockstep.cli.main import app
-from lockstep.cli.reference import commands
+from reference.verbs import commands
 
 VERBS = {" ".join(words) for words, _ in commands(typer.main.get_command(app), [])}
 TYPED = [pytest.param(story, lock, id=f"{story.name}-{lock}") for story in STORIES for lock in story.locks]

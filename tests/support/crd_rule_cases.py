@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep.api.generate.crd import training_cluster_crd, training_job_crd
+from reference.crd import training_cluster_crd, training_job_crd
 
 Object = dict[str, Any]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import pytest
 import yaml
 
 from lockstep.api.files.patterns import PATTERN_WORDS
-from lockstep.api.generate.crd import training_cluster_crd, training_job_crd
+from reference.crd import training_cluster_crd, training_job_crd
 from support.checkout import ROOT
 
 CRDS = {"TrainingJob": training_job_crd(), "TrainingCluster": training_cluster_crd()}
@@ -39,8 +40,7 @@ def ours(kind: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def test_the_check_fails_and_shows_the_difference_when_a_file_has_drifted(tmp_path: Path) -> None:
-    (tmp_path / "scripts").mkdir()
-    (tmp_path / "scripts/generate.py").write_text((ROOT / "scripts/generate.py").read_text())
+    shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
     command = [sys.executable, "scripts/generate.py", "crds"]
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
     drifted = tmp_path / "manifests/crds/lockstep.dev_trainingjobs.yaml"

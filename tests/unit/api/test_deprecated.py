@@ -9,9 +9,9 @@ import pytest
 from pydantic import Field
 
 from golden.plan_cases import job, profile
-from lockstep.api.generate.schema import structural_schema
 from lockstep.api.job import TrainingJobSpec
 from lockstep.api.model import Model, deprecated, deprecations
+from lockstep.api.schema import structural_schema
 from lockstep.plan.reconcile.reconcile import reconcile
 from lockstep.plan.render.resolve import resolve
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, condition, fresh

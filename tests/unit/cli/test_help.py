@@ -11,9 +11,9 @@ import typer.main
 
 from lockstep.cli import verbs
 from lockstep.cli.main import app
-from lockstep.cli.reference import cli_page, commands
 from lockstep.cli.topics import FOLDER, TOPICS
 from lockstep.cli.verbs import HINTS
+from reference.verbs import cli_page, commands
 from unit.cli.test_every_verb import run
 
 VERBS = list(commands(typer.main.get_command(app), ["lockstep"]))

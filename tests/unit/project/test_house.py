@@ -24,6 +24,7 @@ MODULES_MAX = 20
 LINES_MAX = 500
 SMALL_LINES = 60
 SMALL_FOR_A_REASON: Mapping[str, str] = {
+    "lockstep.api.files.patterns": "imports models that most verbs don't need",
     "lockstep.platforms.hosts.remembered": "files of this machine; the rest of its folder talks to hosts",
     "lockstep.platforms.onhost.gputest": "is sent to hosts as text, for the Python of their environments",
     "lockstep.platforms.inpod.forget": "is sent into pods as text, in one file as every such program",

@@ -14,7 +14,6 @@ from lockstep.api.names import HOSTS
 from lockstep.cli.shared.clusterfiles import Peeked, cluster_names, find_file, is_path, is_workspace, load_cluster, peek
 from lockstep.cli.shared.embedded import reachable_layout
 from lockstep.cli.shared.folders import remembered, server_of, was_forced
-from lockstep.cli.shared.onhosts import HostsAim, refuse_on_hosts
 from lockstep.kube.aim import Connections, Kubeconfig, environment_kubeconfig
 from lockstep.platforms.output import tell
 
@@ -26,6 +25,20 @@ if TYPE_CHECKING:
 
 EMBEDDED = "local"
 NOT_UP = "the embedded cluster is not up: lockstep devcluster up"
+
+REFUSED = {
+    "scale": "lockstep stop JOB --cluster {name}, then lockstep run -f job.yaml --cluster {name} --set nodes=N goes on with N hosts",
+    "doctor": "lockstep hosts check {name} checks its hosts, and lockstep cluster lint {name} its file",
+    "deploy": "hosts run no operator; lockstep run -f job.yaml --cluster {name} starts a job there",
+    "cluster status": "lockstep get --cluster {name} lists its jobs",
+    "cluster rollback": "hosts run no operator; lockstep hosts setup {name} with the earlier environment.lock brings its packages back",
+    "cluster clean": "lockstep delete JOB --cluster {name} removes a job",
+    "cluster uninstall": "hosts run no operator; lockstep delete JOB --cluster {name} removes a job",
+    "build": "hosts run no image; lockstep hosts setup {name} makes their packages of environment.lock",
+    "version": "hosts run no operator; lockstep version --client prints this command's version",
+    "cluster discover": "lockstep init hosts NAME writes such a file",
+}
+"""Verbs about Kubernetes' own objects → what to use on hosts; {name} is the cluster as a word of a command line."""
 
 
 class OtherCluster(ConfigError):
@@ -80,6 +93,27 @@ def aim_at(verb: Verb, name: str, api: str | None, *, checked: bool = True, is_o
         refuse_on_hosts(verb.words, name, named or name)
     aim = ClusterAim(name, api, is_named=name != verb.unnamed, is_checked=checked and not verb.forced)
     verb.connections.aim = HostsAim(name) if is_of_hosts else aim
+
+
+def refuse_on_hosts(verb: str, name: str, named: str) -> None:
+    """Raise ConfigError if the verb is about Kubernetes' objects: the cluster has none. `named`: the cluster as it was typed."""
+    if verb in REFUSED:
+        instead = REFUSED[verb].format(name=shlex.quote(named))
+        raise ConfigError(f"lockstep {verb} is about Kubernetes, and {name} is a cluster of hosts: {instead}")
+
+
+class HostsAim:
+    """A cluster of hosts as an aim of connections to Kubernetes (`kube.aim.Aim`): none leads there."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def kubeconfig(self, context: str | None) -> Kubeconfig:
+        """Raise ConfigError: a verb without a part for hosts must not ask the kubeconfig's cluster for a job there."""
+        raise ConfigError(f"{self.name} is a cluster of hosts (platform: hosts in its file), and this needs a Kubernetes cluster: name one")
+
+    def check(self, server: str, context: str | None) -> None:
+        self.kubeconfig(context)
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from bisect import bisect_right
 from functools import cache, lru_cache
 from typing import Any
 
-from lockstep.api.generate.schema import Schema, structural_schema
 from lockstep.api.names import LABEL_JOB
 from lockstep.api.objects import Object, condition, is_running
 from lockstep.api.preflightstatus import AllReduceStatus, PreflightFinding, PreflightStatus, SelfTestStatus
+from lockstep.api.schema import Schema, structural_schema
 from lockstep.api.status import (
     EXCLUDED_MAX,
     LONG_TEXT_MAX,

@@ -22,11 +22,10 @@ from lockstep.cli.shared.clusterfiles import Peeked, load_cluster, peek
 from lockstep.cli.shared.hostsite import HostJob, HostSite
 from lockstep.cli.shared.inputs import read_inputs
 from lockstep.cli.shared.jobargs import TargetOptions, known_names
-from lockstep.cli.shared.onhosts import REFUSED, WITHOUT_CLUSTER, WORKING
 from lockstep.cli.shared.places import Verb
 from lockstep.cli.shared.runonhosts import run_on_hosts
 from lockstep.cli.shared.sending import send_project
-from lockstep.cli.shared.target import namespace_of
+from lockstep.cli.shared.target import REFUSED, namespace_of
 from lockstep.plan.hosts.facts import Folder
 from lockstep.plan.hosts.status import seen_jobs
 from lockstep.plan.translate.hosts import RDMA_OFF
@@ -35,6 +34,19 @@ from lockstep.platforms.local.place import LocalPlace
 from support.api_stub import ApiStub, served
 from support.hosts_told import facts
 from unit.plan.hosts.test_status import ACTIVE, LEADING, host
+
+WORKING = frozenset({
+    "validate", "render", "plan", "preflight", "run", "launch", "bench scaling", "logs", "top", "get", "describe", "why",
+    "stacks", "wait", "resume", "stop", "retry", "sync", "cp", "generate", "shell", "jupyter", "tensorboard", "vscode", "debug", "delete",
+    "checkpoint list", "checkpoint verify", "drill", "adapter get", "model get", "cluster lint", "cluster calibrate", "hosts check",
+    "hosts setup",
+})  # fmt: skip
+"""Verbs about a job, its files or its network, which work on hosts, too."""
+WITHOUT_CLUSTER = frozenset({
+    "quickstart", "init cluster", "init hosts", "init job", "init script", "join", "adapter export", "adapter merge", "cluster list",
+    "use", "help", "devcluster up", "devcluster down", "devcluster status",
+})  # fmt: skip
+"""Verbs that take no cluster, or make one of their own."""
 
 LAB = "cluster: {name: lab, platform: hosts, description: Two machines}\nhosts: [{name: lab0, address: 10.0.0.1, gpus: 2}, {name: lab1}]\n"
 JOB = "apiVersion: lockstep.dev/v1alpha1\nkind: TrainingJob\nmetadata: {name: x}\nspec: {cluster: lab, script: {path: a.py}}\n"

@@ -21,12 +21,12 @@ from lockstep.api.errors import ConfigError
 from lockstep.cli.jobs import change, get, submit, top
 from lockstep.cli.jobs.top import _looks_of_folder, _looks_of_host_job
 from lockstep.cli.main import app, main
-from lockstep.cli.reference import cli_page
 from lockstep.cli.shared import hubconfig, runonhosts
 from lockstep.cli.shared.localsite import LocalSite
 from lockstep.cli.shared.site import Volume
 from lockstep.cli.shared.terminal import console
 from lockstep.plan.pages.top import top_page
+from reference.verbs import cli_page
 from support.checkout import ROOT
 from unit.platforms.jobs.test_logs import local  # noqa: F401 (a fixture)
 from unit.silent_place import SilentPlace

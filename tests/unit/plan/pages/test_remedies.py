@@ -12,12 +12,12 @@ import typer.main
 
 from lockstep.api.objects import Object
 from lockstep.cli.main import app
-from lockstep.cli.reference import commands
 from lockstep.plan.observed import Observed
 from lockstep.plan.pages.remedies import HELP_WITHOUT_PODS, NEEDS_NONE, REMEDIES, Remedy, advice, remedy
 from lockstep.plan.pages.why import why
 from lockstep.plan.reasons import Reason
 from lockstep.plan.reconcile.reconcile import reconcile
+from reference.verbs import commands
 from support.checkout import ROOT
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, PROFILE, after, fresh, pod, report, running, settled
 

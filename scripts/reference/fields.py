@@ -25,12 +25,12 @@ from lockstep.api.files.clusterkeys import (
     ValueKind,
 )
 from lockstep.api.files.patterns import PATTERN_WORDS
-from lockstep.api.generate.crd import JOB_NAME_RULE
-from lockstep.api.generate.schema import Schema, structural_schema
 from lockstep.api.hosts import Host, HostsCluster, HostsSection
 from lockstep.api.job import TrainingJobSpec
+from lockstep.api.schema import Schema, structural_schema
 from lockstep.api.status import TrainingJobStatus
 from lockstep_spec.choices import StorageMode
+from reference.crd import JOB_NAME_RULE
 
 JOB_INTRODUCTION = f"""# TrainingJob
 

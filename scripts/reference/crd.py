@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from lockstep.api.cluster import TrainingCluster
-from lockstep.api.generate.schema import Schema, structural_schema, validation
 from lockstep.api.job import TrainingJob
 from lockstep.api.model import Rule
 from lockstep.api.names import GROUP, JOB_NAME_MAX, JOB_NAME_PATTERN, VERSION
+from lockstep.api.schema import Schema, structural_schema, validation
 from lockstep.api.status import TrainingJobStatus
 
 JOB_NAME_RULE = Rule(

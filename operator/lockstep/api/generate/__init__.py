@@ -1,1 +1,0 @@
-"""CRDs, their schemas and the reference pages, generated from the models."""
