@@ -24,7 +24,7 @@ from support.side_by_side import Parts, file_of, longest_first
 
 Kubectl = Callable[..., subprocess.CompletedProcess[str]]
 WORKERS = 2
-DEPLOYMENTS = ("test_front_door", "test_seed_004", "test_deploy", "test_rails")
+DEPLOYMENTS = ("test_front_door", "test_seed_004", "test_deploy", "test_rails", "test_skew")
 """One worker runs them: they write down in the checkout which cluster was deployed last."""
 LONGEST = (
     *DEPLOYMENTS, "test_training", "test_drills", "test_devcluster", "test_image", "test_retry", "test_verbs", "test_words",

@@ -22,6 +22,7 @@ from lockstep.api.job import TrainingJob
 from lockstep.api.objects import Object, is_running
 from lockstep.kube.aim import Connections
 from lockstep.kube.cluster import ApiError, Cluster
+from lockstep.kube.exec import NotRunning
 from lockstep.kube.expiry import LEFT_SECONDS, expiring
 from lockstep.kube.kinds import path_of
 from lockstep.plan.cluster.facts import Listing
@@ -203,7 +204,7 @@ def _detached(run: Run) -> str:
 
 
 async def _ended_since(cluster: Cluster, run: Run) -> int | None:
-    """The exit code of a run whose pods have gone at its end, by the record on its volume; None: it has pods. Raises ConfigError."""
+    """The exit code of a run whose pods have gone at its end, by the record on its volume; None: look again. Raises ConfigError."""
     stateful_set = await cluster.get("StatefulSet", run.namespace, run.name)
     if stateful_set is None or stateful_set["spec"].get("replicas"):
         return None
@@ -211,6 +212,8 @@ async def _ended_since(cluster: Cluster, run: Run) -> int | None:
         path = f"{run.frozen.parsed.run_dir}/gang/end.json"
         try:
             end = answer_of(await output_of(place, ["cat", path]), place.name)
+        except NotRunning:  # the reader has gone: the next look makes another
+            return None
         except ProgramFailed:
             end = {}
     if end.get("jobUid") != run.frozen.parsed.job.uid or str(end.get("state")) not in ENDS:

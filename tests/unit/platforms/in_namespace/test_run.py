@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -17,13 +18,14 @@ from golden.plan_cases import CONTEXT, job, profile
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.kube.aim import Connections
 from lockstep.kube.cluster import ApiError, Cluster
+from lockstep.kube.exec import NotRunning
 from lockstep.plan.observed import Observed
 from lockstep.plan.render.objects import freeze
 from lockstep.plan.render.resolve import resolve
 from lockstep.platforms.in_namespace import run as module
 from lockstep.platforms.in_namespace import shortruns
 from lockstep.platforms.in_namespace.objects import Run, objects
-from lockstep.platforms.in_namespace.run import TimeLimit, _follow, _Log, _remove_finished, _verdict, run_until
+from lockstep.platforms.in_namespace.run import TimeLimit, _ended_since, _follow, _Log, _remove_finished, _verdict, run_until
 from lockstep.platforms.in_namespace.status import observe_run
 from lockstep.platforms.jobs import shortresults
 from lockstep.platforms.jobs.observe import JobObserver
@@ -167,6 +169,27 @@ def test_a_run_whose_container_has_just_ended_is_told_by_its_exit_code(code: int
     status = asyncio.run(observe_run(JobObserver(found.as_cluster), found.as_cluster, there)).job["status"]
     conditions = {condition["type"]: condition["status"] for condition in status["conditions"]}
     assert (conditions["Failed"], conditions["Complete"]) == (failed, "True" if failed == "False" else "False")
+
+
+@pytest.mark.parametrize(("problem", "code"), [(None, 0), (NotRunning("pod x-reader no longer exists"), None)])
+def test_the_record_of_a_run_whose_pods_are_gone_is_looked_at_again_where_its_reader_goes(
+    problem: Exception | None, code: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = ran()
+    found = FakeCluster({"kind": "StatefulSet", "metadata": {"name": run.name}, "spec": {"replicas": 0}})
+
+    @asynccontextmanager
+    async def beside(*_: object, **__: object) -> AsyncIterator[ProcessPlace]:
+        yield ProcessPlace("pod x-reader")
+
+    async def output_of(*_: object) -> str:
+        if problem is not None:
+            raise problem
+        return json.dumps({"jobUid": run.frozen.parsed.job.uid, "state": "Complete"})
+
+    monkeypatch.setattr(module, "beside", beside)
+    monkeypatch.setattr(module, "output_of", output_of)
+    assert asyncio.run(_ended_since(found.as_cluster, run)) == code
 
 
 class Namespace:
