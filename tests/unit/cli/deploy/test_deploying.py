@@ -883,7 +883,7 @@ def test_a_deployment_whose_crds_would_drop_stored_fields_is_refused_and_forced(
 ) -> None:
     monkeypatch.setattr("lockstep.platforms.clusters.send.send_permitted", lambda *_: pytest.fail("it was sent"))
     api.objects[called(OLD_JOB)] = OLD_JOB
-    plan = planned("local", Mode.TCP)
+    plan = planned(Verb(), "local", Mode.TCP)
     with pytest.raises(Failed, match=f"nothing was sent:\n  {LOST}\nDeploy a version that has these fields"):
         asyncio.run(deploy.carry_out(plan, None, False))
     assert api.tried == []
@@ -907,7 +907,7 @@ def test_jobs_are_looked_at_where_they_may_be_listed_and_the_rest_is_told(capsys
     api = Narrow(cluster_wide=False)
     here = {**OLD_JOB, "metadata": {"name": "x", "namespace": "lockstep"}}
     api.objects |= {called(item): item for item in (OLD_JOB, here)}
-    objects = planned("local", Mode.TCP).objects
+    objects = planned(Verb(), "local", Mode.TCP).objects
     asyncio.run(refuse_losses(api, objects, Progress(), force=True))
     told = capsys.readouterr().out
     assert "TrainingJob lockstep/x would lose" in told and LOST not in told
@@ -917,4 +917,4 @@ def test_jobs_are_looked_at_where_they_may_be_listed_and_the_rest_is_told(capsys
 def test_who_may_not_send_the_crds_takes_nothing_away() -> None:
     api = Api(cluster_wide=False)
     api.objects[called(OLD_JOB)] = OLD_JOB
-    assert asyncio.run(losses(api, planned("local", Mode.TCP).objects)) == ([], [])
+    assert asyncio.run(losses(api, planned(Verb(), "local", Mode.TCP).objects)) == ([], [])
