@@ -64,9 +64,9 @@ def accept(observed: Observed, context: RenderContext) -> Accepted | Notice:
     if isinstance(profile, Notice):
         return profile
     cluster, excluded = _stated(profile), tuple(node["name"] for node in observed.status.get("excludedNodes") or [])
-    frozen_by = RenderContext(
-        context.agent_image, key_secret=context.key_secret, report=context.report
-    )  # no more of it is part of a frozen run
+    frozen_by = RenderContext(  # no more of it is part of a frozen run
+        context.agent_image, key_secret=context.key_secret, report=context.report, build=context.build
+    )
     return _remembered(text, cluster, excluded, frozen_by) if is_small else _accepted(job, _cluster(cluster), excluded, frozen_by)
 
 

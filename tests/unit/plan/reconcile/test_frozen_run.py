@@ -125,6 +125,11 @@ def test_a_gang_whose_frozen_run_nobody_knows_stops_when_it_is_asked_to_and_star
     assert condition(again, "Accepted")[0] == "True"
 
 
+def test_a_frozen_run_says_which_build_of_the_operator_made_it() -> None:
+    accepted = accept(fresh(), replace(SIGNING, build="0123456789ab"))
+    assert isinstance(accepted, Accepted) and accepted.frozen.parsed.build == "0123456789ab"
+
+
 def test_a_frozen_run_that_was_made_before_the_start_is_replaced_and_never_obeyed() -> None:
     observed = fresh()
     accepted = accept(observed, SIGNING)
