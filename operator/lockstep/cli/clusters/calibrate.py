@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,10 +9,9 @@ import typer
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.cli.clusters.deploymentplan import Mode
-from lockstep.cli.shared.hostsite import fleet_of
 from lockstep.cli.shared.jobargs import Form, FormOption, OptionalClusterArgument, TargetOptions, limit_option, on_cluster
-from lockstep.cli.shared.signals import exiting_on_ctrl_c
-from lockstep.platforms.output import put, put_json, tell
+from lockstep.cli.shared.shortruns import result_of, short_runs
+from lockstep.platforms.output import put, put_json
 from lockstep_spec.words import binary_size
 
 if TYPE_CHECKING:
@@ -24,6 +22,7 @@ if TYPE_CHECKING:
     from lockstep.api.job import TrainingJob
     from lockstep.plan.cluster.calibration import Point, Sweep
     from lockstep.plan.cluster.pairs import PairsMeasured
+    from lockstep.platforms.jobs.shortresults import ShortRuns
 
 FAILED = 1
 
@@ -114,29 +113,27 @@ def _job(file: ClusterFile, nodes: int | None, mode: Mode, why_not: str) -> Trai
 
     job = sweep_job(file.profile.spec, nodes, FabricMode[mode.name])
     if (job.spec.nodes or 0) < 2:
-        raise ConfigError(f"gpus.default_nodes of the cluster file is 1, and {why_not}: use --nodes 2")
+        raise ConfigError(f"the cluster file speaks of one node, and {why_not}: use --nodes 2")
     return job
+
+
+def _runs(where: TargetOptions, cluster: str, file: ClusterFile, timeout: int | None) -> ShortRuns:
+    """Return where it is measured. Raises ConfigError for another cluster than the kubeconfig's."""
+    from lockstep.cli.shared.target import refuse_other_cluster
+
+    if file.hosts is None:
+        refuse_other_cluster(where.verb, file, False)
+    return short_runs(file, cluster, where, where.namespace or file.cluster.namespace, timeout)
 
 
 def _sweep(
     where: TargetOptions, cluster: str, file: ClusterFile, nodes: int | None, mode: Mode, timeout: int | None, *, quiet: bool
 ) -> Sweep:
-    """Sweep over the hosts, by agents that leave nothing there, or in pods. Raises ConfigError, Failed."""
+    """Sweep over the hosts, or in pods. Raises ConfigError, Failed."""
+    from lockstep.platforms.jobs import shortresults
+
     job = _job(file, nodes, mode, "an all-reduce over one node crosses no network")
-    if file.hosts is not None:
-        from lockstep.platforms.hosts.shortruns import SECONDS, sweep_on_hosts
-
-        fleet = fleet_of(file, cluster, namespace=where.namespace, context=where.context)
-        with exiting_on_ctrl_c("lockstep: interrupted; nothing of the sweep is left on the hosts"):
-            return asyncio.run(sweep_on_hosts(fleet, job, file.profile, _printer(quiet=quiet), timeout or SECONDS))
-    from lockstep.cli.shared.target import refuse_other_cluster
-    from lockstep.platforms.in_namespace.run import TimeLimit
-    from lockstep.platforms.in_namespace.shortruns import sweep_on_cluster
-
-    refuse_other_cluster(where.verb, file, False)
-    place, limit = where.namespace or file.cluster.namespace, TimeLimit.of(timeout)
-    with exiting_on_ctrl_c("lockstep: interrupted; the pods of the sweep are removed"):
-        return asyncio.run(sweep_on_cluster(job, file.profile, place, where.connections, _printer(quiet=quiet), limit))
+    return result_of(_runs(where, cluster, file, timeout), lambda runs: shortresults.sweep(runs, job, _printer(quiet=quiet)))
 
 
 def _measure_pairs(
@@ -148,20 +145,8 @@ def _measure_pairs(
     rdma = file.profile.spec.network.rdma
     stated = line_rate if line_rate is not None else None if rdma.rate is None else float(rdma.rate)
     way = Way(rdma.enabled and mode is not Mode.TCP, stated, rdma.gid_index)
-    if file.hosts is not None:
-        fleet = fleet_of(file, cluster, namespace=where.namespace, context=where.context, timeout=timeout)
-        from lockstep.platforms.hosts.shortruns import pairs_on_hosts
-
-        with exiting_on_ctrl_c("lockstep: interrupted; nothing of the measurement is left on the hosts"):
-            return asyncio.run(pairs_on_hosts(fleet, nodes, way, lambda line: tell(f"lockstep: {line}")))
-    from lockstep.cli.shared.target import refuse_other_cluster
-    from lockstep.platforms.in_namespace.run import TimeLimit
-    from lockstep.platforms.in_namespace.shortruns import pairs_on_cluster
-
-    job, place = _job(file, nodes, mode, "one node has no pair"), where.namespace or file.cluster.namespace
-    refuse_other_cluster(where.verb, file, False)
-    with exiting_on_ctrl_c("lockstep: interrupted; the pods of the measurement are removed"):
-        return asyncio.run(pairs_on_cluster(job, file.profile, place, where.connections, way, tell, TimeLimit.of(timeout)))
+    job = _job(file, nodes, mode, "one node has no pair")
+    return result_of(_runs(where, cluster, file, timeout), lambda runs: runs.pairs(job, way))
 
 
 def _show_pairs(measured: PairsMeasured, fail_below: float | None, output: Form) -> int:
@@ -187,16 +172,14 @@ def _show_pairs(measured: PairsMeasured, fail_below: float | None, output: Form)
     return FAILED if lacking else 0
 
 
-def _printer(*, quiet: bool) -> Callable[[Point | str], None]:
-    """Return a listener that prints what is waited for and, unless it is `quiet`, the table as its points come."""
+def _printer(*, quiet: bool) -> Callable[[Point], None]:
+    """Return a listener that prints the table as its points come, unless it is `quiet`."""
     headed = False
 
-    def hear(heard: Point | str) -> None:
+    def hear(point: Point) -> None:
         nonlocal headed
-        if isinstance(heard, str):
-            tell(heard)
-        elif not quiet:
-            put(*(() if headed else _head(heard)), _row(heard), flush=True)
+        if not quiet:
+            put(*(() if headed else _head(point)), _row(point), flush=True)
             headed = True
 
     return hear

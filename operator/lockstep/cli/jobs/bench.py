@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lockstep.api.errors import Failed
 from lockstep.api.names import HOSTS
-from lockstep.cli.shared.hostsite import fleet_of
 from lockstep.cli.shared.inputs import FileOption, SetOption, only, read_inputs
 from lockstep.cli.shared.jobargs import Form, FormOption, TargetOptions, limit_option, on_site
-from lockstep.cli.shared.signals import exiting_on_ctrl_c
+from lockstep.cli.shared.shortruns import result_of, short_runs
 from lockstep.cli.shared.trainer import TORCH, in_full_environment
-from lockstep.platforms.output import put, put_json, tell
+from lockstep.platforms.output import put, put_json
 from lockstep_spec.words import number_of
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from lockstep.api.job import TrainingJob
     from lockstep.api.objects import Object
     from lockstep.cli.shared.inputs import Inputs
     from lockstep.plan.ahead.scaling import Measured
+    from lockstep.platforms.jobs.shortresults import ShortRuns
 
 app = typer.Typer(help="Measure a job's training.", no_args_is_help=True)
 EXIT_FAILED = 1
-Run = Callable[["TrainingJob"], tuple[dict[str, "Object"], str]]
 
 
 @app.callback()
@@ -72,13 +69,12 @@ def scaling(
     numbers = sizes(nodes, inputs.job.spec.nodes or inputs.cluster.profile.spec.gpus.default_nodes)
     jobs = [scaling_job(inputs.job, number, steps) for number in numbers]
     in_full_environment(TORCH if where.local else ())
-    run = _runner(inputs, where, timeout)
+    runs = short_runs(inputs.cluster, where.cluster, where, inputs.namespace, timeout)
     quiet = output is Form.JSON
     if not quiet:
         on = f"{', '.join(map(str, numbers))} {'node' if numbers == (1,) else 'nodes'}"
         put(f"{number_of(steps, 'step')} of {inputs.job.metadata.name} on {on}; {batch_line(inputs.job)}", flush=True)
-    with exiting_on_ctrl_c("lockstep: interrupted; the run that was measured is removed"):
-        measured = list(_table(inputs, run, jobs, quiet=quiet))
+    measured = list(_table(inputs, runs, jobs, quiet=quiet))
     if quiet:
         put_json(as_json(measured), indent=1)
     elif lines := list(closing(measured, one_machine=where.local)):
@@ -86,7 +82,7 @@ def scaling(
     raise typer.Exit(EXIT_FAILED if any(one.problem for one in measured) else 0)
 
 
-def _table(inputs: Inputs, run: Run, jobs: list[TrainingJob], *, quiet: bool) -> Iterator[Measured]:
+def _table(inputs: Inputs, runs: ShortRuns, jobs: list[TrainingJob], *, quiet: bool) -> Iterator[Measured]:
     """Run the jobs one after the other, and print a row for each as soon as it is there. Raises ConfigError when one can't run as
     written.
     """
@@ -98,7 +94,7 @@ def _table(inputs: Inputs, run: Run, jobs: list[TrainingJob], *, quiet: bool) ->
     defaults = PlatformDefaults() if inputs.cluster.hosts is None else PlatformDefaults(image=HOSTS)
     for job in jobs:
         resolved = resolve(job, inputs.cluster.profile, defaults)
-        records, why = run(job)
+        records, why = result_of(runs, partial(_measured, job))
         nodes, ranks = resolved.nodes, resolved.world_size
         one = failed(nodes, ranks, why) if why else measure(records, nodes, ranks)
         measured.append(one)
@@ -107,45 +103,14 @@ def _table(inputs: Inputs, run: Run, jobs: list[TrainingJob], *, quiet: bool) ->
         yield one
 
 
-def _runner(inputs: Inputs, where: TargetOptions, timeout: int | None) -> Run:
+async def _measured(job: TrainingJob, runs: ShortRuns) -> tuple[dict[str, Object], str]:
     from lockstep.kube.cluster import ApiError, Unreachable
     from lockstep.plan.ahead.scaling import RECORDED
+    from lockstep.platforms.jobs.shortresults import measured_steps
 
-    if where.local:
-        return _here(inputs, where.workspace)
-    profile = inputs.cluster.profile
-    is_of_hosts, options = inputs.cluster.hosts is not None, {"namespace": where.namespace, "context": where.context}
-    fleet = fleet_of(inputs.cluster, where.cluster, **options) if is_of_hosts else None
-
-    async def measured(job: TrainingJob) -> tuple[dict[str, Object], str]:
-        if fleet is not None:
-            from lockstep.platforms.hosts.shortruns import SECONDS, measured_on_hosts
-
-            return await measured_on_hosts(fleet, job, profile, RECORDED, timeout or SECONDS)
-        from lockstep.platforms.in_namespace.run import TimeLimit
-        from lockstep.platforms.in_namespace.shortruns import measured_on_cluster
-
-        return await measured_on_cluster(job, profile, inputs.namespace, where.connections, tell, TimeLimit.of(timeout), RECORDED)
-
-    def run(job: TrainingJob) -> tuple[dict[str, Object], str]:
-        try:
-            return asyncio.run(measured(job))
-        except (ApiError, Unreachable):
-            raise
-        except Failed as error:  # another number of nodes may do
-            return {}, str(error)
-
-    return run
-
-
-def _here(inputs: Inputs, workspace: Path) -> Run:
-    from lockstep.plan.ahead.scaling import RECORDED
-    from lockstep.platforms.local.run import Interrupted, measured_local
-
-    def run(job: TrainingJob) -> tuple[dict[str, Object], str]:
-        try:
-            return measured_local(job, inputs.cluster.profile, workspace, RECORDED)
-        except Interrupted:
-            raise KeyboardInterrupt from None
-
-    return run
+    try:
+        return await measured_steps(runs, job, RECORDED)
+    except (ApiError, Unreachable):
+        raise
+    except Failed as error:  # another number of nodes may do
+        return {}, str(error)

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lockstep.cli.shared.hostsite import fleet_of
 from lockstep.cli.shared.inputs import FileOption, only, read_inputs
 from lockstep.cli.shared.jobargs import Form, FormOption, TargetOptions, limit_option, on_site
-from lockstep.cli.shared.signals import exiting_on_ctrl_c
+from lockstep.cli.shared.shortruns import result_of, short_runs
 from lockstep.cli.shared.terminal import waiting
-from lockstep.platforms.output import put, put_json, tell
+from lockstep.platforms.output import put, put_json
 from lockstep_spec.words import binary_size, number_of
 
 if TYPE_CHECKING:
-    from lockstep.api.job import TrainingJob
-    from lockstep.cli.shared.inputs import Inputs
-    from lockstep.platforms.hosts.fleet import Fleet
     from lockstep_gang.contract.preflight import Finding, PreflightReport
 
 
@@ -41,31 +36,14 @@ def preflight(
 
     Example: lockstep preflight -f job.yaml --cluster lab
     """
+    from lockstep.platforms.jobs import shortresults
+
     inputs = read_inputs(only(file, "preflight"), where)
-    job = inputs.job
-    if where.local:
-        from lockstep.platforms.local.run import preflight_local
-
-        result = preflight_local(job, inputs.cluster.profile, where.workspace)
-    elif inputs.cluster.hosts is not None:
-        result = _on_hosts(inputs, job, fleet_of(inputs.cluster, where.cluster, namespace=where.namespace, context=where.context), timeout)
-    else:
-        from lockstep.platforms.in_namespace.run import TimeLimit
-        from lockstep.platforms.in_namespace.shortruns import preflight_on_cluster
-
-        result = asyncio.run(
-            preflight_on_cluster(job, inputs.cluster.profile, inputs.namespace, where.connections, tell, TimeLimit.of(timeout))
-        )
+    runs = short_runs(inputs.cluster, where.cluster, where, inputs.namespace, timeout)
+    with waiting("looking at the nodes"):
+        result = result_of(runs, lambda runs: shortresults.preflight(runs, inputs.job))
     _show(result, output is Form.JSON)
     raise typer.Exit(0 if result.ok else 1)
-
-
-def _on_hosts(inputs: Inputs, job: TrainingJob, fleet: Fleet, timeout: int | None) -> PreflightReport:
-    """Look at the hosts by agents that leave nothing there. Raises ConfigError, Failed."""
-    from lockstep.platforms.hosts.shortruns import SECONDS, preflight_on_hosts
-
-    with exiting_on_ctrl_c("lockstep: interrupted; nothing of the preflight is left on the hosts"), waiting("looking at the hosts"):
-        return asyncio.run(preflight_on_hosts(fleet, job, inputs.cluster.profile, timeout or SECONDS))
 
 
 def _show(result: PreflightReport, as_json: bool) -> None:

@@ -23,24 +23,21 @@ from typing import Any
 
 from lockstep.api import names
 from lockstep.api.cluster import TrainingCluster
-from lockstep.api.errors import ConfigError, Failed
+from lockstep.api.errors import Failed
 from lockstep.api.job import TrainingJob
 from lockstep.api.objects import Object
-from lockstep.plan.cluster.calibration import Point, Sweep
 from lockstep.plan.cluster.pairs import PairsMeasured, Way
 from lockstep.plan.hosts.facts import HostFacts
 from lockstep.plan.hosts.place import AGENT, KEY, RUN, Seat, addresses_of, chosen, inputs_of, seats
-from lockstep.plan.render.run import with_preflight, without_ranks
+from lockstep.plan.render.run import without_ranks
 from lockstep.platforms.agentfile import build_agent
 from lockstep.platforms.hosts.fleet import Fleet, within
 from lockstep.platforms.hosts.start import refuse_missing
 from lockstep.platforms.inpod import source_of
 from lockstep.platforms.jobs.netrates import measure_pairs
-from lockstep.platforms.jobs.runs import summary
-from lockstep.platforms.jobs.shortresults import LINES, PreflightResult, RunEnd, SweepResult
+from lockstep.platforms.jobs.shortresults import LINES, Hear, Read, Short, ShortEnd, ShortRuns
 from lockstep.platforms.onhost import keep, sweep
 from lockstep.programs import Program, ProgramFailed, answer_of, kept_alive, lines_in, python_program
-from lockstep_gang.contract.preflight import PreflightReport
 from lockstep_gang.contract.run import Run, run_text
 from lockstep_spec.words import printable_line
 
@@ -55,66 +52,45 @@ Alter = Callable[[Run, str], Run]
 """Change of a node's run; gets the path of the agent's file, too."""
 
 
-async def preflight_on_hosts(fleet: Fleet, job: TrainingJob, profile: TrainingCluster, seconds: float = SECONDS) -> PreflightReport:
-    """Look at the hosts of a job, and start no rank. Raises ConfigError when the job can't run there, Failed without a result in time."""
-    result = PreflightResult()
-    placed = await _seats(fleet, with_preflight(job), profile)
-    last = await _run(fleet, [_brief(seat, lambda run, agent: without_ranks(run, run.run_dir)) for seat in placed], result.hear, seconds)
-    return result.after(last)
+class HostRuns(ShortRuns):
+    """Short runs on hosts."""
+
+    left = "nothing is left on the hosts"
+
+    def __init__(self, fleet: Fleet, profile: TrainingCluster, say: Say, seconds: float | None = None) -> None:
+        self._fleet, self._profile, self._say, self._seconds = fleet, profile, say, seconds or SECONDS
+
+    async def run(self, kind: Short, job: TrainingJob, hear: Hear, read: Read | None = None) -> ShortEnd:
+        placed = await _seats(self._fleet, job, self._profile, needs_inputs=kind is Short.STEPS)
+        briefs = [_brief(seat, _ALTERS[kind], forget=kind is not Short.PREFLIGHT) for seat in placed]
+        end = None if read is None else partial(read, self._fleet.place(placed[0].host.name), briefs[0].run.run_dir)
+        last = await _run(self._fleet, briefs, hear, self._seconds, end)
+        return ShortEnd(last, placed[0].resolved.transport.value, len(placed))
+
+    async def pairs(self, job: TrainingJob, way: Way) -> PairsMeasured:
+        """From each host's stated address to the others', on ports of the cluster file."""
+        hosts = chosen(self._fleet.cluster, job.spec.nodes)
+        facts = await looked(self._fleet, [host.name for host in hosts], "")
+        async with within(self._seconds, "some pairs have had no rate", " (--timeout)"):
+            return await measure_pairs(
+                {node: self._fleet.place(host.name) for node, host in enumerate(hosts)},
+                {node: host.name for node, host in enumerate(hosts)},
+                replace(way, ports=self._fleet.cluster.port_range),
+                lambda line: self._say(f"lockstep: {line}"),
+                dict(enumerate(addresses_of(hosts, facts))),
+            )
 
 
-async def sweep_on_hosts(
-    fleet: Fleet, job: TrainingJob, profile: TrainingCluster, hear: Callable[[Point], None], seconds: float = SECONDS
-) -> Sweep:
-    """Measure an all-reduce of growing sizes over the hosts. `hear` gets every point. Raises as `preflight_on_hosts` does."""
-
-    def own_agent(run: Run, agent: str) -> Run:
-        paths = () if run.preflight is None else tuple(one for one in run.preflight.paths if one.path != names.AGENT_PATH)
-        preflight = None if run.preflight is None else replace(run.preflight, paths=paths)
-        return replace(run, command=(run.command[0], agent, *run.command[2:]), preflight=preflight)
-
-    placed = await _seats(fleet, job, profile)
-    result = SweepResult(hear)
-    last = await _run(fleet, [_brief(seat, own_agent, forget=True) for seat in placed], result.hear, seconds)
-    return result.after(last, placed[0].resolved.transport.value, len(placed))
+def _own_agent(run: Run, agent: str) -> Run:
+    """Let ranks run the agent's own file, where this run has it."""
+    paths = () if run.preflight is None else tuple(one for one in run.preflight.paths if one.path != names.AGENT_PATH)
+    preflight = None if run.preflight is None else replace(run.preflight, paths=paths)
+    return replace(run, command=(run.command[0], agent, *run.command[2:]), preflight=preflight)
 
 
-async def measured_on_hosts(
-    fleet: Fleet, job: TrainingJob, profile: TrainingCluster, values: Sequence[str], seconds: float = SECONDS
-) -> tuple[dict[str, Object], str]:
-    """Run the job in folders that no job has, and remove them. Return these `values` of each step, and why it failed, or ''.
-
-    Raises as `preflight_on_hosts` does.
-    """
-    end = RunEnd()
-    steps: dict[str, Object] = {}
-    placed = await _seats(fleet, job, profile, needs_inputs=True)
-    briefs = [_brief(seat, lambda run, agent: run, forget=True) for seat in placed]
-
-    async def read() -> None:
-        if end.problem == "":
-            node_0 = fleet.place(placed[0].host.name)
-            steps.update((await summary(node_0, job.metadata.name, root=briefs[0].run.run_dir, values=values))["steps"])
-
-    return steps, end.after(await _run(fleet, briefs, end.hear, seconds, read))
-
-
-async def pairs_on_hosts(fleet: Fleet, nodes: int | None, way: Way, say: Say) -> PairsMeasured:
-    """Measure all pairs of hosts: from each one's stated address to the others', on ports of the cluster file. Raises as
-    `preflight_on_hosts` does.
-    """
-    hosts = chosen(fleet.cluster, nodes)
-    if len(hosts) < 2:
-        raise ConfigError(f"{fleet.name} has one host, and one host has no pair: list another one in its file")
-    facts = await looked(fleet, [host.name for host in hosts], "")
-    addresses = addresses_of(hosts, facts)
-    return await measure_pairs(
-        {node: fleet.place(host.name) for node, host in enumerate(hosts)},
-        {node: host.name for node, host in enumerate(hosts)},
-        replace(way, ports=fleet.cluster.port_range),
-        say,
-        dict(enumerate(addresses)),
-    )
+_ALTERS: Mapping[Short, Alter] = {
+    Short.PREFLIGHT: lambda run, agent: without_ranks(run, run.run_dir), Short.SWEEP: _own_agent, Short.STEPS: lambda run, agent: run,
+}  # fmt: skip
 
 
 async def looked(fleet: Fleet, hosts: Sequence[str], job: str, paths: Mapping[str, list[list[str]]] | None = None) -> dict[str, HostFacts]:

@@ -21,21 +21,19 @@ from pathlib import Path
 from types import FrameType
 
 from lockstep.api.cluster import TrainingCluster
-from lockstep.api.errors import ConfigError, Failed
+from lockstep.api.errors import ConfigError
 from lockstep.api.job import TrainingJob
 from lockstep.api.names import ANNOTATION_TYPED
-from lockstep.api.objects import Object
-from lockstep.plan.pages.answers import POINTS_MAX, read_summary
+from lockstep.plan.cluster.pairs import PairsMeasured, Way
 from lockstep.plan.reconcile.clocks import Earlier, retried
 from lockstep.plan.render.resolve import path_lines, resolve, unkept_lines
-from lockstep.plan.render.run import result_in, with_preflight, without_ranks
-from lockstep.platforms.inpod import runfolder
+from lockstep.plan.render.run import without_ranks
+from lockstep.platforms.jobs.shortresults import LINES, Hear, Read, Short, ShortEnd, ShortRuns
+from lockstep.platforms.local.place import LocalPlace
 from lockstep.platforms.local.placement import LOOPBACK, check_inputs, gpus_here, local_defaults, local_run, node_devices, run_dir
 from lockstep.platforms.local.records import LOCK
 from lockstep.platforms.output import tell
-from lockstep_gang.contract.preflight import PreflightReport
 from lockstep_gang.contract.run import run_text
-from lockstep_spec.words import printable_line
 
 END_SECONDS = 15.0
 """Time for the other agents to end after node 0's; then they get SIGTERM, then SIGKILL."""
@@ -68,60 +66,57 @@ def run_local(job: TrainingJob, profile: TrainingCluster, root: Path, earlier: E
         return run_agents(run_path, resolved.nodes, folder / "logs", devices=devices)
 
 
-def preflight_local(job: TrainingJob, profile: TrainingCluster, root: Path) -> PreflightReport:
-    """Look at the nodes as processes: no rank is started, nothing is recorded.
+class LocalRuns(ShortRuns):
+    """Short runs as processes of this machine."""
 
-    Raises ConfigError when the job can't run here, Failed when the agents ended without a result.
-    """
-    resolved = resolve(with_preflight(job), profile, local_defaults(root, uid=str(uuid.uuid4())))
-    with tempfile.TemporaryDirectory(prefix="lockstep-") as private:
-        folder = Path(private)
-        write_private(folder / "key", secrets.token_hex(32))
-        run = local_run(resolved, folder / "key", _free_ports(), os.environ)
-        (folder / "run.json").write_text(run_text(without_ranks(run, run.run_dir)), encoding="utf-8")
-        run_agents(folder / "run.json", resolved.nodes, folder, shown=False)
-        lines = (folder / "node-0.log").read_text(encoding="utf-8", errors="replace").splitlines()
-    result = next(filter(None, map(result_in, lines)), None)
-    if result is None:
-        raise Failed("preflight ended without a result; the log of node 0 ends with: " + " | ".join(lines[-5:]))
-    return result
+    left = "the run that was measured is removed"
 
+    def __init__(self, profile: TrainingCluster, root: Path) -> None:
+        self._profile, self._root = profile, root
 
-def measured_local(job: TrainingJob, profile: TrainingCluster, root: Path, names: Sequence[str]) -> tuple[dict[str, Object], str]:
-    """Run the job quietly in a folder that no job has, and remove that. Return the values of these `names` of each step, and why it failed,
-    or ''.
+    async def run(self, kind: Short, job: TrainingJob, hear: Hear, read: Read | None = None) -> ShortEnd:
+        """Raises KeyboardInterrupt after Ctrl-C, which ends the ranks at once, too."""
+        resolved = resolve(job, self._profile, local_defaults(self._root, uid=str(uuid.uuid4())))
+        with contextlib.ExitStack() as stack:
+            private = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lockstep-")))
+            folder, devices = private, tuple[str, ...]()
+            if kind is Short.STEPS:
+                check_inputs(resolved)
+                devices = node_devices(resolved, os.environ, gpus_here())
+                folder = run_dir(resolved).with_name(f".measured-{resolved.name}")
+                stack.callback(shutil.rmtree, folder, ignore_errors=True)
+                stack.enter_context(alone(folder))
+            write_private(private / "key", secrets.token_hex(32))
+            run = local_run(resolved, private / "key", _free_ports(), os.environ)
+            run = replace(run, run_dir=str(folder)) if kind is Short.STEPS else without_ranks(run, run.run_dir)
+            (private / "run.json").write_text(run_text(run), encoding="utf-8")
+            _run_quietly(private / "run.json", resolved.nodes, folder / "logs", devices)
+            lines = (folder / "logs/node-0.log").read_text(encoding="utf-8", errors="replace").splitlines()
+            for line in lines:
+                hear(line)
+            if read is not None:
+                await read(LocalPlace(), str(folder))
+        return ShortEnd(" | ".join(lines[-LINES:]), resolved.transport.value, resolved.nodes)
 
-    Raises ConfigError when the job can't run here, Interrupted after Ctrl-C, which ends the ranks at once.
-    """
-    resolved = resolve(job, profile, local_defaults(root, uid=str(uuid.uuid4())))
-    check_inputs(resolved)
-    devices = node_devices(resolved, os.environ, gpus_here())
-    folder = run_dir(resolved).with_name(f".measured-{resolved.name}")
-    with alone(folder), tempfile.TemporaryDirectory(prefix="lockstep-") as private:
-        key_file, run_path = Path(private) / "key", Path(private) / "run.json"
-        run = replace(local_run(resolved, key_file, _free_ports(), os.environ), run_dir=str(folder))
-        write_private(key_file, secrets.token_hex(32))
-        run_path.write_text(run_text(run), encoding="utf-8")
-        try:
-            with interruptible():
-                agents = Agents(run_path, resolved.nodes, folder / "logs", shown=False, devices=devices)
-                try:
-                    code = agents.wait()
-                    agents.wait_all(END_SECONDS)
-                finally:
-                    for number in (signal.SIGINT, signal.SIGTERM):  # (`timeout` sends two at once)
-                        signal.signal(number, signal.SIG_IGN)
-                    agents.tell(signal.SIGTERM)  # the first of two: nothing has to be saved
-                    agents.end()
-            summary = runfolder.summary(str(folder), points=POINTS_MAX, names=names)
-            why = "" if code == 0 else str(summary["end"].get("message") or _last_line(folder / "logs/node-0.log"))
-            return read_summary(summary)["steps"], printable_line(why)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+    async def pairs(self, job: TrainingJob, way: Way) -> PairsMeasured:
+        raise ConfigError("this machine has no pair of nodes: name a cluster or hosts by --cluster")
 
 
-def _last_line(log: Path) -> str:
-    return ([line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()] or ["its log is empty"])[-1]
+def _run_quietly(run_path: Path, nodes: int, logs: Path, devices: Sequence[str]) -> None:
+    """Run agents to their end, of which the log tells. Raises KeyboardInterrupt once they have ended after a signal."""
+    try:
+        with interruptible():
+            agents = Agents(run_path, nodes, logs, shown=False, devices=devices)
+            try:
+                agents.wait()
+                agents.wait_all(END_SECONDS)
+            finally:
+                for number in (signal.SIGINT, signal.SIGTERM):  # (`timeout` sends two at once)
+                    signal.signal(number, signal.SIG_IGN)
+                agents.tell(signal.SIGTERM)  # the first of two: nothing has to be saved
+                agents.end()
+    except Interrupted:
+        raise KeyboardInterrupt from None
 
 
 def preview_local(job: TrainingJob, profile: TrainingCluster, root: Path, samples: int) -> int:

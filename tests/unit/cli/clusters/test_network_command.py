@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -34,19 +33,17 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Asked:
     monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path, "https://api.nobody.example.com:6443")))
     asked = Asked()
 
-    async def measure(
-        job: TrainingJob, profile: Any, namespace: str, context: Any, way: Way, say: Callable[[str], None], limit: Any
-    ) -> PairsMeasured:
+    async def measure(runs: Any, job: TrainingJob, way: Way) -> PairsMeasured:
         asked.jobs.append(job)
         asked.ways.append(way)
-        say("lockstep: working")
+        runs._say("lockstep: working")
         rates = tuple(PairRate("net1", one, other, 5.0 if 1 in (one, other) else 23.0, 25.0) for one, other in permutations(range(3), 2))
         rail = MeasuredRail("net1", {node: RailEnd("net1", f"10.1.0.{node}", 25.0, 9000) for node in range(3)})
         return PairsMeasured(
             {node: f"lab{node}" for node in range(3)}, dict.fromkeys(range(3), NodeHardware("h")), (rail,), rates, "sockets"
         )
 
-    monkeypatch.setattr("lockstep.platforms.in_namespace.shortruns.pairs_on_cluster", measure)
+    monkeypatch.setattr("lockstep.platforms.in_namespace.shortruns.PodRuns.pairs", measure)
     return asked
 
 

@@ -18,6 +18,7 @@ from lockstep.api.shared import FabricMode
 from lockstep.cli.main import main
 from lockstep.plan.cluster.calibration import (
     Point,
+    Sweep,
     calibration_of,
     is_done,
     point_in,
@@ -27,9 +28,9 @@ from lockstep.plan.cluster.calibration import (
     with_calibration,
 )
 from lockstep.plan.render.resolve import resolve
-from lockstep.platforms.in_namespace import shortruns as module
 from lockstep.platforms.in_namespace.objects import prepare
-from lockstep.platforms.in_namespace.shortruns import Sweep, without_agents, without_claims
+from lockstep.platforms.in_namespace.shortruns import without_agents, without_claims
+from lockstep.platforms.jobs import shortresults
 from lockstep_gang.agent.main import main as agent
 from lockstep_gang.agent.preflight.allreduce_rank import sizes
 from support.api_stub import kubeconfig
@@ -154,18 +155,18 @@ def test_the_threshold_that_is_offered_is_at_the_size_that_preflight_takes() -> 
 
 
 def measuring(points: tuple[Point, ...]) -> Any:
-    async def sweep_on_cluster(job: Any, profile: Any, namespace: str, context: str | None, hear: Any, patience: Any) -> Sweep:
+    async def sweep(runs: Any, job: Any, show: Any) -> Sweep:
         for point in points:
-            hear(point)
+            show(point)
         return Sweep(points, "RDMA", 2)
 
-    return sweep_on_cluster
+    return sweep
 
 
 def test_the_table_is_printed_and_the_file_has_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(module, "sweep_on_cluster", measuring(POINTS))
+    monkeypatch.setattr(shortresults, "sweep", measuring(POINTS))
     path = tmp_path / "c.yaml"
     path.write_text(RDMA_FILE)
     assert lockstep(monkeypatch, str(path), "--save") == 0
@@ -179,7 +180,7 @@ def test_the_table_is_printed_and_the_file_has_it(
 def test_unless_it_is_asked_for_the_file_stays_as_it_is_and_how_to_ask_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(module, "sweep_on_cluster", measuring(POINTS))
+    monkeypatch.setattr(shortresults, "sweep", measuring(POINTS))
     path = tmp_path / "c.yaml"
     path.write_text(RDMA_FILE)
     assert lockstep(monkeypatch, str(path)) == 0
@@ -199,10 +200,10 @@ def test_unless_it_is_asked_for_the_file_stays_as_it_is_and_how_to_ask_is_said(
 def test_how_it_ends_badly(
     error: BaseException, code: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async def sweep_on_cluster(*_: Any) -> Sweep:
+    async def sweep(*_: Any) -> Sweep:
         raise error
 
-    monkeypatch.setattr(module, "sweep_on_cluster", sweep_on_cluster)
+    monkeypatch.setattr(shortresults, "sweep", sweep)
     path = tmp_path / "c.yaml"
     path.write_text(RDMA_FILE)
     assert lockstep(monkeypatch, str(path)) == code

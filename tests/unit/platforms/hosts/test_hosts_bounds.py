@@ -14,13 +14,12 @@ import pytest
 from lockstep.api.errors import Failed
 from lockstep.api.hosts import Host, HostsCluster
 from lockstep.plan.cluster.hardware import MeasuredRail, RailEnd
-from lockstep.platforms.hosts import checkup, environment, forward, shortruns, volumes
+from lockstep.platforms.hosts import checkup, environment, forward, volumes
 from lockstep.platforms.hosts.chain import Chain, _Link
 from lockstep.platforms.hosts.fleet import Fleet
 from lockstep.platforms.hosts.place import HostPlace, HostProgram, TerminalProgram
 from lockstep.platforms.hosts.shortruns import _Running
 from lockstep.programs import Broken, Program
-from lockstep_gang.contract.preflight import SWEEP_DONE
 from unit.platforms.hosts.test_start_limits import Fallen
 from unit.silent_place import SilentPlace, SilentProgram
 from unit.virtual_time import VirtualClock
@@ -154,19 +153,3 @@ def test_of_a_program_that_prints_unread_eight_pieces_wait_here() -> None:
 
     VirtualClock().run(unread())
     assert reads == [1 << 18] * (8 + 1)
-
-
-def test_of_a_sweep_a_thousand_points_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def run(_: object, __: object, listen: Callable[[str], bool], ___: float) -> str:
-        for _ in range(1200):
-            listen('sweep point: {"bytes": 4, "microseconds": 5, "ranks": 2}')
-        return str(listen(SWEEP_DONE))
-
-    async def seats(*_: object) -> Any:
-        return [SimpleNamespace(resolved=SimpleNamespace(transport=SimpleNamespace(value="tcp")))]
-
-    for name, stub in (("_run", run), ("_seats", seats), ("_brief", lambda *_, **__: None)):
-        monkeypatch.setattr(shortruns, name, stub)
-    points: list[object] = []
-    sweep = asyncio.run(shortruns.sweep_on_hosts(NONE, NONE, NONE, points.append))
-    assert len(sweep.points) == len(points) == 1000

@@ -22,6 +22,7 @@ from lockstep.platforms.hosts import fleet as fleets
 from lockstep.platforms.hosts import shortruns, start
 from lockstep.platforms.hosts.fleet import Fleet
 from lockstep.platforms.hosts.shortruns import Brief, _Running
+from lockstep.platforms.jobs.shortresults import Short
 from lockstep.programs import STDOUT, Place, Program
 from support.hosts_told import CLUSTER, JOB, facts
 from unit.virtual_time import VirtualClock
@@ -227,12 +228,11 @@ def test_a_short_run_that_states_no_limit_has_a_quarter_of_an_hour(fleet: Fleet,
         limits.append(seconds)
         return ""
 
-    async def seats(*_: object) -> list[object]:
-        return []
+    async def seats(*_: object, **__: object) -> list[Any]:
+        return [SimpleNamespace(host=SimpleNamespace(name="lab0"), resolved=SimpleNamespace(transport=SimpleNamespace(value="TCP")))]
 
-    monkeypatch.setattr(shortruns, "_run", run)
-    monkeypatch.setattr(shortruns, "_seats", seats)
-    monkeypatch.setattr(shortruns, "with_preflight", lambda job: job)
-    with pytest.raises(Failed, match="without a result"):
-        asyncio.run(shortruns.preflight_on_hosts(fleet, cast(Any, None), cast(Any, None)))
+    for name, stub in (("_run", run), ("_seats", seats), ("_brief", lambda *_, **__: None)):
+        monkeypatch.setattr(shortruns, name, stub)
+    runs = shortruns.HostRuns(fleet, cast(Any, None), print)
+    assert asyncio.run(runs.run(Short.PREFLIGHT, cast(Any, None), lambda line: True)) == ("", "TCP", 1)
     assert limits == [900.0]

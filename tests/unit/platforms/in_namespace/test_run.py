@@ -26,10 +26,10 @@ from lockstep.platforms.in_namespace import run as module
 from lockstep.platforms.in_namespace import shortruns
 from lockstep.platforms.in_namespace.objects import Run, objects
 from lockstep.platforms.in_namespace.run import TimeLimit, _ended_since, _follow, _Log, _remove_finished, _verdict, run_until
+from lockstep.platforms.in_namespace.shortruns import PodRuns
 from lockstep.platforms.in_namespace.status import observe_run
-from lockstep.platforms.jobs import shortresults
 from lockstep.platforms.jobs.observe import JobObserver
-from lockstep_gang.contract.preflight import SWEEP_DONE
+from lockstep.platforms.jobs.shortresults import Short, measured_steps
 from lockstep_gang.contract.run import parse_run, run_text
 from support.fake_cluster import FakeCluster
 from support.process_place import ProcessPlace
@@ -423,21 +423,17 @@ def test_a_measured_run_is_read_and_forgotten_in_its_pods_before_they_go(
     for name, value in (("run_until", run_until), ("with_image", with_image), ("running_pods", running_pods)):
         monkeypatch.setattr(shortruns, name, value)
     monkeypatch.setattr(shortruns, "prepared_to_measure", lambda *_: there)
-    measured = asyncio.run(shortruns.measured_on_cluster(job(), profile(), "ns", Connections(), said.append, TimeLimit(), ["tokens"]))
+    runs = PodRuns(Connections(), profile(), "ns", said.append, TimeLimit())
+    measured = asyncio.run(measured_steps(runs, job(), ["tokens"]))
     assert measured == (values, why) and said == ["lockstep: x on 1 node"] and not folder.exists()
 
 
-@pytest.mark.parametrize("ask", ["preflight", "sweep", "measured"])
-def test_of_a_short_run_without_a_result_the_last_six_lines_are_told(monkeypatch: pytest.MonkeyPatch, ask: str) -> None:
+async def test_the_last_six_lines_of_a_short_run_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     resolved = SimpleNamespace(transport=SimpleNamespace(value="TCP"), nodes=2)
     made = SimpleNamespace(frozen=SimpleNamespace(run=""), resolved=resolved, run_dir="/x")
 
-    @asynccontextmanager
-    async def cluster() -> AsyncIterator[None]:
-        yield None
-
-    async def connect(context: object) -> object:
-        return cluster()
+    async def connect(connections: object) -> object:
+        return contextlib.nullcontext()
 
     async def run_until(cluster: object, run: object, listen: Callable[[str], None], *_: object) -> None:
         for number in range(20):
@@ -447,14 +443,11 @@ def test_of_a_short_run_without_a_result_the_last_six_lines_are_told(monkeypatch
         return job
 
     monkeypatch.setattr(shortruns, "Cluster", SimpleNamespace(connect=connect))
-    monkeypatch.setattr(shortruns, "with_image", as_it_is)
-    monkeypatch.setattr(shortruns, "_run_until", run_until)
-    for name in ("prepare", "prepared", "prepared_to_measure", "without_claims", "parse_run"):
-        monkeypatch.setattr(shortruns, name, lambda *_: made)
-    more = {"measured": [lambda line: None, None, []], "sweep": [lambda point: None, None], "preflight": [lambda line: None, None]}[ask]
-    with pytest.raises(Failed) as raised:
-        asyncio.run(getattr(shortruns, f"{ask}_on_cluster")(None, None, "ns", None, *more))
-    assert str(raised.value).endswith(": " + " | ".join(f"line {number}" for number in range(14, 20)))
+    for name, stub in (("with_image", as_it_is), ("run_until", run_until), ("prepared", lambda *_: made), ("parse_run", lambda _: made)):
+        monkeypatch.setattr(shortruns, name, stub)
+    runs = PodRuns(Connections(), profile(), "ns", print, TimeLimit())
+    last = (await runs.run(Short.PREFLIGHT, job(), lambda line: False)).last
+    assert last == " | ".join(f"line {number}" for number in range(14, 20))
 
 
 def test_a_log_that_breaks_off_is_asked_for_four_times_a_second_and_its_last_5000_lines_at_the_end() -> None:
@@ -471,30 +464,6 @@ def test_a_log_that_breaks_off_is_asked_for_four_times_a_second_and_its_last_500
     clock.run(log.follow())
     asyncio.run(_Log(Cluster(cast(Any, connection)), cast(Run, _Run()), lambda line: None).rest(previous=True))
     assert looks == [0, 0.25, 0.5] and "tailLines=5000&" in connection.urls[0]
-
-
-def test_of_a_sweep_a_thousand_points_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    heard: list[object] = []
-    run = SimpleNamespace(resolved=SimpleNamespace(transport=SimpleNamespace(value="tcp"), nodes=2))
-
-    async def run_until(cluster: object, run: object, listen: Callable[[str], None], done: asyncio.Event, *_: object) -> None:
-        for _ in range(1500):
-            listen("a point")
-        listen(SWEEP_DONE)
-
-    async def connect(context: object) -> object:
-        return contextlib.nullcontext()
-
-    async def with_image(*_: object) -> None:
-        pass
-
-    monkeypatch.setattr(shortruns, "Cluster", SimpleNamespace(connect=connect))
-    monkeypatch.setattr(shortruns, "_run_until", run_until)
-    monkeypatch.setattr(shortresults, "point_in", lambda line: line)
-    for name, value in (("prepare", lambda *_: run), ("without_claims", lambda run: run), ("with_image", with_image)):
-        monkeypatch.setattr(shortruns, name, value)
-    sweep = asyncio.run(shortruns.sweep_on_cluster(job(), profile(), "ns", Connections(), heard.append, TimeLimit()))
-    assert len(sweep.points) == len(heard) == 1000
 
 
 def test_a_log_that_does_not_end_with_its_container_has_five_seconds(quick: pytest.MonkeyPatch) -> None:

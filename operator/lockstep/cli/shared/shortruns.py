@@ -1,0 +1,43 @@
+"""The place where a short run is made, as options and the cluster file say."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from lockstep.cli.shared.signals import exiting_on_ctrl_c
+from lockstep.platforms.output import tell
+
+if TYPE_CHECKING:
+    from lockstep.api.files.clusterfile import ClusterFile
+    from lockstep.cli.shared.jobargs import TargetOptions
+    from lockstep.platforms.jobs.shortresults import ShortRuns
+
+T = TypeVar("T")
+
+
+def short_runs(file: ClusterFile, named: str | None, where: TargetOptions, namespace: str, timeout: int | None) -> ShortRuns:
+    """Return where short runs are made. `named`: the cluster as it was typed; `namespace`: of the pods. Raises ConfigError for options
+    that mean nothing there.
+    """
+    if where.local:
+        from lockstep.platforms.local.run import LocalRuns
+
+        return LocalRuns(file.profile, where.workspace)
+    if file.hosts is not None:
+        from lockstep.cli.shared.hostsite import fleet_of
+        from lockstep.platforms.hosts.shortruns import HostRuns
+
+        fleet = fleet_of(file, named, namespace=where.namespace, context=where.context)
+        return HostRuns(fleet, file.profile, tell, timeout)
+    from lockstep.platforms.in_namespace.run import TimeLimit
+    from lockstep.platforms.in_namespace.shortruns import PodRuns
+
+    return PodRuns(where.connections, file.profile, namespace, tell, TimeLimit.of(timeout))
+
+
+def result_of(runs: ShortRuns, make: Callable[[ShortRuns], Coroutine[Any, Any, T]]) -> T:
+    """Return the result of a short run; exit with 130 if Ctrl-C ends it, and say what it leaves."""
+    with exiting_on_ctrl_c(f"lockstep: interrupted; {runs.left}"):
+        return asyncio.run(make(runs))
