@@ -22,6 +22,7 @@ from kubernetes import client, dynamic
 from lockstep.api.names import OPERATOR_NAMESPACE
 from lockstep.cli.clusters.deploy import install_cluster
 from lockstep.cli.clusters.deploymentplan import Mode
+from lockstep.cli.shared.places import Verb
 from lockstep.devcluster.host.layout import default_layout
 from support.checkout import ROOT
 from support.clusters.cluster_demo import demo_files
@@ -110,7 +111,7 @@ def jobs(api: dynamic.DynamicClient) -> Iterator[Jobs]:
         core.delete_collection_namespaced_pod(namespace, grace_period_seconds=0)  # (ranks may be held)
         core.delete_namespace(namespace)
         until("its pods are gone", lambda: not core.list_namespaced_pod(namespace).items)
-        install_cluster("local", Mode.TCP, None)
+        install_cluster(Verb(), "local", Mode.TCP)
         jobs.delete("TrainingCluster", CLUSTER, API)
         shutil.rmtree(code_folder())
 

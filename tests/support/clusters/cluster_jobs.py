@@ -129,11 +129,13 @@ class Jobs:
 
     def secret(self, name: str, key: str) -> bytes:
         found = self.get("Secret", name)
+        assert found is not None, f"there is no Secret {name}"
         return base64.b64decode(found["data"][key])
 
     def key_secret(self, name: str) -> str:
         """Name of the Secret that the pods of this job mount for their key."""
         stateful_set = self.get("StatefulSet", name, "apps/v1")
+        assert stateful_set is not None, f"{name} has no StatefulSet"
         volumes = stateful_set["spec"]["template"]["spec"]["volumes"]
         return next(
             v["secret"]["secretName"] for v in volumes if (v.get("secret") or {}).get("secretName", "").startswith(f"{name}-agents")
