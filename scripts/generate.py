@@ -24,8 +24,8 @@ HEADER = "# Generated from operator/lockstep/api by scripts/generate.py: change 
 
 def crds() -> dict[Path, str]:
     """Path below the repository's root → text, of every CustomResourceDefinition."""
+    from lockstep.api.crd import training_cluster_crd, training_job_crd
     from lockstep.api.files.yamltext import dump_yaml
-    from reference.crd import training_cluster_crd, training_job_crd
 
     specs = ((definition["spec"], HEADER + dump_yaml(definition)) for definition in (training_job_crd(), training_cluster_crd()))
     return {CRDS / f"{spec['group']}_{spec['names']['plural']}.yaml": text for spec, text in specs}

@@ -1,1 +1,1 @@
-"""What scripts/generate.py writes: the CRDs, and the reference of fields and verbs."""
+"""Pages that scripts/generate.py writes: the reference of fields and verbs."""

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 
 from lockstep.api.cluster import TrainingClusterSpec
+from lockstep.api.crd import JOB_NAME_RULE
 from lockstep.api.files.clusterkeys import (
     CALIBRATION_KEYS,
     CLUSTER,
@@ -30,7 +31,6 @@ from lockstep.api.job import TrainingJobSpec
 from lockstep.api.schema import Schema, structural_schema
 from lockstep.api.status import TrainingJobStatus
 from lockstep_spec.choices import StorageMode
-from reference.crd import JOB_NAME_RULE
 
 JOB_INTRODUCTION = f"""# TrainingJob
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from reference.crd import training_cluster_crd, training_job_crd
+from lockstep.api.crd import training_cluster_crd, training_job_crd
 
 Object = dict[str, Any]
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
+from lockstep.api.crd import training_cluster_crd, training_job_crd
 from lockstep.api.files.patterns import PATTERN_WORDS
-from reference.crd import training_cluster_crd, training_job_crd
 from support.checkout import ROOT
 
 CRDS = {"TrainingJob": training_job_crd(), "TrainingCluster": training_cluster_crd()}

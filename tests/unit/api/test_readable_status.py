@@ -10,6 +10,7 @@ import jsonschema
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from lockstep.api.crd import training_job_crd
 from lockstep.api.objects import Object
 from lockstep.plan.observed import ReceivedReport
 from lockstep.plan.reconcile.reconcile import reconcile
@@ -39,7 +40,6 @@ from lockstep_gang.contract.report import (
 )
 from lockstep_gang.contract.run import JobIdentity
 from lockstep_spec.choices import Severity
-from reference.crd import training_job_crd
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, UID, running
 
 SCHEMA = jsonschema.Draft202012Validator(training_job_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"])

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from additive import LOOSER, RECORDED, differences, losses
-from reference.crd import training_job_crd
+from lockstep.api.crd import training_job_crd
 from support.checkout import ROOT
 
 Schema = dict[str, Any]

@@ -9,6 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from lockstep.api.crd import training_job_crd
 from lockstep.api.objects import Object
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Observed, ReceivedReport
@@ -22,7 +23,6 @@ from lockstep.plan.render.run import report_target
 from lockstep.plan.times import timestamp
 from lockstep_gang.contract.report import Cause, CheckpointReport, Failure, NodeReport, RankCount, Report, Restart, State, TrainerReport
 from lockstep_gang.contract.run import JobIdentity
-from reference.crd import training_job_crd
 from support.checkout import ROOT
 
 REMEMBERED_CHARACTERS = 16 << 10

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from lockstep.api.crd import training_cluster_crd, training_job_crd
 from lockstep.plan.ship.stored import SHOWN, loss_lines, lost_fields, shown_lines
 from recorded.recorder import newest, recorded
-from reference.crd import training_cluster_crd, training_job_crd
 from support.crd_rule_cases import CASES, job, training
 
 SCHEMAS: dict[str, dict[str, Any]] = {

@@ -14,6 +14,7 @@ import jsonschema
 import pytest
 from pydantic import ValidationError
 
+from lockstep.api.crd import training_job_crd
 from lockstep.api.objects import Object
 from lockstep.api.preflightstatus import PreflightFinding, PreflightStatus
 from lockstep.api.status import ExcludedNode, TrainingJobStatus
@@ -27,7 +28,6 @@ from lockstep.platforms.operator.memory.objects import BYTES_MAX, StoredObject
 from lockstep_gang.contract.report import Failure, NodeReport, RankCount, Report, State, parse_report
 from lockstep_spec.codec import to_json
 from recorded.recorder import filled
-from reference.crd import training_job_crd
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, fresh, pod, settled
 from unit.plan.reconcile.test_reconcile import report as a_report
 
