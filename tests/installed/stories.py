@@ -197,7 +197,7 @@ MACHINE = (
         Line("top demo --once", out=("demo  Complete  step 60",)),
         Line("wait demo", out=("demo: Complete",)),
         Line("adapter get demo got", files=("got/adapter_model.safetensors",)),
-        Line("checkpoint list ../home/state/lockstep/quickstart/workspace/runs/demo", out=("step-60",)),
+        Line("checkpoint list demo", out=("step-60",)),
         Line("checkpoint verify ../home/state/lockstep/quickstart/workspace/runs/demo", out=("step-60",)),
         Line("adapter export ../home/state/lockstep/quickstart/workspace/runs/demo -o exported",
             files=("exported/adapter_model.safetensors",)),

@@ -160,8 +160,8 @@ UNDISTURBED = [
     Row("preflight -f {tmp}/checked.yaml", 0, shows=r"(?s).*\n paths +ok +\n.*\n\d+ checks on 2 nodes passed \(\d+\.\d s\)\n$"),
     Row("preflight -f {tmp}/lacks.yaml", 1,
         shows=rf"(?s).*\n paths +0 +Error +{NO_SCRIPT}.*\n\d+ checks on 2 nodes found errors: the job would not start \(\d+\.\d s\)\n$"),
-    Row("checkpoint list runs", 0, shows="no commit is there; what a script saves by itself isn't listed\n", places=REMOTE),
-    Row("checkpoint verify runs", 2, " holds no commit that a start would choose\n", places=REMOTE),
+    Row("checkpoint list runs", 0, shows="no commit is there; what a script saves by itself isn't listed\n"),
+    Row("checkpoint verify runs", 2, " holds no commit that a start would choose\n"),
     *(Row(typed, 1, NO_ADAPTER, places=REMOTE) for typed in ("adapter get runs {tmp}/adapter", "generate runs Once")),
     Row("shell runs --node 9", 2, NO_NODE, places=REMOTE),
     *(_no_job(typed, REMOTE) for typed in (

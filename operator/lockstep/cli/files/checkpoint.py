@@ -14,7 +14,7 @@ import typer
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.names import JOB_NAME_PATTERN
-from lockstep.cli.shared.jobargs import Form, FormOption, TargetOptions, on_cluster
+from lockstep.cli.shared.jobargs import Form, FormOption, TargetOptions, find_job, on_site
 from lockstep.cli.shared.trainer import ask_trainer
 from lockstep.platforms.output import put, put_json_text, tell
 from lockstep_spec.words import decimal_size, number_of
@@ -39,34 +39,17 @@ RunArgument = Annotated[
 
 
 def answer_of(verb: str, sources: list[str], where: TargetOptions, options: Sequence[str] = ()) -> tuple[str, int]:
-    """Answer of the trainer and its exit code, about folders of this machine, or about a job: on its hosts, or in a pod that mounts its
-    volume.
-    """
+    """Answer of the trainer and its exit code, about folders of this machine, or about a job where its files are."""
     jobs = [source for source in sources if re.fullmatch(JOB_NAME_PATTERN, source) and not Path(source).exists()]
     if not jobs:
         return ask_trainer("inspect", [verb, *map(Path, sources), *options])
     if len(sources) > 1:
-        raise ConfigError(
-            f"{jobs[0]} is not a folder of this machine: name one job of the cluster, or only folders (./{jobs[0]} is a folder)"
-        )
-    if (site := where.hosts()) is not None:
-        return asyncio.run(site.job(jobs[0]).commits(verb, options))
-    return asyncio.run(_in_pod(verb, jobs[0], where, options))
-
-
-async def _in_pod(verb: str, job: str, where: TargetOptions, options: Sequence[str]) -> tuple[str, int]:
-    from lockstep.cli.files.cp import known_job
-    from lockstep.kube.cluster import Cluster
-    from lockstep.platforms.files.results import inspect_commits
-
-    namespace = where.chosen_namespace()
-    async with await Cluster.connect(where.connections) as cluster:
-        await known_job(cluster, namespace, job)
-        return await inspect_commits(cluster, namespace, job, verb, options, tell)
+        raise ConfigError(f"{jobs[0]} is not a folder of this machine: name one job, or only folders (./{jobs[0]} is a folder)")
+    return asyncio.run(find_job(jobs[0], where).commits(verb, options, tell))
 
 
 @app.command("list")
-@on_cluster
+@on_site
 def list_commits(
     where: TargetOptions,
     runs: RunArgument,
@@ -96,7 +79,7 @@ def list_commits(
 
 
 @app.command("verify")
-@on_cluster
+@on_site
 def verify(
     where: TargetOptions,
     runs: RunArgument,

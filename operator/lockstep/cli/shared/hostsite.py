@@ -195,8 +195,8 @@ class HostJob(SiteJob):
         says = (*complaints(self.seen), *unkept_words(self.seen))
         return replace(answer, next=next_steps(self.observed, answer.state, self.site.again), says=says)
 
-    async def commits(self, verb: str, options: Sequence[str]) -> tuple[str, int]:
-        """Answer of the trainer's `inspect` about the commits on all of its hosts, and its exit code."""
+    async def commits(self, verb: str, options: Sequence[str], say: Callable[[str], None]) -> tuple[str, int]:
+        """Return that of the commits on all of its hosts."""
         from lockstep.platforms.hosts.commits import HostsCommits
 
         places: dict[str, Place] = {}

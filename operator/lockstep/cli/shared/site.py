@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from lockstep.api.errors import Failed
+from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import DATASETS, WORKSPACE
 from lockstep.api.objects import Object
 
@@ -188,6 +188,23 @@ class SiteJob(ABC):
     def beside_ranks(self, gpus: int, say: Callable[[str], None]) -> AbstractAsyncContextManager[Volume]:
         """Open the files of node 0 as `trainer` does, where a model may be loaded beside a training: on `gpus` free GPUs; 0: on CPUs."""
         return self.trainer(0, say)
+
+    async def commits(self, verb: str, options: Sequence[str], say: Callable[[str], None]) -> tuple[str, int]:
+        """Return the answer of the trainer's `inspect` about its commits, and the exit code: 0, or 1 for bad news.
+
+        Raises ConfigError for shards that are spread over several volumes, Failed where the files can't be read.
+        """
+        from lockstep.platforms.files.results import inspected
+
+        nodes = self.nodes_with_volumes()
+        if len(nodes) > 1:
+            raise ConfigError(
+                f"job {self.name} has one volume per pod, and its shards are spread over {len(nodes)} of them: fetch them (lockstep cp"
+                f" {self.name}:runs/{self.name}/checkpoints node-N --node N {self.site.again}, N from {nodes[0]} to {nodes[-1]}) and name"
+                f" the folders: lockstep checkpoint {verb} node-{nodes[0]} …"
+            )
+        async with self.trainer(nodes[0] if nodes else 0, say) as volume:
+            return await inspected(volume.place, verb, volume.run_folder(self.name), options)
 
     def ranks(self, node: int) -> AbstractAsyncContextManager[Volume]:
         """Open the files of a node where its ranks run, and no other place that has them. Raises Failed when they can't be reached."""

@@ -18,7 +18,7 @@ from lockstep.api.objects import Object, has_ended
 from lockstep.kube.cluster import ApiError, Cluster
 from lockstep.kube.exec import PodPlace
 from lockstep.plan.render.readerpod import is_shared
-from lockstep.platforms.files.reader import Say, beside, nodes_with_volumes, reader, running_pods, stateful_set_of
+from lockstep.platforms.files.reader import Say, reader, running_pods, stateful_set_of
 from lockstep.platforms.inpod import newest, source_of
 from lockstep.programs import Place, ProgramFailed, output_of, python_output
 from lockstep_spec.exits import CONFIGURATION
@@ -47,22 +47,6 @@ class Adapter:
 def run_folder(job: str) -> str:
     """Folder in which a job's pods keep their run."""
     return join(WORKSPACE, "runs", job)
-
-
-async def inspect_commits(cluster: Cluster, namespace: str, job: str, verb: str, options: Sequence[str], say: Say) -> tuple[str, int]:
-    """Output of the trainer's program about the job's run, and its exit code: 0, or 1 for an answer that is bad news.
-
-    In a pod of the job, or in a short-lived one that mounts its claims. Raises ConfigError, NoReader or ProgramFailed.
-    """
-    nodes = await nodes_with_volumes(cluster, namespace, job)
-    if len(nodes) > 1:
-        raise ConfigError(
-            f"job {job} has one volume per pod, and its shards are spread over {len(nodes)} of them: fetch them (lockstep cp"
-            f" {job}:runs/{job}/checkpoints node-N --node N -n {namespace}, N from {nodes[0]} to {nodes[-1]}) and name the folders:"
-            f" lockstep checkpoint {verb} node-{nodes[0]} …"
-        )
-    async with beside(cluster, namespace, job, nodes[0] if nodes else 0, say=say) as place:
-        return await inspected(place, verb, run_folder(job), options)
 
 
 async def inspected(place: Place, verb: str, folder: str, options: Sequence[str]) -> tuple[str, int]:
