@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep_spec.modelnames import is_hub_name
-from lockstep_train.base.errors import ConfigError, TrainerError, refusal
+from lockstep_train.base.errors import ConfigError, TrainerError, reason_of, refusal
 from lockstep_train.fetch.model import fetched_near
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -64,7 +64,7 @@ def base_of(adapter: Path) -> Path:
 
 def load(folder: Path, adapter: Path | None) -> tuple[Any, Any]:
     """Load (model, tokenizer), on the first GPU if there is one. Raises ConfigError when a folder isn't what it should be."""
-    from lockstep_train.base.imports import import_peft
+    from lockstep_train.base.imports import OF_FOLDER, import_peft
     from lockstep_train.model.load import model_class, quiet_transformers, refuse_missing_tensors
 
     if not (folder / "config.json").is_file():
@@ -82,8 +82,11 @@ def load(folder: Path, adapter: Path | None) -> tuple[Any, Any]:
     with ThreadPoolExecutor(1) as beside:
         trained, remedy = f"the adapter {adapter}", "name the model that it was trained on with --model"
         checked = beside.submit(refuse_other_base, folder, recorded, trained, remedy) if recorded else None
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-        model, report = model_class(folder).from_pretrained(str(folder), local_files_only=True, output_loading_info=True)
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(str(folder), **OF_FOLDER)
+            model, report = model_class(folder).from_pretrained(str(folder), output_loading_info=True, **OF_FOLDER)
+        except Exception as error:  # whatever the folder's files lead to
+            raise refusal(f"--model {folder} can't be loaded: {reason_of(error)}", error) from error
         if checked is not None:
             checked.result()
     refuse_missing_tensors(report["missing_keys"], f"--model {folder}")

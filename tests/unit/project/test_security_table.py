@@ -45,7 +45,7 @@ def test_s10_and_s12_nothing_unpickles_nothing_is_a_shell_s_and_no_model_brings_
 
 @pytest.mark.parametrize(
     "code", ["import pickle", "from marshal import loads", "run('x', shell=True)", "load('x', trust_remote_code=True)", "torch.load('x')",
-        "os.system('x')"]
+        "os.system('x')", "AutoModel.from_pretrained('x')", "AutoModel.from_config(c, local_files_only=True)"]
 )  # fmt: skip
 def test_what_is_looked_for_is_seen(code: str) -> None:
     assert list(dangers(code)) == [1]
@@ -65,7 +65,13 @@ def dangers(source: str) -> Iterator[int]:
             if (
                 given.get("shell", "False") != "False"
                 or given.get("trust_remote_code", "False") != "False"
+                or (re.search(r"(?<!PeftModel)\.from_(pretrained|config)$", called) and not _says_no_code(node))
                 or called in ("os.system", "os.popen", "torch.load")
                 or called.endswith("create_subprocess_shell")
             ):
                 yield node.lineno
+
+
+def _says_no_code(load: ast.Call) -> bool:
+    """Return True if the call says itself that no code of the folder may run: where it isn't said, transformers asks at a terminal."""
+    return not {"trust_remote_code=False", "**OF_FOLDER"}.isdisjoint(map(ast.unparse, load.keywords))

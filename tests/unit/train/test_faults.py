@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import builtins
 import errno
+import json
 import os
 import ssl
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -18,7 +20,7 @@ import torch.distributed as dist
 from torch.distributed import DistError
 
 from lockstep_spec.choices import Precision
-from lockstep_train import steps
+from lockstep_train import generate, steps
 from lockstep_train.base.errors import (
     ConfigError,
     OutOfMemoryError,
@@ -440,3 +442,24 @@ def test_ranks_that_do_not_come_to_tell_of_a_fault_are_waited_for_for_ten_second
     run: Any = SimpleNamespace(ranks=SimpleNamespace(rank=0, world_size=4, store=Store()))
     assert steps._first(run, "a weight is NaN") == "a weight is NaN"
     assert clock.now - 1000.0 == pytest.approx(10, abs=0.1)
+
+
+LOADS: dict[str, Callable[[Path], object]] = {
+    "tokenizer": tokenizer.load_tokenizer,
+    "empty model": load.empty_model,
+    "model": lambda folder: load.from_pretrained(folder, Precision.FP32),
+    "generate": lambda folder: generate.load(folder, None),
+}
+
+
+@pytest.mark.parametrize("loads", LOADS.values(), ids=LOADS)
+def test_no_code_of_a_model_s_folder_runs(loads: Callable[[Path], object], tmp_path: Path) -> None:
+    classes = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model", "AutoTokenizer": ["own.Tokenizer", None]}
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model_type": "acme", "auto_map": classes}))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "Tokenizer", "auto_map": classes}))
+    (folder / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    with pytest.raises((ConfigError, ValueError), match=r"auto_map|trust_remote_code|acme"):
+        loads(folder)
+    assert not (tmp_path / "ran").exists()

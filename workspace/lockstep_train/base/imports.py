@@ -6,11 +6,15 @@ import contextlib
 import importlib
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from lockstep_spec.choices import Method, Quantization
 from lockstep_spec.training import TrainingConfig
+
+OF_FOLDER: Mapping[str, Any] = MappingProxyType({"local_files_only": True, "trust_remote_code": False})
+"""Options of every load by transformers: it asks no network and, also at a terminal, nobody whether code of the folder may run."""
 
 
 @contextlib.contextmanager

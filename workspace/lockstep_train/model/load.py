@@ -23,7 +23,7 @@ from lockstep_spec.choices import Precision, Quantization, ZeroStage
 from lockstep_spec.training import ModelConfig
 from lockstep_spec.words import listed
 from lockstep_train.base.errors import ConfigError, TrainerError, may_pass, reason_of, refusal
-from lockstep_train.base.imports import replaced
+from lockstep_train.base.imports import OF_FOLDER, replaced
 from lockstep_train.base.limits import Say
 from lockstep_train.model.layouts import TensorLayout, Unfitting, model_layouts
 from lockstep_train.model.moe import check_experts
@@ -86,7 +86,7 @@ def model_class(folder: Path) -> Any:
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
-    kind = type(AutoConfig.from_pretrained(str(folder), local_files_only=True))
+    kind = type(AutoConfig.from_pretrained(str(folder), **OF_FOLDER))
     sees = kind not in AutoModelForCausalLM._model_mapping and kind in AutoModelForImageTextToText._model_mapping
     return AutoModelForImageTextToText if sees else AutoModelForCausalLM
 
@@ -97,7 +97,7 @@ def empty_model(folder: Path) -> Any:
 
     with torch.device("meta"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return model_class(folder).from_config(AutoConfig.from_pretrained(str(folder), local_files_only=True))
+        return model_class(folder).from_config(AutoConfig.from_pretrained(str(folder), **OF_FOLDER), trust_remote_code=False)
 
 
 def load_base(
@@ -153,7 +153,7 @@ def from_pretrained(folder: Path, precision: Precision, **options: Any) -> torch
     try:
         with judging_conversions():
             model, report = model_class(folder).from_pretrained(
-                str(folder), local_files_only=True, dtype=PRECISIONS[precision], output_loading_info=True, **options
+                str(folder), dtype=PRECISIONS[precision], output_loading_info=True, **OF_FOLDER, **options
             )
     except TrainerError:
         raise

@@ -17,6 +17,7 @@ from typing import Any
 
 from lockstep_spec.words import any_of
 from lockstep_train.base.errors import ConfigError, first_line, reason_of, refusal
+from lockstep_train.base.imports import OF_FOLDER
 from lockstep_train.data.tokens.turns import ChatTemplate, Message, Span, TemplateChoice
 
 FILES = any_of(
@@ -64,7 +65,7 @@ def load_tokenizer(folder: Path, choice: TemplateChoice = TemplateChoice()) -> T
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), **OF_FOLDER)
     except Exception as error:  # also KeyError, TypeError and others: whatever its files lead to
         raise refusal(f"training.model.name {folder} holds no tokenizer that transformers can load: {reason_of(error)}", error) from error
     if tokenizer.is_fast:
@@ -115,7 +116,7 @@ def vocabulary_size(folder: Path) -> int | None:
     from transformers import AutoConfig
 
     try:
-        size = AutoConfig.from_pretrained(str(folder), local_files_only=True).get_text_config().vocab_size
+        size = AutoConfig.from_pretrained(str(folder), **OF_FOLDER).get_text_config().vocab_size
     except Exception:  # whatever a model's own code raises; loading it will say what is wrong
         return None
     return size if isinstance(size, int) else None
