@@ -1,6 +1,6 @@
 """Watch the cluster by kopf, with a middleware that reads the objects, and kopf's defaults but for those below.
 
-docs/architecture.md ("What kopf does") has the figures behind each line.
+docs/contributing/replicas.md ("What kopf does") has the figures behind each line.
 """
 
 from __future__ import annotations
