@@ -23,9 +23,11 @@ from lockstep.cli import main as entry
 from lockstep.cli.files import checkpoint
 from lockstep.cli.shared import terminal, trainer
 from lockstep.cli.shared.jobargs import TargetOptions
+from lockstep.cli.shared.kubesite import ClusterJob
+from lockstep.cli.shared.site import Volume
+from lockstep.cli.shared.target import Target
 from lockstep.cli.shared.trainer import _run
 from lockstep.kube.exec import PodPlace
-from lockstep.platforms.files import results
 from lockstep.platforms.output import ProgramOutput
 from lockstep.programs import ProgramFailed
 from lockstep_train import inspect
@@ -124,18 +126,16 @@ class Pod:
             yield self
 
         @asynccontextmanager
-        async def beside(cluster: Any, namespace: str, job: str, node: int, **_: Any) -> AsyncIterator[PodPlace]:
-            yield PodPlace(cluster, namespace, f"{job}-{node}", "trainer")
-
-        async def volumes(*_: Any) -> list[int]:
-            return nodes
+        async def volume(job: ClusterJob, node: int, say: object) -> AsyncIterator[Volume]:
+            yield Volume(PodPlace(cast(Any, None), job.namespace, f"{job.name}-{node}", "trainer"), "/workspace", "/datasets")
 
         monkeypatch.setattr(PodPlace, "program", program)
-        for name, stand_in in (("beside", beside), ("nodes_with_volumes", volumes)):
-            monkeypatch.setattr(results, name, stand_in)
+        monkeypatch.setattr(ClusterJob, "volume", volume)
+        monkeypatch.setattr(ClusterJob, "nodes_with_volumes", lambda job: nodes)
 
     def asked(self, verb: str, *options: str) -> tuple[str, int]:
-        return asyncio.run(results.inspect_commits(cast(Any, None), "team", "x", verb, options, print))
+        job = ClusterJob(Target(cast(Any, None), "team", "local"), {"metadata": {"name": "x", "namespace": "team"}})
+        return asyncio.run(job.commits(verb, options, print))
 
 
 def test_a_job_s_commits_are_read_where_its_volume_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,11 +176,14 @@ def test_a_word_is_a_job_unless_it_is_a_folder_of_this_machine(
     (tmp_path / "here").mkdir()
     asked: list[Any] = []
 
-    async def in_pod(verb: str, job: str, where: TargetOptions, options: Any) -> tuple[str, int]:
-        asked.append((verb, job, where, list(options)))
-        return '{"commits": [], "problems": []}', 0
+    def find(job: str, where: TargetOptions) -> Any:
+        async def commits(verb: str, options: Any, say: object) -> tuple[str, int]:
+            asked.append((verb, job, where, list(options)))
+            return '{"commits": [], "problems": []}', 0
 
-    monkeypatch.setattr(checkpoint, "_in_pod", in_pod)
+        return SimpleNamespace(commits=commits)
+
+    monkeypatch.setattr(checkpoint, "find_job", find)
     monkeypatch.setattr(checkpoint, "ask_trainer", lambda module, arguments: ('{"commits": [], "problems": []}', 0))
     for sources in (["here"], ["./nowhere"], ["/etc"], ["runs/demo"]):
         empty = CliRunner().invoke(checkpoint.app, ["list", *sources])
