@@ -20,7 +20,6 @@ from lockstep.api.model import (
     exactly_one,
     immutable,
     list_map,
-    set_once,
     utf8_bytes,
 )
 from lockstep.api.names import API_VERSION, JOB_NAME_MAX, JOB_NAME_PATTERN
@@ -351,7 +350,7 @@ class TrainingJobSpec(Model):
             field="type",
         ),
         values_fit(256 << 10, "put large ones into a ConfigMap that envFrom names"),
-        set_once("cluster", "delete the job and create it again; its checkpoints are found under its name"),
+        immutable("cluster", "delete the job and create it again; its checkpoints are found under its name", from_unset=True),
         immutable("storage", "volumes are not moved under a job"),
     )
 

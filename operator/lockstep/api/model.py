@@ -110,21 +110,13 @@ def utf8_bytes(texts: Iterable[str | None]) -> int:
     return sum(len((text or "").encode(errors="replace")) for text in texts)
 
 
-def immutable(field: str, why: str) -> Rule:
-    """A transition rule: `field` (camelCase, optional) may not be set, changed or removed after creation."""
+def immutable(field: str, why: str, *, from_unset: bool = False) -> Rule:
+    """A transition rule: `field` (camelCase, optional) may not be changed or removed after creation, nor set unless `from_unset`."""
     return Rule(
-        cel=f"has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || self.{field} == oldSelf.{field})",
-        message=f"{field} may not be changed after creation: {why}",
-        holds=None,
-        field=field,
-    )
-
-
-def set_once(field: str, why: str) -> Rule:
-    """A transition rule: `field` (camelCase, optional) may be set once, at any time, and not be changed or removed then."""
-    return Rule(
-        cel=f"!has(oldSelf.{field}) || (has(self.{field}) && self.{field} == oldSelf.{field})",
-        message=f"{field} may not be changed after creation, except from unset: {why}",
+        cel=f"!has(oldSelf.{field}) || (has(self.{field}) && self.{field} == oldSelf.{field})"
+        if from_unset
+        else f"has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || self.{field} == oldSelf.{field})",
+        message=f"{field} may not be changed after creation{', except from unset' if from_unset else ''}: {why}",
         holds=None,
         field=field,
     )

@@ -105,7 +105,12 @@ def session_to(server: Server, middlewares: Sequence[Any] = (), **options: Any) 
         ssl=True if server.tls is None else server.tls, enable_cleanup_closed=NEEDS_CLEANUP_CLOSED, limit=options.pop("limit", 100)
     )
     # Without trust_env: aiohttp knows no CIDR in NO_PROXY, so `server` says which proxy it is.
-    return ClientSession(connector=connector, read_bufsize=READ_BYTES, middlewares=[name_server, *middlewares], **options)
+    return ClientSession(
+        connector=connector,
+        read_bufsize=READ_BYTES,
+        middlewares=middlewares if server.tls_name is None else [name_server, *middlewares],
+        **options,
+    )
 
 
 def mend_abort(python: tuple[int, ...]) -> None:

@@ -9,7 +9,6 @@ import typer
 from lockstep.cli.shared.inputs import FileOption, only, read_inputs
 from lockstep.cli.shared.jobargs import Form, FormOption, TargetOptions, limit_option, on_site
 from lockstep.cli.shared.shortruns import result_of, short_runs
-from lockstep.cli.shared.terminal import waiting
 from lockstep.platforms.output import put, put_json
 from lockstep_spec.words import binary_size, number_of
 
@@ -40,8 +39,7 @@ def preflight(
 
     inputs = read_inputs(only(file, "preflight"), where)
     runs = short_runs(inputs.cluster, where.cluster, where, inputs.namespace, timeout)
-    with waiting("looking at the nodes"):
-        result = result_of(runs, lambda runs: shortresults.preflight(runs, inputs.job))
+    result = result_of(runs, lambda runs: shortresults.preflight(runs, inputs.job), "looking at the nodes")
     _show(result, output is Form.JSON)
     raise typer.Exit(0 if result.ok else 1)
 

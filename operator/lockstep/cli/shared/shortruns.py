@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lockstep.cli.shared.signals import exiting_on_ctrl_c
+from lockstep.cli.shared.terminal import waiting
 from lockstep.platforms.output import tell
 
 if TYPE_CHECKING:
@@ -37,7 +39,7 @@ def short_runs(file: ClusterFile, named: str | None, where: TargetOptions, names
     return PodRuns(where.connections, file.profile, namespace, tell, TimeLimit.of(timeout))
 
 
-def result_of(runs: ShortRuns, make: Callable[[ShortRuns], Coroutine[Any, Any, T]]) -> T:
-    """Return the result of a short run; exit with 130 if Ctrl-C ends it, and say what it leaves."""
-    with exiting_on_ctrl_c(f"lockstep: interrupted; {runs.left}"):
+def result_of(runs: ShortRuns, make: Callable[[ShortRuns], Coroutine[Any, Any, T]], what: str = "") -> T:
+    """Return the result of a short run; say that `what` goes on, if the run is silent; on Ctrl-C, say what is left, and exit with 130."""
+    with exiting_on_ctrl_c(f"lockstep: interrupted; {runs.left}"), waiting(what) if what and runs.silent else nullcontext():
         return asyncio.run(make(runs))

@@ -56,6 +56,7 @@ class HostRuns(ShortRuns):
     """Short runs on hosts."""
 
     left = "nothing is left on the hosts"
+    silent = True
 
     def __init__(self, fleet: Fleet, profile: TrainingCluster, say: Say, seconds: float | None = None) -> None:
         self._fleet, self._profile, self._say, self._seconds = fleet, profile, say, seconds or SECONDS

@@ -54,6 +54,8 @@ class ShortRuns(ABC):
 
     left: str
     """State that an interrupted one leaves: `the pods are removed`."""
+    silent = False
+    """True if its runs say nothing of what they wait for."""
 
     @abstractmethod
     async def run(self, kind: Short, job: TrainingJob, hear: Hear, read: Read | None = None) -> ShortEnd:
