@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BUDGET = Path("scripts/budget.yaml")
 SECONDS, SECONDS_FILE = "seconds of make test", Path(".lockstep/tests/seconds")
 PRODUCT = ("operator", "workspace")
-PLATFORM = re.compile(r"\b(hosts|local|in_namespace|\w+(Job|Site))\b")
+PLATFORM = re.compile(r"\b(hosts|local|in_namespace|\w+(Job|Backend))\b")
 """What a condition of the command line reads if it depends on the place where a job runs."""
 
 

@@ -25,8 +25,8 @@ from lockstep.api.names import OPERATOR_NAME, OPERATOR_NAMESPACE, TLS_SECRET, re
 from lockstep.plan.cluster.scope import NAMED_BINDING, PROFILE_KEY, Scope
 from lockstep.platforms.clusters.install import operator_objects
 from lockstep.platforms.clusters.send import Sent, send_permitted
-from lockstep.platforms.in_namespace.objects import objects
-from lockstep.platforms.in_namespace.objects import prepare as prepare_run
+from lockstep.platforms.kubernetes.objects import objects
+from lockstep.platforms.kubernetes.objects import prepare as prepare_run
 from lockstep.platforms.operator.certificate import Certificates, renew
 from lockstep_gang.contract.report import State
 from lockstep_gang.coordinator.network import any_free_port

@@ -15,12 +15,12 @@ import pytest
 
 from lockstep.cli.hosts.check import run_check
 from lockstep.cli.shared.clusterfiles import load_cluster
-from lockstep.cli.shared.hostsite import HostSite
 from lockstep.cli.shared.inputs import read_inputs, resolve_inputs
 from lockstep.cli.shared.jobargs import TargetOptions
 from lockstep.devcluster.host import network
 from lockstep.devcluster.hosts.tree import SITE
 from lockstep.plan.cluster.finding import Finding, Outcome
+from lockstep.platforms.hosts.backend import HostsBackend
 from support.clusters.bed_hosts import OLD_PYTHON, BedHosts, limit, limited
 from support.clusters.bed_jobs import BedJobs
 
@@ -88,7 +88,7 @@ class Lab:
     def findings(self, job: Path | None = None) -> list[Finding]:
         """All findings of one check."""
         inputs = None if job is None else read_inputs(job, TargetOptions(str(self.file)))
-        site = HostSite(load_cluster(str(self.file)), "lab")
+        site = HostsBackend(load_cluster(str(self.file)), "lab")
         return asyncio.run(run_check(site, None if inputs is None else (inputs, resolve_inputs(inputs)))).findings
 
 

@@ -33,9 +33,9 @@ from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.resolved import PlatformDefaults
 from lockstep.plan.waiting.notcreated import explained
 from lockstep.platforms.clusters.install import operator_objects
-from lockstep.platforms.in_namespace import objects as in_namespace
-from lockstep.platforms.in_namespace.shortruns import prepared, prepared_to_measure
 from lockstep.platforms.jobs.keeper import keeper
+from lockstep.platforms.kubernetes import objects as in_namespace
+from lockstep.platforms.kubernetes.shortruns import prepared, prepared_to_measure
 from support.checkout import ROOT
 from support.cluster_facts import rdma_cluster
 from support.clusters.cluster_jobs import API, SERVICE_ACCOUNT, Jobs, kubeconfig_of, prepare, until

@@ -1,9 +1,11 @@
-"""Exit codes of the agent, of the trainer and of its ranks."""
+"""Exit codes of commands, of the agent, of the trainer and of its ranks."""
 
 from __future__ import annotations
 
 DONE = 0
 FAILED = 1
+USAGE = 2
+"""A command can't be done as it is written."""
 UNREACHABLE = 69
 """An agent reaches nobody and has left its last words (sysexits' EX_UNAVAILABLE): whoever started it starts it again."""
 INTERNAL = 70
@@ -15,6 +17,8 @@ OUT_OF_MEMORY = 77
 CONFIGURATION = 78
 """The request can't be met, and the same again would fail the same way (sysexits' EX_CONFIG)."""
 NON_FINITE = 79
+INTERRUPTED = 130
+"""Ended by Ctrl-C or SIGTERM, as a shell has it."""
 
 MEANINGS = {
     DONE: "done",

@@ -28,9 +28,8 @@ from lockstep.cli.shared.signals import ending_like_ctrl_c
 from lockstep.cli.shared.terminal import is_plain, with_advice
 from lockstep.cli.verbs import DAY, HINTS, MODULES, REMOVED, SENTENCE, front_page
 from lockstep.platforms.output import flush_output, open_streams, put, put_text, tell
+from lockstep_spec.exits import FAILED, USAGE
 
-EXIT_FAILED = 1
-EXIT_USAGE = 2
 CLIENT_LIBRARIES = ("aiohttp", "kubernetes", "urllib3")
 """Packages whose errors are explained. They are not imported here: `lockstep --help` is fast. Only the embedded cluster and legacy logins
 use the last two.
@@ -64,13 +63,13 @@ class Verbs(TakesPlaces, TyperGroup):
             code = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
         except Abort:
             tell("Aborted.")
-            sys.exit(EXIT_FAILED)
+            sys.exit(FAILED)
         except TyperException as error:
             if type(error).__name__ == "NoArgsIsHelpError":
                 put_text(f"{error}\n", error=True)
             else:
                 tell(f"lockstep: {mistake(error)}")
-            sys.exit(EXIT_USAGE)
+            sys.exit(USAGE)
         flush_output()
         sys.exit(code if isinstance(code, int) else 0)
 
@@ -225,9 +224,9 @@ def explanation(error: BaseException) -> tuple[int, str] | None:
     from lockstep_spec.words import printable_line
 
     if isinstance(error, ConfigError) or (type(error) is Failed and len(error.args) > 1):
-        return EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED, "\n".join(printable_line(str(line)) for line in error.args)
+        return USAGE if isinstance(error, ConfigError) else FAILED, "\n".join(printable_line(str(line)) for line in error.args)
     sentence = _of_cluster(error)
-    return None if sentence is None else (EXIT_FAILED, printable_line(sentence))
+    return None if sentence is None else (FAILED, printable_line(sentence))
 
 
 def _of_cluster(error: BaseException) -> str | None:

@@ -28,6 +28,11 @@ def tell(*lines: object) -> None:
     _write(sys.stderr, lines, True)
 
 
+def say(line: str) -> None:
+    """Print a line about the verb itself, on standard error: its output stays clean."""
+    tell(f"lockstep: {line}")
+
+
 def put_text(text: str, *, error: bool = False) -> None:
     """Text whose line ends are Lockstep's own: YAML, a page. Values of others are in it as lines."""
     from lockstep_spec.words import printable

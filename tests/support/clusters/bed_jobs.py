@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.api.files.clusterfile import parse_cluster_file
-from lockstep.cli.shared.hostsite import HostSite
 from lockstep.devcluster.hosts import bed as running
 from lockstep.devcluster.hosts.bed import host_key, write_cluster_file
 from lockstep.devcluster.hosts.tree import ENVIRONMENT
+from lockstep.platforms.hosts.backend import HostsBackend
 from lockstep.platforms.hosts.fleet import login_of
 from lockstep.platforms.hosts.ssh import Shared, control_folder
 from support.checkout import ROOT
@@ -155,7 +155,7 @@ class BedJobs:
 
     def status(self, name: str) -> dict[str, Any]:
         """Status of a job, as all verbs ask for it."""
-        return HostSite(parse_cluster_file(self.cluster.read_text(), str(self.cluster)), str(self.cluster)).job(name).status
+        return HostsBackend(parse_cluster_file(self.cluster.read_text(), str(self.cluster)), str(self.cluster)).job(name).status
 
     def state(self, name: str) -> str:
         """Reason of the job's Progressing condition: its state in one word."""

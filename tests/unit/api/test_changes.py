@@ -111,7 +111,7 @@ def test_run_starts_the_changed_job_wherever_it_runs(how: str, tmp_path: Path, m
         return 0
 
     monkeypatch.setattr("lockstep.platforms.local.run.run_local", start)
-    monkeypatch.setattr("lockstep.platforms.in_namespace.run.run_in_namespace", start)
+    monkeypatch.setattr("lockstep.platforms.kubernetes.alone.run_in_namespace", start)
     (tmp_path / "job.yaml").write_text(JOB)
     arguments = ["run", "-f", str(tmp_path / "job.yaml"), "--cluster", "local", how, "--set", "nodes=5", "--set", "training.lora.rank=4"]
     done = CliRunner().invoke(app, arguments)

@@ -18,8 +18,8 @@ from typer.testing import CliRunner, Result
 from lockstep.api.errors import ConfigError
 from lockstep.cli.jobs import change
 from lockstep.cli.main import app, main
-from lockstep.cli.shared.kubesite import ClusterJob
-from lockstep.cli.shared.site import Volume
+from lockstep.platforms.backend import Volume
+from lockstep.platforms.kubernetes.backend import KubernetesJob
 from lockstep.platforms.local.place import LocalPlace
 from support.api_stub import ApiStub, served
 from unit.virtual_time import VirtualClock
@@ -97,11 +97,11 @@ def volumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
             (folder / "runs" / job / "checkpoints" / "step-7").write_text("x")
 
     @asynccontextmanager
-    async def volume(self: ClusterJob, node: int, say: Any) -> AsyncIterator[Volume]:
+    async def volume(self: KubernetesJob, node: int, say: Any) -> AsyncIterator[Volume]:
         yield Volume(LocalPlace(), str(folders[node]), "")
 
-    monkeypatch.setattr(ClusterJob, "volume", volume)
-    monkeypatch.setattr(ClusterJob, "nodes_with_volumes", lambda self: [0, 1])
+    monkeypatch.setattr(KubernetesJob, "volume", volume)
+    monkeypatch.setattr(KubernetesJob, "nodes_with_volumes", lambda self: [0, 1])
     return folders
 
 
@@ -139,22 +139,22 @@ def test_files_stay_if_a_volume_cannot_be_reached_or_a_job_goes_on_meanwhile(
         stub.objects |= {f"{JOBS}/{name}": a_job(name, conditions=[{**STOPPED}]) for name in ("a", "b")}
         return stub
 
-    def never_started(self: ClusterJob) -> list[int]:
+    def never_started(self: KubernetesJob) -> list[int]:
         if self.name == "b":
             raise ConfigError("job b has never started")
         return [0, 1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ClusterJob, "nodes_with_volumes", never_started)
+        patch.setattr(KubernetesJob, "nodes_with_volumes", never_started)
         stub = both_stopped()
         result = typed(stub, tmp_path, monkeypatch, "delete", "a", "b", "--files", "--yes")
         assert str(result.exception) == "job b has never started" and stub.patched == [] and all_are_there()
 
-    def resumed(self: ClusterJob) -> list[int]:
+    def resumed(self: KubernetesJob) -> list[int]:
         stub.objects[f"{JOBS}/b"] = {**a_job("b", conditions=[{**STOPPED}]), "spec": {"nodes": 2, "suspend": False}}
         return [0, 1]
 
-    monkeypatch.setattr(ClusterJob, "nodes_with_volumes", resumed)
+    monkeypatch.setattr(KubernetesJob, "nodes_with_volumes", resumed)
     stub = both_stopped()
     result = typed(stub, tmp_path, monkeypatch, "delete", "b", "a", "--files", "--yes")
     assert "job b may still write its files" in str(result.exception) and stub.patched == [] and all_are_there()

@@ -136,7 +136,7 @@ def test_the_number_of_nodes_counts_wherever_the_job_runs(monkeypatch: pytest.Mo
         nodes.append(job.spec.nodes)
         return 0
 
-    monkeypatch.setattr("lockstep.platforms.in_namespace.run.run_in_namespace", start)
+    monkeypatch.setattr("lockstep.platforms.kubernetes.alone.run_in_namespace", start)
     monkeypatch.setattr("lockstep.platforms.local.run.run_local", start)
     for place in ("--local", "--in-namespace"):
         assert run(monkeypatch, ["run", "-f", "good.json", place, "--nodes", "3"]) == 0

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from golden.plan_cases import job, profile
 from lockstep.api.files.yamltext import dump_yaml
 from lockstep.cli.main import app
-from lockstep.platforms.in_namespace.shortruns import prepared
+from lockstep.platforms.kubernetes.shortruns import prepared
 from lockstep_gang.contract.run import Run, WhenDone, parse_run
 
 

@@ -23,11 +23,11 @@ from lockstep.cli import main as entry
 from lockstep.cli.files import checkpoint
 from lockstep.cli.shared import terminal, trainer
 from lockstep.cli.shared.jobargs import TargetOptions
-from lockstep.cli.shared.kubesite import ClusterJob
-from lockstep.cli.shared.site import Volume
-from lockstep.cli.shared.target import Target
 from lockstep.cli.shared.trainer import _run
 from lockstep.kube.exec import PodPlace
+from lockstep.platforms.backend import Volume
+from lockstep.platforms.kubernetes.backend import KubernetesJob
+from lockstep.platforms.kubernetes.target import Target
 from lockstep.platforms.output import ProgramOutput
 from lockstep.programs import ProgramFailed
 from lockstep_train import inspect
@@ -126,15 +126,15 @@ class Pod:
             yield self
 
         @asynccontextmanager
-        async def volume(job: ClusterJob, node: int, say: object) -> AsyncIterator[Volume]:
+        async def volume(job: KubernetesJob, node: int, say: object) -> AsyncIterator[Volume]:
             yield Volume(PodPlace(cast(Any, None), job.namespace, f"{job.name}-{node}", "trainer"), "/workspace", "/datasets")
 
         monkeypatch.setattr(PodPlace, "program", program)
-        monkeypatch.setattr(ClusterJob, "volume", volume)
-        monkeypatch.setattr(ClusterJob, "nodes_with_volumes", lambda job: nodes)
+        monkeypatch.setattr(KubernetesJob, "volume", volume)
+        monkeypatch.setattr(KubernetesJob, "nodes_with_volumes", lambda job: nodes)
 
     def asked(self, verb: str, *options: str) -> tuple[str, int]:
-        job = ClusterJob(Target(cast(Any, None), "team", "local"), {"metadata": {"name": "x", "namespace": "team"}})
+        job = KubernetesJob(Target(cast(Any, None), "team", "local"), {"metadata": {"name": "x", "namespace": "team"}})
         return asyncio.run(job.commits(verb, options, print))
 
 
@@ -236,7 +236,7 @@ spec: {nodes: 1, script: {path: nosuch.py}}
 def test_nothing_is_fetched_for_a_file_that_is_not_there(words: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("job.yaml").write_text(JOB)
-    monkeypatch.setattr(trainer, "importlib", SimpleNamespace(util=SimpleNamespace(find_spec=lambda _: None)))
+    monkeypatch.setattr("lockstep.platforms.local.environment.importlib", SimpleNamespace(util=SimpleNamespace(find_spec=lambda _: None)))
     monkeypatch.setattr("lockstep.environments.full_environment", lambda _: pytest.fail("the environment is made"))
     done = lockstep(*words.split())
     assert done.returncode == 2 and says in done.stderr, done.stderr

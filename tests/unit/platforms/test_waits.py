@@ -25,12 +25,12 @@ from lockstep.platforms.clusters import imagebuild, install, remove
 from lockstep.platforms.files import results
 from lockstep.platforms.hosts import chain, checkup, environment, volumes, wheelhouse
 from lockstep.platforms.hosts.fleet import Fleet
-from lockstep.platforms.in_namespace import probe
-from lockstep.platforms.in_namespace import run as runs_here
 from lockstep.platforms.inpod import drill, forget, netrate, rankload, wire
 from lockstep.platforms.inpod import editor as editor_there
 from lockstep.platforms.inpod.wire import Gone
 from lockstep.platforms.jobs import bundle, editor, netrates, runs, terminal, top
+from lockstep.platforms.kubernetes import alone as runs_here
+from lockstep.platforms.kubernetes import probe
 from lockstep.platforms.onhost import brief, condition, exchange, keep, look, marks, readings, station
 from lockstep.platforms.onhost import install as install_there
 from lockstep.programs import Program, output_of, python_output

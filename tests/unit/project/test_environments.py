@@ -296,7 +296,7 @@ CALLER = """
 import sys
 from pathlib import Path
 from lockstep import environments
-from lockstep.cli.shared.trainer import in_full_environment
+from lockstep.platforms.local.environment import in_full_environment
 environments.full_environment = lambda say: Path({python!r})
 sys.argv = ["/usr/bin/kubectl-lockstep", "run", "--local", "a b"]
 print("printed before")

@@ -20,14 +20,13 @@ from lockstep_gang.lifecycle.gang import Gang, Phase, Request, Session, has_fail
 from lockstep_gang.lifecycle.preflight import rounds
 from lockstep_gang.lifecycle.preflight.rounds import Preflight
 from lockstep_gang.lifecycle.stops import with_stuck_nodes
-from lockstep_spec.exits import CONFIGURATION, FAILED, SAVED
+from lockstep_spec.exits import CONFIGURATION, FAILED, INTERRUPTED, SAVED
 from lockstep_spec.words import number_of
 
 LOOK_SECONDS = 15.0
 """Time that every node has to say whether it has the script; a volume may hang."""
 RELEASING_SECONDS = 30.0
 """Time after the end of the idle time in which nothing is started: the GPUs are being released."""
-INTERRUPTED = 130
 """Code of a shell for a program that Ctrl-C ended."""
 
 

@@ -10,11 +10,10 @@ import argparse
 import sys
 from pathlib import Path
 
+from lockstep_spec.exits import INTERRUPTED
 from lockstep_train.base.errors import ConfigError, TrainerError, print_problem
 from lockstep_train.fetch.fetch import pin_of
 from lockstep_train.fetch.model import fetch_model, model_remote
-
-EXIT_INTERRUPTED = 130
 
 
 def parse_fetch_options(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -46,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
         return print_problem(error)
     except KeyboardInterrupt:
         print("lockstep: interrupted: what has arrived is kept, and the same command goes on from there", file=sys.stderr)
-        return EXIT_INTERRUPTED
+        return INTERRUPTED
     return 0
 
 

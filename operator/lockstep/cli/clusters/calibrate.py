@@ -12,6 +12,7 @@ from lockstep.cli.clusters.deploymentplan import Mode
 from lockstep.cli.shared.jobargs import Form, FormOption, OptionalClusterArgument, TargetOptions, limit_option, on_cluster
 from lockstep.cli.shared.shortruns import result_of, short_runs
 from lockstep.platforms.output import put, put_json
+from lockstep_spec.exits import FAILED
 from lockstep_spec.words import binary_size
 
 if TYPE_CHECKING:
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from lockstep.plan.cluster.calibration import Point, Sweep
     from lockstep.plan.cluster.pairs import PairsMeasured
     from lockstep.platforms.jobs.shortresults import ShortRuns
-
-FAILED = 1
 
 
 @on_cluster

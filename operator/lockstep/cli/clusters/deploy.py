@@ -29,8 +29,8 @@ from lockstep.cli.shared.embedded import publish_own_code
 from lockstep.cli.shared.folders import remember_forced, remember_server
 from lockstep.cli.shared.jobargs import TargetOptions, acts_on
 from lockstep.cli.shared.target import EMBEDDED, is_embedded, is_same_host, refuse_other_cluster
-from lockstep.cli.shared.terminal import Progress, say, waiting
-from lockstep.platforms.output import put, put_text, tell
+from lockstep.cli.shared.terminal import Progress, waiting
+from lockstep.platforms.output import put, put_text, say, tell
 
 if TYPE_CHECKING:
     from lockstep.cli.shared.places import Verb

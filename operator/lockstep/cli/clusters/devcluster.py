@@ -12,7 +12,7 @@ import typer
 from lockstep.api.errors import ConfigError
 from lockstep.cli.shared.embedded import embedded_layout, machine_failures
 from lockstep.cli.shared.jobargs import Form, FormOption
-from lockstep.cli.shared.trainer import in_full_environment
+from lockstep.platforms.local.environment import in_full_environment
 from lockstep.platforms.output import put, put_json, tell
 
 if TYPE_CHECKING:

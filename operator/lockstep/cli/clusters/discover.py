@@ -83,7 +83,7 @@ def _check_name(name: str) -> None:
 async def _look(namespace: str | None, connections: Connections, image: str | None) -> ClusterFacts:
     from lockstep.kube.cluster import ApiError, Cluster
     from lockstep.platforms.clusters.facts import discover_facts
-    from lockstep.platforms.in_namespace.probe import probe_nodes
+    from lockstep.platforms.kubernetes.probe import probe_nodes
 
     async with await Cluster.connect(connections) as cluster:
         place, source = namespace or cluster.namespace or "default", "from your context"

@@ -212,9 +212,9 @@ def _ranks_of_hosts(file: ClusterFile, named: str, nodes: int | None, gpus: int 
     """Return the number of ranks that a job has on these hosts: those that state no GPUs are asked. None if one does not tell, which is
     said.
     """
-    from lockstep.cli.shared.hostsite import fleet_of
     from lockstep.cli.shared.terminal import waiting
     from lockstep.plan.hosts.place import chosen
+    from lockstep.platforms.hosts.backend import fleet_of
 
     assert file.hosts is not None  # noqa: S101 (the caller looks)
     hosts = [host.name for host in chosen(file.hosts, nodes)]

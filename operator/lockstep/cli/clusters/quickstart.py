@@ -19,7 +19,7 @@ from lockstep.api.errors import ConfigError
 from lockstep.cli.clusters.demo import AGAIN, GENERATE_SECONDS, SAMPLE, demo_folder, generate_command, print_result, sample_file, step
 from lockstep.cli.shared.jobargs import TargetOptions, acts_on
 from lockstep.cli.shared.terminal import confirm
-from lockstep.cli.shared.trainer import in_full_environment
+from lockstep.platforms.local.environment import in_full_environment
 from lockstep.platforms.output import put, tell
 
 if TYPE_CHECKING:
@@ -115,8 +115,7 @@ def _why_local(is_asked: bool) -> str | None:
 
 def _run_local() -> int:
     from lockstep.cli.shared.clusterfiles import use
-    from lockstep.cli.shared.folders import made_state_folder
-    from lockstep.cli.shared.localsite import QUICKSTART
+    from lockstep.cli.shared.folders import QUICKSTART, made_state_folder
     from lockstep.platforms.local.run import run_local
 
     demo = demo_folder()
@@ -290,9 +289,9 @@ async def _train(cluster: Cluster, pod: PodPlace, name: str) -> dict[str, Any]:
 async def _follow(cluster: Cluster, namespace: str, name: str) -> dict[str, Any]:
     """Print the job's log until the job has ended or goes nowhere by itself, and return its last status. Raises JobGone."""
     from lockstep.api.objects import current_status, has_ended
-    from lockstep.cli.shared.site import JobGone
     from lockstep.plan.ahead.submission import standstill
     from lockstep.plan.pages.logs import LogSelection
+    from lockstep.platforms.backend import JobGone
     from lockstep.platforms.jobs.logs import follow
 
     deadline = time.monotonic() + FINISHED_TIMEOUT_SECONDS

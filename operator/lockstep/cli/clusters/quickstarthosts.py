@@ -7,8 +7,8 @@ from pathlib import Path
 
 from lockstep.api.errors import Failed
 from lockstep.cli.clusters.demo import AGAIN, GENERATE_SECONDS, SAMPLE, demo_folder, generate_command, print_result, sample_file, step
-from lockstep.cli.shared.hostsite import HostJob, HostSite
 from lockstep.cli.shared.places import Verb
+from lockstep.platforms.hosts.backend import HostsBackend, HostsJob
 from lockstep.platforms.output import put_text
 
 HOSTS = 2
@@ -33,35 +33,35 @@ def run_on_bed(verb: Verb) -> int:
     demo = demo_folder()
     here = f"cluster={load(verb, named).cluster.name}"
     inputs = read_inputs(sample_file(), TargetOptions(named, verb=verb), [here])
-    site = HostSite(inputs.cluster, named)
+    backend = HostsBackend(inputs.cluster, named)
     with step("Copy the base model and the texts to both hosts"):
-        asyncio.run(_copy(site, demo))
-    again = any(job.name == inputs.job.metadata.name for job in site.jobs())
+        asyncio.run(_copy(backend, demo))
+    again = any(job.name == inputs.job.metadata.name for job in backend.jobs())
     if again:
         inputs = read_inputs(sample_file(), TargetOptions(named, verb=verb), [here, FRESH])
-    with step(f"Train{AGAIN if again else ''}: lockstep run -f {sample_file()} {site.again}{' --fresh' if again else ''}"):
+    with step(f"Train{AGAIN if again else ''}: lockstep run -f {sample_file()} {backend.again}{' --fresh' if again else ''}"):
         code = run_on_hosts(inputs, named, HostOptions(), detach=False)
     if code != 0:
         return code
     with step(SAMPLE):
-        job = site.job(inputs.job.metadata.name)
+        job = backend.job(inputs.job.metadata.name)
         put_text(asyncio.run(_sample(job)))
     commands = f"""\
-  lockstep get {site.again}
-  lockstep why {inputs.job.metadata.name} {site.again}
-  lockstep logs {inputs.job.metadata.name} {site.again}
+  lockstep get {backend.again}
+  lockstep why {inputs.job.metadata.name} {backend.again}
+  lockstep logs {inputs.job.metadata.name} {backend.again}
   lockstep devcluster down
 """
     print_result(job.status["result"], commands, f" on host {job.seen.first}")
     return 0
 
 
-async def _copy(site: HostSite, demo: Path) -> None:
+async def _copy(backend: HostsBackend, demo: Path) -> None:
     """Put the model and the texts into the folders of every host. Raises Failed."""
     from lockstep.platforms.files.transfer import TransferProgress
     from lockstep.platforms.files.transfer import put as send
 
-    fleet = site.fleet()
+    fleet = backend.fleet()
     answers, problems = await fleet.look()
     if problems:
         raise Failed("; ".join(problems.values()))
@@ -82,18 +82,18 @@ async def _copy(site: HostSite, demo: Path) -> None:
                 own_umask=True,
             )
 
-    _, problems = await fleet.all(site.hosts.names, one)
+    _, problems = await fleet.all(backend.hosts.names, one)
     if problems:
         raise Failed("; ".join(problems.values()))
 
 
-async def _sample(job: HostJob) -> str:
+async def _sample(job: HostsJob) -> str:
     """Text of the demo's model without and with the adapter, written on node 0's host."""
     from lockstep.programs import output_of
 
     record = job.record_on(job.seen.first)
     assert record is not None  # noqa: S101 (it has just run)
     command = generate_command(f"{record.workspace}/models/tiny-base", job.status["result"]["adapter"])
-    place = job.site.fleet().place(job.seen.first)
+    place = job.backend.fleet().place(job.seen.first)
     printed = await output_of(place, [record.command[0], *command[1:]], seconds=GENERATE_SECONDS)
     return printed.decode(errors="replace")

@@ -13,7 +13,7 @@ from lockstep.cli.shared.trainer import run_trainer
 from lockstep.platforms.output import put, tell
 
 if TYPE_CHECKING:
-    from lockstep.cli.shared.site import SiteJob
+    from lockstep.platforms.backend import Job
     from lockstep.platforms.files.results import Adapter
     from lockstep.programs import Place
 
@@ -78,17 +78,17 @@ def get_adapter(
     put(asyncio.run(_get(find_job(job, where), output)))
 
 
-async def _get(job: SiteJob, output: Path) -> str:
+async def _get(job: Job, output: Path) -> str:
     from lockstep.platforms.files.results import TEMPORARY, adapter_of
 
     async with (
         job.trainer(0, tell) as volume,
-        adapter_of(job.name, volume.place, volume.run_folder(job.name), job.site.again) as adapter,
+        adapter_of(job.name, volume.place, volume.run_folder(job.name), job.backend.again) as adapter,
     ):
         return await _fetched(adapter, volume.place, [volume.workspace, TEMPORARY], output, job.name) + _base_words(job)
 
 
-def _base_words(job: SiteJob) -> str:
+def _base_words(job: Job) -> str:
     """Return what PEFT needs besides the adapter of a job that names its base by a folder; "" where it finds the base by itself."""
     base = job.job["spec"].get("training", {}).get("model", {}).get("name", "")
     return f". PEFT finds no {base} here: load the base model from its folder on this machine, and pass it" if base.startswith("/") else ""

@@ -15,18 +15,18 @@ from lockstep.api.errors import ConfigError
 from lockstep.cli.files.copies import Copy, read_all, tell_result, there
 from lockstep.cli.shared.inputs import only
 from lockstep.cli.shared.jobargs import TargetOptions, on_cluster
-from lockstep.cli.shared.kubesite import unknown_job
 from lockstep.cli.shared.signals import exiting_on_ctrl_c
 from lockstep.cli.shared.terminal import Meter
+from lockstep.platforms.kubernetes.backend import unknown_job
 from lockstep.platforms.output import tell
 
 if TYPE_CHECKING:
-    from lockstep.cli.shared.hostsite import HostSite
     from lockstep.kube.aim import Connections
     from lockstep.kube.cluster import Cluster
     from lockstep.kube.exec import PodPlace
     from lockstep.plan.render.resolved import Resolved
     from lockstep.platforms.files.transfer import Carried, Sender, TransferProgress
+    from lockstep.platforms.hosts.backend import HostsBackend
 
 
 @on_cluster
@@ -91,14 +91,14 @@ def cp(
     copies = read_all(sources, target) if origin is None else there(sources, target)
     if force and not copies[0].up:
         raise ConfigError("--force replaces files of a job, and these are copied from it: leave it out")
-    site = _hosts(file, where)
-    if site is None and origin is not None:
+    backend = _hosts(file, where)
+    if backend is None and origin is not None:
         raise ConfigError("--from names a host, which only a cluster file with platform: hosts has: name that file with --cluster")
-    if site is not None:
+    if backend is not None:
         from lockstep.cli.files.cphosts import copy_on_hosts
 
         with exiting_on_ctrl_c("interrupted: what has arrived is kept; run the same command again to continue"):
-            done = [asyncio.run(copy_on_hosts(copy, site, node, origin, force=force)) for copy in copies]
+            done = [asyncio.run(copy_on_hosts(copy, backend, node, origin, force=force)) for copy in copies]
         raise typer.Exit(0 if all(done) else 1)
     before = None if file is None else _before_start(file, copies, where)
     place = before.namespace if before is not None else where.chosen_namespace()
@@ -108,17 +108,17 @@ def cp(
         raise typer.Exit(1)
 
 
-def _hosts(file: Path | None, where: TargetOptions) -> HostSite | None:
+def _hosts(file: Path | None, where: TargetOptions) -> HostsBackend | None:
     """Return the hosts that are meant; None for a Kubernetes cluster."""
-    from lockstep.cli.shared.hostsite import HostSite
+    from lockstep.platforms.hosts.backend import HostsBackend
 
     if file is None:
-        site = where.site()
-        return site if isinstance(site, HostSite) else None
+        backend = where.backend()
+        return backend if isinstance(backend, HostsBackend) else None
     from lockstep.cli.shared.inputs import read_inputs
 
     inputs = read_inputs(file, where)
-    return None if inputs.cluster.hosts is None else HostSite(inputs.cluster, where.cluster or inputs.cluster.cluster.name)
+    return None if inputs.cluster.hosts is None else HostsBackend(inputs.cluster, where.cluster or inputs.cluster.cluster.name)
 
 
 def _before_start(file: Path, copies: Sequence[Copy], where: TargetOptions) -> Resolved:

@@ -25,15 +25,14 @@ from lockstep.cli.shared.jobargs import (
     on_cluster,
     running_pod,
 )
-from lockstep.cli.shared.terminal import say
 from lockstep.kube.outage import Outage
-from lockstep.platforms.output import put, put_json, put_link, put_text
+from lockstep.platforms.output import put, put_json, put_link, put_text, say
 
 if TYPE_CHECKING:
     from lockstep.api.hosts import Host
-    from lockstep.cli.shared.hostsite import HostJob
-    from lockstep.cli.shared.kubesite import ClusterJob
     from lockstep.kube.cluster import Cluster
+    from lockstep.platforms.hosts.backend import HostsJob
+    from lockstep.platforms.kubernetes.backend import KubernetesJob
     from lockstep.programs import Place
 
 JUPYTER_PORT, TENSORBOARD_PORT, CODE_PORT, DEBUG_PORT = 8888, 6006, 8443, 5678
@@ -52,8 +51,8 @@ def shell(where: TargetOptions, job: OptionalJobArgument = DEFAULT_JOB, node: No
     """
     from lockstep.platforms.jobs.terminal import shell as open_shell
 
-    if (site := where.hosts()) is not None:
-        raise typer.Exit(asyncio.run(_shell_on_host(site.job(job), node)))
+    if (backend := where.hosts()) is not None:
+        raise typer.Exit(asyncio.run(_shell_on_host(backend.job(job), node)))
     target = find_cluster_job(job, where)
     running_pod(target, node)
     raise typer.Exit(target.run(lambda connection: open_shell(target.node(connection, node))))
@@ -216,8 +215,8 @@ class Spot(NamedTuple):
 
 def _at(job: str, node: int, where: TargetOptions, work: Callable[[Spot], Coroutine[Any, Any, None]]) -> None:
     """Do the work at a node of the job."""
-    if (site := where.hosts()) is not None:
-        return asyncio.run(_on_host(site.job(job), node, work))
+    if (backend := where.hosts()) is not None:
+        return asyncio.run(_on_host(backend.job(job), node, work))
     target = find_cluster_job(job, where)
     pod = running_pod(target, node)
 
@@ -247,14 +246,14 @@ def _at(job: str, node: int, where: TargetOptions, work: Callable[[Spot], Corout
     target.run(in_pod)
 
 
-async def _until_gone(job: ClusterJob, node: int) -> None:
+async def _until_gone(job: KubernetesJob, node: int) -> None:
     """Wait until the node's pod doesn't run any more, and raise Failed then."""
     outage = Outage(say)
     while await asyncio.to_thread(outage.ask, lambda: running_pod(job, node), "away"):  # noqa: ASYNC110 (nothing here tells of it)
         await asyncio.sleep(WATCH_SECONDS)
 
 
-async def _on_host(job: HostJob, node: int, work: Callable[[Spot], Coroutine[Any, Any, None]]) -> None:
+async def _on_host(job: HostsJob, node: int, work: Callable[[Spot], Coroutine[Any, Any, None]]) -> None:
     from lockstep.platforms.hosts.forward import forwarded
 
     async with job.trainer(node, say) as volume:
@@ -263,7 +262,7 @@ async def _on_host(job: HostJob, node: int, work: Callable[[Spot], Coroutine[Any
             return forwarded(volume.place, there, here)
 
         name = job.seen.hosts[node]
-        host = job.site.hosts.host(name)
+        host = job.backend.hosts.host(name)
 
         async def desktop(folder: str) -> str:
             return shlex.join(remote_command(host, folder))
@@ -271,7 +270,7 @@ async def _on_host(job: HostJob, node: int, work: Callable[[Spot], Coroutine[Any
         await work(Spot(name, volume.place, volume.path, way, desktop, host, asyncio.Event().wait))
 
 
-async def _shell_on_host(job: HostJob, node: int) -> int:
+async def _shell_on_host(job: HostsJob, node: int) -> int:
     from lockstep.platforms.jobs.terminal import shell as open_shell
 
     async with job.trainer(node, say) as volume:

@@ -13,7 +13,7 @@ from lockstep.cli.shared.signals import exiting_on_ctrl_c
 from lockstep.platforms.output import ProgramOutput, tell
 
 if TYPE_CHECKING:
-    from lockstep.cli.shared.site import SiteJob
+    from lockstep.platforms.backend import Job
     from lockstep.platforms.files.results import Adapter
     from lockstep.programs import Place
 
@@ -75,7 +75,7 @@ def _adapter_in(folder: Path) -> Path:
     return Path(adapter)
 
 
-async def _generate(job: SiteJob, arguments: list[str], gpus: int, *, named: bool) -> int:
+async def _generate(job: Job, arguments: list[str], gpus: int, *, named: bool) -> int:
     """Generate beside the adapter. `named`: the model's folder is among the arguments; else it is the one that the job names, or the
     adapter.
     """
@@ -83,7 +83,7 @@ async def _generate(job: SiteJob, arguments: list[str], gpus: int, *, named: boo
 
     async with (
         job.beside_ranks(gpus, tell) as volume,
-        adapter_of(job.name, volume.place, volume.run_folder(job.name), job.site.again) as adapter,
+        adapter_of(job.name, volume.place, volume.run_folder(job.name), job.backend.again) as adapter,
     ):
         stated = job.job["spec"].get("training", {}).get("model", {}).get("name", "")
         model = ["--model", volume.path(stated)] if stated.startswith("/") and not named else []

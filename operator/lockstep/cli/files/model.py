@@ -22,17 +22,17 @@ from lockstep.platforms.output import ProgramOutput, put, tell
 
 if TYPE_CHECKING:
     from lockstep.api.job import TrainingJob
-    from lockstep.cli.shared.hostsite import HostSite
     from lockstep.kube.aim import Connections
     from lockstep.kube.cluster import Cluster
     from lockstep.plan.render.resolved import Resolved
+    from lockstep.platforms.hosts.backend import HostsBackend
     from lockstep.programs import Place
 
 app = typer.Typer(help="Work with base models.", no_args_is_help=True)
 MODULE = "lockstep_train.fetch"
 LIFETIME_SECONDS = 86400
 """Lifetime of the pod: enough for a model of a terabyte over a slow link."""
-EXIT_FAILED = 1
+FAILED = 1
 
 
 @app.callback()
@@ -197,7 +197,7 @@ def _run(coroutine: Any) -> int:
 class _Hosts(NamedTuple):
     """Hosts whose volumes are filled."""
 
-    site: HostSite
+    backend: HostsBackend
     names: Sequence[str]
     job: TrainingJob | None
     """Job of the file; None: a job was named that has started."""
@@ -205,7 +205,7 @@ class _Hosts(NamedTuple):
 
 def _hosts(file: Path | None, job: str | None, where: TargetOptions) -> _Hosts | None:
     """Return the hosts of the job that is named or in the file; None where its cluster is of Kubernetes, or none is meant."""
-    from lockstep.cli.shared.hostsite import HostSite
+    from lockstep.platforms.hosts.backend import HostsBackend
 
     if job is not None:
         named = where.hosts()
@@ -226,30 +226,30 @@ def _hosts(file: Path | None, job: str | None, where: TargetOptions) -> _Hosts |
     from lockstep.plan.hosts.place import chosen
 
     read = read_inputs(file, replace(where, cluster=cluster))
-    site = HostSite(cluster_file, cluster)
-    return _Hosts(site, [host.name for host in chosen(site.hosts, read.job.spec.nodes)], read.job)
+    backend = HostsBackend(cluster_file, cluster)
+    return _Hosts(backend, [host.name for host in chosen(backend.hosts, read.job.spec.nodes)], read.job)
 
 
 async def _on_hosts(hosts: _Hosts, name: str, revision: str | None, to: Path | None) -> int:
     """Fetch onto each host, by its own network, with the variables that its file gives its ranks."""
-    from lockstep.cli.shared.site import Volume
-    from lockstep.cli.shared.trainer import EXIT_FAILED
     from lockstep.plan.hosts.place import python_of
+    from lockstep.platforms.backend import Volume
+    from lockstep_spec.exits import FAILED
 
     arguments = _arguments(name, revision, to)
-    fleet = hosts.site.fleet()
+    fleet = hosts.backend.fleet()
     answers, problems = await fleet.look(hosts.names)
     for problem in problems.values():
         tell(problem)
 
     async def one(name: str) -> int:
-        host, facts = hosts.site.hosts.host(name), answers[name]
+        host, facts = hosts.backend.hosts.host(name), answers[name]
         environment = tuple((variable.name, variable.value) for variable in host.env)
         place = replace(fleet.place(name), python=(python_of(host, facts),), environment=environment)
         volume = Volume(place, facts.workspace.path, facts.datasets.path)
         return await _fetch(place, [*map(volume.path, arguments)], f"{name}: " if len(hosts.names) > 1 else "")
 
-    return max([*await asyncio.gather(*map(one, answers)), *(EXIT_FAILED for _ in problems)])
+    return max([*await asyncio.gather(*map(one, answers)), *(FAILED for _ in problems)])
 
 
 async def _before_start(job: Resolved, arguments: Sequence[str], connections: Connections) -> int:
@@ -295,9 +295,8 @@ async def _everywhere(cluster: Cluster, namespace: str, job: str, arguments: Seq
 
 async def _fetch(place: Place, arguments: Sequence[str], before: str) -> int:
     """Fetch in the pod, show its lines as they come, and return the exit code."""
-    from lockstep.cli.shared.trainer import EXIT_USAGE
     from lockstep.programs import STDOUT
-    from lockstep_spec.exits import CONFIGURATION
+    from lockstep_spec.exits import CONFIGURATION, USAGE
 
     rest, errors = bytearray(), ProgramOutput(error=True)
     async with place.program([*place.python, "-m", MODULE, *arguments], stdin=False, pings=True) as running:
@@ -308,4 +307,4 @@ async def _fetch(place: Place, arguments: Sequence[str], before: str) -> int:
             *lines, rest = bytearray(rest + data).split(b"\n")
             for line in lines:
                 put(f"{before}{line.decode(errors='replace')}")
-        return {0: 0, CONFIGURATION: EXIT_USAGE}.get(running.code or 0, EXIT_FAILED)
+        return {0: 0, CONFIGURATION: USAGE}.get(running.code or 0, FAILED)

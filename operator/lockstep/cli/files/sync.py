@@ -16,10 +16,10 @@ from lockstep.cli.shared.sending import Sending, send_all, send_once, send_to_ho
 from lockstep.cli.shared.signals import exiting_on_ctrl_c
 
 if TYPE_CHECKING:
-    from lockstep.cli.shared.hostsite import HostSite
     from lockstep.kube.cluster import Cluster
     from lockstep.kube.exec import PodPlace
     from lockstep.platforms.files.sync import Synced
+    from lockstep.platforms.hosts.backend import HostsBackend
 
 
 @on_cluster
@@ -46,26 +46,26 @@ def sync(
 
     Example: lockstep sync ml-dev-env workspace --watch
     """
-    from lockstep.cli.shared.hostsite import HostSite
+    from lockstep.platforms.hosts.backend import HostsBackend
 
-    site = where.site()
-    sending = Sending(job, folder, to, site.again, force=force, watch=watch)
+    backend = where.backend()
+    sending = Sending(job, folder, to, backend.again, force=force, watch=watch)
     with exiting_on_ctrl_c():
-        complete = asyncio.run(_run_on_hosts(site, sending) if isinstance(site, HostSite) else _run_in_pods(where, sending))
+        complete = asyncio.run(_run_on_hosts(backend, sending) if isinstance(backend, HostsBackend) else _run_in_pods(where, sending))
     if not complete:
         raise typer.Exit(1)
 
 
-async def _run_on_hosts(site: HostSite, sending: Sending) -> bool:
+async def _run_on_hosts(backend: HostsBackend, sending: Sending) -> bool:
     """Sync to all hosts of a job, or to all of the file where it has never started. Return True if each has everything; with `watch` never
     return.
     """
     from lockstep.plan.hosts.status import seen_jobs
 
-    fleet = site.fleet()
+    fleet = backend.fleet()
     answers, problems = await fleet.look(job=sending.job)
     seen = seen_jobs(answers, problems).get(sending.job)
-    hosts = site.hosts.names if seen is None else seen.hosts
+    hosts = backend.hosts.names if seen is None else seen.hosts
     return await send_to_hosts(fleet, answers, problems, hosts, sending)
 
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import typer
 
 from lockstep.api.errors import ConfigError, Failed
-from lockstep.cli.shared.hostsite import HostSite
-from lockstep.cli.shared.terminal import say, waiting
-from lockstep.platforms.output import put
+from lockstep.cli.shared.terminal import waiting
+from lockstep.platforms.hosts.backend import HostsBackend
+from lockstep.platforms.output import put, say
 
 if TYPE_CHECKING:
     from lockstep.api.files.clusterfile import ClusterFile
@@ -41,7 +41,7 @@ def let_in(cluster: str, file: ClusterFile, hosts: HostsCluster, fingerprints: l
 def _problems(cluster: str, file: ClusterFile, hosts: HostsCluster) -> dict[str, str]:
     """Return by host why it can't be asked."""
     with waiting(f"asking {len(hosts.hosts)} hosts"):
-        return asyncio.run(HostSite(file, cluster).fleet().look())[1]
+        return asyncio.run(HostsBackend(file, cluster).fleet().look())[1]
 
 
 def _trust(cluster: str, file: ClusterFile, every: HostsCluster, hosts: list[Host], stated: Mapping[str, str]) -> ClusterFile:
@@ -132,7 +132,7 @@ async def _log_in(cluster: str, file: ClusterFile, names: list[str]) -> None:
     """Log in to one host after the other: two questions at once would have one answer. A host that refuses the login is named."""
     from lockstep.platforms.hosts.ssh import LOGIN_SECONDS
 
-    fleet = HostSite(file, cluster).fleet()
+    fleet = HostsBackend(file, cluster).fleet()
     for name in names:
         try:
             say(f"{name}: answer what ssh asks, and touch your key if it blinks; it serves for {LOGIN_SECONDS // 3600} hours")

@@ -17,13 +17,13 @@ from lockstep.cli.shared.terminal import waiting
 from lockstep.platforms.output import put, put_json
 
 if TYPE_CHECKING:
-    from lockstep.cli.shared.hostsite import HostSite
     from lockstep.cli.shared.inputs import Inputs
     from lockstep.plan.ahead.forecast import RunFacts
     from lockstep.plan.cluster.finding import Finding
     from lockstep.plan.hosts.condition import HostLook
     from lockstep.plan.hosts.reach import HostNetwork
     from lockstep.plan.render.resolved import Resolved
+    from lockstep.platforms.hosts.backend import HostsBackend
     from lockstep.platforms.hosts.fleet import Fleet
 
 
@@ -44,18 +44,18 @@ def check(
 
     Example: lockstep hosts check lab -f job.yaml
     """
-    from lockstep.cli.shared.hostsite import HostSite
     from lockstep.cli.shared.inputs import read_inputs, resolve_inputs
     from lockstep.cli.shared.target import load
+    from lockstep.platforms.hosts.backend import HostsBackend
 
     inputs = None if not file else read_inputs(only(file, "hosts check"), replace(where, cluster=cluster))
     resolved = None if inputs is None else resolve_inputs(inputs)
     cluster_file = load(where.verb, cluster) if inputs is None else inputs.cluster
     if cluster_file.hosts is None:
         raise ConfigError(f"{cluster} is a Kubernetes cluster: lockstep doctor {shlex.quote(cluster)} checks it")
-    site = HostSite(cluster_file, cluster)
-    with waiting(f"looking at {len(site.hosts.hosts)} hosts"):
-        checked = asyncio.run(run_check(site, None if inputs is None or resolved is None else (inputs, resolved)))
+    backend = HostsBackend(cluster_file, cluster)
+    with waiting(f"looking at {len(backend.hosts.hosts)} hosts"):
+        checked = asyncio.run(run_check(backend, None if inputs is None or resolved is None else (inputs, resolved)))
     if output is Form.JSON:
         put_json(checked.values(), indent=1)
     else:
@@ -106,7 +106,7 @@ class Checked:
         return {"ok": not self.fails, "hosts": host_values(self.looks, self.network), **network, "findings": findings}
 
 
-async def run_check(site: HostSite, job: tuple[Inputs, Resolved] | None = None) -> Checked:
+async def run_check(backend: HostsBackend, job: tuple[Inputs, Resolved] | None = None) -> Checked:
     """Look at all hosts and between them, and judge."""
     from lockstep.plan.cluster.finding import failed
     from lockstep.plan.discovery.unused import unused
@@ -115,10 +115,10 @@ async def run_check(site: HostSite, job: tuple[Inputs, Resolved] | None = None) 
     from lockstep.platforms.hosts.checkup import look_at, measure_between
     from lockstep.programs import ProgramFailed
 
-    fleet = site.fleet()
+    fleet = backend.fleet()
     known = None if job is None else asyncio.create_task(_known(fleet, *job))
-    environments = asyncio.create_task(_environments(fleet, site))
-    looks = await look_at(fleet, site.hosts.hosts, "" if job is None else job[1].name, None if job is None else _inputs(job[0]))
+    environments = asyncio.create_task(_environments(fleet, backend))
+    looks = await look_at(fleet, backend.hosts.hosts, "" if job is None else job[1].name, None if job is None else _inputs(job[0]))
     network, problems = None, []
     try:
         network = await measure_between(fleet, looks)
@@ -126,32 +126,32 @@ async def run_check(site: HostSite, job: tuple[Inputs, Resolved] | None = None) 
         problems.append(failed("addresses", str(error), "state hosts[].address of each host, by number"))
     except ProgramFailed as error:
         problems.append(failed("network", f"it was not measured: {error}", "type it again; if it fails again, look at that host"))
-    addresses = {host.name: host.address for host in site.hosts.hosts if host.address}
+    addresses = {host.name: host.address for host in backend.hosts.hosts if host.address}
     if network is not None:
         addresses |= {network.names[number]: end.address for number, end in network.ends.items()}
     findings = [
-        *host_findings(looks, site.hosts, site.typed, addresses),
-        *unused(site.profile.spec, hosts_hardware(looks)),
+        *host_findings(looks, backend.hosts, backend.typed, addresses),
+        *unused(backend.profile.spec, hosts_hardware(looks)),
         *await environments,
-        *await _sharing(fleet, looks, site),
+        *await _sharing(fleet, looks, backend),
         *problems,
     ]
     if network is not None:
-        findings += network_findings(network, site.profile.spec.network.mtu)
+        findings += network_findings(network, backend.profile.spec.network.mtu)
     if job is not None and known is not None:
         from lockstep.plan.hosts.fit import job_findings
 
-        findings += job_findings(job[0].job, site.profile, site.hosts, looks, network, await known, site.again)
+        findings += job_findings(job[0].job, backend.profile, backend.hosts, looks, network, await known, backend.again)
     return Checked(looks, network, findings)
 
 
-async def _environments(fleet: Fleet, site: HostSite) -> list[Finding]:
+async def _environments(fleet: Fleet, backend: HostsBackend) -> list[Finding]:
     """Judge the environments that `hosts setup` made. A host that doesn't answer has a finding already."""
     from lockstep.cli.hosts.setup import setups_of, wanted_of
     from lockstep.plan.cluster.finding import unknown
     from lockstep.plan.hosts.setup import environment_findings
 
-    names, stated = [host.name for host in site.hosts.hosts if not host.python], site.hosts.environment
+    names, stated = [host.name for host in backend.hosts.hosts if not host.python], backend.hosts.environment
     if not names:
         return []
     try:
@@ -159,16 +159,16 @@ async def _environments(fleet: Fleet, site: HostSite) -> list[Finding]:
     except ConfigError as error:
         return [unknown("environment", f"whether the hosts have that of {stated.lock}: {error}")]
     setups, _ = await setups_of(fleet, names, stated, wanted)
-    return environment_findings(setups, stated.lock, site.typed)
+    return environment_findings(setups, stated.lock, backend.typed)
 
 
-async def _sharing(fleet: Fleet, looks: Sequence[HostLook], site: HostSite) -> list[Finding]:
+async def _sharing(fleet: Fleet, looks: Sequence[HostLook], backend: HostsBackend) -> list[Finding]:
     """Judge who can write to its workspace, and which hosts see the same one, by a mark that each writes there for a moment."""
     from lockstep.plan.hosts.volumes import sharing_findings
     from lockstep.platforms.hosts.volumes import sharing
     from lockstep_spec.choices import StorageMode
 
-    mode = site.profile.spec.storage.mode
+    mode = backend.profile.spec.storage.mode
     folders = {look.name: look.facts.workspace.path for look in looks if look.facts is not None and not look.facts.workspace.problem}
     found = await sharing(fleet, folders, stated=mode is StorageMode.SHARED)
     return list(sharing_findings(found, mode, next(iter(folders.values()), "")))

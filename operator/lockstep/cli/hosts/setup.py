@@ -12,8 +12,7 @@ import typer
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.cli.shared.jobargs import OptionalClusterArgument, TargetOptions, acts_on
-from lockstep.cli.shared.terminal import say
-from lockstep.platforms.output import put
+from lockstep.platforms.output import put, say
 from lockstep_spec import VERSION
 from lockstep_spec.files import expanded
 
@@ -58,8 +57,8 @@ def setup(
 
     Example: lockstep hosts setup lab --dry-run
     """
-    from lockstep.cli.shared.hostsite import HostSite
     from lockstep.cli.shared.target import load
+    from lockstep.platforms.hosts.backend import HostsBackend
 
     file = load(where.verb, cluster)
     if file.hosts is None:
@@ -68,7 +67,7 @@ def setup(
         from lockstep.cli.hosts.access import let_in
 
         file = let_in(cluster, file, file.hosts, fingerprint or [])
-    fleet = HostSite(file, cluster).fleet()
+    fleet = HostsBackend(file, cluster).fleet()
     asyncio.run(_set_up(fleet, fleet.cluster.environment, dry_run=dry_run))
 
 

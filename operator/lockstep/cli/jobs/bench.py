@@ -13,8 +13,9 @@ from lockstep.api.names import HOSTS
 from lockstep.cli.shared.inputs import FileOption, SetOption, only, read_inputs
 from lockstep.cli.shared.jobargs import Form, FormOption, TargetOptions, limit_option, on_site
 from lockstep.cli.shared.shortruns import result_of, short_runs
-from lockstep.cli.shared.trainer import TORCH, in_full_environment
+from lockstep.platforms.local.environment import TORCH, in_full_environment
 from lockstep.platforms.output import put, put_json
+from lockstep_spec.exits import FAILED
 from lockstep_spec.words import number_of
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from lockstep.platforms.jobs.shortresults import ShortRuns
 
 app = typer.Typer(help="Measure a job's training.", no_args_is_help=True)
-EXIT_FAILED = 1
 
 
 @app.callback()
@@ -79,7 +79,7 @@ def scaling(
         put_json(as_json(measured), indent=1)
     elif lines := list(closing(measured, one_machine=where.local)):
         put(*lines)
-    raise typer.Exit(EXIT_FAILED if any(one.problem for one in measured) else 0)
+    raise typer.Exit(FAILED if any(one.problem for one in measured) else 0)
 
 
 def _table(inputs: Inputs, runs: ShortRuns, jobs: list[TrainingJob], *, quiet: bool) -> Iterator[Measured]:

@@ -23,17 +23,17 @@ from lockstep.cli.shared.jobargs import (
     on_cluster,
     on_site,
 )
-from lockstep.cli.shared.localsite import LocalSite
-from lockstep.cli.shared.site import POLL_SECONDS
-from lockstep.cli.shared.terminal import confirm, say
+from lockstep.cli.shared.terminal import confirm
 from lockstep.kube.outage import Outage
-from lockstep.platforms.output import put
+from lockstep.platforms.backend import POLL_SECONDS
+from lockstep.platforms.local.backend import LocalBackend
+from lockstep.platforms.output import put, say
 from lockstep_spec.words import number_of
 
 if TYPE_CHECKING:
-    from lockstep.cli.shared.kubesite import ClusterJob
-    from lockstep.cli.shared.site import SiteJob
     from lockstep.kube.cluster import Cluster
+    from lockstep.platforms.backend import Job
+    from lockstep.platforms.kubernetes.backend import KubernetesJob
 
 NODES_MAX = 1024
 STOP_SECONDS = 600
@@ -53,7 +53,7 @@ def resume(where: TargetOptions, jobs: JobsArgument) -> None:
     """
     for job in _not_ended(jobs, where):
         if job.resume():
-            put(f"{job.name}: goes on; see it with: lockstep logs {job.name} -f {job.site.again}")
+            put(f"{job.name}: goes on; see it with: lockstep logs {job.name} -f {job.backend.again}")
         else:
             put(f"{job.name} is not suspended")
 
@@ -90,7 +90,7 @@ def stop(
         _until_stopped(job, end)
 
 
-def _until_stopped(job: SiteJob, end: float) -> None:
+def _until_stopped(job: Job, end: float) -> None:
     """Wait until the job has stopped, or has ended by itself meanwhile. Raises Failed if it takes too long or the job fails.
 
     What its status says before the operator has seen that it is to stop says nothing of the stop.
@@ -120,27 +120,27 @@ def _until_stopped(job: SiteJob, end: float) -> None:
         time.sleep(POLL_SECONDS)
 
 
-def _stop_run(job: SiteJob) -> int:
+def _stop_run(job: Job) -> int:
     """Stop the script as a person would in the job's pod, and return the exit code."""
     from lockstep.api.names import AGENT_PATH
     from lockstep.cli.jobs.run import refuse
-    from lockstep.cli.shared.kubesite import ClusterJob
     from lockstep.platforms.jobs.terminal import run_on_all_nodes
+    from lockstep.platforms.kubernetes.backend import KubernetesJob
 
-    if not isinstance(job, ClusterJob):
+    if not isinstance(job, KubernetesJob):
         raise ConfigError(f"--run is about the script of a dev environment, which only a cluster has: lockstep stop {job.at} stops the job")
     refuse(job)
     command = ["python3", "-I", AGENT_PATH, "stop"]
     return job.run(lambda cluster: run_on_all_nodes(job.node(cluster, 0), command))
 
 
-def _not_ended(jobs: Sequence[str], where: TargetOptions, *, hurried: bool = False) -> list[SiteJob]:
+def _not_ended(jobs: Sequence[str], where: TargetOptions, *, hurried: bool = False) -> list[Job]:
     """Return these jobs. Raises ConfigError where one of them isn't there or has ended: then nothing is done to the others, either."""
     from lockstep.api.objects import is_true
 
-    site = where.site()
-    site.hurried = hurried
-    found = site.named(jobs)
+    backend = where.backend()
+    backend.hurried = hurried
+    found = backend.named(jobs)
     for job in found:
         if is_true(job.status, "Complete"):
             raise ConfigError(
@@ -183,7 +183,7 @@ def scale(
     put(f"{job}: {was} → {number_of(goal, 'node')}; see it with: lockstep get {cluster_job.at}")
 
 
-async def _lack_of_nodes(cluster: Cluster, cluster_job: ClusterJob, goal: int) -> str:
+async def _lack_of_nodes(cluster: Cluster, cluster_job: KubernetesJob, goal: int) -> str:
     """Return why too few nodes have room now; '' where enough have, or where the account may not look, or nothing says what a pod asks
     for.
     """
@@ -222,20 +222,20 @@ def retry(
     from lockstep.api.objects import go_on_words
 
     number = failed.raise_retry()
-    put(f"{job}: retry {number}, to {go_on_words(failed.job)}; see it with: lockstep logs {job} -f {failed.site.again}")
+    put(f"{job}: retry {number}, to {go_on_words(failed.job)}; see it with: lockstep logs {job} -f {failed.backend.again}")
 
 
-def _refuse_unless_failed(job: SiteJob) -> None:
+def _refuse_unless_failed(job: Job) -> None:
     from lockstep.api.objects import condition, is_run, is_true, typed_command, typed_file
 
     status, name = job.status, job.name
     if is_run(job.job):
-        raise ConfigError(f"{name} runs without the operator: lockstep retry -f FILE --in-namespace {job.site.again}")
+        raise ConfigError(f"{name} runs without the operator: lockstep retry -f FILE --in-namespace {job.backend.again}")
     if is_true(status, "Complete"):
-        is_script, has_object = "script" in job.job["spec"], not job.site.again.startswith("--local")
+        is_script, has_object = "script" in job.job["spec"], not job.backend.again.startswith("--local")
         own = "remove what the script has saved, then " if is_script else ""
         delete = f"lockstep delete {job.at}, then " if has_object else ""
-        command = typed_command(job.job, job.site.again) if is_script else job.site.anew.replace("FILE", typed_file(job.job))
+        command = typed_command(job.job, job.backend.again) if is_script else job.backend.anew.replace("FILE", typed_file(job.job))
         raise ConfigError(
             f"job {name} is complete: there is nothing to retry (lockstep describe {job.at}); to run it anew: {own}{delete}{command}"
         )
@@ -248,8 +248,8 @@ def _refuse_unless_failed(job: SiteJob) -> None:
 def _run_again(file: Path, where: TargetOptions) -> int:
     """Start a failed run without an operator again, and return its exit code."""
     from lockstep.cli.jobs.run import refuse_interactive
-    from lockstep.cli.shared.trainer import in_full_environment
-    from lockstep.platforms.in_namespace.run import StartMode, run_in_namespace
+    from lockstep.platforms.kubernetes.alone import StartMode, run_in_namespace
+    from lockstep.platforms.local.environment import in_full_environment
     from lockstep.platforms.local.records import failed_run
     from lockstep.platforms.local.run import run_local
 
@@ -306,7 +306,7 @@ def delete(
         raise ConfigError("--local is about runs of this machine, which have names: lockstep delete JOB --local")
     found = _of_files(files, where) if files else find_jobs(jobs or [], where)
     for one in found:
-        if isinstance(one.site, LocalSite):
+        if isinstance(one.backend, LocalBackend):
             one.delete()  # (it says how a person does it)
     places = places_of_files(found, yes=yes) if with_files else [[]] * len(found)
     is_remembered = where.verb.choice is not None and not where.verb.choice.is_typed
@@ -314,11 +314,11 @@ def delete(
     if running and not yes:
         names, them = ", ".join(one.name for one in running), "it" if len(running) == 1 else "them"
         have = f"job {names} has" if len(running) == 1 else f"jobs {names} have"
-        there = ", ".join(sorted({one.site.where for one in found}))
+        there = ", ".join(sorted({one.backend.where for one in found}))
         question = f"{have[0].upper()}{have[1:]} not ended ({there}). Save, stop and delete {them}?"
         confirm(question, f"{have} not ended: use --yes to delete {them} anyway")
     elif is_remembered and not (yes or with_files):
-        names, there = ", ".join(one.name for one in found), ", ".join(sorted({one.site.where for one in found}))
+        names, there = ", ".join(one.name for one in found), ", ".join(sorted({one.backend.where for one in found}))
         confirm(
             f"Delete {names} {there}? No option names this cluster.",
             f"no option names the cluster of {names} ({there}): use --cluster, or --yes to delete {names} there",
@@ -330,39 +330,43 @@ def delete(
         put(f"{one.name} is deleted{' with its files' if with_files else f'; {stays}'}", flush=True)
 
 
-def _of_files(files: list[Path], where: TargetOptions) -> list[SiteJob]:
+def _of_files(files: list[Path], where: TargetOptions) -> list[Job]:
     """Return each job of the files once. Raises ConfigError for a mistake in any file, for the wrong cluster, and for a job that isn't
     there.
     """
-    from lockstep.cli.shared.hostsite import HostSite
-    from lockstep.cli.shared.kubesite import KubeSite
-    from lockstep.cli.shared.target import Target, options_to, tell_cluster, tell_place
+    from lockstep.cli.shared.clusterfiles import OwnFiles
+    from lockstep.cli.shared.target import options_to, tell_cluster, tell_place
     from lockstep.kube.cluster import Client
+    from lockstep.platforms.hosts.backend import HostsBackend
+    from lockstep.platforms.kubernetes.backend import KubernetesBackend
+    from lockstep.platforms.kubernetes.target import Target
 
-    jobs: dict[tuple[str, str], SiteJob] = {}
+    jobs: dict[tuple[str, str], Job] = {}
     verb = where.verb
     for inputs in read_all(files, where, unnamed=lambda: where.named):
         name, of_file = inputs.job.metadata.name, inputs.cluster
         named = where.cluster or of_file.cluster.name
         if of_file.hosts is None:
             inputs.aim(verb)
-        site = (
-            KubeSite(Target(Client(verb.connections), inputs.namespace, of_file.cluster.name, options_to(verb, named)))
+        backend = (
+            KubernetesBackend(
+                Target(Client(verb.connections), inputs.namespace, of_file.cluster.name, options_to(verb, named), files=OwnFiles())
+            )
             if of_file.hosts is None
-            else HostSite(of_file, named)
+            else HostsBackend(of_file, named)
         )
         if of_file.hosts is None:
             tell_cluster(verb, of_file.cluster.name, inputs.namespace)
         else:
-            tell_place(verb, site.where)
+            tell_place(verb, backend.where)
         try:
-            jobs[site.where, name] = site.job(name)
+            jobs[backend.where, name] = backend.job(name)
         except ConfigError as error:
             raise ConfigError(f"{inputs.source}: {error}") from None
     return list(jobs.values())
 
 
-def places_of_files(jobs: Sequence[SiteJob], *, yes: bool) -> list[list[int]]:
+def places_of_files(jobs: Sequence[Job], *, yes: bool) -> list[list[int]]:
     """Return the nodes of each job that have files, after a question.
 
     Raises:
@@ -372,30 +376,30 @@ def places_of_files(jobs: Sequence[SiteJob], *, yes: bool) -> list[list[int]]:
     for one in jobs:
         _refuse_in_use(one)
     nodes = [one.nodes_with_volumes() for one in jobs]
-    names = ", ".join(f"{_folder(one)} {one.site.where}" for one in jobs)
+    names = ", ".join(f"{_folder(one)} {one.backend.where}" for one in jobs)
     if not yes:
         question = f"Remove {names}, with all checkpoints, logs and adapters? Nothing brings them back."
         confirm(question, f"--files removes {names} for good: use --yes to confirm it")
     return nodes
 
 
-def remove_files(job: SiteJob, nodes: Sequence[int]) -> None:
+def remove_files(job: Job, nodes: Sequence[int]) -> None:
     """Remove the job's folder from its volumes. Raises ConfigError if it goes on meanwhile, Failed for a volume that can't be reached: the
     rest stays.
     """
-    _refuse_in_use(job.site.job(job.name))
+    _refuse_in_use(job.backend.job(job.name))
     for node in nodes:
         asyncio.run(_remove(job, node))
     put(f"{_folder(job)} is removed", flush=True)
 
 
-def _folder(job: SiteJob) -> str:
+def _folder(job: Job) -> str:
     from lockstep.api.names import WORKSPACE as VOLUME
 
     return f"{VOLUME}/runs/{job.name}"
 
 
-def _refuse_in_use(job: SiteJob) -> None:
+def _refuse_in_use(job: Job) -> None:
     """Raise ConfigError for a job that may still write its files, or is about to."""
     from lockstep.api.objects import current_status, has_ended, is_true
 
@@ -404,7 +408,7 @@ def _refuse_in_use(job: SiteJob) -> None:
         raise ConfigError(f"job {job.name} may still write its files, so --files removes none: first lockstep stop {job.at}")
 
 
-async def _remove(job: SiteJob, node: int) -> None:
+async def _remove(job: Job, node: int) -> None:
     from lockstep.programs import output_of
 
     async with job.volume(node, say) as volume:

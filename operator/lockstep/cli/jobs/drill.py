@@ -8,15 +8,15 @@ import typer
 
 from lockstep.api.errors import ConfigError
 from lockstep.cli.shared.jobargs import Form, FormOption, TargetOptions, find_job, on_site
-from lockstep.cli.shared.kubesite import ClusterJob
-from lockstep.cli.shared.localsite import LocalSite
 from lockstep.cli.shared.signals import exiting_on_ctrl_c
-from lockstep.cli.shared.terminal import confirm, say
+from lockstep.cli.shared.terminal import confirm
 from lockstep.plan.pages.drill import AFTER_INTERRUPT, AFTER_WITHOUT_PODS, RISKS, RISKS_WITHOUT_PODS, Fault, drill_page, why_not_now
-from lockstep.platforms.output import put, put_json
+from lockstep.platforms.kubernetes.backend import KubernetesJob
+from lockstep.platforms.local.backend import LocalBackend
+from lockstep.platforms.output import put, put_json, say
 
 if TYPE_CHECKING:
-    from lockstep.cli.shared.site import SiteJob
+    from lockstep.platforms.backend import Job
 
 MIB = 1 << 20
 
@@ -51,12 +51,12 @@ def drill(
 
     found = find_job(job, where)
     pods = None
-    if isinstance(found, ClusterJob):
+    if isinstance(found, KubernetesJob):
         pods = Pods(found.target.client, found.namespace)
         _refuse_without_rights(found, fault)
     elif fault is Fault.KILL_OPERATOR:
-        raise ConfigError(f"{fault} needs an operator, and a job {found.site.where} has none: choose another fault")
-    elif fault is Fault.LOSE_NODE and isinstance(found.site, LocalSite):
+        raise ConfigError(f"{fault} needs an operator, and a job {found.backend.where} has none: choose another fault")
+    elif fault is Fault.LOSE_NODE and isinstance(found.backend, LocalBackend):
         raise ConfigError(
             f"{fault} ends an agent, and nothing on this machine would start it again: choose another fault, or a job on a cluster"
         )
@@ -76,7 +76,7 @@ def drill(
         put(*drill_page(outcome).splitlines())
 
 
-def _refuse_without_rights(cluster_job: ClusterJob, fault: Fault) -> None:
+def _refuse_without_rights(cluster_job: KubernetesJob, fault: Fault) -> None:
     from lockstep.platforms.jobs.drills import missing_rights
 
     missing = missing_rights(cluster_job.target.client, fault, cluster_job.namespace)
@@ -85,9 +85,9 @@ def _refuse_without_rights(cluster_job: ClusterJob, fault: Fault) -> None:
         raise ConfigError(f"{fault} needs rights that your account does not have, and nothing was done: {listed}: ask an administrator")
 
 
-def _ask(job: SiteJob, fault: Fault, *, yes: bool) -> None:
-    risks = RISKS if isinstance(job, ClusterJob) else RISKS_WITHOUT_PODS
+def _ask(job: Job, fault: Fault, *, yes: bool) -> None:
+    risks = RISKS if isinstance(job, KubernetesJob) else RISKS_WITHOUT_PODS
     from_commit = " from the last commit" if "lastCommittedStep" in (job.status.get("checkpoint") or {}) else ""
-    risk = f"{fault} on job {job.name} {job.site.where} {risks[fault].format(from_commit=from_commit)}."
+    risk = f"{fault} on job {job.name} {job.backend.where} {risks[fault].format(from_commit=from_commit)}."
     if not yes:
         confirm(f"{risk} Do it?", f"{risk} Use --yes to do it")

@@ -19,13 +19,14 @@ from lockstep.api.objects import Object
 from lockstep.cli.shared.clusterfiles import cluster_names, is_path, is_workspace, load_cluster, path_of
 from lockstep.cli.shared.embedded import reachable_layout
 from lockstep.cli.shared.folders import remembered, server_of
-from lockstep.cli.shared.hostsite import HostSite
-from lockstep.cli.shared.kubesite import KubeSite
-from lockstep.cli.shared.localsite import DEFAULT, LocalSite
+from lockstep.cli.shared.jobargs import local_backend
 from lockstep.cli.shared.places import Verb
-from lockstep.cli.shared.site import Site
 from lockstep.cli.shared.target import EMBEDDED, cluster_at, current_server, embedded_kubeconfig, own_target
 from lockstep.cli.shared.terminal import with_advice
+from lockstep.platforms.backend import Backend
+from lockstep.platforms.hosts.backend import HostsBackend
+from lockstep.platforms.kubernetes.backend import KubernetesBackend
+from lockstep.platforms.local.backend import DEFAULT
 
 LIMIT_SECONDS = 30.0
 """Seconds for all answers of a place: a host that is off is known to be only after 25, and its jobs are then shown as they were seen last.
@@ -39,7 +40,7 @@ class SeenPlace(NamedTuple):
     problem: str = ""
     jobs: Mapping[tuple[str, str, str], Object] = MappingProxyType({})
     """Each by a key that tells it from all others, whichever file has led to it."""
-    site: Site | None = None
+    backend: Backend | None = None
 
 
 def look_everywhere(verb: Verb) -> list[SeenPlace]:
@@ -81,18 +82,18 @@ def _places() -> list[str]:
 
 def _ask(verb: Verb, place: str, answer: Future[SeenPlace]) -> None:
     try:
-        site: Site
+        backend: Backend
         if place == str(DEFAULT) or is_workspace(place):
-            site, place = LocalSite(Path(place)), "this machine"
+            backend, place = local_backend(Path(place)), "this machine"
         else:
             file = load_cluster(place)
-            site = HostSite(file, place) if file.hosts is not None else KubeSite(own_target(verb, file, place))
-        site.hurried = True
-        jobs = site.jobs()
-        current, stale = site.current(jobs)
-        keys = [(job.uid, job.name, job.site.where) for job in jobs]  # (a run on this machine has no uid of its own)
+            backend = HostsBackend(file, place) if file.hosts is not None else KubernetesBackend(own_target(verb, file, place))
+        backend.hurried = True
+        jobs = backend.jobs()
+        current, stale = backend.current(jobs)
+        keys = [(job.uid, job.name, job.backend.where) for job in jobs]  # (a run on this machine has no uid of its own)
         marked = {key: _marked(job, place) for key, job in zip(keys, current, strict=True)}
-        answer.set_result(SeenPlace(place, "" if stale is None else stale.text, marked, site))
+        answer.set_result(SeenPlace(place, "" if stale is None else stale.text, marked, backend))
     except (LockstepError, OSError) as error:
         answer.set_exception(error)
     except Exception as error:

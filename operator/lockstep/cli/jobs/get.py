@@ -18,15 +18,14 @@ from lockstep.cli.shared.jobargs import (
     find_job,
     on_site,
 )
-from lockstep.cli.shared.site import POLL_SECONDS
-from lockstep.cli.shared.terminal import say
 from lockstep.kube.outage import Outage
 from lockstep.plan.pages.table import aligned
-from lockstep.platforms.output import put, put_json, put_text, tell
+from lockstep.platforms.backend import POLL_SECONDS
+from lockstep.platforms.output import put, put_json, put_text, say, tell
 
 if TYPE_CHECKING:
     from lockstep.cli.shared.places import Verb
-    from lockstep.cli.shared.site import Site, SiteJob
+    from lockstep.platforms.backend import Backend, Job
 
 WATCH_SECONDS = 2.0
 EXIT_STALE = 1
@@ -77,37 +76,37 @@ def get(
         raise ConfigError("use either names of jobs, or -A and -l")
     if watch and output not in (ListForm.TABLE, ListForm.WIDE):
         raise ConfigError("--watch prints a table: use -o table or wide")
-    site = where.site()
-    site.hurried = True
-    named = site.named(jobs) if jobs else []  # names those that are not there
+    backend = where.backend()
+    backend.hurried = True
+    named = backend.named(jobs) if jobs else []  # names those that are not there
     if named and not watch:
-        return _show(site, named, output, single=len(named) == 1)
+        return _show(backend, named, output, single=len(named) == 1)
 
-    def listed() -> list[SiteJob]:
-        every = site.jobs(everywhere=all_namespaces, selector=selector)
+    def listed() -> list[Job]:
+        every = backend.jobs(everywhere=all_namespaces, selector=selector)
         return [job for job in every if (job.name, job.uid) in watched] if named else every
 
     watched = {(job.name, job.uid) for job in named}
     if watch:
-        return _watch(site, listed, watched, wide=output is ListForm.WIDE, spaces=all_namespaces)
+        return _watch(backend, listed, watched, wide=output is ListForm.WIDE, spaces=all_namespaces)
     listed_jobs = listed()
-    if not listed_jobs and output in (ListForm.TABLE, ListForm.WIDE) and site.current([])[1] is None:
+    if not listed_jobs and output in (ListForm.TABLE, ListForm.WIDE) and backend.current([])[1] is None:
         of = f" with labels {selector}" if selector else ""
-        return put(f"there is no {site.noun}{of} {'in any namespace' if all_namespaces else site.where}")
-    return _show(site, listed_jobs, output, single=False, spaces=all_namespaces)
+        return put(f"there is no {backend.noun}{of} {'in any namespace' if all_namespaces else backend.where}")
+    return _show(backend, listed_jobs, output, single=False, spaces=all_namespaces)
 
 
 def _everywhere(verb: Verb, output: ListForm) -> None:
     """Print the jobs of all places; those that aren't seen as they are now are named, and the exit code is 1."""
     from lockstep.cli.jobs.everywhere import look_everywhere, unasked
-    from lockstep.cli.shared.kubesite import KubeSite
+    from lockstep.platforms.kubernetes.backend import KubernetesBackend
 
     def rows(wide: bool) -> list[tuple[str, ...]]:
         lines = list[tuple[str, ...]]()
         for one in seen:
-            if one.site is not None:
-                spaces = isinstance(one.site, KubeSite)
-                heads, *cells = _rows(one.site, [*one.jobs.values()], wide=wide, spaces=spaces)
+            if one.backend is not None:
+                spaces = isinstance(one.backend, KubernetesBackend)
+                heads, *cells = _rows(one.backend, [*one.jobs.values()], wide=wide, spaces=spaces)
                 lines = lines or [("PLACE", *(() if spaces else ("NAMESPACE",)), *heads)]
                 lines += [(one.place, *(() if spaces else ("-",)), *line) for line in cells]
         return lines if len(lines) > 1 else [("there is no job in any place that answers",)]
@@ -123,10 +122,10 @@ def _everywhere(verb: Verb, output: ListForm) -> None:
         raise typer.Exit(EXIT_STALE)
 
 
-def _show(site: Site, jobs: list[SiteJob], output: ListForm, *, single: bool, spaces: bool = False) -> None:
+def _show(backend: Backend, jobs: list[Job], output: ListForm, *, single: bool, spaces: bool = False) -> None:
     """Print them; what nobody keeps up to date any more is said, and ends with exit code 1. `spaces`: name the namespace of each."""
-    current, stale = site.current(jobs)
-    _print(current, output, lambda wide: _rows(site, current, wide=wide, spaces=spaces), single=single)
+    current, stale = backend.current(jobs)
+    _print(current, output, lambda wide: _rows(backend, current, wide=wide, spaces=spaces), single=single)
     if stale is not None:
         tell(f"lockstep: {stale.text}")
         raise typer.Exit(EXIT_STALE)
@@ -148,31 +147,31 @@ def _print(jobs: list[dict[str, Any]], output: ListForm, rows: Callable[[bool], 
             put(line)
 
 
-def _rows(site: Site, jobs: list[dict[str, Any]], *, wide: bool, spaces: bool) -> list[tuple[str, ...]]:
+def _rows(backend: Backend, jobs: list[dict[str, Any]], *, wide: bool, spaces: bool) -> list[tuple[str, ...]]:
     """The heads first."""
     from lockstep.plan.pages.table import COLUMNS, WIDE, row
 
     heads = COLUMNS + WIDE if wide else COLUMNS
-    defaults = [None if job["spec"].get("nodes") else site.default_nodes(job) for job in jobs]
+    defaults = [None if job["spec"].get("nodes") else backend.default_nodes(job) for job in jobs]
     cells = [row(job, time.time(), wide=wide, default_nodes=nodes) for job, nodes in zip(jobs, defaults, strict=True)]
     if not spaces:
         return [heads, *cells]
     return [("NAMESPACE", *heads), *((str(job["metadata"]["namespace"]), *one) for job, one in zip(jobs, cells, strict=True))]
 
 
-def _watch(site: Site, listed: Callable[[], list[SiteJob]], named: set[tuple[str, str]], *, wide: bool, spaces: bool) -> None:
+def _watch(backend: Backend, listed: Callable[[], list[Job]], named: set[tuple[str, str]], *, wide: bool, spaces: bool) -> None:
     """Print the table, then the line of each job that has changed, until all `named` (name, uid), if any, have ended. Raises JobGone for
     deleted ones.
     """
     from lockstep.api.objects import current_status, has_ended
-    from lockstep.cli.shared.site import JobGone
     from lockstep.plan.pages.table import COLUMNS
+    from lockstep.platforms.backend import JobGone
 
     shown: dict[tuple[str, str], tuple[str, ...]] | None = None
     age, stale = COLUMNS.index("AGE") + spaces, ""
     while True:
-        jobs, silence = site.current(listed())
-        rows = _rows(site, jobs, wide=wide, spaces=spaces)
+        jobs, silence = backend.current(listed())
+        rows = _rows(backend, jobs, wide=wide, spaces=spaces)
         heads, *lines = aligned(rows)
         if shown is None:
             put(heads, flush=True)
@@ -202,13 +201,13 @@ def describe(where: TargetOptions, job: JobArgument) -> None:
     """
     from lockstep.plan.pages.table import describe as page
 
-    site = where.site()
-    site.hurried = True
-    found = site.job(job)
-    _, stale = found.site.current([found])
+    backend = where.backend()
+    backend.hurried = True
+    found = backend.job(job)
+    _, stale = found.backend.current([found])
     if stale is not None:
         put(f"Stale       {stale.text}")
-    for line in page(found.job, found.events(), time.time(), found.site.where):
+    for line in page(found.job, found.events(), time.time(), found.backend.where):
         put(line)
     if stale is not None:
         raise typer.Exit(EXIT_STALE)

@@ -13,11 +13,11 @@ from lockstep.api.errors import ConfigError
 from lockstep.cli.jobs.run import without_operator
 from lockstep.cli.shared.inputs import FileOption, SetOption, only, read_inputs
 from lockstep.cli.shared.jobargs import TargetOptions, acts_on
-from lockstep.cli.shared.trainer import in_full_environment
+from lockstep.platforms.local.environment import in_full_environment
 
 if TYPE_CHECKING:
     from lockstep.api.job import TrainingJob
-    from lockstep.platforms.launch.starters import NodeNumber
+    from lockstep.platforms.hosts.joined.starters import NodeNumber
 
 TokenFileOption = Annotated[
     Path | None,
@@ -70,8 +70,8 @@ def launch(
     Example: srun --ntasks-per-node=1 lockstep launch --node auto --at 10.11.7.50:29600 -f job.yaml --token-file /shared/me/token
     """
     from lockstep.cli.shared.ownversion import own_version
-    from lockstep.platforms.launch.launch import LaunchRequest, launch_job
-    from lockstep.platforms.launch.machine import parse_place
+    from lockstep.platforms.hosts.joined.launch import LaunchRequest, launch_job
+    from lockstep.platforms.hosts.joined.machine import parse_place
 
     path, place, number = only(file, "launch"), parse_place(at), _number(node, token_file)
     inputs = read_inputs(path, replace(where, local=True), changes)
@@ -109,9 +109,9 @@ def join(
 
     Example: lockstep join 10.11.7.50:29600 --workspace /scratch/me < token
     """
-    from lockstep.platforms.launch.machine import parse_place
-    from lockstep.platforms.launch.starters import NodeNumber
-    from lockstep.platforms.launch.token import token_to_join
+    from lockstep.platforms.hosts.joined.machine import parse_place
+    from lockstep.platforms.hosts.joined.starters import NodeNumber
+    from lockstep.platforms.hosts.joined.token import token_to_join
 
     place = parse_place(at)
     in_full_environment(check=lambda: token_file and token_to_join(token_file, 0.0))
@@ -122,8 +122,8 @@ def _join(
     place: tuple[str, int], token_file: Path | None, workspace: Path, number: NodeNumber | None, patience_seconds: float = float("inf")
 ) -> int:
     from lockstep.cli.shared.ownversion import own_version
-    from lockstep.platforms.launch.join import JoinRequest, join_launch
-    from lockstep.platforms.launch.token import token_to_join
+    from lockstep.platforms.hosts.joined.join import JoinRequest, join_launch
+    from lockstep.platforms.hosts.joined.token import token_to_join
 
     starter = None if number is None else number.starter
     token = token_to_join(token_file, patience_seconds if patience_seconds != float("inf") else 0.0)
@@ -141,7 +141,7 @@ def _join(
 
 def _number(text: str | None, token_file: Path | None) -> NodeNumber | None:
     """Return this machine's number, if it was given one. Raises ConfigError."""
-    from lockstep.platforms.launch.starters import node_number
+    from lockstep.platforms.hosts.joined.starters import node_number
 
     if text is None:
         return None

@@ -11,14 +11,12 @@ import typer
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.cli.shared.jobargs import JobArgument, TargetOptions, find_job, on_site
-from lockstep.cli.shared.terminal import say
-from lockstep.platforms.output import put
+from lockstep.platforms.output import put, say
+from lockstep_spec.exits import FAILED
 
 if TYPE_CHECKING:
-    from lockstep.cli.shared.site import SiteJob
     from lockstep.plan.pages.logs import LogSelection
-
-EXIT_FAILED = 1
+    from lockstep.platforms.backend import Job
 
 
 @on_site
@@ -73,7 +71,7 @@ def logs(
     raise typer.Exit(code)
 
 
-async def _print(job: SiteJob, selection: LogSelection) -> int:
+async def _print(job: Job, selection: LogSelection) -> int:
     printed = selection.tail == 0
     async with aclosing(job.lines(selection, say)) as output:
         async for line in output:
@@ -84,14 +82,14 @@ async def _print(job: SiteJob, selection: LogSelection) -> int:
     return 0
 
 
-def _before(job: SiteJob) -> int:
+def _before(job: Job) -> int:
     attempts = int(job.status.get("attempts") or 0)
     if attempts < 2:
         raise ConfigError(f"job {job.name} has had {attempts or 'no'} attempt{'' if attempts == 1 else 's'}: there is no previous one")
     return attempts - 1
 
 
-async def _errors(job: SiteJob, selection: LogSelection) -> int:
+async def _errors(job: Job, selection: LogSelection) -> int:
     from lockstep.plan.pages.logs import RankFailures, error_lines
 
     failures = RankFailures()
@@ -104,10 +102,10 @@ async def _errors(job: SiteJob, selection: LogSelection) -> int:
     return 0
 
 
-async def _follow(job: SiteJob, selection: LogSelection) -> int:
+async def _follow(job: Job, selection: LogSelection) -> int:
     from lockstep.api.objects import is_true
 
     async with aclosing(job.follow(selection, say)) as output:
         async for line in output:
             put(line, flush=True)
-    return EXIT_FAILED if is_true(await asyncio.to_thread(job.look_again), "Failed") else 0
+    return FAILED if is_true(await asyncio.to_thread(job.look_again), "Failed") else 0

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lockstep.api.errors import ConfigError
-from lockstep.cli.shared.hostsite import fleet_of
 from lockstep.cli.shared.inputs import FilesOption, SetOption, read_all, resolve_inputs
 from lockstep.cli.shared.jobargs import Form, FormOption, TargetOptions, on_cluster
 from lockstep.cli.shared.terminal import waiting
+from lockstep.platforms.hosts.backend import fleet_of
 from lockstep.platforms.output import put, put_json
 
 if TYPE_CHECKING:

@@ -20,17 +20,17 @@ from lockstep.cli.shared.clusterfiles import cluster_of_hosts, is_workspace, rea
 from lockstep.cli.shared.inputs import FRESH, OptionalFileOption, SetOption, only, read_inputs
 from lockstep.cli.shared.jobargs import TargetOptions, find_cluster_job, on_site
 from lockstep.cli.shared.target import as_found, tell_cluster, tell_place
-from lockstep.cli.shared.trainer import in_full_environment
+from lockstep.platforms.local.environment import in_full_environment
 from lockstep.platforms.output import tell
 
 if TYPE_CHECKING:
     from lockstep.api.job import TrainingJob
     from lockstep.cli.shared.inputs import Inputs
-    from lockstep.cli.shared.kubesite import ClusterJob
     from lockstep.cli.shared.places import Verb
     from lockstep.kube.cluster import Cluster
     from lockstep.plan.cluster.choice import Choice
     from lockstep.platforms.hosts.start import HostOptions
+    from lockstep.platforms.kubernetes.backend import KubernetesJob
 
 ON_HOSTS, HERE, IN_NAMESPACE, IN_ENVIRONMENT = (
     "On hosts",
@@ -290,12 +290,12 @@ def _refuse_slow_network(inputs: Inputs, where: TargetOptions, choice: HostOptio
     """Raise ConfigError where the measured network, by the cluster file, is too slow for the run. Nobody is asked where that can't be."""
     import asyncio
 
-    from lockstep.cli.shared.hostsite import fleet_of
     from lockstep.cli.shared.inputs import resolve_inputs
     from lockstep.cli.shared.planfacts import known_facts, with_config_of_host
     from lockstep.plan.ahead.forecast import slow_network
     from lockstep.plan.ahead.slownetwork import measured_speed, moves_weights
     from lockstep.plan.render.run import trainer_config
+    from lockstep.platforms.hosts.backend import fleet_of
     from lockstep_spec.settings import size_settings
 
     resolved = resolve_inputs(inputs, quiet=True)
@@ -351,7 +351,7 @@ def without_operator(inputs: Inputs, workspace: Path | None = None) -> Inputs:
 
 
 def _run_in_namespace(verb: Verb, inputs: Inputs) -> int:
-    from lockstep.platforms.in_namespace.run import run_in_namespace
+    from lockstep.platforms.kubernetes.alone import run_in_namespace
 
     tell_cluster(verb, inputs.cluster.cluster.name, inputs.namespace)
     return run_in_namespace(inputs.job, inputs.cluster.profile, inputs.namespace, verb.connections)
@@ -359,9 +359,8 @@ def _run_in_namespace(verb: Verb, inputs: Inputs) -> int:
 
 def _run_here(verb: Verb, inputs: Inputs, workspace: Path, samples: int | None) -> int:
     """Run the job on this machine; with `samples` show so many of its data instead."""
-    from lockstep.cli.shared.trainer import EXIT_FAILED, EXIT_USAGE
     from lockstep.platforms.local.run import preview_local, run_local
-    from lockstep_spec.exits import CONFIGURATION
+    from lockstep_spec.exits import CONFIGURATION, FAILED, USAGE
 
     job, profile = inputs.job, inputs.cluster.profile
     if samples is None:
@@ -369,13 +368,14 @@ def _run_here(verb: Verb, inputs: Inputs, workspace: Path, samples: int | None) 
         with _saying_where_the_script_is(inputs):
             return run_local(job, profile, workspace)
     code = preview_local(job, profile, workspace, samples)
-    return {0: 0, CONFIGURATION: EXIT_USAGE}.get(code, EXIT_FAILED)
+    return {0: 0, CONFIGURATION: USAGE}.get(code, FAILED)
 
 
 def _require_files(inputs: Inputs, workspace: Path) -> None:
     """Raise ConfigError where this machine lacks what the job reads."""
     from lockstep.plan.render.resolve import resolve
-    from lockstep.platforms.local.placement import check_inputs, local_defaults
+    from lockstep.platforms.jobs.machine import check_inputs
+    from lockstep.platforms.local.placement import local_defaults
 
     with _saying_where_the_script_is(inputs):
         check_inputs(resolve(inputs.job, inputs.cluster.profile, local_defaults(workspace, uid="")))
@@ -418,13 +418,15 @@ def run_in_session(words: Sequence[str], job: str, where: TargetOptions, *, deta
     async def started(cluster: Cluster) -> int:
         place, there = cluster_job.node(cluster, 0), f"{JOB_WORKSPACE}/{words[0]}"
         if digest and await differs_there(place, digest, there):
-            tell(f"warning: {words[0]} here differs from {there} of the pods, which runs: lockstep sync {job} . {cluster_job.site.again}")
+            tell(
+                f"warning: {words[0]} here differs from {there} of the pods, which runs: lockstep sync {job} . {cluster_job.backend.again}"
+            )
         return await run_on_all_nodes(place, command)
 
     return cluster_job.run(started)
 
 
-def refuse(cluster_job: ClusterJob) -> None:
+def refuse(cluster_job: KubernetesJob) -> None:
     """Raise ConfigError where no node waits for what it is asked to run, with what to do about it."""
     from lockstep.api.objects import condition, is_true
 

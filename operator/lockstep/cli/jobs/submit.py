@@ -13,21 +13,20 @@ from typing import TYPE_CHECKING, NamedTuple
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.objects import Object, condition, current_status, has_ended, is_true
 from lockstep.cli.shared.inputs import FRESH, resolve_inputs
-from lockstep.cli.shared.kubesite import ClusterJob
-from lockstep.cli.shared.site import POLL_SECONDS, JobGone
-from lockstep.cli.shared.terminal import say
 from lockstep.kube.outage import Outage
-from lockstep.platforms.output import put
+from lockstep.platforms.backend import POLL_SECONDS, JobGone
+from lockstep.platforms.kubernetes.backend import KubernetesJob
+from lockstep.platforms.output import put, say
+from lockstep_spec.exits import FAILED
 from lockstep_spec.words import number_of
 
 if TYPE_CHECKING:
     from lockstep.cli.shared.inputs import Inputs
     from lockstep.cli.shared.jobargs import TargetOptions
-    from lockstep.cli.shared.target import Target
     from lockstep.kube.cluster import ApiError, Cluster
     from lockstep.plan.ahead.submission import SubmittedAs, SubmittedState
+    from lockstep.platforms.kubernetes.target import Target
 
-EXIT_FAILED = 1
 LASTS_SECONDS = 2.0
 """Time for which a job must be in one state before that is said: a start passes through several."""
 UNSEEN_SECONDS = 20.0
@@ -116,7 +115,7 @@ def submit(inputs: Inputs, target: Target, typed: SubmittedAs, *, detach: bool) 
         raise
 
 
-async def _find_or_create(cluster: Cluster, inputs: Inputs, target: Target, typed: SubmittedAs) -> tuple[ClusterJob, bool]:
+async def _find_or_create(cluster: Cluster, inputs: Inputs, target: Target, typed: SubmittedAs) -> tuple[KubernetesJob, bool]:
     """Return the job on the cluster, and whether it was created. Raises ConfigError, Failed."""
     from lockstep.kube.cluster import CONFLICT, ApiError
     from lockstep.plan.ahead.submission import name_taken
@@ -126,7 +125,7 @@ async def _find_or_create(cluster: Cluster, inputs: Inputs, target: Target, type
     if existing is None:
         await _look_for_operator(cluster, namespace)
         try:
-            job = ClusterJob(target, await cluster.create(_document(inputs, namespace)))
+            job = KubernetesJob(target, await cluster.create(_document(inputs, namespace)))
         except ApiError as error:
             if error.status != CONFLICT:
                 raise _explained(error, inputs, namespace) from error
@@ -143,7 +142,7 @@ async def _find_or_create(cluster: Cluster, inputs: Inputs, target: Target, type
     taken = name_taken(inputs.job, existing, typed)
     if taken:
         raise ConfigError(*taken)
-    return ClusterJob(target, existing), False
+    return KubernetesJob(target, existing), False
 
 
 def _document(inputs: Inputs, namespace: str) -> Object:
@@ -188,7 +187,7 @@ class NotAccepted(Failed):
 class StartWatch:
     """Tells what a job waits for if the wait lasts, and ends the wait if the job can't start."""
 
-    def __init__(self, job: ClusterJob, typed: SubmittedAs, *, is_new: bool) -> None:
+    def __init__(self, job: KubernetesJob, typed: SubmittedAs, *, is_new: bool) -> None:
         """`is_new`: the job was created for this, so that it is removed again if it is refused before it was ever accepted."""
         self._job, self._typed, self._is_new = job, typed, is_new
         self._since = self._line_since = time.monotonic()
@@ -239,7 +238,7 @@ class StartWatch:
         return f"it stays there: correct {file}, then {self._typed.apply(there, there)}, or lockstep delete {job.at} and run it again"
 
 
-def _until(job: ClusterJob, watch: StartWatch, reached: Callable[[SubmittedState], bool]) -> None:
+def _until(job: KubernetesJob, watch: StartWatch, reached: Callable[[SubmittedState], bool]) -> None:
     """Wait until the job has come so far, or has ended. Raises as `watch` does, and Failed where the job has failed, or is suspended."""
     status, outage = current_status(job.job), Outage(say)
     while True:
@@ -254,7 +253,7 @@ def _until(job: ClusterJob, watch: StartWatch, reached: Callable[[SubmittedState
         status = outage.ask(job.look_again, status)
 
 
-async def _follow(job: ClusterJob, watch: StartWatch) -> int:
+async def _follow(job: KubernetesJob, watch: StartWatch) -> int:
     from lockstep.plan.pages.logs import LogSelection
 
     trouble: Failed | ConfigError | None = None
@@ -271,10 +270,10 @@ async def _follow(job: ClusterJob, watch: StartWatch) -> int:
         raise Failed(f"{trouble}; job {job.name} goes on: lockstep logs {job.at} -f") from trouble
     if is_true(status, "Failed"):
         say(_failed(job, status))
-        return EXIT_FAILED
+        return FAILED
     say(f"job {job.name} is complete: lockstep describe {job.at} shows where its results are")
     return 0
 
 
-def _failed(job: ClusterJob, status: Object) -> str:
+def _failed(job: KubernetesJob, status: Object) -> str:
     return f"job {job.name} has failed: {condition(status, 'Failed').get('message', '')}: lockstep why {job.at}"

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lockstep.api.objects import Object, has_ended, is_run
-from lockstep.cli.shared.hostsite import HostSite
 from lockstep.cli.shared.jobargs import Form, TargetOptions, find_cluster_job, on_site
-from lockstep.cli.shared.localsite import LocalSite
-from lockstep.cli.shared.terminal import say
-from lockstep.platforms.output import put, put_json
+from lockstep.platforms.hosts.backend import HostsBackend
+from lockstep.platforms.local.backend import LocalBackend
+from lockstep.platforms.output import put, put_json, say
 from lockstep_spec.words import number_of
 
 if TYPE_CHECKING:
@@ -25,10 +24,10 @@ if TYPE_CHECKING:
 
     from rich.text import Text
 
-    from lockstep.cli.shared.hostsite import HostJob
-    from lockstep.cli.shared.kubesite import ClusterJob
     from lockstep.kube.aim import Connections
     from lockstep.plan.pages.table import Unheard
+    from lockstep.platforms.hosts.backend import HostsJob
+    from lockstep.platforms.kubernetes.backend import KubernetesJob
 
 Looks = AsyncGenerator[tuple[Object, list[str], bool], None]
 EXIT_STALE = 1
@@ -67,12 +66,12 @@ def top(
     Example: lockstep top demo
     """
     live = not once and output is Form.TEXT and sys.stdout.isatty()
-    site = where.site()
-    site.hurried = True
-    if isinstance(site, LocalSite):
-        looks = _looks_of_folder(site, job, interval)
-    elif isinstance(site, HostSite):
-        looks = _looks_of_hosts(site, interval) if job is None else _looks_of_host_job(site.job(job), interval, live=live)
+    backend = where.backend()
+    backend.hurried = True
+    if isinstance(backend, LocalBackend):
+        looks = _looks_of_folder(backend, job, interval)
+    elif isinstance(backend, HostsBackend):
+        looks = _looks_of_hosts(backend, interval) if job is None else _looks_of_host_job(backend.job(job), interval, live=live)
     elif job is None:
         looks = _looks_of_all(where, interval)
     else:
@@ -132,7 +131,7 @@ def _text(lines: Iterable[str]) -> Text:
     return text
 
 
-async def _looks_of_job(job: ClusterJob, connections: Connections, interval: float, *, live: bool) -> Looks:
+async def _looks_of_job(job: KubernetesJob, connections: Connections, interval: float, *, live: bool) -> Looks:
     from lockstep.kube.cluster import Cluster
     from lockstep.plan.pages.top import snapshot
     from lockstep.platforms.files.results import run_folder
@@ -174,10 +173,10 @@ async def _looks_of_all(where: TargetOptions, interval: float) -> Looks:
     from lockstep.plan.pages.top import overview, snapshot
     from lockstep.platforms.jobs.observe import operator_unheard
 
-    place, site = where.chosen_namespace(), where.site()
+    place, backend = where.chosen_namespace(), where.backend()
     async with await Cluster.connect(where.connections) as connection:
         while True:
-            jobs = [job.job for job in await asyncio.to_thread(site.jobs)]
+            jobs = [job.job for job in await asyncio.to_thread(backend.jobs)]
             unheard = await operator_unheard(connection, place) if any(map(is_open, jobs)) else None
             lines = list(overview(jobs)) if jobs else [f"there is no TrainingJob in namespace {place}"]
             page = _with_age({"jobs": [snapshot(job, (), {}) for job in jobs]}, unheard)
@@ -185,14 +184,14 @@ async def _looks_of_all(where: TargetOptions, interval: float) -> Looks:
             await asyncio.sleep(interval)
 
 
-async def _looks_of_folder(site: LocalSite, job: str | None, interval: float) -> Looks:
+async def _looks_of_folder(backend: LocalBackend, job: str | None, interval: float) -> Looks:
     from lockstep.platforms.local.records import LocalLooks
 
     if job is None:
-        async for look in _looks_of_machine(site.root, interval):
+        async for look in _looks_of_machine(backend.root, interval):
             yield look
         return
-    found = site.job(job).site
+    found = backend.job(job).backend
     looks = LocalLooks(job, found.root, found.again)
     while True:
         page, over = await asyncio.to_thread(looks.look, CURVE_POINTS)
@@ -200,13 +199,13 @@ async def _looks_of_folder(site: LocalSite, job: str | None, interval: float) ->
         await asyncio.sleep(interval)
 
 
-async def _looks_of_host_job(job: HostJob, interval: float, *, live: bool) -> Looks:
+async def _looks_of_host_job(job: HostsJob, interval: float, *, live: bool) -> Looks:
     """Look at a job with its ranks. A host that doesn't answer is shown as not seen."""
     from lockstep.plan.pages.top import machine_node, snapshot
     from lockstep.platforms.jobs.top import NodesWatch, nodes_at, of_job
     from lockstep_gang.contract.layout import RankLayout
 
-    fleet, layout = job.site.fleet(), RankLayout(job.seen.record.ranks)
+    fleet, layout = job.backend.fleet(), RankLayout(job.seen.record.ranks)
     roots = {node: record.workspace for node, host in enumerate(job.seen.hosts) if (record := job.record_on(host)) is not None}
     folders = {node: f"{workspace}/runs/{job.name}" for node, workspace in roots.items()}
     places = {node: fleet.place(host) for node, host in enumerate(job.seen.hosts) if node in folders}
@@ -229,17 +228,17 @@ async def _looks_of_host_job(job: HostJob, interval: float, *, live: bool) -> Lo
             await asyncio.sleep(interval)
 
 
-async def _looks_of_hosts(site: HostSite, interval: float) -> Looks:
+async def _looks_of_hosts(backend: HostsBackend, interval: float) -> Looks:
     """Look at the load of every host of a cluster file, and who uses its GPUs."""
     from lockstep.plan.pages.hosts import hosts_page, hosts_view
     from lockstep.platforms.jobs.top import NodesWatch, nodes_at, of_hosts
 
-    fleet = site.fleet()
-    folders = [(host.workspace, host.datasets) for host in site.hosts.hosts]
-    async with NodesWatch(nodes_at([fleet.place(name) for name in site.hosts.names]), of_hosts(site.name, folders), say) as watch:
+    fleet = backend.fleet()
+    folders = [(host.workspace, host.datasets) for host in backend.hosts.hosts]
+    async with NodesWatch(nodes_at([fleet.place(name) for name in backend.hosts.names]), of_hosts(backend.name, folders), say) as watch:
         while True:
             answers = await watch.ask(0)
-            view = hosts_view(site.name, {name: answers.get(number, {}) for number, name in enumerate(site.hosts.names)})
+            view = hosts_view(backend.name, {name: answers.get(number, {}) for number, name in enumerate(backend.hosts.names)})
             yield view, list(hosts_page(view, _width())), False
             await asyncio.sleep(interval)
 

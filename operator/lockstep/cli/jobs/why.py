@@ -41,9 +41,9 @@ def why(
     """
     from lockstep.plan.pages.why import answer_page
 
-    site = where.site()
-    site.hurried = True
-    answer = site.job(job).answer(bundle)
+    backend = where.backend()
+    backend.hurried = True
+    answer = backend.job(job).answer(bundle)
     if output is Form.JSON:
         put_json(answer.as_json())
     else:

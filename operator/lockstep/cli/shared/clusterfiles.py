@@ -18,6 +18,7 @@ from lockstep.platforms.output import tell
 
 if TYPE_CHECKING:  # the models take 0.4 s to import, which `lockstep --help` needn't wait for
     from lockstep.api.files.clusterfile import ClusterFile
+    from lockstep.plan.pages.why import ClusterHome
 
 LOCAL_CLUSTER = "local"
 """Cluster of what runs on this machine, where none is named."""
@@ -33,6 +34,26 @@ class Peeked(NamedTuple):
     """Host of its API server."""
     is_of_hosts: bool = False
     """True for a file with `platform: hosts`."""
+
+
+class OwnFiles:
+    """Your cluster files, as jobs on Kubernetes ask for them (`platforms.kubernetes.target.ClusterFiles`)."""
+
+    def home(self, named: str) -> ClusterHome | None:
+        from lockstep.plan.pages.why import ClusterHome
+
+        try:
+            stated = peek(named)
+        except ConfigError:
+            return None
+        return None if stated is None or stated.is_of_hosts else ClusterHome(stated.name, stated.namespace)
+
+    def default_nodes(self, named: str) -> tuple[str, int] | None:
+        try:
+            profile = load_cluster(named).profile
+        except ConfigError:
+            return None
+        return profile.metadata.name, profile.spec.gpus.default_nodes
 
 
 def read_text(path: Path) -> str:

@@ -64,6 +64,10 @@ STATE = "LOCKSTEP_STATE"
 STATE_HERE = ".lockstep"
 
 
+QUICKSTART = "quickstart"
+"""Workspace of `lockstep quickstart --local`, in the folder of what is remembered."""
+
+
 def state_folder() -> Path:
     """Return the folder for what is remembered, such as the cluster in use: $LOCKSTEP_STATE, else .lockstep/ of the checkout that one
     stands in, else the user's.

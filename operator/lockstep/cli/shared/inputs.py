@@ -14,8 +14,8 @@ import typer
 from lockstep.api.errors import ConfigError
 from lockstep.api.names import ANNOTATION_TYPED
 from lockstep.cli.shared.clusterfiles import cluster_names, is_workspace, load_cluster, read_text
-from lockstep.cli.shared.localsite import DEFAULT
 from lockstep.cli.shared.places import Verb, VerbCommand
+from lockstep.platforms.local.backend import DEFAULT
 from lockstep.platforms.output import tell
 
 if TYPE_CHECKING:

@@ -5,6 +5,7 @@ job.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property, wraps
@@ -16,16 +17,17 @@ import typer
 
 from lockstep.api.errors import ConfigError, Failed, LockstepError
 from lockstep.api.names import DEV_ENVIRONMENT, pod_name
-from lockstep.cli.shared import localsite
 from lockstep.cli.shared.clusterfiles import LOCAL_CLUSTER
+from lockstep.cli.shared.folders import QUICKSTART, state_folder
 from lockstep.cli.shared.places import PLACES, Verb
+from lockstep.platforms.local.backend import DEFAULT, LocalBackend
 
 if TYPE_CHECKING:
-    from lockstep.cli.shared.hostsite import HostSite
-    from lockstep.cli.shared.kubesite import ClusterJob
-    from lockstep.cli.shared.site import Site, SiteJob
-    from lockstep.cli.shared.target import Target
     from lockstep.kube.aim import Connections
+    from lockstep.platforms.backend import Backend, Job
+    from lockstep.platforms.hosts.backend import HostsBackend
+    from lockstep.platforms.kubernetes.backend import KubernetesJob
+    from lockstep.platforms.kubernetes.target import Target
 
 
 def known_names(context: typer.Context, incomplete: str) -> list[str]:
@@ -64,7 +66,7 @@ OptionalClusterArgument = Annotated[
 OptionalJobArgument = Annotated[str, typer.Argument(help="The job's name.", metavar="[JOB]", autocompletion=known_names)]
 NodeOption = Annotated[int, typer.Option("--node", min=0, help="The node, and so the pod. The first is 0, the default.")]
 DEFAULT_JOB = DEV_ENVIRONMENT
-WORKSPACE = localsite.DEFAULT
+WORKSPACE = DEFAULT
 
 
 @dataclass(frozen=True)
@@ -110,10 +112,10 @@ class TargetOptions:
 
         return target_of(self.verb, self.named, self.namespace)
 
-    def site(self) -> Site:
+    def backend(self) -> Backend:
         """Return where jobs are: the hosts of a cluster file, a namespace, or a workspace of this machine."""
         from lockstep.cli.shared.clusterfiles import is_workspace
-        from lockstep.cli.shared.kubesite import KubeSite
+        from lockstep.platforms.kubernetes.backend import KubernetesBackend
 
         if self.local:
             return _of_workspace(self.verb, self.workspace)
@@ -123,21 +125,21 @@ class TargetOptions:
                     f"{self.named} is a workspace of this machine, which has no namespaces: leave out -n, or name a cluster by --cluster"
                 )
             return _of_workspace(self.verb, Path(self.named))
-        return self.hosts() or KubeSite(self.target())
+        return self.hosts() or KubernetesBackend(self.target())
 
-    def hosts(self) -> HostSite | None:
+    def hosts(self) -> HostsBackend | None:
         """Return the hosts of the cluster file that is named; None for a Kubernetes cluster."""
         from lockstep.cli.shared.target import hosts_of, tell_place
 
         cluster_file = hosts_of(self.verb, self.named)
         if cluster_file is None:
             return None
-        from lockstep.cli.shared.hostsite import HostSite
+        from lockstep.platforms.hosts.backend import HostsBackend
 
         self.refuse_kubernetes(self.named)
-        site = HostSite(cluster_file, self.named)
-        tell_place(self.verb, site.where)
-        return site
+        backend = HostsBackend(cluster_file, self.named)
+        tell_place(self.verb, backend.where)
+        return backend
 
     def refuse_kubernetes(self, hosts: str) -> None:
         """Raise ConfigError if options that only Kubernetes has are typed for a cluster of hosts."""
@@ -150,12 +152,20 @@ class TargetOptions:
         return namespace_of(self.verb, self.named, self.namespace)
 
 
-def _of_workspace(verb: Verb, folder: Path) -> localsite.LocalSite:
+def _of_workspace(verb: Verb, folder: Path) -> LocalBackend:
     from lockstep.cli.shared.target import tell_place
 
-    site = localsite.LocalSite(folder)
-    tell_place(verb, site.where)
-    return site
+    backend = local_backend(folder)
+    tell_place(verb, backend.where)
+    return backend
+
+
+def local_backend(folder: Path) -> LocalBackend:
+    """Return a workspace of this machine; the usual one with that of `lockstep quickstart --local` beside it."""
+    also = list[Path]()
+    with suppress(ConfigError):
+        also += [state_folder() / QUICKSTART] if folder == DEFAULT else []
+    return LocalBackend(folder, also)
 
 
 def acts_on(*options: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -211,26 +221,26 @@ class Form(StrEnum):
 FormOption = Annotated[Form, typer.Option("-o", "--output", help="text or json.")]
 
 
-def find_job(name: str, where: TargetOptions) -> SiteJob:
+def find_job(name: str, where: TargetOptions) -> Job:
     """Return the job, wherever it is. Raises ConfigError, naming the jobs that are there, when there is none of this name."""
-    return where.site().job(name)
+    return where.backend().job(name)
 
 
-def find_jobs(names: Sequence[str], where: TargetOptions) -> list[SiteJob]:
+def find_jobs(names: Sequence[str], where: TargetOptions) -> list[Job]:
     """Return each job once, in the order given. Raises ConfigError for the first name that no job has: then nothing is done to the others,
     either.
     """
-    return where.site().named(names)
+    return where.backend().named(names)
 
 
-def find_cluster_job(name: str, where: TargetOptions) -> ClusterJob:
+def find_cluster_job(name: str, where: TargetOptions) -> KubernetesJob:
     """Return the job, for a verb that only Kubernetes has. Raises ConfigError as `find_job` does."""
-    from lockstep.cli.shared.kubesite import KubeSite
+    from lockstep.platforms.kubernetes.backend import KubernetesBackend
 
-    return KubeSite(where.target()).job(name)
+    return KubernetesBackend(where.target()).job(name)
 
 
-def running_pod(cluster_job: ClusterJob, node: int) -> str:
+def running_pod(cluster_job: KubernetesJob, node: int) -> str:
     """Return the name of a node's pod. Raises ConfigError for a node that the job doesn't have, Failed when its pod doesn't run."""
     from lockstep.api.objects import is_running
     from lockstep.kube.cluster import NOT_FOUND, ApiError
@@ -253,7 +263,7 @@ def running_pod(cluster_job: ClusterJob, node: int) -> str:
     return name
 
 
-def _no_pod(cluster_job: ClusterJob, pod: str) -> str:
+def _no_pod(cluster_job: KubernetesJob, pod: str) -> str:
     from lockstep.api.objects import has_ended
 
     place = cluster_job.at
@@ -262,7 +272,7 @@ def _no_pod(cluster_job: ClusterJob, pod: str) -> str:
     return f"pod {pod} is not there: lockstep why {place}"
 
 
-def _nodes(cluster_job: ClusterJob) -> int:
+def _nodes(cluster_job: KubernetesJob) -> int:
     """Number of nodes; 0: not known yet."""
     stated = cluster_job.job["spec"].get("nodes")
     if stated:

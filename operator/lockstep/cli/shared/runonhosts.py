@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from lockstep.api.errors import Failed
 from lockstep.api.objects import condition, has_ended, is_true
-from lockstep.cli.shared.hostsite import HostJob, HostSite
-from lockstep.cli.shared.terminal import say
 from lockstep.plan.pages.logs import LogSelection
-from lockstep.platforms.output import put
+from lockstep.platforms.hosts.backend import HostsBackend, HostsJob
+from lockstep.platforms.output import put, say
+from lockstep_spec.exits import FAILED
 
 if TYPE_CHECKING:
     from lockstep.cli.shared.inputs import Inputs
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 POLL_SECONDS, PATIENCE_SECONDS = 0.3, 1.0
 """Least seconds between two looks at a job that starts, and those for which node 0's host waits with its answer for the job's ranks."""
-EXIT_FAILED = 1
 
 
 def run_on_hosts(inputs: Inputs, named: str, options: HostOptions, *, detach: bool) -> int:
@@ -31,15 +30,15 @@ def run_on_hosts(inputs: Inputs, named: str, options: HostOptions, *, detach: bo
     """
     from lockstep.platforms.hosts.start import start
 
-    site = HostSite(inputs.cluster, named)
-    fleet = site.fleet()
+    backend = HostsBackend(inputs.cluster, named)
+    fleet = backend.fleet()
     patience = PATIENCE_SECONDS if detach else 0.0
     try:
         seen = asyncio.run(start(fleet, inputs.job, inputs.cluster.profile, options, patience=patience))
     except (KeyboardInterrupt, SystemExit):  # SystemExit: by SIGTERM, or a terminal that was closed
-        say(f"interrupted while job {inputs.job.metadata.name} was being started: lockstep get {site.again} shows whether it runs")
+        say(f"interrupted while job {inputs.job.metadata.name} was being started: lockstep get {backend.again} shows whether it runs")
         raise
-    job = HostJob(site, seen)
+    job = HostsJob(backend, seen)
     say(f"job {job.name} is started on {', '.join(job.seen.hosts)}; it runs on without this terminal: lockstep logs {job.at} -f")
     job.warn_unkept()
     if detach:
@@ -47,7 +46,7 @@ def run_on_hosts(inputs: Inputs, named: str, options: HostOptions, *, detach: bo
     return asyncio.run(_follow(job))
 
 
-def _until_running(job: HostJob) -> int:
+def _until_running(job: HostsJob) -> int:
     shown, status, looked = "", job.status, 0.0
     while True:
         progress = condition(status, "Progressing")
@@ -64,8 +63,8 @@ def _until_running(job: HostJob) -> int:
         status = asyncio.run(job.current(PATIENCE_SECONDS))
 
 
-async def _follow(job: HostJob) -> int:
+async def _follow(job: HostsJob) -> int:
     async with aclosing(job.follow(LogSelection(), say)) as lines:
         async for line in lines:
             put(line, flush=True)
-    return EXIT_FAILED if is_true(job.status, "Failed") else 0
+    return FAILED if is_true(job.status, "Failed") else 0

@@ -14,9 +14,9 @@ from lockstep.platforms.output import put, tell
 from lockstep_spec.files import expanded
 
 if TYPE_CHECKING:
-    from lockstep.cli.shared.hostsite import HostSite
     from lockstep.plan.hosts.facts import HostFacts
     from lockstep.platforms.files.sync import Receivers, Synced
+    from lockstep.platforms.hosts.backend import HostsBackend
     from lockstep.platforms.hosts.fleet import Fleet
     from lockstep.platforms.hosts.start import HostOptions
     from lockstep.programs import Place
@@ -52,7 +52,7 @@ class Sending:
         return f"lockstep sync {self.job} {shlex.quote(str(self.folder))} --to {shlex.quote(to)} {self.again}".rstrip()
 
 
-async def send_project(site: HostSite, folder: Path, job: str, nodes: int, options: HostOptions) -> str:
+async def send_project(backend: HostsBackend, folder: Path, job: str, nodes: int, options: HostOptions) -> str:
     """Send a folder to a folder of its own on the hosts that a job of so many nodes takes. Return that folder, as the job names it. Raises
     ConfigError, Failed.
     """
@@ -62,11 +62,11 @@ async def send_project(site: HostSite, folder: Path, job: str, nodes: int, optio
 
     if folder in (expanded("~"), Path(folder.anchor)):
         raise ConfigError(f"{folder} would be sent to all hosts, with all that is in it: change to the folder of your program first")
-    fleet = site.fleet()
+    fleet = backend.fleet()
     hosts = [host.name for host in chosen(fleet.cluster, nodes, first=options.first, without=options.without)]
     answers, problems = await fleet.look(hosts, job=job)
-    refuse_running(job, answers, site.again)
-    first, second = (Sending(job, folder, to, site.again, alone=True) for to in own_folders(folder))
+    refuse_running(job, answers, backend.again)
+    first, second = (Sending(job, folder, to, backend.again, alone=True) for to in own_folders(folder))
     try:
         sending, complete = first, await send_to_hosts(fleet, answers, problems, hosts, first)
     except SentByOthers:

@@ -28,13 +28,13 @@ def short_runs(file: ClusterFile, named: str | None, where: TargetOptions, names
 
         return LocalRuns(file.profile, where.workspace)
     if file.hosts is not None:
-        from lockstep.cli.shared.hostsite import fleet_of
+        from lockstep.platforms.hosts.backend import fleet_of
         from lockstep.platforms.hosts.shortruns import HostRuns
 
         fleet = fleet_of(file, named, namespace=where.namespace, context=where.context)
         return HostRuns(fleet, file.profile, tell, timeout)
-    from lockstep.platforms.in_namespace.run import TimeLimit
-    from lockstep.platforms.in_namespace.shortruns import PodRuns
+    from lockstep.platforms.kubernetes.alone import TimeLimit
+    from lockstep.platforms.kubernetes.shortruns import PodRuns
 
     return PodRuns(where.connections, file.profile, namespace, tell, TimeLimit.of(timeout))
 

@@ -16,8 +16,8 @@ from types import FrameType
 import typer
 
 from lockstep.platforms.output import leave_terminal, tell
+from lockstep_spec.exits import INTERRUPTED
 
-INTERRUPTED = 130
 NUMBERS = (signal.SIGTERM, signal.SIGHUP)
 TOGETHER_SECONDS = 1.0
 """Signals within this time of the first are the same wish: `timeout` signals a process and then its group, and the second must not cut the

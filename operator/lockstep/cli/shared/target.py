@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.names import HOSTS
-from lockstep.cli.shared.clusterfiles import Peeked, cluster_names, find_file, is_path, is_workspace, load_cluster, peek
+from lockstep.cli.shared.clusterfiles import OwnFiles, Peeked, cluster_names, find_file, is_path, is_workspace, load_cluster, peek
 from lockstep.cli.shared.embedded import reachable_layout
 from lockstep.cli.shared.folders import remembered, server_of, was_forced
 from lockstep.kube.aim import Connections, Kubeconfig, environment_kubeconfig
@@ -20,8 +20,8 @@ from lockstep.platforms.output import tell
 if TYPE_CHECKING:
     from lockstep.api.files.clusterfile import ClusterFile
     from lockstep.cli.shared.places import Verb
-    from lockstep.kube.cluster import Client
     from lockstep.plan.cluster.choice import Choice
+    from lockstep.platforms.kubernetes.target import Target
 
 EMBEDDED = "local"
 NOT_UP = "the embedded cluster is not up: lockstep devcluster up"
@@ -43,20 +43,6 @@ REFUSED = {
 
 class OtherCluster(ConfigError):
     """The kubeconfig's API server is not that of the cluster that a verb was told."""
-
-
-@dataclass(frozen=True)
-class Target:
-    """A connection, and the namespace of the cluster file."""
-
-    client: Client
-    namespace: str
-    cluster: str
-    """Name that was given: a cluster of clusters/, or the path of a file."""
-    options: str = ""
-    """Options that lead to the same API server again, with a space in front; "" where verbs ask it by themselves."""
-    is_stand_in: bool = False
-    """Nothing names the cluster: its file stands in for that of the kubeconfig."""
 
 
 def load(verb: Verb, cluster: str) -> ClusterFile:
@@ -266,9 +252,10 @@ def tell_cluster(verb: Verb, name: str, namespace: str) -> None:
 def target_of(verb: Verb, cluster: str, namespace: str | None) -> Target:
     """Return a connection to the cluster of the kubeconfig, and the namespace that is meant there."""
     from lockstep.kube.cluster import Client
+    from lockstep.platforms.kubernetes.target import Target
 
     chosen = namespace_of(verb, cluster, namespace)
-    return Target(Client(verb.connections), chosen, cluster, options_to(verb, cluster), cluster == verb.unnamed)
+    return Target(Client(verb.connections), chosen, cluster, options_to(verb, cluster), cluster == verb.unnamed, OwnFiles())
 
 
 def own_target(verb: Verb, cluster_file: ClusterFile, cluster: str) -> Target:
@@ -277,6 +264,7 @@ def own_target(verb: Verb, cluster_file: ClusterFile, cluster: str) -> Target:
     """
     from lockstep.kube.cluster import Client
     from lockstep.kube.kubeconfig import contexts_with_servers
+    from lockstep.platforms.kubernetes.target import Target
 
     name, api, files = cluster_file.cluster.name, cluster_file.cluster.api, environment_kubeconfig()
     embedded, own = embedded_kubeconfig() if name == EMBEDDED else None, api or server_of(name)
@@ -289,7 +277,7 @@ def own_target(verb: Verb, cluster_file: ClusterFile, cluster: str) -> Target:
     if not contexts:
         raise ConfigError(f"no context of {files.paths} leads to its API server {own}: log in there, or name another file by KUBECONFIG")
     client = Client(Connections(contexts[0], ClusterAim(name, api), verb.connections.servers), embedded or files)
-    return Target(client, cluster_file.cluster.namespace, cluster, f" --cluster {shlex.quote(cluster)}")
+    return Target(client, cluster_file.cluster.namespace, cluster, f" --cluster {shlex.quote(cluster)}", files=OwnFiles())
 
 
 def options_to(verb: Verb, cluster: str) -> str:

@@ -66,11 +66,6 @@ def confirm(question: str, refusal: str) -> None:
     typer.confirm(printable_line(question), abort=True)
 
 
-def say(line: str) -> None:
-    """Print a line about the verb itself, on standard error: its output stays clean."""
-    tell(f"lockstep: {line}")
-
-
 LOG_IN = "your login is not accepted: log in again (oc login, or your provider's command), or use another --context"
 LACKING = "an administrator of the namespace can grant it (the built-in roles view and edit), or use another namespace with -n"
 LACKING_EVERYWHERE = (

@@ -4,7 +4,6 @@ nothing of its code.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -15,14 +14,11 @@ from selectors import EVENT_READ, DefaultSelector
 
 import typer
 
-from lockstep.api.errors import ConfigError, Failed
-from lockstep.platforms.output import ProgramOutput, flush_output, tell
-from lockstep_spec.exits import CONFIGURATION
+from lockstep.api.errors import ConfigError
+from lockstep.platforms.local.environment import in_full_environment
+from lockstep.platforms.output import ProgramOutput
+from lockstep_spec.exits import CONFIGURATION, FAILED, USAGE
 
-EXIT_FAILED = 1
-EXIT_USAGE = 2
-
-TORCH = ("torch",)
 NEEDS = {
     "inspect": ("lockstep_train",),
     "export": ("lockstep_train", "torch", "safetensors"),
@@ -39,31 +35,6 @@ AT_FIRST = {
     "fetch": "asking for the model",
 }
 """Activity of each until it says something."""
-
-
-def in_full_environment(needs: Sequence[str] = TORCH, check: Callable[[], object] = lambda: None) -> None:
-    """Return if this Python has the packages; else type the same command line in one that has torch and the trainer's, made first if it
-    isn't there.
-
-    Call it before anything is asked, read from standard input or printed. `check` is called before anything is fetched: it raises where the
-    command could not go on anyway. Raises Failed and ConfigError where that Python can't be made.
-    """
-    lacking = [package for package in needs if importlib.util.find_spec(package) is None]
-    if not lacking:
-        return
-    check()
-    from lockstep.environments import full_environment
-
-    python = full_environment(lambda text: tell(f"lockstep: {text}"))
-    if Path(sys.prefix) == python.parent.parent:
-        raise Failed(
-            f"{sys.executable} has no {lacking[0]}, which it was made with: remove {python.parent.parent} and"
-            f" {python.parents[1] / 'packages'}, and repeat"
-        )
-    tell(f"lockstep: {sys.executable} has no {lacking[0]}: going on with {python}")
-    flush_output()
-    script = python.with_name(Path(sys.argv[0]).name)
-    os.execv(python, [str(python), str(script if script.exists() else python.with_name("lockstep")), *sys.argv[1:]])  # noqa: S606 (the same command)
 
 
 def trainer_command(module: str, arguments: Sequence[str | Path]) -> list[str]:
@@ -95,7 +66,7 @@ def ask_trainer(module: str, arguments: Sequence[str | Path]) -> tuple[str, int]
     answer = bytearray()
     code = _run(trainer_command(module, arguments), answer.extend)
     if not answer:
-        raise_for(code or EXIT_FAILED)
+        raise_for(code or FAILED)
     return answer.decode(errors="replace"), code
 
 
@@ -127,4 +98,4 @@ def _run(command: list[str], show: Callable[[bytes], object], heard: Callable[[]
 
 def raise_for(code: int) -> None:
     if code:
-        raise typer.Exit(EXIT_USAGE if code == CONFIGURATION else EXIT_FAILED)
+        raise typer.Exit(USAGE if code == CONFIGURATION else FAILED)

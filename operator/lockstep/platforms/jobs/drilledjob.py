@@ -7,19 +7,18 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from lockstep.api.errors import Failed
 from lockstep.api.objects import Object
 from lockstep.kube.cluster import Client
 from lockstep.plan.pages.drill import WATCHED_NODES
-from lockstep.plan.pages.logs import LogSelection
+from lockstep.platforms.backend import Job
 from lockstep.platforms.inpod import drill, source_of
 from lockstep.platforms.jobs.runs import lines_of
-from lockstep.programs import Place, ProgramFailed, answer_of, kept_alive, python_output, python_program
+from lockstep.programs import ProgramFailed, answer_of, kept_alive, python_output, python_program
 
 T = TypeVar("T")
 VERB_SECONDS = 600.0
@@ -29,37 +28,6 @@ BEAT_SECONDS = 10.0
 ANSWERS_MAX = 1000
 """Answers of a verb that goes on; each sends a handful."""
 Say = Callable[[str], None]
-
-
-class Node(Protocol):
-    """Place where a node's ranks run."""
-
-    @property
-    def place(self) -> Place: ...
-
-    def run_folder(self, job: str) -> str: ...
-
-
-class Job(Protocol):
-    """Job as a drill needs it; that of every site is one."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def status(self) -> Object: ...
-
-    @property
-    def at(self) -> str:
-        """The job on a command line: `demo -n team`."""
-
-    def rank_node(self, rank: int) -> int: ...
-
-    def look_again(self) -> Object: ...
-
-    def ranks(self, node: int) -> AbstractAsyncContextManager[Node]: ...
-
-    def lines(self, selection: LogSelection, say: Say) -> AsyncGenerator[str, None]: ...
 
 
 @dataclass(frozen=True)

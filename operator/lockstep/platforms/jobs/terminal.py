@@ -24,10 +24,10 @@ from lockstep.api.errors import Failed
 from lockstep.api.names import AGENT_PATH
 from lockstep.platforms.output import ProgramOutput
 from lockstep.programs import STDERR, STDOUT, Broken, Place, Program, ProgramFailed, kept_alive, output_of
+from lockstep_spec.exits import INTERRUPTED
 
 SHELL = "umask 002; if command -v bash >/dev/null; then exec bash; else exec sh; fi"
 PLAIN_TERMINAL = "xterm"
-INTERRUPTED = 130
 CTRL_C, ALIVE = b"c", b"."
 ALIVE_SECONDS = 30.0
 """Seconds between signs of life: load balancers cut connections that are silent for minutes, and that would end the run."""

@@ -24,6 +24,7 @@ from lockstep.plan.reconcile.conditions import unwritten_words
 from lockstep.plan.reconcile.interactive import running_words
 from lockstep.plan.reconcile.status import fitted, reported_parts
 from lockstep.plan.times import timestamp
+from lockstep.platforms.jobs.machine import LOCK
 from lockstep.platforms.onhost.readings import object_in
 from lockstep_gang.contract.report import ENDS, Report, State, parse_report
 from lockstep_spec.codec import ContractError
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from lockstep.platforms.inpod.runfolder import Watch
 
 COMPLETE = "the job is complete"
-LOCK = "local.lock"
-"""A file in the run's folder: the process that runs it, which holds its lock, and the command that starts it again."""
 FIRST_SECONDS = 1.0
 """Seconds before the first measurement, so that it has rates."""
 METRICS_SHOWN = ("loss", "stepSeconds", "tokensPerSecond", "mfu")

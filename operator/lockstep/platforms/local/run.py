@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import queue
 import secrets
@@ -23,24 +22,20 @@ from types import FrameType
 from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import ConfigError
 from lockstep.api.job import TrainingJob
-from lockstep.api.names import ANNOTATION_TYPED
 from lockstep.plan.cluster.pairs import PairsMeasured, Way
 from lockstep.plan.reconcile.clocks import Earlier, retried
 from lockstep.plan.render.resolve import path_lines, resolve, unkept_lines
 from lockstep.plan.render.run import without_ranks
+from lockstep.platforms.jobs.machine import END_SECONDS, alone, check_inputs, gpus_here, run_dir, write_private
 from lockstep.platforms.jobs.shortresults import LINES, Hear, Read, Short, ShortEnd, ShortRuns
 from lockstep.platforms.local.place import LocalPlace
-from lockstep.platforms.local.placement import LOOPBACK, check_inputs, gpus_here, local_defaults, local_run, node_devices, run_dir
-from lockstep.platforms.local.records import LOCK
+from lockstep.platforms.local.placement import LOOPBACK, local_defaults, local_run, node_devices
 from lockstep.platforms.output import tell
 from lockstep_gang.contract.run import run_text
+from lockstep_spec.exits import FAILED, INTERRUPTED
 
-END_SECONDS = 15.0
-"""Time for the other agents to end after node 0's; then they get SIGTERM, then SIGKILL."""
-FAILED = 1
 ENDINGS = (0, FAILED, 75)
 """An agent's codes at the end of the job, whatever that was: complete, failed, saved and stopped."""
-INTERRUPTED = 130
 
 
 def run_local(job: TrainingJob, profile: TrainingCluster, root: Path, earlier: Earlier | None = None) -> int:
@@ -136,42 +131,12 @@ def preview_local(job: TrainingJob, profile: TrainingCluster, root: Path, sample
         return subprocess.run(command, check=False, env={**os.environ, **run.environment}, process_group=0).returncode
 
 
-@contextlib.contextmanager
-def alone(folder: Path, job: TrainingJob | None = None) -> Iterator[int]:
-    """Keep other runs of this job off this machine meanwhile: as long as the descriptor is open anywhere. Raises ConfigError when there is
-    one.
-
-    The file keeps the command that starts the `job` again.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / LOCK).open("a+")
-    except OSError as error:
-        raise ConfigError(f"cannot write in {folder} ({error.strerror}): use --workspace FOLDER") from None
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(f"this job already runs here, in {folder}: wait for it, or stop it with Ctrl-C") from None
-        lock.truncate(0)
-        lock.write(f"{os.getpid()}\n{'' if job is None else job.metadata.annotations.get(ANNOTATION_TYPED, '')}\n")
-        lock.flush()
-        yield lock.fileno()
-
-
 def _free_ports() -> tuple[int, int]:
     """Two ports of loopback that nobody listens on now."""
     with socket.socket() as first, socket.socket() as second:
         first.bind((LOOPBACK, 0))
         second.bind((LOOPBACK, 0))
         return int(first.getsockname()[1]), int(second.getsockname()[1])
-
-
-def write_private(path: Path, text: str) -> None:
-    """Write a file that only this user may read."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
 
 
 class Interrupted(Exception):

@@ -49,7 +49,7 @@ def test_ten_minutes_are_left_to_write_a_sample(clock: VirtualClock) -> None:
     record = SimpleNamespace(workspace="/w", command=["python3"])
     job = SimpleNamespace(
         seen=SimpleNamespace(first="lab0"), record_on=lambda host: record, status={"result": {"adapter": "/a"}},
-        site=SimpleNamespace(fleet=lambda: fleet),
+        backend=SimpleNamespace(fleet=lambda: fleet),
     )  # fmt: skip
     assert clock.seconds_of(quickstarthosts._sample(cast(Any, job))) == 600
 

@@ -43,7 +43,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Asked:
             {node: f"lab{node}" for node in range(3)}, dict.fromkeys(range(3), NodeHardware("h")), (rail,), rates, "sockets"
         )
 
-    monkeypatch.setattr("lockstep.platforms.in_namespace.shortruns.PodRuns.pairs", measure)
+    monkeypatch.setattr("lockstep.platforms.kubernetes.shortruns.PodRuns.pairs", measure)
     return asked
 
 

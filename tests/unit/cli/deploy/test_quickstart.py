@@ -18,10 +18,10 @@ from golden.plan_cases import CHECKOUT
 from lockstep import programs
 from lockstep.api.errors import ConfigError
 from lockstep.cli.clusters import demo, quickstart
-from lockstep.cli.shared import trainer
 from lockstep.cli.shared.jobargs import TargetOptions
 from lockstep.kube import jobs
 from lockstep.kube.exec import PodPlace
+from lockstep.platforms.local import environment
 from support.api_stub import ApiStub, served
 from support.fake_cluster import FakeCluster
 from support.in_process import lockstep
@@ -183,7 +183,7 @@ def test_the_embedded_cluster_s_own_kubeconfig_is_no_other_cluster(tmp_path: Pat
 def test_nothing_is_fetched_for_a_cluster_that_won_t_be_used(
     words: list[str], kubeconfig: bool, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trainer, "importlib", SimpleNamespace(util=SimpleNamespace(find_spec=lambda _: None)))
+    monkeypatch.setattr(environment, "importlib", SimpleNamespace(util=SimpleNamespace(find_spec=lambda _: None)))
     monkeypatch.setattr("lockstep.environments.full_environment", lambda _: pytest.fail("the environment is made"))
     with served(ApiStub(), tmp_path) as served_at:
         monkeypatch.setenv("KUBECONFIG", str(served_at) if kubeconfig else str(tmp_path / "nowhere"))

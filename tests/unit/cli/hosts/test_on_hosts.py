@@ -19,7 +19,6 @@ from lockstep.api.files.clusterfile import parse_cluster_file
 from lockstep.cli import main as entry
 from lockstep.cli.clusters.clusters import list_clusters
 from lockstep.cli.shared.clusterfiles import Peeked, load_cluster, peek
-from lockstep.cli.shared.hostsite import HostJob, HostSite
 from lockstep.cli.shared.inputs import read_inputs
 from lockstep.cli.shared.jobargs import TargetOptions, known_names
 from lockstep.cli.shared.places import Verb
@@ -29,6 +28,7 @@ from lockstep.cli.shared.target import REFUSED, namespace_of
 from lockstep.plan.hosts.facts import Folder
 from lockstep.plan.hosts.status import seen_jobs
 from lockstep.plan.translate.hosts import RDMA_OFF
+from lockstep.platforms.hosts.backend import HostsBackend, HostsJob
 from lockstep.platforms.hosts.start import HostOptions
 from lockstep.platforms.local.place import LocalPlace
 from support.api_stub import ApiStub, served
@@ -104,8 +104,8 @@ def test_a_path_with_a_space_is_one_word_of_each_command_to_type(lab: Path) -> N
     spaced = lab.rename(lab.with_name("my lab.yaml"))
     code, words = run("cluster", "status", str(spaced))
     assert code == 2 and words.endswith(f"lockstep get --cluster '{spaced}' lists its jobs")
-    site = HostSite(load_cluster(str(spaced)), str(spaced))
-    assert site.again == site.fleet().again == f"--cluster '{spaced}'" and site.anew.endswith(f" --cluster '{spaced}'")
+    backend = HostsBackend(load_cluster(str(spaced)), str(spaced))
+    assert backend.again == backend.fleet().again == f"--cluster '{spaced}'" and backend.anew.endswith(f" --cluster '{spaced}'")
     assert f"lockstep hosts setup '{spaced}' " in run("cluster", "lint", str(spaced))[1]
 
 
@@ -232,10 +232,10 @@ def test_a_verb_that_waits_for_a_save_says_so(
 
     monkeypatch.setattr("lockstep.platforms.hosts.start.remove", done)
     monkeypatch.setattr("lockstep.platforms.hosts.start.start_again", done)
-    monkeypatch.setattr("lockstep.cli.shared.hostsite.HostJob._until_ended", done)
+    monkeypatch.setattr("lockstep.platforms.hosts.backend.HostsJob._until_ended", done)
     job = replace(ACTIVE, stopped=stopped)
     seen = seen_jobs({name: host(name, job) for name in ("lab0", "lab1")}, {})["x"]
-    getattr(HostJob(HostSite(load_cluster(str(lab)), str(lab)), seen), verb)()
+    getattr(HostsJob(HostsBackend(load_cluster(str(lab)), str(lab)), seen), verb)()
     assert says.format(lab=lab) in capsys.readouterr().err
 
 
@@ -298,10 +298,10 @@ def test_a_job_that_is_looked_at_again_has_the_limit_of_its_verb(lab: Path, monk
         return answers, {}
 
     monkeypatch.setattr("lockstep.platforms.hosts.fleet.Fleet.look_for", look_for)
-    site = HostSite(load_cluster(str(lab)), str(lab))
-    job = HostJob(site, seen_jobs(answers, {})["x"])
+    backend = HostsBackend(load_cluster(str(lab)), str(lab))
+    job = HostsJob(backend, seen_jobs(answers, {})["x"])
     job.look_again()
-    site.hurried = True
+    backend.hurried = True
     job.look_again()
     assert waits == [None, 12.0]
 
@@ -561,8 +561,8 @@ def test_what_hosts_can_not_be_is_refused(lab: Path) -> None:
 
 
 def test_all_that_one_command_asks_the_hosts_goes_over_the_same_connections(lab: Path) -> None:
-    site = HostSite(parse_cluster_file(LAB, str(lab)), str(lab))
-    assert site.fleet() is site.fleet()
+    backend = HostsBackend(parse_cluster_file(LAB, str(lab)), str(lab))
+    assert backend.fleet() is backend.fleet()
 
 
 @pytest.fixture
@@ -596,7 +596,7 @@ def test_the_folder_of_a_program_that_is_typed_on_hosts_is_sent_and_ranks_work_t
 ) -> None:
     sent: list[tuple[Any, ...]] = []
 
-    async def send(site: HostSite, *words: Any) -> str:
+    async def send(backend: HostsBackend, *words: Any) -> str:
         sent.append(words)
         return "/workspace/sent"
 
@@ -610,7 +610,7 @@ def test_the_folder_of_a_program_that_is_typed_on_hosts_is_sent_and_ranks_work_t
 @pytest.mark.parametrize("folder", [Path.home(), Path("/")])
 def test_a_home_folder_is_not_sent_to_hosts(folder: Path, lab: Path) -> None:
     with pytest.raises(ConfigError, match=f"{folder} would be sent to all hosts"):
-        asyncio.run(send_project(HostSite(parse_cluster_file(LAB, str(lab)), str(lab)), folder, "x", 2, HostOptions()))
+        asyncio.run(send_project(HostsBackend(parse_cluster_file(LAB, str(lab)), str(lab)), folder, "x", 2, HostOptions()))
 
 
 def test_a_program_that_is_typed_for_this_machine_runs_where_it_is(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,10 +22,10 @@ from lockstep.cli.jobs import change, get, submit, top
 from lockstep.cli.jobs.top import _looks_of_folder, _looks_of_host_job
 from lockstep.cli.main import app, main
 from lockstep.cli.shared import hubconfig, runonhosts
-from lockstep.cli.shared.localsite import LocalSite
-from lockstep.cli.shared.site import Volume
 from lockstep.cli.shared.terminal import console
 from lockstep.plan.pages.top import top_page
+from lockstep.platforms.backend import Volume
+from lockstep.platforms.local.backend import LocalBackend
 from reference.verbs import cli_page
 from support.checkout import ROOT
 from unit.platforms.jobs.test_logs import local  # noqa: F401 (a fixture)
@@ -128,7 +128,7 @@ def test_a_loss_curve_is_read_again_after_ten_seconds(clock: VirtualClock, monke
     seen = SimpleNamespace(hosts=["lab0"], problems={}, record=SimpleNamespace(ranks=(1,)))
     record = SimpleNamespace(workspace="/w")
     object_ = {"metadata": {"name": "x", "namespace": "", "uid": "u"}, "spec": {}, "status": {}}
-    job = SimpleNamespace(name="x", site=place, seen=seen, job=object_, record_on=lambda host: record, current=current)
+    job = SimpleNamespace(name="x", backend=place, seen=seen, job=object_, record_on=lambda host: record, current=current)
     monkeypatch.setattr("lockstep.platforms.jobs.top.NodesWatch", lambda *_: nullcontext(Watch()))
 
     async def story() -> None:
@@ -184,7 +184,7 @@ def test_garbage_is_looked_for_after_50_000_new_objects(monkeypatch: pytest.Monk
 def test_a_curve_has_sixty_points_and_bars(local: Path) -> None:  # noqa: F811
     lines = (json.dumps({"step": step, "loss": 3.0}) for step in range(1, 601))
     (local / "workspace/runs/x/logs/train_log.jsonl").write_text("\n".join(lines))
-    page, _, _ = asyncio.run(anext(_looks_of_folder(LocalSite(local), "x", 1.0)))  # type: ignore[arg-type]
+    page, _, _ = asyncio.run(anext(_looks_of_folder(LocalBackend(local), "x", 1.0)))  # type: ignore[arg-type]
     assert len(page["loss"]) == 60
     (loss,) = (line for line in top_page(page | {"loss": page["loss"] * 2}, 0.0) if line.startswith("loss "))
     assert loss.count("▁") == 60

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from golden.plan_cases import job, profile
-from lockstep.cli.shared.kubesite import KubeSite
 from lockstep.cli.shared.places import Verb
 from lockstep.cli.shared.target import target_of
 from lockstep.kube.cluster import ApiError
-from lockstep.platforms.in_namespace.objects import Run, objects, prepare
+from lockstep.platforms.kubernetes.backend import KubernetesBackend
+from lockstep.platforms.kubernetes.objects import Run, objects, prepare
 from support.api_stub import ApiStub, served
 from support.in_process import lockstep
 
@@ -22,7 +22,7 @@ CORE, APPS = "/api/v1/namespaces/team", "/apis/apps/v1/namespaces/team"
 
 
 def ended(name: str, monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.setattr("lockstep.platforms.in_namespace.objects.build_agent", lambda: b"agent")
+    monkeypatch.setattr("lockstep.platforms.kubernetes.objects.build_agent", lambda: b"agent")
     one = job()
     return prepare(one.model_copy(update={"metadata": one.metadata.model_copy(update={"name": name})}), profile(), "team")
 
@@ -41,14 +41,14 @@ def test_runs_are_listed_where_training_jobs_may_not_be_and_what_is_around_all_o
     stub = ApiStub({path: {"metadata": {}, "items": items} for path, items in lists.items()}, forbidden={"trainingjobs"})
     with served(stub, tmp_path) as kubeconfig:
         monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
-        site = KubeSite(target_of(Verb(), "local", "team"))
-        listed = site.jobs()
+        backend = KubernetesBackend(target_of(Verb(), "local", "team"))
+        listed = backend.jobs()
         assert [(found.name, found.status["conditions"] != []) for found in listed] == [("x", True), ("y", True)]
         paths = [path for _, path, _ in stub.asked]
         assert paths.count(f"{CORE}/persistentvolumeclaims") == 1 and paths.count(f"{CORE}/events") == 1
         stub.objects.clear()
         with pytest.raises(ApiError, match="cannot get resource"):
-            site.jobs()
+            backend.jobs()
 
 
 def test_a_run_whose_records_can_t_be_read_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,7 +56,7 @@ def test_the_command_that_was_typed_goes_with_the_job(words: str, again: str, tm
     monkeypatch.setattr("lockstep.platforms.local.run.run_local", take)
     monkeypatch.setattr("lockstep.platforms.local.records.failed_run", lambda *_: None)
     monkeypatch.setattr("lockstep.cli.shared.runonhosts.run_on_hosts", take)
-    monkeypatch.setattr("lockstep.platforms.launch.launch.launch_job", take)
+    monkeypatch.setattr("lockstep.platforms.hosts.joined.launch.launch_job", take)
     done = CliRunner().invoke(app, words.split())
     assert done.exit_code == 0, (done.output, done.exception)
     assert typed_command(jobs[0].to_dict(), "") == again

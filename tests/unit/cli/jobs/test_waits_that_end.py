@@ -19,19 +19,20 @@ from lockstep.cli.clusters import quickstart
 from lockstep.cli.files import editor, sync
 from lockstep.cli.jobs import change, get, submit, top
 from lockstep.cli.main import app
-from lockstep.cli.shared import hostsite, runonhosts, sending
-from lockstep.cli.shared.hostsite import HostJob
+from lockstep.cli.shared import runonhosts, sending
 from lockstep.cli.shared.jobargs import Form, TargetOptions
-from lockstep.cli.shared.kubesite import ClusterJob, KubeSite, _Over
 from lockstep.kube import jobs
 from lockstep.kube.cluster import Cluster
 from lockstep.plan.pages.logs import LogSelection
 from lockstep.platforms.clusters import imagebuild
-from lockstep.platforms.in_namespace import run as in_namespace
+from lockstep.platforms.hosts import backend as hosts_backend
+from lockstep.platforms.hosts.backend import HostsJob
 from lockstep.platforms.jobs import drilledjob, drills, logs
 from lockstep.platforms.jobs import runs as folders
+from lockstep.platforms.kubernetes import alone as in_namespace
+from lockstep.platforms.kubernetes.backend import KubernetesBackend, KubernetesJob, _Over
 from support.fake_cluster import FakeCluster
-from unit.platforms.in_namespace.test_run import RUNS, Namespace, node, ran
+from unit.platforms.kubernetes.test_run import RUNS, Namespace, node, ran
 from unit.silent_place import SilentPlace
 from unit.virtual_time import VirtualClock, clock_of, forever
 
@@ -82,7 +83,7 @@ BY_JOB: dict[str, tuple[str, ...]] = {
     "cli/jobs/top.py _looks_of_job": (DELETED, ANEW, *ENDED),
     "cli/jobs/top.py _looks_of_host_job": (DELETED, ANEW, *ENDED),
     "cli/shared/runonhosts.py _until_running": (DELETED, ANEW, *ENDED, SUSPENDED),
-    "cli/shared/hostsite.py _until_ended": (DELETED, ANEW, SUSPENDED),
+    "platforms/hosts/backend.py _until_ended": (DELETED, ANEW, SUSPENDED),
     "cli/shared/sending.py send_all": (DELETED, *ENDED),
     "cli/files/editor.py _until_gone": (DELETED,),
     "cli/clusters/quickstart.py _follow": (DELETED, *ENDED, SUSPENDED, REFUSED),
@@ -90,7 +91,7 @@ BY_JOB: dict[str, tuple[str, ...]] = {
     "platforms/jobs/logs.py follow": (DELETED, ANEW, *ENDED, REFUSED),
     "platforms/jobs/runs.py followed": (DELETED, ANEW, *ENDED),
     "platforms/jobs/drills.py _until": (DELETED, ANEW, *ENDED),
-    "platforms/in_namespace/run.py _follow": (DELETED, ANEW, *ENDED),
+    "platforms/kubernetes/alone.py _follow": (DELETED, ANEW, *ENDED),
     "platforms/clusters/imagebuild.py _followed": (DELETED, *ENDED),
 }
 """The ends of a job (or a build) by which a wait for it ends. A suspended job that is followed goes on when it is resumed, which is said.
@@ -98,7 +99,7 @@ BY_JOB: dict[str, tuple[str, ...]] = {
 BY_TIME = {
     "cli/jobs/get.py wait": "timeout",
     "cli/jobs/change.py _until_stopped": "STOP_SECONDS",
-    "cli/shared/hostsite.py _until_ended": "STOP_SECONDS",
+    "platforms/hosts/backend.py _until_ended": "STOP_SECONDS",
     "cli/clusters/quickstart.py _follow": "FINISHED_TIMEOUT_SECONDS",
     "kube/jobs.py delete_job": "GONE_TIMEOUT_SECONDS",
     "platforms/clusters/devenv.py until_up": "seconds",
@@ -114,15 +115,15 @@ BY_TIME = {
     "platforms/hosts/forward.py _by_itself": "OPEN_SECONDS",
     "platforms/hosts/ssh.py patiently": "PAUSES",
     "platforms/hosts/wheelhouse.py _again": "TRIES",
-    "platforms/in_namespace/probe.py _ended": "WAIT_SECONDS",
-    "platforms/in_namespace/run.py _until_pods_are_gone": "GONE_SECONDS",
-    "platforms/in_namespace/run.py _remove_finished": "GONE_SECONDS",
+    "platforms/kubernetes/probe.py _ended": "WAIT_SECONDS",
+    "platforms/kubernetes/alone.py _until_pods_are_gone": "GONE_SECONDS",
+    "platforms/kubernetes/alone.py _remove_finished": "GONE_SECONDS",
     "platforms/jobs/drilledjob.py until": "timeout_seconds",
     "platforms/jobs/drilledjob.py wait": "seconds",
     "platforms/jobs/drilledjob.py __enter__": "30.0",
-    "platforms/launch/join.py _held": "give_up",
-    "platforms/launch/join.py _connected": "patience_seconds",
-    "platforms/launch/token.py _waited_for": "wait_seconds",
+    "platforms/hosts/joined/join.py _held": "give_up",
+    "platforms/hosts/joined/join.py _connected": "patience_seconds",
+    "platforms/hosts/joined/token.py _waited_for": "wait_seconds",
     "platforms/local/run.py wait_all": "seconds",
 }
 """The limit that the function names."""
@@ -136,12 +137,12 @@ WITH_ANOTHER = {
     "programs.py beat": "the program that it keeps alive",
     "platforms/hosts/chain.py _beat": "the copy beside which it runs",
     "platforms/hosts/ssh.py _alone": "another process of yours, whose lock ends with it",
-    "platforms/in_namespace/run.py follow": "_follow, which cancels it",
-    "platforms/in_namespace/shortruns.py _all_pods": "run_until, which has a limit and ends it",
+    "platforms/kubernetes/alone.py follow": "_follow, which cancels it",
+    "platforms/kubernetes/shortruns.py _all_pods": "run_until, which has a limit and ends it",
     "platforms/jobs/terminal.py _follow_size": "the session, which cancels it",
-    "platforms/launch/join.py _to_the_end": "the agent, whose own waits end",
-    "platforms/launch/join.py _follow": "the agent's end, which ends it",
-    "platforms/launch/launch.py _followed": "the agent's end",
+    "platforms/hosts/joined/join.py _to_the_end": "the agent, whose own waits end",
+    "platforms/hosts/joined/join.py _follow": "the agent's end, which ends it",
+    "platforms/hosts/joined/launch.py _followed": "the agent's end",
     "platforms/local/run.py tell": "no wait: it asks which processes are left",
 }
 """What ends it."""
@@ -195,7 +196,7 @@ class World:
 
     def __init__(self, end: str, patch: pytest.MonkeyPatch) -> None:
         self.end, self.patch, self.clock = end, patch, Limited(0.0)
-        modules = (get, change, submit, top, runonhosts, hostsite, jobs, quickstart, drilledjob)
+        modules = (get, change, submit, top, runonhosts, hosts_backend, jobs, quickstart, drilledjob)
         clock_of(patch, *modules)
         for module in modules:
             patch.setattr(module, "time", self.clock)
@@ -216,12 +217,12 @@ class World:
         return {}
 
     @property
-    def cluster_job(self) -> ClusterJob:
+    def cluster_job(self) -> KubernetesJob:
         target = SimpleNamespace(client=SimpleNamespace(request=lambda *_: {}), namespace="ns", options="", cluster="c")
-        return ClusterJob(cast(Any, target), job_of())
+        return KubernetesJob(cast(Any, target), job_of())
 
     @property
-    def host_job(self) -> HostJob:
+    def host_job(self) -> HostsJob:
         """A job on hosts, whose records and status are those of the cluster's job."""
 
         def seen() -> Any:
@@ -231,7 +232,7 @@ class World:
             record = SimpleNamespace(uid=job["metadata"]["uid"], ranks=(1,))
             return SimpleNamespace(record=record, job=job, hosts=[], jobs={}, problems={}, runs=self.clock.now < 5)
 
-        class Known(HostJob):
+        class Known(HostsJob):
             def _see(self, now: Any) -> None:
                 self.seen, self.job = now, now.job
 
@@ -256,13 +257,13 @@ def wait(world: World) -> object:
 
 def watch(world: World) -> object:
     def every(*_: object, **__: object) -> list[Any]:
-        return [ClusterJob(world.cluster_job.target, world.job)] if world.job else []
+        return [KubernetesJob(world.cluster_job.target, world.job)] if world.job else []
 
-    world.patch.setattr(KubeSite, "named", lambda *_: [world.cluster_job])
-    world.patch.setattr(KubeSite, "jobs", every)
-    world.patch.setattr(KubeSite, "current", lambda _, listed: ([one.job for one in listed], None))
-    world.patch.setattr(KubeSite, "default_nodes", lambda *_: 1)
-    world.patch.setattr(TargetOptions, "site", lambda _: KubeSite(world.cluster_job.target))
+    world.patch.setattr(KubernetesBackend, "named", lambda *_: [world.cluster_job])
+    world.patch.setattr(KubernetesBackend, "jobs", every)
+    world.patch.setattr(KubernetesBackend, "current", lambda _, listed: ([one.job for one in listed], None))
+    world.patch.setattr(KubernetesBackend, "default_nodes", lambda *_: 1)
+    world.patch.setattr(TargetOptions, "backend", lambda _: KubernetesBackend(world.cluster_job.target))
     return world.typed("get", "x", "-w")
 
 
@@ -413,7 +414,7 @@ STORIES: dict[str, Callable[[World], Any]] = {
     "cli/jobs/top.py _looks_of_job": looks_of_job,
     "cli/jobs/top.py _looks_of_host_job": looks_of_host,
     "cli/shared/runonhosts.py _until_running": lambda world: runonhosts._until_running(world.host_job),
-    "cli/shared/hostsite.py _until_ended": until_ended,
+    "platforms/hosts/backend.py _until_ended": until_ended,
     "cli/shared/sending.py send_all": synced,
     "cli/files/editor.py _until_gone": forwarded,
     "cli/clusters/quickstart.py _follow": quickstarted,
@@ -421,7 +422,7 @@ STORIES: dict[str, Callable[[World], Any]] = {
     "platforms/jobs/logs.py follow": followed_log,
     "platforms/jobs/runs.py followed": followed_folder,
     "platforms/jobs/drills.py _until": drilled,
-    "platforms/in_namespace/run.py _follow": in_a_namespace,
+    "platforms/kubernetes/alone.py _follow": in_a_namespace,
     "platforms/clusters/imagebuild.py _followed": built,
 }
 QUICK = 45.0

@@ -17,13 +17,13 @@ from lockstep.cli.jobs.get import get
 from lockstep.cli.main import explanation, main
 from lockstep.cli.shared import folders
 from lockstep.cli.shared.clusterfiles import cluster_names, peek
-from lockstep.cli.shared.jobargs import ListForm, TargetOptions, known_names
-from lockstep.cli.shared.kubesite import KubeSite, no_such_job
-from lockstep.cli.shared.localsite import DEFAULT, LocalSite
+from lockstep.cli.shared.jobargs import ListForm, TargetOptions, known_names, local_backend
 from lockstep.cli.shared.places import Verb
 from lockstep.cli.shared.target import namespace_of, target_of, unnamed_cluster
 from lockstep.kube.aim import Connections
 from lockstep.kube.cluster import ApiError
+from lockstep.platforms.kubernetes.backend import KubernetesBackend, no_such_job
+from lockstep.platforms.local.backend import DEFAULT, LocalBackend
 from support.api_stub import ALWAYS, ApiStub, served
 from support.checkout import ROOT
 from support.in_process import lockstep
@@ -118,9 +118,9 @@ def test_a_run_of_quickstart_is_found_where_no_workspace_is_named(nothing_said: 
     gang = nothing_said / "quickstart/workspace/runs/demo/gang"
     gang.mkdir(parents=True)
     (gang / "attempts.jsonl").write_text(json.dumps({"attempt": 1, "jobUid": "u", "restarts": 0, "started": "2026-01-01T00:00:00Z"}))
-    found = LocalSite(DEFAULT).job("demo")
+    found = local_backend(DEFAULT).job("demo")
     assert found.at == f"demo --local --workspace {nothing_said}/quickstart"
-    assert [job.name for job in LocalSite(DEFAULT).jobs()] == ["demo"] and LocalSite(nothing_said).jobs() == []
+    assert [job.name for job in local_backend(DEFAULT).jobs()] == ["demo"] and LocalBackend(nothing_said).jobs() == []
 
 
 @pytest.mark.parametrize("verb", ["validate", "render", "cp -f job.yaml model demo:/workspace/models/"])
@@ -224,7 +224,7 @@ def test_a_run_without_an_operator_is_found_where_nobody_may_read_training_jobs(
     stub = ApiStub({maps: {"metadata": {}, "items": [run]}, f"{maps}/x-run-0123": run}, forbidden={"trainingjobs"})
     with served(stub, tmp_path) as kubeconfig:
         monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
-        site = KubeSite(target_of(Verb(), "local", "team"))
+        site = KubernetesBackend(target_of(Verb(), "local", "team"))
         assert site.job("x").uid == "u1"
         stub.objects.clear()
         with pytest.raises(ApiError, match="cannot get resource"):

@@ -24,7 +24,7 @@ from lockstep.plan.ahead.scaling import (
     scaling_job,
     sizes,
 )
-from lockstep.platforms.in_namespace.shortruns import prepared_to_measure
+from lockstep.platforms.kubernetes.shortruns import prepared_to_measure
 from lockstep_gang.contract.run import WhenDone, parse_run
 from lockstep_spec.choices import Content, StorageMode
 

@@ -28,9 +28,9 @@ from lockstep.plan.cluster.calibration import (
     with_calibration,
 )
 from lockstep.plan.render.resolve import resolve
-from lockstep.platforms.in_namespace.objects import prepare
-from lockstep.platforms.in_namespace.shortruns import without_agents, without_claims
 from lockstep.platforms.jobs import shortresults
+from lockstep.platforms.kubernetes.objects import prepare
+from lockstep.platforms.kubernetes.shortruns import without_agents, without_claims
 from lockstep_gang.agent.main import main as agent
 from lockstep_gang.agent.preflight.allreduce_rank import sizes
 from support.api_stub import kubeconfig

@@ -19,7 +19,6 @@ from typer.testing import CliRunner
 from lockstep.api.errors import ConfigError
 from lockstep.api.objects import Object, condition, current_status
 from lockstep.cli.main import app
-from lockstep.cli.shared.localsite import LocalSite
 from lockstep.plan.hosts.status import next_steps as hosts_steps
 from lockstep.plan.observed import Observed, start_anew
 from lockstep.plan.pages.remedies import NOT_AS_ASKED, REMEDIES, next_steps, remedy
@@ -28,6 +27,7 @@ from lockstep.plan.pages.why import Answer, ClusterHome, Where, answer_page, cos
 from lockstep.plan.reasons import Reason
 from lockstep.plan.reconcile.reconcile import reconcile
 from lockstep.plan.times import timestamp
+from lockstep.platforms.local.backend import LocalBackend
 from lockstep_gang.contract.report import Cause, CheckpointReport, Failure, Restart, State, TrainerReport, Unwritten, report_file_text
 from lockstep_gang.contract.run import JobIdentity
 from lockstep_gang.lifecycle.gang import new_gang
@@ -353,7 +353,7 @@ def test_a_local_run_names_a_checkpoint_only_where_one_is_known_and_the_command_
     (folder / "logs/output/run.json").write_text(json.dumps({"nodes": 2, "job": {"uid": "u"}, **run}))
     typed = "lockstep run -f 'my job.yaml' --local"
     (folder / "local.lock").write_text(f"1\n{typed}\n")
-    said = LocalSite(tmp_path).job("x").answer(None)
+    said = LocalBackend(tmp_path).job("x").answer(None)
     assert said.summary.endswith(f"; to {words}: {typed}")
     assert [(step.command, step.what) for step in said.next] == [(typed, words)]
 
@@ -402,7 +402,7 @@ def test_a_local_run_whose_process_is_gone_or_is_somebody_else_s_is_stopped_with
         fcntl.flock(lock, fcntl.LOCK_EX)  # as agents hold it that outlive the command
         lock.write(f"{ended.pid}\nlockstep run -f job.yaml --local\n")
         lock.flush()
-        job = LocalSite(tmp_path).job("x")
+        job = LocalBackend(tmp_path).job("x")
         assert job.suspend() is False
 
         def refuse(*_: int) -> None:

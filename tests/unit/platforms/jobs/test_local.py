@@ -18,8 +18,9 @@ from lockstep.api.errors import ConfigError
 from lockstep.api.job import TrainingJob
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.resolved import Resolved
+from lockstep.platforms.jobs.machine import check_inputs, gpus_here
 from lockstep.platforms.local import run as run_module
-from lockstep.platforms.local.placement import check_inputs, gpus_here, local_defaults, local_run, node_devices
+from lockstep.platforms.local.placement import local_defaults, local_run, node_devices
 from lockstep_gang.contract.run import Run, WhenDone
 from lockstep_spec.choices import StorageMode
 

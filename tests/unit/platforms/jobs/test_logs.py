@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 from lockstep.api.errors import Failed
 from lockstep.cli.jobs import logs as cli_logs
 from lockstep.cli.main import app
-from lockstep.cli.shared.kubesite import ClusterJob
 from lockstep.kube import exec as kube_exec
 from lockstep.kube.cluster import ApiError, Cluster
 from lockstep.kube.exec import NotRunning, PodPlace
@@ -27,6 +26,7 @@ from lockstep.platforms.jobs import logs as module
 from lockstep.platforms.jobs import runs
 from lockstep.platforms.jobs.logs import follow, lines, unheard_lines
 from lockstep.platforms.jobs.runs import frozen_run
+from lockstep.platforms.kubernetes.backend import KubernetesJob
 from lockstep.platforms.local.place import LocalPlace
 from lockstep.programs import NotStarted
 from lockstep_gang.contract.run import JobIdentity
@@ -437,7 +437,7 @@ def test_a_reader_is_removed_when_nobody_reads_the_lines_any_more(monkeypatch: p
     monkeypatch.setattr(module, "folder_lines", folder_lines)
     monkeypatch.setattr(cli_logs, "put", broken)
     with pytest.raises(BrokenPipeError):
-        asyncio.run(cli_logs._print(ClusterJob(target, JOB), ALL))
+        asyncio.run(cli_logs._print(KubernetesJob(target, JOB), ALL))
     assert made and cluster.left == []
 
 

@@ -15,13 +15,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lockstep_spec.exits import FAILED
+from lockstep_spec.exits import FAILED, INTERRUPTED
 from lockstep_spec.words import printable_line
 
 VERBS = ("run", "stop", "env")
 SOCKET = "/lockstep/agent.sock"
 USAGE = 2
-INTERRUPTED = 130
 READ_BYTES = 65536
 QUIET_SECONDS = 10.0
 """Time without a line of any rank or of Lockstep after which the caller hears why."""

@@ -17,8 +17,8 @@ from lockstep.plan.render.machine import machine_variables, on_machine, socket_v
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.resolved import PlatformDefaults, Resolved
 from lockstep.plan.render.run import Placement, build_run
-from lockstep.platforms.launch.machine import KEPT, NodeMachine
-from lockstep.platforms.local.placement import VISIBLE, shell_variables
+from lockstep.platforms.hosts.joined.machine import KEPT, NodeMachine
+from lockstep.platforms.jobs.machine import VISIBLE, shell_variables
 from lockstep_gang.contract.run import Run, WhenDone
 from lockstep_spec.choices import StorageMode
 from lockstep_spec.words import number_of

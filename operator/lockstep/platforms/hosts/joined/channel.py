@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lockstep.api.errors import ConfigError
-from lockstep.platforms.launch.token import LaunchToken
+from lockstep.platforms.hosts.joined.token import LaunchToken
 from lockstep_gang.contract.lines import PROOF_SECONDS, ProvingReader, Streams, next_line, send_at_once, send_plain
 from lockstep_gang.contract.proof import Handshake, Opener, ProofError, Sealer, new_nonce, read_object, require_proof
 

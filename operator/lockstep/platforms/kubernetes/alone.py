@@ -35,18 +35,17 @@ from lockstep.plan.waiting.containers import is_scheduled
 from lockstep.platforms.clusters.facts import with_image
 from lockstep.platforms.clusters.listings import list_kind, read_object
 from lockstep.platforms.files.reader import beside, create_claims
-from lockstep.platforms.in_namespace.objects import Run, objects, prepare
 from lockstep.platforms.inpod.keeper import verdict
 from lockstep.platforms.jobs.keeper import VERDICTS, keeper, keeper_name
 from lockstep.platforms.jobs.logs import STAMP
+from lockstep.platforms.kubernetes.objects import Run, objects, prepare
 from lockstep.platforms.output import put
 from lockstep.programs import ProgramFailed, answer_of, output_of
 from lockstep_gang.contract.report import ENDS, State
 from lockstep_gang.contract.run import parse_run
-from lockstep_spec.exits import SAVED
+from lockstep_spec.exits import DONE, FAILED, INTERRUPTED, SAVED
 from lockstep_spec.words import number_of
 
-COMPLETE, FAILED, INTERRUPTED = 0, 1, 130
 LOOK_SECONDS = 1.0
 RETRY_SECONDS = 0.25
 DRAIN_SECONDS = 5.0
@@ -109,10 +108,10 @@ async def _run(job: TrainingJob, profile: TrainingCluster, namespace: str | None
         await _scale(cluster, run, 0)
         await cluster.delete("Job", place, keeper_name(run.name))
         _print(
-            f"{'Complete' if code == COMPLETE else 'Failed'}: scaled to zero; kubectl delete configmap {run.frozen.name} -n {place} removes"
+            f"{'Complete' if code == DONE else 'Failed'}: scaled to zero; kubectl delete configmap {run.frozen.name} -n {place} removes"
             " all but the claims"
         )
-        return COMPLETE if code == COMPLETE else FAILED
+        return DONE if code == DONE else FAILED
 
 
 async def run_until(cluster: Cluster, run: Run, say: Say, heard: asyncio.Event, limit: TimeLimit, leave: Leave | None = None) -> None:
@@ -225,7 +224,7 @@ async def _ended_since(cluster: Cluster, run: Run) -> int | None:
         f"{'Complete' if is_complete else 'Failed'}: {end.get('message')}; its nodes are free, its log: lockstep logs {run.name} -n"
         f" {run.namespace}"
     )
-    return COMPLETE if is_complete else FAILED
+    return DONE if is_complete else FAILED
 
 
 def _owning_run(stateful_set: Object, name: str) -> str | None:

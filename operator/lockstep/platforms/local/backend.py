@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.objects import Object, condition, go_on_words, typed_command
-from lockstep.cli.shared.folders import state_folder
-from lockstep.cli.shared.site import Site, SiteJob, Stale, Volume
-from lockstep.cli.shared.trainer import in_full_environment
+from lockstep.platforms.backend import Backend, Job, Stale, Volume
+from lockstep.platforms.local.environment import in_full_environment
 
 if TYPE_CHECKING:
     from lockstep.plan.pages.logs import LogSelection
@@ -26,65 +25,60 @@ if TYPE_CHECKING:
 
 DEFAULT = Path(".lockstep/workspace")
 """Workspace of runs without --workspace."""
-QUICKSTART = "quickstart"
-"""That of `lockstep quickstart --local`, in the folder of what is remembered."""
 
 
-class LocalSite(Site):
+class LocalBackend(Backend):
     """A workspace of this machine."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path, also: Sequence[Path] = ()) -> None:
+        """`also`: workspaces that are looked into where this one hasn't a job."""
+        self.root, self._also = root, also
         self.again = "--local" + ("" if root == DEFAULT else f" --workspace {shlex.quote(str(root))}")
         self.anew = f"lockstep run -f FILE --fresh {self.again}"
         self.where = f"in workspace {root}"
         self.elsewhere = "--workspace names another one"
         self._unread: list[str] = []
 
-    def jobs(self, *, everywhere: bool = False, selector: str | None = None) -> list[SiteJob]:
+    def jobs(self, *, everywhere: bool = False, selector: str | None = None) -> list[Job]:
         from lockstep.platforms.local.records import run_names
 
         if everywhere or selector is not None:
             raise ConfigError("-A and -l choose among jobs of a cluster: a workspace has neither namespaces nor labels")
-        jobs, self._unread = list[SiteJob](), list[str]()
-        for place, name in [(site, name) for site in self._sites() for name in run_names(site.root)]:
+        jobs, self._unread = list[Job](), list[str]()
+        for place, name in [(backend, name) for backend in self._backends() for name in run_names(backend.root)]:
             try:
                 jobs.append(LocalJob(place, name))
             except ConfigError as error:
                 self._unread.append(str(error))
         return jobs
 
-    def current(self, jobs: Sequence[SiteJob]) -> tuple[list[Object], Stale | None]:
+    def current(self, jobs: Sequence[Job]) -> tuple[list[Object], Stale | None]:
         return [job.job for job in jobs], Stale("", "; ".join(self._unread)) if self._unread else None
 
-    def _sites(self) -> list[LocalSite]:
-        """Return this workspace; where none was named, that of `lockstep quickstart --local`, too."""
-        with suppress(ConfigError):
-            if self.root == DEFAULT:
-                return [self, LocalSite(state_folder() / QUICKSTART)]
-        return [self]
+    def _backends(self) -> list[LocalBackend]:
+        return [self, *map(LocalBackend, self._also)]
 
     def job(self, name: str) -> LocalJob:
         """Return the run of this name. Raises ConfigError, naming those that are here, when there is none."""
         from lockstep.platforms.local.records import run_names
 
-        for site in self._sites():
-            if (site.root / "workspace/runs" / name).is_dir():
-                return LocalJob(site, name)
+        for backend in self._backends():
+            if (backend.root / "workspace/runs" / name).is_dir():
+                return LocalJob(backend, name)
         raise ConfigError(self.no_such_job(name, run_names(self.root)))
 
 
-class LocalJob(SiteJob):
+class LocalJob(Job):
     """A run on this machine, by the records in its folder."""
 
-    def __init__(self, site: LocalSite, name: str) -> None:
-        self.site: LocalSite = site
+    def __init__(self, backend: LocalBackend, name: str) -> None:
+        self.backend: LocalBackend = backend
         self._read(name)
 
     def _read(self, name: str) -> None:
         from lockstep.platforms.local.records import observed_run
 
-        self.observed = observed_run(name, self.site.root, self.site.again)
+        self.observed = observed_run(name, self.backend.root, self.backend.again)
         self.job = self.observed.job
 
     def rank_node(self, rank: int) -> int:
@@ -100,7 +94,7 @@ class LocalJob(SiteJob):
 
     @property
     def _folder(self) -> str:
-        return str(self.site.root / "workspace/runs" / self.name)
+        return str(self.backend.root / "workspace/runs" / self.name)
 
     def stacks(self, rank: int | None) -> list[RankAnswer]:
         from lockstep.plan.pages.stacks import missing, read_ranks
@@ -129,10 +123,10 @@ class LocalJob(SiteJob):
             raise ConfigError(f"--bundle collects Kubernetes objects: all that is known of {self.name} is in {self._folder}")
         answer = why(self.observed, (), time.time())
         failure = self.observed.status_part("failure")
-        help_ = f"; {advice(failure, self.name, self.site.again, in_pods=False)}" if answer.state is Where.FAILED and failure else ""
-        again = Step(typed_command(self.job, self.site.again), f"{go_on_words(self.job)}{help_}")
+        help_ = f"; {advice(failure, self.name, self.backend.again, in_pods=False)}" if answer.state is Where.FAILED and failure else ""
+        again = Step(typed_command(self.job, self.backend.again), f"{go_on_words(self.job)}{help_}")
         steps = {
-            Where.RUNNING: (Step(f"lockstep logs {self.at} -f", "follow it"), *ask_ranks(self.observed, self.site.again)),
+            Where.RUNNING: (Step(f"lockstep logs {self.at} -f", "follow it"), *ask_ranks(self.observed, self.backend.again)),
             Where.COMPLETE: (Step(f"lockstep describe {self.at}", "shows where its results are"),),
         }
         if answer.state in (Where.SILENT, Where.RECORD_UNWRITTEN) and process_of(Path(self._folder)) is not None:
@@ -161,10 +155,10 @@ class LocalJob(SiteJob):
         return True
 
     def resume(self) -> bool:
-        raise ConfigError(f"a run on this machine goes on when it is started again: {typed_command(self.job, self.site.again)}")
+        raise ConfigError(f"a run on this machine goes on when it is started again: {typed_command(self.job, self.backend.again)}")
 
     def raise_retry(self) -> int:
-        raise ConfigError(f"a run on this machine is retried as it was started: {typed_command(self.job, self.site.again)}")
+        raise ConfigError(f"a run on this machine is retried as it was started: {typed_command(self.job, self.backend.again)}")
 
     def delete(self) -> str:
         raise ConfigError(
@@ -204,5 +198,5 @@ class LocalJob(SiteJob):
 
         if node >= self._nodes > 0:
             raise no_such_node(self.name, node, self._nodes)
-        folder = self.site.root.resolve()
+        folder = self.backend.root.resolve()
         yield Volume(LocalPlace(), str(folder / "workspace"), str(folder / "datasets"))

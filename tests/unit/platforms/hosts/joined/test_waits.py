@@ -9,9 +9,9 @@ from typing import Any, cast
 import pytest
 
 from lockstep.api.errors import ConfigError
-from lockstep.platforms.launch import join
-from lockstep.platforms.launch.join import JoinRequest
-from lockstep.platforms.launch.token import new_token
+from lockstep.platforms.hosts.joined import join
+from lockstep.platforms.hosts.joined.join import JoinRequest
+from lockstep.platforms.hosts.joined.token import new_token
 from unit.virtual_time import VirtualClock, clock_of
 
 

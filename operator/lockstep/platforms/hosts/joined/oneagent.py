@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lockstep.platforms.local.run import END_SECONDS, write_private
+from lockstep.platforms.jobs.machine import END_SECONDS, write_private
 from lockstep.platforms.output import leave_terminal
 from lockstep_gang.contract.run import Run, run_text
 

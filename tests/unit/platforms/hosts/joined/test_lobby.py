@@ -14,13 +14,13 @@ from typing import Any, cast
 
 import pytest
 
-from lockstep.platforms.launch import machine as this_machine
-from lockstep.platforms.launch.channel import TokenChannel, connect
-from lockstep.platforms.launch.lobby import Joining, Lobby
-from lockstep.platforms.launch.machine import NodeMachine
-from lockstep.platforms.launch.token import new_token
+from lockstep.platforms.hosts.joined import machine as this_machine
+from lockstep.platforms.hosts.joined.channel import TokenChannel, connect
+from lockstep.platforms.hosts.joined.lobby import Joining, Lobby
+from lockstep.platforms.hosts.joined.machine import NodeMachine
+from lockstep.platforms.hosts.joined.token import new_token
 from lockstep_spec.codec import to_json
-from unit.platforms.launch.test_seats import launched
+from unit.platforms.hosts.joined.test_seats import launched
 
 PORTS = iter(range(16000 + os.getpid() % 10 * 150, 17600, 2))
 FIRST = NodeMachine("head", "1.0", "/usr/bin/python3", "/data/head", "127.0.0.1", "lo", ("0",))

@@ -18,17 +18,17 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.api.errors import ConfigError
-from lockstep.platforms.launch.channel import TokenChannel, connect
-from lockstep.platforms.launch.lobby import Joining
-from lockstep.platforms.launch.machine import highest_attempt, machine_facts, place_text
-from lockstep.platforms.launch.oneagent import OneAgent, signals
-from lockstep.platforms.launch.seats import require_variables
-from lockstep.platforms.launch.token import LaunchToken
-from lockstep.platforms.local.run import END_SECONDS, FAILED, INTERRUPTED
+from lockstep.platforms.hosts.joined.channel import TokenChannel, connect
+from lockstep.platforms.hosts.joined.lobby import Joining
+from lockstep.platforms.hosts.joined.machine import highest_attempt, machine_facts, place_text
+from lockstep.platforms.hosts.joined.oneagent import OneAgent, signals
+from lockstep.platforms.hosts.joined.seats import require_variables
+from lockstep.platforms.hosts.joined.token import LaunchToken
+from lockstep.platforms.jobs.machine import END_SECONDS
 from lockstep.platforms.output import tell
 from lockstep_gang.contract.run import Run
 from lockstep_spec.codec import ContractError, from_json, to_json
-from lockstep_spec.exits import CONFIGURATION, SAVED
+from lockstep_spec.exits import CONFIGURATION, FAILED, INTERRUPTED, SAVED
 
 RETRY_SECONDS = 1.0
 SAY_SECONDS = 30.0

@@ -14,24 +14,24 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import CONTAINER, DATASETS, WORKSPACE, pod_name
 from lockstep.api.objects import Object, condition, current_status, go_on_words, has_ended, is_run, is_true, uid_of
-from lockstep.cli.shared.site import JobGone, Site, SiteJob, Stale, Volume, instead_of
 from lockstep.kube.outage import Outage
+from lockstep.platforms.backend import Backend, Job, JobGone, Stale, Volume, instead_of
 from lockstep.platforms.output import tell
 from lockstep_spec.words import listed
 
 if TYPE_CHECKING:
-    from lockstep.cli.shared.target import Target
     from lockstep.kube.cluster import Cluster
     from lockstep.kube.exec import PodPlace
     from lockstep.plan.observed import Observed
     from lockstep.plan.pages.logs import LogSelection
     from lockstep.plan.pages.stacks import RankAnswer
     from lockstep.plan.pages.why import Answer, ClusterHome
+    from lockstep.platforms.kubernetes.target import Target
 
 T = TypeVar("T")
 
 
-class KubeSite(Site):
+class KubernetesBackend(Backend):
     """A namespace of a cluster."""
 
     def __init__(self, target: Target) -> None:
@@ -41,14 +41,14 @@ class KubeSite(Site):
         self.where = f"in namespace {target.namespace}"
         self.noun = "TrainingJob"
 
-    def jobs(self, *, everywhere: bool = False, selector: str | None = None) -> list[SiteJob]:
+    def jobs(self, *, everywhere: bool = False, selector: str | None = None) -> list[Job]:
         from lockstep.kube.jobs import list_jobs
 
         jobs = list_jobs(self.target.client, None if everywhere else self.target.namespace, selector)
         runs = [run for run in seen_runs(self.target, [job for job in jobs if is_run(job)]) if run["status"].get("conditions")]
-        return [ClusterJob(self.target, job) for job in (*(job for job in jobs if not is_run(job)), *runs)]
+        return [KubernetesJob(self.target, job) for job in (*(job for job in jobs if not is_run(job)), *runs)]
 
-    def job(self, name: str) -> ClusterJob:
+    def job(self, name: str) -> KubernetesJob:
         """Return the job of this name, or the run of --in-namespace. Raises ConfigError, naming the jobs that are there, when there is
         none.
         """
@@ -66,21 +66,18 @@ class KubeSite(Site):
         job = job or next(iter(runs_without_operator(client, namespace, name)), None)
         if job is None:
             raise refusal or ConfigError(no_such_job(self.target, name))
-        return ClusterJob(self.target, job).seen()
+        return KubernetesJob(self.target, job).seen()
 
     def default_nodes(self, job: Object) -> int | None:
         """Return the cluster file's number, if the job is of that cluster."""
-        from lockstep.cli.shared.clusterfiles import load_cluster
-
-        try:
-            profile = load_cluster(self.target.cluster).profile
-        except ConfigError:
+        of_file = self.target.files.default_nodes(self.target.cluster)
+        if of_file is None:
             return None
-        status = job.get("status") or {}
-        name = (status.get("cluster") or {}).get("name") or job["spec"].get("cluster") or profile.metadata.name
-        return profile.spec.gpus.default_nodes if name == profile.metadata.name else None
+        named = ((job.get("status") or {}).get("cluster") or {}).get("name") or job["spec"].get("cluster")
+        name, nodes = of_file
+        return nodes if named in (None, name) else None
 
-    def current(self, jobs: Sequence[SiteJob]) -> tuple[list[Object], Stale | None]:
+    def current(self, jobs: Sequence[Job]) -> tuple[list[Object], Stale | None]:
         from lockstep.plan.pages.table import is_open, marked
         from lockstep.platforms.jobs.observe import operator_unheard
 
@@ -92,15 +89,15 @@ class KubeSite(Site):
 
 
 @dataclass(frozen=True)
-class ClusterJob(SiteJob):
+class KubernetesJob(Job):
     """A job as the API server has it."""
 
     target: Target
     job: Object
 
     @property
-    def site(self) -> KubeSite:  # type: ignore[override]
-        return KubeSite(self.target)
+    def backend(self) -> KubernetesBackend:  # type: ignore[override]
+        return KubernetesBackend(self.target)
 
     @property
     def namespace(self) -> str:
@@ -109,6 +106,12 @@ class ClusterJob(SiteJob):
     @property
     def at(self) -> str:
         return f"{self.name} -n {self.namespace}{self.target.options}"
+
+    @property
+    def home(self) -> ClusterHome | None:
+        """Return the job's cluster and the namespace of its jobs, as a cluster file states them; None where none does."""
+        named = self.job["spec"].get("cluster") or (None if self.target.is_stand_in else self.target.cluster)
+        return self.target.files.home(named) if named else None
 
     def run(self, work: Callable[[Cluster], Coroutine[Any, Any, T]]) -> T:
         """Return the result of `work`, done on a connection to the job's cluster that ends with it."""
@@ -132,7 +135,7 @@ class ClusterJob(SiteJob):
 
         return self.run(lambda cluster: ask_ranks(cluster, self.job, rank))
 
-    def seen(self) -> ClusterJob:
+    def seen(self) -> KubernetesJob:
         """Return a run of --in-namespace with its status; any other job as it is."""
         return replace(self, job=seen_runs(self.target, [self.job])[0]) if is_run(self.job) else self
 
@@ -223,7 +226,7 @@ class ClusterJob(SiteJob):
     async def follow(
         self, selection: LogSelection, say: Callable[[str], None], watch: Callable[[Object], object] = has_ended
     ) -> AsyncGenerator[str, None]:
-        """Yield the lines as `SiteJob.follow` does. `watch` gets the status whenever there is no log to read."""
+        """Yield the lines as `Job.follow` does. `watch` gets the status whenever there is no log to read."""
         from lockstep.platforms.jobs.logs import follow, lines
 
         printed = False
@@ -268,8 +271,8 @@ def seen_runs(target: Target, runs: Sequence[Object]) -> list[Object]:
     """Return runs of --in-namespace with their status, all looked at over one connection."""
     if not runs:
         return []
-    from lockstep.platforms.in_namespace.status import observe_run
     from lockstep.platforms.jobs.observe import JobObserver
+    from lockstep.platforms.kubernetes.status import observe_run
 
     async def observed(cluster: Cluster) -> list[Object]:
         look = JobObserver(cluster)
@@ -281,7 +284,7 @@ def seen_runs(target: Target, runs: Sequence[Object]) -> list[Object]:
 class _Over:
     """Answers whether a job that is followed has ended."""
 
-    def __init__(self, cluster: Cluster, job: ClusterJob, say: Callable[[str], None], watch: Callable[[Object], object]) -> None:
+    def __init__(self, cluster: Cluster, job: KubernetesJob, say: Callable[[str], None], watch: Callable[[Object], object]) -> None:
         self._cluster, self._job, self._say, self._watch = cluster, job, say, watch
         self._reason, self._outage = "", Outage(say)
 
@@ -309,13 +312,13 @@ class _Over:
         return has_ended(status)
 
 
-async def _answer(connection: Cluster, job: ClusterJob, bundle: Path | None) -> Answer:
+async def _answer(connection: Cluster, job: KubernetesJob, bundle: Path | None) -> Answer:
     from lockstep.plan.pages.why import answer_page, is_awaited
     from lockstep.plan.pages.why import why as answer_of
     from lockstep.platforms.clusters.facts import unserved
-    from lockstep.platforms.in_namespace.status import observe_run
     from lockstep.platforms.jobs.logs import unheard_lines
     from lockstep.platforms.jobs.observe import JobObserver, operator_unheard
+    from lockstep.platforms.kubernetes.status import observe_run
 
     look, unheard, lacks = JobObserver(connection), None, ""
     if is_run(job.job):
@@ -324,7 +327,7 @@ async def _answer(connection: Cluster, job: ClusterJob, bundle: Path | None) -> 
         observed, unheard, lacks = await asyncio.gather(
             look.at(job.job), operator_unheard(connection, job.namespace), unserved(connection, job.namespace)
         )
-    answer = answer_of(observed, tuple(look.not_seen), time.time(), lacks, unheard, _home(job))
+    answer = answer_of(observed, tuple(look.not_seen), time.time(), lacks, unheard, job.home)
     if is_run(job.job):
         retry = f"lockstep retry -f FILE --in-namespace -n {job.namespace}{job.target.options}"
         steps = (replace(step, command=re.sub(r"^lockstep (retry|resume) .*", retry, step.command)) for step in answer.next)
@@ -334,19 +337,6 @@ async def _answer(connection: Cluster, job: ClusterJob, bundle: Path | None) -> 
     if bundle is not None:
         await _write(bundle, connection, observed, answer_page(answer))
     return answer
-
-
-def _home(job: ClusterJob) -> ClusterHome | None:
-    """Namespace of the jobs of the job's cluster, as its file in clusters/ states it; None where no file does."""
-    from lockstep.cli.shared.clusterfiles import peek
-    from lockstep.plan.pages.why import ClusterHome
-
-    named = job.job["spec"].get("cluster") or (None if job.target.is_stand_in else job.target.cluster)
-    try:
-        stated = peek(named) if named else None
-    except ConfigError:
-        return None
-    return None if stated is None or stated.is_of_hosts else ClusterHome(stated.name, stated.namespace)
 
 
 async def _write(path: Path, connection: Cluster, observed: Observed, answer: str) -> None:
@@ -380,5 +370,5 @@ def no_such_job(target: Target, name: str) -> str:
 
 def unknown_job(name: str, namespace: str, names: list[str]) -> str:
     """Explain a job that no namespace has."""
-    others = instead_of(name, names, KubeSite.have, "-n names another namespace")
+    others = instead_of(name, names, KubernetesBackend.have, "-n names another namespace")
     return f"there is no TrainingJob {name} in namespace {namespace}: {others}"

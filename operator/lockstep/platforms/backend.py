@@ -1,5 +1,5 @@
-"""Places where jobs are: a namespace of a cluster, hosts over ssh, a workspace of this machine. A verb about a job asks a `Site`, and works
-on each alike.
+"""A place where jobs run: a namespace of a cluster, hosts over ssh, a workspace of this machine. A verb about a job asks a `Backend`, and
+works on each alike.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Volume(NamedTuple):
 
 
 def instead_of(name: str, names: Iterable[str], have: str, elsewhere: str) -> str:
-    """Return the jobs that are there in place of one that isn't, and a hint. `have` and `elsewhere` are as those of a Site."""
+    """Return the jobs that are there in place of one that isn't, and a hint. `have` and `elsewhere` are as those of a Backend."""
     from lockstep.api.files.problems import nearest
 
     every = sorted(names)
@@ -70,7 +70,7 @@ def instead_of(name: str, names: Iterable[str], have: str, elsewhere: str) -> st
     return f"{have} {', '.join(every) or 'none'}{hint}"
 
 
-class Site(ABC):
+class Backend(ABC):
     """A place where jobs are."""
 
     again: str
@@ -89,14 +89,14 @@ class Site(ABC):
     """Option that names another such place, for a job that isn't here; '' where none does."""
 
     @abstractmethod
-    def jobs(self, *, everywhere: bool = False, selector: str | None = None) -> list[SiteJob]:
+    def jobs(self, *, everywhere: bool = False, selector: str | None = None) -> list[Job]:
         """Return every job here. `everywhere`: of every namespace. `selector`: only those with these labels."""
 
     @abstractmethod
-    def job(self, name: str) -> SiteJob:
+    def job(self, name: str) -> Job:
         """Return the job of this name. Raises ConfigError, naming the jobs that are here, when there is none."""
 
-    def named(self, names: Sequence[str]) -> list[SiteJob]:
+    def named(self, names: Sequence[str]) -> list[Job]:
         """Return each job once, in the order given. Raises ConfigError for the first name that no job has."""
         return [self.job(name) for name in dict.fromkeys(names)]
 
@@ -108,15 +108,15 @@ class Site(ABC):
         """Return the number of nodes of a job that states none; None where nobody knows."""
         return (job.get("status") or {}).get("nodes") or None
 
-    def current(self, jobs: Sequence[SiteJob]) -> tuple[list[Object], Stale | None]:
+    def current(self, jobs: Sequence[Job]) -> tuple[list[Object], Stale | None]:
         """Return the jobs as objects, those marked whose status nobody keeps up to date, and why nobody does."""
         return [job.job for job in jobs], None
 
 
-class SiteJob(ABC):
+class Job(ABC):
     """A job, wherever it is. `job` is a TrainingJob with its status, as an API server has it."""
 
-    site: Site
+    backend: Backend
     job: Object
 
     @property
@@ -135,7 +135,7 @@ class SiteJob(ABC):
     @property
     def at(self) -> str:
         """The job on a command line: `demo -n team`."""
-        return f"{self.name} {self.site.again}".rstrip()
+        return f"{self.name} {self.backend.again}".rstrip()
 
     @abstractmethod
     def rank_node(self, rank: int) -> int:
@@ -200,8 +200,8 @@ class SiteJob(ABC):
         if len(nodes) > 1:
             raise ConfigError(
                 f"job {self.name} has one volume per pod, and its shards are spread over {len(nodes)} of them: fetch them (lockstep cp"
-                f" {self.name}:runs/{self.name}/checkpoints node-N --node N {self.site.again}, N from {nodes[0]} to {nodes[-1]}) and name"
-                f" the folders: lockstep checkpoint {verb} node-{nodes[0]} …"
+                f" {self.name}:runs/{self.name}/checkpoints node-N --node N {self.backend.again}, N from {nodes[0]} to {nodes[-1]}) and"
+                f" name the folders: lockstep checkpoint {verb} node-{nodes[0]} …"
             )
         async with self.trainer(nodes[0] if nodes else 0, say) as volume:
             return await inspected(volume.place, verb, volume.run_folder(self.name), options)

@@ -25,11 +25,11 @@ from lockstep.plan.render.resolved import PlatformDefaults
 from lockstep.plan.render.run import with_preflight, without_ranks
 from lockstep.platforms.clusters.facts import with_image
 from lockstep.platforms.files.reader import running_pods
-from lockstep.platforms.in_namespace.objects import Run, prepare
-from lockstep.platforms.in_namespace.run import OWN, Leave, Say, TimeLimit, run_until
 from lockstep.platforms.inpod import forget, source_of
 from lockstep.platforms.jobs.netrates import measure_pairs
 from lockstep.platforms.jobs.shortresults import LINES, Hear, Read, Short, ShortEnd, ShortRuns
+from lockstep.platforms.kubernetes.alone import OWN, Leave, Say, TimeLimit, run_until
+from lockstep.platforms.kubernetes.objects import Run, prepare
 from lockstep.programs import meanwhile, python_output
 from lockstep_gang.contract.run import WhenDone, parse_run, run_text
 from lockstep_spec.choices import StorageMode

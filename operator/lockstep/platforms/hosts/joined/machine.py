@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lockstep.api.errors import ConfigError
-from lockstep.platforms.local.placement import VISIBLE, gpus_here
+from lockstep.platforms.jobs.machine import VISIBLE, gpus_here
 from lockstep_spec.kernel import file_words
 
 SIOCGIFCONF = 0x8912

@@ -14,7 +14,7 @@ from lockstep.kube.cluster import ApiError, Cluster
 from lockstep.plan.cluster.facts import ClusterFacts, ProbeFacts
 from lockstep.plan.discovery.probe import probe_pods, probed_nodes, read_probe
 from lockstep.platforms.clusters import waits
-from lockstep.platforms.in_namespace import probe
+from lockstep.platforms.kubernetes import probe
 from lockstep_gang.agent.main import main as agent
 from lockstep_gang.agent.preflight.facts import probed
 from support.cluster_facts import node, rdma_cluster, with_namespace_rights

@@ -11,10 +11,10 @@ import pytest
 from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import ConfigError
 from lockstep.api.job import TrainingJob
-from lockstep.platforms.launch.launch import LaunchRequest, launch_job
-from lockstep.platforms.launch.machine import NodeMachine, highest_attempt, own_address, own_addresses, parse_place, place_text
-from lockstep.platforms.launch.seats import Launched, refusal, require_variables, rooms, run_there
-from lockstep.platforms.launch.starters import node_number
+from lockstep.platforms.hosts.joined.launch import LaunchRequest, launch_job
+from lockstep.platforms.hosts.joined.machine import NodeMachine, highest_attempt, own_address, own_addresses, parse_place, place_text
+from lockstep.platforms.hosts.joined.seats import Launched, refusal, require_variables, rooms, run_there
+from lockstep.platforms.hosts.joined.starters import node_number
 from lockstep_gang.contract.run import Run, WhenDone
 from lockstep_spec.choices import StorageMode
 

@@ -13,14 +13,14 @@ from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import ConfigError
 from lockstep.api.job import TrainingJob
 from lockstep.plan.render.resolve import path_lines, unkept_lines
-from lockstep.platforms.launch.lobby import Lobby
-from lockstep.platforms.launch.machine import NodeMachine, highest_attempt, machine_facts, own_address, place_text
-from lockstep.platforms.launch.oneagent import OneAgent, signals
-from lockstep.platforms.launch.seats import PORTS, Launched, devices_there, require_variables, resolved_there
-from lockstep.platforms.launch.token import LaunchToken, default_file, show, token_of_launch
-from lockstep.platforms.local.placement import check_inputs, run_dir
-from lockstep.platforms.local.run import END_SECONDS, FAILED, INTERRUPTED, alone
+from lockstep.platforms.hosts.joined.lobby import Lobby
+from lockstep.platforms.hosts.joined.machine import NodeMachine, highest_attempt, machine_facts, own_address, place_text
+from lockstep.platforms.hosts.joined.oneagent import OneAgent, signals
+from lockstep.platforms.hosts.joined.seats import PORTS, Launched, devices_there, require_variables, resolved_there
+from lockstep.platforms.hosts.joined.token import LaunchToken, default_file, show, token_of_launch
+from lockstep.platforms.jobs.machine import END_SECONDS, alone, check_inputs, run_dir
 from lockstep.platforms.output import tell
+from lockstep_spec.exits import FAILED, INTERRUPTED
 
 
 @dataclass(frozen=True)

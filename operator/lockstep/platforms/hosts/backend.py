@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.objects import Object, condition, has_ended
-from lockstep.cli.shared.site import POLL_SECONDS, JobGone, Site, SiteJob, Stale, Volume
+from lockstep.platforms.backend import POLL_SECONDS, Backend, Job, JobGone, Stale, Volume
 
 if TYPE_CHECKING:
     from lockstep.api.files.clusterfile import ClusterFile
@@ -38,7 +38,7 @@ class HostVolume(Volume):
     place: HostPlace
 
 
-class HostSite(Site):
+class HostsBackend(Backend):
     """The hosts of a cluster file."""
 
     def __init__(self, cluster_file: ClusterFile, named: str) -> None:
@@ -63,23 +63,23 @@ class HostSite(Site):
 
     def fleet(self) -> Fleet:
         """Return connections to the hosts, always the same."""
-        from lockstep.cli.shared.terminal import say
         from lockstep.platforms.hosts.fleet import Fleet
+        from lockstep.platforms.output import say
 
         self._fleet = self._fleet or Fleet(self.hosts, self.name, self.given, tell=say)
         return self._fleet
 
-    def jobs(self, *, everywhere: bool = False, selector: str | None = None) -> list[SiteJob]:
+    def jobs(self, *, everywhere: bool = False, selector: str | None = None) -> list[Job]:
         if selector is not None:
             raise ConfigError(f"-l selects by labels, which a cluster has: name the jobs {self.where}")
         seen, self._problems = asyncio.run(self._look(""))
-        return [HostJob(self, one) for one in seen.values()]
+        return [HostsJob(self, one) for one in seen.values()]
 
-    def current(self, jobs: Sequence[SiteJob]) -> tuple[list[Object], Stale | None]:
+    def current(self, jobs: Sequence[Job]) -> tuple[list[Object], Stale | None]:
         away = "; ".join([*self._problems.values(), *self._unread])
         return [job.job for job in jobs], Stale("", f"{away}: what is shown may lack jobs, or be old") if away else None
 
-    def job(self, name: str) -> HostJob:
+    def job(self, name: str) -> HostsJob:
         """Return the job of this name. Raises ConfigError, naming the jobs that are there, when there is none."""
         seen, problems = asyncio.run(self._look(name))
         if name not in seen:
@@ -87,7 +87,7 @@ class HostSite(Site):
             every, _ = asyncio.run(self._look(""))
             away = "".join(f"; {sentence}" for sentence in [*problems.values(), *unread])
             raise ConfigError(f"{self.no_such_job(name, every)}{away}")
-        return HostJob(self, seen[name])
+        return HostsJob(self, seen[name])
 
     async def _look(self, job: str) -> tuple[dict[str, Seen], dict[str, str]]:
         """Ask all hosts. A job of which no host answers is shown as it was seen last."""
@@ -126,21 +126,21 @@ def fleet_of(cluster_file: ClusterFile, named: str | None, **options: object) ->
     given = [f"--{option.replace('_', '-')}" for option, value in options.items() if value]
     if given:
         raise ConfigError(f"{', '.join(given)} is about Kubernetes, and {name} is a cluster of hosts: leave it out")
-    return HostSite(cluster_file, named or name).fleet()
+    return HostsBackend(cluster_file, named or name).fleet()
 
 
-class HostJob(SiteJob):
+class HostsJob(Job):
     """A job, as its hosts tell of it."""
 
-    def __init__(self, site: HostSite, seen: Seen) -> None:
-        self.site: HostSite = site
+    def __init__(self, backend: HostsBackend, seen: Seen) -> None:
+        self.backend: HostsBackend = backend
         self._see(seen)
 
     def _see(self, seen: Seen) -> None:
         from lockstep.plan.hosts.status import host_job
 
         self.seen = seen
-        self.observed = host_job(seen, self.site.again, time.time())
+        self.observed = host_job(seen, self.backend.again, time.time())
         self.job = self.observed.job
 
     def record_on(self, host: str) -> JobRecord | None:
@@ -160,7 +160,7 @@ class HostJob(SiteJob):
     def stacks(self, rank: int | None) -> list[RankAnswer]:
         from lockstep.platforms.hosts.fleet import ask_ranks
 
-        return asyncio.run(ask_ranks(self.site.fleet(), self.seen, rank))
+        return asyncio.run(ask_ranks(self.backend.fleet(), self.seen, rank))
 
     def look_again(self) -> Object:
         return asyncio.run(self.current())
@@ -169,7 +169,9 @@ class HostJob(SiteJob):
         """Read its status again, and return it. Raises JobGone. `patience`: seconds to wait until all of its ranks run."""
         from lockstep.plan.hosts.status import seen_jobs
 
-        answers, problems = await self.site.fleet().look_for(self.name, self.seen.hosts, patience, late_seconds=self.site.late_seconds)
+        answers, problems = await self.backend.fleet().look_for(
+            self.name, self.seen.hosts, patience, late_seconds=self.backend.late_seconds
+        )
         seen = seen_jobs(answers, problems).get(self.name)
         if seen is None and problems:  # no host of it answers: what was seen last still tells which hosts it has
             seen = replace(self.seen, jobs={}, problems=problems)
@@ -187,13 +189,13 @@ class HostJob(SiteJob):
 
         if bundle is not None:
             raise ConfigError(
-                f"--bundle collects Kubernetes objects: on hosts, lockstep cp {self.name}:runs/{self.name}/logs FOLDER {self.site.again}"
+                f"--bundle collects Kubernetes objects: on hosts, lockstep cp {self.name}:runs/{self.name}/logs FOLDER {self.backend.again}"
                 " copies the logs"
             )
         answer = why(self.observed, (), time.time())
         # The last line of every other node that waits, since node 0 can't tell what it doesn't hear, and where a reboot ends the job.
         says = (*complaints(self.seen), *unkept_words(self.seen))
-        return replace(answer, next=next_steps(self.observed, answer.state, self.site.again), says=says)
+        return replace(answer, next=next_steps(self.observed, answer.state, self.backend.again), says=says)
 
     async def commits(self, verb: str, options: Sequence[str], say: Callable[[str], None]) -> tuple[str, int]:
         """Return that of the commits on all of its hosts."""
@@ -207,7 +209,7 @@ class HostJob(SiteJob):
                     places[host], folders[host] = volume.place, volume.run_folder(self.name)
             except Failed as error:
                 away[host] = str(error)
-        return await HostsCommits(self.site.fleet(), places, folders, away).answer(verb, options)
+        return await HostsCommits(self.backend.fleet(), places, folders, away).answer(verb, options)
 
     def suspend(self, *, now: bool = False) -> bool:
         return self._stop(wait=False, now=now)
@@ -217,12 +219,12 @@ class HostJob(SiteJob):
 
         if self.seen.stopped and not self.seen.runs:
             return False
-        asyncio.run(stop(self.site.fleet(), self.seen, wait=wait, now=now))
+        asyncio.run(stop(self.backend.fleet(), self.seen, wait=wait, now=now))
         return True
 
     def resume(self) -> bool:
-        from lockstep.cli.shared.terminal import say
         from lockstep.platforms.hosts.start import start_again
+        from lockstep.platforms.output import say
 
         if (
             self.seen.runs
@@ -234,14 +236,14 @@ class HostJob(SiteJob):
         if self.seen.stopped and self.seen.runs:
             say(f"job {self.name} still saves and stops; then it goes on")
             asyncio.run(self._until_ended())
-        asyncio.run(start_again(self.site.fleet(), self.seen))
+        asyncio.run(start_again(self.backend.fleet(), self.seen))
         self.warn_unkept()
         return True
 
     def warn_unkept(self) -> None:
         """Say on which hosts a reboot ends the job's part."""
-        from lockstep.cli.shared.terminal import say
         from lockstep.plan.hosts.status import unkept_words
+        from lockstep.platforms.output import say
 
         for sentence in unkept_words(self.seen):
             say(f"warning: {sentence}")
@@ -263,17 +265,17 @@ class HostJob(SiteJob):
         from lockstep.platforms.hosts.start import start_again
 
         number = max(job.retry for job in self.seen.jobs.values()) + 1
-        asyncio.run(start_again(self.site.fleet(), self.seen, retry=number))
+        asyncio.run(start_again(self.backend.fleet(), self.seen, retry=number))
         self.warn_unkept()
         return number
 
     def delete(self) -> str:
-        from lockstep.cli.shared.terminal import say
         from lockstep.platforms.hosts.start import remove
+        from lockstep.platforms.output import say
 
         if self.seen.runs:
             say(f"job {self.name} saves and stops first; lockstep stop {self.at} --now ends it without a save")
-        asyncio.run(remove(self.site.fleet(), self.seen))
+        asyncio.run(remove(self.backend.fleet(), self.seen))
         return "what it left in the workspaces of its hosts stays"
 
     async def lines(self, selection: LogSelection, say: Callable[[str], None]) -> AsyncGenerator[str, None]:
@@ -324,7 +326,7 @@ class HostJob(SiteJob):
         job = self.seen.jobs.get(host)
         if job is None or job.record is None:
             raise Failed(f"host {host} has no files of job {self.name}")
-        return Volume(self.site.fleet().place(host), job.record.workspace, job.record.datasets)
+        return Volume(self.backend.fleet().place(host), job.record.workspace, job.record.datasets)
 
     async def free_gpus(self, node: int, count: int) -> str:
         """Return `count` free GPUs of a node, as CUDA_VISIBLE_DEVICES takes them. Raises ConfigError, which says what uses the others, if
@@ -333,10 +335,10 @@ class HostJob(SiteJob):
         from lockstep.plan.hosts.place import gpus_for
 
         host = self.seen.hosts[node]
-        answers, problems = await self.site.fleet().look([host], job=self.name)
+        answers, problems = await self.backend.fleet().look([host], job=self.name)
         if host in problems:
             raise Failed(problems[host])
-        return ",".join(gpu.uuid for gpu in gpus_for(self.site.hosts.host(host), answers[host], count))
+        return ",".join(gpu.uuid for gpu in gpus_for(self.backend.hosts.host(host), answers[host], count))
 
     @asynccontextmanager
     async def trainer(self, node: int, say: Callable[[str], None]) -> AsyncIterator[HostVolume]:
@@ -344,7 +346,7 @@ class HostJob(SiteJob):
         async with self.volume(node, say) as volume:
             record = self.seen.jobs[self.seen.hosts[node]].record
             assert record is not None  # noqa: S101 (`volume` refuses others)
-            fleet = self.site.fleet()
+            fleet = self.backend.fleet()
             place = replace(fleet.place(self.seen.hosts[node]), python=record.command[:1], environment=tuple(record.environment.items()))
             yield HostVolume(place, volume.workspace, volume.datasets)
 

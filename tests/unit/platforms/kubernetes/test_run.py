@@ -22,14 +22,14 @@ from lockstep.kube.exec import NotRunning
 from lockstep.plan.observed import Observed
 from lockstep.plan.render.objects import freeze
 from lockstep.plan.render.resolve import resolve
-from lockstep.platforms.in_namespace import run as module
-from lockstep.platforms.in_namespace import shortruns
-from lockstep.platforms.in_namespace.objects import Run, objects
-from lockstep.platforms.in_namespace.run import TimeLimit, _ended_since, _follow, _Log, _remove_finished, _verdict, run_until
-from lockstep.platforms.in_namespace.shortruns import PodRuns
-from lockstep.platforms.in_namespace.status import observe_run
 from lockstep.platforms.jobs.observe import JobObserver
 from lockstep.platforms.jobs.shortresults import Short, measured_steps
+from lockstep.platforms.kubernetes import alone as module
+from lockstep.platforms.kubernetes import shortruns
+from lockstep.platforms.kubernetes.alone import TimeLimit, _ended_since, _follow, _Log, _remove_finished, _verdict, run_until
+from lockstep.platforms.kubernetes.objects import Run, objects
+from lockstep.platforms.kubernetes.shortruns import PodRuns
+from lockstep.platforms.kubernetes.status import observe_run
 from lockstep_gang.contract.run import parse_run, run_text
 from support.fake_cluster import FakeCluster
 from support.process_place import ProcessPlace

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from lockstep.api.errors import ConfigError
-from lockstep.platforms.launch import token
-from lockstep.platforms.launch.channel import FORMAT, TokenChannel, WrongToken, accept, connect, listen
-from lockstep.platforms.launch.token import LaunchToken, default_file, new_token, read_file, token_of_launch, token_to_join
+from lockstep.platforms.hosts.joined import token
+from lockstep.platforms.hosts.joined.channel import FORMAT, TokenChannel, WrongToken, accept, connect, listen
+from lockstep.platforms.hosts.joined.token import LaunchToken, default_file, new_token, read_file, token_of_launch, token_to_join
 from lockstep_gang.contract.proof import parse_key
 from lockstep_spec.codec import ContractError
 from unit.virtual_time import VirtualClock

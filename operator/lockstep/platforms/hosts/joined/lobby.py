@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from lockstep.api.errors import ConfigError
-from lockstep.platforms.launch.channel import TokenChannel, accept, listen
-from lockstep.platforms.launch.machine import NodeMachine, place_text
-from lockstep.platforms.launch.seats import Launched, devices_there, refusal, rooms, run_there
-from lockstep.platforms.launch.token import LaunchToken
-from lockstep.platforms.local.run import FAILED
+from lockstep.platforms.hosts.joined.channel import TokenChannel, accept, listen
+from lockstep.platforms.hosts.joined.machine import NodeMachine, place_text
+from lockstep.platforms.hosts.joined.seats import Launched, devices_there, refusal, rooms, run_there
+from lockstep.platforms.hosts.joined.token import LaunchToken
 from lockstep.platforms.output import tell
 from lockstep_gang.contract.lines import PROOF_SECONDS, Refusals
 from lockstep_gang.contract.run import Run
 from lockstep_spec.codec import ContractError, at_least, from_json, to_json
+from lockstep_spec.exits import FAILED
 from lockstep_spec.words import number_of
 
 STRANGERS_MAX = 64
