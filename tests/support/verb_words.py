@@ -90,7 +90,7 @@ class Where:
         (folder / "empty").mkdir(exist_ok=True)
         (folder / "code").mkdir(exist_ok=True)
         (folder / "code" / "sent.py").write_text("print(1)\n")
-        for name, path in (("checked", JOBS["runs"]), ("lacks", "nothing.py")):
+        for name, path in {**JOBS, "checked": JOBS["runs"], "lacks": "nothing.py"}.items():
             (folder / f"{name}.yaml").write_text(CHECKED.format(name=name, path=f"{self.scripts}{path}") + self.spec)
 
 
@@ -141,8 +141,8 @@ UNDISTURBED = [
     Row("retry done", 2, "", places=REMOTE),
     Row("resume runs", 0, shows="runs is not suspended\n$", places=REMOTE),
     Row("resume runs", 2, "/runs.yaml {again}\n", places=(HERE,)),
-    Row("delete done", 2, "", places=(HERE,)),
-    Row("delete runs", 2, "lockstep: job runs has not ended: use --yes to delete it anyway\n", places=REMOTE),
+    Row("delete runs", 2, "lockstep: job runs has not ended: use --yes to delete it anyway\n"),
+    *(Row(f"run -f {{tmp}}/{name}.yaml", 2, "   # runs yours under another name\n") for name in ("done", "broke")),
     Row("cp runs:/workspace/nothing {tmp}/a", 1, "not copied: {folder}/nothing does not exist\n", places=REMOTE),
     Row("cp {tmp} runs:/etc/x", 2, "lockstep: /etc/x is not on a volume of the job: choose a path below /datasets, /workspace\n",
         places=REMOTE),
@@ -191,9 +191,9 @@ STOPPED = [
     Row("resume runs", 0, shows="runs: goes on; see it with: lockstep logs runs -f {again}\n$", places=REMOTE),
     Row("wait runs --for Running --timeout 90", 0, places=REMOTE),
     Row("retry broke", 0, shows=rf"broke: retry 1, to {SCRIPT_AGAIN}; see it with: lockstep logs broke -f {{again}}\n$", places=REMOTE),
-    Row("delete done", 0, shows="done is deleted; .* stays?\n$", places=REMOTE),
-    Row("delete broke runs --yes", 0, shows="broke is deleted; .* stays?\nruns is deleted; .* stays?\n$", places=REMOTE),
-    Row("get", 0, shows="there is no {noun} {where}\n$", places=REMOTE),
+    Row("delete done", 0, shows="done is deleted; .* stays?\n$"),
+    Row("delete broke runs --yes", 0, shows="broke is deleted; .* stays?\nruns is deleted; .* stays?\n$"),
+    Row("get", 0, shows="there is no {noun} {where}\n$"),
 ]  # fmt: skip
 """Rows that change them, in this order."""
 

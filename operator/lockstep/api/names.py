@@ -139,3 +139,7 @@ def app_label(job: str) -> str:
 
 def job_labels(job: str) -> dict[str, str]:
     return {LABEL_NAME: APP, LABEL_MANAGED_BY: APP, LABEL_JOB: job}
+
+
+FRESH = "training.checkpoint.resumeFrom=None"
+"""Change of a job (--set) that --fresh stands for."""

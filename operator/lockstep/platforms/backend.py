@@ -7,6 +7,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,6 +16,9 @@ from lockstep.api.names import DATASETS, WORKSPACE
 from lockstep.api.objects import Object
 
 if TYPE_CHECKING:
+    from lockstep.api.files.clusterfile import ClusterFile
+    from lockstep.api.job import TrainingJob
+    from lockstep.plan.ahead.submission import Typed
     from lockstep.plan.pages.logs import LogSelection
     from lockstep.plan.pages.stacks import RankAnswer
     from lockstep.plan.pages.why import Answer
@@ -22,6 +26,10 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.5
 """Between two looks at what is waited for."""
+
+
+STOP_SECONDS = 600.0
+"""Longest time for which a job that saves and stops is waited for."""
 
 
 class JobGone(Failed):
@@ -70,8 +78,41 @@ def instead_of(name: str, names: Iterable[str], have: str, elsewhere: str) -> st
     return f"{have} {', '.join(every) or 'none'}{hint}"
 
 
+@dataclass(frozen=True)
+class HostOptions:
+    """Choice among the hosts of a cluster file."""
+
+    first: str | None = None
+    """The host that is node 0; None: the first of the file."""
+    without: tuple[str, ...] = ()
+    """Hosts to leave out."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """A job to run, and how a person has asked for that."""
+
+    job: TrainingJob
+    cluster: ClusterFile
+    typed: Typed
+    detach: bool = False
+    """True: return once the job runs, or is accepted."""
+    retry: bool = False
+    """Go on from a start that failed."""
+    anyway: bool = False
+    """Accept a network that is too slow for the weights that the job sends."""
+    samples: int | None = None
+    """Train nothing, and show so many of its samples."""
+    hosts: HostOptions = HostOptions()
+
+
 class Backend(ABC):
-    """A place where jobs are."""
+    """A place where jobs run."""
+
+    has_operator = False
+    """True if an operator keeps the jobs here: their status, and what happens to them while nobody looks."""
+    keeps_command = False
+    """True if a job keeps the command that started it, to say how it starts again."""
 
     again: str
     """Words that lead here again on a command line, after a job's name: `-n team`, `--cluster lab`, `--local`."""
@@ -87,6 +128,25 @@ class Backend(ABC):
     """True: only a moment is waited for a part of this place that doesn't answer though others have, and what is shown says so."""
     elsewhere = ""
     """Option that names another such place, for a job that isn't here; '' where none does."""
+
+    def ready(self, order: Order) -> None:  # noqa: B027 (most have nothing to do)
+        """Do what must come before anything is said or read. Raises ConfigError for a job that can't run here."""
+
+    @property
+    def place(self) -> str:
+        """Return the place as a verb that changes something there says it."""
+        return self.where
+
+    @abstractmethod
+    def run(self, order: Order) -> int:
+        """Start the job, and stay with it to its end. Return the exit code: 0 complete, 1 failed, 130 interrupted.
+
+        Ctrl-C ends the output; where the job is this process's own, it saves and stops.
+
+        Raises:
+            ConfigError: the job can't run here as written, or one of its name has ended or runs; then nothing was changed.
+            Failed: it could not be started, or doesn't get to run.
+        """
 
     @abstractmethod
     def jobs(self, *, everywhere: bool = False, selector: str | None = None) -> list[Job]:

@@ -75,7 +75,7 @@ sys.exit(0)
 LOADED = """
 import sys
 from lockstep.cli import main
-import lockstep.cli.jobs.run, lockstep.cli.shared.runonhosts, lockstep.platforms.hosts.start
+import lockstep.cli.jobs.run, lockstep.platforms.hosts.run, lockstep.platforms.hosts.start
 print("loaded", flush=True)
 sys.argv[0] = "lockstep"
 sys.exit(main.main())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from typer.testing import CliRunner
@@ -12,6 +12,8 @@ from lockstep.api.errors import ConfigError
 from lockstep.api.files.jobfile import parse_job_file
 from lockstep.api.job import TrainingJob
 from lockstep.cli.main import app
+from lockstep.cli.shared.jobargs import TargetOptions
+from lockstep.platforms.clusters.target import Target
 from unit.api.test_jobfile import JOB
 
 
@@ -111,7 +113,8 @@ def test_run_starts_the_changed_job_wherever_it_runs(how: str, tmp_path: Path, m
         return 0
 
     monkeypatch.setattr("lockstep.platforms.local.run.run_local", start)
-    monkeypatch.setattr("lockstep.platforms.kubernetes.alone.run_in_namespace", start)
+    monkeypatch.setattr(TargetOptions, "target", lambda _: Target(cast(Any, None), "default", "local"))
+    monkeypatch.setattr("lockstep.platforms.kubernetes.alone.InNamespace.run", lambda _, order: start(order.job))
     (tmp_path / "job.yaml").write_text(JOB)
     arguments = ["run", "-f", str(tmp_path / "job.yaml"), "--cluster", "local", how, "--set", "nodes=5", "--set", "training.lora.rank=4"]
     done = CliRunner().invoke(app, arguments)

@@ -15,9 +15,7 @@ from lockstep.api.errors import ConfigError
 from lockstep.api.job import TrainingJob
 from lockstep.cli.files import model as model_verb
 from lockstep.cli.main import app
-from lockstep.cli.shared import hubconfig
 from lockstep.cli.shared.jobargs import TargetOptions
-from lockstep.cli.shared.planfacts import known_facts
 from lockstep.plan.ahead.needs import references
 from lockstep.plan.render.objects import render
 from lockstep.plan.render.pod import variable_warnings
@@ -25,6 +23,8 @@ from lockstep.plan.render.readerpod import reader_pod, with_secrets
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.resolved import Resolved
 from lockstep.plan.render.run import expected_by_preflight
+from lockstep.platforms.jobs import hubconfig
+from lockstep.platforms.jobs.planfacts import known_facts
 from lockstep_spec.modelnames import fetched_folder, folder_name, holds_password, is_address, is_folder, is_hub_name, model_title
 from support.hub_server import LFS_BYTES, TOKEN, Hub, running_hub
 

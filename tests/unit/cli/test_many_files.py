@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from lockstep.api.job import TrainingJob
 from lockstep.cli.shared.inputs import read_all
 from lockstep.cli.shared.jobargs import TargetOptions
+from lockstep.platforms.clusters.target import Target
 from unit.cli.test_every_verb import VERBS, run
 
 USAGE = 2
@@ -136,7 +138,8 @@ def test_the_number_of_nodes_counts_wherever_the_job_runs(monkeypatch: pytest.Mo
         nodes.append(job.spec.nodes)
         return 0
 
-    monkeypatch.setattr("lockstep.platforms.kubernetes.alone.run_in_namespace", start)
+    monkeypatch.setattr(TargetOptions, "target", lambda _: Target(cast(Any, None), "default", "local"))
+    monkeypatch.setattr("lockstep.platforms.kubernetes.alone.InNamespace.run", lambda _, order: start(order.job))
     monkeypatch.setattr("lockstep.platforms.local.run.run_local", start)
     for place in ("--local", "--in-namespace"):
         assert run(monkeypatch, ["run", "-f", "good.json", place, "--nodes", "3"]) == 0

@@ -26,8 +26,8 @@ from lockstep.cli.shared.jobargs import TargetOptions
 from lockstep.cli.shared.trainer import _run
 from lockstep.kube.exec import PodPlace
 from lockstep.platforms.backend import Volume
+from lockstep.platforms.clusters.target import Target
 from lockstep.platforms.kubernetes.backend import KubernetesJob
-from lockstep.platforms.kubernetes.target import Target
 from lockstep.platforms.output import ProgramOutput
 from lockstep.programs import ProgramFailed
 from lockstep_train import inspect

@@ -184,10 +184,10 @@ def job(
 def _from_config(origin: Path, name: str, cluster: str | None, wanted: tuple[int | None, int | None], path: Path) -> None:
     from lockstep.api.files.jobfile import parse_job_file
     from lockstep.cli.shared.clusterfiles import load_cluster, read_text, unseen
-    from lockstep.cli.shared.planfacts import moved_targets_here
     from lockstep.plan.ahead.standin import stand_in
     from lockstep.plan.translate.leaves import leftover_lines
     from lockstep.plan.translate.trainer import Size, job_text
+    from lockstep.platforms.jobs.planfacts import moved_targets_here
 
     file = load_cluster(cluster) if cluster is not None else stand_in()
     own, (nodes, gpus) = file.profile.spec.gpus, wanted

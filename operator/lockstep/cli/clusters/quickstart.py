@@ -182,7 +182,8 @@ def _demo_of_cluster(where: TargetOptions) -> Inputs:
 
 def _demo_inputs(where: TargetOptions, again: bool) -> Inputs:
     """The sample job and its cluster; where a run of it is there already, `again`, with what makes it train from the beginning."""
-    from lockstep.cli.shared.inputs import FRESH, read_inputs
+    from lockstep.api.names import FRESH
+    from lockstep.cli.shared.inputs import read_inputs
 
     return read_inputs(sample_file(), where, [FRESH] if again else [])
 

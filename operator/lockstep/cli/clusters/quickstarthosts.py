@@ -16,14 +16,15 @@ HOSTS = 2
 
 def run_on_bed(verb: Verb) -> int:
     """Bring two hosts up on this machine, train the demo on them, show a sample of its adapter, and return the exit code."""
+    from lockstep.api.names import FRESH
     from lockstep.cli.clusters.devcluster import BED, bring_hosts_up
     from lockstep.cli.shared.clusterfiles import use
     from lockstep.cli.shared.folders import from_here, write_state
-    from lockstep.cli.shared.inputs import FRESH, read_inputs
+    from lockstep.cli.shared.inputs import read_inputs
     from lockstep.cli.shared.jobargs import TargetOptions
-    from lockstep.cli.shared.runonhosts import run_on_hosts
     from lockstep.cli.shared.target import load
-    from lockstep.platforms.hosts.start import HostOptions
+    from lockstep.plan.ahead.submission import Typed
+    from lockstep.platforms.backend import Order
 
     with step("Bring up two hosts on this machine, each with a systemd, an sshd and a disk"):
         file = bring_hosts_up(HOSTS)
@@ -40,7 +41,7 @@ def run_on_bed(verb: Verb) -> int:
     if again:
         inputs = read_inputs(sample_file(), TargetOptions(named, verb=verb), [here, FRESH])
     with step(f"Train{AGAIN if again else ''}: lockstep run -f {sample_file()} {backend.again}{' --fresh' if again else ''}"):
-        code = run_on_hosts(inputs, named, HostOptions(), detach=False)
+        code = backend.run(Order(inputs.job, inputs.cluster, Typed(str(sample_file()), (), (FRESH,))))
     if code != 0:
         return code
     with step(SAMPLE):

@@ -183,6 +183,7 @@ def _inputs(inputs: Inputs) -> dict[str, list[list[str]]]:
 
 async def _known(fleet: Fleet, inputs: Inputs, resolved: Resolved) -> RunFacts:
     """Return what files here, the hub and the job's first host say of the run."""
-    from lockstep.cli.shared.planfacts import known_facts, with_config_of_host
+    from lockstep.platforms.hosts.ahead import with_config_of_host
+    from lockstep.platforms.jobs.planfacts import known_facts
 
-    return await with_config_of_host(await asyncio.to_thread(known_facts, resolved), fleet, inputs)
+    return await with_config_of_host(await asyncio.to_thread(known_facts, resolved), fleet, inputs.job, inputs.cluster.profile)

@@ -25,8 +25,7 @@ from lockstep.cli.shared.jobargs import (
 )
 from lockstep.cli.shared.terminal import confirm
 from lockstep.kube.outage import Outage
-from lockstep.platforms.backend import POLL_SECONDS
-from lockstep.platforms.local.backend import LocalBackend
+from lockstep.platforms.backend import POLL_SECONDS, STOP_SECONDS
 from lockstep.platforms.output import put, say
 from lockstep_spec.words import number_of
 
@@ -36,8 +35,6 @@ if TYPE_CHECKING:
     from lockstep.platforms.kubernetes.backend import KubernetesJob
 
 NODES_MAX = 1024
-STOP_SECONDS = 600
-"""Seconds until jobs that save and stop are given up."""
 REMOVE = "import os, shutil, sys; os.path.isdir(sys.argv[1]) and shutil.rmtree(sys.argv[1])"
 REMOVE_SECONDS = 1800.0
 """A run of thousands of files on a slow volume."""
@@ -115,7 +112,8 @@ def _until_stopped(job: Job, end: float) -> None:
             return
         if time.monotonic() > end:
             raise Failed(
-                f"job {job.name} has not stopped within {STOP_SECONDS} s: {message or 'its status says nothing'}; the request to stop stays"
+                f"job {job.name} has not stopped within {STOP_SECONDS:.0f} s: {message or 'its status says nothing'}; the request to stop"
+                " stays"
             )
         time.sleep(POLL_SECONDS)
 
@@ -123,13 +121,13 @@ def _until_stopped(job: Job, end: float) -> None:
 def _stop_run(job: Job) -> int:
     """Stop the script as a person would in the job's pod, and return the exit code."""
     from lockstep.api.names import AGENT_PATH
-    from lockstep.cli.jobs.run import refuse
+    from lockstep.cli.jobs.run import refuse_idle
     from lockstep.platforms.jobs.terminal import run_on_all_nodes
     from lockstep.platforms.kubernetes.backend import KubernetesJob
 
     if not isinstance(job, KubernetesJob):
         raise ConfigError(f"--run is about the script of a dev environment, which only a cluster has: lockstep stop {job.at} stops the job")
-    refuse(job)
+    refuse_idle(job)
     command = ["python3", "-I", AGENT_PATH, "stop"]
     return job.run(lambda cluster: run_on_all_nodes(job.node(cluster, 0), command))
 
@@ -232,12 +230,12 @@ def _refuse_unless_failed(job: Job) -> None:
     if is_run(job.job):
         raise ConfigError(f"{name} runs without the operator: lockstep retry -f FILE --in-namespace {job.backend.again}")
     if is_true(status, "Complete"):
-        is_script, has_object = "script" in job.job["spec"], not job.backend.again.startswith("--local")
+        is_script = "script" in job.job["spec"]
         own = "remove what the script has saved, then " if is_script else ""
-        delete = f"lockstep delete {job.at}, then " if has_object else ""
         command = typed_command(job.job, job.backend.again) if is_script else job.backend.anew.replace("FILE", typed_file(job.job))
         raise ConfigError(
-            f"job {name} is complete: there is nothing to retry (lockstep describe {job.at}); to run it anew: {own}{delete}{command}"
+            f"job {name} is complete: there is nothing to retry (lockstep describe {job.at}); to run it anew: {own}lockstep delete"
+            f" {job.at}, then {command}"
         )
     if not is_true(status, "Failed"):
         progress = condition(status, "Progressing")
@@ -247,20 +245,15 @@ def _refuse_unless_failed(job: Job) -> None:
 
 def _run_again(file: Path, where: TargetOptions) -> int:
     """Start a failed run without an operator again, and return its exit code."""
-    from lockstep.cli.jobs.run import refuse_interactive
-    from lockstep.platforms.kubernetes.alone import StartMode, run_in_namespace
-    from lockstep.platforms.local.environment import in_full_environment
-    from lockstep.platforms.local.records import failed_run
-    from lockstep.platforms.local.run import run_local
+    from lockstep.cli.jobs.run import run_job
+    from lockstep.cli.shared.inputs import option_words
+    from lockstep.plan.ahead.submission import Typed
+    from lockstep.platforms.backends import IN_NAMESPACE, LOCAL
 
-    inputs = read_inputs(file, where)
-    refuse_interactive(inputs.job)
-    if not where.local:
-        return run_in_namespace(inputs.job, inputs.cluster.profile, inputs.namespace, where.connections, StartMode.RETRY)
-    earlier = failed_run(inputs.job.metadata.name, where.workspace)
-    in_full_environment()
-    options = {"-f": file, "--cluster": where.cluster, "--local": True, "--workspace": where.workspace}
-    return run_local(inputs.typed("run", options).job, inputs.cluster.profile, where.workspace, earlier)
+    inputs, place = read_inputs(file, where), LOCAL if where.local else IN_NAMESPACE
+    options: dict[str, object] = {"--cluster": where.cluster, "--local": where.local, "--workspace": where.workspace}
+    typed = Typed(str(file), tuple(option_words(options)), (), where.cluster)
+    return run_job(inputs, where.for_job(inputs), place, typed, {"-f": file, **options}, retry=True)
 
 
 @on_site
@@ -302,12 +295,7 @@ def delete(
 
     if bool(jobs) == bool(files):
         raise ConfigError(f"name the jobs, or use -f FILE{', not both' if jobs else ''}")
-    if where.local and files:
-        raise ConfigError("--local is about runs of this machine, which have names: lockstep delete JOB --local")
     found = _of_files(files, where) if files else find_jobs(jobs or [], where)
-    for one in found:
-        if isinstance(one.backend, LocalBackend):
-            one.delete()  # (it says how a person does it)
     places = places_of_files(found, yes=yes) if with_files else [[]] * len(found)
     is_remembered = where.verb.choice is not None and not where.verb.choice.is_typed
     running = [one for one in found if not (has_ended(one.status) or one.job["spec"].get("suspend") or is_true(one.status, "Suspended"))]
@@ -334,31 +322,9 @@ def _of_files(files: list[Path], where: TargetOptions) -> list[Job]:
     """Return each job of the files once. Raises ConfigError for a mistake in any file, for the wrong cluster, and for a job that isn't
     there.
     """
-    from lockstep.cli.shared.clusterfiles import OwnFiles
-    from lockstep.cli.shared.target import options_to, tell_cluster, tell_place
-    from lockstep.kube.cluster import Client
-    from lockstep.platforms.hosts.backend import HostsBackend
-    from lockstep.platforms.kubernetes.backend import KubernetesBackend
-    from lockstep.platforms.kubernetes.target import Target
-
     jobs: dict[tuple[str, str], Job] = {}
-    verb = where.verb
     for inputs in read_all(files, where, unnamed=lambda: where.named):
-        name, of_file = inputs.job.metadata.name, inputs.cluster
-        named = where.cluster or of_file.cluster.name
-        if of_file.hosts is None:
-            inputs.aim(verb)
-        backend = (
-            KubernetesBackend(
-                Target(Client(verb.connections), inputs.namespace, of_file.cluster.name, options_to(verb, named), files=OwnFiles())
-            )
-            if of_file.hosts is None
-            else HostsBackend(of_file, named)
-        )
-        if of_file.hosts is None:
-            tell_cluster(verb, of_file.cluster.name, inputs.namespace)
-        else:
-            tell_place(verb, backend.where)
+        name, backend = inputs.job.metadata.name, where.for_job(inputs).backend()
         try:
             jobs[backend.where, name] = backend.job(name)
         except ConfigError as error:

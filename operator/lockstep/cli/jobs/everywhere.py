@@ -19,13 +19,12 @@ from lockstep.api.objects import Object
 from lockstep.cli.shared.clusterfiles import cluster_names, is_path, is_workspace, load_cluster, path_of
 from lockstep.cli.shared.embedded import reachable_layout
 from lockstep.cli.shared.folders import remembered, server_of
-from lockstep.cli.shared.jobargs import local_backend
+from lockstep.cli.shared.jobargs import TargetOptions
 from lockstep.cli.shared.places import Verb
 from lockstep.cli.shared.target import EMBEDDED, cluster_at, current_server, embedded_kubeconfig, own_target
 from lockstep.cli.shared.terminal import with_advice
 from lockstep.platforms.backend import Backend
-from lockstep.platforms.hosts.backend import HostsBackend
-from lockstep.platforms.kubernetes.backend import KubernetesBackend
+from lockstep.platforms.clusters.target import Target
 from lockstep.platforms.local.backend import DEFAULT
 
 LIMIT_SECONDS = 30.0
@@ -80,14 +79,21 @@ def _places() -> list[str]:
     return [*names, *([used] if is_path(used) and Path(used).resolve() not in paths else []), str(DEFAULT)]
 
 
+class _Own(TargetOptions):
+    """A cluster that is asked at its own API server, whichever context is the current one."""
+
+    def target(self) -> Target:
+        assert self.file is not None  # noqa: S101 (it is given)
+        return own_target(self.verb, self.file, self.named)
+
+
 def _ask(verb: Verb, place: str, answer: Future[SeenPlace]) -> None:
     try:
-        backend: Backend
         if place == str(DEFAULT) or is_workspace(place):
-            backend, place = local_backend(Path(place)), "this machine"
+            where, place = TargetOptions(local=True, workspace=Path(place), verb=verb), "this machine"
         else:
-            file = load_cluster(place)
-            backend = HostsBackend(file, place) if file.hosts is not None else KubernetesBackend(own_target(verb, file, place))
+            where = _Own(place, verb=verb, file=load_cluster(place))
+        backend = where.backend()
         backend.hurried = True
         jobs = backend.jobs()
         current, stale = backend.current(jobs)

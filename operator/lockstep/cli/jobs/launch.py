@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lockstep.api.errors import ConfigError
-from lockstep.cli.jobs.run import without_operator
+from lockstep.cli.jobs.run import refuse_interactive, warn_ignored
 from lockstep.cli.shared.inputs import FileOption, SetOption, only, read_inputs
 from lockstep.cli.shared.jobargs import TargetOptions, acts_on
 from lockstep.platforms.local.environment import in_full_environment
@@ -76,7 +76,8 @@ def launch(
     path, place, number = only(file, "launch"), parse_place(at), _number(node, token_file)
     inputs = read_inputs(path, replace(where, local=True), changes)
     in_full_environment()
-    inputs = without_operator(inputs)
+    refuse_interactive(inputs.job)
+    warn_ignored(inputs.job)
     own = {"--cluster": where.cluster, "--workspace": where.workspace, "--set": changes}
     options = {"--at": at, "-f": path, "--nodes": nodes, "--node": node, "--token-file": token_file, **own}
     job = _with_nodes(inputs.typed("launch", options).job, nodes, number)

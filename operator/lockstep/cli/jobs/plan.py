@@ -121,11 +121,11 @@ class PlanOptions:
 
 
 def _plan(inputs: Inputs, resolved: Resolved, options: PlanOptions) -> tuple[list[Finding], Forecast]:
-    from lockstep.cli.shared.planfacts import known_facts
     from lockstep.plan.ahead import planned
     from lockstep.plan.ahead.forecast import capacity, forecast
     from lockstep.plan.ahead.slownetwork import measured_speed
     from lockstep.plan.ahead.standin import is_stand_in
+    from lockstep.platforms.jobs.planfacts import known_facts
 
     stated = known_facts(resolved, options.model_config, options.samples, options.tokens_per_second, offline=options.offline)
     samples = planned.samples(resolved, inputs.job)
@@ -145,12 +145,12 @@ def _plan(inputs: Inputs, resolved: Resolved, options: PlanOptions) -> tuple[lis
 
 def _plan_on_hosts(inputs: Inputs, resolved: Resolved, options: PlanOptions) -> tuple[list[Finding], Forecast]:
     """The plan without Kubernetes' part of it, by what the hosts say of themselves."""
-    from lockstep.cli.shared.planfacts import known_facts, with_config_of_host
     from lockstep.plan.ahead.forecast import NOT_OFFLINE, forecast
     from lockstep.plan.ahead.slownetwork import measured_speed
     from lockstep.plan.hosts.place import chosen
     from lockstep.plan.hosts.planned import NOT_ASKED, hosts_plan, room_of, with_hosts
-    from lockstep.platforms.hosts.ahead import ask_ahead
+    from lockstep.platforms.hosts.ahead import ask_ahead, with_config_of_host
+    from lockstep.platforms.jobs.planfacts import known_facts
 
     assert inputs.cluster.hosts is not None  # noqa: S101 (the caller looks)
     where, profile, asked = options.where, inputs.cluster.profile, None
@@ -163,7 +163,7 @@ def _plan_on_hosts(inputs: Inputs, resolved: Resolved, options: PlanOptions) -> 
         shared = resolved.storage_mode.value == "Shared"
         why = "the hosts don't say, because the job can't start there"
         facts = replace(with_hosts(facts, asked), capacity_source=why, room_bytes=room_of(asked, shared))
-        facts = asyncio.run(with_config_of_host(facts, fleet, inputs))
+        facts = asyncio.run(with_config_of_host(facts, fleet, inputs.job, profile))
     speed = measured_speed(inputs.cluster.calibration, inputs.cluster.pairs, resolved.transport.value)
     estimate = forecast(resolved, replace(facts, speed=speed, refuses_slow_network=not options.anyway))
     names = [host.name for host in chosen(inputs.cluster.hosts, inputs.job.spec.nodes)]

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lockstep.api.errors import ConfigError
-from lockstep.cli.shared.inputs import FilesOption, SetOption, read_all, resolve_inputs, warn
+from lockstep.cli.shared.inputs import FilesOption, SetOption, read_all, resolve_inputs
 from lockstep.cli.shared.jobargs import TargetOptions, acts_on
+from lockstep.platforms.jobs.resolved import warn
 from lockstep.platforms.output import put, put_json, put_text, tell
 
 if TYPE_CHECKING:
@@ -46,11 +47,11 @@ def validate(where: TargetOptions, file: FilesOption, changes: SetOption = None)
 
     Example: lockstep validate jobs/*.yaml
     """
-    from lockstep.cli.shared.planfacts import moved_targets_here
     from lockstep.plan.ahead.forecast import idle_ranks
     from lockstep.plan.ahead.standin import is_stand_in, stand_in
     from lockstep.plan.render.objects import render
     from lockstep.plan.render.resolve import image_doubt, refuse_missing_gpus
+    from lockstep.platforms.jobs.planfacts import moved_targets_here
 
     jobs = read_all(file, where, changes, instead=stand_in)
     mistakes: list[str] = []

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import getpass
-import shlex
 import socket
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,25 +12,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lockstep.api.errors import ConfigError
-from lockstep.api.names import DEV_ENVIRONMENT
+from lockstep.api.names import DEV_ENVIRONMENT, FRESH
 from lockstep.api.names import WORKSPACE as JOB_WORKSPACE
 from lockstep.cli.shared.clusterfiles import cluster_of_hosts, is_workspace, read_text
-from lockstep.cli.shared.inputs import FRESH, OptionalFileOption, SetOption, only, read_inputs
+from lockstep.cli.shared.inputs import OptionalFileOption, SetOption, only, option_words, read_inputs
 from lockstep.cli.shared.jobargs import TargetOptions, find_cluster_job, on_site
-from lockstep.cli.shared.target import as_found, tell_cluster, tell_place
-from lockstep.platforms.local.environment import in_full_environment
+from lockstep.cli.shared.target import tell_place
+from lockstep.plan.ahead.submission import Typed
+from lockstep.platforms.abilities import refuse
+from lockstep.platforms.backend import HostOptions, Order
+from lockstep.platforms.backends import HOSTS, IN_NAMESPACE, LOCAL, backend_of
 from lockstep.platforms.output import tell
 
 if TYPE_CHECKING:
     from lockstep.api.job import TrainingJob
     from lockstep.cli.shared.inputs import Inputs
-    from lockstep.cli.shared.places import Verb
     from lockstep.kube.cluster import Cluster
-    from lockstep.plan.cluster.choice import Choice
-    from lockstep.platforms.hosts.start import HostOptions
     from lockstep.platforms.kubernetes.backend import KubernetesJob
 
-ON_HOSTS, HERE, IN_NAMESPACE, IN_ENVIRONMENT = (
+ON_HOSTS, HERE, WITHOUT_OPERATOR, IN_ENVIRONMENT = (
     "On hosts",
     "On this machine",
     "In one namespace, without the operator",
@@ -120,7 +118,7 @@ def run(
         typer.Option(
             "--in-namespace",
             help="Run on Kubernetes with the role admin in one namespace, without CRDs or the operator.",
-            rich_help_panel=IN_NAMESPACE,
+            rich_help_panel=WITHOUT_OPERATOR,
         ),
     ] = False,
     job: Annotated[
@@ -158,6 +156,7 @@ def run(
     Example: lockstep run --job ml-dev-env train_multi_node.py --epochs 3
     """
     file = only(files, "run") if files else None
+    on_hosts = HostOptions(first, tuple(without or ()))
     if hosts is not None and (script or file is None):
         others = {"-f": file, "--job": job, "--local": where.local, "--in-namespace": in_namespace,
             "--cluster": where.cluster, "--nodes": nodes, "--fresh": fresh, "--preview": preview, "--anyway": anyway}  # fmt: skip
@@ -165,9 +164,8 @@ def run(
         where.refuse_kubernetes("--hosts")
         from lockstep.cli.jobs.typed import typed_on_hosts
 
-        choice = _choice(first, without)
-        inputs, named = typed_on_hosts(hosts, script or (), processes, changes or (), choice)
-        raise typer.Exit(_run_on_hosts(where.verb, inputs, named, choice, detach=detach))
+        inputs, named = typed_on_hosts(hosts, script or (), processes, changes or (), on_hosts)
+        raise typer.Exit(run_job(inputs, replace(where, cluster=named), HOSTS, Typed(""), detach=detach, hosts=on_hosts))
     if where.local and script:
         wrong = {"-f": file, "--job": job, "--in-namespace": in_namespace, "--cluster": where.cluster, "--namespace": where.namespace,
             "--context": where.context, "--detach": detach, "--fresh": fresh, "--preview": preview, "--first": first, "--without": without,
@@ -176,7 +174,7 @@ def run(
         from lockstep.cli.jobs.typed import typed_here
 
         inputs = typed_here(script, processes, nodes, changes or (), where.workspace)
-        raise typer.Exit(_run_here(where.verb, without_operator(inputs, where.workspace), where.workspace, None))
+        raise typer.Exit(run_job(inputs, where, LOCAL, Typed("")))
     if processes is not None:
         raise ConfigError(
             "--nproc-per-node is for a program behind --, on hosts (--hosts) or on this machine (--local); with -f: --set ranksPerNode="
@@ -188,45 +186,46 @@ def run(
         raise typer.Exit(run_in_session(script or (), job or DEV_ENVIRONMENT, where, detach=detach))
     _refuse_options({"--job": job, "SCRIPT": script}, "is for a dev environment, and -f runs a job file: use one of them")
     _refuse_options({"--cluster": hosts and where.cluster}, "says where the job runs, and so does --hosts: use one of them")
-    _refuse_mixed(
-        local=where.local,
-        in_namespace=in_namespace,
-        of_hosts=bool(detach or first or without or hosts or anyway),
-        preview=preview is not None,
-    )
+    if where.local and in_namespace:
+        raise ConfigError("a job runs either on this machine (--local) or in a namespace (--in-namespace): use one of them")
+    place = LOCAL if where.local else IN_NAMESPACE if in_namespace else None
+    wishes: dict[str, object] = {"--detach": detach, "--first": first, "--without": without, "--anyway": anyway, "--preview": preview}
+    if place is not None:
+        refuse(place, wishes | {"--hosts": hosts})
     changes = [*(changes or ()), *([f"nodes={nodes}"] if nodes else ()), *(fresh_changes(file) if fresh else ())]
-    options: dict[str, object] = {"-f": file, "--cluster": where.cluster, "--hosts": hosts, "--local": where.local,
-        "--workspace": where.workspace, "--first": first, "--without": without, "--set": changes}  # fmt: skip
-    if hosts:
-        where = replace(where, cluster=cluster_of_hosts(hosts, _job_name(file, changes)))
-    if where.local:
-        inputs = without_operator(read_inputs(file, where, changes), where.workspace)
-        raise typer.Exit(_run_here(where.verb, inputs.typed("run", options), where.workspace, preview))
-    if in_namespace:
-        raise typer.Exit(_run_in_namespace(where.verb, without_operator(read_inputs(file, where, changes))))
-    inputs = _read_anywhere(file, where, changes)
-    if (in_use := where.verb.choice) is not None and is_workspace(in_use.cluster):
-        of_others = {"--detach": detach, "--first": first, "--without": without, "--anyway": anyway, "--namespace": where.namespace}
-        raise typer.Exit(_run_in_workspace(where.verb, inputs, in_use, options, of_others))
-    if inputs.cluster.hosts is None:
-        if first or without or anyway:
-            raise ConfigError("--first, --without and --anyway are for a job on hosts: name their cluster file with --cluster")
-        from lockstep.cli.jobs.submit import Options, run_on_cluster
-
-        raise typer.Exit(run_on_cluster(inputs, Options(str(file), where, tuple(changes)), detach=detach))
-    where.refuse_kubernetes(inputs.cluster.cluster.name)
-    inputs, choice = without_operator(inputs), _choice(first, without)
-    if not anyway:
-        _refuse_slow_network(inputs, where, choice)
-    named = where.cluster or as_found(where.verb, inputs.cluster)
-    raise typer.Exit(_run_on_hosts(where.verb, inputs.typed("run", options), named, choice, detach=detach))
+    options: dict[str, object] = {"--cluster": where.cluster, "--hosts": hosts, "--local": where.local, "--workspace": where.workspace,
+        "--first": first, "--without": without, "--set": changes}  # fmt: skip
+    stated = replace(where, cluster=cluster_of_hosts(hosts, _job_name(file, changes))) if hosts else where
+    inputs = _read_anywhere(file, stated, changes) if place is None else read_inputs(file, stated, changes)
+    found = stated.for_job(inputs)
+    if place is None:
+        place = found.kind
+        refuse(place, wishes)
+    if place == LOCAL:
+        options |= {"--local": True, "--workspace": found.workspaces()[0]}
+    also = {"-n": where.namespace, "--in-namespace": in_namespace}
+    typed = Typed(str(file), tuple(option_words(options | also)), tuple(changes), where.cluster)
+    again = {"-f": file, **options}
+    raise typer.Exit(run_job(inputs, found, place, typed, again, detach=detach, anyway=anyway, samples=preview, hosts=on_hosts))
 
 
-def _run_in_workspace(verb: Verb, inputs: Inputs, choice: Choice, options: Mapping[str, object], of_others: Mapping[str, object]) -> int:
-    """Run the job in the workspace of this machine that is in use. Raises ConfigError for options `of_others`, which mean nothing there."""
-    _refuse_options(of_others, f"can't be used on this machine, where the workspace is that {choice.by} names")
-    here = Path(choice.cluster)
-    return _run_here(verb, without_operator(inputs, here).typed("run", {**options, "--local": True, "--workspace": here}), here, None)
+def run_job(
+    inputs: Inputs, where: TargetOptions, place: str, typed: Typed, again: Mapping[str, object] | None = None, **wishes: Any
+) -> int:
+    """Run the job in a place, and return its exit code. What only an operator does is warned of where there is none. Raises ConfigError for
+    a dev environment there, and as `Backend.run` does.
+
+    `again`: options that start it again, which the job keeps where no API server does. `wishes`: fields of the order.
+    """
+    backend = backend_of(place, where)
+    inputs = inputs.typed("run", again) if again and backend.keeps_command else inputs
+    order = Order(inputs.job, inputs.cluster, typed, **wishes)
+    if not backend.has_operator:
+        refuse_interactive(order.job)
+        backend.ready(order)
+        warn_ignored(order.job)
+    tell_place(where.verb, backend.place)
+    return backend.run(order)
 
 
 def _read_anywhere(file: Path, where: TargetOptions, changes: Sequence[str]) -> Inputs:
@@ -248,19 +247,6 @@ def _read_anywhere(file: Path, where: TargetOptions, changes: Sequence[str]) -> 
     return inputs
 
 
-def _refuse_mixed(*, local: bool, in_namespace: bool, of_hosts: bool, preview: bool) -> None:
-    """Raise ConfigError for options of which each is for another place."""
-    if local and in_namespace:
-        raise ConfigError("a job runs either on this machine (--local) or in a namespace (--in-namespace): use one of them")
-    if (local or in_namespace) and of_hosts:
-        raise ConfigError(
-            "--detach, --hosts, --first, --without and --anyway are for a job on a cluster or on hosts: leave out --local and"
-            " --in-namespace"
-        )
-    if not local and preview:
-        raise ConfigError("--preview reads the data on this machine: add --local")
-
-
 def _job_name(file: Path, changes: Sequence[str]) -> str:
     """Name of the file's job, for a file of its hosts. What is piped in can be read once only."""
     from lockstep.api.files.jobfile import parse_job_file
@@ -268,51 +254,9 @@ def _job_name(file: Path, changes: Sequence[str]) -> str:
     return "piped" if str(file) == "-" else parse_job_file(read_text(file), str(file), changes).metadata.name
 
 
-def _choice(first: str | None, without: Sequence[str] | None) -> HostOptions:
-    from lockstep.platforms.hosts.start import HostOptions
-
-    return HostOptions(first, tuple(without or ()))
-
-
 def _refuse_options(options: Mapping[str, object], why: str) -> None:
     if wrong := [name for name, value in options.items() if value]:
         raise ConfigError(f"{', '.join(wrong)} {why}")
-
-
-def _run_on_hosts(verb: Verb, inputs: Inputs, named: str, choice: HostOptions, *, detach: bool) -> int:
-    from lockstep.cli.shared.runonhosts import run_on_hosts
-
-    tell_place(verb, f"on the hosts of {inputs.cluster.cluster.name}")
-    return run_on_hosts(inputs, named, choice, detach=detach)
-
-
-def _refuse_slow_network(inputs: Inputs, where: TargetOptions, choice: HostOptions) -> None:
-    """Raise ConfigError where the measured network, by the cluster file, is too slow for the run. Nobody is asked where that can't be."""
-    import asyncio
-
-    from lockstep.cli.shared.inputs import resolve_inputs
-    from lockstep.cli.shared.planfacts import known_facts, with_config_of_host
-    from lockstep.plan.ahead.forecast import slow_network
-    from lockstep.plan.ahead.slownetwork import measured_speed, moves_weights
-    from lockstep.plan.render.run import trainer_config
-    from lockstep.platforms.hosts.backend import fleet_of
-    from lockstep_spec.settings import size_settings
-
-    resolved = resolve_inputs(inputs, quiet=True)
-    speed = measured_speed(inputs.cluster.calibration, inputs.cluster.pairs, resolved.transport.value)
-    if (
-        speed is None
-        or resolved.nodes == 1
-        or resolved.training is None
-        or not moves_weights(size_settings(trainer_config(resolved.training)))
-    ):
-        return
-    facts = replace(known_facts(resolved), speed=speed)
-    named = where.cluster or as_found(where.verb, inputs.cluster)
-    facts = asyncio.run(with_config_of_host(facts, fleet_of(inputs.cluster, named), inputs, choice))
-    reason, help_ = slow_network(resolved, facts)
-    if reason:
-        raise ConfigError(f"{reason}: {help_}; --anyway starts it anyway")
 
 
 def fresh_changes(file: Path) -> list[str]:
@@ -326,6 +270,14 @@ def fresh_changes(file: Path) -> list[str]:
     return [FRESH]
 
 
+def warn_ignored(job: TrainingJob) -> None:
+    """Say which fields of the job nobody carries out where no operator is."""
+    from lockstep.plan.reconcile.clocks import without_operator
+
+    if ignored := without_operator(job.spec):
+        tell(f"warning: {', '.join(ignored)} has no effect without the operator")
+
+
 def refuse_interactive(job: TrainingJob) -> None:
     """Raise ConfigError for an interactive job: its nodes wait for what people ask for, and the operator alone releases its GPUs."""
     if job.spec.type == "Interactive":
@@ -333,70 +285,6 @@ def refuse_interactive(job: TrainingJob) -> None:
             "a job of type Interactive needs the operator of a cluster: lockstep run -f FILE --cluster CLUSTER; for one run without it,"
             " name the script in spec.script"
         )
-
-
-def without_operator(inputs: Inputs, workspace: Path | None = None) -> Inputs:
-    """Return the same inputs; with a `workspace` of this machine in a Python that has torch. What only the operator does is warned of.
-    Raises ConfigError for a dev environment.
-    """
-    from lockstep.plan.reconcile.clocks import without_operator as fields_of_operator
-
-    refuse_interactive(inputs.job)
-    if workspace is not None:
-        in_full_environment(check=lambda: _require_files(inputs, workspace))
-    ignored = fields_of_operator(inputs.job.spec)
-    if ignored:
-        tell(f"warning: {', '.join(ignored)} has no effect without the operator")
-    return inputs
-
-
-def _run_in_namespace(verb: Verb, inputs: Inputs) -> int:
-    from lockstep.platforms.kubernetes.alone import run_in_namespace
-
-    tell_cluster(verb, inputs.cluster.cluster.name, inputs.namespace)
-    return run_in_namespace(inputs.job, inputs.cluster.profile, inputs.namespace, verb.connections)
-
-
-def _run_here(verb: Verb, inputs: Inputs, workspace: Path, samples: int | None) -> int:
-    """Run the job on this machine; with `samples` show so many of its data instead."""
-    from lockstep.platforms.local.run import preview_local, run_local
-    from lockstep_spec.exits import CONFIGURATION, FAILED, USAGE
-
-    job, profile = inputs.job, inputs.cluster.profile
-    if samples is None:
-        tell_place(verb, f"in workspace {workspace}")
-        with _saying_where_the_script_is(inputs):
-            return run_local(job, profile, workspace)
-    code = preview_local(job, profile, workspace, samples)
-    return {0: 0, CONFIGURATION: USAGE}.get(code, FAILED)
-
-
-def _require_files(inputs: Inputs, workspace: Path) -> None:
-    """Raise ConfigError where this machine lacks what the job reads."""
-    from lockstep.plan.render.resolve import resolve
-    from lockstep.platforms.jobs.machine import check_inputs
-    from lockstep.platforms.local.placement import local_defaults
-
-    with _saying_where_the_script_is(inputs):
-        check_inputs(resolve(inputs.job, inputs.cluster.profile, local_defaults(workspace, uid="")))
-
-
-@contextmanager
-def _saying_where_the_script_is(inputs: Inputs) -> Iterator[None]:
-    """Add to the ConfigError about a script that isn't there how to run it where it is: in the folder of the command or of the job's
-    file.
-    """
-    try:
-        yield
-    except ConfigError as error:
-        path = (script := inputs.job.spec.script) and script.path
-        is_script = str(error).startswith("spec.script.path: there is no") and script and script.folder is None
-        folders = [Path.cwd(), Path(inputs.source).absolute().parent] if is_script and path and not path.startswith("/") else []
-        for folder in folders:
-            if (folder / str(path)).is_file():
-                there = f"to run it there, add --set {shlex.quote(f'script.folder={folder}')}, or script.folder to the job"
-                raise ConfigError(f"{error}; {folder} has {path}: {there}") from None
-        raise
 
 
 def run_in_session(words: Sequence[str], job: str, where: TargetOptions, *, detach: bool) -> int:
@@ -411,7 +299,7 @@ def run_in_session(words: Sequence[str], job: str, where: TargetOptions, *, deta
     from lockstep.platforms.jobs.terminal import agent_command, differs_there, digest_here, run_on_all_nodes
 
     cluster_job = find_cluster_job(job, where)
-    refuse(cluster_job)
+    refuse_idle(cluster_job)
     command = agent_command(words, _who(), detach=detach)
     digest = digest_here(words, Path.cwd())
 
@@ -426,7 +314,7 @@ def run_in_session(words: Sequence[str], job: str, where: TargetOptions, *, deta
     return cluster_job.run(started)
 
 
-def refuse(cluster_job: KubernetesJob) -> None:
+def refuse_idle(cluster_job: KubernetesJob) -> None:
     """Raise ConfigError where no node waits for what it is asked to run, with what to do about it."""
     from lockstep.api.objects import condition, is_true
 

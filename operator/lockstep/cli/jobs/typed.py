@@ -15,9 +15,9 @@ from lockstep.cli.shared.clusterfiles import LOCAL_CLUSTER, cluster_of_hosts, lo
 from lockstep.cli.shared.inputs import Inputs
 from lockstep.cli.shared.sending import send_project
 from lockstep.plan.translate.adhoc import PROCESSES, TypedProgram, script_job
+from lockstep.platforms.backend import HostOptions
 from lockstep.platforms.files.sync import own_folders
 from lockstep.platforms.hosts.backend import HostsBackend
-from lockstep.platforms.hosts.start import HostOptions
 from lockstep.platforms.jobs.machine import gpus_here
 from lockstep_spec.words import number_of
 

@@ -37,7 +37,7 @@ class Peeked(NamedTuple):
 
 
 class OwnFiles:
-    """Your cluster files, as jobs on Kubernetes ask for them (`platforms.kubernetes.target.ClusterFiles`)."""
+    """Your cluster files, as jobs on Kubernetes ask for them (`platforms.clusters.target.ClusterFiles`)."""
 
     def home(self, named: str) -> ClusterHome | None:
         from lockstep.plan.pages.why import ClusterHome

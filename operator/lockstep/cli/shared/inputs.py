@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lockstep.api.errors import ConfigError
-from lockstep.api.names import ANNOTATION_TYPED
+from lockstep.api.names import ANNOTATION_TYPED, FRESH
 from lockstep.cli.shared.clusterfiles import cluster_names, is_workspace, load_cluster, read_text
 from lockstep.cli.shared.places import Verb, VerbCommand
+from lockstep.platforms.jobs.resolved import warn
 from lockstep.platforms.local.backend import DEFAULT
 from lockstep.platforms.output import tell
 
@@ -92,17 +93,20 @@ class Inputs:
         """Return the same, with the command that starts its job again, for places without an API server. `options`: values by their names;
         unset ones are left out.
         """
-        command = ["lockstep", verb]
-        for name, value in options.items():
-            for one in value if isinstance(value, (list, tuple)) else [value] if value else []:
-                word, is_env = str(one), name == "--set" and str(one).removeprefix("spec.").startswith("env")
-                word = f"{word.partition('=')[0]}=..." if is_env else "FILE" if word == "-" else word  # (a variable may be a secret)
-                if one != DEFAULT and word != FRESH:
-                    command += [name] if one is True else [name, word]
-        text = shlex.join([*command, *(("--", *words) if words else ())])
+        text = shlex.join(["lockstep", verb, *option_words(options), *(("--", *words) if words else ())])
         metadata = self.job.metadata
         annotations = {**metadata.annotations, ANNOTATION_TYPED: text}
         return replace(self, job=self.job.model_copy(update={"metadata": metadata.model_copy(update={"annotations": annotations})}))
+
+
+def option_words(options: Mapping[str, object]) -> Iterator[str]:
+    """Yield the words of options as they were typed: unset ones, --fresh and values of variables, which may be secrets, are left out."""
+    for name, value in options.items():
+        for one in value if isinstance(value, (list, tuple)) else [value] if value else []:
+            word, is_env = str(one), name == "--set" and str(one).removeprefix("spec.").startswith("env")
+            word = f"{word.partition('=')[0]}=..." if is_env else "FILE" if word == "-" else word
+            if one != DEFAULT and word != FRESH:
+                yield from [name] if one is True else [name, word]
 
 
 def only(files: Path | Sequence[Path] | None, verb: str) -> Path:
@@ -177,10 +181,6 @@ def _read_jobs(
     ]
 
 
-FRESH = "training.checkpoint.resumeFrom=None"
-"""The --set that trains anew."""
-
-
 def read_inputs(
     file: Path, where: TargetOptions, changes: Sequence[str] | None = None, *, unnamed: Callable[[], str] | None = None
 ) -> Inputs:
@@ -247,25 +247,6 @@ def _in_use(file: Path, verb: Verb, instead: StandIn | None = None) -> str | Sta
 
 def resolve_inputs(inputs: Inputs, *, quiet: bool = False) -> Resolved:
     """Return the resolved job; its warnings go to stderr, unless `quiet`. Raises Refused (a ConfigError) with every reason against it."""
-    from lockstep.plan.ahead.standin import is_stand_in
-    from lockstep.plan.render.resolve import MORE_GPUS, refuse_missing_hosts, resolve
-    from lockstep.plan.render.resolved import MADE_BY_OPERATOR, PlatformDefaults
+    from lockstep.platforms.jobs.resolved import resolve_with_warnings
 
-    defaults = PlatformDefaults(namespace=inputs.namespace, image=MADE_BY_OPERATOR)  # the operator knows where its own image lies
-    resolved = resolve(inputs.job, inputs.cluster.profile, defaults)
-    if inputs.cluster.hosts is not None:
-        refuse_missing_hosts(resolved, inputs.cluster.hosts)
-        first = inputs.cluster.hosts.hosts[0]
-        there = resolve(inputs.job, inputs.cluster.profile, replace(defaults, workspace=first.workspace, datasets=first.datasets))
-        warnings = tuple(one for one in there.warnings if one.reason != MORE_GPUS)
-        resolved = replace(resolved, warnings=warnings, settings=there.settings)
-        if inputs.job.spec.image is not None and not quiet:
-            warn("NoImageOnHosts", f"spec.image has no effect on {inputs.cluster.cluster.name}: hosts run no image")
-    for warning in () if quiet else resolved.warnings:
-        if not (is_stand_in(resolved) and warning.reason == "NoRails"):  # (which rails there are only a cluster says)
-            warn(warning.reason, warning.message)
-    return resolved
-
-
-def warn(reason: str, message: str) -> None:
-    tell(f"warning: {reason}: {message}")
+    return resolve_with_warnings(inputs.job, inputs.cluster, inputs.namespace, quiet=quiet)

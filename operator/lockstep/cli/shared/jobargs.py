@@ -6,28 +6,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property, wraps
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from lockstep.api.errors import ConfigError, Failed, LockstepError
+from lockstep.api.files.clusterfile import ClusterFile
 from lockstep.api.names import DEV_ENVIRONMENT, pod_name
 from lockstep.cli.shared.clusterfiles import LOCAL_CLUSTER
 from lockstep.cli.shared.folders import QUICKSTART, state_folder
+from lockstep.cli.shared.inputs import Inputs
 from lockstep.cli.shared.places import PLACES, Verb
-from lockstep.platforms.local.backend import DEFAULT, LocalBackend
+from lockstep.platforms.backends import HOSTS, KUBERNETES, LOCAL, backend_of
+from lockstep.platforms.local.backend import DEFAULT
 
 if TYPE_CHECKING:
     from lockstep.kube.aim import Connections
     from lockstep.platforms.backend import Backend, Job
+    from lockstep.platforms.clusters.target import Target
     from lockstep.platforms.hosts.backend import HostsBackend
     from lockstep.platforms.kubernetes.backend import KubernetesJob
-    from lockstep.platforms.kubernetes.target import Target
 
 
 def known_names(context: typer.Context, incomplete: str) -> list[str]:
@@ -81,6 +84,8 @@ class TargetOptions:
     workspace: Path = WORKSPACE
     verb: Verb = field(default_factory=Verb, compare=False)
     """The verb that runs."""
+    file: ClusterFile | None = field(default=None, compare=False)
+    """The cluster file that counts, if it is read already."""
 
     @classmethod
     def of(cls, context: typer.Context) -> TargetOptions:
@@ -112,34 +117,56 @@ class TargetOptions:
 
         return target_of(self.verb, self.named, self.namespace)
 
-    def backend(self) -> Backend:
-        """Return where jobs are: the hosts of a cluster file, a namespace, or a workspace of this machine."""
+    def of_hosts(self) -> tuple[ClusterFile, str]:
+        from lockstep.cli.shared.target import load
+
+        self.refuse_kubernetes(self.named)
+        return load(self.verb, self.named) if self.file is None else self.file, self.named
+
+    def workspaces(self) -> Sequence[Path]:
+        """Return the workspace; the usual one with that of `lockstep quickstart --local` behind it."""
+        folder = self.workspace if self.local else Path(self.named)
+        with suppress(ConfigError):
+            return [folder, *([state_folder() / QUICKSTART] if folder == DEFAULT else [])]
+        return [folder]
+
+    @property
+    def kind(self) -> str:
+        """Return the backend's name in `platforms.backends`."""
         from lockstep.cli.shared.clusterfiles import is_workspace
-        from lockstep.platforms.kubernetes.backend import KubernetesBackend
+        from lockstep.cli.shared.target import hosts_of
 
         if self.local:
-            return _of_workspace(self.verb, self.workspace)
+            return LOCAL
         if is_workspace(self.named):
             if self.namespace:
                 raise ConfigError(
                     f"{self.named} is a workspace of this machine, which has no namespaces: leave out -n, or name a cluster by --cluster"
                 )
-            return _of_workspace(self.verb, Path(self.named))
-        return self.hosts() or KubernetesBackend(self.target())
+            return LOCAL
+        file = hosts_of(self.verb, self.named) if self.file is None else self.file
+        return HOSTS if file is not None and file.hosts is not None else KUBERNETES
+
+    def backend(self) -> Backend:
+        """Return where jobs are: the hosts of a cluster file, a namespace, or a workspace of this machine."""
+        from lockstep.cli.shared.target import tell_place
+
+        backend = backend_of(self.kind, self)
+        tell_place(self.verb, backend.place)
+        return backend
+
+    def for_job(self, inputs: Inputs) -> TargetOptions:
+        """Return the place of a job, as its file and these options say."""
+        from lockstep.cli.shared.target import as_found
+
+        named, namespace = self.cluster or as_found(self.verb, inputs.cluster), self.namespace or inputs.job.metadata.namespace
+        return replace(self, cluster=named, namespace=namespace, file=inputs.cluster)
 
     def hosts(self) -> HostsBackend | None:
         """Return the hosts of the cluster file that is named; None for a Kubernetes cluster."""
-        from lockstep.cli.shared.target import hosts_of, tell_place
-
-        cluster_file = hosts_of(self.verb, self.named)
-        if cluster_file is None:
+        if self.kind != HOSTS:
             return None
-        from lockstep.platforms.hosts.backend import HostsBackend
-
-        self.refuse_kubernetes(self.named)
-        backend = HostsBackend(cluster_file, self.named)
-        tell_place(self.verb, backend.where)
-        return backend
+        return cast("HostsBackend", self.backend())
 
     def refuse_kubernetes(self, hosts: str) -> None:
         """Raise ConfigError if options that only Kubernetes has are typed for a cluster of hosts."""
@@ -150,22 +177,6 @@ class TargetOptions:
         from lockstep.cli.shared.target import namespace_of
 
         return namespace_of(self.verb, self.named, self.namespace)
-
-
-def _of_workspace(verb: Verb, folder: Path) -> LocalBackend:
-    from lockstep.cli.shared.target import tell_place
-
-    backend = local_backend(folder)
-    tell_place(verb, backend.where)
-    return backend
-
-
-def local_backend(folder: Path) -> LocalBackend:
-    """Return a workspace of this machine; the usual one with that of `lockstep quickstart --local` beside it."""
-    also = list[Path]()
-    with suppress(ConfigError):
-        also += [state_folder() / QUICKSTART] if folder == DEFAULT else []
-    return LocalBackend(folder, also)
 
 
 def acts_on(*options: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -15,10 +15,10 @@ from lockstep_spec.files import expanded
 
 if TYPE_CHECKING:
     from lockstep.plan.hosts.facts import HostFacts
+    from lockstep.platforms.backend import HostOptions
     from lockstep.platforms.files.sync import Receivers, Synced
     from lockstep.platforms.hosts.backend import HostsBackend
     from lockstep.platforms.hosts.fleet import Fleet
-    from lockstep.platforms.hosts.start import HostOptions
     from lockstep.programs import Place
 
 Stamps = dict[str, tuple[int, int]]

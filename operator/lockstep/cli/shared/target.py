@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lockstep.api.files.clusterfile import ClusterFile
     from lockstep.cli.shared.places import Verb
     from lockstep.plan.cluster.choice import Choice
-    from lockstep.platforms.kubernetes.target import Target
+    from lockstep.platforms.clusters.target import Target
 
 EMBEDDED = "local"
 NOT_UP = "the embedded cluster is not up: lockstep devcluster up"
@@ -241,21 +241,37 @@ def tell_place(verb: Verb, place: str) -> None:
 
 
 def tell_cluster(verb: Verb, name: str, namespace: str) -> None:
-    """Say so of a namespace of a Kubernetes cluster, whose API server stands in for a name where nothing names it."""
+    """Say so of a namespace of a Kubernetes cluster."""
+    tell_place(verb, cluster_place(verb, name, namespace))
+
+
+def cluster_place(verb: Verb, name: str, namespace: str) -> str:
+    """Return a namespace of a Kubernetes cluster in a sentence; its API server stands in for a name where nothing names it."""
     from lockstep.kube.cluster import Client
 
     is_nameless = name == verb.unnamed and not is_embedded(verb, name)
     cluster = f"the cluster at {Client(verb.connections).server}" if is_nameless else f"cluster {name}"
-    tell_place(verb, f"on {cluster}, namespace {namespace}")
+    return f"on {cluster}, namespace {namespace}"
 
 
 def target_of(verb: Verb, cluster: str, namespace: str | None) -> Target:
     """Return a connection to the cluster of the kubeconfig, and the namespace that is meant there."""
     from lockstep.kube.cluster import Client
-    from lockstep.platforms.kubernetes.target import Target
+    from lockstep.platforms.clusters.target import Target
 
     chosen = namespace_of(verb, cluster, namespace)
-    return Target(Client(verb.connections), chosen, cluster, options_to(verb, cluster), cluster == verb.unnamed, OwnFiles())
+    is_stand_in = cluster == verb.unnamed
+    return Target(
+        Client(verb.connections),
+        chosen,
+        cluster,
+        options_to(verb, cluster),
+        is_stand_in,
+        not is_stand_in or is_embedded(verb, cluster),
+        verb.connections.context,
+        verb.place,
+        OwnFiles(),
+    )
 
 
 def own_target(verb: Verb, cluster_file: ClusterFile, cluster: str) -> Target:
@@ -264,7 +280,7 @@ def own_target(verb: Verb, cluster_file: ClusterFile, cluster: str) -> Target:
     """
     from lockstep.kube.cluster import Client
     from lockstep.kube.kubeconfig import contexts_with_servers
-    from lockstep.platforms.kubernetes.target import Target
+    from lockstep.platforms.clusters.target import Target
 
     name, api, files = cluster_file.cluster.name, cluster_file.cluster.api, environment_kubeconfig()
     embedded, own = embedded_kubeconfig() if name == EMBEDDED else None, api or server_of(name)

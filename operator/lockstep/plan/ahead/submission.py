@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from lockstep.api.job import TrainingJob, TrainingJobSpec
-from lockstep.api.names import FIXED_FIELDS
+from lockstep.api.names import FIXED_FIELDS, FRESH
 from lockstep.api.objects import Object, condition, go_on_words, is_true
 from lockstep.plan.reasons import Reason
 from lockstep_spec.words import listed
@@ -29,6 +29,28 @@ OF_CLUSTER = frozenset(
 )
 """Refusals that only a deployment, or another cluster, can end. A new job doesn't wait for them."""
 UNREADABLE = "fields of another version"
+
+
+class Typed(NamedTuple):
+    """A command that runs a job, as it was typed."""
+
+    file: str
+    """Job file; '' for a program behind --."""
+    options: tuple[str, ...] = ()
+    """Options that lead to the same job in the same place: --cluster, -n, --local, --set."""
+    changes: tuple[str, ...] = ()
+    """Values of --set, with those that other options stand for."""
+    cluster: str | None = None
+    """Value of --cluster."""
+
+    @property
+    def is_fresh(self) -> bool:
+        """Return True if --fresh was typed, or what it stands for."""
+        return FRESH in self.changes
+
+    def again(self, *more: str) -> str:
+        """Command that runs it once more."""
+        return shlex.join(["lockstep", "run", "-f", self.file, *self.options, *more])
 
 
 @dataclass(frozen=True)
@@ -151,6 +173,28 @@ def _steps(wanted: TrainingJob, state: str, fields: Sequence[str], typed: Submit
     goes_on = " goes on from its checkpoints" if is_training and not anew else " starts yours"
     yield f"lockstep delete {place}", f"removes it, its checkpoints stay; then {typed.again(anew=anew)}{goes_on}"
     yield typed.again("--set", f"metadata.name={name}-2"), "runs yours under another name"
+
+
+def ended(wanted: TrainingJob, job: Object, at: str, retry: str, typed: Typed) -> tuple[str, ...]:
+    """Return how a job that no operator keeps has ended, and commands for what one may want then; () if it has not ended.
+
+    `at`: the job on a command line; `retry`: command that goes on from its failure.
+    """
+    status, name = job.get("status") or {}, str(job["metadata"]["name"])
+    state = _state(status, is_stopped=False)
+    if not state:
+        return ()
+    is_training = wanted.spec.training is not None
+    first = f"lockstep describe {at}   # shows where its results are" if state == COMPLETE else f"lockstep why {at}   # explains why"
+    steps = [first]
+    if state == FAILED:
+        steps.append(f"{retry}   # to {go_on_words(job)}")
+    elif is_training:
+        steps.append(f"{typed.again('--fresh')}   # trains anew")
+    goes_on = "goes on from its checkpoints" if is_training else "starts yours"
+    steps.append(f"lockstep delete {at}   # removes it, its files stay; then {typed.again()} {goes_on}")
+    steps.append(f"{typed.again('--set', f'metadata.name={name}-2')}   # runs yours under another name")
+    return (f"job {name} {state}; nothing was changed:", *(f"  {step}" for step in steps))
 
 
 def _is_fixed(fields: Sequence[str]) -> bool:

@@ -5,17 +5,25 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Mapping
+from dataclasses import replace
 from posixpath import join
 from typing import Any
 
 from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.job import TrainingJob
+from lockstep.plan.ahead.forecast import RunFacts, slow_network, with_config
+from lockstep.plan.ahead.slownetwork import measured_speed, moves_weights
 from lockstep.plan.hosts.place import chosen, inputs_of, seats
 from lockstep.plan.hosts.planned import HostsAsked
+from lockstep.plan.render.run import trainer_config
+from lockstep.platforms.backend import HostOptions, Order
 from lockstep.platforms.hosts.fleet import Fleet
-from lockstep.platforms.hosts.start import HostOptions, refuse_missing, refuse_running
+from lockstep.platforms.hosts.start import refuse_missing, refuse_running
+from lockstep.platforms.jobs.planfacts import known_facts
+from lockstep.platforms.jobs.resolved import resolve_with_warnings
 from lockstep.programs import output_of
+from lockstep_spec.settings import size_settings
 
 MODEL = "spec.training.model.name"
 
@@ -59,3 +67,31 @@ async def model_config(
     except (Failed, OSError, ValueError, RecursionError):
         return None
     return (config, f"{path} on host {host.name}") if isinstance(config, dict) else None
+
+
+async def with_config_of_host(
+    facts: RunFacts, fleet: Fleet, job: TrainingJob, profile: TrainingCluster, options: HostOptions | None = None
+) -> RunFacts:
+    """Return the facts with the model's shape by the config.json that the job's first host has, where it isn't known yet."""
+    if facts.shape is not None or job.spec.training is None:
+        return facts
+    there = await model_config(fleet, job, profile, options or HostOptions())
+    return facts if there is None else with_config(facts, *there)
+
+
+async def refuse_slow_network(fleet: Fleet, order: Order) -> None:
+    """Raise ConfigError where the measured network, by the cluster file, is too slow for the run. Nobody is asked where that can't be."""
+    resolved = resolve_with_warnings(order.job, order.cluster, "", quiet=True)
+    speed = measured_speed(order.cluster.calibration, order.cluster.pairs, resolved.transport.value)
+    if (
+        speed is None
+        or resolved.nodes == 1
+        or resolved.training is None
+        or not moves_weights(size_settings(trainer_config(resolved.training)))
+    ):
+        return
+    facts = replace(known_facts(resolved), speed=speed)
+    facts = await with_config_of_host(facts, fleet, order.job, order.cluster.profile, order.hosts)
+    reason, help_ = slow_network(resolved, facts)
+    if reason:
+        raise ConfigError(f"{reason}: {help_}; --anyway starts it anyway")

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.objects import Object, condition, has_ended
-from lockstep.platforms.backend import POLL_SECONDS, Backend, Job, JobGone, Stale, Volume
+from lockstep.platforms.backend import POLL_SECONDS, STOP_SECONDS, Backend, Job, JobGone, Order, Stale, Volume
+from lockstep.platforms.backends import Where
 
 if TYPE_CHECKING:
     from lockstep.api.files.clusterfile import ClusterFile
@@ -38,8 +39,15 @@ class HostVolume(Volume):
     place: HostPlace
 
 
+def backend(where: Where) -> HostsBackend:
+    """Return the hosts that are meant (`platforms.backends`)."""
+    return HostsBackend(*where.of_hosts())
+
+
 class HostsBackend(Backend):
     """The hosts of a cluster file."""
+
+    keeps_command = True
 
     def __init__(self, cluster_file: ClusterFile, named: str) -> None:
         """`named`: the cluster as it was given: its name, or the path of its file."""
@@ -68,6 +76,11 @@ class HostsBackend(Backend):
 
         self._fleet = self._fleet or Fleet(self.hosts, self.name, self.given, tell=say)
         return self._fleet
+
+    def run(self, order: Order) -> int:
+        from lockstep.platforms.hosts.run import run_on_hosts
+
+        return run_on_hosts(self, order)
 
     def jobs(self, *, everywhere: bool = False, selector: str | None = None) -> list[Job]:
         if selector is not None:
@@ -249,8 +262,6 @@ class HostsJob(Job):
             say(f"warning: {sentence}")
 
     async def _until_ended(self) -> None:
-        from lockstep.platforms.hosts.start import STOP_SECONDS
-
         until = time.monotonic() + STOP_SECONDS
         while self.seen.runs:
             if time.monotonic() > until:

@@ -13,14 +13,13 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.hosts import Host
-from lockstep.api.job import TrainingJob
+from lockstep.plan.ahead.submission import ended
 from lockstep.plan.hosts.facts import HostFacts, unfit_words
 from lockstep.plan.hosts.leftovers import LeftAgent, leftovers
 from lockstep.plan.hosts.place import (
@@ -38,10 +37,11 @@ from lockstep.plan.hosts.place import (
     unlimited_lines,
 )
 from lockstep.plan.hosts.record import Coordinator, record_text
-from lockstep.plan.hosts.status import Seen, named_hosts, seen_jobs
+from lockstep.plan.hosts.status import Seen, host_job, named_hosts, seen_jobs
 from lockstep.plan.hosts.volumes import refuse_apart
 from lockstep.plan.render.resolve import path_lines
 from lockstep.platforms.agentfile import build_agent
+from lockstep.platforms.backend import STOP_SECONDS, Order
 from lockstep.platforms.hosts.fleet import Fleet, within
 from lockstep.platforms.hosts.volumes import looking_for_marks
 from lockstep.platforms.inpod import source_of
@@ -52,27 +52,17 @@ from lockstep_gang.contract.run import run_text
 from lockstep_spec.choices import StorageMode
 
 PLACE_SECONDS = 120.0
-STOP_SECONDS = 600.0
-"""Longest that somebody waits for a job to save and end."""
 
 
-@dataclass(frozen=True)
-class HostOptions:
-    """Choice among the hosts of a cluster file."""
-
-    first: str | None = None
-    """The host that is node 0; None: the first of the file."""
-    without: tuple[str, ...] = ()
-
-
-async def start(fleet: Fleet, job: TrainingJob, profile: TrainingCluster, options: HostOptions, *, patience: float = 0.0) -> Seen:
+async def start(fleet: Fleet, order: Order, *, patience: float = 0.0) -> Seen:
     """Start the job's agents on its hosts, and return it as it was started. `patience`: seconds to wait until all of its ranks run.
 
     Raises:
-        ConfigError: the job can't run on these hosts as written, or runs there already.
+        ConfigError: the job can't run on these hosts as written, or has ended there or runs already.
         Failed: a host could not be reached, or could not start it; then no host has a trace of it.
     """
-    hosts = chosen(fleet.cluster, job.spec.nodes, first=options.first, without=options.without)
+    job, profile = order.job, order.cluster.profile
+    hosts = chosen(fleet.cluster, job.spec.nodes, first=order.hosts.first, without=order.hosts.without)
     names = [host.name for host in hosts]
     name = job.metadata.name
     inputs = {host.name: inputs_of(job, profile, host) for host in hosts}
@@ -81,6 +71,7 @@ async def start(fleet: Fleet, job: TrainingJob, profile: TrainingCluster, option
         raise Failed("; ".join(problems.values()))
     answers = await end_leftovers(fleet, answers, leftovers(answers, fleet.cluster, fleet.name))
     refuse_running(name, answers, fleet.again)
+    _refuse_ended(fleet, order, answers)
     _refuse_unfit(hosts, answers, fleet.typed, oldest_python(job))
     _refuse_bare(hosts, answers, fleet.typed)
     refuse_missing(name, answers, fleet.again)
@@ -160,6 +151,16 @@ def refuse_running(name: str, answers: Mapping[str, HostFacts], again: str) -> N
             f"job {name} runs already on {named_hosts(running)}: lockstep logs {name} -f {again} follows it, lockstep stop {name} {again}"
             " stops it"
         )
+
+
+def _refuse_ended(fleet: Fleet, order: Order, answers: Mapping[str, HostFacts]) -> None:
+    """Raise ConfigError where a job of this name has ended, unless it is to train anew."""
+    seen = seen_jobs(answers, {}).get(order.job.metadata.name)
+    if seen is None or not order.typed.file or order.typed.is_fresh:
+        return
+    job, at = host_job(seen, fleet.again, time.time()).job, f"{order.job.metadata.name} {fleet.again}"
+    if words := ended(order.job, job, at, f"lockstep retry {at}", order.typed):
+        raise ConfigError(*words)
 
 
 def refuse_missing(name: str, answers: Mapping[str, HostFacts], again: str) -> None:

@@ -23,6 +23,8 @@ from lockstep_spec.modelnames import is_address, is_folder
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 END_SECONDS = 15.0
 """Time for the other agents to end after node 0's; then they get SIGTERM, then SIGKILL."""
+DELETED = "deleted"
+"""A file in the folder of a run that a person has deleted: its checkpoints and logs stay."""
 LOCK = "local.lock"
 """A file in the run's folder: the process that runs it, which holds its lock, and the command that starts it again."""
 
@@ -119,6 +121,7 @@ def alone(folder: Path, job: TrainingJob | None = None) -> Iterator[int]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigError(f"this job already runs here, in {folder}: wait for it, or stop it with Ctrl-C") from None
+        (folder / DELETED).unlink(missing_ok=True)
         lock.truncate(0)
         lock.write(f"{os.getpid()}\n{'' if job is None else job.metadata.annotations.get(ANNOTATION_TYPED, '')}\n")
         lock.flush()

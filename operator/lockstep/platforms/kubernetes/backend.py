@@ -15,7 +15,8 @@ from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import CONTAINER, DATASETS, WORKSPACE, pod_name
 from lockstep.api.objects import Object, condition, current_status, go_on_words, has_ended, is_run, is_true, uid_of
 from lockstep.kube.outage import Outage
-from lockstep.platforms.backend import Backend, Job, JobGone, Stale, Volume, instead_of
+from lockstep.platforms.backend import Backend, Job, JobGone, Order, Stale, Volume, instead_of
+from lockstep.platforms.backends import Where
 from lockstep.platforms.output import tell
 from lockstep_spec.words import listed
 
@@ -26,13 +27,20 @@ if TYPE_CHECKING:
     from lockstep.plan.pages.logs import LogSelection
     from lockstep.plan.pages.stacks import RankAnswer
     from lockstep.plan.pages.why import Answer, ClusterHome
-    from lockstep.platforms.kubernetes.target import Target
+    from lockstep.platforms.clusters.target import Target
 
 T = TypeVar("T")
 
 
+def backend(where: Where) -> KubernetesBackend:
+    """Return the namespace that is meant (`platforms.backends`)."""
+    return KubernetesBackend(where.target())
+
+
 class KubernetesBackend(Backend):
     """A namespace of a cluster."""
+
+    has_operator = True
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -40,6 +48,15 @@ class KubernetesBackend(Backend):
         self.anew = f"lockstep run -f FILE --fresh {self.again}"
         self.where = f"in namespace {target.namespace}"
         self.noun = "TrainingJob"
+
+    @property
+    def place(self) -> str:
+        return self.target.place
+
+    def run(self, order: Order) -> int:
+        from lockstep.platforms.kubernetes.submit import run_on_cluster
+
+        return run_on_cluster(order, self.target)
 
     def jobs(self, *, everywhere: bool = False, selector: str | None = None) -> list[Job]:
         from lockstep.kube.jobs import list_jobs

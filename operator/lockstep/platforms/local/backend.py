@@ -6,16 +6,21 @@ import os
 import shlex
 import signal
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lockstep.api.errors import ConfigError
+from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.objects import Object, condition, go_on_words, typed_command
-from lockstep.platforms.backend import Backend, Job, Stale, Volume
+from lockstep.plan.reconcile.clocks import Earlier
+from lockstep.platforms.backend import POLL_SECONDS, STOP_SECONDS, Backend, Job, Order, Stale, Volume
+from lockstep.platforms.backends import Where
+from lockstep.platforms.jobs.machine import DELETED
 from lockstep.platforms.local.environment import in_full_environment
+from lockstep.platforms.output import say
+from lockstep_spec.exits import CONFIGURATION, FAILED, USAGE
 
 if TYPE_CHECKING:
     from lockstep.plan.pages.logs import LogSelection
@@ -27,8 +32,16 @@ DEFAULT = Path(".lockstep/workspace")
 """Workspace of runs without --workspace."""
 
 
+def backend(where: Where) -> LocalBackend:
+    """Return the workspace that is meant (`platforms.backends`)."""
+    root, *also = where.workspaces()
+    return LocalBackend(root, also)
+
+
 class LocalBackend(Backend):
     """A workspace of this machine."""
+
+    keeps_command = True
 
     def __init__(self, root: Path, also: Sequence[Path] = ()) -> None:
         """`also`: workspaces that are looked into where this one hasn't a job."""
@@ -38,6 +51,47 @@ class LocalBackend(Backend):
         self.where = f"in workspace {root}"
         self.elsewhere = "--workspace names another one"
         self._unread: list[str] = []
+
+    def ready(self, order: Order) -> None:
+        """Go on in a Python that has torch, once it is known that the job can start."""
+        in_full_environment(check=lambda: self._check(order))
+
+    def _check(self, order: Order) -> None:
+        """Raise ConfigError where this machine lacks what the job reads, or where nothing has failed that is to be retried."""
+        from lockstep.plan.render.resolve import resolve
+        from lockstep.platforms.jobs.machine import check_inputs
+        from lockstep.platforms.local.placement import local_defaults
+
+        if order.retry:
+            self._earlier(order)
+        with saying_where_the_script_is(order):
+            check_inputs(resolve(order.job, order.cluster.profile, local_defaults(self.root, uid="")))
+
+    def _earlier(self, order: Order) -> Earlier | None:
+        """Return the start to go on from, if the order is a retry. Raises ConfigError where the job has ended otherwise, unless it is to
+        train anew.
+        """
+        from lockstep.plan.ahead.submission import ended
+        from lockstep.platforms.local.records import failed_run, run_names
+
+        name, retry = order.job.metadata.name, f"lockstep retry -f {shlex.quote(order.typed.file)} {self.again}"
+        if order.retry:
+            return failed_run(name, self.root)
+        if order.typed.file and not order.typed.is_fresh and name in run_names(self.root):
+            job = LocalJob(self, name)
+            if words := ended(order.job, job.job, job.at, retry, order.typed):
+                raise ConfigError(*words)
+        return None
+
+    def run(self, order: Order) -> int:
+        """Run it as processes of this one, which end with it."""
+        from lockstep.platforms.local.run import preview_local, run_local
+
+        profile = order.cluster.profile
+        if order.samples is not None:
+            return {CONFIGURATION: USAGE}.get(code := preview_local(order.job, profile, self.root, order.samples), min(code, FAILED))
+        with saying_where_the_script_is(order):
+            return run_local(order.job, profile, self.root, self._earlier(order))
 
     def jobs(self, *, everywhere: bool = False, selector: str | None = None) -> list[Job]:
         from lockstep.platforms.local.records import run_names
@@ -63,9 +117,28 @@ class LocalBackend(Backend):
         from lockstep.platforms.local.records import run_names
 
         for backend in self._backends():
-            if (backend.root / "workspace/runs" / name).is_dir():
+            folder = backend.root / "workspace/runs" / name
+            if folder.is_dir() and not (folder / DELETED).exists():
                 return LocalJob(backend, name)
         raise ConfigError(self.no_such_job(name, run_names(self.root)))
+
+
+@contextmanager
+def saying_where_the_script_is(order: Order) -> Iterator[None]:
+    """Add to the ConfigError about a script that isn't there how to run it where it is: in the folder of the command or of the job's
+    file.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        path = (script := order.job.spec.script) and script.path
+        is_script = str(error).startswith("spec.script.path: there is no") and script and script.folder is None
+        folders = [Path.cwd(), Path(order.typed.file).absolute().parent] if is_script and path and not path.startswith("/") else []
+        for folder in folders:
+            if (folder / str(path)).is_file():
+                there = f"to run it there, add --set {shlex.quote(f'script.folder={folder}')}, or script.folder to the job"
+                raise ConfigError(f"{error}; {folder} has {path}: {there}") from None
+        raise
 
 
 class LocalJob(Job):
@@ -161,10 +234,19 @@ class LocalJob(Job):
         raise ConfigError(f"a run on this machine is retried as it was started: {typed_command(self.job, self.backend.again)}")
 
     def delete(self) -> str:
-        raise ConfigError(
-            f"a run on this machine is a folder: stop it with lockstep stop {self.at}, then remove {self._folder} and its checkpoints"
-            " with it"
-        )
+        """Delete it: no verb finds it any more, and a new run of its name goes on from its checkpoints."""
+        from lockstep.platforms.local.records import process_of
+
+        if self.suspend():
+            say(f"job {self.name} saves and stops first; lockstep stop {self.at} --now ends it without a save")
+        until = time.monotonic() + STOP_SECONDS
+        while process_of(Path(self._folder)) is not None:
+            if time.monotonic() > until:
+                raise Failed(f"job {self.name} was told to stop, and has not saved and ended for {STOP_SECONDS:.0f} s: it is not deleted")
+            time.sleep(POLL_SECONDS)
+        if Path(self._folder).is_dir():  # (--files has removed it)
+            (Path(self._folder) / DELETED).touch()
+        return f"what it left in {self._folder} stays"
 
     async def lines(self, selection: LogSelection, say: Callable[[str], None]) -> AsyncGenerator[str, None]:
         from lockstep.plan.pages.logs import request_of

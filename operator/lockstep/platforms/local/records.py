@@ -24,7 +24,7 @@ from lockstep.plan.reconcile.conditions import unwritten_words
 from lockstep.plan.reconcile.interactive import running_words
 from lockstep.plan.reconcile.status import fitted, reported_parts
 from lockstep.plan.times import timestamp
-from lockstep.platforms.jobs.machine import LOCK
+from lockstep.platforms.jobs.machine import DELETED, LOCK
 from lockstep.platforms.onhost.readings import object_in
 from lockstep_gang.contract.report import ENDS, Report, State, parse_report
 from lockstep_spec.codec import ContractError
@@ -110,8 +110,9 @@ def _progressing(report: Report, path: Path) -> Object:
 
 
 def run_names(root: Path) -> list[str]:
-    """Names of the runs in a workspace whose records are there, by name."""
-    return sorted(path.parent.parent.name for path in (root / "workspace" / "runs").glob("*/gang/attempts.jsonl"))
+    """Names of the runs in a workspace whose records are there, and which nobody has deleted, by name."""
+    folders = (path.parent.parent for path in (root / "workspace" / "runs").glob("*/gang/attempts.jsonl"))
+    return sorted(folder.name for folder in folders if not (folder / DELETED).exists())
 
 
 def process_of(folder: Path) -> int | None:

@@ -22,14 +22,14 @@ from lockstep.cli.shared.clusterfiles import Peeked, load_cluster, peek
 from lockstep.cli.shared.inputs import read_inputs
 from lockstep.cli.shared.jobargs import TargetOptions, known_names
 from lockstep.cli.shared.places import Verb
-from lockstep.cli.shared.runonhosts import run_on_hosts
 from lockstep.cli.shared.sending import send_project
 from lockstep.cli.shared.target import REFUSED, namespace_of
+from lockstep.plan.ahead.submission import Typed
 from lockstep.plan.hosts.facts import Folder
 from lockstep.plan.hosts.status import seen_jobs
 from lockstep.plan.translate.hosts import RDMA_OFF
+from lockstep.platforms.backend import HostOptions, Order
 from lockstep.platforms.hosts.backend import HostsBackend, HostsJob
-from lockstep.platforms.hosts.start import HostOptions
 from lockstep.platforms.local.place import LocalPlace
 from support.api_stub import ApiStub, served
 from support.hosts_told import facts
@@ -239,6 +239,12 @@ def test_a_verb_that_waits_for_a_save_says_so(
     assert says.format(lab=lab) in capsys.readouterr().err
 
 
+def order_of(lab: Path) -> Order:
+    """Return an order of the job beside this cluster file, which doesn't wait for its end."""
+    inputs = read_inputs(lab.parent / "job.yaml", TargetOptions(str(lab)))
+    return Order(inputs.job, inputs.cluster, Typed("job.yaml"), detach=True)
+
+
 def test_a_start_that_is_interrupted_says_how_to_see_whether_the_job_runs(
     lab: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -246,9 +252,8 @@ def test_a_start_that_is_interrupted_says_how_to_see_whether_the_job_runs(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("lockstep.platforms.hosts.start.start", interrupted)
-    inputs = read_inputs(lab.parent / "job.yaml", TargetOptions(str(lab)))
     with pytest.raises(KeyboardInterrupt):
-        run_on_hosts(inputs, str(lab), HostOptions(), detach=True)
+        HostsBackend(load_cluster(str(lab)), str(lab)).run(order_of(lab))
     assert f"interrupted while job x was being started: lockstep get --cluster {lab} shows whether it runs" in capsys.readouterr().err
 
 
@@ -265,7 +270,7 @@ def test_node_zero_s_host_waits_a_second_for_the_ranks_of_a_start_each_time_it_i
 
     monkeypatch.setattr("lockstep.platforms.hosts.start.start", start)
     monkeypatch.setattr("lockstep.platforms.hosts.fleet.Fleet.look_for", look_for)
-    assert run_on_hosts(read_inputs(lab.parent / "job.yaml", TargetOptions(str(lab))), str(lab), HostOptions(), detach=True) == 0
+    assert HostsBackend(load_cluster(str(lab)), str(lab)).run(order_of(lab)) == 0
     assert waits == [1.0, 1.0]
 
 
@@ -473,11 +478,11 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, 
     """Collect what `run` starts on hosts: its inputs, and the cluster in the commands that it prints."""
     starts: list[tuple[Any, str]] = []
 
-    def start(inputs: Any, named: str, options: Any, *, detach: bool) -> int:
-        starts.append((inputs, named))
+    def start(backend: HostsBackend, order: Order) -> int:
+        starts.append((order, backend.given))
         return 0
 
-    monkeypatch.setattr("lockstep.cli.shared.runonhosts.run_on_hosts", start)
+    monkeypatch.setattr("lockstep.platforms.hosts.run.run_on_hosts", start)
     monkeypatch.setenv("LOCKSTEP_STATE", str(tmp_path / "state"))
     return starts
 
@@ -615,7 +620,7 @@ def test_a_home_folder_is_not_sent_to_hosts(folder: Path, lab: Path) -> None:
 
 def test_a_program_that_is_typed_for_this_machine_runs_where_it_is(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs: list[Any] = []
-    monkeypatch.setattr("lockstep.platforms.local.run.run_local", lambda job, profile, root: jobs.append(job) or 0)
+    monkeypatch.setattr("lockstep.platforms.local.run.run_local", lambda job, profile, root, earlier: jobs.append(job) or 0)
     monkeypatch.setattr("lockstep.cli.jobs.typed.gpus_here", lambda: 0)
     assert run("run", "--local", "--", "train.py", "-x")[0] == 0
     assert run("run", "--local", "--nodes", "2", "--nproc-per-node", "3", "--set", "metadata.name=y", "--", "-m", "scripts.base")[0] == 0

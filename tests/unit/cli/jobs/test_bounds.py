@@ -18,13 +18,15 @@ import pytest
 from typer.testing import CliRunner
 
 from lockstep.api.errors import ConfigError
-from lockstep.cli.jobs import change, get, submit, top
+from lockstep.cli.jobs import change, get, top
 from lockstep.cli.jobs.top import _looks_of_folder, _looks_of_host_job
 from lockstep.cli.main import app, main
-from lockstep.cli.shared import hubconfig, runonhosts
 from lockstep.cli.shared.terminal import console
 from lockstep.plan.pages.top import top_page
 from lockstep.platforms.backend import Volume
+from lockstep.platforms.hosts import run as runonhosts
+from lockstep.platforms.jobs import hubconfig
+from lockstep.platforms.kubernetes import submit
 from lockstep.platforms.local.backend import LocalBackend
 from reference.verbs import cli_page
 from support.checkout import ROOT
@@ -97,8 +99,8 @@ def test_a_state_is_said_after_two_seconds_and_that_no_operator_looks_after_twen
 @pytest.mark.parametrize(("size", "is_kept"), [((200 << 10) - 1000, True), (200 << 10, False)])
 def test_a_job_of_more_than_200_kibibytes_is_created_without_a_copy_of_itself(size: int, is_kept: bool) -> None:
     written = {"metadata": {"name": "x"}, "spec": {"script": {"args": ["a" * size]}}}
-    inputs = cast(Any, SimpleNamespace(job=SimpleNamespace(written=lambda: written)))
-    assert ("last-applied-configuration" in json.dumps(submit._document(inputs, "ns")["metadata"])) == is_kept
+    wanted = cast(Any, SimpleNamespace(written=lambda: written))
+    assert ("last-applied-configuration" in json.dumps(submit._document(wanted, "ns")["metadata"])) == is_kept
 
 
 def test_a_start_on_hosts_is_looked_at_every_third_of_a_second(clock: VirtualClock) -> None:

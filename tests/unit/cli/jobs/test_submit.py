@@ -89,8 +89,8 @@ def not_removed(method: str, path: str, cluster: Cluster) -> Answer | None:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     Path("job.json").write_text(json.dumps(JOB))
-    monkeypatch.setattr("lockstep.cli.jobs.submit.POLL_SECONDS", 0.01)
-    monkeypatch.setattr("lockstep.cli.jobs.submit.LASTS_SECONDS", 0.0)
+    monkeypatch.setattr("lockstep.platforms.kubernetes.submit.POLL_SECONDS", 0.01)
+    monkeypatch.setattr("lockstep.platforms.kubernetes.submit.LASTS_SECONDS", 0.0)
     return tmp_path
 
 
@@ -128,7 +128,7 @@ def test_a_job_that_fails_ends_with_1_and_its_reason(folder: Path) -> None:
 def test_what_a_job_waits_for_is_said_until_there_is_a_log_where_it_lasts(
     lasts: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lockstep.cli.jobs.submit.LASTS_SECONDS", 0.0 if lasts else 600.0)
+    monkeypatch.setattr("lockstep.platforms.kubernetes.submit.LASTS_SECONDS", 0.0 if lasts else 600.0)
     looks = itertools.count()
     slow = Cluster(statuses=[QUEUED, DONE], first=lambda method, path, cluster: (404, {}) if path == LOG and next(looks) < 1 else None)
     done = typed(slow, folder)
@@ -279,7 +279,7 @@ def test_a_file_of_another_cluster_is_refused(folder: Path) -> None:
 
 def test_options_of_hosts_are_refused_on_a_cluster(folder: Path) -> None:
     ended = typed(Cluster(), folder, "--first", "h0")
-    assert ended.returncode == 2 and "are for a job on hosts" in ended.stderr
+    assert ended.returncode == 2 and "is for a job on hosts" in ended.stderr
 
 
 def test_the_namespace_is_the_file_s_before_the_cluster_s(folder: Path) -> None:
@@ -318,8 +318,8 @@ def test_ctrl_c_ends_the_output_and_says_how_to_look_again_and_how_to_stop(folde
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("lockstep.cli.jobs.submit._until", interrupted)
-    monkeypatch.setattr("lockstep.cli.jobs.submit._follow", interrupted)
+    monkeypatch.setattr("lockstep.platforms.kubernetes.submit._until", interrupted)
+    monkeypatch.setattr("lockstep.platforms.kubernetes.submit._follow", interrupted)
     stub = Cluster()
     ended = typed(stub, folder)
     assert ended.returncode == 130

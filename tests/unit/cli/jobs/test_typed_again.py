@@ -11,6 +11,8 @@ from typer.testing import CliRunner
 from lockstep.api.job import TrainingJob
 from lockstep.api.objects import typed_command, typed_file
 from lockstep.cli.main import app
+from lockstep.platforms.backend import Order
+from lockstep.platforms.hosts.joined.launch import LaunchRequest
 
 JOB = """
 apiVersion: lockstep.dev/v1alpha1
@@ -49,13 +51,13 @@ def test_the_command_that_was_typed_goes_with_the_job(words: str, again: str, tm
     Path("job.yaml").write_text(JOB)
     jobs: list[TrainingJob] = []
 
-    def take(job: Any, *_: Any, **__: Any) -> int:
-        jobs.append(getattr(job, "job", job))
+    def take(*arguments: Any) -> int:
+        jobs.append(next(getattr(one, "job", one) for one in arguments if isinstance(one, (TrainingJob, Order, LaunchRequest))))
         return 0
 
     monkeypatch.setattr("lockstep.platforms.local.run.run_local", take)
     monkeypatch.setattr("lockstep.platforms.local.records.failed_run", lambda *_: None)
-    monkeypatch.setattr("lockstep.cli.shared.runonhosts.run_on_hosts", take)
+    monkeypatch.setattr("lockstep.platforms.hosts.run.run_on_hosts", take)
     monkeypatch.setattr("lockstep.platforms.hosts.joined.launch.launch_job", take)
     done = CliRunner().invoke(app, words.split())
     assert done.exit_code == 0, (done.output, done.exception)

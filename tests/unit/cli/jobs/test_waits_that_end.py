@@ -17,19 +17,21 @@ import lockstep
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.cli.clusters import quickstart
 from lockstep.cli.files import editor, sync
-from lockstep.cli.jobs import change, get, submit, top
+from lockstep.cli.jobs import change, get, top
 from lockstep.cli.main import app
-from lockstep.cli.shared import runonhosts, sending
+from lockstep.cli.shared import sending
 from lockstep.cli.shared.jobargs import Form, TargetOptions
 from lockstep.kube import jobs
 from lockstep.kube.cluster import Cluster
 from lockstep.plan.pages.logs import LogSelection
 from lockstep.platforms.clusters import imagebuild
 from lockstep.platforms.hosts import backend as hosts_backend
+from lockstep.platforms.hosts import run as runonhosts
 from lockstep.platforms.hosts.backend import HostsJob
 from lockstep.platforms.jobs import drilledjob, drills, logs
 from lockstep.platforms.jobs import runs as folders
 from lockstep.platforms.kubernetes import alone as in_namespace
+from lockstep.platforms.kubernetes import submit
 from lockstep.platforms.kubernetes.backend import KubernetesBackend, KubernetesJob, _Over
 from support.fake_cluster import FakeCluster
 from unit.platforms.kubernetes.test_run import RUNS, Namespace, node, ran
@@ -79,10 +81,10 @@ BY_JOB: dict[str, tuple[str, ...]] = {
     "cli/jobs/get.py wait": EVERY,
     "cli/jobs/get.py _watch": (DELETED, ANEW, *ENDED),
     "cli/jobs/change.py _until_stopped": (DELETED, ANEW, *ENDED, SUSPENDED),
-    "cli/jobs/submit.py _until": EVERY,
+    "platforms/kubernetes/submit.py _until": EVERY,
     "cli/jobs/top.py _looks_of_job": (DELETED, ANEW, *ENDED),
     "cli/jobs/top.py _looks_of_host_job": (DELETED, ANEW, *ENDED),
-    "cli/shared/runonhosts.py _until_running": (DELETED, ANEW, *ENDED, SUSPENDED),
+    "platforms/hosts/run.py _until_running": (DELETED, ANEW, *ENDED, SUSPENDED),
     "platforms/hosts/backend.py _until_ended": (DELETED, ANEW, SUSPENDED),
     "cli/shared/sending.py send_all": (DELETED, *ENDED),
     "cli/files/editor.py _until_gone": (DELETED,),
@@ -100,6 +102,7 @@ BY_TIME = {
     "cli/jobs/get.py wait": "timeout",
     "cli/jobs/change.py _until_stopped": "STOP_SECONDS",
     "platforms/hosts/backend.py _until_ended": "STOP_SECONDS",
+    "platforms/local/backend.py delete": "STOP_SECONDS",
     "cli/clusters/quickstart.py _follow": "FINISHED_TIMEOUT_SECONDS",
     "kube/jobs.py delete_job": "GONE_TIMEOUT_SECONDS",
     "platforms/clusters/devenv.py until_up": "seconds",
@@ -410,10 +413,10 @@ STORIES: dict[str, Callable[[World], Any]] = {
     "cli/jobs/get.py wait": wait,
     "cli/jobs/get.py _watch": watch,
     "cli/jobs/change.py _until_stopped": lambda world: change._until_stopped(world.cluster_job, 600.0),
-    "cli/jobs/submit.py _until": until,
+    "platforms/kubernetes/submit.py _until": until,
     "cli/jobs/top.py _looks_of_job": looks_of_job,
     "cli/jobs/top.py _looks_of_host_job": looks_of_host,
-    "cli/shared/runonhosts.py _until_running": lambda world: runonhosts._until_running(world.host_job),
+    "platforms/hosts/run.py _until_running": lambda world: runonhosts._until_running(world.host_job),
     "platforms/hosts/backend.py _until_ended": until_ended,
     "cli/shared/sending.py send_all": synced,
     "cli/files/editor.py _until_gone": forwarded,

@@ -17,13 +17,13 @@ from lockstep.cli.jobs.get import get
 from lockstep.cli.main import explanation, main
 from lockstep.cli.shared import folders
 from lockstep.cli.shared.clusterfiles import cluster_names, peek
-from lockstep.cli.shared.jobargs import ListForm, TargetOptions, known_names, local_backend
+from lockstep.cli.shared.jobargs import ListForm, TargetOptions, known_names
 from lockstep.cli.shared.places import Verb
 from lockstep.cli.shared.target import namespace_of, target_of, unnamed_cluster
 from lockstep.kube.aim import Connections
 from lockstep.kube.cluster import ApiError
 from lockstep.platforms.kubernetes.backend import KubernetesBackend, no_such_job
-from lockstep.platforms.local.backend import DEFAULT, LocalBackend
+from lockstep.platforms.local.backend import LocalBackend
 from support.api_stub import ALWAYS, ApiStub, served
 from support.checkout import ROOT
 from support.in_process import lockstep
@@ -118,9 +118,9 @@ def test_a_run_of_quickstart_is_found_where_no_workspace_is_named(nothing_said: 
     gang = nothing_said / "quickstart/workspace/runs/demo/gang"
     gang.mkdir(parents=True)
     (gang / "attempts.jsonl").write_text(json.dumps({"attempt": 1, "jobUid": "u", "restarts": 0, "started": "2026-01-01T00:00:00Z"}))
-    found = local_backend(DEFAULT).job("demo")
+    found = TargetOptions(local=True).backend().job("demo")
     assert found.at == f"demo --local --workspace {nothing_said}/quickstart"
-    assert [job.name for job in local_backend(DEFAULT).jobs()] == ["demo"] and LocalBackend(nothing_said).jobs() == []
+    assert [job.name for job in TargetOptions(local=True).backend().jobs()] == ["demo"] and LocalBackend(nothing_said).jobs() == []
 
 
 @pytest.mark.parametrize("verb", ["validate", "render", "cp -f job.yaml model demo:/workspace/models/"])

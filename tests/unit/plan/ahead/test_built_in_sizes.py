@@ -10,9 +10,9 @@ import pytest
 from golden.plan_cases import TRAINING, job, profile
 from lockstep.api.errors import ConfigError
 from lockstep.assets import asset
-from lockstep.cli.shared.planfacts import known_facts
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.resolved import PlatformDefaults, Resolved
+from lockstep.platforms.jobs.planfacts import known_facts
 from lockstep_spec.families import shape_from_config
 
 SHAPES = json.loads(asset("manifests/samples/models/shapes.json").read_text(encoding="utf-8"))

@@ -11,13 +11,13 @@ import pytest
 
 from golden.plan_cases import TRAINING, job, profile
 from lockstep.api.errors import ConfigError
-from lockstep.cli.shared.planfacts import known_facts, moved_targets_here, read_pace
 from lockstep.plan.ahead.forecast import Forecast, Pace, RunFacts, capacity, forecast, with_config
 from lockstep.plan.ahead.planned import EXIT_CODES, PlanVerdict, sentence, verdict
 from lockstep.plan.cluster.finding import Outcome
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.resolved import PlatformDefaults, Resolved
 from lockstep.plan.render.run import trainer_config
+from lockstep.platforms.jobs.planfacts import known_facts, moved_targets_here, read_pace
 from lockstep_spec.families import shape_from_config
 from lockstep_spec.fit import choose_recomputed
 from lockstep_spec.memory import Place

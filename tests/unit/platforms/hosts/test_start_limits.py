@@ -15,9 +15,11 @@ import pytest
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.files.jobfile import parse_job_file
 from lockstep.api.hosts import Host, HostsCluster
+from lockstep.plan.ahead.submission import Typed
 from lockstep.plan.hosts.facts import Folder, HostFacts
 from lockstep.plan.hosts.record import Coordinator
 from lockstep.plan.hosts.volumes import Sharing
+from lockstep.platforms.backend import Order
 from lockstep.platforms.hosts import fleet as fleets
 from lockstep.platforms.hosts import shortruns, start
 from lockstep.platforms.hosts.fleet import Fleet
@@ -151,7 +153,7 @@ def test_a_job_whose_hosts_fall_silent_once_it_is_started_is_a_started_job(monke
     monkeypatch.setattr(start, "looking_for_marks", apart)
     monkeypatch.setattr(start, "_place_and_go", placed)
     job = parse_job_file(JOB, "job.yaml")
-    seen = asyncio.run(start.start(Silent(CLUSTER.hosts, "lab", "lab"), job, CLUSTER.profile, start.HostOptions()))
+    seen = asyncio.run(start.start(Silent(CLUSTER.hosts, "lab", "lab"), Order(job, CLUSTER, Typed("job.yaml"))))
     assert (seen.hosts, seen.problems) == (("lab0", "lab1"), gone)
 
 

@@ -77,7 +77,7 @@ def test_it_says_which_job_or_which_file(patched: list[dict[str, Any]]) -> None:
         assert "name the failed job" in str(result.exception)
 
 
-def test_a_run_of_this_machine_is_named_and_says_how_it_is_retried_and_removed(tmp_path: Path) -> None:
+def test_a_run_of_this_machine_says_how_it_is_retried_and_is_deleted_without_its_files(tmp_path: Path) -> None:
     where = ["x", "--local", "--workspace", str(tmp_path)]
     for verb in ("retry", "delete"):
         assert "there is no job x in workspace" in str(CliRunner().invoke(app, [verb, *where]).exception)
@@ -86,7 +86,8 @@ def test_a_run_of_this_machine_is_named_and_says_how_it_is_retried_and_removed(t
     (gang / "attempts.jsonl").write_text('{"attempt": 1, "jobUid": "u", "restarts": 0, "started": "2026-11-26T23:55:54Z"}\n')
     (gang / "end.json").write_text('{"jobUid": "u", "state": "Failed", "message": "m"}')
     assert "retried as it was started: lockstep run -f FILE --local" in str(CliRunner().invoke(app, ["retry", *where]).exception)
-    assert f"then remove {gang.parent} and its checkpoints" in str(CliRunner().invoke(app, ["delete", *where]).exception)
+    assert CliRunner().invoke(app, ["delete", *where]).stdout == f"x is deleted; what it left in {gang.parent} stays\n"
+    assert gang.is_dir() and "there is no job x in workspace" in str(CliRunner().invoke(app, ["describe", *where]).exception)
 
 
 def test_a_local_run_goes_on_as_the_same_job_until_it_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

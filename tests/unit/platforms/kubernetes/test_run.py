@@ -19,9 +19,12 @@ from lockstep.api.errors import ConfigError, Failed
 from lockstep.kube.aim import Connections
 from lockstep.kube.cluster import ApiError, Cluster
 from lockstep.kube.exec import NotRunning
+from lockstep.plan.ahead.submission import Typed
 from lockstep.plan.observed import Observed
 from lockstep.plan.render.objects import freeze
 from lockstep.plan.render.resolve import resolve
+from lockstep.platforms.backend import Order
+from lockstep.platforms.clusters.target import Target
 from lockstep.platforms.jobs.observe import JobObserver
 from lockstep.platforms.jobs.shortresults import Short, measured_steps
 from lockstep.platforms.kubernetes import alone as module
@@ -332,17 +335,15 @@ def test_a_job_that_waits_for_nodes_which_are_not_there_says_so_before_it_starts
         async def __aexit__(self, *_: object) -> None:
             """Nothing is open."""
 
-    async def connect(context: str | None) -> Connected:
-        return Connected()
-
     async def follow(*_: object) -> int:
         raise asyncio.CancelledError
 
-    monkeypatch.setattr(Cluster, "connect", connect)
+    target = Target(cast(Any, SimpleNamespace(connected=Connected)), "default", "local")
+    order = Order(job(), cast(Any, SimpleNamespace(profile=profile())), Typed("job.yaml"))
     monkeypatch.setattr(module, "prepare", lambda *_: on_nodes(5))
     monkeypatch.setattr(module, "_follow", follow)
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(module._run(job(), profile(), "default", None, module.StartMode.NEW))
+        asyncio.run(module._run(order, target))
     first, second, *last = capsys.readouterr().out.splitlines()
     assert first.startswith("lockstep: 5 nodes are asked for") and first.endswith("; the job waits until it has them")
     assert second.endswith("Ctrl-C leaves it running")

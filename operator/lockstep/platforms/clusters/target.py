@@ -45,4 +45,10 @@ class Target:
     """Options that lead to the same API server again, with a space in front; "" where verbs ask it by themselves."""
     is_stand_in: bool = False
     """Nothing names the cluster: its file stands in for that of the kubeconfig."""
+    is_known: bool = True
+    """Its file is about this API server: a named one, or the embedded cluster's."""
+    context: str | None = None
+    """Context of the kubeconfig, if one was stated."""
+    place: str = ""
+    """The cluster and its namespace in a sentence."""
     files: ClusterFiles = NO_FILES

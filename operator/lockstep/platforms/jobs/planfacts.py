@@ -14,11 +14,8 @@ from lockstep.api.errors import ConfigError
 
 if TYPE_CHECKING:
     from lockstep.api.training import BaseModelSource, Training
-    from lockstep.cli.shared.inputs import Inputs
     from lockstep.plan.ahead.forecast import Pace, RunFacts
     from lockstep.plan.render.resolved import Resolved
-    from lockstep.platforms.hosts.fleet import Fleet
-    from lockstep.platforms.hosts.start import HostOptions
 
 
 def moved_targets_here(training: Training, named: Path | None = None) -> str:
@@ -31,18 +28,6 @@ def moved_targets_here(training: Training, named: Path | None = None) -> str:
         return moved(training, _config(training.model, named, offline=True)[0].get("model_type"))
     except (UnknownSizes, ConfigError):
         return ""
-
-
-async def with_config_of_host(facts: RunFacts, fleet: Fleet, inputs: Inputs, choice: HostOptions | None = None) -> RunFacts:
-    """Return the facts with the model's shape by the config.json that the job's first host has, where it isn't known yet."""
-    from lockstep.plan.ahead.forecast import with_config
-    from lockstep.platforms.hosts.ahead import model_config
-    from lockstep.platforms.hosts.start import HostOptions
-
-    if facts.shape is not None or inputs.job.spec.training is None:
-        return facts
-    there = await model_config(fleet, inputs.job, inputs.cluster.profile, choice or HostOptions())
-    return facts if there is None else with_config(facts, *there)
 
 
 FIRST_STEPS = 2
@@ -101,7 +86,7 @@ class UnknownSizes(Exception):
 
 def _config(model: BaseModelSource, named: Path | None, offline: bool) -> tuple[dict[str, Any], str]:
     """config.json and where it is: a file here, or the hub's. Raises ConfigError for a file that was named, else UnknownSizes."""
-    from lockstep.cli.shared.hubconfig import hub_config
+    from lockstep.platforms.jobs.hubconfig import hub_config
     from lockstep_spec.modelnames import is_hub_name
 
     help_ = "--model-config FILE names the model's config.json"

@@ -7,12 +7,11 @@ import json
 import time
 from collections.abc import Callable
 from contextlib import aclosing
-from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from lockstep.api.errors import ConfigError, Failed
+from lockstep.api.names import FRESH
 from lockstep.api.objects import Object, condition, current_status, has_ended, is_true
-from lockstep.cli.shared.inputs import FRESH, resolve_inputs
 from lockstep.kube.outage import Outage
 from lockstep.platforms.backend import POLL_SECONDS, JobGone
 from lockstep.platforms.kubernetes.backend import KubernetesJob
@@ -21,11 +20,11 @@ from lockstep_spec.exits import FAILED
 from lockstep_spec.words import number_of
 
 if TYPE_CHECKING:
-    from lockstep.cli.shared.inputs import Inputs
-    from lockstep.cli.shared.jobargs import TargetOptions
+    from lockstep.api.job import TrainingJob
     from lockstep.kube.cluster import ApiError, Cluster
     from lockstep.plan.ahead.submission import SubmittedAs, SubmittedState
-    from lockstep.platforms.kubernetes.target import Target
+    from lockstep.platforms.backend import Order
+    from lockstep.platforms.clusters.target import Target
 
 LASTS_SECONDS = 2.0
 """Time for which a job must be in one state before that is said: a start passes through several."""
@@ -35,53 +34,34 @@ ANNOTATION_CHARACTERS_MAX = 200 << 10
 """The API server takes 256 KiB of annotations in all."""
 
 
-class Options(NamedTuple):
-    """Options of `lockstep run -f`, as they were typed."""
-
-    file: str
-    where: TargetOptions
-    changes: tuple[str, ...]
-    """Values of --set, with those that other options stand for."""
-
-    def to_same_place(self) -> tuple[str, ...]:
-        """Return the options that lead to the same job again, without --context and --fresh."""
-        stated = {"--cluster": self.where.cluster, "-n": self.where.namespace}
-        named = [word for option, value in stated.items() if value for word in (option, value)]
-        return (*named, *(word for change in self.changes if change != FRESH for word in ("--set", change)))
-
-
-def run_on_cluster(inputs: Inputs, options: Options, *, detach: bool) -> int:
+def run_on_cluster(order: Order, target: Target) -> int:
     """Hand the job to the operator of its cluster, and return its exit code. Raises as `submit` does, and ConfigError for a job that names
     another cluster, or can't run on this one.
     """
-    from lockstep.cli.shared.target import as_found, is_embedded, target_of
     from lockstep.plan.ahead.submission import SubmittedAs
     from lockstep.plan.render.resolve import refuse_missing_gpus
+    from lockstep.platforms.jobs.resolved import resolve_with_warnings
 
-    job, cluster, where = inputs.job, inputs.cluster.cluster.name, options.where
-    verb = where.verb
-    if where.cluster and job.spec.cluster not in (None, cluster):
+    job, cluster, typed = order.job, order.cluster.cluster.name, order.typed
+    if typed.cluster and job.spec.cluster not in (None, cluster):
         raise ConfigError(
-            f"{options.file}: spec.cluster is {job.spec.cluster}, but --cluster is {cluster}: leave out --cluster, or say --set"
+            f"{typed.file}: spec.cluster is {job.spec.cluster}, but --cluster is {cluster}: leave out --cluster, or say --set"
             f" cluster={cluster}"
         )
-    if job.spec.cluster is None and verb.unnamed is None:  # the operator must take the cluster that is checked here
-        inputs = replace(inputs, job=job.model_copy(update={"spec": job.spec.model_copy(update={"cluster": cluster})}))
-    is_known = verb.unnamed is None or is_embedded(verb, cluster)
-    target = target_of(verb, where.cluster or as_found(verb, inputs.cluster), where.namespace or job.metadata.namespace)
-    inputs = replace(inputs, namespace=target.namespace)
-    if is_known:  # (a cluster file that stands in for the kubeconfig's cluster says nothing about that one)
-        refuse_missing_gpus(resolve_inputs(inputs))
-    place = f"cluster {cluster}" if is_known else f"the cluster at {target.client.server}"
-    fresh = (FRESH,) if FRESH in options.changes else ()
-    typed = SubmittedAs(options.file, cluster, target.namespace, place, options.to_same_place(), target.options, where.context, fresh)
-    return submit(inputs, target, typed, detach=detach)
+    if job.spec.cluster is None and not target.is_stand_in:  # the operator must take the cluster that is checked here
+        job = job.model_copy(update={"spec": job.spec.model_copy(update={"cluster": cluster})})
+    if target.is_known:  # (a cluster file that stands in for the kubeconfig's cluster says nothing about that one)
+        refuse_missing_gpus(resolve_with_warnings(job, order.cluster, target.namespace))
+    place = f"cluster {cluster}" if target.is_known else f"the cluster at {target.client.server}"
+    fresh = (FRESH,) if typed.is_fresh else ()
+    submitted = SubmittedAs(typed.file, cluster, target.namespace, place, typed.options, target.options, target.context, fresh)
+    return submit(job, target, submitted, order)
 
 
-def submit(inputs: Inputs, target: Target, typed: SubmittedAs, *, detach: bool) -> int:
+def submit(wanted: TrainingJob, target: Target, typed: SubmittedAs, order: Order) -> int:
     """Create the job, or find the same one that runs, and return its exit code: 0 complete, 1 failed. Ctrl-C ends the output only.
 
-    With `detach` return once the operator has accepted it. A dev environment is not followed: it has no end.
+    A detached order returns once the operator has accepted it. A dev environment is not followed: it has no end.
 
     Raises:
         ConfigError: the API server or the operator refuses the job as it is written, or another job has its name.
@@ -89,23 +69,23 @@ def submit(inputs: Inputs, target: Target, typed: SubmittedAs, *, detach: bool) 
     """
     from lockstep.kube.jobs import runs_without_operator
 
-    name, namespace = inputs.job.metadata.name, target.namespace
+    name, namespace = wanted.metadata.name, target.namespace
     if runs_without_operator(target.client, namespace, name):
         raise ConfigError(
             f"namespace {namespace} has a run {name} without the operator (run --in-namespace), and nothing was created: give this job"
             f" another name, or remove the run first (lockstep delete {name} -n {namespace}{target.options}; its claims stay)"
         )
-    job, is_new = target.client.run(lambda cluster: _find_or_create(cluster, inputs, target, typed))
+    job, is_new = target.client.run(lambda cluster: _find_or_create(cluster, wanted, target, typed))
     if not is_new:
-        follows = "" if detach else ": this follows it"
+        follows = "" if order.detach else ": this follows it"
         say(f"job {job.name} is in namespace {job.namespace} already, as {typed.file} describes it, and has not ended{follows}")
     watch = StartWatch(job, typed, is_new=is_new)
     try:
-        if detach:
+        if order.detach:
             _until(job, watch, lambda now: now.accepted)
             say(f"the operator has accepted job {job.name}")
             return 0
-        if inputs.job.spec.type == "Interactive":
+        if wanted.spec.type == "Interactive":
             _until(job, watch, lambda now: now.is_ready)
             say(f"{job.name} is ready: lockstep run --job {job.at} SCRIPT runs a script on all its nodes")
             return 0
@@ -115,23 +95,23 @@ def submit(inputs: Inputs, target: Target, typed: SubmittedAs, *, detach: bool) 
         raise
 
 
-async def _find_or_create(cluster: Cluster, inputs: Inputs, target: Target, typed: SubmittedAs) -> tuple[KubernetesJob, bool]:
+async def _find_or_create(cluster: Cluster, wanted: TrainingJob, target: Target, typed: SubmittedAs) -> tuple[KubernetesJob, bool]:
     """Return the job on the cluster, and whether it was created. Raises ConfigError, Failed."""
     from lockstep.kube.cluster import CONFLICT, ApiError
     from lockstep.plan.ahead.submission import name_taken
 
-    name, namespace = inputs.job.metadata.name, target.namespace
+    name, namespace = wanted.metadata.name, target.namespace
     existing = await cluster.get("TrainingJob", namespace, name)
     if existing is None:
         await _look_for_operator(cluster, namespace)
         try:
-            job = KubernetesJob(target, await cluster.create(_document(inputs, namespace)))
+            job = KubernetesJob(target, await cluster.create(_document(wanted, namespace)))
         except ApiError as error:
             if error.status != CONFLICT:
-                raise _explained(error, inputs, namespace) from error
+                raise _explained(error, typed.file, namespace) from error
             existing = await cluster.get("TrainingJob", namespace, name)
         else:
-            nodes = f" ({number_of(inputs.job.spec.nodes, 'node')})" if inputs.job.spec.nodes else ""
+            nodes = f" ({number_of(wanted.spec.nodes, 'node')})" if wanted.spec.nodes else ""
             say(
                 f"job {name}{nodes} is created in namespace {namespace} of {typed.place}; it goes on without this terminal: lockstep logs"
                 f" {job.at} -f"
@@ -139,17 +119,17 @@ async def _find_or_create(cluster: Cluster, inputs: Inputs, target: Target, type
             return job, True
     if existing is None:
         raise Failed(f"job {name} of namespace {namespace} was deleted meanwhile: repeat {typed.again()}")
-    taken = name_taken(inputs.job, existing, typed)
+    taken = name_taken(wanted, existing, typed)
     if taken:
         raise ConfigError(*taken)
     return KubernetesJob(target, existing), False
 
 
-def _document(inputs: Inputs, namespace: str) -> Object:
+def _document(wanted: TrainingJob, namespace: str) -> Object:
     """Return the TrainingJob as `kubectl apply` would create it."""
     from lockstep.kube.jobs import with_last_applied
 
-    written = inputs.job.written()
+    written = wanted.written()
     document = {**written, "metadata": {**written["metadata"], "namespace": namespace}}
     return with_last_applied(document) if len(json.dumps(document)) < ANNOTATION_CHARACTERS_MAX else document
 
@@ -166,13 +146,13 @@ async def _look_for_operator(cluster: Cluster, namespace: str) -> None:
         say(f"warning: {unheard.why} since {unheard.since}: the job waits for it (lockstep doctor -n {namespace})")
 
 
-def _explained(error: ApiError, inputs: Inputs, namespace: str) -> Exception:
+def _explained(error: ApiError, file: str, namespace: str) -> Exception:
     """Return the API server's refusal of the job as a person can use it."""
     from lockstep.kube.cluster import INVALID, NOT_FOUND
     from lockstep.plan.cluster.scope import NO_OPERATOR
 
     if error.status == INVALID:
-        return ConfigError(f"{inputs.source}: the API server refuses it: {error.message}")
+        return ConfigError(f"{file}: the API server refuses it: {error.message}")
     if error.status != NOT_FOUND:
         return error
     if "namespaces" in error.message:

@@ -10,38 +10,39 @@ from typing import TYPE_CHECKING
 from lockstep.api.errors import Failed
 from lockstep.api.objects import condition, has_ended, is_true
 from lockstep.plan.pages.logs import LogSelection
+from lockstep.platforms.backend import Order
 from lockstep.platforms.hosts.backend import HostsBackend, HostsJob
 from lockstep.platforms.output import put, say
 from lockstep_spec.exits import FAILED
 
 if TYPE_CHECKING:
-    from lockstep.cli.shared.inputs import Inputs
-    from lockstep.platforms.hosts.start import HostOptions
+    pass
 
 POLL_SECONDS, PATIENCE_SECONDS = 0.3, 1.0
 """Least seconds between two looks at a job that starts, and those for which node 0's host waits with its answer for the job's ranks."""
 
 
-def run_on_hosts(inputs: Inputs, named: str, options: HostOptions, *, detach: bool) -> int:
-    """Start the job on its hosts, and return its exit code: 0 complete, 1 failed. Ctrl-C leaves it running. `named`: the cluster, as it was
-    given.
+def run_on_hosts(backend: HostsBackend, order: Order) -> int:
+    """Start the job on its hosts, and return its exit code: 0 complete, 1 failed. Ctrl-C leaves it running.
 
-    With `detach` return once all of its ranks run. Raises Failed where they don't get to run, with the reason.
+    A detached order returns once all of its ranks run. Raises Failed where they don't get to run, with the reason.
     """
+    from lockstep.platforms.hosts.ahead import refuse_slow_network
     from lockstep.platforms.hosts.start import start
 
-    backend = HostsBackend(inputs.cluster, named)
     fleet = backend.fleet()
-    patience = PATIENCE_SECONDS if detach else 0.0
+    if order.typed.file and not order.anyway:
+        asyncio.run(refuse_slow_network(fleet, order))
+    patience = PATIENCE_SECONDS if order.detach else 0.0
     try:
-        seen = asyncio.run(start(fleet, inputs.job, inputs.cluster.profile, options, patience=patience))
+        seen = asyncio.run(start(fleet, order, patience=patience))
     except (KeyboardInterrupt, SystemExit):  # SystemExit: by SIGTERM, or a terminal that was closed
-        say(f"interrupted while job {inputs.job.metadata.name} was being started: lockstep get {backend.again} shows whether it runs")
+        say(f"interrupted while job {order.job.metadata.name} was being started: lockstep get {backend.again} shows whether it runs")
         raise
     job = HostsJob(backend, seen)
     say(f"job {job.name} is started on {', '.join(job.seen.hosts)}; it runs on without this terminal: lockstep logs {job.at} -f")
     job.warn_unkept()
-    if detach:
+    if order.detach:
         return _until_running(job)
     return asyncio.run(_follow(job))
 
