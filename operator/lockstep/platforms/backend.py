@@ -16,12 +16,16 @@ from lockstep.api.names import DATASETS, WORKSPACE
 from lockstep.api.objects import Object
 
 if TYPE_CHECKING:
+    from lockstep.api.cluster import TrainingCluster
     from lockstep.api.files.clusterfile import ClusterFile
     from lockstep.api.job import TrainingJob
     from lockstep.plan.ahead.submission import Typed
     from lockstep.plan.pages.logs import LogSelection
     from lockstep.plan.pages.stacks import RankAnswer
     from lockstep.plan.pages.why import Answer
+    from lockstep.platforms.files.copies import Copy, CopyWish
+    from lockstep.platforms.files.sending import Sending
+    from lockstep.platforms.jobs.shortresults import ShortRuns
     from lockstep.programs import Place
 
 POLL_SECONDS = 0.5
@@ -147,6 +151,18 @@ class Backend(ABC):
             ConfigError: the job can't run here as written, or one of its name has ended or runs; then nothing was changed.
             Failed: it could not be started, or doesn't get to run.
         """
+
+    @abstractmethod
+    def short_runs(self, profile: TrainingCluster, seconds: int | None) -> ShortRuns:
+        """Return what makes short runs here. `seconds`: limit of each that a person stated. Raises ConfigError where there are none."""
+
+    @abstractmethod
+    async def copy(self, copy: Copy, wish: CopyWish) -> bool:
+        """Copy between this machine and a job's volumes. Return True if everything arrived."""
+
+    @abstractmethod
+    async def sync(self, sending: Sending) -> bool:
+        """Send a folder to all nodes of a job. Return True if each has everything; return never if changes are watched."""
 
     @abstractmethod
     def jobs(self, *, everywhere: bool = False, selector: str | None = None) -> list[Job]:

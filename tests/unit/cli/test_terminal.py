@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from lockstep.cli.shared import terminal
+from lockstep.platforms.files import meter as meter_module
 from lockstep.platforms.files.transfer import TransferProgress
 from support.checkout import ROOT
 from unit.virtual_time import VirtualClock
@@ -100,9 +101,10 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> tuple[VirtualClock, list[float]]:
     """A clock, and when a line was shown."""
     clock, shown = VirtualClock(0.0), list[float]()
     monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setattr(terminal, "time", clock)
-    monkeypatch.setattr(terminal, "tell", lambda line: shown.append(clock.now))
-    monkeypatch.setattr(terminal, "put_over", lambda line, width: shown.extend([clock.now] if line else []))
+    for module in (terminal, meter_module):
+        monkeypatch.setattr(module, "time", clock)
+        monkeypatch.setattr(module, "tell", lambda line: shown.append(clock.now))
+        monkeypatch.setattr(module, "put_over", lambda line, width: shown.extend([clock.now] if line else []))
     return clock, shown
 
 
@@ -131,7 +133,7 @@ def test_a_transfer_says_five_times_a_second_at_a_terminal_how_far_it_is_and_els
 ) -> None:
     clock, lines = shown
     monkeypatch.setattr("sys.stderr.isatty", lambda: at_a_terminal, raising=False)
-    meter = terminal.Meter()
+    meter = meter_module.Meter()
     meter.transfers = {"x-0": TransferProgress(expected=100, passed=1)}
     for _ in range(210):
         clock.sleep(seconds / 50)

@@ -10,7 +10,7 @@ import typer
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.cli.clusters.deploymentplan import Mode
 from lockstep.cli.shared.jobargs import Form, FormOption, OptionalClusterArgument, TargetOptions, limit_option, on_cluster
-from lockstep.cli.shared.shortruns import result_of, short_runs
+from lockstep.cli.shared.shortruns import result_of
 from lockstep.platforms.output import put, put_json
 from lockstep_spec.exits import FAILED
 from lockstep_spec.words import binary_size
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from lockstep.api.job import TrainingJob
     from lockstep.plan.cluster.calibration import Point, Sweep
     from lockstep.plan.cluster.pairs import PairsMeasured
-    from lockstep.platforms.jobs.shortresults import ShortRuns
 
 
 @on_cluster
@@ -116,15 +115,6 @@ def _job(file: ClusterFile, nodes: int | None, mode: Mode, why_not: str) -> Trai
     return job
 
 
-def _runs(where: TargetOptions, cluster: str, file: ClusterFile, timeout: int | None) -> ShortRuns:
-    """Return where it is measured. Raises ConfigError for another cluster than the kubeconfig's."""
-    from lockstep.cli.shared.target import refuse_other_cluster
-
-    if file.hosts is None:
-        refuse_other_cluster(where.verb, file, False)
-    return short_runs(file, cluster, where, where.namespace or file.cluster.namespace, timeout)
-
-
 def _sweep(
     where: TargetOptions, cluster: str, file: ClusterFile, nodes: int | None, mode: Mode, timeout: int | None, *, quiet: bool
 ) -> Sweep:
@@ -132,7 +122,10 @@ def _sweep(
     from lockstep.platforms.jobs import shortresults
 
     job = _job(file, nodes, mode, "an all-reduce over one node crosses no network")
-    return result_of(_runs(where, cluster, file, timeout), lambda runs: shortresults.sweep(runs, job, _printer(quiet=quiet)))
+    return result_of(
+        where.on(file, cluster).backend().short_runs(file.profile, timeout),
+        lambda runs: shortresults.sweep(runs, job, _printer(quiet=quiet)),
+    )
 
 
 def _measure_pairs(
@@ -145,7 +138,7 @@ def _measure_pairs(
     stated = line_rate if line_rate is not None else None if rdma.rate is None else float(rdma.rate)
     way = Way(rdma.enabled and mode is not Mode.TCP, stated, rdma.gid_index)
     job = _job(file, nodes, mode, "one node has no pair")
-    return result_of(_runs(where, cluster, file, timeout), lambda runs: runs.pairs(job, way))
+    return result_of(where.on(file, cluster).backend().short_runs(file.profile, timeout), lambda runs: runs.pairs(job, way))
 
 
 def _show_pairs(measured: PairsMeasured, fail_below: float | None, output: Form) -> int:

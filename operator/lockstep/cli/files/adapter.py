@@ -96,7 +96,7 @@ def _base_words(job: Job) -> str:
 
 async def _fetched(adapter: Adapter, place: Place, roots: list[str], output: Path, job: str) -> str:
     """Fetch the adapter, and return a sentence about it."""
-    from lockstep.cli.shared.terminal import Meter
+    from lockstep.platforms.files.meter import Meter
     from lockstep.platforms.files.transfer import TransferProgress, get
 
     with Meter() as meter:

@@ -272,8 +272,8 @@ async def _before_start(job: Resolved, arguments: Sequence[str], connections: Co
 
 
 async def _on_volumes(job: str, namespace: str, arguments: Sequence[str], connections: Connections) -> int:
-    from lockstep.cli.files.cp import known_job
     from lockstep.kube.cluster import Cluster
+    from lockstep.platforms.kubernetes.backend import known_job
 
     async with await Cluster.connect(connections) as cluster:
         await known_job(cluster, namespace, job)

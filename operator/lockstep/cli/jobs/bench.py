@@ -12,7 +12,7 @@ from lockstep.api.errors import Failed
 from lockstep.api.names import HOSTS
 from lockstep.cli.shared.inputs import FileOption, SetOption, only, read_inputs
 from lockstep.cli.shared.jobargs import Form, FormOption, TargetOptions, limit_option, on_site
-from lockstep.cli.shared.shortruns import result_of, short_runs
+from lockstep.cli.shared.shortruns import result_of
 from lockstep.platforms.local.environment import TORCH, in_full_environment
 from lockstep.platforms.output import put, put_json
 from lockstep_spec.exits import FAILED
@@ -69,7 +69,7 @@ def scaling(
     numbers = sizes(nodes, inputs.job.spec.nodes or inputs.cluster.profile.spec.gpus.default_nodes)
     jobs = [scaling_job(inputs.job, number, steps) for number in numbers]
     in_full_environment(TORCH if where.local else ())
-    runs = short_runs(inputs.cluster, where.cluster, where, inputs.namespace, timeout)
+    runs = where.for_job(inputs).backend().short_runs(inputs.cluster.profile, timeout)
     quiet = output is Form.JSON
     if not quiet:
         on = f"{', '.join(map(str, numbers))} {'node' if numbers == (1,) else 'nodes'}"

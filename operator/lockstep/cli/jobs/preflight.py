@@ -8,7 +8,7 @@ import typer
 
 from lockstep.cli.shared.inputs import FileOption, only, read_inputs
 from lockstep.cli.shared.jobargs import Form, FormOption, TargetOptions, limit_option, on_site
-from lockstep.cli.shared.shortruns import result_of, short_runs
+from lockstep.cli.shared.shortruns import result_of
 from lockstep.platforms.output import put, put_json
 from lockstep_spec.words import binary_size, number_of
 
@@ -38,7 +38,7 @@ def preflight(
     from lockstep.platforms.jobs import shortresults
 
     inputs = read_inputs(only(file, "preflight"), where)
-    runs = short_runs(inputs.cluster, where.cluster, where, inputs.namespace, timeout)
+    runs = where.for_job(inputs).backend().short_runs(inputs.cluster.profile, timeout)
     result = result_of(runs, lambda runs: shortresults.preflight(runs, inputs.job), "looking at the nodes")
     _show(result, output is Form.JSON)
     raise typer.Exit(0 if result.ok else 1)

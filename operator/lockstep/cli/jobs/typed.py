@@ -13,11 +13,11 @@ from lockstep.api.errors import ConfigError
 from lockstep.api.files.jobfile import parse_job_file
 from lockstep.cli.shared.clusterfiles import LOCAL_CLUSTER, cluster_of_hosts, load_cluster, load_hosts
 from lockstep.cli.shared.inputs import Inputs
-from lockstep.cli.shared.sending import send_project
 from lockstep.plan.translate.adhoc import PROCESSES, TypedProgram, script_job
 from lockstep.platforms.backend import HostOptions
 from lockstep.platforms.files.sync import own_folders
 from lockstep.platforms.hosts.backend import HostsBackend
+from lockstep.platforms.hosts.sync import send_project
 from lockstep.platforms.jobs.machine import gpus_here
 from lockstep_spec.words import number_of
 
@@ -58,7 +58,7 @@ def typed_on_hosts(
     job = read(own_folders(here)[0] if typed.is_here else None)
     named = cluster_of_hosts(hosts, job.metadata.name)
     if typed.is_here:
-        sending = send_project(HostsBackend(file, named), here, job.metadata.name, job.spec.nodes or len(counts), options)
+        sending = send_project(HostsBackend(file, named).fleet(), here, job.metadata.name, job.spec.nodes or len(counts), options)
         job = read(asyncio.run(sending))
     again = {"--hosts": hosts, PROCESSES: processes, "--first": options.first, "--without": options.without, "--set": changes}
     return Inputs(job, file, file.cluster.namespace, "--hosts").typed("run", again, words), named

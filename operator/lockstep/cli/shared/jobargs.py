@@ -159,8 +159,12 @@ class TargetOptions:
         """Return the place of a job, as its file and these options say."""
         from lockstep.cli.shared.target import as_found
 
-        named, namespace = self.cluster or as_found(self.verb, inputs.cluster), self.namespace or inputs.job.metadata.namespace
-        return replace(self, cluster=named, namespace=namespace, file=inputs.cluster)
+        place = self.on(inputs.cluster, self.cluster or as_found(self.verb, inputs.cluster))
+        return replace(place, namespace=self.namespace or inputs.job.metadata.namespace)
+
+    def on(self, file: ClusterFile, named: str) -> TargetOptions:
+        """Return the place that a cluster file describes, which was given as `named`."""
+        return replace(self, cluster=named, file=file)
 
     def hosts(self) -> HostsBackend | None:
         """Return the hosts of the cluster file that is named; None for a Kubernetes cluster."""

@@ -10,10 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.objects import Object, condition, has_ended
 from lockstep.platforms.backend import POLL_SECONDS, STOP_SECONDS, Backend, Job, JobGone, Order, Stale, Volume
 from lockstep.platforms.backends import Where
+from lockstep.platforms.files.copies import Copy, CopyWish
+from lockstep.platforms.files.sending import Sending
+from lockstep.platforms.jobs.shortresults import ShortRuns
+from lockstep.platforms.output import tell
 
 if TYPE_CHECKING:
     from lockstep.api.files.clusterfile import ClusterFile
@@ -81,6 +86,21 @@ class HostsBackend(Backend):
         from lockstep.platforms.hosts.run import run_on_hosts
 
         return run_on_hosts(self, order)
+
+    def short_runs(self, profile: TrainingCluster, seconds: int | None) -> ShortRuns:
+        from lockstep.platforms.hosts.shortruns import HostRuns
+
+        return HostRuns(self.fleet(), profile, tell, seconds)
+
+    async def copy(self, copy: Copy, wish: CopyWish) -> bool:
+        from lockstep.platforms.hosts.copies import copy_on_hosts
+
+        return await copy_on_hosts(copy, self.fleet(), wish)
+
+    async def sync(self, sending: Sending) -> bool:
+        from lockstep.platforms.hosts.sync import sync
+
+        return await sync(self.fleet(), sending)
 
     def jobs(self, *, everywhere: bool = False, selector: str | None = None) -> list[Job]:
         if selector is not None:

@@ -11,12 +11,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import CONTAINER, DATASETS, WORKSPACE, pod_name
 from lockstep.api.objects import Object, condition, current_status, go_on_words, has_ended, is_run, is_true, uid_of
 from lockstep.kube.outage import Outage
 from lockstep.platforms.backend import Backend, Job, JobGone, Order, Stale, Volume, instead_of
 from lockstep.platforms.backends import Where
+from lockstep.platforms.files.copies import Copy, CopyWish
+from lockstep.platforms.files.sending import Sending
+from lockstep.platforms.jobs.shortresults import ShortRuns
 from lockstep.platforms.output import tell
 from lockstep_spec.words import listed
 
@@ -57,6 +61,22 @@ class KubernetesBackend(Backend):
         from lockstep.platforms.kubernetes.submit import run_on_cluster
 
         return run_on_cluster(order, self.target)
+
+    def short_runs(self, profile: TrainingCluster, seconds: int | None) -> ShortRuns:
+        from lockstep.platforms.kubernetes.alone import TimeLimit
+        from lockstep.platforms.kubernetes.shortruns import PodRuns
+
+        return PodRuns(self.target, profile, tell, TimeLimit.of(seconds))
+
+    async def copy(self, copy: Copy, wish: CopyWish) -> bool:
+        from lockstep.platforms.kubernetes.copies import copy_in_pods
+
+        return await copy_in_pods(copy, self.target, wish)
+
+    async def sync(self, sending: Sending) -> bool:
+        from lockstep.platforms.kubernetes.sync import sync
+
+        return await sync(self.target, sending)
 
     def jobs(self, *, everywhere: bool = False, selector: str | None = None) -> list[Job]:
         from lockstep.kube.jobs import list_jobs
@@ -389,3 +409,14 @@ def unknown_job(name: str, namespace: str, names: list[str]) -> str:
     """Explain a job that no namespace has."""
     others = instead_of(name, names, KubernetesBackend.have, "-n names another namespace")
     return f"there is no TrainingJob {name} in namespace {namespace}: {others}"
+
+
+async def known_job(cluster: Cluster, namespace: str, name: str, hint: str = "") -> None:
+    """Refuse a job that doesn't exist. Raises ConfigError, which names the jobs that do, and ends with the hint."""
+    from lockstep.platforms.clusters.remove import JOB, all_of
+
+    if await cluster.get("StatefulSet", namespace, name) is not None:
+        return
+    names = [str(job["metadata"]["name"]) for job in await all_of(cluster, JOB, namespace)]
+    if name not in names:
+        raise ConfigError(f"{unknown_job(name, namespace, names)}{hint}")

@@ -16,7 +16,6 @@ from lockstep.api import names
 from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.job import TrainingJob
-from lockstep.kube.aim import Connections
 from lockstep.kube.cluster import ApiError, Cluster
 from lockstep.kube.exec import PodPlace
 from lockstep.plan.cluster.pairs import PairsMeasured, Way
@@ -24,6 +23,7 @@ from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.resolved import PlatformDefaults
 from lockstep.plan.render.run import with_preflight, without_ranks
 from lockstep.platforms.clusters.facts import with_image
+from lockstep.platforms.clusters.target import Target
 from lockstep.platforms.files.reader import running_pods
 from lockstep.platforms.inpod import forget, source_of
 from lockstep.platforms.jobs.netrates import measure_pairs
@@ -70,8 +70,8 @@ class PodRuns(ShortRuns):
 
     left = "the pods are removed"
 
-    def __init__(self, connections: Connections, profile: TrainingCluster, namespace: str, say: Say, limit: TimeLimit) -> None:
-        self._connections, self._profile, self._namespace = connections, profile, namespace
+    def __init__(self, target: Target, profile: TrainingCluster, say: Say, limit: TimeLimit) -> None:
+        self._target, self._profile, self._namespace = target, profile, target.namespace
         self._say, self._limit = say, limit
 
     async def run(self, kind: Short, job: TrainingJob, hear: Hear, read: Read | None = None) -> ShortEnd:
@@ -86,7 +86,7 @@ class PodRuns(ShortRuns):
             if hear(line):
                 heard.set()
 
-        async with await Cluster.connect(self._connections) as cluster:
+        async with self._target.client.connected() as cluster:
             profile = await with_image(cluster, job, self._profile, self._namespace)
             run = {Short.PREFLIGHT: prepared, Short.STEPS: prepared_to_measure, Short.SWEEP: _prepared_to_sweep}[kind](
                 job, profile, self._namespace
@@ -112,7 +112,7 @@ class PodRuns(ShortRuns):
     async def pairs(self, job: TrainingJob, way: Way) -> PairsMeasured:
         done = asyncio.Event()
 
-        async with await Cluster.connect(self._connections) as cluster:
+        async with self._target.client.connected() as cluster:
             profile = await with_image(cluster, job, self._profile, self._namespace)
             run = without_agents(_prepared_to_sweep(job, profile, self._namespace))
 

@@ -12,12 +12,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.objects import Object, condition, go_on_words, typed_command
 from lockstep.plan.reconcile.clocks import Earlier
 from lockstep.platforms.backend import POLL_SECONDS, STOP_SECONDS, Backend, Job, Order, Stale, Volume
 from lockstep.platforms.backends import Where
+from lockstep.platforms.files.copies import Copy, CopyWish
+from lockstep.platforms.files.sending import Sending
 from lockstep.platforms.jobs.machine import DELETED
+from lockstep.platforms.jobs.shortresults import ShortRuns
 from lockstep.platforms.local.environment import in_full_environment
 from lockstep.platforms.output import say
 from lockstep_spec.exits import CONFIGURATION, FAILED, USAGE
@@ -92,6 +96,20 @@ class LocalBackend(Backend):
             return {CONFIGURATION: USAGE}.get(code := preview_local(order.job, profile, self.root, order.samples), min(code, FAILED))
         with saying_where_the_script_is(order):
             return run_local(order.job, profile, self.root, self._earlier(order))
+
+    def short_runs(self, profile: TrainingCluster, seconds: int | None) -> ShortRuns:
+        from lockstep.platforms.local.run import LocalRuns
+
+        return LocalRuns(profile, self.root)
+
+    async def copy(self, copy: Copy, wish: CopyWish) -> bool:
+        raise self._about_clusters()
+
+    async def sync(self, sending: Sending) -> bool:
+        raise self._about_clusters()
+
+    def _about_clusters(self) -> ConfigError:
+        return ConfigError(f"{self.root} is a workspace of this machine, and this is about a cluster: name one by --cluster")
 
     def jobs(self, *, everywhere: bool = False, selector: str | None = None) -> list[Job]:
         from lockstep.platforms.local.records import run_names

@@ -22,7 +22,6 @@ from lockstep.cli.shared.clusterfiles import Peeked, load_cluster, peek
 from lockstep.cli.shared.inputs import read_inputs
 from lockstep.cli.shared.jobargs import TargetOptions, known_names
 from lockstep.cli.shared.places import Verb
-from lockstep.cli.shared.sending import send_project
 from lockstep.cli.shared.target import REFUSED, namespace_of
 from lockstep.plan.ahead.submission import Typed
 from lockstep.plan.hosts.facts import Folder
@@ -30,6 +29,7 @@ from lockstep.plan.hosts.status import seen_jobs
 from lockstep.plan.translate.hosts import RDMA_OFF
 from lockstep.platforms.backend import HostOptions, Order
 from lockstep.platforms.hosts.backend import HostsBackend, HostsJob
+from lockstep.platforms.hosts.sync import send_project
 from lockstep.platforms.local.place import LocalPlace
 from support.api_stub import ApiStub, served
 from support.hosts_told import facts
@@ -205,7 +205,7 @@ def test_a_sync_of_no_folder_is_refused_and_one_of_an_empty_folder_ends(folder: 
 
     monkeypatch.setattr("lockstep.platforms.hosts.fleet.Fleet.look", look)
     monkeypatch.setattr("lockstep.platforms.hosts.fleet.Fleet.place", lambda *_: LocalPlace())
-    monkeypatch.setattr("lockstep.platforms.hosts.volumes.sharing", apart)
+    monkeypatch.setattr("lockstep.platforms.hosts.sync.sharing", apart)
     (lab.parent / "empty").mkdir()
     path = lab.parent / folder
     code, words = run("sync", "new", str(path), "--cluster", str(lab))
@@ -601,7 +601,7 @@ def test_the_folder_of_a_program_that_is_typed_on_hosts_is_sent_and_ranks_work_t
 ) -> None:
     sent: list[tuple[Any, ...]] = []
 
-    async def send(backend: HostsBackend, *words: Any) -> str:
+    async def send(fleet: object, *words: Any) -> str:
         sent.append(words)
         return "/workspace/sent"
 
@@ -615,7 +615,7 @@ def test_the_folder_of_a_program_that_is_typed_on_hosts_is_sent_and_ranks_work_t
 @pytest.mark.parametrize("folder", [Path.home(), Path("/")])
 def test_a_home_folder_is_not_sent_to_hosts(folder: Path, lab: Path) -> None:
     with pytest.raises(ConfigError, match=f"{folder} would be sent to all hosts"):
-        asyncio.run(send_project(HostsBackend(parse_cluster_file(LAB, str(lab)), str(lab)), folder, "x", 2, HostOptions()))
+        asyncio.run(send_project(HostsBackend(parse_cluster_file(LAB, str(lab)), str(lab)).fleet(), folder, "x", 2, HostOptions()))
 
 
 def test_a_program_that_is_typed_for_this_machine_runs_where_it_is(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,22 +16,22 @@ from typer.testing import CliRunner
 import lockstep
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.cli.clusters import quickstart
-from lockstep.cli.files import editor, sync
+from lockstep.cli.files import editor
 from lockstep.cli.jobs import change, get, top
 from lockstep.cli.main import app
-from lockstep.cli.shared import sending
 from lockstep.cli.shared.jobargs import Form, TargetOptions
 from lockstep.kube import jobs
 from lockstep.kube.cluster import Cluster
 from lockstep.plan.pages.logs import LogSelection
 from lockstep.platforms.clusters import imagebuild
+from lockstep.platforms.files import sending
 from lockstep.platforms.hosts import backend as hosts_backend
 from lockstep.platforms.hosts import run as runonhosts
 from lockstep.platforms.hosts.backend import HostsJob
 from lockstep.platforms.jobs import drilledjob, drills, logs
 from lockstep.platforms.jobs import runs as folders
 from lockstep.platforms.kubernetes import alone as in_namespace
-from lockstep.platforms.kubernetes import submit
+from lockstep.platforms.kubernetes import submit, sync
 from lockstep.platforms.kubernetes.backend import KubernetesBackend, KubernetesJob, _Over
 from support.fake_cluster import FakeCluster
 from unit.platforms.kubernetes.test_run import RUNS, Namespace, node, ran
@@ -86,7 +86,7 @@ BY_JOB: dict[str, tuple[str, ...]] = {
     "cli/jobs/top.py _looks_of_host_job": (DELETED, ANEW, *ENDED),
     "platforms/hosts/run.py _until_running": (DELETED, ANEW, *ENDED, SUSPENDED),
     "platforms/hosts/backend.py _until_ended": (DELETED, ANEW, SUSPENDED),
-    "cli/shared/sending.py send_all": (DELETED, *ENDED),
+    "platforms/files/sending.py send_all": (DELETED, *ENDED),
     "cli/files/editor.py _until_gone": (DELETED,),
     "cli/clusters/quickstart.py _follow": (DELETED, *ENDED, SUSPENDED, REFUSED),
     "kube/jobs.py delete_job": (DELETED, ANEW),
@@ -418,7 +418,7 @@ STORIES: dict[str, Callable[[World], Any]] = {
     "cli/jobs/top.py _looks_of_host_job": looks_of_host,
     "platforms/hosts/run.py _until_running": lambda world: runonhosts._until_running(world.host_job),
     "platforms/hosts/backend.py _until_ended": until_ended,
-    "cli/shared/sending.py send_all": synced,
+    "platforms/files/sending.py send_all": synced,
     "cli/files/editor.py _until_gone": forwarded,
     "cli/clusters/quickstart.py _follow": quickstarted,
     "kube/jobs.py delete_job": lambda world: jobs.delete_job(world.cluster, "ns", "x"),

@@ -15,13 +15,13 @@ import pytest
 
 from lockstep.api.errors import Failed
 from lockstep.cli.files import model
-from lockstep.cli.files import sync as verb
-from lockstep.cli.shared import sending as sending_module
 from lockstep.platforms.files import results, transfer
+from lockstep.platforms.files import sending as sending_module
 from lockstep.platforms.files.reader import beside
 from lockstep.platforms.files.sync import Receivers, Synced
 from lockstep.platforms.files.transfer import TransferProgress
 from lockstep.platforms.inpod import runfolder
+from lockstep.platforms.kubernetes import sync as verb
 from lockstep.platforms.local import records
 from lockstep.platforms.local import run as local_run
 from lockstep.platforms.local.place import LocalProgram

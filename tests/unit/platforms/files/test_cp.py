@@ -18,19 +18,20 @@ from golden.plan_cases import cluster as profile
 from golden.plan_cases import job
 from golden.plan_cases import profile as a_profile
 from lockstep.api.errors import ConfigError, Failed
-from lockstep.cli.files import cp as cp_module
-from lockstep.cli.files.copies import Copy, Remote, read, read_all, tell_result
-from lockstep.cli.files.cp import _before_start, _copy_before_start, known_job
 from lockstep.cli.main import main
-from lockstep.cli.shared.jobargs import TargetOptions
-from lockstep.cli.shared.terminal import Meter
 from lockstep.kube.exec import PodPlace
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.resolved import MADE_BY_OPERATOR, PlatformDefaults
 from lockstep.platforms.files import transfer
+from lockstep.platforms.files.copies import Copy, Remote, read, read_all, tell_result
+from lockstep.platforms.files.meter import Meter
 from lockstep.platforms.files.transfer import Carried, TransferProgress, get, put, refuse_outside
+from lockstep.platforms.kubernetes import copies as cp_module
+from lockstep.platforms.kubernetes.backend import known_job
+from lockstep.platforms.kubernetes.copies import _copy_before_start
 from lockstep.programs import Broken, ProgramFailed
 from support.fake_cluster import FakeCluster
+from support.in_process import lockstep
 
 PLACE = PodPlace(FakeCluster().as_cluster, "ns", "x-0", "trainer")
 CHUNKS = bytes(range(256)) * 4096 * 6
@@ -255,8 +256,9 @@ def test_files_of_another_job_than_the_file_s_are_refused(tmp_path: Path) -> Non
     spec = {"cluster": "barcelona", "script": {"path": "a.py"}}
     whole = {"apiVersion": "lockstep.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "x"}, "spec": spec}
     (tmp_path / "job.yaml").write_text(json.dumps(whole))
-    with pytest.raises(ConfigError, match="is job x, and not y"):
-        _before_start(tmp_path / "job.yaml", [Copy("a.py", Remote("y", "/workspace/"), up=True)], TargetOptions("barcelona"))
+    (tmp_path / "a.py").touch()
+    refused = lockstep("cp", "-f", str(tmp_path / "job.yaml"), str(tmp_path / "a.py"), "y:/workspace/")
+    assert (refused.returncode, "is job x, and not y" in refused.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(

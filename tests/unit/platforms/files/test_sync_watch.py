@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from lockstep.api.errors import ConfigError
-from lockstep.cli.files import sync as verb
-from lockstep.cli.shared import sending as sending_module
 from lockstep.kube.exec import PodPlace
+from lockstep.platforms.files import sending as sending_module
 from lockstep.platforms.files import sync as module
 from lockstep.platforms.files.sync import Receivers, Synced, sender_of
+from lockstep.platforms.kubernetes import sync as verb
 from lockstep.programs import Broken, NotStarted, ProgramFailed
 from support.fake_cluster import FakeCluster
 

@@ -23,7 +23,6 @@ from hypothesis import strategies as st
 
 from lockstep import programs
 from lockstep.api.errors import ConfigError, Failed
-from lockstep.cli.shared.sending import _lines as _sync_lines
 from lockstep.kube.cluster import _lines
 from lockstep.kube.exec import PodPlace, ending_of
 from lockstep.kube.kinds import path_of
@@ -34,6 +33,7 @@ from lockstep.plan.pages.answers import read_node, read_summary
 from lockstep.plan.pages.logs import RankFailures, error_lines
 from lockstep.plan.pages.top import snapshot, top_page
 from lockstep.plan.render.run import result_in
+from lockstep.platforms.files.sending import _lines as _sync_lines
 from lockstep.platforms.files.sync import Synced, _checked
 from lockstep.platforms.jobs import bundle
 from lockstep.platforms.jobs.editor import _hear

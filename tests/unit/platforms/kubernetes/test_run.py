@@ -16,7 +16,6 @@ import pytest
 
 from golden.plan_cases import CONTEXT, job, profile
 from lockstep.api.errors import ConfigError, Failed
-from lockstep.kube.aim import Connections
 from lockstep.kube.cluster import ApiError, Cluster
 from lockstep.kube.exec import NotRunning
 from lockstep.plan.ahead.submission import Typed
@@ -65,6 +64,11 @@ class RestartedAfterFirstLook:
 
 class _Run:
     name, namespace = "x", "ns"
+
+
+def target(cluster: object) -> Target:
+    """Return the namespace `default` behind this connection."""
+    return Target(cast(Any, SimpleNamespace(connected=lambda: contextlib.nullcontext(cluster))), "default", "local")
 
 
 def told(cluster: Any, *, previous: bool) -> list[str]:
@@ -328,22 +332,14 @@ def test_a_job_that_waits_for_nodes_which_are_not_there_says_so_before_it_starts
 ) -> None:
     cluster = two_nodes()
 
-    class Connected:
-        async def __aenter__(self) -> Cluster:
-            return cluster.as_cluster
-
-        async def __aexit__(self, *_: object) -> None:
-            """Nothing is open."""
-
     async def follow(*_: object) -> int:
         raise asyncio.CancelledError
 
-    target = Target(cast(Any, SimpleNamespace(connected=Connected)), "default", "local")
     order = Order(job(), cast(Any, SimpleNamespace(profile=profile())), Typed("job.yaml"))
     monkeypatch.setattr(module, "prepare", lambda *_: on_nodes(5))
     monkeypatch.setattr(module, "_follow", follow)
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(module._run(order, target))
+        asyncio.run(module._run(order, target(cluster.as_cluster)))
     first, second, *last = capsys.readouterr().out.splitlines()
     assert first.startswith("lockstep: 5 nodes are asked for") and first.endswith("; the job waits until it has them")
     assert second.endswith("Ctrl-C leaves it running")
@@ -411,20 +407,16 @@ def test_a_measured_run_is_read_and_forgotten_in_its_pods_before_they_go(
         await asyncio.wait_for(heard.wait(), 10)
         await leave()
 
-    async def connect(context: str | None) -> contextlib.AbstractAsyncContextManager[Cluster]:
-        return contextlib.nullcontext(FakeCluster().as_cluster)
-
     async def with_image(cluster: Cluster, job: Any, profile: Any, namespace: str) -> Any:
         return profile
 
     async def running_pods(*_: object) -> dict[int, ProcessPlace]:
         return {0: ProcessPlace("pod x-0")}
 
-    monkeypatch.setattr(Cluster, "connect", connect)
     for name, value in (("run_until", run_until), ("with_image", with_image), ("running_pods", running_pods)):
         monkeypatch.setattr(shortruns, name, value)
     monkeypatch.setattr(shortruns, "prepared_to_measure", lambda *_: there)
-    runs = PodRuns(Connections(), profile(), "ns", said.append, TimeLimit())
+    runs = PodRuns(target(FakeCluster().as_cluster), profile(), said.append, TimeLimit())
     measured = asyncio.run(measured_steps(runs, job(), ["tokens"]))
     assert measured == (values, why) and said == ["lockstep: x on 1 node"] and not folder.exists()
 
@@ -433,9 +425,6 @@ async def test_the_last_six_lines_of_a_short_run_are_told(monkeypatch: pytest.Mo
     resolved = SimpleNamespace(transport=SimpleNamespace(value="TCP"), nodes=2)
     made = SimpleNamespace(frozen=SimpleNamespace(run=""), resolved=resolved, run_dir="/x")
 
-    async def connect(connections: object) -> object:
-        return contextlib.nullcontext()
-
     async def run_until(cluster: object, run: object, listen: Callable[[str], None], *_: object) -> None:
         for number in range(20):
             listen(f"line {number}")
@@ -443,10 +432,9 @@ async def test_the_last_six_lines_of_a_short_run_are_told(monkeypatch: pytest.Mo
     async def as_it_is(cluster: object, job: object, *_: object) -> object:
         return job
 
-    monkeypatch.setattr(shortruns, "Cluster", SimpleNamespace(connect=connect))
     for name, stub in (("with_image", as_it_is), ("run_until", run_until), ("prepared", lambda *_: made), ("parse_run", lambda _: made)):
         monkeypatch.setattr(shortruns, name, stub)
-    runs = PodRuns(Connections(), profile(), "ns", print, TimeLimit())
+    runs = PodRuns(target(None), profile(), print, TimeLimit())
     last = (await runs.run(Short.PREFLIGHT, job(), lambda line: False)).last
     assert last == " | ".join(f"line {number}" for number in range(14, 20))
 

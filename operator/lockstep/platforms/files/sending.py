@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lockstep.api.errors import ConfigError, Failed, LockstepError
+from lockstep.api.errors import ConfigError, LockstepError
 from lockstep.platforms.output import put, tell
-from lockstep_spec.files import expanded
 
 if TYPE_CHECKING:
-    from lockstep.plan.hosts.facts import HostFacts
-    from lockstep.platforms.backend import HostOptions
     from lockstep.platforms.files.sync import Receivers, Synced
-    from lockstep.platforms.hosts.backend import HostsBackend
-    from lockstep.platforms.hosts.fleet import Fleet
     from lockstep.programs import Place
 
 Stamps = dict[str, tuple[int, int]]
@@ -50,59 +45,6 @@ class Sending:
     def line(self, to: str) -> str:
         """Return the command that sends the folder to another one there."""
         return f"lockstep sync {self.job} {shlex.quote(str(self.folder))} --to {shlex.quote(to)} {self.again}".rstrip()
-
-
-async def send_project(backend: HostsBackend, folder: Path, job: str, nodes: int, options: HostOptions) -> str:
-    """Send a folder to a folder of its own on the hosts that a job of so many nodes takes. Return that folder, as the job names it. Raises
-    ConfigError, Failed.
-    """
-    from lockstep.plan.hosts.place import chosen
-    from lockstep.platforms.files.sync import own_folders
-    from lockstep.platforms.hosts.start import refuse_running
-
-    if folder in (expanded("~"), Path(folder.anchor)):
-        raise ConfigError(f"{folder} would be sent to all hosts, with all that is in it: change to the folder of your program first")
-    fleet = backend.fleet()
-    hosts = [host.name for host in chosen(fleet.cluster, nodes, first=options.first, without=options.without)]
-    answers, problems = await fleet.look(hosts, job=job)
-    refuse_running(job, answers, backend.again)
-    first, second = (Sending(job, folder, to, backend.again, alone=True) for to in own_folders(folder))
-    try:
-        sending, complete = first, await send_to_hosts(fleet, answers, problems, hosts, first)
-    except SentByOthers:
-        sending, complete = second, await send_to_hosts(fleet, answers, problems, hosts, second)
-    if not complete:
-        raise Failed(
-            f"{folder} was not sent whole to {sending.to}, so nothing was started; {sending.line(sending.to)} --force overwrites what was"
-            " changed there"
-        )
-    tell(f"{folder} is in {sending.to} on {', '.join(hosts)}: ranks work there")
-    return sending.to
-
-
-async def send_to_hosts(
-    fleet: Fleet, answers: Mapping[str, HostFacts], problems: Mapping[str, str], hosts: Sequence[str], sending: Sending
-) -> bool:
-    """Sync to these hosts, whose answers are known. Return True if each has everything; with `watch` never return. Raises ConfigError,
-    Failed.
-    """
-    from lockstep.api.names import WORKSPACE
-    from lockstep.platforms.files.sync import Receivers
-    from lockstep.platforms.files.transfer import refuse_outside
-    from lockstep.platforms.hosts.volumes import sharing
-
-    refuse_outside(sending.to, [WORKSPACE])
-    away = [problems[host] for host in hosts if host in problems]
-    if away:
-        raise Failed(f"{'; '.join(away)}; nothing was sent, so that no host is left behind")
-    groups = (await sharing(fleet, {host: answers[host].workspace.path for host in hosts})).groups
-    for group in groups:
-        if len(group) > 1:
-            tell(f"{', '.join(group)} see the same folder: it is sent to {group[0]}")
-    places = {f"host {group[0]}": fleet.place(group[0]) for group in groups}
-    targets = {f"host {group[0]}": answers[group[0]].workspace.path + sending.to.removeprefix(WORKSPACE) for group in groups}
-    async with Receivers(own_umask=True) as receivers:
-        return await send_all(sending, receivers, lambda: send_once(receivers, places, targets, sending))
 
 
 async def send_once(receivers: Receivers, places: Mapping[str, Place], targets: Mapping[str, str], sending: Sending) -> list[Synced]:

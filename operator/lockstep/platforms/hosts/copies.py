@@ -8,13 +8,12 @@ from posixpath import dirname
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import DATASETS, WORKSPACE
-from lockstep.cli.files.copies import Copy, place_of, tell_result
-from lockstep.cli.shared.terminal import Meter
 from lockstep.plan.hosts.facts import HostFacts
 from lockstep.plan.hosts.status import seen_jobs
 from lockstep.plan.hosts.volumes import listening_ports
+from lockstep.platforms.files.copies import Copy, CopyWish, place_of, tell_result
+from lockstep.platforms.files.meter import Meter
 from lockstep.platforms.files.transfer import Carried, Sender, TransferProgress, get, put, refuse_outside
-from lockstep.platforms.hosts.backend import HostsBackend
 from lockstep.platforms.hosts.chain import Chain, Stop, stated_addresses
 from lockstep.platforms.hosts.fleet import Fleet
 from lockstep.platforms.hosts.volumes import sharing
@@ -22,19 +21,17 @@ from lockstep.platforms.output import put as put_line
 from lockstep.platforms.output import tell
 
 
-async def copy_on_hosts(copy: Copy, backend: HostsBackend, node: int | None, origin: str | None, *, force: bool = False) -> bool:
+async def copy_on_hosts(copy: Copy, fleet: Fleet, wish: CopyWish) -> bool:
     """Copy to all hosts of a job, or from one of them. A job that has never started may have all of the file's hosts. Return True if
-    everything arrived.
-
-    `origin`: the host whose path the source is. Raises ConfigError.
+    everything arrived. Raises ConfigError.
     """
+    node, origin = wish.node, wish.origin
     refuse_outside(copy.remote.path, [WORKSPACE, DATASETS])
-    fleet = backend.fleet()
     answers, problems = await fleet.look(job=copy.remote.job)
     job = seen_jobs(answers, problems).get(copy.remote.job)
-    hosts = list(backend.hosts.names if job is None else job.hosts)
+    hosts = list(fleet.cluster.names if job is None else job.hosts)
     if node is not None and node >= len(hosts):
-        raise ConfigError(f"{backend.name} has no node {node}: its {len(hosts)} nodes are 0 to {len(hosts) - 1}")
+        raise ConfigError(f"{fleet.name} has no node {node}: its {len(hosts)} nodes are 0 to {len(hosts) - 1}")
     if origin is not None and origin not in hosts:
         raise ConfigError(f"--from {origin} is none of the hosts {', '.join(hosts)}")
     if origin is not None and node is not None:
@@ -55,7 +52,7 @@ async def copy_on_hosts(copy: Copy, backend: HostsBackend, node: int | None, ori
             paths = {host: _path(copy, facts) for host, facts in there.items()}
             groups = (await sharing(fleet, {host: _folder(path, there[host]) for host, path in paths.items()})).groups
             firsts = {group[0]: there[group[0]] for group in groups}
-            results |= await _send(copy, fleet, firsts, paths, progress, origin, copy.sender(origin, force=force))
+            results |= await _send(copy, fleet, firsts, paths, progress, origin, copy.sender(origin, force=wish.force))
     leader = {host: group[0] for group in groups for host in group[1:]}
     arrived = {host: tell_result(copy, f"host {host}", results[host]) for host in chosen if host not in leader}
     return all([*arrived.values(), *(_tell_shared(copy, host, first, arrived=arrived[first]) for host, first in leader.items())])

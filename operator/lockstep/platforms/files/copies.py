@@ -13,6 +13,8 @@ from lockstep.platforms.output import put, tell
 from lockstep_spec.words import decimal_size
 
 if TYPE_CHECKING:
+    from lockstep.api.files.clusterfile import ClusterFile
+    from lockstep.api.job import TrainingJob
     from lockstep.platforms.files.transfer import Sender
 
 _REMOTE = re.compile(r"(?P<job>[a-z]([-a-z0-9]*[a-z0-9])?):(?P<path>.*)")
@@ -43,6 +45,21 @@ class Copy:
         own = f"{self.remote.job}:{own_folders(source.absolute().parent)[0]}/"
         line = f"copy it to another place, such as {own}, or replace it with --force"
         return Sender(f"{host}:{self.local}" if host else sender_of(source), line, force)
+
+
+@dataclass(frozen=True)
+class CopyWish:
+    """Options of copies."""
+
+    node: int | None = None
+    """Node whose volume is used; None: every node's, or the first one's."""
+    origin: str | None = None
+    """Host whose path the source is; None: the source is this machine's."""
+    force: bool = False
+    """Replace what was sent from another folder."""
+    job: TrainingJob | None = None
+    """The job as its file describes it, if it may never have started; then `cluster` is known, too."""
+    cluster: ClusterFile | None = None
 
 
 def read_all(sources: Sequence[str], target: str) -> list[Copy]:
