@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from lockstep.plan.pages.why import Answer
     from lockstep.platforms.files.copies import Copy, CopyWish
     from lockstep.platforms.files.sending import Sending
+    from lockstep.platforms.jobs.looks import Looks
     from lockstep.platforms.jobs.shortresults import ShortRuns
     from lockstep.programs import Place
 
@@ -155,6 +156,10 @@ class Backend(ABC):
     @abstractmethod
     def short_runs(self, profile: TrainingCluster, seconds: int | None) -> ShortRuns:
         """Return what makes short runs here. `seconds`: limit of each that a person stated. Raises ConfigError where there are none."""
+
+    @abstractmethod
+    def looks(self, job: str | None, interval: float, *, live: bool) -> Looks:
+        """Look at a job every `interval` seconds; without one, at all that is here. `live`: lines replace those before. Raises as `job`."""
 
     @abstractmethod
     async def copy(self, copy: Copy, wish: CopyWish) -> bool:

@@ -17,6 +17,7 @@ from lockstep.platforms.backend import POLL_SECONDS, STOP_SECONDS, Backend, Job,
 from lockstep.platforms.backends import Where
 from lockstep.platforms.files.copies import Copy, CopyWish
 from lockstep.platforms.files.sending import Sending
+from lockstep.platforms.jobs.looks import Looks
 from lockstep.platforms.jobs.shortresults import ShortRuns
 from lockstep.platforms.output import tell
 
@@ -91,6 +92,11 @@ class HostsBackend(Backend):
         from lockstep.platforms.hosts.shortruns import HostRuns
 
         return HostRuns(self.fleet(), profile, tell, seconds)
+
+    def looks(self, job: str | None, interval: float, *, live: bool) -> Looks:
+        from lockstep.platforms.hosts.looks import looks_of_hosts, looks_of_job
+
+        return looks_of_hosts(self, interval) if job is None else looks_of_job(self.job(job), interval, live=live)
 
     async def copy(self, copy: Copy, wish: CopyWish) -> bool:
         from lockstep.platforms.hosts.copies import copy_on_hosts

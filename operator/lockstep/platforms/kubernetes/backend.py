@@ -20,6 +20,7 @@ from lockstep.platforms.backend import Backend, Job, JobGone, Order, Stale, Volu
 from lockstep.platforms.backends import Where
 from lockstep.platforms.files.copies import Copy, CopyWish
 from lockstep.platforms.files.sending import Sending
+from lockstep.platforms.jobs.looks import Looks
 from lockstep.platforms.jobs.shortresults import ShortRuns
 from lockstep.platforms.output import tell
 from lockstep_spec.words import listed
@@ -67,6 +68,11 @@ class KubernetesBackend(Backend):
         from lockstep.platforms.kubernetes.shortruns import PodRuns
 
         return PodRuns(self.target, profile, tell, TimeLimit.of(seconds))
+
+    def looks(self, job: str | None, interval: float, *, live: bool) -> Looks:
+        from lockstep.platforms.kubernetes.looks import looks_of_all, looks_of_job
+
+        return looks_of_all(self, interval) if job is None else looks_of_job(self.job(job), interval, live=live)
 
     async def copy(self, copy: Copy, wish: CopyWish) -> bool:
         from lockstep.platforms.kubernetes.copies import copy_in_pods

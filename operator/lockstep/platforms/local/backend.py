@@ -20,6 +20,7 @@ from lockstep.platforms.backend import POLL_SECONDS, STOP_SECONDS, Backend, Job,
 from lockstep.platforms.backends import Where
 from lockstep.platforms.files.copies import Copy, CopyWish
 from lockstep.platforms.files.sending import Sending
+from lockstep.platforms.jobs.looks import Looks
 from lockstep.platforms.jobs.machine import DELETED
 from lockstep.platforms.jobs.shortresults import ShortRuns
 from lockstep.platforms.local.environment import in_full_environment
@@ -101,6 +102,11 @@ class LocalBackend(Backend):
         from lockstep.platforms.local.run import LocalRuns
 
         return LocalRuns(profile, self.root)
+
+    def looks(self, job: str | None, interval: float, *, live: bool) -> Looks:
+        from lockstep.platforms.local.looks import looks_of_folder
+
+        return looks_of_folder(self, job, interval)
 
     async def copy(self, copy: Copy, wish: CopyWish) -> bool:
         raise self._about_clusters()

@@ -18,16 +18,17 @@ import pytest
 from typer.testing import CliRunner
 
 from lockstep.api.errors import ConfigError
-from lockstep.cli.jobs import change, get, top
-from lockstep.cli.jobs.top import _looks_of_folder, _looks_of_host_job
+from lockstep.cli.jobs import change, get
 from lockstep.cli.main import app, main
 from lockstep.cli.shared.terminal import console
 from lockstep.plan.pages.top import top_page
 from lockstep.platforms.backend import Volume
 from lockstep.platforms.hosts import run as runonhosts
-from lockstep.platforms.jobs import hubconfig
+from lockstep.platforms.hosts.looks import looks_of_job
+from lockstep.platforms.jobs import hubconfig, looks
 from lockstep.platforms.kubernetes import submit
 from lockstep.platforms.local.backend import LocalBackend
+from lockstep.platforms.local.looks import looks_of_folder
 from reference.verbs import cli_page
 from support.checkout import ROOT
 from unit.platforms.jobs.test_logs import local  # noqa: F401 (a fixture)
@@ -39,7 +40,7 @@ Object = dict[str, Any]
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
-    return clock_of(monkeypatch, change, get, runonhosts, submit, top, now=0.0)
+    return clock_of(monkeypatch, change, get, runonhosts, submit, looks, now=0.0)
 
 
 def progress(reason: str, **more: str) -> Object:
@@ -131,11 +132,11 @@ def test_a_loss_curve_is_read_again_after_ten_seconds(clock: VirtualClock, monke
     record = SimpleNamespace(workspace="/w")
     object_ = {"metadata": {"name": "x", "namespace": "", "uid": "u"}, "spec": {}, "status": {}}
     job = SimpleNamespace(name="x", backend=place, seen=seen, job=object_, record_on=lambda host: record, current=current)
-    monkeypatch.setattr("lockstep.platforms.jobs.top.NodesWatch", lambda *_: nullcontext(Watch()))
+    monkeypatch.setattr("lockstep.platforms.hosts.looks.NodesWatch", lambda *_: nullcontext(Watch()))
 
     async def story() -> None:
         looks = count()
-        async for _ in _looks_of_host_job(cast(Any, job), 2.5, live=True):
+        async for _ in looks_of_job(cast(Any, job), 2.5, live=True):
             if next(looks) == 10:
                 return
 
@@ -186,7 +187,7 @@ def test_garbage_is_looked_for_after_50_000_new_objects(monkeypatch: pytest.Monk
 def test_a_curve_has_sixty_points_and_bars(local: Path) -> None:  # noqa: F811
     lines = (json.dumps({"step": step, "loss": 3.0}) for step in range(1, 601))
     (local / "workspace/runs/x/logs/train_log.jsonl").write_text("\n".join(lines))
-    page, _, _ = asyncio.run(anext(_looks_of_folder(LocalBackend(local), "x", 1.0)))  # type: ignore[arg-type]
+    page, _, _ = asyncio.run(anext(looks_of_folder(LocalBackend(local), "x", 1.0)))  # type: ignore[arg-type]
     assert len(page["loss"]) == 60
     (loss,) = (line for line in top_page(page | {"loss": page["loss"] * 2}, 0.0) if line.startswith("loss "))
     assert loss.count("▁") == 60

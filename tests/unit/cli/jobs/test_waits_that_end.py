@@ -26,11 +26,13 @@ from lockstep.plan.pages.logs import LogSelection
 from lockstep.platforms.clusters import imagebuild
 from lockstep.platforms.files import sending
 from lockstep.platforms.hosts import backend as hosts_backend
+from lockstep.platforms.hosts import looks as hosts_looks
 from lockstep.platforms.hosts import run as runonhosts
 from lockstep.platforms.hosts.backend import HostsJob
-from lockstep.platforms.jobs import drilledjob, drills, logs
+from lockstep.platforms.jobs import drilledjob, drills, logs, looks
 from lockstep.platforms.jobs import runs as folders
 from lockstep.platforms.kubernetes import alone as in_namespace
+from lockstep.platforms.kubernetes import looks as kubernetes_looks
 from lockstep.platforms.kubernetes import submit, sync
 from lockstep.platforms.kubernetes.backend import KubernetesBackend, KubernetesJob, _Over
 from support.fake_cluster import FakeCluster
@@ -82,8 +84,8 @@ BY_JOB: dict[str, tuple[str, ...]] = {
     "cli/jobs/get.py _watch": (DELETED, ANEW, *ENDED),
     "cli/jobs/change.py _until_stopped": (DELETED, ANEW, *ENDED, SUSPENDED),
     "platforms/kubernetes/submit.py _until": EVERY,
-    "cli/jobs/top.py _looks_of_job": (DELETED, ANEW, *ENDED),
-    "cli/jobs/top.py _looks_of_host_job": (DELETED, ANEW, *ENDED),
+    "platforms/kubernetes/looks.py looks_of_job": (DELETED, ANEW, *ENDED),
+    "platforms/hosts/looks.py looks_of_job": (DELETED, ANEW, *ENDED),
     "platforms/hosts/run.py _until_running": (DELETED, ANEW, *ENDED, SUSPENDED),
     "platforms/hosts/backend.py _until_ended": (DELETED, ANEW, SUSPENDED),
     "platforms/files/sending.py send_all": (DELETED, *ENDED),
@@ -131,10 +133,10 @@ BY_TIME = {
 }
 """The limit that the function names."""
 WITH_ANOTHER = {
-    "cli/jobs/top.py _looks_of_all": "a view of a namespace, whose jobs may come at any time",
-    "cli/jobs/top.py _looks_of_folder": "the run of this machine: LocalLooks says whether it is over",
-    "cli/jobs/top.py _looks_of_machine": "a view of this machine, which stays",
-    "cli/jobs/top.py _looks_of_hosts": "a view of hosts, which stay",
+    "platforms/kubernetes/looks.py looks_of_all": "a view of a namespace, whose jobs may come at any time",
+    "platforms/local/looks.py looks_of_folder": "the run of this machine: LocalLooks says whether it is over",
+    "platforms/local/looks.py looks_of_machine": "a view of this machine, which stays",
+    "platforms/hosts/looks.py looks_of_hosts": "a view of hosts, which stay",
     "cli/shared/terminal.py show": "the work that it counts the seconds of",
     "kube/expiry.py _beat": "the work beside which it runs",
     "programs.py beat": "the program that it keeps alive",
@@ -199,7 +201,7 @@ class World:
 
     def __init__(self, end: str, patch: pytest.MonkeyPatch) -> None:
         self.end, self.patch, self.clock = end, patch, Limited(0.0)
-        modules = (get, change, submit, top, runonhosts, hosts_backend, jobs, quickstart, drilledjob)
+        modules = (get, change, submit, looks, runonhosts, hosts_backend, jobs, quickstart, drilledjob)
         clock_of(patch, *modules)
         for module in modules:
             patch.setattr(module, "time", self.clock)
@@ -221,7 +223,12 @@ class World:
 
     @property
     def cluster_job(self) -> KubernetesJob:
-        target = SimpleNamespace(client=SimpleNamespace(request=lambda *_: {}), namespace="ns", options="", cluster="c")
+        target = SimpleNamespace(
+            client=SimpleNamespace(request=lambda *_: {}, connected=lambda: nullcontext(self.cluster)),
+            namespace="ns",
+            options="",
+            cluster="c",
+        )
         return KubernetesJob(cast(Any, target), job_of())
 
     @property
@@ -281,25 +288,21 @@ class Answers:
 
 
 def looks_of_job(world: World) -> Awaitable[object]:
-    async def connect(*_: object) -> object:
-        return nullcontext(world.cluster)
-
     async def nothing(*_: object) -> None:
         return None
 
     async def no_pods(*_: object) -> tuple[()]:
         return ()
 
-    world.patch.setattr(Cluster, "connect", connect)
-    world.patch.setattr("lockstep.platforms.jobs.top.NodesWatch", lambda *_: nullcontext(Answers()))
-    world.patch.setattr("lockstep.platforms.jobs.top.pods_of", no_pods)
-    world.patch.setattr("lockstep.platforms.jobs.observe.operator_unheard", nothing)
-    return top._until_over(top._looks_of_job(world.cluster_job, None, 2.0, live=True), lambda lines: None, Form.TEXT, live=True)
+    world.patch.setattr(kubernetes_looks, "NodesWatch", lambda *_: nullcontext(Answers()))
+    world.patch.setattr(kubernetes_looks, "pods_of", no_pods)
+    world.patch.setattr(kubernetes_looks, "operator_unheard", nothing)
+    return top._until_over(kubernetes_looks.looks_of_job(world.cluster_job, 2.0, live=True), lambda lines: None, Form.TEXT, live=True)
 
 
 def looks_of_host(world: World) -> Awaitable[object]:
-    world.patch.setattr("lockstep.platforms.jobs.top.NodesWatch", lambda *_: nullcontext(Answers()))
-    looks = top._looks_of_host_job(world.host_job, 2.0, live=True)
+    world.patch.setattr(hosts_looks, "NodesWatch", lambda *_: nullcontext(Answers()))
+    looks = hosts_looks.looks_of_job(world.host_job, 2.0, live=True)
     return top._until_over(looks, lambda lines: None, Form.TEXT, live=True)
 
 
@@ -414,8 +417,8 @@ STORIES: dict[str, Callable[[World], Any]] = {
     "cli/jobs/get.py _watch": watch,
     "cli/jobs/change.py _until_stopped": lambda world: change._until_stopped(world.cluster_job, 600.0),
     "platforms/kubernetes/submit.py _until": until,
-    "cli/jobs/top.py _looks_of_job": looks_of_job,
-    "cli/jobs/top.py _looks_of_host_job": looks_of_host,
+    "platforms/kubernetes/looks.py looks_of_job": looks_of_job,
+    "platforms/hosts/looks.py looks_of_job": looks_of_host,
     "platforms/hosts/run.py _until_running": lambda world: runonhosts._until_running(world.host_job),
     "platforms/hosts/backend.py _until_ended": until_ended,
     "platforms/files/sending.py send_all": synced,
