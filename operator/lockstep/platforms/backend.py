@@ -20,11 +20,13 @@ if TYPE_CHECKING:
     from lockstep.api.files.clusterfile import ClusterFile
     from lockstep.api.job import TrainingJob
     from lockstep.plan.ahead.submission import Typed
+    from lockstep.plan.pages.drill import Fault
     from lockstep.plan.pages.logs import LogSelection
     from lockstep.plan.pages.stacks import RankAnswer
     from lockstep.plan.pages.why import Answer
     from lockstep.platforms.files.copies import Copy, CopyWish
     from lockstep.platforms.files.sending import Sending
+    from lockstep.platforms.jobs.drilledjob import Pods
     from lockstep.platforms.jobs.looks import Looks
     from lockstep.platforms.jobs.shortresults import ShortRuns
     from lockstep.programs import Place
@@ -116,6 +118,9 @@ class Backend(ABC):
 
     has_operator = False
     """True if an operator keeps the jobs here: their status, and what happens to them while nobody looks."""
+    has_namespaces = False
+    restarts_agents = True
+    """True if something starts an agent again that was ended."""
     keeps_command = False
     """True if a job keeps the command that started it, to say how it starts again."""
 
@@ -286,6 +291,21 @@ class Job(ABC):
             )
         async with self.trainer(nodes[0] if nodes else 0, say) as volume:
             return await inspected(volume.place, verb, volume.run_folder(self.name), options)
+
+    @property
+    def pods(self) -> Pods | None:
+        """Return where its pods are; None where it has none."""
+        return None
+
+    def missing_rights(self, fault: Fault) -> list[str]:
+        """Return rights that a drill needs and your account lacks."""
+        return []
+
+    def stop_script(self) -> int:
+        """Stop the script that a dev environment runs, and keep its nodes. Return the exit code. Raises ConfigError."""
+        raise ConfigError(
+            f"--run is about the script of a dev environment, which only a cluster has: lockstep stop {self.at} stops the job"
+        )
 
     def ranks(self, node: int) -> AbstractAsyncContextManager[Volume]:
         """Open the files of a node where its ranks run, and no other place that has them. Raises Failed when they can't be reached."""

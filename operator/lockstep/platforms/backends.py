@@ -19,6 +19,8 @@ MODULES = {
     HOSTS: "lockstep.platforms.hosts.backend",
     LOCAL: "lockstep.platforms.local.backend",
 }
+DEFAULT_WORKSPACE = Path(".lockstep/workspace")
+"""Workspace of this machine where none is named."""
 
 
 class Where(Protocol):

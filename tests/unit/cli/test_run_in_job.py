@@ -13,16 +13,17 @@ from typing import Any
 import pytest
 
 from lockstep.api.errors import ConfigError, Failed
-from lockstep.cli.jobs.run import refuse
 from lockstep.cli.main import main
 from lockstep.platforms.jobs import terminal
+from lockstep.platforms.kubernetes.backend import KubernetesJob
 from lockstep.programs import STDERR, STDOUT, Broken
 from support.process_place import ProcessPlace
 
 
 def job(kind: str = "Interactive", **conditions: tuple[str, str, str]) -> Any:
     listed = [{"type": name, "status": s, "reason": r, "message": m} for name, (s, r, m) in conditions.items()]
-    return SimpleNamespace(name="dev", namespace="ns", at="dev -n ns", job={"spec": {"type": kind}, "status": {"conditions": listed}})
+    status = {"conditions": listed}
+    return SimpleNamespace(name="dev", namespace="ns", at="dev -n ns", status=status, job={"spec": {"type": kind}, "status": status})
 
 
 @pytest.mark.parametrize(
@@ -37,12 +38,12 @@ def job(kind: str = "Interactive", **conditions: tuple[str, str, str]) -> Any:
 )
 def test_where_nothing_can_run_it_says_what_to_do(found: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        refuse(found)
+        KubernetesJob.refuse_idle(found)
 
 
 @pytest.mark.parametrize("reason", ["Ready", "Running", "Starting"])
 def test_a_run_that_has_to_wait_is_asked_for_all_the_same(reason: str) -> None:
-    refuse(job(Progressing=("True", reason, ""), Suspended=("False", "NotSuspended", "")))
+    KubernetesJob.refuse_idle(job(Progressing=("True", reason, ""), Suspended=("False", "NotSuspended", "")))
 
 
 def test_the_script_s_words_are_no_options_of_ours_and_no_shell_reads_them() -> None:

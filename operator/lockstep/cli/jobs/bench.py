@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lockstep.api.errors import Failed
-from lockstep.api.names import HOSTS
 from lockstep.cli.shared.inputs import FileOption, SetOption, only, read_inputs
 from lockstep.cli.shared.jobargs import Form, FormOption, TargetOptions, limit_option, on_site
 from lockstep.cli.shared.shortruns import result_of
@@ -87,13 +86,11 @@ def _table(inputs: Inputs, runs: ShortRuns, jobs: list[TrainingJob], *, quiet: b
     written.
     """
     from lockstep.plan.ahead.scaling import base_of, failed, heading, measure, row
-    from lockstep.plan.render.resolve import resolve
-    from lockstep.plan.render.resolved import PlatformDefaults
+    from lockstep.platforms.jobs.resolved import resolve_with_warnings
 
     measured: list[Measured] = []
-    defaults = PlatformDefaults() if inputs.cluster.hosts is None else PlatformDefaults(image=HOSTS)
     for job in jobs:
-        resolved = resolve(job, inputs.cluster.profile, defaults)
+        resolved = resolve_with_warnings(job, inputs.cluster, inputs.namespace, quiet=True)
         records, why = result_of(runs, partial(_measured, job))
         nodes, ranks = resolved.nodes, resolved.world_size
         one = failed(nodes, ranks, why) if why else measure(records, nodes, ranks)

@@ -76,7 +76,7 @@ def stop(
     """
     found = _not_ended(jobs, where, hurried=True)
     if run:
-        raise typer.Exit(max(map(_stop_run, found)))
+        raise typer.Exit(max(job.stop_script() for job in found))
     asked = [job.suspend(now=now) for job in found]
     if no_wait:
         for job, is_new in zip(found, asked, strict=True):
@@ -116,20 +116,6 @@ def _until_stopped(job: Job, end: float) -> None:
                 " stays"
             )
         time.sleep(POLL_SECONDS)
-
-
-def _stop_run(job: Job) -> int:
-    """Stop the script as a person would in the job's pod, and return the exit code."""
-    from lockstep.api.names import AGENT_PATH
-    from lockstep.cli.jobs.run import refuse_idle
-    from lockstep.platforms.jobs.terminal import run_on_all_nodes
-    from lockstep.platforms.kubernetes.backend import KubernetesJob
-
-    if not isinstance(job, KubernetesJob):
-        raise ConfigError(f"--run is about the script of a dev environment, which only a cluster has: lockstep stop {job.at} stops the job")
-    refuse_idle(job)
-    command = ["python3", "-I", AGENT_PATH, "stop"]
-    return job.run(lambda cluster: run_on_all_nodes(job.node(cluster, 0), command))
 
 
 def _not_ended(jobs: Sequence[str], where: TargetOptions, *, hurried: bool = False) -> list[Job]:

@@ -11,8 +11,6 @@ from lockstep.cli.shared.jobargs import Form, FormOption, TargetOptions, find_jo
 from lockstep.cli.shared.signals import exiting_on_ctrl_c
 from lockstep.cli.shared.terminal import confirm
 from lockstep.plan.pages.drill import AFTER_INTERRUPT, AFTER_WITHOUT_PODS, RISKS, RISKS_WITHOUT_PODS, Fault, drill_page, why_not_now
-from lockstep.platforms.kubernetes.backend import KubernetesJob
-from lockstep.platforms.local.backend import LocalBackend
 from lockstep.platforms.output import put, put_json, say
 
 if TYPE_CHECKING:
@@ -46,27 +44,27 @@ def drill(
 
     Example: lockstep drill kill-rank --job demo --cluster lab
     """
-    from lockstep.platforms.jobs.drilledjob import DrilledJob, Pods
+    from lockstep.platforms.jobs.drilledjob import DrilledJob
     from lockstep.platforms.jobs.drills import run_drill
 
     found = find_job(job, where)
-    pods = None
-    if isinstance(found, KubernetesJob):
-        pods = Pods(found.target.client, found.namespace)
-        _refuse_without_rights(found, fault)
-    elif fault is Fault.KILL_OPERATOR:
+    if fault is Fault.KILL_OPERATOR and not found.backend.has_operator:
         raise ConfigError(f"{fault} needs an operator, and a job {found.backend.where} has none: choose another fault")
-    elif fault is Fault.LOSE_NODE and isinstance(found.backend, LocalBackend):
+    if fault is Fault.LOSE_NODE and not found.backend.restarts_agents:
         raise ConfigError(
             f"{fault} ends an agent, and nothing on this machine would start it again: choose another fault, or a job on a cluster"
+        )
+    if missing := found.missing_rights(fault):
+        raise ConfigError(
+            f"{fault} needs rights that your account does not have, and nothing was done: {'; '.join(missing)}: ask an administrator"
         )
     reason = why_not_now(found.job, fault)
     if reason:
         raise ConfigError(f"{fault} on job {job}: {reason}")
     _ask(found, fault, yes=yes)
-    drilled = DrilledJob(found, pods, found.status, timeout, say)
+    drilled = DrilledJob(found, found.pods, found.status, timeout, say)
     last = int(found.status["ranks"]["desired"]) - 1
-    after = AFTER_WITHOUT_PODS if pods is None else AFTER_INTERRUPT
+    after = AFTER_WITHOUT_PODS if found.pods is None else AFTER_INTERRUPT
     message = f"lockstep: interrupted: {after[fault]}; see it with: lockstep get {found.at}"
     with exiting_on_ctrl_c(message):
         outcome = run_drill(drilled, fault, last if rank is None else rank, fill_at_most * MIB)
@@ -76,17 +74,8 @@ def drill(
         put(*drill_page(outcome).splitlines())
 
 
-def _refuse_without_rights(cluster_job: KubernetesJob, fault: Fault) -> None:
-    from lockstep.platforms.jobs.drills import missing_rights
-
-    missing = missing_rights(cluster_job.target.client, fault, cluster_job.namespace)
-    if missing:
-        listed = "; ".join(map(str, missing))
-        raise ConfigError(f"{fault} needs rights that your account does not have, and nothing was done: {listed}: ask an administrator")
-
-
 def _ask(job: Job, fault: Fault, *, yes: bool) -> None:
-    risks = RISKS if isinstance(job, KubernetesJob) else RISKS_WITHOUT_PODS
+    risks = RISKS_WITHOUT_PODS if job.pods is None else RISKS
     from_commit = " from the last commit" if "lastCommittedStep" in (job.status.get("checkpoint") or {}) else ""
     risk = f"{fault} on job {job.name} {job.backend.where} {risks[fault].format(from_commit=from_commit)}."
     if not yes:

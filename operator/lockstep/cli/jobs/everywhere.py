@@ -24,8 +24,8 @@ from lockstep.cli.shared.places import Verb
 from lockstep.cli.shared.target import EMBEDDED, cluster_at, current_server, embedded_kubeconfig, own_target
 from lockstep.cli.shared.terminal import with_advice
 from lockstep.platforms.backend import Backend
+from lockstep.platforms.backends import DEFAULT_WORKSPACE
 from lockstep.platforms.clusters.target import Target
-from lockstep.platforms.local.backend import DEFAULT
 
 LIMIT_SECONDS = 30.0
 """Seconds for all answers of a place: a host that is off is known to be only after 25, and its jobs are then shown as they were seen last.
@@ -75,8 +75,8 @@ def _places() -> list[str]:
     used = "" if choice is None else choice.cluster
     if not (path_of(EMBEDDED).is_file() or used == EMBEDDED or embedded_kubeconfig() or server_of(EMBEDDED)):
         names.remove(EMBEDDED)
-    paths = {path.resolve() for path in (DEFAULT, *map(path_of, names))}
-    return [*names, *([used] if is_path(used) and Path(used).resolve() not in paths else []), str(DEFAULT)]
+    paths = {path.resolve() for path in (DEFAULT_WORKSPACE, *map(path_of, names))}
+    return [*names, *([used] if is_path(used) and Path(used).resolve() not in paths else []), str(DEFAULT_WORKSPACE)]
 
 
 class _Own(TargetOptions):
@@ -89,7 +89,7 @@ class _Own(TargetOptions):
 
 def _ask(verb: Verb, place: str, answer: Future[SeenPlace]) -> None:
     try:
-        if place == str(DEFAULT) or is_workspace(place):
+        if place == str(DEFAULT_WORKSPACE) or is_workspace(place):
             where, place = TargetOptions(local=True, workspace=Path(place), verb=verb), "this machine"
         else:
             where = _Own(place, verb=verb, file=load_cluster(place))

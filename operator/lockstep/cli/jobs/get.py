@@ -99,13 +99,12 @@ def get(
 def _everywhere(verb: Verb, output: ListForm) -> None:
     """Print the jobs of all places; those that aren't seen as they are now are named, and the exit code is 1."""
     from lockstep.cli.jobs.everywhere import look_everywhere, unasked
-    from lockstep.platforms.kubernetes.backend import KubernetesBackend
 
     def rows(wide: bool) -> list[tuple[str, ...]]:
         lines = list[tuple[str, ...]]()
         for one in seen:
             if one.backend is not None:
-                spaces = isinstance(one.backend, KubernetesBackend)
+                spaces = one.backend.has_namespaces
                 heads, *cells = _rows(one.backend, [*one.jobs.values()], wide=wide, spaces=spaces)
                 lines = lines or [("PLACE", *(() if spaces else ("NAMESPACE",)), *heads)]
                 lines += [(one.place, *(() if spaces else ("-",)), *line) for line in cells]

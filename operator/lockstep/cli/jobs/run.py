@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from lockstep.api.job import TrainingJob
     from lockstep.cli.shared.inputs import Inputs
     from lockstep.kube.cluster import Cluster
-    from lockstep.platforms.kubernetes.backend import KubernetesJob
 
 ON_HOSTS, HERE, WITHOUT_OPERATOR, IN_ENVIRONMENT = (
     "On hosts",
@@ -299,7 +298,7 @@ def run_in_session(words: Sequence[str], job: str, where: TargetOptions, *, deta
     from lockstep.platforms.jobs.terminal import agent_command, differs_there, digest_here, run_on_all_nodes
 
     cluster_job = find_cluster_job(job, where)
-    refuse_idle(cluster_job)
+    cluster_job.refuse_idle()
     command = agent_command(words, _who(), detach=detach)
     digest = digest_here(words, Path.cwd())
 
@@ -312,23 +311,6 @@ def run_in_session(words: Sequence[str], job: str, where: TargetOptions, *, deta
         return await run_on_all_nodes(place, command)
 
     return cluster_job.run(started)
-
-
-def refuse_idle(cluster_job: KubernetesJob) -> None:
-    """Raise ConfigError where no node waits for what it is asked to run, with what to do about it."""
-    from lockstep.api.objects import condition, is_true
-
-    name, status = cluster_job.name, cluster_job.job.get("status") or {}
-    if cluster_job.job["spec"].get("type") != "Interactive":
-        raise ConfigError(f"job {name} is a Batch job: scripts run only in jobs of type Interactive")
-    if is_true(status, "Failed"):
-        raise ConfigError(f"{name} has failed: {condition(status, 'Failed')['message']}: lockstep retry {cluster_job.at}")
-    stopped: dict[str, Any] = condition(status, "Suspended")
-    if stopped.get("status") == "True" or stopped.get("reason") == "Stopping":
-        raise ConfigError(f"{name} has no pods now: bring it back with lockstep resume {cluster_job.at}")
-    progress: dict[str, Any] = condition(status, "Progressing")
-    if progress.get("status") == "False":
-        raise ConfigError(f"{name} can't run anything now: {progress['message']}: lockstep why {cluster_job.at}")
 
 
 def _who() -> str:

@@ -15,8 +15,8 @@ from lockstep.api.errors import ConfigError
 from lockstep.api.names import ANNOTATION_TYPED, FRESH
 from lockstep.cli.shared.clusterfiles import cluster_names, is_workspace, load_cluster, read_text
 from lockstep.cli.shared.places import Verb, VerbCommand
+from lockstep.platforms.backends import DEFAULT_WORKSPACE
 from lockstep.platforms.jobs.resolved import warn
-from lockstep.platforms.local.backend import DEFAULT
 from lockstep.platforms.output import tell
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def option_words(options: Mapping[str, object]) -> Iterator[str]:
         for one in value if isinstance(value, (list, tuple)) else [value] if value else []:
             word, is_env = str(one), name == "--set" and str(one).removeprefix("spec.").startswith("env")
             word = f"{word.partition('=')[0]}=..." if is_env else "FILE" if word == "-" else word
-            if one != DEFAULT and word != FRESH:
+            if one != DEFAULT_WORKSPACE and word != FRESH:
                 yield from [name] if one is True else [name, word]
 
 

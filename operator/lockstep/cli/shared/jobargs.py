@@ -22,8 +22,7 @@ from lockstep.cli.shared.clusterfiles import LOCAL_CLUSTER
 from lockstep.cli.shared.folders import QUICKSTART, state_folder
 from lockstep.cli.shared.inputs import Inputs
 from lockstep.cli.shared.places import PLACES, Verb
-from lockstep.platforms.backends import HOSTS, KUBERNETES, LOCAL, backend_of
-from lockstep.platforms.local.backend import DEFAULT
+from lockstep.platforms.backends import DEFAULT_WORKSPACE, HOSTS, KUBERNETES, LOCAL, backend_of
 
 if TYPE_CHECKING:
     from lockstep.kube.aim import Connections
@@ -69,7 +68,7 @@ OptionalClusterArgument = Annotated[
 OptionalJobArgument = Annotated[str, typer.Argument(help="The job's name.", metavar="[JOB]", autocompletion=known_names)]
 NodeOption = Annotated[int, typer.Option("--node", min=0, help="The node, and so the pod. The first is 0, the default.")]
 DEFAULT_JOB = DEV_ENVIRONMENT
-WORKSPACE = DEFAULT
+WORKSPACE = DEFAULT_WORKSPACE
 
 
 @dataclass(frozen=True)
@@ -127,7 +126,7 @@ class TargetOptions:
         """Return the workspace; the usual one with that of `lockstep quickstart --local` behind it."""
         folder = self.workspace if self.local else Path(self.named)
         with suppress(ConfigError):
-            return [folder, *([state_folder() / QUICKSTART] if folder == DEFAULT else [])]
+            return [folder, *([state_folder() / QUICKSTART] if folder == DEFAULT_WORKSPACE else [])]
         return [folder]
 
     @property
@@ -250,9 +249,7 @@ def find_jobs(names: Sequence[str], where: TargetOptions) -> list[Job]:
 
 def find_cluster_job(name: str, where: TargetOptions) -> KubernetesJob:
     """Return the job, for a verb that only Kubernetes has. Raises ConfigError as `find_job` does."""
-    from lockstep.platforms.kubernetes.backend import KubernetesBackend
-
-    return KubernetesBackend(where.target()).job(name)
+    return cast("KubernetesJob", backend_of(KUBERNETES, where).job(name))
 
 
 def running_pod(cluster_job: KubernetesJob, node: int) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import ConfigError, Failed
-from lockstep.api.names import CONTAINER, DATASETS, WORKSPACE, pod_name
+from lockstep.api.names import AGENT_PATH, CONTAINER, DATASETS, WORKSPACE, pod_name
 from lockstep.api.objects import Object, condition, current_status, go_on_words, has_ended, is_run, is_true, uid_of
 from lockstep.kube.outage import Outage
 from lockstep.platforms.backend import Backend, Job, JobGone, Order, Stale, Volume, instead_of
@@ -29,10 +29,12 @@ if TYPE_CHECKING:
     from lockstep.kube.cluster import Cluster
     from lockstep.kube.exec import PodPlace
     from lockstep.plan.observed import Observed
+    from lockstep.plan.pages.drill import Fault
     from lockstep.plan.pages.logs import LogSelection
     from lockstep.plan.pages.stacks import RankAnswer
     from lockstep.plan.pages.why import Answer, ClusterHome
     from lockstep.platforms.clusters.target import Target
+    from lockstep.platforms.jobs.drilledjob import Pods
 
 T = TypeVar("T")
 
@@ -46,6 +48,7 @@ class KubernetesBackend(Backend):
     """A namespace of a cluster."""
 
     has_operator = True
+    has_namespaces = True
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -202,6 +205,39 @@ class KubernetesJob(Job):
 
     def answer(self, bundle: Path | None) -> Answer:
         return self.run(lambda connection: _answer(connection, self, bundle))
+
+    @property
+    def pods(self) -> Pods:
+        from lockstep.platforms.jobs.drilledjob import Pods
+
+        return Pods(self.target.client, self.namespace)
+
+    def missing_rights(self, fault: Fault) -> list[str]:
+        from lockstep.platforms.jobs.drills import missing_rights
+
+        return list(map(str, missing_rights(self.target.client, fault, self.namespace)))
+
+    def refuse_idle(self) -> None:
+        """Raise ConfigError where no node waits for what it is asked to run, with what to do about it."""
+        name, status = self.name, self.status
+        if self.job["spec"].get("type") != "Interactive":
+            raise ConfigError(f"job {name} is a Batch job: scripts run only in jobs of type Interactive")
+        if is_true(status, "Failed"):
+            raise ConfigError(f"{name} has failed: {condition(status, 'Failed')['message']}: lockstep retry {self.at}")
+        stopped = condition(status, "Suspended")
+        if stopped.get("status") == "True" or stopped.get("reason") == "Stopping":
+            raise ConfigError(f"{name} has no pods now: bring it back with lockstep resume {self.at}")
+        progress = condition(status, "Progressing")
+        if progress.get("status") == "False":
+            raise ConfigError(f"{name} can't run anything now: {progress['message']}: lockstep why {self.at}")
+
+    def stop_script(self) -> int:
+        """Stop it as a person would in the job's pod."""
+        from lockstep.platforms.jobs.terminal import run_on_all_nodes
+
+        self.refuse_idle()
+        command = ["python3", "-I", AGENT_PATH, "stop"]
+        return self.run(lambda cluster: run_on_all_nodes(self.node(cluster, 0), command))
 
     def suspend(self, *, now: bool = False) -> bool:
         if now:

@@ -17,7 +17,7 @@ from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.objects import Object, condition, go_on_words, typed_command
 from lockstep.plan.reconcile.clocks import Earlier
 from lockstep.platforms.backend import POLL_SECONDS, STOP_SECONDS, Backend, Job, Order, Stale, Volume
-from lockstep.platforms.backends import Where
+from lockstep.platforms.backends import DEFAULT_WORKSPACE, Where
 from lockstep.platforms.files.copies import Copy, CopyWish
 from lockstep.platforms.files.sending import Sending
 from lockstep.platforms.jobs.looks import Looks
@@ -33,10 +33,6 @@ if TYPE_CHECKING:
     from lockstep.plan.pages.why import Answer
 
 
-DEFAULT = Path(".lockstep/workspace")
-"""Workspace of runs without --workspace."""
-
-
 def backend(where: Where) -> LocalBackend:
     """Return the workspace that is meant (`platforms.backends`)."""
     root, *also = where.workspaces()
@@ -47,11 +43,12 @@ class LocalBackend(Backend):
     """A workspace of this machine."""
 
     keeps_command = True
+    restarts_agents = False
 
     def __init__(self, root: Path, also: Sequence[Path] = ()) -> None:
         """`also`: workspaces that are looked into where this one hasn't a job."""
         self.root, self._also = root, also
-        self.again = "--local" + ("" if root == DEFAULT else f" --workspace {shlex.quote(str(root))}")
+        self.again = "--local" + ("" if root == DEFAULT_WORKSPACE else f" --workspace {shlex.quote(str(root))}")
         self.anew = f"lockstep run -f FILE --fresh {self.again}"
         self.where = f"in workspace {root}"
         self.elsewhere = "--workspace names another one"
