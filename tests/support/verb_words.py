@@ -23,8 +23,10 @@ spec:
   script: {{path: {path}}}
 """
 JOBS = {"runs": "wait.py", "done": "ok.py", "broke": "fail.py"}
-PODS, HOSTS, HERE = "pods", "hosts", "here"
+PODS, HOSTS, HERE, PROCESSES = "pods", "hosts", "here", "processes"
 REMOTE = (PODS, HOSTS)
+KEPT = (*REMOTE, PROCESSES)
+"""Places where a job outlives the command that started it."""
 HEADS = r"NAME +NODES +RANKS +STEP +PROGRESS +RESTARTS +STATE +AGE\n"
 FAILED = "rank 1 on node 1 exited with 1: ValueError: the data is not there"
 EARLY = r"(\[lockstep\] (node 1 is here \(1 of 2\)|waiting for [^\n]*|the coordinator did not run for \d+ s[^\n]*)\n)*"
@@ -53,7 +55,7 @@ class Row:
     """Text at the end of standard error, with the place's words in braces; '': nothing is compared."""
     shows: str = ""
     """Pattern that standard output matches from its beginning."""
-    places: tuple[str, ...] = (PODS, HOSTS, HERE)
+    places: tuple[str, ...] = (*KEPT, HERE)
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ class Where:
             (folder / f"{name}.yaml").write_text(CHECKED.format(name=name, path=f"{self.scripts}{path}") + self.spec)
 
 
-def _no_job(typed: str, places: tuple[str, ...] = (PODS, HOSTS, HERE)) -> Row:
+def _no_job(typed: str, places: tuple[str, ...] = (*KEPT, HERE)) -> Row:
     return Row(typed, 2, NO_JOB, places=places)
 
 
@@ -138,8 +140,8 @@ UNDISTURBED = [
     Row("retry runs", 2, "lockstep: job runs has not failed, so there is nothing to retry: Running: all ranks run\n"),
     *(Row(f"{verb} done", 2, NOTHING_TO_STOP) for verb in ("stop", "resume")),
     *(Row(f"{verb} broke", 2, HAS_FAILED) for verb in ("stop", "resume")),
-    Row("retry done", 2, "", places=REMOTE),
-    Row("resume runs", 0, shows="runs is not suspended\n$", places=REMOTE),
+    Row("retry done", 2, "", places=KEPT),
+    Row("resume runs", 0, shows="runs is not suspended\n$", places=KEPT),
     Row("resume runs", 2, "/runs.yaml {again}\n", places=(HERE,)),
     Row("delete runs", 2, "lockstep: job runs has not ended: use --yes to delete it anyway\n"),
     *(Row(f"run -f {{tmp}}/{name}.yaml", 2, "   # runs yours under another name\n") for name in ("done", "broke")),
@@ -179,7 +181,7 @@ UNDISTURBED = [
         "lockstep: fill-disk on job runs: this drill needs a job of Lockstep's trainer (spec.training): Lockstep doesn't know how a script"
         " saves\n"),
     Row("drill kill-operator --job runs --yes", 2,
-        "lockstep: kill-operator needs an operator, and a job {where} has none: choose another fault\n", places=(HOSTS, HERE)),
+        "lockstep: kill-operator needs an operator, and a job {where} has none: choose another fault\n", places=(HOSTS, PROCESSES, HERE)),
 ]  # fmt: skip
 """Rows that leave the jobs as they are."""
 STOPPED = [
@@ -188,9 +190,9 @@ STOPPED = [
     Row("wait runs --for Suspended --timeout 20", 0),
     Row("stacks runs", 2, "lockstep: no rank of runs runs now: lockstep why runs {again}\n"),
     Row("stop runs", 0),
-    Row("resume runs", 0, shows="runs: goes on; see it with: lockstep logs runs -f {again}\n$", places=REMOTE),
-    Row("wait runs --for Running --timeout 90", 0, places=REMOTE),
-    Row("retry broke", 0, shows=rf"broke: retry 1, to {SCRIPT_AGAIN}; see it with: lockstep logs broke -f {{again}}\n$", places=REMOTE),
+    Row("resume runs", 0, shows="runs: goes on; see it with: lockstep logs runs -f {again}\n$", places=KEPT),
+    Row("wait runs --for Running --timeout 90", 0, places=KEPT),
+    Row("retry broke", 0, shows=rf"broke: retry 1, to {SCRIPT_AGAIN}; see it with: lockstep logs broke -f {{again}}\n$", places=KEPT),
     Row("delete done", 0, shows="done is deleted; .* stays?\n$"),
     Row("delete broke runs --yes", 0, shows="broke is deleted; .* stays?\nruns is deleted; .* stays?\n$"),
     Row("get", 0, shows="there is no {noun} {where}\n$"),

@@ -1,0 +1,399 @@
+"""A place where jobs run: a process a node on this machine, which outlives the command that started it.
+
+No verb knows of it. It is registered by one line, as `platforms.backends` registers all, and it shows what a place takes: this file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from lockstep.api.cluster import TrainingCluster
+from lockstep.api.errors import ConfigError, Failed
+from lockstep.api.job import TrainingJob
+from lockstep.api.objects import Object, condition, has_ended, is_true
+from lockstep.plan.ahead.submission import ended
+from lockstep.plan.cluster.pairs import PairsMeasured, Way
+from lockstep.plan.hosts.facts import JobOnHost
+from lockstep.plan.hosts.record import Coordinator, JobRecord, read_record, record_text
+from lockstep.plan.hosts.status import Seen, complaints, host_job, next_steps
+from lockstep.plan.pages.logs import LogSelection, no_such_node, no_such_rank, request_of
+from lockstep.plan.pages.stacks import RankAnswer, missing, read_ranks
+from lockstep.plan.pages.top import machine_node, snapshot
+from lockstep.plan.pages.why import Answer, why
+from lockstep.plan.render.machine import machine_variables, on_machine
+from lockstep.plan.render.resolve import resolve
+from lockstep.plan.render.resolved import PlatformDefaults, Resolved
+from lockstep.plan.render.run import Placement, build_run, without_ranks
+from lockstep.platforms.backend import Backend, Job, JobGone, Order, Volume
+from lockstep.platforms.backends import Where
+from lockstep.platforms.files.copies import Copy, CopyWish
+from lockstep.platforms.files.sending import Sending
+from lockstep.platforms.inpod import rankstacks, runfolder
+from lockstep.platforms.jobs.looks import Curve, Look, Looks, page_lines
+from lockstep.platforms.jobs.machine import check_inputs, write_private
+from lockstep.platforms.jobs.runs import followed
+from lockstep.platforms.jobs.shortresults import Hear, Read, Short, ShortEnd, ShortRuns
+from lockstep.platforms.jobs.top import NodesWatch, nodes_at, of_job
+from lockstep.platforms.output import put, say
+from lockstep_gang.contract.layout import RankLayout
+from lockstep_gang.contract.run import Run, WhenDone, parse_run, run_text
+from lockstep_spec.choices import StorageMode
+from lockstep_spec.exits import FAILED
+from support.process_place import ProcessPlace
+
+LOOK_SECONDS = 0.2
+ENDINGS = (0, 1, 75)
+STARTED: list[subprocess.Popen[bytes]] = []
+"""Keepers that this process has started: they are not waited for."""
+KEEP = f"""
+import fcntl, os, signal, subprocess, sys, time
+folder, node, *command = sys.argv[1:]
+lock = open(f"{{folder}}/node-{{node}}.lock", "w")
+fcntl.flock(lock, fcntl.LOCK_EX)
+lock.write(str(os.getpid()))
+lock.flush()
+log, stops = open(f"{{folder}}/node-{{node}}.log", "ab"), []
+signal.signal(signal.SIGTERM, lambda *_: (stops.append(1), agent.send_signal(signal.SIGTERM)))
+while True:
+    agent = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+    if agent.wait() in {ENDINGS} or stops:
+        break
+    time.sleep(0.5)
+"""
+"""Keeps a node's agent: what ends without a word is started again."""
+
+
+def backend(where: Where) -> Processes:
+    """Return the workspace that is meant (`platforms.backends`)."""
+    return Processes(where.workspaces()[0])
+
+
+def free_ports() -> tuple[int, int]:
+    with socket.socket() as first, socket.socket() as second:
+        first.bind(("127.0.0.1", 0))
+        second.bind(("127.0.0.1", 0))
+        return int(first.getsockname()[1]), int(second.getsockname()[1])
+
+
+def keep(folder: Path, nodes: int) -> list[subprocess.Popen[bytes]]:
+    """Start the keeper of each node that has none, and return once all hold their locks."""
+    agent = (sys.executable, "-m", "lockstep_gang.agent.main", "--run", str(folder / "run.json"), "--node")
+    words = [
+        [sys.executable, "-c", KEEP, str(folder), str(node), *agent, str(node)] for node in range(nodes) if keeper_of(folder, node) is None
+    ]
+    started = [
+        subprocess.Popen(one, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+        for one in words
+    ]
+    while any(keeper_of(folder, int(one.args[4])) is None and one.poll() is None for one in started):  # type: ignore[index]
+        time.sleep(LOOK_SECONDS)
+    STARTED.extend(started)
+    return started
+
+
+def keeper_of(folder: Path, node: int) -> int | None:
+    """Return the pid of a node's keeper; None: it has ended."""
+    with contextlib.suppress(OSError), (folder / f"node-{node}.lock").open() as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            text = lock.read()
+            return int(text) if text.isdecimal() else None
+    return None
+
+
+class Processes(Backend):
+    """A workspace whose jobs are processes of this machine."""
+
+    keeps_command = True
+    elsewhere = "--workspace names another one"
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.resolve()
+        self.again = f"--local --workspace {shlex.quote(str(root))}"
+        self.anew = f"lockstep run -f FILE --fresh {self.again}"
+        self.where = f"in workspace {root}"
+
+    def resolved(self, job: TrainingJob, profile: TrainingCluster) -> Resolved:
+        folders = PlatformDefaults(str(self.root / "workspace"), str(self.root / "datasets"), uid=str(uuid.uuid4()), image="processes")
+        return resolve(job, profile, folders)
+
+    def run_of(self, resolved: Resolved, folder: Path) -> Run:
+        """Return run.json of all nodes, with its key in the folder."""
+        coordinator, master = free_ports()
+        placement = Placement(
+            addresses=("127.0.0.1",) * resolved.nodes,
+            run_dir=f"{resolved.platform.workspace}/runs/{resolved.name}",
+            key_file=str(folder / "key"),
+            when_done=WhenDone.EXIT,
+            storage=StorageMode.SHARED,
+            coordinator_port=coordinator,
+            master_port=master,
+        )
+        run = on_machine(build_run(resolved, placement), sys.executable, environment=machine_variables(replace(resolved, nccl={})))
+        return replace(run, preflight=run.preflight and replace(run.preflight, rdma=None, all_reduce=None))
+
+    def run(self, order: Order) -> int:
+        name, folder = order.job.metadata.name, self.root / "state" / order.job.metadata.name
+        if (folder / "job.json").is_file():
+            earlier = ProcessJob(self, name)
+            if earlier.seen.runs:
+                raise ConfigError(f"job {name} runs already: lockstep logs {earlier.at} -f follows it, lockstep stop {earlier.at} stops it")
+            if not order.typed.is_fresh and (
+                words := ended(order.job, earlier.job, earlier.at, f"lockstep retry {earlier.at}", order.typed)
+            ):
+                raise ConfigError(*words)
+            shutil.rmtree(folder)
+        resolved = self.resolved(order.job, order.cluster.profile)
+        check_inputs(resolved)
+        self._write(resolved, order, folder)
+        keep(folder, resolved.nodes)
+        job = ProcessJob(self, name)
+        say(f"job {name} is started; it runs on without this terminal: lockstep logs {job.at} -f")
+        return job.until_running() if order.detach else asyncio.run(job.to_the_end())
+
+    def _write(self, resolved: Resolved, order: Order, folder: Path) -> None:
+        """Write the files of a start: all of them are there, or none."""
+        folder.parent.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as made:
+            new = Path(made) / "job"
+            new.mkdir()
+            run = self.run_of(resolved, folder)
+            written = order.job.written()
+            when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            metadata = {**written["metadata"], "namespace": "", "uid": resolved.uid, "creationTimestamp": when}
+            ranks = run.node_ranks or (run.ranks_per_node,) * run.nodes
+            record = JobRecord(
+                {**written, "metadata": metadata}, "processes", tuple(f"node-{node}" for node in range(run.nodes)), ranks, 0,
+                resolved.platform.workspace, resolved.platform.datasets, False, (sys.executable,), {},
+                Coordinator("127.0.0.1", run.coordinator_port),
+            )  # fmt: skip
+            write_private(new / "key", secrets.token_hex(32))
+            (new / "run.json").write_text(run_text(run))
+            (new / "job.json").write_text(record_text(record))
+            new.rename(folder)
+
+    def short_runs(self, profile: TrainingCluster, seconds: int | None) -> ShortRuns:
+        return ProcessRuns(self, profile)
+
+    def looks(self, job: str | None, interval: float, *, live: bool) -> Looks:
+        if job is None:
+            raise ConfigError("name a job: lockstep top JOB")
+        return self.job(job).looks(interval)
+
+    async def copy(self, copy: Copy, wish: CopyWish) -> bool:
+        raise ConfigError(f"the files of a job {self.where} are there: cp isn't needed")
+
+    async def sync(self, sending: Sending) -> bool:
+        raise ConfigError(f"the files of a job {self.where} are there: sync isn't needed")
+
+    def jobs(self, *, everywhere: bool = False, selector: str | None = None) -> list[Job]:
+        if everywhere or selector is not None:
+            raise ConfigError("-A and -l choose among jobs of a cluster: a workspace has neither namespaces nor labels")
+        return [ProcessJob(self, path.parent.name) for path in sorted((self.root / "state").glob("*/job.json"))]
+
+    def job(self, name: str) -> ProcessJob:
+        if not (self.root / "state" / name / "job.json").is_file():
+            raise ConfigError(self.no_such_job(name, [one.name for one in self.jobs()]))
+        return ProcessJob(self, name)
+
+
+class ProcessJob(Job):
+    """A job, by the files in its folder."""
+
+    def __init__(self, backend: Processes, name: str) -> None:
+        self.backend: Processes = backend
+        self.folder = backend.root / "state" / name
+        self.run_folder = str(backend.root / "workspace/runs" / name)
+        self._see()
+
+    def _see(self) -> None:
+        record = read_record(json.loads((self.folder / "job.json").read_text()))
+        gang, run = Path(self.run_folder, "gang"), parse_run((self.folder / "run.json").read_text())
+        report, end = (json.loads(path.read_text()) if (path := gang / name).exists() else {} for name in ("report.json", "end.json"))
+        age = time.time() - (gang / "report.json").stat().st_mtime if report else 0.0
+        jobs = {}
+        for node, host in enumerate(record.hosts):
+            log = self.folder / f"node-{node}.log"
+            lines = log.read_text(errors="replace").splitlines()[-20:] if log.exists() else []
+            jobs[host] = JobOnHost(
+                record=replace(record, node=node),
+                unit="active" if keeper_of(self.folder, node) is not None else "inactive",
+                stopped=(self.folder / "stopped").exists(),
+                retry=run.restart.retry,
+                ended=end,
+                report=report.get("report") if node == 0 else None,
+                report_seconds=age,
+                log=tuple(lines),
+            )
+        self.seen = Seen(record, jobs, {})
+        self.observed = host_job(self.seen, self.backend.again, time.time())
+        self.job = self.observed.job
+
+    def until_running(self) -> int:
+        while not (is_true(self.status, "RanksReady") or is_true(self.status, "Complete")):
+            if condition(self.status, "Progressing").get("status") == "False":
+                raise Failed(f"job {self.name} does not run: {condition(self.status, 'Progressing').get('message')}")
+            time.sleep(LOOK_SECONDS)
+            self.look_again()
+        return 0
+
+    async def to_the_end(self) -> int:
+        async with aclosing(self.follow(LogSelection(), say)) as lines:
+            async for line in lines:
+                put(line, flush=True)
+        return FAILED if is_true(self.status, "Failed") else 0
+
+    def rank_node(self, rank: int) -> int:
+        layout = RankLayout(self.seen.record.ranks)
+        if rank >= layout.world_size:
+            raise no_such_rank(rank, layout.world_size)
+        return layout.node_of(rank)
+
+    def stacks(self, rank: int | None) -> list[RankAnswer]:
+        answers = read_ranks(rankstacks.look(rank, self.run_folder))
+        return sorted([*answers, *missing(answers, rank, {}, RankLayout(self.seen.record.ranks))], key=lambda one: one.rank)
+
+    def look_again(self) -> Object:
+        uid = self.uid
+        if not (self.folder / "job.json").is_file():
+            raise JobGone.of(self.name)
+        self._see()
+        if self.uid != uid:
+            raise JobGone.of(self.name, self.job)
+        return self.status
+
+    def events(self) -> list[Object]:
+        return []
+
+    def answer(self, bundle: Path | None) -> Answer:
+        answer = why(self.observed, (), time.time())
+        return replace(answer, next=next_steps(self.observed, answer.state, self.backend.again), says=complaints(self.seen))
+
+    def suspend(self, *, now: bool = False) -> bool:
+        keepers = [pid for node in range(len(self.seen.hosts)) if (pid := keeper_of(self.folder, node)) is not None]
+        (self.folder / "stopped").touch()
+        for pid in keepers * (1 + now):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        return bool(keepers)
+
+    def resume(self) -> bool:
+        if not self.seen.stopped and all(one.runs for one in self.seen.jobs.values()):
+            return False
+        self._start()
+        return True
+
+    def _start(self) -> None:
+        while self.seen.stopped and self.seen.runs:  # (it still saves)
+            time.sleep(LOOK_SECONDS)
+            self.look_again()
+        (self.folder / "stopped").unlink(missing_ok=True)
+        keep(self.folder, len(self.seen.hosts))
+
+    def raise_retry(self) -> int:
+        run = parse_run((self.folder / "run.json").read_text())
+        number = run.restart.retry + 1
+        new = self.folder / "run.json.new"
+        new.write_text(run_text(replace(run, restart=replace(run.restart, retry=number))))
+        new.rename(self.folder / "run.json")
+        self._start()
+        return number
+
+    def delete(self) -> str:
+        self.suspend()
+        while self.seen.runs:
+            time.sleep(LOOK_SECONDS)
+            self.look_again()
+        shutil.rmtree(self.folder)
+        return f"what it left in {self.run_folder} stays"
+
+    async def lines(self, selection: LogSelection, say: Callable[[str], None]) -> AsyncGenerator[str, None]:
+        async with self.volume(selection.node, say):
+            for line in runfolder.log(**{**request_of(selection, time.time()), "root": self.run_folder}):
+                yield line
+
+    async def follow(self, selection: LogSelection, say: Callable[[str], None]) -> AsyncGenerator[str, None]:
+        async with self.volume(selection.node, say) as volume:
+            request = {"uid": self.uid, **request_of(selection, time.time())}
+            async with aclosing(followed(volume.place, self.run_folder, request, self._over)) as lines:
+                async for line in lines:
+                    yield line
+
+    async def _over(self) -> bool:
+        return has_ended(self.look_again())
+
+    async def looks(self, interval: float) -> Looks:
+        layout, curve = RankLayout(self.seen.record.ranks), Curve()
+        places = dict.fromkeys(range(len(self.seen.hosts)), ProcessPlace())
+        async with NodesWatch(nodes_at(places), of_job(self.name, self.run_folder, machine=True)) as watch:
+            while True:
+                answers, status = await watch.ask(curve.points()), self.look_again()
+                curve.take(answers.get(0, {}))
+                nodes = [
+                    {**machine_node(host, layout.ranks_of(node), answers.get(node, {})), "node": node}
+                    for node, host in enumerate(self.seen.hosts)
+                ]
+                page = {**snapshot(self.job, (), {0: {"curve": curve.steps}}), "nodes": nodes}
+                yield Look(page, page_lines(page), has_ended(status))
+                await asyncio.sleep(interval)
+
+    @asynccontextmanager
+    async def volume(self, node: int, say: Callable[[str], None]) -> AsyncIterator[Volume]:
+        if node >= len(self.seen.hosts):
+            raise no_such_node(self.name, node, len(self.seen.hosts))
+        root = self.backend.root
+        yield Volume(ProcessPlace(python=(sys.executable,)), str(root / "workspace"), str(root / "datasets"))
+
+
+class ProcessRuns(ShortRuns):
+    """Short runs, whose folder goes with them."""
+
+    left = "its processes are ended"
+
+    def __init__(self, backend: Processes, profile: TrainingCluster) -> None:
+        self._backend, self._profile = backend, profile
+
+    async def run(self, kind: Short, job: TrainingJob, hear: Hear, read: Read | None = None) -> ShortEnd:
+        resolved = self._backend.resolved(job, self._profile)
+        with tempfile.TemporaryDirectory() as made:
+            folder = Path(made)
+            write_private(folder / "key", secrets.token_hex(32))
+            run = self._backend.run_of(resolved, folder)
+            run = replace(run, run_dir=made) if kind is Short.STEPS else without_ranks(run, run.run_dir)
+            (folder / "run.json").write_text(run_text(run))
+            keepers = keep(folder, resolved.nodes)
+            try:
+                await asyncio.to_thread(keepers[0].wait)
+            finally:
+                for keeper in keepers:
+                    keeper.terminate()
+                for keeper in keepers:
+                    keeper.wait()
+            lines = (folder / "node-0.log").read_text(errors="replace").splitlines()
+            for line in lines:
+                hear(line)
+            if read is not None:
+                await read(ProcessPlace(), made)
+        return ShortEnd(" | ".join(lines[-6:]), resolved.transport.value, resolved.nodes)
+
+    async def pairs(self, job: TrainingJob, way: Way) -> PairsMeasured:
+        raise ConfigError("this machine has no pair of nodes")
