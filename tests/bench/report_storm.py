@@ -7,9 +7,14 @@ each hold an idle TLS connection or ask for one again a second after it was clos
 connections   10,000 times a second a connection that sends an unsigned report without TLS, from 20 addresses
 pipelined     10,000 unsigned reports a second over TLS, 250 in each connection, from 20 addresses
 large         2 unsigned reports of half a megabyte a second over TLS, from one address: before, each cost half a second of the loop
+signed        one tenant's six pods with 16 connections each send as fast as they are answered, signed by their jobs' keys; every second
+              report has a token that is no good
+good          the same with good tokens only
+probes        10,000 connections a second to the port of the kubelet's probes, from 20 addresses
 
 offered_per_second    what was sent, or whose connection was asked for; written_per_second: for which there was a connection
 open_idle             idle connections that the operator held, on the average
+probes                the kubelet's, two a second: answered, failed, and the slowest
 reports               of 10 jobs, one a second each: taken, seconds from the first attempt to the answer, and attempts that were turned away
 and repeated lease_kept            the same process led all the time; lease_age_seconds: the oldest that the Lease became growth_mb
 PSS of the operator's process at its highest, less that before cpu_cores             that the operator's process used
@@ -35,16 +40,31 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
-from bench.operator_scale import OperatorUnderTest, Played, job_of, megabytes, milliseconds, operator_at, prepared, reason, say, until_all
+from bench.operator_scale import (
+    HEALTH_PORT,
+    OperatorUnderTest,
+    Played,
+    job_of,
+    megabytes,
+    milliseconds,
+    operator_at,
+    prepared,
+    reason,
+    say,
+    until_all,
+)
 from lockstep.api.names import OPERATOR_NAME, OPERATOR_NAMESPACE
 from lockstep.kube.cluster import Cluster
-from lockstep_gang.contract.report import State
+from lockstep_gang.contract.proof import report_signature
+from lockstep_gang.contract.report import JOB_HEADER, SIGNATURE_HEADER, RankCount, Report, State, report_body
+from lockstep_gang.contract.run import JobIdentity
 from support.clusters.control_plane import control_plane
 
 IDLE, JUNK_PER_SECOND, PIPELINED, ADDRESSES, JOBS, LARGE_BYTES = 1000, 10_000, 250, 20, 10, 500_000
@@ -53,7 +73,8 @@ JUNK = HEAD % 100 + b"x" * 100
 TICKS = 100
 """A second."""
 PORT = 18443
-KINDS = ("connections", "pipelined", "large")
+KINDS = ("connections", "pipelined", "large", "signed", "good", "probes")
+PODS, CONNECTIONS = 6, 16
 
 
 def tls() -> ssl.SSLContext:
@@ -89,8 +110,8 @@ async def hold_idle(seconds: float, clients: int) -> dict[str, float]:
     return {"open": sum(samples) / max(1, len(samples))}
 
 
-def flood_connections(seconds: float) -> dict[str, float]:
-    """One connection a request, plain bytes where TLS is due."""
+def flood_connections(seconds: float, port: int) -> dict[str, float]:
+    """One connection a request, plain bytes that no port understands."""
     began, sent, written = time.monotonic(), 0, 0
     while (passed := time.monotonic() - began) < seconds:
         for _ in range(max(0, min(int(passed * JUNK_PER_SECOND) - sent, JUNK_PER_SECOND // 10))):
@@ -98,7 +119,7 @@ def flood_connections(seconds: float) -> dict[str, float]:
                 one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 one.bind((f"127.4.0.{1 + sent % ADDRESSES}", 0))
                 one.setblocking(False)  # where the operator's backlog is full, the next one is offered all the same
-                one.connect_ex(("127.0.0.1", PORT))
+                one.connect_ex(("127.0.0.1", port))
                 written += one.send(JUNK) == len(JUNK)
             sent += 1
         time.sleep(1 / TICKS)
@@ -135,22 +156,62 @@ async def flood_tls(seconds: float, per_second: float, request: bytes, count: in
     return {"sent": sent * count, "written": written[0]}
 
 
+async def flood_signed(seconds: float, signers: list[tuple[str, str, str, str, str]], bad: bool) -> dict[str, float]:
+    """What the pods of one tenant can do with the keys and tokens that they have; `bad`: each second token is none."""
+    counts, tls_of_all = Counter[str](), tls()
+
+    async def send(signer: tuple[str, str, str, str, str], address: str) -> None:
+        namespace, name, uid, key, token = signer
+        report, streams = Report(JobIdentity(name, namespace, uid), f"{name}-0", 0, 1, 0, State.RUNNING, "", (), RankCount(2, 2)), None
+        while True:
+            counts["sent"] += 1
+            body = report_body(replace(report, sequence=time.time_ns()))
+            shown = token if counts["sent"] % 2 or not bad else f"bad{counts['sent']}"
+            head = (
+                f"POST /v1/report HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\nAuthorization: Bearer {shown}\r\n"
+                f"{JOB_HEADER}: {namespace}/{name}/{uid}\r\n{SIGNATURE_HEADER}: {report_signature(bytes.fromhex(key), body)}\r\n\r\n"
+            )
+            try:
+                if streams is None:
+                    streams = await asyncio.open_connection("127.0.0.1", PORT, ssl=tls_of_all, local_addr=(address, 0))
+                streams[1].write(head.encode() + body)
+                answer = (await streams[0].readuntil(b"\r\n\r\n")).decode().lower()
+                await streams[0].readexactly(int(answer.partition("content-length: ")[2].partition("\r\n")[0]))
+                counts["written"] += 1
+            except (OSError, EOFError):
+                answer = "connection: close"
+                await asyncio.sleep(0.02)
+            if streams is not None and "connection: close" in answer:
+                streams[1].transport.abort()
+                streams = None
+
+    tasks = [asyncio.ensure_future(send(one, f"127.6.0.{1 + pod}")) for pod, one in enumerate(signers) for _ in range(CONNECTIONS)]
+    await asyncio.sleep(seconds)
+    for task in tasks:
+        task.cancel()
+    return {"sent": counts["sent"], "written": counts["written"]}
+
+
 def flood(kind: str, seconds: float) -> dict[str, float]:
-    """Flood from a process of its own."""
+    """Flood from a process of its own. Keys and tokens come from its input."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (8192, 8192))
     if kind == "idle":
         return asyncio.run(hold_idle(seconds, IDLE))
-    if kind == "connections":
-        return flood_connections(seconds)
+    if kind in ("connections", "probes"):
+        return flood_connections(seconds, PORT if kind == "connections" else HEALTH_PORT)
     if kind == "pipelined":
         return asyncio.run(flood_tls(seconds, JUNK_PER_SECOND / PIPELINED, JUNK, PIPELINED, ADDRESSES))
+    if kind in ("signed", "good"):
+        return asyncio.run(flood_signed(seconds, json.loads(sys.stdin.readline()), kind == "signed"))
     return asyncio.run(flood_tls(seconds, 2, HEAD % LARGE_BYTES + b'{"order":[' + b"1," * (LARGE_BYTES // 2), 1, 1))
 
 
 @contextlib.contextmanager
-def flooding(kind: str, seconds: float) -> Iterator[subprocess.Popen[str]]:
+def flooding(kind: str, seconds: float, signers: object = ()) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, __file__, "--flood", kind, "--seconds", str(seconds)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    process.stdin.write(json.dumps(signers) + "\n")
+    process.stdin.flush()
     try:
         yield process
     finally:
@@ -188,6 +249,29 @@ class Reporting:
             await asyncio.sleep(max(0.0, 1.0 - self.seconds[-1]))
 
 
+class Probing:
+    """The kubelet: a probe twice a second, with a connection each."""
+
+    def __init__(self) -> None:
+        self.answered = self.failed = 0
+        self.slowest = 0.0
+
+    async def run(self) -> None:
+        while True:
+            began = time.monotonic()
+            try:
+                async with asyncio.timeout(5):
+                    reader, writer = await asyncio.open_connection("127.0.0.1", HEALTH_PORT, local_addr=("127.7.0.1", 0))
+                    writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+                    is_healthy = b" 200 " in await reader.readline()
+                    writer.transport.abort()
+            except (OSError, TimeoutError):
+                is_healthy = False
+            self.answered, self.failed = self.answered + is_healthy, self.failed + (not is_healthy)
+            self.slowest = max(self.slowest, time.monotonic() - began)
+            await asyncio.sleep(0.5)
+
+
 class Watching:
     """The operator's memory and its Lease, a few times a second."""
 
@@ -207,15 +291,16 @@ class Watching:
 
 
 async def storm(
-    kind: str, seconds: float, cluster: Cluster, operator: OperatorUnderTest, jobs: list[dict[str, Any]], played: Played
+    kind: str, seconds: float, cluster: Cluster, operator: OperatorUnderTest, jobs: list[dict[str, Any]], played: Played, signers: object
 ) -> dict[str, Any]:
     pid = operator.pid
-    reporting, watching = Reporting(played), Watching(cluster, operator)
-    tasks = [asyncio.ensure_future(reporting.of(job, number)) for number, job in enumerate(jobs)] + [asyncio.ensure_future(watching.run())]
+    reporting, watching, probing = Reporting(played), Watching(cluster, operator), Probing()
+    tasks = [asyncio.ensure_future(reporting.of(job, number)) for number, job in enumerate(jobs)]
+    tasks += [asyncio.ensure_future(watching.run()), asyncio.ensure_future(probing.run())]
     await asyncio.sleep(3)
     reporting.seconds, reporting.repeated, watching.megabytes, watching.lease_age = [], Counter(), 0.0, 0.0
     before, cpu, began = megabytes(operator.pid), cpu_seconds(operator.pid), time.monotonic()
-    with flooding("idle", seconds + 2) as idle, flooding(kind, seconds) as junk:
+    with flooding("idle", seconds + 2) as idle, flooding(kind, seconds, signers) as junk:
         texts = await asyncio.gather(*(asyncio.to_thread(process.communicate) for process in (idle, junk)))
     passed = time.monotonic() - began
     for task in tasks:
@@ -227,10 +312,18 @@ async def storm(
         "offered_per_second": round(sent["sent"] / seconds), "written_per_second": round(sent["written"] / seconds),
         "open_idle": round(held["open"]), "lease_kept": is_kept, "lease_age_seconds": round(watching.lease_age, 1),
         "growth_mb": round(watching.megabytes - before, 1), "before_mb": before,
+        "probes": {"answered": probing.answered, "failed": probing.failed, "slowest": round(probing.slowest, 2)},
             "cpu_cores": round((cpu_seconds(pid) - cpu) / passed, 2) if is_kept else None,
         "reports": milliseconds(reporting.seconds) | {"max": round(1000 * max(reporting.seconds)),
             "repeated": reporting.repeated} if reporting.seconds else None,
     }  # fmt: skip
+
+
+async def signer(played: Played, job: dict[str, Any]) -> tuple[str, str, str, str, str]:
+    """Its namespace, name, uid, key and token."""
+    metadata = job["metadata"]
+    token, key = await played.credentials(metadata["namespace"], metadata["name"])
+    return metadata["namespace"], metadata["name"], metadata["uid"], key.hex(), token
 
 
 def cpu_seconds(pid: int) -> float:
@@ -246,12 +339,18 @@ async def measure(seconds: float, kubeconfig: Path, folder: Path) -> dict[str, A
             played = Played(cluster, PORT)
             tasks = [asyncio.ensure_future(work) for work in (played.pods(), operator.revive())]
             for number in range(JOBS):
-                await cluster.create(job_of(f"job{number}", namespaces[number % len(namespaces)]))
-            jobs = await until_all(cluster, "pods run", lambda job: reason(job) in ("Starting", "Running", "WaitingForReport"), JOBS)
-            await played.report_all(jobs, State.RUNNING)
+                await cluster.create(job_of(f"job{number}", namespaces[number % (len(namespaces) - 1)]))
+            for number in range(PODS):
+                await cluster.create(job_of(f"flood{number}", namespaces[-1]))
+            there = await until_all(
+                cluster, "pods run", lambda job: reason(job) in ("Starting", "Running", "WaitingForReport"), JOBS + PODS
+            )
+            await played.report_all(there, State.RUNNING)
+            jobs = [job for job in there if job["metadata"]["namespace"] != namespaces[-1]]
+            signers = [await signer(played, job) for job in there if job not in jobs]
             for kind in KINDS:
                 await asyncio.sleep(10)  # what the last one left is closed
-                result[kind] = await storm(kind, seconds, cluster, operator, jobs, played)
+                result[kind] = await storm(kind, seconds, cluster, operator, jobs, played, signers)
                 say(f"{kind}: {json.dumps(result[kind])}")
             for task in tasks:
                 task.cancel()

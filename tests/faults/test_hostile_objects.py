@@ -1,7 +1,7 @@
 """Objects that anybody with the role `edit` can make: too deep, too large, too many. A real API server has them, and the operator serves
 the other jobs.
 
-The process's memory is limited, too: its pod has 512 MiB, and an operator that is killed for memory at each list never leads.
+The process's memory is limited, too: its pod has 1 GiB, and an operator that is killed for memory at each list never leads.
 """
 
 from __future__ import annotations

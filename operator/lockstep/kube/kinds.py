@@ -40,6 +40,8 @@ KINDS: Mapping[str, Kind] = {
     "ClusterRoleBinding": Kind("rbac.authorization.k8s.io/v1", "clusterrolebindings", False),
     "CustomResourceDefinition": Kind("apiextensions.k8s.io/v1", "customresourcedefinitions", False),
     "SecurityContextConstraints": Kind("security.openshift.io/v1", "securitycontextconstraints", False),
+    "ValidatingAdmissionPolicy": Kind("admissionregistration.k8s.io/v1", "validatingadmissionpolicies", False),
+    "ValidatingAdmissionPolicyBinding": Kind("admissionregistration.k8s.io/v1", "validatingadmissionpolicybindings", False),
     "PersistentVolume": Kind("v1", "persistentvolumes", False),
     "ResourceQuota": Kind("v1", "resourcequotas"),
     "LimitRange": Kind("v1", "limitranges"),

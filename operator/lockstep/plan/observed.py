@@ -90,11 +90,15 @@ class Observed(JobObject):
     warnings: tuple[Object, ...] = ()
     """Events of type Warning in the namespace."""
     others: tuple[Object, ...] = ()
-    """Pods of anybody else that have a node, looked at while a pod of this job has none: they may hold what it waits for."""
+    """Pods of anybody else that have a node, looked at while a pod of this job has none: they may hold what it waits for. Those whose names
+    the reader may not know have none (`nodes.unnamed`).
+    """
     unused: frozenset[tuple[str, str]] = frozenset()
     """(namespace, name) of dev environments in which nothing runs, while `others` are looked at."""
     waiting: tuple[Object, ...] | None = None
-    """Other TrainingJobs with a status.placement, looked at while this one has no node for some of its pods; None: nobody can see them."""
+    """Other jobs that wait for nodes (`placing.contender`), looked at while this one has no node for some of its pods; None: nobody can see
+    them.
+    """
     hosts: tuple[str, ...] = ()
     """Names of the hosts by node, where a job runs without pods."""
     obstacle: Notice | None = None

@@ -13,6 +13,7 @@ import json
 import re
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,7 +27,7 @@ from lockstep_gang.contract.preflight import Finding, PreflightReport
 from lockstep_gang.contract.proof import parse_key
 from lockstep_gang.contract.report import Cause, Failure, NodeReport, RankCount, Report, Restart, Save, State, StopReport, report_body
 from lockstep_gang.contract.run import JobIdentity, ReportTarget
-from lockstep_gang.coordinator.https_post import post
+from lockstep_gang.coordinator.https_post import Sender
 from lockstep_spec.choices import Severity
 from support.clusters.cluster_jobs import API, SERVICE_ACCOUNT, Jobs
 
@@ -186,7 +187,8 @@ class PlayedJob:
             target = ReportTarget(self.report_url, self.ca_pem, str(self._token(uid)))
             if self._key is None:
                 self._key = parse_key(self.jobs.key_of(JOB).decode())
-            answer = post(target, self._key, report.job, report_body(report), f"127.0.0.1:{self.port}")
+            with closing(Sender(target, self._key)) as sender:
+                answer = sender.post(report.job, report_body(report), f"127.0.0.1:{self.port}")
         except (OSError, http.client.HTTPException):  # the operator is away
             return
         except (ApiException, AssertionError):  # the pod or the Secret is gone: the job is being removed

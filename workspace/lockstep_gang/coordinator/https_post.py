@@ -1,4 +1,4 @@
-"""One POST of a report over HTTPS."""
+"""Reports over HTTPS, one POST each."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import http.client
 import json
 import socket
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import SplitResult, urlsplit
@@ -26,6 +26,10 @@ REPLY_BYTES_MAX = 1024 * 1024
 class Answer:
     status: int
     body: bytes
+    again_seconds: float = 0.0
+    """Seconds until the operator takes another one."""
+    is_repeated: bool = False
+    """True if it was sent twice: the first time may have arrived."""
 
     def value(self, name: str, kind: type[T]) -> T | None:
         """A value of the body's JSON object that isn't empty, if there is one of this name and kind."""
@@ -50,25 +54,54 @@ class _ConnectionTo(http.client.HTTPSConnection):
         self.sock = self._tls.wrap_socket(plain, server_hostname=self.host)
 
 
-def post(target: ReportTarget, key: bytes, job: JobIdentity, body: bytes, address: str | None = None) -> Answer:
-    """Send a report. Blocking: for a thread. The token is read each time, since the kubelet renews it. Raises OSError, ValueError,
-    http.client.HTTPException.
+class Sender:
+    """Sends reports over one connection, for as long as the operator keeps it. Blocking: for a thread."""
 
-    `address` (host:port): of the replica of the operator to send it to, instead of any that the target's name leads to.
-    """
-    url = urlsplit(target.url)
-    headers = {
-        "Authorization": f"Bearer {Path(target.token_file).read_text(encoding='ascii').strip()}",
-        "Content-Type": "application/json",
-        JOB_HEADER: job_header(job),
-        SIGNATURE_HEADER: report_signature(key, body),
-    }
-    context = ssl.create_default_context(cadata=target.ca_pem)
-    plain = http.client.HTTPSConnection(url.hostname or "", url.port, timeout=TIMEOUT_SECONDS, context=context)
-    connection = plain if address is None else _ConnectionTo(address, url, context)
-    try:
-        connection.request("POST", url.path, body=body, headers=headers)
-        response = connection.getresponse()
-        return Answer(response.status, response.read(REPLY_BYTES_MAX))
-    finally:
-        connection.close()
+    def __init__(self, target: ReportTarget, key: bytes) -> None:
+        self._target = target
+        self._key = key
+        self._address: str | None = None
+        self._connection: http.client.HTTPSConnection | None = None
+
+    def post(self, job: JobIdentity, body: bytes, address: str | None = None) -> Answer:
+        """Send a report. The token is read each time, since the kubelet renews it. Raises OSError, ValueError, http.client.HTTPException.
+
+        `address` (host:port): of the replica of the operator to send it to, instead of any that the target's name leads to.
+        """
+        headers = {
+            "Authorization": f"Bearer {Path(self._target.token_file).read_text(encoding='ascii').strip()}",
+            "Content-Type": "application/json",
+            JOB_HEADER: job_header(job),
+            SIGNATURE_HEADER: report_signature(self._key, body),
+        }
+        if address != self._address:
+            self.close()
+        was_open = self._connection is not None and self._connection.sock is not None
+        try:
+            return self._exchange(body, headers, address)
+        except (ConnectionError, ssl.SSLError):
+            if not was_open:
+                raise
+            return replace(self._exchange(body, headers, address), is_repeated=True)  # the operator had closed it meanwhile
+
+    def _exchange(self, body: bytes, headers: dict[str, str], address: str | None) -> Answer:
+        url, is_whole = urlsplit(self._target.url), False
+        if self._connection is None:
+            context = ssl.create_default_context(cadata=self._target.ca_pem)
+            plain = http.client.HTTPSConnection(url.hostname or "", url.port, timeout=TIMEOUT_SECONDS, context=context)
+            self._connection, self._address = plain if address is None else _ConnectionTo(address, url, context), address
+        try:
+            self._connection.request("POST", url.path, body=body, headers=headers)
+            response = self._connection.getresponse()
+            again = response.headers.get("Retry-After", "")
+            answer = Answer(response.status, response.read(REPLY_BYTES_MAX), float(again) if again.isdecimal() else 0.0)
+            is_whole = response.isclosed()
+            return answer
+        finally:
+            if not is_whole:
+                self.close()
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None

@@ -18,7 +18,7 @@ from lockstep_gang.coordinator.waits import happens_within
 from lockstep_spec.codec import ContractError
 
 if TYPE_CHECKING:
-    from lockstep_gang.coordinator.https_post import Answer
+    from lockstep_gang.coordinator.https_post import Answer, Sender
 import asyncio
 import random
 import time
@@ -63,6 +63,7 @@ class Reporter:
         self.trouble: Trouble | None = None
         """Reason why no report has ever been taken."""
         self._was_heard = False
+        self._sender: Sender | None = None
         self._leader: str | None = None
         """Address of the operator's replica that takes reports, once another one has named it."""
 
@@ -122,7 +123,7 @@ class Reporter:
             if answer is not None and answer.status == HTTPStatus.OK:
                 return self._accepted(answer)
             if answer is not None and answer.status == HTTPStatus.CONFLICT:
-                if repeated:
+                if repeated or answer.is_repeated:
                     return None
                 self._sequence = max(answer.value("sequence", int) or 0, self._sequence, time.time_ns()) + 1
             if answer is not None and _is_final(answer):
@@ -134,19 +135,21 @@ class Reporter:
             repeated = answer is None
             # 421: another replica leads; it was named, or the Service may choose it the next time, so soon again.
             misdirected = answer is not None and answer.status == HTTPStatus.MISDIRECTED_REQUEST
-            await asyncio.sleep((RETRY_SECONDS[0] if misdirected else wait) * random.uniform(0.5, 1.0))  # noqa: S311 (spread, not a secret)
+            least = 0.0 if answer is None else min(answer.again_seconds, RETRY_SECONDS[1])
+            await asyncio.sleep(least + (RETRY_SECONDS[0] if misdirected else wait) * random.uniform(0.5, 1.0))  # noqa: S311 (spread, not a secret)
             wait = min(wait * 2, RETRY_SECONDS[1])
 
     async def _post(self, report: Report) -> Answer | None:
         """Answer of the operator; None: nobody answered, so whether the report arrived is not known."""
-        from lockstep_gang.coordinator.https_post import post  # ssl takes 30 ms to import: only who reports pays
+        from lockstep_gang.coordinator.https_post import Sender  # ssl takes 30 ms to import: only who reports pays
 
+        self._sender = self._sender or Sender(self._target, self._key)
         url = urlsplit(self._target.url)
         host, port = url.hostname or "", url.port or 443
         try:
             if not self._was_heard and self._leader is None:
                 await resolved(host, port)
-            answer = await asyncio.to_thread(post, self._target, self._key, report.job, report_body(report), self._leader)
+            answer = await asyncio.to_thread(self._sender.post, report.job, report_body(report), self._leader)
         except Exception as error:  # (whatever a report meets must not reach the training)
             self._leader = None
             self.trouble = None if self._was_heard else trouble_of(error, host, port, "the operator")

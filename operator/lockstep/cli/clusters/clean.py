@@ -156,13 +156,17 @@ async def _claims(connection: Cluster, plan: DeploymentPlan) -> list[dict[str, A
 
 async def _uninstall(plan: DeploymentPlan, connections: Connections, *, jobs: bool, yes: bool) -> None:
     from lockstep.kube.cluster import Cluster
+    from lockstep.plan.cluster.scope import ADMISSION
     from lockstep.platforms.clusters import remove
     from lockstep.platforms.clusters.install import without_unknown_kinds
 
     async with await Cluster.connect(connections) as connection:
         place = plan.namespace if plan.scope.own else None
-        await _refuse_without_rights(connection, remove.uninstalled(plan.objects, plan.scope.home))
-        objects = await without_unknown_kinds(connection, plan.objects, lambda line: None)
+        bounds = [item for item in plan.objects if item["kind"] in ADMISSION]
+        stays = await remove.may_not_delete(connection, bounds)  # they bound an account that is gone then
+        going = [item for item in plan.objects if item not in stays]
+        await _refuse_without_rights(connection, remove.uninstalled(going, plan.scope.home))
+        objects = await without_unknown_kinds(connection, going, lambda line: None)
         jobs_there = await remove.all_of(connection, remove.JOB, place)
         if not jobs:
             _refuse_while_jobs(jobs_there, plan)

@@ -287,7 +287,7 @@ async def carry_out(plan: DeploymentPlan, connections: Connections, dev: bool, f
             objects = await without_unknown_kinds(connection, plan.objects, notes.append)
             objects = await with_one_default(connection, objects, notes.append)
             sent = await send_permitted(connection, objects, lambda text: progress.quietly(f"sending {text}"))
-            _tell_sent(sent, notes, progress)
+            _tell_sent(sent, [*notes, *sent.notes], progress)
             narrow = await _narrowed(connection, plan, progress)
             up = await _until_operator_is_ready(connection, plan, sent, progress)
             up = await _rails_are_there(connection, plan, progress) and up

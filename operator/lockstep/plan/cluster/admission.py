@@ -9,6 +9,7 @@ from enum import Enum
 
 from lockstep.api.names import OPERATOR_NAMESPACE
 from lockstep.api.objects import Object
+from lockstep.plan.cluster.scope import ADMISSION
 from lockstep.plan.ship.deploy import CLAIM, DEFINITION, plural
 
 
@@ -47,7 +48,7 @@ def needed_for_operator(objects: Iterable[Object]) -> list[Object]:
     account that made them.
     """
     own = [item for item in objects if item["metadata"].get("namespace", OPERATOR_NAMESPACE) == OPERATOR_NAMESPACE]
-    return [item for item in own if item["kind"] not in (DEFINITION, "Namespace", CLAIM)]
+    return [item for item in own if item["kind"] not in (DEFINITION, "Namespace", CLAIM, *ADMISSION)]
 
 
 def admission(standing: AccountStanding) -> Admission:

@@ -32,8 +32,11 @@ UNKNOWN_JOBS = (
     " were just written; then repeat your command:"
 )
 """First line of a refusal, before the commands that send `definitions`."""
+ADMISSION = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
+"""Bounds of the operator's account, without which it works, too."""
 NOT_IN_A_NAMESPACE = (
     "CustomResourceDefinition", "Namespace", "ClusterRole", "ClusterRoleBinding", "TrainingCluster", "SecurityContextConstraints",
+    *ADMISSION,
 )  # fmt: skip
 
 

@@ -3,30 +3,36 @@
 Two jobs that hold half of what each needs would wait for each other for ever. So a job that holds some nodes, and finds no others for a
 while, scales to zero and comes back later. What guarantees progress:
 
-- Of all jobs that hold part of their nodes, the one that was created first has its turn: it holds them for twice as long as the others.
-  They let go, make no pods until it is placed or has let go too, and so do jobs that hold nothing yet: what is freed is the first one's.
+- Of all jobs that hold part of their nodes, one has its turn: it holds them for twice as long as the others. They let go, make no pods
+  until it is placed or has let go too, and so do jobs that hold nothing yet: what is freed is the first one's. It is one of the highest
+  priority, of the namespace whose turn it is, there the one that was created first. Namespaces take turns of some minutes, so that no
+  tenant keeps the others' jobs out of the scheduler's queue, however many jobs it has.
+- Only jobs count that could use the same nodes, and what is in their status counts only while it is true: they have pods on nodes, and the
+  time of their release is to come.
 - Nobody holds part of its nodes for ever, and each release keeps a job away for longer. So a job that no node fits doesn't keep off the
   others.
 - Times differ by a hash of the job's uid, so that two jobs don't move in step.
 
-Without an earlier job that gathers its nodes, one that holds none waits with pending pods, for as long as it takes. Gang schedulers and
+Without a job before it that gathers its nodes, one that holds none waits with pending pods, for as long as it takes. Gang schedulers and
 Kueue place all or nothing: none of this happens with them. All state is in status.placement, so another leader goes on from there.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep.api.objects import Object
+from lockstep.api.objects import Object, has_ended
 from lockstep.api.status import PlacementStatus
 from lockstep.api.statuspart import unchecked
 from lockstep.plan.observed import Observed, is_terminating
 from lockstep.plan.reconcile.interactive import is_interactive, is_stopped
 from lockstep.plan.times import seconds_of, timestamp
 from lockstep.plan.waiting.containers import is_scheduled, placed_at, waits_for_room
+from lockstep.plan.waiting.nodes import contend
 from lockstep.plan.waiting.notcreated import why_not_created
 from lockstep.plan.waiting.unscheduled import is_gated
 
@@ -37,8 +43,11 @@ HOLD_ALONE_SECONDS = 600.0
 AWAY_SECONDS = (30.0, 300.0)
 """Seconds without pods after the first release, and at most; doubled in between."""
 TURN_SECONDS = 3 * HOLD_SECONDS
-"""Seconds that a job stays away longer for an earlier one that holds part of its nodes: that has them within two holds, or releases them.
+"""Seconds that a namespace has its turn, and that a job stays away longer for one before it that holds part of its nodes: that has them
+within two holds, or releases them.
 """
+JUDGED_MAX = 8
+"""Jobs of a namespace that are looked at, the first ones: one tenant may have thousands."""
 LOOK_SECONDS = 10.0
 """Other jobs come and go meanwhile."""
 
@@ -75,9 +84,10 @@ def _with_replicas(observed: Observed, before: PlacementStatus, now: float) -> P
     if not _lacks_room(observed) or (placed == 0 and all(map(is_gated, observed.pods))):
         return Placing(unchecked(PlacementStatus, releases=releases) if releases else None)
     since = _since(before, placed, now)
-    if placed == 0 and _earlier_holders(observed):
+    others = _contenders(observed, now)
+    if placed == 0 and _has_others_turn(observed, others, now):
         return _release(observed, placed, wanted, releases or 0, "an earlier job is gathering its nodes", now)
-    due = since + _hold_seconds(observed, before, now)
+    due = since + _hold_seconds(observed, others, before, now)
     holds_some = placed > 0 and not _is_in_use(observed)
     if holds_some and now >= due:
         why = f"held {placed} of {wanted} nodes for {now - since:.0f} s while the rest found none"
@@ -90,7 +100,8 @@ def _with_replicas(observed: Observed, before: PlacementStatus, now: float) -> P
         since=timestamp(since),
         release_time=timestamp(due) if holds_some else None,
     )
-    return Placing(status, message=holding_words(status), again_seconds=min(due - now, LOOK_SECONDS) if holds_some else None)
+    again = min(due - now, LOOK_SECONDS) if holds_some else _until_next_turn(observed, others, now)
+    return Placing(status, message=holding_words(status), again_seconds=again)
 
 
 def _without_replicas(observed: Observed, before: PlacementStatus, now: float) -> Placing:
@@ -107,7 +118,7 @@ def _without_replicas(observed: Observed, before: PlacementStatus, now: float) -
         left = 0.0  # by a clock that was ahead
     if left > 0:
         return Placing(before, is_away=True, message=f"{words}; tries again at {retry_time}", again_seconds=left)
-    if left > -TURN_SECONDS and _earlier_holders(observed):
+    if left > -TURN_SECONDS and _has_others_turn(observed, _contenders(observed, now), now):
         text = f"{words}; tries again once an earlier job has its nodes, at {timestamp(now + left + TURN_SECONDS)} at the latest"
         return Placing(before, is_away=True, message=text, again_seconds=min(left + TURN_SECONDS, LOOK_SECONDS))
     return Placing(unchecked(PlacementStatus, releases=releases))
@@ -141,14 +152,20 @@ def _share(placement: PlacementStatus) -> str:
 
 
 def is_unplaced(job: Mapping[str, Any]) -> bool:
-    """Return True if a TrainingJob waits for nodes, or has released some."""
-    return "wanted" in ((job.get("status") or {}).get("placement") or {})
+    """Return True if a TrainingJob that has not ended waits for nodes, or has released some."""
+    status = job.get("status") or {}
+    return "wanted" in (status.get("placement") or {}) and not has_ended(status)
 
 
-def contender(job: Mapping[str, Any]) -> Object:
-    """The part of an unplaced TrainingJob that others have to know."""
-    metadata = {key: job["metadata"].get(key, "") for key in ("uid", "creationTimestamp")}
-    return {"metadata": metadata, "status": {"placement": job["status"]["placement"]}}
+def contender(job: Mapping[str, Any], pods: Sequence[Object]) -> Object:
+    """The part of an unplaced TrainingJob that others have to know, with one of its pods: they are alike, but whoever makes others of their
+    names only shows what has a node.
+    """
+    metadata = {key: job["metadata"].get(key, "") for key in ("namespace", "uid", "creationTimestamp")}
+    shown = sorted(pods, key=is_scheduled, reverse=True)
+    gathers = bool(shown) and is_scheduled(shown[0]) and not is_scheduled(shown[-1])
+    placement = job["status"]["placement"]
+    return {"metadata": metadata, "status": {"placement": placement}, "holds": gathers, "pod": shown[0] if shown else None}
 
 
 def _lacks_room(observed: Observed) -> bool:
@@ -172,15 +189,15 @@ def _since(before: PlacementStatus, placed: int, now: float) -> float:
     return seconds_of(before.since)
 
 
-def _hold_seconds(observed: Observed, before: PlacementStatus, now: float) -> float:
+def _hold_seconds(observed: Observed, others: Sequence[Object], before: PlacementStatus, now: float) -> float:
     jitter = _spread(observed, "hold", before.releases or 0)
     if observed.waiting is None:  # nobody here sees who else waits
         start = observed.job["spec"].get("startTimeoutSeconds")
         hold = HOLD_SECONDS * (1.0 + jitter)
         return hold if start is None else min(hold, start / 2)
-    if not observed.waiting:
+    if not others:
         return HOLD_ALONE_SECONDS
-    has_its_turn = not _earlier_holders(observed) and any(_contends(other, now) for other in observed.waiting)
+    has_its_turn = not _has_others_turn(observed, others, now) and any(_has_news(other, now) for other in others)
     return HOLD_SECONDS * (1 + has_its_turn + jitter / 4)
 
 
@@ -200,16 +217,72 @@ def _age(job: Object) -> tuple[str, str]:
     return str(job["metadata"].get("creationTimestamp", "")), str(job["metadata"]["uid"])
 
 
-def _earlier_holders(observed: Observed) -> bool:
-    """Return True if a job that was created earlier holds part of its nodes."""
-    return any(_holds(other) and _age(other) < _age(observed.job) for other in observed.waiting or ())
+def _pod(observed: Observed) -> Object | None:
+    """A pod of the job as it is, or as it would be; they are alike."""
+    template: Object | None = ((observed.stateful_set or {}).get("spec") or {}).get("template")
+    return observed.pods[0] if observed.pods else template
 
 
-def _holds(job: Object) -> bool:
-    return "releaseTime" in job["status"]["placement"]
+def _contenders(observed: Observed, now: float) -> list[Object]:
+    """Other jobs that wait for nodes which this one could use."""
+    by_namespace: dict[str, list[Object]] = defaultdict(list)
+    for other in observed.waiting or ():
+        by_namespace[_namespace(other)].append(other)
+    mine, first = _pod(observed), list[Object]()
+    for jobs in by_namespace.values():
+        first += sorted(jobs, key=lambda job: (-_priority(job.get("pod")), _age(job)))[:JUDGED_MAX]
+    return [
+        one for one in first if _comes_back(one, now) or (one.get("pod") and (mine is None or contend(mine, one["pod"], observed.nodes)))
+    ]
 
 
-def _contends(job: Object, now: float) -> bool:
+def _comes_back(job: Object, now: float) -> bool:
+    """Return True if it has no pods because it has released its nodes lately; nobody can say which those were."""
+    retry = _placement(job).retry_time
+    is_due = retry is not None and now - TURN_SECONDS < seconds_of(retry) <= now + 1.5 * AWAY_SECONDS[1]
+    return "pod" not in job or (job["pod"] is None and is_due)
+
+
+def _has_others_turn(observed: Observed, others: Sequence[Object], now: float) -> bool:
+    """Return True if a job that gathers its nodes comes before this one: by its priority, its namespace's turn, then its age."""
+    mine = None if not observed.pods else _priority(observed.pods[0])
+    holders = [other for other in others if _holds(other, now)]
+    if mine is not None and any(_priority(other.get("pod")) > mine for other in holders):
+        return True
+    equals = [other for other in holders if mine is None or _priority(other.get("pod")) == mine]
+    namespaces = sorted({observed.namespace, *map(_namespace, equals)})
+    turn = namespaces[int(now // TURN_SECONDS) % len(namespaces)]
+    of_turn = [other for other in equals if _namespace(other) == turn]
+    return bool(of_turn) if turn != observed.namespace else any(_age(other) < _age(observed.job) for other in of_turn)
+
+
+def _until_next_turn(observed: Observed, others: Sequence[Object], now: float) -> float | None:
+    """Return the seconds until another namespace may have its turn, a few more for some jobs; None if only this one's jobs gather nodes."""
+    if all(_namespace(other) == observed.namespace or not _holds(other, now) for other in others):
+        return None
+    return TURN_SECONDS - now % TURN_SECONDS + LOOK_SECONDS * _spread(observed, "turn", 0)
+
+
+def _namespace(job: Object) -> str:
+    return str(job["metadata"].get("namespace", ""))
+
+
+def _priority(pod: Object | None) -> int:
+    return int(((pod or {}).get("spec") or {}).get("priority") or 0)
+
+
+def _placement(job: Object) -> PlacementStatus:
+    return PlacementStatus.stored(job["status"]["placement"]) or unchecked(PlacementStatus)
+
+
+def _holds(job: Object, now: float) -> bool:
+    """Return True if it holds part of its nodes for a time that isn't long over, and isn't longer than the operator gives anybody."""
+    release = _placement(job).release_time
+    is_due = release is not None and now - HOLD_SECONDS < seconds_of(release) <= now + HOLD_ALONE_SECONDS
+    return is_due and bool(job.get("holds", True))
+
+
+def _has_news(job: Object, now: float) -> bool:
     """Return True if it holds part of its nodes, or has just released them and the scheduler gives them out."""
-    retry = job["status"]["placement"].get("retryTime")
-    return _holds(job) or (retry is not None and seconds_of(retry) > now)
+    retry = _placement(job).retry_time
+    return _holds(job, now) or (retry is not None and seconds_of(retry) > now)

@@ -63,6 +63,17 @@ def fitting_nodes(pod: Object, nodes: Sequence[Object]) -> list[str]:
     return [str(node["metadata"]["name"]) for node in nodes if _is_wanted(pod, node) and _obstacle(pod, node) is None]
 
 
+def contend(pod: Object, other: Object, nodes: Sequence[Object]) -> bool:
+    """Return True if both pods could use one of the nodes, and want the same devices, or none. Without nodes their selectors decide."""
+    devices, others = ({name for name in requested_resources(one) if "/" in name} for one in (pod, other))
+    if not (devices & others if devices else not others):
+        return False
+    if nodes:
+        return any(why_never(pod, node) is None and why_never(other, node) is None for node in nodes)
+    wanted = pod["spec"].get("nodeSelector") or {}
+    return all(wanted.get(key, value) == value for key, value in (other["spec"].get("nodeSelector") or {}).items())
+
+
 def _is_wanted(pod: Object, node: Object) -> bool:
     labels = node["metadata"].get("labels", {})
     selected = all(labels.get(key) == value for key, value in (pod["spec"].get("nodeSelector") or {}).items())
@@ -246,6 +257,8 @@ class Holder:
     note: str = ""
 
     def __str__(self) -> str:
+        if not self.name:
+            return f"{self.kind} hold {self.held.normalize():f}"
         return f"{self.kind} {self.namespace}/{self.name}{self.note} holds {self.held.normalize():f}" + (
             f" ({self.command})" if self.command else ""
         )
@@ -258,7 +271,7 @@ def holders(
     amounts: dict[tuple[str, str, str, str], Decimal] = defaultdict(Decimal)
     for pod in pods:
         is_here = pod["spec"].get("nodeName") in nodes and pod.get("status", {}).get("phase") not in _OVER
-        if is_here and (has := request(pod, resource)):
+        if is_here and (has := request(pod, resource)) and (pod["metadata"]["name"] or has >= requested * LEAST_SHARE):
             amounts[_owner(pod)] += has
     candidates = [
         Holder(kind, namespace, name, has, command, UNUSED if kind == JOB_KIND and (namespace, name) in unused else "")
@@ -275,10 +288,19 @@ def who_holds(
     return clauses(largest)
 
 
+def unnamed(pod: Object) -> Object:
+    """Return what may be told in other namespaces of a pod: what it takes, on which Node, and if it is of a TrainingJob."""
+    labels = {LABEL_JOB: ""} if LABEL_JOB in (pod["metadata"].get("labels") or {}) else {}
+    takes = {key: pod["spec"][key] for key in ("nodeName", "containers", "initContainers", "overhead") if key in pod["spec"]}
+    return {"metadata": {"name": "", "labels": labels}, "spec": takes, "status": {"phase": pod.get("status", {}).get("phase")}}
+
+
 def _owner(pod: Object) -> tuple[str, str, str, str]:
-    """(kind, namespace, name, command) of whoever made the pod."""
+    """(kind, namespace, name, command) of whoever made the pod; names are empty for one that is `unnamed`."""
     metadata = pod["metadata"]
     namespace, name, labels = str(metadata.get("namespace", "")), str(metadata["name"]), metadata.get("labels") or {}
+    if not name:
+        return f"{'jobs' if LABEL_JOB in labels else 'pods'} of other namespaces", "", "", ""
     if LABEL_JOB in labels:
         job = labels[LABEL_JOB]
         return JOB_KIND, namespace, job, f"""kubectl patch tj {job} -n {namespace} --type merge -p '{{"spec":{{"suspend":true}}}}'"""

@@ -11,7 +11,7 @@ from lockstep.kube.cluster import FORBIDDEN, NOT_FOUND, ApiError, Cluster
 from lockstep.kube.kinds import KINDS
 from lockstep.plan.cluster.admission import AccountStanding, needed_for_operator
 from lockstep.plan.cluster.facts import Sight
-from lockstep.plan.cluster.scope import Scope, is_outdated, outdated
+from lockstep.plan.cluster.scope import ADMISSION, Scope, is_outdated, outdated
 from lockstep.plan.diff import Change, changes
 from lockstep.plan.ship.deploy import CLAIM, DEFINITION, ONLY_CREATED, Left, State, called, difference, state_of, unsent
 from lockstep.plan.ship.stored import loss_lines
@@ -30,6 +30,8 @@ class Sent:
 
     objects: tuple[Object, ...]
     left: tuple[Left, ...]
+    notes: tuple[str, ...] = ()
+    """Sentences about what was left out and isn't missed: the operator works without the bounds of its account."""
 
     @property
     def is_complete(self) -> bool:
@@ -59,7 +61,12 @@ async def send_permitted(cluster: Cluster, objects: list[Object], say: Say) -> S
         sent.append(item)
         if item["kind"] == DEFINITION:
             await until_established(cluster, item["metadata"]["name"])
-    return Sent(tuple(sent), tuple(left))
+    bounds = [part for part in left if part.item["kind"] in ADMISSION]
+    notes = [
+        f"left out {called(part.item)}: {part.reason or 'you may not send it'}; the operator works without it, with all that RBAC allows"
+        for part in unsent(bounds)
+    ]
+    return Sent(tuple(sent), tuple(part for part in left if part not in bounds), tuple(notes))
 
 
 async def losses(cluster: Cluster, objects: list[Object]) -> tuple[list[str], list[str]]:

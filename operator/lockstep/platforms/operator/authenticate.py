@@ -27,11 +27,15 @@ REVIEWED_MAX = 4096
 
 
 class Refusal(Exception):
-    """Raised if a report is not taken. `status` is the reply's; the message never says anything that the sender doesn't know already."""
+    """Raised if a report is not taken. `status` is the reply's; the message never says anything that the sender doesn't know already.
 
-    def __init__(self, status: int, message: str) -> None:
+    `again_seconds`: when the same may be sent again, if that is known.
+    """
+
+    def __init__(self, status: int, message: str, again_seconds: int | None = None) -> None:
         super().__init__(message)
         self.status = status
+        self.headers = {} if again_seconds is None else {"Retry-After": str(again_seconds)}
 
 
 @dataclass(frozen=True)
@@ -61,10 +65,7 @@ def token_reviewer(cluster: Cluster, *audiences: str) -> ReviewToken:
 
 
 class Reviewed:
-    """Remembers for a while what a review said of tokens that are good: a job reports every 15 seconds with the same one.
-
-    Keyed by a hash, so that no token is kept. A pod that is gone is refused all the same: `check_node_zero` looks at what is there.
-    """
+    """Remembers for a while what a review said of tokens that are good. Keyed by a hash, so that no token is kept."""
 
     def __init__(self, review: ReviewToken, clock: Callable[[], float] = time.monotonic) -> None:
         self._review = review

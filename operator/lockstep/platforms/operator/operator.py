@@ -32,7 +32,7 @@ from lockstep.plan.reconcile.reconcile import Plan, reconcile
 from lockstep.plan.render.objects import RenderContext
 from lockstep.plan.render.run import report_target
 from lockstep.plan.waiting.containers import lacks_secret
-from lockstep.platforms.operator.authenticate import Reviewed, token_reviewer
+from lockstep.platforms.operator.authenticate import token_reviewer
 from lockstep.platforms.operator.certificate import Certificates, authority_made
 from lockstep.platforms.operator.execute import Executor, status_refused
 from lockstep.platforms.operator.issuer import IssuedTokens
@@ -89,6 +89,8 @@ class Settings:
     pod_ip: str = ""
     metrics_port: int = 0
     """0: none."""
+    health_port: int = 0
+    """Port of the kubelet's probes: what fills the report port doesn't touch them. 0: any."""
     namespaces: tuple[str, ...] = ()
     """Namespaces where it works; none: the whole cluster."""
     profile: str = ""
@@ -119,6 +121,7 @@ class Settings:
             pod=environment.get("LOCKSTEP_POD", OPERATOR_NAME),
             pod_ip=environment.get("LOCKSTEP_POD_IP", ""),
             metrics_port=int(environment.get("LOCKSTEP_METRICS_PORT", "8444")),
+            health_port=8445 if "LOCKSTEP_POD_IP" in environment else 0,
             namespaces=tuple(filter(None, environment.get("LOCKSTEP_NAMESPACES", "").split(","))),
             profile=environment.get("LOCKSTEP_CLUSTER", ""),
         )
@@ -144,6 +147,7 @@ class Operator:
         self._refused_statuses = Refusals()
         self._watched: dict[str, float] = {}
         self._unserved: set[str] = set()
+        self.inventory.own_namespace = self.settings.namespace
         self._listed = 0.0
         self._leads_since: float | None = None
         self.queue = WorkQueue(self.work)
@@ -151,7 +155,7 @@ class Operator:
         self.settling = DelayedWrites()
         self.runs = RememberedRuns()
         review = IssuedTokens(self.cluster) if self.settings.profile else token_reviewer(self.cluster, REPORT_AUDIENCE)
-        self.server = ReportServer(self.master, Reviewed(review), self.inventory, self.queue.mark, self.standing)
+        self.server = ReportServer(self.master, review, self.inventory, self.queue.mark, self.standing)
         self.server.written = self.queue.worked
         self.server.now, self.server.problem = self.cluster.clock.now, lambda: problem(self.signs(), time.monotonic())
         self.metrics.clock_off = lambda: self.cluster.clock.off_seconds
@@ -203,10 +207,8 @@ class Operator:
             if self._gone >= GONE_MAX:
                 self._forget_others(self.inventory.uids())
             return None
-        if OPERATOR_NAME in observed.service_accounts and observed.namespace != self.settings.namespace:
-            return None  # its namespace has an operator of its own (`lockstep deploy --namespace-only`)
-        if observed.namespace in self._unserved:
-            return None  # what can't be listed may run all the same
+        if not self.inventory.serves(observed.namespace):
+            return None  # it has an operator of its own (`lockstep deploy --namespace-only`), or what can't be listed may run all the same
         self.server.losses.see(key, observed, self.cluster.clock.now())
         if lacks_secret(observed):
             self.inventory.forget_secret(key)
@@ -338,6 +340,7 @@ class Operator:
         self.synced, self._listed = True, time.monotonic()
         self._forget_others(self.inventory.uids())
         served_again, self._unserved = self._unserved - unserved, unserved
+        self.inventory.unserved = unserved
         jobs = self.inventory.jobs()
         for key in jobs if every_job else news.union(key for key in jobs if key[0] in served_again):
             self.queue.mark(key)

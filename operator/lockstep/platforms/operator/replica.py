@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import signal
 import sys
 from collections.abc import Callable, Coroutine
@@ -25,7 +26,7 @@ from lockstep.platforms.operator.metrics import Metrics, MetricsServer
 from lockstep.platforms.operator.operator import Operator, Settings, WentBack
 from lockstep.platforms.operator.report_server import Standing, load_certificate, tls_context
 from lockstep.platforms.operator.secrets import UnusableSecret, certificates, master_key, publish_authority
-from lockstep.platforms.operator.tls_port import METRICS, REPORTS, serving
+from lockstep.platforms.operator.tls_port import METRICS, PROBES, REPORTS, serving
 from lockstep_spec.words import printable, printable_line
 
 SECRETS_SECONDS = 60.0
@@ -59,6 +60,7 @@ class Replica:
         async with AsyncExitStack() as stack:
             reports = serving(self._operator.server.application(), "", self._settings.port, self._tls_context, REPORTS)
             port = await stack.enter_async_context(reports)
+            await stack.enter_async_context(serving(self._operator.server.probes(), "", self._settings.health_port, None, PROBES))
             if self._settings.metrics_port:
                 metrics = serving(self._metrics.application(), "", self._settings.metrics_port, self._tls_context, METRICS)
                 await stack.enter_async_context(metrics)
@@ -166,6 +168,8 @@ class OneLine(logging.Formatter):
 
 async def _main() -> None:
     stop = asyncio.Event()
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))  # each job has a connection
     try:
         await serve(Settings.from_environment(dict(os.environ)), stop, lambda port: log.info("reports are taken on port %d", port))
     except (LeaseLost, UnusableSecret, WentBack) as error:

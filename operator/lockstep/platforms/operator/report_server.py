@@ -1,5 +1,5 @@
-"""`POST /v1/report`: the one voice of every job, over HTTPS. Reports live in memory; status is what is kept. `/healthz` says if a new
-process would help.
+"""`POST /v1/report`: the one voice of every job, over HTTPS. Reports live in memory; status is what is kept. `/healthz`, on a port of its
+own, says if a new process would help.
 
 Unhealthy is only what a new process would mend: a loop that has stopped, work that doesn't end, a login or a certificate that the API
 server no longer takes. An API server that doesn't answer, or answers with 429 or 5xx, is nothing of that: it is waited for.
@@ -10,12 +10,15 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import math
 import ssl
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import partial
 from pathlib import Path
 
@@ -26,7 +29,9 @@ from lockstep.kube.cluster import TOO_LARGE, ApiError
 from lockstep.plan.observed import ReceivedReport
 from lockstep.plan.reconcile.podfacts import facts_of, racks_of
 from lockstep.platforms.operator.authenticate import (
+    FORBIDDEN,
     UNAUTHENTICATED,
+    Bearer,
     Refusal,
     ReviewToken,
     bearer_of,
@@ -56,13 +61,24 @@ from lockstep_spec.codec import ContractError
 PATH = "/v1/report"
 TOO_MANY = 429
 BODY_SECONDS = 10.0
-TURN_SECONDS = 5.0
-"""For which a report waits for its job's turn; with the rest less than a coordinator waits for the reply."""
-SHARE = 0.1
-"""Share of the operator's time for the reports of one job: a pod holds its job's key, and may send what it likes."""
+
+
+class Of(Enum):
+    """Sharers of the operator's time: (share of it, reports at one time)."""
+
+    JOB = (0.1, 1)
+    NAMESPACE = (0.5, 16)
+
+
+BURST_SECONDS = 1.0
+"""Seconds that a job or a namespace may be ahead of its share before its reports are refused."""
+REPORT_COST = 0.001
+"""Seconds of the operator's time for a report's connection, headers and signature, whatever is in it."""
+IN_VAIN_COST = 0.1
+"""Seconds for a token that was no good: the API server was asked."""
 ASKED_SECONDS = 5.0
-IN_VAIN_SECONDS = 1.0
-"""For which a job's reports wait for each token of theirs that was no good: the API server was asked."""
+REVIEWED_SECONDS = 60.0
+"""Seconds until the API server is asked again about a job's good token. A pod that is gone is refused all the same."""
 UNVERIFIED_SECONDS = 120.0
 """For which a report that was signed with another key is remembered: longer than a coordinator waits before it repeats it."""
 WRITTEN_SECONDS = 6.0
@@ -76,7 +92,11 @@ class Reports:
 
     def __init__(self) -> None:
         self._newest: dict[str, ReceivedReport] = {}
-        self._free_at: dict[str, float] = {}
+        self._free_at: dict[tuple[Of, str], float] = {}
+        """Time at which each will have used no more than its share."""
+        self._busy: Counter[tuple[Of, str]] = Counter()
+        self._reviewed: dict[str, tuple[bytes, Bearer, float]] = {}
+        """Good token of each job, whose it is, and until when that counts: no other job's tokens can push it out."""
         self._asked: dict[str, tuple[float, bytes]] = {}
         self._unverified: dict[str, float] = {}
         self._left_out: dict[str, set[str]] = {}
@@ -98,15 +118,26 @@ class Reports:
     def take(self, report: Report, pod_uid: str, now: float) -> None:
         self._newest[report.job.uid] = ReceivedReport(report, pod_uid, now)
 
-    async def turn(self, uid: str) -> None:
-        """Wait until this job may take the operator's time again. Raises Refusal."""
-        while (wait := self._free_at.get(uid, 0.0) - time.monotonic()) > 0:
-            if wait > TURN_SECONDS:
-                raise Refusal(TOO_MANY, f"this job reports too often: again in {wait:.0f} s")
-            await asyncio.sleep(wait)
+    @contextmanager
+    def turn(self, job: JobIdentity) -> Iterator[None]:
+        """Take the operator's time for one report of a job, or raise Refusal at once if the job or its namespace has used up its share."""
+        parts = [(Of.JOB, job.uid), (Of.NAMESPACE, job.namespace)]
+        waits = {part: self._free_at.get(part, 0.0) - time.monotonic() - BURST_SECONDS for part in parts}
+        for part, wait in waits.items():
+            if wait > 0 or self._busy[part] >= part[0].value[1]:
+                whose = "this job reports" if part[0] is Of.JOB else f"the jobs of namespace {job.namespace} report"
+                again = max(1, math.ceil(wait))
+                raise Refusal(TOO_MANY, f"{whose} too often: again in {again} s", again)
+        self._busy.update(parts)
+        self._charge(job, REPORT_COST)
+        try:
+            yield
+        finally:
+            self._busy.subtract(parts)
+            self._busy = +self._busy
 
     @contextmanager
-    def taking_time(self, uid: str) -> Iterator[None]:
+    def taking_time(self, job: JobIdentity) -> Iterator[None]:
         """Charge the cost of this job's reports, which decides when its next one is read: processor time, on a busy machine less than what
         passes.
         """
@@ -114,12 +145,24 @@ class Reports:
         try:
             yield
         finally:
-            cost = time.thread_time() - began
-            self._free_at[uid] = max(self._free_at.get(uid, 0.0), time.monotonic()) + cost / SHARE
+            self._charge(job, time.thread_time() - began)
 
-    def asked_in_vain(self, uid: str) -> None:
+    def _charge(self, job: JobIdentity, cost: float) -> None:
+        for part in ((Of.JOB, job.uid), (Of.NAMESPACE, job.namespace)):
+            self._free_at[part] = max(self._free_at.get(part, 0.0), time.monotonic()) + cost / part[0].value[0]
+
+    def asked_in_vain(self, job: JobIdentity) -> None:
         """A report that the job's key signed came with a token that is no good. A pod may make up as many as it likes."""
-        self._free_at[uid] = max(self._free_at.get(uid, 0.0), time.monotonic()) + IN_VAIN_SECONDS
+        self._charge(job, IN_VAIN_COST)
+
+    async def bearer(self, job: JobIdentity, review: ReviewToken, authorization: str) -> Bearer:
+        """Return the pod that holds the token. Raises Refusal."""
+        digest, good = _digest(authorization), self._reviewed.get(job.uid)
+        if good is not None and good[0] == digest and time.monotonic() < good[2]:
+            return good[1]
+        bearer = await bearer_of(review, authorization)
+        self._reviewed[job.uid] = digest, bearer, time.monotonic() + REVIEWED_SECONDS
+        return bearer
 
     def may_ask(self, uid: str, token: str) -> bool:
         """Return True if the API server may be asked now whose token came with a report that the job's key didn't sign.
@@ -160,7 +203,8 @@ class Reports:
         self._unverified = {uid: at for uid, at in self._unverified.items() if uid in uids}
         self._left_out = {uid: parts for uid, parts in self._left_out.items() if uid in uids}
         self._newest = {uid: report for uid, report in self._newest.items() if uid in uids}
-        self._free_at = {uid: until for uid, until in self._free_at.items() if uid in uids}
+        self._reviewed = {uid: good for uid, good in self._reviewed.items() if uid in uids}
+        self._free_at = {part: until for part, until in self._free_at.items() if until > time.monotonic()}
 
 
 @dataclass(frozen=True)
@@ -195,8 +239,13 @@ class ReportServer:
     """Problem that a new process would mend."""
 
     def application(self) -> web.Application:
-        app = web.Application()
+        app = self.probes()  # here, too, for a Deployment of the version before
         app.router.add_post(PATH, self.receive)
+        return app
+
+    def probes(self) -> web.Application:
+        """Return what the kubelet asks."""
+        app = web.Application()
         app.router.add_get("/healthz", self._healthy)
         app.router.add_get("/readyz", self._ready)
         return app
@@ -220,11 +269,14 @@ class ReportServer:
                 job, body = await self._read(request)
             standing = self.standing()
             await self._check_sender(request, job, body, leads=standing.leads)
-            prove(request)
-            return await self._take(request, job, body) if standing.leads else _elsewhere(standing.leader)
+            prove(request, job)
+            if not standing.leads:
+                return _elsewhere(standing.leader)
+            with self.reports.turn(job):
+                return await self._take(request, job, body)
         except Refusal as refusal:
             log.info("report refused with %d: %s", refusal.status, refusal)
-            return web.json_response({"message": str(refusal)}, status=refusal.status)
+            return web.json_response({"message": str(refusal)}, status=refusal.status, headers=refusal.headers)
         except ContractError as error:
             return web.json_response({"message": str(error)}, status=400)
         except TimeoutError:
@@ -264,21 +316,22 @@ class ReportServer:
                 raise
             if not self.reports.may_ask(job.uid, token):
                 raise
-            observed = check_node_zero(self.inventory, await bearer_of(self.review, token), job)
+            observed = check_node_zero(self.inventory, await self.reports.bearer(job, self.review, token), job)
             self.reports.is_good(job.uid, token)
             if not has_other_key(observed, self.master):
                 self.reports.unverified(job.uid)
                 raise
 
     async def _take(self, request: web.Request, job: JobIdentity, body: bytes) -> web.Response:
-        await self.reports.turn(job.uid)
-        with self.reports.taking_time(job.uid):
+        if not self.inventory.gang_size((job.namespace, job.name), job.uid):
+            raise Refusal(FORBIDDEN, f"there is no job {job.namespace}/{job.name} of that uid")
+        with self.reports.taking_time(job):
             report = parse_report(body, left_out=partial(self.reports.left_out, job))
         check_job(job, report)
         try:
-            bearer = await bearer_of(self.review, request.headers.get("Authorization", ""))
+            bearer = await self.reports.bearer(job, self.review, request.headers.get("Authorization", ""))
         except Refusal:
-            self.reports.asked_in_vain(job.uid)
+            self.reports.asked_in_vain(job)
             raise
         observed = check_node_zero(self.inventory, bearer, job)
         newest = self.reports.sequence(job.uid)
@@ -289,7 +342,7 @@ class ReportServer:
         self.heard(key)
         if report.log and not await self._is_written(key):
             return web.json_response({"message": "what the report says could not be written yet"}, status=503)
-        with self.reports.taking_time(job.uid):
+        with self.reports.taking_time(job):
             facts = facts_of(observed, self.losses.of(key))
             racks = () if observed is None else racks_of(observed, len(report.nodes))
         return web.json_response(reply_json(Reply(facts=facts, racks=racks)))

@@ -1,8 +1,12 @@
-"""A TLS port that strangers may knock at: who gets a connection, for how long, and one request each.
+"""A port that strangers may knock at: who gets a connection, and for how long.
 
 The operator's Lease is renewed by the same event loop, so what costs much (a handshake, a request) is bounded before any of it is done: by
-address and in all, and addresses from which a job was heard lately have room beside the others. Whoever comes too often is turned away at
-the accept, which costs microseconds. Nobody is made to wait in a queue: coordinators, kubelets and Prometheus come again by themselves.
+address, by namespace and in all. Whoever comes too often is turned away at the accept, which costs microseconds. Nobody is made to wait in
+a queue: coordinators, kubelets and Prometheus come again by themselves.
+
+A connection that a job's key has proven leaves the places of strangers, and may stay for the job's next report. Where places run out, the
+namespace that holds most of them gives up its oldest; strangers count as one namespace. So no tenant can take what others need, and a
+tenant that is alone may use it all.
 
 Not aiohttp's own TCPSite: it takes every connection, and has no limit of handshakes, of an address, or of a connection's time.
 """
@@ -18,21 +22,31 @@ import ssl
 import struct
 import time
 import traceback
+from asyncio import sslproto
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from http import HTTPStatus
 
 from aiohttp import web
+
+from lockstep_gang.contract.run import JobIdentity
 
 HANDSHAKE_SECONDS = 5.0
 HEADERS_SECONDS = 5.0
 """Seconds from the end of the handshake to the end of the request's headers."""
 CONNECTION_SECONDS = 30.0
-"""For all of it: handshake, headers, body, an answer that waits for the API server, and a peer that reads it slowly."""
+"""Seconds for one request: its body, an answer that waits for the API server, and a peer that reads it slowly."""
+KEPT_SECONDS = 60.0
+"""Seconds for which a job's connection waits for the next report: coordinators report every 15 seconds."""
+JOB_CONNECTIONS = 2
+"""One stays; a second one comes where the first was lost on its way."""
 KNOWN_SECONDS = 120.0
-KNOWN_MAX = 4096
+KNOWN_MAX = 16384
+TLS_BYTES = 16384
+"""Buffer of a connection's TLS, the largest record, instead of asyncio's 256 KiB: thousands of connections stay."""
 LINGER_SECONDS = 1.0
 """Seconds to read the rest of a body that was refused: closed at once, the sender would lose the answer."""
 ACCEPTS = 512
@@ -48,8 +62,8 @@ LOG_LINES = 5
 
 @dataclass(frozen=True)
 class Limits:
-    """`rate` and `peer_rate` are connections a second; as many as `rate` again are for addresses that come for the first time in that
-    second.
+    """`rate` and `peer_rate` are connections a second: `rate` for strangers and for each namespace, as many again for strangers' addresses
+    that come for the first time in that second.
     """
 
     connections: int
@@ -57,51 +71,66 @@ class Limits:
     handshakes: int
     rate: int
     peer_rate: int
+    kept: int = 0
+    """Connections of jobs that may stay beside `connections`."""
 
 
-REPORTS = Limits(connections=96, peer_connections=16, handshakes=32, rate=100, peer_rate=20)
-"""For strangers; coordinators that were heard lately have room beside it. A connection takes 0.3 MB (asyncio's TLS buffer), a handshake two
-milliseconds.
-"""
-METRICS = Limits(connections=16, peer_connections=4, handshakes=8, rate=10, peer_rate=4)
+REPORTS = Limits(connections=512, peer_connections=16, handshakes=256, rate=150, peer_rate=20, kept=6000)
+"""A connection takes 52 KB, a handshake one to two milliseconds."""
+METRICS = Limits(connections=64, peer_connections=4, handshakes=32, rate=30, peer_rate=4)
+PROBES = Limits(connections=64, peer_connections=4, handshakes=48, rate=200, peer_rate=10)
+"""Without TLS, so that a flood of it costs little."""
+CROWD = 4
+"""Multiple of `rate` that is taken from all namespaces and strangers before each gets no more than an address does."""
 
 
 class Rate:
-    """Connections that are taken in this second: no address can use up what is there for the others."""
+    """Connections that are taken in this second: no address and no namespace can use up what is there for the others."""
 
     def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits = limits
         self._clock = clock
         self._second = -1
-        self._taken: Counter[str] = Counter()
-        self._strangers = 0
+        self._of_peer: Counter[str] = Counter()
+        self._of_namespace: Counter[str] = Counter()
 
-    def takes(self, peer: str, *, known: bool = False) -> bool:
-        """`known`: what strangers use up doesn't matter, and the other way round."""
+    def takes(self, peer: str, namespace: str = "") -> bool:
+        """`namespace`: of the job that was heard from that address lately; "" for a stranger."""
         second = int(self._clock())
         if second != self._second:
-            self._second, self._taken, self._strangers = second, Counter(), 0
-        mine = self._taken[peer]
-        in_all = self._limits.rate if mine else 2 * self._limits.rate
-        if mine >= self._limits.peer_rate or (not known and self._strangers >= in_all):
+            self._second, self._of_peer, self._of_namespace = second, Counter(), Counter()
+        mine, limits = self._of_peer[peer], self._limits
+        most = limits.rate if mine or namespace else 2 * limits.rate
+        if namespace and self._of_namespace.total() >= CROWD * limits.rate:
+            most = min(most, limits.peer_rate)
+        if mine >= limits.peer_rate or self._of_namespace[namespace] >= most:
             return False
-        self._taken[peer] += 1
-        self._strangers += not known
+        self._of_peer[peer] += 1
+        self._of_namespace[namespace] += 1
         return True
 
 
 @dataclass(eq=False)
 class Connection:
     peer: str
-    is_known: bool
-    """A job was heard from that address lately."""
+    namespace: str
+    """Namespace of the job that has proven itself here, before that of the one that was heard from the address lately; "" for strangers."""
     task: asyncio.Task[None] | None = None
     has_transport: bool = False
     """True once there is a transport, which closes the socket."""
     is_secured: bool = False
     """The handshake is done."""
-    is_proven: bool = False
-    """True once what it sent was signed by a job's key."""
+    job_uid: str = ""
+    """Uid of the job whose key signed what was sent here first; "" until then."""
+    stays: bool = False
+    """True if it may be used for the next report, too."""
+    limit: asyncio.Timeout | None = None
+
+    def lasts(self, seconds: float) -> None:
+        """End it so many seconds from now."""
+        if self.limit is not None:
+            with contextlib.suppress(RuntimeError):  # it is ending
+                self.limit.reschedule(asyncio.get_running_loop().time() + seconds)
 
 
 class _Watched(asyncio.Protocol):
@@ -137,17 +166,20 @@ class _Watched(asyncio.Protocol):
 class Listener:
     """One port, from `start` to `stop`."""
 
-    def __init__(self, listening: socket.socket, context: ssl.SSLContext, limits: Limits) -> None:
+    def __init__(self, listening: socket.socket, context: ssl.SSLContext | None, limits: Limits) -> None:
         self._listening = listening
         self._context = context
         self._limits = limits
         self._rate = Rate(limits)
         self._open: dict[Connection, None] = {}
-        """The longest there first."""
+        """Connections that have proven nothing, the longest there first."""
+        self._of_job: dict[str, list[Connection]] = {}
+        self._of_namespace: dict[str, dict[Connection, None]] = {}
+        """Connections of jobs, the longest there first."""
         self._of_peer: Counter[str] = Counter()
         self._by_protocol: dict[asyncio.BaseProtocol, Connection] = {}
-        self._known: dict[str, float] = {}
-        """Addresses from which a job was heard, and until when that counts."""
+        self._known: dict[str, tuple[str, float]] = {}
+        """Addresses from which a job was heard, its namespace, and until when that counts."""
         self._loop = asyncio.get_running_loop()
 
     def start(self, make: Callable[[], asyncio.Protocol]) -> None:
@@ -159,19 +191,49 @@ class Listener:
         """Close the port and every connection."""
         self._loop.remove_reader(self._listening)
         self._listening.close()
-        tasks = [connection.task for connection in self._open if connection.task is not None]
+        tasks = {one.task for one in (*self._open, *self._by_protocol.values()) if one.task is not None}
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def prove(self, protocol: asyncio.BaseProtocol) -> None:
+    def arrived(self, protocol: asyncio.BaseProtocol) -> None:
+        """A request's headers are here."""
+        if (connection := self._by_protocol.get(protocol)) is not None:
+            connection.lasts(CONNECTION_SECONDS)
+
+    def keeps(self, protocol: asyncio.BaseProtocol) -> bool:
+        """Return True if the connection waits for another request."""
         connection = self._by_protocol.get(protocol)
-        if connection is not None:
-            connection.is_proven = True
-            self._known.pop(connection.peer, None)
-            self._known[connection.peer] = self._loop.time() + KNOWN_SECONDS
-            if len(self._known) > KNOWN_MAX:
-                del self._known[next(iter(self._known))]  # the oldest
+        if connection is None or not connection.stays:
+            return False
+        connection.lasts(KEPT_SECONDS)
+        return True
+
+    def prove(self, protocol: asyncio.BaseProtocol, job: JobIdentity) -> None:
+        connection = self._by_protocol.get(protocol)
+        if connection is None:
+            return
+        self._known.pop(connection.peer, None)
+        self._known[connection.peer] = job.namespace, self._loop.time() + KNOWN_SECONDS
+        if len(self._known) > KNOWN_MAX:
+            del self._known[next(iter(self._known))]  # the oldest
+        if connection in self._open:
+            self._leave(connection)
+            self._admit(connection, job)
+
+    def _admit(self, connection: Connection, job: JobIdentity) -> None:
+        """Give it one of its job's places. It stays if there is room, or a namespace that holds more than its own."""
+        if len(of_job := self._of_job.get(job.uid, [])) >= JOB_CONNECTIONS:
+            self._drop(of_job[0])
+        connection.job_uid, connection.namespace = job.uid, job.namespace
+        mine = self._of_namespace.setdefault(job.namespace, {})
+        connection.stays = sum(map(len, self._of_namespace.values())) < self._limits.kept
+        largest = max(self._of_namespace.values(), key=len)
+        if not connection.stays and len(largest) > len(mine) + 1:
+            self._drop(next(iter(largest)))
+            connection.stays = True
+        mine[connection] = None
+        self._of_job.setdefault(job.uid, []).append(connection)
 
     def _accept(self) -> None:
         for _ in range(ACCEPTS):
@@ -183,7 +245,8 @@ class Listener:
                     self._loop.remove_reader(self._listening)
                     self._loop.call_later(1.0, self._accept_again)
                 return
-            connection = Connection(address[0], is_known=self._known.get(address[0], 0.0) > self._loop.time())
+            namespace, until = self._known.get(address[0], ("", 0.0))
+            connection = Connection(address[0], namespace if until > self._loop.time() else "")
             if self._has_room(connection):
                 accepted.setblocking(False)
                 self._open[connection] = None
@@ -198,28 +261,37 @@ class Listener:
             self._loop.add_reader(self._listening, self._accept)
 
     def _has_room(self, newcomer: Connection) -> bool:
-        """Return True if there is a place. If all are taken, the oldest connection is closed: a stranger's if there is one, never one that
-        has proven itself.
-        """
-        limits, known = self._limits, newcomer.is_known
-        if self._of_peer[newcomer.peer] >= limits.peer_connections or not self._rate.takes(newcomer.peer, known=known):
+        """Return True if there is a place. If all are taken, the namespace that would have most of them gives up its oldest one."""
+        limits = self._limits
+        if self._of_peer[newcomer.peer] >= limits.peer_connections or not self._rate.takes(newcomer.peer, newcomer.namespace):
             return False
-        handshakes = [one for one in self._open if not one.is_secured and not one.is_known]
-        if len(handshakes) >= limits.handshakes and not known:
-            self._drop(handshakes[0])
-        elif len(self._open) >= limits.connections:
-            unproven = [one for one in self._open if not one.is_proven]
-            if not unproven:
-                return False
-            self._drop(min(unproven, key=lambda one: one.is_known))
-        return True
+        here = [one for one in self._open if not one.is_secured]
+        if len(here) < limits.handshakes:
+            if len(self._open) < limits.connections:
+                return True
+            here = list(self._open)
+        oldest = _oldest_of_most([*here, newcomer])
+        self._drop(oldest)
+        return oldest is not newcomer
 
-    def _drop(self, connection: Connection) -> None:
-        """Cancel the connection. Its place is free at once, its task ends a little later."""
+    def _leave(self, connection: Connection) -> None:
+        """Free its place."""
         if self._open.pop(connection, connection) is None:
             self._of_peer[connection.peer] -= 1
             if not self._of_peer[connection.peer]:
                 del self._of_peer[connection.peer]
+        if connection in self._of_namespace.get(connection.namespace, {}):
+            of_namespace, of_job = self._of_namespace[connection.namespace], self._of_job[connection.job_uid]
+            del of_namespace[connection]
+            of_job.remove(connection)
+            if not of_namespace:
+                del self._of_namespace[connection.namespace]
+            if not of_job:
+                del self._of_job[connection.job_uid]
+
+    def _drop(self, connection: Connection) -> None:
+        """Cancel the connection. Its place is free at once, its task ends a little later."""
+        self._leave(connection)
         if connection.task is not None and connection.task is not asyncio.current_task():
             connection.task.cancel()
 
@@ -228,12 +300,13 @@ class Listener:
         self._by_protocol[protocol.inner] = connection
         connection.has_transport = True
         try:
-            async with asyncio.timeout(CONNECTION_SECONDS):
+            handshake, shutdown = (None, None) if self._context is None else (HANDSHAKE_SECONDS, LINGER_SECONDS)
+            async with asyncio.timeout(CONNECTION_SECONDS) as connection.limit:
                 await self._loop.connect_accepted_socket(
-                    lambda: protocol, accepted, ssl=self._context,
-                    ssl_handshake_timeout=HANDSHAKE_SECONDS, ssl_shutdown_timeout=LINGER_SECONDS,
-                )  # fmt: skip
+                    lambda: protocol, accepted, ssl=self._context, ssl_handshake_timeout=handshake, ssl_shutdown_timeout=shutdown
+                )
                 connection.is_secured = True
+                connection.lasts(HEADERS_SECONDS)
                 await protocol.ended.wait()
         except (OSError, TimeoutError, asyncio.CancelledError) as error:  # it failed, took too long, or was dropped
             _forget(error)
@@ -244,16 +317,22 @@ class Listener:
                 _abort(protocol.transport)
 
 
+def _oldest_of_most(connections: list[Connection]) -> Connection:
+    sizes = Counter(one.namespace for one in connections)
+    most = max(sizes, key=lambda namespace: (sizes[namespace], not namespace))
+    return next(one for one in connections if one.namespace == most)
+
+
 LISTENER: web.AppKey[Listener] = web.AppKey("listener", Listener)
 
 
-def prove(request: web.Request) -> None:
-    """Note that the sender holds a job's key: its connection isn't given up for another one, and its address has room beside what strangers
-    use up.
+def prove(request: web.Request, job: JobIdentity) -> None:
+    """Note that the sender holds this job's key: its connection takes one of the job's places, and its address has room beside what
+    strangers use up.
     """
     listener = request.app.get(LISTENER)
     if listener is not None:
-        listener.prove(request.protocol)
+        listener.prove(request.protocol, job)
 
 
 def _forget(error: BaseException | None) -> None:
@@ -313,11 +392,19 @@ _log = logging.getLogger("lockstep.http")
 _log.addFilter(Seldom())
 
 
+@web.middleware
+async def _timed(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
+    request.app[LISTENER].arrived(request.protocol)
+    return await handler(request)
+
+
 async def _close_after(request: web.Request, response: web.StreamResponse) -> None:
-    """One request a connection: whoever wants another one is counted again. Coordinators and kubelets ask for no more."""
-    del request
-    response.force_close()
-    response.headers["Connection"] = "close"
+    """Close what isn't a job's after its answer, and what asked for something that it doesn't get: whoever wants another one is counted
+    again.
+    """
+    if response.status not in (HTTPStatus.OK, HTTPStatus.CONFLICT) or not request.app[LISTENER].keeps(request.protocol):
+        response.force_close()
+        response.headers["Connection"] = "close"
     response.headers["Server"] = "lockstep"  # and not which versions of what
 
 
@@ -333,12 +420,14 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 @asynccontextmanager
-async def serving(app: web.Application, host: str, port: int, context: ssl.SSLContext, limits: Limits = REPORTS) -> AsyncIterator[int]:
-    """The port it listens on, until the block ends."""
+async def serving(app: web.Application, host: str, port: int, context: ssl.SSLContext | None, limits: Limits) -> AsyncIterator[int]:
+    """The port it listens on, until the block ends; without TLS if `context` is None."""
+    sslproto.SSLProtocol.max_size = TLS_BYTES
+    app.middlewares.append(_timed)
     app.on_response_prepare.append(_close_after)
     listening = listen(host, port)
     runner = web.AppRunner(
-        app, access_log=None, handle_signals=False, logger=_log, keepalive_timeout=HEADERS_SECONDS, lingering_time=LINGER_SECONDS,
+        app, access_log=None, handle_signals=False, logger=_log, keepalive_timeout=KEPT_SECONDS, lingering_time=LINGER_SECONDS,
         auto_decompress=False, max_headers=HEADERS_MAX,
     )  # fmt: skip
     app[LISTENER] = listener = Listener(listening, context, limits)

@@ -355,6 +355,12 @@ def test_kinds_that_the_cluster_does_not_know_are_left_out_and_said(there: bool)
     ])  # fmt: skip
 
 
+@pytest.mark.parametrize("scope", [None, ("lockstep", "b"), "own"])
+def test_an_operator_of_one_namespace_comes_without_bounds_of_another_s_account(scope: Any) -> None:
+    kinds = {item["kind"] for item in planned(Verb(), "local", Mode.TCP, scope=scope).objects}
+    assert ("ValidatingAdmissionPolicy" in kinds) == (scope != "own")
+
+
 @pytest.mark.parametrize(("other", "marked"), [("theirs", False), ("local", True), (None, True)])
 def test_a_profile_becomes_the_default_only_where_no_other_one_is(other: str | None, marked: bool) -> None:
     mark = {ANNOTATION_DEFAULT_CLUSTER: "true"}

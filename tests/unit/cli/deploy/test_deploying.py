@@ -28,6 +28,7 @@ from lockstep.cli.shared.terminal import Progress
 from lockstep.kube.aim import Connections
 from lockstep.kube.cluster import ApiError, Cluster
 from lockstep.kube.kinds import KINDS, path_of
+from lockstep.plan.cluster.scope import ADMISSION
 from lockstep.plan.ship.deploy import Left, State, called, counted, difference, jobs_using, objects_of_cluster, removable_claims
 from lockstep.plan.ship.openshift import puller
 from lockstep.platforms.clusters import install, remove
@@ -130,6 +131,30 @@ def test_what_is_there_and_may_not_be_seen_does_not_make_it_incomplete() -> None
     done = sent(api)
     assert done.is_complete
     assert {part.state for part in done.left} == {State.SAME, State.UNSEEN}
+
+
+BOUNDS = ("ValidatingAdmissionPolicy lockstep-operator", "ValidatingAdmissionPolicyBinding lockstep-operator")
+
+
+@pytest.mark.parametrize(("refuses", "why"), [("", "you may not send it"), (ADMISSION[0], f"{ADMISSION[0]} is forbidden")])
+def test_the_bounds_of_the_operator_s_account_are_left_out_and_said_where_they_can_not_be_sent(refuses: str, why: str) -> None:
+    class Bounded(Api):
+        def _may(self, resource: str, namespace: str) -> bool:
+            return bool(refuses) or not resource.startswith("validatingadmission")
+
+    done = sent(Bounded(refuses=refuses))
+    assert done.is_complete and done.left == ()
+    end = "; the operator works without it, with all that RBAC allows"
+    assert list(done.notes) == [f"left out {name}: {why}{end}" for name in BOUNDS[: 1 if refuses else 2]]
+
+
+def test_uninstall_leaves_bounds_that_you_may_not_delete(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    for item in planned(Verb(), "local", Mode.TCP).objects:
+        api.objects[called(item)] = item
+    monkeypatch.setattr(Api, "_may", lambda self, resource, namespace: not resource.startswith("validatingadmission"))
+    clean.uninstall(TargetOptions(), "local", yes=True)
+    assert [name for name in BOUNDS if name in api.objects] == [*BOUNDS]
+    assert "ClusterRole lockstep-operator" not in api.objects
 
 
 def test_a_refusal_in_spite_of_the_rights_is_left_with_its_reason() -> None:

@@ -18,7 +18,7 @@ from lockstep_gang.contract.run import ReportTarget
 from lockstep_gang.coordinator import channels, coordinator, https_post, reporter, reports
 from lockstep_gang.coordinator.channels import RunOutput
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
-from lockstep_gang.coordinator.https_post import Answer, post
+from lockstep_gang.coordinator.https_post import Answer, Sender
 from lockstep_gang.coordinator.ledger import GoodputAccount
 from lockstep_gang.coordinator.records import Records
 from lockstep_gang.coordinator.reporter import Reporter
@@ -193,11 +193,14 @@ def test_of_a_hundred_transitions_while_the_operator_is_away_the_last_64_are_del
 
 
 def test_of_an_answer_of_the_operator_one_mebibyte_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    endless = SimpleNamespace(status=200, request=lambda *_, **__: None, close=lambda: None, read=bytes)
+    closed: list[str] = []
+    endless = SimpleNamespace(status=200, headers={}, sock=None, request=lambda *_, **__: None, read=bytes, isclosed=lambda: False)
+    endless.close = lambda: closed.append("closed")  # the rest would be taken for the next answer
     endless.getresponse = lambda: endless
     monkeypatch.setattr(https_post.ssl, "create_default_context", lambda **_: None)
     monkeypatch.setattr(https_post.http.client, "HTTPSConnection", lambda *_, **__: endless)
-    assert len(post(TARGET, KEY, make_run().job, b"{}").body) == 1024 * 1024
+    assert len(Sender(TARGET, KEY).post(make_run().job, b"{}").body) == 1024 * 1024
+    assert closed == ["closed"]
 
 
 @pytest.mark.parametrize(("backlog", "sent"), [(8 << 20, 1), ((8 << 20) + 1, 0)])

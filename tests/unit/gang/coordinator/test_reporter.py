@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 import ipaddress
 import json
@@ -24,9 +25,10 @@ from cryptography.x509.oid import NameOID
 
 from lockstep_gang.contract.proof import is_report_signature
 from lockstep_gang.contract.reply import Fact, FactType
-from lockstep_gang.contract.report import Report, Save, State, parse_report
-from lockstep_gang.contract.run import ReportTarget, RestartPolicy, WhenDone
+from lockstep_gang.contract.report import RankCount, Report, Save, State, parse_report, report_body
+from lockstep_gang.contract.run import JobIdentity, ReportTarget, RestartPolicy, WhenDone
 from lockstep_gang.coordinator import https_post, reporter
+from lockstep_gang.coordinator.https_post import Answer, Sender
 from lockstep_gang.coordinator.reporter import Reporter
 from lockstep_gang.lifecycle.gang import new_gang
 from lockstep_gang.lifecycle.summary import summarize
@@ -41,6 +43,9 @@ class Certificate:
 
     pem: str
     file: Path
+
+
+REPORT = Report(JobIdentity("x", "ns", "job-uid"), "x-0", 5, 1, 0, State.RUNNING, "", (), RankCount(2, 2))
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +75,11 @@ class Operator:
         self.reports: list[Report] = []
         self.tokens: list[str] = []
         self.seen: list[int] = []
+        self.connections: list[tuple[str, int]] = []
+        """The sender's address, for each report."""
+        self.headers: dict[str, str] = {}
+        self.closes = False
+        """True if each connection ends after its answer, which doesn't say so."""
         self.racks: list[str] = []
         self.facts: list[Fact] = []
         self.answers: list[tuple[int, dict[str, Any]]] = []
@@ -78,14 +88,20 @@ class Operator:
         operator = self
 
         class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
+                operator.connections.append(self.client_address)
                 status, answer = operator.take(body, self.headers["X-Lockstep-Signature"], self.headers["Authorization"])
                 data = json.dumps(answer).encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(data)))
+                for name, value in operator.headers.items():
+                    self.send_header(name, value)
                 self.end_headers()
                 self.wfile.write(data)
+                self.close_connection = operator.closes
 
             def log_message(self, format: str, *args: Any) -> None:
                 pass
@@ -264,6 +280,68 @@ def test_jobs_that_an_operator_did_not_hear_come_back_at_different_moments(monke
     for number, longest in enumerate((0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30.0, 30.0)):
         times = [wait[number] for wait in waits]
         assert longest / 2 <= min(times) < max(times) <= longest
+
+
+@pytest.fixture
+def sender(certificate: Certificate, operator: Operator, port: int, tmp_path: Path) -> Iterator[Sender]:
+    (tmp_path / "token").write_text("first")
+    with contextlib.closing(
+        Sender(ReportTarget(f"https://127.0.0.1:{port}/v1/report", certificate.pem, str(tmp_path / "token")), KEY)
+    ) as made:
+        yield made
+
+
+def test_all_reports_go_over_one_connection(sender: Sender, operator: Operator) -> None:
+    for _ in range(3):
+        assert sender.post(REPORT.job, report_body(REPORT)).status == 200
+    assert len(operator.connections) == 3
+    assert len(set(operator.connections)) == 1
+
+
+def test_a_connection_that_the_operator_has_closed_meanwhile_is_replaced_at_once(sender: Sender, operator: Operator) -> None:
+    operator.closes = True
+    answers = [sender.post(REPORT.job, report_body(REPORT)) for _ in range(3)]
+    assert [(answer.status, answer.is_repeated) for answer in answers] == [(200, False), (200, True), (200, True)]
+    assert len(set(operator.connections)) == 3
+
+
+def test_a_replica_that_is_named_gets_a_connection_of_its_own(sender: Sender, operator: Operator, port: int) -> None:
+    for address in (None, f"127.0.0.1:{port}", f"127.0.0.1:{port}", None):
+        sender.post(REPORT.job, report_body(REPORT), address)
+    assert len(set(operator.connections)) == 3
+
+
+def delivered(answers: list[Answer], tmp_path: Path) -> tuple[list[int], list[float]]:
+    """Numbers of the reports that one delivery sent, and its waits."""
+    sent, waits = list[int](), list[float]()
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    async def post(report: Report) -> Answer:
+        sent.append(report.sequence)
+        return answers.pop(0)
+
+    made = Reporter(ReportTarget("https://127.0.0.1:1/", "", str(tmp_path / "none")), KEY, lambda reply: None, lambda text: None)
+    made._post = post  # type: ignore[method-assign]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reporter.asyncio, "sleep", sleep)
+        asyncio.run(made._deliver(REPORT))
+    return sent, waits
+
+
+@pytest.mark.parametrize(("asked", "least"), [(7.0, 7.0), (3600.0, 30.0), (0.0, 0.0)])
+def test_a_job_that_reports_too_often_comes_again_when_the_operator_says(tmp_path: Path, asked: float, least: float) -> None:
+    sent, waits = delivered([Answer(429, b"{}", asked), Answer(200, b"{}")], tmp_path)
+    assert len(set(sent)) == 1
+    assert len(waits) == 1
+    assert least < waits[0] <= least + 0.2
+
+
+@pytest.mark.parametrize(("is_repeated", "times"), [(True, 1), (False, 2)])
+def test_a_report_that_was_sent_twice_and_is_not_newer_has_arrived(tmp_path: Path, is_repeated: bool, times: int) -> None:
+    sent, _ = delivered([Answer(409, b'{"sequence": 1}', is_repeated=is_repeated), Answer(200, b"{}")], tmp_path)
+    assert len(sent) == times
 
 
 def test_the_replica_that_another_one_names_is_asked_from_then_on(

@@ -16,7 +16,7 @@ from lockstep.api.objects import Object
 from lockstep.plan.observed import Observed
 from lockstep.plan.pages.why import answer_page, why
 from lockstep.plan.reconcile.events import events_between
-from lockstep.plan.reconcile.placing import AWAY_SECONDS, Placing, placing
+from lockstep.plan.reconcile.placing import AWAY_SECONDS, Placing, contender, placing
 from lockstep.plan.reconcile.reconcile import reconcile
 from lockstep.plan.times import seconds_of, timestamp
 from lockstep.platforms.operator.memory.inventory import Inventory
@@ -320,22 +320,26 @@ class Job:
     leaves: float | None = None
     """When its pods are gone."""
     releases: int = 0
+    namespace: str = "ns"
 
     @property
     def item(self) -> Object:
         metadata = {
             "name": f"j{self.number}",
-            "namespace": "ns",
+            "namespace": self.namespace,
             "uid": f"uid-{self.number}",
             "creationTimestamp": timestamp(NOW + self.created),
         }
         return {"metadata": metadata, "spec": {}, "status": {"placement": self.placement} if self.placement else {}}
 
     def observed(self, others: list[Job]) -> Observed:
-        pods = PLACED[: self.placed] + PENDING[self.placed : self.wants] if self.replicas or self.leaves else ()
         made = {("StatefulSet", f"j{self.number}"): {"metadata": {"uid": "s"}, "spec": {"replicas": self.replicas}}}
-        waiting = tuple(job.item for job in others if job is not self and job.placement and "wanted" in job.placement)
-        return Observed(job=self.item, objects=made, pods=pods, waiting=waiting)
+        waiting = tuple(contender(job.item, job.pods) for job in others if job is not self and job.placement and "wanted" in job.placement)
+        return Observed(job=self.item, objects=made, pods=self.pods, waiting=waiting)
+
+    @property
+    def pods(self) -> tuple[Object, ...]:
+        return PLACED[: self.placed] + PENDING[self.placed : self.wants] if self.replicas or self.leaves else ()
 
 
 @dataclass
@@ -378,11 +382,14 @@ class Simulation:
             job.replicas = job.wants
 
 
-@given(st.integers(2, 8), st.integers(2, 10), st.integers(0, 10**6))
+@given(st.integers(2, 8), st.integers(2, 10), st.integers(1, 3), st.integers(0, 10**6))
 @settings(max_examples=12, deadline=None)
-def test_every_job_that_fits_the_cluster_runs_and_ends(nodes: int, count: int, seed: int) -> None:
+def test_every_job_that_fits_the_cluster_runs_and_ends(nodes: int, count: int, tenants: int, seed: int) -> None:
     chance = random.Random(seed)  # noqa: S311 (a scheduler, no secret)
-    jobs = [Job(number, chance.randint(1, nodes), chance.choice([0.0, chance.uniform(0, 300)])) for number in range(count)]
+    jobs = [
+        Job(number, chance.randint(1, nodes), chance.choice([0.0, chance.uniform(0, 300)]), namespace=f"ns-{number % tenants}")
+        for number in range(count)
+    ]
     play = Simulation(list(jobs), nodes, chance)
     idle_since, longest_idle = 0.0, 0.0
     while play.jobs:
@@ -402,3 +409,225 @@ def test_two_jobs_that_hold_half_each_both_end_and_one_lets_go_once() -> None:
         assert play.now < 3600
     assert play.done == [first, second]
     assert (first.releases, second.releases) == (0, 1)
+
+
+# Jobs of several tenants, as the inventory of the operator knows them.
+
+GPU = {"nvidia.com/gpu": "8"}
+CPU = {"cpu": "4"}
+NODES = {"gpu-1": GPU | CPU, "gpu-2": GPU | CPU, "cpu-1": CPU}
+
+
+@dataclass
+class Tenants:
+    """What the operator has seen."""
+
+    seen: Inventory = field(default_factory=Inventory)
+    version: int = 0
+
+    def __post_init__(self) -> None:
+        for name, room in NODES.items():
+            ready = [{"type": "Ready", "status": "True"}]
+            self.see("Node", name, "", status={"allocatable": room, "conditions": ready}, labels={"pool": name[:3]})
+
+    def see(
+        self, kind: str, name: str, namespace: str, owner: str = "", labels: Object | None = None, created: str = CREATED, **more: Any
+    ) -> None:
+        self.version += 1
+        metadata = {
+            "name": name, "namespace": namespace, "uid": f"{kind}-{namespace}-{name}", "resourceVersion": str(self.version),
+            "creationTimestamp": created, "labels": labels or {}, "ownerReferences": [{"uid": owner, "controller": True}],
+        }  # fmt: skip
+        self.seen.observe(kind, {"kind": kind, "metadata": metadata, **more}, deleted=False)
+
+    def job(
+        self, namespace: str, name: str = "train", *, wants: Object = GPU, on: tuple[str | None, ...] = (None, None),
+        created: str = CREATED, placement: Object | None = None, priority: int = 0, selector: Object | None = None,
+        conditions: tuple[str, ...] = (),
+    ) -> None:  # fmt: skip
+        """A job with a pod for each of `on`: its node, or None."""
+        labels, uid = {"lockstep.dev/job": name}, f"TrainingJob-{namespace}-{name}"
+        status = {"placement": placement, "conditions": [{"type": kind, "status": "True"} for kind in conditions]}
+        self.see("TrainingJob", name, namespace, created=created, spec={"nodes": len(on)}, status=status)
+        template = {"spec": {"nodeSelector": selector, "containers": [{"name": "t", "resources": {"requests": wants}}]}}
+        self.see("StatefulSet", name, namespace, uid, labels, spec={"replicas": len(on), "template": template})
+        for number, node in enumerate(on):
+            spec = {**template["spec"], "priority": priority, **({"nodeName": node} if node else {})}
+            waits = {} if node else {"status": NO_ROOM["status"]}
+            self.see("Pod", f"{name}-{number}", namespace, f"StatefulSet-{namespace}-{name}", labels, spec=spec, **waits)
+
+    def of(self, namespace: str, name: str = "train") -> Observed:
+        observed = self.seen.observed((namespace, name))
+        assert observed is not None
+        return observed
+
+    def makes_way(self, namespace: str) -> bool:
+        """Return True if the job goes to zero for another one at some moment of the next hour."""
+        return any(placing(self.of(namespace), NOW + second).lets_go for second in range(0, 3600, 30))
+
+
+OLD, LATER = "2026-01-01T00:00:00Z", "2027-01-02T00:00:00Z"
+
+
+def gathers(seconds: float = 3600.0) -> Object:
+    """What is said of a job that holds some of its nodes."""
+    return {"placed": 1, "wanted": 2, "since": timestamp(NOW - 5), "releaseTime": timestamp(NOW + seconds)}
+
+
+@pytest.fixture
+def for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A holder of the first moment is one for the hour that is looked at."""
+    monkeypatch.setattr("lockstep.plan.reconcile.placing.HOLD_ALONE_SECONDS", 7200.0)
+
+
+@pytest.mark.usefixtures("for_long")
+def test_a_job_that_gathers_nodes_which_another_could_use_comes_first_when_it_is_its_namespace_s_turn() -> None:
+    world = Tenants()
+    world.job("bob", on=("gpu-1", None), created=OLD, placement=gathers())
+    world.job("alice")
+    turns = [placing(world.of("alice"), NOW + second).lets_go for second in range(0, 3600, 30)]
+    assert 0.4 < sum(turns) / len(turns) < 0.6
+
+
+@pytest.mark.usefixtures("for_long")
+@pytest.mark.parametrize("jobs", [1, 50])
+def test_a_namespace_has_its_turn_however_many_jobs_another_has(jobs: int) -> None:
+    world = Tenants()
+    for number in range(jobs):
+        world.job("mallory", f"big-{number}", on=("gpu-1", *[None] * 99), created=OLD, placement=gathers())
+    world.job("alice", created=LATER)
+    turns = [placing(world.of("alice"), NOW + second).lets_go for second in range(0, 3600, 30)]
+    assert sum(turns) / len(turns) < 0.6
+
+
+def test_of_a_namespace_s_jobs_the_first_eight_are_compared_with_one_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[Object] = []
+
+    def counted(pod: Object, other: Object, nodes: Any) -> bool:
+        compared.append(other)
+        return True
+
+    monkeypatch.setattr("lockstep.plan.reconcile.placing.contend", counted)
+    world = Tenants()
+    for number in range(50):
+        world.job("mallory", f"big-{number}", placement={"placed": 0, "wanted": 2})
+    world.job("alice")
+    placing(world.of("alice"), NOW)
+    assert len(compared) == 8
+
+
+def test_a_job_that_holds_nothing_is_looked_at_when_the_next_namespace_has_its_turn() -> None:
+    world = Tenants()
+    world.job("alice")
+    assert placing(world.of("alice"), NOW).again_seconds is None
+    world.job("bob", on=("gpu-1", None), placement=gathers(60.0))
+    placed = placing(world.of("alice"), NOW + 100)  # turns begin at NOW, with alice's
+    assert not placed.lets_go
+    assert placed.again_seconds is not None
+    assert TURN_SECONDS - 100 <= placed.again_seconds <= TURN_SECONDS - 100 + 10
+
+
+@pytest.mark.usefixtures("for_long")
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"wants": CPU, "on": ("cpu-1", None)},
+        {"wants": CPU, "on": ("gpu-1", None)},
+        {"selector": {"pool": "cpu"}},
+        {"conditions": ("Failed",)},
+        {"on": (None, None)},
+        {"on": ("gpu-1", "gpu-2")},
+        {"placement": gathers(-120.0)},
+        {"placement": gathers(10**8)},
+        {"placement": {**gathers(), "releaseTime": "soon"}},
+    ],
+    ids=[
+        "on CPUs",
+        "on CPUs of GPU nodes",
+        "other nodes",
+        "ended",
+        "its status alone says so",
+        "has all",
+        "long past",
+        "for ever",
+        "unreadable",
+    ],
+)
+def test_a_job_makes_no_way_for_one_that_gathers_nothing_of_its_nodes(other: dict[str, Any]) -> None:
+    world = Tenants()
+    world.job("mallory", **({"on": ("gpu-1", None), "created": OLD, "placement": gathers()} | other))
+    world.job("alice")
+    assert not world.makes_way("alice")
+
+
+@pytest.mark.usefixtures("for_long")
+def test_a_pod_that_waits_for_what_it_never_held_makes_no_job_one_that_gathers_gpus() -> None:
+    """Whoever may make pods may give them the name and the label of a job's."""
+    world = Tenants()
+    world.job("mallory", on=("cpu-1", None), wants=CPU, created=OLD, placement=gathers())
+    spec = {"priority": 2_000_000_000, "containers": [{"name": "t", "resources": {"requests": GPU}}]}
+    world.see("Pod", "train-1", "mallory", "StatefulSet-mallory-train", {"lockstep.dev/job": "train"}, spec=spec, status=NO_ROOM["status"])
+    world.job("alice")
+    assert not world.makes_way("alice")
+
+
+@pytest.mark.usefixtures("for_long")
+def test_a_job_of_a_namespace_with_an_operator_of_its_own_or_that_refuses_to_be_listed_does_not_count() -> None:
+    world = Tenants()
+    world.job("mallory", on=("gpu-1", None), created=OLD, placement=gathers())
+    world.job("alice")
+    assert world.makes_way("alice")
+    world.see("ServiceAccount", "lockstep-operator", "mallory")
+    assert not world.makes_way("alice")
+    world.seen.own_namespace = "mallory"
+    assert world.makes_way("alice")
+    world.seen.unserved = {"mallory"}
+    assert not world.makes_way("alice")
+
+
+@pytest.mark.usefixtures("for_long")
+@pytest.mark.parametrize(("priority", "makes_way"), [(0, False), (10, True)])
+def test_priority_comes_before_age(priority: int, makes_way: bool) -> None:
+    world = Tenants()
+    world.job("alice", "later", on=("gpu-1", None), created=LATER, placement=gathers(), priority=priority)
+    world.job("alice")
+    assert world.makes_way("alice") == makes_way
+
+
+def test_a_job_of_lower_priority_takes_no_turn_from_one_of_higher() -> None:
+    world = Tenants()
+    world.job("mallory", on=("gpu-1", None), created=OLD, placement=gathers(60.0))
+    world.job("alice", priority=10)
+    assert not world.makes_way("alice")
+
+
+@pytest.mark.parametrize(
+    ("other", "patience"),
+    [
+        ({}, 60.0),
+        ({"wants": CPU}, 600.0),
+        ({"selector": {"pool": "cpu"}}, 600.0),
+        ({"conditions": ("Complete",)}, 600.0),
+        ({"on": (), "placement": {"placed": 1, "wanted": 2, "releases": 1, "retryTime": timestamp(NOW + 30)}}, 120.0),
+        ({"on": (), "placement": {"placed": 1, "wanted": 2, "releases": 1, "retryTime": timestamp(NOW + 10**6)}}, 600.0),
+        ({"on": (), "placement": {"placed": 1, "wanted": 2, "releases": 1, "retryTime": timestamp(NOW - 10**4)}}, 600.0),
+        ({"on": (), "placement": gathers()}, 600.0),
+    ],
+    ids=["on the same nodes", "on CPUs", "on other nodes", "ended", "is away", "away for ever", "away long ago", "has no pods"],
+)
+def test_a_job_s_patience_is_that_of_one_alone_unless_another_waits_for_the_same_nodes(other: dict[str, Any], patience: float) -> None:
+    world = Tenants()
+    world.job("bob", **({"placement": {"placed": 0, "wanted": 2}} | other))
+    world.job("alice", on=("gpu-1", None))
+    status = placing(world.of("alice"), NOW).status
+    assert status is not None
+    assert patience <= seconds_of(str(status.release_time)) - NOW <= 1.25 * patience
+
+
+def test_what_others_have_to_know_of_a_job_follows_its_pods() -> None:
+    world = Tenants()
+    world.job("bob", on=("gpu-1", None), placement=gathers())
+    world.job("alice")
+    assert [other["holds"] for other in world.of("alice").waiting or ()] == [True]
+    world.job("bob", on=(None, None), placement=gathers())
+    assert [other["holds"] for other in world.of("alice").waiting or ()] == [False]

@@ -22,7 +22,8 @@ from lockstep.platforms.operator.memory.inventory import WATCHED
 from lockstep.platforms.operator.memory.objects import StoredObject
 from lockstep.platforms.operator.memory.queue import WorkQueue
 from lockstep.platforms.operator.operator import Operator, Settings
-from lockstep.platforms.operator.tls_port import Listener
+from lockstep.platforms.operator.tls_port import Connection, Listener
+from lockstep_gang.contract.run import JobIdentity
 from unit.kube.test_bounds import Recording
 
 KEY = ("ns", "x")
@@ -42,14 +43,14 @@ async def test_of_4097_good_tokens_the_oldest_is_asked_about_again() -> None:
     assert asked[4097:] == ["0"]
 
 
-def test_of_4097_addresses_the_oldest_is_a_stranger_s_again() -> None:
+def test_of_16385_addresses_the_oldest_is_a_stranger_s_again() -> None:
     made = Listener.__new__(Listener)
-    made._known, made._loop = {}, cast(Any, SimpleNamespace(time=lambda: 0.0))
-    for number in range(4097):
+    made._known, made._open, made._loop = {}, {}, cast(Any, SimpleNamespace(time=lambda: 0.0))
+    for number in range(16385):
         protocol: Any = object()
-        made._by_protocol = {protocol: cast(Any, SimpleNamespace(is_proven=False, peer=str(number)))}
-        made.prove(protocol)
-    assert [*made._known] == [str(number) for number in range(1, 4097)]
+        made._by_protocol = {protocol: Connection(str(number), "")}
+        made.prove(protocol, JobIdentity("x", "ns", "uid"))
+    assert [*made._known] == [str(number) for number in range(1, 16385)]
 
 
 def test_the_newest_256_losses_of_a_job_are_kept() -> None:

@@ -183,4 +183,7 @@ def test_the_operator_shows_each_sign_that_it_is_judged_by(happens: Callable[[op
 def test_the_kubelet_asks_there_and_starts_the_process_anew() -> None:
     deployment = yaml.safe_load((MANIFESTS / "operator/base/deployment.yaml").read_text())
     [container] = deployment["spec"]["template"]["spec"]["containers"]
-    assert container["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "report", "scheme": "HTTPS"}
+    assert container["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "health"}
+    port = next(port["containerPort"] for port in container["ports"] if port["name"] == "health")
+    environment = {"LOCKSTEP_AGENT_IMAGE": "agent:1", **{variable["name"]: "" for variable in container["env"]}}
+    assert operator.Settings.from_environment(environment).health_port == port

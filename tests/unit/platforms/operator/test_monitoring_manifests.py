@@ -138,12 +138,12 @@ def test_pods_of_jobs_and_prometheus_reach_the_operator_and_nobody_else() -> Non
     assert policy["spec"]["podSelector"]["matchLabels"].items() <= deployment["metadata"]["labels"].items()
     assert policy["spec"]["policyTypes"] == ["Ingress"]
     ports = {port["name"] for port in deployment["spec"]["containers"][0]["ports"]}
-    assert ports == {"report", "metrics"}
+    assert ports == {"report", "metrics", "health"}
     gang = pod_labels(Case("local", "TCP", "Shared").resolved())
     prometheus = {"app.kubernetes.io/name": "prometheus"}
     senders = (gang, prometheus, {}, {"app.kubernetes.io/managed-by": "lockstep"}, {"lockstep.dev/job": "x"})
-    assert [[admits(policy, sender, port) for port in ("report", "metrics")] for sender in senders] == [
-        [True, False], [False, True], [False, False], [False, False], [False, False],
+    assert [[admits(policy, sender, port) for port in ("report", "metrics", "health")] for sender in senders] == [
+        [True, False, False], [False, True, False], [False, False, False], [False, False, False], [False, False, False],
     ]  # fmt: skip
 
 

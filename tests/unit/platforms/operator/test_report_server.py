@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from lockstep.api.names import REPORT_AUDIENCE
@@ -23,7 +26,7 @@ from lockstep.platforms.operator.certificate import make_certificates, needs_ren
 from lockstep.platforms.operator.memory.inventory import Inventory
 from lockstep.platforms.operator.report_server import PATH, Reports, ReportServer, Standing, tls_context
 from lockstep.platforms.operator.secrets import job_key
-from lockstep.platforms.operator.tls_port import serving
+from lockstep.platforms.operator.tls_port import REPORTS, serving
 from lockstep_gang.contract.proof import parse_key, report_signature
 from lockstep_gang.contract.reply import FactType, parse_reply
 from lockstep_gang.contract.report import RankCount, Report, State, report_body, report_bytes_max
@@ -275,7 +278,7 @@ def test_a_body_that_comes_too_slowly_is_not_waited_for(monkeypatch: pytest.Monk
 
 def test_only_a_signed_report_keeps_its_connection_from_being_given_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
     proven: list[str] = []
-    monkeypatch.setattr(report_server, "prove", lambda request: proven.append(request.path))
+    monkeypatch.setattr(report_server, "prove", lambda request, job: proven.append(request.path))
     body = report_body(REPORT)
     assert code(signed(body, "another-job"), body) == 401
     assert proven == []
@@ -291,32 +294,95 @@ def test_a_job_s_key_signs_for_that_job_only() -> None:
     assert code(signed(body), body, seen=seen) == 403
 
 
-async def test_a_job_takes_no_more_than_its_share_of_the_operator_s_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One whose report took 2 s to read has to wait 20 s; one that took 10 ms waits a tenth of a second, in its request."""
-    clock = [0.0]
-    busy = [0.0]
-    monkeypatch.setattr(report_server.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(report_server.time, "thread_time", lambda: busy[0])
-    waits: list[float] = []
+JOB, NEIGHBOR = JobIdentity("x", "ns", "job-uid"), JobIdentity("y", "ns", "uid-of-y")
+STRANGER = JobIdentity("x", "other", "uid-of-other")
 
-    async def sleep(seconds: float) -> None:
-        waits.append(round(seconds, 6))
-        clock[0] += seconds
 
-    monkeypatch.setattr(report_server.asyncio, "sleep", sleep)
+def refusal(reports: Reports, job: JobIdentity) -> tuple[int, str] | None:
+    """Status and Retry-After with which a report is refused; None: it is taken."""
+    try:
+        with reports.turn(job):
+            return None
+    except Refusal as refused:
+        return refused.status, refused.headers["Retry-After"]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
+    made = VirtualClock()
+    monkeypatch.setattr(report_server, "time", made)
+    monkeypatch.setattr(VirtualClock, "thread_time", VirtualClock.monotonic, raising=False)
+    return made
+
+
+def test_a_job_that_used_more_than_its_share_is_refused_at_once_and_others_are_not(clock: VirtualClock) -> None:
+    """A tenth of the operator's time for a job, half of it for a namespace: 2 s of work are 20 s and 4 s, less the second ahead."""
     reports = Reports()
-    for cost in (0.01, 2.0):
-        await reports.turn("a")
-        with reports.taking_time("a"):
-            busy[0] += cost
-            clock[0] += 3 * cost  # others have the processor, too
-    with pytest.raises(Refusal, match="again in 20 s") as refused:
-        await reports.turn("a")
-    assert refused.value.status == 429
-    await reports.turn("b")
-    reports.forget({"b"})
-    await reports.turn("a")
-    assert waits == [0.1]
+    with reports.taking_time(JOB):
+        clock.now += 2.0
+    assert refusal(reports, JOB) == (429, "19")
+    assert refusal(reports, NEIGHBOR) == (429, "3")
+    assert refusal(reports, STRANGER) is None
+    clock.now += 3.1
+    assert [refusal(reports, job) for job in (JOB, NEIGHBOR)] == [(429, "16"), None]
+    clock.now += 16.0
+    assert refusal(reports, JOB) is None
+
+
+def test_a_job_has_one_report_at_a_time_and_a_namespace_sixteen(clock: VirtualClock) -> None:
+    reports = Reports()
+    with contextlib.ExitStack() as busy:
+        for number in range(16):
+            busy.enter_context(reports.turn(JobIdentity("x", "ns", f"uid-{number}")))
+        assert refusal(reports, JobIdentity("x", "elsewhere", "uid-3")) == (429, "1")
+        assert refusal(reports, NEIGHBOR) == (429, "1")
+        assert refusal(reports, STRANGER) is None
+    assert refusal(reports, NEIGHBOR) is None
+
+
+def test_a_namespace_with_the_name_of_a_job_s_uid_uses_nothing_of_that_job(clock: VirtualClock) -> None:
+    reports = Reports()
+    with reports.taking_time(JobIdentity("x", JOB.uid, "uid-of-mallory")):
+        clock.now += 2.0
+    assert refusal(reports, JOB) is None
+
+
+def test_what_was_used_is_forgotten_when_it_no_longer_counts_not_when_the_job_is_gone(clock: VirtualClock) -> None:
+    reports = Reports()
+    with reports.taking_time(JOB):
+        clock.now += 2.0
+    reports.forget(set())
+    assert refusal(reports, JOB) == (429, "19")
+    clock.now += 30.0
+    reports.forget(set())
+    assert not reports._free_at
+
+
+def test_a_report_beyond_the_share_is_told_when_to_come_again() -> None:
+    async def use(connection: TestClient[Any, Any], server: ReportServer) -> None:
+        for _ in range(30):
+            server.reports.asked_in_vain(JOB)
+        body = report_body(REPORT)
+        async with connection.post(PATH, data=body, headers=signed(body)) as reply:
+            assert (reply.status, reply.headers["Retry-After"]) == (429, "29")
+
+    assert served(use) == []
+
+
+async def test_a_job_s_good_token_is_asked_about_once_a_minute_however_many_others_there_are(clock: VirtualClock) -> None:
+    asked: list[str] = []
+
+    async def review(token: str) -> dict[str, Any]:
+        asked.append(token)
+        return reviewed()
+
+    reports = Reports()
+    for second in (0, 15, 30, 45, 61):
+        clock.now = 1000.0 + second
+        await reports.bearer(JOB, review, "Bearer t")
+        for number in range(5000):
+            await reports.bearer(JobIdentity("y", "other", f"uid-{number}"), review, "Bearer other")
+    assert asked.count("t") == 2
 
 
 @pytest.mark.parametrize("change", ["pod gone", "pod ended", "pod of another set", "set of another job", "job gone"])
@@ -338,16 +404,18 @@ def test_a_pod_that_no_longer_belongs_to_the_job_is_refused(change: str) -> None
 
 def test_a_replica_is_ready_from_its_first_sight_of_a_leader_on() -> None:
     async def use(connection: TestClient[Any, Any], server: ReportServer) -> None:
-        async def code(path: str) -> int:
-            async with connection.get(path) as reply:
-                return reply.status
+        async with TestClient(TestServer(server.probes())) as kubelet:
 
-        server.standing = lambda: Standing(leads=False)
-        assert [await code(path) for path in ("/readyz", "/healthz")] == [503, 200]
-        server.standing = lambda: Standing(leads=False, leader="10.0.0.1:8443")
-        assert await code("/readyz") == 200
-        server.standing = lambda: Standing(leads=False)
-        assert await code("/readyz") == 200
+            async def code(path: str) -> int:
+                async with kubelet.get(path) as reply:
+                    return reply.status
+
+            server.standing = lambda: Standing(leads=False)
+            assert [await code(path) for path in ("/readyz", "/healthz")] == [503, 200]
+            server.standing = lambda: Standing(leads=False, leader="10.0.0.1:8443")
+            assert await code("/readyz") == 200
+            server.standing = lambda: Standing(leads=False)
+            assert await code("/readyz") == 200
 
     served(use)
 
@@ -394,7 +462,7 @@ def test_pods_that_know_the_authority_trust_the_server_before_and_after_a_renewa
     async def get(tls: Any) -> int:
         server = ReportServer(MASTER, _never, Inventory(), lambda key: None)
         trusting = ssl.create_default_context(cadata=first.ca_cert)
-        async with serving(server.application(), "127.0.0.1", 0, tls_context(tls)) as port, aiohttp.ClientSession() as session:
+        async with serving(server.probes(), "127.0.0.1", 0, tls_context(tls), REPORTS) as port, aiohttp.ClientSession() as session:
             url = f"https://127.0.0.1:{port}/healthz"
             async with session.get(url, ssl=trusting, server_hostname="lockstep-operator.lockstep-system.svc") as reply:
                 return reply.status
@@ -428,31 +496,49 @@ def test_a_stateful_set_that_says_billions_costs_no_more_than_the_largest_job() 
     assert code(signed(larger), larger, seen=seen) == 413
 
 
-async def test_tokens_that_are_no_good_are_asked_about_ever_less_often_however_well_the_reports_are_signed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(report_server, "TURN_SECONDS", 0.0)
-    asked, codes = [0], list[int]()
+def test_tokens_that_are_no_good_are_asked_about_once_a_second_however_well_the_reports_are_signed() -> None:
+    """And five times a second for all jobs of a namespace."""
+    asked: list[str] = []
+
+    async def use(server: ReportServer, uids: list[str]) -> None:
+        for number in range(40):
+            server.reports._free_at = {part: until - 0.1 for part, until in server.reports._free_at.items()}  # a tenth of a second later
+            uid = uids[number % len(uids)]
+            body = report_body(replace(REPORT, job=JobIdentity(uid, "ns", uid), pod=f"{uid}-0", sequence=number))
+            headers = {**signed(body, uid), "X-Lockstep-Job": f"ns/{uid}/{uid}", "Authorization": f"Bearer {number}"}
+            request: Any = SimpleNamespace(
+                headers=headers,
+                content=SimpleNamespace(readany=body_of(body)),
+                content_length=len(body),
+                app=web.Application(),
+                protocol=None,
+            )
+            await server.receive(request)
+
+    def body_of(body: bytes) -> Callable[[], Awaitable[bytes]]:
+        parts = [b"", body]
+
+        async def readany() -> bytes:
+            return parts.pop()
+
+        return readany
 
     async def review(token: str) -> dict[str, Any]:
-        asked[0] += 1
+        asked.append(token)
         return {"authenticated": False}
 
-    server = ReportServer(MASTER, review, inventory(), lambda key: None)
-    async with TestClient(TestServer(server.application())) as connection:
-        for number in range(12):
-            server.reports._free_at = {uid: until - 0.5 for uid, until in server.reports._free_at.items()}  # half a second later
-            body = report_body(replace(REPORT, sequence=number))
-            async with connection.post(PATH, data=body, headers={**signed(body), "Authorization": f"Bearer {number}"}) as reply:
-                codes.append(reply.status)
-    assert set(codes) == {401, 429}
-    assert asked[0] == codes.count(401) <= 8
+    def asked_by(jobs: int) -> int:
+        asked.clear()
+        seen, uids = inventory(), [f"job-{number}" for number in range(jobs)]
+        for uid in uids:
+            seen.observe("TrainingJob", {"metadata": {"name": uid, "namespace": "ns", "uid": uid}, "spec": {"nodes": 2}}, deleted=False)
+        asyncio.run(use(ReportServer(MASTER, review, seen, lambda key: None), uids))
+        return len(asked)
+
+    assert 4 <= asked_by(1) <= 7
+    assert 18 <= asked_by(40) <= 28
 
 
-def test_each_token_that_is_no_good_makes_its_job_wait_for_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, reports = VirtualClock(), Reports()
-    monkeypatch.setattr(report_server, "time", clock)
-    for _ in range(3):
-        reports.asked_in_vain("a")
-    assert clock.seconds_of(reports.turn("b")) == 0
-    assert clock.seconds_of(reports.turn("a")) == pytest.approx(3.0)
+def test_a_signed_report_of_a_job_that_is_not_there_asks_about_no_token() -> None:
+    body = report_body(REPORT)
+    assert code(signed(body), body, {}, seen=Inventory()) == 403

@@ -22,13 +22,16 @@ from aiohttp import web
 from lockstep.platforms.operator import tls_port
 from lockstep.platforms.operator.certificate import make_certificates
 from lockstep.platforms.operator.report_server import tls_context
-from lockstep.platforms.operator.tls_port import METRICS, REPORTS, Limits, Listener, Rate, Seldom, prove, serving
+from lockstep.platforms.operator.tls_port import METRICS, PROBES, REPORTS, Connection, Limits, Listener, Rate, Seldom, prove, serving
+from lockstep_gang.contract.run import JobIdentity
 from unit.virtual_time import VirtualClock
 
 CERTIFICATES = make_certificates(("localhost",), datetime.now(UTC))
+CONTEXT = tls_context(CERTIFICATES)
 ROOMY = Limits(connections=100, peer_connections=100, handshakes=100, rate=1000, peer_rate=1000)
 PATIENCE_SECONDS = 60.0
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+JOB = JobIdentity("x", "ns", "job-uid")
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
@@ -39,6 +42,8 @@ class Scene:
         self.port = port
         self.asked = asyncio.Event()
         self.release = asyncio.Event()
+        self.gone = asyncio.Event()
+        """The answer that is too large to be sent at once was ended."""
         self._writers: list[asyncio.StreamWriter] = []
 
     async def connect(self, address: str = "127.0.0.1", *, tls: bool = True) -> Streams:
@@ -72,7 +77,10 @@ def in_one_second(limits: Limits) -> Rate:
 
 
 def play(
-    test: Callable[[Scene], Awaitable[None]], limits: Limits = ROOMY, run: Callable[[Coroutine[Any, Any, None]], None] = asyncio.run
+    test: Callable[[Scene], Awaitable[None]],
+    limits: Limits = ROOMY,
+    run: Callable[[Coroutine[Any, Any, None]], None] = asyncio.run,
+    context: ssl.SSLContext | None = CONTEXT,
 ) -> None:
     async def story() -> None:
         scene: Scene
@@ -80,27 +88,39 @@ def play(
         async def page(request: web.Request) -> web.Response:
             return web.Response(text="here")
 
+        async def large(request: web.Request) -> web.StreamResponse:
+            response = web.StreamResponse()
+            await response.prepare(request)
+            try:
+                while True:
+                    await response.write(b"x" * 65536)
+            finally:
+                scene.gone.set()
+
         async def stay(request: web.Request) -> web.Response:
             """Until it is released, as a report that waits for the API server."""
             if "Proven" in request.headers:
-                prove(request)
+                prove(request, JOB)
             scene.asked.set()
             await scene.release.wait()
             return web.Response(text="done")
 
         async def proving(request: web.Request) -> web.Response:
-            prove(request)
-            return web.Response(text="heard")
+            """For the job that the query names."""
+            namespace, uid = request.query.get("namespace", JOB.namespace), request.query.get("uid", JOB.uid)
+            prove(request, JobIdentity("x", namespace, uid))
+            return web.Response(text="heard", status=int(request.query.get("status", "200")))
 
         async def echo(request: web.Request) -> web.Response:
             return web.Response(body=await request.read())
 
         app = web.Application()
         app.router.add_get("/", page)
+        app.router.add_get("/large", large)
         app.router.add_get("/stay", stay)
         app.router.add_get("/prove", proving)
         app.router.add_post("/echo", echo)
-        async with serving(app, "", 0, tls_context(CERTIFICATES), limits) as port:
+        async with serving(app, "", 0, context, limits) as port:
             scene = Scene(port)
             try:
                 await asyncio.wait_for(test(scene), PATIENCE_SECONDS)
@@ -152,6 +172,26 @@ async def an_answer_that_never_comes(scene: Scene) -> None:
     assert await scene.code(await scene.connect(), GET.replace(b"/ ", b"/stay ", 1)) == 0
 
 
+async def an_answer_that_is_read_slowly(scene: Scene) -> None:
+    _, writer = await scene.connect()
+    writer.write(GET.replace(b"/ ", b"/large ", 1))
+    cast(asyncio.ReadTransport, writer.transport).pause_reading()
+    await scene.gone.wait()
+
+
+async def a_kept_connection_without_another_report(scene: Scene) -> None:
+    streams = await scene.connect()
+    assert await answer(streams, heard()) == (200, True)
+    assert await is_closed(streams)
+
+
+async def a_second_report_that_gets_no_answer(scene: Scene) -> None:
+    streams = await scene.connect()
+    assert await answer(streams, heard()) == (200, True)
+    await asyncio.sleep(10)
+    assert await answer(streams, GET.replace(b"/ ", b"/stay ", 1)) == (0, False)
+
+
 async def a_refused_body_that_never_comes(scene: Scene) -> None:
     streams = await scene.connect()
     assert await scene.code(streams, b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n") == 405
@@ -166,13 +206,16 @@ async def a_refused_body_that_never_comes(scene: Scene) -> None:
         (half_of_the_headers, 5),
         (headers_byte_by_byte, 5),
         (an_answer_that_never_comes, 30),
+        (an_answer_that_is_read_slowly, 30),
+        (a_kept_connection_without_another_report, 60),
+        (a_second_report_that_gets_no_answer, 40),
         (a_refused_body_that_never_comes, 1),
     ],
 )
 def test_nobody_is_waited_for_any_longer(test: Callable[[Scene], Awaitable[None]], seconds: float) -> None:
     clock = VirtualClock()
     with contextlib.suppress(TimeoutError):
-        play(test, run=clock.run)
+        play(test, KEPT, run=clock.run)
     assert clock.now - 1000.0 == pytest.approx(seconds, abs=0.5)
 
 
@@ -252,7 +295,7 @@ def test_where_all_places_are_taken_the_newcomer_gets_that_of_who_is_there_longe
         scene.release.set()
         assert await scene.code(proven, b"") == 200
 
-    play(test, replace(ROOMY, connections=3))
+    play(test, replace(ROOMY, connections=2))
 
 
 PROVE = b"GET /prove HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -284,7 +327,7 @@ def test_strangers_make_room_before_addresses_of_jobs_do(tls: bool) -> None:
         else:
             assert not job[0].at_eof()
 
-    play(test, replace(ROOMY, connections=2) if tls else replace(ROOMY, handshakes=1))
+    play(test, replace(ROOMY, connections=2) if tls else replace(ROOMY, handshakes=2))
 
 
 def test_an_address_is_known_for_a_while_after_its_job_was_heard(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,16 +387,136 @@ def test_so_many_addresses_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     play(test, replace(ROOMY, rate=3))
 
 
-def test_where_all_have_proven_themselves_nobody_is_closed() -> None:
-    async def test(scene: Scene) -> None:
-        proven = await scene.connect()
-        proven[1].write(b"GET /stay HTTP/1.1\r\nHost: x\r\nProven: yes\r\n\r\n")
-        await scene.asked.wait()
-        assert not await scene.served("127.0.0.2")
-        scene.release.set()
-        assert await scene.code(proven, b"") == 200
+KEPT = replace(ROOMY, kept=100)
 
-    play(test, replace(ROOMY, connections=1))
+
+def heard(namespace: str = "ns", uid: str = "job-uid", status: int = 200) -> bytes:
+    return f"GET /prove?namespace={namespace}&uid={uid}&status={status} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
+
+
+async def answer(streams: Streams, request: bytes) -> tuple[int, bool]:
+    """Its status, and True if the connection stays; (0, False): it was closed instead."""
+    with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+        streams[1].write(request)
+        head = (await streams[0].readuntil(b"\r\n\r\n")).decode()
+        length = int(head.lower().partition("content-length: ")[2].partition("\r\n")[0])
+        await streams[0].readexactly(length)
+        return int(head.split()[1]), "connection: close" not in head.lower()
+    return 0, False
+
+
+def test_a_job_s_connection_stays_for_its_next_report() -> None:
+    async def test(scene: Scene) -> None:
+        streams = await scene.connect()
+        assert [await answer(streams, heard()) for _ in range(3)] == [(200, True)] * 3
+
+    play(test, replace(KEPT, peer_rate=1, peer_connections=1))
+
+
+def test_one_who_asks_for_no_more_is_served_as_before() -> None:
+    """Coordinators of the version before close after each report."""
+
+    async def test(scene: Scene) -> None:
+        for _ in range(5):
+            streams = await scene.connect()
+            assert await scene.code(streams, heard()) == 200
+            streams[1].close()
+
+    play(test, replace(KEPT, kept=2))
+
+
+def test_connections_of_jobs_take_no_place_of_their_address() -> None:
+    async def test(scene: Scene) -> None:
+        for number in range(5):
+            assert await answer(await scene.connect(), heard(uid=f"job-{number}")) == (200, True)
+
+    play(test, replace(KEPT, peer_connections=1))
+
+
+@pytest.mark.parametrize("status", [400, 401, 429, 503])
+def test_a_connection_ends_with_the_first_refusal(status: int) -> None:
+    async def test(scene: Scene) -> None:
+        streams = await scene.connect()
+        assert await answer(streams, heard()) == (200, True)
+        assert await answer(streams, heard(status=status)) == (status, False)
+        assert await is_closed(streams)
+
+    play(test, KEPT)
+
+
+def test_a_job_has_two_connections_and_the_third_ends_its_oldest() -> None:
+    async def test(scene: Scene) -> None:
+        first, second, third = [await scene.connect() for _ in range(3)]
+        for streams in (first, second, third):
+            assert await answer(streams, heard()) == (200, True)
+        assert await is_closed(first)
+        assert [await answer(streams, heard()) for streams in (second, third)] == [(200, True)] * 2
+
+    play(test, KEPT)
+
+
+def test_where_no_more_may_stay_a_report_is_answered_and_its_connection_closed() -> None:
+    async def test(scene: Scene) -> None:
+        streams = [await scene.connect() for _ in range(4)]
+        answers = [await answer(one, heard(uid=f"job-{number}")) for number, one in enumerate(streams)]
+        assert answers == [(200, True), (200, True), (200, False), (200, False)]
+        assert await answer(streams[0], heard(uid="job-0")) == (200, True)
+
+    play(test, replace(KEPT, kept=2))
+
+
+def test_a_namespace_makes_room_for_another_that_has_fewer_connections() -> None:
+    async def test(scene: Scene) -> None:
+        flood = [await scene.connect() for _ in range(4)]
+        for number, one in enumerate(flood):
+            assert await answer(one, heard("mallory", f"job-{number}")) == (200, True)
+        alice = await scene.connect()
+        assert await answer(alice, heard("alice", "train")) == (200, True)
+        assert await is_closed(flood[0])
+        await answer(await scene.connect(), heard("mallory", "job-9"))
+        assert await answer(alice, heard("alice", "train")) == (200, True)
+
+    play(test, replace(KEPT, kept=4))
+
+
+def test_addresses_of_one_namespace_s_jobs_take_no_places_of_others() -> None:
+    """They signed a report each, and then come with connections that say nothing."""
+
+    async def test(scene: Scene) -> None:
+        for number in range(2, 6):
+            assert await scene.code(await scene.connect(f"127.0.0.{number}"), heard("mallory", f"job-{number}")) == 200
+        assert await scene.code(await scene.connect("127.0.1.1"), heard("alice", "train")) == 200
+        alice, stranger = await scene.connect("127.0.1.1"), await scene.connect("127.0.2.1")
+        flood = [await scene.connect(f"127.0.0.{number}") for number in (2, 3, 4, 5, 2, 3)]
+        assert [await is_closed(one) for one in flood[:2]] == [True, True]
+        assert [await scene.code(one) for one in (alice, stranger)] == [200, 200]
+
+    play(test, replace(ROOMY, connections=6))
+
+
+@pytest.mark.parametrize(("namespace", "taken"), [("mallory", 4), ("", 4 + 4)])
+def test_a_namespace_has_as_many_connections_a_second_as_strangers_have(namespace: str, taken: int) -> None:
+    rate = Rate(replace(ROOMY, rate=4), lambda: 0.0)
+    assert sum(rate.takes(f"peer-{number}", namespace) for number in range(20)) == taken
+    assert rate.takes("train-0", "alice")
+
+
+def test_where_many_namespaces_come_each_has_what_an_address_has() -> None:
+    rate = Rate(replace(ROOMY, rate=4, peer_rate=2), lambda: 0.0)
+    for namespace in "abcd":
+        assert sum(rate.takes(f"{namespace}{number}", namespace) for number in range(9)) == 4
+    assert sum(rate.takes(f"e{number}", "e") for number in range(9)) == 2
+
+
+def test_the_port_of_probes_asks_for_no_tls() -> None:
+    async def test(scene: Scene) -> None:
+        streams = await scene.connect(tls=False)
+        assert await answer(streams, GET) == (200, False)
+        assert await is_closed(await scene.connect(tls=False))  # it said nothing for five seconds
+
+    clock = VirtualClock()
+    play(test, run=clock.run, context=None)
+    assert clock.now - 1000.0 == pytest.approx(5.0, abs=0.5)
 
 
 def test_handshakes_that_are_not_finished_give_way_to_newer_ones() -> None:
@@ -469,7 +632,7 @@ def test_strangers_fill_no_log() -> None:
     assert [written(text) for text in "hi"] == ["h (2 lines before this one were left out)", "i"]
 
 
-@pytest.mark.parametrize("limits", [REPORTS, METRICS])
+@pytest.mark.parametrize("limits", [REPORTS, METRICS, PROBES])
 def test_the_operator_s_ports_have_room_for_others_than_the_worst_address(limits: Limits) -> None:
     assert limits.peer_connections * 4 <= limits.connections
     assert limits.peer_rate * 2 < limits.rate
@@ -479,7 +642,7 @@ def test_the_operator_s_ports_have_room_for_others_than_the_worst_address(limits
 def test_an_address_is_known_for_two_minutes_after_its_job_was_heard() -> None:
     made = tls_port.Listener.__new__(tls_port.Listener)
     protocol: Any = object()
-    made._by_protocol = {protocol: cast(Any, SimpleNamespace(is_proven=False, peer="10.0.0.1"))}
+    made._by_protocol, made._open = {protocol: Connection("10.0.0.1", "")}, {}
     made._known, made._loop = {}, cast(Any, SimpleNamespace(time=lambda: 1000.0))
-    made.prove(protocol)
-    assert made._known == {"10.0.0.1": 1120.0}
+    made.prove(protocol, JOB)
+    assert made._known == {"10.0.0.1": ("ns", 1120.0)}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from contextlib import nullcontext
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
@@ -17,7 +16,6 @@ from lockstep.plan.reconcile.events import SentEvents
 from lockstep.platforms.files import transfer
 from lockstep.platforms.inpod.wire import Gone
 from lockstep.platforms.operator import execute, operator, replica, report_server
-from lockstep.platforms.operator.authenticate import Refusal
 from lockstep.platforms.operator.certificate import Certificates
 from lockstep.platforms.operator.execute import Executor
 from lockstep.platforms.operator.memory import queue
@@ -76,15 +74,6 @@ def test_what_failed_four_times_in_a_row_is_not_done_before_its_wait_is_over_wha
 
     clock.run(story())
     assert times == pytest.approx([0, 0.125, 0.25, 0.375, 2.375], abs=0.01)
-
-
-def test_a_job_s_reports_take_a_tenth_of_the_operator_s_time(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report_server, "time", clock)
-    monkeypatch.setattr(VirtualClock, "thread_time", VirtualClock.monotonic, raising=False)
-    reports = Reports()
-    with reports.taking_time("u"):
-        clock.now += 0.25
-    assert clock.seconds_of(reports.turn("u")) == pytest.approx(2.5)
 
 
 def test_events_within_a_twentieth_of_a_second_are_one_piece_of_work(clock: VirtualClock) -> None:
@@ -215,16 +204,6 @@ def test_a_stranger_s_tokens_are_asked_about_every_five_seconds_and_another_key_
         known += [second] if reports.is_unverified("u") else []
         clock.now += 1
     assert asked == [*range(0, 200, 5)] and known == [*range(120)]
-
-
-@pytest.mark.parametrize(("tokens", "refused"), [(5, False), (6, True)])
-def test_a_report_waits_five_seconds_for_its_turn(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch, tokens: int, refused: bool) -> None:
-    monkeypatch.setattr(report_server, "time", clock)
-    reports = Reports()
-    for _ in range(tokens):  # each is a second more
-        reports.asked_in_vain("u")
-    with pytest.raises(Refusal, match="again in 6 s") if refused else nullcontext():
-        clock.run(reports.turn("u"))
 
 
 def test_a_body_has_ten_seconds_and_last_lines_have_six_to_be_written(clock: VirtualClock) -> None:

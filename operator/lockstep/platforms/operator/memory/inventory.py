@@ -7,17 +7,28 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep.api.names import ANNOTATION_RUN_HASH, APP, LABEL_JOB, LABEL_MANAGED_BY, NODES_MAX, log_name, run_name, service_name
+from lockstep.api.names import (
+    ANNOTATION_RUN_HASH,
+    APP,
+    LABEL_JOB,
+    LABEL_MANAGED_BY,
+    NODES_MAX,
+    OPERATOR_NAME,
+    log_name,
+    run_name,
+    service_name,
+)
 from lockstep.api.objects import Object
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Observed, owner_uid
 from lockstep.plan.reconcile.interactive import is_interactive, unused
 from lockstep.plan.reconcile.placing import contender, is_unplaced
 from lockstep.plan.waiting.containers import PULL_EVENT, is_scheduled, scheduler_message
+from lockstep.plan.waiting.nodes import unnamed
 from lockstep.platforms.operator.memory.objects import StoredObject, job_of, version_of
 from lockstep.platforms.operator.memory.queue import Key
 
@@ -84,9 +95,15 @@ class Inventory:
         self._in_namespace: dict[tuple[str, str], dict[str, StoredObject]] = defaultdict(dict)
         self._environments: set[Key] = set()
         """Interactive jobs, which a job that waits for GPUs hears of; there are few, and all jobs would be much to look through."""
+        self.own_namespace = ""
+        self.unserved: set[str] = set()
+        """Namespaces that refuse a list."""
         self._unplaced: dict[Key, Object] = {}
-        """Facts for a job that waits for nodes about others that do (`placing.contender`): a queue may have a thousand, too many to unpack.
-        """
+        """Jobs that wait for nodes, with what others have to know of them: a queue may have a thousand, too many to unpack."""
+        self._contenders: dict[Key, Object] = {}
+        """The same with their pods (`placing.contender`), until one of those changes."""
+        self._unnamed: dict[Key, Object] = {}
+        """Pods as other namespaces may hear of them, until they change: each job that waits hears of all."""
         self._obstacles: dict[Key, Notice] = {}
         self._last_deletion: dict[str, int] = defaultdict(int)
         self._newest: dict[str, int] = defaultdict(int)
@@ -141,7 +158,7 @@ class Inventory:
         if is_interactive(job):
             self._environments.add(key)
         if is_unplaced(job):
-            self._unplaced[key] = contender(job)
+            self._unplaced[key] = {"metadata": job["metadata"], "status": {"placement": job["status"]["placement"]}}
 
     def _keep_few_events(self, namespace: str) -> None:
         """Drop the older half of too many."""
@@ -210,6 +227,11 @@ class Inventory:
         old = self._objects[kind].pop(key, None)
         if kind == "TrainingJob":
             self._unplaced.pop(key, None)
+            self._contenders.pop(key, None)
+        if kind == "Pod":
+            self._unnamed.pop(key, None)
+        for pod in (old, item) if kind == "Pod" else ():
+            self._contenders.pop((namespace, "" if pod is None else pod.job), None)
         if old is not None:
             _drop(self._in_namespace, (kind, namespace), name)
             if old.job:
@@ -276,9 +298,24 @@ class Inventory:
             warnings=tuple(stored.item for stored in self._of_namespace("Event", key).values()),
             others=self._pods_of_others(key) if stuck else (),
             unused=unused(self._interactive()) if stuck else frozenset(),
-            waiting=tuple(item for other, item in self._unplaced.items() if other != key) if stuck or is_unplaced(job_object) else (),
+            waiting=tuple(self._waiting(key)) if stuck or is_unplaced(job_object) else (),
             obstacle=self._obstacles.get(key),
         )
+
+    def serves(self, namespace: str) -> bool:
+        """Return True if this operator looks after the jobs of the namespace: it may, and the namespace has no operator of its own."""
+        has_own = OPERATOR_NAME in self._in_namespace.get(("ServiceAccount", namespace), {}) and namespace != self.own_namespace
+        return namespace not in self.unserved and not has_own
+
+    def _waiting(self, key: Key) -> Iterator[Object]:
+        """Other jobs that wait for nodes. What is in the status of a job that is not served may be of any time."""
+        for other in self._unplaced:
+            if other != key and self.serves(other[0]):
+                if other not in self._contenders:
+                    children = self._by_job.get(other, {}).items()
+                    pods = [item.item for (kind, name), item in children if kind == "Pod" and is_of_gang(other[1], name)]
+                    self._contenders[other] = contender(self._unplaced[other], pods)
+                yield self._contenders[other]
 
     def item(self, kind: str, key: Key) -> Object | None:
         """An object by its namespace and name, as it is kept; None: it is not there."""
@@ -324,8 +361,14 @@ class Inventory:
         return self._in_namespace.get((kind, job[0]), {})
 
     def _pods_of_others(self, job: Key) -> tuple[Object, ...]:
-        pods = [stored.item for place, stored in self._objects["Pod"].items() if (place[0], stored.job) != job]
-        return tuple(filter(is_scheduled, pods))
+        """Those of other namespaces without their names: what is decided from them is read by this job's tenant."""
+        others = []
+        for place, stored in self._objects["Pod"].items():
+            if place[0] == job[0]:
+                others += [stored.item] if stored.job != job[1] else []
+            else:
+                others.append(self._unnamed.get(place) or self._unnamed.setdefault(place, unnamed(stored.item)))
+        return tuple(filter(is_scheduled, others))
 
     def set_obstacle(self, key: Key, obstacle: Notice | None) -> None:
         """Note why the last write for this job failed; None: it did not."""

@@ -194,7 +194,7 @@ def _event(item: Mapping[str, Any]) -> Object:
 
 def _pod(item: Mapping[str, Any]) -> Object:
     spec, status = item.get("spec", {}), item.get("status", {})
-    decides = ("nodeName", "nodeSelector", "affinity", "tolerations", "schedulerName", "schedulingGates", "overhead")
+    decides = ("nodeName", "nodeSelector", "affinity", "tolerations", "schedulerName", "schedulingGates", "overhead", "priority")
     reduced = {key: spec[key] for key in decides if spec.get(key)}
     reduced["containers"] = [_container(c) for c in spec.get("containers", [])]
     preparing = [
