@@ -15,7 +15,7 @@ import pytest
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.cli.main import main
 from lockstep.platforms.jobs import terminal
-from lockstep.platforms.kubernetes.backend import KubernetesJob
+from lockstep.platforms.kubernetes.job import KubernetesJob
 from lockstep.programs import STDERR, STDOUT, Broken
 from support.process_place import ProcessPlace
 

@@ -25,10 +25,11 @@ from lockstep.cli.shared import terminal, trainer
 from lockstep.cli.shared.jobargs import TargetOptions
 from lockstep.cli.shared.trainer import _run
 from lockstep.kube.exec import PodPlace
-from lockstep.platforms.backend import Volume
 from lockstep.platforms.clusters.target import Target
-from lockstep.platforms.kubernetes.backend import KubernetesJob
+from lockstep.platforms.kubernetes.backend import KubernetesBackend
+from lockstep.platforms.kubernetes.job import KubernetesJob
 from lockstep.platforms.output import ProgramOutput
+from lockstep.platforms.places.backend import Volume
 from lockstep.programs import ProgramFailed
 from lockstep_train import inspect
 from support.in_process import lockstep
@@ -134,7 +135,8 @@ class Pod:
         monkeypatch.setattr(KubernetesJob, "nodes_with_volumes", lambda job: nodes)
 
     def asked(self, verb: str, *options: str) -> tuple[str, int]:
-        job = KubernetesJob(Target(cast(Any, None), "team", "local"), {"metadata": {"name": "x", "namespace": "team"}})
+        backend = KubernetesBackend(Target(cast(Any, None), "team", "local"))
+        job = KubernetesJob(Target(cast(Any, None), "team", "local"), {"metadata": {"name": "x", "namespace": "team"}}, backend)
         return asyncio.run(job.commits(verb, options, print))
 
 

@@ -292,8 +292,8 @@ async def _follow(cluster: Cluster, namespace: str, name: str) -> dict[str, Any]
     from lockstep.api.objects import current_status, has_ended
     from lockstep.plan.ahead.submission import standstill
     from lockstep.plan.pages.logs import LogSelection
-    from lockstep.platforms.backend import JobGone
     from lockstep.platforms.jobs.logs import follow
+    from lockstep.platforms.places.backend import JobGone
 
     deadline = time.monotonic() + FINISHED_TIMEOUT_SECONDS
     status: dict[str, Any] = {}

@@ -24,7 +24,7 @@ def run_on_bed(verb: Verb) -> int:
     from lockstep.cli.shared.jobargs import TargetOptions
     from lockstep.cli.shared.target import load
     from lockstep.plan.ahead.submission import Typed
-    from lockstep.platforms.backend import Order
+    from lockstep.platforms.places.backend import Order
 
     with step("Bring up two hosts on this machine, each with a systemd, an sshd and a disk"):
         file = bring_hosts_up(HOSTS)

@@ -13,8 +13,8 @@ from lockstep.cli.shared.trainer import run_trainer
 from lockstep.platforms.output import put, tell
 
 if TYPE_CHECKING:
-    from lockstep.platforms.backend import Job
     from lockstep.platforms.files.results import Adapter
+    from lockstep.platforms.places.backend import Job
     from lockstep.programs import Place
 
 app = typer.Typer(help="Work with trained adapters.", no_args_is_help=True)

@@ -85,7 +85,7 @@ def cp(
         name = inputs.job.metadata.name
         if other := next((copy.remote.job for copy in copies if copy.remote.job != name), ""):
             raise ConfigError(f"{file} is job {name}, and not {other}: lockstep cp -f {shlex.quote(str(file))} SRC {name}:")
-        where, wish = where.for_job(inputs), replace(wish, job=inputs.job, cluster=inputs.cluster)
+        where, wish = inputs.at(where), replace(wish, job=inputs.job, cluster=inputs.cluster)
     backend = where.backend()
     with exiting_on_ctrl_c("interrupted: what has arrived is kept; run the same command again to continue"):
         done = [asyncio.run(backend.copy(copy, wish)) for copy in copies]

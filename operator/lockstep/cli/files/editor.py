@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from lockstep.api.hosts import Host
     from lockstep.kube.cluster import Cluster
     from lockstep.platforms.hosts.backend import HostsJob
-    from lockstep.platforms.kubernetes.backend import KubernetesJob
+    from lockstep.platforms.kubernetes.job import KubernetesJob
     from lockstep.programs import Place
 
 JUPYTER_PORT, TENSORBOARD_PORT, CODE_PORT, DEBUG_PORT = 8888, 6006, 8443, 5678

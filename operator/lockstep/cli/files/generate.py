@@ -13,8 +13,8 @@ from lockstep.cli.shared.signals import exiting_on_ctrl_c
 from lockstep.platforms.output import ProgramOutput, tell
 
 if TYPE_CHECKING:
-    from lockstep.platforms.backend import Job
     from lockstep.platforms.files.results import Adapter
+    from lockstep.platforms.places.backend import Job
     from lockstep.programs import Place
 
 

@@ -233,7 +233,7 @@ def _hosts(file: Path | None, job: str | None, where: TargetOptions) -> _Hosts |
 async def _on_hosts(hosts: _Hosts, name: str, revision: str | None, to: Path | None) -> int:
     """Fetch onto each host, by its own network, with the variables that its file gives its ranks."""
     from lockstep.plan.hosts.place import python_of
-    from lockstep.platforms.backend import Volume
+    from lockstep.platforms.places.backend import Volume
     from lockstep_spec.exits import FAILED
 
     arguments = _arguments(name, revision, to)
@@ -273,7 +273,7 @@ async def _before_start(job: Resolved, arguments: Sequence[str], connections: Co
 
 async def _on_volumes(job: str, namespace: str, arguments: Sequence[str], connections: Connections) -> int:
     from lockstep.kube.cluster import Cluster
-    from lockstep.platforms.kubernetes.backend import known_job
+    from lockstep.platforms.kubernetes.job import known_job
 
     async with await Cluster.connect(connections) as cluster:
         await known_job(cluster, namespace, job)

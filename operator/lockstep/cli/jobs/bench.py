@@ -68,7 +68,7 @@ def scaling(
     numbers = sizes(nodes, inputs.job.spec.nodes or inputs.cluster.profile.spec.gpus.default_nodes)
     jobs = [scaling_job(inputs.job, number, steps) for number in numbers]
     in_full_environment(TORCH if where.local else ())
-    runs = where.for_job(inputs).backend().short_runs(inputs.cluster.profile, timeout)
+    runs = inputs.at(where).backend().short_runs(inputs.cluster.profile, timeout)
     quiet = output is Form.JSON
     if not quiet:
         on = f"{', '.join(map(str, numbers))} {'node' if numbers == (1,) else 'nodes'}"

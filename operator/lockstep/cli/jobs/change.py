@@ -25,14 +25,14 @@ from lockstep.cli.shared.jobargs import (
 )
 from lockstep.cli.shared.terminal import confirm
 from lockstep.kube.outage import Outage
-from lockstep.platforms.backend import POLL_SECONDS, STOP_SECONDS
 from lockstep.platforms.output import put, say
+from lockstep.platforms.places.backend import POLL_SECONDS, STOP_SECONDS
 from lockstep_spec.words import number_of
 
 if TYPE_CHECKING:
     from lockstep.kube.cluster import Cluster
-    from lockstep.platforms.backend import Job
-    from lockstep.platforms.kubernetes.backend import KubernetesJob
+    from lockstep.platforms.kubernetes.job import KubernetesJob
+    from lockstep.platforms.places.backend import Job
 
 NODES_MAX = 1024
 REMOVE = "import os, shutil, sys; os.path.isdir(sys.argv[1]) and shutil.rmtree(sys.argv[1])"
@@ -234,12 +234,12 @@ def _run_again(file: Path, where: TargetOptions) -> int:
     from lockstep.cli.jobs.run import run_job
     from lockstep.cli.shared.inputs import option_words
     from lockstep.plan.ahead.submission import Typed
-    from lockstep.platforms.backends import IN_NAMESPACE, LOCAL
+    from lockstep.platforms.places.backends import IN_NAMESPACE, LOCAL
 
     inputs, place = read_inputs(file, where), LOCAL if where.local else IN_NAMESPACE
     options: dict[str, object] = {"--cluster": where.cluster, "--local": where.local, "--workspace": where.workspace}
     typed = Typed(str(file), tuple(option_words(options)), (), where.cluster)
-    return run_job(inputs, where.for_job(inputs), place, typed, {"-f": file, **options}, retry=True)
+    return run_job(inputs, inputs.at(where), place, typed, {"-f": file, **options}, retry=True)
 
 
 @on_site
@@ -310,7 +310,7 @@ def _of_files(files: list[Path], where: TargetOptions) -> list[Job]:
     """
     jobs: dict[tuple[str, str], Job] = {}
     for inputs in read_all(files, where, unnamed=lambda: where.named):
-        name, backend = inputs.job.metadata.name, where.for_job(inputs).backend()
+        name, backend = inputs.job.metadata.name, inputs.at(where).backend()
         try:
             jobs[backend.where, name] = backend.job(name)
         except ConfigError as error:

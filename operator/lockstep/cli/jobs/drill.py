@@ -14,7 +14,7 @@ from lockstep.plan.pages.drill import AFTER_INTERRUPT, AFTER_WITHOUT_PODS, RISKS
 from lockstep.platforms.output import put, put_json, say
 
 if TYPE_CHECKING:
-    from lockstep.platforms.backend import Job
+    from lockstep.platforms.places.backend import Job
 
 MIB = 1 << 20
 
@@ -44,8 +44,8 @@ def drill(
 
     Example: lockstep drill kill-rank --job demo --cluster lab
     """
-    from lockstep.platforms.jobs.drilledjob import DrilledJob
-    from lockstep.platforms.jobs.drills import run_drill
+    from lockstep.platforms.places.drilledjob import DrilledJob
+    from lockstep.platforms.places.drills import run_drill
 
     found = find_job(job, where)
     if fault is Fault.KILL_OPERATOR and not found.backend.has_operator:

@@ -23,9 +23,9 @@ from lockstep.cli.shared.jobargs import TargetOptions
 from lockstep.cli.shared.places import Verb
 from lockstep.cli.shared.target import EMBEDDED, cluster_at, current_server, embedded_kubeconfig, own_target
 from lockstep.cli.shared.terminal import with_advice
-from lockstep.platforms.backend import Backend
-from lockstep.platforms.backends import DEFAULT_WORKSPACE
 from lockstep.platforms.clusters.target import Target
+from lockstep.platforms.places.backend import Backend
+from lockstep.platforms.places.backends import DEFAULT_WORKSPACE
 
 LIMIT_SECONDS = 30.0
 """Seconds for all answers of a place: a host that is off is known to be only after 25, and its jobs are then shown as they were seen last.

@@ -20,12 +20,12 @@ from lockstep.cli.shared.jobargs import (
 )
 from lockstep.kube.outage import Outage
 from lockstep.plan.pages.table import aligned
-from lockstep.platforms.backend import POLL_SECONDS
 from lockstep.platforms.output import put, put_json, put_text, say, tell
+from lockstep.platforms.places.backend import POLL_SECONDS
 
 if TYPE_CHECKING:
     from lockstep.cli.shared.places import Verb
-    from lockstep.platforms.backend import Backend, Job
+    from lockstep.platforms.places.backend import Backend, Job
 
 WATCH_SECONDS = 2.0
 EXIT_STALE = 1
@@ -164,7 +164,7 @@ def _watch(backend: Backend, listed: Callable[[], list[Job]], named: set[tuple[s
     """
     from lockstep.api.objects import current_status, has_ended
     from lockstep.plan.pages.table import COLUMNS
-    from lockstep.platforms.backend import JobGone
+    from lockstep.platforms.places.backend import JobGone
 
     shown: dict[tuple[str, str], tuple[str, ...]] | None = None
     age, stale = COLUMNS.index("AGE") + spaces, ""

@@ -16,7 +16,7 @@ from lockstep_spec.exits import FAILED
 
 if TYPE_CHECKING:
     from lockstep.plan.pages.logs import LogSelection
-    from lockstep.platforms.backend import Job
+    from lockstep.platforms.places.backend import Job
 
 
 @on_site

@@ -38,7 +38,7 @@ def preflight(
     from lockstep.platforms.jobs import shortresults
 
     inputs = read_inputs(only(file, "preflight"), where)
-    runs = where.for_job(inputs).backend().short_runs(inputs.cluster.profile, timeout)
+    runs = inputs.at(where).backend().short_runs(inputs.cluster.profile, timeout)
     result = result_of(runs, lambda runs: shortresults.preflight(runs, inputs.job), "looking at the nodes")
     _show(result, output is Form.JSON)
     raise typer.Exit(0 if result.ok else 1)

@@ -19,10 +19,9 @@ from lockstep.cli.shared.inputs import OptionalFileOption, SetOption, only, opti
 from lockstep.cli.shared.jobargs import TargetOptions, find_cluster_job, on_site
 from lockstep.cli.shared.target import tell_place
 from lockstep.plan.ahead.submission import Typed
-from lockstep.platforms.abilities import refuse
-from lockstep.platforms.backend import HostOptions, Order
-from lockstep.platforms.backends import HOSTS, IN_NAMESPACE, LOCAL, backend_of
 from lockstep.platforms.output import tell
+from lockstep.platforms.places.backend import HostOptions, Order
+from lockstep.platforms.places.backends import HOSTS, IN_NAMESPACE, LOCAL, backend_of, refuse
 
 if TYPE_CHECKING:
     from lockstep.api.job import TrainingJob
@@ -196,7 +195,7 @@ def run(
         "--first": first, "--without": without, "--set": changes}  # fmt: skip
     stated = replace(where, cluster=cluster_of_hosts(hosts, _job_name(file, changes))) if hosts else where
     inputs = _read_anywhere(file, stated, changes) if place is None else read_inputs(file, stated, changes)
-    found = stated.for_job(inputs)
+    found = inputs.at(stated)
     if place is None:
         place = found.kind
         refuse(place, wishes)

@@ -14,11 +14,11 @@ from lockstep.api.files.jobfile import parse_job_file
 from lockstep.cli.shared.clusterfiles import LOCAL_CLUSTER, cluster_of_hosts, load_cluster, load_hosts
 from lockstep.cli.shared.inputs import Inputs
 from lockstep.plan.translate.adhoc import PROCESSES, TypedProgram, script_job
-from lockstep.platforms.backend import HostOptions
 from lockstep.platforms.files.sync import own_folders
 from lockstep.platforms.hosts.backend import HostsBackend
 from lockstep.platforms.hosts.sync import send_project
 from lockstep.platforms.jobs.machine import gpus_here
+from lockstep.platforms.places.backend import HostOptions
 from lockstep_spec.words import number_of
 
 if TYPE_CHECKING:

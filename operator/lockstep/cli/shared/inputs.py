@@ -15,9 +15,9 @@ from lockstep.api.errors import ConfigError
 from lockstep.api.names import ANNOTATION_TYPED, FRESH
 from lockstep.cli.shared.clusterfiles import cluster_names, is_workspace, load_cluster, read_text
 from lockstep.cli.shared.places import Verb, VerbCommand
-from lockstep.platforms.backends import DEFAULT_WORKSPACE
 from lockstep.platforms.jobs.resolved import warn
 from lockstep.platforms.output import tell
+from lockstep.platforms.places.backends import DEFAULT_WORKSPACE
 
 if TYPE_CHECKING:
     from lockstep.api.files.clusterfile import ClusterFile
@@ -88,6 +88,13 @@ class Inputs:
 
         aim_at_file(verb, self.cluster)
         return self
+
+    def at(self, where: TargetOptions) -> TargetOptions:
+        """Return the place of the job, as its file and these options say."""
+        from lockstep.cli.shared.target import as_found
+
+        place = where.on(self.cluster, where.cluster or as_found(where.verb, self.cluster))
+        return replace(place, namespace=where.namespace or self.job.metadata.namespace)
 
     def typed(self, verb: str, options: Mapping[str, object], words: Sequence[str] = ()) -> Inputs:
         """Return the same, with the command that starts its job again, for places without an API server. `options`: values by their names;

@@ -20,16 +20,15 @@ from lockstep.api.files.clusterfile import ClusterFile
 from lockstep.api.names import DEV_ENVIRONMENT, pod_name
 from lockstep.cli.shared.clusterfiles import LOCAL_CLUSTER
 from lockstep.cli.shared.folders import QUICKSTART, state_folder
-from lockstep.cli.shared.inputs import Inputs
 from lockstep.cli.shared.places import PLACES, Verb
-from lockstep.platforms.backends import DEFAULT_WORKSPACE, HOSTS, KUBERNETES, LOCAL, backend_of
+from lockstep.platforms.places.backends import DEFAULT_WORKSPACE, HOSTS, KUBERNETES, LOCAL, backend_of
 
 if TYPE_CHECKING:
     from lockstep.kube.aim import Connections
-    from lockstep.platforms.backend import Backend, Job
     from lockstep.platforms.clusters.target import Target
     from lockstep.platforms.hosts.backend import HostsBackend
-    from lockstep.platforms.kubernetes.backend import KubernetesJob
+    from lockstep.platforms.kubernetes.job import KubernetesJob
+    from lockstep.platforms.places.backend import Backend, Job
 
 
 def known_names(context: typer.Context, incomplete: str) -> list[str]:
@@ -153,13 +152,6 @@ class TargetOptions:
         backend = backend_of(self.kind, self)
         tell_place(self.verb, backend.place)
         return backend
-
-    def for_job(self, inputs: Inputs) -> TargetOptions:
-        """Return the place of a job, as its file and these options say."""
-        from lockstep.cli.shared.target import as_found
-
-        place = self.on(inputs.cluster, self.cluster or as_found(self.verb, inputs.cluster))
-        return replace(place, namespace=self.namespace or inputs.job.metadata.namespace)
 
     def on(self, file: ClusterFile, named: str) -> TargetOptions:
         """Return the place that a cluster file describes, which was given as `named`."""

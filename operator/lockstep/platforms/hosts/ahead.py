@@ -17,11 +17,11 @@ from lockstep.plan.ahead.slownetwork import measured_speed, moves_weights
 from lockstep.plan.hosts.place import chosen, inputs_of, seats
 from lockstep.plan.hosts.planned import HostsAsked
 from lockstep.plan.render.run import trainer_config
-from lockstep.platforms.backend import HostOptions, Order
 from lockstep.platforms.hosts.fleet import Fleet
 from lockstep.platforms.hosts.start import refuse_missing, refuse_running
 from lockstep.platforms.jobs.planfacts import known_facts
 from lockstep.platforms.jobs.resolved import resolve_with_warnings
+from lockstep.platforms.places.backend import HostOptions, Order
 from lockstep.programs import output_of
 from lockstep_spec.settings import size_settings
 

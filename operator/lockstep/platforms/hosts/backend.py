@@ -8,18 +8,18 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import ConfigError, Failed
-from lockstep.api.objects import Object, condition, has_ended
-from lockstep.platforms.backend import POLL_SECONDS, STOP_SECONDS, Backend, Job, JobGone, Order, Stale, Volume
-from lockstep.platforms.backends import Where
+from lockstep.api.objects import Object, condition, has_ended, is_true
 from lockstep.platforms.files.copies import Copy, CopyWish
 from lockstep.platforms.files.sending import Sending
 from lockstep.platforms.jobs.looks import Looks
 from lockstep.platforms.jobs.shortresults import ShortRuns
-from lockstep.platforms.output import tell
+from lockstep.platforms.output import put, say, tell
+from lockstep.platforms.places.backend import POLL_SECONDS, STOP_SECONDS, Backend, Job, JobGone, NamedPlace, Order, Stale, Volume
+from lockstep_spec.exits import FAILED
 
 if TYPE_CHECKING:
     from lockstep.api.files.clusterfile import ClusterFile
@@ -45,15 +45,14 @@ class HostVolume(Volume):
     place: HostPlace
 
 
-def backend(where: Where) -> HostsBackend:
-    """Return the hosts that are meant (`platforms.backends`)."""
-    return HostsBackend(*where.of_hosts())
-
-
 class HostsBackend(Backend):
     """The hosts of a cluster file."""
 
     keeps_command = True
+
+    @classmethod
+    def at(cls, where: NamedPlace) -> Self:
+        return cls(*where.of_hosts())
 
     def __init__(self, cluster_file: ClusterFile, named: str) -> None:
         """`named`: the cluster as it was given: its name, or the path of its file."""
@@ -84,8 +83,6 @@ class HostsBackend(Backend):
         return self._fleet
 
     def run(self, order: Order) -> int:
-        from lockstep.platforms.hosts.run import run_on_hosts
-
         return run_on_hosts(self, order)
 
     def short_runs(self, profile: TrainingCluster, seconds: int | None) -> ShortRuns:
@@ -94,8 +91,6 @@ class HostsBackend(Backend):
         return HostRuns(self.fleet(), profile, tell, seconds)
 
     def looks(self, job: str | None, interval: float, *, live: bool) -> Looks:
-        from lockstep.platforms.hosts.looks import looks_of_hosts, looks_of_job
-
         return looks_of_hosts(self, interval) if job is None else looks_of_job(self.job(job), interval, live=live)
 
     async def copy(self, copy: Copy, wish: CopyWish) -> bool:
@@ -393,3 +388,100 @@ class HostsJob(Job):
             visible = {"CUDA_VISIBLE_DEVICES": await self.free_gpus(0, gpus) if gpus else ""}
             environment = {**dict(volume.place.environment), **visible}
             yield volume._replace(place=replace(volume.place, environment=tuple(environment.items())))
+
+
+START_POLL_SECONDS, PATIENCE_SECONDS = 0.3, 1.0
+"""Least seconds between two looks at a job that starts, and those for which node 0's host waits with its answer for the job's ranks."""
+
+
+def run_on_hosts(backend: HostsBackend, order: Order) -> int:
+    """Start the job on its hosts, and return its exit code: 0 complete, 1 failed. Ctrl-C leaves it running.
+
+    A detached order returns once all of its ranks run. Raises Failed where they don't get to run, with the reason.
+    """
+    from lockstep.platforms.hosts.ahead import refuse_slow_network
+    from lockstep.platforms.hosts.start import start
+
+    fleet = backend.fleet()
+    if order.typed.file and not order.anyway:
+        asyncio.run(refuse_slow_network(fleet, order))
+    patience = PATIENCE_SECONDS if order.detach else 0.0
+    try:
+        seen = asyncio.run(start(fleet, order, patience=patience))
+    except (KeyboardInterrupt, SystemExit):  # SystemExit: by SIGTERM, or a terminal that was closed
+        say(f"interrupted while job {order.job.metadata.name} was being started: lockstep get {backend.again} shows whether it runs")
+        raise
+    job = HostsJob(backend, seen)
+    say(f"job {job.name} is started on {', '.join(job.seen.hosts)}; it runs on without this terminal: lockstep logs {job.at} -f")
+    job.warn_unkept()
+    if order.detach:
+        return _until_running(job)
+    return asyncio.run(_follow(job))
+
+
+def _until_running(job: HostsJob) -> int:
+    shown, status, looked = "", job.status, 0.0
+    while True:
+        progress = condition(status, "Progressing")
+        line = f"{progress.get('reason', 'Unknown')}: {progress.get('message', '')}"
+        if line != shown:
+            shown = line
+            put(f"{job.name}: {line}", flush=True)
+        if is_true(status, "RanksReady") or is_true(status, "Complete"):
+            return 0
+        if has_ended(status) or progress.get("status") == "False":
+            raise Failed(f"job {job.name} does not run: {progress.get('message', '')}: lockstep why {job.at}")
+        time.sleep(max(0.0, looked + START_POLL_SECONDS - time.monotonic()))
+        looked = time.monotonic()
+        status = asyncio.run(job.current(PATIENCE_SECONDS))
+
+
+async def _follow(job: HostsJob) -> int:
+    from lockstep.plan.pages.logs import LogSelection
+
+    async with aclosing(job.follow(LogSelection(), say)) as lines:
+        async for line in lines:
+            put(line, flush=True)
+    return FAILED if is_true(job.status, "Failed") else 0
+
+
+async def looks_of_job(job: HostsJob, interval: float, *, live: bool) -> Looks:
+    """Look at a job with its ranks. A host that doesn't answer is shown as not seen."""
+    from lockstep.plan.pages.top import machine_node, snapshot
+    from lockstep.platforms.jobs.looks import Curve, Look, page_lines
+    from lockstep.platforms.jobs.top import NodesWatch, nodes_at, of_job
+    from lockstep_gang.contract.layout import RankLayout
+
+    fleet, layout = job.backend.fleet(), RankLayout(job.seen.record.ranks)
+    roots = {node: record.workspace for node, host in enumerate(job.seen.hosts) if (record := job.record_on(host)) is not None}
+    folders = {node: f"{workspace}/runs/{job.name}" for node, workspace in roots.items()}
+    places = {node: fleet.place(host) for node, host in enumerate(job.seen.hosts) if node in folders}
+    curve = Curve()
+    measuring = (lambda line: None) if live else say
+    async with NodesWatch(nodes_at(places), of_job(job.name, folders, machine=True), measuring) as watch:
+        while True:
+            answers, status = await asyncio.gather(watch.ask(curve.points()), job.current())
+            curve.take(answers.get(0, {}))
+            nodes = []
+            for node, host in enumerate(job.seen.hosts):
+                answer = {"problem": job.seen.problems[host]} if host in job.seen.problems else answers.get(node, {})
+                nodes.append({**machine_node(host, layout.ranks_of(node), answer), "node": node})
+            page = {**snapshot(job.job, (), {0: {"curve": curve.steps}}), "nodes": nodes}
+            yield Look(page, page_lines(page), has_ended(status))
+            await asyncio.sleep(interval)
+
+
+async def looks_of_hosts(backend: HostsBackend, interval: float) -> Looks:
+    """Look at the load of every host of a cluster file, and who uses its GPUs."""
+    from lockstep.plan.pages.hosts import hosts_page, hosts_view
+    from lockstep.platforms.jobs.looks import Look, width
+    from lockstep.platforms.jobs.top import NodesWatch, nodes_at, of_hosts
+
+    fleet = backend.fleet()
+    folders = [(host.workspace, host.datasets) for host in backend.hosts.hosts]
+    async with NodesWatch(nodes_at([fleet.place(name) for name in backend.hosts.names]), of_hosts(backend.name, folders), say) as watch:
+        while True:
+            answers = await watch.ask(0)
+            view = hosts_view(backend.name, {name: answers.get(number, {}) for number, name in enumerate(backend.hosts.names)})
+            yield Look(view, list(hosts_page(view, width())))
+            await asyncio.sleep(interval)

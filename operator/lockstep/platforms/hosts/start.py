@@ -41,12 +41,12 @@ from lockstep.plan.hosts.status import Seen, host_job, named_hosts, seen_jobs
 from lockstep.plan.hosts.volumes import refuse_apart
 from lockstep.plan.render.resolve import path_lines
 from lockstep.platforms.agentfile import build_agent
-from lockstep.platforms.backend import STOP_SECONDS, Order
 from lockstep.platforms.hosts.fleet import Fleet, within
 from lockstep.platforms.hosts.volumes import looking_for_marks
 from lockstep.platforms.inpod import source_of
 from lockstep.platforms.onhost import keep
 from lockstep.platforms.output import tell
+from lockstep.platforms.places.backend import STOP_SECONDS, Order
 from lockstep.programs import Program, lines_in, next_answer, python_program
 from lockstep_gang.contract.run import run_text
 from lockstep_spec.choices import StorageMode

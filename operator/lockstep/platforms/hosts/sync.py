@@ -10,7 +10,6 @@ from lockstep.api.names import WORKSPACE
 from lockstep.plan.hosts.facts import HostFacts
 from lockstep.plan.hosts.place import chosen
 from lockstep.plan.hosts.status import seen_jobs
-from lockstep.platforms.backend import HostOptions
 from lockstep.platforms.files.sending import Sending, SentByOthers, send_all, send_once
 from lockstep.platforms.files.sync import Receivers, own_folders
 from lockstep.platforms.files.transfer import refuse_outside
@@ -18,6 +17,7 @@ from lockstep.platforms.hosts.fleet import Fleet
 from lockstep.platforms.hosts.start import refuse_running
 from lockstep.platforms.hosts.volumes import sharing
 from lockstep.platforms.output import tell
+from lockstep.platforms.places.backend import HostOptions
 from lockstep_spec.files import expanded
 
 

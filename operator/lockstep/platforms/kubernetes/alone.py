@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shlex
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from lockstep.api import names
@@ -22,9 +20,7 @@ from lockstep.api.objects import Object, is_running
 from lockstep.kube.cluster import ApiError, Cluster
 from lockstep.kube.exec import NotRunning
 from lockstep.kube.expiry import LEFT_SECONDS, expiring
-from lockstep.kube.jobs import runs_without_operator
 from lockstep.kube.kinds import path_of
-from lockstep.plan.ahead.submission import ended
 from lockstep.plan.cluster.facts import Listing
 from lockstep.plan.cluster.fitting import never_enough
 from lockstep.plan.observed import Observed, is_terminating, owner_uid
@@ -32,8 +28,6 @@ from lockstep.plan.reconcile.clocks import Earlier
 from lockstep.plan.reconcile.conditions import View, waits_for
 from lockstep.plan.reconcile.placing import Placing, placing
 from lockstep.plan.waiting.containers import is_scheduled
-from lockstep.platforms.backend import Order
-from lockstep.platforms.backends import Where
 from lockstep.platforms.clusters.facts import with_image
 from lockstep.platforms.clusters.listings import list_kind, read_object
 from lockstep.platforms.clusters.target import Target
@@ -41,15 +35,13 @@ from lockstep.platforms.files.reader import beside, create_claims
 from lockstep.platforms.inpod.keeper import verdict
 from lockstep.platforms.jobs.keeper import VERDICTS, keeper, keeper_name
 from lockstep.platforms.jobs.logs import STAMP
-from lockstep.platforms.jobs.observe import JobObserver
-from lockstep.platforms.kubernetes.backend import KubernetesBackend
 from lockstep.platforms.kubernetes.objects import Run, objects, prepare
-from lockstep.platforms.kubernetes.status import observe_run
 from lockstep.platforms.output import put
+from lockstep.platforms.places.backend import Order
 from lockstep.programs import ProgramFailed, answer_of, output_of
 from lockstep_gang.contract.report import ENDS, State
 from lockstep_gang.contract.run import parse_run
-from lockstep_spec.exits import DONE, FAILED, INTERRUPTED, SAVED
+from lockstep_spec.exits import DONE, FAILED, SAVED
 from lockstep_spec.words import number_of
 
 LOOK_SECONDS = 1.0
@@ -78,41 +70,7 @@ class TimeLimit:
         return cls() if seconds is None else cls(float(seconds), is_stated=True)
 
 
-def backend(where: Where) -> InNamespace:
-    """Return the namespace that is meant, without its operator (`platforms.backends`)."""
-    return InNamespace(where.target())
-
-
-class InNamespace(KubernetesBackend):
-    """A namespace of a cluster, where jobs run without the operator."""
-
-    has_operator = False
-
-    def run(self, order: Order) -> int:
-        """Return the exit code: 0 complete, 1 failed, 130 detached by Ctrl-C, which leaves it running. Raises ConfigError."""
-        if not order.retry:
-            self._refuse_ended(order)
-        with contextlib.suppress(KeyboardInterrupt):
-            return asyncio.run(_run(order, self.target))
-        return INTERRUPTED
-
-    def _refuse_ended(self, order: Order) -> None:
-        """Raise ConfigError where a run of this name has ended, by the record on its volume; unless it is to train anew."""
-        client, name, namespace = self.target.client, order.job.metadata.name, self.target.namespace
-        before = [] if order.typed.is_fresh else runs_without_operator(client, namespace, name)
-        for run in before:
-            job = client.run(partial(_with_end, run))
-            retry = f"lockstep retry -f {shlex.quote(order.typed.file)} --in-namespace {self.again}"
-            if words := ended(order.job, job, f"{name} {self.again}", retry, order.typed):
-                raise ConfigError(*words)
-
-
-async def _with_end(run: Object, cluster: Cluster) -> Object:
-    """Return a run with its status, by its volume where its pods are gone."""
-    return (await observe_run(JobObserver(cluster), cluster, run, read=True)).job
-
-
-async def _run(order: Order, target: Target) -> int:
+async def run_in_namespace(order: Order, target: Target) -> int:
     job, place = order.job, target.namespace
     async with target.client.connected() as cluster:
         earlier = await _ended_run(cluster, job.metadata.name, place) if order.retry else None

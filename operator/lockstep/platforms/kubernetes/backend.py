@@ -3,45 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Self
 
 from lockstep.api.cluster import TrainingCluster
-from lockstep.api.errors import ConfigError, Failed
-from lockstep.api.names import AGENT_PATH, CONTAINER, DATASETS, WORKSPACE, pod_name
-from lockstep.api.objects import Object, condition, current_status, go_on_words, has_ended, is_run, is_true, uid_of
-from lockstep.kube.outage import Outage
-from lockstep.platforms.backend import Backend, Job, JobGone, Order, Stale, Volume, instead_of
-from lockstep.platforms.backends import Where
+from lockstep.api.errors import ConfigError
+from lockstep.api.objects import Object, is_run
 from lockstep.platforms.files.copies import Copy, CopyWish
 from lockstep.platforms.files.sending import Sending
 from lockstep.platforms.jobs.looks import Looks
 from lockstep.platforms.jobs.shortresults import ShortRuns
+from lockstep.platforms.kubernetes.job import KubernetesJob, looks_of_job, seen_runs, unknown_job
 from lockstep.platforms.output import tell
+from lockstep.platforms.places.backend import Backend, Job, NamedPlace, Order, Stale
 from lockstep_spec.words import listed
 
 if TYPE_CHECKING:
-    from lockstep.kube.cluster import Cluster
-    from lockstep.kube.exec import PodPlace
-    from lockstep.plan.observed import Observed
-    from lockstep.plan.pages.drill import Fault
-    from lockstep.plan.pages.logs import LogSelection
-    from lockstep.plan.pages.stacks import RankAnswer
-    from lockstep.plan.pages.why import Answer, ClusterHome
     from lockstep.platforms.clusters.target import Target
-    from lockstep.platforms.jobs.drilledjob import Pods
-
-T = TypeVar("T")
-
-
-def backend(where: Where) -> KubernetesBackend:
-    """Return the namespace that is meant (`platforms.backends`)."""
-    return KubernetesBackend(where.target())
 
 
 class KubernetesBackend(Backend):
@@ -49,6 +28,10 @@ class KubernetesBackend(Backend):
 
     has_operator = True
     has_namespaces = True
+
+    @classmethod
+    def at(cls, where: NamedPlace) -> Self:
+        return cls(where.target())
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -64,7 +47,7 @@ class KubernetesBackend(Backend):
     def run(self, order: Order) -> int:
         from lockstep.platforms.kubernetes.submit import run_on_cluster
 
-        return run_on_cluster(order, self.target)
+        return run_on_cluster(order, self.target, self)
 
     def short_runs(self, profile: TrainingCluster, seconds: int | None) -> ShortRuns:
         from lockstep.platforms.kubernetes.alone import TimeLimit
@@ -73,17 +56,15 @@ class KubernetesBackend(Backend):
         return PodRuns(self.target, profile, tell, TimeLimit.of(seconds))
 
     def looks(self, job: str | None, interval: float, *, live: bool) -> Looks:
-        from lockstep.platforms.kubernetes.looks import looks_of_all, looks_of_job
-
         return looks_of_all(self, interval) if job is None else looks_of_job(self.job(job), interval, live=live)
 
     async def copy(self, copy: Copy, wish: CopyWish) -> bool:
-        from lockstep.platforms.kubernetes.copies import copy_in_pods
+        from lockstep.platforms.kubernetes.files import copy_in_pods
 
         return await copy_in_pods(copy, self.target, wish)
 
     async def sync(self, sending: Sending) -> bool:
-        from lockstep.platforms.kubernetes.sync import sync
+        from lockstep.platforms.kubernetes.files import sync
 
         return await sync(self.target, sending)
 
@@ -92,7 +73,7 @@ class KubernetesBackend(Backend):
 
         jobs = list_jobs(self.target.client, None if everywhere else self.target.namespace, selector)
         runs = [run for run in seen_runs(self.target, [job for job in jobs if is_run(job)]) if run["status"].get("conditions")]
-        return [KubernetesJob(self.target, job) for job in (*(job for job in jobs if not is_run(job)), *runs)]
+        return [KubernetesJob(self.target, job, self) for job in (*(job for job in jobs if not is_run(job)), *runs)]
 
     def job(self, name: str) -> KubernetesJob:
         """Return the job of this name, or the run of --in-namespace. Raises ConfigError, naming the jobs that are there, when there is
@@ -112,7 +93,7 @@ class KubernetesBackend(Backend):
         job = job or next(iter(runs_without_operator(client, namespace, name)), None)
         if job is None:
             raise refusal or ConfigError(no_such_job(self.target, name))
-        return KubernetesJob(self.target, job).seen()
+        return KubernetesJob(self.target, job, self).seen()
 
     def default_nodes(self, job: Object) -> int | None:
         """Return the cluster file's number, if the job is of that cluster."""
@@ -134,300 +115,6 @@ class KubernetesBackend(Backend):
         return [marked(job, unheard, time.time()) for job in objects], stale
 
 
-@dataclass(frozen=True)
-class KubernetesJob(Job):
-    """A job as the API server has it."""
-
-    target: Target
-    job: Object
-
-    @property
-    def backend(self) -> KubernetesBackend:  # type: ignore[override]
-        return KubernetesBackend(self.target)
-
-    @property
-    def namespace(self) -> str:
-        return str(self.job["metadata"]["namespace"])
-
-    @property
-    def at(self) -> str:
-        return f"{self.name} -n {self.namespace}{self.target.options}"
-
-    @property
-    def home(self) -> ClusterHome | None:
-        """Return the job's cluster and the namespace of its jobs, as a cluster file states them; None where none does."""
-        named = self.job["spec"].get("cluster") or (None if self.target.is_stand_in else self.target.cluster)
-        return self.target.files.home(named) if named else None
-
-    def run(self, work: Callable[[Cluster], Coroutine[Any, Any, T]]) -> T:
-        """Return the result of `work`, done on a connection to the job's cluster that ends with it."""
-        return self.target.client.run(work)
-
-    def node(self, cluster: Cluster, number: int) -> PodPlace:
-        """Return the container of a node's ranks."""
-        from lockstep.kube.exec import PodPlace
-
-        return PodPlace(cluster, self.namespace, pod_name(self.name, number), CONTAINER)
-
-    def rank_node(self, rank: int) -> int:
-        from lockstep.plan.pages.logs import node_of_rank, nodes_of
-        from lockstep.platforms.jobs.runs import frozen_run
-
-        nodes = nodes_of(self.job) or int(self.run(lambda cluster: frozen_run(cluster, self.job)).get("nodes", 0))
-        return node_of_rank(self.status.get("ranks") or {}, nodes, rank)
-
-    def stacks(self, rank: int | None) -> list[RankAnswer]:
-        from lockstep.platforms.jobs.runs import ask_ranks
-
-        return self.run(lambda cluster: ask_ranks(cluster, self.job, rank))
-
-    def seen(self) -> KubernetesJob:
-        """Return a run of --in-namespace with its status; any other job as it is."""
-        return replace(self, job=seen_runs(self.target, [self.job])[0]) if is_run(self.job) else self
-
-    def look_again(self) -> Object:
-        from lockstep.kube.jobs import get_job
-
-        if is_run(self.job):
-            return self.seen().status
-        return current_status(self.same(get_job(self.target.client, self.namespace, self.name)))
-
-    def same(self, found: Object | None) -> Object:
-        """Return what the API server has under its name. Raises JobGone where that is nothing, or a job that was created since."""
-        if found is None or uid_of(found) != self.uid:
-            raise JobGone.of(self.name, found)
-        return found
-
-    def events(self) -> list[Object]:
-        from lockstep.kube.jobs import job_events
-
-        return job_events(self.target.client, self.job)
-
-    def answer(self, bundle: Path | None) -> Answer:
-        return self.run(lambda connection: _answer(connection, self, bundle))
-
-    @property
-    def pods(self) -> Pods:
-        from lockstep.platforms.jobs.drilledjob import Pods
-
-        return Pods(self.target.client, self.namespace)
-
-    def missing_rights(self, fault: Fault) -> list[str]:
-        from lockstep.platforms.jobs.drills import missing_rights
-
-        return list(map(str, missing_rights(self.target.client, fault, self.namespace)))
-
-    def refuse_idle(self) -> None:
-        """Raise ConfigError where no node waits for what it is asked to run, with what to do about it."""
-        name, status = self.name, self.status
-        if self.job["spec"].get("type") != "Interactive":
-            raise ConfigError(f"job {name} is a Batch job: scripts run only in jobs of type Interactive")
-        if is_true(status, "Failed"):
-            raise ConfigError(f"{name} has failed: {condition(status, 'Failed')['message']}: lockstep retry {self.at}")
-        stopped = condition(status, "Suspended")
-        if stopped.get("status") == "True" or stopped.get("reason") == "Stopping":
-            raise ConfigError(f"{name} has no pods now: bring it back with lockstep resume {self.at}")
-        progress = condition(status, "Progressing")
-        if progress.get("status") == "False":
-            raise ConfigError(f"{name} can't run anything now: {progress['message']}: lockstep why {self.at}")
-
-    def stop_script(self) -> int:
-        """Stop it as a person would in the job's pod."""
-        from lockstep.platforms.jobs.terminal import run_on_all_nodes
-
-        self.refuse_idle()
-        command = ["python3", "-I", AGENT_PATH, "stop"]
-        return self.run(lambda cluster: run_on_all_nodes(self.node(cluster, 0), command))
-
-    def suspend(self, *, now: bool = False) -> bool:
-        if now:
-            raise ConfigError(
-                f"--now is for hosts: on a cluster, kubectl delete pod {pod_name(self.name, 0)} -n {self.namespace} --grace-period=0 ends a"
-                " pod without a save"
-            )
-        if is_run(self.job):
-            self.delete()
-            return True
-        return self._set_suspend(suspended=True)
-
-    def resume(self) -> bool:
-        return self._set_suspend(suspended=False) or self._take_back()
-
-    def _set_suspend(self, *, suspended: bool) -> bool:
-        if bool(self.job["spec"].get("suspend", False)) == suspended:
-            return False
-        self.patch({"suspend": suspended})
-        return True
-
-    def _take_back(self) -> bool:
-        """Ask for the GPUs of a dev environment that nobody used. Return True if they had been released."""
-        if "released" not in (self.status.get("interactive") or {}):
-            return False
-        self.raise_retry()
-        return True
-
-    def raise_retry(self) -> int:
-        number = int(self.job["spec"].get("restart", {}).get("retry", 0)) + 1
-        self.patch({"restart": {"retry": number}})
-        return number
-
-    def patch(self, spec: Object) -> None:
-        """Change fields of its spec; what the API server refuses is raised in its words."""
-        from lockstep.kube.jobs import patch_spec
-
-        if is_run(self.job):
-            raise ConfigError(
-                f"{self.name} runs without the operator (run --in-namespace): lockstep stop {self.at}, then start its changed file the same"
-                f" way, to {go_on_words(self.job)}"
-            )
-        patch_spec(self.target.client, self.namespace, self.name, spec)
-
-    def delete(self) -> str:
-        from lockstep.kube.jobs import delete_job
-        from lockstep.kube.kinds import path_of
-
-        if is_run(self.job):  # all but the claims is its ConfigMap's, and goes with it
-            self.target.client.request("DELETE", path_of("ConfigMap", self.namespace, self.status["run"]["name"]))
-            return "its claims stay"
-        try:
-            self.run(lambda cluster: delete_job(cluster, self.namespace, self.name))
-        except TimeoutError as error:
-            raise Failed(str(error)) from error
-        return "its claims stay"
-
-    async def lines(self, selection: LogSelection, say: Callable[[str], None]) -> AsyncGenerator[str, None]:
-        from lockstep.platforms.jobs.logs import lines
-
-        async with self.target.client.connected() as cluster, aclosing(lines(cluster, self.job, selection, say)) as output:
-            async for line in output:
-                yield line
-
-    async def follow(
-        self, selection: LogSelection, say: Callable[[str], None], watch: Callable[[Object], object] = has_ended
-    ) -> AsyncGenerator[str, None]:
-        """Yield the lines as `Job.follow` does. `watch` gets the status whenever there is no log to read."""
-        from lockstep.platforms.jobs.logs import follow, lines
-
-        printed = False
-        async with self.target.client.connected() as cluster:
-            async for line in follow(cluster, self.namespace, self.name, selection, _Over(cluster, self, say, watch)):
-                printed = True
-                yield line
-            if not printed:
-                async with aclosing(lines(cluster, self.job, selection, say)) as output:
-                    async for line in output:
-                        yield line
-
-    @asynccontextmanager
-    async def ranks(self, node: int) -> AsyncIterator[Volume]:
-        async with self.target.client.connected() as cluster:
-            yield Volume(self.node(cluster, node), WORKSPACE, DATASETS)
-
-    @asynccontextmanager
-    async def beside_ranks(self, gpus: int, say: Callable[[str], None]) -> AsyncIterator[Volume]:
-        from lockstep.platforms.files.results import idle_or_own_pod
-
-        async with (
-            self.target.client.connected() as cluster,
-            idle_or_own_pod(cluster, self.namespace, self.name, gpus, say) as place,
-        ):
-            yield Volume(place, WORKSPACE, DATASETS)
-
-    def nodes_with_volumes(self) -> list[int]:
-        from lockstep.platforms.files.reader import nodes_with_volumes
-
-        return self.run(lambda cluster: nodes_with_volumes(cluster, self.namespace, self.name))
-
-    @asynccontextmanager
-    async def volume(self, node: int, say: Callable[[str], None]) -> AsyncIterator[Volume]:
-        from lockstep.platforms.files.reader import beside
-
-        async with self.target.client.connected() as cluster, beside(cluster, self.namespace, self.name, node, say=say) as place:
-            yield Volume(place, WORKSPACE, DATASETS)
-
-
-def seen_runs(target: Target, runs: Sequence[Object]) -> list[Object]:
-    """Return runs of --in-namespace with their status, all looked at over one connection."""
-    if not runs:
-        return []
-    from lockstep.platforms.jobs.observe import JobObserver
-    from lockstep.platforms.kubernetes.status import observe_run
-
-    async def observed(cluster: Cluster) -> list[Object]:
-        look = JobObserver(cluster)
-        return [one.job for one in await asyncio.gather(*(observe_run(look, cluster, run) for run in runs))]
-
-    return target.client.run(observed)
-
-
-class _Over:
-    """Answers whether a job that is followed has ended."""
-
-    def __init__(self, cluster: Cluster, job: KubernetesJob, say: Callable[[str], None], watch: Callable[[Object], object]) -> None:
-        self._cluster, self._job, self._say, self._watch = cluster, job, say, watch
-        self._reason, self._outage = "", Outage(say)
-
-    async def __call__(self) -> bool:
-        from lockstep.plan.ahead.submission import standstill
-        from lockstep.platforms.jobs.logs import has_run_ended
-
-        try:
-            if is_run(self._job.job):
-                return await has_run_ended(self._cluster, self._job.job)
-            found = await self._cluster.get("TrainingJob", self._job.namespace, self._job.name)
-        except Failed as error:
-            if not self._outage.passes(error):
-                raise
-            return False
-        self._outage.over()
-        status = current_status(self._job.same(found))
-        self._watch(status)
-        if (still := standstill(status)) and not is_true(status, "Suspended"):
-            raise Failed(f"job {self._job.name} has no log to come: {still}")
-        reason = str(condition(status, "Progressing").get("reason"))
-        if reason == "Suspended" and self._reason != reason:
-            self._say(f"{self._job.name} is suspended; this goes on when it does (lockstep resume {self._job.at}), Ctrl-C ends it")
-        self._reason = reason
-        return has_ended(status)
-
-
-async def _answer(connection: Cluster, job: KubernetesJob, bundle: Path | None) -> Answer:
-    from lockstep.plan.pages.why import answer_page, is_awaited
-    from lockstep.plan.pages.why import why as answer_of
-    from lockstep.platforms.clusters.facts import unserved
-    from lockstep.platforms.jobs.logs import unheard_lines
-    from lockstep.platforms.jobs.observe import JobObserver, operator_unheard
-    from lockstep.platforms.kubernetes.status import observe_run
-
-    look, unheard, lacks = JobObserver(connection), None, ""
-    if is_run(job.job):
-        observed = await observe_run(look, connection, job.job, read=True)
-    else:
-        observed, unheard, lacks = await asyncio.gather(
-            look.at(job.job), operator_unheard(connection, job.namespace), unserved(connection, job.namespace)
-        )
-    answer = answer_of(observed, tuple(look.not_seen), time.time(), lacks, unheard, job.home)
-    if is_run(job.job):
-        retry = f"lockstep retry -f FILE --in-namespace -n {job.namespace}{job.target.options}"
-        steps = (replace(step, command=re.sub(r"^lockstep (retry|resume) .*", retry, step.command)) for step in answer.next)
-        answer = replace(answer, next=tuple(steps))
-    if is_awaited(observed) or answer.stale:
-        answer = replace(answer, says=tuple(await unheard_lines(connection, job.namespace, observed.pods)))
-    if bundle is not None:
-        await _write(bundle, connection, observed, answer_page(answer))
-    return answer
-
-
-async def _write(path: Path, connection: Cluster, observed: Observed, answer: str) -> None:
-    from lockstep.platforms.jobs.bundle import write_bundle
-
-    try:
-        missing = await write_bundle(path, connection, observed, answer)
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
-    tell(f"wrote {path}" + (f"; not in it: {'; '.join(missing)}" if missing else ""))
-
-
 def no_such_job(target: Target, name: str) -> str:
     """Explain a job that isn't there. A namespace that has one of this name is named, as far as you may look."""
     from lockstep.kube.cluster import ApiError
@@ -447,18 +134,18 @@ def no_such_job(target: Target, name: str) -> str:
     return f"there is no TrainingJob {name} in namespace {target.namespace}, but {has}: add -n {places[0]}"
 
 
-def unknown_job(name: str, namespace: str, names: list[str]) -> str:
-    """Explain a job that no namespace has."""
-    others = instead_of(name, names, KubernetesBackend.have, "-n names another namespace")
-    return f"there is no TrainingJob {name} in namespace {namespace}: {others}"
+async def looks_of_all(backend: KubernetesBackend, interval: float) -> Looks:
+    from lockstep.plan.pages.table import is_open
+    from lockstep.plan.pages.top import overview, snapshot
+    from lockstep.platforms.jobs.looks import Look, with_age
+    from lockstep.platforms.jobs.observe import operator_unheard
 
-
-async def known_job(cluster: Cluster, namespace: str, name: str, hint: str = "") -> None:
-    """Refuse a job that doesn't exist. Raises ConfigError, which names the jobs that do, and ends with the hint."""
-    from lockstep.platforms.clusters.remove import JOB, all_of
-
-    if await cluster.get("StatefulSet", namespace, name) is not None:
-        return
-    names = [str(job["metadata"]["name"]) for job in await all_of(cluster, JOB, namespace)]
-    if name not in names:
-        raise ConfigError(f"{unknown_job(name, namespace, names)}{hint}")
+    place = backend.target.namespace
+    async with backend.target.client.connected() as connection:
+        while True:
+            jobs = [job.job for job in await asyncio.to_thread(backend.jobs)]
+            unheard = await operator_unheard(connection, place) if any(map(is_open, jobs)) else None
+            lines = list(overview(jobs)) if jobs else [f"there is no TrainingJob in namespace {place}"]
+            page = with_age({"jobs": [snapshot(job, (), {}) for job in jobs]}, unheard)
+            yield Look(page, [*lines, *([page["stale"]["message"]] if "stale" in page else [])])
+            await asyncio.sleep(interval)

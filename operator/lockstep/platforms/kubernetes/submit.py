@@ -13,9 +13,9 @@ from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import FRESH
 from lockstep.api.objects import Object, condition, current_status, has_ended, is_true
 from lockstep.kube.outage import Outage
-from lockstep.platforms.backend import POLL_SECONDS, JobGone
-from lockstep.platforms.kubernetes.backend import KubernetesJob
+from lockstep.platforms.kubernetes.job import KubernetesJob
 from lockstep.platforms.output import put, say
+from lockstep.platforms.places.backend import POLL_SECONDS, Backend, JobGone
 from lockstep_spec.exits import FAILED
 from lockstep_spec.words import number_of
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from lockstep.api.job import TrainingJob
     from lockstep.kube.cluster import ApiError, Cluster
     from lockstep.plan.ahead.submission import SubmittedAs, SubmittedState
-    from lockstep.platforms.backend import Order
     from lockstep.platforms.clusters.target import Target
+    from lockstep.platforms.places.backend import Order
 
 LASTS_SECONDS = 2.0
 """Time for which a job must be in one state before that is said: a start passes through several."""
@@ -34,7 +34,7 @@ ANNOTATION_CHARACTERS_MAX = 200 << 10
 """The API server takes 256 KiB of annotations in all."""
 
 
-def run_on_cluster(order: Order, target: Target) -> int:
+def run_on_cluster(order: Order, target: Target, backend: Backend) -> int:
     """Hand the job to the operator of its cluster, and return its exit code. Raises as `submit` does, and ConfigError for a job that names
     another cluster, or can't run on this one.
     """
@@ -55,10 +55,10 @@ def run_on_cluster(order: Order, target: Target) -> int:
     place = f"cluster {cluster}" if target.is_known else f"the cluster at {target.client.server}"
     fresh = (FRESH,) if typed.is_fresh else ()
     submitted = SubmittedAs(typed.file, cluster, target.namespace, place, typed.options, target.options, target.context, fresh)
-    return submit(job, target, submitted, order)
+    return submit(job, target, submitted, order, backend)
 
 
-def submit(wanted: TrainingJob, target: Target, typed: SubmittedAs, order: Order) -> int:
+def submit(wanted: TrainingJob, target: Target, typed: SubmittedAs, order: Order, backend: Backend) -> int:
     """Create the job, or find the same one that runs, and return its exit code: 0 complete, 1 failed. Ctrl-C ends the output only.
 
     A detached order returns once the operator has accepted it. A dev environment is not followed: it has no end.
@@ -75,7 +75,7 @@ def submit(wanted: TrainingJob, target: Target, typed: SubmittedAs, order: Order
             f"namespace {namespace} has a run {name} without the operator (run --in-namespace), and nothing was created: give this job"
             f" another name, or remove the run first (lockstep delete {name} -n {namespace}{target.options}; its claims stay)"
         )
-    job, is_new = target.client.run(lambda cluster: _find_or_create(cluster, wanted, target, typed))
+    job, is_new = target.client.run(lambda cluster: _find_or_create(cluster, wanted, target, typed, backend))
     if not is_new:
         follows = "" if order.detach else ": this follows it"
         say(f"job {job.name} is in namespace {job.namespace} already, as {typed.file} describes it, and has not ended{follows}")
@@ -95,7 +95,9 @@ def submit(wanted: TrainingJob, target: Target, typed: SubmittedAs, order: Order
         raise
 
 
-async def _find_or_create(cluster: Cluster, wanted: TrainingJob, target: Target, typed: SubmittedAs) -> tuple[KubernetesJob, bool]:
+async def _find_or_create(
+    cluster: Cluster, wanted: TrainingJob, target: Target, typed: SubmittedAs, backend: Backend
+) -> tuple[KubernetesJob, bool]:
     """Return the job on the cluster, and whether it was created. Raises ConfigError, Failed."""
     from lockstep.kube.cluster import CONFLICT, ApiError
     from lockstep.plan.ahead.submission import name_taken
@@ -105,7 +107,7 @@ async def _find_or_create(cluster: Cluster, wanted: TrainingJob, target: Target,
     if existing is None:
         await _look_for_operator(cluster, namespace)
         try:
-            job = KubernetesJob(target, await cluster.create(_document(wanted, namespace)))
+            job = KubernetesJob(target, await cluster.create(_document(wanted, namespace)), backend)
         except ApiError as error:
             if error.status != CONFLICT:
                 raise _explained(error, typed.file, namespace) from error
@@ -122,7 +124,7 @@ async def _find_or_create(cluster: Cluster, wanted: TrainingJob, target: Target,
     taken = name_taken(wanted, existing, typed)
     if taken:
         raise ConfigError(*taken)
-    return KubernetesJob(target, existing), False
+    return KubernetesJob(target, existing, backend), False
 
 
 def _document(wanted: TrainingJob, namespace: str) -> Object:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shlex
 import signal
+import socket
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.objects import Object, condition, go_on_words, typed_command
 from lockstep.plan.reconcile.clocks import Earlier
-from lockstep.platforms.backend import POLL_SECONDS, STOP_SECONDS, Backend, Job, Order, Stale, Volume
-from lockstep.platforms.backends import DEFAULT_WORKSPACE, Where
 from lockstep.platforms.files.copies import Copy, CopyWish
 from lockstep.platforms.files.sending import Sending
 from lockstep.platforms.jobs.looks import Looks
@@ -25,6 +25,8 @@ from lockstep.platforms.jobs.machine import DELETED
 from lockstep.platforms.jobs.shortresults import ShortRuns
 from lockstep.platforms.local.environment import in_full_environment
 from lockstep.platforms.output import say
+from lockstep.platforms.places.backend import POLL_SECONDS, STOP_SECONDS, Backend, Job, NamedPlace, Order, Stale, Volume
+from lockstep.platforms.places.backends import DEFAULT_WORKSPACE
 from lockstep_spec.exits import CONFIGURATION, FAILED, USAGE
 
 if TYPE_CHECKING:
@@ -33,17 +35,16 @@ if TYPE_CHECKING:
     from lockstep.plan.pages.why import Answer
 
 
-def backend(where: Where) -> LocalBackend:
-    """Return the workspace that is meant (`platforms.backends`)."""
-    root, *also = where.workspaces()
-    return LocalBackend(root, also)
-
-
 class LocalBackend(Backend):
     """A workspace of this machine."""
 
     keeps_command = True
     restarts_agents = False
+
+    @classmethod
+    def at(cls, where: NamedPlace) -> Self:
+        root, *also = where.workspaces()
+        return cls(root, also)
 
     def __init__(self, root: Path, also: Sequence[Path] = ()) -> None:
         """`also`: workspaces that are looked into where this one hasn't a job."""
@@ -91,7 +92,8 @@ class LocalBackend(Backend):
 
         profile = order.cluster.profile
         if order.samples is not None:
-            return {CONFIGURATION: USAGE}.get(code := preview_local(order.job, profile, self.root, order.samples), min(code, FAILED))
+            code = preview_local(order.job, profile, self.root, order.samples)
+            return {0: 0, CONFIGURATION: USAGE}.get(code, FAILED)
         with saying_where_the_script_is(order):
             return run_local(order.job, profile, self.root, self._earlier(order))
 
@@ -101,8 +103,6 @@ class LocalBackend(Backend):
         return LocalRuns(profile, self.root)
 
     def looks(self, job: str | None, interval: float, *, live: bool) -> Looks:
-        from lockstep.platforms.local.looks import looks_of_folder
-
         return looks_of_folder(self, job, interval)
 
     async def copy(self, copy: Copy, wish: CopyWish) -> bool:
@@ -303,3 +303,36 @@ class LocalJob(Job):
             raise no_such_node(self.name, node, self._nodes)
         folder = self.backend.root.resolve()
         yield Volume(LocalPlace(), str(folder / "workspace"), str(folder / "datasets"))
+
+
+async def looks_of_folder(backend: LocalBackend, job: str | None, interval: float) -> Looks:
+    from lockstep.platforms.jobs.looks import CURVE_POINTS, Look, page_lines
+
+    if job is None:
+        async for look in looks_of_machine(backend.root, interval):
+            yield look
+        return
+    found = backend.job(job).backend
+    from lockstep.platforms.local.records import LocalLooks
+
+    looks = LocalLooks(job, found.root, found.again)
+    while True:
+        page, over = await asyncio.to_thread(looks.look, CURVE_POINTS)
+        yield Look(page, page_lines(page), over)
+        await asyncio.sleep(interval)
+
+
+async def looks_of_machine(workspace: Path, interval: float) -> Looks:
+    """Look at this machine as at a host of a cluster."""
+    from lockstep.plan.pages.hosts import hosts_page, hosts_view, read_host
+    from lockstep.platforms.inpod.hostload import HostWatch
+    from lockstep.platforms.jobs.looks import Look, width
+    from lockstep.platforms.local.records import FIRST_SECONDS
+
+    watch = HostWatch(str(workspace / "workspace"), str(workspace / "datasets"))
+    await asyncio.sleep(FIRST_SECONDS)
+    while True:
+        answer = read_host(await asyncio.to_thread(watch.answer))
+        view = hosts_view("local", {socket.gethostname(): answer})
+        yield Look(view, list(hosts_page(view, width())))
+        await asyncio.sleep(interval)

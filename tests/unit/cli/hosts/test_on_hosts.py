@@ -27,10 +27,10 @@ from lockstep.plan.ahead.submission import Typed
 from lockstep.plan.hosts.facts import Folder
 from lockstep.plan.hosts.status import seen_jobs
 from lockstep.plan.translate.hosts import RDMA_OFF
-from lockstep.platforms.backend import HostOptions, Order
 from lockstep.platforms.hosts.backend import HostsBackend, HostsJob
 from lockstep.platforms.hosts.sync import send_project
 from lockstep.platforms.local.place import LocalPlace
+from lockstep.platforms.places.backend import HostOptions, Order
 from support.api_stub import ApiStub, served
 from support.hosts_told import facts
 from unit.plan.hosts.test_status import ACTIVE, LEADING, host
@@ -482,7 +482,7 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, 
         starts.append((order, backend.given))
         return 0
 
-    monkeypatch.setattr("lockstep.platforms.hosts.run.run_on_hosts", start)
+    monkeypatch.setattr("lockstep.platforms.hosts.backend.run_on_hosts", start)
     monkeypatch.setenv("LOCKSTEP_STATE", str(tmp_path / "state"))
     return starts
 

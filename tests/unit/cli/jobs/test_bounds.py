@@ -22,13 +22,12 @@ from lockstep.cli.jobs import change, get
 from lockstep.cli.main import app, main
 from lockstep.cli.shared.terminal import console
 from lockstep.plan.pages.top import top_page
-from lockstep.platforms.backend import Volume
-from lockstep.platforms.hosts import run as runonhosts
-from lockstep.platforms.hosts.looks import looks_of_job
+from lockstep.platforms.hosts import backend as runonhosts
+from lockstep.platforms.hosts.backend import looks_of_job
 from lockstep.platforms.jobs import hubconfig, looks
 from lockstep.platforms.kubernetes import submit
-from lockstep.platforms.local.backend import LocalBackend
-from lockstep.platforms.local.looks import looks_of_folder
+from lockstep.platforms.local.backend import LocalBackend, looks_of_folder
+from lockstep.platforms.places.backend import Volume
 from reference.verbs import cli_page
 from support.checkout import ROOT
 from unit.platforms.jobs.test_logs import local  # noqa: F401 (a fixture)
@@ -132,7 +131,7 @@ def test_a_loss_curve_is_read_again_after_ten_seconds(clock: VirtualClock, monke
     record = SimpleNamespace(workspace="/w")
     object_ = {"metadata": {"name": "x", "namespace": "", "uid": "u"}, "spec": {}, "status": {}}
     job = SimpleNamespace(name="x", backend=place, seen=seen, job=object_, record_on=lambda host: record, current=current)
-    monkeypatch.setattr("lockstep.platforms.hosts.looks.NodesWatch", lambda *_: nullcontext(Watch()))
+    monkeypatch.setattr("lockstep.platforms.jobs.top.NodesWatch", lambda *_: nullcontext(Watch()))
 
     async def story() -> None:
         looks = count()

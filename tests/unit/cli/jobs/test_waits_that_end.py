@@ -26,15 +26,18 @@ from lockstep.plan.pages.logs import LogSelection
 from lockstep.platforms.clusters import imagebuild
 from lockstep.platforms.files import sending
 from lockstep.platforms.hosts import backend as hosts_backend
-from lockstep.platforms.hosts import looks as hosts_looks
-from lockstep.platforms.hosts import run as runonhosts
+from lockstep.platforms.hosts import backend as hosts_looks
+from lockstep.platforms.hosts import backend as runonhosts
 from lockstep.platforms.hosts.backend import HostsJob
-from lockstep.platforms.jobs import drilledjob, drills, logs, looks
+from lockstep.platforms.jobs import logs, looks
 from lockstep.platforms.jobs import runs as folders
 from lockstep.platforms.kubernetes import alone as in_namespace
-from lockstep.platforms.kubernetes import looks as kubernetes_looks
-from lockstep.platforms.kubernetes import submit, sync
-from lockstep.platforms.kubernetes.backend import KubernetesBackend, KubernetesJob, _Over
+from lockstep.platforms.kubernetes import files as sync
+from lockstep.platforms.kubernetes import job as kubernetes_looks
+from lockstep.platforms.kubernetes import submit
+from lockstep.platforms.kubernetes.backend import KubernetesBackend
+from lockstep.platforms.kubernetes.job import KubernetesJob, _Over
+from lockstep.platforms.places import drilledjob, drills
 from support.fake_cluster import FakeCluster
 from unit.platforms.kubernetes.test_run import RUNS, Namespace, node, ran
 from unit.silent_place import SilentPlace
@@ -84,9 +87,9 @@ BY_JOB: dict[str, tuple[str, ...]] = {
     "cli/jobs/get.py _watch": (DELETED, ANEW, *ENDED),
     "cli/jobs/change.py _until_stopped": (DELETED, ANEW, *ENDED, SUSPENDED),
     "platforms/kubernetes/submit.py _until": EVERY,
-    "platforms/kubernetes/looks.py looks_of_job": (DELETED, ANEW, *ENDED),
-    "platforms/hosts/looks.py looks_of_job": (DELETED, ANEW, *ENDED),
-    "platforms/hosts/run.py _until_running": (DELETED, ANEW, *ENDED, SUSPENDED),
+    "platforms/kubernetes/job.py looks_of_job": (DELETED, ANEW, *ENDED),
+    "platforms/hosts/backend.py looks_of_job": (DELETED, ANEW, *ENDED),
+    "platforms/hosts/backend.py _until_running": (DELETED, ANEW, *ENDED, SUSPENDED),
     "platforms/hosts/backend.py _until_ended": (DELETED, ANEW, SUSPENDED),
     "platforms/files/sending.py send_all": (DELETED, *ENDED),
     "cli/files/editor.py _until_gone": (DELETED,),
@@ -94,7 +97,7 @@ BY_JOB: dict[str, tuple[str, ...]] = {
     "kube/jobs.py delete_job": (DELETED, ANEW),
     "platforms/jobs/logs.py follow": (DELETED, ANEW, *ENDED, REFUSED),
     "platforms/jobs/runs.py followed": (DELETED, ANEW, *ENDED),
-    "platforms/jobs/drills.py _until": (DELETED, ANEW, *ENDED),
+    "platforms/places/drills.py _until": (DELETED, ANEW, *ENDED),
     "platforms/kubernetes/alone.py _follow": (DELETED, ANEW, *ENDED),
     "platforms/clusters/imagebuild.py _followed": (DELETED, *ENDED),
 }
@@ -123,9 +126,9 @@ BY_TIME = {
     "platforms/kubernetes/probe.py _ended": "WAIT_SECONDS",
     "platforms/kubernetes/alone.py _until_pods_are_gone": "GONE_SECONDS",
     "platforms/kubernetes/alone.py _remove_finished": "GONE_SECONDS",
-    "platforms/jobs/drilledjob.py until": "timeout_seconds",
-    "platforms/jobs/drilledjob.py wait": "seconds",
-    "platforms/jobs/drilledjob.py __enter__": "30.0",
+    "platforms/places/drilledjob.py until": "timeout_seconds",
+    "platforms/places/drilledjob.py wait": "seconds",
+    "platforms/places/drilledjob.py __enter__": "30.0",
     "platforms/hosts/joined/join.py _held": "give_up",
     "platforms/hosts/joined/join.py _connected": "patience_seconds",
     "platforms/hosts/joined/token.py _waited_for": "wait_seconds",
@@ -133,10 +136,10 @@ BY_TIME = {
 }
 """The limit that the function names."""
 WITH_ANOTHER = {
-    "platforms/kubernetes/looks.py looks_of_all": "a view of a namespace, whose jobs may come at any time",
-    "platforms/local/looks.py looks_of_folder": "the run of this machine: LocalLooks says whether it is over",
-    "platforms/local/looks.py looks_of_machine": "a view of this machine, which stays",
-    "platforms/hosts/looks.py looks_of_hosts": "a view of hosts, which stay",
+    "platforms/kubernetes/backend.py looks_of_all": "a view of a namespace, whose jobs may come at any time",
+    "platforms/local/backend.py looks_of_folder": "the run of this machine: LocalLooks says whether it is over",
+    "platforms/local/backend.py looks_of_machine": "a view of this machine, which stays",
+    "platforms/hosts/backend.py looks_of_hosts": "a view of hosts, which stay",
     "cli/shared/terminal.py show": "the work that it counts the seconds of",
     "kube/expiry.py _beat": "the work beside which it runs",
     "programs.py beat": "the program that it keeps alive",
@@ -155,7 +158,7 @@ WITH_ANOTHER = {
 
 def test_every_loop_that_waits_is_in_the_table() -> None:
     texts = dict(loops())
-    through_another = {"cli/clusters/quickstart.py _follow", "platforms/jobs/drills.py _until"}
+    through_another = {"cli/clusters/quickstart.py _follow", "platforms/places/drills.py _until"}
     assert texts.keys() | through_another == BY_JOB.keys() | BY_TIME.keys() | WITH_ANOTHER.keys()
     assert [loop for loop, limit in BY_TIME.items() if loop in texts and limit not in texts[loop]] == []
 
@@ -229,7 +232,7 @@ class World:
             options="",
             cluster="c",
         )
-        return KubernetesJob(cast(Any, target), job_of())
+        return KubernetesJob(cast(Any, target), job_of(), cast(Any, SimpleNamespace(again="-n ns")))
 
     @property
     def host_job(self) -> HostsJob:
@@ -267,7 +270,7 @@ def wait(world: World) -> object:
 
 def watch(world: World) -> object:
     def every(*_: object, **__: object) -> list[Any]:
-        return [KubernetesJob(world.cluster_job.target, world.job)] if world.job else []
+        return [KubernetesJob(world.cluster_job.target, world.job, world.cluster_job.backend)] if world.job else []
 
     world.patch.setattr(KubernetesBackend, "named", lambda *_: [world.cluster_job])
     world.patch.setattr(KubernetesBackend, "jobs", every)
@@ -294,14 +297,14 @@ def looks_of_job(world: World) -> Awaitable[object]:
     async def no_pods(*_: object) -> tuple[()]:
         return ()
 
-    world.patch.setattr(kubernetes_looks, "NodesWatch", lambda *_: nullcontext(Answers()))
-    world.patch.setattr(kubernetes_looks, "pods_of", no_pods)
-    world.patch.setattr(kubernetes_looks, "operator_unheard", nothing)
+    world.patch.setattr("lockstep.platforms.jobs.top.NodesWatch", lambda *_: nullcontext(Answers()))
+    world.patch.setattr("lockstep.platforms.jobs.top.pods_of", no_pods)
+    world.patch.setattr("lockstep.platforms.jobs.observe.operator_unheard", nothing)
     return top._until_over(kubernetes_looks.looks_of_job(world.cluster_job, 2.0, live=True), lambda lines: None, Form.TEXT, live=True)
 
 
 def looks_of_host(world: World) -> Awaitable[object]:
-    world.patch.setattr(hosts_looks, "NodesWatch", lambda *_: nullcontext(Answers()))
+    world.patch.setattr("lockstep.platforms.jobs.top.NodesWatch", lambda *_: nullcontext(Answers()))
     looks = hosts_looks.looks_of_job(world.host_job, 2.0, live=True)
     return top._until_over(looks, lambda lines: None, Form.TEXT, live=True)
 
@@ -417,9 +420,9 @@ STORIES: dict[str, Callable[[World], Any]] = {
     "cli/jobs/get.py _watch": watch,
     "cli/jobs/change.py _until_stopped": lambda world: change._until_stopped(world.cluster_job, 600.0),
     "platforms/kubernetes/submit.py _until": until,
-    "platforms/kubernetes/looks.py looks_of_job": looks_of_job,
-    "platforms/hosts/looks.py looks_of_job": looks_of_host,
-    "platforms/hosts/run.py _until_running": lambda world: runonhosts._until_running(world.host_job),
+    "platforms/kubernetes/job.py looks_of_job": looks_of_job,
+    "platforms/hosts/backend.py looks_of_job": looks_of_host,
+    "platforms/hosts/backend.py _until_running": lambda world: runonhosts._until_running(world.host_job),
     "platforms/hosts/backend.py _until_ended": until_ended,
     "platforms/files/sending.py send_all": synced,
     "cli/files/editor.py _until_gone": forwarded,
@@ -427,7 +430,7 @@ STORIES: dict[str, Callable[[World], Any]] = {
     "kube/jobs.py delete_job": lambda world: jobs.delete_job(world.cluster, "ns", "x"),
     "platforms/jobs/logs.py follow": followed_log,
     "platforms/jobs/runs.py followed": followed_folder,
-    "platforms/jobs/drills.py _until": drilled,
+    "platforms/places/drills.py _until": drilled,
     "platforms/kubernetes/alone.py _follow": in_a_namespace,
     "platforms/clusters/imagebuild.py _followed": built,
 }

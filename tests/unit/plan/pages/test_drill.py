@@ -29,7 +29,7 @@ from lockstep.plan.pages.drill import (
 )
 from lockstep.platforms.inpod import drill, source_of
 from lockstep.platforms.jobs import drills
-from lockstep.platforms.jobs.drilledjob import DrilledJob
+from lockstep.platforms.places.drilledjob import DrilledJob
 
 SOURCE = source_of(drill).decode()
 FOLDER = "/workspace/runs/x"

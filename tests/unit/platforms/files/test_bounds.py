@@ -21,7 +21,7 @@ from lockstep.platforms.files.reader import beside
 from lockstep.platforms.files.sync import Receivers, Synced
 from lockstep.platforms.files.transfer import TransferProgress
 from lockstep.platforms.inpod import runfolder
-from lockstep.platforms.kubernetes import sync as verb
+from lockstep.platforms.kubernetes import files as verb
 from lockstep.platforms.local import records
 from lockstep.platforms.local import run as local_run
 from lockstep.platforms.local.place import LocalProgram

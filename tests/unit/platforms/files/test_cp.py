@@ -26,9 +26,9 @@ from lockstep.platforms.files import transfer
 from lockstep.platforms.files.copies import Copy, Remote, read, read_all, tell_result
 from lockstep.platforms.files.meter import Meter
 from lockstep.platforms.files.transfer import Carried, TransferProgress, get, put, refuse_outside
-from lockstep.platforms.kubernetes import copies as cp_module
-from lockstep.platforms.kubernetes.backend import known_job
-from lockstep.platforms.kubernetes.copies import _copy_before_start
+from lockstep.platforms.kubernetes import files as cp_module
+from lockstep.platforms.kubernetes.files import _copy_before_start
+from lockstep.platforms.kubernetes.job import known_job
 from lockstep.programs import Broken, ProgramFailed
 from support.fake_cluster import FakeCluster
 from support.in_process import lockstep

@@ -19,7 +19,7 @@ from lockstep.kube.exec import PodPlace
 from lockstep.platforms.files import sending as sending_module
 from lockstep.platforms.files import sync as module
 from lockstep.platforms.files.sync import Receivers, Synced, sender_of
-from lockstep.platforms.kubernetes import sync as verb
+from lockstep.platforms.kubernetes import files as verb
 from lockstep.programs import Broken, NotStarted, ProgramFailed
 from support.fake_cluster import FakeCluster
 

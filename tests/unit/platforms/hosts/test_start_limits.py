@@ -19,12 +19,12 @@ from lockstep.plan.ahead.submission import Typed
 from lockstep.plan.hosts.facts import Folder, HostFacts
 from lockstep.plan.hosts.record import Coordinator
 from lockstep.plan.hosts.volumes import Sharing
-from lockstep.platforms.backend import Order
 from lockstep.platforms.hosts import fleet as fleets
 from lockstep.platforms.hosts import shortruns, start
 from lockstep.platforms.hosts.fleet import Fleet
 from lockstep.platforms.hosts.shortruns import Brief, _Running
 from lockstep.platforms.jobs.shortresults import Short
+from lockstep.platforms.places.backend import Order
 from lockstep.programs import STDOUT, Place, Program
 from support.hosts_told import CLUSTER, JOB, facts
 from unit.virtual_time import VirtualClock

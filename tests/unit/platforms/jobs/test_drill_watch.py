@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import pytest
 
-from lockstep.platforms.backend import Job
-from lockstep.platforms.jobs import drilledjob
-from lockstep.platforms.jobs.drilledjob import DrilledJob, DrillWatch
+from lockstep.platforms.places import drilledjob
+from lockstep.platforms.places.backend import Job
+from lockstep.platforms.places.drilledjob import DrilledJob, DrillWatch
 from unit.silent_place import SilentPlace, SilentProgram
 from unit.virtual_time import VirtualClock
 

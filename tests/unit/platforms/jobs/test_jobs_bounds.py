@@ -18,9 +18,10 @@ from lockstep.kube.cluster import ApiError
 from lockstep.plan.observed import Observed
 from lockstep.plan.pages.logs import LogSelection
 from lockstep.plan.pages.redact import Redactor
-from lockstep.platforms.jobs import bundle, drilledjob, drills, editor, terminal, top
-from lockstep.platforms.jobs.drilledjob import DrilledJob, VerbStream
+from lockstep.platforms.jobs import bundle, editor, terminal, top
 from lockstep.platforms.jobs.logs import lines
+from lockstep.platforms.places import drilledjob, drills
+from lockstep.platforms.places.drilledjob import DrilledJob, VerbStream
 from lockstep.programs import Program
 from support.fake_cluster import FakeCluster
 from support.process_place import ProcessPlace

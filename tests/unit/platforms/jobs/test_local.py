@@ -186,7 +186,7 @@ def test_a_preview_is_of_a_training_s_data_on_this_machine(tmp_path: Path) -> No
             ["-f", str(path), "--local", "--workspace", str(tmp_path)],
             "--preview shows what spec.training would learn of its data, but this job runs a script",
         ),
-        (["-f", str(path), "--in-namespace"], "--preview reads the data on this machine: add --local"),
+        (["-f", str(path), "--in-namespace"], "--preview is for a job on this machine"),
         (["train.py"], "--preview is for a job file: name one with -f"),
     ):
         ended = CliRunner().invoke(app, ["run", "--preview", "3", *options])

@@ -26,7 +26,7 @@ from lockstep.platforms.jobs import logs as module
 from lockstep.platforms.jobs import runs
 from lockstep.platforms.jobs.logs import follow, lines, unheard_lines
 from lockstep.platforms.jobs.runs import frozen_run
-from lockstep.platforms.kubernetes.backend import KubernetesJob
+from lockstep.platforms.kubernetes.job import KubernetesJob
 from lockstep.platforms.local.place import LocalPlace
 from lockstep.programs import NotStarted
 from lockstep_gang.contract.run import JobIdentity
@@ -437,7 +437,7 @@ def test_a_reader_is_removed_when_nobody_reads_the_lines_any_more(monkeypatch: p
     monkeypatch.setattr(module, "folder_lines", folder_lines)
     monkeypatch.setattr(cli_logs, "put", broken)
     with pytest.raises(BrokenPipeError):
-        asyncio.run(cli_logs._print(KubernetesJob(target, JOB), ALL))
+        asyncio.run(cli_logs._print(KubernetesJob(target, JOB, cast(Any, None)), ALL))
     assert made and cluster.left == []
 
 

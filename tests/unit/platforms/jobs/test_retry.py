@@ -15,7 +15,8 @@ from lockstep.cli.jobs import change
 from lockstep.cli.main import app
 from lockstep.cli.shared.jobargs import TargetOptions
 from lockstep.kube import jobs
-from lockstep.platforms.kubernetes.backend import KubernetesJob
+from lockstep.platforms.kubernetes.backend import KubernetesBackend
+from lockstep.platforms.kubernetes.job import KubernetesJob
 from support.checkout import ROOT
 
 JOB = """
@@ -42,7 +43,7 @@ def patched(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 def with_status(monkeypatch: pytest.MonkeyPatch, conditions: list[dict[str, str]], **spec: Any) -> None:
     job = {"metadata": {"name": "x", "namespace": "ns"}, "spec": spec, "status": {"conditions": conditions}}
     target = cast(Any, SimpleNamespace(client=None, namespace="ns", options=""))
-    monkeypatch.setattr(change, "find_job", lambda *_: KubernetesJob(target, job))
+    monkeypatch.setattr(change, "find_job", lambda *_: KubernetesJob(target, job, KubernetesBackend(target)))
 
 
 @pytest.mark.parametrize(("before", "after"), [({}, 1), ({"restart": {"retry": 4}}, 5)])

@@ -22,7 +22,6 @@ from lockstep.plan.ahead.submission import Typed
 from lockstep.plan.observed import Observed
 from lockstep.plan.render.objects import freeze
 from lockstep.plan.render.resolve import resolve
-from lockstep.platforms.backend import Order
 from lockstep.platforms.clusters.target import Target
 from lockstep.platforms.jobs.observe import JobObserver
 from lockstep.platforms.jobs.shortresults import Short, measured_steps
@@ -32,6 +31,7 @@ from lockstep.platforms.kubernetes.alone import TimeLimit, _ended_since, _follow
 from lockstep.platforms.kubernetes.objects import Run, objects
 from lockstep.platforms.kubernetes.shortruns import PodRuns
 from lockstep.platforms.kubernetes.status import observe_run
+from lockstep.platforms.places.backend import Order
 from lockstep_gang.contract.run import parse_run, run_text
 from support.fake_cluster import FakeCluster
 from support.process_place import ProcessPlace
@@ -339,7 +339,7 @@ def test_a_job_that_waits_for_nodes_which_are_not_there_says_so_before_it_starts
     monkeypatch.setattr(module, "prepare", lambda *_: on_nodes(5))
     monkeypatch.setattr(module, "_follow", follow)
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(module._run(order, target(cluster.as_cluster)))
+        asyncio.run(module.run_in_namespace(order, target(cluster.as_cluster)))
     first, second, *last = capsys.readouterr().out.splitlines()
     assert first.startswith("lockstep: 5 nodes are asked for") and first.endswith("; the job waits until it has them")
     assert second.endswith("Ctrl-C leaves it running")

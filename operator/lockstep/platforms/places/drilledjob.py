@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 
 from lockstep.api.errors import Failed
 from lockstep.api.objects import Object
-from lockstep.kube.cluster import Client
 from lockstep.plan.pages.drill import WATCHED_NODES
-from lockstep.platforms.backend import Job
+from lockstep.platforms.clusters.target import Target
 from lockstep.platforms.inpod import drill, source_of
 from lockstep.platforms.jobs.runs import lines_of
+from lockstep.platforms.places.backend import Job
 from lockstep.programs import ProgramFailed, answer_of, kept_alive, python_output, python_program
 
 T = TypeVar("T")
@@ -31,19 +31,11 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Pods:
-    """Pods of a job in a namespace, for the faults that the API server is asked for."""
-
-    client: Client
-    namespace: str
-
-
-@dataclass(frozen=True)
 class DrilledJob:
     """The job that is drilled, and how it is reached. `status` is as it was before that."""
 
     job: Job
-    pods: Pods | None
+    pods: Target | None
     """None where no Kubernetes has it."""
     status: Object
     timeout_seconds: float

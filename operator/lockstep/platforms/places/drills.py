@@ -17,7 +17,8 @@ from lockstep.kube.kinds import KINDS, path_of
 from lockstep.plan.pages.drill import RESTARTS, DrillOutcome, Fault, Right, cost_of, has_recovered, rights
 from lockstep.plan.pages.logs import LogSelection
 from lockstep.platforms.clusters.listings import may
-from lockstep.platforms.jobs.drilledjob import DrilledJob, DrillWatch, Pods, VerbStream
+from lockstep.platforms.clusters.target import Target
+from lockstep.platforms.places.drilledjob import DrilledJob, DrillWatch, VerbStream
 
 KILL = 9
 START_SECONDS = 30.0
@@ -129,18 +130,18 @@ def _frozen(drilled: DrilledJob, node: int, rank: int) -> Iterator[None]:
             stream.close()
 
 
-def _pods_of(drilled: DrilledJob) -> Pods:
+def _pods_of(drilled: DrilledJob) -> Target:
     assert drilled.pods is not None  # noqa: S101 (the verb refuses it elsewhere)
     return drilled.pods
 
 
-def _delete_pod(drilled: DrilledJob, pods: Pods, node: int) -> Object:
+def _delete_pod(drilled: DrilledJob, pods: Target, node: int) -> Object:
     pods.client.request("DELETE", path_of("Pod", pods.namespace, pod_name(drilled.name, node)), AT_ONCE)
     return {}
 
 
 @contextmanager
-def _cordoned(drilled: DrilledJob, pods: Pods, node: int) -> Iterator[None]:
+def _cordoned(drilled: DrilledJob, pods: Target, node: int) -> Iterator[None]:
     """Cordon the Node of a node's pod meanwhile. Raises ConfigError for one that is cordoned already."""
     name = pods.client.request("GET", path_of("Pod", pods.namespace, pod_name(drilled.name, node)))["spec"]["nodeName"]
     if pods.client.request("GET", path_of("Node", None, name))["spec"].get("unschedulable"):
@@ -158,7 +159,7 @@ def _set_unschedulable(client: Client, node: str, value: bool | None) -> None:
     client.request("PATCH", path_of("Node", None, node), {"spec": {"unschedulable": value}}, None, MERGE)
 
 
-def _kill_operator(drilled: DrilledJob, pods: Pods) -> DrillOutcome:
+def _kill_operator(drilled: DrilledJob, pods: Target) -> DrillOutcome:
     """Delete the operator's leader. Training must not notice: the attempt stays, steps go on, and another replica, or the next pod, hears
     of them.
     """
@@ -194,7 +195,7 @@ def operator_home(client: Client, namespace: str) -> str:
     return namespace
 
 
-def _leader(pods: Pods) -> str:
+def _leader(pods: Target) -> str:
     """Name of the pod that holds the Lease; '' if there is none."""
     home = operator_home(pods.client, pods.namespace)
     lease = pods.client.request("GET", path_of("Lease", home, OPERATOR_NAME))

@@ -1,12 +1,35 @@
-"""Options of `lockstep run -f` that mean something only in some places."""
+"""The places where jobs run, by their names, and what only some of them can do. A place is added by its line here."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lockstep.api.errors import ConfigError
-from lockstep.platforms.backends import HOSTS, IN_NAMESPACE, KUBERNETES, LOCAL
 from lockstep_spec.words import listed
+
+if TYPE_CHECKING:
+    from lockstep.platforms.places.backend import Backend, NamedPlace
+
+KUBERNETES, IN_NAMESPACE, HOSTS, LOCAL = "kubernetes", "in-namespace", "hosts", "local"
+BACKENDS = {
+    KUBERNETES: "lockstep.platforms.kubernetes.backend.KubernetesBackend",
+    IN_NAMESPACE: "lockstep.platforms.kubernetes.innamespace.InNamespace",
+    HOSTS: "lockstep.platforms.hosts.backend.HostsBackend",
+    LOCAL: "lockstep.platforms.local.backend.LocalBackend",
+}
+DEFAULT_WORKSPACE = Path(".lockstep/workspace")
+"""Workspace of this machine where none is named."""
+
+
+def backend_of(name: str, where: NamedPlace) -> Backend:
+    """Return the backend of this name at a place. Its module is imported only then."""
+    module, _, title = BACKENDS[name].rpartition(".")
+    backend: Backend = getattr(import_module(module), title).at(where)
+    return backend
+
 
 TAKEN_BY = {
     "--detach": (KUBERNETES, HOSTS),

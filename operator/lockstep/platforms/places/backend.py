@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import DATASETS, WORKSPACE
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from lockstep.plan.pages.logs import LogSelection
     from lockstep.plan.pages.stacks import RankAnswer
     from lockstep.plan.pages.why import Answer
+    from lockstep.platforms.clusters.target import Target
     from lockstep.platforms.files.copies import Copy, CopyWish
     from lockstep.platforms.files.sending import Sending
-    from lockstep.platforms.jobs.drilledjob import Pods
     from lockstep.platforms.jobs.looks import Looks
     from lockstep.platforms.jobs.shortresults import ShortRuns
     from lockstep.programs import Place
@@ -113,6 +113,19 @@ class Order:
     hosts: HostOptions = HostOptions()
 
 
+class NamedPlace(Protocol):
+    """A place as a command line names it. A backend asks for what it needs."""
+
+    def target(self) -> Target:
+        """Return the API server and the namespace that are meant."""
+
+    def of_hosts(self) -> tuple[ClusterFile, str]:
+        """Return the cluster file of hosts, and the cluster as it was given."""
+
+    def workspaces(self) -> Sequence[Path]:
+        """Return the workspace of this machine that is meant, and those that are looked into beside it."""
+
+
 class Backend(ABC):
     """A place where jobs run."""
 
@@ -138,6 +151,11 @@ class Backend(ABC):
     """True: only a moment is waited for a part of this place that doesn't answer though others have, and what is shown says so."""
     elsewhere = ""
     """Option that names another such place, for a job that isn't here; '' where none does."""
+
+    @classmethod
+    @abstractmethod
+    def at(cls, where: NamedPlace) -> Self:
+        """Return the place that a command line names."""
 
     def ready(self, order: Order) -> None:  # noqa: B027 (most have nothing to do)
         """Do what must come before anything is said or read. Raises ConfigError for a job that can't run here."""
@@ -293,7 +311,7 @@ class Job(ABC):
             return await inspected(volume.place, verb, volume.run_folder(self.name), options)
 
     @property
-    def pods(self) -> Pods | None:
+    def pods(self) -> Target | None:
         """Return where its pods are; None where it has none."""
         return None
 

@@ -24,6 +24,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Self
 
 from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import ConfigError, Failed
@@ -42,8 +43,6 @@ from lockstep.plan.render.machine import machine_variables, on_machine
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.resolved import PlatformDefaults, Resolved
 from lockstep.plan.render.run import Placement, build_run, without_ranks
-from lockstep.platforms.backend import Backend, Job, JobGone, Order, Volume
-from lockstep.platforms.backends import Where
 from lockstep.platforms.files.copies import Copy, CopyWish
 from lockstep.platforms.files.sending import Sending
 from lockstep.platforms.inpod import rankstacks, runfolder
@@ -53,6 +52,7 @@ from lockstep.platforms.jobs.runs import followed
 from lockstep.platforms.jobs.shortresults import Hear, Read, Short, ShortEnd, ShortRuns
 from lockstep.platforms.jobs.top import NodesWatch, nodes_at, of_job
 from lockstep.platforms.output import put, say
+from lockstep.platforms.places.backend import Backend, Job, JobGone, NamedPlace, Order, Volume
 from lockstep_gang.contract.layout import RankLayout
 from lockstep_gang.contract.run import Run, WhenDone, parse_run, run_text
 from lockstep_spec.choices import StorageMode
@@ -60,30 +60,27 @@ from lockstep_spec.exits import FAILED
 from support.process_place import ProcessPlace
 
 LOOK_SECONDS = 0.2
-ENDINGS = (0, 1, 75)
-STARTED: list[subprocess.Popen[bytes]] = []
-"""Keepers that this process has started: they are not waited for."""
-KEEP = f"""
+STARTED: list[subprocess.Popen[bytes]] = []  # (they are not waited for)
+KEEP = """
 import fcntl, os, signal, subprocess, sys, time
 folder, node, *command = sys.argv[1:]
-lock = open(f"{{folder}}/node-{{node}}.lock", "w")
-fcntl.flock(lock, fcntl.LOCK_EX)
+lock = open(f"{folder}/node-{node}.lock", "a")
+try:
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+except BlockingIOError:
+    sys.exit(0)  # another keeper has the node
+lock.truncate(0)
 lock.write(str(os.getpid()))
 lock.flush()
-log, stops = open(f"{{folder}}/node-{{node}}.log", "ab"), []
+log, stops = open(f"{folder}/node-{node}.log", "ab"), []
 signal.signal(signal.SIGTERM, lambda *_: (stops.append(1), agent.send_signal(signal.SIGTERM)))
 while True:
     agent = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
-    if agent.wait() in {ENDINGS} or stops:
+    if agent.wait() in (0, 1, 75) or stops:
         break
     time.sleep(0.5)
 """
 """Keeps a node's agent: what ends without a word is started again."""
-
-
-def backend(where: Where) -> Processes:
-    """Return the workspace that is meant (`platforms.backends`)."""
-    return Processes(where.workspaces()[0])
 
 
 def free_ports() -> tuple[int, int]:
@@ -125,6 +122,10 @@ class Processes(Backend):
 
     keeps_command = True
     elsewhere = "--workspace names another one"
+
+    @classmethod
+    def at(cls, where: NamedPlace) -> Self:
+        return cls(where.workspaces()[0])
 
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()

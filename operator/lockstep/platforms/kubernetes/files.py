@@ -1,4 +1,4 @@
-"""Copies between this machine and the volumes of a job in pods."""
+"""Files of this machine and of the volumes of a job in pods: copies, and a folder that is sent again and again."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import asyncio
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from typing import Any
 
-from lockstep.api.errors import ConfigError
-from lockstep.kube.cluster import Cluster
+from lockstep.api.errors import ConfigError, Failed
+from lockstep.api.names import CONTAINER, LABEL_JOB, pod_name
+from lockstep.api.objects import claim_names, current_status, has_ended, is_running
+from lockstep.kube.cluster import ApiError, Cluster
 from lockstep.kube.exec import PodPlace
 from lockstep.plan.render.readerpod import is_shared
 from lockstep.plan.render.resolved import Resolved
@@ -16,9 +19,11 @@ from lockstep.platforms.clusters.target import Target
 from lockstep.platforms.files.copies import Copy, CopyWish, tell_result
 from lockstep.platforms.files.meter import Meter
 from lockstep.platforms.files.reader import beside, nodes_with_volumes, place_roots, reader, stateful_set_before_start
+from lockstep.platforms.files.sending import Sending, send_all, send_once
+from lockstep.platforms.files.sync import Receivers, Synced
 from lockstep.platforms.files.transfer import Carried, Sender, TransferProgress, get, put, refuse_outside
 from lockstep.platforms.jobs.resolved import resolve_with_warnings
-from lockstep.platforms.kubernetes.backend import known_job
+from lockstep.platforms.kubernetes.job import known_job
 from lockstep.platforms.output import tell
 
 
@@ -74,3 +79,42 @@ async def _carried(copy: Copy, place: PodPlace, progress: TransferProgress, send
     if copy.up:
         return await put(place, Path(copy.local), copy.remote.path, roots, progress, sender=sender)
     return await get(place, copy.remote.path, copy.local, roots, progress)
+
+
+async def sync(target: Target, sending: Sending) -> bool:
+    """Sync to all pods of a job. Return True if each has everything; with `watch` return never."""
+    namespace = target.namespace
+
+    async def send() -> list[Synced]:
+        places = await _places(cluster, namespace, sending.job)
+        return await send_once(receivers, places, dict.fromkeys(places, sending.to), sending)
+
+    async with target.client.connected() as cluster, Receivers() as receivers:
+        return await send_all(sending, receivers, send, lambda: _is_over(cluster, namespace, sending.job))
+
+
+async def _is_over(cluster: Cluster, namespace: str, job: str) -> bool:
+    """Return True if the job was deleted or has ended, so that nothing can be sent to it any more."""
+    try:
+        found = await cluster.get("TrainingJob", namespace, job)
+        if found:
+            return has_ended(current_status(found))
+        names = {"StatefulSet": job, "Pod": pod_name(job, 0)}
+        return not any([await cluster.get(kind, namespace, name) for kind, name in names.items()])
+    except (ApiError, OSError):
+        return False
+
+
+async def _places(cluster: Cluster, namespace: str, job: str) -> dict[str, PodPlace]:
+    """Return the pods that run, by name; one of them where all share their volumes. Raises ConfigError when none runs."""
+    pods: list[dict[str, Any]] = (await cluster.list("Pod", namespace, {"labelSelector": f"{LABEL_JOB}={job}"}))["items"]
+    running = sorted(pod["metadata"]["name"] for pod in pods if is_running(pod) and "deletionTimestamp" not in pod["metadata"])
+    if not running:
+        await known_job(cluster, namespace, job)
+        raise ConfigError(f"no pod of job {job} runs: lockstep why {job} -n {namespace}")
+    if len(running) < len(pods):
+        waiting = sorted({pod["metadata"]["name"] for pod in pods} - set(running))
+        raise Failed(f"{', '.join(waiting)} of job {job} doesn't run yet; nothing was sent, so that no pod is left behind")
+    has_own = any(claim.endswith(pods[0]["metadata"]["name"]) for claim in claim_names(pods[0]))  # a claim of one pod ends with its name
+    chosen = running if has_own else running[:1]
+    return {name: PodPlace(cluster, namespace, name, CONTAINER) for name in chosen}
