@@ -9,6 +9,7 @@ import shutil
 import socket
 import time
 import zlib
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from lockstep_gang.coordinator.owner import DEAD_SECONDS, Ownership
 from lockstep_train import inspect
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.base.ranks import Ranks
+from lockstep_train.base.store import SignedStore
 from lockstep_train.checkpoint.commits import collect, newest_whole
 from lockstep_train.checkpoint.format.manifest import Manifest
 from lockstep_train.checkpoint.format.shards import ShardReader
@@ -148,7 +150,7 @@ class CommitSession:
 
     def _apart(self, what: str) -> Ranks:
         """The ranks with keys of their own, since some are used once."""
-        store = dist.PrefixStore(what, self._run.ranks.store)  # type: ignore[attr-defined,arg-type]
+        store = SignedStore(self._run.ranks.store._store, what.encode(), timedelta(minutes=10))  # type: ignore[attr-defined]
         return dataclasses.replace(self._run.ranks, store=store)
 
 

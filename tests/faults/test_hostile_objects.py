@@ -188,7 +188,13 @@ LARGEST: dict[str, dict[str, Any]] = {
     "annotations": training_job(
         "annotations", script={"path": "/x.py"}, podTemplate={"annotations": {f"n{i:02}": "\U0001f980" * 4096 for i in range(15)}}
     ),
-    "deepspeed": trained("deepspeed", {"z": "x" * 65_000}),
+    "variables": training_job(
+        "variables",
+        training={
+            "model": {"name": "/workspace/model"},
+            "data": {"path": "/datasets/x.jsonl", "chatTemplateKwargs": {"z": "x" * 65_000}},
+        },
+    ),
 }
 """As large as each bound lets a job be: the API server takes its objects."""
 TOO_LARGE: dict[str, tuple[dict[str, Any], str, str]] = {

@@ -19,6 +19,7 @@ from support.clusters import bed_hosts
 from support.clusters.bed_hosts import BedHosts, eventually
 from support.clusters.bed_jobs import BedJobs
 from support.hub_server import running_hub
+from support.served import ADDRESS
 
 RUN = "/home/ada/lockstep/workspace/runs/demo"
 
@@ -102,9 +103,10 @@ def typed(laptop: BedJobs, *words: str) -> Iterator[subprocess.Popen[str]]:
 def test_tensorboard_is_reached_by_its_token_alone_and_ends_with_ctrl_c(laptop: BedJobs) -> None:
     with typed(laptop, "tensorboard", "demo") as process:
         address = process.stdout.readline().strip()
-        assert address.startswith("http://127.0.0.1:"), process.communicate()
-        port = int(address.split(":")[2].split("/")[0])
-        assert (answered(port, "/"), answered(port, address.partition(str(port))[2])) == (401, 302)
+        found = ADDRESS.match(address)
+        assert found is not None, process.communicate()
+        port = int(found[2])
+        assert (answered(port, "/", found[1]), answered(port, found[3], found[1]), answered(port, found[3], "127.0.0.1")) == (401, 302, 421)
     assert eventually(lambda: not _servers(laptop)), _servers(laptop)
 
 
@@ -112,10 +114,10 @@ def _servers(laptop: BedJobs) -> str:
     return laptop.bed.console(0, "sh", "-c", "ps -eo pid,ppid,stat,etimes,args | grep '[t]ensorboard' | cut -c1-300 || true")
 
 
-def answered(port: int, path: str) -> int:
+def answered(port: int, path: str, host: str) -> int:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
-        connection.request("GET", path)
+        connection.request("GET", path, headers={"Host": host})
         return connection.getresponse().status
     finally:
         connection.close()

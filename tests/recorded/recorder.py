@@ -149,7 +149,7 @@ def _reports() -> Made:
 
 
 def _runs() -> Made:
-    training = TRAINING | {"evaluation": {"everySteps": 5}, "deepspeed": {"zero_optimization": {"stage3_prefetch_bucket_size": 1}}}
+    training = TRAINING | {"evaluation": {"everySteps": 5}, "deepspeed": {"zero_optimization": {"reduce_bucket_size": 1}}}
     profile = rdma_profile(devices=["mlx5_0"], rails=[{"network": "rails/rail-0"}])
     resolved = resolve(job(training=training, nodes=2, preflight="Full"), profile, PlatformDefaults(namespace="team", uid="uid-1"))
     script = resolve(job(script={"command": ["true"]}), rdma_profile(), PlatformDefaults("/home/ada/workspace", uid="uid-1", image="local"))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+from aiohttp.abc import AbstractResolver, ResolveResult
 
 from support.clusters.cluster_jobs import Jobs
 
@@ -41,6 +45,19 @@ Server(path, Page).serve_forever()
 """Stand-in for code-server, openvscode-server and `code serve-web`, which show VS Code in a browser. It listens at the socket that it was
 told, and says how it was started. At /echo it sends back what it gets.
 """
+
+
+ADDRESS = re.compile(r"^http://(lockstep-[0-9a-f]{12}\.localhost:(\d+))(/\?(?:folder=/workspace&)?token=(.+))$")
+"""Address that a verb prints: the server's own name with its port, the port, the rest, and the token in it."""
+
+
+class OnLoopback(AbstractResolver):
+    """What browsers do with names below `localhost`, which not every system's resolver knows."""
+
+    async def resolve(self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET) -> list[ResolveResult]:
+        return [{"hostname": host, "host": "127.0.0.1", "port": port, "family": socket.AF_INET, "proto": 0, "flags": 0}]
+
+    async def close(self) -> None: ...
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import lockstep_spec
 
 BUILD = "BUILD"
 """File with the build in the agent's own file, which has the sources no more where only compiled code is read."""
-SPEC_MODULES = ("__init__", "choices", "codec", "exits", "files", "kernel", "senders", "timeouts", "words")
+SPEC_MODULES = ("__init__", "choices", "codec", "exits", "files", "handshake", "kernel", "senders", "words")
 """Modules of lockstep_spec that the gang imports; the others are arithmetic of the trainer's runs."""
 
 

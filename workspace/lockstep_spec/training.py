@@ -76,6 +76,8 @@ class SourceConfig:
     """None: validation, or the only one."""
     revision: Text | None = None
     format: DataFormat = DataFormat.AUTO
+    columns: Mapping[str, str] | None = None
+    """Our keys → the columns that are read for them, "": none; None: by their own names."""
     weight: Decimal = 1.0
     """Times that each sample is seen in an epoch."""
 
@@ -93,6 +95,7 @@ class DataConfig:
     split: Text = "train"
     revision: Text | None = None
     format: DataFormat = DataFormat.AUTO
+    columns: Mapping[str, str] | None = None
     sources: tuple[SourceConfig, ...] = ()
     overlong: Overlong = Overlong.TRUNCATE
     train_on: TrainOn = TrainOn.ASSISTANT
@@ -141,6 +144,7 @@ class EvaluationDataConfig:
     split: Text | None = None
     revision: Text | None = None
     format: DataFormat = DataFormat.AUTO
+    columns: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True)

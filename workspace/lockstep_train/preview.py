@@ -61,7 +61,7 @@ def first_samples(source: DataSource, data: DataConfig, tokenizer: Tokenizer, co
     encoded = encode_paragraphs(samples, tokenizer) if source.plain_text else encode_samples(samples, tokenizer, data.train_on, broken)
     if data.on_broken is OnBroken.FAIL:
         broken.refuse()
-    return encoded, broken.left_out()
+    return encoded, [*broken.left_out(), *broken.not_read()]
 
 
 def describe(encoded: Encoded, source: DataSource, data: DataConfig, tokenizer: Tokenizer, color: bool) -> str:

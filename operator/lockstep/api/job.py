@@ -26,8 +26,7 @@ from lockstep.api.names import API_VERSION, JOB_NAME_MAX, JOB_NAME_PATTERN
 from lockstep.api.podtemplate import PodTemplate
 from lockstep.api.shared import MAY_NAME_PATHS, FabricMode, ImagePullSecrets, Variable, VariableSet, values_fit
 from lockstep.api.training import Training
-from lockstep_spec.choices import DegradedPolicy, StorageMode
-from lockstep_spec.timeouts import Timeouts
+from lockstep_spec.choices import DegradedPolicy, StorageMode, Timeouts
 
 IDLE_SECONDS = 8 * 3600
 IDLE_SECONDS_MAX = 366 * 86400

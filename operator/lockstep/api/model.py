@@ -67,11 +67,15 @@ class Model(BaseModel):
 
     @model_validator(mode="after")
     def _rules_hold(self) -> Self:
-        repeated = [Rule("", message, None, field) for field, message in _repeated(self)]
+        own = [Rule("", message, None, field) for field, message in (*_repeated(self), *self._problems())]
         broken = [rule for rule in self.RULES if rule.holds is not None and not rule.holds(self)]
-        if repeated or broken:
-            raise RulesBroken((*repeated, *broken))
+        if own or broken:
+            raise RulesBroken((*own, *broken))
         return self
+
+    def _problems(self) -> Iterator[tuple[str, str]]:
+        """Yield (field, message) of what no rule can say, since the message depends on the values."""
+        return iter(())
 
     def to_dict(self) -> dict[str, Any]:
         """The object as it is written in YAML: camelCase, unset optional fields left out."""

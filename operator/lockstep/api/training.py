@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
@@ -10,6 +11,7 @@ from pydantic_core import PydanticCustomError
 from lockstep.api.model import ZERO_PATTERN, AbsolutePath, Decimal, Fraction, Model, Rule, Share, exactly_one, free_form_fits, no_password
 from lockstep.api.shared import KEY_PATTERN, SecretKey
 from lockstep_spec.choices import (
+    ROW_KEYS,
     TEMPLATE_OWN,
     Balance,
     Batches,
@@ -29,6 +31,7 @@ from lockstep_spec.choices import (
     TrainOn,
     ZeroStage,
 )
+from lockstep_spec.deepspeed import refusals
 from lockstep_spec.modelnames import is_hub_name
 
 ON_VOLUMES = "path on the volumes"
@@ -38,7 +41,15 @@ DataPath = Annotated[str, Field(pattern=DATA_PATH_PATTERN, max_length=1024)]
 """A path, or an address of an object store."""
 HubName = Annotated[str, Field(min_length=1, max_length=256)]
 ConfigName = Annotated[str, Field(min_length=1, max_length=128)]
+ColumnName = Annotated[str, Field(max_length=256)]
 Split = Annotated[str, Field(min_length=1, max_length=128)]
+
+
+def _known_columns(columns: dict[str, str] | None) -> dict[str, str] | None:
+    unknown = sorted(key for key, name in (columns or {}).items() if name and key not in ROW_KEYS)
+    if unknown:
+        raise PydanticCustomError("unknown_key", f'may not hold {", ".join(unknown)} but with "": its keys are {", ".join(ROW_KEYS)}')
+    return columns
 
 
 class SampleSource(Model):
@@ -55,6 +66,8 @@ class SampleSource(Model):
     revision: Annotated[str | None, Field(min_length=1, max_length=128)] = None
     """The hub dataset's commit. Default: the newest one at the first download, then that one."""
     format: DataFormat = DataFormat.AUTO
+    columns: Annotated[dict[str, ColumnName] | None, Field(max_length=16), AfterValidator(_known_columns)] = None
+    """Columns that have other names than Lockstep's keys, for example {instruction: question, output: answer}; "": one that is not read."""
 
     RULES = (
         exactly_one("path", "name"),
@@ -305,10 +318,6 @@ class Checkpoint(Model):
     """Volumes that hold each shard, where every node has a volume of its own. With 2, any one volume may be lost."""
 
 
-BATCH_SETTINGS = ("gradient_accumulation_steps", "managed_gradient_accumulation", "train_batch_size", "train_micro_batch_size_per_gpu")
-"""DeepSpeed's settings of the number of micro-batches, which differs by step."""
-
-
 class Training(Model):
     """A fine-tuning by Lockstep's trainer on DeepSpeed ZeRO."""
 
@@ -355,11 +364,8 @@ class Training(Model):
             lambda t: t.hierarchical_partition is not HierarchicalPartition.NODE or t.zero_stage is ZeroStage.STAGE3,
             field="hierarchicalPartition",
         ),
-        Rule(
-            "",
-            f"deepspeed can't set {', '.join(BATCH_SETTINGS)}: optimization.microBatchSize, globalBatchSize and batches decide the"
-            " micro-batches of each step",
-            lambda t: not any(setting in BATCH_SETTINGS for setting in t.deepspeed or ()),
-            field="deepspeed",
-        ),
     )
+
+    def _problems(self) -> Iterator[tuple[str, str]]:
+        for path, problem in refusals(self.deepspeed, self.zero_stage, self.precision).items():
+            yield f"deepspeed.{path}", f"deepspeed.{path} {problem}"

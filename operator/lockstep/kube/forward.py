@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+import os
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
+from socket import inet_aton
 from typing import Any
 
 from lockstep.kube.cluster import ApiError, Cluster
@@ -21,6 +25,19 @@ Say = Callable[[str], None]
 @asynccontextmanager
 async def forwarded(cluster: Cluster, namespace: str, pod: str, port: int, local: int, say: Say) -> AsyncIterator[int]:
     """Yield the local port: `local`, or another free one where that is taken."""
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await _carry(cluster, namespace, pod, port, reader, writer, say)
+
+    async with listening(carry, local) as chosen:
+        yield chosen
+
+
+@asynccontextmanager
+async def listening(carry: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]], local: int) -> AsyncIterator[int]:
+    """Listen on this machine's loopback, at port `local` or at another free one where that is taken, and yield the port. What `carry` does
+    for a connection ends with the block.
+    """
     open_ones: set[asyncio.Task[None]] = set()
 
     async def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -29,7 +46,7 @@ async def forwarded(cluster: Cluster, namespace: str, pod: str, port: int, local
         open_ones.add(task)
         try:
             with contextlib.suppress(asyncio.CancelledError):  # below, at the end: asyncio prints a traceback for each that ends by it
-                await _carry(cluster, namespace, pod, port, reader, writer, say)
+                await carry(reader, writer)
         finally:
             open_ones.discard(task)
             writer.close()
@@ -48,6 +65,17 @@ async def _listen(accepted: Any, local: int) -> asyncio.Server:
     with contextlib.suppress(OSError):
         return await asyncio.start_server(accepted, HERE, local)
     return await asyncio.start_server(accepted, HERE, 0)
+
+
+def is_own(peer: tuple[str, int], here: tuple[str, int]) -> bool:
+    """Return True if a connection of this machine's loopback was made by this user, by the kernel's table (on Linux; True elsewhere)."""
+    try:
+        lines = Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]
+    except OSError:
+        return True
+    ends = [f"{int.from_bytes(inet_aton(host), sys.byteorder):08X}:{port:04X}" for host, port in (peer, here)]
+    own = {os.getuid(), int(os.environ.get("SUDO_UID", os.getuid()))}
+    return any(words[1:3] == ends and int(words[7]) in own for words in map(str.split, lines))
 
 
 async def _carry(

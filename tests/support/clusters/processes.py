@@ -1,6 +1,6 @@
 """A place where jobs run: a process a node on this machine, which outlives the command that started it.
 
-No verb knows of it. It is registered by one line, as `platforms.backends` registers all, and it shows what a place takes: this file.
+No verb knows of it. It is registered by one line, as `places.backends` registers all, and it shows what a place takes: this file.
 """
 
 from __future__ import annotations

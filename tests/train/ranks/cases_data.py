@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy
 import torch
-from torch.distributed import PrefixStore
+from rank_cases import with_own_keys
 
 from lockstep_spec.choices import Batches, DataFormat, Precision, TrainOn
 from lockstep_train import __main__ as trainer
@@ -539,7 +539,7 @@ def prepared_once(folder: str, data: str, model: str) -> None:
 
         source.write_tokens = counted
         training = dataclasses.replace(config.training, data=dataclasses.replace(config.training.data, path=str(path)))
-        mine = dataclasses.replace(ranks, store=PrefixStore(case, ranks.store))
+        mine = with_own_keys(ranks, case)
         try:
             return datasets.load_dataset(dataclasses.replace(config, run_dir=run_dir, training=training), tokenizer, mine, print), ""
         except ConfigError as error:

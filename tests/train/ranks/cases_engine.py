@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import json
 import math
@@ -13,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from rank_cases import CountCollectives, add_result, assembled
+from rank_cases import CountCollectives, add_result, assembled, with_own_keys
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lockstep_spec.choices import ZeroStage
@@ -178,7 +177,7 @@ def train_each(variants: dict[str, dict[str, Any]], output: str) -> None:
     environment = rank_environment()
     ranks = engine_ranks.join(environment)
     for name, variant in variants.items():
-        own = dataclasses.replace(ranks, store=dist.PrefixStore(name, ranks.store))
+        own = with_own_keys(ranks, name)
         with stated_memory(variant.get("memory")):
             ended = train_one(variant["run"], environment, own, variant.get("poison"))
         dist.barrier()

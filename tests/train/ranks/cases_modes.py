@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from rank_cases import CountCollectives, add_result, set_constants
+from rank_cases import CountCollectives, add_result, set_constants, with_own_keys
 
 from lockstep_train.base import ranks as engine_ranks
 from lockstep_train.base.runfile import rank_environment
@@ -112,7 +112,7 @@ def manifest_of(world_size: int, content: str) -> Manifest:
 
 def save_quietly(engine: Any, ranks: engine_ranks.Ranks, folder: Path, content: str) -> ShardReader:
     """Save without a collective in any thread; a reader of the commit."""
-    ranks = dataclasses.replace(ranks, store=dist.PrefixStore(str(folder), ranks.store))  # type: ignore[attr-defined,arg-type]
+    ranks = with_own_keys(ranks, str(folder))
     upkeep = Upkeep(folder, 2, local_only(ranks), print, mine=ranks.first)
     saver = Saver(ranks, folder, 1, upkeep, lambda step: manifest_of(ranks.world_size, content), kinds_of(content))
     with quiet(saver) as seen:

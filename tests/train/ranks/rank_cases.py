@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,7 +22,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lockstep_train import __main__ as trainer
 from lockstep_train import assemble as assembling
 from lockstep_train.base import ranks as engine_ranks
+from lockstep_train.base.ranks import Ranks
 from lockstep_train.base.runfile import rank_environment, read_run
+from lockstep_train.base.store import SignedStore
 from lockstep_train.checkpoint.save.save import Saver
 from lockstep_train.engine import step as engine_step
 from lockstep_train.engine.loss import TokenLoss
@@ -283,3 +286,8 @@ def make_demo(models: str, datasets: str) -> int:
 
     demo_model.STEPS = 2
     return demo.main(["--models", models, "--datasets", datasets])
+
+
+def with_own_keys(ranks: Ranks, name: str) -> Ranks:
+    """The same ranks with keys of their own on the store: those of another secret are others."""
+    return dataclasses.replace(ranks, store=SignedStore(ranks.store._store, name.encode(), timedelta(minutes=10)))  # type: ignore[attr-defined]

@@ -26,8 +26,9 @@ def training(deepspeed: Any) -> Training:
 
 
 @pytest.mark.parametrize("settings", [None, {}, nested(32), {"z": "x" * (65536 - len('{"z": ""}'))}, {"z": [[1.5, None, True]]}])
-def test_raw_deepspeed_settings_within_their_bounds_are_taken_as_they_are(settings: Any) -> None:
-    assert training(settings).deepspeed == settings
+def test_free_form_settings_within_their_bounds_are_taken_as_they_are(settings: Any) -> None:
+    data = {"path": "/d", "chatTemplateKwargs": settings}
+    assert Training.model_validate({"model": {"name": "/m"}, "data": data}).data.chat_template_kwargs == settings
 
 
 @pytest.mark.parametrize(
@@ -110,9 +111,20 @@ def test_a_number_is_at_most_ten_to_the_fifteenth(number: float, is_refused: boo
         Training.model_validate(stated)
 
 
-def test_micro_batches_are_no_raw_setting() -> None:
-    with pytest.raises(
-        ValidationError,
-        match=r"deepspeed can't set gradient_accumulation_steps, .*: optimization\.microBatchSize, globalBatchSize and batches",
-    ):
-        training({"gradient_accumulation_steps": 4})
+def test_every_raw_setting_that_the_trainer_would_refuse_is_refused_at_once_and_auto_is_left_out() -> None:
+    stated = {"gradient_accumulation_steps": 4, "zero_optimization": {"stage": 3}, "train_batch_size": "auto", "comms": 1}
+    with pytest.raises(ValidationError) as refused:
+        training(stated)
+    for words in ("gradient_accumulation_steps contradicts", "zero_optimization.stage contradicts", "comms is not a DeepSpeed setting"):
+        assert f"deepspeed.{words}" in str(refused.value)
+    assert "train_batch_size contradicts" not in str(refused.value)
+    automatic = {"train_batch_size": "auto", "optimizer": {"params": {"lr": "auto"}}, "fp16": {"enabled": "auto"}}
+    assert training(automatic).deepspeed == automatic
+
+
+def test_columns_are_of_lockstep_s_keys_also_of_each_source() -> None:
+    columns = {"instruction": "question", "output": "answer", "images": ""}
+    data = {"sources": [{"path": "/d", "columns": columns}, {"path": "/e"}]}
+    assert Training.model_validate({"model": {"name": "/m"}, "data": data}).data.sources[0].columns == columns
+    with pytest.raises(ValidationError, match=r"may not hold question but with .*: its keys are messages, conversations, prompt"):
+        Training.model_validate({"model": {"name": "/m"}, "data": {"path": "/d", "columns": {"question": "instruction"}}})

@@ -29,16 +29,7 @@ from lockstep_gang.contract.messages import (
     rank_report_from_json,
     rank_report_to_json,
 )
-from lockstep_gang.contract.proof import (
-    Handshake,
-    Opener,
-    ProofError,
-    Sealer,
-    is_report_signature,
-    parse_key,
-    report_signature,
-    require_proof,
-)
+from lockstep_gang.contract.proof import is_report_signature, parse_key, report_signature
 from lockstep_gang.contract.reply import Fact, FactType, Reply, parse_reply, reply_json
 from lockstep_gang.contract.report import (
     CheckpointReport,
@@ -55,6 +46,7 @@ from lockstep_gang.contract.report import (
 )
 from lockstep_gang.contract.run import ReportTarget, parse_run, run_text
 from lockstep_spec.codec import ContractError, to_json
+from lockstep_spec.handshake import Handshake, Opener, ProofError, Sealer, require_proof
 from unit.gang.cases import KEY, make_run
 
 REPORT = Report(

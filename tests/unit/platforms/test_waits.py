@@ -291,13 +291,12 @@ def test_a_server_that_never_listens_and_a_laptop_that_is_gone_are_given_up(
         return [4] if is_heard else [], [], []
 
     monkeypatch.setattr(editor_there, "time", clock)
-    monkeypatch.setattr(editor_there, "is_listening", lambda port: False)
     monkeypatch.setattr(editor_there, "announce", lambda **words: told.append(words))
     monkeypatch.setattr("sys.stdin", orders)
     monkeypatch.setattr("select.select", select)
     monkeypatch.setattr("os.read", lambda source, size: b"still here\n")
     begun = clock.now
-    editor_there.attend(cast(Any, SimpleNamespace(stdout=output)), 8888, editor_there.Tail("t"), echo=False)
+    editor_there.attend(cast(Any, SimpleNamespace(stdout=output)), editor_there.Tail("t"), {"port": 8888}, lambda: False, echo=False)
     assert clock.now - begun == pytest.approx(seconds, abs=0.5) and told == said
 
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from lockstep.plan.ahead.traffic import step_traffic
 from lockstep_spec.activations import kept_bytes, level_bytes
 from lockstep_spec.choices import Recompute, ZeroStage
 from lockstep_spec.families import shape_from_config
 from lockstep_spec.fit import COPY_SHARE, after_out_of_memory, choose_recomputed, plan_memory
 from lockstep_spec.memory import Place
 from lockstep_spec.settings import Adapter, Level, Recomputed, Settings
-from lockstep_spec.traffic import step_traffic
 from unit.spec.test_sizes import LLAMA_8B
 
 SHAPE = shape_from_config(LLAMA_8B)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from lockstep.api.training import Data, Training
+from lockstep.plan.ahead.traffic import commit_bytes, gigabits_per_second, saves, step_traffic, total_bytes
 from lockstep.plan.render.run import trainer_config, training_json
 from lockstep_spec.choices import Method, Precision, Quantization, Recompute, ZeroStage
 from lockstep_spec.families import FAMILIES, UnknownModel, moved_targets, shape_from_config
@@ -17,7 +18,6 @@ from lockstep_spec.fit import plan_memory
 from lockstep_spec.length import plan
 from lockstep_spec.memory import Place, trained_elements
 from lockstep_spec.settings import Adapter, Settings, size_settings
-from lockstep_spec.traffic import commit_bytes, gigabits_per_second, saves, step_traffic, total_bytes
 from lockstep_train.base.runfile import parse_training
 from support.checkout import ROOT
 

@@ -460,6 +460,30 @@ def test_no_code_of_a_model_s_folder_runs(loads: Callable[[Path], object], tmp_p
     (folder / "config.json").write_text(json.dumps({"model_type": "acme", "auto_map": classes}))
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "Tokenizer", "auto_map": classes}))
     (folder / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
-    with pytest.raises((ConfigError, ValueError), match=r"auto_map|trust_remote_code|acme"):
+    with pytest.raises((ConfigError, ValueError), match=r"Lockstep runs no code of a model's folder|trust_remote_code|acme"):
         loads(folder)
+    assert not (tmp_path / "ran").exists()
+
+
+KNOWN: dict[str, dict[str, Any]] = {
+    "deepseek_v3": {
+        "hidden_size": 32, "intermediate_size": 64, "moe_intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "num_key_value_heads": 2, "n_routed_experts": 8, "q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4,
+        "v_head_dim": 4, "vocab_size": 64, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2,
+    },
+    "phi3": {
+        "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2,
+        "vocab_size": 64, "pad_token_id": 0,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KNOWN)
+def test_a_folder_with_code_is_loaded_by_the_class_that_transformers_has(kind: str, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    classes = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
+    (folder / "config.json").write_text(json.dumps({"model_type": kind, **KNOWN[kind], "auto_map": classes}))
+    (folder / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    assert type(load.empty_model(folder)).__module__.startswith(f"transformers.models.{kind}.")
     assert not (tmp_path / "ran").exists()

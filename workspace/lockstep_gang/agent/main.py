@@ -20,12 +20,12 @@ from lockstep_gang.agent.link import LAST_WORDS
 from lockstep_gang.agent.log import Console, Journal
 from lockstep_gang.agent.preflight import facts
 from lockstep_gang.agent.preflight.allreduce_rank import sweep
-from lockstep_gang.agent.ranks.environment import isolate, place_start
+from lockstep_gang.agent.ranks.environment import SECRET, isolate, place_secret, place_start
 from lockstep_gang.agent.ranks.ranks import LocalNode
 from lockstep_gang.agent.ranks.reports import make_folder, remove_folder
 from lockstep_gang.agent.session import client
 from lockstep_gang.contract.preflight import PROBE, SWEEP
-from lockstep_gang.contract.proof import parse_key
+from lockstep_gang.contract.proof import parse_key, ranks_secret
 from lockstep_gang.contract.run import HostPlace, Run, parse_run
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
 from lockstep_gang.coordinator.owner import Replaced
@@ -95,12 +95,12 @@ def _agent_of(options: argparse.Namespace, run: Run, key: bytes, index: int) -> 
     if index != 0 and not ends_with_it(run):  # a preflight alone leaves the job's folder as it is, and node 0 waits until it is the job's
         console.keep_in(Journal(run, index, console.say))
     try:
-        folder, start = _own_folder(_temporary())
+        folder, start = _own_folder(_temporary(), ranks_secret(key, run.job.uid or run.job.name))
     except OSError as error:  # a full disk: whoever keeps the agent starts it again, until there is room
         console.say(f"this agent can't start: {error.filename or _temporary()}: {error.strerror}")
         console.close(2.0)
         return INTERNAL
-    node = LocalNode(run, index, options.run, folder / "report.sock", folder, start=start)
+    node = LocalNode(run, index, options.run, folder / "report.sock", folder, start=start, secret_file=str(folder / SECRET))
     try:
         code, has_ended = asyncio.run(_serve(run, key, node, (console, options.parent)))
         if has_ended and run.host is not None:
@@ -119,10 +119,11 @@ def _agent_of(options: argparse.Namespace, run: Run, key: bytes, index: int) -> 
         console.close(2.0)
 
 
-def _own_folder(parent: Path) -> tuple[Path, str]:
+def _own_folder(parent: Path, secret: str) -> tuple[Path, str]:
     """This agent's folder, and the one in it that ranks import from first. Raises OSError, and leaves neither then."""
     folder = make_folder(parent)
     try:
+        place_secret(folder, secret)
         return folder, place_start(folder)
     except OSError:
         remove_folder(folder)

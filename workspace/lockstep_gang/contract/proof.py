@@ -1,26 +1,12 @@
-"""Proof of the right to speak for a job: both ends of a connection prove the job's key, and sign every message with a counter.
-
-The coordinator sends a challenge; the agent answers with its own nonce and a proof over both; the coordinator answers with its proof.
-Neither proof says anything about the key, and each end's is of no use to the other or in another connection. From both nonces comes
-one key a direction. A message that is altered, repeated, left out or out of order is refused.
-"""
+"""The job's key, and what is made of it: the signature of a report, the secret of the ranks."""
 
 from __future__ import annotations
 
-import hashlib
 import hmac
-import json
-import os
 import re
-from typing import Any
 
 from lockstep_spec.codec import ContractError
-
-FORMAT = "lockstep-gang/1"
-
-
-class ProofError(ContractError):
-    """The other side doesn't hold the job's key, or a message is not the next one it sent."""
+from lockstep_spec.handshake import mac
 
 
 def parse_key(text: str) -> bytes:
@@ -32,93 +18,13 @@ def parse_key(text: str) -> bytes:
 
 def report_signature(key: bytes, body: bytes) -> str:
     """Value of the header X-Lockstep-Signature: HMAC-SHA256 of the report's body under the job's key (32 bytes), in hex."""
-    return _mac(key, body)
+    return mac(key, body)
 
 
 def is_report_signature(key: bytes, body: bytes, signature: str) -> bool:
     return hmac.compare_digest(report_signature(key, body).encode(), signature.encode("utf-8", "replace"))
 
 
-def new_nonce() -> str:
-    return os.urandom(16).hex()
-
-
-def _mac(key: bytes, data: bytes) -> str:
-    return hmac.new(key, data, hashlib.sha256).hexdigest()
-
-
-def _canonical(value: Any) -> bytes:
-    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
-
-
-class Handshake:
-    """The values both ends compute from the key, the job and the nonces of one connection."""
-
-    def __init__(self, key: bytes, job_uid: str, node: int, coordinator_nonce: str, agent_nonce: str) -> None:
-        self._key = key
-        self._about = [FORMAT, job_uid, node, coordinator_nonce, agent_nonce]
-
-    def agent_proof(self) -> str:
-        return self._derive("agent's proof")
-
-    def coordinator_proof(self) -> str:
-        return self._derive("coordinator's proof")
-
-    def to_coordinator(self) -> bytes:
-        return bytes.fromhex(self._derive("agent to coordinator"))
-
-    def to_agent(self) -> bytes:
-        return bytes.fromhex(self._derive("coordinator to agent"))
-
-    def _derive(self, purpose: str) -> str:
-        return _mac(self._key, _canonical([purpose, *self._about]))
-
-
-def require_proof(expected: str, given: object) -> None:
-    """Raises ProofError."""
-    if not isinstance(given, str) or not hmac.compare_digest(expected.encode(), given.encode("utf-8", "replace")):
-        raise ProofError("the other side's proof does not fit this job's key: both must read the same key and be of the same job")
-
-
-class Sealer:
-    """Signs the messages of one direction of one connection, in order."""
-
-    def __init__(self, key: bytes) -> None:
-        self._key = key
-        self._counter = 0
-
-    def seal(self, message: dict[str, Any]) -> bytes:
-        """One line, newline included."""
-        self._counter += 1
-        signature = _mac(self._key, _canonical([self._counter, message]))
-        return json.dumps({"counter": self._counter, "message": message, "signature": signature}).encode() + b"\n"
-
-
-class Opener:
-    """Checks what a Sealer with the same key signed."""
-
-    def __init__(self, key: bytes) -> None:
-        self._key = key
-        self._counter = 0
-
-    def open(self, line: bytes) -> dict[str, Any]:
-        """The message. Raises ProofError when it is not exactly the next one of the other side."""
-        value = read_object(line)
-        message = value.get("message")
-        expected = self._counter + 1
-        if type(value.get("counter")) is not int or value["counter"] != expected or not isinstance(message, dict):
-            raise ProofError(f"message {repr(value.get('counter'))[:60]} came where {expected} was due: repeated, lost or out of order")
-        require_proof(_mac(self._key, _canonical([expected, message])), value.get("signature"))
-        self._counter = expected
-        return message
-
-
-def read_object(line: bytes) -> dict[str, Any]:
-    """A line as a JSON object. Raises ContractError."""
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        raise ContractError(f"a line that is not JSON was received: {line[:60]!r}") from None
-    if not isinstance(value, dict):
-        raise ContractError(f"a line that is not a JSON object was received: {line[:60]!r}")
-    return value
+def ranks_secret(key: bytes, job: str) -> str:
+    """Secret of a job's ranks, which says nothing about the job's key. Each attempt's is derived from it."""
+    return mac(key, b"secret of the ranks\n" + job.encode())

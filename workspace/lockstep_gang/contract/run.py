@@ -12,9 +12,8 @@ from lockstep_gang.contract.fabric import FabricAsked
 from lockstep_gang.contract.interactive import Interactive
 from lockstep_gang.contract.layout import RankLayout, equal_layout
 from lockstep_gang.contract.preflight import Expected
-from lockstep_spec.choices import Choice, StorageMode
+from lockstep_spec.choices import Choice, StorageMode, Timeouts
 from lockstep_spec.codec import ContractError, Must, at_least, from_json, to_json
-from lockstep_spec.timeouts import Timeouts
 
 RUN_FORMAT = "lockstep-run/1"
 POD_IPS = "LOCKSTEP_POD_IPS"

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, SupportsIndex
 
 from lockstep_gang.contract.lines import PROOF_SECONDS, ProvingReader, Streams, next_line, send_at_once, send_plain
-from lockstep_gang.contract.proof import FORMAT, Handshake, Opener, ProofError, Sealer, new_nonce, read_object, require_proof
+from lockstep_spec.handshake import FORMAT, Handshake, Opener, ProofError, Sealer, new_nonce, read_object, require_proof
 
 UNACKED = slice(24, 28)
 WAITING_MAX = 1024

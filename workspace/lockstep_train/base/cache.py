@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from lockstep_spec.files import make_directory, write_durably
+from lockstep_train.base.errors import ConfigError
 
 SETTLED_SECONDS = 2.0
 """A file that changed this recently may change once more without another time of change: file systems count in ticks, some in whole
@@ -62,3 +63,15 @@ def read_note(path: Path) -> dict[str, object] | None:
     except (OSError, ValueError):
         return None
     return value if isinstance(value, dict) and "sha256" in value else None
+
+
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+"""Beginning of what git leaves in place of a large file where Git LFS isn't installed."""
+NO_POINTER = "is a Git LFS pointer and not the file itself: run `git lfs pull` in the clone, and copy it again"
+
+
+def refuse_pointers(folder: Path) -> None:
+    """Raise ConfigError for a model's folder in which a file is a pointer of Git LFS."""
+    for path in sorted(folder.glob("*")):
+        if path.is_file() and path.stat().st_size < 1024 and path.read_bytes().startswith(LFS_POINTER):
+            raise ConfigError(f"training.model.name {folder}: {path.name} {NO_POINTER}")

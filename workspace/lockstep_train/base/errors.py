@@ -241,7 +241,7 @@ def first_line(error: BaseException) -> str:
 def reason_of(error: BaseException) -> str:
     """An error in words: its first line, with the next one where that ends in a colon, and with its type where it is no sentence."""
     if "trust_remote_code" in str(error):
-        return "transformers has no class of its own for it, and no code of a model's folder (auto_map) is run"
+        return "transformers has no class of its own for it, and Lockstep runs no code of a model's folder (auto_map)"
     first, *others = (line.strip() for line in str(error).strip().split("\n"))
     words = f"{first} {others[0]}" if first.endswith(":") and others else first
     return words if " " in words else f"{type(error).__name__}: {words}"

@@ -5,17 +5,20 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import DistStoreError, PrefixStore, TCPStore, distributed_c10d  # type: ignore[attr-defined]
 
-from lockstep_spec.timeouts import Timeouts
+from lockstep_spec.choices import Timeouts
+from lockstep_spec.handshake import mac
 from lockstep_train.base.errors import (
     TRIED_AGAIN,
     ConfigError,
@@ -28,7 +31,8 @@ from lockstep_train.base.errors import (
     out_of_memory,
     problem_of,
 )
-from lockstep_train.base.runfile import RankEnvironment
+from lockstep_train.base.runfile import SECRET_FILE, RankEnvironment
+from lockstep_train.base.store import SignedStore, Store
 
 PATIENCE = timedelta(seconds=30)
 """Time limit of one question to the store, in a wait that has no end of its own."""
@@ -36,21 +40,6 @@ REFUSED_PATIENCE = timedelta(seconds=10)
 """Wait of rank 0 for the others to have met the same refusal."""
 BACKLOG = 2048
 """Connections that wait to be taken, as TCPStore has it: all ranks come at once."""
-
-
-class Store(Protocol):
-    """The part of torch's TCPStore that is used."""
-
-    def set(self, key: str, value: str) -> None: ...
-    def get(self, key: str) -> bytes: ...
-    def multi_get(self, keys: list[str]) -> list[bytes]: ...
-    def wait(self, keys: list[str], timeout: timedelta) -> None: ...
-    def delete_key(self, key: str) -> bool: ...
-    def check(self, keys: list[str]) -> bool: ...
-    def compare_set(self, key: str, expected: str, desired: str) -> bytes: ...
-    def set_timeout(self, timeout: timedelta) -> None: ...
-    def clone(self) -> Store:
-        """A connection of its own to the same store."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +54,8 @@ class Ranks:
     nodes: int
     device: torch.device
     store: Store
+    secret: bytes = b""
+    """Secret of this attempt's ranks (`_secret`)."""
 
     @property
     def first(self) -> bool:
@@ -149,6 +140,7 @@ def join(environment: RankEnvironment, timeout_seconds: int = Timeouts.collectiv
         timeout=timeout,
         master_listen_fd=listening,
     )
+    secret = _secret(environment, store)
     dist.init_process_group(
         "nccl" if cuda else "gloo",
         store=PrefixStore("collectives", store),
@@ -164,8 +156,24 @@ def join(environment: RankEnvironment, timeout_seconds: int = Timeouts.collectiv
         node=environment.node,
         nodes=environment.nodes,
         device=device,
-        store=PrefixStore("lockstep", store),
+        store=SignedStore(PrefixStore("lockstep", store), secret, timeout),
+        secret=secret,
     )
+
+
+def _secret(environment: RankEnvironment, store: Store) -> bytes:
+    """Secret of this attempt's ranks, derived from the agent's file. Without an agent of Lockstep, rank 0 draws one, which whoever reaches
+    the store can read.
+    """
+    if environment.secret_file is None:
+        if environment.rank == 0:
+            store.set("lockstep/secret", secrets.token_hex(32))
+        return bytes.fromhex(store.get("lockstep/secret").decode())
+    try:
+        content = Path(environment.secret_file).read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TrainerError(f"the secret of the run's ranks can't be read ({SECRET_FILE}={environment.secret_file}): {error}") from error
+    return bytes.fromhex(mac(content.encode(), f"attempt {environment.attempt}".encode()))
 
 
 def _listening(address: str, port: int) -> int | None:

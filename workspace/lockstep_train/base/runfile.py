@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lockstep_spec.choices import StorageMode
+from lockstep_spec.choices import StorageMode, Timeouts
 from lockstep_spec.codec import ContractError, from_json, settings_from_json
-from lockstep_spec.timeouts import Timeouts
 from lockstep_spec.training import Count, Text, TrainingConfig
 from lockstep_train.base.errors import ConfigError, refusal
+
+SECRET_FILE = "LOCKSTEP_SECRET_FILE"  # noqa: S105 (a variable's name)
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,8 @@ class RankEnvironment:
     report_socket: str | None
     gpus_per_node: int
     """GPUs that each node holds for the run; 0: it trains on CPUs, or nobody says."""
+    secret_file: str | None = None
+    """File of the secret that the run's agents have in common; None: no agent has started this rank."""
 
 
 def ignored_variables(environ: Mapping[str, str] | None = None) -> list[str]:
@@ -158,4 +161,5 @@ def rank_environment(environ: Mapping[str, str] | None = None) -> RankEnvironmen
         attempt=number("LOCKSTEP_ATTEMPT", "1") if "LOCKSTEP_ATTEMPT" in values else None,
         report_socket=values.get("LOCKSTEP_REPORT_SOCKET"),
         gpus_per_node=number("GPUS_PER_NODE", "0"),
+        secret_file=values.get(SECRET_FILE),
     )

@@ -150,7 +150,8 @@ def _merged_view(ranks: Ranks, checkpoints: Path, say: Say) -> VolumeView:
     for attempt in view.damaged:
         say(f"{checkpoints / CHAIN / record_file(attempt)} is damaged: commits of attempt {attempt} don't count")
     for name in view.unrecorded:
-        say(f"{checkpoints / str(name)} doesn't count: the record of its attempt is missing")
+        words = "the record of its attempt is missing; to go on from a copied one, set training.checkpoint.resumeFrom to its path"
+        say(f"{checkpoints / str(name)} doesn't count: {words}")
     return view
 
 

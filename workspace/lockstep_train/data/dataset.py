@@ -36,7 +36,7 @@ from lockstep_train.data.tokens.turns import TemplateChoice
 VERSION = 1
 """Raised when the same tokens would give other sequences."""
 TRAINING, EVALUATION = "training", "evaluation"
-SEQUENCE_SETTINGS = ("overlong", "trainOn", "packing", "onBroken", "chatTemplate", "chatTemplateKwargs")
+SEQUENCE_SETTINGS = ("columns", "overlong", "trainOn", "packing", "onBroken", "chatTemplate", "chatTemplateKwargs")
 
 Digest = Callable[[Path, Path], str]
 
@@ -84,13 +84,14 @@ def sequence_settings(data: DataConfig, evaluation: EvaluationConfig | None) -> 
 
 
 def sources_of(data: DataConfig) -> Sequence[SourceConfig]:
-    return data.sources or (SourceConfig(data.path, data.name, data.config, data.split, data.revision, data.format),)
+    return data.sources or (SourceConfig(data.path, data.name, data.config, data.split, data.revision, data.format, data.columns),)
 
 
 def evaluation_source(evaluation: EvaluationConfig | None) -> SourceConfig | None:
     """Source of the samples for evaluation, if they are not held out."""
-    data = evaluation.data if evaluation is not None else None
-    return SourceConfig(data.path, data.name, data.config, data.split, data.revision, data.format) if data is not None else None
+    if evaluation is None or (data := evaluation.data) is None:
+        return None
+    return SourceConfig(data.path, data.name, data.config, data.split, data.revision, data.format, data.columns)
 
 
 def content_digest(path: Path, cache: Path) -> str:

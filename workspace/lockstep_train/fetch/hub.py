@@ -67,6 +67,8 @@ class HubRepository:
             hf_raise_for_status(response)
             yield from response.json()
             url = response.links.get("next", {}).get("url")
+            if url is not None and urlsplit(url)[:2] != urlsplit(endpoint())[:2]:  # (it would get the token)
+                raise ConfigError(f"{shown_endpoint()} leads to another server for the rest of its files: {urlsplit(url).hostname}")
 
     def read(self, file: RemoteFile, pin: str, sink: ByteSink, start: int) -> None:
         try:

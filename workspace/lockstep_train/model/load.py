@@ -22,6 +22,7 @@ import torch
 from lockstep_spec.choices import Precision, Quantization, ZeroStage
 from lockstep_spec.training import ModelConfig
 from lockstep_spec.words import listed
+from lockstep_train.base.cache import refuse_pointers
 from lockstep_train.base.errors import ConfigError, TrainerError, may_pass, reason_of, refusal
 from lockstep_train.base.imports import OF_FOLDER, replaced
 from lockstep_train.base.limits import Say
@@ -61,6 +62,7 @@ def base_digest(folder: Path) -> str:
 
 def refuse_missing_weights(folder: Path) -> None:
     """Raise ConfigError for a folder without weights, and for safetensors files that are missing or cut off, naming the file."""
+    refuse_pointers(folder)
     paths = weight_paths(folder)
     read_headers(paths)
     if not paths and not any(folder.glob("*.bin")) and not any(folder.glob("*.safetensors")):

@@ -76,6 +76,11 @@ def check_targets(model: torch.nn.Module, config: LoraConfig) -> None:
         ("modulesToSave", config.modules_to_save, weighted_modules(model)),
     ):
         unmatched = unmatched_targets(targets, names)
+        if unmatched and field == "targetModules" and not unmatched_targets(unmatched, weighted_modules(model)):
+            raise ConfigError(
+                f"training.lora.targetModules: {', '.join(unmatched)} is no linear layer (an embedding or a norm), and only those get an"
+                " adapter here; train it whole by training.lora.modulesToSave, or leave it out"
+            )
         if unmatched:
             kind = "stack of experts" if field == "targetParameters" else "module"
             raise ConfigError(

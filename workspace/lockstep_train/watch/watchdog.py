@@ -37,7 +37,7 @@ from lockstep_train.report.terminal import print_error
 from lockstep_train.watch.beats import Beat, explain
 
 if TYPE_CHECKING:  # it imports torch, which comes later
-    from lockstep_train.base.ranks import Store
+    from lockstep_train.base.store import Store
 
 
 class StopSignal:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import shlex
 import shutil
+import socket
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -146,7 +147,9 @@ def debug(
         return _serve("debug", job, node, where, DEBUG_PORT, command=(script, *(arguments or [])))
 
     async def forward(spot: Spot) -> None:
-        async with spot.forwarded(DEBUG_PORT, DEBUG_PORT) as local:
+        from lockstep.platforms.jobs.editor import piped
+
+        async with piped(spot.place, str(DEBUG_PORT), DEBUG_PORT, say) as local:
             _print_launch(spot, local)
             put(f"Port {local} of this machine leads to port {DEBUG_PORT} of {spot.name}. Press Ctrl-C to end.", flush=True)
             await spot.until_gone()
@@ -167,7 +170,7 @@ def _serve(
     """Serve and forward until either ends or Ctrl-C ends both."""
 
     async def serve(spot: Spot) -> None:
-        from lockstep.platforms.jobs.editor import EditorRequest, ProgramMissing, served
+        from lockstep.platforms.jobs.editor import EditorRequest, ProgramMissing, piped, served
 
         request = EditorRequest(kind, spot.path(folder), tuple(command), cwd=spot.path(WORKSPACE), on_host=spot.host is not None)
         if kind == "vscode" and (words := await spot.desktop(request.folder)):
@@ -176,7 +179,9 @@ def _serve(
         try:
             async with (
                 served(spot.place, request, _echo) as server,
-                spot.forwarded(server.port, usual) as local,
+                piped(spot.place, server.listens, usual, say)
+                if isinstance(server.listens, str)
+                else spot.forwarded(server.listens, usual) as local,
             ):
                 if kind == "debug":
                     _print_launch(spot, local)
@@ -184,6 +189,7 @@ def _serve(
                 else:
                     put_link(request.address(local))
                     put(f"{kind} in {spot.name}, {request.folder}. Ctrl-C ends it.", flush=True)
+                    await asyncio.to_thread(say_unknown, request.name)
                 why = await server.until_end()
         except ProgramMissing:
             if kind != "vscode" or spot.host is None or not await _opened_there(spot.host, request.folder):
@@ -193,6 +199,14 @@ def _serve(
             raise Failed(f"{kind} in {spot.place.name}: {why}")
 
     _at(job, node, where, serve)
+
+
+def say_unknown(name: str) -> None:
+    """Say what to do where this machine doesn't find the name of its own loopback. Chrome, Edge and Firefox know it by themselves."""
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError:
+        say(f"open it in Chrome, Edge or Firefox; another browser finds it once your hosts file has the line: 127.0.0.1 {name}")
 
 
 class Spot(NamedTuple):

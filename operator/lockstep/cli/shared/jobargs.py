@@ -130,7 +130,7 @@ class TargetOptions:
 
     @property
     def kind(self) -> str:
-        """Return the backend's name in `platforms.backends`."""
+        """Return the backend's name in `places.backends`."""
         from lockstep.cli.shared.clusterfiles import is_workspace
         from lockstep.cli.shared.target import hosts_of
 

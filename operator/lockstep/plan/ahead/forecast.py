@@ -16,6 +16,7 @@ from lockstep.api.quantity import amount, number
 from lockstep.api.training import Training
 from lockstep.plan.ahead.slownetwork import NetworkSpeed, large_share, remedy, stated_speed, too_slow
 from lockstep.plan.ahead.standin import is_stand_in
+from lockstep.plan.ahead.traffic import commit_bytes, gigabits_per_second, saves, step_traffic, total_bytes
 from lockstep.plan.cluster.finding import Finding, Outcome
 from lockstep.plan.render.fabric import GPU_RESOURCE
 from lockstep.plan.render.resolved import Resolved
@@ -29,7 +30,6 @@ from lockstep_spec.memory import Place, trained_elements
 from lockstep_spec.settings import Settings, size_settings
 from lockstep_spec.shape import ModelShape
 from lockstep_spec.shares import idle_words
-from lockstep_spec.traffic import commit_bytes, gigabits_per_second, saves, step_traffic, total_bytes
 from lockstep_spec.words import decimal_size, duration, step_duration
 
 GPU_MEMORY_LABEL = "nvidia.com/gpu.memory"

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 from lockstep.api.cluster import Network
 from lockstep.api.files.clusterkeys import Calibration, PairsFigure
+from lockstep.plan.ahead.traffic import Flow, total_bytes
 from lockstep.plan.render.fabric import Transport
 from lockstep_spec.choices import Method, Quantization, ZeroStage
 from lockstep_spec.gpus import known_peak
 from lockstep_spec.memory import Place
 from lockstep_spec.settings import Level, Settings
 from lockstep_spec.shape import ModelShape
-from lockstep_spec.traffic import Flow, total_bytes
 from lockstep_spec.words import decimal_size, step_duration
 
 MOST_SECONDS = 15.0

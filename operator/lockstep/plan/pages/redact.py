@@ -1,15 +1,17 @@
 """Takes secrets out of objects and text before they are handed to somebody (pure).
 
 By name (variables, keys and options that are called like one), by form (tokens that are known by how they begin, keys in PEM, passwords in
-URLs), and by value: what a variable or an option of such a name held is taken out wherever it stands. What none of the three can tell
-stays, so a bundle is to be looked through before it is made public.
+URLs, and what a scanner knows besides), and by value: what a variable or an option of such a name held is taken out wherever it stands. Of
+variables, only those that are known to be harmless keep their values. What none of these can tell stays, so a bundle is to be looked
+through before it is made public.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
@@ -20,9 +22,20 @@ LEAST_CHARACTERS = 6
 """Length from which a value is taken out wherever it stands, or after a name in free text: shorter ones would hit ordinary words."""
 _WORDS = frozenset({
     "token", "secret", "password", "passwd", "passphrase", "pwd", "credential", "credentials", "apikey", "auth", "authorization",
-    "cookie", "dsn",
+    "cookie", "dsn", "webhook", "webhooks", "signature",
 })  # fmt: skip
-_PAIRS = frozenset({("api", "key"), ("access", "key"), ("private", "key"), ("secret", "key"), ("signing", "key"), ("account", "key")})
+_LAST = frozenset({"key", "keys", "pass", "license", "licence", "pat", "pin", "salt"})
+"""Words that mean a secret at the end of a name of several words, as in LICENSE_KEY."""
+_BEFORE = frozenset({
+    "topology", "public", "primary", "foreign", "partition", "sort", "cache", "hash", "dict", "state", "config", "column", "text",
+})  # fmt: skip
+"""Words after which a key is none: it finds something."""
+_HARMLESS = re.compile(
+    r"(?:NCCL|UCX|FI|GLOO|TORCH|PYTORCH|TORCHELASTIC|CUDA|NVIDIA|OMP|MKL|KMP|LOCKSTEP|TOKENIZERS|LC|DEEPSPEED)_[A-Z0-9_]+|PYTHON[A-Z]+"
+    r"|HF_(?:HOME|HUB_OFFLINE|HUB_CACHE)|TRANSFORMERS_OFFLINE|(?:NODE_|LOCAL_|GROUP_|ROLE_)?(?:RANK|WORLD_SIZE)|NNODES|GPUS_PER_NODE"
+    r"|MASTER_(?:ADDR|PORT)|PATH|LD_LIBRARY_PATH|HOME|USER|HOSTNAME|LANG|TZ|TMPDIR|SHELL|PWD"
+)
+"""Variables whose values a bundle shows, unless they look like a secret's."""
 _NAME = r"[A-Za-z][\w.-]{1,63}"
 _ASSIGNED = re.compile(rf"""(?P<name>{_NAME})(?P<between>["']?\s*[:=]\s*["']?)(?P<value>[^\s"',;&}}\])]{{{LEAST_CHARACTERS},}})""")
 _SEGMENT = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
@@ -30,10 +43,14 @@ _NUMBER = re.compile(r"[\d.,:eE+-]+%?")
 _FORMS = any_of(
     r"hf_[A-Za-z0-9]{16,}",  # Hugging Face
     r"gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}",
+    r"nvapi-[\w-]{16,}|dop_v1_[0-9a-f]{16,}|ya29\.[\w-]{16,}|npm_[A-Za-z0-9]{30,}",
+    r"https?://[^\s\"'<>]{0,100}(?:\bhooks?\b|webhook)[^\s\"'<>]*",
+    r"(?<=wandb: )[0-9a-f]{40}\b|(?<=logged with )[0-9a-f]{40}\b",
     r"sk-[\w-]{20,}|xox[abprs]-[\w-]{10,}|(?:AKIA|ASIA)[A-Z0-9]{16}|AIza[\w-]{30,}",
     r"eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*",  # a JSON web token
     r"(?<=[Bb]earer )[\w.~+/=-]{8,}|(?<=[Bb]asic )[\w+/=]{8,}",
-    r"(?<=://)[^/\s:@]*:(?!\d+/)[^\s@\"'<>]+(?=@)|(?<=[?&]sig=)[^&\s\"'<>]+",  # (an object store's key may have a slash)
+    r"(?<=://)[^/\s:@]*:(?!\d+/)[^\s@\"'<>]+(?=@)",  # (an object store's key may have a slash)
+    r"(?:(?<=[?&]sig=)|(?<=-Signature=))[^&\s\"'<>]+",
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
     flags=re.DOTALL,
 )
@@ -44,33 +61,48 @@ _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 def looks_secret(name: str) -> bool:
     """True if a variable, key or option of this name is likely to hold a secret. `tokens` and `tokenizer` are not, `HF_TOKEN` is."""
     words = [word.lower() for word in _SEGMENT.findall(name)]
-    return not _WORDS.isdisjoint(words) or any(pair in _PAIRS for pair in pairwise(words))
+    return not _WORDS.isdisjoint(words) or (len(words) > 1 and words[-1] in _LAST and words[-2] not in _BEFORE)
+
+
+def is_harmless(name: str) -> bool:
+    """True if the value of a variable of this name may be shown."""
+    return _HARMLESS.fullmatch(name) is not None and not looks_secret(name)
 
 
 class Redactor:
     """Remover of secrets that knows the values of the job's own variables and options with secret-looking names."""
 
-    def __init__(self, values: Iterable[str] = ()) -> None:
-        distinct = sorted({value for value in values if len(value) >= LEAST_CHARACTERS}, key=len, reverse=True)
-        self._known = re.compile("|".join(map(re.escape, distinct))) if distinct else None
+    def __init__(self, values: Iterable[str] = (), scan: Callable[[str], Iterable[str]] = lambda _: ()) -> None:
+        """`scan` finds more secrets in a text, by a scanner's rules."""
+        self._known = tuple(values)
+        self._scan = scan
 
     def text(self, text: str) -> str:
-        if self._known is not None:
-            text = self._known.sub(REDACTED, text)
+        distinct = sorted({value for value in (*self._known, *self._scan(text)) if len(value) >= LEAST_CHARACTERS}, key=len, reverse=True)
+        for value in distinct:
+            text = text.replace(value, REDACTED)
         return _ASSIGNED.sub(_assigned, _FORMS.sub(REDACTED, text))
 
     def object(self, value: Any) -> Any:
-        """Copy of plain JSON without secrets, and without what only machines read."""
+        """Copy of plain JSON, or of text that is a JSON object, without secrets, and without what only machines read."""
         if isinstance(value, str):
+            with suppress(RecursionError):  # (a pod nests its files as it likes)
+                document = _parsed(value)
+                return json.dumps(self.object(document)) if isinstance(document, dict) else self.text(value)
             return self.text(value)
         if isinstance(value, list):
             return [self.object(item) for item in _without_option_values(value)]
         if not isinstance(value, dict):
             return value
-        if isinstance(value.get("name"), str) and isinstance(value.get("value"), str) and looks_secret(value["name"]):
+        if isinstance(value.get("name"), str) and isinstance(value.get("value"), str) and not is_harmless(value["name"]):
             return {**value, "value": REDACTED}
         rest = {key: item for key, item in value.items() if key not in (*_DROPPED_KEYS, _LAST_APPLIED)}
-        return {key: REDACTED if isinstance(item, str) and _holds_secret(key, item) else self.object(item) for key, item in rest.items()}
+        return {key: self._item(key, item) for key, item in rest.items()}
+
+    def _item(self, key: str, item: Any) -> Any:
+        if key == "environment" and isinstance(item, dict):
+            return {name: self.object(value) if is_harmless(name) else REDACTED for name, value in item.items()}
+        return REDACTED if isinstance(item, str) and _holds_secret(key, item) else self.object(item)
 
 
 def _holds_secret(key: str, value: str) -> bool:
@@ -113,7 +145,7 @@ def _parsed(text: str) -> Any:
     """None where it isn't JSON."""
     try:
         return json.loads(text) if text.startswith(("{", "[")) else None
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 

@@ -29,7 +29,7 @@ from lockstep.plan.times import age, not_ahead, remaining, seconds_of, timestamp
 from lockstep.plan.waiting.containers import is_scheduled, placed_at, waits_for_a_claim, why_not_started
 from lockstep.plan.waiting.unscheduled import why_unscheduled
 from lockstep_gang.contract.report import State
-from lockstep_spec.timeouts import Timeouts
+from lockstep_spec.choices import Timeouts
 
 
 @dataclass(frozen=True)

@@ -30,10 +30,9 @@ from lockstep_gang.contract.preflight import (
     SelfTest,
 )
 from lockstep_gang.contract.run import JobIdentity, ReportTarget, RestartPolicy, Run, WhenDone
-from lockstep_spec.choices import StorageMode
+from lockstep_spec.choices import StorageMode, Timeouts
 from lockstep_spec.codec import from_json, settings_from_json
 from lockstep_spec.modelnames import is_address, is_folder
-from lockstep_spec.timeouts import Timeouts
 from lockstep_spec.training import TrainingConfig
 
 LAST_REPORT_SECONDS = 30

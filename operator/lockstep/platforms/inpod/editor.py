@@ -7,8 +7,6 @@ arguments or variables, which others see. Sent as text into whatever image the j
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import hmac
 import importlib
 import importlib.util
 import json
@@ -22,12 +20,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable
-from http.client import parse_headers
-from io import BytesIO
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, parse_qsl, urlencode
+
+from lockstep.platforms.inpod.gate import Gate, GuardServer, guarded, relay
 
 SILENCE_SECONDS = 60.0
 """Seconds without a message after which the laptop counts as gone, whatever its connection says."""
@@ -42,8 +39,7 @@ MODULES = {
 """Modules of each kind, of which the first one that is installed counts, and the package that has it."""
 CODE_PROGRAMS = ("code-server", "openvscode-server", "code")
 """Programs that serve VS Code to a browser, of which the first one that is found counts."""
-HEAD_BYTES_MAX = 1 << 16
-HEAD_SECONDS = 30.0
+SOCKET = "debug.sock"
 PROGRAM_END_SECONDS = 4.0
 PR_SET_PDEATHSIG = 1
 
@@ -96,7 +92,7 @@ def free_port() -> int:
 
 
 def is_listening(port: int) -> bool:
-    """Return True if a process listens on the port. It is not connected to: a debugger would take that for its editor."""
+    """Return True if a process listens on the port."""
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with contextlib.suppress(OSError):
             for line in Path(table).read_text().splitlines()[1:]:
@@ -113,6 +109,10 @@ def private_file(folder: Path, name: str, content: Any) -> Path:
     return path
 
 
+def of_gate(request: dict[str, Any]) -> dict[str, Any]:
+    return {key: request[key] for key in ("token", "name")}
+
+
 def jupyter_command(request: dict[str, Any], module: str, port: int, folder: Path) -> list[str]:
     server = {
         "ip": "127.0.0.1",
@@ -121,13 +121,15 @@ def jupyter_command(request: dict[str, Any], module: str, port: int, folder: Pat
         "open_browser": False,
         "root_dir": request["folder"],
         "allow_root": os.geteuid() == 0,
+        "local_hostnames": [request["name"]],
     }
-    settings = {"IdentityProvider": {"token": request["token"]}, "ServerApp": server}
+    cookies = {"httponly": True, "samesite": "Strict"}
+    settings = {"IdentityProvider": {"token": request["token"], "cookie_options": cookies}, "ServerApp": server}
     return [sys.executable, "-m", module, f"--config={private_file(folder, 'jupyter_config.json', settings)}"]
 
 
 def tensorboard_command(request: dict[str, Any], module: str, port: int, folder: Path) -> list[str]:
-    settings = private_file(folder, "tensorboard.json", {"token": request["token"], "port": port, "logdir": request["folder"]})
+    settings = private_file(folder, "tensorboard.json", {**of_gate(request), "port": port, "logdir": request["folder"]})
     return [sys.executable, "-c", request["source"], "tensorboard-server", str(settings)]
 
 
@@ -135,7 +137,7 @@ def code_command(request: dict[str, Any], program: str, port: int, folder: Path)
     """Return the command of the guard, which starts the program. The program listens only at a socket in this private folder, so it needs
     no token.
     """
-    settings = {"token": request["token"], "port": port, "socket": str(folder / "code.sock")}
+    settings = {**of_gate(request), "port": port, "socket": str(folder / "code.sock")}
     settings["command"] = code_server(program, settings["socket"], folder)
     return [sys.executable, "-c", request["source"], "code-server", str(private_file(folder, "code.json", settings))]
 
@@ -152,7 +154,8 @@ def code_server(program: str, at: str, folder: Path) -> list[str]:
 
 
 def debug_command(request: dict[str, Any], module: str, port: int, folder: Path) -> list[str]:
-    return [sys.executable, "-m", module, "--listen", f"127.0.0.1:{port}", "--wait-for-client", *request["command"]]
+    settings = private_file(folder, "debug.json", {"socket": str(folder / SOCKET), "command": request["command"]})
+    return [sys.executable, "-c", request["source"], "debug-server", str(settings)]
 
 
 COMMANDS: dict[str, Callable[[dict[str, Any], str, int, Path], list[str]]] = {
@@ -163,63 +166,19 @@ COMMANDS: dict[str, Callable[[dict[str, Any], str, int, Path], list[str]]] = {
 }
 
 
-class Gate:
-    """Checks requests. The first one needs ?token=…; after that, a cookie replaces the token."""
-
-    def __init__(self, token: str, verb: str) -> None:
-        self._token = token
-        self._cookie = f"lockstep-{hashlib.sha256(token.encode()).hexdigest()[:8]}"
-        self.refusal = f"open the address that `lockstep {verb}` has printed: it holds the token\n".encode()
-
-    def has_token(self, query: str) -> bool:
-        return self._is_token(parse_qs(query).get("token", [""])[0])
-
-    def has_cookie(self, cookies: str) -> bool:
-        """Cookies of other servers of this address come, too, and may be of any form."""
-        pairs = (pair.partition("=") for pair in cookies.split(";"))
-        return any(name.strip() == self._cookie and self._is_token(value.strip()) for name, _, value in pairs)
-
-    def _is_token(self, offered: str) -> bool:
-        return hmac.compare_digest(offered.encode(), self._token.encode())
-
-    def redirect(self, path: str, query: str = "") -> list[tuple[str, str]]:
-        """Headers that lead to the same page without the token, and leave the cookie."""
-        rest = urlencode([(key, value) for key, value in parse_qsl(query, keep_blank_values=True) if key != "token"])
-        location = f"/{path.strip('/')}" + (f"?{rest}" if rest else "")
-        return [("Location", location), ("Set-Cookie", f"{self._cookie}={self._token}; Path=/; HttpOnly; SameSite=Strict")]
-
-
-def guarded(application: Callable[..., Iterable[bytes]], token: str) -> Callable[..., Iterable[bytes]]:
-    """Guard a WSGI application with a token."""
-    gate = Gate(token, "tensorboard")
-
-    def answer(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
-        if gate.has_token(environ.get("QUERY_STRING", "")):
-            start("302 Found", gate.redirect(environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "/")))
-            return []
-        if gate.has_cookie(environ.get("HTTP_COOKIE", "")):
-            return application(environ, start)
-        start("401 Unauthorized", [("Content-Type", "text/plain")])
-        return [gate.refusal]
-
-    return answer
-
-
 def serve_code(path: str) -> None:
-    """Serve VS Code behind a token. Only this user reaches the program's socket; this process checks every connection to the port first."""
+    """Serve VS Code behind a token. Only this user reaches the program's socket; this process checks every request first."""
     settings = json.loads(Path(path).read_text())
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # which the program gets, too, and ends by it first
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", settings["port"]))  # so that no other process listens there while the program starts
+    with GuardServer(settings["port"], Gate(settings["token"], "vscode", settings["name"]), settings["socket"]) as guard:
         child = subprocess.Popen(settings["command"], stdin=subprocess.DEVNULL, preexec_fn=end_with_parent)  # noqa: PLW1509 (no threads yet)
         try:
             while not connects(settings["socket"]):
                 if (code := child.poll()) is not None:
                     sys.exit(code or "it ended before it listened")
                 time.sleep(0.1)
-            listener.listen(128)
-            gate = Gate(settings["token"], "vscode")
-            threading.Thread(target=accept, args=(listener, gate, settings["socket"]), daemon=True).start()
+            guard.server_activate()
+            threading.Thread(target=guard.serve_forever, daemon=True).start()
             sys.exit(child.wait())
         finally:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -231,67 +190,38 @@ def connects(path: str) -> bool:
         return probe.connect_ex(path) == 0
 
 
-def accept(listener: socket.socket, gate: Gate, path: str) -> None:
-    while True:
-        with contextlib.ExitStack() as stack:
-            try:
-                browser = stack.enter_context(listener.accept()[0])
-                threading.Thread(target=attended, args=(browser, gate, path), daemon=True).start()
-            except (OSError, RuntimeError) as error:  # too many files or threads for now
-                print(f"a connection was refused: {error}", file=sys.stderr, flush=True)
-                time.sleep(0.1)
-                continue
-            stack.pop_all()  # the thread closes it
+def serve_debugged(path: str) -> None:
+    """Run a script that waits for its debugger at a socket that only this user reaches. debugpy asks its clients for no token, so it
+    listens on no port: pydevd, the part of it that runs with the script, gets the connection instead of making one.
+    """
+    settings = json.loads(Path(path).read_text())
+    cli: Any = importlib.import_module("debugpy.server.cli")
+    pydevd: Any = importlib.import_module("pydevd")
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(settings["socket"])
+    Path(settings["socket"]).chmod(0o600)
+    listener.listen(1)
+
+    def connected(*_: object) -> socket.socket:
+        with listener:
+            return listener.accept()[0]
+
+    pydevd.start_client = connected
+    # Its children would look for a port, so they run without a debugger.
+    sys.argv = ["debugpy", "--connect", "127.0.0.1:1", "--configure-subProcess", "False", "--wait-for-client", *settings["command"]]
+    cli.main()
 
 
-def attended(browser: socket.socket, gate: Gate, path: str) -> None:
-    """Answer one connection. Only its first request is checked: the later ones come from the same browser."""
-    with browser, contextlib.suppress(OSError):
-        browser.settimeout(HEAD_SECONDS)
-        data = b""
-        while b"\r\n\r\n" not in data and len(data) < HEAD_BYTES_MAX:
-            more = browser.recv(1 << 16)
-            if not more:
-                return
-            data += more
-        browser.settimeout(None)
-        if (refused := answer_to(data, gate)) is not None:
-            browser.sendall(refused)
-            return
-        with socket.socket(socket.AF_UNIX) as server:
-            server.connect(path)
-            server.sendall(data)
-            back = threading.Thread(target=relay, args=(server, browser), daemon=True)
-            back.start()
-            relay(browser, server)
-            back.join()
-
-
-def answer_to(data: bytes, gate: Gate) -> bytes | None:
-    """Return the answer to a request that has no cookie yet; None: the program behind the gate answers it."""
-    try:
-        first, _, rest = data.partition(b"\r\n")
-        target = first.decode("ascii").split(" ")[1]
-        headers = parse_headers(BytesIO(rest))
-    except Exception:
-        return b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-    where, _, query = target.partition("?")
-    if gate.has_token(query):
-        lines = "".join(f"{name}: {value}\r\n" for name, value in gate.redirect(where, query))
-        return f"HTTP/1.1 302 Found\r\n{lines}Content-Length: 0\r\nConnection: close\r\n\r\n".encode()
-    if gate.has_cookie("; ".join(headers.get_all("Cookie", []))):
-        return None
-    head = f"HTTP/1.1 401 Unauthorized\r\nContent-Type: text/plain\r\nContent-Length: {len(gate.refusal)}\r\nConnection: close\r\n\r\n"
-    return head.encode() + gate.refusal
-
-
-def relay(source: socket.socket, target: socket.socket) -> None:
-    """Pass bytes on until the source ends, then end the target's input."""
-    with contextlib.suppress(OSError):
-        while data := source.recv(1 << 16):
-            target.sendall(data)
-    with contextlib.suppress(OSError):
-        target.shutdown(socket.SHUT_WR)
+def pipe(at: str) -> None:
+    """Pass standard input on to a socket, or to a port of loopback, and what comes from there to standard output, until that ends."""
+    with socket.socket(socket.AF_INET if at.isdecimal() else socket.AF_UNIX) as program:
+        try:
+            program.connect(("127.0.0.1", int(at)) if at.isdecimal() else at)
+        except OSError as error:
+            sys.exit(f"no script waits for a debugger at {at}: {error.strerror}")
+        threading.Thread(target=relay, args=(lambda size: os.read(sys.stdin.fileno(), size), program), daemon=True).start()
+        while data := program.recv(1 << 16):
+            os.write(sys.stdout.fileno(), data)
 
 
 def serve_tensorboard(path: str) -> None:
@@ -304,7 +234,7 @@ def serve_tensorboard(path: str) -> None:
     settings = json.loads(Path(path).read_text())
 
     def server(application: Any, flags: Any) -> Any:
-        return program.WerkzeugServer(guarded(application, settings["token"]), flags)
+        return program.WerkzeugServer(guarded(application, Gate(settings["token"], "tensorboard", settings["name"])), flags)
 
     board = program.TensorBoard(server_class=server)
     place = ["--host", "127.0.0.1", "--port", str(settings["port"])]
@@ -327,8 +257,8 @@ class Tail:
         return [line for line in text.splitlines() if line.strip()][-LINES:]
 
 
-def attend(child: subprocess.Popen[bytes], port: int, tail: Tail, echo: bool) -> None:
-    """Serve until the child ends, the connection ends, or nothing is heard from the laptop."""
+def attend(child: subprocess.Popen[bytes], tail: Tail, place: dict[str, Any], is_there: Callable[[], bool], echo: bool) -> None:
+    """Serve until the child ends, the connection ends, or nothing is heard from the laptop, which is told the `place` once it is there."""
     assert child.stdout is not None  # noqa: S101 (it was made with a pipe)
     ready, heard, begun = False, time.monotonic(), time.monotonic()
     output, orders = child.stdout.fileno(), sys.stdin.fileno()
@@ -346,9 +276,9 @@ def attend(child: subprocess.Popen[bytes], port: int, tail: Tail, echo: bool) ->
             else:
                 announce(ended=child.wait(), said=tail.lines())
                 return
-        if not ready and is_listening(port):
+        if not ready and is_there():
             ready = True
-            announce(port=port)
+            announce(**place)
         if not ready and time.monotonic() - begun > START_SECONDS:
             announce(failed=f"it doesn't listen after {START_SECONDS:.0f} s", said=tail.lines())
             return
@@ -382,10 +312,18 @@ def first_line() -> bytes:
     return line
 
 
+PARTS: dict[str, Callable[[str], None]] = {
+    "tensorboard-server": serve_tensorboard,
+    "code-server": serve_code,
+    "debug-server": serve_debugged,
+    "pipe": pipe,
+}
+"""Other programs that this text is, by their first argument."""
+
+
 def main() -> None:
-    if sys.argv[1:2] in (["tensorboard-server"], ["code-server"]):
-        serve = serve_code if sys.argv[1] == "code-server" else serve_tensorboard
-        return serve(sys.argv[2])
+    if sys.argv[1:]:
+        return PARTS[sys.argv[1]](sys.argv[2])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the server ends with it where a connection is lost
     request = json.loads(first_line())
     if not request.get("onHost"):
@@ -406,7 +344,10 @@ def main() -> None:
             start_new_session=True, preexec_fn=end_with_parent,  # noqa: PLW1509 (there are no threads yet)
         )  # fmt: skip
         try:
-            attend(child, port, tail, echo=kind == "debug")
+            if kind == "debug":
+                attend(child, tail, {"socket": str(folder / SOCKET)}, (folder / SOCKET).exists, echo=True)
+            else:
+                attend(child, tail, {"port": port}, lambda: is_listening(port), echo=False)
         finally:
             end(child)
     finally:

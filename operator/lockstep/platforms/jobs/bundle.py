@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import os
+import pkgutil
+import re
 import tarfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -41,6 +44,9 @@ READER_SECONDS = 900
 """Lifetime of a pod that shows the volume of a job without pods."""
 READERS_MAX = 16
 """Volumes of a job without pods that are read, one after the other."""
+LEFT_OUT = ("IPPublicDetector", "PrivateKeyDetector", "NpmDetector", "BasicAuthDetector")
+"""Detectors of what a bundle shows, and of what `redact` takes out with more of its surroundings."""
+LONG = re.compile(r".{4096}")
 FULL = f"the bundle has more than {BUNDLE_BYTES_MAX >> 20} MiB already"
 ABOUT = """What `lockstep why --bundle` found of job {name} in namespace {namespace} at {time}.
 
@@ -51,12 +57,28 @@ events.yaml   what the cluster told of them
 pods/         the last {lines} lines of every container, and of the one before it
 run/          the run's folder without checkpoints: logs, stacks, records; the last 2 MiB of each file
 
-Values of variables that are called like a secret, and text that looks like a token, were replaced by (redacted). Nothing can
+Values of all variables but well-known ones, and text that looks like a token, were replaced by (redacted). Nothing can
 tell every secret by its looks: look through this before you give it to somebody you don't trust.
 
 Not in here:
 {missing}
 """
+
+
+def scanner() -> Callable[[str], Iterator[str]]:
+    """Return what finds secrets in a text by the forms that detect-secrets knows, but addresses of machines, which help to find a cause."""
+    from detect_secrets import plugins
+    from detect_secrets.plugins.base import RegexBasedDetector
+
+    for plugin in pkgutil.iter_modules(plugins.__path__):
+        importlib.import_module(f"{plugins.__name__}.{plugin.name}")
+    detectors = [detector() for detector in RegexBasedDetector.__subclasses__() if detector.__name__ not in LEFT_OUT]
+
+    def scan(text: str) -> Iterator[str]:
+        lines = LONG.sub(r"\g<0>\n", text)  # (some rules take the square of a line's length)
+        return (str(secret) for detector in detectors for secret in detector.analyze_string(lines))
+
+    return scan
 
 
 @dataclass(frozen=True)
@@ -72,7 +94,7 @@ async def write_bundle(path: Path, connection: Cluster, observed: Observed, why:
     look = JobObserver(connection)
     around = [item async for item in _around(look, observed)]
     events = await _events(look, observed)
-    redactor = Redactor(secret_values(around))
+    redactor = Redactor(secret_values(around), scanner())
     pieces = [Piece("why.txt", _clean(redactor, why)), Piece("events.yaml", _yaml(redactor, events))]
     if "fabric" in observed.status:
         pieces.append(Piece("fabric.yaml", _yaml(redactor, observed.status["fabric"])))
@@ -226,7 +248,7 @@ def _yaml(redactor: Redactor, value: Any) -> bytes:
 
 
 def _clean(redactor: Redactor, text: str) -> bytes:
-    return redactor.text(text).encode("utf-8", "backslashreplace")
+    return str(redactor.object(text)).encode("utf-8", "backslashreplace")
 
 
 def _clean_bytes(redactor: Redactor, data: bytes) -> bytes:

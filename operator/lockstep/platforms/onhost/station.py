@@ -23,8 +23,8 @@ from typing import Any, TypeVar
 from lockstep.platforms.inpod.carry import Stored, TakeListener, draft_name, entries_below, give_all, take, words_of
 from lockstep.platforms.inpod.destination import Destination
 from lockstep.platforms.inpod.wire import CHUNK, CarryError, Entry, Gone, Wire
-from lockstep_gang.contract.proof import Handshake, Opener, Sealer, new_nonce, require_proof
 from lockstep_spec.codec import ContractError
+from lockstep_spec.handshake import Opener, Sealer, prove
 
 PROTOCOL = "lockstep-station/1"
 CONNECT_SECONDS = 5.0
@@ -74,19 +74,7 @@ def proved(connection: socket.socket, key: bytes, *, gives: bool) -> SealedWire:
     for level, name, value in STREAM:
         connection.setsockopt(level, name, value)
     plain = Wire(connection.fileno(), connection.fileno(), PROOF_SECONDS)
-    if gives:
-        nonce = new_nonce()
-        plain.say({"nonce": nonce})
-        answer = plain.hear()
-        shake = Handshake(key, PROTOCOL, 0, nonce, str(answer.get("nonce")))
-        require_proof(shake.agent_proof(), answer.get("proof"))
-        plain.say({"proof": shake.coordinator_proof()})
-        return SealedWire(plain, connection, Sealer(shake.to_agent()), Opener(shake.to_coordinator()))
-    nonce = new_nonce()
-    shake = Handshake(key, PROTOCOL, 0, str(plain.hear().get("nonce")), nonce)
-    plain.say({"nonce": nonce, "proof": shake.agent_proof()})
-    require_proof(shake.coordinator_proof(), plain.hear().get("proof"))
-    return SealedWire(plain, connection, Sealer(shake.to_coordinator()), Opener(shake.to_agent()))
+    return SealedWire(plain, connection, *prove(plain.say, plain.hear, key, PROTOCOL, listened=gives))
 
 
 class Inflow(TakeListener):

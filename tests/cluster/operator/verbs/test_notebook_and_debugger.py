@@ -17,7 +17,7 @@ from lockstep.environments import cache_root
 from support.checkout import script
 from support.clusters.cluster_jobs import Jobs, until
 from support.dap import Debugger
-from support.served import LOCKSTEP, all_processes, started
+from support.served import ADDRESS, LOCKSTEP, OnLoopback, all_processes, started
 
 Kubectl = Callable[..., subprocess.CompletedProcess[str]]
 DEBUGGED = """import os, sys
@@ -53,7 +53,7 @@ def job(jobs: Jobs) -> Iterator[str]:
 def test_a_notebook_runs_cells_in_the_pod_for_whoever_has_the_token(jobs: Jobs, job: str, kubectl: Kubectl) -> None:
     with started(jobs, "jupyter", job, "--node", "1") as process:
         address = process.stdout.readline().strip()
-        assert address.startswith("http://127.0.0.1:"), process.communicate()
+        assert ADDRESS.match(address), process.communicate()
         base, _, token = address.partition("?token=")
         cell = (
             "import os, subprocess, sys\nsubprocess.Popen(['sleep', '4242'])\nprint('node', os.environ['NODE_RANK'], 'of',"
@@ -67,9 +67,14 @@ def test_a_notebook_runs_cells_in_the_pod_for_whoever_has_the_token(jobs: Jobs, 
     ))  # fmt: skip
 
 
+def browser(base: str) -> aiohttp.ClientSession:
+    connector, jar = aiohttp.TCPConnector(resolver=OnLoopback()), aiohttp.CookieJar(unsafe=True)
+    return aiohttp.ClientSession(base, cookie_jar=jar, timeout=aiohttp.ClientTimeout(120), connector=connector)
+
+
 async def shown_by(base: str, token: str, cell: str) -> str:
     """What a cell prints in a new kernel, for a browser that has opened the address once."""
-    async with aiohttp.ClientSession(base, cookie_jar=aiohttp.CookieJar(unsafe=True), timeout=aiohttp.ClientTimeout(120)) as session:
+    async with browser(base) as session:
         async with session.get("api/contents") as answer:
             assert answer.status == 403
         async with session.get("", params={"token": token}) as page:
@@ -103,7 +108,7 @@ def test_code_server_from_npm_shows_the_workspace_to_whoever_has_the_token(jobs:
     script("scripts/codeserver.py").publish(cache_root(), script("scripts/setup.py").publish_editors(cache_root()))
     with started(jobs, "vscode", job, "--node", "1") as process:
         address = [process.stdout.readline().strip() for _ in range(3)][-1]
-        assert address.startswith("http://127.0.0.1:"), process.communicate()
+        assert ADDRESS.match(address), process.communicate()
         base, _, query = address.partition("?")
         assert "code/didStartRenderer" in asyncio.run(opened(base, query))
         assert "package/out/node/entry.js" in all_processes(jobs, kubectl, f"{job}-1")
@@ -112,7 +117,7 @@ def test_code_server_from_npm_shows_the_workspace_to_whoever_has_the_token(jobs:
 
 async def opened(base: str, query: str) -> str:
     """The page that the address leads to, once one of its scripts and the editor's own connection have been answered, too."""
-    async with aiohttp.ClientSession(base, cookie_jar=aiohttp.CookieJar(unsafe=True), timeout=aiohttp.ClientTimeout(120)) as session:
+    async with browser(base) as session:
         async with session.get("") as refused:
             assert refused.status == 401
         async with session.get(f"?{query}") as answer:

@@ -18,16 +18,21 @@ import pytest
 import yaml
 
 from support.clusters.cluster_jobs import Jobs, cluster_like_local, kubeconfig_of, until
+from support.dap import Debugger
 from support.in_process import lockstep
-from support.served import CODE_SERVER, LOCKSTEP, all_processes, started
+from support.served import ADDRESS, CODE_SERVER, LOCKSTEP, all_processes, started
 
 Kubectl = Callable[..., subprocess.CompletedProcess[str]]
 LISTEN = """
-import http.server
-class Page(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200); self.end_headers(); self.wfile.write(b"x" * 300000)
-server = http.server.HTTPServer(("127.0.0.1", 5678), Page)
+import json, socketserver
+class Script(socketserver.StreamRequestHandler):
+    def handle(self):
+        while length := int(self.rfile.readline().partition(b":")[2] or 0):
+            self.rfile.read(2)
+            asked = json.loads(self.rfile.read(length))["seq"]
+            body = json.dumps({"type": "response", "request_seq": asked, "success": True, "body": {"x": "x" * 300000}}).encode()
+            self.wfile.write(b"Content-Length: %d\\r\\n\\r\\n%b" % (len(body), body))
+server = socketserver.TCPServer(("127.0.0.1", 5678), Script)
 print("listening", flush=True)
 server.serve_forever()
 """
@@ -79,10 +84,10 @@ def typed_until(terminal: int, keys: str, expected: str) -> str:
     return seen
 
 
-def get(port: int, path: str, cookie: str = "") -> tuple[int, bytes, str]:
+def get(port: int, path: str, cookie: str = "", host: str = "") -> tuple[int, bytes, str]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
-        connection.request("GET", path, headers={"Cookie": cookie})
+        connection.request("GET", path, headers={"Cookie": cookie, "Host": host})
         response = connection.getresponse()
         return response.status, response.read(), response.headers["Set-Cookie"] or ""
     finally:
@@ -92,12 +97,13 @@ def get(port: int, path: str, cookie: str = "") -> tuple[int, bytes, str]:
 def test_tensorboard_is_reached_by_its_token_alone_and_ends_with_ctrl_c(jobs: Jobs, job: str, kubectl: Kubectl) -> None:
     with started(jobs, "tensorboard", job, "--folder", "/workspace") as process:
         address = process.stdout.readline().strip()
-        assert address.startswith("http://127.0.0.1:"), process.communicate()
-        port, token = int(address.split(":")[2].split("/")[0]), address.partition("token=")[2]
-        assert get(port, "/data/environment")[0] == 401
-        status, _, cookie = get(port, f"/?token={token}")
+        found = ADDRESS.match(address)
+        assert found is not None, process.communicate()
+        host, port, path, token = found[1], int(found[2]), found[3], found[4]
+        assert get(port, "/data/environment", host=host)[0] == 401
+        status, _, cookie = get(port, path, host=host)
         assert status == 302
-        status, body, _ = get(port, "/data/environment", cookie.partition(";")[0])
+        status, body, _ = get(port, "/data/environment", cookie.partition(";")[0], host)
         assert status == 200 and b'"/workspace"' in body
         assert token not in all_processes(jobs, kubectl, f"{job}-0")
     until("the server is gone from the pod", lambda: "tensorboard" not in all_processes(jobs, kubectl, f"{job}-0"))
@@ -120,7 +126,9 @@ def test_a_debugger_reaches_what_waits_on_the_pod_s_loopback(jobs: Jobs, job: st
             entry = yaml.safe_load(text.partition("configurations:")[2].rpartition("}")[0] + "}")
             assert (entry["type"], entry["request"], entry["pathMappings"][0]["remoteRoot"]) == ("debugpy", "attach", "/workspace")
             for _ in range(2):
-                assert get(entry["connect"]["port"], "/")[:2] == (200, b"x" * 300000)
+                editor = Debugger(entry["connect"]["port"])
+                assert editor.result("initialize") == {"x": "x" * 300000}
+                editor.close()
     finally:
         server.kill()
         server.communicate()
@@ -138,13 +146,13 @@ def test_vscode_is_opened_on_the_workspace_by_its_token_alone_and_ends_with_ctrl
             rf"^vscode-remote://k8s-container\+context=[^+]+\+podname={job}-1\+namespace={jobs.namespace}\+name=trainer\+image=[^+]+/workspace$",
             uri,
         )
-        found = re.search(r"^http://127\.0\.0\.1:(\d+)(/\?folder=/workspace&token=(.+))$", address)
+        found = ADDRESS.match(address)
         assert found is not None, process.communicate()
-        port, path, token = int(found[1]), found[2], found[3]
-        assert get(port, "/?folder=/workspace")[0] == 401
-        status, _, cookie = get(port, path)
+        host, port, path, token = found[1], int(found[2]), found[3], found[4]
+        assert get(port, "/?folder=/workspace", host=host)[0] == 401
+        status, _, cookie = get(port, path, host=host)
         assert status == 302
-        status, body, _ = get(port, "/?folder=/workspace", cookie.partition(";")[0])
+        status, body, _ = get(port, "/?folder=/workspace", cookie.partition(";")[0], host)
         told = json.loads(body)
         assert (status, told["cwd"], told["path"]) == (200, "/workspace", "/?folder=/workspace")
         running = all_processes(jobs, kubectl, f"{job}-1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -11,10 +12,11 @@ from dataclasses import replace
 import pytest
 
 from lockstep_gang.agent.ranks import processes
+from lockstep_gang.contract.proof import ranks_secret
 from lockstep_gang.contract.run import HostPlace, JobIdentity, RestartPolicy, Timeouts, WhenDone, run_text
 from lockstep_gang.coordinator.machine import boot_id
 from lockstep_spec.kernel import usable_cores
-from unit.gang.cases import Gang, gone, now
+from unit.gang.cases import KEY, Gang, gone, now
 
 SAY = 'import os, sys, time, signal\nR = os.environ["RANK"]\nF = os.environ["FOLDER"]\n'
 PID = SAY + 'open(f"{F}/pid-{R}.new", "w").write(str(os.getpid()))\nos.rename(f"{F}/pid-{R}.new", f"{F}/pid-{R}")\n'
@@ -197,6 +199,21 @@ def test_only_this_user_reaches_the_report_socket(agents: Gang) -> None:
     agents.write(SAY + script, nodes=1)
     agents.run(codes=[0])
     assert "mode 0o600 0o700" in agents.log()
+
+
+def test_ranks_of_all_nodes_have_one_secret_in_a_file_of_this_user_s_and_nowhere_else(agents: Gang) -> None:
+    script = """
+import hashlib, stat
+path = os.environ["LOCKSTEP_SECRET_FILE"]
+secret = open(path).read()
+elsewhere = [*os.environ.values(), open("/proc/self/cmdline").read(), open("/proc/%d/cmdline" % os.getppid()).read()]
+digest = hashlib.sha256(secret.encode()).hexdigest()[:8]
+print("secret", digest, len(secret), oct(stat.S_IMODE(os.stat(path).st_mode)), any(secret in text for text in elsewhere))
+"""
+    agents.write(SAY + script, nodes=2)
+    agents.run(codes=[0, 0])
+    of_node = [next(line.partition("secret ")[2] for line in agents.log(node).splitlines() if "secret " in line) for node in (0, 1)]
+    assert of_node == [f"{hashlib.sha256(ranks_secret(KEY, 'uid-1').encode()).hexdigest()[:8]} 64 0o600 False"] * 2
 
 
 def test_hostile_output_does_nothing_to_the_log(agents: Gang) -> None:

@@ -157,5 +157,5 @@ def test_an_agent_that_does_not_start_leaves_no_folder_each_time(tmp_path: Path,
 
     monkeypatch.setattr(main, "place_start", full)
     with pytest.raises(OSError, match="No space left"):
-        main._own_folder(tmp_path)
+        main._own_folder(tmp_path, "s")
     assert list(tmp_path.iterdir()) == []

@@ -24,12 +24,12 @@ from lockstep_gang.agent.ranks.reports import parse_datagram
 from lockstep_gang.build import build_id
 from lockstep_gang.contract.lines import ProvingReader, next_line
 from lockstep_gang.contract.messages import Hello, Leaving, Ping, Reported, Start, agent_message, message_to_json
-from lockstep_gang.contract.proof import Sealer
 from lockstep_gang.contract.run import Run
 from lockstep_gang.coordinator.channel import Channel, accept, connect, listen
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
 from lockstep_gang.coordinator.server import Server
 from lockstep_spec.codec import ContractError
+from lockstep_spec.handshake import Sealer
 from unit.gang.cases import KEY, WORKSPACE, Gang, free_port, gang, make_run
 
 PROOF_BYTES_MAX = 8 * 1024

@@ -12,7 +12,7 @@ from lockstep_gang.contract.report import Cause, State
 from lockstep_gang.contract.run import RestartPolicy
 from lockstep_gang.lifecycle.gang import Phase
 from lockstep_gang.lifecycle.hang import with_pause
-from lockstep_spec.timeouts import Timeouts
+from lockstep_spec.choices import Timeouts
 from unit.gang.story import Story, all_stopped, hello, started
 
 SEEK_SECONDS = 3.0

@@ -20,7 +20,7 @@ from lockstep_gang.lifecycle.history import begun_records, corrected_records, re
 from lockstep_gang.lifecycle.losses import with_own_sleep
 from lockstep_gang.lifecycle.observe import connection_closed
 from lockstep_gang.lifecycle.silences import with_silence
-from lockstep_spec.timeouts import Timeouts
+from lockstep_spec.choices import Timeouts
 from unit.gang.cases import KEY, make_run
 from unit.gang.story import Story, hello
 from unit.virtual_time import VirtualClock

@@ -14,7 +14,7 @@ from lockstep_gang.lifecycle.gang import Gang, Phase, Silence
 from lockstep_gang.lifecycle.hang import with_pause
 from lockstep_gang.lifecycle.observe import connection_closed, node_heard_again
 from lockstep_gang.lifecycle.silences import with_silence
-from lockstep_spec.timeouts import Timeouts
+from lockstep_spec.choices import Timeouts
 from unit.gang.story import Story, hello, started
 
 ADDRESSES = ("x-0.x-headless", "x-1.x-headless")

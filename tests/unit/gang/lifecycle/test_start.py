@@ -20,7 +20,7 @@ from lockstep_gang.coordinator.log_lines import log_lines
 from lockstep_gang.lifecycle.gang import Budget, Facts, Phase, new_gang
 from lockstep_gang.lifecycle.history import AttemptRecord, resume_gang
 from lockstep_gang.lifecycle.losses import with_facts
-from lockstep_spec.timeouts import Timeouts
+from lockstep_spec.choices import Timeouts
 from unit.gang.cases import KEY, make_run
 from unit.gang.story import Story, all_stopped, hello, started
 

@@ -16,7 +16,7 @@ from lockstep_gang.contract.report import Save, State
 from lockstep_gang.contract.run import RestartPolicy
 from lockstep_gang.lifecycle.gang import Phase
 from lockstep_gang.lifecycle.hang import with_pause
-from lockstep_spec.timeouts import Timeouts
+from lockstep_spec.choices import Timeouts
 from unit.gang.cases import gang
 from unit.gang.story import Story, failed_before, hello, started
 

@@ -11,13 +11,13 @@ from lockstep.api.files.clusterkeys import Calibration, PairsFigure
 from lockstep.plan.ahead.forecast import Forecast, RunFacts, forecast
 from lockstep.plan.ahead.planned import EXIT_CODES, sentence, verdict
 from lockstep.plan.ahead.slownetwork import NetworkSpeed, measured_speed, too_slow
+from lockstep.plan.ahead.traffic import Flow
 from lockstep.plan.cluster.finding import Outcome
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.resolved import PlatformDefaults
 from lockstep.plan.render.run import trainer_config
 from lockstep_spec.families import shape_from_config
 from lockstep_spec.settings import size_settings
-from lockstep_spec.traffic import Flow
 
 MOST_SECONDS = 15.0
 

@@ -6,25 +6,27 @@ import errno
 import http.client
 import json
 import os
-import queue
+import re
 import signal
 import socket
+import socketserver
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from email.message import Message
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lockstep.platforms.inpod import editor
+from lockstep.platforms.inpod import editor, gate, source_of
 from lockstep.platforms.jobs.editor import EditorRequest, attach_uri
 from support.served import CODE_SERVER
 
-SOURCE = Path(editor.__file__).read_text()
-TOKEN = "a-token-of-this-test"
+SOURCE = source_of(editor).decode()
+TOKEN, NAME = "a-token-of-this-test", "lockstep-test.localhost"
 STAND_IN = """
 import http.server, json, sys, os
 path = next(a.split("=", 1)[1] for a in sys.argv if a.startswith("--config="))
@@ -54,7 +56,15 @@ def asked(folder: Path, kind: str, *command: str, modules: str = "modules") -> I
         umask=0o022,
     )
     try:
-        request = {"kind": kind, "folder": str(folder), "command": command, "cwd": str(folder), "token": TOKEN, "source": SOURCE}
+        request = {
+            "kind": kind,
+            "folder": str(folder),
+            "command": command,
+            "cwd": str(folder),
+            "token": TOKEN,
+            "name": NAME,
+            "source": SOURCE,
+        }
         process.stdin.write(json.dumps(request) + "\n")
         process.stdin.flush()
         yield process
@@ -73,7 +83,7 @@ def heard(process: subprocess.Popen[str]) -> dict[str, Any]:
 def get(port: int, path: str, **headers: str) -> tuple[int, str, http.client.HTTPMessage]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
-        connection.request("GET", path, headers=headers)
+        connection.request("GET", path, headers={"Host": f"{NAME}:{port}", **headers})
         response = connection.getresponse()
         return response.status, response.read().decode(errors="replace"), response.headers
     finally:
@@ -143,28 +153,19 @@ def test_tensorboard_shows_nothing_without_the_token(tmp_path: Path) -> None:
 
 
 def test_connections_are_taken_again_after_a_moment_without_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken: queue.Queue[int] = queue.Queue()
-    browser, _ = pair = socket.socketpair()
+    lacks, accept = [OSError(errno.EMFILE, "Too many open files")], socketserver.TCPServer.get_request
+    monkeypatch.setattr(socketserver.TCPServer, "get_request", lambda server: accept(server) if not lacks else raised(lacks.pop()))
+    with gate.GuardServer(0, gate.Gate(TOKEN, "vscode", NAME), "") as guard:
+        guard.server_activate()
+        threading.Thread(target=guard.serve_forever, daemon=True).start()
+        try:
+            assert get(guard.server_address[1], "/")[0] == 401
+        finally:
+            guard.shutdown()
 
-    class Listener:
-        answers = iter([OSError(errno.EMFILE, "Too many open files"), (browser, "")])
 
-        def accept(self) -> Any:
-            answer = next(self.answers, None)
-            if answer is None:
-                threading.Event().wait()
-            if isinstance(answer, OSError):
-                raise answer
-            return answer
-
-    def attended(browser: socket.socket, *_: Any) -> None:
-        taken.put(browser.fileno())
-
-    monkeypatch.setattr(editor, "attended", attended)
-    threading.Thread(target=editor.accept, args=(Listener(), None, ""), daemon=True).start()
-    assert taken.get(timeout=30) == browser.fileno() != -1
-    for end in pair:
-        end.close()
+def raised(error: OSError) -> Any:
+    raise error
 
 
 def put_program(folder: Path, name: str) -> None:
@@ -200,6 +201,7 @@ def test_vscode_is_shown_to_who_has_the_token_and_by_no_other_way(tmp_path: Path
         assert (code, headers["Location"]) == (302, "/?folder=%2Fworkspace")
         assert "HttpOnly" in headers["Set-Cookie"] and "SameSite=Strict" in headers["Set-Cookie"]
         cookie = headers["Set-Cookie"].partition(";")[0]
+        assert TOKEN not in cookie and headers["Referrer-Policy"] == "no-referrer"
         told = json.loads(get(port, "/", Cookie=cookie)[1])
         assert set(words) <= set(told["argv"]) and told["cwd"] == str(tmp_path) and told["folder"] == "0o700"
         parent = Path(f"/proc/{told['pid']}/stat").read_text().rpartition(")")[2].split()[1]
@@ -216,7 +218,8 @@ def test_vscode_is_shown_to_who_has_the_token_and_by_no_other_way(tmp_path: Path
 def echoed(port: int, cookie: str) -> bytes:
     """What comes back on a connection that was made one of messages, as an editor's is."""
     with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
-        connection.sendall(f"GET /echo HTTP/1.1\r\nUpgrade: websocket\r\nCookie: {cookie}\r\n\r\n".encode())
+        head = f"GET /echo HTTP/1.1\r\nHost: {NAME}:{port}\r\nOrigin: http://{NAME}:{port}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+        connection.sendall(f"{head}Cookie: {cookie}\r\n\r\n".encode())
         answer = connection.makefile("rb")
         assert answer.readline().split()[1] == b"101"
         while answer.readline().strip():
@@ -226,6 +229,100 @@ def echoed(port: int, cookie: str) -> bytes:
         return answer.read()
 
 
+@pytest.mark.parametrize("kind", ["vscode", "tensorboard"])
+def test_each_request_of_a_kept_connection_is_checked(tmp_path: Path, kind: str) -> None:
+    put_program(tmp_path, "code-server")
+    with asked(tmp_path, kind) as process:
+        port = heard(process)["port"]
+        cookie = get(port, f"/?token={TOKEN}")[2]["Set-Cookie"].partition(";")[0]
+        own, other = f"http://{NAME}:{port}", f"http://127.0.0.1:{port}"
+        refused: list[tuple[int, dict[str, str]]] = [
+            (401, {}),
+            (401, {"Cookie": cookie.partition("=")[0] + "=" + TOKEN}),
+            (421, {"Cookie": cookie, "Host": f"127.0.0.1:{port}"}),
+            (421, {"Cookie": cookie, "Host": f"localhost:{port}"}),
+            (421, {"Cookie": cookie, "Host": f"x.{NAME}:{port}"}),
+            (403, {"Cookie": cookie, "Origin": other}),
+            (403, {"Cookie": cookie, "Origin": "null"}),
+            (403, {"Cookie": cookie, "Origin": f"http://{NAME}:{port + 1}"}),
+            (403, {"Cookie": cookie, "Origin": own.replace("http", "https")}),
+            (403, {"Cookie": cookie, "Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "no-cors"}),
+            (
+                403,
+                {
+                    "Cookie": cookie,
+                    "Sec-Fetch-Site": "cross-site",
+                    "Sec-Fetch-Mode": "websocket",
+                    "Upgrade": "websocket",
+                    "Connection": "Upgrade",
+                },
+            ),
+        ]
+        for expected, headers in refused:
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+            for status, sent in ((200, {"Cookie": cookie, "Origin": own}), (200, {"Cookie": cookie}), (expected, headers)):
+                connection.request("GET", "/", headers={"Host": f"{NAME}:{port}", **sent})
+                answer = connection.getresponse()
+                answer.read()
+                assert answer.status == status, headers
+            connection.close()
+
+
+def test_a_refusal_says_which_name_to_open_and_what_to_do_where_no_browser_finds_it(tmp_path: Path) -> None:
+    with asked(tmp_path, "tensorboard") as process:
+        port = heard(process)["port"]
+        code, body, _ = get(port, f"/?token={TOKEN}", Host=f"127.0.0.1:{port}")
+    assert code == 421 and f"by its name {NAME}" in body and f"`127.0.0.1 {NAME}` to your hosts file" in body
+
+
+@pytest.mark.parametrize("path", ["//evil.example", "/\\\\evil.example", "/\\\\/evil.example"])
+def test_no_address_leads_from_here_to_another_server(path: str) -> None:
+    headers = Message()
+    headers["Host"] = f"{NAME}:1"
+    refusal = gate.Gate(TOKEN, "vscode", NAME).refused(f"{path}?token={TOKEN}", headers)
+    assert refusal is not None and dict(refusal[1])["Location"] == "/evil.example"
+
+
+def test_a_request_of_two_hosts_is_refused(tmp_path: Path) -> None:
+    put_program(tmp_path, "code-server")
+    with asked(tmp_path, "vscode") as process:
+        port = heard(process)["port"]
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+            connection.sendall(f"GET /?token={TOKEN} HTTP/1.1\r\nHost: {NAME}:{port}\r\nHost: evil.example\r\n\r\n".encode())
+            assert connection.makefile("rb").readline().split()[1] == b"421"
+
+
+def test_a_body_and_a_stream_pass_the_guard_whole(tmp_path: Path) -> None:
+    """A program that answers with what it got, once without a length."""
+    server = """
+import http.server, socketserver, sys
+options = dict(zip(sys.argv, sys.argv[1:]))
+class Page(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(201)
+        self.send_header("X-Connection", self.headers["Connection"])
+        self.end_headers()
+        self.wfile.write(body)
+    def log_message(self, *_): pass
+class Server(socketserver.ThreadingUnixStreamServer):
+    def get_request(self): return self.socket.accept()[0], ("here", 0)
+Server(options["--socket"], Page).serve_forever()
+"""
+    put_program(tmp_path, "code-server")
+    (tmp_path / "bin" / "code-server").write_text(f"#!{sys.executable}\n{server}")
+    with asked(tmp_path, "vscode") as process:
+        port = heard(process)["port"]
+        cookie = get(port, f"/?token={TOKEN}")[2]["Set-Cookie"].partition(";")[0]
+        connection, body = http.client.HTTPConnection("127.0.0.1", port, timeout=60), os.urandom(300_000)
+        for _ in range(2):
+            connection.request("POST", "/", body, {"Host": f"{NAME}:{port}", "Cookie": cookie})
+            answer = connection.getresponse()
+            assert (answer.status, answer.headers["Transfer-Encoding"], answer.headers["X-Connection"]) == (201, "chunked", "close")
+            assert answer.read() == body
+        connection.close()
+
+
 def test_a_request_that_is_none_is_answered_and_ends_nothing(tmp_path: Path) -> None:
     put_program(tmp_path, "code-server")
     with asked(tmp_path, "vscode") as process:
@@ -233,7 +330,7 @@ def test_a_request_that_is_none_is_answered_and_ends_nothing(tmp_path: Path) -> 
         for data in (b"\r\n\r\n", b"GET\r\n\r\n", b"\xff\xff \xff\r\n\r\n"):
             with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
                 connection.sendall(data)
-                assert connection.makefile("rb").readline().split()[1] == b"400"
+                assert b" 200 " not in connection.makefile("rb").read()
         assert get(port, "/")[0] == 401
 
 
@@ -246,9 +343,14 @@ def test_a_program_of_vscode_that_ends_at_once_is_told_with_its_last_words(tmp_p
 
 
 def test_an_address_opens_the_folder_and_holds_the_token() -> None:
-    request = EditorRequest("vscode", "/workspace/my code", token="t")
-    assert request.address(8443) == "http://127.0.0.1:8443/?folder=/workspace/my%20code&token=t"
-    assert EditorRequest("jupyter", token="t").address(8888) == "http://127.0.0.1:8888/?token=t"
+    request = EditorRequest("vscode", "/workspace/my code", token="t", name="x.localhost")
+    assert request.address(8443) == "http://x.localhost:8443/?folder=/workspace/my%20code&token=t"
+    assert EditorRequest("jupyter", token="t", name="x.localhost").address(8888) == "http://x.localhost:8888/?token=t"
+
+
+def test_every_server_has_a_name_of_its_own() -> None:
+    names = {EditorRequest("vscode").name for _ in range(99)}
+    assert len(names) == 99 and all(re.fullmatch(r"lockstep-[0-9a-f]{12}\.localhost", name) for name in names)
 
 
 def test_the_desktop_s_address_of_a_folder_takes_a_context_with_slashes() -> None:
@@ -259,20 +361,49 @@ def test_the_desktop_s_address_of_a_folder_takes_a_context_with_slashes() -> Non
     )
 
 
+def put_debugpy(folder: Path, program: str) -> None:
+    """A stand-in for debugpy and the part of it that makes the connection."""
+    put_module(folder, "debugpy/server", "")
+    (folder / "modules/debugpy/__init__.py").touch()
+    (folder / "modules/debugpy/server/cli.py").write_text(f"def main():\n    {program}\n")
+    (folder / "modules/pydevd.py").touch()
+
+
+def test_a_debugger_reaches_a_script_by_a_private_socket_and_no_port_listens(tmp_path: Path) -> None:
+    put_debugpy(tmp_path, "import pydevd; it = pydevd.start_client('127.0.0.1', 1); it.sendall(b'DAP ' + it.recv(9)); it.recv(1)")
+    with asked(tmp_path, "debug", "train.py") as process:
+        path = Path(heard(process)["socket"])
+        assert [oct(one.stat().st_mode & 0o777) for one in (path.parent, path)] == ["0o700", "0o600"]
+        assert listening_ports(process.pid) == []
+        pipe = subprocess.Popen([sys.executable, "-c", SOURCE, "pipe", str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert pipe.communicate(b"is here", timeout=60)[0] == b"DAP is here"
+        assert heard(process)["ended"] == 0
+        with socket.socket(socket.AF_UNIX) as second:
+            assert second.connect_ex(str(path)) != 0
+
+
+def listening_ports(parent: int) -> list[str]:
+    """Lines of the kernel's table for sockets at which this process or its children listen."""
+    children = [int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+    held = {str(entry.readlink()) for pid in (parent, *children) for entry in Path(f"/proc/{pid}/fd").iterdir() if entry.is_symlink()}
+    lines = [line for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
+    return [line for line in lines if line.split()[3] == "0A" and f"socket:[{line.split()[9]}]" in held]
+
+
 def test_a_script_under_the_debugger_is_heard_to_its_end(tmp_path: Path) -> None:
-    put_module(tmp_path, "debugpy", "import sys; print('under the debugger:', sys.argv[1:]); sys.exit(3)")
+    put_debugpy(tmp_path, "import sys; print('under the debugger:', sys.argv[1:]); sys.exit(3)")
     with asked(tmp_path, "debug", "train.py", "--epochs", "3") as process:
         answer = heard(process)
         while "ended" not in answer:
             answer = heard(process)
         assert answer["ended"] == 3
         said = process.stderr.readline()
-        assert "'--wait-for-client', 'train.py', '--epochs', '3'" in said and "127.0.0.1:" in said
+        assert "'--wait-for-client', 'train.py', '--epochs', '3'" in said and "listen" not in said
 
 
 def test_what_a_debugged_script_or_a_notebook_writes_is_the_group_s(tmp_path: Path) -> None:
     """Pods of another transport have another user."""
-    put_module(tmp_path, "debugpy", "import pathlib; pathlib.Path('made').touch()")
+    put_debugpy(tmp_path, "import pathlib; pathlib.Path('made').touch()")
     with asked(tmp_path, "debug", "train.py") as process:
         while "ended" not in heard(process):
             pass

@@ -163,7 +163,7 @@ async def test_a_bundle_has_20000_lines_and_32_mebibytes_of_each_log() -> None:
 
 def test_of_a_file_of_a_run_the_last_2_mebibytes_are_in_a_bundle(tmp_path: Path) -> None:
     (tmp_path / "x.log").write_bytes(b"a" * (1 << 20) + b"\n" * (2 << 20))
-    pieces, missing, nothing_secret = list[bundle.Piece](), list[str](), cast(Any, SimpleNamespace(text=str))
+    pieces, missing, nothing_secret = list[bundle.Piece](), list[str](), cast(Any, SimpleNamespace(text=str, object=str))
     asyncio.run(bundle._add_from(ProcessPlace(), str(tmp_path), "run", nothing_secret, missing, pieces))
     assert missing == [] and [(piece.path, piece.data == b"\n" * (2 << 20)) for piece in pieces] == [("run/x.log", True)]
 

@@ -13,9 +13,11 @@ from typing import Any, cast
 
 import pytest
 
+from lockstep_spec.handshake import Handshake
 from lockstep_train.checkpoint.save import replicas
 from lockstep_train.checkpoint.save.replicas import (
-    CHALLENGE_BYTES,
+    LINE_BYTES_MAX,
+    PURPOSE,
     Line,
     Server,
     Shard,
@@ -24,14 +26,14 @@ from lockstep_train.checkpoint.save.replicas import (
 )
 from unit.virtual_time import VirtualClock
 
-TOKEN = b"t" * 32
+SECRET = b"t" * 32
 CONTENT = bytes(range(256)) * 9000  # more than two chunks
 FILE = "shard-r00000-of-00002.safetensors"
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    server = Server(tmp_path / "there", 3, TOKEN, "127.0.0.1")
+    server = Server(tmp_path / "there", 3, SECRET, "127.0.0.1")
     yield server
     server.close()
 
@@ -52,28 +54,28 @@ def files(folder: Path) -> list[str]:
 
 
 def test_a_shard_that_was_put_is_there(server: Server, path: Path, tmp_path: Path) -> None:
-    put_shard(server.place, TOKEN, shard(), path)
+    put_shard(server.place, SECRET, shard(), path)
     assert (tmp_path / "there" / "step-10.a3" / FILE).read_bytes() == CONTENT
     assert files(tmp_path / "there") == [f"step-10.a3/{FILE}"]
 
 
 @pytest.mark.parametrize(
-    ("asked", "token", "told"),
+    ("asked", "secret", "told"),
     [
-        (shard(), b"x" * 32, "closed|reset|broken pipe"),
-        (shard(commit="step-10.a2"), TOKEN, "^it is of another attempt$"),
-        (shard(commit="../../step-10.a3"), TOKEN, "closed|reset|broken pipe"),
-        (shard(file="../shard-r00000-of-00002.safetensors"), TOKEN, "closed|reset|broken pipe"),
-        (shard(file="manifest.json"), TOKEN, "closed|reset|broken pipe"),
-        (shard(content=CONTENT[:-1] + b"x"), TOKEN, "closed|reset|broken pipe"),
+        (shard(), b"x" * 32, "not of this run|closed|reset|broken pipe"),
+        (shard(commit="step-10.a2"), SECRET, "^it is of another attempt$"),
+        (shard(commit="../../step-10.a3"), SECRET, "closed|reset|broken pipe"),
+        (shard(file="../shard-r00000-of-00002.safetensors"), SECRET, "closed|reset|broken pipe"),
+        (shard(file="manifest.json"), SECRET, "closed|reset|broken pipe"),
+        (shard(content=CONTENT[:-1] + b"x"), SECRET, "closed|reset|broken pipe"),
     ],
 )
 def test_what_is_not_a_shard_of_this_attempt_from_a_rank_of_this_run_is_not_kept(
-    server: Server, path: Path, tmp_path: Path, asked: Shard, token: bytes, told: str
+    server: Server, path: Path, tmp_path: Path, asked: Shard, secret: bytes, told: str
 ) -> None:
     with pytest.raises(OSError, match=f"(?i){told}"):
-        put_shard(server.place, token, asked, path)
-    put_shard(server.place, TOKEN, shard(commit="step-11.a3"), path)  # it still serves
+        put_shard(server.place, secret, asked, path)
+    put_shard(server.place, SECRET, shard(commit="step-11.a3"), path)  # it still serves
     assert files(tmp_path / "there") == [f"step-11.a3/{FILE}"]
 
 
@@ -81,75 +83,82 @@ def test_a_full_volume_is_told_to_the_sender(server: Server, path: Path, tmp_pat
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "step-10.a3").write_text("in the way")
     with pytest.raises(TransferError, match="can't be written"):
-        put_shard(server.place, TOKEN, shard(content=CONTENT[:9]), path)
+        put_shard(server.place, SECRET, shard(content=CONTENT[:9]), path)
 
 
 def test_a_server_that_says_nothing_costs_no_more_than_the_deadline(path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(OSError, match="timed out"):
-        put_shard(("127.0.0.1", silent.getsockname()[1]), TOKEN, shard(), path, deadline_seconds=0.05)
+        put_shard(("127.0.0.1", silent.getsockname()[1]), SECRET, shard(), path, deadline_seconds=0.05)
 
 
 def test_a_server_of_another_run_cannot_pretend_that_it_kept_a_shard(path: Path) -> None:
-    """It reads everything and signs its answer with a token of its own."""
+    """It answers each line as one who knows another secret."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def pretend() -> None:
             connection, _ = listening.accept()
             with connection:
-                line = Line(connection, b"x" * 32, 5)
-                line.challenge = b"c" * 32
-                line.write(line.challenge)
-                size = int.from_bytes(line.read(4), "big")
-                line.read(size + 32 + len(CONTENT))
-                line.send("server", {"problem": None})
+                line, shake = Line(connection, 5), Handshake(b"x" * 32, PURPOSE, 0, "c", "c")
+                line._say({"nonce": "c"})
+                line._hear()
+                line._say({"proof": shake.coordinator_proof()})
+                line._say({"counter": 1, "message": {"problem": None}, "signature": ""})
+                line.drain()
 
         thread = threading.Thread(target=pretend)
         thread.start()
         with pytest.raises(TransferError, match="not of this run"):
-            put_shard(("127.0.0.1", listening.getsockname()[1]), TOKEN, shard(), path, deadline_seconds=5)
+            put_shard(("127.0.0.1", listening.getsockname()[1]), SECRET, shard(), path, deadline_seconds=5)
         thread.join()
 
 
-def test_a_signature_counts_on_one_connection_only(server: Server, path: Path, tmp_path: Path) -> None:
-    """What was heard of a put is replayed on a new connection, whose challenge is another one."""
-    heard: list[bytes] = []
+def test_what_was_heard_of_a_put_opens_no_other_connection(
+    server: Server, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[bytes] = []
     write = Line.write
-
-    class Heard(Line):
-        def write(self, content: bytes) -> None:
-            heard.append(content)
-            write(self, content)
-
+    monkeypatch.setattr(Line, "write", lambda line, content: (said.append(content), write(line, content)))
+    put_shard(server.place, SECRET, shard(), path)
+    monkeypatch.setattr(Line, "write", write)
+    (tmp_path / "there" / "step-10.a3" / FILE).unlink()
+    proof = next(content for content in said if b"proof" in content and b"nonce" in content)
+    request = next(content for content in said if b"sha256" in content)
     with socket.create_connection(server.place) as connection:
-        line = Heard(connection, TOKEN, 5)
-        line.challenge = line.read(CHALLENGE_BYTES)
-        line.send("client", {"commit": "step-1.a3", "file": FILE, "bytes": 1, "sha256": ""})
-    with socket.create_connection(server.place) as connection:
-        line = Line(connection, TOKEN, 5)
-        line.challenge = line.read(CHALLENGE_BYTES)
-        line.write(heard[0])
+        line = Line(connection, 5)
+        line._hear()
+        line.write(proof + request + CONTENT)
         with pytest.raises(OSError, match=r"closed|reset|broken pipe"):
-            line.receive("server")
+            line.drain()
+            raise TransferError("closed")
+    assert files(tmp_path / "there") == []
 
 
-def test_a_stranger_s_frame_is_refused_before_more_than_its_length_is_read() -> None:
+@pytest.mark.parametrize("answer", [{}, {"nonce": "n"}, {"nonce": None, "proof": None}, {"nonce": "n", "proof": "0" * 64}])
+def test_a_stranger_is_hung_up_on_and_no_file_of_it_is_kept(server: Server, tmp_path: Path, answer: dict[str, object]) -> None:
+    with socket.create_connection(server.place) as connection:
+        line = Line(connection, 5)
+        line._hear()
+        line._say(answer)
+        line._say({"counter": 1, "message": {"commit": "step-10.a3", "file": FILE, "bytes": 0, "sha256": ""}, "signature": "0" * 64})
+        with pytest.raises(OSError, match=r"closed|reset|broken pipe"):
+            line._hear()
+    assert files(tmp_path) == []
+
+
+def test_a_stranger_s_line_has_an_end() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        line = Line(ours, TOKEN, 10.0)
-        for size, told in ((64 << 10, "signature"), ((64 << 10) + 1, "too long")):
-            thread = threading.Thread(
-                target=theirs.sendall, args=(size.to_bytes(4, "big") + b"x" * (size + 32 if told == "signature" else 0),)
-            )
-            thread.start()
-            with pytest.raises(TransferError, match=told):
-                line.receive("asks")
-            thread.join()
+        thread = threading.Thread(target=theirs.sendall, args=(b"x" * (LINE_BYTES_MAX + 1),))
+        thread.start()
+        with pytest.raises(TransferError, match="too long"):
+            Line(ours, 10.0)._hear()
+        thread.join()
 
 
 def test_a_file_is_sent_one_mebibyte_at_a_time(path: Path) -> None:
     sizes: list[int] = []
     connection = SimpleNamespace(settimeout=lambda _: None, sendall=lambda content: sizes.append(len(content)))
-    Line(cast(Any, connection), TOKEN, 60).send_file(path, len(CONTENT))
+    Line(cast(Any, connection), 60).send_file(path, len(CONTENT))
     assert sizes == [1 << 20, 1 << 20, len(CONTENT) - (2 << 20)]
 
 
@@ -164,6 +173,7 @@ class Trickle:
 
     def __exit__(self, *_: object) -> None: ...
     def settimeout(self, seconds: float) -> None: ...
+    def setsockopt(self, *_: int) -> None: ...
     def sendall(self, content: bytes) -> None: ...
     def recv(self, size: int) -> bytes:
         self._clock.sleep(5)
@@ -181,11 +191,11 @@ def test_a_stranger_is_listened_to_for_ten_seconds_and_a_server_of_this_run_for_
     assert clock.now == 10
     clock.now = 0.0
     with pytest.raises(TransferError, match="the deadline has passed"):
-        put_shard(server.place, TOKEN, shard(), path)
+        put_shard(server.place, SECRET, shard(), path)
     assert clock.now == 300
 
 
 def test_of_65_connections_at_once_the_last_is_refused(server: Server) -> None:
     with contextlib.ExitStack() as stack:
         connections = [stack.enter_context(socket.create_connection(server.place, 30)) for _ in range(65)]
-        assert [len(connection.recv(32)) for connection in connections] == [32] * 64 + [0]
+        assert [bool(connection.recv(1)) for connection in connections] == [True] * 64 + [False]

@@ -19,10 +19,11 @@ import pyarrow.feather
 import pyarrow.parquet
 import pytest
 
-from lockstep_spec.choices import DataFormat
+from lockstep_spec.choices import ROW_KEYS, DataFormat
 from lockstep_spec.training import EvaluationConfig, EvaluationDataConfig, SourceConfig
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.data.read.files import local_files
+from lockstep_train.data.read.records import FORMS
 from lockstep_train.data.read.splits import layout_of, split_names
 from lockstep_train.data.read.text_files import Broken
 from unit.train.data.data_cases import PLAIN_BYTES, dataset_of, text_of, write_jsonl
@@ -81,6 +82,56 @@ def test_a_table_holds_the_samples_of_the_same_json_lines(tmp_path: Path, name: 
     for one, other in zip(table.training, same.training, strict=True):
         assert (one.ids.tolist(), one.labels.tolist()) == (other.ids.tolist(), other.labels.tolist())
     assert [example.source for example in table.training] == [f"{tmp_path / name}:1", f"{tmp_path / name}:2"]
+
+
+WRITERS = (("x.jsonl", write_jsonl), ("x.parquet", write_parquet), ("x.arrow", write_stream), ("x.csv", write_cells))
+
+
+@pytest.mark.parametrize(("name", "write"), WRITERS, ids=[name for name, _ in WRITERS])
+def test_columns_of_other_names_are_read_for_ours_and_none_that_is_turned_off(
+    tmp_path: Path, name: str, write: Callable[[Path, list[Any]], Path]
+) -> None:
+    rows = [{"Question": "q", "Answer": "a", "image": "a.jpg", "label": False, "prompt": "of its own"}] * 2
+    source = SourceConfig(
+        str(write(tmp_path / name, rows)), columns={"prompt": "Question", "completion": "Answer", "image": "", "label": ""}
+    )
+    broken = Broken("x")
+    assert [(sample.prompt, sample.text) for sample in local_files(source, print).samples(broken)] == [("q", "a")] * 2  # type: ignore[union-attr]
+    assert broken.count == 0 and broken.not_read() == ["Data: x: not read: `prompt`"]
+    kept = SourceConfig(source.path, columns={"prompt": "Question", "completion": "Answer", "image": ""})
+    assert list(local_files(kept, print).samples(broken)) == [] and "`label` is false" in broken.first[0].lower()
+    texts_alone = SourceConfig(source.path, columns={"text": "Answer"}, format=DataFormat.TEXT)
+    assert [sample.text for sample in local_files(texts_alone, print).samples(Broken("x"))] == ["a", "a"]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("name", "write"), WRITERS, ids=[name for name, _ in WRITERS])
+def test_a_key_that_changes_what_is_learned_is_refused_and_another_is_listed(
+    tmp_path: Path, name: str, write: Callable[[Path, list[Any]], Path]
+) -> None:
+    rows = [{"prompt": "q", "completion": "a", "label": label, "source": "web"} for label in (True, False)]
+    source, broken = SourceConfig(str(write(tmp_path / name, rows))), Broken("x")
+    assert [sample.line for sample in local_files(source, print).samples(broken)] == [1]
+    assert len(broken.first) == 1 and "x:2: `label` is false" in broken.first[0].lower()
+    assert "`source`" in broken.not_read()[0]
+
+
+def test_a_source_has_other_tokens_with_other_columns_and_says_at_every_start_what_it_does_not_read(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "x.jsonl", [{"one": "abc", "other": "xyz", "id": 1}])
+    for column, text in (("one", "abc"), ("other", "xyz")):
+        for _ in range(2):
+            data = dataset_of(tmp_path / "cache", path=str(path), columns={"text": column})
+            assert [text_of(example.ids) for example in data.training] == [text]
+            left = "one" if column == "other" else "other"
+            assert f"Data: {path}: not read: `{left}`, `id`" in data.notes
+
+
+def test_a_form_that_columns_name_goes_before_one_that_a_row_has_itself(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "x.jsonl", [{"instruction": "q", "output": "a", "body": "all of it"}])
+    assert texts(tmp_path / "cache", path=str(path), columns={"text": "body"}) == ["all of it"]
+
+
+def test_the_keys_that_a_job_file_may_map_are_those_that_rows_are_read_by() -> None:
+    assert {key for form, more in FORMS.items() for key in (*form, *more)} == set(ROW_KEYS)
 
 
 def test_texts_of_digits_and_na_stay_texts_in_a_csv_file(tmp_path: Path) -> None:

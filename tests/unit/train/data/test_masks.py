@@ -252,8 +252,8 @@ def test_a_sample_in_which_nothing_is_learned_is_an_error_that_names_its_line() 
         broken.refuse()
 
 
-def test_messages_without_a_chat_template_are_an_error_that_names_the_line() -> None:
+def test_messages_without_a_chat_template_are_an_error_that_names_the_line_and_the_setting() -> None:
     broken = Broken("x.jsonl")
     assert encode_samples([Conversation(tuple(says("one", "two")), 0, (), 7)], tokenizer(None), TrainOn.ASSISTANT, broken) == []
-    with pytest.raises(ConfigError, match=r"x\.jsonl:7: chats \(`messages`, .*\) need a tokenizer with a chat template"):
+    with pytest.raises(ConfigError, match=r"x\.jsonl:7: chats \(`messages`, .*: set training\.data\.chatTemplate to a file with one"):
         broken.refuse()

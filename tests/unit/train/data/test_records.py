@@ -150,26 +150,27 @@ def test_a_row_may_set_variables_of_the_template(options: Any) -> None:
     ("record", "reason"),
     [
         ({"conversations": []}, "`conversations` is not a list of messages"),
-        ({"conversations": [{"from": "human"}]}, r"`conversations\[0\]` is not an object with `from` and `value`"),
-        ({"conversations": spoken(("alien", "x"))}, r"`conversations\[0\]` is from 'alien'; valid are human, user, gpt, .*function_call"),
+        ({"conversations": [{"from": "human"}]}, r"`conversations\[0\]` has neither a `content` that is a string"),
+        ({"conversations": spoken(("alien", "x"))}, r"`conversations\[0\]` is from 'alien'; valid are human, .*function_call"),
         ({"conversations": spoken(("function_call", "f(1)"))}, r"`conversations\[0\]` is not valid JSON"),
         ({"conversations": spoken(("function_call", "{}"))},
-            r"`conversations\[0\]` is a function_call, but its value is not a JSON object with `name`"),
+            r"`conversations\[0\]` is a call of a tool, but its value is not a JSON object with `name`"),
         ({"instruction": "q", "output": ""}, "`output` is empty"),
         ({"instruction": "q", "output": "a", "input": 3}, "`input` is not a string"),
         ({"instruction": "q", "output": "a", "history": [["1"]]}, "`history` is not a list of pairs"),
         ({"instruction": "q", "output": "a", "history": [[1, "2"]]}, "`history` holds values that are not strings"),
         ({"instruction": "q", "output": "a", "system": 1}, "`system` is not a string"),
-        ({"messages": [ASSISTANT | {"weight": 0.5}]}, "`weight` of message 0 is 0.5, but only 0 .not learned. and 1 are possible"),
-        ({"messages": [ASSISTANT | {"train": "no"}]}, "`train` of message 0 is neither true nor false"),
+        ({"messages": [ASSISTANT | {"weight": 0.5}]}, "`weight` of message 0 is 0.5, but must be true or 1"),
+        ({"messages": [ASSISTANT | {"train": "no"}]}, "`train` of message 0 is 'no', but must be true or 1"),
         ({"messages": [USER | {"train": True}]},
             "message 0 is marked to be learned, but its role is user: only the assistant's messages can be learned"),
         ({"messages": [USER, ASSISTANT], "chat_template_kwargs": [1]}, "`chat_template_kwargs` is not an object"),
         ({"messages": [USER, ASSISTANT], "chat_template_kwargs": {"tools": []}},
             "`chat_template_kwargs` holds tools, which is set for every chat"),
         ({"messages": [ASSISTANT | {"content": [{"type": "image_url", "image_url": {}}]}]},
-            r"the `content` of `messages\[0\]` is neither a string nor a list of parts of the type text"),
-        ({"messages": [ASSISTANT | {"content": 5, "tool_calls": [FULL]}]}, r"the `content` of `messages\[0\]` is neither"),
+            r"`messages\[0\].content\[0\]` is of the type image_url \(it has `type`, `image_url`\), and Lockstep learns text"),
+        ({"messages": [ASSISTANT | {"content": 5, "tool_calls": [FULL]}]},
+            r"`messages\[0\].content\[0\]` is of the type int, and Lockstep learns text"),
         ({"messages": [{"role": "assistant", "tool_calls": []}]},
             r"`messages\[0\]` has neither a `content` that is a string nor `tool_calls`"),
         ({"messages": [ASSISTANT | {"tool_calls": "f"}]}, r"`tool_calls` of `messages\[0\]` is not valid JSON"),
@@ -220,6 +221,9 @@ def test_an_empty_array_has_none(tmp_path: Path) -> None:
     assert read(tmp_path / "x.json", " [ ] ") == ([], [])
 
 
+ENDED = 'not valid JSON (the array has ended before; a line that is a list of messages must be {"messages": […]})'
+
+
 @pytest.mark.parametrize(
     ("content", "line", "reason"),
     [
@@ -227,7 +231,7 @@ def test_an_empty_array_has_none(tmp_path: Path) -> None:
         ('[\n{"text": "a"}\n{"text": "b"}]', 3, "not valid JSON (a comma or ] was expected, not '{')"),
         ('[{"text": "a"}', 1, "not valid JSON (the array has no end)"),
         ('[{"text": "a"}, {"text": "b', 1, "not valid JSON (Unterminated string starting at)"),
-        ('[{"text": "a"}] {"text": "b"}', 1, "not valid JSON (the array has ended before)"),
+        ('[{"text": "a"}] {"text": "b"}', 1, ENDED),
         ('[{"text": "a"},]', 1, "not valid JSON (Expecting value)"),
     ],
 )
@@ -271,7 +275,7 @@ def test_an_array_is_read_a_mebibyte_at_a_time(tmp_path: Path, monkeypatch: pyte
 
 def test_bytes_that_are_not_utf8_in_an_array_are_told(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_bytes(b'[{"text": "a"},\n{"text": "\xff"}]')
-    with pytest.raises(ConfigError, match="not UTF-8; convert the file to UTF-8"):
+    with pytest.raises(ConfigError, match=r"not UTF-8 \(byte 0xff\); convert the file to UTF-8"):
         list(read_jsonl(tmp_path / "x.json", Broken("x.json")))
 
 

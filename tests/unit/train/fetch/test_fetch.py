@@ -785,3 +785,18 @@ def test_without_locks_nothing_is_fetched_a_second_time_once_another_process_has
     monkeypatch.setattr(fetching, "prepare_partial", overtaken)
     assert names(get(tmp_path).folder) == {*NEEDED, FETCHED}
     assert all(hub.sent[name] == len(TINY[name]) for name in NEEDED)
+
+
+def test_a_listing_that_goes_on_at_another_server_ends_before_that_gets_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def get(url: str, headers: dict[str, str]) -> SimpleNamespace:
+        asked.append(url)
+        return SimpleNamespace(json=list, links={"next": {"url": "http://evil.example/more"}})
+
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(hubs, "prepared_session", lambda: SimpleNamespace(get=get))
+    monkeypatch.setattr("huggingface_hub.utils.hf_raise_for_status", lambda response: None)
+    with pytest.raises(ConfigError, match=r"leads to another server for the rest of its files: evil\.example"):
+        HubRepository("org/tiny").files("a" * 40)
+    assert len(asked) == 1

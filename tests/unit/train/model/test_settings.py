@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from lockstep_spec.deepspeed import IDLE_ZERO, NEVER_STAGE3, ONLY_STAGE3, SECTIONS
 from lockstep_spec.shape import ModelShape, Weight, shape_of
 from lockstep_spec.training import TrainingConfig
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.base.runfile import parse_training
-from lockstep_train.engine.settings import IDLE_ZERO, NEVER_STAGE3, ONLY_STAGE3, SECTIONS, deepspeed_settings
+from lockstep_train.engine.settings import deepspeed_settings
 from lockstep_train.zero.start import refuse_invalid
 
 
@@ -39,6 +40,17 @@ def test_raw_settings_are_laid_over_ours_section_by_section() -> None:
     assert settings["zero_optimization"]["stage"] == 3
     assert settings["wall_clock_breakdown"] is True
     assert settings["gradient_accumulation_steps"] == 3
+
+
+def test_what_is_auto_reads_as_left_out() -> None:
+    raw = {
+        "train_batch_size": "auto",
+        "fp16": {"enabled": "auto"},
+        "zero_optimization": {"reduce_bucket_size": "auto", "overlap_comm": False},
+    }
+    settings = deepspeed_settings(training(deepspeed=raw), 1)
+    assert "train_batch_size" not in settings and settings["fp16"] == {"enabled": False}
+    assert settings["zero_optimization"]["overlap_comm"] is False and "reduce_bucket_size" not in settings["zero_optimization"]
 
 
 @pytest.mark.parametrize(
@@ -124,7 +136,7 @@ def test_raw_settings_are_laid_over_ours_section_by_section() -> None:
         ({"zero_optimization": {"zenflow": {"topk_ratio": 0.1}}}, "zenflow would replace"),
         (
             {"zero_optimization": {"max_live_parameters": 7, "stage3_max_live_parameters": 7}},
-            "zero_optimization has max_live_parameters and stage3_max_live_parameters, which are one setting; keep one of them",
+            "zero_optimization.max_live_parameters and stage3_max_live_parameters are one setting; keep one of them",
         ),
         ({"wall_clock_brakedown": True}, "not a DeepSpeed setting that can be used here (did you mean wall_clock_breakdown?)"),
         (

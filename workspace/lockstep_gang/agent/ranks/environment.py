@@ -47,6 +47,10 @@ THREADS, DEFAULT_THREADS = "OMP_NUM_THREADS", "LOCKSTEP_DEFAULT_THREADS"
 """Threads of a rank, and, where no one states them, the same number: by it the trainer knows that they are a part of the cores."""
 
 
+SECRET = "secret"  # noqa: S105 (a file's name)
+"""Name of the file with the secret of the run's ranks, in the agent's own folder."""
+
+
 @dataclass(frozen=True)
 class RankPlace:
     """Place of a rank on this node, and the files that it and its agent share."""
@@ -60,6 +64,8 @@ class RankPlace:
     run_path: str
     report_socket: str
     error_file: str
+    secret_file: str = ""
+    """File of `ranks_secret`; '': this rank has no part in what others of the run prove."""
 
 
 def rank_environment(run: Run, start: Start, place: RankPlace, inherited: Mapping[str, str]) -> dict[str, str]:
@@ -98,6 +104,7 @@ def rank_environment(run: Run, start: Start, place: RankPlace, inherited: Mappin
         "LOCKSTEP_ATTEMPT": start.attempt,
         "LOCKSTEP_REPORT_SOCKET": place.report_socket,
         "PYTHONUNBUFFERED": 1,
+        **({"LOCKSTEP_SECRET_FILE": place.secret_file} if place.secret_file else {}),
     }
     if run.host is not None and run.training is None and "PATH" not in run.environment:
         stated["PATH"] = (
@@ -119,6 +126,13 @@ def place_start(folder: Path) -> str:
     place.mkdir()
     (place / "sitecustomize.py").write_bytes(pkgutil.get_data("lockstep_gang.agent.ranks", "rankstart.py") or b"")
     return str(place)
+
+
+def place_secret(folder: Path, secret: str) -> None:
+    """Write what the run's ranks prove to each other into a file that only this user reads. Raises OSError."""
+    path = folder / SECRET
+    path.touch(mode=0o600)
+    path.write_text(secret, encoding="ascii")
 
 
 def with_start(environment: Mapping[str, str], place: str) -> dict[str, str]:

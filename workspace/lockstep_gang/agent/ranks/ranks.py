@@ -68,6 +68,8 @@ class LocalNode:
     """Variables that tell a script where its progress is taken."""
     start: str = ""
     """Folder of what each rank's Python runs first (`rankstart`); none: nothing."""
+    secret_file: str = ""
+    """File of what the run's ranks prove to each other; '': they have nothing."""
 
 
 class RankProcess:
@@ -100,7 +102,8 @@ class RankProcess:
         self._asked_for_stacks = False
         self._relay = Relay(self.rank, write)
         self._error_file = node.folder / f"error-{start.attempt}-{self.rank}.json"
-        place = RankPlace(node.index, group_rank, self.rank, local_rank, node.run_path, str(node.report_socket), str(self._error_file))
+        files = (node.run_path, str(node.report_socket), str(self._error_file), node.secret_file)
+        place = RankPlace(node.index, group_rank, self.rank, local_rank, *files)
         container = inherited()
         container |= offered(node.reporting, {**container, **node.run.environment})
         environment = rank_environment(node.run, start, place, container)

@@ -4,24 +4,21 @@ A rank sends its shard to the next node once it is durable on its own volume, in
 durable there too. A neighbor that can't keep it costs the second copy, never the commit: the manifest names the nodes that
 have each shard, and the log says where one copy is all there is.
 
-Shards go from node to node over TCP, one file a connection, proved by HMAC with a token that only this run's ranks know.
+Shards go from node to node over TCP, one file a connection, on which both ends first prove the run's secret (`handshake.prove`).
 
-    server → client   32 random bytes, the challenge
-    client → server   a frame: the request, as JSON, signed
+    client → server   the request, a signed line
     client → server   the file's bytes
-    server → client   a frame: the problem, or null once the file is durable
+    server → client   the problem, or null once the file is durable: a signed line
 
-A frame is its length (4 bytes), JSON, and HMAC-SHA256 over challenge and JSON. The file's SHA-256 stands in a signed frame, so its
-bytes need no signature. Nothing is unpickled, no path is taken from the wire, and a transfer holds one chunk in memory.
+The file's SHA-256 stands in a signed line, so its bytes need no signature. They are not encrypted. Nothing is unpickled, no path is taken
+from the wire, and a transfer holds one chunk in memory.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import hmac
 import json
-import secrets
 import socket
 import threading
 import time
@@ -29,19 +26,21 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from lockstep_spec.codec import ContractError
 from lockstep_spec.files import durable_file, make_directory
+from lockstep_spec.handshake import prove, read_object
 from lockstep_train.base.ranks import Ranks
 from lockstep_train.checkpoint.format.layout import is_shard, parse_commit
 from lockstep_train.checkpoint.format.manifest import Manifest, ShardRecord
 from lockstep_train.report import print_error
 
 CHUNK_BYTES = 1 << 20
-CHALLENGE_BYTES = 32
-FRAME_BYTES_MAX = 1 << 16
+LINE_BYTES_MAX = 1 << 16
+PURPOSE = "lockstep-replicas/1"
 CONNECTIONS_MAX = 64
 DEADLINE_SECONDS = 300.0
 STRANGER_SECONDS = 10.0
-"""Time limit of whoever hasn't proved the token."""
+"""Time limit of whoever hasn't proved the secret."""
 
 
 class TransferError(OSError):
@@ -51,15 +50,41 @@ class TransferError(OSError):
 class Line:
     """Connection between two ranks, with one deadline for everything on it."""
 
-    def __init__(self, connection: socket.socket, token: bytes, deadline_seconds: float) -> None:
+    def __init__(self, connection: socket.socket, deadline_seconds: float) -> None:
         self._connection = connection
-        self._token = token
-        self.challenge = b""
+        self._rest = b""
+        """Bytes that came behind a line."""
         self.allow(deadline_seconds)
 
     def allow(self, seconds: float) -> None:
         """Set the deadline: everything must be over in so many seconds from now on."""
         self._end = time.monotonic() + seconds
+
+    def prove(self, secret: bytes, *, listened: bool) -> None:
+        """Prove the run's secret, and have it proved. Raises ContractError, OSError."""
+        self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._sealer, self._opener = prove(self._say, self._hear, secret, PURPOSE, listened=listened)
+
+    def send(self, value: dict[str, Any]) -> None:
+        self.write(self._sealer.seal(value))
+
+    def receive(self) -> dict[str, Any]:
+        """Receive what the other side has signed. Raises ContractError, OSError."""
+        return self._opener.open(self._line())
+
+    def _say(self, value: dict[str, Any]) -> None:
+        self.write(json.dumps(value).encode() + b"\n")
+
+    def _hear(self) -> dict[str, Any]:
+        return read_object(self._line())
+
+    def _line(self) -> bytes:
+        while b"\n" not in self._rest:
+            if len(self._rest) > LINE_BYTES_MAX:
+                raise TransferError("the line is too long")
+            self._rest += self._received(LINE_BYTES_MAX)
+        line, _, self._rest = self._rest.partition(b"\n")
+        return line
 
     def _wait(self) -> socket.socket:
         left = self._end - time.monotonic()
@@ -68,15 +93,12 @@ class Line:
         self._connection.settimeout(left)
         return self._connection
 
-    def read(self, size: int) -> bytes:
-        parts: list[bytes] = []
-        while size:
-            part = self._wait().recv(min(size, CHUNK_BYTES))
-            if not part:
-                raise TransferError("the other side closed the connection")
-            parts.append(part)
-            size -= len(part)
-        return b"".join(parts)
+    def _received(self, size: int) -> bytes:
+        """The next bytes from the other side, as many as have come, and `size` at most."""
+        part = self._wait().recv(size)
+        if not part:
+            raise TransferError("the other side closed the connection")
+        return part
 
     def write(self, content: bytes) -> None:
         self._wait().sendall(content)
@@ -87,27 +109,6 @@ class Line:
         """
         while self._wait().recv(CHUNK_BYTES):
             pass
-
-    def send(self, role: str, value: dict[str, Any]) -> None:
-        body = json.dumps(value).encode()
-        self.write(len(body).to_bytes(4, "big") + body + self._signature(role, body))
-
-    def receive(self, role: str) -> dict[str, Any]:
-        """Receive a frame. Raises TransferError unless it was signed for this connection by the other `role`."""
-        size = int.from_bytes(self.read(4), "big")
-        if size > FRAME_BYTES_MAX:
-            raise TransferError("the frame is too long")
-        body = self.read(size)
-        signature = self._signature(role, body)
-        if not hmac.compare_digest(self.read(len(signature)), signature):
-            raise TransferError("the signature is wrong: the other side is not of this run")
-        value = json.loads(body)
-        if not isinstance(value, dict):
-            raise TransferError("the frame holds no object")
-        return value
-
-    def _signature(self, role: str, body: bytes) -> bytes:
-        return hmac.digest(self._token, role.encode() + self.challenge + body, "sha256")
 
     def send_file(self, path: Path, size: int) -> None:
         with path.open("rb") as file:
@@ -125,7 +126,7 @@ class Line:
         with durable_file(path) as file:
             left = size
             while left:
-                chunk = self.read(min(left, CHUNK_BYTES))
+                chunk, self._rest = self._rest[:left] or self._received(min(left, CHUNK_BYTES)), self._rest[left:]
                 digest.update(chunk)
                 file.write(chunk)
                 left -= len(chunk)
@@ -150,10 +151,10 @@ class Shard:
 class Server:
     """Server of a node: keeps what neighbors put, as files of commits of this attempt."""
 
-    def __init__(self, checkpoints: Path, attempt: int, token: bytes, host: str) -> None:
+    def __init__(self, checkpoints: Path, attempt: int, secret: bytes, host: str) -> None:
         self._checkpoints = checkpoints
         self._attempt = attempt
-        self._token = token
+        self._secret = secret
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.create_server((host, 0), family=family)
         self._slots = threading.BoundedSemaphore(CONNECTIONS_MAX)
@@ -179,24 +180,23 @@ class Server:
     def _serve(self, connection: socket.socket) -> None:
         try:
             with connection:
-                self._answer(Line(connection, self._token, STRANGER_SECONDS))
+                self._answer(Line(connection, STRANGER_SECONDS))
         except (OSError, ValueError, KeyError, TypeError):
             pass  # the client knows, and says it
         finally:
             self._slots.release()
 
     def _answer(self, line: Line) -> None:
-        line.challenge = secrets.token_bytes(CHALLENGE_BYTES)
-        line.write(line.challenge)
-        request = line.receive("client")
+        line.prove(self._secret, listened=True)
         line.allow(DEADLINE_SECONDS)
+        request = line.receive()
         shard = Shard(request["commit"], request["file"], request["bytes"], request["sha256"])
         name = parse_commit(shard.commit)
         if name is None or not is_shard(shard.file):
             raise TransferError("no such file")
         path = self._checkpoints / str(name) / shard.file
         problem = self._keep(line, path, shard) if name.attempt == self._attempt else "it is of another attempt"
-        line.send("server", {"problem": problem})
+        line.send({"problem": problem})
         if problem is not None:
             line.drain()
 
@@ -211,14 +211,17 @@ class Server:
         return None
 
 
-def put_shard(place: ServerAddress, token: bytes, shard: Shard, path: Path, deadline_seconds: float = DEADLINE_SECONDS) -> None:
+def put_shard(place: ServerAddress, secret: bytes, shard: Shard, path: Path, deadline_seconds: float = DEADLINE_SECONDS) -> None:
     """Send a file, and wait until it is durable on the other node's volume. Raises OSError."""
     with socket.create_connection(place, timeout=min(10.0, deadline_seconds)) as connection:
-        line = Line(connection, token, deadline_seconds)
-        line.challenge = line.read(CHALLENGE_BYTES)
-        line.send("client", asdict(shard))
-        line.send_file(path, shard.bytes)
-        problem = line.receive("server")["problem"]
+        line = Line(connection, deadline_seconds)
+        try:
+            line.prove(secret, listened=False)
+            line.send(asdict(shard))
+            line.send_file(path, shard.bytes)
+            problem = line.receive()["problem"]
+        except ContractError as error:
+            raise TransferError(f"the other side is not of this run: {error}") from None
         if problem is not None:
             raise TransferError(problem)
 
@@ -235,10 +238,9 @@ def own_address(towards: str, port: int) -> str:
 class Replicas:
     """Way of this rank to the other nodes' volumes; the node's first rank serves them. One copy where nothing is shared, or all is."""
 
-    def __init__(self, ranks: Ranks, copies: int, token: bytes, places: list[ServerAddress]) -> None:
+    def __init__(self, ranks: Ranks, copies: int, places: list[ServerAddress]) -> None:
         self._ranks = ranks
         self._copies = copies
-        self._token = token
         self._places = places
 
     def copy(self, folder: Path, shard: ShardRecord) -> ShardRecord:
@@ -247,7 +249,7 @@ class Replicas:
         for distance in range(1, self._copies):
             node = (self._ranks.node + distance) % self._ranks.nodes
             try:
-                put_shard(self._places[node], self._token, _named(folder.name, shard), folder / shard.file)
+                put_shard(self._places[node], self._ranks.secret, _named(folder.name, shard), folder / shard.file)
                 nodes.append(node)
             except OSError as error:
                 print_error(f"lockstep_train: rank {self._ranks.rank}: node {node} can't keep a copy of {folder / shard.file}: {error}")
@@ -264,16 +266,15 @@ def _named(commit: str, shard: ShardRecord) -> Shard:
 
 def local_only(ranks: Ranks) -> Replicas:
     """Return replicas for one volume: nothing travels."""
-    return Replicas(ranks, 1, b"", [])
+    return Replicas(ranks, 1, [])
 
 
 def connect(ranks: Ranks, checkpoints: Path, attempt: int, copies: int, master: tuple[str, int]) -> Replicas:
     """Start this node's server, which serves until the process ends, and learn of the others'. `master`: where rank 0 is reached, to choose
     the address others see.
     """
-    token = bytes.fromhex(ranks.publish("replicas/token", secrets.token_hex(32) if ranks.first else None))
-    server = Server(checkpoints, attempt, token, own_address(*master)) if ranks.first_of_node else None
+    server = Server(checkpoints, attempt, ranks.secret, own_address(*master)) if ranks.first_of_node else None
     mine = [ranks.node, *server.place] if server is not None else None
     answers = ranks.gather("replicas/place", mine)
     listed = ranks.publish("replicas/places", sorted(answer for answer in answers or [] if answer is not None))
-    return Replicas(ranks, min(copies, ranks.nodes), token, [(host, port) for _, host, port in listed])
+    return Replicas(ranks, min(copies, ranks.nodes), [(host, port) for _, host, port in listed])

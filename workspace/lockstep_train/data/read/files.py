@@ -6,15 +6,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from lockstep_spec.choices import DataFormat
 from lockstep_spec.training import SourceConfig
 from lockstep_train.base.errors import ConfigError, first_line, refusal
 from lockstep_train.base.limits import Say
-from lockstep_train.data.read.records import AnySample, sample_of
+from lockstep_train.data.read.records import NO_COLUMNS, AnySample, sample_of
 from lockstep_train.data.read.splits import CARD, DatasetLayout, layout_of, left_out, one_of, split_names
 from lockstep_train.data.read.streams import JSON, PARQUET, TABLES, suffix_of
 from lockstep_train.data.read.tables import parquet_row_count, read_table, row_sample
@@ -46,6 +47,8 @@ class DataFiles:
     """Paragraphs that may be joined; else every sample stands for itself."""
     separator: str | None = None
     """Separator of CSV files that have another one than a comma."""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """Our key → the rows' key, where they differ."""
 
     @property
     def paths(self) -> list[Path]:
@@ -60,15 +63,16 @@ class DataFiles:
         """All samples. Raises ConfigError for a file that can't be read."""
         before = 0
         for part in self.parts:
-            before += yield from _samples_of(part, reader_of(self.plain_text, self.separator), broken, before)
+            before += yield from _samples_of(part, reader_of(self.plain_text, self.separator, self.columns), broken, before)
 
     def digest(self, of: Callable[[Path], str]) -> str:
         """Digest over the contents and which rows of them are read; of one whole file its own."""
         contents = [of(path) for path in self.paths]
         chosen = [[part.start, part.end, len(part.paths)] for part in self.parts]
-        if len(contents) == 1 and chosen == [[0, None, 1]] and self.separator is None:
+        if len(contents) == 1 and chosen == [[0, None, 1]] and self.separator is None and not self.columns:
             return contents[0]
-        return hashlib.sha256(json.dumps([contents, chosen, self.separator]).encode()).hexdigest()
+        facts = [contents, chosen, self.separator, *([self.columns] if self.columns else [])]
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -87,15 +91,16 @@ class DataSource:
     """Name in a manifest: the path, or the hub dataset with its commit."""
 
 
-def reader_of(plain_text: bool, separator: str | None) -> Reader:
+def reader_of(plain_text: bool, separator: str | None, columns: Mapping[str, str] = NO_COLUMNS) -> Reader:
     """Reader of a file, by its name and by whether its texts are paragraphs."""
+    form, of_row = (partial(form, columns=columns) for form in ((paragraph_of,) * 2 if plain_text else (sample_of, row_sample)))
 
     def read(path: Path, broken: Broken) -> Iterator[AnySample]:
         suffix = suffix_of(path)
         if suffix in TABLES:
-            return read_table(path, broken, paragraph_of if plain_text else row_sample, separator)
+            return read_table(path, broken, of_row, separator, columns)
         if suffix in JSON or not plain_text:
-            return read_jsonl(path, broken, paragraph_of if plain_text else sample_of)
+            return read_jsonl(path, broken, form)
         return read_text(path, broken)
 
     return read
@@ -132,6 +137,9 @@ class _Through(Broken):
         number = self.number(line)
         if number is not None:
             self._whole.skip(number)
+
+    def pass_over(self, keys: Iterable[str]) -> None:
+        self._whole.pass_over(keys)
 
     def next_file(self) -> None:
         self.before, self.last = self.before + self.last, 0
@@ -241,7 +249,7 @@ def _comes_to(target: Path, root: Path) -> bool:
 
 def rows_of_files(paths: Sequence[Path], source: SourceConfig, say: Say) -> DataFiles:
     """All rows of files that aren't divided into splits, or the part of them that `train[…]` takes. Raises ConfigError."""
-    files = whole_files(paths, source.format)
+    files = replace(whole_files(paths, source.format), columns=source.columns or {})
     split = source.split or ALL
     if set(split_names(split)) != {ALL}:
         say(f"WARNING: split {split} is ignored: {source.path} has all rows in {ALL}; only folders and hub datasets have splits")
@@ -290,7 +298,7 @@ def split_files(layout: DatasetLayout, root: Path, source: SourceConfig, say: Sa
     plain_text = whole_files(everything, source.format).plain_text
     say(f"Data: {root}: split {split} of {one_of(layout.splits)}, {len(everything):,} files")
     parts = _parts(split, paths, reader_of(plain_text, layout.separator))
-    return DataFiles(tuple(parts), plain_text, layout.separator)
+    return DataFiles(tuple(parts), plain_text, layout.separator, source.columns or {})
 
 
 def default_split(layout: DatasetLayout) -> str:

@@ -2,8 +2,7 @@
 
 | keys | form |
 |---|---|
-| messages | chats as OpenAI and most tokenizers have them |
-| conversations | chats as ShareGPT has them: from and value |
+| messages, conversations | chats: role and content, or from and value as ShareGPT has them |
 | prompt, completion | text, or lists of messages |
 | instruction, output | Alpaca: one question, maybe with input, system and history |
 | text | plain |
@@ -13,24 +12,42 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from lockstep_spec.choices import TEMPLATE_OWN
+from lockstep_train.data.read import meanings
+from lockstep_train.data.read.meanings import SWITCHES, Meaning, is_trained, mapping, meanings_of, setting
 
 SPEAKERS = {
-    **dict.fromkeys(("human", "user"), "user"),
-    **dict.fromkeys(("gpt", "assistant", "chatgpt", "model", "bing", "bard"), "assistant"),
+    **dict.fromkeys(("human", "user", "prompter"), "user"),
+    **dict.fromkeys(("gpt", "assistant", "chatgpt", "model", "bing", "bard", "ai", "bot", "chatbot"), "assistant"),
     "system": "system",
-    **dict.fromkeys(("tool", "observation", "function_response"), "tool"),
+    **dict.fromkeys(("tool", "observation", "function_response", "function", "tool_response", "tool_result", "tool_output"), "tool"),
+    **dict.fromkeys(("function_call", "tool_call", "tool_calls"), "call"),
 }
-"""ShareGPT's `from` → role. The calls of tools are spoken by:"""
-CALLER = "function_call"
-FORMS = ("messages", "conversations", "prompt", "completion", "instruction", "output", "text")
-"""Keys of which a record needs some."""
-KEYS = (*FORMS, "input", "system", "history", "tools", "chat_template_kwargs")
-"""All keys that are read."""
+"""Role of each of other tools' names; `call`: the assistant, calling tools."""
+ROLES = frozenset({*SPEAKERS.values(), "developer"})
+OF_CHATS = ("system", "tools", "functions", "chat_template_kwargs")
+FORMS: Mapping[tuple[str, ...], tuple[str, ...]] = {
+    ("messages",): OF_CHATS,
+    ("conversations",): OF_CHATS,
+    ("prompt", "completion"): OF_CHATS,
+    ("instruction", "output"): ("input", "history", *OF_CHATS),
+    ("text",): (),
+}
+"""Keys that a record needs, all of one form → those that are read with them. The first form that a record has counts."""
+OF_FORMS = tuple(key for form in FORMS for key in form)
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+OF_MESSAGES = {"role", "from", "content", "value", "tool_calls", "function_call", "tool_call_id", "name", *THOUGHTS, *SWITCHES}
+"""Keys of messages that are read; all others go to the chat template, which may ignore them."""
+TEXT_PARTS = ("text", "input_text", "output_text", None)
+PICTURED = re.compile(r"<(?:(image|video|audio)>(?:\s*\Z|(?<=\A.{7})(?!.*</\1>))|img>[^<>]+</img>)", re.DOTALL)
+"""Place of a picture in a user's message (LLaVA, ms-swift, Qwen-VL, …); in the middle of a text, or with an end, the first are HTML's."""
+NO_COLUMNS: Mapping[str, str] = MappingProxyType({})
 TOO_DEEP = "lists or objects nested too deeply to be read"
 
 
@@ -63,6 +80,8 @@ class Sample:
     prompt: str | None
     line: int
     """Number of its first line in the file, from 1."""
+    unread: tuple[str, ...] = field(default=(), compare=False)
+    """Keys of the row that are not read."""
 
     def __post_init__(self) -> None:
         refuse_half_characters(self.text, self.prompt)
@@ -82,9 +101,11 @@ class Conversation:
     tools: tuple[Any, ...]
     line: int
     untrained: tuple[int, ...] = ()
-    """Numbers of the assistant's messages that are not learned: `train: false` or `weight: 0`."""
+    """Numbers of the assistant's messages that are not learned: `train: false`, `weight: 0` and the like."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """The row's `chat_template_kwargs`."""
+    unread: tuple[str, ...] = field(default=(), compare=False)
+    """Keys of the row that are not read."""
 
     def __post_init__(self) -> None:
         refuse_half_characters(self.messages, self.tools, self.options)
@@ -116,60 +137,131 @@ def object_of(record: object) -> dict[str, Any]:
     return record
 
 
-def sample_of(record: Mapping[str, Any], line: int) -> AnySample:
-    """Sample that a record holds; of several forms in one record the first of the module's table counts. Raises ValueError.
+def sample_of(record: Mapping[str, Any], line: int, *, columns: Mapping[str, str] = NO_COLUMNS) -> AnySample:
+    """Sample that a record holds; of several forms in one record the first of the module's table counts, before it one that `columns` name
+    (our key → the record's; nothing: it is not to be read). Raises ValueError, also for keys that would change what is learned.
 
     Keys without a value are as good as absent: tables fill them in.
     """
-    if record.get("messages") is not None:
-        return _conversation(record, _messages(record, "messages"), 0, line)
-    if record.get("conversations") is not None:
-        return _conversation(record, _share_gpt(record), 0, line)
-    if _are_filled(record, "prompt", "completion"):
-        if isinstance(record["prompt"], str):
-            return Sample(_text(record, "completion"), _text(record, "prompt"), line)
-        prompt = _messages(record, "prompt")
-        return _conversation(record, [*prompt, *_messages(record, "completion")], len(prompt), line)
-    if _are_filled(record, "instruction", "output"):
-        return _conversation(record, _alpaca(record), 0, line)
-    if record.get("text") is not None:
-        return Sample(_text(record, "text"), None, line)
-    raise ValueError("neither `messages`, nor `conversations`, nor `prompt` and `completion`, nor `instruction` and `output`, nor `text`")
+    row = mapped(record, columns) if columns else record
+    form = next((form for form in sorted(FORMS, key=lambda form: not any(map(columns.get, form))) if _has(row, form)), None)
+    if not meanings.NAMED.isdisjoint(row):
+        _refuse_meanings(row, form)
+    if form is None:
+        raise ValueError(_formless(row))
+    off = {key for key, value in record.items() if columns.get(key) == "" or (value is True and key in meanings.NAMED)}
+    read = off.union(columns.get(key, key) for key in (*form, *FORMS[form]))
+    unread = [key for key, value in record.items() if key not in read and value not in (None, "", [], {})]
+    return _sample(row, form, line, (*unread, *_unread_of_messages(row, form)))
 
 
-def _are_filled(record: Mapping[str, Any], question: str, answer: str) -> bool:
-    """Return True if both keys have a value. Raises ValueError where one of two that are there has none: the row's `text`, if it has one,
-    may be the bare question.
+def mapped(record: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
+    """A record under our keys. `columns`: our key → the record's; nothing: it is not to be read."""
+    others = {key: value for key, value in record.items() if key not in columns and key not in columns.values()}
+    return {**others, **{key: record[name] for key, name in columns.items() if name in record}}
+
+
+def _has(record: Mapping[str, Any], form: tuple[str, ...]) -> bool:
+    """Return True if all keys of a form have a value. Raises ValueError where one of two that are there has none: the row's `text`, if it
+    has one, may be the bare question.
     """
-    has_question, has_answer = record.get(question) is not None, record.get(answer) is not None
-    if has_question != has_answer and question in record and answer in record:
-        raise ValueError(f"`{answer if has_question else question}` has no value")
-    return has_question and has_answer
+    filled = [key for key in form if record.get(key) is not None]
+    if len(filled) == 1 < len(form) and all(key in record for key in form):
+        raise ValueError(f"`{next(key for key in form if key not in filled)}` has no value")
+    return len(filled) == len(form)
 
 
-def _conversation(record: Mapping[str, Any], messages: list[dict[str, Any]], prompt_count: int, line: int) -> Conversation:
-    untrained = tuple(number for number, message in enumerate(messages) if not _is_trained(message, number))
-    rendered = tuple(_without(message, "train", "weight") for message in messages)
-    return Conversation(rendered, prompt_count, _tools(record), line, untrained, _options(record))
-
-
-def _is_trained(message: Mapping[str, Any], number: int) -> bool:
-    """Return True if a message is learned, by `train` and `weight`; it says nothing of messages that are not the assistant's. Raises
-    ValueError.
-    """
-    train, weight = message.get("train"), message.get("weight")
-    if train is not None and not isinstance(train, bool):
-        raise ValueError(f"`train` of message {number} is neither true nor false")
-    if weight is not None and weight not in (0, 1):
-        raise ValueError(f"`weight` of message {number} is {weight!r}, but only 0 (not learned) and 1 are possible")
-    learned = train is not False and weight != 0
-    if message["role"] == "assistant":
-        return learned
-    if train is True or weight == 1:
-        raise ValueError(
-            f"message {number} is marked to be learned, but its role is {message['role']}: only the assistant's messages can be learned"
+def _formless(record: Mapping[str, Any]) -> str:
+    advice = mapping(record)
+    foreign = next((words for key, words in meanings.FORMLESS.items() if record.get(key)), None)
+    if foreign is not None and not advice:
+        return foreign
+    lists = [key for key, value in record.items() if isinstance(value, list) and value and isinstance(value[0], dict)]
+    if lists and not advice:
+        return (
+            f"its `{lists[0]}` holds objects with {quoted(record[lists[0]][0])}: write them as `messages` with `role` and `content`, or, if"
+            f" they are the rows, one a line (jq -c '.{lists[0]}[]' FILE > NEW)"
         )
-    return True
+    return (
+        "neither `messages`, nor `conversations`, nor `prompt` and `completion`, nor `instruction` and `output`, nor `text`"
+        f"; the row has {quoted(record)}; say which of them to read"
+        + (f", for example by {setting(advice)}" if advice else " in training.data.columns")
+    )
+
+
+def quoted(keys: Iterable[str], most: int = 8) -> str:
+    """Keys for people, so many of them."""
+    names = [f"`{key}`" for key in keys]
+    return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
+
+
+def _refuse_meanings(record: Mapping[str, Any], form: tuple[str, ...] | None) -> None:
+    """Raise ValueError for a row's first key that would change what is learned, with the columns that would read the row all the same."""
+    acting = dict(meanings_of(record, answered=form != ("text",)))
+    for key, meaning in acting.items():
+        chat: Any = record[form[0]] if form is not None and len(form) == 1 else None
+        asks = form is None or (meanings.is_chat(chat) and _speaker(chat[-1]) != "assistant")
+        columns = mapping(record) if asks else {}
+        columns |= {key: "" for key in acting if key not in columns.values()}
+        pictured = key in meanings.MEDIA and any(PICTURED.search(text.lstrip()) for text in texts_of(record))
+        useful = meaning.readable and not pictured and (not asks or any(columns.values()))
+        raise ValueError(_refusal(f"`{key}`", record[key], meaning) + (f"; with {setting(columns)} it can be learned" if useful else ""))
+
+
+def _refusal(place: str, value: Any, meaning: Meaning) -> str:
+    return f"{place} {meaning.problem.format(value=str(value).lower() if isinstance(value, bool) else str(value)[:40])}"
+
+
+def _unread_of_messages(record: Mapping[str, Any], form: tuple[str, ...]) -> list[str]:
+    """Keys of a row's messages that only a chat template might read."""
+    messages = [message for key in form if isinstance(record[key], list) for message in record[key] if isinstance(message, dict)]
+    keys = {key for message in messages for key in message if key not in OF_MESSAGES and message[key] is not None}
+    roles = {role for message in messages if (role := _speaker(message)) not in ROLES}
+    return [f"{form[0]}[].{key}" for key in sorted(keys)] + [f"role {role}" for role in sorted(roles)]
+
+
+def _sample(record: Mapping[str, Any], form: tuple[str, ...], line: int, unread: tuple[str, ...]) -> AnySample:
+    if form == ("text",):
+        return Sample(_text(record, "text"), None, line, unread)
+    if form == ("instruction", "output"):
+        return _conversation(record, _alpaca(record), 0, line, unread)
+    if form != ("prompt", "completion"):
+        return _conversation(record, _messages(record, form[0]), 0, line, unread)
+    if isinstance(record["prompt"], str) and isinstance(record["completion"], str) and not record["prompt"].lstrip().startswith("[{"):
+        if record.get("system"):
+            raise ValueError("`system` isn't read beside a `prompt` that is text: put it into the prompt, or write `messages`")
+        _refuse_pictured(record["prompt"], "`prompt`")
+        return Sample(_text(record, "completion"), _text(record, "prompt"), line, unread)
+    prompt = _messages(record, "prompt", "user")
+    return _conversation(record, [*prompt, *_messages(record, "completion", "assistant")], len(prompt), line, unread)
+
+
+def _refuse_pictured(text: str | None, place: str) -> None:
+    picture = PICTURED.search((text or "").lstrip())
+    if picture is not None:
+        raise ValueError(f"{place} has the place of a picture or a sound ({picture.group().strip()[:40]}), which the model isn't shown")
+
+
+def _conversation(
+    record: Mapping[str, Any], messages: list[dict[str, Any]], prompt_count: int, line: int, unread: tuple[str, ...]
+) -> Conversation:
+    system = _system(record)
+    if system and messages[0]["role"] == "system":
+        if messages[0]["content"] != system[0]["content"]:
+            raise ValueError("`system` and the first message are two different system messages: leave one out")
+        system = []
+    messages = [*system, *messages]
+    for number, message in enumerate(messages):
+        if message["role"] == "user":
+            _refuse_pictured(message["content"], f"message {number}")
+    untrained = tuple(number for number, message in enumerate(messages) if not is_trained(message, number))
+    given = prompt_count + len(system) * bool(prompt_count)
+    for number in range(given, len(messages)):
+        said = (str(messages[number].get(name) or "") for name in ("content", "tool_calls", *THOUGHTS))
+        if messages[number]["role"] == "assistant" and number not in untrained and not any(map(str.strip, said)):
+            raise ValueError(f"message {number} is an empty answer, which would teach to stop at once: mark it by `train: false`")
+    rendered = tuple(_without(message, *SWITCHES) for message in messages)
+    return Conversation(rendered, given, _tools(record), line, untrained, _options(record), unread)
 
 
 def _text(record: Mapping[str, Any], key: str) -> str:
@@ -181,23 +273,54 @@ def _text(record: Mapping[str, Any], key: str) -> str:
     return value
 
 
-def _messages(record: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
-    value = _list(record[key], key)
+def _messages(record: Mapping[str, Any], key: str, speaker: str = "") -> list[dict[str, Any]]:
+    """Messages of a key; where it holds a text or one message, and not a list of them, that is the speaker's."""
+    value = record[key]
+    if speaker and isinstance(value, str) and not value.lstrip().startswith("[{"):
+        return [{"role": speaker, "content": _text(record, key)}]
+    value = [value] if speaker and isinstance(value, dict) else _list(value, key)
     if not value:
         raise ValueError(f"`{key}` is not a list of messages")
-    return [_message(message, f"{key}[{number}]") for number, message in enumerate(value)]
+    messages: list[dict[str, Any]] = []
+    for number, message in enumerate(value):
+        read = _message(message, f"{key}[{number}]")
+        before = messages[-1] if messages else read
+        called = "tool_calls" in read and _speaker(message) == "call" and before is not read
+        if called and all(before.get(name) == read.get(name) for name in ("role", *SWITCHES)):
+            before["tool_calls"] = [*before.get("tool_calls", []), *read["tool_calls"]]  # one turn: text and calls, or several calls
+        else:
+            messages.append(read)
+    return messages
+
+
+def _speaker(message: Mapping[str, Any]) -> str:
+    name = str(message.get("role" if isinstance(message.get("role"), str) else "from"))
+    return SPEAKERS.get(name) or SPEAKERS.get(name.strip().casefold(), name)
 
 
 def _message(message: object, place: str) -> dict[str, Any]:
-    """Message in the form that templates know, also where it has the older one, of one `function_call` and answers of a `function`."""
-    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        raise ValueError(f"`{place}` is not an object with a `role`")
-    calls = _tool_calls(message, place)
-    content = _content(message.get("content"), place)
+    """Message in the form that templates know, whether it has `role` and `content` or `from` and `value`, also where it has the older one,
+    of one `function_call` and answers of a `function`.
+    """
+    if not isinstance(message, dict) or not any(isinstance(message.get(name), str) for name in ("role", "from")):
+        raise ValueError(f"`{place}` is not an object with a `role` and a `content`, or with `from` and `value`{_keys_of(message)}")
+    for key, meaning in meanings_of(message, answered=True, keys=meanings.OF_MESSAGE):
+        raise ValueError(_refusal(f"`{key}` of `{place}`", message[key], meaning))
+    role, calls = _speaker(message), _tool_calls(message, place)
+    if "role" not in message and role not in SPEAKERS.values():
+        raise ValueError(f"`{place}` is from {message['from']!r}; valid are {', '.join(SPEAKERS)}")
+    raw = message.get("content") if message.get("content") is not None else message.get("value")
+    if role == "call":
+        role, raw, calls = "assistant", "", _calls(raw, f"`{place}`")
+    content = _content(raw, place)
     if content is None and not calls:
         raise ValueError(f"`{place}` has neither a `content` that is a string nor `tool_calls`")
-    changed = {"role": "tool" if message["role"] == "function" else message["role"], "content": content, "tool_calls": calls}
-    return _without({name: changed.get(name, value) for name, value in {**message, **changed}.items()}, "function_call")
+    changed = {"role": role, "content": content, "tool_calls": calls}
+    return _without({name: changed.get(name, value) for name, value in {**message, **changed}.items()}, "function_call", "from", "value")
+
+
+def _keys_of(value: object) -> str:
+    return f" (it has {quoted(value)})" if isinstance(value, dict) and value else ""
 
 
 def _without(value: Mapping[str, Any], *names: str) -> dict[str, Any]:
@@ -210,10 +333,12 @@ def _content(content: Any, place: str) -> str | None:
     if content is None or isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else [content]
-    texts = [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
-    if len(texts) < len(parts) or any(part.get("type") not in (None, "text") for part in parts):
-        raise ValueError(f"the `content` of `{place}` is neither a string nor a list of parts of the type text")
-    return "\n".join(texts) if texts else None
+    for number, part in enumerate(parts):
+        kind = part.get("type", "text") if isinstance(part, dict) else type(part).__name__
+        if kind not in TEXT_PARTS or not isinstance(part.get("text"), str) or any(key in part for key in SWITCHES):
+            words = "Lockstep learns text: a string, or a list of parts that have the type text and a `text`"
+            raise ValueError(f"`{place}.content[{number}]` is of the type {kind}{_keys_of(part)}, and {words}")
+    return "\n".join(part["text"] for part in parts) if parts else None
 
 
 def _tool_calls(message: Mapping[str, Any], place: str) -> list[dict[str, Any]] | None:
@@ -241,35 +366,12 @@ def _call(call: object, place: str) -> dict[str, Any]:
     return {**outer, "function": {"name": function["name"], "arguments": {}} | _without(function)}
 
 
-def _share_gpt(record: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """`conversations`, after a `system` of the record's own. Those that hold `role` and `content` are read as `messages` are."""
-    value = _list(record["conversations"], "conversations")
-    if value and isinstance(value[0], dict) and "from" not in value[0]:
-        return [*_system(record), *_messages({"conversations": value}, "conversations")]
-    if not value:
-        raise ValueError("`conversations` is not a list of messages")
-    return [*_system(record), *(_spoken(message, number) for number, message in enumerate(value))]
-
-
-def _spoken(message: object, number: int) -> dict[str, Any]:
-    place = f"`conversations[{number}]`"
-    if not isinstance(message, dict) or not isinstance(message.get("from"), str) or not isinstance(message.get("value"), str):
-        raise ValueError(f"{place} is not an object with `from` and `value`")
-    marks = {name: message.get(name) for name in ("train", "weight")}
-    if message["from"] == CALLER:
-        return {"role": "assistant", "content": "", "tool_calls": _calls(message["value"], place), **marks}
-    role = SPEAKERS.get(message["from"])
-    if role is None:
-        raise ValueError(f"{place} is from {message['from']!r}; valid are {', '.join([*SPEAKERS, CALLER])}")
-    return {"role": role, "content": message["value"], **marks}
-
-
-def _calls(text: str, place: str) -> list[dict[str, Any]]:
-    """Calls of tools as messages have them, of one object or a list of them with `name` and `arguments`, as JSON."""
-    value = _decoded(text, place)
+def _calls(value: Any, place: str) -> list[dict[str, Any]]:
+    """Calls of tools as messages have them, of one object or a list of them with `name` and `arguments`, maybe as JSON."""
+    value = _decoded(value, place)
     calls = value if isinstance(value, list) else [value]
     if not calls or not all(isinstance(call, dict) and isinstance(call.get("name"), str) and "arguments" in call for call in calls):
-        raise ValueError(f"{place} is a {CALLER}, but its value is not a JSON object with `name` and `arguments`")
+        raise ValueError(f"{place} is a call of a tool, but its value is not a JSON object with `name` and `arguments`")
     return [
         {"type": "function", "function": {"name": call["name"], "arguments": _decoded(call["arguments"], f"`arguments` of {place}")}}
         for call in calls
@@ -287,7 +389,7 @@ def _alpaca(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     texts = [text for pair in history for text in pair] + [question, _text(record, "output")]
     if not all(isinstance(text, str) for text in texts):
         raise ValueError("`history` holds values that are not strings")
-    return [*_system(record), *({"role": ("user", "assistant")[number % 2], "content": text} for number, text in enumerate(texts))]
+    return [{"role": ("user", "assistant")[number % 2], "content": text} for number, text in enumerate(texts)]
 
 
 def _system(record: Mapping[str, Any]) -> list[dict[str, Any]]:

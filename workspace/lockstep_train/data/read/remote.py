@@ -163,7 +163,8 @@ def _data_source(source: SourceConfig, config: str | None, split: str | None, co
     """A split of a dataset, or objects of a store, at a commit; without a split all rows of single objects."""
     name = remote_name(source) or ""
     title = name + (f"/{config}" if config is not None else "") + (f"[{split}]" if split is not None else "")
-    digest = hashlib.sha256(json.dumps([name, config, split, commit]).encode()).hexdigest()
+    facts = [name, config, split, commit, *([source.columns] if source.columns is not None else [])]
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
     return DataSource(title, digest, files.plain_text, source.weight, files.samples, f"{title}@{commit}")
 
 

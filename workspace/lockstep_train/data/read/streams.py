@@ -7,11 +7,13 @@ import errno
 import gzip
 import io
 import lzma
+import re
 import zlib
 from collections.abc import Callable
 from pathlib import Path, PurePath
 from typing import Any
 
+from lockstep_train.base.cache import LFS_POINTER, NO_POINTER
 from lockstep_train.base.errors import first_line
 
 JSON = {".jsonl", ".json", ".ndjson"}
@@ -30,6 +32,35 @@ def _zstd(path: Path) -> Any:
 
 
 DECOMPRESSORS: dict[str, Callable[[Path], Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": _zstd}
+
+
+MAGIC = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst", b"BZh": ".bz2", b"\xfd7zXZ\0": ".xz", b"PAR1": PARQUET, b"ARROW1": ".arrow"}
+"""First bytes of files → the suffix by which they are read."""
+DISGUISES = {
+    LFS_POINTER: NO_POINTER,
+    b"PK\x03\x04": "is a zip archive (so are workbooks of Excel): unpack it, or save the table as CSV",
+    **dict.fromkeys((b"\xff\xfe", b"\xfe\xff"), "is UTF-16: convert it to UTF-8 (iconv -f UTF-16 -t UTF-8)"),
+}
+"""First bytes of files that aren't read → what they are, and what to do."""
+WEB_PAGE = re.compile(rb"(\xef\xbb\xbf)?\s*<(!doctype\s+html|html)\b", re.IGNORECASE)
+
+
+def disguise(path: PurePath, head: bytes) -> str | None:
+    """Say what a data file is by its first bytes, where its name says otherwise."""
+    own = next((suffix for magic, suffix in MAGIC.items() if head.startswith(magic)), None)
+    if own is not None and path.suffix.casefold() not in {own, ".feather"}:
+        return f"has the content of a {own} file: name it so that it ends with {own}"
+    if WEB_PAGE.match(head) and suffix_of(path) in {*JSON, *TABLES}:
+        return "is a web page: fetch the file itself (on a hub, the address with /resolve/ and not /blob/)"
+    return next((words for magic, words in DISGUISES.items() if head.startswith(magic)), None)
+
+
+def not_utf8(error: UnicodeDecodeError) -> str:
+    """Reason why a text can't be read, and what its code page may be."""
+    return (
+        f"not UTF-8 (byte 0x{error.object[error.start]:02x}); convert the file to UTF-8, for example by iconv -f WINDOWS-1252 -t UTF-8, the"
+        " code page of most western files from Windows and Excel (Chinese: GB18030)"
+    )
 
 
 def suffix_of(path: PurePath) -> str:

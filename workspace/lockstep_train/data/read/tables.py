@@ -10,47 +10,59 @@ import contextlib
 import csv
 import io
 import itertools
-import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from lockstep_train.base.errors import first_line, refusal
-from lockstep_train.data.read.records import FORMS, KEYS, AnySample, object_of, sample_of
-from lockstep_train.data.read.streams import ARROW, PARQUET, open_data, suffix_of
+from lockstep_spec.choices import ROW_KEYS
+from lockstep_train.base.errors import ConfigError, first_line, refusal
+from lockstep_train.data.read.meanings import NAMED
+from lockstep_train.data.read.records import NO_COLUMNS, OF_FORMS, AnySample, object_of, sample_of
+from lockstep_train.data.read.streams import ARROW, PARQUET, not_utf8, open_data, suffix_of
 from lockstep_train.data.read.text_files import Broken, Form, usable
 
 Row = dict[str, Any]
 BATCH_ROWS = 1000
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
-JSON_CELLS = ("messages", "conversations")
-"""Columns whose cells are JSON where a table has no nested columns."""
 
 
-def read_table(path: Path, broken: Broken, form: Form, separator: str | None = None) -> Iterator[AnySample]:
+def read_table(
+    path: Path, broken: Broken, form: Form, separator: str | None = None, columns: Mapping[str, str] = NO_COLUMNS
+) -> Iterator[AnySample]:
     """Yield a sample for each row, rows counted from 1 as lines are.
 
-    `separator`: of a CSV file that has another one than its name says. Raises ConfigError for a file that can't be read.
+    `separator`: of a CSV file that has another one than its name says. `columns`: our key → the table's. Raises ConfigError for a file that
+    can't be read.
     """
-    for number, row in enumerate(rows_of(path, separator), start=1):
+    for number, row in enumerate(rows_of(path, separator, broken, columns), start=1):
         broken.at(number)
         yield from usable(form, object_of, row, number, broken)
 
 
-def row_sample(row: Row, line: int) -> AnySample | None:
+def row_sample(row: Row, line: int, *, columns: Mapping[str, str]) -> AnySample | None:
     """Sample of a row; None for one that holds nothing. Raises ValueError."""
-    return None if is_blank(row) else sample_of({key: without_nulls(value) for key, value in row.items()}, line)
+    keys = [columns.get(key, key) for key in OF_FORMS]
+    return None if is_blank(row, keys) else sample_of({key: without_nulls(value) for key, value in row.items()}, line, columns=columns)
 
 
-def rows_of(path: Path, separator: str | None = None) -> Iterator[Row]:
-    """Yield the rows of a table. Raises ConfigError for a file that is cut off, or isn't what its name says."""
+def rows_of(
+    path: Path, separator: str | None = None, broken: Broken | None = None, columns: Mapping[str, str] = NO_COLUMNS
+) -> Iterator[Row]:
+    """Yield the rows of a table, of the columns that count; `broken` notes the others. Raises ConfigError for what is no such table."""
+    wanted = {columns.get(key, key) for key in (*ROW_KEYS, *NAMED)}
+
+    def chosen(names: Sequence[str]) -> list[str]:
+        read = [name for name in names if name in wanted]
+        (broken or Broken("")).pass_over(name for name in names if name not in wanted and columns.get(name) != "")
+        return read if set(read) & {*OF_FORMS, *columns.values()} else list(names)  # a row's refusal names what it has
+
     suffix = suffix_of(path)
     with _readable(path), open_data(path) as file:
         if suffix == PARQUET:
-            yield from _parquet_rows(file)
+            yield from _parquet_rows(file, chosen)
         elif suffix in ARROW:
-            yield from _arrow_rows(file)
+            yield from _arrow_rows(file, chosen)
         else:
             yield from _cells(file, separator or SEPARATORS[suffix])
 
@@ -71,21 +83,23 @@ def _readable(path: Path) -> Iterator[None]:
     except (OSError, csv.Error, ValueError, OverflowError, NotImplementedError) as error:  # pyarrow's errors are of these kinds, too
         if isinstance(error, OSError) and error.errno is not None:
             raise refusal(f"the data {path} can't be read: {error.strerror}", error) from error
+        if isinstance(error, UnicodeDecodeError):
+            raise ConfigError(f"the data {path} is {not_utf8(error)}") from error
         kind = suffix_of(path).removeprefix(".")
         raise refusal(
             f"the data {path} can't be read as {kind}: {first_line(error)}; if it is cut off or damaged, copy or fetch it again", error
         ) from error
 
 
-def _parquet_rows(file: BinaryIO) -> Iterator[Row]:
+def _parquet_rows(file: BinaryIO, chosen: Callable[[Sequence[str]], list[str]]) -> Iterator[Row]:
     import pyarrow.parquet
 
     with pyarrow.parquet.ParquetFile(file, pre_buffer=False) as table:
-        for batch in table.iter_batches(batch_size=BATCH_ROWS, columns=list(KEYS)):
+        for batch in table.iter_batches(batch_size=BATCH_ROWS, columns=chosen(table.schema_arrow.names)):
             yield from batch.to_pylist()
 
 
-def _arrow_rows(file: BinaryIO) -> Iterator[Row]:
+def _arrow_rows(file: BinaryIO, chosen: Callable[[Sequence[str]], list[str]]) -> Iterator[Row]:
     """Rows of a stream, as `datasets` saves it, or of an Arrow file."""
     import pyarrow
 
@@ -98,13 +112,13 @@ def _arrow_rows(file: BinaryIO) -> Iterator[Row]:
     else:
         batches = reader = pyarrow.ipc.open_stream(file)
     for batch in batches:
-        read = batch.select([number for number, name in enumerate(batch.schema.names) if name in KEYS])
+        read = batch.select(chosen(batch.schema.names))
         for first in range(0, read.num_rows, BATCH_ROWS):
             yield from read.slice(first, BATCH_ROWS).to_pylist()
 
 
 def _cells(file: BinaryIO, separator: str) -> Iterator[Row]:
-    """Yield rows whose cells are texts, but for messages, which are JSON; an empty one is none. A blank line is no row."""
+    """Yield rows whose cells are texts; an empty one is none. A blank line is no row."""
     csv.field_size_limit(sys.maxsize)
     with io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
         lines = csv.reader(text, delimiter=separator, strict=True)
@@ -112,21 +126,12 @@ def _cells(file: BinaryIO, separator: str) -> Iterator[Row]:
         for cells in filter(None, lines):
             if len(cells) > len(header):
                 raise csv.Error(f"line {lines.line_num} has {len(cells)} cells for {len(header)} columns")
-            yield {name: _cell(name, cell) for name, cell in itertools.zip_longest(header, cells)}
+            yield {name: cell or None for name, cell in itertools.zip_longest(header, cells)}
 
 
-def _cell(name: str, cell: str | None) -> Any:
-    if name not in JSON_CELLS or not cell:
-        return cell or None
-    try:
-        return json.loads(cell)
-    except (ValueError, RecursionError):
-        return cell  # what is wrong with it is the row's reader's to say
-
-
-def is_blank(row: Row) -> bool:
+def is_blank(row: Row, keys: Iterable[str]) -> bool:
     """Return True if all of a row's columns that samples are made of are empty: text datasets have such a row for each empty line."""
-    values = [row[key] for key in FORMS if key in row]
+    values = [row[key] for key in keys if key in row]
     return bool(values) and not any(value.strip() if isinstance(value, str) else value is not None for value in values)
 
 

@@ -13,14 +13,14 @@ import itertools
 import json
 import re
 from bisect import insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from lockstep_train.base.errors import ConfigError, refusal
-from lockstep_train.data.read.records import TOO_DEEP, AnySample, Sample, object_of, parse_object, sample_of
-from lockstep_train.data.read.streams import ARCHIVES, ARROW, JSON, PARQUET, TABLES, is_compressed, open_data, suffix_of
+from lockstep_train.data.read.records import NO_COLUMNS, TOO_DEEP, AnySample, Sample, object_of, parse_object, quoted, sample_of
+from lockstep_train.data.read.streams import ARCHIVES, ARROW, JSON, PARQUET, TABLES, disguise, is_compressed, not_utf8, open_data, suffix_of
 
 REPORTED_LINES = 5
 Form = Callable[[dict[str, Any], int], AnySample | None]
@@ -37,6 +37,8 @@ class Broken:
     count: int = 0
     blank: int = 0
     """Rows that hold nothing."""
+    unread: dict[str, None] = field(default_factory=dict)
+    """Keys that rows have and that are not read, each once."""
 
     def at(self, line: int) -> None:
         """Note each line or row that is read, before what becomes of it."""
@@ -44,6 +46,10 @@ class Broken:
     def skip(self, line: int) -> None:
         """Count a row that holds nothing: that is no mistake, but it is reported."""
         self.blank += 1
+
+    def pass_over(self, keys: Iterable[str]) -> None:
+        """Note keys that are not read."""
+        self.unread.update(dict.fromkeys(keys))
 
     def add(self, line: int, reason: str) -> None:
         self.count += 1
@@ -72,6 +78,10 @@ class Broken:
         """Warn of those that are not refused, in a line; in none when there are none."""
         return [f"WARNING: {self.name}: leaving out {self.count:,} broken lines: {self._listed()}"] if self.count else []
 
+    def not_read(self) -> list[str]:
+        """Name the keys that are not read, in a line; in none when there are none."""
+        return [f"Data: {self.name}: not read: {quoted(self.unread, 20)}"] if self.unread else []
+
     def _listed(self) -> str:
         more = f" (and {self.count - REPORTED_LINES} more)" if self.count > REPORTED_LINES else ""
         return "; ".join(self.first) + more
@@ -83,7 +93,9 @@ def is_plain_text(path: Path) -> bool:
     """
     if suffix_of(path) in {*TABLES, *JSON}:
         return False
-    if _begins_with_object(path):
+    with _opened(path) as file:
+        head = file.peek(4096)
+    if BEGINS_OBJECTS.match(head) is not None:
         raise ConfigError(
             f"the data {path} would be plain text by its name, but begins with a JSON object; set its format to JSONL or name it .jsonl, "
             "or set its format to Text to learn the JSON itself"
@@ -92,7 +104,7 @@ def is_plain_text(path: Path) -> bool:
 
 
 def refuse_packed(path: Path) -> None:
-    """Raise ConfigError for a file whose content can't be read from its beginning to its end."""
+    """Raise ConfigError for a file whose content can't be read from its beginning to its end, or isn't what its name says."""
     suffix = suffix_of(path)
     if suffix in ARCHIVES:
         raise ConfigError(f"the data {path} is an archive ({suffix}); unpack it, and name its folder")
@@ -101,10 +113,16 @@ def refuse_packed(path: Path) -> None:
             f"the data {path} is a compressed {suffix} file, which can't be read as a stream; decompress it ({suffix} files compress their"
             " columns themselves)"
         )
+    with contextlib.suppress(OSError), path.open("rb") as file:  # who reads it says why it can't be read
+        words = disguise(path, file.read(256))
+        if words is not None:
+            raise ConfigError(f"the data {path} {words}")
 
 
 BEGINS_ARRAY = re.compile(rb"(\xef\xbb\xbf)?\s*\[")
-BEGINS_OBJECTS = re.compile(rb"(\xef\xbb\xbf)?\s*\[\s*\{\s*\"")
+LAID_OUT = re.compile(rb"(\xef\xbb\xbf)?\s*\{([^\n]*[,\[{:])?[ \t\r]*\n\s*\S")
+"""Beginning of an object that goes on after its first line."""
+BEGINS_OBJECTS = re.compile(rb"(\xef\xbb\xbf)?\s*(\[\s*)?\{(\s*\"|\}\s*$)")
 
 
 @contextlib.contextmanager
@@ -117,19 +135,6 @@ def _opened(path: Path) -> Iterator[io.BufferedReader]:
         raise refusal(f"the data {path} can't be read: {error.strerror}", error) from error
 
 
-def _begins_with_object(path: Path) -> bool:
-    """Return True if the first line that is not blank is a JSON object, or the file begins as an array of them."""
-    with _opened(path) as file:
-        beginning = file.peek(4096)
-        first = next((line for line in file if line.strip()), b"")
-    try:
-        return BEGINS_OBJECTS.match(beginning) is not None or isinstance(json.loads(first.decode("utf-8-sig")), dict)
-    except RecursionError:
-        return first.lstrip().startswith(b"{")
-    except ValueError:
-        return False
-
-
 def read_lines(path: Path, broken: Broken) -> Iterator[tuple[int, str]]:
     """Yield lines with their numbers; one that is not UTF-8 is broken. Raises ConfigError when the file can't be read."""
     with _opened(path) as file:
@@ -137,8 +142,8 @@ def read_lines(path: Path, broken: Broken) -> Iterator[tuple[int, str]]:
             broken.at(number)
             try:
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-            except UnicodeDecodeError:
-                broken.add(number, "not UTF-8; convert the file to UTF-8")
+            except UnicodeDecodeError as error:
+                broken.add(number, not_utf8(error))
 
 
 def usable(form: Form, parse: Callable[[Any], dict[str, Any]], content: object, line: int, broken: Broken) -> Iterator[AnySample]:
@@ -153,24 +158,33 @@ def usable(form: Form, parse: Callable[[Any], dict[str, Any]], content: object, 
         if sample is None:
             broken.skip(line)
         else:
+            if sample.unread:
+                broken.pass_over(sample.unread)
             yield sample
 
 
-def paragraph_of(record: dict[str, Any], line: int) -> Sample | None:
+def paragraph_of(record: dict[str, Any], line: int, *, columns: Mapping[str, str] = NO_COLUMNS) -> Sample | None:
     """The `text` of a record as a paragraph of plain text, None for a blank one. Raises ValueError."""
-    if "text" not in record:
-        raise ValueError("there is no `text`, and `format: Text` reads nothing else")
-    text = record["text"]
+    name = columns.get("text", "text")
+    if name not in record:
+        raise ValueError(f"there is no `{name}`, and `format: Text` reads nothing else")
+    text = record[name]
     if text is not None and not isinstance(text, str):
-        raise ValueError("`text` is not a string")
-    return Sample(text.strip("\r\n").rstrip(), None, line) if text and text.strip() else None
+        raise ValueError(f"`{name}` is not a string")
+    unread = tuple(key for key, value in record.items() if key != name and columns.get(key) != "" and value is not None)
+    return Sample(text.strip("\r\n").rstrip(), None, line, unread) if text and text.strip() else None
 
 
 def read_jsonl(path: Path, broken: Broken, form: Form = sample_of) -> Iterator[AnySample]:
     """Yield a sample for each line that is not blank, or for each object of an array. Raises ConfigError when the file can't be read."""
     with _opened(path) as file:
-        is_array = BEGINS_ARRAY.match(file.peek(4096)) is not None
-    if is_array:
+        head = file.peek(4096)
+    if LAID_OUT.match(head) is not None:
+        raise ConfigError(
+            f"{path}:1: its JSON is laid out over several lines; write one object a line (jq -c . FILE > NEW), or one array of objects (if"
+            " they are a list in it: jq .KEY FILE > NEW)"
+        )
+    if BEGINS_ARRAY.match(head) is not None:
         yield from read_array(path, broken, form)
         return
     for number, line in read_lines(path, broken):
@@ -262,7 +276,7 @@ class _Elements:
             )
         self._advance(1)
         if self._character():
-            raise ValueError("not valid JSON (the array has ended before)")
+            raise ValueError('not valid JSON (the array has ended before; a line that is a list of messages must be {"messages": […]})')
         return None
 
     def _element(self) -> object:
@@ -303,7 +317,7 @@ class _Elements:
         try:
             read = self._read()
         except UnicodeDecodeError as error:
-            raise ValueError("not UTF-8; convert the file to UTF-8") from error
+            raise ValueError(not_utf8(error)) from error
         self._ended = not read
         self._text = self._text[self._position :] + read
         self._position = 0

@@ -9,11 +9,12 @@ refused: a mask that is guessed teaches the wrong thing without a word.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from operator import itemgetter
 from typing import Any
@@ -22,16 +23,22 @@ from lockstep_spec.choices import TrainOn
 from lockstep_train.base.errors import first_line
 from lockstep_train.data.read.records import Conversation
 from lockstep_train.data.tokens.turns import (
+    ENDING,
+    LOST_CALL,
+    LOST_TOOLS,
+    STAND_IN,
     Chat,
     ChatTemplate,
     Message,
     Span,
     Turn,
     Unmasked,
+    calling,
     next_speaker,
     no_end,
     other_end,
     place_of,
+    shows,
     takes_text,
     turn_of,
 )
@@ -66,18 +73,73 @@ def encode_conversation(conversation: Conversation, template: ChatTemplate, trai
         for number, message in enumerate(conversation.messages)
         if message["role"] == ASSISTANT and number >= conversation.prompt_count and number not in conversation.untrained
     ]
+    if not turns:
+        raise ValueError("no token of it is learned: it has no answer of the assistant that is to be learned")
     if train_on is TrainOn.LAST_TURN:
         turns = turns[-1:]
     try:
-        samples = joined([turn_of(chat, number) for number in turns])
-        return [encoded(template, text, spans, conversation.line, remarks) for text, spans, remarks in samples]
+        made = [turn_of(chat, number) for number in turns]
+        kept = [turn for turn in made if LOST_CALL not in turn.remarks]
+        if not kept:
+            raise ValueError(f"no token of it is learned: its {LOST_CALL}")
+        samples = [encoded(template, text, spans, conversation.line, remarks) for text, spans, remarks in joined(kept)]
     except Unmasked as problem:
+        advice = _advice(chat)
+        if advice:
+            raise ValueError(f"{problem}; {advice}") from problem
         if template.marked is None:
             raise ValueError(
                 f"{problem}, and the chat template has no generation marks; add them to the template, leave the message out of training "
                 "(`train: false`), or set training.data.trainOn to All"
             ) from problem
         return [_marked(chat, turns, conversation.line)]
+    _refuse_left_out(chat, made[-1])
+    lost = [LOST_CALL] * (len(made) - len(kept)) + [LOST_TOOLS] * _lost_tools(chat, made[0])
+    return [replace(samples[0], remarks=(*samples[0].remarks, *lost)), *samples[1:]]
+
+
+REMEDIES = {
+    "system": "put its text into the first of the user's messages",
+    "developer": "make it a message of the role system",
+    "tool": "leave out conversations with tools",
+}
+OR_TEMPLATE = "or set training.data.chatTemplate to a template with that role"
+
+
+def _refuse_left_out(chat: Chat, last: Turn) -> None:
+    """Raise ValueError for a message before the last turn that the template leaves out: the model would answer what it isn't shown."""
+    for number, message in enumerate(chat.messages[: last.number]):
+        role, text = message["role"], str(message.get("content") or "").strip()
+        if role != ASSISTANT and text[-ENDING:] not in last.context and not shows(chat, number, {**message, "content": STAND_IN}):
+            remedy = REMEDIES.get(role, "give it a role that the template has")
+            raise ValueError(f"the chat template leaves out messages[{number}], whose role is {role}; {remedy}, {OR_TEMPLATE}")
+
+
+def _advice(chat: Chat) -> str:
+    """Advice on a conversation that the template refuses: a role that it lacks, or an order that it can't have; empty for another."""
+
+    def takes(messages: Sequence[Message]) -> bool:
+        with contextlib.suppress(Unmasked):
+            return bool(replace(chat, messages=tuple(messages)).beginning(len(messages), prompted=False))
+        return False
+
+    if takes(chat.messages):
+        return ""
+    roles = [message["role"] for message in chat.messages]
+    asked, answered = {"role": "user", "content": "x"}, {"role": ASSISTANT, "content": "z"}
+    for role in dict.fromkeys(role for role in roles if role not in ("user", ASSISTANT)):
+        other: Message = {"role": role, "content": "y", **({"tool_call_id": "call00000", "name": "f"} if role == "tool" else {})}
+        if takes([asked]) and not takes([asked, calling({}), other, answered] if role == "tool" else [other, asked, answered]):
+            remedy = REMEDIES.get(role, "give them another role")
+            return f"this template takes no messages of the role {role}: {remedy}, {OR_TEMPLATE}"
+    twice = (number for number, (one, other) in enumerate(itertools.pairwise(roles)) if one == other != "tool")
+    return next((f"messages[{one}] and messages[{one + 1}] are both of the role {roles[one]}: join them" for one in twice), "")
+
+
+def _lost_tools(chat: Chat, first: Turn) -> bool:
+    """Return True if the template shows none of the row's tools."""
+    names = [str(tool["function"].get("name")) for tool in chat.tools if isinstance(tool, dict) and isinstance(tool.get("function"), dict)]
+    return bool(names) and not any(name in first.context for name in names)
 
 
 def _with_arguments(message: Message, form: Callable[[Any], Any]) -> Message:
@@ -123,6 +185,8 @@ def _whole(chat: Chat, conversation: Conversation) -> Encoded:
             "`train: false` and `weight: 0` need training.data.trainOn Assistant or LastTurn, because All learns every message"
         )
     text = chat.beginning(len(chat.messages), prompted=False)
+    if not all(shows(chat, number, _renamed(message)) for number, message in enumerate(chat.messages) if message.get("tool_calls")):
+        raise ValueError(f"its {LOST_CALL}")
     last = chat.messages[-1]
     if last["role"] == ASSISTANT and not text.rstrip().endswith((*chat.template.stops, *chat.template.special)):
         text += next_speaker(chat.template, bool(last.get("tool_calls"))) or ""
@@ -130,6 +194,10 @@ def _whole(chat: Chat, conversation: Conversation) -> Encoded:
     begin = _beginning(chat.template)
     masked = len(begin) if tuple(ids[: len(begin)]) == begin else 0
     return Encoded(ids, bytes(masked) + b"\1" * (len(ids) - masked), conversation.line)
+
+
+def _renamed(message: Message) -> Message:
+    return {**message, "tool_calls": [{**call, "function": {**call["function"], "name": STAND_IN}} for call in message["tool_calls"]]}
 
 
 @cache

@@ -19,8 +19,8 @@ from lockstep_train.data.tokens.turns import Span
 
 IGNORED = -100
 NO_TEMPLATE = (
-    "chats (`messages`, `conversations`, `instruction`) need a tokenizer with a chat template and character offsets, which the model's"
-    " folder doesn't have"
+    "chats (`messages`, `conversations`, `instruction`) need a chat template, which the model's folder doesn't have: set"
+    " training.data.chatTemplate to a file with one (and a tokenizer with a tokenizer.json: others don't know where tokens stand)"
 )
 
 

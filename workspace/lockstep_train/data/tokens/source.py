@@ -30,7 +30,7 @@ from lockstep_train.data.tokens.encode import encode_paragraphs, paragraph_break
 from lockstep_train.data.tokens.pool import Answer, Batch, Encoder, encode_batch, start_pool
 from lockstep_train.data.tokens.tokenizer import Tokenizer
 
-VERSION = 5
+VERSION = 6
 """Raised when the same text would give other tokens, or other facts about them."""
 BATCH = 2000
 """Samples that are tokenized at once, unless they have more characters:"""
@@ -109,7 +109,7 @@ def write_tokens(
         lost = replace(broken, name=NAME).left_out()
         if not samples:
             raise ConfigError("; ".join(with_source_name([f"the data {NAME} holds no samples", *lost, *blank], source)))
-        notes = [*lost, *remarks.notes(), *blank]
+        notes = [*lost, *remarks.notes(), *blank, *replace(broken, name=NAME).not_read()]
         facts = {"source": source.name, "samples": samples, "tokens": tokens, "largest": largest, "notes": notes}
         writer.commit({**facts, "separator": len(paragraph_break(tokenizer))})
     except BaseException:

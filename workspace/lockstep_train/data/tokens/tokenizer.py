@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep_spec.words import any_of
+from lockstep_train.base.cache import refuse_pointers
 from lockstep_train.base.errors import ConfigError, first_line, reason_of, refusal
 from lockstep_train.base.imports import OF_FOLDER
 from lockstep_train.data.tokens.turns import ChatTemplate, Message, Span, TemplateChoice
@@ -64,6 +65,7 @@ def load_tokenizer(folder: Path, choice: TemplateChoice = TemplateChoice()) -> T
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from transformers import AutoTokenizer
 
+    refuse_pointers(folder)
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), **OF_FOLDER)
     except Exception as error:  # also KeyError, TypeError and others: whatever its files lead to

@@ -19,7 +19,7 @@ from functools import cache
 from typing import Any
 
 from lockstep_train.base.errors import first_line
-from lockstep_train.data.read.records import texts_of
+from lockstep_train.data.read.records import THOUGHTS, texts_of
 
 OPEN_THOUGHT = re.compile(r"<think>\s*\Z")
 BEGUN_THOUGHT = re.compile(r"\s*(<think>\s*(</think>\s*)?|<\|channel>thought\s*(<channel\|>\s*)?)\Z")
@@ -29,7 +29,6 @@ EMPTY_THOUGHT = re.compile(r"\s*<think>\s*</think>\n*")
 CLOSED_AT_ONCE = re.compile(r"\s*</think>\n*")
 """The same after a generation prompt that has opened the thought."""
 WRITTEN_THOUGHT = re.compile(r"\s*(?:<think>)?(?P<thought>.*?)</think>(?P<break>\s*)", re.DOTALL)
-THOUGHT_FIELDS = ("reasoning_content", "reasoning", "thinking")
 
 Span = tuple[int, int]
 Message = dict[str, Any]
@@ -269,7 +268,7 @@ def _thought_of(message: Message) -> tuple[str, list[Any], Message, str | None]:
         begin, end = written.span("thought")
         changed = {**message, "content": content[:begin] + STAND_IN + content[end:]}
         return written["thought"].strip(), [content[end:], *_others(message, "content")], changed, written["break"]
-    thoughts = {name: message[name] for name in THOUGHT_FIELDS if isinstance(message.get(name), str) and message[name].strip()}
+    thoughts = {name: message[name] for name in THOUGHTS if isinstance(message.get(name), str) and message[name].strip()}
     thought = next(iter(thoughts.values()), "").strip()
     return thought, _others(message, *thoughts), message | dict.fromkeys(thoughts, STAND_IN), None
 
@@ -286,8 +285,13 @@ def _renders(chat: Chat, turn: Turn, text: str, others: Any, changed: Message) -
         return False
     if not any(text in other for other in texts_of(others)):
         return True
+    return shows(chat, turn.number, changed)
+
+
+def shows(chat: Chat, number: int, changed: Message) -> bool:
+    """Return True if the template renders STAND_IN where this message, with that in it, has the number's place."""
     try:
-        return STAND_IN in _with_message(chat, turn.number, changed).beginning(turn.number + 1, prompted=False)
+        return STAND_IN in _with_message(chat, number, changed).beginning(number + 1, prompted=False)
     except Unmasked:
         return True
 
@@ -308,7 +312,11 @@ def _without_second_thought(turn: Turn) -> Turn:
 
 
 LOST_CONTENT = "answers have text beside a tool call that the chat template doesn't render: it is not learned"
-LOST_CALL = "answers call tools in a way that the chat template doesn't render: the calls are not learned"
+LOST_CALL = (
+    "answers call tools in a way that the chat template doesn't render: they are not learned, for the model would learn to stop at once;"
+    " set training.data.chatTemplate to a template that renders calls"
+)
+LOST_TOOLS = "rows have `tools` that the chat template doesn't render: the model is not shown them; see training.data.chatTemplate"
 
 
 def _checked(turn: Turn, chat: Chat) -> Turn:
@@ -391,7 +399,7 @@ def _named(template: ChatTemplate) -> str:
 def next_speaker(template: ChatTemplate, calls: bool) -> str | None:
     """The stop token with which the next message after an answer (or after calls of tools) begins; None where that is no stop token."""
     arguments = '{"x": "1"}' if takes_text(template, tools=False) else {"x": "1"}
-    answer = _calling(arguments) if calls else {"role": "assistant", "content": "y"}
+    answer = calling(arguments) if calls else {"role": "assistant", "content": "y"}
     follower: Message = (
         {"role": "tool", "tool_call_id": "call00000", "name": "f", "content": "z"} if calls else {"role": "user", "content": "z"}
     )
@@ -404,7 +412,8 @@ def next_speaker(template: ChatTemplate, calls: bool) -> str | None:
     return next((stop for stop in template.stops if following.startswith(stop)), None)
 
 
-def _calling(arguments: Any) -> Message:
+def calling(arguments: Any) -> Message:
+    """A message that calls a tool."""
     call = {"type": "function", "id": "call00000", "function": {"name": "f", "arguments": arguments}}
     return {"role": "assistant", "content": "", "tool_calls": [call]}
 
@@ -418,7 +427,7 @@ def takes_text(template: ChatTemplate, tools: bool) -> bool:
 
     def rendered(arguments: Any) -> str | None:
         try:
-            return Chat(({"role": "user", "content": "x"}, _calling(arguments)), (tool,) * tools, {}, template).beginning(2, prompted=False)
+            return Chat(({"role": "user", "content": "x"}, calling(arguments)), (tool,) * tools, {}, template).beginning(2, prompted=False)
         except Unmasked:
             return None
 

@@ -13,7 +13,7 @@ from typing import Any
 from lockstep.api.errors import ConfigError
 from lockstep.platforms.hosts.joined.token import LaunchToken
 from lockstep_gang.contract.lines import PROOF_SECONDS, ProvingReader, Streams, next_line, send_at_once, send_plain
-from lockstep_gang.contract.proof import Handshake, Opener, ProofError, Sealer, new_nonce, read_object, require_proof
+from lockstep_spec.handshake import Handshake, Opener, ProofError, Sealer, new_nonce, read_object, require_proof
 
 FORMAT = "lockstep-launch/1"
 PROOF_BYTES_MAX = 4 * 1024
