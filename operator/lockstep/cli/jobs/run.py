@@ -192,7 +192,7 @@ def run(
         refuse(place, wishes | {"--hosts": hosts})
     changes = [*(changes or ()), *([f"nodes={nodes}"] if nodes else ()), *(fresh_changes(file) if fresh else ())]
     options: dict[str, object] = {"--cluster": where.cluster, "--hosts": hosts, "--local": where.local, "--workspace": where.workspace,
-        "--first": first, "--without": without, "--set": changes}  # fmt: skip
+        "--first": first, "--without": without}  # fmt: skip
     stated = replace(where, cluster=cluster_of_hosts(hosts, _job_name(file, changes))) if hosts else where
     inputs = _read_anywhere(file, stated, changes) if place is None else read_inputs(file, stated, changes)
     found = inputs.at(stated)
@@ -201,9 +201,10 @@ def run(
         refuse(place, wishes)
     if place == LOCAL:
         options |= {"--local": True, "--workspace": found.workspaces()[0]}
-    also = {"-n": where.namespace, "--in-namespace": in_namespace}
-    typed = Typed(str(file), tuple(option_words(options | also)), tuple(changes), where.cluster)
-    again = {"-f": file, **options}
+    words = option_words(options | {"-n": where.namespace, "--in-namespace": in_namespace})
+    of_changes = [word for change in changes if change != FRESH for word in ("--set", change)]
+    typed = Typed(str(file), (*words, *of_changes), tuple(changes), where.cluster)
+    again = {"-f": file, **options, "--set": changes}
     raise typer.Exit(run_job(inputs, found, place, typed, again, detach=detach, anyway=anyway, samples=preview, hosts=on_hosts))
 
 

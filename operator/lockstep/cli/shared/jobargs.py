@@ -115,11 +115,20 @@ class TargetOptions:
 
         return target_of(self.verb, self.named, self.namespace)
 
-    def of_hosts(self) -> tuple[ClusterFile, str]:
-        from lockstep.cli.shared.target import load
+    @cached_property
+    def file_of_hosts(self) -> ClusterFile | None:
+        """Return the cluster file that is meant, if it is one of hosts. Raises ConfigError for one that can't be read."""
+        from lockstep.cli.shared.target import hosts_of
 
+        file = hosts_of(self.verb, self.named) if self.file is None else self.file
+        return file if file is not None and file.hosts is not None else None
+
+    def of_hosts(self) -> tuple[ClusterFile, str]:
+        file = self.file_of_hosts
+        if file is None:
+            raise ConfigError(f"{self.named} is no cluster of hosts (platform: hosts in its file)")
         self.refuse_kubernetes(self.named)
-        return load(self.verb, self.named) if self.file is None else self.file, self.named
+        return file, self.named
 
     def workspaces(self) -> Sequence[Path]:
         """Return the workspace; the usual one with that of `lockstep quickstart --local` behind it."""
@@ -132,7 +141,6 @@ class TargetOptions:
     def kind(self) -> str:
         """Return the backend's name in `places.backends`."""
         from lockstep.cli.shared.clusterfiles import is_workspace
-        from lockstep.cli.shared.target import hosts_of
 
         if self.local:
             return LOCAL
@@ -142,8 +150,7 @@ class TargetOptions:
                     f"{self.named} is a workspace of this machine, which has no namespaces: leave out -n, or name a cluster by --cluster"
                 )
             return LOCAL
-        file = hosts_of(self.verb, self.named) if self.file is None else self.file
-        return HOSTS if file is not None and file.hosts is not None else KUBERNETES
+        return KUBERNETES if self.file_of_hosts is None else HOSTS
 
     def backend(self) -> Backend:
         """Return where jobs are: the hosts of a cluster file, a namespace, or a workspace of this machine."""
