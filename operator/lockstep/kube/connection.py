@@ -20,6 +20,8 @@ READ_BYTES = 1 << 21
 
 MESSAGE_BYTES_MAX = 16 << 20
 """Limit for messages of a websocket: API servers send some 32 KiB at a time, and an endless one would fill the memory."""
+LARGE_CHARACTERS = 1 << 20
+"""A larger body is sent in pieces, such as a ConfigMap with the agent: aiohttp warns that a whole one could hold up the event loop."""
 
 
 class ApiConnection:
@@ -56,6 +58,9 @@ class ApiConnection:
     async def request(self, method: str, path: str, body: str | BytesIO | None, headers: dict[str, str], seconds: float | None) -> Any:
         """aiohttp's response, whatever its status."""
         from aiohttp import ClientTimeout
+
+        if isinstance(body, str) and len(body) >= LARGE_CHARACTERS:
+            body = BytesIO(body.encode())
 
         async def ask() -> Any:
             options = await self._asked_as()
