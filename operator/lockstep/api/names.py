@@ -143,3 +143,5 @@ def job_labels(job: str) -> dict[str, str]:
 
 FRESH = "training.checkpoint.resumeFrom=None"
 """Change of a job (--set) that --fresh stands for."""
+DELETED = "deleted"
+"""A file in the folder of a run of this machine that a person has deleted: its checkpoints and logs stay."""

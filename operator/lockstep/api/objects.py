@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from typing import Any
+from typing import Any, NamedTuple
 
-from lockstep.api.names import ANNOTATION_TYPED
+from lockstep.api.names import ANNOTATION_TYPED, FRESH
 
 Object = dict[str, Any]
 DEPTH_MAX = 64
@@ -114,3 +114,25 @@ def restricted_context(user: int | None) -> Object:
     """
     own = {} if user is None else {"runAsUser": user, "runAsGroup": user}
     return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "runAsNonRoot": True, **own}
+
+
+class Typed(NamedTuple):
+    """A command that runs a job, as it was typed."""
+
+    file: str
+    """Job file; '' for a program behind --."""
+    options: tuple[str, ...] = ()
+    """Options that lead to the same job in the same place: --cluster, -n, --local, --set."""
+    changes: tuple[str, ...] = ()
+    """Values of --set, with those that other options stand for."""
+    cluster: str | None = None
+    """Value of --cluster."""
+
+    @property
+    def is_fresh(self) -> bool:
+        """Return True if --fresh was typed, or what it stands for."""
+        return FRESH in self.changes
+
+    def again(self, *more: str) -> str:
+        """Command that runs it once more."""
+        return shlex.join(["lockstep", "run", "-f", self.file, *self.options, *more])

@@ -1,4 +1,4 @@
-"""A place of one file (`support/clusters/processes.py`) answers every verb as others do, and keeps its jobs whatever happens."""
+"""A place of one file (`support/places/processes.py`) answers every verb as others do, and keeps its jobs whatever happens."""
 
 from __future__ import annotations
 
@@ -15,20 +15,19 @@ import pytest
 from lockstep.api.errors import ConfigError
 from lockstep.api.files.clusterfile import parse_cluster_file
 from lockstep.api.files.jobfile import parse_job_file
-from lockstep.api.objects import is_true
+from lockstep.api.objects import Typed, is_true
 from lockstep.assets import asset
-from lockstep.plan.ahead.submission import Typed
 from lockstep.platforms.places import backends
 from lockstep.platforms.places.backend import Order
 from support.checkout import ROOT
 from support.clusters.bed_jobs import JOB
-from support.clusters.processes import Processes, ProcessJob, keeper_of
+from support.places.processes import Processes, ProcessJob, keeper_of
 from support.verb_words import JOBS, PROCESSES, STOPPED, UNDISTURBED, Where, differences, script
 
 START = """
 import sys
 from pathlib import Path
-from support.clusters.processes import Processes
+from support.places.processes import Processes
 from train.runs.test_processes import order
 sys.exit(Processes(Path(sys.argv[1])).run(order(sys.argv[2], Path(sys.argv[1]), detach=sys.argv[3] == "detach")))
 """
@@ -45,7 +44,7 @@ def order(name: str, root: Path, *, detach: bool = True) -> Order:
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Processes]:
     """Register the place, and end what is left of its jobs."""
-    monkeypatch.setitem(backends.BACKENDS, backends.LOCAL, "support.clusters.processes.Processes")
+    monkeypatch.setitem(backends.BACKENDS, backends.LOCAL, "support.places.processes.Processes")
     root = tmp_path / "place"
     (root / "workspace").mkdir(parents=True)
     (root / "datasets").mkdir()
@@ -143,7 +142,7 @@ def test_a_start_that_is_killed_leaves_a_whole_job_or_none(place: Processes) -> 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from support.clusters.processes import Processes
+from support.places.processes import Processes
 from train.runs.test_processes import order
 number, root, name = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 ready, calls = order(name, root), 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import shlex
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Write a cluster, hosts, job or script file to start from.", no_args_is_help=True)
 SCAFFOLDS = Path(__file__).with_name("scaffolds")
 STDOUT = "-"
+SETTINGS_BYTES = 1 << 20
+"""Longest file beside a configuration that is read for its settings."""
 SCRIPT_FILES = ("train_multi_node.py", "ds_config.json")
 
 FileOption = Annotated[
@@ -133,7 +136,10 @@ def job(
     origin: Annotated[
         Path | None,
         typer.Option(
-            "--from", metavar="FILE", help="The config.yaml of a training script; the job takes over its settings.", show_default=False
+            "--from",
+            metavar="FILE",
+            help="A training's config.yaml or command line: of LLaMA-Factory, Axolotl, ms-swift, TRL or a script.",
+            show_default=False,
         ),
     ] = None,
     nodes: Annotated[
@@ -183,7 +189,7 @@ def job(
 
 def _from_config(origin: Path, name: str, cluster: str | None, wanted: tuple[int | None, int | None], path: Path) -> None:
     from lockstep.api.files.jobfile import parse_job_file
-    from lockstep.cli.shared.clusterfiles import load_cluster, read_text, unseen
+    from lockstep.cli.shared.clusterfiles import load_cluster, read_text
     from lockstep.plan.ahead.standin import stand_in
     from lockstep.plan.translate.leaves import leftover_lines
     from lockstep.plan.translate.trainer import Size, job_text
@@ -197,15 +203,33 @@ def _from_config(origin: Path, name: str, cluster: str | None, wanted: tuple[int
         count, each = nodes or own.default_nodes, own.per_node if gpus is None else gpus
         is_stated = nodes is not None or gpus is not None
         size = Size(count * max(each, 1), count if is_stated else None, each if is_stated else None)
-    translation = job_text(read_text(origin), str(origin), name, file.cluster.name if cluster is not None else None, size)
-    with unseen(f"{origin} as a job file") as source:
-        training = parse_job_file(translation.text, source).spec.training
+    named = file.cluster.name if cluster is not None else None
+    translation = job_text(read_text(origin), str(origin), name, named, size, _beside(origin))
+    training = parse_job_file(translation.text, str(path)).spec.training
     moved = moved_targets_here(training, Path(translation.model)) if training is not None else ""
     leftovers = [f"  {line}" for line in leftover_lines(str(origin), translation.leftovers)]
     then = f"Next: read it, then lockstep validate -f {shlex.quote(_stated(path) or f'{name}.yaml')}"
     _write(
         path, translation.text, *(["It doesn't have:"] if leftovers else []), *leftovers, *([f"warning: {moved}"] if moved else []), then
     )
+
+
+def _beside(origin: Path) -> Callable[[str], str | None]:
+    """Return a reader of files that another file names, beside it, in a folder above it, or in this one. A folder, and a file that is too
+    long to be settings, is empty text.
+    """
+    folders = [Path(), *(() if str(origin) == STDOUT else origin.resolve().parents)]
+
+    def read(path: str) -> str | None:
+        try:
+            there = next((folder / path for folder in folders if path and (folder / path).exists()), None)
+            if there is None or there.is_dir() or there.stat().st_size > SETTINGS_BYTES:
+                return None if there is None else ""
+            return there.read_text(encoding="utf-8-sig")
+        except (OSError, ValueError):
+            return None
+
+    return read
 
 
 def _ranks_of_hosts(file: ClusterFile, named: str, nodes: int | None, gpus: int | None) -> int | None:

@@ -17,13 +17,13 @@ HOSTS = 2
 def run_on_bed(verb: Verb) -> int:
     """Bring two hosts up on this machine, train the demo on them, show a sample of its adapter, and return the exit code."""
     from lockstep.api.names import FRESH
+    from lockstep.api.objects import Typed
     from lockstep.cli.clusters.devcluster import BED, bring_hosts_up
     from lockstep.cli.shared.clusterfiles import use
     from lockstep.cli.shared.folders import from_here, write_state
     from lockstep.cli.shared.inputs import read_inputs
     from lockstep.cli.shared.jobargs import TargetOptions
     from lockstep.cli.shared.target import load
-    from lockstep.plan.ahead.submission import Typed
     from lockstep.platforms.places.backend import Order
 
     with step("Bring up two hosts on this machine, each with a systemd, an sshd and a disk"):

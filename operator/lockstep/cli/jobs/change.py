@@ -231,9 +231,9 @@ def _refuse_unless_failed(job: Job) -> None:
 
 def _run_again(file: Path, where: TargetOptions) -> int:
     """Start a failed run without an operator again, and return its exit code."""
+    from lockstep.api.objects import Typed
     from lockstep.cli.jobs.run import run_job
     from lockstep.cli.shared.inputs import option_words
-    from lockstep.plan.ahead.submission import Typed
     from lockstep.platforms.places.backends import IN_NAMESPACE, LOCAL
 
     inputs, place = read_inputs(file, where), LOCAL if where.local else IN_NAMESPACE

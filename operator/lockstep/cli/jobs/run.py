@@ -14,11 +14,11 @@ import typer
 from lockstep.api.errors import ConfigError
 from lockstep.api.names import DEV_ENVIRONMENT, FRESH
 from lockstep.api.names import WORKSPACE as JOB_WORKSPACE
+from lockstep.api.objects import Typed
 from lockstep.cli.shared.clusterfiles import cluster_of_hosts, is_workspace, read_text
 from lockstep.cli.shared.inputs import OptionalFileOption, SetOption, only, option_words, read_inputs
 from lockstep.cli.shared.jobargs import TargetOptions, find_cluster_job, on_site
 from lockstep.cli.shared.target import tell_place
-from lockstep.plan.ahead.submission import Typed
 from lockstep.platforms.output import tell
 from lockstep.platforms.places.backend import HostOptions, Order
 from lockstep.platforms.places.backends import HOSTS, IN_NAMESPACE, LOCAL, backend_of, refuse

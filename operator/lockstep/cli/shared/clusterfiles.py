@@ -249,7 +249,7 @@ def unseen(source: str) -> Iterator[str]:
 
 def _hosts_text(word: str, name: str, path: Path | None = None) -> str | None:
     """Text of a cluster file of this name with the hosts that `word` lists; None: it is a cluster file's name or path."""
-    from lockstep.plan.translate.hosts import cluster_text, from_words, read_machines
+    from lockstep.plan.translate.hosts import BETWEEN, cluster_text, from_words, read_machines
 
     stated = peek(word)
     if stated is not None and stated.is_of_hosts:
@@ -257,7 +257,7 @@ def _hosts_text(word: str, name: str, path: Path | None = None) -> str | None:
     if stated is not None:
         raise ConfigError(f"{word} describes a Kubernetes cluster, and no hosts: name it by --cluster")
     is_file = is_path(word) or Path(word).is_file()
-    machines = read_machines(read_text(Path(word)), word) if is_file else from_words([part.strip() for part in word.split(",")])
+    machines = read_machines(read_text(Path(word)), word) if is_file else from_words([part.strip() for part in re.split(BETWEEN, word)])
     return cluster_text(name, f"as --hosts {word} names them", machines, None if path is None else str(path))
 
 

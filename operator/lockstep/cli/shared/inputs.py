@@ -15,7 +15,6 @@ from lockstep.api.errors import ConfigError
 from lockstep.api.names import ANNOTATION_TYPED, FRESH
 from lockstep.cli.shared.clusterfiles import cluster_names, is_workspace, load_cluster, read_text
 from lockstep.cli.shared.places import Verb, VerbCommand
-from lockstep.platforms.jobs.resolved import warn
 from lockstep.platforms.output import tell
 from lockstep.platforms.places.backends import DEFAULT_WORKSPACE
 
@@ -225,6 +224,8 @@ def _read_cluster(job: TrainingJob, file: Path, name: str, verb: Verb) -> Cluste
     aim_at_file(verb, cluster_file, name)
     used = cluster_file.cluster.name
     if stated is not None and stated != used and cluster_file.hosts is None:
+        from lockstep.platforms.jobs.resolved import warn
+
         warn("OtherCluster", f"{file} names the cluster {stated}, and {used} is used here: an operator takes {stated}")
     return cluster_file
 

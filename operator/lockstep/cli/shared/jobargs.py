@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from lockstep.api.errors import ConfigError, Failed, LockstepError
-from lockstep.api.files.clusterfile import ClusterFile
 from lockstep.api.names import DEV_ENVIRONMENT, pod_name
 from lockstep.cli.shared.clusterfiles import LOCAL_CLUSTER
 from lockstep.cli.shared.folders import QUICKSTART, state_folder
@@ -24,6 +23,7 @@ from lockstep.cli.shared.places import PLACES, Verb
 from lockstep.platforms.places.backends import DEFAULT_WORKSPACE, HOSTS, KUBERNETES, LOCAL, backend_of
 
 if TYPE_CHECKING:
+    from lockstep.api.files.clusterfile import ClusterFile
     from lockstep.kube.aim import Connections
     from lockstep.platforms.clusters.target import Target
     from lockstep.platforms.hosts.backend import HostsBackend

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from lockstep.api.job import TrainingJob, TrainingJobSpec
-from lockstep.api.names import FIXED_FIELDS, FRESH
-from lockstep.api.objects import Object, condition, go_on_words, is_true
+from lockstep.api.names import FIXED_FIELDS
+from lockstep.api.objects import Object, Typed, condition, go_on_words, is_true
 from lockstep.plan.reasons import Reason
 from lockstep_spec.words import listed
 
@@ -29,28 +29,6 @@ OF_CLUSTER = frozenset(
 )
 """Refusals that only a deployment, or another cluster, can end. A new job doesn't wait for them."""
 UNREADABLE = "fields of another version"
-
-
-class Typed(NamedTuple):
-    """A command that runs a job, as it was typed."""
-
-    file: str
-    """Job file; '' for a program behind --."""
-    options: tuple[str, ...] = ()
-    """Options that lead to the same job in the same place: --cluster, -n, --local, --set."""
-    changes: tuple[str, ...] = ()
-    """Values of --set, with those that other options stand for."""
-    cluster: str | None = None
-    """Value of --cluster."""
-
-    @property
-    def is_fresh(self) -> bool:
-        """Return True if --fresh was typed, or what it stands for."""
-        return FRESH in self.changes
-
-    def again(self, *more: str) -> str:
-        """Command that runs it once more."""
-        return shlex.join(["lockstep", "run", "-f", self.file, *self.options, *more])
 
 
 @dataclass(frozen=True)

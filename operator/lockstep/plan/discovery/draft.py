@@ -82,7 +82,7 @@ def _section(entries: Sequence[Entry], depth: int) -> Iterator[str]:
 def _leaf(entry: Entry, name: str, depth: int) -> Iterator[str]:
     indent, mark = "  " * depth, "" if entry.active else "# "
     source = printable_line(entry.source)
-    listed = isinstance(entry.value, list)
+    listed = isinstance(entry.value, list) and bool(entry.value)
     first = f"{indent}{mark}{name}:" if listed or _is_block(entry.value) else f"{indent}{mark}{name}: {_scalar(entry.value)}"
     if source and (listed or len(source) > INLINE or len(first) + len(source) + 4 > WIDTH):
         yield from (f"{indent}# {line}" for line in textwrap.wrap(source, WIDTH - len(indent) - 2))

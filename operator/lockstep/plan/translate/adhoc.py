@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from posixpath import basename, isabs, normpath
@@ -26,6 +27,7 @@ class TypedProgram:
         """`is_here`: tells whether there is such a file in the folder where it is typed."""
         if not "".join(words[:1]) or (words[0].startswith("-") and words[0] != MODULE):
             raise ConfigError("name what to run, behind --: -- train.py --epochs 3, -- -m package.module, or -- bash run.sh")
+        refuse_launcher(words)
         first, *rest = words
         files: tuple[str, ...]
         fields: dict[str, Any]
@@ -50,6 +52,29 @@ class TypedProgram:
         self.job = _job_name(name.rpartition(".")[2] if first == MODULE else name)
         self.fields: dict[str, Any] = {**fields, **({"args": rest} if rest else {})}
         """Fields of spec.script."""
+
+
+LAUNCHERS = (
+    "torchrun", "deepspeed", "accelerate", "mpirun", "mpiexec", "horovodrun", "torch.distributed.run", "torch.distributed.launch",
+    "deepspeed.launcher.runner", "accelerate.commands.launch",
+)  # fmt: skip
+"""Programs and modules that start ranks."""
+
+
+def refuse_launcher(words: Sequence[str]) -> None:
+    """Raise ConfigError for a launcher that would start its ranks once more on every rank, with the words to type instead."""
+    started = [words[0], *(word for option, word in pairwise(words[:3]) if option == MODULE)]
+    launcher = next((word for word in started if basename(word) in LAUNCHERS), None)
+    if launcher is None:
+        return
+    at = words.index(launcher) + 1
+    start = next((n for n in range(at, len(words)) if words[n].endswith(".py") or words[n] in (MODULE, "--module")), len(words))
+    program = [MODULE if word == "--module" else word for word in words[start:]] or ["train.py"]
+    count = re.search(r"--?(?:nproc[-_]per[-_]node|num[-_]gpus)[= ](\d+)", " ".join(words[at:start]))
+    options = f"{PROCESSES} {count[1]} " if count else ""
+    raise ConfigError(
+        f"{basename(launcher)} would start all ranks again on each rank: leave it and its options out: {options}-- {shlex.join(program)}"
+    )
 
 
 def script_job(

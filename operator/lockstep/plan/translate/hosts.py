@@ -26,6 +26,11 @@ MASTER_PORTS = 100
 _SLOTS = re.compile(r"slots\s*=\s*(\d{1,5})", re.IGNORECASE)
 _LIMIT = re.compile(r"(max[-_]slots)\s*=\s*\d+", re.IGNORECASE)
 _WORD = re.compile(r"(?P<key>[A-Za-z]+)(?:\s*=\s*|\s+)(?P<value>.*)")
+BYTE_ORDER_MARK = "\ufeff"
+RANGE_MAX = 1024
+BETWEEN = r",(?![^\[]*\])"
+"""Commas between hosts, and not those within the brackets of a range."""
+FORGES = re.compile(r"(^|\.)(github|gitlab|bitbucket|gitee|codeberg|huggingface|hf|azure|visualstudio)\.(com|org|co|io)$", re.IGNORECASE)
 _SSH_HOST = re.compile(r"^\s*(host|match)[\s=]", re.IGNORECASE | re.MULTILINE)
 SSH_PORT = 22
 SSH_OWN = "ssh reads it itself where ~/.ssh/config has it, or includes this file"
@@ -107,7 +112,10 @@ def read_machines(text: str, source: str) -> Machines:
 
     Raises ConfigError where it is none of them, lists no host, or has a line that can't be read.
     """
+    is_marked, text = text.startswith(BYTE_ORDER_MARK), text.removeprefix(BYTE_ORDER_MARK)
     if _SSH_HOST.search(text):
+        if is_marked:
+            raise ConfigError(f"{source}:1: begins with a byte order mark, and ssh refuses such a file: save it as UTF-8 without one")
         machines = from_ssh_config(text)
     elif re.search(r"^[A-Za-z_]+:\s*($|#|\{)", text, re.MULTILINE):
         machines = from_nodes(text, source)
@@ -121,7 +129,7 @@ def read_machines(text: str, source: str) -> Machines:
 def from_words(words: Sequence[str]) -> Machines:
     """Hosts as one types them for mpirun: NAME, USER@NAME or NAME:SLOTS."""
     try:
-        typed = [_host_of(word) for word in words]
+        typed = [_host_of(one) for word in words for one in _expanded(word)]
     except ValueError as error:
         raise ConfigError(str(error)) from None
     hosts = [
@@ -131,9 +139,29 @@ def from_words(words: Sequence[str]) -> Machines:
     return Machines(tuple(hosts), ("",) * len(hosts))
 
 
+def _expanded(word: str) -> list[str]:
+    """Return the names of a range as SLURM writes it, such as gpu[01-04,7]; of any other word itself. Raises ValueError for a range that
+    isn't one, or is too long.
+    """
+    match = re.fullmatch(r"([^\[\]]*)\[([\d,-]+)\](.*)", word)
+    if match is None:
+        return [word]
+    ends = [part.partition("-")[::2] for part in match[2].split(",")]
+    numbers = [range(int(first), int(last or first) + 1) for first, last in ends if first and len(first + last) < 12]
+    if len(numbers) < len(ends) or not 0 < sum(map(len, numbers)) <= RANGE_MAX:
+        raise ValueError(f"{word!r} is no range of up to {RANGE_MAX} hosts: scontrol show hostnames lists the hosts of one")
+    rest = _expanded(match[3])
+    each = [f"{number:0{len(first)}}" for (first, _), those in zip(ends, numbers, strict=True) for number in those]
+    return [f"{match[1]}{number}{after}" for number in each for after in rest]
+
+
 def _host_of(word: str) -> tuple[str, str, int | None]:
     """Name, user ('': none) and slots of `[USER@]NAME[:SLOTS]`. Raises ValueError saying what is wrong."""
     user, _, place = word.rpartition("@")
+    if _address(place.strip("[]")) and ":" in place:
+        raise ValueError(
+            f"{word!r}: an IPv6 address is no host's name: give it one in ~/.ssh/config (HostName {place.strip('[]')}), and write that"
+        )
     name, mark, slots = place.partition(":")
     if not re.fullmatch(HOST_NAME_PATTERN, name) or (mark and not re.fullmatch("[0-9]{1,5}", slots)):
         raise ValueError(f"{word!r} is no host: write NAME, USER@NAME, or NAME:8 for one with 8 GPUs")
@@ -173,19 +201,21 @@ def from_hostfile(text: str, source: str) -> Machines:
             leftovers.append(Leftover(number, limit[0], "a job never starts more ranks than it has GPUs or states in ranksPerNode"))
         rest = _LIMIT.sub("", rest).strip()
         stated_slots = _SLOTS.fullmatch(rest)
-        if rest and (not stated_slots or ":" in host):
-            mistakes.append(f"{source}:{number}: {words!r} is no line of a hostfile: write NAME slots=2 or NAME:2")
-            continue
         try:
-            name, user, count = _host_of(host)
-            if stated_slots and (count := int(stated_slots[1])) > GPUS_MAX:
+            parts = re.split(BETWEEN, host) if "[" in host else [host]
+            those = [_host_of(one) for part in parts for one in _expanded(part)]
+            if rest and (not stated_slots or ":" in host):
+                raise ValueError(f"{words!r} is no line of a hostfile: write NAME slots=2 or NAME:2")
+            if stated_slots and int(stated_slots[1]) > GPUS_MAX:
                 raise ValueError(f"{words!r}: a host has at most {GPUS_MAX} slots, one for each of its GPUs")
         except ValueError as error:
             mistakes.append(f"{source}:{number}: {error}")
             continue
-        users |= {name: user} if user else {}
-        lines.setdefault(name, number)
-        slots[name] = count if name not in slots else (slots[name] or 1) + (count or 1)
+        for name, user, own in those:
+            count = int(stated_slots[1]) if stated_slots else own
+            users |= {name: user} if user else {}
+            lines.setdefault(name, number)
+            slots[name] = count if name not in slots else (slots[name] or 1) + (count or 1)
     if mistakes:
         raise ConfigError(*mistakes)
     hosts = [
@@ -207,8 +237,14 @@ def from_ssh_config(text: str) -> Machines:
     for number, line in enumerate(text.splitlines(), 1):
         match = _WORD.fullmatch(line.strip())
         if match is not None and not line.strip().startswith("#"):
-            reader.read(number, match["key"], match["value"].strip())
+            value = match["value"].strip()
+            reader.read(number, match["key"], value if match["key"].lower() == "match" else _argument(value))
     return reader.machines()
+
+
+def _argument(value: str) -> str:
+    """Return what ssh reads of a line's value: without quotes, and without a comment behind it."""
+    return value if "\\" in value or value.count('"') % 2 else " ".join(shlex.split(value.replace("'", "\\'"), comments=True))
 
 
 class _SshReader:
@@ -225,6 +261,8 @@ class _SshReader:
         """Hosts that are reached through others."""
         self.block: list[str] = []
         """Hosts that the lines now are about."""
+        self.forges: set[str] = set()
+        """Hosts of git, on which nothing is started."""
         self.leftovers: list[Leftover] = []
 
     def read(self, line: int, key: str, value: str) -> None:
@@ -241,6 +279,9 @@ class _SshReader:
                 self._name(line, value)
             case _:
                 self._leave(line, key, value)
+        places = value.split() if key.lower() in ("host", "hostname") else []
+        if any(map(FORGES.search, places)) or (key.lower(), value) == ("user", "git"):
+            self.forges |= set(self.block)
 
     def _begin(self, line: int, names: str) -> None:
         self.block = []
@@ -270,6 +311,8 @@ class _SshReader:
 
     def machines(self) -> Machines:
         """The hosts, without those that others are reached through."""
+        for name in sorted(self.forges & set(self.lines)):
+            self.leftovers.append(Leftover(self.lines.pop(name), f"Host {name}", "a server of git repositories, on which no job can run"))
         for name in sorted(self.jumps & set(self.lines)):
             self.leftovers.append(
                 Leftover(self.lines.pop(name), f"Host {name}", "others are reached through it; add it to hosts if it trains, too")

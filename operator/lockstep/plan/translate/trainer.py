@@ -1,24 +1,50 @@
-"""The config.yaml of a LoRA script, of Hugging Face's Trainer, Axolotl or LLaMA-Factory as a job file for Lockstep's trainer. Text in, text
+"""The configuration of another trainer as a job file for Lockstep's: of a LoRA script, LLaMA-Factory, Axolotl, ms-swift, TRL. Text in, text
 out.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
-from posixpath import basename
+from itertools import accumulate
+from math import ceil, prod
 from typing import Any
 
 from lockstep.api.errors import ConfigError
+from lockstep.api.files.jobfile import parse_job_file
 from lockstep.api.model import spelled
 from lockstep.api.names import API_VERSION, DATASETS, WORKSPACE
 from lockstep.api.training import MODEL_PATTERN
 from lockstep.plan.discovery.draft import Entry, Item, left_out, stated, write
+from lockstep.plan.translate import keys, tools
+from lockstep.plan.translate.commands import command_line
 from lockstep.plan.translate.leaves import Leaf, Leftover, leaves_of
+from lockstep.plan.translate.readers import ALL_LINEAR, AS_SCRIPT, UNSET, Beside, Moved, OtherTool, To, at_least, is_on, number
+from lockstep.plan.translate.sources import DataSets, apart, are_described, is_file, linear_layers, on_volume, other_model, sees
 
 TRAINING = "spec.training"
+MODEL_KEYS, DATA_KEYS = ([key for key, row in keys.FIELDS.items() if row.field == field] for field in ("model.name", "data.path"))
+MODEL_PATHS = ("model", "model.name")
+_PLACES = {
+    "model.name": f"{WORKSPACE}/models",
+    "lora.initFrom": f"{WORKSPACE}/models",
+    "data.path": DATASETS,
+    "evaluation.data.path": DATASETS,
+}
+"""Field of a path → folder of the volume where it is brought."""
+NO_VALUE = "has no value"
+_COMMANDS = ("swift", "megatron", "llamafactory_cli", "axolotl", "trl")
+"""Paths of a command's own word, which says nothing more."""
+_SHARING = ("context_parallel_size", "sequence_parallel_degree", "sequence_parallel_size", "tensor_parallel_size")
+"""Keys of the ranks that share one sample."""
+_MANY = 10000
+"""Passes over the data of a job that its steps end."""
+_FIRST = ("cosine_min_lr_ratio", "lora_target_linear", "warmup_steps", "max_steps")
+"""Keys that count before others of the same field."""
+_ORDER = ("env", "model", "method", "data", "lora", "precision", "seed", "optimization", "evaluation", "checkpoint",
+          "reportTo", "zeroStage", "hangTimeouts")  # fmt: skip
+_SECRET = re.compile(r"(hf|hub|api|access|auth|swanlab|wandb)_?token|api_?key|secret|passw|webhook", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -42,208 +68,97 @@ class Translation:
     """The model as the file has it."""
 
 
-def _whole(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
-        raise ValueError("must be a whole number here")
-    return int(value)
+def job_text(text: str, source: str, name: str, cluster: str | None, size: Size, beside: Beside = lambda path: None) -> Translation:
+    """The job file of a trainer's configuration, or of its command line in a shell script. `source`: its name; `cluster`: the job's, if it
+    names one; `size`: ranks, by which a step's samples are counted; `beside`: reads files that it names.
 
-
-def _at_least(least: int, reason: str) -> Callable[[Any], int]:
-    def read(value: Any) -> int:
-        if _whole(value) < least:
-            raise ValueError(reason)
-        return _whole(value)
-
-    return read
-
-
-def _number(value: Any) -> str:
-    try:
-        number = None if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
-        number = None
-    if number is None or not isfinite(number):
-        raise ValueError("must be a number")
-    return spelled(number)
-
-
-def _warm_up(value: Any) -> str:
-    if float(_number(value)) <= 0:
-        raise ValueError("no warm-up of so many steps")
-    return _number(value)
-
-
-def _names(value: Any) -> list[Item]:
-    names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
-    if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
-        raise ValueError("must be a list of names")
-    if names in (["all-linear"], ["all"]):
-        raise ValueError("name the layers: lora.targetModules has no word for all of them")
-    return [Item(name) for name in names]
-
-
-def _switch(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError("must be true or false")
-    return value
-
-
-def _recomputed(value: Any) -> str:
-    """Return Auto for true: it computes again what memory needs."""
-    return "Auto" if _switch(value) else "None"
-
-
-def _word(words: Mapping[str, str], otherwise: str) -> Callable[[Any], str]:
-    def read(value: Any) -> str:
-        word = words.get(str(value).lower())
-        if word is None:
-            raise ValueError(otherwise)
-        return word
-
-    return read
-
-
-def _only_if_true(word: str, otherwise: str) -> Callable[[Any], str]:
-    def read(value: Any) -> str:
-        if value is not True:
-            raise ValueError(otherwise)
-        return word
-
-    return read
-
-
-def _resumed(value: Any) -> str:
-    if isinstance(value, str) and value.startswith("/"):
-        return value
-    raise ValueError("checkpoint.resumeFrom is Auto by default: a job goes on from its newest checkpoint")
-
-
-_SCHEDULES = {
-    "cosine": "Cosine",
-    "cosine_with_min_lr": "Cosine",
-    "linear": "Linear",
-    "constant": "Constant",
-    "constant_with_warmup": "Constant",
-}
-FIELDS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
-    "max_length": ("data.maxLength", _whole),
-    "packing": ("data.packing", _switch),
-    "dataset_name": ("data.name", str),
-    "dataset_config_name": ("data.config", str),
-    "num_train_epochs": ("optimization.epochs", _at_least(1, "optimization.maxSteps states how long to train")),
-    "max_steps": ("optimization.maxSteps", _at_least(1, "not set: optimization.epochs counts")),
-    "learning_rate": ("optimization.learningRate", _number),
-    "warmup_steps": ("optimization.warmupSteps", _warm_up),
-    "warmup_ratio": ("optimization.warmupSteps", _warm_up),
-    "lr_scheduler_type": ("optimization.schedule", _word(_SCHEDULES, "optimization.schedule is Cosine, Linear or Constant")),
-    "min_lr_rate": ("optimization.minLearningRateRatio", _number),
-    "weight_decay": ("optimization.weightDecay", _number),
-    "max_grad_norm": ("optimization.maxGradientNorm", _number),
-    "adam_beta1": ("optimization.beta1", _number),
-    "adam_beta2": ("optimization.beta2", _number),
-    "adam_epsilon": ("optimization.epsilon", _number),
-    "gradient_checkpointing": ("optimization.recompute", _recomputed),
-    "per_device_train_batch_size": ("optimization.microBatchSize", _whole),
-    "eval_subset_size": ("evaluation.samples", _whole),
-    "eval_steps": ("evaluation.everySteps", _at_least(1, "evaluation.everySteps counts steps, not a part of all")),
-    "checkpoint_mode": ("checkpoint.content", _word({"lite": "Lite", "full": "Full"}, "checkpoint.content is Full or Lite")),
-    "save_steps": ("checkpoint.everySteps", _at_least(1, "checkpoint.everySteps counts steps, not a part of all")),
-    "save_total_limit": ("checkpoint.keep", _at_least(2, "the newest two checkpoints always stay")),
-    "resume_from_checkpoint": ("checkpoint.resumeFrom", _resumed),
-    "r": ("lora.rank", _whole),
-    "lora_alpha": ("lora.alpha", _whole),
-    "lora_dropout": ("lora.dropout", _number),
-    "target_modules": ("lora.targetModules", _names),
-    "target_parameters": ("lora.targetParameters", _names),
-    "modules_to_save": ("lora.modulesToSave", _names),
-    "use_rslora": ("lora.rankStabilized", _switch),
-    "use_dora": ("lora.dora", _switch),
-    "bf16": ("precision", _only_if_true("BF16", "precision says the number format: BF16 by default")),
-    "fp16": ("precision", _only_if_true("FP16", "precision says the number format: BF16 by default")),
-    "load_in_4bit": ("model.quantization", _only_if_true("NF4", "weights are not quantized by default")),
-    "seed": ("seed", _whole),
-    "ddp_timeout": ("hangTimeouts.collectiveSeconds", _whole),
-}
-"""Key of a config.yaml, without its section → field of spec.training (hangTimeouts: of spec), and how its value is read (ValueError: why it
-can't be).
-"""
-MODEL_KEYS = ("name_or_path", "model_name_or_path", "base_model")
-DATA_KEYS = ("dataset_path", "train_file", "datasets.path")
-ALIASES = {
-    "sequence_len": "max_length", "cutoff_len": "max_length", "max_seq_length": "max_length", "max_seq_len": "max_length",
-    "num_epochs": "num_train_epochs", "micro_batch_size": "per_device_train_batch_size", "lora_r": "r", "lora_rank": "r",
-    "lora_target_modules": "target_modules", "lora_target": "target_modules", "lr_scheduler": "lr_scheduler_type",
-    "sample_packing": "packing", "optimizer": "optim", "max_grad_normalization": "max_grad_norm",
-}  # fmt: skip
-"""Names of Axolotl and LLaMA-Factory for the same."""
-NOTHING = {
-    "eval_dataset_type": "evaluation always takes a fixed subset; for all that is held out let evaluation.samples be larger than it",
-    "optim": "the optimizer is torch's AdamW",
-    "load_in_8bit": "model.quantization is NF4, or None",
-    "logging_steps": "every step is logged; it costs no collective of its own",
-    "report_to": "reportTo lists the trackers: TensorBoard by default",
-    "logging_dir": "logs are in runs/JOB/logs of the workspace",
-    "output_dir": "all files of the job are in runs/JOB of the workspace",
-    "eval_strategy": "evaluation.everySteps counts steps",
-    "evaluation_strategy": "evaluation.everySteps counts steps",
-    "save_strategy": "checkpoint.everySteps counts steps",
-    "per_device_eval_batch_size": "the evaluation's batch is optimization.microBatchSize",
-    "load_best_model_at_end": "the best checkpoint is always kept; export it by its path",
-    "deepspeed": "zeroStage says how to cut the model, and deepspeed takes single settings",
-    "fsdp": "zeroStage: Stage3 is the same cut, by DeepSpeed",
-    "data_seed": "seed is that of the data, too",
-    "assistant_only_loss": "data.trainOn is Assistant by default",
-    "completion_only_loss": "data.trainOn is Assistant by default",
-    "train_on_eos": "answers are learned through their stop token",
-    "roles_to_train": "data.trainOn says what is learned",
-    "message_field_training": "train: false in a message leaves it out",
-    "chat_template": "data.chatTemplate names a file with it",
-    "chat_template_jinja": "data.chatTemplate names a file with it",
-    "chat_template_path": "data.chatTemplate names a file on the volumes",
-    "gradient_accumulation_steps": "optimization.globalBatchSize counts the one before it",
-    "finetuning_type": "method is LoRA by default; Full trains every weight",
-    "train_on_inputs": "data.trainOn is Assistant by default; All learns prompts, too",
-    "val_set_size": "evaluation.holdout is the part that is held out",
-    "quantization_bit": "model.quantization is NF4, or None",
-    "min_lr": "optimization.minLearningRateRatio is min_lr / learning_rate",
-    "dataloader_num_workers": "tokens are made once and kept on disk",
-    "dataloader_pin_memory": "tokens are made once and kept on disk",
-    "tensor_parallel_size": "nothing cuts single layers; zeroStage: Stage3 cuts the model over all ranks",
-    "pipeline_parallel_size": "no pipeline; zeroStage: Stage3 cuts the model over all ranks",
-}
-"""Keys that need no field, with the reason."""
-SECTION_REASONS = {
-    "chat_template_kwargs": "data.chatTemplateKwargs takes it as it is",
-    "fsdp_config": NOTHING["fsdp"],
-    "deepspeed": NOTHING["deepspeed"],
-    "cluster": "the machines have a file of their own: lockstep init hosts NAME --from FILE",
-    "paths": "files are below /workspace and /datasets, a job's in runs/JOB",
-    "datasets": "data.sources takes several sources",
-}
-"""Reasons for all keys of a section."""
-UNKNOWN = "the trainer has no such setting"
-NO_VALUE = "has no value"
-
-
-def job_text(text: str, source: str, name: str, cluster: str | None, size: Size) -> Translation:
-    """The job file of a config.yaml. `source`: its name; `cluster`: the job's, if it names one; `size`: ranks, by which a step's samples
-    are counted.
-
-    Raises ConfigError for a file without a model or without data.
+    Raises ConfigError for a training of another kind, for a file without a model or without data, and for values that no job can have; it
+    names the lines of the file.
     """
-    leaves = leaves_of(text, source)
-    reader = _Reader(size)
-    for leaf in leaves:
+    named, leaves = command_line(text.removeprefix("\ufeff"), source) or (None, leaves_of(text, source))
+    tool = next((tool for tool in tools.TOOLS if tool.name == named), None) or tool_of(leaves, source)
+    refuse_other_training(tool, leaves, source, beside)
+    reader = _Reader(tool, leaves, source, size, beside)
+    for leaf in sorted(leaves, key=lambda leaf: leaf.path.rpartition(".")[2] not in _FIRST):
         reader.read(leaf)
+    entries = reader.finished()
     missing = [
-        f"{source}: names no {what}: it has none of the keys {', '.join(keys)}"
-        for what, field, keys in (("model", "model.name", MODEL_KEYS), ("data", "data.", (*DATA_KEYS, "dataset_name")))
-        if not any(key.startswith(field) and key != "data.maxLength" for key in reader.entries)
+        f"{source}: names no {what}: none of its keys has a value: {', '.join(named)}"
+        for what, named in (("model", MODEL_KEYS), ("data", (*DATA_KEYS, "dataset", "datasets", "dataset_name")))
+        if not reader.has(what)
     ]
     if missing:
-        raise ConfigError(*missing)
-    written, model = _written(name, cluster, source, size, reader.finished()), str(reader.leaves["model.name"].value)
-    return Translation(written, tuple(sorted(reader.leftovers, key=lambda one: one.line)), model)
+        raise ConfigError(*(f"{source}:{one.line}: {one.what}: {UNSET}" for one in reader.leftovers if one.reason == UNSET), *missing)
+    translation = Translation(
+        _written(name, cluster, source, size, entries),
+        tuple(sorted(reader.leftovers, key=lambda one: one.line)),
+        str(reader.leaves["model.name"].value),
+    )
+    _check(translation.text, source, reader.leaves)
+    return translation
+
+
+def tool_of(leaves: Sequence[Leaf], source: str) -> OtherTool:
+    """Return the tool whose keys a file has most of. Raises ConfigError for a file of a program that isn't translated."""
+    paths = {plain(leaf.path) for leaf in leaves}
+    present = {prefix for path in paths for prefix in accumulate(path.split("."), lambda a, b: f"{a}.{b}")}
+    for marks, program in tools.PROGRAMS:
+        if len(present & set(marks)) >= min(2, len(marks)):
+            taken = ", ".join(f"{field}: {value}" for field, value, _ in tools.zero_of(leaves, source))
+            of_this = f"; of this one a job takes {taken}" if taken else ""
+            raise ConfigError(f"{source}: is a file of {program}; it is not translated: {AS_SCRIPT}{of_this}")
+    counts = {tool.name: len(present & {*tool.marks.split()}) for tool in tools.TOOLS}
+    best = max(tools.TOOLS, key=lambda tool: counts[tool.name])
+    return best if counts[best.name] > (best is not tools.TRL) else tools.SCRIPT
+
+
+def refuse_other_training(tool: OtherTool, leaves: Sequence[Leaf], source: str, beside: Beside = lambda path: None) -> None:
+    """Raise ConfigError for a training that isn't Lockstep's, by its name."""
+    by_key: dict[str, Leaf] = {}
+    for leaf in leaves:
+        path = plain(leaf.path)
+        last = path.rpartition(".")[2]
+        by_key.setdefault(path, leaf)
+        by_key.setdefault(path.partition(".")[0], leaf)
+        if tool in (tools.SCRIPT, tools.TRL) or last.isupper():
+            by_key.setdefault(last.lower() if last.isupper() else last, leaf)
+    asked: dict[str, dict[str, str]] = {}
+    for training, words in (*keys.OTHERS, *tool.refused):
+        for key, _, value in (word.partition("=") for word in words.split()):
+            asked.setdefault(key, {})[value or "*"] = training
+    for key, cases in asked.items():
+        asks = by_key.get(key)
+        if asks is not None and (other := cases.get(str(asks.value).lower(), cases.get("*") if is_on(asks.value) else None)):
+            raise tool.refusal(asks, source, other)
+    for leaf in leaves:
+        is_model = plain(leaf.path).rpartition(".")[2] in MODEL_KEYS or plain(leaf.path) in MODEL_PATHS
+        if is_model and (other := other_model(str(leaf.value))):
+            raise tool.refusal(leaf, source, other)
+    seen = next((by_key[key] for key in tool.seen if key in by_key and sees(by_key[key].value)), None)
+    if seen is not None and "dataset_path" not in by_key and not are_described(tool, by_key, beside):
+        other = f"{keys.PICTURES} (where all samples are text, name their file instead: dataset_path: /datasets/FILE)"
+        raise tool.refusal(seen, source, other)
+
+
+def plain(path: str) -> str:
+    """A path without the numbers of list entries."""
+    return re.sub(r"\[\d+\]", "", path)
+
+
+def _check(text: str, source: str, origins: Mapping[str, Leaf]) -> None:
+    """Raise ConfigError for values that no job can have, with the line and the key that each came from."""
+    try:
+        parse_job_file(text, "job")
+    except ConfigError as error:
+        lines = []
+        for line in map(str, error.args):
+            place, _, problem = re.sub(r"^job:\d+: ", "", line).partition(": ")
+            field = plain(place.removeprefix("spec.").removeprefix("training."))
+            leaf = next((origins[key] for key in (field, *(key for key in origins if key.startswith(field))) if key in origins), None)
+            lines.append(
+                f"{source}:{leaf.line}: {leaf.path}: {leaf.value}: {place}: {problem}" if leaf else f"{source}: {place}: {problem}"
+            )
+        raise ConfigError(*lines) from None
 
 
 def _written(name: str, cluster: str | None, source: str, size: Size, training: Sequence[Entry]) -> str:
@@ -267,100 +182,240 @@ def _written(name: str, cluster: str | None, source: str, size: Size, training: 
 class _Reader:
     """Turns leaves into fields of spec.training."""
 
-    def __init__(self, size: Size) -> None:
+    def __init__(self, tool: OtherTool, leaves: Sequence[Leaf], source: str, size: Size, beside: Beside) -> None:
+        self.tool = tool
+        self.all = leaves
+        self.keys = {**keys.FIELDS, **tool.keys}
+        self.values = {plain(leaf.path): leaf.value for leaf in leaves}
+        self.source = source
         self.size = size
+        self.beside = beside
         self.entries: dict[str, Entry] = {}
         """Entry of each field, by its path below spec.training."""
         self.leaves: dict[str, Leaf] = {}
         """Origin of each of them."""
         self.accumulation: Leaf | None = None
+        self.lowest: Leaf | None = None
+        """The rate at the end."""
         self.leftovers: list[Leftover] = []
+        self.sets = DataSets(tool, leaves, source, beside, self._leave)
+        self.method = "Full" if tool.is_full(self.values) else "LoRA"
+        self._state("method", self.method, "trains every weight" if self.method == "Full" else "trains an adapter")
+
+    def has(self, section: str) -> bool:
+        """Tell whether the model, or the data, is named."""
+        return any(f"{section}.{key}" in self.entries for key in ("name", "path", "sources"))
 
     def read(self, leaf: Leaf) -> None:
         """Take in one value: it becomes a field, or a leftover with its reason."""
-        path = re.sub(r"\[\d+\]", "", leaf.path)
+        path = plain(leaf.path)
         key = path.rpartition(".")[2]
-        if leaf.value is None and key not in NOTHING and not self._section(path):
+        row = self.keys["base_model"] if path in MODEL_PATHS else self._row(path)
+        text = leaf.value if isinstance(leaf.value, str) else ""
+        named = text.rpartition("/")[2] if isinstance(row, To) and row.field in _PLACES else text
+        if leaf.path in self.sets.consumed or leaf.path in _COMMANDS:
+            if (leaf.path, text) == ("swift", "pt"):
+                self._set(leaf, "data.trainOn", "All", "swift pt")
+        elif leaf.value is None:
             self._leave(leaf, NO_VALUE)
-        elif path in DATA_KEYS or key in DATA_KEYS:
-            self._volume_path(leaf, "data.path", DATASETS)
-        elif key in MODEL_KEYS or path == "model.name":
-            self._model(leaf)
+        elif re.search(r"\$\{?\w|\$\(", named) and path != "launcher":
+            self._leave(leaf, UNSET)
         elif key == "gradient_accumulation_steps" and self.accumulation is None:
             self.accumulation = leaf
+        elif key in ("min_lr", "eta_min") and is_on(leaf.value):
+            self.lowest = leaf
+        elif path == "deepspeed" and text:
+            self._deepspeed(leaf)
         else:
-            self._field(leaf, path, ALIASES.get(key, key))
+            self._field(leaf, row)
 
-    @staticmethod
-    def _section(path: str) -> str | None:
-        return next((name for name in path.split(".") if name in SECTION_REASONS), None)
+    def _row(self, path: str) -> To | str:
+        """Return what a key means: by its path, by its end, by the variable of that name."""
+        settings = path.removeprefix("deepspeed.")
+        last = path.rpartition(".")[2]
+        ends = [settings] if settings != path else [path, ".".join(path.split(".")[-2:]), last, *([last.lower()] if last.isupper() else [])]
+        return next((self.keys[end] for end in ends if end in self.keys), keys.left_out(path))
 
-    def _field(self, leaf: Leaf, path: str, key: str) -> None:
-        section = self._section(path)
-        if section is None and key in FIELDS:
-            field, read = FIELDS[key]
-            try:
-                self._set(leaf, field, read(leaf.value))
-            except ValueError as error:
-                self._leave(leaf, str(error))
+    def _field(self, leaf: Leaf, row: To | str) -> None:
+        try:
+            value = row if isinstance(row, str) else row.read(leaf.value)
+        except ValueError as error:
+            self._leave(leaf, str(error))
+            return
+        if isinstance(row, str):
+            self._leave(leaf, row)
+        elif isinstance(value, Moved):
+            self._set(leaf, value.field, value.value, f"{leaf.path}: {leaf.value}, {value.note}")
         else:
-            self._leave(leaf, SECTION_REASONS[section] if section else NOTHING.get(key, UNKNOWN))
+            self._set_place(leaf, "data.path" if row.field == "data.name" and is_file(value, self.beside) else row.field, value)
+
+    def _set_place(self, leaf: Leaf, field: str, value: Any) -> None:
+        """Bring a path to its volume; a model's name of the hub, and other values, stay."""
+        is_hub = re.fullmatch(MODEL_PATTERN, str(value)) and ("://" in str(value) or not is_file(str(value)))
+        if field not in _PLACES or (field == "model.name" and is_hub):
+            self._set(leaf, field, value)
+        else:
+            there, note = on_volume(str(value), _PLACES[field])
+            self._set(leaf, field, there, f"{leaf.path}: {note}" if note else "")
+
+    def _state(self, field: str, value: Any, comment: str) -> None:
+        section = "spec" if field.startswith(("hangTimeouts", "env")) else TRAINING
+        self.entries[field] = stated(f"{section}.{field}", value, comment)
 
     def _set(self, leaf: Leaf, field: str, value: Any, comment: str = "") -> None:
+        if self.method == "Full" and field.startswith(("lora.", "model.quantization")):
+            self._leave(leaf, "every weight is trained (method: Full), and none is an adapter's")
+        elif field in ("env", "reportTo") and field in self.entries:
+            former = self.entries[field]
+            self._state(field, [*former.value, *(one for one in value if one not in former.value)], former.source)
+        else:
+            self._put(leaf, field, value, comment)
+
+    def _put(self, leaf: Leaf, field: str, value: Any, comment: str = "") -> None:
         if field in self.entries:
             self._leave(leaf, f"{field} has its value from {self.entries[field].source.partition(':')[0]}")
         else:
-            section = "spec" if field.startswith("hangTimeouts") else TRAINING
-            self.entries[field] = stated(f"{section}.{field}", value, comment or leaf.path)
+            self._state(field, value, comment or leaf.path)
             self.leaves[field] = leaf
 
     def _leave(self, leaf: Leaf, reason: str) -> None:
-        self.leftovers.append(Leftover(leaf.line, f"{leaf.path}: {leaf.value}", reason))
+        value = "…" if _SECRET.search(leaf.path) and isinstance(leaf.value, str) else leaf.value
+        self.leftovers.append(Leftover(leaf.line, f"{leaf.path}: {value}", reason))
 
-    def _model(self, leaf: Leaf) -> None:
-        name = str(leaf.value)
-        is_hub_or_store = re.fullmatch(MODEL_PATTERN, name) and not name.startswith("/")
-        if is_hub_or_store:
-            self._set(leaf, "model.name", name)
-        else:
-            self._volume_path(leaf, "model.name", f"{WORKSPACE}/models")
+    def _drop(self, field: str, reason: str) -> None:
+        self.entries.pop(field)
+        self._leave(self.leaves.pop(field), reason)
 
-    def _volume_path(self, leaf: Leaf, field: str, folder: str) -> None:
-        """A path below /workspace or /datasets, or an address, stays; every other file has to be brought there."""
-        path = str(leaf.value)
-        if path.startswith((f"{WORKSPACE}/", f"{DATASETS}/")) or "://" in path:
-            self._set(leaf, field, path)
-            return
-        there = f"{folder}/{basename(path.rstrip('/'))}"
-        self._set(leaf, field, there, f"{leaf.path}: {path}, which only /workspace and /datasets can hold: lockstep cp brings it")
+    def _deepspeed(self, leaf: Leaf) -> None:
+        settings = list(tools.zero_beside(str(leaf.value), self.beside))
+        for field, value, why in settings:
+            self._set(leaf, field, value, f"{leaf.path}: {leaf.value}, {why}")
+        if not settings:
+            self._leave(leaf, keys.DEEPSPEED)
 
     def finished(self) -> list[Entry]:
         """The entries, with those that follow from several keys."""
+        self._data()
+        self._evaluation()
+        self._rates()
+        self._defaults()
         self._batch()
-        if "model.quantization" in self.entries:
-            stage, why = "Stage2", "quantized weights can't be cut into shards"
-        else:
-            stage, why = "Stage3", "cuts the model over all ranks, as FSDP's full sharding; Stage2 is faster where it fits one GPU"
-        self.entries["zeroStage"] = stated(f"{TRAINING}.zeroStage", stage, why)
-        order = ("model", "data", "lora", "precision", "seed", "optimization", "evaluation", "checkpoint", "zeroStage", "hangTimeouts")
-        return [entry for _, entry in sorted(self.entries.items(), key=lambda item: order.index(item[0].partition(".")[0]))]
+        self._stage()
+        return [entry for _, entry in sorted(self.entries.items(), key=lambda item: _ORDER.index(item[0].partition(".")[0]))]
+
+    def _data(self) -> None:
+        """One source as data.path or data.name, several as data.sources; the first to evaluate as evaluation.data."""
+        for source in self.sets.held[1:]:
+            self._leave(source.leaf, "evaluation.data is one source of samples")
+        made = apart([(one, *one.fields(self.source, self.beside)) for one in (*self.sets.train, *self.sets.held[:1])])
+        for field, several in (("data", made[: len(self.sets.train)]), ("evaluation.data", made[len(self.sets.train) :])):
+            if len(several) > 1 or any(source.weight is not None for source, _, _ in several):
+                items = [Item(fields, note or source.leaf.path) for source, fields, note in several]
+                self._put(several[0][0].leaf, f"{field}.sources", items)
+                continue
+            for source, fields, note in several:
+                for key, value in fields.items():
+                    comment = f"{source.leaf.path}: {note}" if note and key in ("path", "name") else ""
+                    self._put(source.leaf, f"{field}.{key}", value, comment)
+        if self.tool is tools.AXOLOTL and "completion" in (leaf.value for leaf in self.all if leaf.path.endswith("].type")):
+            self.entries.setdefault("data.overlong", stated(f"{TRAINING}.data.overlong", "Split", "type: completion cuts long texts"))
+
+    def _evaluation(self) -> None:
+        """Evaluation is only there where something is held out: Lockstep would hold out samples for it."""
+        strategy = str(self.values.get("eval_strategy", self.values.get("evaluation_strategy"))).lower()
+        if "evaluation.data.split" in self.entries and not self.has("evaluation.data"):
+            if "data.name" in self.entries and strategy in ("steps", "epoch"):
+                for key in ("name", "config"):
+                    if entry := self.entries.get(f"data.{key}"):
+                        self._state(f"evaluation.data.{key}", entry.value, entry.source)
+            else:
+                self._drop("evaluation.data.split", "nothing is evaluated")
+        if "evaluation.holdout" in self.leaves and self.has("evaluation.data"):
+            self._drop("evaluation.holdout", "evaluation.data names the samples to evaluate")
+        fields = [field for field in self.entries if field.startswith("evaluation.")]
+        if (self.tool is not tools.SCRIPT and fields == ["evaluation.everySteps"]) or strategy in ("no", "false"):
+            for field in fields:
+                self._drop(field, "nothing is evaluated: no samples are held out for it")
+
+    def _rates(self) -> None:
+        """Settings of the schedule that depend on each other."""
+        schedule = self.leaves.get("optimization.schedule")
+        if schedule is not None and str(schedule.value).lower() == "constant" and "optimization.warmupSteps" in self.entries:
+            self._drop("optimization.warmupSteps", f"the schedule constant has no warm-up in {self.tool.name}")
+        rate = float(self.entries["optimization.learningRate"].value) if "optimization.learningRate" in self.entries else 0
+        if self.lowest is not None:
+            try:
+                ratio = spelled(float(f"{float(number(self.lowest.value)) / rate:.6g}"))
+            except (ValueError, ZeroDivisionError):
+                self._leave(self.lowest, keys.left_out(self.lowest.path))
+            else:
+                comment = f"{self.lowest.path}: {self.lowest.value}, divided by the learning rate"
+                self._put(self.lowest, "optimization.minLearningRateRatio", ratio, comment)
+        if (steps := self.entries.get("optimization.maxSteps")) is not None:
+            if passes := self.leaves.pop("optimization.epochs", None):
+                self._leave(passes, f"optimization.maxSteps has {steps.source}, which ends the training in any pass")
+            self._state("optimization.epochs", _MANY, "optimization.maxSteps ends it")
+
+    def _defaults(self) -> None:
+        """Fields where the tool's default isn't Lockstep's, and those that follow from the model."""
+        for field, value in self.tool.defaults.items():
+            if field not in self.entries and not (field.startswith("lora.") and self.method == "Full"):
+                chosen = value[self.method] if isinstance(value, dict) else value
+                if chosen == tools.DOUBLE_RANK:
+                    chosen = 2 * int(self.entries["lora.rank"].value)
+                self._state(field, chosen, f"the default of {self.tool.name}")
+        for key, reason in self.tool.unset.items():
+            if key not in self.values:
+                self.leftovers.append(Leftover(self.all[0].line, key, reason))
+        if self.tool is not tools.SCRIPT and self.values.get("bf16") is False and not is_on(self.values.get("fp16")):
+            self.entries.setdefault("precision", stated(f"{TRAINING}.precision", "FP32", "bf16: false"))
+        model = str(self.entries["model.name"].value) if "model.name" in self.entries else "/"
+        if "model.revision" in self.entries and model.startswith("/"):
+            self._drop("model.revision", "a folder has no revisions")
+        targets = self.entries.get("lora.targetModules")
+        if targets is not None and targets.value == ALL_LINEAR:
+            usual = f"all linear layers, as models such as {model.rpartition('/')[2]} name them; the trainer lists the names that there are"
+            self._state("lora.targetModules", [Item(layer) for layer in linear_layers(model)], f"{targets.source}: {usual}")
 
     def _batch(self) -> None:
         """The samples of a step: those of a rank, times what it accumulates, times the ranks."""
-        micro = self.entries.get("optimization.microBatchSize")
-        if self.accumulation is None and micro is None:
+        micro, field = self.entries.get("optimization.microBatchSize"), "optimization.globalBatchSize"
+        if field in self.entries:
+            if self.accumulation is not None:
+                self._leave(self.accumulation, f"{field} counts it")
             return
-        per_rank, times = 1 if micro is None else int(micro.value), 1
-        if self.accumulation is not None:
-            try:
-                times = _at_least(1, "must be 1 or more")(self.accumulation.value)
-            except ValueError as error:
-                self._leave(self.accumulation, str(error))
-        field, of_rank, ranks = "optimization.globalBatchSize", f"{per_rank} × {times} accumulated", self.size.ranks
+        if self.accumulation is None and micro is None and not self.tool.least:
+            return
+        per_rank = 1 if micro is None else max(int(micro.value), 1)
+        shared = prod(int(self.values[key]) for key in _SHARING if str(self.values.get(key, "")).isdigit() and self.values[key])
+        ranks = None if self.size.ranks is None else max(self.size.ranks // shared, 1)
+        times = self._times(per_rank, ranks)
+        of_rank = f"{per_rank} × {times} accumulated"
         if ranks is None:
             self.entries[field] = left_out(f"{TRAINING}.{field}", per_rank * times, f"{of_rank} × the ranks, whose number is not known")
             if self.accumulation is not None and times > 1:
                 self._leave(self.accumulation, f"the number of ranks is not known: state {field} as {per_rank} × {times} × the ranks")
             return
-        comment = f"{of_rank} × {ranks} ranks; it stays the same where the number of ranks changes"
-        self.entries[field] = stated(f"{TRAINING}.{field}", per_rank * times * ranks, comment)
+        several = f"{ranks} groups of {shared} ranks that share samples there" if shared > 1 else f"{ranks} ranks"
+        self._state(field, per_rank * times * ranks, f"{of_rank} × {several}; it stays the same where the number of ranks changes")
+
+    def _times(self, per_rank: int, ranks: int | None) -> int:
+        """Micro-batches that a rank accumulates."""
+        if self.accumulation is not None:
+            try:
+                return at_least(1, "must be 1 or more")(self.accumulation.value)
+            except ValueError as error:
+                self._leave(self.accumulation, str(error))
+        elif self.tool is tools.AXOLOTL and is_on(self.values.get("batch_size")):
+            return max(int(self.values["batch_size"]) // per_rank, 1)
+        elif ranks is not None:
+            return max(ceil(self.tool.least / (per_rank * ranks)), 1)
+        return 1
+
+    def _stage(self) -> None:
+        stage, why = "Stage3", "cuts the model over all ranks, as FSDP's full sharding; Stage2 is faster where it fits one GPU"
+        if "model.quantization" in self.entries:
+            stage, why = "Stage2", "quantized weights can't be cut into shards"
+            if "zeroStage" in self.leaves and self.entries["zeroStage"].value == "Stage3":
+                self._drop("zeroStage", why)
+        self.entries.setdefault("zeroStage", stated(f"{TRAINING}.zeroStage", stage, why))

@@ -10,26 +10,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.objects import Object, condition, has_ended, is_true
-from lockstep.platforms.files.copies import Copy, CopyWish
-from lockstep.platforms.files.sending import Sending
-from lockstep.platforms.jobs.looks import Looks
-from lockstep.platforms.jobs.shortresults import ShortRuns
 from lockstep.platforms.output import put, say, tell
 from lockstep.platforms.places.backend import POLL_SECONDS, STOP_SECONDS, Backend, Job, JobGone, NamedPlace, Order, Stale, Volume
 from lockstep_spec.exits import FAILED
 
 if TYPE_CHECKING:
+    from lockstep.api.cluster import TrainingCluster
     from lockstep.api.files.clusterfile import ClusterFile
     from lockstep.plan.hosts.record import JobRecord
     from lockstep.plan.hosts.status import Seen
     from lockstep.plan.pages.logs import LogSelection
     from lockstep.plan.pages.stacks import RankAnswer
     from lockstep.plan.pages.why import Answer
+    from lockstep.platforms.files.copies import Copy, CopyWish
+    from lockstep.platforms.files.sending import Sending
     from lockstep.platforms.hosts.fleet import Fleet
     from lockstep.platforms.hosts.place import HostPlace
+    from lockstep.platforms.jobs.looks import Looks
+    from lockstep.platforms.jobs.shortresults import ShortRuns
     from lockstep.programs import Place
 
 

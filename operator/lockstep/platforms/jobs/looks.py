@@ -6,11 +6,13 @@ import shutil
 import sys
 import time
 from collections.abc import AsyncGenerator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from lockstep.api.objects import Object
-from lockstep.plan.pages.table import Unheard
 from lockstep.plan.pages.top import top_page
+
+if TYPE_CHECKING:
+    from lockstep.api.objects import Object
+    from lockstep.plan.pages.table import Unheard
 
 CURVE_POINTS = 60
 CURVE_SECONDS = 10.0

@@ -12,7 +12,7 @@ from posixpath import join
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.job import TrainingJob, TrainingJobSpec
-from lockstep.api.names import ANNOTATION_TYPED, DATASETS, WORKSPACE
+from lockstep.api.names import ANNOTATION_TYPED, DATASETS, DELETED, WORKSPACE
 from lockstep.api.shared import Variable
 from lockstep.plan.render.resolved import Resolved
 from lockstep.plan.render.run import WILD, data_paths, script_paths
@@ -23,8 +23,6 @@ from lockstep_spec.modelnames import is_address, is_folder
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 END_SECONDS = 15.0
 """Time for the other agents to end after node 0's; then they get SIGTERM, then SIGKILL."""
-DELETED = "deleted"
-"""A file in the folder of a run that a person has deleted: its checkpoints and logs stay."""
 LOCK = "local.lock"
 """A file in the run's folder: the process that runs it, which holds its lock, and the command that starts it again."""
 

@@ -7,20 +7,20 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self
 
-from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import ConfigError
 from lockstep.api.objects import Object, is_run
-from lockstep.platforms.files.copies import Copy, CopyWish
-from lockstep.platforms.files.sending import Sending
-from lockstep.platforms.jobs.looks import Looks
-from lockstep.platforms.jobs.shortresults import ShortRuns
 from lockstep.platforms.kubernetes.job import KubernetesJob, looks_of_job, seen_runs, unknown_job
 from lockstep.platforms.output import tell
 from lockstep.platforms.places.backend import Backend, Job, NamedPlace, Order, Stale
 from lockstep_spec.words import listed
 
 if TYPE_CHECKING:
+    from lockstep.api.cluster import TrainingCluster
     from lockstep.platforms.clusters.target import Target
+    from lockstep.platforms.files.copies import Copy, CopyWish
+    from lockstep.platforms.files.sending import Sending
+    from lockstep.platforms.jobs.looks import Looks
+    from lockstep.platforms.jobs.shortresults import ShortRuns
 
 
 class KubernetesBackend(Backend):

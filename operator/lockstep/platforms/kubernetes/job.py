@@ -15,7 +15,6 @@ from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import AGENT_PATH, CONTAINER, DATASETS, WORKSPACE, pod_name
 from lockstep.api.objects import Object, condition, current_status, go_on_words, has_ended, is_run, is_true, uid_of
 from lockstep.kube.outage import Outage
-from lockstep.platforms.jobs.looks import Looks
 from lockstep.platforms.output import say, tell
 from lockstep.platforms.places.backend import Backend, Job, JobGone, Volume, instead_of
 
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from lockstep.plan.pages.stacks import RankAnswer
     from lockstep.plan.pages.why import Answer, ClusterHome
     from lockstep.platforms.clusters.target import Target
+    from lockstep.platforms.jobs.looks import Looks
 
 T = TypeVar("T")
 

@@ -14,15 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import ConfigError, Failed
+from lockstep.api.names import DELETED
 from lockstep.api.objects import Object, condition, go_on_words, typed_command
-from lockstep.plan.reconcile.clocks import Earlier
-from lockstep.platforms.files.copies import Copy, CopyWish
-from lockstep.platforms.files.sending import Sending
-from lockstep.platforms.jobs.looks import Looks
-from lockstep.platforms.jobs.machine import DELETED
-from lockstep.platforms.jobs.shortresults import ShortRuns
 from lockstep.platforms.local.environment import in_full_environment
 from lockstep.platforms.output import say
 from lockstep.platforms.places.backend import POLL_SECONDS, STOP_SECONDS, Backend, Job, NamedPlace, Order, Stale, Volume
@@ -30,9 +24,15 @@ from lockstep.platforms.places.backends import DEFAULT_WORKSPACE
 from lockstep_spec.exits import CONFIGURATION, FAILED, USAGE
 
 if TYPE_CHECKING:
+    from lockstep.api.cluster import TrainingCluster
     from lockstep.plan.pages.logs import LogSelection
     from lockstep.plan.pages.stacks import RankAnswer
     from lockstep.plan.pages.why import Answer
+    from lockstep.plan.reconcile.clocks import Earlier
+    from lockstep.platforms.files.copies import Copy, CopyWish
+    from lockstep.platforms.files.sending import Sending
+    from lockstep.platforms.jobs.looks import Looks
+    from lockstep.platforms.jobs.shortresults import ShortRuns
 
 
 class LocalBackend(Backend):

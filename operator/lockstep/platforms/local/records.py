@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep.api.errors import ConfigError
-from lockstep.api.names import ANNOTATION_TYPED
+from lockstep.api.names import ANNOTATION_TYPED, DELETED
 from lockstep.api.objects import Object, condition, go_on_words, typed_command
 from lockstep.api.status import Ranks
 from lockstep.api.statuspart import unchecked
@@ -24,7 +24,7 @@ from lockstep.plan.reconcile.conditions import unwritten_words
 from lockstep.plan.reconcile.interactive import running_words
 from lockstep.plan.reconcile.status import fitted, reported_parts
 from lockstep.plan.times import timestamp
-from lockstep.platforms.jobs.machine import DELETED, LOCK
+from lockstep.platforms.jobs.machine import LOCK
 from lockstep.platforms.onhost.readings import object_in
 from lockstep_gang.contract.report import ENDS, Report, State, parse_report
 from lockstep_spec.codec import ContractError

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from lockstep.api.cluster import TrainingCluster
     from lockstep.api.files.clusterfile import ClusterFile
     from lockstep.api.job import TrainingJob
-    from lockstep.plan.ahead.submission import Typed
+    from lockstep.api.objects import Typed
     from lockstep.plan.pages.drill import Fault
     from lockstep.plan.pages.logs import LogSelection
     from lockstep.plan.pages.stacks import RankAnswer

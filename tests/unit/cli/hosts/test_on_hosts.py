@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.files.clusterfile import parse_cluster_file
+from lockstep.api.objects import Typed
 from lockstep.cli import main as entry
 from lockstep.cli.clusters.clusters import list_clusters
 from lockstep.cli.shared.clusterfiles import Peeked, load_cluster, peek
@@ -23,7 +24,6 @@ from lockstep.cli.shared.inputs import read_inputs
 from lockstep.cli.shared.jobargs import TargetOptions, known_names
 from lockstep.cli.shared.places import Verb
 from lockstep.cli.shared.target import REFUSED, namespace_of
-from lockstep.plan.ahead.submission import Typed
 from lockstep.plan.hosts.facts import Folder
 from lockstep.plan.hosts.status import seen_jobs
 from lockstep.plan.translate.hosts import RDMA_OFF

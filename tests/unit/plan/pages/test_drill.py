@@ -28,7 +28,7 @@ from lockstep.plan.pages.drill import (
     why_not_now,
 )
 from lockstep.platforms.inpod import drill, source_of
-from lockstep.platforms.jobs import drills
+from lockstep.platforms.places import drills
 from lockstep.platforms.places.drilledjob import DrilledJob
 
 SOURCE = source_of(drill).decode()

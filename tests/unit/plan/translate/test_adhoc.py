@@ -117,7 +117,7 @@ def test_the_job_is_called_as_its_script(path: str, name: str, written: str) -> 
         (["bash", "gone.sh"], [], {"command": ["bash"], "args": ["gone.sh"]}, "bash"),
         (["nvidia-smi", "-L"], [], {"command": ["nvidia-smi"], "args": ["-L"]}, "nvidia-smi"),
         (["/srv/train.py"], [], {"path": "/srv/train.py"}, "train"),
-        (["accelerate", "launch", "train.py"], ["train.py"], {"command": ["accelerate"], "args": ["launch", "train.py"]}, "accelerate"),
+        (["composer", "launch", "train.py"], ["train.py"], {"command": ["composer"], "args": ["launch", "train.py"]}, "composer"),
         (["python3", "-m", "pkg.fit"], ["pkg/fit.py"], {"command": ["python3"], "args": ["-m", "pkg.fit"]}, "python3"),
     ],
 )

@@ -15,7 +15,7 @@ import pytest
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.files.jobfile import parse_job_file
 from lockstep.api.hosts import Host, HostsCluster
-from lockstep.plan.ahead.submission import Typed
+from lockstep.api.objects import Typed
 from lockstep.plan.hosts.facts import Folder, HostFacts
 from lockstep.plan.hosts.record import Coordinator
 from lockstep.plan.hosts.volumes import Sharing

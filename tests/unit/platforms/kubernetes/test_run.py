@@ -16,9 +16,9 @@ import pytest
 
 from golden.plan_cases import CONTEXT, job, profile
 from lockstep.api.errors import ConfigError, Failed
+from lockstep.api.objects import Typed
 from lockstep.kube.cluster import ApiError, Cluster
 from lockstep.kube.exec import NotRunning
-from lockstep.plan.ahead.submission import Typed
 from lockstep.plan.observed import Observed
 from lockstep.plan.render.objects import freeze
 from lockstep.plan.render.resolve import resolve

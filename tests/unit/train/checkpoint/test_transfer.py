@@ -126,8 +126,8 @@ def test_what_was_heard_of_a_put_opens_no_other_connection(
     with socket.create_connection(server.place) as connection:
         line = Line(connection, 5)
         line._hear()
-        line.write(proof + request + CONTENT)
         with pytest.raises(OSError, match=r"closed|reset|broken pipe"):
+            line.write(proof + request + CONTENT)
             line.drain()
             raise TransferError("closed")
     assert files(tmp_path / "there") == []

@@ -24,7 +24,7 @@ class Node:
 
 
 def replicas(copies: int) -> Replicas:
-    return Replicas(cast(Any, Node()), copies, b"t" * 32, [])
+    return Replicas(cast(Any, Node()), copies, [])
 
 
 def test_a_shard_with_fewer_copies_than_asked_for_is_told(tmp_path: Path) -> None:
