@@ -132,6 +132,7 @@ class Backend(ABC):
     has_operator = False
     """True if an operator keeps the jobs here: their status, and what happens to them while nobody looks."""
     has_namespaces = False
+    """True if jobs here are in namespaces."""
     restarts_agents = True
     """True if something starts an agent again that was ended."""
     keeps_command = False

@@ -20,6 +20,7 @@ BACKENDS = {
     HOSTS: "lockstep.platforms.hosts.backend.HostsBackend",
     LOCAL: "lockstep.platforms.local.backend.LocalBackend",
 }
+"""Name → class of each place."""
 DEFAULT_WORKSPACE = Path(".lockstep/workspace")
 """Workspace of this machine where none is named."""
 
