@@ -160,7 +160,7 @@ PROGRAMS = (
     (("merge_method", "slices", "models.model"), "mergekit, which merges models"),
     (("peft_type", "base_model_name_or_path"), "an adapter (adapter_config.json), which lora.initFrom names by its folder"),
     (("architectures", "hidden_size", "vocab_size"), "a model (config.json), which model.name names by its folder"),
-    (("apiVersion", "kind"), "Kubernetes: kubectl apply starts it, or lockstep run -f for a TrainingJob"),
+    (("apiVersion", "kind"), "Kubernetes (kubectl apply -f FILE, or lockstep run -f FILE for a TrainingJob)"),
 )  # fmt: skip
 """Keys, of which a file has two (or the only one) → program whose file it is."""
 
