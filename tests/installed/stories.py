@@ -205,8 +205,8 @@ MACHINE = (
         Line("generate demo 'Return the' --max-tokens 4"),
     ), takes=60),
     Story("ranks on this machine", (
-        Line("run --local --nproc-per-node 2 -- hello.py", out=("[rank 1] rank 1 of 2", "Complete")),
         Line("run -f job.yaml --local", out=("all 2 ranks run", "Complete"), fresh=True),
+        Line("run --local --nproc-per-node 2 -- hello.py", out=("[rank 1] rank 1 of 2", "Complete")),
         Line("get --local", out=("hello", "Complete")),
         Line("why hello --local", out=("hello: Complete",)),
         Line("logs hello --local", out=("rank 0 of 2",)),

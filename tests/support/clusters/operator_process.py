@@ -22,13 +22,14 @@ class OperatorProcess:
 
     def __init__(self, environment: dict[str, str], log: Path) -> None:
         paths = f"{SOURCES / 'operator'}:{SOURCES / 'workspace'}"
-        self._log = log.open("ab")
+        self._log, self._path = log.open("ab"), log
         self._forks = subprocess.Popen(
             [sys.executable, __file__], env={**os.environ, **environment, "PYTHONPATH": paths},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log,
         )  # fmt: skip
         self.pid: int | None = None
-        self.starts = 0
+        self.ends: list[str] = []
+        """Last line that each wrote which ended by itself."""
 
     def start(self) -> None:
         """End the one that runs, and start another."""
@@ -36,11 +37,11 @@ class OperatorProcess:
         self._forks.stdin.write(b"start\n")
         self._forks.stdin.flush()
         self.pid = int(self._forks.stdout.readline())
-        self.starts += 1
 
     def revive(self) -> None:
         """Restart, as a kubelet would, an operator that ended by itself (because it lost its lease on a busy machine, say)."""
         if self.pid is not None and not Path(f"/proc/{self.pid}").exists():
+            self.ends.append(self._path.read_text(errors="replace").rstrip().rpartition("\n")[2])
             self.start()
 
     def kill(self) -> None:
