@@ -392,7 +392,13 @@ class Client:
 
     def __init__(self, connections: Connections | None = None, kubeconfig: Kubeconfig | None = None) -> None:
         """Read the kubeconfig: `kubeconfig`, else that of `connections`. Raises ConfigError when there is no cluster to talk to."""
-        self._server = server_of(connections or Connections(), kubeconfig)
+        self._connections, self._stated = connections or Connections(), kubeconfig
+        self._server = server_of(self._connections, kubeconfig)
+
+    @property
+    def kubeconfig(self) -> Kubeconfig:
+        """Return the files that lead to the cluster."""
+        return self._stated or self._connections.kubeconfig()
 
     def run(self, work: Callable[[Cluster], Coroutine[Any, Any, T]]) -> T:
         """Return the result of `work`, done on a connection that ends with it."""

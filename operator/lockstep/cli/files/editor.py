@@ -8,36 +8,22 @@ import asyncio
 import shlex
 import shutil
 import socket
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from lockstep.api.errors import ConfigError, Failed
-from lockstep.api.names import CONTAINER, WORKSPACE
-from lockstep.cli.shared.jobargs import (
-    DEFAULT_JOB,
-    NodeOption,
-    OptionalJobArgument,
-    TargetOptions,
-    find_cluster_job,
-    on_cluster,
-    running_pod,
-)
-from lockstep.kube.outage import Outage
+from lockstep.api.names import WORKSPACE
+from lockstep.cli.shared.jobargs import DEFAULT_JOB, NodeOption, OptionalJobArgument, TargetOptions, find_job, on_cluster
 from lockstep.platforms.output import put, put_json, put_link, put_text, say
 
 if TYPE_CHECKING:
-    from lockstep.api.hosts import Host
-    from lockstep.kube.cluster import Cluster
-    from lockstep.platforms.hosts.backend import HostsJob
-    from lockstep.platforms.kubernetes.job import KubernetesJob
-    from lockstep.programs import Place
+    from lockstep.platforms.places.backend import Spot
 
 JUPYTER_PORT, TENSORBOARD_PORT, CODE_PORT, DEBUG_PORT = 8888, 6006, 8443, 5678
-WATCH_SECONDS = 2.0
+T = TypeVar("T")
 
 
 @on_cluster
@@ -52,11 +38,7 @@ def shell(where: TargetOptions, job: OptionalJobArgument = DEFAULT_JOB, node: No
     """
     from lockstep.platforms.jobs.terminal import shell as open_shell
 
-    if (backend := where.hosts()) is not None:
-        raise typer.Exit(asyncio.run(_shell_on_host(backend.job(job), node)))
-    target = find_cluster_job(job, where)
-    running_pod(target, node)
-    raise typer.Exit(target.run(lambda connection: open_shell(target.node(connection, node))))
+    raise typer.Exit(_at(job, node, where, lambda spot: open_shell(spot.volume.place, spot.volume.workspace), ports=False))
 
 
 @on_cluster
@@ -149,7 +131,7 @@ def debug(
     async def forward(spot: Spot) -> None:
         from lockstep.platforms.jobs.editor import piped
 
-        async with piped(spot.place, str(DEBUG_PORT), DEBUG_PORT, say) as local:
+        async with piped(spot.volume.place, str(DEBUG_PORT), DEBUG_PORT, say) as local:
             _print_launch(spot, local)
             put(f"Port {local} of this machine leads to port {DEBUG_PORT} of {spot.name}. Press Ctrl-C to end.", flush=True)
             await spot.until_gone()
@@ -172,14 +154,15 @@ def _serve(
     async def serve(spot: Spot) -> None:
         from lockstep.platforms.jobs.editor import EditorRequest, ProgramMissing, piped, served
 
-        request = EditorRequest(kind, spot.path(folder), tuple(command), cwd=spot.path(WORKSPACE), on_host=spot.host is not None)
+        volume = spot.volume
+        request = EditorRequest(kind, volume.path(folder), tuple(command), cwd=volume.path(WORKSPACE), on_host=spot.host is not None)
         if kind == "vscode" and (words := await spot.desktop(request.folder)):
             extension = "Dev Containers" if spot.host is None else "Remote - SSH"
             put(f"With the VS Code of this machine and its extension {extension}:", f"  {words}", flush=True)
         try:
             async with (
-                served(spot.place, request, _echo) as server,
-                piped(spot.place, server.listens, usual, say)
+                served(volume.place, request, _echo) as server,
+                piped(volume.place, server.listens, usual, say)
                 if isinstance(server.listens, str)
                 else spot.forwarded(server.listens, usual) as local,
             ):
@@ -192,11 +175,11 @@ def _serve(
                     await asyncio.to_thread(say_unknown, request.name)
                 why = await server.until_end()
         except ProgramMissing:
-            if kind != "vscode" or spot.host is None or not await _opened_there(spot.host, request.folder):
+            if kind != "vscode" or spot.host is None or not await _opened_there(spot, request.folder):
                 raise
             return
         if why:
-            raise Failed(f"{kind} in {spot.place.name}: {why}")
+            raise Failed(f"{kind} in {volume.place.name}: {why}")
 
     _at(job, node, where, serve)
 
@@ -209,100 +192,24 @@ def say_unknown(name: str) -> None:
         say(f"open it in Chrome, Edge or Firefox; another browser finds it once your hosts file has the line: 127.0.0.1 {name}")
 
 
-class Spot(NamedTuple):
-    """A node where programs can run, and the way to its ports."""
-
-    name: str
-    """Name of its pod or host."""
-    place: Place
-    path: Callable[[str], str]
-    """Path there of what a job has below /workspace."""
-    forwarded: Callable[[int, int], AbstractAsyncContextManager[int]]
-    """Forward a port there to one of this machine: to the second number, or another one where that is taken."""
-    desktop: Callable[[str], Awaitable[str]]
-    """Command that opens a folder there in the VS Code of this machine; "" where none is known."""
-    host: Host | None
-    """Host of the cluster file; None: it is a pod."""
-    until_gone: Callable[[], Awaitable[object]]
-    """Wait until nothing there can be reached any more, and raise Failed. A host stays."""
-
-
-def _at(job: str, node: int, where: TargetOptions, work: Callable[[Spot], Coroutine[Any, Any, None]]) -> None:
+def _at(job: str, node: int, where: TargetOptions, work: Callable[[Spot], Coroutine[Any, Any, T]], *, ports: bool = True) -> T:
     """Do the work at a node of the job."""
-    if (backend := where.hosts()) is not None:
-        return asyncio.run(_on_host(backend.job(job), node, work))
-    target = find_cluster_job(job, where)
-    pod = running_pod(target, node)
+    found = find_job(job, where)
 
-    async def in_pod(connection: Cluster) -> None:
-        from lockstep.kube.aim import environment_kubeconfig
-        from lockstep.kube.forward import forwarded
-        from lockstep.kube.kubeconfig import chosen_context
-        from lockstep.platforms.jobs.editor import attach_uri, refuse_without_rights
+    async def done() -> T:
+        async with found.spot(node, ports=ports) as spot:
+            return await work(spot)
 
-        def way(there: int, here: int) -> AbstractAsyncContextManager[int]:
-            return forwarded(connection, target.namespace, pod, there, here, say)
-
-        async def desktop(folder: str) -> str:
-            files = where.connections.kubeconfig()
-            context, _ = chosen_context(files.paths, where.context)
-            found = await connection.get("Pod", target.namespace, pod)
-            if found is None or context is None:
-                return ""
-            image = next(one["image"] for one in found["spec"]["containers"] if one["name"] == CONTAINER)
-            command = shlex.join(["code", "--folder-uri", attach_uri(context, target.namespace, pod, CONTAINER, image, folder)])
-            usual = files.paths == environment_kubeconfig().paths
-            return command if usual else f"KUBECONFIG={shlex.quote(files.paths)} {command}"
-
-        await refuse_without_rights(connection, target.namespace)
-        await work(Spot(pod, target.node(connection, node), str, way, desktop, None, lambda: _until_gone(target, node)))
-
-    target.run(in_pod)
+    return asyncio.run(done())
 
 
-async def _until_gone(job: KubernetesJob, node: int) -> None:
-    """Wait until the node's pod doesn't run any more, and raise Failed then."""
-    outage = Outage(say)
-    while await asyncio.to_thread(outage.ask, lambda: running_pod(job, node), "away"):  # noqa: ASYNC110 (nothing here tells of it)
-        await asyncio.sleep(WATCH_SECONDS)
-
-
-async def _on_host(job: HostsJob, node: int, work: Callable[[Spot], Coroutine[Any, Any, None]]) -> None:
-    from lockstep.platforms.hosts.forward import forwarded
-
-    async with job.trainer(node, say) as volume:
-
-        def way(there: int, here: int) -> AbstractAsyncContextManager[int]:
-            return forwarded(volume.place, there, here)
-
-        name = job.seen.hosts[node]
-        host = job.backend.hosts.host(name)
-
-        async def desktop(folder: str) -> str:
-            return shlex.join(remote_command(host, folder))
-
-        await work(Spot(name, volume.place, volume.path, way, desktop, host, asyncio.Event().wait))
-
-
-async def _shell_on_host(job: HostsJob, node: int) -> int:
-    from lockstep.platforms.jobs.terminal import shell as open_shell
-
-    async with job.trainer(node, say) as volume:
-        return await open_shell(volume.place, volume.workspace)
-
-
-def remote_command(host: Host, folder: str) -> list[str]:
-    """Return the command that opens a folder of a host in VS Code, which reaches it by your own ssh."""
-    user, port = f"{host.user}@" if host.user else "", f":{host.port}" if host.port else ""
-    return ["code", "--remote", f"ssh-remote+{user}{host.name}{port}", folder]
-
-
-async def _opened_there(host: Host, folder: str) -> bool:
+async def _opened_there(spot: Spot, folder: str) -> bool:
     """Open the folder in the VS Code of this machine, where there is a `code`; whether there is."""
-    command = remote_command(host, folder)
-    unknown = [key for key in ("identity", "jump") if getattr(host, key)]
+    assert spot.host is not None  # noqa: S101 (the caller looks)
+    unknown = [key for key in ("identity", "jump") if getattr(spot.host, key)]
     if unknown:
-        say(f"VS Code reads ~/.ssh/config alone: give {host.name} there the {' and the '.join(unknown)} that the cluster file states")
+        say(f"VS Code reads ~/.ssh/config alone: give {spot.name} there the {' and the '.join(unknown)} that the cluster file states")
+    command = shlex.split(await spot.desktop(folder))
     program = shutil.which(command[0])
     if program is None:
         return False
@@ -313,15 +220,13 @@ async def _opened_there(host: Host, folder: str) -> bool:
 
 
 def _print_launch(spot: Spot, port: int) -> None:
-    here = Path("workspace")
+    here, there = Path("workspace"), spot.volume.path(WORKSPACE)
     entry = {
         "name": f"Lockstep: {spot.name}",
         "type": "debugpy",
         "request": "attach",
         "connect": {"host": "127.0.0.1", "port": port},
-        "pathMappings": [
-            {"localRoot": "${workspaceFolder}/workspace" if here.is_dir() else "${workspaceFolder}", "remoteRoot": spot.path(WORKSPACE)}
-        ],
+        "pathMappings": [{"localRoot": "${workspaceFolder}/workspace" if here.is_dir() else "${workspaceFolder}", "remoteRoot": there}],
     }
     put("Into .vscode/launch.json, configurations:")
     put_json(entry)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from lockstep.api.errors import ConfigError, Failed, LockstepError
-from lockstep.api.names import DEV_ENVIRONMENT, pod_name
+from lockstep.api.errors import ConfigError, LockstepError
+from lockstep.api.names import DEV_ENVIRONMENT
 from lockstep.cli.shared.clusterfiles import LOCAL_CLUSTER
 from lockstep.cli.shared.folders import QUICKSTART, state_folder
 from lockstep.cli.shared.places import PLACES, Verb
@@ -249,45 +249,3 @@ def find_jobs(names: Sequence[str], where: TargetOptions) -> list[Job]:
 def find_cluster_job(name: str, where: TargetOptions) -> KubernetesJob:
     """Return the job, for a verb that only Kubernetes has. Raises ConfigError as `find_job` does."""
     return cast("KubernetesJob", backend_of(KUBERNETES, where).job(name))
-
-
-def running_pod(cluster_job: KubernetesJob, node: int) -> str:
-    """Return the name of a node's pod. Raises ConfigError for a node that the job doesn't have, Failed when its pod doesn't run."""
-    from lockstep.api.objects import is_running
-    from lockstep.kube.cluster import NOT_FOUND, ApiError
-    from lockstep.kube.kinds import path_of
-    from lockstep.plan.pages.logs import no_such_node
-
-    client, name = cluster_job.target.client, pod_name(cluster_job.name, node)
-    nodes = _nodes(cluster_job)
-    if node >= nodes > 0:
-        raise no_such_node(cluster_job.name, node, nodes)
-    try:
-        pod = client.request("GET", path_of("Pod", cluster_job.namespace, name))
-    except ApiError as error:
-        if error.status != NOT_FOUND:
-            raise
-        raise Failed(_no_pod(cluster_job, name)) from None
-    if not is_running(pod) or "deletionTimestamp" in pod["metadata"]:
-        state = "ends" if "deletionTimestamp" in pod["metadata"] else f"is {pod['status'].get('phase', 'unknown')} and doesn't run yet"
-        raise Failed(f"pod {name} {state}: lockstep why {cluster_job.at}")
-    return name
-
-
-def _no_pod(cluster_job: KubernetesJob, pod: str) -> str:
-    from lockstep.api.objects import has_ended
-
-    place = cluster_job.at
-    if has_ended(cluster_job.job.get("status", {})):
-        return f"job {cluster_job.name} has ended and pod {pod} is gone: lockstep logs {place} and lockstep cp read what it has left"
-    return f"pod {pod} is not there: lockstep why {place}"
-
-
-def _nodes(cluster_job: KubernetesJob) -> int:
-    """Number of nodes; 0: not known yet."""
-    stated = cluster_job.job["spec"].get("nodes")
-    if stated:
-        return int(stated)
-    from lockstep.cli.shared.clusterfiles import load_cluster
-
-    return load_cluster(cluster_job.target.cluster).profile.spec.gpus.default_nodes

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.objects import Object, condition, has_ended, is_true
 from lockstep.platforms.output import put, say, tell
-from lockstep.platforms.places.backend import POLL_SECONDS, STOP_SECONDS, Backend, Job, JobGone, NamedPlace, Order, Stale, Volume
+from lockstep.platforms.places.backend import POLL_SECONDS, STOP_SECONDS, Backend, Job, JobGone, NamedPlace, Order, Spot, Stale, Volume
 from lockstep_spec.exits import FAILED
 
 if TYPE_CHECKING:
@@ -381,6 +381,13 @@ class HostsJob(Job):
             fleet = self.backend.fleet()
             place = replace(fleet.place(self.seen.hosts[node]), python=record.command[:1], environment=tuple(record.environment.items()))
             yield HostVolume(place, volume.workspace, volume.datasets)
+
+    @asynccontextmanager
+    async def spot(self, node: int, *, ports: bool) -> AsyncIterator[Spot]:
+        from lockstep.platforms.hosts.forward import spot_on_host
+
+        async with self.trainer(node, say) as volume:
+            yield spot_on_host(volume, volume.place, self.backend.hosts.host(self.seen.hosts[node]))
 
     @asynccontextmanager
     async def beside_ranks(self, gpus: int, say: Callable[[str], None]) -> AsyncIterator[Volume]:

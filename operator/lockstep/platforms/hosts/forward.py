@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shlex
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING
 
 from lockstep.api.errors import Failed
 from lockstep.platforms.hosts.place import HostPlace
 from lockstep.platforms.hosts.ssh import OPEN_SECONDS, POLL_SECONDS, HostUnreachable, Shared, ended, explained
 from lockstep.platforms.inpod.editor import free_port
+from lockstep.platforms.places.backend import Spot, Volume
+
+if TYPE_CHECKING:
+    from lockstep.api.hosts import Host
 
 HERE = "127.0.0.1"
 ATTEMPTS = 5
@@ -33,6 +40,16 @@ async def forwarded(place: HostPlace, port: int, local: int) -> AsyncIterator[in
             await stack.enter_async_context(place.program(["cat"]))  # a shared connection that only forwards would end after a minute
         chosen = await _forward(shared, port, local, stack)
         yield chosen
+
+
+def spot_on_host(volume: Volume, place: HostPlace, host: Host) -> Spot:
+    """Return a host that has these files as a node for a person's programs."""
+
+    async def desktop(folder: str) -> str:
+        user, port = f"{host.user}@" if host.user else "", f":{host.port}" if host.port else ""
+        return shlex.join(["code", "--remote", f"ssh-remote+{user}{host.name}{port}", folder])  # (it reaches the host by your own ssh)
+
+    return Spot(host.name, volume, partial(forwarded, place), desktop, host, asyncio.Event().wait)
 
 
 async def _forward(shared: Shared, port: int, local: int, stack: contextlib.AsyncExitStack) -> int:

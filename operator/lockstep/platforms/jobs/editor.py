@@ -7,6 +7,7 @@ import contextlib
 import json
 import re
 import secrets
+import shlex
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -15,8 +16,11 @@ from urllib.parse import quote
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import WORKSPACE
+from lockstep.api.objects import Object
+from lockstep.kube.aim import Kubeconfig, environment_kubeconfig
 from lockstep.kube.cluster import Cluster
 from lockstep.kube.forward import is_own, listening
+from lockstep.kube.kubeconfig import chosen_context
 from lockstep.platforms.clusters.listings import may
 from lockstep.platforms.inpod import editor, source_of
 from lockstep.programs import STDERR, Place, Program, ProgramFailed, answer_of, kept_alive, meanwhile, python_program
@@ -62,6 +66,17 @@ def attach_uri(context: str, namespace: str, pod: str, container: str, image: st
     parts = {"context": context, "podname": pod, "namespace": namespace, "name": container, "image": image}
     authority = "+".join(["k8s-container", *(f"{key}={quote(value, safe='')}" for key, value in parts.items())])
     return f"vscode-remote://{authority}{quote(folder, safe='/')}"
+
+
+def attach_command(files: Kubeconfig, context: str | None, pod: Object, container: str, folder: str) -> str:
+    """Return the command that opens a folder of a pod in the VS Code of this machine; "" where the kubeconfig has no context."""
+    chosen, _ = chosen_context(files.paths, context)
+    if chosen is None:
+        return ""
+    image = next(one["image"] for one in pod["spec"]["containers"] if one["name"] == container)
+    uri = attach_uri(chosen, pod["metadata"]["namespace"], pod["metadata"]["name"], container, image, folder)
+    command = shlex.join(["code", "--folder-uri", uri])
+    return command if files.paths == environment_kubeconfig().paths else f"KUBECONFIG={shlex.quote(files.paths)} {command}"
 
 
 async def refuse_without_rights(cluster: Cluster, namespace: str) -> None:

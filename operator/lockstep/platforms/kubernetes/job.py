@@ -6,7 +6,7 @@ import asyncio
 import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,7 +16,7 @@ from lockstep.api.names import AGENT_PATH, CONTAINER, DATASETS, WORKSPACE, pod_n
 from lockstep.api.objects import Object, condition, current_status, go_on_words, has_ended, is_run, is_true, uid_of
 from lockstep.kube.outage import Outage
 from lockstep.platforms.output import say, tell
-from lockstep.platforms.places.backend import Backend, Job, JobGone, Volume, instead_of
+from lockstep.platforms.places.backend import Backend, Job, JobGone, Spot, Volume, instead_of
 
 if TYPE_CHECKING:
     from lockstep.kube.cluster import Cluster
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from lockstep.platforms.jobs.looks import Looks
 
 T = TypeVar("T")
+WATCH_SECONDS = 2.0
+"""Between two looks at a pod that is kept open."""
 
 
 @dataclass(frozen=True)
@@ -215,6 +217,56 @@ class KubernetesJob(Job):
     async def ranks(self, node: int) -> AsyncIterator[Volume]:
         async with self.target.client.connected() as cluster:
             yield Volume(self.node(cluster, node), WORKSPACE, DATASETS)
+
+    def running_pod(self, node: int) -> str:
+        """Return the name of a node's pod. Raises ConfigError for a node that the job doesn't have, Failed when its pod doesn't run."""
+        from lockstep.api.objects import is_running
+        from lockstep.kube.cluster import NOT_FOUND, ApiError
+        from lockstep.kube.kinds import path_of
+        from lockstep.plan.pages.logs import no_such_node
+
+        name, default = pod_name(self.name, node), self.target.files.default_nodes(self.target.cluster)
+        nodes = int(self.job["spec"].get("nodes") or (default[1] if default else 0))
+        if node >= nodes > 0:
+            raise no_such_node(self.name, node, nodes)
+        try:
+            pod = self.target.client.request("GET", path_of("Pod", self.namespace, name))
+        except ApiError as error:
+            if error.status != NOT_FOUND:
+                raise
+            if has_ended(self.status):
+                has_left = f"lockstep logs {self.at} and lockstep cp read what it has left"
+                raise Failed(f"job {self.name} has ended and pod {name} is gone: {has_left}") from None
+            raise Failed(f"pod {name} is not there: lockstep why {self.at}") from None
+        if not is_running(pod) or "deletionTimestamp" in pod["metadata"]:
+            state = "ends" if "deletionTimestamp" in pod["metadata"] else f"is {pod['status'].get('phase', 'unknown')} and doesn't run yet"
+            raise Failed(f"pod {name} {state}: lockstep why {self.at}")
+        return name
+
+    @asynccontextmanager
+    async def spot(self, node: int, *, ports: bool) -> AsyncIterator[Spot]:
+        from lockstep.kube.forward import forwarded
+        from lockstep.platforms.jobs.editor import attach_command, refuse_without_rights
+
+        pod, namespace, client = self.running_pod(node), self.namespace, self.target.client
+        async with client.connected() as cluster:
+
+            def way(there: int, here: int) -> AbstractAsyncContextManager[int]:
+                return forwarded(cluster, namespace, pod, there, here, say)
+
+            async def desktop(folder: str) -> str:
+                found = await cluster.get("Pod", namespace, pod)
+                return "" if found is None else attach_command(client.kubeconfig, self.target.context, found, CONTAINER, folder)
+
+            if ports:
+                await refuse_without_rights(cluster, namespace)
+            yield Spot(pod, Volume(self.node(cluster, node), WORKSPACE, DATASETS), way, desktop, None, lambda: self._until_gone(node))
+
+    async def _until_gone(self, node: int) -> None:
+        """Wait until the node's pod doesn't run any more, and raise Failed then."""
+        outage = Outage(say)
+        while await asyncio.to_thread(outage.ask, lambda: self.running_pod(node), "away"):  # noqa: ASYNC110 (nothing here tells of it)
+            await asyncio.sleep(WATCH_SECONDS)
 
     @asynccontextmanager
     async def beside_ranks(self, gpus: int, say: Callable[[str], None]) -> AsyncIterator[Volume]:

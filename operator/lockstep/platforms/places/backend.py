@@ -5,7 +5,7 @@ works on each alike.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from lockstep.api.objects import Object
 if TYPE_CHECKING:
     from lockstep.api.cluster import TrainingCluster
     from lockstep.api.files.clusterfile import ClusterFile
+    from lockstep.api.hosts import Host
     from lockstep.api.job import TrainingJob
     from lockstep.api.objects import Typed
     from lockstep.plan.pages.drill import Fault
@@ -73,6 +74,23 @@ class Volume(NamedTuple):
             if path == of_job or path.startswith(f"{of_job}/"):
                 return folder + path.removeprefix(of_job)
         return path
+
+
+class Spot(NamedTuple):
+    """A node where programs run beside the ranks, and the way to its ports."""
+
+    name: str
+    """Name of its pod or host."""
+    volume: Volume
+    """Its files, and where programs run."""
+    forwarded: Callable[[int, int], AbstractAsyncContextManager[int]]
+    """Forward a port there to one of this machine: to the second number, or another one where that is taken."""
+    desktop: Callable[[str], Awaitable[str]]
+    """Command that opens a folder there in the VS Code of this machine; "" where none is known."""
+    host: Host | None
+    """Host of the cluster file; None: it is a pod."""
+    until_gone: Callable[[], Awaitable[object]]
+    """Wait until nothing there can be reached any more, and raise Failed. A host stays."""
 
 
 def instead_of(name: str, names: Iterable[str], have: str, elsewhere: str) -> str:
@@ -329,6 +347,12 @@ class Job(ABC):
     def ranks(self, node: int) -> AbstractAsyncContextManager[Volume]:
         """Open the files of a node where its ranks run, and no other place that has them. Raises Failed when they can't be reached."""
         return self.volume(node, lambda _: None)
+
+    def spot(self, node: int, *, ports: bool) -> AbstractAsyncContextManager[Spot]:
+        """Open a node for a person's programs. `ports`: its ports are meant, too. Raises ConfigError where there is none, Failed where it
+        can't be reached.
+        """
+        raise ConfigError(f"job {self.name} {self.backend.where} has neither a pod nor a host to open: it runs on this machine")
 
     def nodes_with_volumes(self) -> list[int]:
         """Return the nodes that have files of their own."""

@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 import lockstep
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.cli.clusters import quickstart
-from lockstep.cli.files import editor
 from lockstep.cli.jobs import change, get, top
 from lockstep.cli.main import app
 from lockstep.cli.shared.jobargs import Form, TargetOptions
@@ -92,7 +91,7 @@ BY_JOB: dict[str, tuple[str, ...]] = {
     "platforms/hosts/backend.py _until_running": (DELETED, ANEW, *ENDED, SUSPENDED),
     "platforms/hosts/backend.py _until_ended": (DELETED, ANEW, SUSPENDED),
     "platforms/files/sending.py send_all": (DELETED, *ENDED),
-    "cli/files/editor.py _until_gone": (DELETED,),
+    "platforms/kubernetes/job.py _until_gone": (DELETED,),
     "cli/clusters/quickstart.py _follow": (DELETED, *ENDED, SUSPENDED, REFUSED),
     "kube/jobs.py delete_job": (DELETED, ANEW),
     "platforms/jobs/logs.py follow": (DELETED, ANEW, *ENDED, REFUSED),
@@ -360,8 +359,8 @@ def forwarded(world: World) -> Awaitable[object]:
             raise Failed("there is no pod x-0")
         return "x-0"
 
-    world.patch.setattr(editor, "running_pod", running_pod)
-    return editor._until_gone(world.cluster_job, 0)
+    world.patch.setattr(type(world.cluster_job), "running_pod", running_pod)
+    return world.cluster_job._until_gone(0)
 
 
 def in_a_namespace(world: World) -> Awaitable[object]:
@@ -425,7 +424,7 @@ STORIES: dict[str, Callable[[World], Any]] = {
     "platforms/hosts/backend.py _until_running": lambda world: runonhosts._until_running(world.host_job),
     "platforms/hosts/backend.py _until_ended": until_ended,
     "platforms/files/sending.py send_all": synced,
-    "cli/files/editor.py _until_gone": forwarded,
+    "platforms/kubernetes/job.py _until_gone": forwarded,
     "cli/clusters/quickstart.py _follow": quickstarted,
     "kube/jobs.py delete_job": lambda world: jobs.delete_job(world.cluster, "ns", "x"),
     "platforms/jobs/logs.py follow": followed_log,
