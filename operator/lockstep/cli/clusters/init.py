@@ -238,14 +238,14 @@ def _ranks_of_hosts(file: ClusterFile, named: str, nodes: int | None, gpus: int 
     """
     from lockstep.cli.shared.terminal import waiting
     from lockstep.plan.hosts.place import chosen
-    from lockstep.platforms.hosts.backend import fleet_of
+    from lockstep.platforms.hosts.backend import HostsBackend
 
     assert file.hosts is not None  # noqa: S101 (the caller looks)
     hosts = [host.name for host in chosen(file.hosts, nodes)]
     counts = {name: file.hosts.gpu_counts[name] if gpus is None else gpus for name in hosts}
     asked = [name for name, count in counts.items() if count is None]
     with waiting(f"asking {len(asked)} hosts for their GPUs"):
-        answers, problems = asyncio.run(fleet_of(file, named).look(asked)) if asked else ({}, {})
+        answers, problems = asyncio.run(HostsBackend(file, named).fleet().look(asked)) if asked else ({}, {})
     problems |= {
         name: f"host {name}: its GPUs are not all known: {facts.gpu_problem}" for name, facts in answers.items() if facts.gpu_problem
     }

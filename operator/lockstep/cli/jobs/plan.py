@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,22 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lockstep.api.errors import ConfigError
+from lockstep.api.objects import Typed
 from lockstep.cli.shared.inputs import FilesOption, SetOption, read_all, resolve_inputs
 from lockstep.cli.shared.jobargs import Form, FormOption, TargetOptions, on_cluster
 from lockstep.cli.shared.terminal import waiting
-from lockstep.platforms.hosts.backend import fleet_of
 from lockstep.platforms.output import put, put_json
+from lockstep.platforms.places.backend import Order, PlanWishes
+from lockstep.platforms.places.backends import backend_class
 
 if TYPE_CHECKING:
-    from lockstep.api.objects import Object
-    from lockstep.cli.shared.inputs import Inputs
-    from lockstep.kube.aim import Connections
     from lockstep.plan.ahead.forecast import Forecast
-    from lockstep.plan.ahead.live import Comparison
-    from lockstep.plan.ahead.standin import NamedGpus
-    from lockstep.plan.cluster.facts import ClusterFacts
     from lockstep.plan.cluster.finding import Finding
-    from lockstep.plan.render.resolved import Resolved
 
 
 @on_cluster
@@ -86,14 +79,14 @@ def plan(
     if on is not None and (where.cluster or where.context):
         raise ConfigError(f"--on and {'--cluster' if where.cluster else '--context'} both say where the job would run: give one of them")
     hardware = parse_hardware(on) if on is not None else None
-    options = PlanOptions(where, model_config, samples, tokens_per_second, hardware, offline=offline, anyway=anyway)
+    wishes = PlanWishes(model_config, samples, tokens_per_second, hardware, offline, anyway)
     place = None if hardware is None else partial(stand_in, hardware=hardware)
     read = read_all(file, where, changes, place=place, instead=stand_in)
     jobs = [(inputs, resolve_inputs(inputs)) for inputs in read]
     offline = offline or all(is_stand_in(resolved) for _, resolved in jobs)
     with waiting("reading the job's inputs" if offline else "asking the cluster what it would make of this"):
         plans = [
-            _plan(inputs.aim(where.verb), resolved, options) if inputs.cluster.hosts is None else _plan_on_hosts(inputs, resolved, options)
+            backend_class(inputs.kind).plan(inputs.at(where), Order(inputs.job, inputs.cluster, Typed("")), resolved, wishes)
             for inputs, resolved in jobs
         ]
     if output is Form.JSON:
@@ -105,79 +98,6 @@ def plan(
                 put(f"{inputs.source}:")
             _show(findings, offline=offline)
     raise typer.Exit(EXIT_CODES[max((verdict(findings, offline=offline) for findings, _ in plans), key=list(PlanVerdict).index)])
-
-
-@dataclass(frozen=True)
-class PlanOptions:
-    """Options of a plan, besides the job."""
-
-    where: TargetOptions
-    model_config: Path | None
-    samples: str | None
-    tokens_per_second: str | None
-    hardware: NamedGpus | None
-    offline: bool
-    anyway: bool
-
-
-def _plan(inputs: Inputs, resolved: Resolved, options: PlanOptions) -> tuple[list[Finding], Forecast]:
-    from lockstep.plan.ahead import planned
-    from lockstep.plan.ahead.forecast import capacity, forecast
-    from lockstep.plan.ahead.slownetwork import measured_speed
-    from lockstep.plan.ahead.standin import is_stand_in
-    from lockstep.platforms.jobs.planfacts import known_facts
-
-    stated = known_facts(resolved, options.model_config, options.samples, options.tokens_per_second, offline=options.offline)
-    samples = planned.samples(resolved, inputs.job)
-    compared, facts = None, None
-    if not (options.offline or is_stand_in(resolved)):
-        try:
-            compared, facts = asyncio.run(_look(resolved, samples, options.where.connections))
-        except ConfigError as error:
-            raise ConfigError(f"{error}; or --offline, which plans by the files alone") from error
-    size, source = capacity(resolved, () if facts is None else facts.list("Node").items)
-    speed = measured_speed(inputs.cluster.calibration, inputs.cluster.pairs, resolved.transport.value)
-    fix = "--on NODESxGPUSxCARD, such as --on 2x4xH100" if is_stand_in(resolved) and resolved.gpus_per_node else stated.capacity_fix
-    estimate = forecast(resolved, replace(stated, capacity_bytes=size, capacity_source=source, capacity_fix=fix, speed=speed))
-    first, *others = planned.all_findings(resolved, samples[1], compared, facts, estimate)
-    return [first, *(options.hardware.refusals(resolved) if options.hardware is not None else ()), *others], estimate
-
-
-def _plan_on_hosts(inputs: Inputs, resolved: Resolved, options: PlanOptions) -> tuple[list[Finding], Forecast]:
-    """The plan without Kubernetes' part of it, by what the hosts say of themselves."""
-    from lockstep.plan.ahead.forecast import NOT_OFFLINE, forecast
-    from lockstep.plan.ahead.slownetwork import measured_speed
-    from lockstep.plan.hosts.place import chosen
-    from lockstep.plan.hosts.planned import NOT_ASKED, hosts_plan, room_of, with_hosts
-    from lockstep.platforms.hosts.ahead import ask_ahead, with_config_of_host
-    from lockstep.platforms.jobs.planfacts import known_facts
-
-    assert inputs.cluster.hosts is not None  # noqa: S101 (the caller looks)
-    where, profile, asked = options.where, inputs.cluster.profile, None
-    fleet = fleet_of(inputs.cluster, where.cluster, context=where.context)
-    facts = known_facts(resolved, options.model_config, options.samples, options.tokens_per_second, offline=options.offline)
-    facts = replace(facts, capacity_source=NOT_ASKED, capacity_fix=NOT_OFFLINE)
-    if not options.offline:
-        asked = asyncio.run(ask_ahead(fleet, inputs.job, profile))
-        resolved = asked.seats[0].resolved if asked.seats else resolved
-        shared = resolved.storage_mode.value == "Shared"
-        why = "the hosts don't say, because the job can't start there"
-        facts = replace(with_hosts(facts, asked), capacity_source=why, room_bytes=room_of(asked, shared))
-        facts = asyncio.run(with_config_of_host(facts, fleet, inputs.job, profile))
-    speed = measured_speed(inputs.cluster.calibration, inputs.cluster.pairs, resolved.transport.value)
-    estimate = forecast(resolved, replace(facts, speed=speed, refuses_slow_network=not options.anyway))
-    names = [host.name for host in chosen(inputs.cluster.hosts, inputs.job.spec.nodes)]
-    return hosts_plan(resolved, names, asked, estimate), estimate
-
-
-async def _look(resolved: Resolved, samples: list[Object], connections: Connections) -> tuple[list[Comparison] | None, ClusterFacts]:
-    from lockstep.kube.cluster import Cluster
-    from lockstep.plan.ahead.live import compare
-    from lockstep.platforms.clusters.facts import objects_seen, plan_facts
-
-    async with await Cluster.connect(connections) as connection:
-        objects = await objects_seen(connection, resolved.name, resolved.namespace)
-        return None if objects is None else compare(resolved, objects), await plan_facts(connection, resolved, samples)
 
 
 def _show(findings: list[Finding], *, offline: bool) -> None:

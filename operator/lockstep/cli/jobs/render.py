@@ -13,6 +13,7 @@ from lockstep.cli.shared.inputs import FilesOption, SetOption, read_all, resolve
 from lockstep.cli.shared.jobargs import TargetOptions, acts_on
 from lockstep.platforms.jobs.resolved import warn
 from lockstep.platforms.output import put, put_json, put_text, tell
+from lockstep.platforms.places.backends import backend_class
 
 if TYPE_CHECKING:
     from lockstep.cli.shared.inputs import Inputs
@@ -48,9 +49,8 @@ def validate(where: TargetOptions, file: FilesOption, changes: SetOption = None)
     Example: lockstep validate jobs/*.yaml
     """
     from lockstep.plan.ahead.forecast import idle_ranks
-    from lockstep.plan.ahead.standin import is_stand_in, stand_in
-    from lockstep.plan.render.objects import render
-    from lockstep.plan.render.resolve import image_doubt, refuse_missing_gpus
+    from lockstep.plan.ahead.standin import stand_in
+    from lockstep.plan.render.resolve import refuse_missing_gpus
     from lockstep.platforms.jobs.planfacts import moved_targets_here
 
     jobs = read_all(file, where, changes, instead=stand_in)
@@ -61,13 +61,12 @@ def validate(where: TargetOptions, file: FilesOption, changes: SetOption = None)
             refuse_missing_gpus(resolved)
             if resolved.training is not None and (moved := moved_targets_here(resolved.training)):
                 raise ConfigError(moved)
-            if inputs.cluster.hosts is None:
-                render(resolved)
+            doubts = backend_class(inputs.kind).doubts(resolved)
         except ConfigError as error:
             mistakes += [f"{inputs.source}: {line}" if len(jobs) > 1 else str(line) for line in error.args]
         else:
-            if inputs.cluster.hosts is None and not is_stand_in(resolved) and (doubt := image_doubt(resolved)):
-                tell(f"note: {inputs.source}: image: {doubt}")
+            for doubt in doubts:
+                tell(f"note: {inputs.source}: {doubt}")
             if idle := idle_ranks(resolved):
                 warn("IdleRanks", idle)
             put(f"{inputs.source}: ok" if len(jobs) > 1 else "ok")

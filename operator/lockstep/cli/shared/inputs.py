@@ -16,7 +16,7 @@ from lockstep.api.names import ANNOTATION_TYPED, FRESH
 from lockstep.cli.shared.clusterfiles import cluster_names, is_workspace, load_cluster, read_text
 from lockstep.cli.shared.places import Verb, VerbCommand
 from lockstep.platforms.output import tell
-from lockstep.platforms.places.backends import DEFAULT_WORKSPACE
+from lockstep.platforms.places.backends import DEFAULT_WORKSPACE, HOSTS, KUBERNETES
 
 if TYPE_CHECKING:
     from lockstep.api.files.clusterfile import ClusterFile
@@ -87,6 +87,11 @@ class Inputs:
 
         aim_at_file(verb, self.cluster)
         return self
+
+    @property
+    def kind(self) -> str:
+        """Return the name of the backend that the cluster file is of."""
+        return KUBERNETES if self.cluster.hosts is None else HOSTS
 
     def at(self, where: TargetOptions) -> TargetOptions:
         """Return the place of the job, as its file and these options say."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import uuid
 from collections.abc import Mapping
@@ -12,17 +13,20 @@ from typing import Any
 from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.job import TrainingJob
-from lockstep.plan.ahead.forecast import RunFacts, slow_network, with_config
+from lockstep.plan.ahead.forecast import NOT_OFFLINE, Forecast, RunFacts, forecast, slow_network, with_config
 from lockstep.plan.ahead.slownetwork import measured_speed, moves_weights
+from lockstep.plan.cluster.finding import Finding
 from lockstep.plan.hosts.place import chosen, inputs_of, seats
-from lockstep.plan.hosts.planned import HostsAsked
+from lockstep.plan.hosts.planned import NOT_ASKED, HostsAsked, hosts_plan, room_of, with_hosts
+from lockstep.plan.render.resolved import Resolved
 from lockstep.plan.render.run import trainer_config
 from lockstep.platforms.hosts.fleet import Fleet
 from lockstep.platforms.hosts.start import refuse_missing, refuse_running
 from lockstep.platforms.jobs.planfacts import known_facts
 from lockstep.platforms.jobs.resolved import resolve_with_warnings
-from lockstep.platforms.places.backend import HostOptions, Order
+from lockstep.platforms.places.backend import HostOptions, Order, PlanWishes
 from lockstep.programs import output_of
+from lockstep_spec.choices import StorageMode
 from lockstep_spec.settings import size_settings
 
 MODEL = "spec.training.model.name"
@@ -46,6 +50,22 @@ async def ask_ahead(fleet: Fleet, job: TrainingJob, profile: TrainingCluster) ->
     except ConfigError as error:
         return HostsAsked(facts, (*refusals, *map(str, error.args)))
     return HostsAsked(facts, tuple(refusals), tuple(placed))
+
+
+def plan_on_hosts(fleet: Fleet, order: Order, resolved: Resolved, wishes: PlanWishes) -> tuple[list[Finding], Forecast]:
+    """Return a plan without Kubernetes' part of it, by what the hosts say of themselves."""
+    job, profile, asked = order.job, order.cluster.profile, None
+    facts = known_facts(resolved, wishes.model_config, wishes.samples, wishes.tokens_per_second, offline=wishes.offline)
+    facts = replace(facts, capacity_source=NOT_ASKED, capacity_fix=NOT_OFFLINE)
+    if not wishes.offline:
+        asked = asyncio.run(ask_ahead(fleet, job, profile))
+        resolved = asked.seats[0].resolved if asked.seats else resolved
+        why, room = "the hosts don't say, because the job can't start there", room_of(asked, resolved.storage_mode is StorageMode.SHARED)
+        facts = replace(with_hosts(facts, asked), capacity_source=why, room_bytes=room)
+        facts = asyncio.run(with_config_of_host(facts, fleet, job, profile))
+    speed = measured_speed(order.cluster.calibration, order.cluster.pairs, resolved.transport.value)
+    estimate = forecast(resolved, replace(facts, speed=speed, refuses_slow_network=not wishes.anyway))
+    return hosts_plan(resolved, [host.name for host in chosen(fleet.cluster, job.spec.nodes)], asked, estimate), estimate
 
 
 async def model_config(

@@ -13,17 +13,33 @@ from typing import TYPE_CHECKING, Self
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.objects import Object, condition, has_ended, is_true
 from lockstep.platforms.output import put, say, tell
-from lockstep.platforms.places.backend import POLL_SECONDS, STOP_SECONDS, Backend, Job, JobGone, NamedPlace, Order, Spot, Stale, Volume
+from lockstep.platforms.places.backend import (
+    POLL_SECONDS,
+    STOP_SECONDS,
+    Backend,
+    Job,
+    JobGone,
+    NamedPlace,
+    Order,
+    PlanWishes,
+    Spot,
+    Stale,
+    Volume,
+    Volumes,
+)
 from lockstep_spec.exits import FAILED
 
 if TYPE_CHECKING:
     from lockstep.api.cluster import TrainingCluster
     from lockstep.api.files.clusterfile import ClusterFile
+    from lockstep.plan.ahead.forecast import Forecast
+    from lockstep.plan.cluster.finding import Finding
     from lockstep.plan.hosts.record import JobRecord
     from lockstep.plan.hosts.status import Seen
     from lockstep.plan.pages.logs import LogSelection
     from lockstep.plan.pages.stacks import RankAnswer
     from lockstep.plan.pages.why import Answer
+    from lockstep.plan.render.resolved import Resolved
     from lockstep.platforms.files.copies import Copy, CopyWish
     from lockstep.platforms.files.sending import Sending
     from lockstep.platforms.hosts.fleet import Fleet
@@ -34,9 +50,7 @@ if TYPE_CHECKING:
 
 
 LATE_SECONDS = 12.0
-"""Seconds after the last answer of a host for which a verb waits for the others: longer than a slow login, and until you know that a key
-wants a touch (ssh.HINT_SECONDS). A host that is off is known to be only after 25.
-"""
+"""Seconds after a host's last answer in which a verb waits for the others: more than a slow login, less than the 25 of one that is off."""
 
 
 class HostVolume(Volume):
@@ -85,13 +99,21 @@ class HostsBackend(Backend):
     def run(self, order: Order) -> int:
         return run_on_hosts(self, order)
 
+    @classmethod
+    def plan(cls, where: NamedPlace, order: Order, resolved: Resolved, wishes: PlanWishes) -> tuple[list[Finding], Forecast]:
+        from lockstep.platforms.hosts.ahead import plan_on_hosts
+
+        return plan_on_hosts(cls.at(where).fleet(), order, resolved, wishes)
+
     def short_runs(self, profile: TrainingCluster, seconds: int | None) -> ShortRuns:
         from lockstep.platforms.hosts.shortruns import HostRuns
 
         return HostRuns(self.fleet(), profile, tell, seconds)
 
     def looks(self, job: str | None, interval: float, *, live: bool) -> Looks:
-        return looks_of_hosts(self, interval) if job is None else looks_of_job(self.job(job), interval, live=live)
+        from lockstep.platforms.hosts.fleet import looks_of_hosts
+
+        return looks_of_hosts(self.fleet(), interval) if job is None else looks_of_job(self.job(job), interval, live=live)
 
     async def copy(self, copy: Copy, wish: CopyWish) -> bool:
         from lockstep.platforms.hosts.copies import copy_on_hosts
@@ -102,6 +124,12 @@ class HostsBackend(Backend):
         from lockstep.platforms.hosts.sync import sync
 
         return await sync(self.fleet(), sending)
+
+    async def volumes_to_fill(self, order: Order, say: Callable[[str], None]) -> Volumes:
+        from lockstep.plan.hosts.place import chosen
+        from lockstep.platforms.hosts.volumes import volumes_of
+
+        return await volumes_of(self.fleet(), [host.name for host in chosen(self.hosts, order.job.spec.nodes)])
 
     def jobs(self, *, everywhere: bool = False, selector: str | None = None) -> list[Job]:
         if selector is not None:
@@ -149,18 +177,6 @@ class HostsBackend(Backend):
         known = {name: Remembered(one.record, progress_known(host_job(one, self.again, now).job, now)) for name, one in heard.items()}
         remember(self.name, known, [name for name in before if name not in seen and name not in away])
         return {name: replace(one, known=before[name].known) if name in before else one for name, one in seen.items()} | away, problems
-
-
-def fleet_of(cluster_file: ClusterFile, named: str | None, **options: object) -> Fleet:
-    """Return connections to the hosts of a cluster file, which was given as `named`.
-
-    Raises ConfigError for options that were given and mean nothing on hosts: they are keyed by their names, such as context.
-    """
-    name = cluster_file.cluster.name
-    given = [f"--{option.replace('_', '-')}" for option, value in options.items() if value]
-    if given:
-        raise ConfigError(f"{', '.join(given)} is about Kubernetes, and {name} is a cluster of hosts: leave it out")
-    return HostsBackend(cluster_file, named or name).fleet()
 
 
 class HostsJob(Job):
@@ -382,6 +398,11 @@ class HostsJob(Job):
             place = replace(fleet.place(self.seen.hosts[node]), python=record.command[:1], environment=tuple(record.environment.items()))
             yield HostVolume(place, volume.workspace, volume.datasets)
 
+    async def volumes_to_fill(self, say: Callable[[str], None]) -> Volumes:
+        from lockstep.platforms.hosts.volumes import volumes_of
+
+        return await volumes_of(self.backend.fleet(), self.seen.hosts)
+
     @asynccontextmanager
     async def spot(self, node: int, *, ports: bool) -> AsyncIterator[Spot]:
         from lockstep.platforms.hosts.forward import spot_on_host
@@ -475,20 +496,4 @@ async def looks_of_job(job: HostsJob, interval: float, *, live: bool) -> Looks:
                 nodes.append({**machine_node(host, layout.ranks_of(node), answer), "node": node})
             page = {**snapshot(job.job, (), {0: {"curve": curve.steps}}), "nodes": nodes}
             yield Look(page, page_lines(page), has_ended(status))
-            await asyncio.sleep(interval)
-
-
-async def looks_of_hosts(backend: HostsBackend, interval: float) -> Looks:
-    """Look at the load of every host of a cluster file, and who uses its GPUs."""
-    from lockstep.plan.pages.hosts import hosts_page, hosts_view
-    from lockstep.platforms.jobs.looks import Look, width
-    from lockstep.platforms.jobs.top import NodesWatch, nodes_at, of_hosts
-
-    fleet = backend.fleet()
-    folders = [(host.workspace, host.datasets) for host in backend.hosts.hosts]
-    async with NodesWatch(nodes_at([fleet.place(name) for name in backend.hosts.names]), of_hosts(backend.name, folders), say) as watch:
-        while True:
-            answers = await watch.ask(0)
-            view = hosts_view(backend.name, {name: answers.get(number, {}) for number, name in enumerate(backend.hosts.names)})
-            yield Look(view, list(hosts_page(view, width())))
             await asyncio.sleep(interval)

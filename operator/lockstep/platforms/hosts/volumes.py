@@ -1,17 +1,22 @@
-"""Hosts that see the same folder: found out by a mark that each writes and the others look for, not by what is mounted there."""
+"""Files of hosts, and which hosts see the same ones: found out by a mark that each writes and the others look for."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
+from lockstep.api.errors import Failed
+from lockstep.plan.hosts.facts import HostFacts
+from lockstep.plan.hosts.place import python_of
 from lockstep.plan.hosts.volumes import Sharing, groups_of
 from lockstep.platforms.hosts.fleet import Fleet
 from lockstep.platforms.inpod import source_of
 from lockstep.platforms.onhost import marks as marks_program
+from lockstep.platforms.places.backend import Volume, Volumes
 from lockstep.programs import Program, ProgramFailed, answer_of, lines_in, meanwhile, python_program
 from lockstep_spec.words import printable_line
 
@@ -66,6 +71,22 @@ async def looking_for_marks(fleet: Fleet, folders: Mapping[str, str], *, stated:
         marks, silent = await fleet.all(folders if len(folders) > 1 else (), write)
         async with meanwhile(look_all()) as looking:
             yield looking
+
+
+async def volumes_of(fleet: Fleet, names: Sequence[str]) -> Volumes:
+    """Return the files of each of these hosts, where programs have the Python and the variables that its file gives its ranks."""
+    answers, problems = await fleet.look(names)
+    return {name: _opened(fleet, name, answers.get(name), problems.get(name, "")) for name in names}
+
+
+@asynccontextmanager
+async def _opened(fleet: Fleet, name: str, facts: HostFacts | None, problem: str) -> AsyncIterator[Volume]:
+    if facts is None:
+        raise Failed(problem)
+    host = fleet.cluster.host(name)
+    variables = tuple((variable.name, variable.value) for variable in host.env)
+    place = replace(fleet.place(name), python=(python_of(host, facts),), environment=variables)
+    yield Volume(place, facts.workspace.path, facts.datasets.path)
 
 
 async def _asked(program: Program, lines: AsyncIterator[bytes], question: Mapping[str, object]) -> dict[str, Any]:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Self
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.objects import Object, is_run
 from lockstep.platforms.kubernetes.job import KubernetesJob, looks_of_job, seen_runs, unknown_job
 from lockstep.platforms.output import tell
-from lockstep.platforms.places.backend import Backend, Job, NamedPlace, Order, Stale
+from lockstep.platforms.places.backend import Backend, Job, NamedPlace, Order, PlanWishes, Stale, Volumes
 from lockstep_spec.words import listed
 
 if TYPE_CHECKING:
     from lockstep.api.cluster import TrainingCluster
+    from lockstep.plan.ahead.forecast import Forecast
+    from lockstep.plan.cluster.finding import Finding
+    from lockstep.plan.render.resolved import Resolved
     from lockstep.platforms.clusters.target import Target
     from lockstep.platforms.files.copies import Copy, CopyWish
     from lockstep.platforms.files.sending import Sending
@@ -49,6 +52,18 @@ class KubernetesBackend(Backend):
 
         return run_on_cluster(order, self.target, self)
 
+    @classmethod
+    def doubts(cls, resolved: Resolved) -> list[str]:
+        from lockstep.platforms.kubernetes.ahead import doubts_of_objects
+
+        return doubts_of_objects(resolved)
+
+    @classmethod
+    def plan(cls, where: NamedPlace, order: Order, resolved: Resolved, wishes: PlanWishes) -> tuple[list[Finding], Forecast]:
+        from lockstep.platforms.kubernetes.ahead import plan_on_cluster
+
+        return plan_on_cluster(where, order, resolved, wishes)
+
     def short_runs(self, profile: TrainingCluster, seconds: int | None) -> ShortRuns:
         from lockstep.platforms.kubernetes.alone import TimeLimit
         from lockstep.platforms.kubernetes.shortruns import PodRuns
@@ -67,6 +82,14 @@ class KubernetesBackend(Backend):
         from lockstep.platforms.kubernetes.files import sync
 
         return await sync(self.target, sending)
+
+    async def volumes_to_fill(self, order: Order, say: Callable[[str], None]) -> Volumes:
+        from lockstep.platforms.kubernetes.ahead import volumes_before_start
+
+        name = order.job.metadata.name
+        async with self.target.client.connected() as cluster:
+            has_started = await cluster.get("StatefulSet", self.target.namespace, name) is not None
+        return await (self.job(name).volumes_to_fill(say) if has_started else volumes_before_start(self.target, order, say))
 
     def jobs(self, *, everywhere: bool = False, selector: str | None = None) -> list[Job]:
         from lockstep.kube.jobs import list_jobs

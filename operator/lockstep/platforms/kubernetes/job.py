@@ -16,7 +16,7 @@ from lockstep.api.names import AGENT_PATH, CONTAINER, DATASETS, WORKSPACE, pod_n
 from lockstep.api.objects import Object, condition, current_status, go_on_words, has_ended, is_run, is_true, uid_of
 from lockstep.kube.outage import Outage
 from lockstep.platforms.output import say, tell
-from lockstep.platforms.places.backend import Backend, Job, JobGone, Spot, Volume, instead_of
+from lockstep.platforms.places.backend import Backend, Job, JobGone, Spot, Volume, Volumes, instead_of
 
 if TYPE_CHECKING:
     from lockstep.kube.cluster import Cluster
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from lockstep.platforms.jobs.looks import Looks
 
 T = TypeVar("T")
+FILL_SECONDS = 86400
+"""Lifetime of a pod that downloads: enough for a model of a terabyte over a slow link."""
 WATCH_SECONDS = 2.0
 """Between two looks at a pod that is kept open."""
 
@@ -218,6 +220,13 @@ class KubernetesJob(Job):
         async with self.target.client.connected() as cluster:
             yield Volume(self.node(cluster, node), WORKSPACE, DATASETS)
 
+    async def volumes_to_fill(self, say: Callable[[str], None]) -> Volumes:
+        from lockstep.platforms.files.reader import nodes_with_volumes
+
+        async with self.target.client.connected() as cluster:
+            nodes = await nodes_with_volumes(cluster, self.namespace, self.name)
+        return {f"node {node}": volume_to_fill(self.target, self.name, node, say) for node in nodes}
+
     def running_pod(self, node: int) -> str:
         """Return the name of a node's pod. Raises ConfigError for a node that the job doesn't have, Failed when its pod doesn't run."""
         from lockstep.api.objects import is_running
@@ -289,6 +298,18 @@ class KubernetesJob(Job):
 
         async with self.target.client.connected() as cluster, beside(cluster, self.namespace, self.name, node, say=say) as place:
             yield Volume(place, WORKSPACE, DATASETS)
+
+
+@asynccontextmanager
+async def volume_to_fill(target: Target, job: str, node: int, say: Callable[[str], None]) -> AsyncIterator[Volume]:
+    """Open the files of a job's node for a long download, with its variables from Secrets. Raises as `files.reader.beside`."""
+    from lockstep.platforms.files.reader import beside
+
+    async with (
+        target.client.connected() as cluster,
+        beside(cluster, target.namespace, job, node, seconds=FILL_SECONDS, secrets=True, say=say) as place,
+    ):
+        yield Volume(place, WORKSPACE, DATASETS)
 
 
 def seen_runs(target: Target, runs: Sequence[Object]) -> list[Object]:

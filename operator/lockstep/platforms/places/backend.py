@@ -5,7 +5,7 @@ works on each alike.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +21,14 @@ if TYPE_CHECKING:
     from lockstep.api.hosts import Host
     from lockstep.api.job import TrainingJob
     from lockstep.api.objects import Typed
+    from lockstep.plan.ahead.forecast import Forecast
+    from lockstep.plan.ahead.standin import NamedGpus
+    from lockstep.plan.cluster.finding import Finding
     from lockstep.plan.pages.drill import Fault
     from lockstep.plan.pages.logs import LogSelection
     from lockstep.plan.pages.stacks import RankAnswer
     from lockstep.plan.pages.why import Answer
+    from lockstep.plan.render.resolved import Resolved
     from lockstep.platforms.clusters.target import Target
     from lockstep.platforms.files.copies import Copy, CopyWish
     from lockstep.platforms.files.sending import Sending
@@ -131,6 +135,27 @@ class Order:
     hosts: HostOptions = HostOptions()
 
 
+@dataclass(frozen=True)
+class PlanWishes:
+    """Statements of a person about a job that is planned."""
+
+    model_config: Path | None
+    """The base model's config.json, or its folder."""
+    samples: str | None
+    """Their number, or a file to count them in."""
+    tokens_per_second: str | None
+    """Speed of all ranks together, or a log that has it."""
+    hardware: NamedGpus | None
+    """Nodes that stand in for a cluster's."""
+    offline: bool
+    """True: no place and no hub is asked."""
+    anyway: bool
+
+
+Volumes = Mapping[str, AbstractAsyncContextManager[Volume]]
+"""Name of each node that has files of its own → these, which are opened by entering it."""
+
+
 class NamedPlace(Protocol):
     """A place as a command line names it. A backend asks for what it needs."""
 
@@ -179,6 +204,18 @@ class Backend(ABC):
     def ready(self, order: Order) -> None:  # noqa: B027 (most have nothing to do)
         """Do what must come before anything is said or read. Raises ConfigError for a job that can't run here."""
 
+    @classmethod
+    def doubts(cls, resolved: Resolved) -> list[str]:
+        """Return what may be wrong with a job here, as far as its files say. Raises ConfigError for what is wrong."""
+        return []
+
+    @classmethod
+    def plan(cls, where: NamedPlace, order: Order, resolved: Resolved, wishes: PlanWishes) -> tuple[list[Finding], Forecast]:
+        """Say what would become of the job in a place, and change nothing there. Raises ConfigError for what was stated and can't be used,
+        and where the place can't be asked.
+        """
+        raise ConfigError("a plan is for a cluster or for hosts: name one by --cluster, or GPUs by --on")
+
     @property
     def place(self) -> str:
         """Return the place as a verb that changes something there says it."""
@@ -210,6 +247,10 @@ class Backend(ABC):
     @abstractmethod
     async def sync(self, sending: Sending) -> bool:
         """Send a folder to all nodes of a job. Return True if each has everything; return never if changes are watched."""
+
+    async def volumes_to_fill(self, order: Order, say: Callable[[str], None]) -> Volumes:
+        """Return the volumes that a job has or will have, to be filled before it starts. Raises ConfigError where they can't be."""
+        return await self.job(order.job.metadata.name).volumes_to_fill(say)
 
     @abstractmethod
     def jobs(self, *, everywhere: bool = False, selector: str | None = None) -> list[Job]:
@@ -347,6 +388,10 @@ class Job(ABC):
     def ranks(self, node: int) -> AbstractAsyncContextManager[Volume]:
         """Open the files of a node where its ranks run, and no other place that has them. Raises Failed when they can't be reached."""
         return self.volume(node, lambda _: None)
+
+    async def volumes_to_fill(self, say: Callable[[str], None]) -> Volumes:
+        """Return its volumes, where programs have the variables of its ranks and all the time that a large download takes."""
+        return {f"node {node}": self.trainer(node, say) for node in self.nodes_with_volumes()}
 
     def spot(self, node: int, *, ports: bool) -> AbstractAsyncContextManager[Spot]:
         """Open a node for a person's programs. `ports`: its ports are meant, too. Raises ConfigError where there is none, Failed where it

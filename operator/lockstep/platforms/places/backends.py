@@ -25,11 +25,16 @@ DEFAULT_WORKSPACE = Path(".lockstep/workspace")
 """Workspace of this machine where none is named."""
 
 
-def backend_of(name: str, where: NamedPlace) -> Backend:
-    """Return the backend of this name at a place. Its module is imported only then."""
+def backend_class(name: str) -> type[Backend]:
+    """Return the class of this name. Its module is imported only then."""
     module, _, title = BACKENDS[name].rpartition(".")
-    backend: Backend = getattr(import_module(module), title).at(where)
+    backend: type[Backend] = getattr(import_module(module), title)
     return backend
+
+
+def backend_of(name: str, where: NamedPlace) -> Backend:
+    """Return the backend of this name at a place."""
+    return backend_class(name).at(where)
 
 
 TAKEN_BY = {

@@ -138,7 +138,7 @@ WITH_ANOTHER = {
     "platforms/kubernetes/backend.py looks_of_all": "a view of a namespace, whose jobs may come at any time",
     "platforms/local/backend.py looks_of_folder": "the run of this machine: LocalLooks says whether it is over",
     "platforms/local/backend.py looks_of_machine": "a view of this machine, which stays",
-    "platforms/hosts/backend.py looks_of_hosts": "a view of hosts, which stay",
+    "platforms/hosts/fleet.py looks_of_hosts": "a view of hosts, which stay",
     "cli/shared/terminal.py show": "the work that it counts the seconds of",
     "kube/expiry.py _beat": "the work beside which it runs",
     "programs.py beat": "the program that it keeps alive",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +14,6 @@ from typing import Any, cast
 import pytest
 
 from lockstep.api.errors import Failed
-from lockstep.cli.files import model
 from lockstep.platforms.files import results, transfer
 from lockstep.platforms.files import sending as sending_module
 from lockstep.platforms.files.reader import beside
@@ -22,6 +21,7 @@ from lockstep.platforms.files.sync import Receivers, Synced
 from lockstep.platforms.files.transfer import TransferProgress
 from lockstep.platforms.inpod import runfolder
 from lockstep.platforms.kubernetes import files as verb
+from lockstep.platforms.kubernetes.job import volume_to_fill
 from lockstep.platforms.local import records
 from lockstep.platforms.local import run as local_run
 from lockstep.platforms.local.place import LocalProgram
@@ -166,8 +166,14 @@ async def look_beside(there: FakeCluster) -> None:
         pass
 
 
+async def look_to_fill(there: FakeCluster) -> None:
+    target: Any = SimpleNamespace(namespace="ns", client=SimpleNamespace(connected=lambda: nullcontext(there.as_cluster)))
+    async with volume_to_fill(target, "x", 0, lambda line: None):
+        pass
+
+
 @pytest.mark.parametrize(
-    ("work", "seconds"), [(look_beside, 3600), (lambda there: model._everywhere(there.as_cluster, "ns", "x", []), 86400)],
+    ("work", "seconds"), [(look_beside, 3600), (look_to_fill, 86400)],
         ids=["look", "fetch"]
 )  # fmt: skip
 def test_a_pod_that_is_left_behind_ends_after_an_hour_and_one_that_fetches_a_model_after_a_day(work: Any, seconds: int) -> None:
