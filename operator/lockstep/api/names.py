@@ -5,8 +5,10 @@ from __future__ import annotations
 GROUP = "lockstep.dev"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
-HOSTS = "hosts"
-"""Value of `cluster.platform` that makes a cluster file one of hosts. It also stands for the namespace, which they don't have."""
+KUBERNETES, HOSTS = "kubernetes", "hosts"
+"""Backends of cluster files. The second is the value of `cluster.platform` that makes a file one of hosts, and also stands for the
+namespace, which they don't have.
+"""
 FIXED_FIELDS = ("type", "cluster", "storage", "training.model.name", "training.model.quantization", "training.model.revision")
 """Fields of a job's spec that the API server lets nobody change after creation (RULES of api.job and api.training); an unset cluster may
 be set.

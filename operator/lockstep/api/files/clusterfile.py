@@ -5,6 +5,7 @@ out.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
@@ -32,7 +33,7 @@ from lockstep.api.files.clusterkeys import (
 from lockstep.api.files.problems import broken_rules, explain
 from lockstep.api.hosts import HostDefaults, HostsCluster, HostsSection
 from lockstep.api.model import Model
-from lockstep.api.names import HOSTS
+from lockstep.api.names import HOSTS, KUBERNETES
 from lockstep_spec.choices import StorageMode
 
 M = TypeVar("M", bound=Model)
@@ -53,6 +54,20 @@ class ClusterFile(NamedTuple):
     """The hosts of a file with `platform: hosts`. Then `profile` is what a job's run is resolved with, and no cluster has it."""
     pairs: tuple[PairsFigure, ...] = ()
     """Rates between pairs of nodes, by transport."""
+
+    @property
+    def kind(self) -> str:
+        """Return the name of the backend that runs its jobs."""
+        return KUBERNETES if self.hosts is None else HOSTS
+
+    def its_hosts(self, named: str) -> HostsCluster:
+        """Return the hosts. Raises ConfigError for a Kubernetes cluster, which was given as `named`."""
+        if self.hosts is None:
+            raise ConfigError(
+                f"{named} is a Kubernetes cluster, and this is for cluster files with platform: {HOSTS}; lockstep doctor"
+                f" {shlex.quote(named)} checks a cluster"
+            )
+        return self.hosts
 
 
 def parse_cluster_file(text: str, source: str) -> ClusterFile:

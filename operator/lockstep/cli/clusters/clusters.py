@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lockstep.api.errors import ConfigError
-from lockstep.api.names import HOSTS
+from lockstep.api.names import HOSTS, KUBERNETES
 from lockstep.cli.shared.clusterfiles import cluster_names, load_cluster
 from lockstep.cli.shared.jobargs import TargetOptions, acts_on
 from lockstep.cli.shared.target import current_server, is_talked_to
 from lockstep.platforms.output import put
+from lockstep_spec.choices import StorageMode
 
 if TYPE_CHECKING:
     from lockstep.api.files.clusterfile import ClusterFile
@@ -78,30 +79,23 @@ def use(
     in_use()  # (one that is gone is an error)
 
 
-def _row(cluster_file: ClusterFile) -> tuple[str, ...]:
-    from lockstep_spec.choices import StorageMode
+def _row(file: ClusterFile) -> tuple[str, ...]:
+    fabric = "RDMA, TCP" if file.profile.spec.network.rdma.enabled else "TCP"
+    platform, nodes, gpus, storage, namespace = {HOSTS: _of_hosts, KUBERNETES: _of_cluster}[file.kind](file)
+    return file.cluster.name, platform, nodes, gpus, fabric, storage, namespace, file.cluster.description
 
-    spec = cluster_file.profile.spec
-    if cluster_file.hosts is not None:
-        fabric, folders = (
-            "RDMA, TCP" if spec.network.rdma.enabled else "TCP",
-            "rwx" if spec.storage.mode is StorageMode.SHARED else "per host",
-        )
-        section, hosts = cluster_file.cluster, cluster_file.hosts
-        return section.name, HOSTS, str(len(hosts.hosts)), _gpus(hosts), fabric, folders, "", section.description
-    storage = (
-        f"rwx {spec.storage.class_rwx or ''}" if spec.storage.mode is StorageMode.SHARED else f"per pod {spec.storage.class_rwo or ''}"
-    )
-    return (
-        cluster_file.cluster.name,
-        spec.platform.value,
-        str(len(spec.nodes.gpu_nodes) or "any"),
-        f"{spec.gpus.per_node} x {spec.gpus.type or 'GPU'}" if spec.gpus.per_node else "none",
-        "RDMA, TCP" if spec.network.rdma.enabled else "TCP",
-        storage.strip(),
-        cluster_file.cluster.namespace,
-        cluster_file.cluster.description,
-    )
+
+def _of_hosts(file: ClusterFile) -> tuple[str, str, str, str, str]:
+    hosts, is_shared = file.its_hosts(file.cluster.name), file.profile.spec.storage.mode is StorageMode.SHARED
+    return HOSTS, str(len(hosts.hosts)), _gpus(hosts), "rwx" if is_shared else "per host", ""
+
+
+def _of_cluster(file: ClusterFile) -> tuple[str, str, str, str, str]:
+    spec = file.profile.spec
+    rwx, rwo = f"rwx {spec.storage.class_rwx or ''}", f"per pod {spec.storage.class_rwo or ''}"
+    gpus = f"{spec.gpus.per_node} x {spec.gpus.type or 'GPU'}" if spec.gpus.per_node else "none"
+    storage = (rwx if spec.storage.mode is StorageMode.SHARED else rwo).strip()
+    return spec.platform.value, str(len(spec.nodes.gpu_nodes) or "any"), gpus, storage, file.cluster.namespace
 
 
 def _gpus(hosts: HostsCluster) -> str:

@@ -240,9 +240,9 @@ def _ranks_of_hosts(file: ClusterFile, named: str, nodes: int | None, gpus: int 
     from lockstep.plan.hosts.place import chosen
     from lockstep.platforms.hosts.backend import HostsBackend
 
-    assert file.hosts is not None  # noqa: S101 (the caller looks)
-    hosts = [host.name for host in chosen(file.hosts, nodes)]
-    counts = {name: file.hosts.gpu_counts[name] if gpus is None else gpus for name in hosts}
+    every = file.its_hosts(named)
+    hosts = [host.name for host in chosen(every, nodes)]
+    counts = {name: every.gpu_counts[name] if gpus is None else gpus for name in hosts}
     asked = [name for name, count in counts.items() if count is None]
     with waiting(f"asking {len(asked)} hosts for their GPUs"):
         answers, problems = asyncio.run(HostsBackend(file, named).fleet().look(asked)) if asked else ({}, {})

@@ -48,15 +48,15 @@ def lint(
     file, typed = load(where.verb, cluster), shlex.quote(cluster)
     against: list[Finding] = []
     unanswered: Failed | ConfigError | None = None
-    operator_image = ""
-    if file.hosts is None:
-        operator_image = default_image(file.profile)
-    elif not offline:
+    operator_image = default_image(file.profile)
+    if offline:
+        pass
+    elif file.hosts is not None:
         tell(
             f"note: the file alone was checked; lockstep hosts check {typed} looks at the hosts, and lockstep hosts setup {typed} --dry-run"
             " shows what they lack"
         )
-    if file.hosts is None and not offline:
+    else:
         try:
             facts = asyncio.run(_look(file, where.namespace, where.connections))
             against = list(lint_against(file, facts))

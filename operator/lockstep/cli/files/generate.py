@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lockstep.cli.shared.jobargs import TargetOptions, acts_on, find_job
+from lockstep.cli.shared.clusterfiles import is_path
+from lockstep.cli.shared.jobargs import TargetOptions, find_job, on_site
 from lockstep.cli.shared.signals import exiting_on_ctrl_c
 from lockstep.platforms.output import ProgramOutput, tell
 
@@ -18,10 +19,13 @@ if TYPE_CHECKING:
     from lockstep.programs import Place
 
 
-@acts_on("cluster", "namespace", "context", "local")
+@on_site
 def generate(
     where: TargetOptions,
-    job: Annotated[str, typer.Argument(help="The job's name; with --local a run's or an adapter's folder.", show_default=False)],
+    job: Annotated[
+        str,
+        typer.Argument(help="The job's name, or the folder of a run or of an adapter on this machine, with a slash.", show_default=False),
+    ],
     prompt: Annotated[str, typer.Argument(help="The beginning of the text.", show_default=False)],
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Largest number of tokens to add.")] = 100,
     base: Annotated[bool, typer.Option("--base", help="First print what the base model writes without the adapter.")] = False,
@@ -42,13 +46,13 @@ def generate(
     It loads the adapter on its base model, and prints token by token.
 
     It runs in a pod of the job if that pod is idle (an interactive job, or one held after a failure), else in a short-lived pod with the
-    job's volumes and image. On hosts it runs on node 0.
+    job's volumes and image. On hosts it runs on node 0, and a run of --local or a folder on this machine.
 
     Example: lockstep generate demo 'The value of' --max-tokens 60 --base
     """
     arguments = ["--prompt", prompt, "--tokens", str(max_tokens), "--stream", *(["--compare"] if base else [])]
     arguments += [] if model is None else ["--model", model]
-    if where.local:
+    if is_path(job):
         from lockstep.cli.shared.trainer import run_trainer
 
         run_trainer("generate", ["--adapter", _adapter_in(Path(job)), *arguments])

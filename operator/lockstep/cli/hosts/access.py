@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from lockstep.api.hosts import Host, HostsCluster
 
 
-def let_in(cluster: str, file: ClusterFile, hosts: HostsCluster, fingerprints: list[str]) -> ClusterFile:
+def let_in(cluster: str, file: ClusterFile, every: HostsCluster, fingerprints: list[str]) -> ClusterFile:
     """Ask a person for each key that ssh doesn't know, and let ssh ask what it wants for a login. Return the file with the pinned keys.
 
     Raises Failed where a key is not trusted, ConfigError where it can't be asked for.
     """
     from lockstep.plan.hosts.keys import asks_at_login, is_of_host_key, read_fingerprints
 
-    stated = read_fingerprints(fingerprints, hosts.names)
-    problems = _problems(cluster, file, hosts)
-    unknown = [host for host in hosts.hosts if host.name in stated or is_of_host_key(problems.get(host.name, ""))]
-    if unknown and (pinned := _trust(cluster, file, hosts, unknown, stated)) is not file:
-        file, problems = pinned, _problems(cluster, pinned, hosts)
+    stated = read_fingerprints(fingerprints, every.names)
+    problems = _problems(cluster, file, every)
+    unknown = [host for host in every.hosts if host.name in stated or is_of_host_key(problems.get(host.name, ""))]
+    if unknown and (pinned := _trust(cluster, file, every, unknown, stated)) is not file:
+        file, problems = pinned, _problems(cluster, pinned, every)
     if sys.stdin.isatty():
         asyncio.run(_log_in(cluster, file, [name for name, problem in problems.items() if asks_at_login(problem)]))
     return file
@@ -44,21 +44,21 @@ def _problems(cluster: str, file: ClusterFile, hosts: HostsCluster) -> dict[str,
         return asyncio.run(HostsBackend(file, cluster).fleet().look())[1]
 
 
-def _trust(cluster: str, file: ClusterFile, every: HostsCluster, hosts: list[Host], stated: Mapping[str, str]) -> ClusterFile:
+def _trust(cluster: str, file: ClusterFile, every: HostsCluster, unknown: list[Host], stated: Mapping[str, str]) -> ClusterFile:
     """Pin the keys of these hosts that a person trusts. Return the file as it is then. Raises Failed if one is not trusted."""
-    offered = asyncio.run(_offered(hosts))
+    offered = asyncio.run(_offered(unknown))
     pinned: dict[str, str] = {}
-    for host in hosts:
+    for host in unknown:
         key = offered[host.name]
         if isinstance(key, Exception):
             say(str(key))
         elif _is_trusted(host, key, stated.get(host.name)):
             pinned[host.name] = key
-    new = {host.name: pinned[host.name] for host in hosts if host.name in pinned and host.host_key != pinned[host.name]}
+    new = {host.name: pinned[host.name] for host in unknown if host.name in pinned and host.host_key != pinned[host.name]}
     if new:
         file, shown = _pin(cluster, file, every, new)
         put(f"Pinned {', '.join(new)} in {shown}")
-    if unpinned := [host.name for host in hosts if host.name not in pinned]:
+    if unpinned := [host.name for host in unknown if host.name not in pinned]:
         raise Failed(f"not pinned: {', '.join(unpinned)}")
     return file
 

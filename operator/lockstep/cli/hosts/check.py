@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -51,8 +50,6 @@ def check(
     inputs = None if not file else read_inputs(only(file, "hosts check"), replace(where, cluster=cluster))
     resolved = None if inputs is None else resolve_inputs(inputs)
     cluster_file = load(where.verb, cluster) if inputs is None else inputs.cluster
-    if cluster_file.hosts is None:
-        raise ConfigError(f"{cluster} is a Kubernetes cluster: lockstep doctor {shlex.quote(cluster)} checks it")
     backend = HostsBackend(cluster_file, cluster)
     with waiting(f"looking at {len(backend.hosts.hosts)} hosts"):
         checked = asyncio.run(run_check(backend, None if inputs is None or resolved is None else (inputs, resolved)))
@@ -177,8 +174,7 @@ async def _sharing(fleet: Fleet, looks: Sequence[HostLook], backend: HostsBacken
 def _inputs(inputs: Inputs) -> dict[str, list[list[str]]]:
     from lockstep.plan.hosts.place import inputs_of
 
-    assert inputs.cluster.hosts is not None  # noqa: S101 (`check` has looked)
-    return {host.name: inputs_of(inputs.job, inputs.cluster.profile, host) for host in inputs.cluster.hosts.hosts}
+    return {host.name: inputs_of(inputs.job, inputs.cluster.profile, host) for host in inputs.cluster.its_hosts("").hosts}
 
 
 async def _known(fleet: Fleet, inputs: Inputs, resolved: Resolved) -> RunFacts:

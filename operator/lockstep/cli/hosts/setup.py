@@ -61,12 +61,11 @@ def setup(
     from lockstep.platforms.hosts.backend import HostsBackend
 
     file = load(where.verb, cluster)
-    if file.hosts is None:
-        raise ConfigError(f"{cluster} is a Kubernetes cluster: hosts setup is for cluster files with platform: hosts")
+    hosts = file.its_hosts(cluster)
     if not dry_run:
         from lockstep.cli.hosts.access import let_in
 
-        file = let_in(cluster, file, file.hosts, fingerprint or [])
+        file = let_in(cluster, file, hosts, fingerprint or [])
     fleet = HostsBackend(file, cluster).fleet()
     asyncio.run(_set_up(fleet, fleet.cluster.environment, dry_run=dry_run))
 

@@ -12,8 +12,9 @@ from lockstep.api.errors import Failed
 from lockstep.cli.shared.inputs import FileOption, SetOption, only, read_inputs
 from lockstep.cli.shared.jobargs import Form, FormOption, TargetOptions, limit_option, on_site
 from lockstep.cli.shared.shortruns import result_of
-from lockstep.platforms.local.environment import TORCH, in_full_environment
+from lockstep.cli.shared.target import tell_place
 from lockstep.platforms.output import put, put_json
+from lockstep.platforms.places.backends import backend_of
 from lockstep_spec.exits import FAILED
 from lockstep_spec.words import number_of
 
@@ -67,8 +68,10 @@ def scaling(
     inputs = read_inputs(only(file, "bench scaling"), where, changes)
     numbers = sizes(nodes, inputs.job.spec.nodes or inputs.cluster.profile.spec.gpus.default_nodes)
     jobs = [scaling_job(inputs.job, number, steps) for number in numbers]
-    in_full_environment(TORCH if where.local else ())
-    runs = inputs.at(where).backend().short_runs(inputs.cluster.profile, timeout)
+    place = inputs.at(where)
+    backend = backend_of(place.kind, place)
+    runs = backend.short_runs(inputs.cluster.profile, timeout)
+    tell_place(where.verb, backend.place)
     quiet = output is Form.JSON
     if not quiet:
         on = f"{', '.join(map(str, numbers))} {'node' if numbers == (1,) else 'nodes'}"
@@ -76,7 +79,7 @@ def scaling(
     measured = list(_table(inputs, runs, jobs, quiet=quiet))
     if quiet:
         put_json(as_json(measured), indent=1)
-    elif lines := list(closing(measured, one_machine=where.local)):
+    elif lines := list(closing(measured, one_machine=backend.is_one_machine)):
         put(*lines)
     raise typer.Exit(FAILED if any(one.problem for one in measured) else 0)
 

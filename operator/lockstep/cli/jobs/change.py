@@ -22,11 +22,13 @@ from lockstep.cli.shared.jobargs import (
     known_names,
     on_cluster,
     on_site,
+    stated_place,
 )
 from lockstep.cli.shared.terminal import confirm
 from lockstep.kube.outage import Outage
 from lockstep.platforms.output import put, say
 from lockstep.platforms.places.backend import POLL_SECONDS, STOP_SECONDS
+from lockstep.platforms.places.backends import IN_NAMESPACE
 from lockstep_spec.words import number_of
 
 if TYPE_CHECKING:
@@ -197,9 +199,10 @@ def retry(
     Example: lockstep retry demo
     """
     file = only(files, "retry") if files else None
-    if file is not None and where.local != in_namespace and job is None:
-        raise typer.Exit(_run_again(file, where))
-    if job is None or file is not None or in_namespace:
+    place = stated_place(where, in_namespace=in_namespace)
+    if file is not None and place is not None and job is None:
+        raise typer.Exit(_run_again(file, where, place))
+    if job is None or file is not None or place == IN_NAMESPACE:
         raise ConfigError("name the failed job: lockstep retry JOB, or use -f FILE with either --local or --in-namespace")
     failed = find_job(job, where)
     _refuse_unless_failed(failed)
@@ -229,14 +232,13 @@ def _refuse_unless_failed(job: Job) -> None:
         raise ConfigError(f"job {name} has not failed, so there is nothing to retry: {state}")
 
 
-def _run_again(file: Path, where: TargetOptions) -> int:
+def _run_again(file: Path, where: TargetOptions, place: str) -> int:
     """Start a failed run without an operator again, and return its exit code."""
     from lockstep.api.objects import Typed
     from lockstep.cli.jobs.run import run_job
     from lockstep.cli.shared.inputs import option_words
-    from lockstep.platforms.places.backends import IN_NAMESPACE, LOCAL
 
-    inputs, place = read_inputs(file, where), LOCAL if where.local else IN_NAMESPACE
+    inputs = read_inputs(file, where)
     options: dict[str, object] = {"--cluster": where.cluster, "--local": where.local, "--workspace": where.workspace}
     typed = Typed(str(file), tuple(option_words(options)), (), where.cluster)
     return run_job(inputs, inputs.at(where), place, typed, {"-f": file, **options}, retry=True)

@@ -86,7 +86,7 @@ def plan(
     offline = offline or all(is_stand_in(resolved) for _, resolved in jobs)
     with waiting("reading the job's inputs" if offline else "asking the cluster what it would make of this"):
         plans = [
-            backend_class(inputs.kind).plan(inputs.at(where), Order(inputs.job, inputs.cluster, Typed("")), resolved, wishes)
+            backend_class(inputs.cluster.kind).plan(inputs.at(where), Order(inputs.job, inputs.cluster, Typed("")), resolved, wishes)
             for inputs, resolved in jobs
         ]
     if output is Form.JSON:

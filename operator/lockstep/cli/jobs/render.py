@@ -61,7 +61,7 @@ def validate(where: TargetOptions, file: FilesOption, changes: SetOption = None)
             refuse_missing_gpus(resolved)
             if resolved.training is not None and (moved := moved_targets_here(resolved.training)):
                 raise ConfigError(moved)
-            doubts = backend_class(inputs.kind).doubts(resolved)
+            doubts = backend_class(inputs.cluster.kind).doubts(resolved)
         except ConfigError as error:
             mistakes += [f"{inputs.source}: {line}" if len(jobs) > 1 else str(line) for line in error.args]
         else:

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lockstep.api.errors import ConfigError
-from lockstep.api.names import DEV_ENVIRONMENT, FRESH
+from lockstep.api.names import DEV_ENVIRONMENT, FRESH, HOSTS
 from lockstep.api.names import WORKSPACE as JOB_WORKSPACE
 from lockstep.api.objects import Typed
 from lockstep.cli.shared.clusterfiles import cluster_of_hosts, is_workspace, read_text
 from lockstep.cli.shared.inputs import OptionalFileOption, SetOption, only, option_words, read_inputs
-from lockstep.cli.shared.jobargs import TargetOptions, find_cluster_job, on_site
+from lockstep.cli.shared.jobargs import TargetOptions, find_cluster_job, on_site, stated_place
 from lockstep.cli.shared.target import tell_place
 from lockstep.platforms.output import tell
 from lockstep.platforms.places.backend import HostOptions, Order
-from lockstep.platforms.places.backends import HOSTS, IN_NAMESPACE, LOCAL, backend_of, refuse
+from lockstep.platforms.places.backends import LOCAL, backend_of, refuse
 
 if TYPE_CHECKING:
     from lockstep.api.job import TrainingJob
@@ -35,6 +35,30 @@ ON_HOSTS, HERE, WITHOUT_OPERATOR, IN_ENVIRONMENT = (
     "A script in a dev environment",
 )
 """Groups of options on the help page."""
+PROGRAMS = {"--hosts": HOSTS, "--local": LOCAL}
+"""Option → place where a program that is typed behind -- runs with it."""
+PROCESSES_WHY = "is for a program behind --, on hosts (--hosts) or on this machine (--local); with -f: --set ranksPerNode="
+REFUSED: Mapping[str, Mapping[str, Sequence[str]]] = {
+    "-f": {"is for a dev environment, and -f runs a job file: use one of them": ("--job", "SCRIPT"), PROCESSES_WHY: ("--nproc-per-node",)},
+    "--hosts": {
+        "can't be combined with --hosts, which runs a program on the hosts that it names": (
+            "--job", "--local", "--in-namespace", "--cluster", "--nodes", "--fresh", "--preview", "--anyway",
+        ),
+    },
+    "--local": {
+        "can't be combined with --local -- PROGRAM, which runs a program on this machine": (
+            "--job", "--in-namespace", "--cluster", "--namespace", "--context", "--detach", "--fresh", "--preview", "--first", "--without",
+            "--anyway",
+        ),
+    },
+    "SCRIPT": {
+        PROCESSES_WHY: ("--nproc-per-node",),
+        "is for a job file: name one with -f, or a program behind --": (
+            "--hosts", "--local", "--in-namespace", "--nodes", "--set", "--fresh", "--preview", "--first", "--without", "--anyway",
+        ),
+    },
+}  # fmt: skip
+"""Form of the command → why it hasn't got options → these."""
 
 
 @on_site
@@ -153,58 +177,45 @@ def run(
 
     Example: lockstep run --job ml-dev-env train_multi_node.py --epochs 3
     """
-    file = only(files, "run") if files else None
-    on_hosts = HostOptions(first, tuple(without or ()))
-    if hosts is not None and (script or file is None):
-        others = {"-f": file, "--job": job, "--local": where.local, "--in-namespace": in_namespace,
-            "--cluster": where.cluster, "--nodes": nodes, "--fresh": fresh, "--preview": preview, "--anyway": anyway}  # fmt: skip
-        _refuse_options(others, "can't be combined with --hosts, which runs a program on the hosts that it names")
-        where.refuse_kubernetes("--hosts")
-        from lockstep.cli.jobs.typed import typed_on_hosts
+    file, on_hosts = only(files, "run") if files else None, HostOptions(first, tuple(without or ()))
+    stated: dict[str, object] = {
+        "SCRIPT": script, "-f": file, "--job": job, "--hosts": hosts, "--local": where.local, "--in-namespace": in_namespace,
+        "--cluster": where.cluster, "--namespace": where.namespace, "--context": where.context, "--nodes": nodes, "--set": changes,
+        "--nproc-per-node": processes, "--detach": detach, "--fresh": fresh, "--preview": preview, "--first": first, "--without": without,
+        "--anyway": anyway,
+    }  # fmt: skip
+    form = next((option for option in ("-f", *PROGRAMS) if stated[option] and (file or script)), "SCRIPT")
+    for why, options in REFUSED[form].items():
+        _refuse_options({option: stated[option] for option in options}, why)
+    if form in PROGRAMS:
+        from lockstep.cli.jobs.typed import TypedLine, typed_program
 
-        inputs, named = typed_on_hosts(hosts, script or (), processes, changes or (), on_hosts)
-        raise typer.Exit(run_job(inputs, replace(where, cluster=named), HOSTS, Typed(""), detach=detach, hosts=on_hosts))
-    if where.local and script:
-        wrong = {"-f": file, "--job": job, "--in-namespace": in_namespace, "--cluster": where.cluster, "--namespace": where.namespace,
-            "--context": where.context, "--detach": detach, "--fresh": fresh, "--preview": preview, "--first": first, "--without": without,
-            "--anyway": anyway}  # fmt: skip
-        _refuse_options(wrong, "can't be combined with --local -- PROGRAM, which runs a program on this machine")
-        from lockstep.cli.jobs.typed import typed_here
-
-        inputs = typed_here(script, processes, nodes, changes or (), where.workspace)
-        raise typer.Exit(run_job(inputs, where, LOCAL, Typed("")))
-    if processes is not None:
-        raise ConfigError(
-            "--nproc-per-node is for a program behind --, on hosts (--hosts) or on this machine (--local); with -f: --set ranksPerNode="
+        inputs, found = typed_program(
+            PROGRAMS[form], where, TypedLine(script or (), hosts or "", nodes, processes, changes or (), on_hosts)
         )
+        raise typer.Exit(run_job(inputs, found, PROGRAMS[form], Typed(""), detach=detach, hosts=on_hosts))
     if file is None:
-        of_a_file = {"--local": where.local, "--in-namespace": in_namespace, "--nodes": nodes, "--set": changes,
-            "--fresh": fresh, "--preview": preview, "--first": first, "--without": without, "--anyway": anyway}  # fmt: skip
-        _refuse_options(of_a_file, "is for a job file: name one with -f, or a program behind --")
         raise typer.Exit(run_in_session(script or (), job or DEV_ENVIRONMENT, where, detach=detach))
-    _refuse_options({"--job": job, "SCRIPT": script}, "is for a dev environment, and -f runs a job file: use one of them")
     _refuse_options({"--cluster": hosts and where.cluster}, "says where the job runs, and so does --hosts: use one of them")
-    if where.local and in_namespace:
-        raise ConfigError("a job runs either on this machine (--local) or in a namespace (--in-namespace): use one of them")
-    place = LOCAL if where.local else IN_NAMESPACE if in_namespace else None
+    place = stated_place(where, in_namespace=in_namespace)
     wishes: dict[str, object] = {"--detach": detach, "--first": first, "--without": without, "--anyway": anyway, "--preview": preview}
     if place is not None:
         refuse(place, wishes | {"--hosts": hosts})
     changes = [*(changes or ()), *([f"nodes={nodes}"] if nodes else ()), *(fresh_changes(file) if fresh else ())]
-    options: dict[str, object] = {"--cluster": where.cluster, "--hosts": hosts, "--local": where.local, "--workspace": where.workspace,
+    again: dict[str, object] = {"--cluster": where.cluster, "--hosts": hosts, "--local": where.local, "--workspace": where.workspace,
         "--first": first, "--without": without}  # fmt: skip
-    stated = replace(where, cluster=cluster_of_hosts(hosts, _job_name(file, changes))) if hosts else where
-    inputs = _read_anywhere(file, stated, changes) if place is None else read_inputs(file, stated, changes)
-    found = inputs.at(stated)
+    named = replace(where, cluster=cluster_of_hosts(hosts, _job_name(file, changes))) if hosts else where
+    inputs = _read_anywhere(file, named, changes) if place is None else read_inputs(file, named, changes)
+    found = inputs.at(named)
     if place is None:
         place = found.kind
         refuse(place, wishes)
     if place == LOCAL:
-        options |= {"--local": True, "--workspace": found.workspaces()[0]}
-    words = option_words(options | {"-n": where.namespace, "--in-namespace": in_namespace})
+        again |= {"--local": True, "--workspace": found.workspaces()[0]}
+    words = option_words(again | {"-n": where.namespace, "--in-namespace": in_namespace})
     of_changes = [word for change in changes if change != FRESH for word in ("--set", change)]
     typed = Typed(str(file), (*words, *of_changes), tuple(changes), where.cluster)
-    again = {"-f": file, **options, "--set": changes}
+    again = {"-f": file, **again, "--set": changes}
     raise typer.Exit(run_job(inputs, found, place, typed, again, detach=detach, anyway=anyway, samples=preview, hosts=on_hosts))
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.files.jobfile import parse_job_file
+from lockstep.api.names import HOSTS
 from lockstep.cli.shared.clusterfiles import LOCAL_CLUSTER, cluster_of_hosts, load_cluster, load_hosts
 from lockstep.cli.shared.inputs import Inputs
 from lockstep.plan.translate.adhoc import PROCESSES, TypedProgram, script_job
@@ -19,10 +21,12 @@ from lockstep.platforms.hosts.backend import HostsBackend
 from lockstep.platforms.hosts.sync import send_project
 from lockstep.platforms.jobs.machine import gpus_here
 from lockstep.platforms.places.backend import HostOptions
+from lockstep.platforms.places.backends import LOCAL
 from lockstep_spec.words import number_of
 
 if TYPE_CHECKING:
     from lockstep.api.job import TrainingJob
+    from lockstep.cli.shared.jobargs import TargetOptions
 
 
 def _fields(changes: Sequence[str]) -> list[str]:
@@ -45,15 +49,30 @@ def _read(
     return parse_job_file(text, source, changes)
 
 
-def typed_on_hosts(
-    hosts: str, words: Sequence[str], processes: int | None, changes: Sequence[str], options: HostOptions
-) -> tuple[Inputs, str]:
-    """Return the job, and its cluster as it is named. If the program is in this folder, it is sent to a folder of its own, where ranks will
-    work. Raises ConfigError, Failed.
-    """
+class TypedLine(NamedTuple):
+    """A program as a command line has it."""
+
+    words: Sequence[str]
+    hosts: str
+    """Value of --hosts; '': it runs on this machine."""
+    nodes: int | None
+    processes: int | None
+    """Ranks of a node."""
+    changes: Sequence[str]
+    options: HostOptions
+
+
+def typed_program(place: str, where: TargetOptions, program: TypedLine) -> tuple[Inputs, TargetOptions]:
+    """Return the job of the program, and the place that it names. Raises ConfigError, Failed."""
+    return {HOSTS: _on_hosts, LOCAL: _here}[place](where, program)
+
+
+def _on_hosts(where: TargetOptions, program: TypedLine) -> tuple[Inputs, TargetOptions]:
+    """If the program is in this folder, it is sent to a folder of its own, where ranks will work."""
+    words, hosts, _, processes, changes, options = program
+    where.refuse_kubernetes("--hosts")
     file, name = load_hosts(hosts)
-    assert file.hosts is not None  # noqa: S101 (load_hosts gives hosts)
-    typed, counts, here = TypedProgram(words, os.path.isfile), file.hosts.gpu_counts, Path.cwd()
+    typed, counts, here = TypedProgram(words, os.path.isfile), file.its_hosts(hosts).gpu_counts, Path.cwd()
     read = partial(_read, typed, changes, "--hosts", counts, processes, name)
     job = read(own_folders(here)[0] if typed.is_here else None)
     named = cluster_of_hosts(hosts, job.metadata.name)
@@ -61,11 +80,12 @@ def typed_on_hosts(
         sending = send_project(HostsBackend(file, named).fleet(), here, job.metadata.name, job.spec.nodes or len(counts), options)
         job = read(asyncio.run(sending))
     again = {"--hosts": hosts, PROCESSES: processes, "--first": options.first, "--without": options.without, "--set": changes}
-    return Inputs(job, file, file.cluster.namespace, "--hosts").typed("run", again, words), named
+    return Inputs(job, file, file.cluster.namespace, "--hosts").typed("run", again, words), replace(where, cluster=named)
 
 
-def typed_here(words: Sequence[str], processes: int | None, nodes: int | None, changes: Sequence[str], workspace: Path) -> Inputs:
-    """Return the job of a program that runs on this machine, in this folder. Raises ConfigError."""
+def _here(where: TargetOptions, program: TypedLine) -> tuple[Inputs, TargetOptions]:
+    """It runs in this folder."""
+    words, _, nodes, processes, changes, _ = program
     gpus, number = gpus_here(), nodes or 1
     each = gpus // number
     if gpus and not each and "gpusPerNode=0" not in _fields(changes):
@@ -73,5 +93,5 @@ def typed_here(words: Sequence[str], processes: int | None, nodes: int | None, c
     counts: dict[str, int | None] = {f"node {node} of this machine": each for node in range(number)}
     typed, ranks = TypedProgram(words, os.path.isfile), processes or (None if each else 1)
     job = _read(typed, changes, "--local", counts, ranks, None, str(Path.cwd()))
-    again = {"--local": True, PROCESSES: processes, "--nodes": nodes, "--workspace": workspace, "--set": changes}
-    return Inputs(job, load_cluster(LOCAL_CLUSTER), "", "--local").typed("run", again, words)
+    again = {"--local": True, PROCESSES: processes, "--nodes": nodes, "--workspace": where.workspace, "--set": changes}
+    return Inputs(job, load_cluster(LOCAL_CLUSTER), "", "--local").typed("run", again, words), where

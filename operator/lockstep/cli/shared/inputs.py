@@ -16,7 +16,7 @@ from lockstep.api.names import ANNOTATION_TYPED, FRESH
 from lockstep.cli.shared.clusterfiles import cluster_names, is_workspace, load_cluster, read_text
 from lockstep.cli.shared.places import Verb, VerbCommand
 from lockstep.platforms.output import tell
-from lockstep.platforms.places.backends import DEFAULT_WORKSPACE, HOSTS, KUBERNETES
+from lockstep.platforms.places.backends import DEFAULT_WORKSPACE, backend_class
 
 if TYPE_CHECKING:
     from lockstep.api.files.clusterfile import ClusterFile
@@ -87,11 +87,6 @@ class Inputs:
 
         aim_at_file(verb, self.cluster)
         return self
-
-    @property
-    def kind(self) -> str:
-        """Return the name of the backend that the cluster file is of."""
-        return KUBERNETES if self.cluster.hosts is None else HOSTS
 
     def at(self, where: TargetOptions) -> TargetOptions:
         """Return the place of the job, as its file and these options say."""
@@ -228,7 +223,7 @@ def _read_cluster(job: TrainingJob, file: Path, name: str, verb: Verb) -> Cluste
         raise
     aim_at_file(verb, cluster_file, name)
     used = cluster_file.cluster.name
-    if stated is not None and stated != used and cluster_file.hosts is None:
+    if stated is not None and stated != used and backend_class(cluster_file.kind).has_operator:
         from lockstep.platforms.jobs.resolved import warn
 
         warn("OtherCluster", f"{file} names the cluster {stated}, and {used} is used here: an operator takes {stated}")

@@ -16,17 +16,16 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from lockstep.api.errors import ConfigError, LockstepError
-from lockstep.api.names import DEV_ENVIRONMENT
+from lockstep.api.names import DEV_ENVIRONMENT, KUBERNETES
 from lockstep.cli.shared.clusterfiles import LOCAL_CLUSTER
 from lockstep.cli.shared.folders import QUICKSTART, state_folder
 from lockstep.cli.shared.places import PLACES, Verb
-from lockstep.platforms.places.backends import DEFAULT_WORKSPACE, HOSTS, KUBERNETES, LOCAL, backend_of
+from lockstep.platforms.places.backends import DEFAULT_WORKSPACE, IN_NAMESPACE, LOCAL, backend_of
 
 if TYPE_CHECKING:
     from lockstep.api.files.clusterfile import ClusterFile
     from lockstep.kube.aim import Connections
     from lockstep.platforms.clusters.target import Target
-    from lockstep.platforms.hosts.backend import HostsBackend
     from lockstep.platforms.kubernetes.job import KubernetesJob
     from lockstep.platforms.places.backend import Backend, Job
 
@@ -116,19 +115,15 @@ class TargetOptions:
         return target_of(self.verb, self.named, self.namespace)
 
     @cached_property
-    def file_of_hosts(self) -> ClusterFile | None:
-        """Return the cluster file that is meant, if it is one of hosts. Raises ConfigError for one that can't be read."""
-        from lockstep.cli.shared.target import hosts_of
+    def cluster_file(self) -> ClusterFile:
+        """Return the cluster file that is meant. Raises ConfigError for one that can't be read."""
+        from lockstep.cli.shared.target import load
 
-        file = hosts_of(self.verb, self.named) if self.file is None else self.file
-        return file if file is not None and file.hosts is not None else None
+        return self.file or load(self.verb, self.named)
 
     def of_hosts(self) -> tuple[ClusterFile, str]:
-        file = self.file_of_hosts
-        if file is None:
-            raise ConfigError(f"{self.named} is no cluster of hosts (platform: hosts in its file)")
         self.refuse_kubernetes(self.named)
-        return file, self.named
+        return self.cluster_file, self.named
 
     def workspaces(self) -> Sequence[Path]:
         """Return the workspace; the usual one with that of `lockstep quickstart --local` behind it."""
@@ -141,6 +136,7 @@ class TargetOptions:
     def kind(self) -> str:
         """Return the backend's name in `places.backends`."""
         from lockstep.cli.shared.clusterfiles import is_workspace
+        from lockstep.cli.shared.target import is_of_kubernetes
 
         if self.local:
             return LOCAL
@@ -150,7 +146,7 @@ class TargetOptions:
                     f"{self.named} is a workspace of this machine, which has no namespaces: leave out -n, or name a cluster by --cluster"
                 )
             return LOCAL
-        return KUBERNETES if self.file_of_hosts is None else HOSTS
+        return KUBERNETES if self.file is None and is_of_kubernetes(self.verb, self.named) else self.cluster_file.kind
 
     def backend(self) -> Backend:
         """Return where jobs are: the hosts of a cluster file, a namespace, or a workspace of this machine."""
@@ -164,12 +160,6 @@ class TargetOptions:
         """Return the place that a cluster file describes, which was given as `named`."""
         return replace(self, cluster=named, file=file)
 
-    def hosts(self) -> HostsBackend | None:
-        """Return the hosts of the cluster file that is named; None for a Kubernetes cluster."""
-        if self.kind != HOSTS:
-            return None
-        return cast("HostsBackend", self.backend())
-
     def refuse_kubernetes(self, hosts: str) -> None:
         """Raise ConfigError if options that only Kubernetes has are typed for a cluster of hosts."""
         if self.namespace or self.context:
@@ -179,6 +169,14 @@ class TargetOptions:
         from lockstep.cli.shared.target import namespace_of
 
         return namespace_of(self.verb, self.named, self.namespace)
+
+
+def stated_place(where: TargetOptions, *, in_namespace: bool) -> str | None:
+    """Return the place that --local or --in-namespace names; None: the cluster file says it. Raises ConfigError for both."""
+    stated = [place for place, is_stated in ((LOCAL, where.local), (IN_NAMESPACE, in_namespace)) if is_stated]
+    if len(stated) > 1:
+        raise ConfigError("a job runs either on this machine (--local) or in a namespace (--in-namespace): use one of them")
+    return stated[0] if stated else None
 
 
 def acts_on(*options: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -304,17 +304,14 @@ def options_to(verb: Verb, cluster: str) -> str:
     return "".join(f" {shlex.quote(word)}" for word in words)
 
 
-def hosts_of(verb: Verb, cluster: str) -> ClusterFile | None:
-    """Return the cluster file of hosts that is meant; None for a Kubernetes cluster. Raises ConfigError for one that can't be read.
+def is_of_kubernetes(verb: Verb, cluster: str) -> bool:
+    """Return True if a look at the cluster's file shows that it is of Kubernetes, without the time that reading it takes.
 
     `local` is no hosts' unless an option names it: whichever folder one stands in may have a file of that name.
     """
     stated = peek(cluster)
     is_typed = verb.unnamed is None and (verb.choice is None or verb.choice.is_typed)
-    if (stated is not None and not stated.is_of_hosts) or (cluster == EMBEDDED and not is_typed):
-        return None
-    cluster_file = load(verb, cluster)
-    return cluster_file if cluster_file.hosts is not None else None
+    return (stated is not None and not stated.is_of_hosts) or (cluster == EMBEDDED and not is_typed)
 
 
 def namespace_of(verb: Verb, cluster: str, namespace: str | None) -> str:

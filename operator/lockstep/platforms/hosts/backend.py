@@ -72,8 +72,7 @@ class HostsBackend(Backend):
         """`named`: the cluster as it was given: its name, or the path of its file."""
         from lockstep.api.hosts import cluster_words
 
-        assert cluster_file.hosts is not None  # noqa: S101 (the file says platform: hosts)
-        self.hosts, self.profile, self.name = cluster_file.hosts, cluster_file.profile, cluster_file.cluster.name
+        self.hosts, self.profile, self.name = cluster_file.its_hosts(named), cluster_file.profile, cluster_file.cluster.name
         self.given = named
         self.typed, self.again = cluster_words(named)
         self.anew = f"lockstep run -f FILE --fresh {self.again}"

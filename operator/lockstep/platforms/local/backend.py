@@ -40,6 +40,7 @@ class LocalBackend(Backend):
 
     keeps_command = True
     restarts_agents = False
+    is_one_machine = True
 
     @classmethod
     def at(cls, where: NamedPlace) -> Self:
@@ -100,6 +101,7 @@ class LocalBackend(Backend):
     def short_runs(self, profile: TrainingCluster, seconds: int | None) -> ShortRuns:
         from lockstep.platforms.local.run import LocalRuns
 
+        in_full_environment()
         return LocalRuns(profile, self.root)
 
     def looks(self, job: str | None, interval: float, *, live: bool) -> Looks:

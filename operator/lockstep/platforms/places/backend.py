@@ -178,6 +178,8 @@ class Backend(ABC):
     """True if jobs here are in namespaces."""
     restarts_agents = True
     """True if something starts an agent again that was ended."""
+    is_one_machine = False
+    """True if all nodes of a job share the processors and the memory of one machine."""
     keeps_command = False
     """True if a job keeps the command that started it, to say how it starts again."""
 

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lockstep.api.errors import ConfigError
+from lockstep.api.names import HOSTS, KUBERNETES
 from lockstep_spec.words import listed
 
 if TYPE_CHECKING:
     from lockstep.platforms.places.backend import Backend, NamedPlace
 
-KUBERNETES, IN_NAMESPACE, HOSTS, LOCAL = "kubernetes", "in-namespace", "hosts", "local"
+IN_NAMESPACE, LOCAL = "in-namespace", "local"
 BACKENDS = {
     KUBERNETES: "lockstep.platforms.kubernetes.backend.KubernetesBackend",
     IN_NAMESPACE: "lockstep.platforms.kubernetes.innamespace.InNamespace",

@@ -153,7 +153,7 @@ def test_on_this_machine_a_runs_folder_or_an_adapters_will_do(
 ) -> None:
     folder = write(tmp_path / "run/adapter", 1, CONFIG, WEIGHTS)
     assert _adapter_in(tmp_path / "run") == folder == _adapter_in(folder)
-    monkeypatch.setattr("sys.argv", ["lockstep", "generate", str(tmp_path), "hello", "--local"])
+    monkeypatch.setattr("sys.argv", ["lockstep", "generate", str(tmp_path), "hello"])
     assert main() == 2
     assert "holds no adapter" in capsys.readouterr().err
 
