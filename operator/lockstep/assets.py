@@ -17,7 +17,7 @@ def asset(path: str) -> Path:
     return (_PACKED if _PACKED.is_dir() else PACKAGE.resolve().parents[1]) / path
 
 
-PACKAGES = ("lockstep", "lockstep_gang", "lockstep_spec", "lockstep_train")
+PACKAGES = ("lockstep", "lockstep_gang", "lockstep_machine", "lockstep_spec", "lockstep_train")
 
 
 def package(name: str) -> Path:

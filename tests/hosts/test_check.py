@@ -207,7 +207,7 @@ def other_torch(lab: Lab) -> Undo:
 GPU = "GPU-11111111-2222-3333-4444-555555555555"
 SMI = f"""#!/bin/sh
 case "$*" in
-*--query-gpu*) echo '0, {GPU}, Fake K40, 24564, 20000, 99, 60, 300, 550.54, 3.0, 0, 00000000:01:00.0, [N/A]' ;;
+*--query-gpu*) echo '0, {GPU}, Fake K40, 24564, 550.54, 3.0, 0, 00000000:01:00.0, [N/A]' ;;
 *--query-compute-apps*) echo '{GPU}, 1, 20000' ;;
 -L) echo 'GPU 0: Fake K40 (UUID: {GPU})' ;;
 esac

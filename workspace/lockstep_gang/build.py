@@ -7,19 +7,26 @@ import pkgutil
 from functools import cache
 from pathlib import Path
 
+import lockstep_machine
 import lockstep_spec
 
 BUILD = "BUILD"
 """File with the build in the agent's own file, which has the sources no more where only compiled code is read."""
-SPEC_MODULES = ("__init__", "choices", "codec", "exits", "files", "handshake", "kernel", "senders", "words")
-"""Modules of lockstep_spec that the gang imports; the others are arithmetic of the trainer's runs."""
+SHARED = {
+    lockstep_machine: ("__init__", "gpus", "limits", "processes", "rdma", "readings"),
+    lockstep_spec: ("__init__", "choices", "codec", "cuda", "exits", "files", "handshake", "senders", "words"),
+}
+"""Modules of other packages that the gang imports; the others are facts that it doesn't need, and arithmetic of the trainer's runs."""
 
 
 def sources() -> dict[str, Path]:
     """Map the name of each module of an agent, such as lockstep_gang/build.py, to its file; sorted."""
-    gang, spec = Path(__file__).parent, Path(lockstep_spec.__file__).parent
-    files = [*(path for path in gang.rglob("*.py") if path.name != "package.py"), *(spec / f"{module}.py" for module in SPEC_MODULES)]
-    return {path.relative_to((gang if path.is_relative_to(gang) else spec).parent).as_posix(): path for path in sorted(files)}
+    gang = Path(__file__).parent
+    files = {path.relative_to(gang.parent).as_posix(): path for path in gang.rglob("*.py") if path.name != "package.py"}
+    for package, modules in SHARED.items():
+        folder = Path(str(package.__file__)).parent
+        files |= {f"{folder.name}/{module}.py": folder / f"{module}.py" for module in modules}
+    return dict(sorted(files.items()))
 
 
 @cache

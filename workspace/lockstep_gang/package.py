@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lockstep_gang.build import BUILD, build_id, sources
+from lockstep_spec.files import durable_file
 
 _SHEBANG = b"#!/usr/bin/env python3\n"
 _MAIN = b"""import os, signal
@@ -33,16 +34,13 @@ Entry = tuple[str, bytes]
 
 def write_zipapp(out: Path, *, compiled: bool = True) -> None:
     """Write the executable file, with compiled files where this Python has them; never half of it under its name. Raises OSError."""
-    draft = out.with_name(f"{out.name}.draft")
-    with draft.open("wb") as file:
+    with durable_file(out, 0o755) as file:
         file.write(_SHEBANG)
         with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
             for name, content in [("__main__.py", _MAIN), *_entries(compiled=compiled)]:
                 entry = zipfile.ZipInfo(name, _TIME)
                 entry.external_attr = 0o644 << 16
                 archive.writestr(entry, content)
-    draft.chmod(0o755)
-    draft.replace(out)
 
 
 def _entries(*, compiled: bool) -> Iterator[Entry]:

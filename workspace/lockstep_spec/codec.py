@@ -25,6 +25,7 @@ from lockstep_spec.choices import Choice
 T = TypeVar("T")
 
 _PLAIN: dict[type, str] = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+_CONTAINERS: dict[Any, type] = {tuple: list, dict: dict, Mapping: dict}
 SHOWN_CHARACTERS = 60
 WORD_CHARACTERS = 64
 """Longest value of a `Choice` that is kept without being known."""
@@ -50,6 +51,14 @@ class Quoted(Must):
 def at_least(minimum: int) -> Must:
     """Bounds of a whole number."""
     return Must(f"a whole number ≥ {minimum}", lambda number: bool(number >= minimum))
+
+
+def no_longer(most: int) -> Must:
+    """Bounds of a text, a list or an object."""
+    return Must(f"no longer than {most}", lambda value: len(value) <= most)
+
+
+FINITE = Must("a number", math.isfinite)
 
 
 def camel(name: str) -> str:
@@ -138,7 +147,7 @@ def _decode(kind: Any, value: Any, where: str, *, strict: bool) -> Any:  # noqa:
         return _decode_enum(kind, value, where, strict=strict)
     if issubclass(kind, tuple):
         return _decode_row(kind, value, where, strict=strict)
-    if kind is float and type(value) is int:
+    if _is_whole(kind, value):
         return float(value)
     return _expect(kind, value, _PLAIN[kind], where)
 
@@ -146,13 +155,18 @@ def _decode(kind: Any, value: Any, where: str, *, strict: bool) -> Any:  # noqa:
 def _decode_bounded(kind: Any, must: Must, value: Any, where: str, *, strict: bool) -> Any:
     if isinstance(must, Quoted):
         decoded = _quoted_number(value)
-    elif type(value) is (list if _origin(kind) is tuple else kind):
+    elif type(value) is _CONTAINERS.get(_origin(kind), kind) or _is_whole(kind, value):
         decoded = _decode(kind, value, where, strict=strict)
     else:
         decoded = None
     if decoded is None or not must.holds(decoded):
         raise refuse(where, value, must.valid)
     return decoded
+
+
+def _is_whole(kind: Any, value: Any) -> bool:
+    """Return True for a float that JSON has without a point, and that a float can hold."""
+    return kind is float and type(value) is int and abs(value) < 1 << 1023
 
 
 def _quoted_number(text: Any) -> float | None:

@@ -135,19 +135,28 @@ def create_directories(folder: Path) -> list[Path]:
     return [folder]
 
 
-def write_durably(path: Path, content: bytes) -> None:
+def write_durably(path: Path, content: bytes, mode: int | None = None) -> None:
     """Write beside the name, fsync, rename onto it, fsync the folder. Raises OSError, and then leaves nothing behind."""
-    with durable_file(path) as file:
+    with durable_file(path, mode) as file:
         file.write(content)
 
 
 @contextlib.contextmanager
-def durable_file(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file that gets its name only once it is whole and synced; after an error nothing is left."""
-    with _renamed(path) as temporary, temporary.open("wb") as file:
+def durable_file(path: Path, mode: int | None = None) -> Iterator[IO[bytes]]:
+    """Open a file that gets its name only once it is whole and synced; after an error nothing is left.
+
+    `mode`: the file's, whatever the umask; nobody else can open what is to be private before it has it.
+    """
+    with _renamed(path) as temporary, open(temporary, "wb", opener=_private if mode else None) as file:
+        if mode:
+            os.fchmod(file.fileno(), mode)
         yield file
         file.flush()
         os.fsync(file.fileno())
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def write_pages_durably(path: Path, pages: memoryview, size: int) -> None:

@@ -13,17 +13,15 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from lockstep_spec.files import write_durably
+
 VALID_DAYS = 365
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Whole or not at all, and never readable by others: an `up` may be killed at any moment, and most of these are keys."""
+    """Write never readably by others, since most of these are keys."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.unlink(missing_ok=True)
-    temporary.touch(mode=0o600)
-    temporary.write_bytes(data)
-    temporary.replace(path)
+    write_durably(path, data, 0o600)
 
 
 def _key_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:

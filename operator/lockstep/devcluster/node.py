@@ -13,6 +13,7 @@ from lockstep.devcluster.controlplane import CLUSTER_DOMAIN, component_kubeconfi
 from lockstep.devcluster.host.layout import NodeLayout
 from lockstep.devcluster.host.processes import TIED
 from lockstep.devcluster.images import PAUSE
+from lockstep_spec.files import write_durably
 
 CNI_FOLDERS = (Path("/usr/lib/cni"), Path("/opt/cni/bin"))
 PRIVATE_FOLDERS = ("/run/netns", "/run/containerd", "/var/lib/kubelet", "/var/lib/cni", "/var/log/containers")
@@ -46,9 +47,7 @@ def write_files(node: NodeLayout) -> None:
 def write_once(path: Path, text: str) -> None:
     """Whole or not at all, and not when nothing changes: containerd watches the folder and reads what is half written."""
     if not path.exists() or path.read_text() != text:
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text(text)
-        temporary.replace(path)
+        write_durably(path, text.encode())
 
 
 def _private(node: NodeLayout, path: str) -> Path:

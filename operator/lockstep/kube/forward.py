@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from socket import inet_aton
 from typing import Any
 
@@ -16,6 +15,7 @@ from lockstep.kube.cluster import ApiError, Cluster
 from lockstep.kube.exec import FRAME_BYTES, V4, refused
 from lockstep.kube.kinds import path_of
 from lockstep.programs import WORDS_MAX
+from lockstep_machine.network import tcp_rows
 
 HERE = "127.0.0.1"
 DATA, ERROR = 0, 1
@@ -69,13 +69,10 @@ async def _listen(accepted: Any, local: int) -> asyncio.Server:
 
 def is_own(peer: tuple[str, int], here: tuple[str, int]) -> bool:
     """Return True if a connection of this machine's loopback was made by this user, by the kernel's table (on Linux; True elsewhere)."""
-    try:
-        lines = Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]
-    except OSError:
-        return True
+    rows = tcp_rows()
     ends = [f"{int.from_bytes(inet_aton(host), sys.byteorder):08X}:{port:04X}" for host, port in (peer, here)]
     own = {os.getuid(), int(os.environ.get("SUDO_UID", os.getuid()))}
-    return any(words[1:3] == ends and int(words[7]) in own for words in map(str.split, lines))
+    return not rows or any(words[1:3] == ends and int(words[7]) in own for words in rows)
 
 
 async def _carry(

@@ -13,14 +13,15 @@ import yaml
 
 from lockstep.plan.ahead.forecast import RunFacts, forecast
 from lockstep.plan.hosts.check import host_findings
-from lockstep.plan.hosts.condition import HostCondition, HostLook, read_gpu_errors
-from lockstep.plan.hosts.facts import HostFacts, _gpus
+from lockstep.plan.hosts.condition import HostCondition, HostLook, read_condition
+from lockstep.plan.hosts.facts import HostFacts, HostGpu
 from lockstep.plan.hosts.planned import HostsAsked, cards_of, hosts_plan
+from lockstep.platforms.onhost import look
 from lockstep.platforms.onhost.condition import gpu_errors
-from lockstep.platforms.onhost.look import GPU_FIELDS, GPU_MORE
-from lockstep.platforms.onhost.readings import lost_gpus
 from lockstep_gang.agent.preflight.facts import gpu_facts
 from lockstep_gang.contract.preflight import GpuFacts
+from lockstep_machine.cards import lost_gpus
+from lockstep_spec.codec import from_json
 from lockstep_spec.families import shape_from_config
 from support.hosts_told import CLUSTER, facts, gpu, placed
 
@@ -38,23 +39,24 @@ def judged(host: HostFacts, condition: HostCondition) -> list[tuple[str, str, st
 
 @pytest.mark.parametrize("case", LOGS, ids=range(len(LOGS)))
 def test_each_gpu_s_first_error_is_the_program_s_the_card_s_or_nvlink_s(case: dict[str, Any]) -> None:
-    condition = HostCondition(open_files=1 << 20, gpu_errors=read_gpu_errors(gpu_errors(case["log"])))
+    condition = read_condition("lab0", {"openFiles": 1 << 20, "gpuErrors": gpu_errors(case["log"])})
     found = judged(facts("lab0", "10.0.0.1", *GPUS), condition)
     assert [outcome for outcome, _, _ in found] == [outcome for outcome, _ in case["says"]]
     assert all(words in message for (_, message, _), (_, words) in zip(found, case["says"], strict=True)), found
 
 
-def row(text: str) -> dict[str, Any]:
-    return {**dict(zip([*GPU_FIELDS, *GPU_MORE], text.split(", "), strict=True)), "processes": [], "claim": None}
+FIELDS = [*look.GPU_FIELDS, "memory.used", "utilization.gpu", "temperature.gpu", "power.draw", *look.GPU_MORE]
 
 
 @pytest.mark.parametrize("case", ROWS, ids=range(len(ROWS)))
-def test_a_row_of_nvidia_smi_is_a_gpu_or_says_why_it_is_none(case: dict[str, Any]) -> None:
-    gpus, problem = _gpus([row(case["row"])], 128_000_000_000)
+def test_a_row_of_nvidia_smi_is_a_gpu_or_says_why_it_is_none(case: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(look, "described_gpus", lambda *_: ([dict(zip(FIELDS, case["row"].split(", "), strict=True))], ""))
+    monkeypatch.setattr(look, "gpu_users", lambda *_: ({}, ""))
+    gpus, problem = look.gpus(128_000_000_000)
     if "problem" in case:
         assert not gpus and case["problem"] in problem
     else:
-        (one,) = gpus
+        one = from_json(HostGpu, gpus[0], "GPU")
         assert [one.memory >> 30, "host" if one.shared else "own", "divided" if one.divided else "whole"] == case["gpu"] and not problem
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import socket
 import ssl
 import subprocess
@@ -188,7 +189,7 @@ def test_a_shell_in_a_pod_whose_user_has_no_name_has_a_prompt(
 ) -> None:
     from lockstep_gang.agent import main
 
-    monkeypatch.setattr(main, "user_name", lambda user: "ada" if named else str(user))
+    monkeypatch.setattr(main, "user_name", lambda: "ada" if named else str(os.getuid()))
     last_words = tmp_path / "termination-log"
     if in_pod:
         last_words.touch()

@@ -146,14 +146,14 @@ def test_a_source_file_that_a_rank_names_is_read_within_bounds(source: str, tmp_
     assert SOURCE_BYTES_MAX < 1 << 40
     named = str(tmp_path / source) if source in ("fifo", "huge") else source
     lines = ["Thread 0x1 (most recent call first):", f'  File "{named}", line 1 in step']
-    assert not dumped(1, 0, process_state(os.getpid()), lines, None).waits_for_others
+    assert not dumped(1, 0, process_state(Path("/proc/self")), lines, None).waits_for_others
 
 
 def test_a_source_file_may_be_a_link_as_mounted_files_are(tmp_path: Path) -> None:
     (tmp_path / "mounted").write_text("\nloss.item()\n")
     (tmp_path / "train.py").symlink_to("mounted")
     lines = ["Thread 0x1 (most recent call first):", f'  File "{tmp_path}/train.py", line 2 in step']
-    assert dumped(1, 0, process_state(os.getpid()), lines, None).waits_for_others
+    assert dumped(1, 0, process_state(Path("/proc/self")), lines, None).waits_for_others
 
 
 def test_a_hostfile_has_the_ranks_of_each_node(tmp_path: Path) -> None:

@@ -10,13 +10,14 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from zipfile import ZipFile
 from zipimport import zipimporter
 
 import pytest
 
 import lockstep_gang
-from lockstep_gang.build import SPEC_MODULES, build_id, sources
+from lockstep_gang.build import SHARED, build_id, sources
 from lockstep_gang.package import compiled_code, write_zipapp
 from support.checkout import ROOT
 from unit.gang.cases import gang
@@ -98,16 +99,14 @@ def test_the_file_and_its_sources_are_of_one_build_and_a_changed_source_of_anoth
     assert build_id.__wrapped__() != inside
 
 
-def test_the_file_has_every_module_of_the_ground_that_the_gang_imports_and_no_other() -> None:
-    workspace = ROOT / "workspace"
-    sources = [path.read_text() for path in (workspace / "lockstep_gang").rglob("*.py")]
-    imported = {name for source in sources for name in re.findall(r"^\s*from lockstep_spec\.(\w+) import", source, re.MULTILINE)}
-    within = {
-        name
-        for module in imported
-        for name in re.findall(r"from lockstep_spec\.(\w+) import", (workspace / f"lockstep_spec/{module}.py").read_text())
-    }
-    assert imported | within | {"__init__"} == set(SPEC_MODULES)
+@pytest.mark.parametrize("package", SHARED, ids=lambda package: package.__name__)
+def test_the_file_has_every_module_of_the_ground_that_the_gang_imports_and_no_other(package: ModuleType) -> None:
+    imports = re.compile(rf"^\s*from {package.__name__}\.(\w+) import", re.MULTILINE)
+    folder = ROOT / "workspace" / package.__name__
+    sources = [path.read_text() for path in (ROOT / "workspace/lockstep_gang").rglob("*.py")]
+    imported = {name for source in sources for name in imports.findall(source)}
+    within = {name for module in imported for name in imports.findall((folder / f"{module}.py").read_text())}
+    assert imported | within | {"__init__"} == set(SHARED[package])
 
 
 def test_variables_of_a_job_reach_its_ranks_and_leave_the_agent_alone(tmp_path: Path) -> None:
@@ -177,7 +176,7 @@ def test_the_agent_imports_nothing_that_python_does_not_bring() -> None:
     code = (
         f"import sys; sys.path.insert(0, {str(workspace)!r}); import lockstep_gang.agent.main,"
         " lockstep_gang.coordinator.https_post\nprint([n for n in sys.modules if n.split('.')[0] not in sys.stdlib_module_names |"
-        " {'__main__', 'lockstep_gang', 'lockstep_spec'}])"
+        " {'__main__', 'lockstep_gang', 'lockstep_machine', 'lockstep_spec'}])"
     )
     ended = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, timeout=20, check=True)
     assert ended.stdout.strip() == "[]"

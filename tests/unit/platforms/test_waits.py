@@ -31,11 +31,12 @@ from lockstep.platforms.inpod.wire import Gone
 from lockstep.platforms.jobs import bundle, editor, netrates, runs, terminal, top
 from lockstep.platforms.kubernetes import alone as runs_here
 from lockstep.platforms.kubernetes import probe
-from lockstep.platforms.onhost import brief, condition, exchange, keep, look, marks, readings, station
+from lockstep.platforms.onhost import brief, condition, exchange, keep, look, marks, station
 from lockstep.platforms.onhost import install as install_there
 from lockstep.programs import Program, output_of, python_output
 from lockstep_gang.agent import host as agent_host
 from lockstep_gang.agent.preflight import selftest_program
+from lockstep_machine.commands import output
 from support.fake_cluster import FakeCluster
 from unit.silent_place import SilentPlace, SilentProgram
 from unit.virtual_time import VirtualClock, clock_of, forever
@@ -131,9 +132,9 @@ def test_what_never_comes_about_is_waited_for_so_long(
 @pytest.mark.parametrize(
     ("call", "seconds"),
     [
-        (lambda: look.gpu_output("-L"), 10.0),
+        (lambda: look.gpus(0), 10.0),
         (lambda: look.version_of("python3"), 15.0),
-        (lambda: readings.output("systemctl"), 5.0),
+        (lambda: output("systemctl"), 5.0),
         (install_there.may_linger, 10.0),
         (install_there.pythons, 10.0),
         (rankload.gpus, 5.0),

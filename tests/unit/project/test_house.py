@@ -19,7 +19,7 @@ from support.checkout import ROOT
 from touched import imported, modules_of
 
 SOURCES = (ROOT / "operator", ROOT / "workspace")
-DISTRIBUTIONS = ("lockstep", "lockstep_gang", "lockstep_spec", "lockstep_train")
+DISTRIBUTIONS = ("lockstep", "lockstep_gang", "lockstep_machine", "lockstep_spec", "lockstep_train")
 MODULES_MAX = 20
 LINES_MAX = 500
 SMALL_LINES = 60
@@ -169,7 +169,7 @@ def test_programs_that_run_in_pods_need_nothing_but_python() -> None:
             }
             others = {module for module in imported if module.partition(".")[0] not in sys.stdlib_module_names}
             assert others <= {"lockstep.platforms.inpod"} | {
-                one for one in others if one.startswith(("lockstep.platforms.inpod.", "lockstep_spec."))
+                one for one in others if one.startswith(("lockstep.platforms.inpod.", "lockstep_machine.", "lockstep_spec."))
             }, name
 
 

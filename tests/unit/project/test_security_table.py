@@ -36,6 +36,7 @@ def test_s10_and_s12_nothing_unpickles_nothing_is_a_shell_s_and_no_model_brings_
     assert {path.relative_to(ROOT).parts[1] for path in SOURCES} >= {
         "lockstep",
         "lockstep_gang",
+        "lockstep_machine",
         "lockstep_spec",
         "lockstep_train",
         "setup.py",

@@ -27,7 +27,7 @@ def test_parts_add_up_to_the_whole_and_are_told_once() -> None:
 def test_the_start_of_a_process_is_read_behind_a_name_with_spaces_and_parentheses(tmp_path: Path) -> None:
     stat = tmp_path / "stat"
     stat.write_text(f"7 (a ) b) S {' '.join(['0'] * 18)} 4200 0 0\n")
-    assert process_start(stat) == 42.0
+    assert process_start(tmp_path) == 42.0
 
 
 def test_a_hidden_package_is_not_there_for_who_looks_and_is_there_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,23 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
-import pwd
 import selectors
 import socket
-import struct
 import threading
 import time
 from collections.abc import Sequence
 from types import TracebackType
 
+from lockstep_machine.gpus import CLAIM, gpu_claim
+from lockstep_machine.readings import user_name
 from lockstep_spec.words import printable_line
 
-PREFIX = "\0lockstep-gpu-"
 BACKLOG = 16
 ANSWER_SECONDS = 2.0
 """Longest time that a holder has for its answer: whoever it is, the kernel knows the user."""
-LINE_BYTES_MAX = 256
 TRIES, RETRY_SECONDS = 20, 0.05
 """A holder that ends just now leaves a name that can be taken a moment later."""
 
@@ -78,7 +75,7 @@ class Claims:
 
     def _answer(self) -> None:
         """Tell whoever connects, until released. Nobody can hold this up: what doesn't fit at once is left out."""
-        line = f"job {self._job} of {user_name(os.getuid())} since "
+        line = f"job {self._job} of {user_name()} since "
         while True:
             for key, _ in self._selector.select():
                 if key.fileobj is self._waker:
@@ -102,7 +99,7 @@ def _claimed(uuid: str) -> socket.socket:
     for _ in range(TRIES):
         held = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            held.bind(f"{PREFIX}{uuid}")
+            held.bind(CLAIM + uuid)
             held.listen(BACKLOG)
             held.setblocking(False)
         except OSError as error:
@@ -120,40 +117,7 @@ def _claimed(uuid: str) -> socket.socket:
 
 def holder_of(uuid: str) -> str:
     """Words about who holds a GPU: `job demo of ada since 14:02 (process 1234 of ada)`; empty: nobody does, or not yet or no longer."""
-    deadline = time.monotonic() + ANSWER_SECONDS
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.setblocking(False)  # else it would wait for room as long as its holder likes
-        while True:
-            try:
-                connection.connect(f"{PREFIX}{uuid}")
-                break
-            except ConnectionRefusedError:
-                return ""
-            except OSError as error:  # so many ask that there is no room
-                if error.errno != errno.EAGAIN or time.monotonic() >= deadline:
-                    return f"its holder does not answer ({error.strerror})"
-                time.sleep(RETRY_SECONDS)
-        process, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
-        said = _first_line(connection, deadline) or "its holder says nothing"
-    return f"{said} (process {process} of {user_name(user)})"
-
-
-def _first_line(connection: socket.socket, deadline: float) -> str:
-    """Read a line: until the deadline, and no more than a line may have."""
-    line = b""
-    with contextlib.suppress(OSError):
-        while len(line) < LINE_BYTES_MAX and b"\n" not in line and (left := deadline - time.monotonic()) > 0:
-            connection.settimeout(left)
-            data = connection.recv(LINE_BYTES_MAX)
-            if not data:
-                break
-            line += data
-    return printable_line(line.partition(b"\n")[0][:LINE_BYTES_MAX].decode(errors="replace"))
-
-
-def user_name(user: int) -> str:
-    """Name of a user; the number where it has none."""
-    try:
-        return pwd.getpwuid(user).pw_name
-    except KeyError:
-        return str(user)
+    claim = gpu_claim(uuid, ANSWER_SECONDS)
+    if claim is None or not claim["pid"]:
+        return "" if claim is None else "its holder does not answer"
+    return f"{printable_line(claim['words']) or 'its holder says nothing'} (process {claim['pid']} of {claim['user']})"

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lockstep_gang.agent.agent import Agent
-from lockstep_gang.agent.claims import Claims, GpuTaken, user_name
+from lockstep_gang.agent.claims import Claims, GpuTaken
 from lockstep_gang.agent.host import listen_on, remove_inputs, tidy_up
 from lockstep_gang.agent.link import LAST_WORDS
 from lockstep_gang.agent.log import Console, Journal
@@ -31,6 +31,7 @@ from lockstep_gang.coordinator.coordinator import Coordinator, Output
 from lockstep_gang.coordinator.owner import Replaced
 from lockstep_gang.coordinator.server import Server
 from lockstep_gang.lifecycle.preflight.rounds import ends_with_it
+from lockstep_machine.readings import user_name
 from lockstep_spec.codec import ContractError
 from lockstep_spec.exits import CONFIGURATION, INTERNAL, UNREACHABLE
 
@@ -133,7 +134,7 @@ def _own_folder(parent: Path, secret: str) -> tuple[Path, str]:
 def name_the_prompt(home: Path, last_words: Path = LAST_WORDS) -> None:
     """Give shells a prompt in a pod whose user number has no name in the image, instead of `I have no name!`."""
     with contextlib.suppress(OSError):
-        if last_words.exists() and user_name(os.getuid()) == str(os.getuid()) and not (home / ".bashrc").exists():
+        if last_words.exists() and user_name() == str(os.getuid()) and not (home / ".bashrc").exists():
             (home / ".bashrc").write_text(PROMPT, encoding="ascii")
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from lockstep_machine.readings import file_words
+
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 """Goes on while the machine sleeps, unlike `time.monotonic`. Only Linux has it."""
@@ -12,10 +14,7 @@ _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 def boot_id() -> str:
     """A text that is another one after each start of the machine; empty where nobody knows."""
-    try:
-        return BOOT_ID.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError):
-        return ""
+    return file_words(BOOT_ID)
 
 
 def seconds_since_boot() -> float:

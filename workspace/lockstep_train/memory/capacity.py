@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lockstep_spec.kernel import control_groups, file_words, memory_limit
+from lockstep_machine.limits import control_groups, memory_limit
+from lockstep_machine.readings import byte_sizes
 from lockstep_spec.memory import RUNTIME_BYTES
 from lockstep_spec.words import decimal_size
 from lockstep_train.base.errors import ConfigError
@@ -56,18 +57,13 @@ def is_crowded(device: torch.device) -> bool:
 def host_bytes(root: Path = Path("/")) -> int | None:
     """The least of the machine's memory and of every limit of this process's control groups, version 1 and 2."""
     groups = control_groups("memory", root / "sys/fs/cgroup", root / "proc/self/cgroup")
-    limits = [_stated_bytes(root / "proc/meminfo", "MemTotal:"), *map(memory_limit, groups)]
+    limits = [byte_sizes(root / "proc/meminfo").get("MemTotal"), *map(memory_limit, groups)]
     return min((limit for limit in limits if limit is not None), default=None)
 
 
 def own_bytes(rollup: Path = Path("/proc/self/smaps_rollup")) -> int:
     """Memory that this process alone has and no file can give back, its part of what it shares; 0 when nothing says it."""
-    return _stated_bytes(rollup, "Pss_Anon:") or 0
-
-
-def _stated_bytes(path: Path, name: str) -> int | None:
-    """A line's kilobytes, in bytes; None where the file has no such line."""
-    return next((int(line.split()[1]) * 1024 for line in file_words(path).splitlines() if line.startswith(name)), None)
+    return int(byte_sizes(rollup).get("Pss_Anon", 0))
 
 
 REMEDY = (

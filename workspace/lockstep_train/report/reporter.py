@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lockstep_machine.readings import stat_fields
 from lockstep_train.base.runfile import RunConfig
 from lockstep_train.report.agent import Agent
 from lockstep_train.report.jsonl import JsonLog
@@ -17,13 +18,12 @@ from lockstep_train.report.sinks.choose import open_sinks
 from lockstep_train.report.sinks.sink import MetricsSink, Point
 from lockstep_train.report.terminal import Terminal, checkpoint_line, evaluation_line, metric_text, step_line
 
-STAT = Path("/proc/self/stat")
+PROCESS = Path("/proc/self")
 
 
-def process_start(stat: Path = STAT) -> float:
+def process_start(process: Path = PROCESS) -> float:
     """Start of this process, on the clock since boot: the operating system's word, so that Python's own start is in it."""
-    fields = stat.read_text().rpartition(")")[2].split()  # the name in parentheses may hold spaces
-    return int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return int(stat_fields(process)[19]) / os.sysconf("SC_CLK_TCK")
 
 
 def since_boot() -> float:

@@ -19,9 +19,9 @@ from lockstep.plan.translate.adhoc import PROCESSES, TypedProgram, script_job
 from lockstep.platforms.files.sync import own_folders
 from lockstep.platforms.hosts.backend import HostsBackend
 from lockstep.platforms.hosts.sync import send_project
-from lockstep.platforms.jobs.machine import gpus_here
 from lockstep.platforms.places.backend import HostOptions
 from lockstep.platforms.places.backends import LOCAL
+from lockstep_machine.gpus import gpu_devices
 from lockstep_spec.words import number_of
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def _on_hosts(where: TargetOptions, program: TypedLine) -> tuple[Inputs, TargetO
 def _here(where: TargetOptions, program: TypedLine) -> tuple[Inputs, TargetOptions]:
     """It runs in this folder."""
     words, _, nodes, processes, changes, _ = program
-    gpus, number = gpus_here(), nodes or 1
+    gpus, number = gpu_devices(), nodes or 1
     each = gpus // number
     if gpus and not each and "gpusPerNode=0" not in _fields(changes):
         raise ConfigError(f"this machine has {number_of(gpus, 'GPU')} for {number} nodes: use fewer, or CPUs (--set gpusPerNode=0)")

@@ -15,6 +15,7 @@ from lockstep.api.errors import ConfigError
 from lockstep.api.names import HOSTS
 from lockstep.cli.shared.folders import from_here
 from lockstep.platforms.output import tell
+from lockstep_spec.files import write_durably
 
 if TYPE_CHECKING:  # the models take 0.4 s to import, which `lockstep --help` needn't wait for
     from lockstep.api.files.clusterfile import ClusterFile
@@ -278,13 +279,9 @@ def path_of(cluster: str) -> Path:
 
 def replace_file(path: Path, text: str) -> None:
     """Write a file anew, whole or not at all, in a folder that is made if need be. Raises ConfigError."""
-    draft = path.with_name(f".{path.name}.draft")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_text(text, encoding="utf-8")
-        if path.exists():
-            draft.chmod(path.stat().st_mode & 0o777)
-        draft.replace(path)
+        write_durably(path, text.encode(), path.stat().st_mode & 0o777 if path.exists() else None)
     except OSError as error:
         raise ConfigError(f"{from_here(path)} can't be written: {error.strerror}") from error
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.devcluster.host import cgroups
+from lockstep_machine.readings import start_ticks
+from lockstep_spec.files import write_durably
 
 STOP_TIMEOUT_SECONDS = 10.0
 JOIN = 'echo $$ > "$0" && exec 3>&- && cd / && exec "$@"'
@@ -31,16 +33,6 @@ class Daemon:
     pid: int
     start_ticks: int
     command: str = ""
-
-
-def start_ticks(pid: int) -> int | None:
-    """The process's start time in clock ticks since boot; None when it is gone or a zombie."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    state, *rest = text.rpartition(")")[2].split()
-    return None if state in "ZX" else int(rest[18])
 
 
 def digest(command: Sequence[str]) -> str:
@@ -88,9 +80,8 @@ def start(folder: Path, name: str, command: Sequence[str], log: Path, cgroup: st
     if ticks is None:
         raise RuntimeError(f"{name} ended at once; see {log}")
     daemon = Daemon(name, pid, ticks, digest(command))
-    temporary = record(folder, name).with_suffix(".tmp")
-    temporary.write_text(json.dumps({"pid": daemon.pid, "start_ticks": daemon.start_ticks, "command": daemon.command}))
-    temporary.replace(record(folder, name))
+    state = {"pid": daemon.pid, "start_ticks": daemon.start_ticks, "command": daemon.command}
+    write_durably(record(folder, name), json.dumps(state).encode())
     return daemon
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Annotated
 
 from lockstep.api.objects import Object
+from lockstep_spec.codec import Must, no_longer
 
 OPENSHIFT_GROUP = "security.openshift.io"
 NETWORK = "NetworkAttachmentDefinition"
@@ -15,6 +18,10 @@ SCC_REVIEW = "PodSecurityPolicyReview"
 """OpenShift's answer to which service accounts may run a pod."""
 DNS_SERVICES = ("kube-system/kube-dns", "openshift-dns/dns-default")
 """Kubernetes' and OpenShift's, namespace/name."""
+Text = Annotated[str, no_longer(200)]
+FEW = no_longer(256)
+"""Bounds of what a probe lists: whoever made its image decides that."""
+_HEXADECIMAL = Must("hexadecimal", lambda text: re.fullmatch("[0-9a-fA-F]{0,32}", text) is not None)
 NOT_YOURS = "your account may not read it"
 RIGHTS = {
     "create TrainingJobs": ("create", "TrainingJob", ""),
@@ -62,16 +69,16 @@ class Listing:
 class ProbeFacts:
     """Facts that a short-lived pod saw on one node."""
 
-    node: str
+    node: str = ""
     gpus: int = 0
-    driver: str = ""
-    hcas: Mapping[str, str] = field(default_factory=dict)
+    driver: Text = ""
+    hcas: Annotated[Mapping[str, Text], FEW] = field(default_factory=dict)
     """RDMA device → its ports' state, link layer and rate."""
-    interfaces: Mapping[str, int] = field(default_factory=dict)
+    interfaces: Annotated[Mapping[str, int], FEW] = field(default_factory=dict)
     """Network interface → MTU."""
     memlock_bytes: int | None = None
     """Null: no limit."""
-    capabilities: str = ""
+    capabilities: Annotated[str, _HEXADECIMAL] = ""
     """CapEff, in hexadecimal."""
     error: str = ""
     """Reason that the pod saw nothing; '' if it did."""

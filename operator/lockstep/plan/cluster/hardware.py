@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import ipaddress
-import math
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from lockstep_spec.words import printable_line
+from lockstep_spec.codec import FINITE, from_json, no_longer
+from lockstep_spec.words import cleaned
 
-TEXT, LIST = 200, 64
-"""Most characters of a text and most entries of a list that a node's answer may have: whoever owns the node decides what it prints."""
+FEW = no_longer(64)
+"""Bounds of a list in a node's answer: whoever owns the node decides what it prints."""
+Text = Annotated[str, no_longer(200)]
+Rate = Annotated[float, FINITE]
 LOCAL_NAMES = re.compile(r"(lo|docker|br-|virbr|cni|flannel|cilium|cali|kube|podman|lxc|nodelocaldns)", re.IGNORECASE)
 """Interfaces that lead nowhere outside their node."""
 
@@ -22,75 +24,53 @@ LOCAL_NAMES = re.compile(r"(lo|docker|br-|virbr|cni|flannel|cilium|cali|kube|pod
 class NicPort:
     """A network interface with an address."""
 
-    name: str
+    name: Text
     address: str
     prefix: int
     mtu: int | None = None
-    gbs: float | None = None
+    gbs: Rate | None = None
     """Line rate in Gb/s; None where the driver states none."""
     wireless: bool = False
-    hca: str = ""
+    hca: Text = ""
     """RDMA device of the same port; '' where it has none."""
+
+    def __post_init__(self) -> None:
+        _ = self.network  # else rails could not be told apart
+
+    @property
+    def end(self) -> RailEnd:
+        """The port as an end of a rail."""
+        return RailEnd(self.name, self.address, self.gbs, self.mtu, self.hca, wireless=self.wireless)
+
+    @property
+    def network(self) -> str:
+        """Network that the port is on. Raises ValueError for an address that is none."""
+        return str(ipaddress.ip_network(f"{self.address}/{self.prefix}", strict=False))
 
 
 @dataclass(frozen=True)
 class HcaPort:
     """A port of an RDMA device that is up."""
 
-    device: str
+    device: Text
     port: int
-    gbs: float | None = None
+    gbs: Rate | None = None
 
 
 @dataclass(frozen=True)
 class NodeHardware:
     """One node's answer."""
 
-    host: str = ""
-    cores: float | None = None
-    ports: tuple[NicPort, ...] = ()
-    hcas: tuple[HcaPort, ...] = ()
-    tools: tuple[str, ...] = ()
+    host: Text
+    cores: Rate | None
+    ports: Annotated[tuple[NicPort, ...], FEW]
+    hcas: Annotated[tuple[HcaPort, ...], FEW]
+    tools: Annotated[tuple[Text, ...], FEW]
 
 
 def read_hardware(answer: Mapping[str, Any]) -> NodeHardware:
     """Read a node's answer. Raises ValueError for what isn't one."""
-    try:
-        return NodeHardware(
-            host=_text(answer["host"]),
-            cores=_number(answer.get("cores")),
-            ports=tuple(_nic(port) for port in _list(answer["ports"])),
-            hcas=tuple(_hca(hca) for hca in _list(answer["hcas"])),
-            tools=tuple(map(_text, _list(answer["tools"]))),
-        )
-    except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise ValueError(f"not a node's answer: {error}") from None
-
-
-def _nic(port: Mapping[str, Any]) -> NicPort:
-    address, prefix = str(ipaddress.ip_address(port["address"])), int(port["prefix"])
-    ipaddress.ip_network(f"{address}/{prefix}", strict=False)  # else rails could not be told apart
-    mtu = None if port["mtu"] is None else int(port["mtu"])
-    return NicPort(_text(port["name"]), address, prefix, mtu, _number(port["gbs"]), bool(port["wireless"]), _text(port["hca"]))
-
-
-def _hca(hca: Mapping[str, Any]) -> HcaPort:
-    return HcaPort(_text(hca["device"]), int(hca["port"]), _number(hca["gbs"]))
-
-
-def _list(value: object) -> list[Any]:
-    if not isinstance(value, list):
-        raise TypeError("a list is missing")
-    return value[:LIST]
-
-
-def _text(value: object) -> str:
-    return printable_line(str(value)[:TEXT])
-
-
-def _number(value: Any) -> float | None:
-    number = None if value is None else float(value)
-    return number if number is None or math.isfinite(number) else None
+    return from_json(NodeHardware, cleaned(answer), "its answer")
 
 
 @dataclass(frozen=True)
@@ -142,7 +122,7 @@ def socket_rails(nodes: Mapping[int, NodeHardware], addresses: Mapping[int, str]
     for node, others in left.items():
         for port in others:
             if port.name not in common:
-                subnets[str(ipaddress.ip_network(f"{port.address}/{port.prefix}", strict=False))].setdefault(node, port)
+                subnets[port.network].setdefault(node, port)
     rails += [_rail(ports, subnet) for subnet, ports in sorted(subnets.items()) if len(ports) > 1]
     return rails
 
@@ -153,8 +133,8 @@ def _names(ports: Mapping[int, Sequence[NicPort]]) -> list[str]:
 
 def _rail(ports: Mapping[int, NicPort], name: str = "") -> MeasuredRail:
     names = {port.name for port in ports.values()}
-    ends = {node: RailEnd(port.name, port.address, port.gbs, port.mtu, port.hca, wireless=port.wireless) for node, port in ports.items()}
-    return MeasuredRail(names.pop() if len(names) == 1 else name or " / ".join(sorted(names)), ends)
+    title = names.pop() if len(names) == 1 else name or " / ".join(sorted(names))
+    return MeasuredRail(title, {node: port.end for node, port in ports.items()})
 
 
 def rdma_rails(nodes: Mapping[int, NodeHardware], sockets: Sequence[MeasuredRail]) -> list[MeasuredRail]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from lockstep.api import names
 from lockstep.api.cluster import Platform, TrainingClusterSpec
@@ -15,6 +15,7 @@ from lockstep.plan.render.fabric import GPU_RESOURCE
 from lockstep.plan.render.security import agent_context
 from lockstep.plan.waiting.containers import start_phase
 from lockstep_gang.contract.preflight import PROBE, PROBED
+from lockstep_spec.codec import from_json
 
 PROBE_LABEL = f"{names.GROUP}/probe"
 WAIT_SECONDS = 120.0
@@ -24,7 +25,6 @@ SECONDS = 180
 UNKNOWN_NODES = 2
 """Pods where nodes may not be listed: each on a node of its own."""
 NODES_MAX = 64
-TEXT, NICS_MAX = 200, 256
 RESOURCES: Object = {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"cpu": "1", "memory": "256Mi"}}
 
 
@@ -91,18 +91,8 @@ def read_probe(pod: Object, lines: Sequence[str], why: str = "") -> ProbeFacts:
         silence = f"has not started after {WAIT_SECONDS:.0f} s: {start_phase(pod)}" if is_pending else "it printed nothing"
         return ProbeFacts(node, error=why or str(status.get("message", "")) or (lines[-1] if lines else silence))
     try:
-        answer = json.loads(text)
-        memlock, capabilities = answer.get("memlock_bytes"), str(answer.get("capabilities", ""))
-        return ProbeFacts(
-            node,
-            gpus=int(answer.get("gpus", 0)),
-            driver=str(answer.get("driver", ""))[:TEXT],
-            hcas={str(name)[:TEXT]: str(state)[:TEXT] for name, state in list(answer.get("hcas", {}).items())[:NICS_MAX]},
-            interfaces={str(name)[:TEXT]: int(mtu) for name, mtu in list(answer.get("interfaces", {}).items())[:NICS_MAX]},
-            memlock_bytes=None if memlock is None else int(memlock),
-            capabilities=capabilities if re.fullmatch("[0-9a-fA-F]{0,32}", capabilities) else "",
-        )
-    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+        return replace(from_json(ProbeFacts, json.loads(text), "it"), node=node)
+    except (ValueError, RecursionError):
         return ProbeFacts(node, error=f"the probe's image says {text[:100]!r}, which is no probe's answer")
 
 

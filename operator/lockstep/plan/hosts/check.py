@@ -16,7 +16,8 @@ from lockstep.plan.hosts.condition import GpuError, HostCondition, HostLook
 from lockstep.plan.hosts.facts import DIVIDED, OLDEST_PYTHON, HostFacts, HostGpu, temporary_words
 from lockstep.plan.hosts.keys import is_of_host_key
 from lockstep.plan.hosts.place import LOOPBACK_INTERFACE, OTHER_PYTHON, free_block, python_of, stated_python_words
-from lockstep_spec.kernel import LOCKED_BYTES_ENOUGH, LOCKED_BYTES_FAILING
+from lockstep_machine.rdma import LOCKED_BYTES_ENOUGH, LOCKED_BYTES_FAILING
+from lockstep_spec.cuda import has_kernels
 from lockstep_spec.words import binary_size, decimal_size, listed
 
 GIB = 1 << 30
@@ -68,7 +69,7 @@ def host_findings(looks: Sequence[HostLook], cluster: HostsCluster, name: str, a
             *_disk(look, facts),
             *_gpus(look, facts, condition),
             *_address(look, facts, addresses.get(look.name, "")),
-            *_keeping(look, facts, name),
+            *_keeping(look, facts, condition, name),
             *_limits(look, facts, condition),
         ]
     known = [look for look in looks if look.facts is not None]
@@ -221,25 +222,12 @@ def _torch(look: HostLook, gpus: Sequence[HostGpu], condition: HostCondition) ->
         yield failed(look.name, "its torch has no CUDA, so it can't use the GPUs", "install torch's CUDA build in the ranks' Python")
         return
     for gpu in gpus:
-        if gpu.capability is not None and torch.architectures and not runs_on(torch.architectures, gpu.capability):
+        if gpu.capability is not None and not has_kernels(gpu.capability, torch.architectures):
             message = (
                 f"its torch has no code for GPU {gpu.index} ({gpu.name}, sm_{gpu.capability[0]}{gpu.capability[1]}), only"
                 f" {' '.join(torch.architectures)}"
             )
             yield failed(look.name, message, "install a build of torch for a CUDA that knows the card, on all hosts")
-
-
-def runs_on(architectures: Sequence[str], capability: tuple[int, int]) -> bool:
-    """Return True if code for one of these runs on a GPU: of the same generation and not newer, or code that the driver translates."""
-    for one in architectures:
-        kind, _, digits = one.partition("_")
-        digits = digits.rstrip("af")
-        if not digits.isdecimal() or len(digits) < 2:
-            continue
-        built = int(digits[:-1]), int(digits[-1])
-        if built <= capability and (kind == "compute" or built[0] == capability[0]):
-            return True
-    return False
 
 
 def _address(look: HostLook, facts: HostFacts, address: str) -> Iterator[Finding]:
@@ -256,9 +244,9 @@ def _address(look: HostLook, facts: HostFacts, address: str) -> Iterator[Finding
     if look.host.interface and link is None and look.host.interface != LOOPBACK_INTERFACE:
         has = ", ".join(facts.links) or "none"
         yield failed(look.name, f"the file names the interface {look.host.interface}, and the host has {has}", "correct hosts[].interface")
-    elif link is not None and not link.get("up"):
+    elif link is not None and not link.up:
         yield failed(look.name, f"its interface {name} is down", f"as root on {look.name}: ip link set {name} up")
-    elif link is not None and link.get("wireless"):
+    elif link is not None and link.wireless:
         fix = "use a cable, and state its address and hosts[].interface"
         yield warning(look.name, f"its interface {name} is wireless: slow, and other devices share it", fix)
 
@@ -289,8 +277,7 @@ def _own_names(looks: Sequence[HostLook]) -> Iterator[Finding]:
         )
 
 
-def _keeping(look: HostLook, facts: HostFacts, name: str) -> Iterator[Finding]:
-    condition = look.condition or HostCondition()
+def _keeping(look: HostLook, facts: HostFacts, condition: HostCondition, name: str) -> Iterator[Finding]:
     linger = f"lockstep hosts setup {name} asks for it; else as root on {look.name}: loginctl enable-linger {facts.user}"
     if not facts.lingers and facts.kills_processes:
         message = (
@@ -338,7 +325,8 @@ def _versions(looks: Sequence[HostLook], name: str) -> Iterator[Finding]:
     told = {
         look.name: {"Python": ".".join(libraries.python.split(".")[:2]), **libraries.packages}
         for look in looks
-        if (libraries := (look.condition or HostCondition()).libraries) is not None
+        if look.condition is not None
+        and (libraries := look.condition.libraries) is not None
         and all(package in libraries.packages for package in NEEDED)  # (another finding names a Python without them)
     }
     for package in ("Python", *COMPARED):

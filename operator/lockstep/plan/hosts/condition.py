@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
 from lockstep.api.hosts import Host
-from lockstep.plan.hosts.facts import HostFacts, checked
+from lockstep.plan.hosts.facts import HostFacts, read_answer
+from lockstep_spec.codec import no_longer
 
 TEXT_MAX, LIST_MAX = 300, 64
+Text = Annotated[str, no_longer(TEXT_MAX)]
+FEW = no_longer(LIST_MAX)
 
 
 @dataclass(frozen=True)
 class Libraries:
     """Packages of the Python that a host's ranks use."""
 
-    python: str = ""
-    packages: Mapping[str, str] = field(default_factory=dict)
+    python: Text = ""
+    packages: Annotated[Mapping[str, Text], FEW] = field(default_factory=dict)
     """Package → version, for those that ranks need."""
-    problem: str = ""
+    problem: Text = ""
     """Reason why that Python tells nothing; '' if it does."""
 
 
@@ -27,39 +30,38 @@ class Libraries:
 class Torch:
     """Devices that a host's torch was built for."""
 
-    cuda: str = ""
+    cuda: Text = ""
     """Version of CUDA; '' for a build without it."""
-    architectures: tuple[str, ...] = ()
+    architectures: Annotated[tuple[Text, ...], FEW] = ()
     """Such as sm_90, or compute_90 for code that a newer GPU's driver translates."""
-    problem: str = ""
+    problem: Text = ""
 
 
-@dataclass(frozen=True)
-class GpuError:
+class GpuError(NamedTuple):
     """First line of one error (Xid) of one GPU in the kernel's log."""
 
-    bus: str
+    bus: Text
     """PCI address without the function, such as 0000:3b:00."""
     number: int
-    text: str
+    text: Text
 
 
 @dataclass(frozen=True)
 class HostCondition:
     """HostCondition of a host beyond what a start asks for."""
 
-    firewall: str = ""
+    open_files: int
+    """Files that a process may have open, at most; -1: as many as it likes."""
+    firewall: Text = ""
     """`ufw` or `firewalld` where one is on; '' where none is known to be."""
     battery: bool = False
     discharging: bool = False
-    sleeps: str = ""
+    sleeps: Text = ""
     """Cause that puts it to sleep by itself, in words; '' if nothing is known to."""
     passwords: bool | None = None
     """True if sshd takes passwords; None: its files can't be read."""
-    root_login: str = ""
+    root_login: Text = ""
     """sshd's PermitRootLogin."""
-    open_files: int = -1
-    """Files that a process may have open, at most; -1: as many as it likes."""
     shm: int | None = None
     """Bytes of /dev/shm."""
     has_rdma: bool = False
@@ -110,57 +112,4 @@ class Knock:
 
 def read_condition(name: str, answer: Mapping[str, Any]) -> HostCondition:
     """Read the answer of `onhost/condition.py`. Raises BadAnswer for what is none."""
-    with checked(name, answer) as known:
-        return _read(known)
-
-
-def _read(answer: dict[str, Any]) -> HostCondition:
-    power, sshd, torch, libraries = answer["power"], answer["sshd"], answer["torch"], answer["libraries"]
-    return HostCondition(
-        firewall=str(answer["firewall"]) if answer["firewall"] in ("ufw", "firewalld") else "",
-        battery=bool(power["battery"]),
-        discharging=bool(power["discharging"]),
-        sleeps=_sleeps(power),
-        passwords=bool(sshd["passwords"]) if sshd["readable"] else None,
-        root_login=_text(sshd["root"]) if sshd["readable"] else "",
-        open_files=int(answer["nofile"]),
-        shm=None if answer["shm"] is None else int(answer["shm"]),
-        has_rdma=int(answer["rdma"]) > 0,
-        nvidia_cards=int(answer["nvidiaCards"]),
-        gpu_errors=read_gpu_errors(answer["gpuErrors"]),
-        libraries=None if libraries is None else _libraries(libraries),
-        torch=None if torch is None else _torch(torch),
-    )
-
-
-def read_gpu_errors(answer: list[list[Any]] | None) -> tuple[GpuError, ...] | None:
-    """Read the errors of GPUs; None where the kernel's log wasn't read."""
-    return None if answer is None else tuple(GpuError(_text(bus), int(number), _text(line)) for bus, number, line in answer)
-
-
-def _sleeps(power: dict[str, Any]) -> str:
-    """Reason why systemd would put the machine to sleep: a lid that is shut, or nobody at it."""
-    if power["sleepMasked"]:
-        return ""
-    if power["lid"] and power["lidAction"] not in ("ignore", "lock"):
-        return "its lid is shut"
-    if power["idleAction"] in ("suspend", "hibernate", "hybrid-sleep", "suspend-then-hibernate", "sleep"):
-        return "nobody uses it for a while"
-    return ""
-
-
-def _libraries(answer: dict[str, Any]) -> Libraries:
-    if "problem" in answer:
-        return Libraries(problem=_text(answer["problem"]))
-    packages = {_text(name): _text(version) for name, version in list(answer["packages"].items())[:LIST_MAX]}
-    return Libraries(_text(answer["python"]), packages)
-
-
-def _torch(answer: dict[str, Any]) -> Torch:
-    if "problem" in answer:
-        return Torch(problem=_text(answer["problem"]))
-    return Torch(_text(answer["cuda"]), tuple(map(_text, answer["architectures"][:LIST_MAX])))
-
-
-def _text(value: object) -> str:
-    return str(value)[:TEXT_MAX]
+    return read_answer(HostCondition, name, answer)

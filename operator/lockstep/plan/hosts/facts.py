@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 from lockstep.plan.hosts.record import JobRecord, read_record
 from lockstep_gang.contract.report import ENDS
+from lockstep_spec.codec import FINITE, at_least, from_json
 from lockstep_spec.words import cleaned, decimal_size
+
+T = TypeVar("T")
+Count = Annotated[int, at_least(0)]
+Number = Annotated[float, FINITE]
+
+
+class Version(NamedTuple):
+    """Two numbers of a version: of a Python, or of CUDA's compute capability."""
+
+    major: int
+    minor: int
 
 
 @dataclass(frozen=True)
@@ -18,7 +29,7 @@ class Folder:
     """A folder of a host."""
 
     path: str
-    free: int
+    free: Count
     """Free bytes of its file system."""
     exists: bool = False
     kind: str = ""
@@ -37,20 +48,28 @@ class Route:
 
 
 @dataclass(frozen=True)
+class Link:
+    """A network interface of a host."""
+
+    up: bool = True
+    wireless: bool = False
+
+
+@dataclass(frozen=True)
 class HostGpu:
     """A GPU, and who has it."""
 
-    index: int
+    index: Count
     uuid: str
     name: str
-    memory: int
+    memory: Count
     """Bytes."""
     users: tuple[str, ...] = ()
     """`user (pid N)` of each process that computes on it."""
     claim: str = ""
     """The job that has claimed it, and whose that is; '' if none has."""
     driver: str = ""
-    capability: tuple[int, int] | None = None
+    capability: Version | None = None
     """CUDA's compute capability, such as (8, 9); None where the driver doesn't say it."""
     ecc_errors: int = 0
     """Errors of its memory since the driver was loaded that ECC could not correct."""
@@ -79,15 +98,15 @@ class JobOnHost:
     """True if somebody asked it to stop."""
     retry: int = 0
     """Number of times that `lockstep retry` has started it again."""
-    ended: Mapping[str, Any] = field(default_factory=dict)
+    ended: dict[str, Any] = field(default_factory=dict)
     """The coordinator's record of the end."""
     highest_attempt: int = 0
     newest_step: int | None = None
-    newest_time: float | None = None
+    newest_time: Number | None = None
     """Time of the newest commit on its volume, seconds since 1970 by its own clock."""
-    report: Mapping[str, Any] | None = None
+    report: dict[str, Any] | None = None
     """The coordinator's newest report; None: its volume has none."""
-    report_seconds: float = 0.0
+    report_seconds: Number = 0.0
     """Age of that report by the host's own clock."""
     log: tuple[str, ...] = ()
     """Last lines of its agent's log."""
@@ -105,6 +124,14 @@ class JobOnHost:
         return is_end and self.ended.get("jobUid") == uid and isinstance(retried, int) and retried >= retry
 
 
+class Input(NamedTuple):
+    """An input of a job: its field, and the kind that should be at the path."""
+
+    field: str
+    path: str
+    kind: str
+
+
 @dataclass(frozen=True)
 class HostFacts:
     """Answer of one host."""
@@ -112,43 +139,43 @@ class HostFacts:
     name: str
     user: str
     home: str
-    now: float
+    now: Number
     """Its clock, seconds since 1970."""
     boot: str
-    python: tuple[int, int]
+    python: Version
     workspace: Folder
     datasets: Folder
     temporary: Folder | None = None
     """Folder of temporary files, in which an agent has one of its own."""
     routes: Mapping[str, Route] = field(default_factory=dict)
     """Ways, by the other host's address."""
-    links: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    links: Mapping[str, Link] = field(default_factory=dict)
     gpus: tuple[HostGpu, ...] = ()
     gpu_problem: str = ""
     """Reason why there may be more GPUs than these, or users of them that are not known; '' if all is known."""
-    taken_ports: frozenset[int] = frozenset()
+    taken_ports: tuple[int, ...] = ()
     has_units: bool = False
     lingers: bool = False
     kills_processes: bool = False
-    controllers: frozenset[str] = frozenset()
+    controllers: tuple[str, ...] = ()
     """Controllers of control groups that the user's units may use, such as cpu and memory."""
-    missing: tuple[tuple[str, str, str], ...] = ()
-    """(field, path, kind) of inputs that are not there."""
+    missing: tuple[Input, ...] = ()
+    """Inputs that are not there."""
     jobs: Mapping[str, JobOnHost] = field(default_factory=dict)
     """Jobs by name: every one that was asked for or has files here."""
     state: str = ""
     """Folder with one folder for each of Lockstep's jobs."""
     environment_python: str = ""
     """Python of the environment that `hosts setup` made last; '' if it made none."""
-    stated_python: tuple[int, int] | None = None
+    stated_python: Version | None = None
     """Version of the Python that the cluster file states; None: it states none, it didn't say, or nobody asked."""
     stated_problem: str = ""
     """Reason why that Python can't be run; '' if it can, or nobody asked."""
-    promised_ports: frozenset[int] = frozenset()
+    promised_ports: tuple[int, ...] = ()
     """Ports of jobs that have been started here and have not ended, whether somebody listens now or not."""
     own_name: str = ""
     """Address that the host's own name has there."""
-    memory: int = 0
+    memory: Count = 0
     """Bytes of its memory; 0: not known."""
     memlock: int = -1
     """Bytes that a process may lock; -1: as many as it likes."""
@@ -202,148 +229,42 @@ class BadAnswer(ValueError):
     """An answer that no look gives."""
 
 
+def read_answer(kind: type[T], name: str, answer: Mapping[str, Any]) -> T:
+    """Read the answer of a host's program, without control characters. Raises BadAnswer for one that is none of this kind."""
+    with checked(name, answer) as known:
+        return from_json(kind, known, "it")
+
+
 @contextmanager
 def checked(name: str, answer: Mapping[str, Any]) -> Iterator[Any]:
     """Yield the answer of a host's program, without control characters. Raises BadAnswer for one that the block can't read."""
     try:
         yield cleaned(dict(answer))
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError) as error:
         raise BadAnswer(f"host {name}: its Python gives no valid answer ({type(error).__name__}: {error})") from None
+
+
+@dataclass(frozen=True)
+class _Jobs:
+    jobs: dict[str, dict[str, Any]]
 
 
 def read_host(name: str, answer: Mapping[str, Any]) -> HostFacts:
     """Read the answer of `look`. Raises BadAnswer for what is none."""
     with checked(name, answer) as known:
-        return _read(name, known)
-
-
-def _read(name: str, answer: dict[str, Any]) -> HostFacts:
-    stated = answer.get("statedPython", {})
-    keeping = answer["keeping"]
-    memory = int(answer.get("memory", {}).get("MemTotal", 0))
-    gpus, gpu_problem = _gpus(answer["gpus"], memory)
-    return HostFacts(
-        name=name,
-        user=str(answer["user"]),
-        home=str(answer["home"]),
-        now=float(answer["now"]),
-        boot=str(answer["boot"]),
-        python=_version(answer["python"]),
-        workspace=_folder(answer["workspace"]),
-        datasets=_folder(answer["datasets"]),
-        temporary=_folder(answer["temporary"]),
-        routes={str(peer): Route(str(way["address"]), str(way["interface"])) for peer, way in answer["routes"].items() if "address" in way},
-        links={str(link): dict(values) for link, values in answer["links"].items()},
-        gpus=gpus,
-        gpu_problem=str(answer.get("gpuProblem", "")) or gpu_problem,
-        taken_ports=frozenset(int(port) for port in answer["takenPorts"]),
-        has_units=bool(keeping["units"]),
-        lingers=bool(keeping["linger"]),
-        kills_processes=bool(keeping["killsProcesses"]),
-        controllers=frozenset(map(str, keeping["controllers"])),
-        missing=tuple((str(field), str(path), str(kind)) for field, path, kind in answer["missing"]),
-        jobs={str(job): _job_or_problem(there) for job, there in answer["jobs"].items()},
-        state=str(answer["state"]),
-        environment_python=str(answer["environmentPython"]),
-        stated_python=_version(stated["version"]) if "version" in stated else None,
-        stated_problem=str(stated.get("problem", "")),
-        promised_ports=frozenset(int(port) for port in answer["promisedPorts"]),
-        own_name=str(answer.get("ownName", "")),
-        memory=memory,
-        memlock=int(answer.get("memlock", -1)),
-        system=str(answer.get("system", "Linux")),
-    )
-
-
-def _version(text: object) -> tuple[int, int]:
-    major, minor = str(text).split(".")[:2]
-    return int(major), int(minor)
-
-
-def _job_or_problem(answer: dict[str, Any]) -> JobOnHost:
-    """Read a job, or why it can't be: one that another version of Lockstep wrote, or whose files are damaged, hides no other."""
-    if answer.get("problem"):
-        return JobOnHost(unit=_unit(answer["unit"]), problem=str(answer["problem"]))
-    try:
-        return _job(answer)
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        return JobOnHost(
-            unit=_unit(answer["unit"]), problem=str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        )
-
-
-def _unit(unit: dict[str, Any]) -> str:
-    return str(unit.get("ActiveState", "")) if unit.get("LoadState") == "loaded" else ""
+        jobs = from_json(_Jobs, known, "it").jobs
+        facts = from_json(HostFacts, {**known, "name": name, "jobs": {}}, "it")
+        return replace(facts, jobs={job: _job(there) for job, there in jobs.items()})
 
 
 def _job(answer: dict[str, Any]) -> JobOnHost:
-    unit = answer["unit"]
-    report = answer.get("report") or {}
-    loaded = unit.get("LoadState") == "loaded"
-    code = str(unit.get("ExecMainStatus", ""))
-    return JobOnHost(
-        record=read_record(answer["record"]) if answer.get("record") else None,
-        unit=_unit(unit),
-        result=str(unit.get("Result", "")) if loaded else "",
-        exit_code=int(code) if loaded and code.isdecimal() else None,
-        supervised=bool(answer["supervised"]),
-        stopped=bool(answer["stopped"]),
-        retry=int(answer["retry"]),
-        ended=dict(answer.get("ended") or {}),
-        highest_attempt=int(answer["highestAttempt"]),
-        newest_step=None if answer.get("newestStep") is None else int(answer["newestStep"]),
-        newest_time=None if answer.get("newestTime") is None else float(answer["newestTime"]),
-        report=report.get("report") if isinstance(report.get("report"), dict) else None,
-        report_seconds=float(report.get("seconds", 0.0)),
-        log=tuple(map(str, answer.get("log", []))),
-    )
-
-
-def _folder(answer: dict[str, Any]) -> Folder:
-    return Folder(
-        str(answer["path"]),
-        int(answer.get("free", 0)),
-        bool(answer.get("exists")),
-        str(answer.get("kind", "")),
-        str(answer.get("problem", "")),
-    )
+    """Read a job, or why it can't be: one that another version of Lockstep wrote, or whose files are damaged, hides no other."""
+    record = answer.get("record")
+    try:
+        job = from_json(JobOnHost, {**answer, "record": None}, "it")
+        return replace(job, record=read_record(record)) if record and not job.problem else job
+    except (ValueError, TypeError) as error:
+        return JobOnHost(unit=str(answer.get("unit", "")), problem=str(error))
 
 
 DIVIDED = "divided (MIG)"
-NO_MEMORY = ("[N/A]", "[Not Supported]")
-"""Words of nvidia-smi for the memory of a GPU that has none of its own. Any other word tells of a fault or of lacking rights."""
-
-
-def _gpus(answers: list[dict[str, Any]], host_memory: int = 0) -> tuple[tuple[HostGpu, ...], str]:
-    """GPUs that the driver describes, and what it says of one that it doesn't, such as one that needs a reset."""
-    gpus, problems = [], []
-    for answer in answers:
-        try:
-            gpus.append(_gpu(answer, host_memory))
-        except (ValueError, OverflowError):
-            told = f"index {answer['index']}, memory.total {answer['memory.total']}"
-            problems.append(f"nvidia-smi doesn't describe GPU {answer['uuid']}: {told}")
-    return tuple(gpus), "; ".join(problems)
-
-
-def _gpu(answer: dict[str, Any], host_memory: int) -> HostGpu:
-    claim = answer.get("claim") or {}
-    users = tuple(f"{process['user'] or 'somebody'} (pid {process['pid']})" for process in answer.get("processes", []))
-    claimed = f"{claim['says']} ({claim['user']}, pid {claim['pid']})" if claim else ""
-    capability = re.fullmatch(r"(\d{1,2})\.(\d)", str(answer.get("compute_cap", "")))
-    ecc = str(answer.get("ecc.errors.uncorrected.volatile.total", ""))
-    shared = answer["memory.total"] in NO_MEMORY
-    return HostGpu(
-        int(answer["index"]),
-        str(answer["uuid"]),
-        str(answer["name"]),
-        host_memory if shared else int(float(answer["memory.total"])) << 20,
-        users,
-        claimed,
-        str(answer.get("driver_version", "")),
-        None if capability is None else (int(capability[1]), int(capability[2])),
-        int(ecc) if ecc.isdecimal() else 0,
-        str(answer.get("pci.bus_id", "")),
-        shared,
-        answer.get("mig.mode.current") == "Enabled",
-    )

@@ -29,7 +29,8 @@ class Tool(StrEnum):
 
 
 SITE = "dist/site"
-_CODE = ("LICENSE", "images/install.py", "pyproject.toml", "workspace/lockstep_gang", "workspace/lockstep_spec")
+_SHARED = [f"workspace/{name}" for name in ("lockstep_gang", "lockstep_machine", "lockstep_spec")]
+_CODE = ("LICENSE", "images/install.py", "pyproject.toml", *_SHARED)
 CONTEXTS = {
     Image.OPERATOR: (*_CODE, "images/operator", "operator/lockstep", "requirements/operator.lock"),
     Image.TRAINER: (*_CODE, "images/trainer", "requirements/editors.lock", "requirements/train.lock", "workspace/lockstep_train"),

@@ -176,7 +176,7 @@ async def _knock(
 def _end(hardware: NodeHardware, address: str) -> RailEnd:
     """Port of a host that has this address; one without a name where none has it."""
     port = next((port for port in hardware.ports if port.address == address), None)
-    return RailEnd("", address) if port is None else RailEnd(port.name, address, port.gbs, port.mtu, port.hca, wireless=port.wireless)
+    return RailEnd("", address) if port is None else port.end
 
 
 async def _measure(

@@ -40,7 +40,7 @@ MAKE_SECONDS = 4 * 3600.0
 GPU_SECONDS = 300.0
 SOURCE_ONLY = ("deepspeed",)
 """Packages of requirements/train.lock that have no wheel: a host builds theirs, with what else the lock brings."""
-TRAINER = ("lockstep_gang", "lockstep_spec", "lockstep_train")
+TRAINER = ("lockstep_gang", "lockstep_machine", "lockstep_spec", "lockstep_train")
 _ARCHIVE = re.compile(r"https://[^\s?#]+/(?P<release>\d{8})/(?P<name>cpython-[A-Za-z0-9._+-]{1,200}\.tar\.(?:gz|zst))")
 _TIME = (1980, 1, 1, 0, 0, 0)
 Say = Callable[[str], None]

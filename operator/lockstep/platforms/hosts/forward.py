@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from lockstep.api.errors import Failed
 from lockstep.platforms.hosts.place import HostPlace
 from lockstep.platforms.hosts.ssh import OPEN_SECONDS, POLL_SECONDS, HostUnreachable, Shared, ended, explained
-from lockstep.platforms.inpod.editor import free_port
 from lockstep.platforms.places.backend import Spot, Volume
+from lockstep_machine.network import free_ports
 
 if TYPE_CHECKING:
     from lockstep.api.hosts import Host
@@ -56,7 +56,7 @@ async def _forward(shared: Shared, port: int, local: int, stack: contextlib.Asyn
     way = _over_shared if shared.shares else _by_itself
     errors = ""
     for chosen in (local, *(0 for _ in range(ATTEMPTS))):
-        number = chosen or free_port()
+        number = chosen or free_ports(1)[0]
         if _is_taken(number):
             errors = "Address already in use"
             continue

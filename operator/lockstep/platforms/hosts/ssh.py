@@ -28,7 +28,7 @@ from typing import TypeVar
 from lockstep.api.errors import Failed
 from lockstep.api.hosts import login_words
 from lockstep.programs import NotStarted
-from lockstep_spec.files import expanded
+from lockstep_spec.files import expanded, write_durably
 from lockstep_spec.words import any_of
 
 CONNECT_SECONDS = 10
@@ -331,20 +331,15 @@ class Shared:
     async def prepare(self) -> None:
         """Write the key that the host must have, find out once whether its name is known, and write what counts for jump hosts."""
         if self.login.host_key is not None:
-            self._write(_known_hosts(self.login, self.folder), f"{_alias(self.login)} {self.login.host_key}\n")
+            write_durably(_known_hosts(self.login, self.folder), f"{_alias(self.login)} {self.login.host_key}\n".encode())
         if self._host_name is None:
             self._host_name = await self._unknown_name()
         if self._jumps:
             for asks in (False, True):
-                self._write(self._jump_config(asks=asks), jump_config(self.login, asks=asks))
+                write_durably(self._jump_config(asks=asks), jump_config(self.login, asks=asks).encode())
 
     def _jump_config(self, *, asks: bool) -> Path:
         return self.folder / f"{self.login.key}.{'asks' if asks else 'batch'}"
-
-    def _write(self, path: Path, text: str) -> None:
-        draft = path.with_name(f"{path.name}.{os.getpid()}")
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(path)
 
     async def _unknown_name(self) -> str:
         """Address to connect to in place of the name; "" where ssh is to find the way by itself."""

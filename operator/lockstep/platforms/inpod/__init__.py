@@ -1,8 +1,8 @@
 """Programs that run in pods: sent there as text, for the Python (3.10 or newer) of whatever image a job has, so they import only the
 standard library.
 
-A program may import from other modules of this folder and of `onhost`, and what the gang's contract is made of. `source_of` is the one
-place where their texts are joined.
+A program may import from other modules of this folder and of `onhost`, from `lockstep_machine`, and what the gang's contract is made of.
+`source_of` is the one place where their texts are joined.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 _FUTURE = "from __future__ import annotations\n"
-_JOINED = rf"(?:{re.escape(__name__)}|lockstep\.platforms\.onhost|lockstep_gang\.contract|lockstep_spec)\.\w+"
+_JOINED = rf"(?:{re.escape(__name__)}|lockstep\.platforms\.onhost|lockstep_gang\.contract|lockstep_machine|lockstep_spec)\.\w+"
 _SHARED = re.compile(rf"^from ({_JOINED}) import (?:\([^)]*\)|[^\n(]*)\n", re.MULTILINE)
 _MAIN = re.compile(r'^if __name__ == "__main__":\n(?:    .*\n)+', re.MULTILINE)
 

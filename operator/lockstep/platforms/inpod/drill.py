@@ -20,7 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lockstep.platforms.inpod.rankprocesses import leads_session, parent_of, rank_processes, run_dir_of, state_letter
+from lockstep_machine.processes import leads_session, process_state, rank_processes, run_dir_of
+from lockstep_machine.readings import PROC, stat_fields
 
 FILLER = "drill-fill"
 WATCH_SECONDS = 0.05
@@ -84,7 +85,7 @@ def hit(rank: int, number: int) -> None:
 
 def lose(rank: int) -> None:
     """End the rank's agent at once, which leaves nobody to end its ranks in order."""
-    os.kill(parent_of(leader(rank)), signal.SIGKILL)
+    os.kill(int(stat_fields(PROC / str(leader(rank)))[1]), signal.SIGKILL)
     say(hit=rank)
 
 
@@ -100,6 +101,11 @@ def freeze(rank: int) -> None:
             time.sleep(WATCH_SECONDS)
     finally:
         let_go_on(pid)
+
+
+def state_letter(pid: int) -> str:
+    """Return the letter of the state that the kernel gives the process; '' when it has ended."""
+    return process_state(PROC / str(pid)).letter
 
 
 def let_go_on(pid: int) -> bool:

@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.platforms.inpod.gate import Gate, GuardServer, guarded, relay
+from lockstep_machine.network import free_ports, listening_ports
 
 SILENCE_SECONDS = 60.0
 """Seconds without a message after which the laptop counts as gone, whatever its connection says."""
 START_SECONDS = 120.0
-LISTENS = "0A"
 LINES = 20
 MODULES = {
     "jupyter": (("jupyterlab", "notebook", "jupyter_server"), "jupyterlab"),
@@ -83,23 +83,6 @@ def installer() -> str:
     data = Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser() / "lockstep"
     uv = max(data.glob("uv/*/uv"), key=lambda path: path.stat().st_mtime, default="uv")
     return f"{uv} pip install --python {sys.executable}"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def is_listening(port: int) -> bool:
-    """Return True if a process listens on the port."""
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        with contextlib.suppress(OSError):
-            for line in Path(table).read_text().splitlines()[1:]:
-                local, state = line.split()[1], line.split()[3]
-                if state == LISTENS and int(local.rpartition(":")[2], 16) == port:
-                    return True
-    return False
 
 
 def private_file(folder: Path, name: str, content: Any) -> Path:
@@ -333,7 +316,7 @@ def main() -> None:
     if module is None:
         announce(failed=lacking(kind, on_host=bool(request.get("onHost"))), lacks=True)
         return
-    folder, port, tail = Path(tempfile.mkdtemp(prefix="lockstep-editor-")), free_port(), Tail(request["token"])
+    folder, (port,), tail = Path(tempfile.mkdtemp(prefix="lockstep-editor-")), free_ports(1), Tail(request["token"])
     environment = {**os.environ, "JUPYTER_RUNTIME_DIR": str(folder), "PYTHONUNBUFFERED": "1"}
     if not os.access(os.environ.get("HOME", "/"), os.W_OK):  # so that the editor has a place for settings and extensions
         environment["HOME"] = str(folder)
@@ -347,7 +330,7 @@ def main() -> None:
             if kind == "debug":
                 attend(child, tail, {"socket": str(folder / SOCKET)}, (folder / SOCKET).exists, echo=True)
             else:
-                attend(child, tail, {"port": port}, lambda: is_listening(port), echo=False)
+                attend(child, tail, {"port": port}, lambda: port in listening_ports(), echo=False)
         finally:
             end(child)
     finally:

@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from lockstep.platforms.inpod.rankprocesses import rank_processes, run_dir_of
+from lockstep_machine.processes import rank_processes, run_dir_of
 
 END_SECONDS = 5.0
 """Wait for the record of the end. A run that is cut off before its ranks start writes none."""

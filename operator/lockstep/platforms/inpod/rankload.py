@@ -10,19 +10,21 @@ import json
 import os
 import re
 import select
-import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lockstep.platforms.inpod.rankprocesses import PROC, leads_session, rank_processes, run_dir_of
+from lockstep_machine.cards import described_gpus
+from lockstep_machine.gpus import gpu_devices, nvidia_smi
+from lockstep_machine.limits import cores, memory_limit, usable_cores
+from lockstep_machine.processes import leads_session, rank_processes, run_dir_of
+from lockstep_machine.readings import PROC, byte_sizes, file_words, stat_fields
 
 CGROUP = Path("/sys/fs/cgroup")
-DEV = Path("/dev")
-SMI_SECONDS = 5.0
+GPU_SECONDS = 5.0
+"""Limit of nvidia-smi, within that of an answer."""
 PATIENCE_SECONDS = 60.0
 """Seconds without a question after which a program ends: its connection may have broken silently."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -34,49 +36,27 @@ GPU_FIELDS = {
 """Numbers that nvidia-smi gives: their names in an answer, and what one of its units is there."""
 
 
-def text_of(path: Path) -> str:
-    """Text of a file; '' if it can't be read."""
-    try:
-        return path.read_text(encoding="utf-8") if path.is_file() else ""
-    except (OSError, ValueError):
-        return ""
-
-
-def cores() -> int:
-    """CPUs of the machine that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def container_seconds(root: Path = CGROUP) -> float | None:
     """CPU seconds that the container has used; None where its cgroup doesn't say."""
-    usage = re.search(r"^usage_usec (\d+)", text_of(root / "cpu.stat"), re.MULTILINE)
+    usage = re.search(r"^usage_usec (\d+)", file_words(root / "cpu.stat"), re.MULTILINE)
     if usage is not None:
         return int(usage[1]) / 1e6
-    old = text_of(root / "cpuacct/cpuacct.usage").strip()
+    old = file_words(root / "cpuacct/cpuacct.usage")
     return int(old) / 1e9 if old.isdecimal() else None
 
 
-def container_cores(root: Path = CGROUP) -> float:
-    """CPU limit of the container in cores; without one, the machine's cores."""
-    quota, _, period = text_of(root / "cpu.max").strip().partition(" ")
-    if not period:
-        quota, period = (text_of(root / f"cpu/cpu.cfs_{name}_us").strip() for name in ("quota", "period"))
-    limited = quota.isdecimal() and period.isdecimal() and int(period) > 0
-    return int(quota) / int(period) if limited else float(cores())
-
-
-def memory(root: Path = CGROUP) -> dict[str, int]:
+def container_memory(root: Path = CGROUP) -> dict[str, int]:
     """Memory of the container in bytes, and its limit where there is one."""
-    for used, most in (("memory.current", "memory.max"), ("memory/memory.usage_in_bytes", "memory/memory.limit_in_bytes")):
-        now, limit = text_of(root / used).strip(), text_of(root / most).strip()
-        if now.isdecimal():
-            return {"bytes": int(now), **({"limitBytes": int(limit)} if limit.isdecimal() and int(limit) < 1 << 60 else {})}
+    for group, name in ((root, "memory.current"), (root / "memory", "memory.usage_in_bytes")):
+        used, limit = file_words(group / name), memory_limit(group)
+        if used.isdecimal():
+            return {"bytes": int(used), **({} if limit is None else {"limitBytes": limit})}
     return {}
 
 
 def machine_seconds(proc: Path = PROC) -> float | None:
     """CPU seconds that all processes of the machine have used; None where the kernel doesn't say."""
-    fields = text_of(proc / "stat").partition("\n")[0].split()[1:9]  # user nice system idle iowait irq softirq steal
+    fields = file_words(proc / "stat").partition("\n")[0].split()[1:9]  # user nice system idle iowait irq softirq steal
     if len(fields) < 5 or not all(field.isdecimal() for field in fields):
         return None
     return (sum(map(int, fields)) - int(fields[3]) - int(fields[4])) / os.sysconf("SC_CLK_TCK")
@@ -84,44 +64,34 @@ def machine_seconds(proc: Path = PROC) -> float | None:
 
 def machine_memory(proc: Path = PROC) -> dict[str, int]:
     """Memory of the machine in bytes that isn't available to a new process, and all of it."""
-    sizes = {name: int(kilobytes) << 10 for name, kilobytes in re.findall(r"^(\w+):\s+(\d+) kB", text_of(proc / "meminfo"), re.MULTILINE)}
+    sizes = byte_sizes(proc / "meminfo")
     if not {"MemTotal", "MemAvailable"} <= sizes.keys():
         return {}
     return {"bytes": sizes["MemTotal"] - sizes["MemAvailable"], "limitBytes": sizes["MemTotal"]}
 
 
-def gpus(dev: Path = DEV) -> tuple[list[dict[str, Any]], str]:
+def gpus(root: Path = Path("/")) -> tuple[list[dict[str, Any]], str]:
     """Each GPU by the driver's own tool, and why some or all are missing, or ''. What the driver doesn't know of a GPU is left out of
     it.
     """
-    devices = len([path for path in dev.glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)])
-    if shutil.which("nvidia-smi") is None:
+    devices = gpu_devices(root)
+    if not nvidia_smi():
         if devices:
             return [], "its GPUs are not shown: nvidia-smi is not on the PATH"
-        return [], "its AMD GPUs are not shown: only nvidia-smi is read" if (dev / "kfd").exists() else ""
-    command = ["nvidia-smi", f"--query-gpu=index,uuid,name,{','.join(GPU_FIELDS)}", "--format=csv,noheader,nounits"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SMI_SECONDS, check=False, errors="replace")
-    except subprocess.TimeoutExpired:
-        return [], f"its GPUs are not shown: nvidia-smi has not answered for {SMI_SECONDS:.0f} s"
-    except OSError as error:
-        return [], f"its GPUs are not shown: nvidia-smi can't be run: {error.strerror}"
-    rows = [gpu for gpu in map(gpu_in, done.stdout.splitlines()) if gpu]
-    if done.returncode and (devices or rows):
-        lines = (done.stderr.strip() or done.stdout.strip()).splitlines() or [f"exit code {done.returncode}"]
-        return rows, f"not all of its GPUs are shown: nvidia-smi failed: {lines[-1][:200]}"
-    return rows, ""
+        return [], "its AMD GPUs are not shown: only nvidia-smi is read" if (root / "dev/kfd").exists() else ""
+    rows, problem = described_gpus(("index", "uuid", "name"), tuple(GPU_FIELDS), GPU_SECONDS)
+    described = [gpu_in(row) for row in rows if row["index"].isdecimal()]
+    return described, f"{'not all of its GPUs are' if described else 'its GPUs are not'} shown: {problem}" if problem and (
+        devices or described
+    ) else ""
 
 
-def gpu_in(line: str) -> dict[str, Any]:
-    """GPU in a line of nvidia-smi's table; {} if there is none."""
-    cells = [cell.strip() for cell in line.split(",")]
-    if len(cells) != len(GPU_FIELDS) + 3 or not cells[0].isdecimal():
-        return {}
-    gpu: dict[str, Any] = {"index": int(cells[0]), "uuid": cells[1], "name": cells[2]}
-    for (name, unit), cell in zip(GPU_FIELDS.values(), cells[3:], strict=True):
-        with contextlib.suppress(ValueError, OverflowError):  # [N/A], such as the load of a GPU in parts
-            gpu[name] = round(float(cell) * unit)
+def gpu_in(row: Mapping[str, str]) -> dict[str, Any]:
+    """GPU in a row of nvidia-smi's table."""
+    gpu: dict[str, Any] = {"index": int(row["index"]), "uuid": row["uuid"], "name": row["name"]}
+    for field, (name, unit) in GPU_FIELDS.items():
+        with contextlib.suppress(KeyError, ValueError, OverflowError):  # [N/A], such as the load of a GPU in parts
+            gpu[name] = round(float(row[field]) * unit)
     return gpu
 
 
@@ -161,7 +131,7 @@ class Load:
         elapsed = max(now - self._time, 1e-3)
         processes = self._processes()
         present, problem = gpus()
-        cpu: dict[str, float] = {"limitCores": float(cores()) if self._run_dir else container_cores()}
+        cpu: dict[str, float] = {"limitCores": float(cores() if self._run_dir else usable_cores())}
         if used is not None and self._seconds is not None:
             cpu["cores"] = max(0.0, used - self._seconds) / elapsed
         rows = [
@@ -179,7 +149,7 @@ class Load:
         self._used = {process: seconds for one in processes.values() for process, seconds in one["seconds"].items()}
         return {
             "cpu": cpu,
-            "memory": machine_memory(self._proc) if self._run_dir else memory(),
+            "memory": machine_memory(self._proc) if self._run_dir else container_memory(),
             "ranks": sorted(processes),
             "rankLoads": rows,
             "gpus": present,
@@ -196,7 +166,7 @@ class Load:
             if self._run_dir and run_dir_of(environment) != self._run_dir:
                 continue
             try:
-                fields = (folder / "stat").read_text().rpartition(")")[2].split()
+                fields = stat_fields(folder)
                 seconds = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
                 leads = leads_session(folder)
             except (OSError, IndexError, ValueError):
@@ -211,8 +181,8 @@ class Load:
 
 def own_memory(process: Path) -> int:
     """Bytes of memory that a process holds itself, without files that it maps."""
-    sizes = re.findall(r"^Rss(?:Anon|Shmem):\s+(\d+) kB", text_of(process / "status"), re.MULTILINE)
-    return sum(map(int, sizes)) << 10
+    sizes = byte_sizes(process / "status")
+    return sum(sizes.get(name, 0) for name in ("RssAnon", "RssShmem"))
 
 
 def answer_questions(answer: Callable[..., dict[str, Any]]) -> None:

@@ -13,11 +13,11 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lockstep.platforms.inpod.rankprocesses import PROC, leads_session, rank_processes, state_letter
+from lockstep_machine.processes import ProcessState, leads_session, process_state, rank_processes, run_dir_of
+from lockstep_machine.readings import PROC
 
 Object = dict[str, Any]
 PREPARED = re.compile(r"/memfd:lockstep-stacks-(\d+)\b")
@@ -36,7 +36,7 @@ def rank_processes_of(run_dir: str | None) -> list[Object]:
     ranks = []
     for folder, environment in rank_processes():
         try:
-            if not environment.keys() >= _OF_RANKS or run_dir not in (None, _run_dir(environment)):
+            if not environment.keys() >= _OF_RANKS or run_dir not in (None, run_dir_of(environment)):
                 continue
             one = {
                 "rank": int(environment["RANK"]),
@@ -50,10 +50,6 @@ def rank_processes_of(run_dir: str | None) -> list[Object]:
     return ranks
 
 
-def _run_dir(environment: Mapping[str, str]) -> str:
-    return str(json.loads(Path(environment["LOCKSTEP_RUN"]).read_text(encoding="utf-8"))["runDir"])
-
-
 def _descriptor(process: Path) -> tuple[str, int] | None:
     """File to which the process writes its stacks, and the signal that makes it do so; None if it has not prepared."""
     for path in sorted((process / "fd").iterdir()):
@@ -61,15 +57,9 @@ def _descriptor(process: Path) -> tuple[str, int] | None:
             match = PREPARED.match(str(path.readlink()))
         except OSError:
             continue  # closed meanwhile
-        if match is not None and _catches(process, int(match[1])):
+        if match is not None and signal.SIGRTMIN <= int(match[1]) <= signal.SIGRTMAX and process_state(process).catches(int(match[1])):
             return str(path), int(match[1])
     return None
-
-
-def _catches(process: Path, number: int) -> bool:
-    """Return True if the process survives the signal: it is one that means nothing to the system, and the process handles it."""
-    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", (process / "status").read_text(), re.MULTILINE)
-    return signal.SIGRTMIN <= number <= signal.SIGRTMAX and caught is not None and bool(int(caught[1], 16) >> (number - 1) & 1)
 
 
 def chosen(processes: list[Object], rank: int | None) -> list[Object]:
@@ -90,13 +80,12 @@ class Asking:
         self._text = b""
         self._at = 0.0
         self.problem = ""
-        state, kernel = state_of(process["pid"])
-        if state in ("T", "t"):
-            self.problem = _why_silent(state, kernel)
+        self._state = process_state(PROC / str(process["pid"]))
+        if self._state.letter in ("T", "t"):
+            self.problem = _why_silent(self._state)
         elif process["asked"] is None:
             self.problem = "it runs no Python that can be asked: another program, one with -I, -E or -S, or a start by an older Lockstep"
         self.done = bool(self.problem) or not self._send()
-        self._state = (state, kernel)
 
     def _send(self) -> bool:
         path, number = self._process["asked"]
@@ -121,31 +110,22 @@ class Asking:
             self.done = True
 
     def answer(self) -> Object:
-        letter, kernel = state_of(self._process["pid"]) if self._process["asked"] and not self.problem else self._state
-        problem = self.problem or ("" if self._text else _why_silent(letter, kernel))
+        state = process_state(PROC / str(self._process["pid"])) if self._process["asked"] and not self.problem else self._state
+        problem = self.problem or ("" if self._text else _why_silent(state))
         identity = {name: self._process[name] for name in ("rank", "node", "attempt", "pid")}
-        return {**identity, "state": letter, "problem": problem, "lines": self._text.decode(errors="replace").splitlines()}
+        return {**identity, "state": state.letter, "problem": problem, "lines": self._text.decode(errors="replace").splitlines()}
 
 
-def _why_silent(letter: str, kernel: str) -> str:
+def _why_silent(state: ProcessState) -> str:
+    letter = state.letter
     if letter in ("", "Z"):
         return "it has ended meanwhile"
     if letter in ("T", "t"):
         return f"its process is stopped (state {letter}): SIGCONT, or the debugger that holds it, lets it go on"
-    where = f", in the kernel's {kernel}" if kernel else ""
+    where = f", in the kernel's {state.kernel_function}" if state.kernel_function else ""
     if letter == "D":
         return f"it can't be interrupted (state D{where}): it waits for a device or a volume that doesn't answer"
     return f"it has not answered within {ANSWER_SECONDS:.0f} s (state {letter}{where})"
-
-
-def state_of(pid: int) -> tuple[str, str]:
-    """Letter of its state, or '' when it has ended, and the function of the kernel in which it waits, or ''."""
-    letter = state_letter(pid)
-    try:
-        function = (PROC / str(pid) / "wchan").read_text().strip()
-    except OSError:
-        return "", ""
-    return letter, "" if function == "0" else function
 
 
 def look(rank: int | None = None, run_dir: str | None = None) -> Object:

@@ -21,8 +21,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from lockstep.platforms.inpod.rankload import Load, answer_questions, text_of
-from lockstep_spec.kernel import file_words, rdma_ports
+from lockstep.platforms.inpod.rankload import Load, answer_questions
+from lockstep_machine.network import interface_bytes
+from lockstep_machine.rdma import rdma_ports
+from lockstep_machine.readings import file_words
 
 OUTPUT = "logs/output"
 BEGINS = "[lockstep] this agent begins: job "
@@ -186,7 +188,7 @@ def summary(root: str, points: int = 1000, names: Iterable[str] = MEASURED, **_:
         "evaluations": evals.thinned(points, ("evalLoss",)),
         **{name: _json(folder / path) for name, path in (("run", "logs/output/run.json"), ("goodput", "gang/goodput.json"))},
         "end": _json(folder / "gang/end.json"),
-        "attempts": [record for record in map(_parsed, text_of(folder / "gang/attempts.jsonl").splitlines()) if record],
+        "attempts": [record for record in map(_parsed, _text(folder / "gang/attempts.jsonl").splitlines()) if record],
     }
 
 
@@ -199,19 +201,18 @@ def _parsed(text: str) -> Json:
 
 
 def _json(path: Path) -> Json:
-    return _parsed(text_of(path))
+    return _parsed(_text(path))
+
+
+def _text(path: Path) -> str:
+    return file_words(path) if path.is_file() else ""  # (a FIFO would hold the reader up)
 
 
 def counters(root: Path = Path("/")) -> dict[str, tuple[int, int]]:
     """Map of NIC to bytes in and out since it is up. RDMA devices that may be opened here count their own traffic, which their interfaces
     don't see.
     """
-    traffic = {}
-    for line in text_of(root / "proc/net/dev").splitlines()[2:]:
-        name, _, numbers = line.partition(":")
-        values = numbers.split()
-        if name.strip() != "lo" and len(values) >= 9:
-            traffic[name.strip()] = (int(values[0]), int(values[8]))
+    traffic = interface_bytes(root / "proc")
     for port in rdma_ports(root):
         words = [file_words(port.folder / "counters" / f"port_{way}_data") for way in ("rcv", "xmit")]
         if all(word.isdecimal() for word in words) and port.state == "ACTIVE" and port.openable:

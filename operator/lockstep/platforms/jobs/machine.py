@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from posixpath import join
@@ -29,11 +28,6 @@ LOCK = "local.lock"
 
 def run_dir(resolved: Resolved) -> Path:
     return Path(resolved.platform.workspace) / "runs" / resolved.name
-
-
-def gpus_here(root: Path = Path("/dev")) -> int:
-    """NVIDIA GPUs of this machine, as the driver shows them."""
-    return sum(bool(re.fullmatch(r"nvidia\d+", path.name)) for path in root.glob("nvidia*"))
 
 
 def shell_variables(spec: TrainingJobSpec) -> tuple[str, ...]:

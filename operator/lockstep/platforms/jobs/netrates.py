@@ -7,8 +7,8 @@ import json
 import secrets
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from math import isfinite
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 from lockstep.api.errors import ConfigError
 from lockstep.plan.cluster.hardware import MeasuredRail, NodeHardware, RailEnd, rdma_rails, read_hardware, socket_rails
@@ -16,6 +16,7 @@ from lockstep.plan.cluster.pairs import PERFTEST, SOCKETS, STREAMS, Pair, PairRa
 from lockstep.platforms.inpod import netrate, source_of
 from lockstep.platforms.inpod.netfacts import TEXT_MAX
 from lockstep.programs import Place, Program, ProgramFailed, answer_of, lines_in, python_program
+from lockstep_spec.codec import FINITE, from_json
 from lockstep_spec.words import number_of
 
 ANSWER_SECONDS = 60.0
@@ -68,7 +69,7 @@ async def read_nodes(programs: Mapping[int, NodeProgram]) -> dict[int, NodeHardw
     async def read(program: NodeProgram) -> NodeHardware:
         try:
             return read_hardware(await program.ask("facts"))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ProgramFailed(f"{program.name}: {error}") from None
 
     return dict(zip(programs, await asyncio.gather(*map(read, programs.values())), strict=True))
@@ -211,19 +212,21 @@ class _Perftest:
         return {"device": end.hca, "hca_port": end.hca_port, "port": port, "gid_index": self._way.gid_index, "seconds": self._seconds}
 
 
+@dataclass(frozen=True)
+class _Measured:
+    gbs: Annotated[float, FINITE]
+    microseconds: int | None = None
+    cores: Annotated[float, FINITE] | None = None
+    device: bool = True
+
+
 def _rate(rail: MeasuredRail, pair: Pair, answer: Mapping[str, Any], stated: float | None) -> PairRate:
     """Read an answer. Raises ProgramFailed for one that has neither a rate nor an error."""
     line = rail.line_gbs(*pair, stated)
     if "error" in answer:
         return PairRate(rail.name, *pair, line_gbs=line, error=str(answer["error"])[:TEXT_MAX])
     try:
-        micros, cores = answer.get("microseconds"), answer.get("cores")
-        if not isfinite(float(answer["gbs"])):
-            raise ValueError(answer["gbs"])
-        return PairRate(
-            rail.name, *pair, gbs=float(answer["gbs"]), line_gbs=line,
-            microseconds=None if micros is None else int(micros), sender_cores=None if cores is None else float(cores),
-            is_bound=bool(answer.get("device", True)),
-        )  # fmt: skip
-    except (KeyError, TypeError, ValueError, OverflowError):
+        told = from_json(_Measured, answer, "it")
+    except ValueError:
         raise ProgramFailed(f"a node answers {str(answer)[:100]!r}, which is no measurement") from None
+    return PairRate(rail.name, *pair, told.gbs, line, "", told.microseconds, told.cores, told.device)

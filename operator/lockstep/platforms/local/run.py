@@ -8,7 +8,6 @@ import queue
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,12 +25,14 @@ from lockstep.plan.cluster.pairs import PairsMeasured, Way
 from lockstep.plan.reconcile.clocks import Earlier, retried
 from lockstep.plan.render.resolve import path_lines, resolve, unkept_lines
 from lockstep.plan.render.run import without_ranks
-from lockstep.platforms.jobs.machine import END_SECONDS, alone, check_inputs, gpus_here, run_dir, write_private
+from lockstep.platforms.jobs.machine import END_SECONDS, alone, check_inputs, run_dir, write_private
 from lockstep.platforms.jobs.shortresults import LINES, Hear, Read, Short, ShortEnd, ShortRuns
 from lockstep.platforms.local.place import LocalPlace
-from lockstep.platforms.local.placement import LOOPBACK, local_defaults, local_run, node_devices
+from lockstep.platforms.local.placement import local_defaults, local_run, node_devices
 from lockstep.platforms.output import tell
 from lockstep_gang.contract.run import run_text
+from lockstep_machine.gpus import gpu_devices
+from lockstep_machine.network import free_ports
 from lockstep_spec.exits import FAILED, INTERRUPTED
 
 ENDINGS = (0, FAILED, 75)
@@ -51,11 +52,11 @@ def run_local(job: TrainingJob, profile: TrainingCluster, root: Path, earlier: E
     check_inputs(resolved)
     for line in (*path_lines(resolved), *unkept_lines(resolved, "here", "ranks take what this machine has")):
         tell(line)
-    devices = node_devices(resolved, os.environ, gpus_here())
+    devices = node_devices(resolved, os.environ, gpu_devices())
     folder = run_dir(resolved)
     with alone(folder, job), tempfile.TemporaryDirectory(prefix="lockstep-") as private:
         key_file, run_path = Path(private) / "key", Path(private) / "run.json"
-        run = local_run(resolved, key_file, _free_ports(), os.environ)
+        run = local_run(resolved, key_file, free_ports(2), os.environ)
         write_private(key_file, secrets.token_hex(32))
         run_path.write_text(run_text(run), encoding="utf-8")
         return run_agents(run_path, resolved.nodes, folder / "logs", devices=devices)
@@ -77,12 +78,12 @@ class LocalRuns(ShortRuns):
             folder, devices = private, tuple[str, ...]()
             if kind is Short.STEPS:
                 check_inputs(resolved)
-                devices = node_devices(resolved, os.environ, gpus_here())
+                devices = node_devices(resolved, os.environ, gpu_devices())
                 folder = run_dir(resolved).with_name(f".measured-{resolved.name}")
                 stack.callback(shutil.rmtree, folder, ignore_errors=True)
                 stack.enter_context(alone(folder))
             write_private(private / "key", secrets.token_hex(32))
-            run = local_run(resolved, private / "key", _free_ports(), os.environ)
+            run = local_run(resolved, private / "key", free_ports(2), os.environ)
             run = replace(run, run_dir=str(folder)) if kind is Short.STEPS else without_ranks(run, run.run_dir)
             (private / "run.json").write_text(run_text(run), encoding="utf-8")
             _run_quietly(private / "run.json", resolved.nodes, folder / "logs", devices)
@@ -125,18 +126,10 @@ def preview_local(job: TrainingJob, profile: TrainingCluster, root: Path, sample
     check_inputs(resolved)
     with tempfile.TemporaryDirectory(prefix="lockstep-") as private:
         run_path = Path(private) / "run.json"
-        run = local_run(resolved, Path(private) / "key", _free_ports(), os.environ)
+        run = local_run(resolved, Path(private) / "key", free_ports(2), os.environ)
         run_path.write_text(run_text(run), encoding="utf-8")
         command = [*run.command, "--run", str(run_path), "--preview", str(samples)]
         return subprocess.run(command, check=False, env={**os.environ, **run.environment}, process_group=0).returncode
-
-
-def _free_ports() -> tuple[int, int]:
-    """Two ports of loopback that nobody listens on now."""
-    with socket.socket() as first, socket.socket() as second:
-        first.bind((LOOPBACK, 0))
-        second.bind((LOOPBACK, 0))
-        return int(first.getsockname()[1]), int(second.getsockname()[1])
 
 
 class Interrupted(Exception):

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import BinaryIO, TextIO
 
 from lockstep.platforms.onhost.exchange import Declined, Json, answer, received, write
-from lockstep.platforms.onhost.readings import alone, start_ticks, state_folder
+from lockstep.platforms.onhost.readings import alone, state_folder
 from lockstep.platforms.onhost.sweep import BRIEF, MEASURED, held, sweep
+from lockstep_machine.readings import start_ticks
 
 SILENCE_SECONDS = 60.0
 """Seconds without a line after which a short run ends: its connection may have broken silently."""

@@ -15,7 +15,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lockstep.platforms.onhost.readings import nvidia_cards, nvidia_smi, output, text_of
+from lockstep_machine.cards import nvidia_cards
+from lockstep_machine.commands import output
+from lockstep_machine.gpus import nvidia_smi
+from lockstep_machine.readings import file_words
 
 Json = Any
 LIBRARY_SECONDS, TORCH_SECONDS = 10.0, 40.0
@@ -29,7 +32,7 @@ from importlib import metadata
 versions = {}
 for name in sys.argv[1:]:
     try:
-        versions[name] = metadata.version(name)
+        versions[name] = str(metadata.version(name))
     except metadata.PackageNotFoundError:
         pass
 print(json.dumps({"python": platform.python_version(), "packages": versions}))
@@ -42,6 +45,7 @@ print(json.dumps({"cuda": torch.version.cuda or "", "architectures": (flags or "
 _PCI = re.compile(r"\b([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2})\b")
 _XID, _CAUSE = re.compile(r"NVRM: Xid \([^)]*\): (\d+)"), re.compile(r"caused by previous Xid (\d+)")
 _OFF_THE_BUS = "fallen off the bus"
+SLEEP_ACTIONS = ("suspend", "hibernate", "hybrid-sleep", "suspend-then-hibernate", "sleep")
 SHM = "/dev/shm"  # noqa: S108 (nothing is written there)
 
 
@@ -55,7 +59,7 @@ def paths(pattern: str) -> list[Path]:
 
 def firewall() -> str:
     """The tool by which the host's firewall is kept; '' if none is known to be on."""
-    if re.search(r"^ENABLED=yes", text_of("/etc/ufw/ufw.conf"), re.MULTILINE | re.IGNORECASE):
+    if re.search(r"^ENABLED=yes", file_words("/etc/ufw/ufw.conf"), re.MULTILINE | re.IGNORECASE):
         return "ufw"
     if output("systemctl", "is-active", "firewalld").strip() == "active":
         return "firewalld"
@@ -63,17 +67,19 @@ def firewall() -> str:
 
 
 def power() -> Json:
-    """Signs that the machine may fall asleep: its battery, its lid, and what systemd does about them."""
-    supplies = [path.parent for path in paths("/sys/class/power_supply/*/type") if text_of(path).strip() == "Battery"]
-    batteries = [supply for supply in supplies if text_of(supply / "scope").strip() != "Device"]  # (a mouse has one, too)
+    """Signs that the machine may fall asleep: its battery, and why systemd would put it to sleep; ''."""
+    supplies = [path.parent for path in paths("/sys/class/power_supply/*/type") if file_words(path) == "Battery"]
+    batteries = [supply for supply in supplies if file_words(supply / "scope") != "Device"]  # (a mouse has one, too)
     settings = settings_of("/etc/systemd/logind.conf", "/usr/lib/systemd/logind.conf.d/*.conf", "/etc/systemd/logind.conf.d/*.conf")
+    sleeps = "nobody uses it for a while" if settings.get("IdleAction") in SLEEP_ACTIONS else ""
+    if paths("/proc/acpi/button/lid/*") and settings.get("HandleLidSwitch", "suspend") not in ("ignore", "lock"):
+        sleeps = "its lid is shut"
+    if all(os.path.realpath("/etc/systemd/system/" + unit) == "/dev/null" for unit in ("sleep.target", "suspend.target")):
+        sleeps = ""
     return {
         "battery": bool(batteries),
-        "discharging": any(text_of(battery / "status").strip() == "Discharging" for battery in batteries),
-        "lid": bool(paths("/proc/acpi/button/lid/*")),
-        "lidAction": settings.get("HandleLidSwitch", "suspend"),
-        "idleAction": settings.get("IdleAction", "ignore"),
-        "sleepMasked": all(os.path.realpath("/etc/systemd/system/" + unit) == "/dev/null" for unit in ("sleep.target", "suspend.target")),
+        "discharging": any(file_words(battery / "status") == "Discharging" for battery in batteries),
+        "sleeps": sleeps,
     }
 
 
@@ -82,7 +88,7 @@ def settings_of(*patterns: str) -> Json:
     found = {}
     for pattern in patterns:
         for path in paths(pattern):
-            for name, value in re.findall(r"^\s*(\w+)\s*=\s*(\S*)", text_of(path), re.MULTILINE):
+            for name, value in re.findall(r"^\s*(\w+)\s*=\s*(\S*)", file_words(path), re.MULTILINE):
                 found[name] = value
     return found
 
@@ -97,15 +103,16 @@ def sshd() -> Json:
     stated: Json = {}
     for words in lines:
         stated.setdefault(words[0].lower(), words[1].lower())
+    if not lines:
+        return {}
     return {
-        "readable": bool(lines),
         "passwords": stated.get("passwordauthentication", "yes") == "yes",
-        "root": stated.get("permitrootlogin", "prohibit-password"),
+        "rootLogin": stated.get("permitrootlogin", "prohibit-password"),
     }
 
 
 def sshd_lines(path: Any, most: int) -> Any:
-    for line in text_of(path).splitlines():
+    for line in file_words(path).splitlines():
         words = line.replace("=", " ", 1).split()
         if not words or words[0].startswith("#"):
             continue
@@ -174,11 +181,11 @@ def condition(request: Json) -> Json:
     shm = os.statvfs(SHM) if os.path.isdir(SHM) else None  # noqa: PTH112
     return {
         "firewall": firewall(),
-        "power": power(),
-        "sshd": sshd(),
-        "nofile": resource.getrlimit(resource.RLIMIT_NOFILE)[1],
+        **power(),
+        **sshd(),
+        "openFiles": resource.getrlimit(resource.RLIMIT_NOFILE)[1],
         "shm": None if shm is None else shm.f_blocks * shm.f_frsize,
-        "rdma": len(paths("/sys/class/infiniband/*")),
+        "hasRdma": bool(paths("/sys/class/infiniband/*")),
         "nvidiaCards": len(cards),
         "gpuErrors": gpu_errors(
             output("dmesg") or output("journalctl", "--dmesg", "--boot", "--quiet", "--no-pager", "--output=short-monotonic")

@@ -22,7 +22,11 @@ import zipfile
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from lockstep.platforms.onhost.readings import alone, glibc, lingers, nvidia_cards, nvidia_smi, output, state_folder, text_of, user_name
+from lockstep.platforms.onhost.readings import alone, glibc, lingers, state_folder
+from lockstep_machine.cards import nvidia_cards
+from lockstep_machine.commands import output
+from lockstep_machine.gpus import nvidia_smi
+from lockstep_machine.readings import file_words, user_name
 
 Json = Any
 ENVIRONMENT = re.compile(r"env-[0-9a-f]{16}")
@@ -80,7 +84,7 @@ def used() -> Json:
     names = set()
     units = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "systemd" / "user"
     for path in [*state_folder().glob("*/*.json"), *units.glob("lockstep-*.service")]:
-        names |= set(ENVIRONMENT.findall(text_of(path)))
+        names |= set(ENVIRONMENT.findall(file_words(path)))
     return sorted(names)
 
 

@@ -28,8 +28,9 @@ from typing import BinaryIO
 
 from lockstep.platforms.onhost.brief import brief
 from lockstep.platforms.onhost.exchange import Declined, Json, answer, problem_of, received, sync, write
-from lockstep.platforms.onhost.readings import alone, object_in, start_ticks, state_folder, supervisor
+from lockstep.platforms.onhost.readings import alone, object_in, state_folder, supervisor
 from lockstep.platforms.onhost.sweep import sweep
+from lockstep_machine.readings import start_ticks
 
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 STOPPED = "stopped"

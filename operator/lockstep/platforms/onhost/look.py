@@ -12,34 +12,23 @@ import contextlib
 import json
 import os
 import platform
-import pwd
 import re
 import shutil
 import socket
-import struct
 import subprocess
 import sys
 import time
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from lockstep.platforms.onhost.readings import (
-    glibc,
-    lingers,
-    lost_gpus,
-    nvidia_smi,
-    object_in,
-    output,
-    state_folder,
-    supervisor,
-    text_of,
-    user_name,
-)
+from lockstep.platforms.onhost.readings import lingers, object_in, state_folder, supervisor
+from lockstep_machine.cards import described_gpus, gpu_users, lost_gpus
+from lockstep_machine.commands import output
+from lockstep_machine.gpus import SMI_SECONDS, gpu_claim
+from lockstep_machine.network import interface_of, is_wireless, listening_ports
+from lockstep_machine.readings import PROC, byte_sizes, file_words, folder_names, nearest, user_name
 
 Json = Any
-GPU_SECONDS = 10.0
-"""Limit of nvidia-smi: without its persistence mode, the driver looks at each GPU anew."""
 PATIENCE_POLL_SECONDS = 0.02
 WORDS_MAX = 300
 LINES_MAX = 4000
@@ -48,13 +37,8 @@ VERSION = "import sys;print('%d.%d'%sys.version_info[:2])"
 VERSION_SECONDS = 15.0
 LOG_BYTES, LOG_LINES = 1 << 14, 20
 _ATTEMPT_OF_COMMIT = re.compile(r"step-(\d{1,12})\.a(\d{1,9})")
-CLAIM = "\0lockstep-gpu-"
 GPU_FIELDS = ["index", "uuid", "name", "memory.total"]
 GPU_MORE = [
-    "memory.used",
-    "utilization.gpu",
-    "temperature.gpu",
-    "power.draw",
     "driver_version",
     "compute_cap",
     "ecc.errors.uncorrected.volatile.total",
@@ -62,28 +46,9 @@ GPU_MORE = [
     "mig.mode.current",
 ]
 """Fields that are asked of each GPU, and those that an older driver may not know."""
-_UNKNOWN_FIELD = re.compile(r'Field "([\w.]+)" is not a valid field')
-_NO_DEVICES = "No devices were found"
+NO_MEMORY = ("[N/A]", "[Not Supported]")
+"""Words of nvidia-smi for the memory of a GPU that has none of its own. Any other word tells of a fault or of lacking rights."""
 SILENT = "a process that does not answer"
-SHM = Path("/dev/shm")  # noqa: S108 (nothing is written there)
-
-
-def gpu_output(*options: str) -> tuple[str, str]:
-    """Output of nvidia-smi, and why it failed; nothing of both where there is none, or where it finds no GPU."""
-    program = nvidia_smi()
-    if not program:
-        return "", ""
-    command = [program, *options, "--format=csv,noheader,nounits"]
-    try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=GPU_SECONDS, check=False, errors="replace")
-    except subprocess.TimeoutExpired:
-        return "", f"nvidia-smi gives no answer in {GPU_SECONDS:.0f} s"
-    except OSError as error:
-        return "", f"nvidia-smi can't be run: {error.strerror}"
-    if done.returncode == 0 or _NO_DEVICES in done.stdout:
-        return (done.stdout, "") if done.returncode == 0 else ("", "")
-    words = " ".join(done.stdout.split())[:WORDS_MAX]
-    return "", f"nvidia-smi ends with {done.returncode}: {words or 'it says nothing'}"
 
 
 def folder(path: str) -> Json:
@@ -91,11 +56,10 @@ def folder(path: str) -> Json:
     full = Path(path).expanduser()
     there = full
     try:
-        while not there.exists() and there != there.parent:
-            there = there.parent
+        there = nearest(full)
         free = shutil.disk_usage(there).free
     except OSError as error:
-        return {"path": str(full), "problem": f"{there}: {error.strerror}"}
+        return {"path": str(full), "free": 0, "problem": f"{there}: {error.strerror}"}
     problem = "" if os.access(there, os.W_OK | os.X_OK) else f"{there} can't be written by {user_name()}"
     if os.statvfs(there).f_flag & os.ST_RDONLY:  # then os.access says no, too
         problem = f"{there} is on a read-only file system"
@@ -105,7 +69,7 @@ def folder(path: str) -> Json:
 def filesystem_of(path: Path) -> str:
     """Kind of the file system that the path is on, as the kernel names it."""
     best, kind = "", ""
-    for line in text_of("/proc/self/mountinfo").splitlines():
+    for line in file_words(PROC / "self/mountinfo").splitlines():
         before, _, after = line.partition(" - ")
         fields, rest = before.split(), after.split()
         if len(fields) > 4 and rest and (str(path) + "/").startswith(fields[4].rstrip("/") + "/") and len(fields[4]) >= len(best):
@@ -120,129 +84,57 @@ def route(peer: str) -> Json:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((peer, 9))
             address = probe.getsockname()[0]
-    except OSError as error:
-        return {"problem": error.strerror}
+    except OSError:
+        return None
     return {"address": address, "interface": interface_of(address)}
 
 
-def interface_of(address: str) -> str:
-    for line in addresses().splitlines():
-        fields = line.split()
-        if len(fields) > 3 and fields[3].split("/")[0] == address:
-            return fields[1].rstrip(":")
-    return next((name for name in interfaces() if address_of(name) == address), "")
-
-
-@lru_cache(1)
-def addresses() -> str:
-    """Addresses of all interfaces, a line each: the same for every peer."""
-    return output("ip", "-o", "address")
-
-
-def interfaces() -> list[str]:
-    return sorted(path.name for path in Path("/sys/class/net").iterdir()) if Path("/sys/class/net").is_dir() else []
-
-
-def address_of(name: str) -> str:
-    """IPv4 address of an interface, without `ip`."""
-    import fcntl
-
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        packed = fcntl.ioctl(probe.fileno(), 0x8915, struct.pack("256s", name.encode()[:15]))  # SIOCGIFADDR
-        return socket.inet_ntoa(packed[20:24])
-    return ""
-
-
 def links() -> dict[str, Json]:
-    """MTU, speed in Mb/s and kind of every interface but loopback."""
-    result = {}
-    for name in interfaces():
-        base = Path("/sys/class/net", name)
-        if name == "lo":
-            continue
-        speed = text_of(base / "speed").strip()
-        result[name] = {
-            "mtu": int(text_of(base / "mtu").strip() or 0),
-            "speed": int(speed) if speed.isdecimal() else None,
-            "up": text_of(base / "operstate").strip() in ("up", "unknown"),
-            "wireless": (base / "wireless").exists() or (base / "phy80211").exists(),
-        }
-    return result
+    """Return of every interface but loopback whether it is up, and wireless."""
+    base = Path("/sys/class/net")
+    return {
+        name: {"up": file_words(base / name / "operstate") in ("up", "unknown"), "wireless": is_wireless(base / name)}
+        for name in folder_names(base)
+        if name != "lo"
+    }
 
 
-def gpus() -> tuple[list[Json], str]:
+def gpus(host_memory: int) -> tuple[list[Json], str]:
     """Every GPU by the driver's own tool, with the processes that compute on it, and why not all of that is known; '' if it is."""
-    asked = GPU_FIELDS + GPU_MORE
-    text, problem = gpu_output(f"--query-gpu={','.join(asked)}")
-    unknown = _UNKNOWN_FIELD.search(problem)
-    while unknown is not None and unknown.group(1) in asked[len(GPU_FIELDS) :]:
-        asked.remove(unknown.group(1))
-        text, problem = gpu_output(f"--query-gpu={','.join(asked)}")
-        unknown = _UNKNOWN_FIELD.search(problem)
-    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("WARNING:")]  # (it warns of GPUs that work)
-    rows = [[cell.strip() for cell in line.split(",")] for line in lines]
-    odd = [row for row in rows if len(row) != len(asked)]
-    rows = [row for row in rows if len(row) == len(asked)][:64]
-    if odd and not problem:
-        problem = f"nvidia-smi says of a GPU: {', '.join(odd[0])[:WORDS_MAX]}"
-    users: dict[str, list[Json]] = {}
-    if rows:
-        text, unsaid = gpu_output("--query-compute-apps=gpu_uuid,pid,used_memory")
-        problem = problem or (unsaid and f"who uses its GPUs is not known: {unsaid}")
-    for line in text.splitlines() if rows else []:
-        cells = [cell.strip() for cell in line.split(",")]
-        if len(cells) == 3 and cells[1].isdecimal():
-            users.setdefault(cells[0], []).append({"pid": int(cells[1]), "user": owner_of(int(cells[1])), "memory": cells[2]})
-    described = [
-        {**dict(zip(asked, row)), "processes": users.get(row[1], []), "claim": claim_of(row[1])}  # noqa: B905 (Python 3.6 has no strict)
-        for row in rows
-    ]
-    if "pci.bus_id" in asked and not problem:
-        problem = lost_gpus([row["pci.bus_id"] for row in described])
-    return described, problem
-
-
-def owner_of(pid: int) -> str:
-    try:
-        return pwd.getpwuid(Path(f"/proc/{pid}").stat().st_uid).pw_name
-    except (OSError, KeyError):
-        return ""
-
-
-def claim_of(uuid: str) -> Json | None:
-    """Holder of the claim on a GPU: the kernel's word for pid and user, and its own for the job. None: nobody.
-
-    One that doesn't answer, because it is stopped or asked by many, holds the GPU all the same.
-    """
-    pid, uid, said = 0, -1, SILENT
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
-        asking.settimeout(1.0)
+    rows, problem = described_gpus(GPU_FIELDS, GPU_MORE, SMI_SECONDS)
+    users, unsaid = gpu_users(SMI_SECONDS) if rows else ({}, "")
+    problem = problem or (unsaid and f"who uses its GPUs is not known: {unsaid}")
+    if all("pci.bus_id" in row for row in rows) and not problem:
+        problem = lost_gpus([row["pci.bus_id"] for row in rows])
+    found, untold = [], []
+    for row in rows:
         try:
-            asking.connect(CLAIM + uuid)
-            pid, uid, _ = struct.unpack("3i", asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
-            said = asking.recv(1000).decode(errors="replace") or SILENT
-        except ConnectionRefusedError:
-            return None
-        except OSError:
-            pass
-    if uid < 0:
-        return {"pid": pid, "user": "unknown", "says": said}
-    try:
-        user = pwd.getpwuid(uid).pw_name
-    except KeyError:
-        user = str(uid)
-    return {"pid": pid, "user": user, "says": said[:500]}
+            found.append(gpu(row, users.get(row["uuid"], []), gpu_claim(row["uuid"]), host_memory))
+        except (ValueError, OverflowError):  # such as one that needs a reset
+            told = f"index {row['index']}, memory.total {row['memory.total']}"
+            untold.append(f"nvidia-smi doesn't describe GPU {row['uuid']}: {told}")
+    return found, problem or "; ".join(untold)
 
 
-def taken_ports(first: int, last: int) -> list[int]:
-    """Ports of the range that somebody listens on."""
-    listening = set()
-    for path in ("/proc/net/tcp", "/proc/net/tcp6"):
-        for line in text_of(path).splitlines()[1:]:
-            fields = line.split()
-            if len(fields) > 3 and fields[3] == "0A":
-                listening.add(int(fields[1].rpartition(":")[2], 16))
-    return sorted(port for port in listening if first <= port <= last)
+def gpu(row: Json, users: Json, claim: Json, host_memory: int) -> Json:
+    """Return one GPU of nvidia-smi's table. Raises ValueError or OverflowError if the driver doesn't describe it."""
+    shared = row["memory.total"] in NO_MEMORY
+    capability = re.fullmatch(r"(\d{1,2})\.(\d)", row.get("compute_cap", ""))
+    ecc = row.get("ecc.errors.uncorrected.volatile.total", "")
+    return {
+        "index": int(row["index"]),
+        "uuid": row["uuid"],
+        "name": row["name"],
+        "memory": host_memory if shared else int(float(row["memory.total"])) << 20,
+        "users": ["{} (pid {})".format(one["user"] or "somebody", one["pid"]) for one in users],
+        "claim": (claim and "{} ({}, pid {})".format(claim["words"] or SILENT, claim["user"], claim["pid"])) or "",
+        "driver": row.get("driver_version", ""),
+        "capability": [int(digits) for digits in capability.groups()] if capability else None,
+        "eccErrors": int(ecc) if ecc.isdecimal() else 0,
+        "bus": row.get("pci.bus_id", ""),
+        "shared": shared,
+        "divided": row.get("mig.mode.current") == "Enabled",
+    }
 
 
 def keeping() -> Json:
@@ -255,9 +147,9 @@ def keeping() -> Json:
     ).strip()
     group = output("systemctl", "--user", "show", "--property=ControlGroup").strip()[len("ControlGroup=") :]
     return {
-        "units": bool(manager),
-        "controllers": text_of("/sys/fs/cgroup" + group + "/cgroup.controllers").split() if group else [],
-        "linger": lingers(),
+        "hasUnits": bool(manager),
+        "controllers": file_words("/sys/fs/cgroup" + group + "/cgroup.controllers").split() if group else [],
+        "lingers": lingers(),
         "killsProcesses": kills.endswith("true"),
     }
 
@@ -269,27 +161,35 @@ def jobs(workspace: str, name: str) -> dict[str, Json]:
     return {one: job_or_problem(one, workspace, states.get(one, {})) for one in names}
 
 
-def job_or_problem(name: str, workspace: str, unit: dict[str, str]) -> Json:
+def job_or_problem(name: str, workspace: str, unit: Json) -> Json:
     """Answer of `job`, or the reason why its files can't be read: they hide no other job, and nothing else of the host."""
     try:
         return job(name, workspace, unit)
     except OSError as error:
-        return {"unit": unit, "problem": f"{error.filename or state_folder() / name}: {error.strerror or error}"}
+        return {**unit, "problem": f"{error.filename or state_folder() / name}: {error.strerror or error}"}
     except (ValueError, TypeError, OverflowError, RuntimeError) as error:
-        return {"unit": unit, "problem": f"{state_folder() / name}: {error}"}
+        return {**unit, "problem": f"{state_folder() / name}: {error}"}
 
 
-def units(names: list[str]) -> dict[str, dict[str, str]]:
-    """The state of each job's unit, by systemd's own words."""
+def units(names: list[str]) -> dict[str, Json]:
+    """The state of each job's unit that is loaded, by systemd's own words."""
     if not names:
         return {}
-    fields = "Id,LoadState,ActiveState,SubState,Result,ExecMainStatus,UnitFileState"
+    fields = "Id,LoadState,ActiveState,Result,ExecMainStatus"
     text = output("systemctl", "--user", "show", f"--property={fields}", *(f"lockstep-{name}.service" for name in names))
     blocks = [dict(line.split("=", 1) for line in block.splitlines() if "=" in line) for block in text.split("\n\n")]
-    return {block["Id"][len("lockstep-") : -len(".service")]: block for block in blocks if "Id" in block}
+    return {
+        block["Id"][len("lockstep-") : -len(".service")]: {
+            "unit": block.get("ActiveState", ""),
+            "result": block.get("Result", ""),
+            "exitCode": int(block["ExecMainStatus"]) if block.get("ExecMainStatus", "").isdecimal() else None,
+        }
+        for block in blocks
+        if "Id" in block and block.get("LoadState") == "loaded"
+    }
 
 
-def job(name: str, workspace: str, unit: dict[str, str]) -> Json:
+def job(name: str, workspace: str, unit: Json) -> Json:
     """A job's record, its unit, its attempts, its newest commit, and the coordinator's report."""
     state = state_folder() / name
     record = object_in(state / "job.json")
@@ -300,7 +200,7 @@ def job(name: str, workspace: str, unit: dict[str, str]) -> Json:
     newest = max(commits, key=lambda match: int(match[1]), default=None)
     return {
         "record": record or None,
-        "unit": unit,
+        **unit,
         "supervised": supervisor(name) is not None,
         "stopped": (state / "stopped").exists(),
         "retry": retry_of(state / "run.json"),
@@ -308,7 +208,7 @@ def job(name: str, workspace: str, unit: dict[str, str]) -> Json:
         "highestAttempt": max([*attempts(run), *(int(match[2]) for match in matches)], default=0),
         "newestStep": None if newest is None else int(newest[1]),
         "newestTime": None if newest is None else time_of(run / "checkpoints" / newest.group(0)),
-        "report": report(run),
+        **report(run),
         "log": last_lines(state / "agent.log"),
     }
 
@@ -319,7 +219,7 @@ def await_ranks(name: str, workspace: str, seconds: float) -> None:
     with contextlib.suppress(OSError, TypeError, ValueError, RuntimeError):  # (`jobs` tells what can't be read)
         record = object_in(state_folder() / name / "job.json")
         run = Path(record.get("workspace") or workspace).expanduser() / "runs" / name
-        while not tells_of_ranks(record, (report(run) or {}).get("report")) and time.monotonic() < end:
+        while not tells_of_ranks(record, report(run).get("report")) and time.monotonic() < end:
             time.sleep(PATIENCE_POLL_SECONDS)
 
 
@@ -372,18 +272,18 @@ def version_of(python: str) -> Json:
     except subprocess.TimeoutExpired:
         return {}
     except OSError as error:
-        return {"problem": error.strerror}
+        return {"statedProblem": error.strerror}
     if done.returncode == 0 and re.fullmatch(r"\d+\.\d+\s*", done.stdout):
-        return {"version": done.stdout.strip()}
+        return {"statedPython": [int(part) for part in done.stdout.split(".")]}
     words = (done.stderr + done.stdout).strip().splitlines()[-1:] or ["it ended with {}".format(done.returncode)]  # noqa: UP032
-    return {"problem": words[0][:WORDS_MAX]}
+    return {"statedProblem": words[0][:WORDS_MAX]}
 
 
 def retry_of(path: Path) -> int:
     """Return how often `lockstep retry` has started the job again."""
     restart = object_in(path).get("restart")
     retry = restart.get("retry", 0) if isinstance(restart, dict) else 0
-    return retry if isinstance(retry, int) else 0
+    return retry if type(retry) is int else 0
 
 
 def last_lines(path: Path) -> list[str]:
@@ -399,20 +299,18 @@ def last_lines(path: Path) -> list[str]:
 def attempts(run: Path) -> list[int]:
     """Numbers of the attempts that are recorded on this volume."""
     found = []
-    for line in text_of(run / "gang/attempts.jsonl").splitlines()[-LINES_MAX:]:
+    for line in file_words(run / "gang/attempts.jsonl").splitlines()[-LINES_MAX:]:
         with contextlib.suppress(ValueError, KeyError, TypeError, OverflowError, RecursionError):
             found.append(int(json.loads(line)["attempt"]))
     return found
 
 
-def report(run: Path) -> Json | None:
-    """The coordinator's newest report, and how many seconds ago it was written, by this host's clock."""
+def report(run: Path) -> Json:
+    """The coordinator's newest report, and how many seconds ago it was written, by this host's clock; {} if there is none."""
     path = run / "gang/report.json"
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return {"seconds": max(0.0, time.time() - path.stat().st_mtime), "report": found["report"]} if isinstance(found, dict) else None
-    except (OSError, ValueError, KeyError, RecursionError):
-        return None
+    found = object_in(path).get("report")
+    written = time_of(path)
+    return {"report": found, "reportSeconds": max(0.0, time.time() - written)} if isinstance(found, dict) and written is not None else {}
 
 
 def missing(paths: list[list[str]]) -> list[list[str]]:
@@ -433,42 +331,34 @@ def look(request: Json) -> Json:
     """Return the whole answer; with `patience`, the part about one job, after the wait for its ranks."""
     first, last = request["ports"]
     patience = request.get("patience")
-    cards, gpu_problem = ([], "") if patience is not None else gpus()
+    memory = byte_sizes().get("MemTotal", 0)
+    cards, gpu_problem = ([], "") if patience is not None else gpus(memory)
     if patience:
         await_ranks(request["job"], request["workspace"], patience)
     return {
-        "host": socket.gethostname(),
         "user": user_name(),
         "home": str(Path.home()),
         "now": time.time(),
-        "boot": text_of("/proc/sys/kernel/random/boot_id").strip(),
+        "boot": file_words(PROC / "sys/kernel/random/boot_id"),
         "system": platform.system(),
-        "machine": platform.machine(),
-        "glibc": glibc(),
-        "python": platform.python_version(),
-        "executable": sys.executable,
-        "load": list(os.getloadavg()),
-        "memory": {
-            key: int(value) * 1024
-            for key, value in re.findall(r"^(MemTotal|MemAvailable):\s+(\d+) kB", text_of("/proc/meminfo"), re.MULTILINE)
-        },
+        "python": list(sys.version_info[:2]),
+        "memory": memory,
         "workspace": folder(request["workspace"]),
         "datasets": folder(request["datasets"]),
         "temporary": folder(os.environ.get("TMPDIR") or "/tmp"),  # noqa: S108 (only looked at)
-        "routes": {peer: route(peer) for peer in request.get("peers", [])},
+        "routes": {peer: way for peer in request.get("peers", []) for way in [route(peer)] if way},
         "ownName": own_name(),
         "links": links(),
         "gpus": cards,
         "gpuProblem": gpu_problem,
-        "takenPorts": taken_ports(first, last),
-        "keeping": {"units": False, "linger": False, "killsProcesses": False, "controllers": []} if patience is not None else keeping(),
+        "takenPorts": sorted(port for port in listening_ports() if first <= port <= last),
+        **({} if patience is not None else keeping()),
         "jobs": jobs(request["workspace"], request.get("job") or ""),
         "state": str(state_folder()),
         "environmentPython": environment_python(),
-        "statedPython": version_of(request["python"]) if request.get("python") else {},
+        **(version_of(request["python"]) if request.get("python") else {}),
         "promisedPorts": promised_ports(),
         "missing": missing(request.get("paths", [])),
-        "shm": shutil.disk_usage(SHM).free if SHM.is_dir() else None,
         "memlock": memlock(),
     }
 

@@ -19,6 +19,8 @@ from support.api_stub import kubeconfig
 FILE = "cluster: {name: c, namespace: n, platform: kubernetes}\nimage: i\ngpus: {per_node: 4, default_nodes: 3}\n"
 RDMA = "security: {ipc_lock: true}\nnetwork: {rdma: {enabled: true, rate: 400, gid_index: 3, rails: [{network: a}]}}\n"
 
+NODE = NodeHardware("h", None, (), (), ())
+
 
 class Asked:
     """Jobs and choices of the measurements that were asked for."""
@@ -40,7 +42,11 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Asked:
         rates = tuple(PairRate("net1", one, other, 5.0 if 1 in (one, other) else 23.0, 25.0) for one, other in permutations(range(3), 2))
         rail = MeasuredRail("net1", {node: RailEnd("net1", f"10.1.0.{node}", 25.0, 9000) for node in range(3)})
         return PairsMeasured(
-            {node: f"lab{node}" for node in range(3)}, dict.fromkeys(range(3), NodeHardware("h")), (rail,), rates, "sockets"
+            {node: f"lab{node}" for node in range(3)},
+            dict.fromkeys(range(3), NODE),
+            (rail,),
+            rates,
+            "sockets",
         )
 
     monkeypatch.setattr("lockstep.platforms.kubernetes.shortruns.PodRuns.pairs", measure)

@@ -621,10 +621,10 @@ def test_a_home_folder_is_not_sent_to_hosts(folder: Path, lab: Path) -> None:
 def test_a_program_that_is_typed_for_this_machine_runs_where_it_is(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs: list[Any] = []
     monkeypatch.setattr("lockstep.platforms.local.run.run_local", lambda job, profile, root, earlier: jobs.append(job) or 0)
-    monkeypatch.setattr("lockstep.cli.jobs.typed.gpus_here", lambda: 0)
+    monkeypatch.setattr("lockstep.cli.jobs.typed.gpu_devices", lambda: 0)
     assert run("run", "--local", "--", "train.py", "-x")[0] == 0
     assert run("run", "--local", "--nodes", "2", "--nproc-per-node", "3", "--set", "metadata.name=y", "--", "-m", "scripts.base")[0] == 0
-    monkeypatch.setattr("lockstep.cli.jobs.typed.gpus_here", lambda: 4)
+    monkeypatch.setattr("lockstep.cli.jobs.typed.gpu_devices", lambda: 4)
     assert run("run", "--local", "--nodes", "2", "--", "bash", "run.sh")[0] == 0
     specs = [(job.metadata.name, job.spec.nodes, job.spec.gpus_per_node, job.spec.ranks_per_node) for job in jobs]
     assert specs == [("train", 1, 0, 1), ("y", 2, 0, 3), ("run", 2, 2, None)]

@@ -15,7 +15,7 @@ from lockstep_gang.agent.ranks import processes
 from lockstep_gang.contract.proof import ranks_secret
 from lockstep_gang.contract.run import HostPlace, JobIdentity, RestartPolicy, Timeouts, WhenDone, run_text
 from lockstep_gang.coordinator.machine import boot_id
-from lockstep_spec.kernel import usable_cores
+from lockstep_machine.limits import usable_cores
 from unit.gang.cases import KEY, Gang, gone, now
 
 SAY = 'import os, sys, time, signal\nR = os.environ["RANK"]\nF = os.environ["FOLDER"]\n'

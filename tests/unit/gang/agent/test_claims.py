@@ -18,8 +18,11 @@ from types import SimpleNamespace
 import pytest
 
 from lockstep_gang.agent import claims
-from lockstep_gang.agent.claims import PREFIX, Claims, GpuTaken, holder_of
+from lockstep_gang.agent.claims import Claims, GpuTaken, holder_of
 from lockstep_gang.contract.run import HostPlace, parse_run, run_text
+from lockstep_machine import gpus
+from lockstep_machine.gpus import CLAIM
+from lockstep_machine.readings import user_name
 from lockstep_spec.codec import ContractError
 from lockstep_spec.exits import CONFIGURATION
 from unit.gang.cases import WORKSPACE, Gang, make_run
@@ -92,7 +95,7 @@ def test_a_claim_says_whose_it_is_and_the_kernel_which_process_holds_it(gpu: str
     assert holder_of(gpu) == ""
     with Claims([gpu], "demo"):
         said = holder_of(gpu)
-        user = claims.user_name(os.getuid())
+        user = user_name()
         assert said.startswith(f"job demo of {user} since ")
         assert said.endswith(f" (process {os.getpid()} of {user})")
         assert time.strptime(said.removeprefix(f"job demo of {user} since ")[:5], "%H:%M")
@@ -138,7 +141,7 @@ def test_another_user_s_claim_counts_and_names_them(gpu: str) -> None:
             os._exit(0)
     try:
         assert os.read(ready[0], 1) == b"1"
-        user = claims.user_name(NOBODY)
+        user = user_name(NOBODY)
         with pytest.raises(
             GpuTaken, match=rf"GPU {gpu} of this machine is taken: job theirs of {user} since .* \(process {child} of {user}\)"
         ):
@@ -154,7 +157,7 @@ def test_another_user_s_claim_counts_and_names_them(gpu: str) -> None:
 @contextmanager
 def held_by_a_stranger(gpu: str) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as held:
-        held.bind(f"{PREFIX}{gpu}")
+        held.bind(CLAIM + gpu)
         held.listen(1)
         yield held
 
@@ -168,7 +171,8 @@ def test_a_holder_that_says_nothing_is_named_by_its_user(gpu: str, monkeypatch: 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
     clock = VirtualClock()
-    monkeypatch.setattr(claims, "time", SimpleNamespace(**{**vars(time), "monotonic": clock.monotonic, "sleep": clock.sleep}))
+    for module in (claims, gpus):
+        monkeypatch.setattr(module, "time", SimpleNamespace(**{**vars(time), "monotonic": clock.monotonic, "sleep": clock.sleep}))
     return clock
 
 
@@ -176,7 +180,7 @@ def test_a_holder_whom_too_many_ask_is_no_free_gpu(gpu: str, clock: VirtualClock
     begun = clock.now
     with held_by_a_stranger(gpu), ExitStack() as waiting:
         for _ in range(2):  # and nobody takes them
-            waiting.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)).connect(f"{PREFIX}{gpu}")
+            waiting.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)).connect(CLAIM + gpu)
         with pytest.raises(GpuTaken, match="its holder does not answer"):
             Claims([gpu], "demo")
     assert 2.0 <= clock.now - begun <= 5.0
@@ -200,7 +204,7 @@ def test_somebody_who_asks_and_goes_harms_nobody(gpu: str) -> None:
     with Claims([gpu], "demo"):
         for _ in range(50):
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-                connection.connect(f"{PREFIX}{gpu}")
+                connection.connect(CLAIM + gpu)
         assert holder_of(gpu).startswith("job demo of ")
 
 
@@ -209,7 +213,7 @@ def test_a_holder_without_a_free_descriptor_waits_for_one_and_then_answers(gpu: 
     with Claims([gpu], "demo"), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (connection.fileno() + 1, limits[1]))
-            connection.connect(f"{PREFIX}{gpu}")
+            connection.connect(CLAIM + gpu)
             before = time.process_time()
             time.sleep(0.5)
             used = time.process_time() - before
@@ -258,6 +262,6 @@ def test_a_unit_is_the_name_of_a_service(unit: str) -> None:
 def test_a_gpu_whose_holder_takes_no_connection_is_asked_for_during_a_second(gpu: str, clock: VirtualClock) -> None:
     begun = clock.now
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as held, pytest.raises(GpuTaken, match="a process that accepts no connection"):
-        held.bind(f"{PREFIX}{gpu}")
+        held.bind(CLAIM + gpu)
         Claims([gpu], "demo")
     assert clock.now - begun == pytest.approx(1.0)

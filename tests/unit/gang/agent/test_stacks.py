@@ -15,8 +15,9 @@ import pytest
 
 from lockstep_gang.agent.ranks import stacks as rank_stacks
 from lockstep_gang.agent.ranks.ranks import Survivors
-from lockstep_gang.agent.ranks.stacks import ProcessState, dumped, main_thread
+from lockstep_gang.agent.ranks.stacks import dumped, main_thread
 from lockstep_gang.contract.run import RestartPolicy
+from lockstep_machine.processes import ProcessState
 from lockstep_spec.choices import Timeouts
 from unit.gang.cases import Gang, gone
 from unit.virtual_time import VirtualClock

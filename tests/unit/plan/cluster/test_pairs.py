@@ -84,7 +84,7 @@ def measured(
         MeasuredRail(rail, {node: (ends or {}).get((rail, node), RailEnd(rail, f"10.0.0.{node}", line, 9000)) for node in range(count)})
         for rail in rails
     ]
-    nodes = {node: NodeHardware(f"h{node}", cores) for node in range(count)}
+    nodes = {node: NodeHardware(f"h{node}", cores, (), (), ()) for node in range(count)}
     return PairsMeasured({node: NAMES[node] for node in range(count)}, nodes, tuple(described), tuple(rates), "sockets")
 
 

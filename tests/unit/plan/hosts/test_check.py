@@ -15,9 +15,9 @@ from lockstep.plan.cluster.finding import Finding, Outcome
 from lockstep.plan.cluster.hardware import RailEnd
 from lockstep.plan.cluster.pairs import Pair, PairRate
 from lockstep.plan.discovery.unused import unused
-from lockstep.plan.hosts.check import host_findings, hosts_hardware, runs_on
+from lockstep.plan.hosts.check import host_findings, hosts_hardware
 from lockstep.plan.hosts.condition import GpuError, HostCondition, HostLook, Knock, Libraries, Torch, read_condition
-from lockstep.plan.hosts.facts import BadAnswer, Folder, HostFacts, HostGpu, Route
+from lockstep.plan.hosts.facts import BadAnswer, Folder, HostFacts, HostGpu, Link, Route
 from lockstep.plan.hosts.fit import as_check
 from lockstep.plan.hosts.keys import fingerprint, read_fingerprints, with_host_keys
 from lockstep.plan.hosts.reach import HostNetwork, network_findings, ring
@@ -39,7 +39,7 @@ def look(number: int, condition: dict[str, Any] | None = None, seen: dict[str, A
     host = CLUSTER.hosts[number]
     answer = HostFacts(
         host.name, "ada", "/home/ada", 0.0, "", (3, 12), Folder("/home/ada/w", 1 << 40), Folder("/home/ada/d", 1 << 40),
-        routes={"10.0.0.9": Route(str(host.address), "eth0")}, links={"eth0": {"mtu": 1500, "up": True, "wireless": False}},
+        routes={"10.0.0.9": Route(str(host.address), "eth0")}, links={"eth0": Link()},
         has_units=True, lingers=True, own_name="10.0.0.1",
     )  # fmt: skip
     return replace(HostLook(host, replace(answer, **facts), replace(WELL, **(condition or {})), seconds=0.05), **(seen or {}))
@@ -76,8 +76,8 @@ def test_healthy_hosts_have_no_finding() -> None:
         ({"gpu_problem": "nvidia-smi ends with 15: lost", "condition": {"nvidia_cards": 1}}, "failed", "not all known: nvidia-smi ends",
             "nvidia-smi on lab1"),
         ({"condition": {"gpu_errors": (GpuError("0000:01:00", 79, "NVRM: Xid"),)}}, "warning", "Xid 79", "power, heat"),
-        ({"links": {"eth0": {"mtu": 1500, "up": True, "wireless": True}}}, "warning", "eth0 is wireless", "cable"),
-        ({"links": {"eth0": {"mtu": 1500, "up": False, "wireless": False}}}, "failed", "eth0 is down", "ip link set eth0 up"),
+        ({"links": {"eth0": Link(wireless=True)}}, "warning", "eth0 is wireless", "cable"),
+        ({"links": {"eth0": Link(up=False)}}, "failed", "eth0 is down", "ip link set eth0 up"),
         ({"lingers": False}, "warning", "does not come back after a reboot", "loginctl enable-linger ada"),
         ({"lingers": False, "kills_processes": True}, "failed", "end with your last login", "loginctl enable-linger ada"),
         ({"has_units": False}, "warning", "a session of its own keeps the agent", "dbus-user-session"),
@@ -135,19 +135,6 @@ def test_gpus_are_judged_by_who_has_them_and_by_what_torch_was_built_for() -> No
     assert none[:3] == ("warning", "lab1", "it has no GPU, and other hosts have some")
 
 
-@pytest.mark.parametrize(
-    ("architectures", "capability", "runs"),
-    [
-        (("sm_80",), (8, 9), True), (("sm_90",), (8, 9), False), (("sm_80",), (9, 0), False), (("compute_80",), (12, 0), True),
-        (("sm_90a",), (9, 0), True), (("sm_100", "sm_120"), (12, 0), True), (("gfx90a",), (8, 0), False),
-    ],
-)  # fmt: skip
-def test_code_runs_on_cards_of_its_generation_or_where_the_driver_translates_it(
-    architectures: tuple[str, ...], capability: tuple[int, int], runs: bool
-) -> None:
-    assert runs_on(architectures, capability) is runs
-
-
 def test_versions_that_differ_are_named_with_the_odd_host() -> None:
     ((outcome, subject, message, fix),) = judged(look(0), look(1, {"libraries": Libraries("3.12.4", {"torch": "2.5.0"})}))
     assert (outcome, subject, message) == (
@@ -157,9 +144,21 @@ def test_versions_that_differ_are_named_with_the_odd_host() -> None:
     ) and "lockstep hosts setup lab" in fix
 
 
-def test_an_answer_that_no_condition_has_is_refused_with_the_host() -> None:
-    with pytest.raises(BadAnswer, match="host lab0: its Python gives no valid answer"):
-        read_condition("lab0", {"power": 1})
+@pytest.mark.parametrize(
+    ("answer", "field"),
+    [
+        ({"openFiles": None}, "openFiles is null"),
+        ({"battery": 1}, "battery is 1, but must be true or false"),
+        ({"sleeps": "x" * 301}, "sleeps is"),
+        ({"libraries": {"packages": {f"p{number}": "1" for number in range(65)}}}, "libraries.packages is"),
+        ({"torch": {"architectures": ["sm_90"] * 65}}, "torch.architectures is"),
+        ({"torch": {"problem": "x" * 301}}, "torch.problem is"),
+        ({"gpuErrors": [["0000:3b:00", "79", "Xid"]]}, r"gpuErrors\[0\].number is"),
+    ],
+)
+def test_an_answer_that_no_condition_has_is_refused_with_the_host(answer: dict[str, Any], field: str) -> None:
+    with pytest.raises(BadAnswer, match=f"host lab0: its Python gives no valid answer .*it.{field}"):
+        read_condition("lab0", {"openFiles": 1024, **answer})
 
 
 NAMES = {number: f"lab{number}" for number in range(4)}

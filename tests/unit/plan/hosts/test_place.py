@@ -159,10 +159,10 @@ def test_an_address_that_nobody_states_or_that_two_have_is_refused() -> None:
 
 def test_a_block_of_ports_is_one_that_nobody_listens_on_and_no_job_is_promised() -> None:
     assert CLUSTER.hosts is not None
-    one, other = facts("lab0", "10.0.0.1", taken_ports=frozenset({29405})), facts("lab1", "10.0.0.2", promised_ports=frozenset({29416}))
+    one, other = facts("lab0", "10.0.0.1", taken_ports=(29405,)), facts("lab1", "10.0.0.2", promised_ports=(29416,))
     assert free_block(CLUSTER.hosts, [one, other]) == 29432
     with pytest.raises(ConfigError, match="no block of 16 ports from 29400 to 29447 is free on every host"):
-        free_block(CLUSTER.hosts, [one, other, facts("lab2", "10.0.0.3", taken_ports=frozenset({29447}))])
+        free_block(CLUSTER.hosts, [one, other, facts("lab2", "10.0.0.3", taken_ports=(29447,))])
 
 
 def test_hosts_are_chosen_by_name_and_number() -> None:
@@ -227,7 +227,9 @@ def test_a_stated_python_that_is_too_old_for_the_job_is_refused(version: tuple[i
         placed(*hosts, job=job)
 
 
-@pytest.mark.parametrize("answer", [{}, {"python": "x"}, {"python": "3.11.2", "keeping": [], "jobs": 3}])
+@pytest.mark.parametrize(
+    "answer", [{}, {"python": "x"}, {"jobs": 3}, {"jobs": {}, "python": "3.11"}, {"deep": json.loads("[" * 600 + "]" * 600)}]
+)
 def test_what_is_no_answer_of_a_host_is_refused_with_its_name(answer: dict[str, Any]) -> None:
     with pytest.raises(BadAnswer, match="host lab0: its Python gives no valid answer"):
         read_host("lab0", answer)

@@ -6,9 +6,6 @@ from typing import Any
 
 import pytest
 
-from lockstep.plan.cluster.hardware import read_hardware
-from lockstep.plan.discovery.probe import read_probe
-from lockstep.plan.hosts.condition import _libraries, _torch
 from lockstep.plan.pages.answers import read_node, read_summary
 from lockstep.plan.pages.hosts import read_host
 from lockstep.plan.pages.stacks import read_ranks
@@ -29,17 +26,6 @@ def nested(levels: int) -> Any:
 
 
 RANK = {"node": 0, "attempt": 1}
-HOST = {"host": "a", "ports": [], "hcas": [], "tools": []}
-HCA = {"device": "mlx5_0", "port": 1, "gbs": 400}
-POD = {"spec": {"nodeName": "n"}, "status": {}}
-
-
-def probed(**answer: Any) -> Any:
-    import json
-
-    from lockstep.plan.discovery.probe import PROBED
-
-    return read_probe(POD, [f"{PROBED}{json.dumps(answer)}"])
 
 
 @pytest.mark.parametrize(
@@ -60,13 +46,6 @@ def probed(**answer: Any) -> Any:
         (lambda: len(read_ranks({"ranks": [{**RANK, "rank": 0, "problem": "x" * 5000}]})[0].problem), 500),
         (lambda: len(read_ranks({"ranks": [{**RANK, "rank": 0,
             "lines": ["Thread 0x1 (most recent call first):", *["x"] * 30_000]}]})[0].threads[0].frames), 19_999),
-        (lambda: len(read_hardware({**HOST, "hcas": [HCA] * 100}).hcas), 64),
-        (lambda: len(read_hardware({**HOST, "host": "x" * 5000}).host), 200),
-        (lambda: len(probed(interfaces={f"eth{number}": 1500 for number in range(1000)}).interfaces), 256),
-        (lambda: len(probed(driver="x" * 5000).driver), 200),
-        (lambda: len(_libraries({"python": "3", "packages": {f"p{number}": "1" for number in FEW}}).packages), 64),
-        (lambda: len(_torch({"cuda": "13", "architectures": ["sm_90"] * 100}).architectures), 64),
-        (lambda: len(_torch({"problem": "x" * 5000}).problem), 300),
     ],
 )  # fmt: skip
 def test_of_what_a_machine_says_so_much_is_read(read: Any, most: int) -> None:

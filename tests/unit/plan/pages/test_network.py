@@ -8,6 +8,8 @@ from lockstep.plan.cluster.hardware import MeasuredRail, NodeHardware, RailEnd
 from lockstep.plan.cluster.pairs import PairRate, PairsMeasured
 from lockstep.plan.pages.network import pairs_page, pairs_values
 
+NODE = NodeHardware("h", None, (), (), ())
+
 
 def measured(count: int = 3, slow: float = 1.0) -> PairsMeasured:
     rates = tuple(
@@ -16,7 +18,11 @@ def measured(count: int = 3, slow: float = 1.0) -> PairsMeasured:
     )
     rail = MeasuredRail("net1", {node: RailEnd("net1", f"10.1.0.{node}", 25.0, 9000) for node in range(count)})
     return PairsMeasured(
-        {node: f"lab{node}" for node in range(count)}, dict.fromkeys(range(count), NodeHardware("h")), (rail,), rates, "sockets"
+        {node: f"lab{node}" for node in range(count)},
+        dict.fromkeys(range(count), NODE),
+        (rail,),
+        rates,
+        "sockets",
     )
 
 

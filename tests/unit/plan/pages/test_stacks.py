@@ -20,6 +20,7 @@ from lockstep.platforms.inpod import rankstacks
 from lockstep_gang.agent.ranks.processes import kill_strays
 from lockstep_gang.contract.layout import RankLayout
 from lockstep_gang.contract.run import Run
+from lockstep_machine.processes import ProcessState, process_state
 from unit.cli.test_every_verb import run as run_verb
 from unit.gang.cases import Gang, gang
 
@@ -109,7 +110,7 @@ def test_a_rank_that_computes_goes_on_where_it_was(agents: Gang) -> None:
 
 
 def test_a_rank_that_is_frozen_before_it_could_answer_is_named_so_too() -> None:
-    assert rankstacks._why_silent("T", "do_signal_stop").startswith("its process is stopped (state T)")
+    assert rankstacks._why_silent(ProcessState("T", "do_signal_stop")).startswith("its process is stopped (state T)")
 
 
 def test_a_frozen_rank_is_named_and_left_as_it_is(agents: Gang) -> None:
@@ -118,7 +119,7 @@ def test_a_frozen_rank_is_named_and_left_as_it_is(agents: Gang) -> None:
     os.kill(pids[1], signal.SIGSTOP)
     answers = asked(run)
     assert answers[0].problem == "" and answers[1].problem.startswith("its process is stopped (state T)")
-    assert rankstacks.state_of(pids[1])[0] == "T"
+    assert process_state(Path("/proc", str(pids[1]))).letter == "T"
     os.kill(pids[1], signal.SIGCONT)
     assert asked(run)[1].problem == ""
 

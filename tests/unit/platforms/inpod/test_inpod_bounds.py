@@ -19,6 +19,7 @@ import pytest
 from lockstep.platforms.inpod import drill, editor, gate, netrate, rankload, rankstacks, receiver
 from lockstep.platforms.inpod import wire as protocol
 from lockstep.platforms.inpod.wire import CarryError, Gone, Wire, is_plain
+from lockstep_machine.processes import ProcessState
 from unit.virtual_time import VirtualClock, clock_of
 
 
@@ -182,7 +183,7 @@ def test_a_rank_has_three_seconds_to_answer_256_kibibytes_and_is_looked_at_fifty
         rankstacks, "time", SimpleNamespace(monotonic=clock.monotonic, sleep=lambda nap: naps.append(nap) or clock.sleep(nap))
     )
     monkeypatch.setattr(rankstacks, "rank_processes_of", lambda _: [rank])
-    monkeypatch.setattr(rankstacks, "state_of", lambda _: ("S", ""))
+    monkeypatch.setattr(rankstacks, "process_state", lambda _: ProcessState("S"))
     monkeypatch.setattr(os, "kill", lambda *_: memory.write_bytes(said))
     (answer,) = rankstacks.look()["ranks"]
     assert sum(map(len, answer["lines"])) == size

@@ -18,7 +18,7 @@ from lockstep.api.errors import ConfigError
 from lockstep.api.job import TrainingJob
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.resolved import Resolved
-from lockstep.platforms.jobs.machine import check_inputs, gpus_here
+from lockstep.platforms.jobs.machine import check_inputs
 from lockstep.platforms.local import run as run_module
 from lockstep.platforms.local.placement import local_defaults, local_run, node_devices
 from lockstep_gang.contract.run import Run, WhenDone
@@ -107,12 +107,6 @@ def test_the_job_s_own_choice_of_gpus_is_divided_and_not_given_to_every_node(tmp
 def test_fewer_gpus_than_the_nodes_ask_for_are_refused(inherited: dict[str, str], words: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=rf"spec\.gpusPerNode is 1, so 2 nodes need 2 GPUs, and {words}: lower gpusPerNode or --nodes"):
         node_devices(resolved(tmp_path, nodes=2, gpusPerNode=1), inherited, 1)
-
-
-def test_gpus_are_counted_by_their_devices(tmp_path: Path) -> None:
-    for name in ("nvidia0", "nvidia1", "nvidia11", "nvidiactl", "nvidia-uvm", "nvidia-caps"):
-        (tmp_path / name).touch()
-    assert gpus_here(tmp_path) == 3
 
 
 SECRET = [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "token"}}}]

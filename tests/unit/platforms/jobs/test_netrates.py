@@ -178,7 +178,7 @@ def test_where_rdma_can_not_be_measured_sockets_are_and_that_is_said(
 
 
 def test_what_is_no_answer_ends_it_with_the_places_name(tmp_path: Path) -> None:
-    with pytest.raises(ProgramFailed, match="host lab1: not a node's answer"):
+    with pytest.raises(ProgramFailed, match=r"host lab1: its answer\.cores is missing"):
         measure(tmp_path, {0: loopback(0), 1: {"host": "x"}}, Way())
 
 

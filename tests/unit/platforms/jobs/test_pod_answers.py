@@ -169,10 +169,14 @@ def test_a_pod_gets_no_file_by_sync_that_was_not_offered(answer: dict[str, Any])
 
 
 @pytest.mark.parametrize(
-    "text", [b"[]", b"{", b"[" * 100_000, b'{"gpus": []}', b'{"hcas": 1}', b'{"memlock_bytes": "x"}', b'{"interfaces": {"a": null}}']
-)
-def test_a_probe_that_says_something_else_has_seen_nothing(text: bytes) -> None:
-    facts = read_probe({"spec": {"nodeName": "a"}}, [PROBED + text.decode()])
+    "text",
+    [
+        "[]", "{", "[" * 100_000, '{"gpus": []}', '{"hcas": 1}', '{"memlockBytes": "x"}', '{"interfaces": {"a": null}}',
+        '{"capabilities": "no"}', json.dumps({"driver": "x" * 201}), json.dumps({"interfaces": {str(number): 1 for number in range(257)}}),
+    ],
+)  # fmt: skip
+def test_a_probe_that_says_something_else_has_seen_nothing(text: str) -> None:
+    facts = read_probe({"spec": {"nodeName": "a"}}, [PROBED + text])
     assert facts.node == "a" and facts.error.endswith("which is no probe's answer")
 
 

@@ -17,6 +17,7 @@ from lockstep.platforms.clusters import waits
 from lockstep.platforms.kubernetes import probe
 from lockstep_gang.agent.main import main as agent
 from lockstep_gang.agent.preflight.facts import probed
+from lockstep_spec.codec import to_json
 from support.cluster_facts import node, rdma_cluster, with_namespace_rights
 from support.fake_cluster import FakeCluster
 from unit.kube.test_bounds import Recording
@@ -75,7 +76,7 @@ def test_without_names_of_nodes_pods_keep_apart_from_each_other() -> None:
 @pytest.mark.parametrize(
     ("pod", "lines", "expected"),
     [
-        ({"spec": {"nodeName": "a"}}, ["noise", "probed: " + json.dumps(SAID)], ProbeFacts("a", **SAID)),
+        ({"spec": {"nodeName": "a"}}, ["noise", "probed: " + json.dumps(to_json(ProbeFacts("a", **SAID)))], ProbeFacts("a", **SAID)),
         ({"spec": {"nodeName": "a"}}, ["python3: not found"], ProbeFacts("a", error="python3: not found")),
         ({"spec": {"nodeName": "a"}, "status": {"message": "it was evicted"}}, [], ProbeFacts("a", error="it was evicted")),
         ({"spec": {"nodeName": "a"}, "status": {"phase": "Succeeded"}}, [], ProbeFacts("a", error="it printed nothing")),

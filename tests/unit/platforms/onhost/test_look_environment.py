@@ -27,15 +27,15 @@ def test_a_host_without_an_environment_names_none(tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize(
     ("script", "answer"),
     [
-        ("#!/bin/sh\necho 2.7\n", {"version": "2.7"}),
-        ("#!/bin/sh\necho hello\n", {"problem": "hello"}),
-        ("#!/bin/sh\necho no library >&2; exit 127\n", {"problem": "no library"}),
-        ("#!/bin/sh\nexit 3\n", {"problem": "it ended with 3"}),
-        ("#!/bin/sh\nprintf '%05000d' 0\n", {"problem": "0" * 300}),
-        ("#!/nonesuch\n", {"problem": "No such file or directory"}),
+        ("#!/bin/sh\necho 2.7\n", {"statedPython": [2, 7]}),
+        ("#!/bin/sh\necho hello\n", {"statedProblem": "hello"}),
+        ("#!/bin/sh\necho no library >&2; exit 127\n", {"statedProblem": "no library"}),
+        ("#!/bin/sh\nexit 3\n", {"statedProblem": "it ended with 3"}),
+        ("#!/bin/sh\nprintf '%05000d' 0\n", {"statedProblem": "0" * 300}),
+        ("#!/nonesuch\n", {"statedProblem": "No such file or directory"}),
     ],
 )
-def test_a_stated_python_tells_its_version_or_why_it_has_none(script: str, answer: dict[str, str], tmp_path: Path) -> None:
+def test_a_stated_python_tells_its_version_or_why_it_has_none(script: str, answer: dict[str, object], tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text(script)
     python.chmod(0o755)
@@ -43,4 +43,4 @@ def test_a_stated_python_tells_its_version_or_why_it_has_none(script: str, answe
 
 
 def test_this_python_tells_its_version() -> None:
-    assert version_of(sys.executable) == {"version": f"{sys.version_info[0]}.{sys.version_info[1]}"}
+    assert version_of(sys.executable) == {"statedPython": list(sys.version_info[:2])}

@@ -14,7 +14,7 @@ from lockstep.plan.hosts.facts import read_host
 from lockstep.platforms.onhost import look
 from unit.virtual_time import VirtualClock
 
-ROW = "0, GPU-0, RTX 4090, 24564, 0, 0, 30, 20, 550.54, 8.9, 0, 00000000:01:00.0, [N/A]"
+ROW = "0, GPU-0, RTX 4090, 24564, 550.54, 8.9, 0, 00000000:01:00.0, [N/A]"
 Json = Any
 REQUEST = {"workspace": "~/ws", "datasets": "~/ds", "ports": [29400, 29499]}
 
@@ -63,7 +63,7 @@ def test_gpus_that_the_driver_does_not_tell_are_not_taken_for_none(
     home: Path, monkeypatch: pytest.MonkeyPatch, script: str, count: int, problem: str
 ) -> None:
     smi(home, monkeypatch, script)
-    monkeypatch.setattr(look, "GPU_SECONDS", 1.0)
+    monkeypatch.setattr(look, "SMI_SECONDS", 1.0)
     told = read_host("lab0", json.loads(json.dumps(look.look(REQUEST))))
     assert (len(told.gpus), told.gpu_problem) == (count, problem)
     if count and not problem:
@@ -121,7 +121,7 @@ def test_an_answer_about_one_job_waits_until_its_own_ranks_run_or_it_has_ended(
     assert asking.is_alive()
     report_of(home, "u2", state, ready)
     asking.join(30)
-    assert answers[0]["jobs"]["x"]["report"]["report"]["state"] == state
+    assert answers[0]["jobs"]["x"]["report"]["state"] == state
     assert answers[0]["gpuProblem"] == "", "nobody asked the driver"
 
 

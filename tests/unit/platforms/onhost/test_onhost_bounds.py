@@ -45,7 +45,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_files_that_sshd_includes_are_read_three_deep(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[object] = []
-    monkeypatch.setattr(condition, "text_of", lambda path: read.append(path) or "Include more")
+    monkeypatch.setattr(condition, "file_words", lambda path: read.append(path) or "Include more")
     monkeypatch.setattr(condition, "paths", lambda pattern: [pattern])
     condition.sshd()
     assert len(read) == 1 + 3

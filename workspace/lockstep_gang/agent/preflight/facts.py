@@ -5,38 +5,32 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import platform
 import re
 import resource
-import shutil
-import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from lockstep_gang.contract.preflight import PROBED, ExpectedRdma, GpuFacts, HcaFacts, RdmaFacts, is_link_local
-from lockstep_spec.kernel import RdmaPort, file_words, folder_names, rdma_ports
+from lockstep_machine.gpus import SMI_SECONDS, gpu_devices, smi_rows
+from lockstep_machine.rdma import RdmaPort, rdma_ports
+from lockstep_machine.readings import file_words, folder_names
 
 ROOT = Path("/")
-SMI_SECONDS = 10.0
 _CAP_IPC_LOCK = 14
-_GPU_DEVICE = re.compile(r"nvidia\d+")
 _DRIVER = re.compile(r"\b(\d+\.\d+(?:\.\d+)?)\b")
 
 
 def gpu_facts(root: Path = ROOT) -> GpuFacts:
     """The GPUs that this container has been given: /proc would show all of the machine. In WSL nvidia-smi alone knows them."""
     if (root / "dev/dxg").exists():
-        smi = shutil.which("nvidia-smi", path=f"{root / 'usr/lib/wsl/lib'}{os.pathsep}{os.environ.get('PATH', '')}")
-        command = [smi or "nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            drivers = subprocess.run(command, capture_output=True, text=True, timeout=SMI_SECONDS, check=True).stdout.split()
-            return GpuFacts(len(drivers), drivers[0] if drivers else "")
-    count = sum(bool(_GPU_DEVICE.fullmatch(name)) for name in folder_names(root / "dev"))
-    return GpuFacts(count, _driver(root))
+        rows, problem = smi_rows("--query-gpu=driver_version", SMI_SECONDS, root)
+        if not problem:
+            return GpuFacts(len(rows), rows[0][0] if rows else "")
+    return GpuFacts(gpu_devices(root), _driver(root))
 
 
 def _driver(root: Path) -> str:
@@ -146,7 +140,7 @@ def probed(root: Path) -> dict[str, Any]:
         "driver": gpu_facts(root).driver,
         "hcas": {hca.device: f"{hca.state} {hca.link_layer} {hca.rate}".strip() for hca in facts.hcas},
         "interfaces": {name: mtu for name, mtu in facts.mtus.items() if name != "lo"},
-        "memlock_bytes": facts.memlock_bytes,
+        "memlockBytes": facts.memlock_bytes,
         "capabilities": _capabilities(root),
     }
 

@@ -13,13 +13,14 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import re
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Sequence
 from typing import Any
+
+from lockstep_machine.gpus import SMI_SECONDS, smi_rows
+from lockstep_spec.cuda import has_kernels
 
 GPU_SHAPE, CPU_SHAPE = (4096, 2048), (256, 256)
 """(rows and columns of the result, terms of each of its numbers)"""
@@ -30,10 +31,7 @@ GPU_SECONDS, CPU_SECONDS = 0.05, 0.0
 """Time for which the product is repeated."""
 AT_ONCE = 8
 """Products between two looks at the clock."""
-SMI = ("nvidia-smi", "--query-gpu=uuid,ecc.errors.uncorrected.volatile.total", "--format=csv,noheader,nounits")
-SMI_SECONDS = 10.0
 DTYPES = {"BF16": "bfloat16", "FP16": "float16", "FP32": "float32"}
-_ARCHITECTURE = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
 _writing = threading.Lock()
 
 
@@ -108,25 +106,6 @@ def fastest(facts: dict[str, Any]) -> str:
     return "BF16" if facts["major"] >= 8 else "FP16"
 
 
-def has_kernels(capability: tuple[int, int], built: Sequence[str]) -> bool:
-    """Return True if a build of torch for these architectures (`torch.cuda.get_arch_list()`) runs on the device; True, too, where the list
-    has none of CUDA's names.
-
-    Code of sm_86 runs on every 8.x from 8.6 on; sm_90a on that one alone; compute_90 is compiled at the start for all from 9.0 on.
-    """
-    matches = [match for name in built if (match := _ARCHITECTURE.fullmatch(name))]
-    return not matches or any(_runs(match, capability) for match in matches)
-
-
-def _runs(match: re.Match[str], capability: tuple[int, int]) -> bool:
-    architecture = int(match[2]), int(match[3])
-    if match[4] == "a":
-        return architecture == capability
-    if match[1] == "compute" and not match[4]:
-        return architecture <= capability
-    return architecture[0] == capability[0] and architecture[1] <= capability[1]
-
-
 def product(torch: Any, device: Any, dtype: Any) -> dict[str, Any]:
     """`wrong` of `elements` numbers, of the first product and of one at the end, and the operations of a second in between."""
     is_gpu = device.type == "cuda"
@@ -166,12 +145,8 @@ def wait(torch: Any, device: Any) -> None:
 
 def ecc_errors() -> dict[str, int]:
     """Uncorrected ECC errors of each GPU since its driver was loaded, by its UUID; {} where nvidia-smi or ECC isn't there."""
-    try:
-        output = subprocess.run(SMI, capture_output=True, text=True, timeout=SMI_SECONDS, check=False).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return {}
-    rows = [line.split(", ") for line in output.splitlines()]
-    return {row[0]: int(row[1]) for row in rows if len(row) == 2 and row[1].strip().isdecimal()}
+    rows, _ = smi_rows("--query-gpu=uuid,ecc.errors.uncorrected.volatile.total", SMI_SECONDS)
+    return {row[0]: int(row[1]) for row in rows if len(row) == 2 and row[1].isdecimal()}
 
 
 def first_line(error: Exception) -> str:

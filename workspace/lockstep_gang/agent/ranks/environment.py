@@ -13,7 +13,7 @@ from pathlib import Path
 
 from lockstep_gang.contract.messages import Start
 from lockstep_gang.contract.run import Run
-from lockstep_spec.kernel import usable_cores
+from lockstep_machine.limits import usable_cores
 
 _AGENTS = frozenset({"PATH", "HOME", "USER", "LOGNAME", "HOSTNAME", "TMPDIR", "TZ", "LANG", "LANGUAGE"})
 _AGENTS_PREFIXES = ("LOCKSTEP_", "LC_")

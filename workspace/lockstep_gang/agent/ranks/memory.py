@@ -7,7 +7,8 @@ import resource
 from pathlib import Path
 
 from lockstep_gang.contract.messages import OutOfMemory
-from lockstep_spec.kernel import control_groups, file_words, memory_limit
+from lockstep_machine.limits import control_groups, memory_limit
+from lockstep_machine.readings import file_words
 
 GROUPS = Path("/sys/fs/cgroup")
 OWN = Path("/proc/self/cgroup")

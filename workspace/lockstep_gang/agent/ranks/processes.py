@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lockstep_machine.readings import PROC, stat_fields
 from lockstep_spec.words import printable_line
 
 LOOKS, LOOK_SECONDS = 10, 0.01
@@ -108,10 +109,10 @@ def _left_by(leader: int, leaders: Mapping[int, object]) -> tuple[str, ...]:
     end by themselves.
     """
     left = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
+    for process in PROC.glob("[0-9]*"):
         try:
-            pid, (state, parent, group) = int(stat.parent.name), stat.read_text(errors="replace").rpartition(")")[2].split()[:3]
-            command = (stat.parent / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
+            pid, (state, parent, group) = int(process.name), stat_fields(process)[:3]
+            command = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
         except (OSError, ValueError):
             continue
         is_ours = int(group) == leader or (int(parent) == os.getpid() and int(group) != os.getpgrp() and int(group) not in leaders)
@@ -148,7 +149,7 @@ def send(pid: int, number: signal.Signals) -> None:
 
 def kill_strays(variable: str) -> None:
     """SIGKILL every process with `variable` (NAME=value) in its environment: descendants of ranks that left their session."""
-    unknown = [int(folder.name) for folder in Path("/proc").glob("[0-9]*") if int(folder.name) != os.getpid()]
+    unknown = [int(folder.name) for folder in PROC.glob("[0-9]*") if int(folder.name) != os.getpid()]
     for _ in range(LOOKS):
         unknown = [pid for pid in unknown if not _has_been_seen(pid, variable.encode())]
         if not unknown:

@@ -20,17 +20,7 @@ from lockstep_gang.agent.ranks.relay import Relay, drain
 from lockstep_gang.agent.ranks.reports import read_error_file
 from lockstep_gang.agent.ranks.room import lack_of_room
 from lockstep_gang.agent.ranks.script import argv, file_elsewhere, local_rank_option, program_problem, with_local_rank
-from lockstep_gang.agent.ranks.stacks import (
-    ProcessState,
-    ask_for_stacks,
-    dumped,
-    head_line,
-    process_state,
-    shortened,
-    stack_path,
-    state_after_kill,
-    write_stacks,
-)
+from lockstep_gang.agent.ranks.stacks import ask_for_stacks, dumped, head_line, shortened, stack_path, state_after_kill, write_stacks
 from lockstep_gang.agent.ranks.standby import Standby
 from lockstep_gang.contract.messages import (
     Activity,
@@ -49,6 +39,8 @@ from lockstep_gang.contract.messages import (
 from lockstep_gang.contract.run import Run
 from lockstep_gang.lifecycle.causes import signal_of
 from lockstep_gang.lifecycle.hang import STOPPED
+from lockstep_machine.processes import ProcessState, process_state
+from lockstep_machine.readings import PROC
 from lockstep_spec.exits import DONE, SAVED
 
 NOT_STARTED = 127  # a shell's code for a command that can't be found
@@ -160,7 +152,7 @@ class RankProcess:
     def look(self) -> None:
         """Note the process's state if it is stopped: then it is why others have failed."""
         if self._state_before is None:
-            state = process_state(self.pid)
+            state = process_state(PROC / str(self.pid))
             self._state_before = state if state.letter in STOPPED else None
 
     def survived(self) -> Dumped:

@@ -13,8 +13,8 @@ from pathlib import Path
 from lockstep_gang.contract.placewords import words_of
 from lockstep_gang.contract.run import Run
 from lockstep_gang.lifecycle.causes import NO_ROOM
+from lockstep_machine.readings import file_words
 from lockstep_spec.files import ENLARGE, lacks_room, mount_of, room_words
-from lockstep_spec.kernel import file_words
 from lockstep_spec.words import binary_size, number_of
 
 SHM, TMP = Path("/dev/shm"), Path("/tmp")  # noqa: S108 (files are removed there, none is made)

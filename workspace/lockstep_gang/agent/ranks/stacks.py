@@ -12,18 +12,17 @@ import re
 import signal
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep_gang.agent.ranks.processes import send
 from lockstep_gang.contract.messages import Dumped
 from lockstep_gang.lifecycle.hang import STOPPED
+from lockstep_machine.processes import ProcessState, process_state
+from lockstep_machine.readings import PROC, stat_fields
 from lockstep_spec.files import read_regular, write_new
-from lockstep_spec.kernel import file_words
 
 WRITE_SECONDS = 1.0
 """Time that a volume may take to write one file; what hangs may be the volume."""
-PROC = Path("/proc")
 SOURCE_BYTES_MAX = 4 * 1024 * 1024
 """Largest script of which one line is looked at."""
 HANGS = 3
@@ -41,36 +40,10 @@ _DEEP = 12
 """Frames from the innermost one on in which a collective operation is looked for."""
 
 
-@dataclass(frozen=True)
-class ProcessState:
-    """State of a process, by the kernel."""
-
-    letter: str = ""
-    kernel_function: str = ""
-    caught: int = 0
-    """Signals that it handles, as a mask."""
-
-    def catches(self, number: signal.Signals) -> bool:
-        return bool(self.caught >> (number - 1) & 1)
-
-
-def process_state(pid: int) -> ProcessState:
-    """State of a process, empty where there is no /proc, or no such process."""
-    return _state(PROC / str(pid))
-
-
 def state_after_kill(leader: int) -> ProcessState:
     """State of what is left of a rank: of its thread that can't be interrupted, if there is one, else of its process."""
-    threads = (_state(thread) for pid in _group(leader) for thread in (PROC / str(pid) / "task").glob("[0-9]*"))
-    return next((state for state in threads if state.letter == "D"), None) or process_state(leader)
-
-
-def _state(folder: Path) -> ProcessState:
-    fields = dict(line.partition(":")[::2] for line in file_words(folder / "status").splitlines())
-    function = file_words(folder / "wchan")
-    return ProcessState(
-        fields.get("State", "").strip()[:1], "" if function == "0" else function, int(fields.get("SigCgt", "0").strip() or "0", 16)
-    )
+    threads = (process_state(thread) for pid in _group(leader) for thread in (PROC / str(pid) / "task").glob("[0-9]*"))
+    return next((state for state in threads if state.letter == "D"), None) or process_state(PROC / str(leader))
 
 
 def python_process(leader: int) -> int:
@@ -85,16 +58,16 @@ def python_process(leader: int) -> int:
 def _group(leader: int) -> list[int]:
     members = [leader]
     for folder in PROC.glob("[0-9]*"):
-        fields = file_words(folder / "stat").rpartition(")")[2].split()
-        if len(fields) > 2 and fields[2] == str(leader) and folder.name != str(leader):
-            members.append(int(folder.name))
+        with contextlib.suppress(OSError, IndexError):  # it has ended
+            if stat_fields(folder)[2] == str(leader) != folder.name:
+                members.append(int(folder.name))
     return members
 
 
 def ask_for_stacks(leader: int, trainer: bool) -> ProcessState:
     """Send the signal that makes a rank write its stacks, to no process that would only die of it. Returns the state before."""
     pid = python_process(leader)
-    state = process_state(pid)
+    state = process_state(PROC / str(pid))
     if trainer and state.catches(signal.SIGUSR2) and state.letter not in STOPPED:
         send(pid, signal.SIGUSR2)
     elif state.catches(signal.SIGABRT):

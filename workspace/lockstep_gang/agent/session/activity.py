@@ -12,6 +12,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from lockstep_machine.readings import stat_fields
+
 BUSY_SHARE = 0.02
 """Share of one core that counts as use. A waiting server takes less, and so does a shell in use: its terminal tells."""
 _TERMINALS = 136
@@ -70,7 +72,7 @@ class ShellActivity:
 def _read(folder: Path) -> Process | None:
     """Read a process; None: it has ended meanwhile."""
     try:
-        fields = (folder / "stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+        fields = stat_fields(folder)
         ticks = int(fields[11]) + int(fields[12]) + int(fields[13]) + int(fields[14])
         return Process(int(folder.name), int(fields[1]), int(fields[4]), ticks / os.sysconf("SC_CLK_TCK"))
     except (OSError, ValueError, IndexError):

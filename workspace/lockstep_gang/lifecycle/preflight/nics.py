@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from lockstep_gang.contract.fabric import are_whole_names
 from lockstep_gang.contract.preflight import ExpectedRdma, Finding, HcaFacts, is_link_local
 from lockstep_gang.lifecycle.preflight.nodes import NodeAnswers, Told, findings_of, odd
+from lockstep_machine.rdma import LOCKED_BYTES_ENOUGH, LOCKED_BYTES_FAILING, gigabits
 from lockstep_spec.choices import Severity
-from lockstep_spec.kernel import LOCKED_BYTES_ENOUGH, LOCKED_BYTES_FAILING, gigabits
 from lockstep_spec.words import binary_size, clauses, listed, number_of
 
 _SLOW_FIX = "look at that NIC's cable and settings: the slowest one sets the speed of all"

@@ -22,8 +22,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import IO, Any, BinaryIO, cast
 
+from lockstep_machine.limits import usable_cores
 from lockstep_spec.choices import TrainOn
-from lockstep_spec.kernel import usable_cores
 from lockstep_train.base.limits import Say
 from lockstep_train.data.read.records import AnySample, Conversation, Sample
 from lockstep_train.data.read.text_files import Broken

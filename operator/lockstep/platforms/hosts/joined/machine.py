@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import array
 import contextlib
-import fcntl
 import ipaddress
 import json
 import os
 import re
 import socket
-import struct
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from lockstep.api.errors import ConfigError
-from lockstep.platforms.jobs.machine import VISIBLE, gpus_here
-from lockstep_spec.kernel import file_words
+from lockstep.platforms.jobs.machine import VISIBLE
+from lockstep_machine.gpus import gpu_devices
+from lockstep_machine.network import addresses, interface_of
 
-SIOCGIFCONF = 0x8912
-IFREQ_BYTES, ADDRESS = 40, slice(20, 24)
-"""A `struct ifreq` of 64-bit Linux: the interface's name, then its socket address, whose IPv4 address is here."""
-INTERFACES_MAX = 1024
 KEPT = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", VISIBLE)
 """Variables that the launch would set and that count as the person at this machine has set them."""
 
@@ -55,7 +49,7 @@ class NodeMachine:
 def machine_facts(address: str, workspace: Path, version: str, environment: Mapping[str, str] = os.environ) -> NodeMachine:
     """This machine, which the others reach at `address`."""
     named = environment.get(VISIBLE)
-    gpus = map(str, range(gpus_here())) if named is None else (name.strip() for name in named.split(","))
+    gpus = map(str, range(gpu_devices())) if named is None else (name.strip() for name in named.split(","))
     return NodeMachine(
         hostname=socket.gethostname(),
         version=version,
@@ -86,32 +80,9 @@ def highest_attempt(run_dir: Path) -> int:
     return max(numbers)
 
 
-def own_addresses() -> dict[str, str]:
-    """Address → interface of this machine, loopback last."""
-    pairs = [*_ipv4(), *_ipv6()]
-    return dict(sorted(pairs, key=lambda pair: ipaddress.ip_address(pair[0]).is_loopback))
-
-
-def interface_of(address: str) -> str:
-    """Name of the interface that has this address; '' if none has."""
-    return own_addresses().get(address, "")
-
-
-def _ipv4() -> Iterator[tuple[str, str]]:
-    answers = array.array("B", bytes(INTERFACES_MAX * IFREQ_BYTES))
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        packed = fcntl.ioctl(probe.fileno(), SIOCGIFCONF, struct.pack("iP", len(answers), answers.buffer_info()[0]))
-    data = answers.tobytes()[: struct.unpack("iP", packed)[0]]
-    for start in range(0, len(data), IFREQ_BYTES):
-        request = data[start : start + IFREQ_BYTES]
-        name = request.split(b"\0", 1)[0].decode(errors="replace")
-        yield socket.inet_ntoa(request[ADDRESS]), name.partition(":")[0]
-
-
-def _ipv6() -> Iterator[tuple[str, str]]:
-    for line in file_words(Path("/proc/net/if_inet6")).splitlines():
-        digits, *_, name = line.split()
-        yield str(ipaddress.IPv6Address(bytes.fromhex(digits))), name
+def own_addresses() -> list[str]:
+    """Addresses of this machine, loopback last."""
+    return sorted((address for _, address, _ in addresses()), key=lambda address: ipaddress.ip_address(address).is_loopback)
 
 
 def parse_place(text: str) -> tuple[str, int]:

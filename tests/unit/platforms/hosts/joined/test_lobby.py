@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
-import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -14,7 +12,6 @@ from typing import Any, cast
 
 import pytest
 
-from lockstep.platforms.hosts.joined import machine as this_machine
 from lockstep.platforms.hosts.joined.channel import TokenChannel, connect
 from lockstep.platforms.hosts.joined.lobby import Joining, Lobby
 from lockstep.platforms.hosts.joined.machine import NodeMachine
@@ -179,20 +176,3 @@ async def test_of_65_connections_without_a_proof_the_oldest_is_closed() -> None:
         lobby._accepted(cast(Any, None), cast(Any, Stranger(number)))
     assert closed == [0]
     await lobby.end(0, "over", 0.0)
-
-
-def test_every_interface_with_an_address_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Entries of 40 bytes each, as 64-bit Linux writes them."""
-    entries = b"".join(
-        name.ljust(16, b"\0") + b"\2\0\0\0" + bytes([10, 0, 0, last]) + bytes(16)
-        for name, last in ((b"lo", 1), (b"eth0", 2), (b"eth0:1", 3))
-    )
-
-    def ioctl(_: int, __: int, asked: bytes) -> bytes:
-        room, address = struct.unpack("iP", asked)
-        assert room <= 1024 * 40
-        ctypes.memmove(address, entries, len(entries))
-        return struct.pack("iP", len(entries), address)
-
-    monkeypatch.setattr(this_machine.fcntl, "ioctl", ioctl)
-    assert list(this_machine._ipv4()) == [("10.0.0.1", "lo"), ("10.0.0.2", "eth0"), ("10.0.0.3", "eth0")]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep_spec.kernel import usable_cores
+from lockstep_machine.limits import usable_cores
 
 UNIT = "user.slice/user-1000.slice/lockstep-x.service"
 

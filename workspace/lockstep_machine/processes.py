@@ -1,12 +1,37 @@
-"""Processes of ranks, found by the variables that their agent gave them."""
+"""Processes by the kernel's files: their state, and those of ranks, found by the variables that their agent gave them."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-PROC = Path("/proc")
+from lockstep_machine.readings import PROC, file_words, stat_fields
+
+
+@dataclass(frozen=True)
+class ProcessState:
+    """State of a process, by the kernel; empty where there is no /proc, or no such process."""
+
+    letter: str = ""
+    kernel_function: str = ""
+    """Function of the kernel in which it waits."""
+    caught: int = 0
+    """Signals that it handles, as a mask."""
+
+    def catches(self, number: int) -> bool:
+        """Return True if it handles the signal."""
+        return bool(self.caught >> (number - 1) & 1)
+
+
+def process_state(process: Path) -> ProcessState:
+    """Return the state of a process or of a thread, by its folder."""
+    fields = dict(line.partition(":")[::2] for line in file_words(process / "status").splitlines())
+    function = file_words(process / "wchan")
+    return ProcessState(
+        fields.get("State", "").strip()[:1], "" if function == "0" else function, int(fields.get("SigCgt", "0").strip() or "0", 16)
+    )
 
 
 def rank_processes(proc: Path = PROC) -> Iterator[tuple[Path, dict[str, str]]]:
@@ -47,22 +72,4 @@ def leads_session(process: Path) -> bool:
     """Return True if the process is the one that the agent started, not one that came of it. Raises OSError, IndexError when it has
     ended.
     """
-    return _stat(process)[3] == process.name
-
-
-def parent_of(pid: int) -> int:
-    """Process that started this one. Raises OSError, IndexError when it has ended."""
-    return int(_stat(PROC / str(pid))[1])
-
-
-def state_letter(pid: int) -> str:
-    """Letter of the state that the kernel gives the process; '' when it has ended."""
-    try:
-        return _stat(PROC / str(pid))[0]
-    except (OSError, IndexError):
-        return ""
-
-
-def _stat(process: Path) -> list[str]:
-    """Fields of the process's stat file behind its name, which may hold spaces: state, parent, process group, session and more."""
-    return (process / "stat").read_text().rpartition(")")[2].split()
+    return bool(stat_fields(process)[3] == process.name)

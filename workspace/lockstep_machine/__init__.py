@@ -1,0 +1,3 @@
+"""Facts of the machine where a program runs, by the standard library alone: imported by agents, trainers and the command line, and
+sent as text to where nothing is. `readings`, `commands`, `network`, `gpus` and `cards` are read by Python 3.6, too.
+"""
