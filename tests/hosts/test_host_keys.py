@@ -15,8 +15,7 @@ import pytest
 from lockstep.devcluster.hosts import bed as running
 from lockstep.platforms.hosts import ssh
 from lockstep.platforms.hosts.place import HostPlace
-from lockstep.platforms.hosts.ssh import HostUnreachable, Shared
-from lockstep.platforms.hosts.trust import offered_key
+from lockstep.platforms.hosts.ssh import HostUnreachable, Shared, offered_key
 from lockstep.programs import output_of
 from support.clusters.bed_hosts import WAIT_SECONDS, BedHosts
 from support.clusters.bed_ssh import Ways, few_logins, login_to

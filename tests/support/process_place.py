@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
-from lockstep.programs import STDERR, STDOUT, Broken, Program
+from lockstep.platforms.jobs.processes import ProcessProgram
+from lockstep.programs import Program
 
 
 @dataclass(frozen=True)
@@ -22,48 +23,18 @@ class ProcessPlace:
     async def program(
         self, command: Sequence[str], *, stdin: bool = True, tty: bool = False, pings: bool = False
     ) -> AsyncIterator[Program]:
-        pipe = asyncio.subprocess.PIPE
-        process = await asyncio.create_subprocess_exec(*self.prefix, *command, stdin=pipe, stdout=pipe, stderr=pipe)
-        running = LocalProgram(self, process)
+        running = await LocalProgram.start(self, [*self.prefix, *command])
         try:
             yield running
         finally:
-            await running.close()
+            await running.end()
 
 
-class LocalProgram(Program):
-    """A child of this process."""
+class LocalProgram(ProcessProgram):
+    """A child of this process, which may end by itself."""
 
-    def __init__(self, place: ProcessPlace, process: asyncio.subprocess.Process) -> None:
-        super().__init__(place)
-        self.process = process
-
-    async def write(self, data: bytes | memoryview) -> None:
-        try:
-            self.process.stdin.write(bytes(data))
-            await self.process.stdin.drain()
-        except (BrokenPipeError, ConnectionResetError) as error:
-            raise Broken(f"the connection to {self.place.name} broke: {error}") from error
-
-    async def close_stdin(self) -> bool:
-        self.process.stdin.close()
-        return True
-
-    async def resize(self, columns: int, lines: int) -> None:
-        """It has no terminal."""
-
-    async def _received(self) -> AsyncIterator[tuple[int, bytes]]:
-        while data := await self.process.stdout.read(1 << 16):
-            yield STDOUT, data
-        yield STDERR, await self.process.stderr.read()
-        self.code = await self.process.wait()
-
-    async def close(self) -> None:
-        """End its input, and the process by its id where that doesn't end it."""
+    async def end(self) -> None:
         await self.close_stdin()
-        try:
-            await asyncio.wait_for(self.process.wait(), 10)
-        except TimeoutError:
-            self.process.kill()
-            await self.process.wait()
-        self.process._transport.close()  # type: ignore[attr-defined]  # (its pipes, before the loop ends)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._process.wait(), 10)
+        await super().end()

@@ -25,7 +25,7 @@ from lockstep.platforms.inpod.gate import Gate, GuardServer
 from lockstep.platforms.onhost.station import proved
 from lockstep_gang.agent.preflight.network import ProbePort, why_unreachable
 from lockstep_gang.agent.ranks.progress_server import ProgressServer
-from lockstep_gang.coordinator import channel
+from lockstep_gang.contract import channel
 from lockstep_spec.codec import ContractError
 from lockstep_train.checkpoint.save.replicas import Server, Shard, put_shard
 from unit.gang.cases import KEY, make_run
@@ -120,15 +120,14 @@ async def launching() -> AsyncIterator[Any]:
 
     async def taken(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.closing(writer), contextlib.suppress(ContractError, EOFError, OSError):
-            (await launch.accept((reader, writer), token)).send("welcome")
+            (await launch.accept((reader, writer), token)).send({"kind": "welcome"})
 
     async def friend() -> None:
         proven = await launch.connect(("127.0.0.1", port), token)
         assert (await proven.receive())["kind"] == "welcome"
-        await proven.close()
+        proven.close()
 
-    async with await launch.listen(taken, "127.0.0.1", 0) as server:
-        await server.start_serving()
+    async with await channel.listen(taken, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         yield port, friend
 

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -35,27 +35,25 @@ from lockstep.plan.cluster.pairs import PairsMeasured, Way
 from lockstep.plan.hosts.facts import JobOnHost
 from lockstep.plan.hosts.record import Coordinator, JobRecord, read_record, record_text
 from lockstep.plan.hosts.status import Seen, complaints, host_job, next_steps
-from lockstep.plan.pages.logs import LogSelection, no_such_node, no_such_rank, request_of
+from lockstep.plan.pages.logs import LogSelection, no_such_node, no_such_rank
 from lockstep.plan.pages.stacks import RankAnswer, missing, read_ranks
 from lockstep.plan.pages.top import machine_node, snapshot
 from lockstep.plan.pages.why import Answer, why
-from lockstep.plan.render.machine import machine_variables, on_machine
+from lockstep.plan.render.machine import machine_variables
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.resolved import PlatformDefaults, Resolved
-from lockstep.plan.render.run import Placement, build_run, without_ranks
+from lockstep.plan.render.run import machine_run, without_ranks
 from lockstep.platforms.files.copies import Copy, CopyWish
 from lockstep.platforms.files.sending import Sending
-from lockstep.platforms.inpod import rankstacks, runfolder
+from lockstep.platforms.inpod import rankstacks
 from lockstep.platforms.jobs.looks import Curve, Look, Looks, page_lines
 from lockstep.platforms.jobs.machine import check_inputs, write_private
-from lockstep.platforms.jobs.runs import followed
 from lockstep.platforms.jobs.shortresults import Hear, Read, Short, ShortEnd, ShortRuns
 from lockstep.platforms.jobs.top import NodesWatch, nodes_at, of_job
 from lockstep.platforms.output import put, say
 from lockstep.platforms.places.backend import Backend, Job, JobGone, NamedPlace, Order, Volume
 from lockstep_gang.contract.layout import RankLayout
-from lockstep_gang.contract.run import Run, WhenDone, parse_run, run_text
-from lockstep_spec.choices import StorageMode
+from lockstep_gang.contract.run import Run, parse_run, run_text
 from lockstep_spec.exits import FAILED
 from support.process_place import ProcessPlace
 
@@ -140,16 +138,8 @@ class Processes(Backend):
     def run_of(self, resolved: Resolved, folder: Path) -> Run:
         """Return run.json of all nodes, with its key in the folder."""
         coordinator, master = free_ports()
-        placement = Placement(
-            addresses=("127.0.0.1",) * resolved.nodes,
-            run_dir=f"{resolved.platform.workspace}/runs/{resolved.name}",
-            key_file=str(folder / "key"),
-            when_done=WhenDone.EXIT,
-            storage=StorageMode.SHARED,
-            coordinator_port=coordinator,
-            master_port=master,
-        )
-        run = on_machine(build_run(resolved, placement), sys.executable, environment=machine_variables(replace(resolved, nccl={})))
+        own = {"key_file": str(folder / "key"), "master_port": master, "environment": machine_variables(replace(resolved, nccl={}))}
+        run = machine_run(resolved, sys.executable, ("127.0.0.1",) * resolved.nodes, coordinator, **own)
         return replace(run, preflight=run.preflight and replace(run.preflight, rdma=None, all_reduce=None))
 
     def run(self, order: Order) -> int:
@@ -326,21 +316,6 @@ class ProcessJob(Job):
             self.look_again()
         shutil.rmtree(self.folder)
         return f"what it left in {self.run_folder} stays"
-
-    async def lines(self, selection: LogSelection, say: Callable[[str], None]) -> AsyncGenerator[str, None]:
-        async with self.volume(selection.node, say):
-            for line in runfolder.log(**{**request_of(selection, time.time()), "root": self.run_folder}):
-                yield line
-
-    async def follow(self, selection: LogSelection, say: Callable[[str], None]) -> AsyncGenerator[str, None]:
-        async with self.volume(selection.node, say) as volume:
-            request = {"uid": self.uid, **request_of(selection, time.time())}
-            async with aclosing(followed(volume.place, self.run_folder, request, self._over)) as lines:
-                async for line in lines:
-                    yield line
-
-    async def _over(self) -> bool:
-        return has_ended(self.look_again())
 
     async def looks(self, interval: float) -> Looks:
         layout, curve = RankLayout(self.seen.record.ranks), Curve()

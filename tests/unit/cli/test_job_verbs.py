@@ -18,8 +18,8 @@ from typer.testing import CliRunner, Result
 from lockstep.api.errors import ConfigError
 from lockstep.cli.jobs import change
 from lockstep.cli.main import app, main
+from lockstep.platforms.jobs.processes import LocalPlace
 from lockstep.platforms.kubernetes.job import KubernetesJob
-from lockstep.platforms.local.place import LocalPlace
 from lockstep.platforms.places.backend import Volume
 from support.api_stub import ApiStub, served
 from unit.virtual_time import VirtualClock

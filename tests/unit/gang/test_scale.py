@@ -20,6 +20,7 @@ import pytest
 
 from bench.gang_scale import measure
 from lockstep_gang.agent.outbox import Outbox, bounded, json_bytes
+from lockstep_gang.contract.channel import connect
 from lockstep_gang.contract.messages import (
     Activity,
     AgentMessage,
@@ -41,7 +42,6 @@ from lockstep_gang.contract.report import CheckpointReport
 from lockstep_gang.contract.run import RestartPolicy, Run
 from lockstep_gang.coordinator import channels, coordinator, server
 from lockstep_gang.coordinator import reports as reports_module
-from lockstep_gang.coordinator.channel import connect
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
 from lockstep_gang.coordinator.log_lines import log_lines
 from lockstep_gang.coordinator.reports import report_change

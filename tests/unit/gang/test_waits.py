@@ -22,10 +22,11 @@ from lockstep_gang.agent.preflight.answers import NodePreflight
 from lockstep_gang.agent.ranks import fabric, processes, progress_server, relay
 from lockstep_gang.agent.ranks.nccl_log import NcclLogs
 from lockstep_gang.agent.ranks.ranks import LocalNode
+from lockstep_gang.contract import channel
 from lockstep_gang.contract import lines as contract_lines
 from lockstep_gang.contract.messages import Activity, Step
 from lockstep_gang.contract.trouble import Trouble, TroubleKind
-from lockstep_gang.coordinator import channel, channels, coordinator, reporter, reports, server
+from lockstep_gang.coordinator import channels, coordinator, reporter, reports, server
 from lockstep_gang.coordinator import network as names
 from lockstep_gang.coordinator.coordinator import Coordinator
 from lockstep_gang.coordinator.reporter import Reporter

@@ -11,13 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from lockstep_gang.contract.channel import Channel, connect
 from lockstep_gang.contract.lines import PassedOver
 from lockstep_gang.contract.messages import AgentMessage, Hello, NewerKind, Order, Ping, Pong, message_to_json, order
 from lockstep_gang.contract.placewords import words_of
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.times import PING_SECONDS, spread_seconds
 from lockstep_gang.contract.trouble import Trouble, TroubleKind
-from lockstep_gang.coordinator.channel import Channel, connect
 from lockstep_gang.coordinator.network import resolved, trouble_of
 from lockstep_spec.codec import ContractError
 from lockstep_spec.words import printable_line

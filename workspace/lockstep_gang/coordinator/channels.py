@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from lockstep_gang.contract.channel import Channel
 from lockstep_gang.contract.interactive import Show
 from lockstep_gang.contract.messages import Order, Ping, Start, message_to_json
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.times import PING_SECONDS
-from lockstep_gang.coordinator.channel import Channel
 from lockstep_gang.coordinator.network import free_port
 from lockstep_gang.lifecycle.gang import Request
 

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TypeVar
 
 from lockstep_gang.build import build_id
+from lockstep_gang.contract.channel import Channel
 from lockstep_gang.contract.interactive import Printed
 from lockstep_gang.contract.messages import AgentMessage, Exited, Hello, Pong, StopMode
 from lockstep_gang.contract.reply import Reply
@@ -18,7 +19,6 @@ from lockstep_gang.contract.report import State, Unwritten
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.times import stamp
 from lockstep_gang.contract.trouble import Trouble
-from lockstep_gang.coordinator.channel import Channel
 from lockstep_gang.coordinator.channels import Channels, RunOutput
 from lockstep_gang.coordinator.ledger import ACCOUNT_SECONDS, Ledger
 from lockstep_gang.coordinator.log_lines import log_lines

@@ -8,11 +8,11 @@ import gc
 import resource
 import time
 
+from lockstep_gang.contract.channel import Channel, accept, listen
 from lockstep_gang.contract.lines import PROOF_SECONDS, PassedOver, Refusals
 from lockstep_gang.contract.messages import AgentMessage, Hello, NewerKind, agent_message, passed_over
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.times import SILENCE_SECONDS, UNHEARD_SECONDS
-from lockstep_gang.coordinator.channel import Channel, accept, listen
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
 from lockstep_gang.coordinator.network import listening_addresses
 from lockstep_spec.codec import ContractError

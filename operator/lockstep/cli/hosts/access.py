@@ -65,8 +65,7 @@ def _trust(cluster: str, file: ClusterFile, every: HostsCluster, unknown: list[H
 
 async def _offered(hosts: list[Host]) -> dict[str, str | Exception]:
     from lockstep.platforms.hosts.fleet import AT_ONCE, login_of
-    from lockstep.platforms.hosts.ssh import control_folder
-    from lockstep.platforms.hosts.trust import offered_key
+    from lockstep.platforms.hosts.ssh import control_folder, offered_key
 
     folder, limit = control_folder(), asyncio.Semaphore(AT_ONCE)
 

@@ -83,8 +83,9 @@ def launch(
     job = _with_nodes(inputs.typed("launch", options).job, nodes, number)
     if number is not None and number.index > 0:
         raise typer.Exit(_join(place, token_file, where.workspace, number, job.spec.start_timeout_seconds))
-    signals_all = number is not None and number.starter is not None and number.starter.signals_all
-    request = LaunchRequest(job, inputs.cluster.profile, place, where.workspace, own_version(), token_file, signals_all)
+    request = LaunchRequest(
+        job, inputs.cluster.profile, place, where.workspace, own_version(), token_file, number is not None and number.signals_all
+    )
     raise typer.Exit(launch_job(request, dict(os.environ)))
 
 
@@ -126,7 +127,6 @@ def _join(
     from lockstep.platforms.hosts.joined.join import JoinRequest, join_launch
     from lockstep.platforms.hosts.joined.token import token_to_join
 
-    starter = None if number is None else number.starter
     token = token_to_join(token_file, patience_seconds if patience_seconds != float("inf") else 0.0)
     request = JoinRequest(
         place,
@@ -135,7 +135,7 @@ def _join(
         own_version(),
         None if number is None else number.index,
         patience_seconds,
-        signals_all=starter is not None and starter.signals_all,
+        signals_all=number is not None and number.signals_all,
     )
     return join_launch(request, os.environ)
 

@@ -16,11 +16,11 @@ from lockstep.plan.hosts.facts import OLDEST_PYTHON, PYTHON_MIN, HostFacts, Host
 from lockstep.plan.hosts.record import Coordinator, JobRecord
 from lockstep.plan.hosts.status import named_hosts
 from lockstep.plan.hosts.unit import limit_lines, unit_name, unit_text
-from lockstep.plan.render.machine import machine_variables, on_machine, socket_variables
+from lockstep.plan.render.machine import machine_variables, socket_variables
 from lockstep.plan.render.resolve import real_text, resolve, unkept_lines
 from lockstep.plan.render.resolved import PlatformDefaults, Resolved
-from lockstep.plan.render.run import Placement, build_run, expected_paths
-from lockstep_gang.contract.run import HostPlace, Run, WhenDone
+from lockstep.plan.render.run import expected_paths, machine_run
+from lockstep_gang.contract.run import HostPlace, Run
 from lockstep_spec.choices import Balance, Batches, StorageMode
 
 NAMESPACE = "hosts"
@@ -90,32 +90,20 @@ def seats(
     resolved = [resolve(job, profile, _platform(host, facts[host.name], uid)) for host in hosts]
     addresses = addresses_of(hosts, facts)
     coordinator = free_block(cluster, list(facts.values()))
-    placement = Placement(
-        addresses=tuple(addresses),
-        run_dir="",
-        key_file="",
-        when_done=WhenDone.EXIT,
-        storage=resolved[0].storage_mode if len(hosts) > 1 else StorageMode.SHARED,
-        coordinator_port=coordinator,
-        master_port=coordinator + 1,
-    )
-    unlike = tuple(counts) if len(set(counts)) > 1 else ()
     micro_batches = tuple(host.micro_batch or 0 for host in hosts)
-    return [
-        _seat(
-            node,
-            host,
-            facts,
-            name,
-            gpus,
-            one,
-            placement,
-            unlike,
-            micro_batches if any(micro_batches) else (),
-            cluster.away_seconds,
+    runs = [
+        machine_run(
+            one, python_of(host, facts[host.name]), addresses, coordinator,
+            node_ranks=tuple(counts) if len(set(counts)) > 1 else (),
+            node_micro_batches=micro_batches if any(micro_batches) else (),
+            storage=resolved[0].storage_mode if len(hosts) > 1 else StorageMode.SHARED,
+            attempts_before=max(one.jobs[job.metadata.name].highest_attempt for one in facts.values()),
         )
-        for node, (host, gpus, one) in enumerate(zip(hosts, taken, resolved, strict=True))
-    ]
+        for host, one in zip(hosts, resolved, strict=True)
+    ]  # fmt: skip
+    runs = [replace(run, timeouts=replace(run.timeouts, return_seconds=cluster.away_seconds)) for run in runs]
+    by_node = enumerate(zip(hosts, taken, resolved, runs, strict=True))
+    return [_seat(node, host, facts, name, gpus, one, run) for node, (host, gpus, one, run) in by_node]
 
 
 def _balanced(job: TrainingJob, taken: Sequence[Sequence[HostGpu]]) -> TrainingJob:
@@ -225,10 +213,7 @@ def _seat(
     cluster: str,
     gpus: Sequence[HostGpu],
     resolved: Resolved,
-    placement: Placement,
-    unlike: tuple[int, ...],
-    micro_batches: tuple[int, ...],
-    away_seconds: int,
+    run: Run,
 ) -> Seat:
     own = facts[host.name]
     folder = join(own.state, resolved.name)
@@ -237,19 +222,9 @@ def _seat(
         raise ConfigError(f"host {host.name}: {words}: {OTHER_PYTHON.format('')}")
     unkept = why_unkept(host, own)
     supervised = bool(unkept)
-    run = build_run(
-        resolved, replace(placement, run_dir=join(resolved.platform.workspace, "runs", resolved.name), key_file=join(folder, KEY))
-    )
-    run = on_machine(
-        run,
-        python,
-        host=HostPlace("" if supervised else unit_name(resolved.name), tuple(gpu.uuid for gpu in gpus)),
-        node_ranks=unlike,
-        node_micro_batches=micro_batches,
-        attempts_before=max(one.jobs[resolved.name].highest_attempt for one in facts.values()),
-        timeouts=replace(run.timeouts, return_seconds=away_seconds),
-    )
-    interface = host.interface or _interface(own, placement.addresses, placement.addresses[node])
+    claims = HostPlace("" if supervised else unit_name(resolved.name), tuple(gpu.uuid for gpu in gpus))
+    run = replace(run, key_file=join(folder, KEY), host=claims)
+    interface = host.interface or _interface(own, run.addresses, run.addresses[node])
     environment = variables(resolved, host, interface, gpus)
     if "PATH" in environment:  # (stated, so that it stays as it is, as in pods)
         run = replace(run, environment={**run.environment, "PATH": environment["PATH"]})
@@ -269,7 +244,7 @@ def _seat(
         supervised=supervised,
         command=command,
         environment=environment,
-        coordinator=Coordinator(placement.addresses[0], placement.coordinator_port),
+        coordinator=Coordinator(run.addresses[0], run.coordinator_port),
         unit="" if supervised else unit,
         unkept=unkept,
     )

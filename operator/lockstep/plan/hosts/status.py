@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from lockstep.api.objects import Object, condition, go_on_words, typed_command
-from lockstep.api.status import ClusterInUse, ConditionStatus, ConditionType, Ranks, StopStatus
+from lockstep.api.status import ClusterInUse, ConditionStatus, ConditionType, StopStatus
 from lockstep.api.statuspart import taken_from, unchecked
 from lockstep.plan.hosts.facts import HostFacts, JobOnHost, unread_words
 from lockstep.plan.hosts.record import JobRecord
@@ -18,9 +18,8 @@ from lockstep.plan.observed import Observed, ReceivedReport
 from lockstep.plan.pages.remedies import Step, advice, ask_ranks
 from lockstep.plan.pages.why import Where
 from lockstep.plan.reasons import Reason
-from lockstep.plan.reconcile.conditions import SILENT_SECONDS, Ending, Fact, View, facts, preflight_stops, unwritten_words, with_times
-from lockstep.plan.reconcile.interactive import running_words
-from lockstep.plan.reconcile.status import fitted, reported_parts
+from lockstep.plan.reconcile.conditions import SILENT_SECONDS, Ending, Fact, View, facts, reported_progress, with_times
+from lockstep.plan.reconcile.status import fitted, reported_parts, reported_ranks
 from lockstep.plan.times import timestamp
 from lockstep_gang.contract.report import ENDS, Report, State, parse_report
 from lockstep_spec.codec import ContractError
@@ -144,9 +143,7 @@ def host_job(seen: Seen, again: str, now: float) -> Observed:
     }
     reported: Object = known if report is None else reported_parts(observed, report, now).to_dict()
     if report is not None:
-        ready = 0 if end.finished or not seen.runs else report.ranks.ready
-        order = list(report.order) or None
-        own["ranks"] = unchecked(Ranks, desired=report.ranks.desired, ready=ready, order=order).to_dict()
+        own["ranks"] = reported_ranks(report, runs=seen.runs and not end.finished)
         own |= {} if report.stop is None else {"stop": taken_from(report.stop, StopStatus).to_dict()}
     status = fitted({**reported, **own})
     return Observed(job={**seen.record.job, "status": status}, hosts=seen.hosts)
@@ -187,7 +184,7 @@ def _ending(seen: Seen, report: Report | None) -> Ending:
 def _conditions(seen: Seen, view: View, again: str) -> dict[ConditionType, Fact]:
     """All conditions but Held, which is about pods; others about pods speak of hosts."""
     given = facts(view)
-    progress = _not_running(seen, view, again) or _running(seen, view, given[ConditionType.RESTARTING])
+    progress = _not_running(seen, view, again) or _running(seen, view)
     suspended = (
         Fact(TRUE, Reason.SUSPENDED, progress.message)
         if progress.reason == Reason.SUSPENDED
@@ -264,7 +261,7 @@ def _not_running(seen: Seen, view: View, again: str) -> Fact | None:  # noqa: PL
     return None
 
 
-def _running(seen: Seen, view: View, restarting: Fact) -> Fact:  # noqa: PLR0911 (a table of cases reads best as one)
+def _running(seen: Seen, view: View) -> Fact:
     """The summary of a job whose agents run, by the coordinator's report."""
     report = view.report
     away = f"; {'; '.join(seen.problems.values())}" if seen.problems else ""
@@ -280,18 +277,7 @@ def _running(seen: Seen, view: View, restarting: Fact) -> Fact:  # noqa: PLR0911
         return Fact(UNKNOWN, Reason.NO_REPORT, f"node 0 has not reported for {duration(view.now - _heard(view))}; its agent runs{away}")
     if seen.problems and report.state is not State.RUNNING:
         return Fact(FALSE, Reason.HOST_AWAY, f"{'; '.join(seen.problems.values())}; the job goes on when it is back")
-    if report.unwritten is not None:
-        return Fact(FALSE, Reason.RECORD_UNWRITTEN, unwritten_words(report, report.unwritten))
-    if report.unheard:
-        return Fact(UNKNOWN, Reason.NODE_NOT_HEARD, report.unheard)
-    if restarting.status is TRUE:
-        return Fact(TRUE, Reason.RESTARTING, restarting.message)
-    if preflight_stops(report):
-        return Fact(FALSE, Reason.PREFLIGHT_FAILED, report.message)
-    if report.state is not State.RUNNING:
-        return Fact(TRUE, Reason.STARTING, f"{report.ranks.ready} of {report.ranks.desired} ranks ready: {report.message}")
-    saves = "; saves fail: condition SavesFailing says why" if report.failed_saves is not None else ""
-    return Fact(TRUE, Reason.RUNNING, running_words(report) + saves + away)
+    return reported_progress(report, away)
 
 
 def _heard(view: View) -> float:

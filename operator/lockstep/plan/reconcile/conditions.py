@@ -19,7 +19,7 @@ from lockstep.plan.times import seconds_of, timestamp
 from lockstep.plan.waiting.containers import is_scheduled, why_cut_off, why_not_started
 from lockstep.plan.waiting.notcreated import why_not_created, why_not_made, why_still_there
 from lockstep.plan.waiting.unscheduled import why_unscheduled
-from lockstep_gang.contract.report import CheckpointReport, Report, State, Straggler, Unwritten
+from lockstep_gang.contract.report import CheckpointReport, Report, State, Straggler
 from lockstep_spec.words import number_of, printable_line
 
 SILENT_SECONDS = 60.0
@@ -227,7 +227,7 @@ def _remembered(view: View, kind: ConditionType) -> Fact | None:
     return Fact(ConditionStatus(stored["status"]), stored["reason"], stored["message"]) if ready and stored else None
 
 
-def progressing(view: View, scheduled: Fact, ready: Fact, restarting: Fact) -> Fact:  # noqa: PLR0911, PLR0912
+def progressing(view: View, scheduled: Fact, ready: Fact, restarting: Fact) -> Fact:  # noqa: PLR0911
     """The summary. Its reason is the one word that `kubectl get tj` shows."""
     if view.end.complete:
         return Fact(FALSE, Reason.COMPLETE, "the job is complete")
@@ -246,10 +246,8 @@ def progressing(view: View, scheduled: Fact, ready: Fact, restarting: Fact) -> F
     if is_silent(view):
         why = f"; {view.made_anew}" if view.made_anew else ""
         return Fact(UNKNOWN, Reason.NO_REPORT, f"node 0 has not reported for more than {SILENT_SECONDS:.0f} s; its pod runs{why}")
-    if view.report is not None and view.report.unwritten is not None:
-        return Fact(FALSE, Reason.RECORD_UNWRITTEN, unwritten_words(view.report, view.report.unwritten))
-    if view.report is not None and view.report.unheard:
-        return Fact(UNKNOWN, Reason.NODE_NOT_HEARD, view.report.unheard)
+    if view.report is not None and (held := _held_up(view.report)) is not None:
+        return held
     if restarting.status is TRUE and ready.reason in (Reason.ALL_RANKS_READY, Reason.READY, *_ON_ITS_WAY):
         return Fact(TRUE, Reason.RESTARTING, restarting.message)
     if ready.status is not TRUE and ready.reason != Reason.READY:
@@ -258,14 +256,35 @@ def progressing(view: View, scheduled: Fact, ready: Fact, restarting: Fact) -> F
         return Fact(TRUE, Reason.READY, ready_words(view.observed, view.report))
     if view.report is None:
         return Fact(TRUE, Reason.RUNNING, "all ranks run")
-    saves = "; saves fail: condition SavesFailing says why" if view.report.failed_saves is not None else ""
-    return Fact(TRUE, Reason.RUNNING, running_words(view.report) + saves)
+    return _runs(view.report)
 
 
-def unwritten_words(report: Report, unwritten: Unwritten) -> str:
-    """Return what waits for the job's record, and for how long it has."""
-    waits = f"what comes after {report.failure.message}" if report.failure is not None else "the next start or end"
-    return f"{unwritten.problem}; since {unwritten.since} this holds up {waits}. The job goes on by itself when it is written"
+def reported_progress(report: Report, more: str = "") -> Fact:
+    """Return the summary of a job that is no pods' and whose agents run, by its coordinator's newest report. `more`: words for its end."""
+    restarting = _restart_of(report)
+    if (held := _held_up(report)) is not None:
+        return held
+    if restarting.status is TRUE:
+        return Fact(TRUE, Reason.RESTARTING, restarting.message)
+    if preflight_stops(report):
+        return Fact(FALSE, Reason.PREFLIGHT_FAILED, report.message)
+    if report.state is not State.RUNNING:
+        return Fact(TRUE, Reason.STARTING, f"{report.ranks.ready} of {report.ranks.desired} ranks ready: {report.message}")
+    return _runs(report, more)
+
+
+def _held_up(report: Report) -> Fact | None:
+    """Return what the coordinator says that it waits for; None where it doesn't."""
+    if (unwritten := report.unwritten) is not None:
+        waits = f"what comes after {report.failure.message}" if report.failure is not None else "the next start or end"
+        message = f"{unwritten.problem}; since {unwritten.since} this holds up {waits}. The job goes on by itself when it is written"
+        return Fact(FALSE, Reason.RECORD_UNWRITTEN, message)
+    return Fact(UNKNOWN, Reason.NODE_NOT_HEARD, report.unheard) if report.unheard else None
+
+
+def _runs(report: Report, more: str = "") -> Fact:
+    saves = "; saves fail: condition SavesFailing says why" if report.failed_saves is not None else ""
+    return Fact(TRUE, Reason.RUNNING, running_words(report) + saves + more)
 
 
 def waits_for(view: View) -> str:
@@ -314,9 +333,13 @@ def _last_start(view: View) -> float:
 
 
 def _restarting(view: View) -> Fact:
-    report = view.report
-    if view.end.finished or view.suspend or view.stopping is not None or report is None:
+    if view.end.finished or view.suspend or view.stopping is not None or view.report is None:
         return Fact(FALSE, Reason.NOT_RESTARTING, "no restart is under way")
+    return _restart_of(view.report)
+
+
+def _restart_of(report: Report) -> Fact:
+    """Return whether ranks of a job that goes on are started again, by its coordinator's newest report."""
     starts_again = report.restarts > 0 and report.state in (State.STARTING, State.WAITING)
     if report.state is State.BACKING_OFF or starts_again:
         why = f": {report.failure.message}" if report.failure is not None else ""

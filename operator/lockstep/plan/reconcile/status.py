@@ -155,6 +155,12 @@ def reported_parts(observed: Observed, report: Report, now: float) -> TrainingJo
     )
 
 
+def reported_ranks(report: Report, *, runs: bool) -> Object:
+    """Return status.ranks of a job that is no pods'. `runs`: False where no rank can be ready."""
+    ready, order = report.ranks.ready if runs else 0, list(report.order) or None
+    return unchecked(Ranks, desired=report.ranks.desired, ready=ready, order=order).to_dict()
+
+
 def _commit(commit: CheckpointReport) -> CheckpointStatus:
     step = max(0, min(commit.step, COUNT_MAX))
     return unchecked(CheckpointStatus, last_committed_step=step, last_commit_time=commit.time, path=commit.path)

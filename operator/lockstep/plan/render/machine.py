@@ -1,15 +1,12 @@
-"""The ranks' variables in every place, in one order of precedence, and run.json of a node that is no pod."""
+"""The ranks' variables in every place, in one order of precedence."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
 
 from lockstep.api.shared import VariableSource
 from lockstep.plan.render.resolved import Resolved
-from lockstep_gang.contract.run import HostPlace, Run
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
@@ -37,10 +34,3 @@ def rank_variables(
 def machine_variables(resolved: Resolved, found: Mapping[str, str] = NOTHING, own: Mapping[str, str] = NOTHING) -> dict[str, str]:
     """Return the variables of a machine's ranks: those without the ones that only a kubelet can find."""
     return {name: value for name, value in rank_variables(resolved, found, own).items() if isinstance(value, str)}
-
-
-def on_machine(run: Run, python: str, **changes: Any) -> Run:
-    """Return run.json of a node that is no pod: with its own Python, and without the size of /dev/shm, which is a pod's."""
-    command = (python, *run.command[1:]) if run.command[:1] == ("python3",) else run.command
-    preflight = None if run.preflight is None else replace(run.preflight, shm_bytes=None)
-    return replace(run, **{"command": command, "preflight": preflight, "host": HostPlace()} | changes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from posixpath import join
@@ -29,7 +29,7 @@ from lockstep_gang.contract.preflight import (
     PreflightReport,
     SelfTest,
 )
-from lockstep_gang.contract.run import JobIdentity, ReportTarget, RestartPolicy, Run, WhenDone
+from lockstep_gang.contract.run import HostPlace, JobIdentity, ReportTarget, RestartPolicy, Run, WhenDone
 from lockstep_spec.choices import StorageMode, Timeouts
 from lockstep_spec.codec import from_json, settings_from_json
 from lockstep_spec.modelnames import is_address, is_folder
@@ -104,6 +104,17 @@ def build_run(resolved: Resolved, placement: Placement) -> Run:
         interactive=_interactive(resolved.job.spec),
         build=build_id(),
     )
+
+
+def machine_run(resolved: Resolved, python: str, addresses: Sequence[str], port: int, **changes: Any) -> Run:
+    """Return run.json of a node that is no pod, but for its key's file: with its own Python, and without the size of /dev/shm, which is a
+    pod's. `port`: the coordinator's; the ranks' is the next one.
+    """
+    run_dir = join(resolved.platform.workspace, "runs", resolved.name)
+    run = build_run(resolved, Placement(tuple(addresses), run_dir, "", WhenDone.EXIT, StorageMode.SHARED, None, port, port + 1))
+    command = (python, *run.command[1:]) if run.command[:1] == ("python3",) else run.command
+    preflight = None if run.preflight is None else replace(run.preflight, shm_bytes=None)
+    return replace(run, **{"command": command, "preflight": preflight, "host": HostPlace()} | changes)
 
 
 def training_json(training: Training) -> dict[str, Any]:

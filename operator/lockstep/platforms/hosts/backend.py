@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from lockstep.plan.cluster.finding import Finding
     from lockstep.plan.hosts.record import JobRecord
     from lockstep.plan.hosts.status import Seen
-    from lockstep.plan.pages.logs import LogSelection
     from lockstep.plan.pages.stacks import RankAnswer
     from lockstep.plan.pages.why import Answer
     from lockstep.plan.render.resolved import Resolved
@@ -90,7 +89,6 @@ class HostsBackend(Backend):
     def fleet(self) -> Fleet:
         """Return connections to the hosts, always the same."""
         from lockstep.platforms.hosts.fleet import Fleet
-        from lockstep.platforms.output import say
 
         self._fleet = self._fleet or Fleet(self.hosts, self.name, self.given, tell=say)
         return self._fleet
@@ -110,9 +108,12 @@ class HostsBackend(Backend):
         return HostRuns(self.fleet(), profile, tell, seconds)
 
     def looks(self, job: str | None, interval: float, *, live: bool) -> Looks:
-        from lockstep.platforms.hosts.fleet import looks_of_hosts
+        from lockstep.platforms.jobs.top import looks_of_machines
 
-        return looks_of_hosts(self.fleet(), interval) if job is None else looks_of_job(self.job(job), interval, live=live)
+        if job is not None:
+            return looks_of_job(self.job(job), interval, live=live)
+        machines = {host.name: (self.fleet().place(host.name), host.workspace, host.datasets) for host in self.hosts.hosts}
+        return looks_of_machines(self.name, machines, interval, say)
 
     async def copy(self, copy: Copy, wish: CopyWish) -> bool:
         from lockstep.platforms.hosts.copies import copy_on_hosts
@@ -183,6 +184,8 @@ class HostsJob(Job):
 
     def __init__(self, backend: HostsBackend, seen: Seen) -> None:
         self.backend: HostsBackend = backend
+        self._is_suspended = False
+        """True once who follows its log was told that it is suspended."""
         self._see(seen)
 
     def _see(self, seen: Seen) -> None:
@@ -261,19 +264,15 @@ class HostsJob(Job):
         return await HostsCommits(self.backend.fleet(), places, folders, away).answer(verb, options)
 
     def suspend(self, *, now: bool = False) -> bool:
-        return self._stop(wait=False, now=now)
-
-    def _stop(self, *, wait: bool, now: bool) -> bool:
         from lockstep.platforms.hosts.start import stop
 
         if self.seen.stopped and not self.seen.runs:
             return False
-        asyncio.run(stop(self.backend.fleet(), self.seen, wait=wait, now=now))
+        asyncio.run(stop(self.backend.fleet(), self.seen, now=now))
         return True
 
     def resume(self) -> bool:
         from lockstep.platforms.hosts.start import start_again
-        from lockstep.platforms.output import say
 
         if (
             self.seen.runs
@@ -292,7 +291,6 @@ class HostsJob(Job):
     def warn_unkept(self) -> None:
         """Say on which hosts a reboot ends the job's part."""
         from lockstep.plan.hosts.status import unkept_words
-        from lockstep.platforms.output import say
 
         for sentence in unkept_words(self.seen):
             say(f"warning: {sentence}")
@@ -318,38 +316,18 @@ class HostsJob(Job):
 
     def delete(self) -> str:
         from lockstep.platforms.hosts.start import remove
-        from lockstep.platforms.output import say
 
         if self.seen.runs:
             say(f"job {self.name} saves and stops first; lockstep stop {self.at} --now ends it without a save")
         asyncio.run(remove(self.backend.fleet(), self.seen))
         return "what it left in the workspaces of its hosts stays"
 
-    async def lines(self, selection: LogSelection, say: Callable[[str], None]) -> AsyncGenerator[str, None]:
-        from lockstep.plan.pages.logs import request_of
-        from lockstep.platforms.jobs.runs import folder_lines
-
-        async with self.volume(selection.node, say) as volume:
-            request = {"uid": self.uid, **request_of(selection, time.time())}
-            async with aclosing(folder_lines(volume.place, volume.run_folder(self.name), **request)) as output:
-                async for line in output:
-                    yield line
-
-    async def follow(self, selection: LogSelection, say: Callable[[str], None]) -> AsyncGenerator[str, None]:
-        from lockstep.plan.pages.logs import request_of
-        from lockstep.platforms.jobs.runs import followed
-
-        request = {"uid": self.uid, **request_of(selection, time.time())}
-        reason = ""
-        async with self.volume(selection.node, say) as volume:
-            async for line in followed(volume.place, volume.run_folder(self.name), request, self._over):
-                yield line
-                if (stopped := condition(self.status, "Progressing").get("reason", "")) == "Suspended" and reason != stopped:
-                    say(f"{self.name} is suspended; this goes on when it does (lockstep resume {self.at}), Ctrl-C ends it")
-                reason = stopped
-
-    async def _over(self) -> bool:
-        return has_ended(await self.current())
+    async def is_over(self, say: Callable[[str], None]) -> bool:
+        status, before = await self.current(), self._is_suspended
+        self._is_suspended = condition(status, "Progressing").get("reason") == "Suspended"
+        if self._is_suspended and not before:
+            say(f"{self.name} is suspended; this goes on when it does (lockstep resume {self.at}), Ctrl-C ends it")
+        return has_ended(status)
 
     def nodes_with_volumes(self) -> list[int]:
         """Return all nodes. Raises Failed for a host that doesn't answer, or has no files."""

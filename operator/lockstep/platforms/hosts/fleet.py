@@ -21,9 +21,7 @@ from lockstep.plan.pages.stacks import RankAnswer, missing, read_ranks
 from lockstep.platforms.hosts.place import HostPlace
 from lockstep.platforms.hosts.ssh import Login, Shared, control_folder
 from lockstep.platforms.inpod import rankstacks, source_of
-from lockstep.platforms.jobs.looks import Looks
 from lockstep.platforms.onhost import look as look_program
-from lockstep.platforms.output import say
 from lockstep.programs import answer_of, python_output
 from lockstep_gang.contract.layout import RankLayout
 
@@ -200,19 +198,3 @@ async def ask_ranks(fleet: Fleet, seen: Seen, rank: int | None) -> list[RankAnsw
     answers = [answer for one_host in by_host.values() for answer in one_host]
     layout = RankLayout(seen.record.ranks)
     return sorted([*answers, *missing(answers, rank, away, layout)], key=lambda answer: answer.rank)
-
-
-async def looks_of_hosts(fleet: Fleet, interval: float) -> Looks:
-    """Look at the load of every host of a cluster file, and who uses its GPUs."""
-    from lockstep.plan.pages.hosts import hosts_page, hosts_view
-    from lockstep.platforms.jobs.looks import Look, width
-    from lockstep.platforms.jobs.top import NodesWatch, nodes_at, of_hosts
-
-    every, names = fleet.cluster.hosts, fleet.cluster.names
-    folders = [(host.workspace, host.datasets) for host in every]
-    async with NodesWatch(nodes_at([fleet.place(name) for name in names]), of_hosts(fleet.name, folders), say) as watch:
-        while True:
-            answers = await watch.ask(0)
-            view = hosts_view(fleet.name, {name: answers.get(number, {}) for number, name in enumerate(names)})
-            yield Look(view, list(hosts_page(view, width())))
-            await asyncio.sleep(interval)

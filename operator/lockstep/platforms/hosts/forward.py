@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from lockstep.api.errors import Failed
 from lockstep.platforms.hosts.place import HostPlace
-from lockstep.platforms.hosts.ssh import OPEN_SECONDS, POLL_SECONDS, HostUnreachable, Shared, ended, explained
+from lockstep.platforms.hosts.ssh import OPEN_SECONDS, POLL_SECONDS, HostUnreachable, Shared, explained
+from lockstep.platforms.jobs.processes import ended
 from lockstep.platforms.places.backend import Spot, Volume
 from lockstep_machine.network import free_ports
 

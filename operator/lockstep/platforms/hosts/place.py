@@ -6,9 +6,9 @@ All else comes by standard input: the starter (`onhost/starter.py`), what it is 
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
+import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -16,14 +16,13 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
-from lockstep.platforms.hosts.ssh import OWN_FAILURE, WORDS_MAX, Shared, ended, unreachable
+from lockstep.platforms.hosts.ssh import OWN_FAILURE, WORDS_MAX, Login, Shared, unreachable
+from lockstep.platforms.jobs.processes import PIECE_BYTES, ProcessProgram
 from lockstep.platforms.onhost import relay, starter
-from lockstep.programs import STDERR, STDOUT, Broken, NotStarted, Program
+from lockstep.programs import STDERR, STDOUT, Broken, NotStarted
 
 REMOTE = 'exec python3 -I -S -c "import os;exec(bytes().join(iter(lambda:os.read(0,1)or os._exit(9),bytes([10]))))"'
 NOISE_BYTES_MAX = 1 << 16
-PIECE_BYTES = 1 << 18
-PIECES_AHEAD = 8
 
 
 @cache
@@ -90,38 +89,20 @@ class HostPlace:
             await program.end()
 
 
-class HostProgram(Program):
-    """A program on a host, over ssh."""
+class HostProgram(ProcessProgram):
+    """A program on a host, over ssh, which connects, or takes the shared connection."""
 
-    def __init__(self, place: HostPlace, transport: asyncio.SubprocessTransport, process: asyncio.subprocess.Process) -> None:
-        super().__init__(place)
-        self._login = place.shared.login
-        self._transport, self._process = transport, process
-        self._pieces: asyncio.Queue[tuple[int, bytes]] = asyncio.Queue(PIECES_AHEAD)
-        self._noise = b""
-        self._first = b""
-        self._open = {STDOUT, STDERR}
-        """Channels that have not ended."""
-        self._readers = [
-            asyncio.create_task(self._read(STDOUT, process.stdout)),
-            asyncio.create_task(self._read(STDERR, process.stderr)),
-        ]
-
-    @classmethod
-    async def start(cls, place: HostPlace) -> HostProgram:
-        """Start ssh, which connects, or takes the shared connection."""
-        loop, pipe = asyncio.get_running_loop(), asyncio.subprocess.PIPE
-        transport, protocol = await loop.subprocess_exec(
-            lambda: asyncio.subprocess.SubprocessStreamProtocol(limit=PIECE_BYTES, loop=loop),
-            *place.shared.command("-T", "--", place.shared.login.name, REMOTE),
-            stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True,
-        )  # fmt: skip
-        return cls(place, transport, asyncio.subprocess.Process(transport, protocol, loop))
+    end_signal = signal.SIGTERM
+    _noise = b""
+    _first = b""
+    _login: Login
 
     @classmethod
     async def begun(cls, place: HostPlace, data: bytes) -> HostProgram:
         """Start ssh, and with it the program that `data` says. Raises HostUnreachable, or NotStarted with the login shell's words."""
-        program = await cls.start(place)
+        shared = place.shared
+        program = await cls.start(place, shared.command("-T", "--", shared.login.name, REMOTE))
+        program._login = shared.login
         try:
             await program.begin(data)
         except BaseException:
@@ -167,33 +148,6 @@ class HostProgram(Program):
             f"(ssh {self._login.words} python3 --version must print a version)"
         )
 
-    async def write(self, data: bytes | memoryview) -> None:
-        await self._send(data)
-
-    async def _send(self, data: bytes | memoryview) -> None:
-        assert self._process.stdin is not None  # noqa: S101 (it is a pipe)
-        view = memoryview(data)
-        try:
-            for start in range(0, len(view), PIECE_BYTES):
-                self._process.stdin.write(view[start : start + PIECE_BYTES])
-                await self._process.stdin.drain()
-        except (OSError, RuntimeError) as error:
-            raise Broken(f"the connection to {self.place.name} broke: {error}") from error
-
-    async def close_stdin(self) -> bool:
-        assert self._process.stdin is not None  # noqa: S101 (it is a pipe)
-        self._process.stdin.close()
-        return True
-
-    async def resize(self, columns: int, lines: int) -> None:
-        """Do nothing: this program has no terminal."""
-
-    async def _read(self, channel: int, stream: asyncio.StreamReader | None) -> None:
-        assert stream is not None  # noqa: S101 (both are pipes)
-        while data := await stream.read(PIECE_BYTES):
-            await self._pieces.put((channel, data))
-        await self._pieces.put((channel, b""))
-
     async def _received(self) -> AsyncIterator[tuple[int, bytes]]:
         if self._first:
             first, self._first = self._first, b""
@@ -214,18 +168,6 @@ class HostProgram(Program):
             yield STDERR, held
         code = await self._process.wait()
         self.code = code if 0 <= code < OWN_FAILURE or is_255 else None
-
-    async def end(self) -> None:
-        """End ssh, and with it the program, if it hasn't ended. Nothing waits for a host that doesn't answer any more."""
-        try:
-            for reader in self._readers:
-                reader.cancel()
-            await asyncio.gather(*self._readers, return_exceptions=True)
-            for pipe in filter(None, map(self._transport.get_pipe_transport, (STDOUT, STDERR))):
-                pipe.close()  # asyncio never sees the end of one that waits for its reader, and waits for that beside the process
-            await ended(self._process)
-        finally:  # (a second Ctrl-C comes in between)
-            self._transport.close()
 
 
 class TerminalProgram(HostProgram):

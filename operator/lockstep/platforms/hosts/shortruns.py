@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
-import json
 import secrets
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from posixpath import dirname, join
-from typing import Any
+from typing import NamedTuple
 
 from lockstep.api import names
 from lockstep.api.cluster import TrainingCluster
@@ -27,17 +24,15 @@ from lockstep.api.errors import Failed
 from lockstep.api.job import TrainingJob
 from lockstep.api.objects import Object
 from lockstep.plan.cluster.pairs import PairsMeasured, Way
-from lockstep.plan.hosts.facts import HostFacts
 from lockstep.plan.hosts.place import AGENT, KEY, RUN, Seat, addresses_of, chosen, inputs_of, seats
 from lockstep.plan.render.run import without_ranks
 from lockstep.platforms.agentfile import build_agent
 from lockstep.platforms.hosts.fleet import Fleet, within
-from lockstep.platforms.hosts.start import refuse_missing
-from lockstep.platforms.inpod import source_of
+from lockstep.platforms.hosts.start import looked, place_files, refuse_missing
 from lockstep.platforms.jobs.netrates import measure_pairs
 from lockstep.platforms.jobs.shortresults import LINES, Hear, Read, Short, ShortEnd, ShortRuns
-from lockstep.platforms.onhost import keep, sweep
-from lockstep.programs import Program, ProgramFailed, answer_of, kept_alive, lines_in, python_program
+from lockstep.platforms.onhost import sweep
+from lockstep.programs import Program, kept_alive, lines_in, next_answer
 from lockstep_gang.contract.run import Run, run_text
 from lockstep_spec.words import printable_line
 
@@ -94,14 +89,6 @@ _ALTERS: Mapping[Short, Alter] = {
 }  # fmt: skip
 
 
-async def looked(fleet: Fleet, hosts: Sequence[str], job: str, paths: Mapping[str, list[list[str]]] | None = None) -> dict[str, HostFacts]:
-    """Facts of these hosts, as `Fleet.look` asks for them. Raises Failed naming those that can't be reached."""
-    answers, problems = await fleet.look(hosts, job=job, paths=paths, starts=True)
-    if problems:
-        raise Failed("; ".join(problems.values()))
-    return answers
-
-
 async def _seats(fleet: Fleet, job: TrainingJob, profile: TrainingCluster, *, needs_inputs: bool = False) -> list[Seat]:
     """Seats of the job. `needs_inputs`: refuse it where it would not find what it reads."""
     hosts = chosen(fleet.cluster, job.spec.nodes)
@@ -111,26 +98,13 @@ async def _seats(fleet: Fleet, job: TrainingJob, profile: TrainingCluster, *, ne
     return seats(job, profile, fleet.cluster, fleet.name, facts, str(uuid.uuid4()))
 
 
-@dataclass(frozen=True)
-class Brief:
+class Brief(NamedTuple):
     """A short run's part on one host."""
 
     host: str
-    folder: str
-    """Folder of its files there, which is removed with it."""
-    command: tuple[str, ...]
-    environment: dict[str, str]
     run: Run
-    folders: tuple[str, ...]
-    """Folders that must be there."""
-    forgets: bool
-    """True if the run's folder is removed, too."""
-
-    def request(self, files: int) -> Object:
-        return {
-            "do": "brief", "files": files, "folder": self.folder, "command": list(self.command), "environment": self.environment,
-            "folders": list(self.folders), "forget": self.run.run_dir if self.forgets else None,
-        }  # fmt: skip
+    request: Object
+    """Request to `keep`, but for the number of its files."""
 
 
 def _brief(seat: Seat, alter: Alter, *, forget: bool = False) -> Brief:
@@ -141,8 +115,12 @@ def _brief(seat: Seat, alter: Alter, *, forget: bool = False) -> Brief:
     run_dir = join(record.workspace, "runs", f"{sweep.MEASURED}{record.name}") if forget else run.run_dir
     host = None if run.host is None else replace(run.host, unit="")
     own = alter(replace(run, key_file=join(folder, KEY), run_dir=run_dir, host=host, attempts_before=0), agent)
-    command = (record.command[0], "-B", agent, "--run", join(folder, RUN), "--node", str(seat.node))
-    return Brief(seat.host.name, folder, command, record.environment, own, (record.workspace, record.datasets), forget)
+    request = {
+        "do": "brief", "folder": folder, "folders": [record.workspace, record.datasets], "environment": record.environment,
+        "command": [record.command[0], "-B", agent, "--run", join(folder, RUN), "--node", str(seat.node)],
+        "forget": own.run_dir if forget else None,
+    }  # fmt: skip
+    return Brief(seat.host.name, own, request)
 
 
 async def _run(
@@ -168,21 +146,11 @@ async def _run(
                 problems.append(f"the agent on host {brief.host} ended with {said['ended']}: {' | '.join(tails[brief.host])}")
             heard.set()
 
-    async with AsyncExitStack() as stack:
-        running: dict[str, _Running] = {}
-
-        async def place(brief: Brief) -> None:
-            async with within(PLACE_SECONDS, f"host {brief.host} has not taken the agent's files"):
-                one = running[brief.host] = await stack.enter_async_context(_running(fleet, brief))
-                await one.place({AGENT: agent, RUN: run_text(brief.run).encode(), KEY: key.encode()})
-
-        by_host = {brief.host: brief for brief in briefs}
-        _, refused = await fleet.all(by_host, lambda host: place(by_host[host]))
-        if refused:
-            raise Failed("nothing was started: " + "; ".join(refused.values()))
-        followers = [asyncio.create_task(running[brief.host].follow(partial(line_of, brief))) for brief in briefs]
+    files = {brief.host: {AGENT: agent, RUN: run_text(brief.run).encode(), KEY: key.encode()} for brief in briefs}
+    async with place_files(fleet, {brief.host: brief.request for brief in briefs}, files) as running:
+        followers = [asyncio.create_task(_follow(running[brief.host], partial(line_of, brief))) for brief in briefs]
         try:
-            await asyncio.gather(*(one.say(b"go\n") for one in running.values()))
+            await asyncio.gather(*(one.write(b"go\n") for one in running.values()))
             waiting = asyncio.create_task(heard.wait())
             gone, _ = await asyncio.wait({*followers, waiting}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
             waiting.cancel()
@@ -199,7 +167,7 @@ async def _run(
         finally:
             with contextlib.suppress(Failed, TimeoutError, OSError):
                 async with asyncio.timeout(END_SECONDS):
-                    await asyncio.gather(*(one.say(b"done\n") for one in running.values()), return_exceptions=True)
+                    await asyncio.gather(*(one.write(b"done\n") for one in running.values()), return_exceptions=True)
                     await asyncio.gather(*followers, return_exceptions=True)
             for follower in followers:
                 follower.cancel()
@@ -207,45 +175,11 @@ async def _run(
     return " | ".join(tails[briefs[0].host])
 
 
-class _Running:
-    """A short run's program on one host."""
-
-    def __init__(self, brief: Brief, program: Program) -> None:
-        self._brief, self._program = brief, program
-        self._lines = lines_in(program)
-
-    async def place(self, files: dict[str, bytes]) -> None:
-        """Send its files. Raises ProgramFailed with what the host says."""
-        await self._program.write(json.dumps(self._brief.request(len(files))).encode() + b"\n")
-        for name, data in files.items():
-            head = {"name": name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-            await self._program.write(json.dumps(head).encode() + b"\n" + data)
-        said = await self._next()
-        if said is None:
-            raise self._program.failure()
-        if "placed" not in said:
-            raise ProgramFailed(f"{self._program.place.name}: {said.get('problem', said)}")
-
-    async def say(self, word: bytes) -> None:
-        await self._program.write(word)
-
-    async def follow(self, hear: Callable[[Object], None]) -> None:
-        """Pass on what it says, to its end. Raises ProgramFailed when the host says why it can't go on, or the connection breaks."""
-        async with kept_alive(self._program, b".\n", BEAT_SECONDS):
-            while (said := await self._next()) is not None:
-                if "problem" in said:
-                    raise ProgramFailed(f"{self._program.place.name}: {said['problem']}")
-                if "removed" in said:
-                    return
-                hear(said)
-        raise self._program.failure()
-
-    async def _next(self) -> dict[str, Any] | None:
-        line = await anext(self._lines, None)
-        return None if line is None else answer_of(line, self._program.place.name)
-
-
-@asynccontextmanager
-async def _running(fleet: Fleet, brief: Brief) -> AsyncIterator[_Running]:
-    async with python_program(fleet.place(brief.host), source_of(keep)) as program:
-        yield _Running(brief, program)
+async def _follow(program: Program, hear: Callable[[Object], None]) -> None:
+    """Pass on what a short run's program says, to its end. Raises ProgramFailed when the host says why it can't go on, or the connection
+    breaks.
+    """
+    lines = lines_in(program)
+    async with kept_alive(program, b".\n", BEAT_SECONDS):
+        while "removed" not in (said := await next_answer(program, lines)):
+            hear(said)

@@ -14,19 +14,21 @@ import os
 import pwd
 import random
 import re
-import signal
 import socket
 import stat
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
 from lockstep.api.errors import Failed
 from lockstep.api.hosts import login_words
+from lockstep.plan.hosts.keys import KEY
+from lockstep.platforms.jobs.processes import ended
 from lockstep.programs import NotStarted
 from lockstep_spec.files import expanded, write_durably
 from lockstep_spec.words import any_of
@@ -186,15 +188,6 @@ def _known_hosts(login: Login, folder: Path) -> Path:
     return folder / f"{login.key}.known"
 
 
-async def ended(process: asyncio.subprocess.Process) -> None:
-    """End a process of ssh, if it still runs."""
-    if process.returncode is None:
-        # Not terminate(): it reaps a process that has just ended, and asyncio, which waits for it, then warns.
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process.pid, signal.SIGTERM)
-        await process.wait()
-
-
 class Shared:
     """The shared connection of one host: made when it is first needed, kept for a minute after its last use."""
 
@@ -309,10 +302,10 @@ class Shared:
         return ""
 
     async def _run(self, command: Sequence[str], *, in_terminal: bool = False) -> tuple[int, str]:
-        code, _, errors = await self._output(command, in_terminal=in_terminal)
+        code, _, errors = await self.output(command, in_terminal=in_terminal)
         return code, errors
 
-    async def _output(self, command: Sequence[str], *, in_terminal: bool = False) -> tuple[int, str, str]:
+    async def output(self, command: Sequence[str], *, in_terminal: bool = False) -> tuple[int, str, str]:
         """Exit code, output and errors of ssh, which has ended even where this is interrupted."""
         # They are files: a connection stays in the background and would hold a pipe open, and a pipe that Ctrl-C leaves open outlives its
         # loop.
@@ -345,7 +338,7 @@ class Shared:
         """Address to connect to in place of the name; "" where ssh is to find the way by itself."""
         login = self.login
         try:
-            code, output, errors = await self._output(self.command("-G", "--", login.name))
+            code, output, errors = await self.output(self.command("-G", "--", login.name))
         except FileNotFoundError:
             raise Failed("there is no `ssh` on this machine: install OpenSSH's client (openssh-client)") from None
         if code != 0:
@@ -428,3 +421,50 @@ def explained(login: Login, errors: str) -> str:
         return f"host {name} can't be reached: {_JUMP_ADVICE} (ssh: {words})"
     advice = next((text.format(words=login.words) for pattern, text in _ADVICE if pattern.search(errors)), "")
     return f"host {name} can't be reached: {advice} (ssh: {words})" if advice else f"host {name} can't be reached (ssh: {words})"
+
+
+KEY_MARK = "lockstep-host-key "
+KEY_SHOW = f"import sys;a=sys.argv;a[1]=='HOSTNAME' and sys.stderr.write('{KEY_MARK}'+a[2]+' '+a[3]+chr(10))"
+"""Program that ssh runs with what for, type and base64 of the key."""
+KINDS = "ssh-ed25519,ecdsa-sha2-nistp256,ecdsa-sha2-nistp384,ecdsa-sha2-nistp521,rsa-sha2-512,rsa-sha2-256"
+
+
+async def offered_key(login: Login, folder: Path) -> str:
+    """Return type and base64 of the key that the host has, before anybody trusts it: nothing is sent, and no login is tried.
+
+    ssh-keyscan would ask the name alone. This asks by ssh itself, as every other verb does: through jump hosts, with the port and the name
+    of ssh's own configuration. ssh hands the key to a command of ours, finds it in no file of known hosts, and refuses it.
+
+    Raises HostUnreachable, and Failed where this machine's ssh can't tell it.
+    """
+    shared = Shared(replace(login, host_key=None), folder, shares=False)
+    await shared.prepare()
+    nobody = folder / "nobody.known"
+    nobody.write_text("", encoding="ascii")
+    show = " ".join([_quoted(sys.executable), "-I", "-S", "-c", f'"{KEY_SHOW}"', "%I", "%t", "%K"])
+    options = {
+        "GlobalKnownHostsFile": nobody, "HostKeyAlgorithms": KINDS, "KnownHostsCommand": show, "UpdateHostKeys": "no",
+        "UserKnownHostsFile": nobody, "VerifyHostKeyDNS": "no",
+    }  # fmt: skip
+    command = shared.command(
+        "-T", *(part for name, value in options.items() for part in ("-o", f"{name}={value}")), "--", login.name, "true"
+    )
+    try:
+        async with asyncio.timeout(OPEN_SECONDS):
+            _, _, errors = await shared.output(command)
+    except TimeoutError:
+        raise HostUnreachable(explained(login, f"no login in {OPEN_SECONDS:.0f} s")) from None
+    keys = [line.removeprefix(KEY_MARK).strip() for line in errors.splitlines() if line.startswith(KEY_MARK)]
+    if keys and KEY.fullmatch(keys[-1]):
+        return keys[-1]
+    if "knownhostscommand" in errors.lower():
+        raise Failed(
+            f"host {login.name}: this machine's ssh is too old to tell its key (OpenSSH 8.5 or newer can): write the line of ssh-keyscan"
+            f" {login.name} into host_key"
+        )
+    raise HostUnreachable(explained(login, errors))
+
+
+def _quoted(word: str) -> str:
+    """A word of ssh's own configuration, which has quotes, and %% for a percent sign."""
+    return '"' + word.replace("%", "%%") + '"'

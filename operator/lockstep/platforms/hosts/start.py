@@ -19,6 +19,7 @@ from typing import Any
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.hosts import Host
+from lockstep.api.objects import Object
 from lockstep.plan.ahead.submission import ended
 from lockstep.plan.hosts.facts import HostFacts, unfit_words
 from lockstep.plan.hosts.leftovers import LeftAgent, leftovers
@@ -66,9 +67,7 @@ async def start(fleet: Fleet, order: Order, *, patience: float = 0.0) -> Seen:
     names = [host.name for host in hosts]
     name = job.metadata.name
     inputs = {host.name: inputs_of(job, profile, host) for host in hosts}
-    answers, problems = await fleet.look(names, job=name, paths=inputs, starts=True)
-    if problems:
-        raise Failed("; ".join(problems.values()))
+    answers = await looked(fleet, names, name, inputs)
     answers = await end_leftovers(fleet, answers, leftovers(answers, fleet.cluster, fleet.name))
     refuse_running(name, answers, fleet.again)
     _refuse_ended(fleet, order, answers)
@@ -185,6 +184,40 @@ def _local_path(path: str) -> str:
     return shlex.quote(own) if own and Path(own).exists() else "PATH"
 
 
+async def looked(fleet: Fleet, hosts: Sequence[str], job: str, paths: Mapping[str, list[list[str]]] | None = None) -> dict[str, HostFacts]:
+    """Facts of these hosts, as `Fleet.look` asks for them. Raises Failed naming those that can't be reached."""
+    answers, problems = await fleet.look(hosts, job=job, paths=paths, starts=True)
+    if problems:
+        raise Failed("; ".join(problems.values()))
+    return answers
+
+
+@asynccontextmanager
+async def place_files(
+    fleet: Fleet, requests: Mapping[str, Object], files: Mapping[str, Mapping[str, bytes]]
+) -> AsyncIterator[dict[str, Program]]:
+    """Put the files on every host, by a program there that then waits for `go`, and yield the programs.
+
+    Raises Failed naming every host that did not take them. Then, and when this process ends before, nothing stays on any host.
+    """
+    async with AsyncExitStack() as stack:
+        programs: dict[str, Program] = {}
+
+        async def place(name: str) -> None:
+            async with within(PLACE_SECONDS, f"host {name} has not taken the job's files"):
+                program = programs[name] = await stack.enter_async_context(_keeper(fleet, name))
+                await program.write(json.dumps({**requests[name], "files": len(files[name])}).encode() + b"\n")
+                for file, data in files[name].items():
+                    head = {"name": file, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+                    await program.write(json.dumps(head).encode() + b"\n" + data)
+                await next_answer(program, lines_in(program), "placed")
+
+        _, problems = await fleet.all(requests, place)
+        if problems:
+            raise Failed("nothing was started: " + "; ".join(problems.values()))
+        yield programs
+
+
 async def _place_and_go(
     fleet: Fleet,
     request: dict[str, Any],
@@ -195,32 +228,17 @@ async def _place_and_go(
 ) -> None:
     """Put the files on every host; when all have them, let node 0 begin, then the others. `ran`: hosts whose agents are to be started anew.
 
-    Raises Failed naming every host that did not take them, or what `check` raises before any begins. Then, and when this process ends
-    before, nothing stays on any host.
+    Raises Failed as `place_files` does, or what `check` raises before any begins; then nothing stays on any host.
     """
     names = list(files)
-    async with AsyncExitStack() as stack:
-        open_programs: dict[str, Program] = {}
-
-        async def place(name: str) -> None:
-            async with within(PLACE_SECONDS, f"host {name} has not taken the job's files"):
-                program = await stack.enter_async_context(_keeper(fleet, name))
-                open_programs[name] = program
-                own = {**request, "files": len(files[name]), "witness": None if name == names[0] else list(witness), "ran": name in ran}
-                await program.write(json.dumps(own).encode() + b"\n")
-                for file, data in files[name].items():
-                    head = {"name": file, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-                    await program.write(json.dumps(head).encode() + b"\n" + data)
-                await next_answer(program, lines_in(program), "placed")
+    requests = {name: {**request, "witness": list(witness) if name != names[0] else None, "ran": name in ran} for name in names}
+    async with place_files(fleet, requests, files) as programs:
 
         async def go(name: str) -> None:
             async with within(PLACE_SECONDS, f"host {name} has not said that its agent runs"):
-                await open_programs[name].write(b"go\n")
-                await next_answer(open_programs[name], lines_in(open_programs[name]), "started")
+                await programs[name].write(b"go\n")
+                await next_answer(programs[name], lines_in(programs[name]), "started")
 
-        _, problems = await fleet.all(names, place)
-        if problems:
-            raise Failed("nothing was started: " + "; ".join(problems.values()))
         if check is not None:
             await check()
         await go(names[0])
@@ -256,9 +274,9 @@ def _refuse_partial(seen: Seen) -> None:
         raise Failed(f"job {seen.record.name} needs all of its hosts: {'; '.join(lost)}")
 
 
-async def stop(fleet: Fleet, seen: Seen, *, wait: bool = True, now: bool = False) -> None:
-    """Let the job save and stop on all of its hosts. Raises Failed naming those that could not be told."""
-    await _told(fleet, seen.jobs, {"do": "stop", "job": seen.record.name, "wait": wait, "now": now}, seen.problems)
+async def stop(fleet: Fleet, seen: Seen, *, now: bool = False) -> None:
+    """Let the job save and stop on all of its hosts, without a wait for its end. Raises Failed naming those that could not be told."""
+    await _told(fleet, seen.jobs, {"do": "stop", "job": seen.record.name, "wait": False, "now": now}, seen.problems)
 
 
 async def remove(fleet: Fleet, seen: Seen) -> None:

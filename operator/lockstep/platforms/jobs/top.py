@@ -21,10 +21,11 @@ from lockstep.api.objects import Object
 from lockstep.kube.cluster import FORBIDDEN, ApiError, Cluster
 from lockstep.kube.exec import NotRunning, looks_again
 from lockstep.plan.pages.answers import read_node
-from lockstep.plan.pages.hosts import read_host
+from lockstep.plan.pages.hosts import hosts_page, hosts_view, read_host
 from lockstep.platforms.clusters.listings import list_kind
 from lockstep.platforms.files.reader import Say, beside, running_pods
 from lockstep.platforms.inpod import hostload, runfolder, source_of
+from lockstep.platforms.jobs.looks import Look, Looks, width
 from lockstep.platforms.jobs.runs import lines_of, summary
 from lockstep.programs import Place, Program, answer_of, python_program
 from lockstep_spec.words import number_of
@@ -219,3 +220,14 @@ class _NodeProgram:
 
     async def close(self) -> None:
         await self._stack.aclose()
+
+
+async def looks_of_machines(name: str, machines: Mapping[str, tuple[Place, str, str]], interval: float, say: Say) -> Looks:
+    """Look at the load of machines without a job, and who uses their GPUs. `name`: of all. `machines`: place, workspace, datasets."""
+    places, folders = [place for place, *_ in machines.values()], [(workspace, datasets) for _, workspace, datasets in machines.values()]
+    async with NodesWatch(nodes_at(places), of_hosts(name, folders), say) as watch:
+        while True:
+            answers = await watch.ask(0)
+            view = hosts_view(name, {machine: answers.get(number, {}) for number, machine in enumerate(machines)})
+            yield Look(view, list(hosts_page(view, width())))
+            await asyncio.sleep(interval)

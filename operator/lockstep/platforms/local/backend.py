@@ -8,15 +8,15 @@ import shlex
 import signal
 import socket
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import DELETED
-from lockstep.api.objects import Object, condition, go_on_words, typed_command
+from lockstep.api.objects import Object, go_on_words, typed_command
 from lockstep.platforms.local.environment import in_full_environment
 from lockstep.platforms.output import say
 from lockstep.platforms.places.backend import POLL_SECONDS, STOP_SECONDS, Backend, Job, NamedPlace, Order, Stale, Volume
@@ -25,7 +25,6 @@ from lockstep_spec.exits import CONFIGURATION, FAILED, USAGE
 
 if TYPE_CHECKING:
     from lockstep.api.cluster import TrainingCluster
-    from lockstep.plan.pages.logs import LogSelection
     from lockstep.plan.pages.stacks import RankAnswer
     from lockstep.plan.pages.why import Answer
     from lockstep.plan.reconcile.clocks import Earlier
@@ -105,7 +104,13 @@ class LocalBackend(Backend):
         return LocalRuns(profile, self.root)
 
     def looks(self, job: str | None, interval: float, *, live: bool) -> Looks:
-        return looks_of_folder(self, job, interval)
+        from lockstep.platforms.jobs.processes import LocalPlace
+        from lockstep.platforms.jobs.top import looks_of_machines
+
+        if job is not None:
+            return looks_of_folder(self, job, interval)
+        machine = (LocalPlace(), str(self.root / "workspace"), str(self.root / "datasets"))
+        return looks_of_machines("local", {socket.gethostname(): machine}, interval, lambda line: None)
 
     async def copy(self, copy: Copy, wish: CopyWish) -> bool:
         raise self._about_clusters()
@@ -211,7 +216,8 @@ class LocalJob(Job):
         return []
 
     def answer(self, bundle: Path | None) -> Answer:
-        from lockstep.plan.pages.remedies import Step, advice, ask_ranks
+        from lockstep.plan.hosts.status import next_steps
+        from lockstep.plan.pages.remedies import Step, advice
         from lockstep.plan.pages.why import Where, why
         from lockstep.platforms.local.records import process_of
 
@@ -221,16 +227,15 @@ class LocalJob(Job):
         failure = self.observed.status_part("failure")
         help_ = f"; {advice(failure, self.name, self.backend.again, in_pods=False)}" if answer.state is Where.FAILED and failure else ""
         again = Step(typed_command(self.job, self.backend.again), f"{go_on_words(self.job)}{help_}")
-        steps = {
-            Where.RUNNING: (Step(f"lockstep logs {self.at} -f", "follow it"), *ask_ranks(self.observed, self.backend.again)),
-            Where.COMPLETE: (Step(f"lockstep describe {self.at}", "shows where its results are"),),
-        }
+        if answer.state in (Where.STARTING, Where.RUNNING, Where.COMPLETE):
+            state = Where.COMPLETE if answer.state is Where.COMPLETE else Where.RUNNING
+            return replace(answer, next=next_steps(self.observed, state, self.backend.again))
         if answer.state in (Where.SILENT, Where.RECORD_UNWRITTEN) and process_of(Path(self._folder)) is not None:
             again = Step(
                 f"df -h {shlex.quote(self._folder)}",
                 "shows what room its file system has, and df -i how many inodes; it goes on when it can write",
             )
-        return replace(answer, next=steps.get(answer.state, (again,)))
+        return replace(answer, next=(again,))
 
     def suspend(self, *, now: bool = False) -> bool:
         from lockstep.platforms.local.records import process_of
@@ -271,25 +276,12 @@ class LocalJob(Job):
             (Path(self._folder) / DELETED).touch()
         return f"what it left in {self._folder} stays"
 
-    async def lines(self, selection: LogSelection, say: Callable[[str], None]) -> AsyncGenerator[str, None]:
-        from lockstep.plan.pages.logs import request_of
-        from lockstep.platforms.inpod import runfolder
+    log_uid = ""
 
-        for line in runfolder.log(**{**request_of(selection, time.time()), "root": self._folder}):
-            yield line
+    async def is_over(self, say: Callable[[str], None]) -> bool:
+        from lockstep.platforms.local.records import process_of
 
-    async def follow(self, selection: LogSelection, say: Callable[[str], None]) -> AsyncGenerator[str, None]:
-        from lockstep.plan.pages.logs import request_of
-        from lockstep.platforms.jobs.runs import followed
-
-        async with self.volume(selection.node, say) as volume:
-            request = request_of(selection, time.time())
-            async with aclosing(followed(volume.place, volume.run_folder(self.name), request, self._over)) as lines:
-                async for line in lines:
-                    yield line
-
-    async def _over(self) -> bool:
-        return bool(condition(self.look_again(), "Progressing").get("reason") != "Running")
+        return process_of(Path(self._folder)) is None
 
     def trainer(self, node: int, say: Callable[[str], None]) -> AbstractAsyncContextManager[Volume]:
         """Open the files of a node as `volume` does, in a Python with the trainer's packages: the verb goes on in one that has them."""
@@ -299,7 +291,7 @@ class LocalJob(Job):
     @asynccontextmanager
     async def volume(self, node: int, say: Callable[[str], None]) -> AsyncIterator[Volume]:
         from lockstep.plan.pages.logs import no_such_node
-        from lockstep.platforms.local.place import LocalPlace
+        from lockstep.platforms.jobs.processes import LocalPlace
 
         if node >= self._nodes > 0:
             raise no_such_node(self.name, node, self._nodes)
@@ -307,34 +299,22 @@ class LocalJob(Job):
         yield Volume(LocalPlace(), str(folder / "workspace"), str(folder / "datasets"))
 
 
-async def looks_of_folder(backend: LocalBackend, job: str | None, interval: float) -> Looks:
+async def looks_of_folder(backend: LocalBackend, job: str, interval: float) -> Looks:
+    """Look at a run of this machine, and at its ranks while it runs."""
+    from lockstep.plan.pages.top import machine_node
     from lockstep.platforms.jobs.looks import CURVE_POINTS, Look, page_lines
+    from lockstep.platforms.jobs.top import NodesWatch, nodes_at, of_job
+    from lockstep.platforms.local.records import snapshot_of
 
-    if job is None:
-        async for look in looks_of_machine(backend.root, interval):
-            yield look
-        return
-    found = backend.job(job).backend
-    from lockstep.platforms.local.records import LocalLooks
-
-    looks = LocalLooks(job, found.root, found.again)
-    while True:
-        page, over = await asyncio.to_thread(looks.look, CURVE_POINTS)
-        yield Look(page, page_lines(page), over)
-        await asyncio.sleep(interval)
-
-
-async def looks_of_machine(workspace: Path, interval: float) -> Looks:
-    """Look at this machine as at a host of a cluster."""
-    from lockstep.plan.pages.hosts import hosts_page, hosts_view, read_host
-    from lockstep.platforms.inpod.hostload import HostWatch
-    from lockstep.platforms.jobs.looks import Look, width
-    from lockstep.platforms.local.records import FIRST_SECONDS
-
-    watch = HostWatch(str(workspace / "workspace"), str(workspace / "datasets"))
-    await asyncio.sleep(FIRST_SECONDS)
-    while True:
-        answer = read_host(await asyncio.to_thread(watch.answer))
-        view = hosts_view("local", {socket.gethostname(): answer})
-        yield Look(view, list(hosts_page(view, width())))
-        await asyncio.sleep(interval)
+    found = backend.job(job)
+    async with (
+        found.volume(0, say) as volume,
+        NodesWatch(nodes_at([volume.place]), of_job(job, volume.run_folder(job), machine=True)) as watch,
+    ):
+        while True:
+            page, over = await asyncio.to_thread(snapshot_of, job, found.backend.root, CURVE_POINTS, found.backend.again)
+            if not over:
+                ranks = range(page.get("ranks", {}).get("desired", 0))
+                page["nodes"] = [machine_node(socket.gethostname(), ranks, (await watch.ask(0))[0])]
+            yield Look(page, page_lines(page), over)
+            await asyncio.sleep(interval)

@@ -9,13 +9,12 @@ from pathlib import Path
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.job import PreflightMode
-from lockstep.plan.render.machine import machine_variables, on_machine
+from lockstep.plan.render.machine import machine_variables
 from lockstep.plan.render.resolved import PlatformDefaults, Resolved
-from lockstep.plan.render.run import Placement, build_run
-from lockstep.platforms.jobs.machine import VISIBLE, run_dir, shell_variables
+from lockstep.plan.render.run import machine_run
+from lockstep.platforms.jobs.machine import VISIBLE, require_variables, shell_variables, stated_gpus, visible_gpus
 from lockstep_gang.contract.preflight import AllReduce, Expected
-from lockstep_gang.contract.run import Run, WhenDone
-from lockstep_spec.choices import StorageMode
+from lockstep_gang.contract.run import Run
 
 LOOPBACK = "127.0.0.1"
 
@@ -31,16 +30,10 @@ def local_run(resolved: Resolved, key_file: Path, ports: tuple[int, int], inheri
 
     Raises ConfigError for a variable that only a cluster could look up.
     """
-    placement = Placement(
-        addresses=(LOOPBACK,) * resolved.nodes,
-        run_dir=str(run_dir(resolved)),
-        key_file=str(key_file),
-        when_done=WhenDone.EXIT,
-        storage=StorageMode.SHARED,
-        coordinator_port=ports[0],
-        master_port=ports[1],
-    )
-    run = on_machine(build_run(resolved, placement), sys.executable, environment=variables_here(resolved, inherited))
+    run = machine_run(
+        resolved, sys.executable, (LOOPBACK,) * resolved.nodes, ports[0],
+        key_file=str(key_file), master_port=ports[1], environment=variables_here(resolved, inherited),
+    )  # fmt: skip
     return replace(run, preflight=_here(resolved, run.preflight))
 
 
@@ -56,11 +49,7 @@ def variables_here(resolved: Resolved, inherited: Mapping[str, str]) -> dict[str
     """Return the job's own variables, but which GPUs: each node has its own. The cluster's are for its image and its network, not for this
     machine.
     """
-    missing = [name for name in shell_variables(resolved.spec) if name not in inherited]
-    if missing:
-        raise ConfigError(
-            f"spec.env takes {', '.join(missing)} from the cluster, which is not there with --local: set it in this shell instead"
-        )
+    require_variables(shell_variables(resolved.spec), inherited, " with --local")
     variables = machine_variables(replace(resolved, nccl={}))
     return {name: value for name, value in variables.items() if name != VISIBLE}
 
@@ -71,11 +60,9 @@ def node_devices(resolved: Resolved, inherited: Mapping[str, str], present: int)
 
     Those that spec.env or this shell names in CUDA_VISIBLE_DEVICES are the ones to divide. Raises ConfigError when they are too few.
     """
-    own = {variable.name: variable.value for variable in resolved.job.spec.env if variable.value is not None}
-    named = own.get(VISIBLE, inherited.get(VISIBLE))
-    devices = (
-        list(map(str, range(present))) if named is None else [name.strip() for name in named.split(",") if name.strip() not in {"", "-1"}]
-    )
+    stated = stated_gpus(resolved.job.spec)
+    named = inherited.get(VISIBLE) if stated is None else stated
+    devices = visible_gpus(named, map(str, range(present)))
     nodes, each = resolved.nodes, resolved.gpus_per_node
     if nodes * each > len(devices):
         available = f"{VISIBLE} names {len(devices)}" if named is not None else f"this machine has {len(devices)}"

@@ -5,24 +5,20 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.names import ANNOTATION_TYPED, DELETED
 from lockstep.api.objects import Object, condition, go_on_words, typed_command
-from lockstep.api.status import Ranks
-from lockstep.api.statuspart import unchecked
 from lockstep.plan.hosts.status import UNWRITTEN_SECONDS
 from lockstep.plan.observed import Observed
 from lockstep.plan.reasons import Reason
 from lockstep.plan.reconcile.clocks import Earlier
-from lockstep.plan.reconcile.conditions import unwritten_words
-from lockstep.plan.reconcile.interactive import running_words
-from lockstep.plan.reconcile.status import fitted, reported_parts
+from lockstep.plan.reconcile.conditions import reported_progress
+from lockstep.plan.reconcile.status import fitted, reported_parts, reported_ranks
 from lockstep.plan.times import timestamp
 from lockstep.platforms.jobs.machine import LOCK
 from lockstep.platforms.onhost.readings import object_in
@@ -30,12 +26,7 @@ from lockstep_gang.contract.report import ENDS, Report, State, parse_report
 from lockstep_spec.codec import ContractError
 from lockstep_spec.files import lacks_room, mount_of, room_words
 
-if TYPE_CHECKING:
-    from lockstep.platforms.inpod.runfolder import Watch
-
 COMPLETE = "the job is complete"
-FIRST_SECONDS = 1.0
-"""Seconds before the first measurement, so that it has rates."""
 METRICS_SHOWN = ("loss", "stepSeconds", "tokensPerSecond", "mfu")
 _OF_A_FAILURE = ("rank", "node", "exitCode", "signal", "exception", "cause", "step", "message", "lastLines")
 
@@ -86,10 +77,12 @@ def _with_report(observed: Observed, report: Report, path: Path) -> Object:
     """
     status, runs = observed.status, condition(observed.status, "Progressing").get("reason") == "Running"
     reported = reported_parts(observed, report, time.time()).to_dict()
-    ranks = unchecked(Ranks, desired=report.ranks.desired, ready=report.ranks.ready if runs else 0, order=list(report.order) or None)
     nodes = sum(node.connected for node in report.nodes) if runs else 0
     conditions = [_progressing(report, path), *status["conditions"][1:]] if runs else status["conditions"]
-    return {**fitted({**reported, "ranks": ranks.to_dict(), "nodes": len(report.nodes), "runningNodes": nodes}), "conditions": conditions}
+    return {
+        **fitted({**reported, "ranks": reported_ranks(report, runs=runs), "nodes": len(report.nodes), "runningNodes": nodes}),
+        "conditions": conditions,
+    }
 
 
 def _progressing(report: Report, path: Path) -> Object:
@@ -101,12 +94,8 @@ def _progressing(report: Report, path: Path) -> Object:
         room = f": {room_words(mount_of(path))}" if lacks_room(path) else ""
         message = f"node 0 has not written {path} since {timestamp(written)}{room}. Its process runs: its output says what can't be written"
         return _condition("Progressing", "Unknown", Reason.NO_REPORT.value, message)
-    if report.unwritten is not None:
-        return _condition("Progressing", "False", Reason.RECORD_UNWRITTEN.value, unwritten_words(report, report.unwritten))
-    if report.state is State.RUNNING:
-        return _condition("Progressing", "True", Reason.RUNNING.value, running_words(report))
-    message = f"{report.ranks.ready} of {report.ranks.desired} ranks ready: {report.message}"
-    return _condition("Progressing", "True", Reason.STARTING.value, message)
+    fact = reported_progress(report)
+    return _condition("Progressing", fact.status.value, fact.reason, fact.message)
 
 
 def run_names(root: Path) -> list[str]:
@@ -151,35 +140,7 @@ def _readable(job: str, run: Path) -> Iterator[tuple[list[Object], Object]]:
         ) from None
 
 
-class LocalLooks:
-    """Repeated looks at a run of this machine, and at its ranks while it runs."""
-
-    def __init__(self, job: str, root: Path, again: str) -> None:
-        """`again`: words that lead to the run on a command line."""
-        self._job, self._root, self._again = job, root, again
-        self._folder = str(root.resolve() / "workspace/runs" / job)
-        self._watch: Watch | None = None
-
-    def look(self, points: int) -> tuple[dict[str, Any], bool]:
-        """Return the snapshot that `lockstep top` shows, and whether the run has ended. The first look takes a second longer, for rates.
-
-        Raises ConfigError when there is no such run.
-        """
-        from lockstep.plan.pages.answers import read_node
-        from lockstep.plan.pages.top import machine_node
-        from lockstep.platforms.inpod.runfolder import Watch
-
-        page, over = _snapshot_of(self._job, self._root, points, self._again)
-        if over:
-            return page, over
-        if self._watch is None:
-            self._watch = Watch(self._folder, 0, machine=True)
-            time.sleep(FIRST_SECONDS)
-        ranks = range(page.get("ranks", {}).get("desired", 0))
-        return {**page, "nodes": [machine_node(socket.gethostname(), ranks, read_node(self._watch.answer()))]}, over
-
-
-def _snapshot_of(job: str, workspace: Path, points: int, again: str) -> tuple[dict[str, Any], bool]:
+def snapshot_of(job: str, workspace: Path, points: int, again: str) -> tuple[dict[str, Any], bool]:
     """Return the snapshot that `lockstep top` shows, and whether the run has ended. Raises ConfigError when there is none."""
     from lockstep.plan.pages.answers import read_summary
     from lockstep.plan.pages.logs import ranks_of_run
@@ -188,7 +149,8 @@ def _snapshot_of(job: str, workspace: Path, points: int, again: str) -> tuple[di
     from lockstep.platforms.inpod import runfolder
 
     status = observed_run(job, workspace, again).status
-    summary = read_summary(runfolder.summary(str(workspace / "workspace/runs" / job), points=points))
+    folder = workspace / "workspace/runs" / job
+    summary = read_summary(runfolder.summary(str(folder), points=points))
     steps, run = summary["steps"], summary["run"]
     if steps:
         newest = list(steps)[-1]
@@ -202,7 +164,7 @@ def _snapshot_of(job: str, workspace: Path, points: int, again: str) -> tuple[di
     if ranks and "ranks" not in status:
         status["ranks"] = ranks
     observed = {"metadata": {"name": job, "namespace": LOCAL}, "spec": {}, "status": status}
-    return snapshot(observed, (), {0: {"curve": steps}}), condition(status, "Progressing").get("reason") != "Running"
+    return snapshot(observed, (), {0: {"curve": steps}}), process_of(folder) is None
 
 
 def _runs(lock: Path) -> bool:

@@ -4,16 +4,17 @@ works on each alike.
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import DATASETS, WORKSPACE
-from lockstep.api.objects import Object
+from lockstep.api.objects import Object, has_ended
 
 if TYPE_CHECKING:
     from lockstep.api.cluster import TrainingCluster
@@ -339,13 +340,40 @@ class Job(ABC):
     def delete(self) -> str:
         """Delete it, after a save if it runs. Return a sentence about what stays. Raises Failed."""
 
-    @abstractmethod
-    def lines(self, selection: LogSelection, say: Callable[[str], None]) -> AsyncGenerator[str, None]:
-        """Yield the lines of its log that exist now. `say` gets what else a person should know. Use `aclosing`."""
+    @property
+    def log_uid(self) -> str:
+        """Return the uid of the start whose log is read; '' for the newest one of its name."""
+        return self.uid
 
-    @abstractmethod
-    def follow(self, selection: LogSelection, say: Callable[[str], None]) -> AsyncGenerator[str, None]:
+    async def lines(self, selection: LogSelection, say: Callable[[str], None]) -> AsyncGenerator[str, None]:
+        """Yield the lines of its log that exist now. `say` gets what else a person should know. Use `aclosing`."""
+        from lockstep.plan.pages.logs import request_of
+        from lockstep.platforms.jobs.runs import folder_lines
+
+        request = {"uid": self.log_uid, **request_of(selection, time.time())}
+        async with (
+            self.volume(selection.node, say) as volume,
+            aclosing(folder_lines(volume.place, volume.run_folder(self.name), **request)) as lines,
+        ):
+            async for line in lines:
+                yield line
+
+    async def follow(self, selection: LogSelection, say: Callable[[str], None]) -> AsyncGenerator[str, None]:
         """Yield the lines that come until the job has ended. Use `aclosing`."""
+        from lockstep.plan.pages.logs import request_of
+        from lockstep.platforms.jobs.runs import followed
+
+        request = {"uid": self.log_uid, **request_of(selection, time.time())}
+        async with (
+            self.volume(selection.node, say) as volume,
+            aclosing(followed(volume.place, volume.run_folder(self.name), request, lambda: self.is_over(say))) as lines,
+        ):
+            async for line in lines:
+                yield line
+
+    async def is_over(self, say: Callable[[str], None]) -> bool:
+        """Return True if no line of its log will come any more. `say` hears what a person who follows it should know."""
+        return has_ended(self.look_again())
 
     def trainer(self, node: int, say: Callable[[str], None]) -> AbstractAsyncContextManager[Volume]:
         """Open the files of a node as `volume` does, where Python has the trainer's packages."""

@@ -29,7 +29,7 @@ from lockstep.plan.hosts.status import seen_jobs
 from lockstep.plan.translate.hosts import RDMA_OFF
 from lockstep.platforms.hosts.backend import HostsBackend, HostsJob
 from lockstep.platforms.hosts.sync import send_project
-from lockstep.platforms.local.place import LocalPlace
+from lockstep.platforms.jobs.processes import LocalPlace
 from lockstep.platforms.places.backend import HostOptions, Order
 from support.api_stub import ApiStub, served
 from support.hosts_told import facts

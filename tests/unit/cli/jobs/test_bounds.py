@@ -8,7 +8,7 @@ import io
 import json
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import aclosing, asynccontextmanager, nullcontext
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -186,7 +186,12 @@ def test_garbage_is_looked_for_after_50_000_new_objects(monkeypatch: pytest.Monk
 def test_a_curve_has_sixty_points_and_bars(local: Path) -> None:  # noqa: F811
     lines = (json.dumps({"step": step, "loss": 3.0}) for step in range(1, 601))
     (local / "workspace/runs/x/logs/train_log.jsonl").write_text("\n".join(lines))
-    page, _, _ = asyncio.run(anext(looks_of_folder(LocalBackend(local), "x", 1.0)))  # type: ignore[arg-type]
+
+    async def look() -> looks.Look:
+        async with aclosing(looks_of_folder(LocalBackend(local), "x", 1.0)) as every:
+            return await anext(every)
+
+    page, _, _ = asyncio.run(look())
     assert len(page["loss"]) == 60
     (loss,) = (line for line in top_page(page | {"loss": page["loss"] * 2}, 0.0) if line.startswith("loss "))
     assert loss.count("▁") == 60

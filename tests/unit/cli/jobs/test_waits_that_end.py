@@ -131,14 +131,12 @@ BY_TIME = {
     "platforms/hosts/joined/join.py _held": "give_up",
     "platforms/hosts/joined/join.py _connected": "patience_seconds",
     "platforms/hosts/joined/token.py _waited_for": "wait_seconds",
-    "platforms/local/run.py wait_all": "seconds",
 }
 """The limit that the function names."""
 WITH_ANOTHER = {
     "platforms/kubernetes/backend.py looks_of_all": "a view of a namespace, whose jobs may come at any time",
-    "platforms/local/backend.py looks_of_folder": "the run of this machine: LocalLooks says whether it is over",
-    "platforms/local/backend.py looks_of_machine": "a view of this machine, which stays",
-    "platforms/hosts/fleet.py looks_of_hosts": "a view of hosts, which stay",
+    "platforms/local/backend.py looks_of_folder": "the run of this machine: its snapshot says whether it is over",
+    "platforms/jobs/top.py looks_of_machines": "a view of machines, which stay",
     "cli/shared/terminal.py show": "the work that it counts the seconds of",
     "kube/expiry.py _beat": "the work beside which it runs",
     "programs.py beat": "the program that it keeps alive",
@@ -147,10 +145,8 @@ WITH_ANOTHER = {
     "platforms/kubernetes/alone.py follow": "_follow, which cancels it",
     "platforms/kubernetes/shortruns.py _all_pods": "run_until, which has a limit and ends it",
     "platforms/jobs/terminal.py _follow_size": "the session, which cancels it",
-    "platforms/hosts/joined/join.py _to_the_end": "the agent, whose own waits end",
+    "platforms/hosts/joined/join.py _attend": "the agent, whose own waits end",
     "platforms/hosts/joined/join.py _follow": "the agent's end, which ends it",
-    "platforms/hosts/joined/launch.py _followed": "the agent's end",
-    "platforms/local/run.py tell": "no wait: it asks which processes are left",
 }
 """What ends it."""
 
@@ -334,7 +330,8 @@ def followed_folder(world: World) -> Awaitable[object]:
             yield nothing
 
     world.patch.setattr(folders, "_news", news)
-    return lines_of(folders.followed(cast(Any, SilentPlace()), "/x", {"tail": -1}, world.host_job._over))
+    job = world.host_job
+    return lines_of(folders.followed(cast(Any, SilentPlace()), "/x", {"tail": -1}, lambda: job.is_over(print)))
 
 
 def drilled(world: World) -> object:

@@ -22,10 +22,10 @@ import pytest
 from lockstep_gang.agent.link import Handlers, Link
 from lockstep_gang.agent.ranks.reports import parse_datagram
 from lockstep_gang.build import build_id
+from lockstep_gang.contract.channel import Channel, accept, connect, listen
 from lockstep_gang.contract.lines import ProvingReader, next_line
 from lockstep_gang.contract.messages import Hello, Leaving, Ping, Reported, Start, agent_message, message_to_json
 from lockstep_gang.contract.run import Run
-from lockstep_gang.coordinator.channel import Channel, accept, connect, listen
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
 from lockstep_gang.coordinator.server import Server
 from lockstep_spec.codec import ContractError

@@ -13,11 +13,11 @@ import pytest
 
 from lockstep_gang.agent import link, outbox
 from lockstep_gang.agent.outbox import Outbox
+from lockstep_gang.contract.channel import connect
 from lockstep_gang.contract.messages import Hello, message_to_json
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.times import progress_seconds, reconnect_seconds, spread_seconds
 from lockstep_gang.coordinator import channels, coordinator, server
-from lockstep_gang.coordinator.channel import connect
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
 from lockstep_gang.lifecycle.decide import decide
 from lockstep_gang.lifecycle.gang import Node, Phase, Rank, new_gang

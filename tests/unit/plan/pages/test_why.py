@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import json
 import os
@@ -28,6 +29,7 @@ from lockstep.plan.reasons import Reason
 from lockstep.plan.reconcile.reconcile import reconcile
 from lockstep.plan.times import timestamp
 from lockstep.platforms.local.backend import LocalBackend
+from lockstep.platforms.local.records import snapshot_of
 from lockstep_gang.contract.report import Cause, CheckpointReport, Failure, Restart, State, TrainerReport, Unwritten, report_file_text
 from lockstep_gang.contract.run import JobIdentity
 from lockstep_gang.lifecycle.gang import new_gang
@@ -414,28 +416,34 @@ def test_a_local_run_whose_process_is_gone_or_is_somebody_else_s_is_stopped_with
 
 
 @pytest.mark.parametrize(
-    ("age", "free", "unwritten", "says"),
+    ("age", "free", "changes", "says"),
     [
-        (0, 0, None, "Running: all ranks run, attempt 1"),
+        (0, 0, {}, "Running: all ranks run, attempt 1"),
+        (0, 0, {"state": State.BACKING_OFF}, "Starting: restart 1 of all ranks\nnext         lockstep logs x --local"),
         (
             60,
             0,
-            None,
+            {},
             "Silent: node 0 has not written {} since {}: the file system / has 0 B of 64 B left: make room there, or enlarge it. Its",
         ),
-        (60, 9, None, "Silent: node 0 has not written {} since {}. Its process runs: its output says what can't be written"),
-        (0, 0, Unwritten("cannot write the record", "T"), "RecordUnwritten: cannot write the record; since T this holds up the next start"),
+        (60, 9, {}, "Silent: node 0 has not written {} since {}. Its process runs: its output says what can't be written"),
+        (
+            0,
+            0,
+            {"unwritten": Unwritten("cannot write the record", "T")},
+            "RecordUnwritten: cannot write the record; since T this holds up the next start",
+        ),
     ],
 )
-def test_a_local_run_that_can_t_write_its_report_is_not_called_running(
-    age: int, free: int, unwritten: Unwritten | None, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_local_run_that_restarts_or_can_t_write_its_report_is_not_called_running(
+    age: int, free: int, changes: dict[str, Any], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_run(tmp_path, None, outcome=None, restart=None)
     room = SimpleNamespace(f_files=9, f_favail=9, f_bavail=free, f_blocks=64, f_frsize=1)
     monkeypatch.setattr(os, "statvfs", lambda path: room)
     monkeypatch.setattr(Path, "is_mount", lambda path: path == Path("/"))
     path = tmp_path / "workspace/runs/x/gang/report.json"
-    written = replace(report(unwritten=unwritten).report, job=JobIdentity("x", "local", "u"))
+    written = replace(report(**changes).report, job=JobIdentity("x", "local", "u"))
     path.write_text(report_file_text(written, "2026-01-01T00:00:00Z"))
     os.utime(path, (at := time.time() - age, at))
     with (tmp_path / "workspace/runs/x/local.lock").open("w") as lock:
@@ -443,8 +451,11 @@ def test_a_local_run_that_can_t_write_its_report_is_not_called_running(
         lock.write(str(os.getpid()))
         lock.flush()
         done = CliRunner().invoke(app, ["why", "x", "--local", "--workspace", str(tmp_path)])
+        assert not asyncio.run((job := LocalBackend(tmp_path).job("x")).is_over(print)), "its log is followed"
+        assert not snapshot_of("x", tmp_path, 1, "--local")[1], "its ranks are looked at"
+    assert asyncio.run(job.is_over(print))
     assert f"x: {says.format(path, timestamp(at))}" in done.output
-    assert (f"df -h {tmp_path}/workspace/runs/x" in done.output) is not says.startswith("Running")
+    assert (f"df -h {tmp_path}/workspace/runs/x" in done.output) is says.startswith(("Silent", "RecordUnwritten"))
 
 
 def test_a_local_run_whose_process_is_gone_is_not_called_running(tmp_path: Path) -> None:

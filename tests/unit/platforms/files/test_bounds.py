@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, nullcontext, suppress
 from itertools import pairwise
@@ -19,12 +18,9 @@ from lockstep.platforms.files import sending as sending_module
 from lockstep.platforms.files.reader import beside
 from lockstep.platforms.files.sync import Receivers, Synced
 from lockstep.platforms.files.transfer import TransferProgress
-from lockstep.platforms.inpod import runfolder
+from lockstep.platforms.jobs.processes import ProcessProgram
 from lockstep.platforms.kubernetes import files as verb
 from lockstep.platforms.kubernetes.job import volume_to_fill
-from lockstep.platforms.local import records
-from lockstep.platforms.local import run as local_run
-from lockstep.platforms.local.place import LocalProgram
 from lockstep.programs import STDERR, STDOUT, Broken, Program, ProgramFailed, output_of
 from support.fake_cluster import FakeCluster
 from unit.platforms.files.test_reader import claim, stateful_set
@@ -92,11 +88,11 @@ def pieces_of(read: Callable[[asyncio.StreamReader, list[int]], Any]) -> list[in
 
 
 async def read_here(stream: asyncio.StreamReader, sizes: list[int]) -> None:
-    program = LocalProgram.__new__(LocalProgram)
-    program._queue = asyncio.Queue()
+    program = ProcessProgram.__new__(ProcessProgram)
+    program._pieces = asyncio.Queue()
     await program._read(STDOUT, stream)
-    while not program._queue.empty():
-        sizes.append(len(program._queue.get_nowait()[1]))
+    while not program._pieces.empty():
+        sizes.append(len(program._pieces.get_nowait()[1]))
 
 
 async def pump_up(stream: asyncio.StreamReader, sizes: list[int]) -> None:
@@ -208,29 +204,3 @@ def test_a_transfer_that_gets_nowhere_is_tried_six_times_with_growing_pauses(
     with pytest.raises(Failed, match="the connection broke; what has arrived is kept"):
         clock.run(transfer.get(Breaking(), "/w/a", "a", ["/w"], progress))
     assert [later - first for first, later in pairwise(begun)] == pauses
-
-
-def test_a_first_look_at_this_machine_s_ranks_takes_a_second(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(records, "time", clock)
-    monkeypatch.setattr(records, "_snapshot_of", lambda *_: ({}, False))
-    monkeypatch.setattr(runfolder, "Watch", lambda *_, **__: SimpleNamespace(answer=dict))
-    looks = records.LocalLooks("x", tmp_path, "--local")
-    seconds = []
-    for _ in range(3):
-        looks.look(1)
-        seconds.append(clock.now)
-    assert seconds == [1.0, 1.0, 1.0]
-
-
-def test_an_agent_that_does_not_end_is_told_twice_and_killed_after_half_a_minute(clock: VirtualClock) -> None:
-    told: list[tuple[float, str]] = []
-
-    def wait(seconds: float) -> None:
-        clock.sleep(seconds)
-        raise subprocess.TimeoutExpired("agent", seconds)
-
-    agents = local_run.Agents.__new__(local_run.Agents)
-    agents._processes = [cast(Any, SimpleNamespace(wait=wait))]
-    agents.tell = lambda number: told.append((clock.now, number.name))  # type: ignore[method-assign]
-    agents.end()
-    assert told == [(0, "SIGTERM"), (15, "SIGTERM"), (30, "SIGKILL")]

@@ -18,7 +18,7 @@ from lockstep.platforms.hosts import checkup, environment, forward, volumes
 from lockstep.platforms.hosts.chain import Chain, _Link
 from lockstep.platforms.hosts.fleet import Fleet
 from lockstep.platforms.hosts.place import HostPlace, HostProgram, TerminalProgram
-from lockstep.platforms.hosts.shortruns import _Running
+from lockstep.platforms.hosts.shortruns import _follow
 from lockstep.programs import Broken, Program
 from unit.platforms.hosts.test_start_limits import Fallen
 from unit.silent_place import SilentPlace, SilentProgram
@@ -35,7 +35,7 @@ def chain() -> Chain:
     ("beat", "seconds"),
     [
         (lambda program: chain()._beat([cast(Any, SimpleNamespace(is_quiet=True, program=program))], []), 15.0),
-        (lambda program: _Running(NONE, program).follow(print), 10.0),
+        (lambda program: _follow(program, print), 10.0),
     ],
     ids=["copy", "short run"],
 )

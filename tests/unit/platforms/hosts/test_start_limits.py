@@ -22,7 +22,7 @@ from lockstep.plan.hosts.volumes import Sharing
 from lockstep.platforms.hosts import fleet as fleets
 from lockstep.platforms.hosts import shortruns, start
 from lockstep.platforms.hosts.fleet import Fleet
-from lockstep.platforms.hosts.shortruns import Brief, _Running
+from lockstep.platforms.hosts.shortruns import Brief
 from lockstep.platforms.jobs.shortresults import Short
 from lockstep.platforms.places.backend import Order
 from lockstep.programs import STDOUT, Place, Program
@@ -87,12 +87,7 @@ def fall(monkeypatch: pytest.MonkeyPatch, **answers: tuple[bytes, ...]) -> list[
         keepers.append(Fallen(fleet, name, *answers[name]))
         yield keepers[-1]
 
-    @asynccontextmanager
-    async def running(fleet: Fleet, brief: Brief) -> AsyncIterator[_Running]:
-        yield _Running(brief, Fallen(fleet, brief.host, *answers[brief.host]))
-
     monkeypatch.setattr(start, "_keeper", keeper)
-    monkeypatch.setattr(shortruns, "_running", running)
     return keepers
 
 
@@ -174,12 +169,12 @@ async def short_run(fleet: Fleet, monkeypatch: pytest.MonkeyPatch, **answers: tu
     fall(monkeypatch, **answers)
     monkeypatch.setattr(shortruns, "build_agent", lambda **_: b"")
     monkeypatch.setattr(shortruns, "run_text", lambda _: "")
-    briefs = [cast(Brief, SimpleNamespace(host=name, run=None, request=lambda _: {})) for name in NAMES]
+    briefs = [Brief(name, cast(Any, None), {}) for name in NAMES]
     await shortruns._run(fleet, briefs, lambda line: line == "done", 100.0)
 
 
 def test_a_short_run_whose_files_a_host_never_takes_says_which(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(Failed, match=r"^nothing was started: host lab1 has not taken the agent's files for 120 s$"):
+    with pytest.raises(Failed, match=r"^nothing was started: host lab1 has not taken the job's files for 120 s$"):
         VirtualClock().run(short_run(fleet, monkeypatch, lab0=(PLACED,), lab1=()))
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-import subprocess
+import signal
 import sys
-import threading
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any, cast
 
 import pytest
 from typer.testing import CliRunner
@@ -18,11 +18,13 @@ from lockstep.api.errors import ConfigError
 from lockstep.api.job import TrainingJob
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.resolved import Resolved
+from lockstep.platforms.jobs import agents as agents_module
+from lockstep.platforms.jobs.agents import Agents
 from lockstep.platforms.jobs.machine import check_inputs
 from lockstep.platforms.local import run as run_module
 from lockstep.platforms.local.placement import local_defaults, local_run, node_devices
-from lockstep_gang.contract.run import Run, WhenDone
-from lockstep_spec.choices import StorageMode
+from lockstep_gang.contract.run import Run
+from unit.virtual_time import VirtualClock, forever
 
 TRAINING = {"model": {"name": "/workspace/models/tiny"}, "data": {"path": "/datasets/all.jsonl"}}
 
@@ -51,30 +53,9 @@ def with_inputs(root: Path) -> Path:
     return root
 
 
-def test_volumes_are_folders_and_nodes_are_on_loopback(tmp_path: Path) -> None:
-    run = made(tmp_path)
-    assert (run.run_dir, run.working_directory) == (str(tmp_path / "workspace/runs/x"), str(tmp_path / "workspace"))
-    assert (run.addresses, run.coordinator_port, run.master_port) == (("127.0.0.1", "127.0.0.1"), 4000, 5000)
-    assert run.storage is StorageMode.SHARED
-    assert (run.training["model"]["name"], run.training["data"]["path"]) == (
-        str(tmp_path / "workspace/models/tiny"),
-        str(tmp_path / "datasets/all.jsonl"),
-    )
-
-
-def test_ranks_run_in_this_python_and_agents_end_with_the_job(tmp_path: Path) -> None:
-    run = made(tmp_path)
-    assert (run.command, run.when_done, run.report) == ((sys.executable, "-m", "lockstep_train"), WhenDone.EXIT, None)
-
-
 def test_a_script_runs_from_the_workspace_with_its_arguments_as_they_are(tmp_path: Path) -> None:
     run = made(tmp_path, script={"path": "train.py", "args": ["--name", "a b; $(c)"]})
     assert run.command == (sys.executable, "train.py", "--name", "a b; $(c)")
-
-
-def test_the_job_s_own_variables_reach_the_ranks(tmp_path: Path) -> None:
-    job = resolved(tmp_path, gpusPerNode=1, env=[{"name": "A", "value": "b"}, {"name": "NCCL_ALGO", "value": "Ring"}])
-    assert local_run(job, tmp_path / "key", (4000, 5000), {}).environment == {"A": "b", "NCCL_ALGO": "Ring"}
 
 
 @pytest.mark.parametrize(
@@ -214,68 +195,84 @@ def test_a_commit_to_resume_from_must_be_there(tmp_path: Path) -> None:
         check_inputs(resolved(with_inputs(tmp_path), training=training))
 
 
+AGENT = """#!/bin/sh
+trap 'exit 75' TERM
+folder=$(dirname "$0")
+echo "$CUDA_VISIBLE_DEVICES" > "$folder/devices-$6"
+code=$(head -n 1 "$folder/codes-$6")
+sed -i 1d "$folder/codes-$6"
+[ "$code" = killed ] && kill -9 $$
+[ "$code" = told ] || exit "$code"
+echo up > "$folder/up"
+while :; do sleep 0.05; done
+"""
+"""An agent that ends as it is written down for its node: its codes, one a start; `told`: when it is told to."""
+
+
+def play(folder: Path, patch: pytest.MonkeyPatch, *codes: str) -> None:
+    """Let agents of nodes end with these codes, several of a node with spaces between."""
+    agent = folder / "agent"
+    agent.write_text(AGENT)
+    agent.chmod(0o700)
+    for node, own in enumerate(codes):
+        (folder / f"codes-{node}").write_text("\n".join(own.split()) + "\n")
+    patch.setattr(agents_module.sys, "executable", str(agent))
+    patch.setattr(agents_module, "END_SECONDS", 0.3)
+
+
 def test_each_agent_gets_the_devices_of_its_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given: dict[str, str] = {}
-
-    class Ended:
-        def __init__(self, command: list[str], **how: Any) -> None:
-            given[command[command.index("--node") + 1]] = how["env"]["CUDA_VISIBLE_DEVICES"]
-
-        def wait(self, timeout: float | None = None) -> int:
-            return 0
-
-        def poll(self) -> int:
-            return 0
-
-    monkeypatch.setattr(run_module.subprocess, "Popen", Ended)
-    assert run_module.run_agents(tmp_path / "run.json", 2, tmp_path / "logs", devices=("0,1", "2,3")) == 0
-    assert given == {"0": "0,1", "1": "2,3"}
-
-
-class Played:
-    """An agent that ends as it is written down for its node: its codes, one a start; None: when it is told to."""
-
-    codes: ClassVar[dict[str, list[int | None]]] = {}
-
-    def __init__(self, command: list[str], **how: Any) -> None:
-        self._told = threading.Event()
-        self._code = self.codes[command[command.index("--node") + 1]].pop(0)
-
-    def wait(self, timeout: float | None = None) -> int:
-        if self._code is None and not self._told.wait(timeout):
-            raise subprocess.TimeoutExpired("agent", timeout or 0.0)
-        return 75 if self._code is None else self._code
-
-    def poll(self) -> int | None:
-        return None if self._code is None and not self._told.is_set() else self.wait(0)
-
-    def send_signal(self, number: int) -> None:
-        self._told.set()
+    play(tmp_path, monkeypatch, "0", "0")
+    assert asyncio.run(run_module.run_agents(tmp_path / "run.json", 2, tmp_path / "logs", ("0,1", "2,3"))) == 0
+    assert [(tmp_path / f"devices-{node}").read_text().strip() for node in range(2)] == ["0,1", "2,3"]
 
 
 @pytest.mark.parametrize(
     ("codes", "code", "said"),
     [
-        ({"0": [-9, 0], "1": [None]}, 0, "the agent of node 0 was ended by SIGKILL: it is started again"),
-        ({"0": [-9, -9], "1": [None]}, 1, "the agent of node 0 was ended by SIGKILL: it is started again"),
-        ({"0": [70], "1": [None]}, 1, ""),
-        ({"0": [None], "1": [-9]}, 1, "the agent of node 1 was ended by SIGKILL, its log is"),
-        ({"0": [None], "1": [75]}, 1, "the agent of node 1 was stopped, but the job goes on without it: stopping the job"),
+        (["killed 0", "told"], 0, "the agent of node 0 was ended by SIGKILL: it is started again"),
+        (["killed killed", "told"], 1, "the agent of node 0 was ended by SIGKILL: it is started again"),
+        (["70", "told"], 1, ""),
+        (["told", "killed"], 1, "the agent of node 1 was ended by SIGKILL, its log is"),
+        (["told", "75"], 1, "the agent of node 1 was stopped, but the job goes on without it: stopping the job"),
     ],
 )
 def test_an_agent_that_is_ended_from_outside(
-    codes: dict[str, list[int | None]],
-    code: int,
-    said: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    codes: list[str], code: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(run_module, "END_SECONDS", 0.2)
-    monkeypatch.setattr(run_module.subprocess, "Popen", Played)
-    Played.codes = codes
-    assert run_module.run_agents(tmp_path / "run.json", 2, tmp_path / "logs") == code
+    play(tmp_path, monkeypatch, *codes)
+    assert asyncio.run(run_module.run_agents(tmp_path / "run.json", 2, tmp_path / "logs")) == code
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("saves", "signaled", "told", "heard"),
+    [(True, False, ["SIGTERM"], [False]), (True, True, [], [False]), (False, False, ["SIGTERM"], [False])],
+)
+def test_the_first_ctrl_c_tells_agents_unless_it_has_reached_them(
+    saves: bool, signaled: bool, told: list[str], heard: list[bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play(tmp_path, monkeypatch, "told" if not signaled else "75")
+    numbers: list[str] = []
+    hears: list[bool] = []
+
+    async def interrupted() -> int:
+        agents = Agents(tmp_path / "run.json", asyncio.Queue())
+        tell = agents.tell
+        monkeypatch.setattr(agents, "tell", lambda number=signal.SIGTERM: (numbers.append(number.name), tell(number)))
+        agents.news.put_nowait(signal.SIGINT)
+        return await agents.run(hears.append, signaled=signaled, saves=saves)
+
+    assert asyncio.run(interrupted()) == 130
+    assert (numbers[: len(told)], hears) == (told, heard)
+
+
+def test_an_agent_that_does_not_end_is_told_twice_and_killed_after_half_a_minute() -> None:
+    clock, told = VirtualClock(0.0), list[tuple[float, str]]()
+    agents = Agents(Path("run.json"), cast(Any, None))
+    agents._processes = {0: cast(Any, SimpleNamespace(wait=forever, returncode=None))}
+    agents.tell = lambda number=signal.SIGTERM: told.append((clock.now, number.name))  # type: ignore[method-assign]
+    clock.run(agents.end())
+    assert told == [(0, "SIGTERM"), (15, "SIGTERM"), (30, "SIGKILL")]
 
 
 def test_a_program_of_a_shell_is_no_script_path(tmp_path: Path) -> None:

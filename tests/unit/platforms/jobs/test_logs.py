@@ -25,9 +25,9 @@ from lockstep.platforms.files.reader import NoReader
 from lockstep.platforms.jobs import logs as module
 from lockstep.platforms.jobs import runs
 from lockstep.platforms.jobs.logs import follow, lines, unheard_lines
+from lockstep.platforms.jobs.processes import LocalPlace
 from lockstep.platforms.jobs.runs import frozen_run
 from lockstep.platforms.kubernetes.job import KubernetesJob
-from lockstep.platforms.local.place import LocalPlace
 from lockstep.programs import NotStarted
 from lockstep_gang.contract.run import JobIdentity
 from support.fake_cluster import FakeCluster

@@ -8,9 +8,9 @@ import socket
 import time
 from collections.abc import Iterable
 
+from lockstep_gang.contract.channel import accept, connect
 from lockstep_gang.contract.lines import PROOF_BYTES_MAX, PROOF_SECONDS
 from lockstep_gang.contract.run import Run
-from lockstep_gang.coordinator.channel import accept, connect
 from lockstep_gang.coordinator.network import any_free_port, listening_addresses
 from lockstep_spec.codec import ContractError
 

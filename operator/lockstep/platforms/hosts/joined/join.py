@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.api.errors import ConfigError
-from lockstep.platforms.hosts.joined.channel import TokenChannel, connect
+from lockstep.platforms.hosts.joined.channel import connect
 from lockstep.platforms.hosts.joined.lobby import Joining
 from lockstep.platforms.hosts.joined.machine import highest_attempt, machine_facts, place_text
-from lockstep.platforms.hosts.joined.oneagent import OneAgent, signals
-from lockstep.platforms.hosts.joined.seats import require_variables
 from lockstep.platforms.hosts.joined.token import LaunchToken
-from lockstep.platforms.jobs.machine import END_SECONDS
+from lockstep.platforms.jobs.agents import Agents, News, signals, write_run
+from lockstep.platforms.jobs.machine import END_SECONDS, require_variables
 from lockstep.platforms.output import tell
+from lockstep_gang.contract.channel import Channel
 from lockstep_gang.contract.run import Run
 from lockstep_spec.codec import ContractError, from_json, to_json
 from lockstep_spec.exits import CONFIGURATION, FAILED, INTERRUPTED, SAVED
@@ -88,62 +88,55 @@ class _Join:
     def __init__(self, request: JoinRequest, environment: Mapping[str, str], private: Path, held: int) -> None:
         self._request, self._environment, self._private, self._held = request, environment, private, held
         self._where = place_text(*request.at)
-        self._agent: OneAgent | None = None
+        self._agents: Agents | None = None
         self._uid = ""
-        self._ended: asyncio.Queue[tuple[OneAgent, int]] = asyncio.Queue()
-        self._watching: set[asyncio.Task[None]] = set()
+        self._news: News
         self._is_stopped = False
         self._was_there = False
-        self._channel: TokenChannel | None = None
+        self._channel: Channel | None = None
 
     async def run(self) -> int:
-        with signals() as received:
-            following = asyncio.ensure_future(self._follow())
-            ending = asyncio.ensure_future(self._to_the_end())
-            stopping = asyncio.ensure_future(self._stop_when_told(received))
-            tasks = [following, ending, stopping]
+        with signals() as news:
+            self._news = news
+            tasks = [asyncio.ensure_future(self._follow()), asyncio.ensure_future(self._attend())]
             try:
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 code = next(task.result() for task in tasks if task in done)
                 if self._channel is not None:
-                    self._channel.send("left", code=code)
+                    self._channel.send({"kind": "left", "code": code})
                 return code
             finally:
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
-                if self._agent is not None:
-                    await self._agent.end()
+                if self._agents is not None:
+                    await self._agents.end()
 
-    async def _stop_when_told(self, received: asyncio.Queue[signal.Signals]) -> int:
-        """Return at once while nothing runs here; else the agent's end counts."""
+    async def _attend(self) -> int:
+        """Wait for a signal while nothing runs here, or the end of the agent whose end counts: not one that another launch's has replaced.
+        One that is killed is started again.
+        """
         is_first = True
         while True:
-            await received.get()
-            if self._agent is None:
-                tell("", "lockstep: stopped, this machine has not taken part")
-                return INTERRUPTED
-            if not self._is_stopped:
-                tell("", "lockstep: stopping, the ranks save first (Ctrl-C again: at once)")
-            if not (is_first and self._request.signals_all):  # (what signals all has signaled the agent, too: a second one ends its save)
-                self._agent.tell()
-            is_first, self._is_stopped = False, True
-
-    async def _to_the_end(self) -> int:
-        """Wait for the end of the agent whose end counts: not one that another launch's has replaced. One that is killed is started
-        again.
-        """
-        while True:
-            agent, code = await self._ended.get()
-            if agent is not self._agent:
-                continue
-            if self._is_stopped:
-                return INTERRUPTED
-            if code >= 0:
-                return self._exit_code(code)
-            tell(f"lockstep: the agent was ended by {signal.Signals(-code).name}: it is started again")
-            await asyncio.sleep(RETRY_SECONDS)
-            await self._start(agent)
+            news = await self._news.get()
+            if isinstance(news, signal.Signals):
+                if self._agents is None:
+                    tell("", "lockstep: stopped, this machine has not taken part")
+                    return INTERRUPTED
+                if not self._is_stopped:
+                    tell("", "lockstep: stopping, the ranks save first (Ctrl-C again: at once)")
+                if not (is_first and self._request.signals_all):  # (what signals all has signaled the agent, too: a second ends its save)
+                    self._agents.tell()
+                is_first, self._is_stopped = False, True
+            elif news.agents is self._agents:
+                if self._is_stopped:
+                    return INTERRUPTED
+                if news.code >= 0:
+                    return self._exit_code(news.code)
+                tell(f"lockstep: the agent {news.how}: it is started again")
+                await asyncio.sleep(RETRY_SECONDS)
+                if news.agents is self._agents:
+                    await self._agents.start()
 
     def _exit_code(self, code: int) -> int:
         if code == SAVED:
@@ -152,15 +145,6 @@ class _Join:
         if code == CONFIGURATION:
             raise ConfigError("the agent can't run here as the launch wants it: its last lines say why")
         return 0 if code == 0 else FAILED
-
-    async def _start(self, agent: OneAgent) -> None:
-        await agent.start()
-        watching = asyncio.ensure_future(self._watch(agent))
-        self._watching.add(watching)
-        watching.add_done_callback(self._watching.discard)
-
-    async def _watch(self, agent: OneAgent) -> None:
-        self._ended.put_nowait((agent, await agent.wait()))
 
     async def _follow(self) -> int:
         """Do what the launch says; come back to it when the connection is lost. Returns the exit code that it tells."""
@@ -178,10 +162,11 @@ class _Join:
                 tell(f"lockstep: closed the connection to the launch at {self._where}: {error}")
             finally:
                 self._channel = None
-                await channel.close()
+                channel.close()
+                await channel.wait_closed()
             await asyncio.sleep(RETRY_SECONDS)
 
-    async def _connected(self) -> TokenChannel:
+    async def _connected(self) -> Channel:
         started = time.monotonic()
         say_at = started
         while True:
@@ -199,7 +184,7 @@ class _Join:
                 say_at = now + SAY_SECONDS
             await asyncio.sleep(RETRY_SECONDS)
 
-    async def _take(self, channel: TokenChannel, message: dict[str, Any]) -> int | None:
+    async def _take(self, channel: Channel, message: dict[str, Any]) -> int | None:
         """Take one message of the launch. Returns the exit code when it is the last."""
         kind = message.get("kind")
         if kind == "welcome":
@@ -210,43 +195,41 @@ class _Join:
             tell(f"lockstep: joined, {message.get('present')} of {message.get('nodes')} machines are there")
         elif kind == "assigned":
             await self._assigned(message)
-        elif kind == "stop" and self._agent is not None:
+        elif kind == "stop" and self._agents is not None:
             tell(f"lockstep: the launch was stopped{' at once' if message.get('now') else ', the ranks save first'}")
             if message.get("now") or not (self._is_stopped or self._request.signals_all):
-                self._agent.tell()
+                self._agents.tell()
             self._is_stopped = True
         elif kind == "over":
             return await self._over(message)
         return None
 
-    def _introduce(self, channel: TokenChannel, job: str) -> None:
+    def _introduce(self, channel: Channel, job: str) -> None:
         request = self._request
-        facts = machine_facts(channel.own_address, request.workspace, request.version, self._environment)
+        facts = machine_facts(channel.connection.getsockname()[0], request.workspace, request.version, self._environment)
         attempts = highest_attempt(request.workspace / "workspace" / "runs" / Path(job).name)
-        channel.send("joining", **to_json(Joining(facts, request.node, attempts)))
+        channel.send({"kind": "joining", **to_json(Joining(facts, request.node, attempts))})
 
     async def _assigned(self, message: dict[str, Any]) -> None:
         run = from_json(Run, message.get("run"), "the launch's run")
         node = from_json(int, message.get("node"), "the launch's node")
         require_variables(map(str, message.get("variables") or ()), self._environment)
-        if self._agent is not None:
+        if self._agents is not None:
             if self._uid == run.job.uid:
                 return  # only the connection was away
             tell("lockstep: the job was launched anew: this node's earlier agent ends first")
-            earlier, self._agent = self._agent, None
+            earlier, self._agents = self._agents, None
             await earlier.end()
         self._uid = run.job.uid
-        agent = OneAgent(
-            replace(run, key_file=str(self._private / "key")), node, self._request.token.job_key(run.job.uid), self._private, self._held
-        )
-        self._agent = agent
+        path = write_run(replace(run, key_file=str(self._private / "key")), self._request.token.job_key(run.job.uid))
+        self._agents = Agents(path, self._news, (node,), held=(self._held,), save_seconds=run.save_grace_seconds)
         tell(f"lockstep: this machine is node {node} of {run.nodes} of job {run.job.name}, its folder is {run.run_dir}")
-        await self._start(agent)
+        await self._agents.start()
 
     async def _over(self, message: dict[str, Any]) -> int:
         code = message.get("code")
-        if self._agent is not None:
-            await self._agent.end(END_SECONDS)
+        if self._agents is not None:
+            await self._agents.end(END_SECONDS)
         tell(f"lockstep: {message.get('message')}")
         return code if isinstance(code, int) and 0 <= code <= 255 else FAILED
 

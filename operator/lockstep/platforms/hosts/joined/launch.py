@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import tempfile
 import uuid
 from dataclasses import dataclass, replace
@@ -15,10 +14,10 @@ from lockstep.api.job import TrainingJob
 from lockstep.plan.render.resolve import path_lines, unkept_lines
 from lockstep.platforms.hosts.joined.lobby import Lobby
 from lockstep.platforms.hosts.joined.machine import NodeMachine, highest_attempt, machine_facts, own_address, place_text
-from lockstep.platforms.hosts.joined.oneagent import OneAgent, signals
-from lockstep.platforms.hosts.joined.seats import PORTS, Launched, devices_there, require_variables, resolved_there
+from lockstep.platforms.hosts.joined.seats import PORTS, Launched, devices_there, resolved_there
 from lockstep.platforms.hosts.joined.token import LaunchToken, default_file, show, token_of_launch
-from lockstep.platforms.jobs.machine import END_SECONDS, alone, check_inputs, run_dir
+from lockstep.platforms.jobs.agents import Agents, News, signals, write_run
+from lockstep.platforms.jobs.machine import END_SECONDS, alone, check_inputs, require_variables, run_dir
 from lockstep.platforms.output import tell
 from lockstep_spec.exits import FAILED, INTERRUPTED
 
@@ -75,63 +74,33 @@ class _Launch:
             token, is_new = token_of_launch(path)
             await lobby.admit(token)
             self._say_how_to_join(token, path, is_new)
-            with signals() as received:
-                code, message, patience = await self._served(lobby, token, (private, held), received)
+            with signals() as news:
+                code, message, patience = await self._served(lobby, token, (private, held), news)
         finally:
             await lobby.end(code, message, patience)
         if self._request.token_file is None:
             path.unlink(missing_ok=True)
         return code
 
-    async def _served(
-        self, lobby: Lobby, token: LaunchToken, files: tuple[Path, int], received: asyncio.Queue[signal.Signals]
-    ) -> tuple[int, str, float]:
+    async def _served(self, lobby: Lobby, token: LaunchToken, files: tuple[Path, int], news: News) -> tuple[int, str, float]:
         """Return the exit code, words for the joiners, and the seconds that they may take to end."""
-        gathering = asyncio.ensure_future(lobby.gather())
-        stopping: asyncio.Future[signal.Signals] = asyncio.ensure_future(received.get())
+        gathering, stopping = asyncio.ensure_future(lobby.gather()), asyncio.ensure_future(news.get())
         await asyncio.wait((gathering, stopping), return_when=asyncio.FIRST_COMPLETED)
         if not gathering.done():
             gathering.cancel()
             tell("", "lockstep: stopped before all machines were there, nothing was started")
             return INTERRUPTED, "the launch was stopped before all machines were there", END_SECONDS
+        if stopping.done():
+            news.put_nowait(stopping.result())
+        stopping.cancel()
         private, held = files
         run = replace(gathering.result()[0], key_file=str(private / "key"))
-        agent = OneAgent(run, 0, token.job_key(self._launched.uid), private, held)
-        try:
-            await agent.start()
-            code = await self._followed(agent, lobby, stopping, received)
-        finally:
-            await agent.end()
+        path = write_run(run, token.job_key(self._launched.uid))
+        agents = Agents(path, news, held=(held,), save_seconds=run.save_grace_seconds)
+        code = await agents.run(lambda now: lobby.stop(now=now), signaled=self._request.signals_all)
         if code == INTERRUPTED:
             return code, "the launch was stopped", run.save_grace_seconds + END_SECONDS
         return code, "the job is complete" if code == 0 else "the job has failed: node 0's log has the reason", END_SECONDS
-
-    async def _followed(
-        self, agent: OneAgent, lobby: Lobby, stopping: asyncio.Future[signal.Signals], received: asyncio.Queue[signal.Signals]
-    ) -> int:
-        """Wait for the agent's end. One that is killed is started again once, since it keeps the job's record."""
-        stops, was_killed = 0, False
-        ending = asyncio.ensure_future(agent.wait())
-        while True:
-            await asyncio.wait((ending, stopping), return_when=asyncio.FIRST_COMPLETED)
-            if stopping.done():
-                stops += 1
-                if stops == 1:
-                    tell("", "lockstep: stopping, the ranks save first (Ctrl-C again: at once)")
-                lobby.stop(now=stops > 1)
-                if stops > 1 or not self._request.signals_all:
-                    agent.tell()
-                stopping = asyncio.ensure_future(received.get())
-                continue
-            code = ending.result()
-            if code < 0 and not stops and not was_killed:
-                was_killed = True
-                tell(f"lockstep: the agent of node 0 was ended by {signal.Signals(-code).name}: it is started again")
-                await agent.start()
-                ending = asyncio.ensure_future(agent.wait())
-                continue
-            stopping.cancel()
-            return INTERRUPTED if stops else 0 if code == 0 else FAILED
 
     def _say_how_to_join(self, token: LaunchToken, path: Path, is_new: bool) -> None:
         address, port, others = self._first.address, self._launched.port, self._launched.nodes - 1

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from lockstep.api.errors import ConfigError
-from lockstep.platforms.hosts.joined.channel import TokenChannel, accept, listen
+from lockstep.platforms.hosts.joined.channel import accept
 from lockstep.platforms.hosts.joined.machine import NodeMachine, place_text
 from lockstep.platforms.hosts.joined.seats import Launched, devices_there, refusal, rooms, run_there
 from lockstep.platforms.hosts.joined.token import LaunchToken
 from lockstep.platforms.output import tell
+from lockstep_gang.contract.channel import Channel, listen
 from lockstep_gang.contract.lines import PROOF_SECONDS, Refusals
 from lockstep_gang.contract.run import Run
 from lockstep_spec.codec import ContractError, at_least, from_json, to_json
@@ -45,7 +46,7 @@ class Guest:
     """A machine that takes part, and its connection while there is one."""
 
     joining: Joining
-    channel: TokenChannel | None
+    channel: Channel | None
     has_ended: bool = False
     """It has left with the job's end."""
 
@@ -55,7 +56,7 @@ class Guest:
 
     def send(self, kind: str, **values: object) -> None:
         if self.channel is not None:
-            self.channel.send(kind, **values)
+            self.channel.send({"kind": kind, **values})
 
 
 class Lobby:
@@ -83,7 +84,7 @@ class Lobby:
             probe = await listen(lambda *_: None, address, port + 1)  # the coordinator's, soon
             probe.close()
             await probe.wait_closed()
-            self._server = await listen(self._accepted, address, port)
+            self._server = await listen(self._accepted, address, port, serves=False)
         except OSError as error:
             raise ConfigError(
                 f"--at: port {port} or {port + 1} of {address} can't be listened on ({error.strerror}): name another port, of which the"
@@ -140,7 +141,7 @@ class Lobby:
             assert self._token is not None  # noqa: S101 (nobody is taken before)
             channel = await accept((reader, writer), self._token)
             self._strangers.pop(writer, None)
-            channel.send("welcome", job=self._launched.job.metadata.name)
+            channel.send({"kind": "welcome", "job": self._launched.job.metadata.name})
             async with asyncio.timeout(PROOF_SECONDS):
                 joining = from_json(Joining, await channel.receive(), "a joiner's message")
         except ContractError as error:
@@ -155,12 +156,13 @@ class Lobby:
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
 
-    async def _serve(self, channel: TokenChannel, joining: Joining) -> None:
-        reason = refusal(self._launched, joining.machine, self._first, channel.other_address) or self._why_no_room(joining)
+    async def _serve(self, channel: Channel, joining: Joining) -> None:
+        reason = refusal(self._launched, joining.machine, self._first, channel.connection.getpeername()[0]) or self._why_no_room(joining)
         if reason is not None:
             tell(f"lockstep: refused {joining.machine.title}: {reason}")
-            channel.send("refused", message=reason)
-            await channel.close()
+            channel.send({"kind": "refused", "message": reason})
+            channel.close()
+            await channel.wait_closed()
             return
         earlier = self._guests.get(joining.identity)
         if earlier is not None and earlier.channel is not None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lockstep.api.errors import ConfigError
-from lockstep.platforms.jobs.machine import VISIBLE
+from lockstep.platforms.jobs.machine import VISIBLE, visible_gpus
 from lockstep_machine.gpus import gpu_devices
 from lockstep_machine.network import addresses, interface_of
 
@@ -48,8 +48,6 @@ class NodeMachine:
 
 def machine_facts(address: str, workspace: Path, version: str, environment: Mapping[str, str] = os.environ) -> NodeMachine:
     """This machine, which the others reach at `address`."""
-    named = environment.get(VISIBLE)
-    gpus = map(str, range(gpu_devices())) if named is None else (name.strip() for name in named.split(","))
     return NodeMachine(
         hostname=socket.gethostname(),
         version=version,
@@ -57,7 +55,7 @@ def machine_facts(address: str, workspace: Path, version: str, environment: Mapp
         workspace=str(workspace.resolve()),
         address=address,
         interface=interface_of(address),
-        gpus=tuple(name for name in gpus if name not in {"", "-1"}),
+        gpus=visible_gpus(environment.get(VISIBLE), map(str, range(gpu_devices()))),
         variables={name: environment[name] for name in KEPT if name in environment},
     )
 

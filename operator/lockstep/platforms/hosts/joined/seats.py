@@ -5,7 +5,7 @@ and GPUs.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from posixpath import join
 
@@ -13,14 +13,13 @@ from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import ConfigError
 from lockstep.api.job import TrainingJob
 from lockstep.plan.layers import Layer
-from lockstep.plan.render.machine import machine_variables, on_machine, socket_variables
+from lockstep.plan.render.machine import machine_variables, socket_variables
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.resolved import PlatformDefaults, Resolved
-from lockstep.plan.render.run import Placement, build_run
+from lockstep.plan.render.run import machine_run
 from lockstep.platforms.hosts.joined.machine import KEPT, NodeMachine
-from lockstep.platforms.jobs.machine import VISIBLE, shell_variables
-from lockstep_gang.contract.run import Run, WhenDone
-from lockstep_spec.choices import StorageMode
+from lockstep.platforms.jobs.machine import VISIBLE, shell_variables, stated_gpus, visible_gpus
+from lockstep_gang.contract.run import Run
 from lockstep_spec.words import number_of
 
 PORTS = 66
@@ -44,18 +43,10 @@ class Launched:
         return shell_variables(self.job.spec)
 
 
-def require_variables(names: Iterable[str], environment: Container[str]) -> None:
-    """Raise ConfigError for those that this shell lacks."""
-    missing = [name for name in names if name not in environment]
-    if missing:
-        raise ConfigError(f"spec.env takes {', '.join(missing)} from the cluster, which is not there: set it in this shell instead")
-
-
 def devices_there(launched: Launched, machine: NodeMachine) -> tuple[str, ...]:
     """GPUs that the job takes there: as many as it states, else as the cluster does, else all. Raises ConfigError when they are too few."""
     spec = launched.job.spec
-    named = next((variable.value for variable in spec.env if variable.name == VISIBLE and variable.value is not None), None)
-    devices = machine.gpus if named is None else tuple(name.strip() for name in named.split(",") if name.strip() not in {"", "-1"})
+    devices = visible_gpus(stated_gpus(spec), machine.gpus)
     wanted = spec.gpus_per_node if spec.gpus_per_node is not None else launched.profile.spec.gpus.per_node or None
     if wanted is None:
         return () if spec.ranks_per_node else devices
@@ -117,18 +108,11 @@ def run_there(launched: Launched, machines: Sequence[NodeMachine], node: int, at
     counts = tuple(map(len, devices))
     resolved = resolved_there(launched, machine, max(counts))
     ranks = counts if max(counts) else (resolved.ranks_per_node,) * len(machines)
-    placement = Placement(
-        addresses=tuple(one.address for one in machines),
-        run_dir=join(resolved.platform.workspace, "runs", resolved.name),
-        key_file="",
-        when_done=WhenDone.EXIT,
-        storage=StorageMode.PER_POD,
-        coordinator_port=launched.port + 1,
-        master_port=launched.port + 2,
-    )
-    run = on_machine(
-        build_run(resolved, placement),
+    run = machine_run(
+        resolved,
         machine.python,
+        [one.address for one in machines],
+        launched.port + 1,
         environment={**_variables(resolved, machine), VISIBLE: ",".join(devices[node])},
         storage=launched.job.spec.storage.mode,  # ranks find out who shares a folder; only what the job states is required of all
         node_ranks=ranks if len(set(ranks)) > 1 else (),

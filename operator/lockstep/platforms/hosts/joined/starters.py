@@ -46,7 +46,8 @@ class NodeNumber:
     index: int
     nodes: int | None = None
     """Number of nodes; None: the starter doesn't tell."""
-    starter: Starter | None = None
+    signals_all: bool = False
+    """True if the starter signals every process that came of it, whatever its session."""
 
 
 def node_number(text: str, environment: Mapping[str, str]) -> NodeNumber:
@@ -70,7 +71,7 @@ def node_number(text: str, environment: Mapping[str, str]) -> NodeNumber:
             " each GPU"
         )
     count = _number(starter.count, environment) if starter.count in environment else None
-    return NodeNumber(index, count, starter)
+    return NodeNumber(index, count, starter.signals_all)
 
 
 def _number(name: str, environment: Mapping[str, str], default: str = "") -> int:

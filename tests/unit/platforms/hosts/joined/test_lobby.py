@@ -12,10 +12,11 @@ from typing import Any, cast
 
 import pytest
 
-from lockstep.platforms.hosts.joined.channel import TokenChannel, connect
+from lockstep.platforms.hosts.joined.channel import connect
 from lockstep.platforms.hosts.joined.lobby import Joining, Lobby
 from lockstep.platforms.hosts.joined.machine import NodeMachine
 from lockstep.platforms.hosts.joined.token import new_token
+from lockstep_gang.contract.channel import Channel
 from lockstep_spec.codec import to_json
 from unit.platforms.hosts.joined.test_seats import launched
 
@@ -33,13 +34,13 @@ class Site:
     def __init__(self, nodes: int, attempts: int) -> None:
         self.job = replace(launched(gpusPerNode=None, nodes=nodes), nodes=nodes, port=next(PORTS))
         self.token, self.lobby = new_token(), Lobby(self.job, FIRST, attempts)
-        self.channels: list[TokenChannel] = []
+        self.channels: list[Channel] = []
 
-    async def join(self, who: NodeMachine, node: int | None = None, attempts: int = 0) -> TokenChannel:
+    async def join(self, who: NodeMachine, node: int | None = None, attempts: int = 0) -> Channel:
         channel = await connect(("127.0.0.1", self.job.port), self.token)
         self.channels.append(channel)
         assert await channel.receive() == {"kind": "welcome", "job": "x"}
-        channel.send("joining", **to_json(Joining(who, node, attempts)))
+        channel.send({"kind": "joining", **to_json(Joining(who, node, attempts))})
         return channel
 
     async def refused(self, who: NodeMachine, node: int | None = None) -> str:
@@ -74,7 +75,7 @@ def lobby_test(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
     return run
 
 
-async def seat_of(channel: TokenChannel) -> dict[str, Any]:
+async def seat_of(channel: Channel) -> dict[str, Any]:
     while (message := await channel.receive())["kind"] != "assigned":
         assert message["kind"] == "waiting", message
     return message
@@ -104,7 +105,8 @@ async def test_a_machine_that_leaves_before_all_are_there_leaves_its_place() -> 
     async with site(3) as one:
         first = await one.join(machine("a"))
         assert (await first.receive())["present"] == 2
-        await first.close()
+        first.close()
+        await first.wait_closed()
         second = await one.join(machine("b"))
         assert (await second.receive())["present"] == 2, "the one that left is not counted"
         third = await one.join(machine("c"))

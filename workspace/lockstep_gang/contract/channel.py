@@ -1,4 +1,4 @@
-"""One proved connection between an agent and the coordinator: signed JSON lines over TCP."""
+"""One proved connection between two nodes: signed JSON lines over TCP. Nothing on it is secret, and none of it can be forged."""
 
 from __future__ import annotations
 
@@ -27,15 +27,31 @@ class _Reader(ProvingReader):
         super().feed_data(data)
 
 
+class OtherFormat(ProofError):
+    """The other side speaks another format, which is `spoken`."""
+
+    def __init__(self, spoken: object, own: str) -> None:
+        self.spoken = repr(spoken)[:60]
+        super().__init__(f"the coordinator speaks {self.spoken}, this agent {own}")
+
+
+class Unproved(ProofError):
+    """The other side has told that it has another key."""
+
+
 async def listen(
-    taken: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None] | None], hosts: str | list[str] | None, port: int
+    taken: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None] | None],
+    hosts: str | list[str] | None,
+    port: int,
+    *,
+    serves: bool = True,
 ) -> asyncio.Server:
-    """A server on this port, whose connections `taken` gets. Raises OSError."""
+    """A server on this port, whose connections `taken` gets; without `serves` from `start_serving` on. Raises OSError."""
 
     def protocol() -> asyncio.StreamReaderProtocol:
         return asyncio.StreamReaderProtocol(_Reader(), taken)
 
-    return await asyncio.get_running_loop().create_server(protocol, hosts, port, backlog=WAITING_MAX)
+    return await asyncio.get_running_loop().create_server(protocol, hosts, port, backlog=WAITING_MAX, start_serving=serves)
 
 
 async def _open(address: tuple[str, int]) -> Streams:
@@ -63,6 +79,11 @@ class Channel:
             self._writer.write(self._sealer.seal(message))
 
     @property
+    def connection(self) -> Any:
+        """The socket."""
+        return self._writer.get_extra_info("socket")
+
+    @property
     def last_heard(self) -> float:
         """`time.monotonic` of the last sign of life from the other side."""
         return getattr(self._reader, "last_heard", 0.0)
@@ -80,9 +101,8 @@ class Channel:
         """True if the other side's machine has acknowledged all that was sent, as this one's kernel knows (`struct tcp_info`,
         tcpi_unacked).
         """
-        connection = self._writer.get_extra_info("socket")
         try:
-            info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, UNACKED.stop)
+            info = self.connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, UNACKED.stop)
         except (AttributeError, OSError):
             return False  # it is closed
         return self.backlog_bytes == 0 and info[UNACKED] == bytes(4)
@@ -104,14 +124,14 @@ class Channel:
             await self._writer.wait_closed()
 
 
-async def accept(streams: Streams, key: bytes, job_uid: str, nodes: int) -> tuple[int, Channel]:
+async def accept(streams: Streams, key: bytes, job_uid: str, nodes: int, spoken: str = FORMAT) -> tuple[int, Channel]:
     """Accept a connection as the coordinator. Returns the node that proved the key, and its channel. Raises ContractError, EOFError,
-    OSError.
+    OSError. `spoken`: format of what the channel carries.
     """
     reader, writer = streams
     send_at_once(writer)
     challenge = new_nonce()
-    send_plain(writer, {"format": FORMAT, "nonce": challenge})
+    send_plain(writer, {"format": spoken, "nonce": challenge})
     answer = read_object(await next_line(reader))
     node, nonce = answer.get("node"), answer.get("nonce")
     if type(node) is not int or not 0 <= node < nodes or not isinstance(nonce, str):
@@ -122,24 +142,27 @@ async def accept(streams: Streams, key: bytes, job_uid: str, nodes: int) -> tupl
     return node, Channel(streams, Sealer(handshake.to_agent()), Opener(handshake.to_coordinator()))
 
 
-async def connect(address: tuple[str, int], key: bytes, job_uid: str, node: int) -> Channel:
+async def connect(address: tuple[str, int], key: bytes, job_uid: str, node: int, spoken: str = FORMAT) -> Channel:
     """Connect as an agent. Raises ContractError, EOFError, OSError, asyncio.TimeoutError."""
     streams = await asyncio.wait_for(_open(address), PROOF_SECONDS)
     try:
-        return await asyncio.wait_for(_prove(streams, key, job_uid, node), PROOF_SECONDS)
+        return await asyncio.wait_for(_prove(streams, key, job_uid, node, spoken), PROOF_SECONDS)
     except BaseException:
         streams[1].close()
         raise
 
 
-async def _prove(streams: Streams, key: bytes, job_uid: str, node: int) -> Channel:
+async def _prove(streams: Streams, key: bytes, job_uid: str, node: int, spoken: str) -> Channel:
     reader, writer = streams
     send_at_once(writer)
     challenge = read_object(await next_line(reader))
-    if challenge.get("format") != FORMAT or not isinstance(challenge.get("nonce"), str):
-        raise ProofError(f"the coordinator speaks {repr(challenge.get('format'))[:60]}, this agent {FORMAT}")
+    if challenge.get("format") != spoken or not isinstance(challenge.get("nonce"), str):
+        raise OtherFormat(challenge.get("format"), spoken)
     nonce = new_nonce()
     handshake = Handshake(key, job_uid, node, challenge["nonce"], nonce)
     send_plain(writer, {"node": node, "nonce": nonce, "proof": handshake.agent_proof()})
-    require_proof(handshake.coordinator_proof(), read_object(await next_line(reader)).get("proof"))
+    answer = read_object(await next_line(reader))
+    if "refused" in answer:
+        raise Unproved("the other side has another key")
+    require_proof(handshake.coordinator_proof(), answer.get("proof"))
     return Channel(streams, Sealer(handshake.to_coordinator()), Opener(handshake.to_agent()))
