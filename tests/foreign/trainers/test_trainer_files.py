@@ -43,6 +43,8 @@ def test_a_training_that_lockstep_has_becomes_the_same_training(case: dict[str, 
         path: value if isinstance(value, list | dict | bool) else str(value) for path, value in case["job"].items()
     }
     assert [path for path in case.get("absent", ()) if value_at(job, path) not in (ABSENT, None)] == []
+    head = " ".join(line.removeprefix("# ") for line in translation.text.partition("\n\n")[0].splitlines())
+    assert [words for words in case.get("said", ()) if words not in head] == []
     listed = [one.what.partition(":")[0] for one in translation.leftovers]
     assert [key for key in case.get("left", ()) if listed.count(key) != 1] == []
     assert [key for key in case.get("unlisted", ()) if key in listed] == []

@@ -19,7 +19,12 @@ _SCRIPTS = (
     (r"(?:src/train|train_bash|llamafactory/launcher)\.py$", "llamafactory-cli"),
     (r"axolotl\.cli\.train|scripts/finetune\.py$", "axolotl"),
     (r"(?:^|/)(?:run_)?(?P<action>sft)(?:_\w+)?\.py$", "trl"),
-    (r"(?:^|[/_-])(?P<action>online_dpo|dpo|grpo|kto|orpo|ppo|rloo|gkd|reward_modeling|reward|cpo)(?:[_-][\w-]+)?\.py$", "trl"),
+    (
+        r"(?:^|[/_-])(?P<action>online_dpo|dpo|grpo|kto|orpo|ppo|rloo|gkd|reward_modeling|reward|cpo|classification|classifier|glue"
+        r"|embeddings?|reranker|rerank)(?:[_-][\w-]+)?\.py$",
+        "trl",
+    ),
+    (r"(?:^|/)(?P<action>eval|infer|predict|generate|merge|export|judge|test)\w*\.py$", "launcher"),
     (r"(?P<action>[^/]*)$", "launcher"),
 )
 """Form of a script's path or module → command that does the same; the last: a script of one's own."""
@@ -28,7 +33,8 @@ _LAUNCHERS = ("python", "python3", "torchrun", "deepspeed", "accelerate", "ds")
 _LAUNCHING = ("torch.distributed.", "accelerate.commands.", "deepspeed.")
 _SETTINGS = (".yaml", ".yml", ".json")
 _ENDS = ("&&", "||", ";", "|", "&", ">", ">>", "2>&1", "2>")
-_OTHERS = ("infer", "export", "deploy", "eval", "app", "sample", "rollout", "chat", "api", "webchat", "vllm-serve", "merge-lora")
+_OTHERS = ("infer", "export", "deploy", "eval", "app", "sample", "rollout", "chat", "api", "webchat", "vllm-serve", "merge-lora", "predict",
+           "generate", "merge", "judge", "test")  # fmt: skip
 """Actions of the tools' commands that train nothing."""
 _OPENING, _CLOSING = ("if", "case", "for", "while", "until"), ("fi", "esac", "done")
 Words = list[tuple[str, int]]
@@ -174,7 +180,7 @@ def _trained(words: Words, source: str) -> CommandLine | None:
         if word.endswith(("[@]}", "[*]}")):
             raise ConfigError(f"{source}:{number}: {word}: {UNSET}: write its words out")
     options = list(_options(rest))
-    for leaf in options:
+    for leaf in options if action not in _OTHERS else ():
         file = str(leaf.value[0] if isinstance(leaf.value, list) else leaf.value)
         is_computed = file.startswith("$") and (leaf.path or action == "train")
         if leaf.path in ("", "config", "config_file") and (file.endswith(_SETTINGS) or is_computed):

@@ -18,6 +18,8 @@ Values = Mapping[str, Any]
 """Values of a file by their paths, without the numbers of list entries."""
 Beside = Callable[[str], str | None]
 """Reads a file by its path in another tool's file. A folder is empty text; None: it isn't there."""
+DIFFERS = "the result may differ: "
+"""Begins what is said of a key that changes what is learned."""
 AS_SCRIPT = "lockstep init job NAME --script writes a job that runs the program itself"
 UNSET = "the script sets no such variable, or several values of it"
 Refused = tuple[tuple[str, str], ...]
@@ -66,6 +68,8 @@ class OtherTool:
     """Keys of lists of data sets, with a key for each of their properties."""
     seen: tuple[str, ...] = ()
     """Keys of names that tell of pictures or sound, unless a list of data sets says otherwise."""
+    needs: str = ""
+    """Key that each of its files has."""
     least: int = 0
     """Samples of a step that the tool accumulates to where no number is stated."""
 
@@ -81,6 +85,13 @@ class OtherTool:
 def is_on(value: Any) -> bool:
     """Return False for a value by which tools switch something off."""
     return value not in (None, False, 0, "", "none", "None", "false", "False") and value != []
+
+
+def one(value: Any) -> str:
+    text = str(value[0]) if isinstance(value, list) and len(value) == 1 else value
+    if isinstance(text, list) or not str(text).strip():
+        raise ValueError("must be one name or path")
+    return str(text)
 
 
 def whole(value: Any) -> int:
@@ -120,6 +131,27 @@ def epochs(value: Any) -> int | Moved:
     if passes.is_integer():
         return int(passes)
     return Moved("optimization.epochs", ceil(passes), f"{spelled(passes)} passes, rounded up: optimization.maxSteps can end within one")
+
+
+_SCHEDULES = {
+    "cosine": "Cosine", "cosine_with_min_lr": "Cosine", "none": "Cosine", "linear": "Linear", "constant": "Constant",
+    "constant_with_warmup": "Constant", "warmuplr": "Constant", "warmupdecaylr": "Linear", "warmupcosinelr": "Cosine",
+}  # fmt: skip
+
+
+def schedule(value: Any) -> str | Moved:
+    """Return the schedule of a name, or the nearest one, which is said."""
+    name = str(value).lower()
+    if name in _SCHEDULES:
+        return _SCHEDULES[name]
+    nearest = "Linear" if "poly" in name else "Cosine" if re.search("cos|rex|one_?cycle", name) else "Constant"
+    return Moved("optimization.schedule", nearest, f"{DIFFERS}it is the nearest of Cosine, Linear and Constant")
+
+
+def optimizer(value: Any) -> None:
+    """Say that the optimizer is AdamW. Raises ValueError, always."""
+    is_same = re.match("(paged_)?adamw", str(value).lower()) or str(value).lower() in ("adam", "none", "default", "deepspeed")
+    raise ValueError(("" if is_same else DIFFERS) + "the optimizer is torch's AdamW")
 
 
 def warm_up(value: Any) -> str:
@@ -182,7 +214,8 @@ def only_if_true(value: Any, otherwise: str) -> Callable[[Any], Any]:
 def resumed(value: Any) -> str:
     if isinstance(value, str) and value.startswith("/"):
         return value
-    raise ValueError("checkpoint.resumeFrom is Auto by default: a job goes on from its newest checkpoint")
+    is_path = isinstance(value, str) and "/" in value
+    raise ValueError((DIFFERS if is_path else "") + "checkpoint.resumeFrom is Auto by default: a job goes on from its newest checkpoint")
 
 
 def held_out(value: Any) -> str | Moved:
@@ -193,6 +226,16 @@ def held_out(value: Any) -> str | Moved:
     if share < 1:
         return spelled(share)
     return Moved("evaluation.samples", whole(value), "at most so many; evaluation.holdout is the share that is held out")
+
+
+def split_or_share(value: Any) -> str | Moved:
+    """Return the share that is held out, or the name of a split."""
+    try:
+        return held_out(value)
+    except ValueError:
+        if is_on(value) and isinstance(value, str):
+            return Moved("evaluation.data.split", value, "a split")
+        raise
 
 
 _TRACKERS = {"tensorboard": "TensorBoard", "wandb": "WandB", "mlflow": "MLflow"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from posixpath import basename, join
 from typing import Any
@@ -15,25 +15,34 @@ from lockstep.api.model import spelled
 from lockstep.api.names import DATASETS, WORKSPACE
 from lockstep.plan.translate import keys
 from lockstep.plan.translate.leaves import Leaf
-from lockstep.plan.translate.readers import UNSET, Beside, OtherTool
+from lockstep.plan.translate.readers import DIFFERS, UNSET, Beside, OtherTool
+from lockstep_spec.choices import ROW_KEYS
 
 BRING = "which only /workspace and /datasets can hold: lockstep cp brings it"
 BY_KEYS = "rows are read by their keys and rendered by the tokenizer's chat template: lockstep run --preview 3 shows them"
-COLUMNS = "columns are read by the names that docs/how-to/data.md lists: rename others"
 _SUFFIXES = (".json", ".jsonl", ".ndjson", ".parquet", ".arrow", ".feather", ".csv", ".tsv", ".txt", ".gz", ".zst", ".bz2", ".xz")
 _FOLDERS = (
     "models", "model", "checkpoints", "checkpoint", "ckpt", "ckpts", "output", "outputs", "saves", "data", "dataset", "datasets",
     "pretrained", "weights", "results", "runs",
 )  # fmt: skip
 """First parts of relative paths, which no organization of the hub has as its name."""
-_OWN = ("path", "id", "name", "config", "split", "revision", "weight", "data_files")
+_OWN = ("path", "id", "name", "config", "split", "revision", "weight", "data_files", "shards", "fraction", "skip", "ds_type", "columns")
 """Properties of a data set in a list that become fields."""
 _HUBS = ("hf_hub_url", "ms_hub_url", "om_hub_url", "script_url", "cloud_file_name", "path")
-_READ = {
-    "prompt": ("instruction", "text"), "query": ("input",), "response": ("output",), "history": ("history",), "system": ("system",),
-    "messages": ("messages", "conversations"), "tools": ("tools",),
+_COLUMNS = {
+    "field": "text", "field_messages": "messages", "field_instruction": "instruction", "field_input": "input", "field_output": "output",
+    "field_system": "system", "field_tools": "tools", "query": "input", "response": "output", "text_column": "text",
+    **{key: key for key in ROW_KEYS},
 }  # fmt: skip
-"""Column of LLaMA-Factory → names by which Lockstep finds it."""
+"""Name of a column in other tools' lists of data sets → Lockstep's."""
+_READ = {
+    **dict.fromkeys(("message_field_role", "role", "role_tag"), ("role", "from")), "type": ("chat_template", "completion", "pretrain"),
+    **dict.fromkeys(("message_field_content", "content", "content_tag"), ("content", "value")),
+}  # fmt: skip
+"""Key → values that say what is read anyway."""
+_TAGS = ("from", "value", "role", "content", "human", "gpt", "user", "assistant", "observation", "tool", "function_call", "function",
+         "system")  # fmt: skip
+"""Names of keys and roles that are read in any case."""
 _PREFERENCES = r"bradley_terry|stepwise|dpo|orpo|kto|\.(argilla|ultra|intel|icr|prompt_pairs|transform)|_transform"
 """Types of Axolotl's data sets that hold preferences, rewards or samples for them."""
 _BUILDERS = ("json", "csv", "parquet", "arrow", "text")
@@ -53,6 +62,8 @@ class Source:
     weight: str | None = None
     is_text: bool = False
     note: str = ""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """Lockstep's key → the column of another name."""
 
     def fields(self, source: str, beside: Beside) -> tuple[dict[str, Any], str]:
         """Return fields of data, or of one of data.sources, and what there is to say of them. Raises ConfigError for a placeholder."""
@@ -67,9 +78,16 @@ class Source:
             "split": self.split,
             "revision": self.revision if path is None else None,
             "format": "Text" if self.is_text else None,
+            "columns": dict(self.columns) or None,
             "weight": self.weight,
         }
         return {key: value for key, value in fields.items() if value is not None}, "; ".join(filter(None, (self.note, note)))
+
+
+def columns_of(named: Mapping[str, Any]) -> dict[str, str]:
+    """Return Lockstep's keys with the columns that have other names. `named`: another tool's name of a column → the column."""
+    pairs = {_COLUMNS[key]: str(name) for key, name in named.items() if key in _COLUMNS and name}
+    return {key: name for key, name in pairs.items() if key != name and {key, name} != {"messages", "conversations"}}
 
 
 def apart(made: list[tuple[Source, dict[str, Any], str]]) -> list[tuple[Source, dict[str, Any], str]]:
@@ -107,16 +125,32 @@ def on_volume(path: str, folder: str) -> tuple[str, str]:
 
 
 _SEES = re.compile(
-    r"(?<![a-z])(?:vlm?|llava|vision|intern-?vl|smolvlm|omni|ovis|pixtral|mplug|paligemma|idefics|molmo|janus|mllama|audio|minicpm-[vo]|cogvlm"
-    r"|glm-?4(?:\.\d)?v|florence|emu3|textcaps|coco|vqa)(?![a-z])|(?:ocr|tts|asr)\b",
+    r"(?<![a-z])(?:vlm?|llava|vision|intern-?vl|smolvlm|omni|ovis|pixtral|mplug|paligemma|idefics|molmo(?:e)?|janus(?!-hf)|mllama|audio|cogvlm"
+    r"|minicpm(?:-llama3)?-[vo]|glm-?(?:4(?:\.\d)?|edge-)v|florence|emu3|textcaps|coco|vqa|multimodal|(?:internlm-)?xcomposer|cogagent|docowl|qvq"
+    r"|ui-tars|mineru|autoglm|glyph|valley|moondream|fuyu|kosmos|nvila|bagel|openvla|voxtral|vla|smolvla|llavanext|video[\w-]*|image[\w-]*)"
+    r"(?![a-z])|(?:ocr|tts|asr)\d*(?![a-z])",
     re.IGNORECASE,
 )
-_PACKED = re.compile(r"[-_](gptq|awq|aqlm|bnb[-_](?:4bit|nf4)|int4|int8|fp8)\b", re.IGNORECASE)
-_NO_DECODER = re.compile(
-    r"(?:^|[/_-])(?:m?t5|ul2|bart|pegasus|opus-mt|nllb|\w*bert|roberta|deberta|electra|whisper|wav2vec2|hubert|clip|vit|blip2?|stable-diffusion"
-    r"|diffusion\w*|llada|xlnet)(?:[/_-]|$)",
+_BOTH = re.compile(
+    r"gemma-?(?:3(?!-1b|-270m)|[4-9](?![\d.]*b))|llama-?4|qwen3\.[5-9]|ministral-3|mistral-small-3\.[1-9]|kimi-k(?:2\.[5-9]|[3-9])|intern-s1|minimax-m3|mimo-v2\.5",
     re.IGNORECASE,
 )
+"""Models that see, too, and are trained on text as often."""
+_TEXT = re.compile(
+    r"(?<![a-z])(?:code)?(?:qwen(?!3\.)|llama-?[123]|vicuna|alpaca|tinyllama|mi[sx]tral|(?:mini|code|dev)stral|gemma-?2?|phi|deepseek|yi|internlm|baichuan|chatglm"
+    r"|glm|falcon|olmo|smollm|gpt|granite|bloom|pythia|opt|starcoder|zephyr|solar|command|stablelm|hermes|kimi|minimax|exaone|polylm|skywork|mpt"
+    r"|qwq|lfm2|nemotron|minicpm|ernie|hunyuan|seed|xverse|telechat|mamba|dbrx|cerebras|openchat|orca|wizard|sea-?l|phoenix|aya|apertus|bielik"
+    r"|ling-|ring-|tongyi|megrez|grok|marco|mimo|yuan|codegeex|orion|ziya|longcat|bluelm|numina|hy3)",
+    re.IGNORECASE,
+)
+_OTHER_MODELS = (
+    (r"[-_](gptq|awq|aqlm|bnb[-_](?:4bit|nf4)|int4|int8|fp8|gguf)\b", "a model that is quantized already ({})"),
+    (r"\.(?:pth|pt|ckpt|gguf|onnx|bin|safetensors)$", "a file of weights, and no model's folder"),
+    (r"reward|(?:^|[/_-])(?:rm|prm\d*k?|orm)(?:[/_-]|$)", "a reward model"),
+    (r"embed|rerank|(?:^|[/_-])(?:bge|gte|e5)[-_]|sentence-", "a model of embeddings"),
+    (r"(?:^|[/_-])(?:m?t5|byt5|ul2|bart|pegasus|opus-mt|nllb|\w*bert|roberta|deberta|electra|whisper|wav2vec2|hubert|clip|vit|blip2?"
+     r"|stable-diffusion|diffusion\w*|llada|dream|xlnet|esm2?|segformer|yolo\w*|detr)(?:[/_-]|$)", "a model that isn't a decoder alone"),
+)  # fmt: skip
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 _NEOX = ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h")
 _LINEAR = (
@@ -135,15 +169,33 @@ _LINEAR = (
 
 def other_model(name: str) -> str | None:
     """Return what keeps a model from being trained here, as far as its name tells."""
-    if packed := _PACKED.search(name):
-        return f"a model that is quantized already ({packed[1]})"
-    return "a model that isn't a decoder alone" if _NO_DECODER.search(name) else None
+    return next((what.format(*match.groups()) for form, what in _OTHER_MODELS if (match := re.search(form, name, re.IGNORECASE))), None)
 
 
 def sees(value: Any) -> bool:
     """Tell names of a model, of a template or of data sets that are for more than text."""
     names = value if isinstance(value, list) else str(value).split()
     return any(_SEES.search(basename(str(name).rstrip("/")).replace("_", "-")) for name in names)
+
+
+def assumed_of_model(name: str) -> str | None:
+    """Return what a translation assumes of a model that its name doesn't tell."""
+    base = basename(name.rstrip("/"))
+    if _BOTH.search(base) or sees(base):
+        return f"all samples are text alone, though {base} sees or hears, too"
+    return None if _TEXT.search(base) else f"{base} is a model of text (a decoder alone), which its name doesn't tell"
+
+
+_ROWS = (
+    (r'"(?:images?|videos?|audios?)"\s*:\s*(?:\[\s*)?"|<(?:image|video|audio)>', keys.PICTURES),
+    (r'"(?:chosen|rejected|rejected_response|kto_tag)"\s*:', keys.PREFERENCES),
+)
+"""Form of rows → the training that they are for, where it isn't Lockstep's."""
+
+
+def training_of_rows(text: str) -> str | None:
+    """Return the training that rows are for, where it isn't Lockstep's."""
+    return next((training for form, training in _ROWS if re.search(form, text)), None)
 
 
 def linear_layers(model: str) -> tuple[str, ...]:
@@ -168,6 +220,12 @@ class DataSets:
             if key in self.by_path:
                 found[key] = [*found.get(key, []), *self._named(self.by_path[key])]
                 self.consumed |= {key, "max_samples"}
+        for leaf in leaves:
+            row = keys.FIELDS.get(leaf.path.rpartition(".")[2])
+            listed = _words(leaf.value) if isinstance(leaf.value, list) else []
+            if listed and row is not None and row.field.endswith(("data.path", "data.name")):
+                found[f"{row.field}: {leaf.path}"] = [Source(leaf, at) for at in listed]
+                self.consumed.add(leaf.path)
         if tool.name == "TRL":
             found |= self._mixed()
         is_held = {key: key.startswith(("eval", "val", "test")) for key in found}
@@ -190,24 +248,31 @@ class DataSets:
 
     def _entry(self, entry: Mapping[str, Leaf]) -> Iterator[Source]:
         text = {key: str(leaf.value) for key, leaf in entry.items()}
-        columns = entry["columns"].value if "columns" in entry else ()
-        if re.search(_PREFERENCES, text.get("type", "")) or any("chosen" in word for word in (*columns, *entry)):
+        listed = _words(entry["columns"].value) if "columns" in entry else []
+        if re.search(_PREFERENCES, text.get("type", "")) or any("chosen" in word for word in (*listed, *entry)):
             raise self.tool.refusal(next(iter(entry.values())), self.source, keys.PREFERENCES)
-        if "images" in columns:
+        if "images" in listed:
             raise self.tool.refusal(entry["columns"], self.source, keys.PICTURES)
+        columns: dict[str, str] = {}
         for key, leaf in entry.items():
-            if key not in _OWN:
-                self.leave(leaf, COLUMNS if any(word in key for word in ("field", "column", "mapping")) else BY_KEYS)
+            last = key.rpartition(".")[2]
+            if last in _COLUMNS and isinstance(leaf.value, str) and not key.startswith("roles"):
+                columns |= columns_of({last: leaf.value})
+            elif key not in _OWN and text[key] not in _READ.get(last, ()):
+                is_prompt = key.startswith("type") or last in ("conversation", "format")
+                reason = keys.NO_SETTING if is_prompt else keys.left_out(key, leaf.value)
+                self.leave(leaf, (DIFFERS if is_prompt else "") + BY_KEYS if reason == keys.NO_SETTING else reason)
         named, files = entry.get("path", entry.get("id")), entry.get("data_files")
         if named is None:
             return
-        weight = spelled(float(text["weight"])) if float(text.get("weight", 1)) != 1 else None
+        weight = float(text.get("weight", text.get("fraction", 1))) / int(text.get("shards", 1))
         config, at = text.get("name", text.get("config")), str(named.value)
-        source = Source(named, at, config, text.get("split"), text.get("revision"), weight, text.get("type") == "pretrain")
+        split = text.get("split") or (f"train[{text['skip']}:]" if text.get("skip", "0") != "0" else None)
+        share = spelled(weight) if weight != 1 else None
+        source = Source(named, at, config, split, text.get("revision"), share, text.get("type") == "pretrain", columns=columns)
         if files is not None and (at in _BUILDERS or is_file(at)):
             folder = "" if at in _BUILDERS else at
-            paths = files.value if isinstance(files.value, list) else [files.value]
-            yield from (replace(source, leaf=files, at=join(folder, str(path))) for path in paths)
+            yield from (replace(source, leaf=files, at=join(folder, path)) for path in _words(files.value))
             return
         if files is not None:
             self.leave(files, "all files of a split are read: config and split choose among those of a data set of the hub")
@@ -217,6 +282,8 @@ class DataSets:
         count = self._value("max_samples")
         registry = f"{str(self._value('dataset_dir', 'data')).rstrip('/')}/dataset_info.json"
         names = _words(leaf.value, ",")
+        if unset := next((name for name in names if "$" in name.rpartition("/")[2]), None):
+            raise ConfigError(f"{self.source}:{leaf.line}: {leaf.path}: {unset}: {UNSET}: write it out")
         are_of_hub = all("/" in name for name in names) and self.beside(registry) is None  # as relatives of LLaMA-Factory take them
         if self.tool.name == "ms-swift":
             yield from self._drawn(leaf)
@@ -227,17 +294,31 @@ class DataSets:
 
     def _drawn(self, leaf: Leaf) -> Iterator[Source]:
         """Yield the data sets of ms-swift: files, or `[HF::]name[:config][#samples]`."""
+        columns = self._swift_columns()
         is_modelscope = str(self._value("use_hf")).lower() not in ("true", "1")
         for word in _words(leaf.value):
             hub, rest = ("", word) if word[2:4] != "::" else (word[:2], word[4:])
             named, _, count = rest.partition("#")
             at, _, config = named.partition(":") if not is_file(named) else (named, "", "")
-            if "$" in at.rpartition("/")[2]:
-                raise ConfigError(f"{self.source}:{leaf.line}: {leaf.path}: {at}: {UNSET}: write it out")
             note = f"the first {count} samples: ms-swift draws as many" if count else ""
             if not is_file(at) and (hub == "MS" or (is_modelscope and not hub)):
                 note += f"{'; ' if note else ''}ms-swift asks ModelScope, Lockstep the Hugging Face hub: see that it has the same {at}"
-            yield Source(leaf, at, config or None, f"train[:{count}]" if count else None, note=note)
+            yield Source(leaf, at, config or None, f"train[:{count}]" if count else None, note=note, columns=columns)
+
+    def _swift_columns(self) -> dict[str, str]:
+        """Return the columns of ms-swift's `columns`, which has the data's names first. Raises ConfigError for another training's."""
+        leaf = self.by_path.get("columns")
+        mapped = {one.path.partition(".")[2]: one.value for one in self.leaves if one.path.startswith("columns.")}
+        if leaf is not None:
+            try:
+                mapped = dict(json.loads(str(leaf.value)))
+            except ValueError:
+                self.leave(leaf, keys.left_out("columns"))
+        self.consumed |= {"columns", *(f"columns.{name}" for name in mapped)}
+        if other := training_of_rows(json.dumps({str(theirs): "." for theirs in mapped.values()})):
+            raise self.tool.refusal(leaf or self.leaves[0], self.source, other)
+        pairs = {"instruction" if theirs == "query" else theirs: name for name, theirs in mapped.items()}
+        return columns_of(pairs)
 
     def _mixed(self) -> dict[str, list[Source]]:
         """Return the data sets of a mapping, or of a list, of names and shares (alignment-handbook, open-instruct), with the configuration
@@ -285,12 +366,15 @@ class DataSets:
             raise self.tool.refusal(leaf, self.source, f"training on {', '.join(sorted(media))} ({name} in {path})")
         at = next((entry[key] for key in _HUBS if entry.get(key)), join(path.rpartition("/")[0], str(entry.get("file_name"))))
         limit, split = entry.get("num_samples") or entry.get("size") or self._value("max_samples"), entry.get("split")
-        others = [f"{key}: {value}" for key, value in columns.items() if value not in _READ.get(key, ())]
+        is_text = columns.get("prompt") == "text" and "response" not in columns
+        mapped = {"instruction" if key == "prompt" else key: column for key, column in columns.items()}
+        tags = [f"{key}: {value}" for key, value in (entry.get("tags") or {}).items() if value not in _TAGS]
         return Source(
             leaf,
             str(at),
             entry.get("subset"),
             f"{split or 'train'}[:{limit}]" if limit else split,
-            note=f"{name} in {path}" + (f"; its columns {', '.join(others)}: {COLUMNS}" if others else ""),
-            is_text=self._value("stage") == "pt" or (columns.get("prompt") == "text" and "response" not in columns),
+            note=f"{name} in {path}" + (f"; roles and contents are read by their usual names, not {', '.join(tags)}" if tags else ""),
+            is_text=is_text or self._value("stage") == "pt",
+            columns={} if is_text else columns_of(mapped),
         )

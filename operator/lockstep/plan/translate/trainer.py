@@ -5,7 +5,7 @@ out.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import ceil, prod
@@ -17,11 +17,11 @@ from lockstep.api.model import spelled
 from lockstep.api.names import API_VERSION, DATASETS, WORKSPACE
 from lockstep.api.training import MODEL_PATTERN
 from lockstep.plan.discovery.draft import Entry, Item, left_out, stated, write
-from lockstep.plan.translate import keys, tools
+from lockstep.plan.translate import keys, sources, tools
 from lockstep.plan.translate.commands import command_line
 from lockstep.plan.translate.leaves import Leaf, Leftover, leaves_of
-from lockstep.plan.translate.readers import ALL_LINEAR, AS_SCRIPT, UNSET, Beside, Moved, OtherTool, To, at_least, is_on, number
-from lockstep.plan.translate.sources import DataSets, apart, are_described, is_file, linear_layers, on_volume, other_model, sees
+from lockstep.plan.translate.readers import ALL_LINEAR, AS_SCRIPT, DIFFERS, UNSET, Beside, Moved, OtherTool, To, at_least, is_on, number
+from lockstep.plan.translate.sources import DataSets, are_described, is_file, on_volume
 
 TRAINING = "spec.training"
 MODEL_KEYS, DATA_KEYS = ([key for key, row in keys.FIELDS.items() if row.field == field] for field in ("model.name", "data.path"))
@@ -40,7 +40,10 @@ _SHARING = ("context_parallel_size", "sequence_parallel_degree", "sequence_paral
 """Keys of the ranks that share one sample."""
 _MANY = 10000
 """Passes over the data of a job that its steps end."""
-_FIRST = ("cosine_min_lr_ratio", "lora_target_linear", "warmup_steps", "max_steps")
+_SAID = ("optimization.learningRate", "optimization.epochs", "optimization.schedule", "data.maxLength", "data.trainOn", "lora.rank",
+         "lora.alpha", "lora.targetModules")  # fmt: skip
+"""Fields that decide what is learned, of which a script of one's own may have another default."""
+_FIRST = ("deepspeed", "cosine_min_lr_ratio", "lora_target_linear", "warmup_steps", "max_steps")
 """Keys that count before others of the same field."""
 _ORDER = ("env", "model", "method", "data", "lora", "precision", "seed", "optimization", "evaluation", "checkpoint",
           "reportTo", "zeroStage", "hangTimeouts")  # fmt: skip
@@ -84,13 +87,16 @@ def job_text(text: str, source: str, name: str, cluster: str | None, size: Size,
     entries = reader.finished()
     missing = [
         f"{source}: names no {what}: none of its keys has a value: {', '.join(named)}"
-        for what, named in (("model", MODEL_KEYS), ("data", (*DATA_KEYS, "dataset", "datasets", "dataset_name")))
+        for what, named in (("model", MODEL_KEYS[:4]), ("data", (*DATA_KEYS[:4], "dataset", "datasets", "dataset_name")))
         if not reader.has(what)
     ]
     if missing:
         raise ConfigError(*(f"{source}:{one.line}: {one.what}: {UNSET}" for one in reader.leftovers if one.reason == UNSET), *missing)
+    unknown = [one.what.partition(":")[0] for one in reader.leftovers if one.reason == keys.NO_SETTING]
+    if tool is tools.SCRIPT and 2 * len(unknown) > len(leaves):
+        raise ConfigError(f"{source}: is of a program that isn't known, as most of its keys aren't: {', '.join(unknown[:8])}: {AS_SCRIPT}")
     translation = Translation(
-        _written(name, cluster, source, size, entries),
+        _written(name, cluster, size, entries, [*reader.header(name)]),
         tuple(sorted(reader.leftovers, key=lambda one: one.line)),
         str(reader.leaves["model.name"].value),
     )
@@ -107,9 +113,10 @@ def tool_of(leaves: Sequence[Leaf], source: str) -> OtherTool:
             taken = ", ".join(f"{field}: {value}" for field, value, _ in tools.zero_of(leaves, source))
             of_this = f"; of this one a job takes {taken}" if taken else ""
             raise ConfigError(f"{source}: is a file of {program}; it is not translated: {AS_SCRIPT}{of_this}")
-    counts = {tool.name: len(present & {*tool.marks.split()}) for tool in tools.TOOLS}
+    counts = {tool.name: len(present & {*tool.marks.split()}) * (not tool.needs or tool.needs in present) for tool in tools.TOOLS}
     best = max(tools.TOOLS, key=lambda tool: counts[tool.name])
-    return best if counts[best.name] > (best is not tools.TRL) else tools.SCRIPT
+    is_sure = best is tools.TRL and present.isdisjoint(("dataset", *DATA_KEYS))  # TRL's files have dataset_name, and often little else
+    return best if counts[best.name] > (not is_sure) else tools.SCRIPT
 
 
 def refuse_other_training(tool: OtherTool, leaves: Sequence[Leaf], source: str, beside: Beside = lambda path: None) -> None:
@@ -131,13 +138,33 @@ def refuse_other_training(tool: OtherTool, leaves: Sequence[Leaf], source: str, 
         if asks is not None and (other := cases.get(str(asks.value).lower(), cases.get("*") if is_on(asks.value) else None)):
             raise tool.refusal(asks, source, other)
     for leaf in leaves:
-        is_model = plain(leaf.path).rpartition(".")[2] in MODEL_KEYS or plain(leaf.path) in MODEL_PATHS
-        if is_model and (other := other_model(str(leaf.value))):
+        if _names_model(plain(leaf.path)) and (other := sources.other_model(str(leaf.value))):
             raise tool.refusal(leaf, source, other)
-    seen = next((by_key[key] for key in tool.seen if key in by_key and sees(by_key[key].value)), None)
-    if seen is not None and "dataset_path" not in by_key and not are_described(tool, by_key, beside):
+    told = [beside(str(path)) for leaf in leaves if _names_data(tool, leaf.path) for path in _listed(leaf.value)]
+    rows = "\n".join(text for text in told if text)
+    named = next((leaf for leaf in leaves if _names_data(tool, leaf.path)), leaves[0])
+    if other := sources.training_of_rows(rows):
+        raise tool.refusal(named, source, f"{other}, by its rows")
+    seen = next((by_key[key] for key in tool.seen if key in by_key and sources.sees(by_key[key].value)), None)
+    program = by_key.get("launcher")
+    if seen is None and program is not None and sources.sees(str(program.value).replace("/", " ")):
+        seen = program
+    if seen is not None and not all(told or [""]) and "dataset_path" not in by_key and not are_described(tool, by_key, beside):
         other = f"{keys.PICTURES} (where all samples are text, name their file instead: dataset_path: /datasets/FILE)"
         raise tool.refusal(seen, source, other)
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _names_model(path: str) -> bool:
+    return path.rpartition(".")[2] in MODEL_KEYS or path in MODEL_PATHS
+
+
+def _names_data(tool: OtherTool, path: str) -> bool:
+    """Tell a key whose value is a file of samples, or a list of them."""
+    return plain(path) in (*DATA_KEYS, *tool.datasets, *(f"{key}.{last}" for key in tool.lists for last in ("path", "data_files")))
 
 
 def plain(path: str) -> str:
@@ -161,7 +188,7 @@ def _check(text: str, source: str, origins: Mapping[str, Leaf]) -> None:
         raise ConfigError(*lines) from None
 
 
-def _written(name: str, cluster: str | None, source: str, size: Size, training: Sequence[Entry]) -> str:
+def _written(name: str, cluster: str | None, size: Size, training: Sequence[Entry], header: Sequence[str]) -> str:
     counts = (("nodes", size.nodes), ("gpusPerNode", size.gpus_per_node))
     entries = [
         stated("apiVersion", API_VERSION, ""),
@@ -171,10 +198,6 @@ def _written(name: str, cluster: str | None, source: str, size: Size, training: 
         *(stated(f"spec.{field}", number, "") for field, number in counts if number is not None),
         *training,
         stated("spec.restart.maxRestarts", 3, "without a new checkpoint between them"),
-    ]
-    header = [
-        f"The job {name}, from {source}. Behind each value stands the key that it comes from.",
-        "Every field there is: docs/reference/trainingjob.md. Check it: lockstep validate, then lockstep plan.",
     ]
     return re.sub(r"\n\n(kind|metadata|spec):", r"\n\1:", write(header, entries))
 
@@ -198,6 +221,10 @@ class _Reader:
         self.lowest: Leaf | None = None
         """The rate at the end."""
         self.leftovers: list[Leftover] = []
+        self.assumed: list[str] = []
+        """Sentences on what the translation assumes, and the file doesn't say."""
+        self.failed: dict[str, Leaf] = {}
+        """Field → the key whose value it can't have."""
         self.sets = DataSets(tool, leaves, source, beside, self._leave)
         self.method = "Full" if tool.is_full(self.values) else "LoRA"
         self._state("method", self.method, "trains every weight" if self.method == "Full" else "trains an adapter")
@@ -210,7 +237,7 @@ class _Reader:
         """Take in one value: it becomes a field, or a leftover with its reason."""
         path = plain(leaf.path)
         key = path.rpartition(".")[2]
-        row = self.keys["base_model"] if path in MODEL_PATHS else self._row(path)
+        row = self.keys["base_model"] if path in MODEL_PATHS else self._row(path, leaf.value)
         text = leaf.value if isinstance(leaf.value, str) else ""
         named = text.rpartition("/")[2] if isinstance(row, To) and row.field in _PLACES else text
         if leaf.path in self.sets.consumed or leaf.path in _COMMANDS:
@@ -220,34 +247,45 @@ class _Reader:
             self._leave(leaf, NO_VALUE)
         elif re.search(r"\$\{?\w|\$\(", named) and path != "launcher":
             self._leave(leaf, UNSET)
-        elif key == "gradient_accumulation_steps" and self.accumulation is None:
+        elif key in keys.ACCUMULATIONS.split() and self.accumulation is None:
             self.accumulation = leaf
         elif key in ("min_lr", "eta_min") and is_on(leaf.value):
             self.lowest = leaf
+        elif key in keys.TOKENIZERS.split() and text in (value for path, value in self.values.items() if _names_model(path)):
+            self._leave(leaf, "the tokenizer is the model's own")
         elif path == "deepspeed" and text:
             self._deepspeed(leaf)
         else:
             self._field(leaf, row)
 
-    def _row(self, path: str) -> To | str:
+    def _row(self, path: str, value: Any) -> To | str:
         """Return what a key means: by its path, by its end, by the variable of that name."""
         settings = path.removeprefix("deepspeed.")
         last = path.rpartition(".")[2]
         ends = [settings] if settings != path else [path, ".".join(path.split(".")[-2:]), last, *([last.lower()] if last.isupper() else [])]
-        return next((self.keys[end] for end in ends if end in self.keys), keys.left_out(path))
+        row = next((self.keys[end] for end in ends if end in self.keys), keys.left_out(path, value))
+        return f"{DIFFERS}{row}" if row in keys.ELSEWHERE and self.tool is tools.SCRIPT and is_on(value) else row
 
     def _field(self, leaf: Leaf, row: To | str) -> None:
         try:
             value = row if isinstance(row, str) else row.read(leaf.value)
         except ValueError as error:
             self._leave(leaf, str(error))
+            if isinstance(row, To):
+                self.failed.setdefault(row.field, leaf)
             return
         if isinstance(row, str):
             self._leave(leaf, row)
+        elif isinstance(row, To) and row.field == f"data.columns.{value}":
+            self._leave(leaf, "rows are read by that name anyway")
         elif isinstance(value, Moved):
             self._set(leaf, value.field, value.value, f"{leaf.path}: {leaf.value}, {value.note}")
         else:
-            self._set_place(leaf, "data.path" if row.field == "data.name" and is_file(value, self.beside) else row.field, value)
+            place, _, end = row.field.rpartition(".")
+            is_hub = "/" in str(value) or end == "name"
+            if place.endswith("data") and end in ("name", "path"):
+                end = "name" if is_hub and not is_file(str(value), self.beside) else "path"
+            self._set_place(leaf, f"{place}.{end}".lstrip("."), value)
 
     def _set_place(self, leaf: Leaf, field: str, value: Any) -> None:
         """Bring a path to its volume; a model's name of the hub, and other values, stay."""
@@ -301,14 +339,35 @@ class _Reader:
         self._defaults()
         self._batch()
         self._stage()
+        self._assume()
         return [entry for _, entry in sorted(self.entries.items(), key=lambda item: _ORDER.index(item[0].partition(".")[0]))]
+
+    def header(self, name: str) -> Iterator[str]:
+        """Yield what stands above the job: where it comes from, and all that was assumed or that the job doesn't have."""
+        kind = "" if self.tool is tools.SCRIPT else f", read as {self.tool.name}'s"
+        yield f"The job {name}, from {self.source}{kind}. Behind each value stands the key that it comes from."
+        yield "Every field there is: docs/reference/trainingjob.md. Check it: lockstep validate, then lockstep plan."
+        yield from self.assumed
+        for what, reason in (
+            ("The result may differ, since the job doesn't have", DIFFERS),
+            ("Not known, and not in the job", keys.NO_SETTING),
+        ):
+            if listed := [one.what.partition(":")[0] for one in self.leftovers if one.reason.startswith(reason)]:
+                yield f"{what}: {', '.join(listed)}"
 
     def _data(self) -> None:
         """One source as data.path or data.name, several as data.sources; the first to evaluate as evaluation.data."""
         for source in self.sets.held[1:]:
             self._leave(source.leaf, "evaluation.data is one source of samples")
-        made = apart([(one, *one.fields(self.source, self.beside)) for one in (*self.sets.train, *self.sets.held[:1])])
+        mapped = [self.entries.pop(field) for field in [*self.entries] if field.startswith("data.columns.")]
+        columns = {entry.key.rpartition(".")[2]: entry.value for entry in mapped}
+        whence = ", ".join(entry.source for entry in mapped)
+        made = sources.apart([(one, *one.fields(self.source, self.beside)) for one in (*self.sets.train, *self.sets.held[:1])])
         for field, several in (("data", made[: len(self.sets.train)]), ("evaluation.data", made[len(self.sets.train) :])):
+            for source, fields, _ in several:
+                fields.update({"columns": {**columns, **source.columns}} if columns else {})
+            if not several and columns and any(f"{field}.{key}" in self.entries for key in ("path", "name")):
+                self._state(f"{field}.columns", columns, whence)
             if len(several) > 1 or any(source.weight is not None for source, _, _ in several):
                 items = [Item(fields, note or source.leaf.path) for source, fields, note in several]
                 self._put(several[0][0].leaf, f"{field}.sources", items)
@@ -325,7 +384,7 @@ class _Reader:
         strategy = str(self.values.get("eval_strategy", self.values.get("evaluation_strategy"))).lower()
         if "evaluation.data.split" in self.entries and not self.has("evaluation.data"):
             if "data.name" in self.entries and strategy in ("steps", "epoch"):
-                for key in ("name", "config"):
+                for key in ("name", "config", "columns"):
                     if entry := self.entries.get(f"data.{key}"):
                         self._state(f"evaluation.data.{key}", entry.value, entry.source)
             else:
@@ -363,7 +422,8 @@ class _Reader:
                 chosen = value[self.method] if isinstance(value, dict) else value
                 if chosen == tools.DOUBLE_RANK:
                     chosen = 2 * int(self.entries["lora.rank"].value)
-                self._state(field, chosen, f"the default of {self.tool.name}")
+                unread = self.failed.get(field)
+                self._state(field, chosen, f"instead of {unread.path}: {unread.value}" if unread else f"the default of {self.tool.name}")
         for key, reason in self.tool.unset.items():
             if key not in self.values:
                 self.leftovers.append(Leftover(self.all[0].line, key, reason))
@@ -375,7 +435,24 @@ class _Reader:
         targets = self.entries.get("lora.targetModules")
         if targets is not None and targets.value == ALL_LINEAR:
             usual = f"all linear layers, as models such as {model.rpartition('/')[2]} name them; the trainer lists the names that there are"
-            self._state("lora.targetModules", [Item(layer) for layer in linear_layers(model)], f"{targets.source}: {usual}")
+            self._state("lora.targetModules", [Item(layer) for layer in sources.linear_layers(model)], f"{targets.source}: {usual}")
+
+    def _assume(self) -> None:
+        """Say what is assumed where the file says nothing."""
+        model, learned = self.leaves.get("model.name"), self.entries.get("data.trainOn")
+        if model is not None and "dataset_path" not in self.values and (said := sources.assumed_of_model(str(model.value))):
+            self.assumed.append(f"Assumed: {said}.")
+        if self.tool is tools.TRL and learned is not None and learned.source.startswith("the default"):
+            self.assumed.append(
+                "Assumed: rows are messages or text, which TRL learns whole. Remove trainOn for rows with prompt and completion."
+            )
+        if self.tool not in (tools.SCRIPT, tools.TRL):
+            return
+        if self.method == "Full" and not any(path.rpartition(".")[2] in tools.SWITCHES for path in self.values):
+            self.assumed.append(f"Assumed: every weight is trained, since no key of {self.source} is an adapter's.")
+        lacking = [field for field in _SAID if field not in self.entries and (self.method == "LoRA" or not field.startswith("lora."))]
+        if lacking and self.tool is tools.SCRIPT:
+            self.assumed.append(f"Lockstep's own defaults, since {self.source} has no key for them: {', '.join(lacking)}")
 
     def _batch(self) -> None:
         """The samples of a step: those of a rank, times what it accumulates, times the ranks."""
@@ -414,7 +491,7 @@ class _Reader:
 
     def _stage(self) -> None:
         stage, why = "Stage3", "cuts the model over all ranks, as FSDP's full sharding; Stage2 is faster where it fits one GPU"
-        if "model.quantization" in self.entries:
+        if "model.quantization" in self.entries and self.entries["model.quantization"].value == "NF4":
             stage, why = "Stage2", "quantized weights can't be cut into shards"
             if "zeroStage" in self.leaves and self.entries["zeroStage"].value == "Stage3":
                 self._drop("zeroStage", why)
