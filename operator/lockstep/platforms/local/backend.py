@@ -279,9 +279,9 @@ class LocalJob(Job):
     log_uid = ""
 
     async def is_over(self, say: Callable[[str], None]) -> bool:
-        from lockstep.platforms.local.records import process_of
+        from lockstep.platforms.local.records import runs
 
-        return process_of(Path(self._folder)) is None
+        return not runs(Path(self._folder))
 
     def trainer(self, node: int, say: Callable[[str], None]) -> AbstractAsyncContextManager[Volume]:
         """Open the files of a node as `volume` does, in a Python with the trainer's packages: the verb goes on in one that has them."""

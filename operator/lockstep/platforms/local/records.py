@@ -47,7 +47,7 @@ def observed_run(job: str, root: Path, again: str = "--local") -> Observed:
         metadata = {"name": job, "namespace": "local", "uid": "local", "annotations": annotations}
         committed = bool(attempts[-1].get("checkpoint") or (report is not None and report.checkpoint))
         goes_on = f"to {go_on_words({'spec': spec}, committed=committed)}: {typed_command({'metadata': metadata}, again)}"
-        status = _status(attempts, end, goes_on, runs=_runs(lock))
+        status = _status(attempts, end, goes_on, runs=runs(folder))
         began = next(record["started"] for record in attempts if record["jobUid"] == uid)
         observed = Observed(job={"metadata": {**metadata, "creationTimestamp": began}, "spec": spec, "status": status})
         return observed if report is None else Observed(job={**observed.job, "status": _with_report(observed, report, path)})
@@ -106,7 +106,7 @@ def run_names(root: Path) -> list[str]:
 
 def process_of(folder: Path) -> int | None:
     """Return the pid of the process that runs it now; None: none does."""
-    if not _runs(folder / LOCK):
+    if not runs(folder):
         return None
     text = (folder / LOCK).read_text(encoding="utf-8", errors="replace").partition("\n")[0]
     return int(text) if text.isdecimal() else None
@@ -164,13 +164,13 @@ def snapshot_of(job: str, workspace: Path, points: int, again: str) -> tuple[dic
     if ranks and "ranks" not in status:
         status["ranks"] = ranks
     observed = {"metadata": {"name": job, "namespace": LOCAL}, "spec": {}, "status": status}
-    return snapshot(observed, (), {0: {"curve": steps}}), process_of(folder) is None
+    return snapshot(observed, (), {0: {"curve": steps}}), not runs(folder)
 
 
-def _runs(lock: Path) -> bool:
-    """Return True if a process of it is there: it holds the lock as long as it lives."""
+def runs(folder: Path) -> bool:
+    """Return True if a process of the run is there: it holds the lock as long as it lives."""
     try:
-        with lock.open("r") as file:
+        with (folder / LOCK).open("r") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
