@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from lockstep.platforms.hosts import forward
 from lockstep.platforms.hosts.forward import HERE, forwarded
 from lockstep.platforms.hosts.place import HostPlace
 from lockstep.platforms.hosts.ssh import HostUnreachable
@@ -60,6 +61,23 @@ async def test_a_port_that_is_taken_is_replaced(ways: Ways) -> None:
             assert port != local
     async with forwarded(place, PORT, local) as port:
         assert port == local
+
+
+async def test_a_port_that_a_neighbor_takes_meanwhile_is_replaced(ways: Ways, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever listens there would get the editor's token."""
+    asked: list[int] = []
+    monkeypatch.setattr(forward, "_is_taken", lambda number: number in asked or asked.append(number))
+    with socket.create_server((HERE, 0)) as neighbor:
+        local = neighbor.getsockname()[1]
+        async with forwarded(ways.place(), PORT, local) as port:
+            assert port != local
+
+
+async def test_a_port_at_which_a_neighbor_listens_on_the_other_loopback_is_replaced(ways: Ways) -> None:
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as neighbor:
+        local = neighbor.getsockname()[1]
+        async with forwarded(ways.place(), PORT, local) as port:
+            assert port != local
 
 
 async def test_nobody_but_this_machine_reaches_the_port(bed: BedHosts, ways: Ways) -> None:

@@ -140,6 +140,7 @@ def test_an_editor_opens_the_folder_of_its_host_and_a_debugger_s_port_leads_ther
             lines.append(process.stdout.readline())
             assert lines[-1], "".join(lines)
         assert '"remoteRoot": "/home/ada/lockstep/workspace"' in "".join(lines)
+        assert "every user of bed1 can run code as you by port 5678 there" in "".join(lines)
     refused = laptop.about("debug", "demo", "a.py", check=False)
     assert refused.returncode == 1 and "uv pip install --python /opt/env/bin/python debugpy" in refused.stderr
 

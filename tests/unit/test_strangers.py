@@ -15,14 +15,14 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from lockstep.platforms.hosts.joined import channel as launch
 from lockstep.platforms.hosts.joined.token import new_token
 from lockstep.platforms.inpod.gate import Gate, GuardServer
-from lockstep.platforms.onhost.station import proved
+from lockstep.platforms.onhost.station import Station, proved
 from lockstep_gang.agent.preflight.network import ProbePort, why_unreachable
 from lockstep_gang.agent.ranks.progress_server import ProgressServer
 from lockstep_gang.contract import channel
@@ -35,6 +35,8 @@ SECRET, FILE = b"s" * 32, "shard-r00000-of-00002.safetensors"
 Friend = Callable[[], None]
 Door = tuple[int, Friend]
 """Port, and what one who has the key does there: it raises where it gets nothing."""
+SILENT = 70
+"""Strangers who say nothing while a friend comes."""
 HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500)
 """Beginning of a TLS connection."""
 WORDS = {
@@ -157,12 +159,9 @@ def copying() -> Iterator[Door]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def give() -> None:
-            with contextlib.suppress(OSError):
-                while True:
-                    connection, _ = listener.accept()
-                    with connection, contextlib.suppress(Exception):
-                        proved(connection, SECRET, gives=True).say({"file": "x"})
-                        connection.recv(1)
+            with contextlib.suppress(Exception), Station(cast(Any, None))._accepted(listener, SECRET) as wire:
+                wire.say({"file": "x"})
+                wire.hear()
 
         def friend() -> None:
             with socket.create_connection(listener.getsockname(), 60) as connection:
@@ -173,7 +172,6 @@ def copying() -> Iterator[Door]:
         try:
             yield listener.getsockname()[1], friend
         finally:
-            listener.shutdown(socket.SHUT_RDWR)
             thread.join()
 
 
@@ -225,7 +223,7 @@ DOORS: dict[str, Callable[[Path], AbstractContextManager[Door]]] = {
 
 @pytest.mark.parametrize("name", DOORS)
 def test_a_stranger_gets_nothing_changes_nothing_and_keeps_nobody_out(name: str, tmp_path: Path) -> None:
-    with DOORS[name](tmp_path) as (port, friend):
+    with DOORS[name](tmp_path) as (port, friend), contextlib.ExitStack() as silent:
         for what, words in WORDS.items():
             with socket.create_connection(("127.0.0.1", port), timeout=60) as connection, contextlib.suppress(ConnectionError):
                 connection.sendall(words)
@@ -233,6 +231,8 @@ def test_a_stranger_gets_nothing_changes_nothing_and_keeps_nobody_out(name: str,
                     connection.shutdown(socket.SHUT_WR)
                 answer = b"".join(iter(lambda connection=connection: connection.recv(1 << 16), b""))
                 assert len(answer) < 1000 and not _proves(answer), (what, answer)
+        for _ in range(SILENT):
+            silent.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
         friend()
 
 

@@ -7,16 +7,19 @@ one key a direction. A message that is altered, repeated, left out or out of ord
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import json
 import os
+import socket
 from collections.abc import Callable
 from typing import Any
 
 from lockstep_spec.codec import ContractError
 
 FORMAT = "lockstep-gang/1"
+STRANGERS_MAX = 64
 
 
 class ProofError(ContractError):
@@ -117,6 +120,26 @@ def prove(say: Callable[[Line], None], hear: Callable[[], Line], key: bytes, abo
     say({"nonce": nonce, "proof": shake.agent_proof()})
     require_proof(shake.coordinator_proof(), hear().get("proof"))
     return Sealer(shake.to_coordinator()), Opener(shake.to_agent())
+
+
+class Strangers:
+    """Connections that have proven nothing: beyond STRANGERS_MAX of them, the one that is there longest is hung up on. Otherwise whoever
+    says nothing could keep others out.
+    """
+
+    def __init__(self) -> None:
+        self._there: dict[socket.socket, None] = {}
+
+    def add(self, connection: socket.socket) -> None:
+        self._there[connection] = None
+        for oldest in list(self._there)[:-STRANGERS_MAX]:
+            self.discard(oldest)
+            with contextlib.suppress(OSError):  # its thread sees the end, and closes it
+                oldest.shutdown(socket.SHUT_RDWR)
+
+    def discard(self, connection: socket.socket) -> None:
+        """Leave out one that has proven itself, or is closed."""
+        self._there.pop(connection, None)
 
 
 def read_object(line: bytes) -> dict[str, Any]:

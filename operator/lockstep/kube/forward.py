@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from socket import inet_aton
+from socket import AF_INET, AF_INET6, SocketType, has_dualstack_ipv6, inet_aton
 from typing import Any
 
 from lockstep.kube.cluster import ApiError, Cluster
@@ -51,20 +52,44 @@ async def listening(carry: Callable[[asyncio.StreamReader, asyncio.StreamWriter]
             open_ones.discard(task)
             writer.close()
 
-    server = await _listen(accepted, local)
+    server, other = await _listen(accepted, local)
     try:
         yield int(server.sockets[0].getsockname()[1])
     finally:
         server.close()
+        other.close()
         for task in list(open_ones):
             task.cancel()
         await asyncio.gather(*open_ones, return_exceptions=True)
 
 
-async def _listen(accepted: Any, local: int) -> asyncio.Server:
+async def _listen(accepted: Any, local: int) -> tuple[asyncio.Server, SocketType]:
     with contextlib.suppress(OSError):
-        return await asyncio.start_server(accepted, HERE, local)
-    return await asyncio.start_server(accepted, HERE, 0)
+        return await _listen_at(accepted, local)
+    return await _listen_at(accepted, 0)
+
+
+async def _listen_at(accepted: Any, port: int) -> tuple[asyncio.Server, SocketType]:
+    server = await asyncio.start_server(accepted, HERE, port)
+    try:
+        return server, held(server.sockets[0].getsockname()[1])
+    except OSError:
+        server.close()
+        raise
+
+
+def held(port: int) -> SocketType:
+    """Keep everybody from ::1 at a port that is ours at 127.0.0.1, until this is closed: for a name below localhost browsers ask there
+    first, and would bring the token. Raises OSError where somebody listens there.
+    """
+    other = SocketType(AF_INET6 if has_dualstack_ipv6() else AF_INET)
+    try:
+        other.bind(("::1", port))
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            other.close()
+            raise
+    return other
 
 
 def is_own(peer: tuple[str, int], here: tuple[str, int]) -> bool:

@@ -453,7 +453,9 @@ LOADS: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("loads", LOADS.values(), ids=LOADS)
-def test_no_code_of_a_model_s_folder_runs(loads: Callable[[Path], object], tmp_path: Path) -> None:
+def test_no_code_of_a_model_s_folder_runs(loads: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor at a terminal, where transformers asks and a person says yes."""
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
     classes = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model", "AutoTokenizer": ["own.Tokenizer", None]}
     folder = tmp_path / "model"
     folder.mkdir()

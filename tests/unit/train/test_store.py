@@ -34,7 +34,7 @@ class Scene:
         self.here, self.there = self.connection(SECRET), self.connection(SECRET)
 
     def connection(self, secret: bytes, timeout: timedelta = LONG) -> SignedStore:
-        store = TCPStore("127.0.0.1", self.server.port, is_master=False, timeout=timeout)
+        store = TCPStore("127.0.0.1", self.server.port, is_master=False, timeout=LONG)
         return SignedStore(PrefixStore("lockstep", store), secret, timeout)
 
     def overwrite(self, part: str, value: Callable[[bytes], str]) -> int:
@@ -61,9 +61,10 @@ def test_ranks_of_one_run_read_what_each_other_has_set(scene: Scene) -> None:
 
 def test_what_was_waited_for_is_read_as_it_is_now_the_next_time(scene: Scene) -> None:
     scene.here.set("beat", "1")
-    assert scene.there.check(["beat"])
+    scene.there.wait(["beat"], LONG)
     assert scene.there.get("beat") == b"1"
     scene.here.set("beat", "2")
+    assert scene.here.check(["beat"])  # (`set` doesn't wait for the server, and its answers come in order)
     assert scene.there.get("beat") == b"2"
 
 
@@ -91,6 +92,27 @@ def test_a_value_that_a_stranger_has_put_in_a_key_s_place_is_as_if_absent(scene:
         scene.there.wait(["key"], SHORT)
     with pytest.raises(DistStoreError):
         scene.connection(SECRET, SHORT).get("key")
+
+
+class Late:
+    """A store in which the time is up with the second wait."""
+
+    def __init__(self, store: Any) -> None:
+        self.multi_get, self.waits = store.multi_get, 0
+
+    def wait(self, keys: list[str], limit: timedelta) -> None:
+        self.waits += 1
+        if self.waits > 1:
+            raise DistStoreError("wait timeout")
+
+
+def test_a_stranger_is_named_also_where_the_time_is_up_meanwhile(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene.there.set("key", "true")
+    scene.there.wait(["key"], LONG)
+    assert scene.overwrite("key", lambda _: "forged") == 1
+    monkeypatch.setattr(scene.there, "_store", Late(scene.there._store))
+    with pytest.raises(DistStoreError, match="key is of nobody of this run"):
+        scene.there.wait(["key"], LONG)
 
 
 def test_a_value_of_one_key_proves_nothing_in_the_place_of_another(scene: Scene) -> None:
@@ -147,7 +169,19 @@ def test_a_shard_that_a_stranger_acknowledges_is_not_there(scene: Scene) -> None
     commit.acknowledge(of(scene, 1, scene.connection(b"x" * 32)), "tag", None, "forged")
     scene.stranger.set("lockstep/tag/shard/1", json.dumps({"problem": "forged", "node": 1}))
     decision = commit.decide(of(scene, 0), "tag", lambda _: b"", SHORT)
-    assert decision.problem == "rank 0 on node 0: its disk is full; rank 1: no shard within 0 s"
+    assert (
+        decision.problem == "rank 0 on node 0: its disk is full; rank 1: no shard within 0 s, or its word was deleted from rank 0's store"
+    )
+
+
+def test_a_stranger_who_deletes_what_it_finds_makes_a_save_fail_with_a_word_of_it_and_no_other_commit(scene: Scene) -> None:
+    first, second = of(scene, 0), of(scene, 1)
+    for rank in (first, second):
+        commit.acknowledge(rank, "tag", None, "never read")
+        rank.store.wait([f"tag/shard/{rank.rank}"], LONG)
+    assert all(scene.stranger.delete_key(name) for name in scene.stranger.list_keys())
+    decision = commit.decide(first, "tag", lambda _: b"", SHORT)
+    assert decision.manifest is None and "rank 0: no shard within 0 s, or its word was deleted from rank 0's store" in str(decision.problem)
 
 
 def test_rank_zero_waits_for_a_refusal_that_proves_itself(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,16 +66,20 @@ class SignedStore:
         return len(self._proven) == len(keys)
 
     def _values(self, keys: list[str], timeout: timedelta) -> list[bytes]:
-        end = time.monotonic() + timeout.total_seconds()
-        while True:
-            self._store.wait([self._name(key) for key in keys], timedelta(seconds=max(0.001, end - time.monotonic())))
+        end, strange = time.monotonic() + timeout.total_seconds(), ""
+        while not strange or time.monotonic() < end:
+            try:
+                self._store.wait([self._name(key) for key in keys], timedelta(seconds=max(0.001, end - time.monotonic())))
+            except DistStoreError:
+                if not strange:
+                    raise
+                break
             proven = self._read(keys)
             if len(proven) == len(keys):
                 return [proven[key] for key in keys]
-            if time.monotonic() > end:
-                strange = next(key for key in keys if key not in proven)
-                raise DistStoreError(f"the store's {strange} is of nobody of this run: a stranger reaches rank 0's port")
+            strange = next(key for key in keys if key not in proven)
             time.sleep(POLL_SECONDS)
+        raise DistStoreError(f"the store's {strange} is of nobody of this run: a stranger reaches rank 0's port")
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
         """Set a key that has no value of this run's yet, and return the one that it has. `expected` is empty."""

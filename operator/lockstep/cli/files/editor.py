@@ -131,6 +131,11 @@ def debug(
     async def forward(spot: Spot) -> None:
         from lockstep.platforms.jobs.editor import piped
 
+        if spot.host is not None:
+            say(
+                f"every user of {spot.name} can run code as you by port {DEBUG_PORT} there while the script runs, since debugpy asks for no"
+                f" password: where others log in, end the script now, and start it by `lockstep debug {job} SCRIPT`, which opens no port"
+            )
         async with piped(spot.volume.place, str(DEBUG_PORT), DEBUG_PORT, say) as local:
             _print_launch(spot, local)
             put(f"Port {local} of this machine leads to port {DEBUG_PORT} of {spot.name}. Press Ctrl-C to end.", flush=True)

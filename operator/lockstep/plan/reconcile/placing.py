@@ -157,15 +157,16 @@ def is_unplaced(job: Mapping[str, Any]) -> bool:
     return "wanted" in (status.get("placement") or {}) and not has_ended(status)
 
 
-def contender(job: Mapping[str, Any], pods: Sequence[Object]) -> Object:
+def contender(job: Mapping[str, Any], pods: Sequence[Object], template: Object | None) -> Object:
     """The part of an unplaced TrainingJob that others have to know, with one of its pods: they are alike, but whoever makes others of their
-    names only shows what has a node.
+    names only shows what has a node. A job without pods has their template.
     """
     metadata = {key: job["metadata"].get(key, "") for key in ("namespace", "uid", "creationTimestamp")}
     shown = sorted(pods, key=is_scheduled, reverse=True)
     gathers = bool(shown) and is_scheduled(shown[0]) and not is_scheduled(shown[-1])
     placement = job["status"]["placement"]
-    return {"metadata": metadata, "status": {"placement": placement}, "holds": gathers, "pod": shown[0] if shown else None}
+    known = {"holds": gathers, "has_pods": bool(shown), "pod": shown[0] if shown else template}
+    return {"metadata": metadata, "status": {"placement": placement}, **known}
 
 
 def _lacks_room(observed: Observed) -> bool:
@@ -231,16 +232,14 @@ def _contenders(observed: Observed, now: float) -> list[Object]:
     mine, first = _pod(observed), list[Object]()
     for jobs in by_namespace.values():
         first += sorted(jobs, key=lambda job: (-_priority(job.get("pod")), _age(job)))[:JUDGED_MAX]
-    return [
-        one for one in first if _comes_back(one, now) or (one.get("pod") and (mine is None or contend(mine, one["pod"], observed.nodes)))
-    ]
+    return [one for one in first if _is_there(one, now) and (mine is None or "pod" not in one or contend(mine, one["pod"], observed.nodes))]
 
 
-def _comes_back(job: Object, now: float) -> bool:
-    """Return True if it has no pods because it has released its nodes lately; nobody can say which those were."""
+def _is_there(job: Object, now: float) -> bool:
+    """Return True if it has pods, or none because it has released its nodes lately."""
     retry = _placement(job).retry_time
     is_due = retry is not None and now - TURN_SECONDS < seconds_of(retry) <= now + 1.5 * AWAY_SECONDS[1]
-    return "pod" not in job or (job["pod"] is None and is_due)
+    return job.get("has_pods", True) or (job["pod"] is not None and is_due)
 
 
 def _has_others_turn(observed: Observed, others: Sequence[Object], now: float) -> bool:

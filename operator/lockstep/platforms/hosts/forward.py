@@ -12,8 +12,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from lockstep.api.errors import Failed
+from lockstep.kube.forward import HERE, held
 from lockstep.platforms.hosts.place import HostPlace
-from lockstep.platforms.hosts.ssh import OPEN_SECONDS, POLL_SECONDS, HostUnreachable, Shared, explained
+from lockstep.platforms.hosts.ssh import OPEN_SECONDS, HostUnreachable, Shared, explained
 from lockstep.platforms.jobs.processes import ended
 from lockstep.platforms.places.backend import Spot, Volume
 from lockstep_machine.network import free_ports
@@ -21,7 +22,6 @@ from lockstep_machine.network import free_ports
 if TYPE_CHECKING:
     from lockstep.api.hosts import Host
 
-HERE = "127.0.0.1"
 ATTEMPTS = 5
 """Times that another free port is tried: between its choice and its use, somebody else may take it."""
 
@@ -58,7 +58,12 @@ async def _forward(shared: Shared, port: int, local: int, stack: contextlib.Asyn
     errors = ""
     for chosen in (local, *(0 for _ in range(ATTEMPTS))):
         number = chosen or free_ports(1)[0]
-        if _is_taken(number):
+        try:
+            stack.callback(held(number).close)
+            taken = _is_taken(number)
+        except OSError:
+            taken = True
+        if taken:
             errors = "Address already in use"
             continue
         errors = await way(shared, f"{HERE}:{number}:{HERE}:{port}", number, stack)
@@ -76,21 +81,19 @@ async def _over_shared(shared: Shared, rule: str, number: int, stack: contextlib
 
 
 async def _by_itself(shared: Shared, rule: str, number: int, stack: contextlib.AsyncExitStack) -> str:
-    """Errors; "" when a connection of its own forwards the port."""
+    """Errors; "" when a connection of its own forwards the port: its program there starts only then. That somebody listens says nothing."""
     process = await asyncio.create_subprocess_exec(
-        *shared.command("-N", "-o", "ExitOnForwardFailure=yes", "-L", rule, "--", shared.login.name, forwards=True),
-        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE, start_new_session=True,
+        *shared.command("-o", "ExitOnForwardFailure=yes", "-L", rule, "--", shared.login.name, "echo; exec cat", forwards=True),
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, start_new_session=True,
     )  # fmt: skip
     stack.push_async_callback(ended, process)
-    with contextlib.suppress(TimeoutError):
+    assert process.stdout is not None and process.stderr is not None  # noqa: S101 (they are pipes)
+    try:
         async with asyncio.timeout(OPEN_SECONDS):
-            while process.returncode is None:
-                if _is_taken(number):
-                    return ""
-                await asyncio.sleep(POLL_SECONDS)
-    if process.returncode is None:
-        raise HostUnreachable(explained(shared.login, f"no login in {OPEN_SECONDS:.0f} s"))
-    assert process.stderr is not None  # noqa: S101 (it is a pipe)
+            if await process.stdout.read(1):
+                return ""
+    except TimeoutError:
+        raise HostUnreachable(explained(shared.login, f"no login in {OPEN_SECONDS:.0f} s")) from None
     errors = (await process.stderr.read()).decode(errors="replace")
     if "forward" in errors or "in use" in errors:
         return errors.strip()

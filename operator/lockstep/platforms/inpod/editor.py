@@ -15,6 +15,7 @@ import select
 import shutil
 import signal
 import socket
+import socketserver
 import subprocess
 import sys
 import tempfile
@@ -24,8 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lockstep.platforms.inpod.gate import Gate, GuardServer, guarded, relay
-from lockstep_machine.network import free_ports, listening_ports
+from lockstep.platforms.inpod.gate import Gate, GuardServer, relay
 
 SILENCE_SECONDS = 60.0
 """Seconds without a message after which the laptop counts as gone, whatever its connection says."""
@@ -39,8 +39,8 @@ MODULES = {
 """Modules of each kind, of which the first one that is installed counts, and the package that has it."""
 CODE_PROGRAMS = ("code-server", "openvscode-server", "code")
 """Programs that serve VS Code to a browser, of which the first one that is found counts."""
-SOCKET = "debug.sock"
 PROGRAM_END_SECONDS = 4.0
+PORT = "port.json"
 PR_SET_PDEATHSIG = 1
 
 
@@ -92,41 +92,25 @@ def private_file(folder: Path, name: str, content: Any) -> Path:
     return path
 
 
-def of_gate(request: dict[str, Any]) -> dict[str, Any]:
-    return {key: request[key] for key in ("token", "name")}
-
-
-def jupyter_command(request: dict[str, Any], module: str, port: int, folder: Path) -> list[str]:
+def jupyter_command(request: dict[str, Any], module: str, at: str, folder: Path) -> list[str]:
+    """Command of Jupyter. Its kernels would send what notebooks print to whoever connects to their ports, so they have sockets, too."""
     server = {
-        "ip": "127.0.0.1",
-        "port": port,
-        "port_retries": 0,
+        "sock": at,
         "open_browser": False,
         "root_dir": request["folder"],
         "allow_root": os.geteuid() == 0,
         "local_hostnames": [request["name"]],
     }
-    cookies = {"httponly": True, "samesite": "Strict"}
-    settings = {"IdentityProvider": {"token": request["token"], "cookie_options": cookies}, "ServerApp": server}
+    provider = {"token": "", "cookie_options": {"httponly": True, "samesite": "Strict"}}
+    settings = {"IdentityProvider": provider, "ServerApp": server, "KernelManager": {"transport": "ipc"}}
     return [sys.executable, "-m", module, f"--config={private_file(folder, 'jupyter_config.json', settings)}"]
 
 
-def tensorboard_command(request: dict[str, Any], module: str, port: int, folder: Path) -> list[str]:
-    settings = private_file(folder, "tensorboard.json", {**of_gate(request), "port": port, "logdir": request["folder"]})
-    return [sys.executable, "-c", request["source"], "tensorboard-server", str(settings)]
+def tensorboard_command(request: dict[str, Any], module: str, at: str, folder: Path) -> list[str]:
+    return [sys.executable, "-c", request["source"], "tensorboard-server", at, request["folder"]]
 
 
-def code_command(request: dict[str, Any], program: str, port: int, folder: Path) -> list[str]:
-    """Return the command of the guard, which starts the program. The program listens only at a socket in this private folder, so it needs
-    no token.
-    """
-    settings = {**of_gate(request), "port": port, "socket": str(folder / "code.sock")}
-    settings["command"] = code_server(program, settings["socket"], folder)
-    return [sys.executable, "-c", request["source"], "code-server", str(private_file(folder, "code.json", settings))]
-
-
-def code_server(program: str, at: str, folder: Path) -> list[str]:
-    """Command line of one of CODE_PROGRAMS that listens at the socket `at`."""
+def code_command(request: dict[str, Any], program: str, at: str, folder: Path) -> list[str]:
     name = Path(program).name
     if name == "code-server":  # (it writes a configuration with a password where it finds none)
         config = private_file(folder, "code-server.yaml", {"auth": "none"})
@@ -136,24 +120,33 @@ def code_server(program: str, at: str, folder: Path) -> list[str]:
     return [program, *listening] if name == "openvscode-server" else [program, "serve-web", *listening, "--accept-server-license-terms"]
 
 
-def debug_command(request: dict[str, Any], module: str, port: int, folder: Path) -> list[str]:
-    settings = private_file(folder, "debug.json", {"socket": str(folder / SOCKET), "command": request["command"]})
+def debug_command(request: dict[str, Any], module: str, at: str, folder: Path) -> list[str]:
+    settings = private_file(folder, "debug.json", {"socket": at, "command": request["command"]})
     return [sys.executable, "-c", request["source"], "debug-server", str(settings)]
 
 
-COMMANDS: dict[str, Callable[[dict[str, Any], str, int, Path], list[str]]] = {
+COMMANDS: dict[str, Callable[[dict[str, Any], str, str, Path], list[str]]] = {
     "jupyter": jupyter_command,
     "tensorboard": tensorboard_command,
     "vscode": code_command,
     "debug": debug_command,
 }
+"""Command line of each kind, for a program that listens at a socket in a private folder, so it needs no token."""
 
 
-def serve_code(path: str) -> None:
-    """Serve VS Code behind a token. Only this user reaches the program's socket; this process checks every request first."""
+def guarded(request: dict[str, Any], command: list[str], at: str, folder: Path) -> list[str]:
+    """Return the command of the guard, which starts the program of that command."""
+    settings = {**{key: request[key] for key in ("token", "name", "kind")}, "socket": at, "command": command}
+    return [sys.executable, "-c", request["source"], "guard", str(private_file(folder, "guard.json", settings))]
+
+
+def serve_guarded(path: str) -> None:
+    """Serve a program behind a token. Only this user reaches the program's socket; this process checks every request first, at a port
+    that it takes and names itself: one that was chosen beforehand could be another user's by now, who would get the token.
+    """
     settings = json.loads(Path(path).read_text())
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # which the program gets, too, and ends by it first
-    with GuardServer(settings["port"], Gate(settings["token"], "vscode", settings["name"]), settings["socket"]) as guard:
+    with GuardServer(0, Gate(settings["token"], settings["kind"], settings["name"]), settings["socket"]) as guard:
         child = subprocess.Popen(settings["command"], stdin=subprocess.DEVNULL, preexec_fn=end_with_parent)  # noqa: PLW1509 (no threads yet)
         try:
             while not connects(settings["socket"]):
@@ -161,6 +154,7 @@ def serve_code(path: str) -> None:
                     sys.exit(code or "it ended before it listened")
                 time.sleep(0.1)
             guard.server_activate()
+            private_file(Path(path).parent, "port.new", {"port": guard.server_address[1]}).rename(Path(path).with_name(PORT))
             threading.Thread(target=guard.serve_forever, daemon=True).start()
             sys.exit(child.wait())
         finally:
@@ -207,21 +201,17 @@ def pipe(at: str) -> None:
             os.write(sys.stdout.fileno(), data)
 
 
-def serve_tensorboard(path: str) -> None:
-    """Serve TensorBoard behind a token, since it has no authentication of its own.
+def serve_tensorboard(at: str, logs: str) -> None:
+    """Serve TensorBoard at a socket. Its fast loader is off: that listens on a port, and asks nobody for a token."""
+    program: Any = importlib.import_module("tensorboard.program")
 
-    Its fast loader is off: that listens on a port that has none either.
-    """
-    program = importlib.import_module("tensorboard.program")
+    def server_bind(server: Any) -> None:
+        socketserver.TCPServer.server_bind(server)
+        server.server_name, server.server_port = "localhost", 0  # (HTTPServer takes them from the address, which has none)
 
-    settings = json.loads(Path(path).read_text())
-
-    def server(application: Any, flags: Any) -> Any:
-        return program.WerkzeugServer(guarded(application, Gate(settings["token"], "tensorboard", settings["name"])), flags)
-
-    board = program.TensorBoard(server_class=server)
-    place = ["--host", "127.0.0.1", "--port", str(settings["port"])]
-    board.configure(argv=["tensorboard", "--logdir", settings["logdir"], "--load_fast=false", *place])
+    parts = {"server_bind": server_bind, "get_url": lambda _: "http://localhost:0/"}
+    board = program.TensorBoard(server_class=type("Server", (program.WerkzeugServer,), parts))
+    board.configure(argv=["tensorboard", "--logdir", logs, "--load_fast=false", "--host", f"unix://{at}", "--port", "0"])
     sys.exit(board.main())
 
 
@@ -240,8 +230,8 @@ class Tail:
         return [line for line in text.splitlines() if line.strip()][-LINES:]
 
 
-def attend(child: subprocess.Popen[bytes], tail: Tail, place: dict[str, Any], is_there: Callable[[], bool], echo: bool) -> None:
-    """Serve until the child ends, the connection ends, or nothing is heard from the laptop, which is told the `place` once it is there."""
+def attend(child: subprocess.Popen[bytes], tail: Tail, there: Path, place: Callable[[], dict[str, Any]], echo: bool) -> None:
+    """Serve until the child ends, the connection ends, or nothing is heard from the laptop, which is told the `place` once `there` is."""
     assert child.stdout is not None  # noqa: S101 (it was made with a pipe)
     ready, heard, begun = False, time.monotonic(), time.monotonic()
     output, orders = child.stdout.fileno(), sys.stdin.fileno()
@@ -259,9 +249,9 @@ def attend(child: subprocess.Popen[bytes], tail: Tail, place: dict[str, Any], is
             else:
                 announce(ended=child.wait(), said=tail.lines())
                 return
-        if not ready and is_there():
+        if not ready and there.exists():
             ready = True
-            announce(**place)
+            announce(**place())
         if not ready and time.monotonic() - begun > START_SECONDS:
             announce(failed=f"it doesn't listen after {START_SECONDS:.0f} s", said=tail.lines())
             return
@@ -295,9 +285,9 @@ def first_line() -> bytes:
     return line
 
 
-PARTS: dict[str, Callable[[str], None]] = {
+PARTS: dict[str, Callable[..., None]] = {
     "tensorboard-server": serve_tensorboard,
-    "code-server": serve_code,
+    "guard": serve_guarded,
     "debug-server": serve_debugged,
     "pipe": pipe,
 }
@@ -306,7 +296,7 @@ PARTS: dict[str, Callable[[str], None]] = {
 
 def main() -> None:
     if sys.argv[1:]:
-        return PARTS[sys.argv[1]](sys.argv[2])
+        return PARTS[sys.argv[1]](*sys.argv[2:])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the server ends with it where a connection is lost
     request = json.loads(first_line())
     if not request.get("onHost"):
@@ -316,21 +306,24 @@ def main() -> None:
     if module is None:
         announce(failed=lacking(kind, on_host=bool(request.get("onHost"))), lacks=True)
         return
-    folder, (port,), tail = Path(tempfile.mkdtemp(prefix="lockstep-editor-")), free_ports(1), Tail(request["token"])
+    folder, tail = Path(tempfile.mkdtemp(prefix="lockstep-editor-")), Tail(request["token"])
+    at = str(folder / "program.sock")
     environment = {**os.environ, "JUPYTER_RUNTIME_DIR": str(folder), "PYTHONUNBUFFERED": "1"}
     if not os.access(os.environ.get("HOME", "/"), os.W_OK):  # so that the editor has a place for settings and extensions
         environment["HOME"] = str(folder)
     try:
-        command = COMMANDS[kind](request, module, port, folder)
+        command = COMMANDS[kind](request, module, at, folder)
+        if kind != "debug":
+            command = guarded(request, command, at, folder)
         child = subprocess.Popen(
             command, cwd=request["cwd"], env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             start_new_session=True, preexec_fn=end_with_parent,  # noqa: PLW1509 (there are no threads yet)
         )  # fmt: skip
         try:
             if kind == "debug":
-                attend(child, tail, {"socket": str(folder / SOCKET)}, (folder / SOCKET).exists, echo=True)
+                attend(child, tail, Path(at), lambda: {"socket": at}, echo=True)
             else:
-                attend(child, tail, {"port": port}, lambda: port in listening_ports(), echo=False)
+                attend(child, tail, folder / PORT, lambda: json.loads((folder / PORT).read_text()), echo=False)
         finally:
             end(child)
     finally:

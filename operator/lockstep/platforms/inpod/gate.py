@@ -13,13 +13,15 @@ import socketserver
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from email.message import Message
 from http import HTTPStatus
 from http.client import HTTPException, HTTPResponse
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs, parse_qsl, urlencode
+
+from lockstep_spec.handshake import Strangers
 
 HEAD_SECONDS = 30.0
 SLASHES = "/\\"
@@ -51,7 +53,7 @@ class Gate:
         """Return the answer to a request that is not let in, or lets the browser in; None: the program behind the gate answers it."""
         path, _, query = target.partition("?")
         hosts, origins = headers.get_all("Host", []), headers.get_all("Origin", [])
-        if len(hosts) != 1 or hosts[0].rpartition(":")[0] != self._name:
+        if len(hosts) != 1 or hosts[0].rpartition(":")[0] != self._name or not target.startswith("/"):
             return "421 Misdirected Request", [], self._misdirected.encode()
         is_asked_by_page = headers.get("Sec-Fetch-Mode", "navigate") != "navigate"
         if any(origin != f"http://{hosts[0]}" for origin in origins) or (
@@ -77,23 +79,6 @@ def _is(expected: str, offered: str) -> bool:
     return hmac.compare_digest(offered.encode("utf-8", "replace"), expected.encode())
 
 
-def guarded(application: Callable[..., Iterable[bytes]], gate: Gate) -> Callable[..., Iterable[bytes]]:
-    """Guard a WSGI application."""
-
-    def answer(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
-        headers = Message()
-        for key, value in environ.items():
-            if key.startswith("HTTP_"):
-                headers[key[5:].replace("_", "-")] = value
-        target = f"{environ.get('SCRIPT_NAME', '')}{environ.get('PATH_INFO', '/')}?{environ.get('QUERY_STRING', '')}"
-        if (refusal := gate.refused(target, headers)) is None:
-            return application(environ, start)
-        start(refusal[0], [("Content-Type", "text/plain"), *refusal[1]])
-        return [refusal[2]]
-
-    return answer
-
-
 class Guard(BaseHTTPRequestHandler):
     """One connection of a browser: each of its requests is checked, then answered by the program behind the gate."""
 
@@ -101,12 +86,13 @@ class Guard(BaseHTTPRequestHandler):
     server: GuardServer
 
     def answer(self) -> None:
-        length = self.headers.get("Content-Length", "0")
+        length, *more = self.headers.get_all("Content-Length", ["0"])
         refusal = self.server.gate.refused(self.path, self.headers)
-        if refusal is None and ("Transfer-Encoding" in self.headers or not length.isdecimal()):
+        if refusal is None and ("Transfer-Encoding" in self.headers or more or not length.isdecimal()):
             refusal = "411 Length Required", [], b""
         if refusal is not None:
             return self._refuse(*refusal)
+        self.server.strangers.discard(self.connection)
         self.close_connection = True  # unless the answer comes to its end
         with contextlib.suppress(OSError, HTTPException), socket.socket(socket.AF_UNIX) as program:
             program.connect(self.server.program)
@@ -141,6 +127,7 @@ class Guard(BaseHTTPRequestHandler):
         for name, value in answer.headers.items():
             if switched or name.lower() not in OF_CONNECTION:
                 self.send_header(name, value)
+        self.send_header("Referrer-Policy", "same-origin")  # who knows this server's name can get its cookie, by another port of it
         if endless:
             self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
@@ -168,6 +155,7 @@ class GuardServer(socketserver.ThreadingTCPServer):
         """Take the port, so that no other process listens there while the program starts."""
         super().__init__(("127.0.0.1", port), Guard, bind_and_activate=False)
         self.gate, self.program = gate, program
+        self.strangers = Strangers()
         self.server_bind()
 
     def get_request(self) -> tuple[Any, Any]:
@@ -177,6 +165,18 @@ class GuardServer(socketserver.ThreadingTCPServer):
             print(f"a connection was refused: {error}", file=sys.stderr, flush=True)
             time.sleep(0.1)
             raise
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self.strangers.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self.strangers.discard(request)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], OSError):  # (who hangs up has no place among the program's last words)
+            super().handle_error(request, client_address)
 
 
 def relay(read: Callable[[int], bytes], target: socket.socket) -> None:

@@ -24,7 +24,7 @@ from lockstep.platforms.inpod.carry import Stored, TakeListener, draft_name, ent
 from lockstep.platforms.inpod.destination import Destination
 from lockstep.platforms.inpod.wire import CHUNK, CarryError, Entry, Gone, Wire
 from lockstep_spec.codec import ContractError
-from lockstep_spec.handshake import Opener, Sealer, prove
+from lockstep_spec.handshake import Opener, Sealer, Strangers, prove
 
 PROTOCOL = "lockstep-station/1"
 CONNECT_SECONDS = 5.0
@@ -34,8 +34,6 @@ AWAITED_SECONDS = 60.0
 TOLD_SECONDS = 0.5
 POLL_SECONDS = 1.0
 ACCEPT_SECONDS = 0.1
-STRANGERS_MAX = 16
-"""Connections at once that have yet to prove the key: more are turned away."""
 AGAIN = 75
 """Exit code where another try may help."""
 STREAM = (
@@ -382,12 +380,15 @@ class Station:
         """The connection of the first that proves the key; then nobody listens any more. Raises Gone."""
         first: queue.Queue[tuple[socket.socket, SealedWire]] = queue.Queue()
         end = time.monotonic() + AWAITED_SECONDS
-        proving: list[threading.Thread] = []
+        strangers = Strangers()
 
         def prove(connection: socket.socket) -> None:
             try:
-                first.put((connection, proved(connection, key, gives=True)))
+                wire = proved(connection, key, gives=True)
+                strangers.discard(connection)
+                first.put((connection, wire))
             except (CarryError, ContractError, Gone, OSError):
+                strangers.discard(connection)
                 connection.close()
 
         with listener:
@@ -397,12 +398,8 @@ class Station:
                     raise Gone("nobody came")
                 with contextlib.suppress(TimeoutError):
                     connection, _ = listener.accept()
-                    proving = [thread for thread in proving if thread.is_alive()]
-                    if len(proving) < STRANGERS_MAX:
-                        proving.append(threading.Thread(target=prove, args=(connection,), daemon=True))
-                        proving[-1].start()
-                    else:
-                        connection.close()
+                    strangers.add(connection)
+                    threading.Thread(target=prove, args=(connection,), daemon=True).start()
         connection, wire = first.get()
         with connection:
             yield wire

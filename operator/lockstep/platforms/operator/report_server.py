@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -269,9 +269,12 @@ class ReportServer:
                 job, body = await self._read(request)
             standing = self.standing()
             await self._check_sender(request, job, body, leads=standing.leads)
-            prove(request, job)
-            if not standing.leads:
+            if not standing.leads:  # (it doesn't know the job, and so not whose namespace it is)
+                prove(request, replace(job, namespace=job.uid))
                 return _elsewhere(standing.leader)
+            if not self.inventory.gang_size((job.namespace, job.name), job.uid):
+                raise Refusal(FORBIDDEN, f"there is no job {job.namespace}/{job.name} of that uid")
+            prove(request, job)
             with self.reports.turn(job):
                 return await self._take(request, job, body)
         except Refusal as refusal:
@@ -323,8 +326,6 @@ class ReportServer:
                 raise
 
     async def _take(self, request: web.Request, job: JobIdentity, body: bytes) -> web.Response:
-        if not self.inventory.gang_size((job.namespace, job.name), job.uid):
-            raise Refusal(FORBIDDEN, f"there is no job {job.namespace}/{job.name} of that uid")
         with self.reports.taking_time(job):
             report = parse_report(body, left_out=partial(self.reports.left_out, job))
         check_job(job, report)

@@ -56,10 +56,11 @@ def test_a_notebook_runs_cells_in_the_pod_for_whoever_has_the_token(jobs: Jobs, 
         assert ADDRESS.match(address), process.communicate()
         base, _, token = address.partition("?token=")
         cell = (
-            "import os, subprocess, sys\nsubprocess.Popen(['sleep', '4242'])\nprint('node', os.environ['NODE_RANK'], 'of',"
-            " os.environ['NNODES'], 'in', os.getcwd())"
+            "import os, subprocess, sys\nfrom ipykernel.connect import get_connection_info\nsubprocess.Popen(['sleep', '4242'])\n"
+            "print('node', os.environ['NODE_RANK'], 'of',"
+            " os.environ['NNODES'], 'in', os.getcwd(), get_connection_info(unpack=True)['transport'])"
         )
-        assert asyncio.run(shown_by(base, token, cell)) == "node 1 of 2 in /workspace\n"
+        assert asyncio.run(shown_by(base, token, cell)) == "node 1 of 2 in /workspace ipc\n"
         running = all_processes(jobs, kubectl, f"{job}-1")
         assert "ipykernel" in running and "4242" in running and token not in running
     until("server, kernel and what a cell started are gone", lambda: not any(
@@ -76,7 +77,7 @@ async def shown_by(base: str, token: str, cell: str) -> str:
     """What a cell prints in a new kernel, for a browser that has opened the address once."""
     async with browser(base) as session:
         async with session.get("api/contents") as answer:
-            assert answer.status == 403
+            assert answer.status == 401
         async with session.get("", params={"token": token}) as page:
             assert page.url.path == "/lab" and "jupyter-config-data" in await page.text()
         session.headers["X-XSRFToken"] = next(cookie.value for cookie in session.cookie_jar if cookie.key == "_xsrf")

@@ -334,7 +334,8 @@ class Job:
 
     def observed(self, others: list[Job]) -> Observed:
         made = {("StatefulSet", f"j{self.number}"): {"metadata": {"uid": "s"}, "spec": {"replicas": self.replicas}}}
-        waiting = tuple(contender(job.item, job.pods) for job in others if job is not self and job.placement and "wanted" in job.placement)
+        unplaced = (job for job in others if job is not self and job.placement and "wanted" in job.placement)
+        waiting = tuple(contender(job.item, job.pods, PENDING[0]) for job in unplaced)
         return Observed(job=self.item, objects=made, pods=self.pods, waiting=waiting)
 
     @property
@@ -474,6 +475,11 @@ def gathers(seconds: float = 3600.0) -> Object:
     return {"placed": 1, "wanted": 2, "since": timestamp(NOW - 5), "releaseTime": timestamp(NOW + seconds)}
 
 
+def released(seconds: float) -> Object:
+    """What is said of a job that has released its nodes, and tries again then."""
+    return {"placed": 1, "wanted": 2, "releases": 1, "retryTime": timestamp(NOW + seconds)}
+
+
 @pytest.fixture
 def for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """A holder of the first moment is one for the hour that is looked at."""
@@ -594,9 +600,10 @@ def test_priority_comes_before_age(priority: int, makes_way: bool) -> None:
     assert world.makes_way("alice") == makes_way
 
 
+@pytest.mark.usefixtures("for_long")
 def test_a_job_of_lower_priority_takes_no_turn_from_one_of_higher() -> None:
     world = Tenants()
-    world.job("mallory", on=("gpu-1", None), created=OLD, placement=gathers(60.0))
+    world.job("mallory", on=("gpu-1", None), created=OLD, placement=gathers())
     world.job("alice", priority=10)
     assert not world.makes_way("alice")
 
@@ -608,12 +615,25 @@ def test_a_job_of_lower_priority_takes_no_turn_from_one_of_higher() -> None:
         ({"wants": CPU}, 600.0),
         ({"selector": {"pool": "cpu"}}, 600.0),
         ({"conditions": ("Complete",)}, 600.0),
-        ({"on": (), "placement": {"placed": 1, "wanted": 2, "releases": 1, "retryTime": timestamp(NOW + 30)}}, 120.0),
-        ({"on": (), "placement": {"placed": 1, "wanted": 2, "releases": 1, "retryTime": timestamp(NOW + 10**6)}}, 600.0),
-        ({"on": (), "placement": {"placed": 1, "wanted": 2, "releases": 1, "retryTime": timestamp(NOW - 10**4)}}, 600.0),
+        ({"on": (), "placement": released(30)}, 120.0),
+        ({"on": (), "placement": released(30), "wants": CPU}, 600.0),
+        ({"on": (), "placement": released(30), "selector": {"pool": "cpu"}}, 600.0),
+        ({"on": (), "placement": released(10**6)}, 600.0),
+        ({"on": (), "placement": released(-(10**4))}, 600.0),
         ({"on": (), "placement": gathers()}, 600.0),
     ],
-    ids=["on the same nodes", "on CPUs", "on other nodes", "ended", "is away", "away for ever", "away long ago", "has no pods"],
+    ids=[
+        "on the same nodes",
+        "on CPUs",
+        "on other nodes",
+        "ended",
+        "is away",
+        "away from CPUs",
+        "away from other nodes",
+        "away for ever",
+        "away long ago",
+        "has no pods",
+    ],
 )
 def test_a_job_s_patience_is_that_of_one_alone_unless_another_waits_for_the_same_nodes(other: dict[str, Any], patience: float) -> None:
     world = Tenants()
@@ -631,3 +651,21 @@ def test_what_others_have_to_know_of_a_job_follows_its_pods() -> None:
     assert [other["holds"] for other in world.of("alice").waiting or ()] == [True]
     world.job("bob", on=(None, None), placement=gathers())
     assert [other["holds"] for other in world.of("alice").waiting or ()] == [False]
+
+
+def test_a_status_without_a_stateful_set_takes_no_patience_from_others() -> None:
+    """Whoever may write statuses may write one for a job that the operator has not made yet."""
+    world = Tenants()
+    world.see("TrainingJob", "ghost", "mallory", spec={"nodes": 2}, status={"placement": released(30)})
+    world.job("alice", on=("gpu-1", None))
+    status = placing(world.of("alice"), NOW).status
+    assert status is not None and seconds_of(str(status.release_time)) - NOW >= 600
+
+
+def test_what_others_have_to_know_of_a_job_without_pods_follows_its_stateful_set() -> None:
+    world = Tenants()
+    world.job("bob", on=(), placement=released(30))
+    world.job("alice", on=("gpu-1", None))
+    assert [other["pod"]["spec"]["nodeSelector"] for other in world.of("alice").waiting or ()] == [None]
+    world.job("bob", on=(), placement=released(30), selector={"pool": "cpu"})
+    assert [other["pod"]["spec"]["nodeSelector"] for other in world.of("alice").waiting or ()] == [{"pool": "cpu"}]

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from email.message import Message
 from pathlib import Path
 from typing import Any
@@ -23,23 +23,20 @@ import pytest
 
 from lockstep.platforms.inpod import editor, gate, source_of
 from lockstep.platforms.jobs.editor import EditorRequest, attach_uri
+from lockstep_spec.handshake import STRANGERS_MAX
 from support.served import CODE_SERVER
 
 SOURCE = source_of(editor).decode()
 TOKEN, NAME = "a-token-of-this-test", "lockstep-test.localhost"
-STAND_IN = """
-import http.server, json, sys, os
-path = next(a.split("=", 1)[1] for a in sys.argv if a.startswith("--config="))
-settings = json.load(open(path))
-class Page(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200 if self.path.endswith("token=" + settings["IdentityProvider"]["token"]) else 403)
-        self.end_headers()
-        self.wfile.write(json.dumps({"config": path, "mode": oct(os.stat(path).st_mode & 0o777), "cwd": os.getcwd(),
-                                     "pid": os.getpid()}).encode())
-    def log_message(self, *_): pass
-http.server.HTTPServer((settings["ServerApp"]["ip"], settings["ServerApp"]["port"]), Page).serve_forever()
+STAND_IN = f"""
+import json, os, sys
+config = next(a.split("=", 1)[1] for a in sys.argv if a.startswith("--config="))
+settings = json.load(open(config))
+program, sys.argv = {CODE_SERVER!r}, [sys.argv[0], "--socket", settings["ServerApp"]["sock"]]
+more = "'config': config, 'mode': oct(os.stat(config).st_mode & 0o777), 'settings': settings, "
+exec(program.replace("told = {{", "told = {{" + more))
 """
+"""Stand-in for Jupyter: that for code-server, where its file says."""
 
 
 @contextmanager
@@ -104,14 +101,21 @@ def is_alive(pid: int) -> bool:
     return True
 
 
-def test_a_notebook_server_gets_its_token_by_a_private_file_and_ends_with_the_connection(tmp_path: Path) -> None:
+def opened(port: int) -> str:
+    """The cookie of a browser that has opened the address."""
+    return get(port, f"/?token={TOKEN}")[2]["Set-Cookie"].partition(";")[0]
+
+
+def test_a_notebook_server_listens_for_the_guard_alone_and_ends_with_the_connection(tmp_path: Path) -> None:
     put_module(tmp_path, "jupyterlab", STAND_IN)
     with asked(tmp_path, "jupyter") as process:
         port = heard(process)["port"]
-        assert get(port, "/")[0] == 403
-        code, body, _ = get(port, f"/?token={TOKEN}")
+        assert get(port, "/")[0] == 401
+        code, body, _ = get(port, "/lab", Cookie=opened(port))
         told = json.loads(body)
-        assert (code, told["mode"], told["cwd"]) == (200, "0o600", str(tmp_path))
+        assert (code, told["mode"], told["cwd"], told["path"]) == (200, "0o600", str(tmp_path), "/lab")
+        assert told["settings"]["ServerApp"]["sock"].startswith(f"{Path(told['config']).parent}/") and told["folder"] == "0o700"
+        assert told["settings"]["KernelManager"]["transport"] == "ipc" and told["settings"]["IdentityProvider"]["token"] == ""
         seen = Path(f"/proc/{told['pid']}/cmdline").read_bytes() + Path(f"/proc/{told['pid']}/environ").read_bytes()
         assert b"jupyterlab" in seen and TOKEN.encode() not in seen
         process.stdin.close()  # the laptop is gone
@@ -124,7 +128,7 @@ def test_a_server_that_would_not_end_is_gone_with_a_program_that_is_killed(tmp_p
     put_module(tmp_path, "jupyterlab", f"import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n{STAND_IN}")
     with asked(tmp_path, "jupyter") as process:
         port = heard(process)["port"]
-        server = json.loads(get(port, "/")[1])["pid"]
+        server = json.loads(get(port, "/", Cookie=opened(port))[1])["pid"]
         process.kill()  # as the end of a connection does that has waited long enough
         try:
             with pytest.raises(ConnectionError):
@@ -166,6 +170,57 @@ def test_connections_are_taken_again_after_a_moment_without_files(monkeypatch: p
 
 def raised(error: OSError) -> Any:
     raise error
+
+
+QUICK_NEIGHBOR = """
+import socket
+close, ports = socket.socket.close, []
+def closed(self):
+    address = self.getsockname() if self.fileno() >= 0 and self.family == socket.AF_INET else None
+    close(self)
+    try:
+        ports.append(address and socket.create_server(address))
+    except OSError:
+        pass
+socket.socket.close = closed
+"""
+"""Takes each port of loopback as soon as it is free again, as another process of that host may."""
+
+
+def test_a_neighbor_gets_neither_the_guard_s_port_nor_the_browser_with_the_token(tmp_path: Path) -> None:
+    put_program(tmp_path, "code-server")
+    put_module(tmp_path, "unused", "")
+    (tmp_path / "modules" / "sitecustomize.py").write_text(QUICK_NEIGHBOR)
+    with asked(tmp_path, "vscode") as process:
+        assert get(heard(process)["port"], f"/?token={TOKEN}")[0] == 302
+
+
+def test_slow_strangers_make_room_for_others_and_take_none_of_who_was_let_in(tmp_path: Path) -> None:
+    put_program(tmp_path, "code-server")
+    with asked(tmp_path, "vscode") as process, ExitStack() as stack:
+        port = heard(process)["port"]
+        browser, headers = http.client.HTTPConnection("127.0.0.1", port, timeout=60), {"Host": f"{NAME}:{port}", "Cookie": opened(port)}
+        stack.callback(browser.close)
+        browser.request("GET", "/", headers=headers)
+        assert browser.getresponse().read()
+        slow = [stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60)) for _ in range(STRANGERS_MAX)]
+        for connection in slow:
+            connection.sendall(b"GET / HTTP/1.1\r\n")
+        assert get(port, "/")[0] == 401
+        assert slow[0].recv(1) == b""
+        own = browser.sock
+        browser.request("GET", "/", headers=headers)
+        assert browser.getresponse().status == 200 and browser.sock is own
+
+
+def test_a_silent_connection_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate.Guard, "timeout", gate.Guard.timeout / 1000)
+    with gate.GuardServer(0, gate.Gate(TOKEN, "vscode", NAME), "") as guard:
+        guard.server_activate()
+        threading.Thread(target=guard.serve_forever, daemon=True).start()
+        with socket.create_connection(guard.server_address, timeout=60) as silent:
+            assert silent.recv(1) == b""
+        guard.shutdown()
 
 
 def put_program(folder: Path, name: str) -> None:
@@ -229,9 +284,10 @@ def echoed(port: int, cookie: str) -> bytes:
         return answer.read()
 
 
-@pytest.mark.parametrize("kind", ["vscode", "tensorboard"])
+@pytest.mark.parametrize("kind", ["vscode", "tensorboard", "jupyter"])
 def test_each_request_of_a_kept_connection_is_checked(tmp_path: Path, kind: str) -> None:
     put_program(tmp_path, "code-server")
+    put_module(tmp_path, "jupyterlab", STAND_IN)
     with asked(tmp_path, kind) as process:
         port = heard(process)["port"]
         cookie = get(port, f"/?token={TOKEN}")[2]["Set-Cookie"].partition(";")[0]
@@ -283,13 +339,48 @@ def test_no_address_leads_from_here_to_another_server(path: str) -> None:
     assert refusal is not None and dict(refusal[1])["Location"] == "/evil.example"
 
 
-def test_a_request_of_two_hosts_is_refused(tmp_path: Path) -> None:
+def test_no_page_of_an_editor_tells_other_servers_its_name(tmp_path: Path) -> None:
+    """Who knows it can serve by another port under that name, where the browser sends the cookie, too."""
     put_program(tmp_path, "code-server")
     with asked(tmp_path, "vscode") as process:
         port = heard(process)["port"]
-        with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
-            connection.sendall(f"GET /?token={TOKEN} HTTP/1.1\r\nHost: {NAME}:{port}\r\nHost: evil.example\r\n\r\n".encode())
-            assert connection.makefile("rb").readline().split()[1] == b"421"
+        assert get(port, "/", Cookie=opened(port))[2]["Referrer-Policy"] == "same-origin"
+
+
+HEADS = [
+    ("GET / HTTP/1.1\r\nHost: {host}\r\nHost: evil.example", 421),
+    ("GET / HTTP/1.1\r\nHost : {host}", 421),
+    ("GET / HTTP/1.1\r\nhOST: {host}", 200),
+    ("GET / HTTP/1.1\r\nHost: {name}.:{port}", 421),
+    ("GET / HTTP/1.1\r\nHost: {name}", 421),
+    ("GET / HTTP/1.1\r\nHost: evil.example:1#{host}", 421),
+    ("GET http://evil.example/ HTTP/1.1\r\nHost: {host}", 421),
+    ("GET http://{host}/ HTTP/1.1\r\nHost: {host}", 421),
+    ("OPTIONS * HTTP/1.1\r\nHost: {host}", 421),
+    ("CONNECT evil.example:1 HTTP/1.1\r\nHost: {host}", 501),
+    ("GET / HTTP/1.1\r\nHost: {host}\r\nOrigin: http://{host}\r\norigin: http://evil.example", 403),
+    ("GET / HTTP/1.1\r\nHost: {host}\r\nCookie: {cookie}x", 200),
+    ("POST / HTTP/1.1\r\nHost: {host}\r\nContent-Length: 0\r\nContent-Length: 40", 411),
+    ("POST / HTTP/1.1\r\nHost: {host}\r\nContent-Length: +40", 411),
+    ("POST / HTTP/1.1\r\nHost: {host}\r\nTransfer-Encoding : chunked\r\nContent-Length: 0", 401),
+    ("POST / HTTP/1.1\r\nHost: {host}\r\nTransfer-Encoding: chunked\r\nContent-Length: 0", 411),
+]
+"""Heads of requests that two readers would read in two ways, or that only look so, and the status of their answers."""
+
+
+def test_a_request_that_two_readers_would_read_in_two_ways_is_refused_with_all_that_follows(tmp_path: Path) -> None:
+    put_program(tmp_path, "code-server")
+    with asked(tmp_path, "vscode") as process:
+        port = heard(process)["port"]
+        cookie = opened(port)
+        smuggled = f"GET /smuggled HTTP/1.1\r\nHost: {NAME}:{port}\r\nCookie: {cookie}\r\n\r\n"
+        for head, status in HEADS:
+            lines = head.format(host=f"{NAME}:{port}", name=NAME, port=port, cookie=cookie)
+            with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+                connection.sendall(f"{lines}\r\nCookie: {cookie}\r\n\r\n{smuggled}".encode())
+                connection.shutdown(socket.SHUT_WR)
+                answer = connection.makefile("rb").read()
+            assert answer.split()[1] == str(status).encode() and (status == 200) == (b"/smuggled" in answer), (head, answer)
 
 
 def test_a_body_and_a_stream_pass_the_guard_whole(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -235,23 +234,6 @@ def test_the_host_that_takes_from_another_one_is_awaited_for_a_minute(clock: Vir
     with pytest.raises(Gone, match="nobody came"), accepted:
         pass
     assert clock.now == pytest.approx(60.0, abs=0.2)
-
-
-def test_sixteen_strangers_at_once_may_prove_themselves_and_more_are_turned_away(
-    monkeypatch: pytest.MonkeyPatch, clock: VirtualClock
-) -> None:
-    over, closed = threading.Event(), list[bool]()
-
-    def proved(*_: object, **__: object) -> None:
-        over.wait(30)
-        raise Gone
-
-    monkeypatch.setattr(station, "proved", proved)
-    strangers = [SimpleNamespace(close=lambda: closed.append(over.is_set())) for _ in range(20)]
-    with pytest.raises(Gone), Station(cast(Any, Home()))._accepted(cast(Any, Listener(clock, strangers)), bytes(32)):
-        pass
-    over.set()
-    assert closed.count(False) == 4
 
 
 def test_a_host_that_another_one_can_t_reach_is_given_up_after_five_seconds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -286,6 +286,24 @@ def test_only_a_signed_report_keeps_its_connection_from_being_given_to_another(m
     assert proven == [PATH]
 
 
+@pytest.mark.parametrize("leads", [True, False])
+def test_a_tenant_s_own_key_takes_no_place_and_no_time_of_the_namespace_that_it_claims(
+    monkeypatch: pytest.MonkeyPatch, leads: bool
+) -> None:
+    proven: list[str] = []
+    monkeypatch.setattr(report_server, "prove", lambda request, job: proven.append(job.namespace))
+
+    async def use(connection: TestClient[Any, Any], server: ReportServer) -> None:
+        server.standing = lambda: Standing(leads, None)
+        body = report_body(replace(REPORT, job=JobIdentity("x", "ns", "uid-of-mallory")))
+        headers = {**signed(body, "uid-of-mallory"), "X-Lockstep-Job": "ns/x/uid-of-mallory"}
+        async with connection.post(PATH, data=body, headers=headers) as reply:
+            assert reply.status == (403 if leads else 503)
+        assert proven == ([] if leads else ["uid-of-mallory"]) and not server.reports._free_at
+
+    assert served(use) == []
+
+
 def test_a_job_s_key_signs_for_that_job_only() -> None:
     seen = inventory()
     other = {"metadata": {"name": "y", "namespace": "ns", "uid": "other-uid"}, "spec": {}}

@@ -29,7 +29,7 @@ from unit.virtual_time import VirtualClock
 CERTIFICATES = make_certificates(("localhost",), datetime.now(UTC))
 CONTEXT = tls_context(CERTIFICATES)
 ROOMY = Limits(connections=100, peer_connections=100, handshakes=100, rate=1000, peer_rate=1000)
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 100.0
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 JOB = JobIdentity("x", "ns", "job-uid")
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -214,8 +214,7 @@ async def a_refused_body_that_never_comes(scene: Scene) -> None:
 )
 def test_nobody_is_waited_for_any_longer(test: Callable[[Scene], Awaitable[None]], seconds: float) -> None:
     clock = VirtualClock()
-    with contextlib.suppress(TimeoutError):
-        play(test, KEPT, run=clock.run)
+    play(test, KEPT, run=clock.run)
     assert clock.now - 1000.0 == pytest.approx(seconds, abs=0.5)
 
 

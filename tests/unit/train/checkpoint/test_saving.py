@@ -69,7 +69,7 @@ def test_a_rank_that_gives_no_shard_in_time_is_named_and_there_is_no_commit(tmp_
     ranks = two_ranks(nodes=1)
     commit.acknowledge(ranks, "tag", SHARDS[0], None)
     decision = commit.decide(ranks, "tag", names, timedelta(milliseconds=20))
-    assert decision == commit.Decision(problem="rank 1: no shard within 0 s", answered=False)
+    assert decision == commit.Decision(problem="rank 1: no shard within 0 s, or its word was deleted from rank 0's store", answered=False)
     assert commit.write_manifest(ranks, "tag", tmp_path, decision) == commit.Outcome(committed=False, problem=decision.problem)
     assert list(tmp_path.iterdir()) == []
 

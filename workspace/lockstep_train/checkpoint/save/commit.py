@@ -62,7 +62,7 @@ def decide(ranks: Ranks, tag: str, manifest: Callable[[Sequence[ShardRecord]], b
         ranks.store.wait(keys, deadline)
     except dist.DistStoreError:
         answered = ranks.store.check(keys)
-        late = {"problem": f"no shard within {deadline.total_seconds():.0f} s"}
+        late = {"problem": f"no shard within {deadline.total_seconds():.0f} s, or its word was deleted from rank 0's store"}
         answers: list[dict[str, Any]] = [json.loads(ranks.store.get(key)) if ranks.store.check([key]) else late for key in keys]
     else:
         answers = [json.loads(answer) for answer in ranks.store.multi_get(keys)]

@@ -28,7 +28,7 @@ from typing import Any
 
 from lockstep_spec.codec import ContractError
 from lockstep_spec.files import durable_file, make_directory
-from lockstep_spec.handshake import prove, read_object
+from lockstep_spec.handshake import Strangers, prove, read_object
 from lockstep_train.base.ranks import Ranks
 from lockstep_train.checkpoint.format.layout import is_shard, parse_commit
 from lockstep_train.checkpoint.format.manifest import Manifest, ShardRecord
@@ -37,7 +37,6 @@ from lockstep_train.report import print_error
 CHUNK_BYTES = 1 << 20
 LINE_BYTES_MAX = 1 << 16
 PURPOSE = "lockstep-replicas/1"
-CONNECTIONS_MAX = 64
 DEADLINE_SECONDS = 300.0
 STRANGER_SECONDS = 10.0
 """Time limit of whoever hasn't proved the secret."""
@@ -157,7 +156,7 @@ class Server:
         self._secret = secret
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.create_server((host, 0), family=family)
-        self._slots = threading.BoundedSemaphore(CONNECTIONS_MAX)
+        self._strangers = Strangers()
         self.place: ServerAddress = (host, self._socket.getsockname()[1])
         threading.Thread(target=self._accept, name="lockstep-replicas", daemon=True).start()
 
@@ -172,22 +171,22 @@ class Server:
                 connection, _ = self._socket.accept()
             except OSError:
                 return  # closed
-            if not self._slots.acquire(blocking=False):
-                connection.close()
-                continue
+            self._strangers.add(connection)
             threading.Thread(target=self._serve, args=(connection,), name="lockstep-replica", daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
         try:
             with connection:
-                self._answer(Line(connection, STRANGER_SECONDS))
+                self._answer(connection)
         except (OSError, ValueError, KeyError, TypeError):
             pass  # the client knows, and says it
         finally:
-            self._slots.release()
+            self._strangers.discard(connection)
 
-    def _answer(self, line: Line) -> None:
+    def _answer(self, connection: socket.socket) -> None:
+        line = Line(connection, STRANGER_SECONDS)
         line.prove(self._secret, listened=True)
+        self._strangers.discard(connection)
         line.allow(DEADLINE_SECONDS)
         request = line.receive()
         shard = Shard(request["commit"], request["file"], request["bytes"], request["sha256"])

@@ -230,8 +230,8 @@ class Inventory:
             self._contenders.pop(key, None)
         if kind == "Pod":
             self._unnamed.pop(key, None)
-        for pod in (old, item) if kind == "Pod" else ():
-            self._contenders.pop((namespace, "" if pod is None else pod.job), None)
+        for child in (old, item) if kind in {"Pod", "StatefulSet"} else ():
+            self._contenders.pop((namespace, "" if child is None else child.job), None)
         if old is not None:
             _drop(self._in_namespace, (kind, namespace), name)
             if old.job:
@@ -314,7 +314,8 @@ class Inventory:
                 if other not in self._contenders:
                     children = self._by_job.get(other, {}).items()
                     pods = [item.item for (kind, name), item in children if kind == "Pod" and is_of_gang(other[1], name)]
-                    self._contenders[other] = contender(self._unplaced[other], pods)
+                    made = None if pods else self.item("StatefulSet", other)
+                    self._contenders[other] = contender(self._unplaced[other], pods, made and made["spec"].get("template"))
                 yield self._contenders[other]
 
     def item(self, kind: str, key: Key) -> Object | None:
