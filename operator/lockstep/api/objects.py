@@ -127,6 +127,8 @@ class Typed(NamedTuple):
     """Values of --set, with those that other options stand for."""
     cluster: str | None = None
     """Value of --cluster."""
+    context: str | None = None
+    """Value of --context, which kubectl takes, too."""
 
     @property
     def is_fresh(self) -> bool:
@@ -135,4 +137,9 @@ class Typed(NamedTuple):
 
     def again(self, *more: str) -> str:
         """Command that runs it once more."""
-        return shlex.join(["lockstep", "run", "-f", self.file, *self.options, *more])
+        return shlex.join(["lockstep", "run", "-f", self.file, *self.options, *self.context_words, *more])
+
+    @property
+    def context_words(self) -> tuple[str, ...]:
+        """Option that chooses the context."""
+        return ("--context", self.context) if self.context else ()

@@ -28,9 +28,8 @@ from lockstep.cli.clusters.devcluster import bring_up
 from lockstep.devcluster.host.layout import NUMBER, default_layout
 from lockstep.devcluster.images import BASE
 from lockstep.kube.cluster import Cluster
-from lockstep.platforms.clusters.install import install
 from support.clusters.control_plane import connected
-from support.clusters.installed_operator import local_objects
+from support.clusters.installed_operator import install, local_objects
 from support.clusters.own_cluster import NUMBERS, own_number
 
 NODES = 2
@@ -206,7 +205,7 @@ async def stage(kubeconfig: Path, built: Path, folder: Path) -> AsyncIterator[St
     async with await connected(kubeconfig) as cluster:
         there = Stage(cluster)
         try:
-            await install(cluster, local_objects(), lambda line: None)
+            await install(cluster, local_objects())
             for peer in (JOBSET_MANAGER, TRAINER_MANAGER):
                 managers.append(await Installed(peer, built, free_port(), free_port()).run(cluster, kubeconfig, folder))
             for case in CASES:

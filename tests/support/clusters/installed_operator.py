@@ -11,7 +11,8 @@ from lockstep.devcluster.host.layout import default_layout
 from lockstep.devcluster.images import BASE
 from lockstep.devcluster.python_volume import publish_code
 from lockstep.kube.cluster import Cluster
-from lockstep.platforms.clusters.install import install, operator_objects
+from lockstep.platforms.clusters.install import operator_objects, until_ready
+from lockstep.platforms.clusters.send import send_permitted
 from support.checkout import ROOT
 
 
@@ -33,6 +34,14 @@ def send(objects: list[Object]) -> None:
 
     async def connected() -> None:
         async with await Cluster.connect() as connection:
-            await install(connection, objects, lambda line: None)
+            await install(connection, objects)
 
     asyncio.run(connected())
+
+
+async def install(cluster: Cluster, objects: list[Object]) -> None:
+    """Do the same on a connection."""
+    assert (await send_permitted(cluster, objects, lambda line: None)).left == ()
+    for item in objects:
+        if item["kind"] == "Deployment":
+            await until_ready(cluster, item["metadata"]["namespace"], item["metadata"]["name"])

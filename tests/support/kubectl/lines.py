@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
+from lockstep.api.objects import Typed
 from lockstep.plan.ahead.submission import SubmittedAs
 from support.checkout import ROOT
 
@@ -157,7 +158,7 @@ def _value(name: str, before: str) -> str:
 def _of_functions() -> Iterator[Line]:
     """Lines of functions that join them from words."""
     for options in ((), ("--set", "nodes=3")):
-        typed = SubmittedAs("job.yaml", "local", "ml", "", options, context="x")
+        typed = SubmittedAs(Typed("job.yaml", options, context="x"), "local", "ml", "")
         yield from commands(typed.apply("local", "local"), "SubmittedAs.apply")
 
 

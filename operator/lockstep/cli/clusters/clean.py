@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,11 +13,11 @@ from lockstep.cli.clusters.deploymentplan import DeploymentPlan, Mode, planned
 from lockstep.cli.shared.folders import forget, was_forced
 from lockstep.cli.shared.jobargs import TargetOptions, acts_on
 from lockstep.cli.shared.terminal import Progress, confirm
+from lockstep.kube.cluster import Client
 from lockstep.platforms.output import put
 
 if TYPE_CHECKING:
     from lockstep.cli.shared.places import Verb
-    from lockstep.kube.aim import Connections
     from lockstep.kube.cluster import Cluster
 
 ForceOption = Annotated[bool, typer.Option("--force", help="Go on even if the kubeconfig's API host differs from the cluster file's.")]
@@ -45,7 +44,7 @@ def clean(
     Example: lockstep cluster clean barcelona
     """
     plan = _plan(where.verb, cluster, force)
-    asyncio.run(_clean(plan, where.connections, pvcs=pvcs, yes=yes))
+    Client(where.connections).run(lambda connection: _clean(connection, plan, pvcs=pvcs, yes=yes))
 
 
 @acts_on("context")
@@ -74,10 +73,11 @@ def uninstall(
     if jobs and cluster_only:
         raise ConfigError("--jobs deletes the jobs of all clusters, and --cluster-only removes one: leave out one of them")
     plan = _plan(where.verb, cluster, force)
+    client = Client(where.connections)
     if cluster_only:
-        asyncio.run(_uninstall_cluster(plan, where.connections, yes=yes, force=force))
+        client.run(lambda connection: _uninstall_cluster(connection, plan, yes=yes, force=force))
     else:
-        asyncio.run(_uninstall(plan, where.connections, jobs=jobs, yes=yes))
+        client.run(lambda connection: _uninstall(connection, plan, jobs=jobs, yes=yes))
     forget(plan.cluster.cluster.name, plan.remembered)
 
 
@@ -90,7 +90,7 @@ def rollback(where: TargetOptions, cluster: ClusterArgument, yes: YesOption = Fa
     Example: lockstep cluster rollback barcelona
     """
     plan = _plan(where.verb, cluster, force)  # refuses the wrong cluster
-    asyncio.run(_rollback(where.connections, plan.scope.home, yes))
+    Client(where.connections).run(lambda connection: _rollback(connection, plan.scope.home, yes))
 
 
 def _plan(verb: Verb, cluster: str, force: bool) -> DeploymentPlan:
@@ -100,7 +100,7 @@ def _plan(verb: Verb, cluster: str, force: bool) -> DeploymentPlan:
     plan = planned(verb, cluster, Mode.AUTO)
     refuse_other_cluster(verb, plan.cluster, force)
     scope = as_deployed(plan, verb.connections)[2]
-    return planned(verb, cluster, Mode.AUTO, monitoring=scope != "own", scope=scope)
+    return planned(verb, cluster, Mode.AUTO, monitoring=scope is None or not scope.own, scope=scope)
 
 
 def ask(question: str, *, yes: bool) -> None:
@@ -109,31 +109,30 @@ def ask(question: str, *, yes: bool) -> None:
         confirm(question, f"{question} Without a terminal, confirm with --yes")
 
 
-async def _clean(plan: DeploymentPlan, connections: Connections, *, pvcs: bool, yes: bool) -> None:
-    from lockstep.kube.cluster import Cluster
-    from lockstep.plan.ship.deploy import called
+async def _clean(connection: Cluster, plan: DeploymentPlan, *, pvcs: bool, yes: bool) -> None:
+    from lockstep.plan.ship.deploy import CLAIM, called, removable_claims
     from lockstep.platforms.clusters import remove
     from lockstep.platforms.clusters.devenv import dev_environment
     from lockstep.platforms.clusters.install import objects_for_jobs
 
-    async with await Cluster.connect(connections) as connection:
-        others = sorted(job["metadata"]["name"] for job in await remove.all_of(connection, remove.JOB, plan.namespace) if not _is_dev(job))
-        claims = await _claims(connection, plan) if pvcs else []
-        if claims and others:
-            raise ConfigError(
-                f"{', '.join(others)} of namespace {plan.namespace} may use the claims: delete these jobs first, or leave out --pvcs"
-            )
-        if claims:
-            named = ", ".join(claim["metadata"]["name"] for claim in claims)
-            ask(f"Delete the claims {named} of namespace {plan.namespace}, with every file on them (code, models, checkpoints)?", yes=yes)
-        account = [] if others else list(reversed(objects_for_jobs(plan.profile, plan.namespace)))
-        stays = await remove.may_not_delete(connection, [dev_environment(plan.profile, plan.namespace), *account, *claims])
-        if stays and _is_dev(stays[0]):
-            raise Failed(f"you may not delete jobs of namespace {plan.namespace}, and nothing was removed: the role edit there lets you")
-        with Progress() as progress:
-            progress.quietly(f"{DEV_ENVIRONMENT} saves and ends")
-            await remove.remove_dev_environment(connection, plan.namespace, print)
-            await remove.remove(connection, [item for item in (*account, *claims) if item not in stays], print)
+    others = sorted(job["metadata"]["name"] for job in await remove.all_of(connection, remove.JOB, plan.namespace) if not _is_dev(job))
+    there = (await connection.list(CLAIM, plan.namespace))["items"] if pvcs else []
+    claims = list(removable_claims(plan.cluster, DEV_ENVIRONMENT, there))
+    if claims and others:
+        raise ConfigError(
+            f"{', '.join(others)} of namespace {plan.namespace} may use the claims: delete these jobs first, or leave out --pvcs"
+        )
+    if claims:
+        named = ", ".join(claim["metadata"]["name"] for claim in claims)
+        ask(f"Delete the claims {named} of namespace {plan.namespace}, with every file on them (code, models, checkpoints)?", yes=yes)
+    account = [] if others else list(reversed(objects_for_jobs(plan.profile, plan.namespace)))
+    stays = await remove.may_not_delete(connection, [dev_environment(plan.profile, plan.namespace), *account, *claims])
+    if stays and _is_dev(stays[0]):
+        raise Failed(f"you may not delete jobs of namespace {plan.namespace}, and nothing was removed: the role edit there lets you")
+    with Progress() as progress:
+        progress.quietly(f"{DEV_ENVIRONMENT} saves and ends")
+        await remove.remove_dev_environment(connection, plan.namespace, print)
+        await remove.remove(connection, [item for item in (*account, *claims) if item not in stays], print)
     for item in stays:
         put(f"{called(item)} stays: you may not delete it")
     if others:
@@ -147,52 +146,35 @@ def _is_dev(job: dict[str, Any]) -> bool:
     return bool(job["metadata"]["name"] == DEV_ENVIRONMENT)
 
 
-async def _claims(connection: Cluster, plan: DeploymentPlan) -> list[dict[str, Any]]:
-    from lockstep.plan.ship.deploy import CLAIM, removable_claims
-
-    claims = (await connection.list(CLAIM, plan.namespace))["items"]
-    return list(removable_claims(plan.cluster, DEV_ENVIRONMENT, claims))
-
-
-async def _uninstall(plan: DeploymentPlan, connections: Connections, *, jobs: bool, yes: bool) -> None:
-    from lockstep.kube.cluster import Cluster
+async def _uninstall(connection: Cluster, plan: DeploymentPlan, *, jobs: bool, yes: bool) -> None:
     from lockstep.plan.cluster.scope import ADMISSION
+    from lockstep.plan.ship.deploy import CLUSTER
     from lockstep.platforms.clusters import remove
     from lockstep.platforms.clusters.install import without_unknown_kinds
 
-    async with await Cluster.connect(connections) as connection:
-        place = plan.namespace if plan.scope.own else None
-        bounds = [item for item in plan.objects if item["kind"] in ADMISSION]
-        stays = await remove.may_not_delete(connection, bounds)  # they bound an account that is gone then
-        going = [item for item in plan.objects if item not in stays]
-        await _refuse_without_rights(connection, remove.uninstalled(going, plan.scope.home))
-        objects = await without_unknown_kinds(connection, going, lambda line: None)
-        jobs_there = await remove.all_of(connection, remove.JOB, place)
-        if not jobs:
-            _refuse_while_jobs(jobs_there, plan)
-        names = ", ".join(sorted(map(_place_of, jobs_there)))
-        doomed = f", and of the jobs {names}," if jobs_there and jobs else ""
-        what = (
-            f"the operator of namespace {plan.namespace} and its cluster"
-            if plan.scope.own
-            else f"Lockstep's operator, {await _clusters_of(connection)} and CRDs"
-        )
-        ask(f"Remove {what}{doomed} from {connection.server}?", yes=yes)
-        await remove.uninstall(connection, objects, print, plan.scope, with_jobs=jobs or not plan.scope.own)
+    place = plan.namespace if plan.scope.own else None
+    bounds = [item for item in plan.objects if item["kind"] in ADMISSION]
+    stays = await remove.may_not_delete(connection, bounds)  # they bound an account that is gone then
+    going = [item for item in plan.objects if item not in stays]
+    await _refuse_without_rights(connection, remove.uninstalled(going, plan.scope.home))
+    objects = await without_unknown_kinds(connection, going, lambda line: None)
+    jobs_there = await remove.all_of(connection, remove.JOB, place)
+    if not jobs:
+        _refuse_while_jobs(jobs_there, plan)
+    names = ", ".join(sorted(map(_place_of, jobs_there)))
+    doomed = f", and of the jobs {names}," if jobs_there and jobs else ""
+    if plan.scope.own:
+        what = f"the operator of namespace {plan.namespace} and its cluster"
+    else:  # (all TrainingClusters go with their definition)
+        clusters = sorted(cluster["metadata"]["name"] for cluster in await remove.all_of(connection, CLUSTER))
+        several = f"s {', '.join(clusters)}" if len(clusters) > 1 else ""
+        what = f"Lockstep's operator, TrainingCluster{several} and CRDs"
+    ask(f"Remove {what}{doomed} from {connection.server}?", yes=yes)
+    await remove.uninstall(connection, objects, print, plan.scope, with_jobs=jobs or not plan.scope.own)
     put(f"Lockstep is removed; claims stay. To install it again: lockstep deploy {plan.typed}")
 
 
-async def _clusters_of(connection: Cluster) -> str:
-    """All TrainingClusters go with their definition."""
-    from lockstep.plan.ship.deploy import CLUSTER
-    from lockstep.platforms.clusters.remove import all_of
-
-    names = sorted(cluster["metadata"]["name"] for cluster in await all_of(connection, CLUSTER))
-    return f"TrainingClusters {', '.join(names)}" if len(names) > 1 else "TrainingCluster"
-
-
-async def _uninstall_cluster(plan: DeploymentPlan, connections: Connections, *, yes: bool, force: bool) -> None:
-    from lockstep.kube.cluster import Cluster
+async def _uninstall_cluster(connection: Cluster, plan: DeploymentPlan, *, yes: bool, force: bool) -> None:
     from lockstep.plan.ship.deploy import CLUSTER, called, jobs_using, objects_of_cluster
     from lockstep.platforms.clusters import remove
     from lockstep.platforms.clusters.listings import is_there
@@ -201,25 +183,24 @@ async def _uninstall_cluster(plan: DeploymentPlan, connections: Connections, *, 
     name = plan.profile.metadata.name
     if plan.scope.own:
         raise ConfigError(f"the operator of namespace {plan.namespace} has one cluster, and goes with it: leave out --cluster-only")
-    async with await Cluster.connect(connections) as connection:
-        clusters, jobs = await remove.all_of(connection, CLUSTER), await remove.all_of(connection, remove.JOB)
-        in_the_way = sorted(map(_place_of, jobs_using(name, clusters, jobs)))
-        if in_the_way:
-            raise ConfigError(
-                f"jobs use TrainingCluster {name} ({', '.join(in_the_way)}): delete them first (lockstep delete NAME -n NAMESPACE), or give"
-                " them another spec.cluster"
-            )
-        record = await read_record(connection, plan.scope.home)
-        others = [item for one in (record.current, record.previous) if one is not None and name not in one.clusters for item in one.objects]
-        going = objects_of_cluster(plan.objects, name, plan.namespace, clusters, [*others, *jobs])
-        present = [item for item in going if await is_there(connection, item)]
-        if present:
-            await _refuse_without_rights(connection, present)
-            ask(f"Remove {', '.join(map(called, present))} from {connection.server}?", yes=yes)
-        await remove.remove(connection, present, print)
-        if (cleared := record.without(name)) != record:
-            await write_record(connection, cleared, plan.scope.home)
-        option = " --force" if force or was_forced(plan.cluster.cluster.name, connection.server) else ""
+    clusters, jobs = await remove.all_of(connection, CLUSTER), await remove.all_of(connection, remove.JOB)
+    in_the_way = sorted(map(_place_of, jobs_using(name, clusters, jobs)))
+    if in_the_way:
+        raise ConfigError(
+            f"jobs use TrainingCluster {name} ({', '.join(in_the_way)}): delete them first (lockstep delete NAME -n NAMESPACE), or give"
+            " them another spec.cluster"
+        )
+    record = await read_record(connection, plan.scope.home)
+    others = [item for one in (record.current, record.previous) if one is not None and name not in one.clusters for item in one.objects]
+    going = objects_of_cluster(plan.objects, name, plan.namespace, clusters, [*others, *jobs])
+    present = [item for item in going if await is_there(connection, item)]
+    if present:
+        await _refuse_without_rights(connection, present)
+        ask(f"Remove {', '.join(map(called, present))} from {connection.server}?", yes=yes)
+    await remove.remove(connection, present, print)
+    if (cleared := record.without(name)) != record:
+        await write_record(connection, cleared, plan.scope.home)
+    option = " --force" if force or was_forced(plan.cluster.cluster.name, connection.server) else ""
     _tell_rest(plan, clusters, option, was_there=bool(present), sent_by_it=record.current is not None and name in record.current.clusters)
 
 
@@ -285,46 +266,36 @@ async def _refuse_without_rights(connection: Cluster, objects: list[dict[str, An
         raise Failed(f"you may not delete {names}, and nothing was removed: an administrator of the cluster does this")
 
 
-async def _rollback(connections: Connections, home: str, yes: bool) -> None:
-    from lockstep.kube.cluster import Cluster
+async def _rollback(connection: Cluster, home: str, yes: bool) -> None:
     from lockstep.plan.cluster.scope import Scope, scope_of
-    from lockstep.plan.ship.deploy import called
+    from lockstep.plan.ship.deploy import called, delete_command
     from lockstep.platforms.clusters.install import until_ready
     from lockstep.platforms.clusters.listings import forbidden, is_there, read_object
     from lockstep.platforms.clusters.record import NAME as RECORD
     from lockstep.platforms.clusters.record import read_record, write_record
     from lockstep.platforms.clusters.send import APPLY, remove_outdated, send_permitted
 
-    async with await Cluster.connect(connections) as connection:
-        if not (await read_object(connection, "ConfigMap", home, RECORD)).seen:
-            raise Failed(
-                f"you may not look into namespace {home}, where the operator and its earlier deployments are, and nothing was changed: "
-                "an administrator of the cluster does this"
-            )
-        record = await read_record(connection, home)
-        if record.previous is None or record.current is None:
-            raise ConfigError(
-                f"there is nothing to go back to: ConfigMap {home}/lockstep-deployed knows of no earlier deployment that worked"
-            )
-        refused = await forbidden(connection, {}, APPLY, list(record.previous.objects))
-        if refused:
-            raise Failed(f"you may not change {called(refused[0])}, and nothing was changed: an administrator of the cluster does this")
-        ask(f"Go back from {record.current.title} to {record.previous.title}?", yes=yes)
-        with Progress() as progress:
-            sent = await send_permitted(connection, list(record.previous.objects), lambda text: progress.quietly(f"sending {text}"))
-            if sent.left:
-                raise Failed(f"{called(sent.left[0].item)} was refused: {sent.left[0].reason}: lockstep deploy sets everything right again")
-            await write_record(connection, record.turned_back(), home)
-            deployments = (item for item in record.previous.objects if item["kind"] == "Deployment")
-            await remove_outdated(connection, next(map(scope_of, deployments), Scope()))
-            await until_ready(connection, home, OPERATOR_NAME, lambda text: progress.now(f"operator: {text}"))
-        before = {called(item) for item in record.previous.objects}
-        left = [item for item in record.current.objects if called(item) not in before and await is_there(connection, item)]
-    put(f"Back to {record.previous.title}; CRDs stay as they are, and jobs that run go on.")
-    for item in left:
-        metadata = item["metadata"]
-        place = f" -n {metadata['namespace']}" if "namespace" in metadata else ""
-        put(
-            f"{called(item)} was not part of that deployment and stays. To remove it: kubectl delete {item['kind'].lower()}"
-            f" {metadata['name']}{place}"
+    if not (await read_object(connection, "ConfigMap", home, RECORD)).seen:
+        raise Failed(
+            f"you may not look into namespace {home}, where the operator and its earlier deployments are, and nothing was changed: "
+            "an administrator of the cluster does this"
         )
+    record = await read_record(connection, home)
+    if record.previous is None or record.current is None:
+        raise ConfigError(f"there is nothing to go back to: ConfigMap {home}/lockstep-deployed knows of no earlier deployment that worked")
+    refused = await forbidden(connection, {}, APPLY, list(record.previous.objects))
+    if refused:
+        raise Failed(f"you may not change {called(refused[0])}, and nothing was changed: an administrator of the cluster does this")
+    ask(f"Go back from {record.current.title} to {record.previous.title}?", yes=yes)
+    with Progress() as progress:
+        sent = await send_permitted(connection, list(record.previous.objects), lambda text: progress.quietly(f"sending {text}"))
+        if sent.left:
+            raise Failed(f"{called(sent.left[0].item)} was refused: {sent.left[0].reason}: lockstep deploy sets everything right again")
+        await write_record(connection, record.turned_back(), home)
+        deployments = (item for item in record.previous.objects if item["kind"] == "Deployment")
+        await remove_outdated(connection, next(map(scope_of, deployments), Scope()))
+        await until_ready(connection, home, OPERATOR_NAME, lambda text: progress.now(f"operator: {text}"))
+    before = {called(item) for item in record.previous.objects}
+    left = [item for item in record.current.objects if called(item) not in before and await is_there(connection, item)]
+    put(f"Back to {record.previous.title}; CRDs stay as they are, and jobs that run go on.")
+    put(*(f"{called(item)} was not part of that deployment and stays. To remove it: {delete_command(item)}" for item in left))

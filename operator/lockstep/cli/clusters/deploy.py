@@ -15,7 +15,6 @@ from lockstep.api.names import DEV_ENVIRONMENT, OPERATOR_NAME, OPERATOR_NAMESPAC
 from lockstep.cli.clusters.deploymentplan import (
     OPERATOR_IMAGE,
     PUSHED,
-    Chosen,
     DeploymentPlan,
     Mode,
     admin_commands,
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from lockstep.cli.shared.places import Verb
     from lockstep.kube.aim import Connections
     from lockstep.kube.cluster import Cluster
-    from lockstep.plan.cluster.admission import TypedDeployment
+    from lockstep.plan.cluster.scope import Scope
     from lockstep.platforms.clusters.send import Sent
 
 READY_SECONDS = 600.0
@@ -120,11 +119,13 @@ def deploy(
         plan = _checked(verb, cluster, mode, image, force, monitoring, scope)
     warn_of(plan)
     if scope is None and not plan.scope.namespaces and not monitoring and plan.namespace != OPERATOR_NAMESPACE:
-        from lockstep.plan.cluster.admission import TypedDeployment
+        from lockstep.cli.shared.inputs import option_words
+        from lockstep.plan.cluster.scope import OWN
 
-        typed = TypedDeployment(cluster, mode and mode.value, image, dev, force, where.context)
-        if _is_for_one_namespace(verb, plan, typed, only_looks=diff):
-            plan = _checked(verb, cluster, mode, image, force, monitoring, "own")
+        options = {"--mode": mode and mode.value, "--image": image, "--context": where.context, "--no-dev": not dev, "--force": force}
+        command = shlex.join(["lockstep", "deploy", cluster, *option_words(options), "--namespace-only"])
+        if _is_for_one_namespace(verb, plan, image, command, only_looks=diff):
+            plan = _checked(verb, cluster, mode, image, force, monitoring, OWN)
     if diff:
         from lockstep.cli.clusters.difference import diff_deployment
 
@@ -142,17 +143,18 @@ def deploy(
         raise typer.Exit(1)
 
 
-def _is_for_one_namespace(verb: Verb, plan: DeploymentPlan, typed: TypedDeployment, *, only_looks: bool) -> bool:
+def _is_for_one_namespace(verb: Verb, plan: DeploymentPlan, image: str | None, command: str, *, only_looks: bool) -> bool:
     """Ask whether an operator of one namespace will do, where this account may not install one of the whole cluster. Nothing is sent.
+    `image` was stated; `command` installs that operator.
 
     Raises Failed where nobody can be asked or the answer is no, and where an administrator must do something first.
     """
     from lockstep.kube.cluster import Client
     from lockstep.plan.cluster.admission import Admission, admission
-    from lockstep.plan.cluster.scope import UNKNOWN_JOBS
+    from lockstep.plan.cluster.scope import OWN, UNKNOWN_JOBS
     from lockstep.platforms.clusters.send import standing_of
 
-    own = planned(verb, typed.cluster, plan.mode, typed.image, scope="own")
+    own = planned(verb, plan.named, plan.mode, image, scope=OWN)
     standing = Client(verb.connections).run(lambda connection: standing_of(connection, plan.objects, own.objects))
     chosen = admission(standing)
     if chosen is Admission.AS_PLANNED:
@@ -165,12 +167,10 @@ def _is_for_one_namespace(verb: Verb, plan: DeploymentPlan, typed: TypedDeployme
         raise Failed(UNKNOWN_JOBS, *(f"  {command}" for command in definition_commands(plan)))
     if not sys.stdin.isatty():
         sentence = f"{standing.missing}, and nothing was sent. For an operator of {place}, type:"
-        raise Failed(sentence, f"  {typed.for_one_namespace()}")
+        raise Failed(sentence, f"  {command}")
     say(f"{standing.missing}. One of {place} needs the role admin there; it sees no nodes and serves no metrics.")
     if not typer.confirm(f"Install an operator for {place}?", default=True):
-        raise Failed(
-            f"nothing was sent; an administrator installs the operator of the whole cluster: lockstep deploy {shlex.quote(typed.cluster)}"
-        )
+        raise Failed(f"nothing was sent; an administrator installs the operator of the whole cluster: lockstep deploy {plan.typed}")
     return True
 
 
@@ -212,7 +212,7 @@ def _dev_environment(plan: DeploymentPlan) -> dict[str, Any]:
 
 
 def _checked(
-    verb: Verb, cluster: str, mode: Mode | None, image: str | None, force: bool, monitoring: bool, scope: Chosen = None
+    verb: Verb, cluster: str, mode: Mode | None, image: str | None, force: bool, monitoring: bool, scope: Scope | None = None
 ) -> DeploymentPlan:
     """The plan, for the cluster that the kubeconfig talks to; what isn't said stays as it is deployed there.
 
@@ -229,7 +229,7 @@ def _checked(
     return first if complete == stated else planned(verb, cluster, *complete)
 
 
-def as_deployed(plan: DeploymentPlan, connections: Connections) -> tuple[Mode | None, str | None, Chosen]:
+def as_deployed(plan: DeploymentPlan, connections: Connections) -> tuple[Mode | None, str | None, Scope | None]:
     """Choices of the deployment that is on the cluster, where it may be seen. An image of the default's name goes with this version."""
     from lockstep.kube.cluster import Client
     from lockstep.plan.ship.openshift import repository, short_name
@@ -239,8 +239,7 @@ def as_deployed(plan: DeploymentPlan, connections: Connections) -> tuple[Mode | 
     name = plan.profile.metadata.name
     mode, image, scope = Client(connections).run(lambda cluster: facts.as_deployed(cluster, name, plan.namespace))
     own = bool(code_volumes(plan.profile)) or repository(short_name(image or "", scope.home)) == repository(OPERATOR_IMAGE)
-    chosen: Chosen = "own" if scope.own else scope.namespaces or None
-    return Mode(mode.lower()) if mode else None, None if own else image, chosen
+    return Mode(mode.lower()) if mode else None, None if own else image, scope if scope.namespaces else None
 
 
 def _remember_forced(plan: DeploymentPlan, connections: Connections) -> None:
@@ -257,17 +256,21 @@ def install_cluster(verb: Verb, cluster: str, mode: Mode) -> DeploymentPlan:
 
     Raises ConfigError where the kubeconfig's cluster is not the one that the cluster file names.
     """
-    from lockstep.kube.cluster import Cluster
-    from lockstep.platforms.clusters.install import install, with_one_default, without_unknown_kinds
+    from lockstep.kube.cluster import Client
+    from lockstep.plan.ship.deploy import called, unsent
+    from lockstep.platforms.clusters.install import until_ready, with_one_default, without_unknown_kinds
+    from lockstep.platforms.clusters.send import send_permitted
 
     plan, quiet = _checked(verb, cluster, mode, None, False, False), lambda line: None  # (it is a step of something else)
 
-    async def send() -> None:
-        async with await Cluster.connect(verb.connections) as connection:
-            objects = await without_unknown_kinds(connection, plan.objects, quiet)
-            await install(connection, await with_one_default(connection, objects, quiet), quiet)
+    async def send(connection: Cluster) -> None:
+        objects = await with_one_default(connection, await without_unknown_kinds(connection, plan.objects, quiet), quiet)
+        sent = await send_permitted(connection, objects, quiet)
+        if not sent.is_complete:
+            raise Failed(f"you may not send {called(unsent(sent.left)[0].item)}: lockstep deploy {plan.typed} says who does")
+        await until_ready(connection, plan.scope.home, OPERATOR_NAME)
 
-    asyncio.run(send())
+    Client(verb.connections).run(send)
     return plan
 
 
@@ -367,20 +370,15 @@ async def _refuse_place(connection: Cluster, plan: DeploymentPlan, place: str) -
 
 async def _narrowed(connection: Cluster, plan: DeploymentPlan, progress: Progress) -> bool:
     """Take away rights that an earlier deployment gave elsewhere; whether none are left."""
-    from lockstep.plan.ship.deploy import called
+    from lockstep.plan.ship.deploy import called, delete_command
     from lockstep.platforms.clusters.send import remove_outdated
 
     removed, stays = await remove_outdated(connection, plan.scope)
     if removed:
         progress.done("removed", ", ".join(map(called, removed)))
     for item in stays:
-        metadata = item["metadata"]
-        place = f" -n {metadata['namespace']}" if "namespace" in metadata else ""
-        progress.done(
-            "rights",
-            f"NOT REMOVED: {called(item)}, if it is there; an administrator removes it: kubectl delete {item['kind'].lower()}"
-            f" {metadata['name']}{place} --ignore-not-found",
-        )
+        way = f"an administrator removes it: {delete_command(item)} --ignore-not-found"
+        progress.done("rights", f"NOT REMOVED: {called(item)}, if it is there; {way}")
     return not stays
 
 

@@ -8,7 +8,7 @@ import re
 import shlex
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.names import DEV_ENVIRONMENT, OPERATOR_NAMESPACE
@@ -133,53 +133,54 @@ class DeploymentPlan:
         return f"{self.cluster.cluster.name}, {self.choices}, lockstep {own_version()}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
 
 
-Chosen = Literal["all", "own"] | tuple[str, ...] | None
-"""Namespaces that the operator is to work in, as the command line says it; None: it doesn't say."""
+def chosen_scope(namespaces: str | None, namespace_only: bool | None) -> Scope | None:
+    """Return the scope of the operator as the command line says it; None: it doesn't say.
 
+    Raises ConfigError for two different wishes, or a name that no namespace can have.
+    """
+    from lockstep.plan.cluster.scope import EVERYWHERE, OWN, Scope
 
-def chosen_scope(namespaces: str | None, namespace_only: bool | None) -> Chosen:
-    """Raises ConfigError for two different wishes, or a name that no namespace can have."""
     if namespaces is not None and namespace_only:
         raise ConfigError(
             "--namespaces and --namespace-only can't be combined: the first is an operator for several namespaces, the second one of a"
             " single namespace"
         )
     if namespace_only:
-        return "own"
+        return OWN
     if namespaces is None or namespaces == "all":
-        return "all" if namespaces else None
+        return EVERYWHERE if namespaces else None
     names = tuple(dict.fromkeys(name.strip() for name in namespaces.split(",")))
     wrong = next((name for name in names if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", name)), None)
     if wrong is not None:
         raise ConfigError(
             f"--namespaces: {wrong!r} is no namespace's name (lower-case letters, digits and '-', at most 63): --namespaces team-a,team-b"
         )
-    return names
+    return Scope(names)
 
 
-def scope_in(chosen: Chosen, namespace: str) -> Scope:
+def scope_in(chosen: Scope | None, namespace: str) -> Scope:
     """`namespace`: the cluster file's. Raises ConfigError where jobs of that would have no operator."""
-    from lockstep.plan.cluster.scope import Scope
+    from lockstep.plan.cluster.scope import EVERYWHERE, Scope
 
-    if chosen == "own":
+    if chosen is None or chosen == EVERYWHERE:
+        return EVERYWHERE
+    if chosen.own:
         if namespace == OPERATOR_NAMESPACE:
             raise ConfigError(
                 f"--namespace-only: cluster.namespace is {OPERATOR_NAMESPACE}, which belongs to the operator of the whole cluster: name"
                 " your own namespace in the cluster file"
             )
         return Scope((namespace,), own=True)
-    if not isinstance(chosen, tuple):
-        return Scope()
-    if namespace not in chosen:
+    if namespace not in chosen.namespaces:
         raise ConfigError(
-            f"--namespaces: the cluster file's own namespace {namespace} is not among {', '.join(chosen)}: add it, or change"
+            f"--namespaces: the cluster file's own namespace {namespace} is not among {', '.join(chosen.namespaces)}: add it, or change"
             " cluster.namespace"
         )
-    return Scope(chosen)
+    return chosen
 
 
 def planned(
-    verb: Verb, cluster: str, mode: Mode, image: str | None = None, revision: str = "", monitoring: bool = False, scope: Chosen = None
+    verb: Verb, cluster: str, mode: Mode, image: str | None = None, revision: str = "", monitoring: bool = False, scope: Scope | None = None
 ) -> DeploymentPlan:
     """Plan of what `deploy` would send. Reads files only.
 
@@ -193,7 +194,7 @@ def planned(
 
 
 def _plan_of(
-    file: ClusterFile, path: str, mode: Mode, image: str | None = None, revision: str = "", *, monitoring: bool = False, scope: Chosen
+    file: ClusterFile, path: str, mode: Mode, image: str | None = None, revision: str = "", *, monitoring: bool = False, scope: Scope | None
 ) -> DeploymentPlan:
     from lockstep.assets import asset
     from lockstep.plan.ship.openshift import short_name
@@ -239,10 +240,10 @@ def unpullable(cluster: ClusterFile, typed: str) -> Finding | None:
 
 def definition_commands(plan: DeploymentPlan) -> list[str]:
     """Write the files of what an administrator sends once for operators of one namespace, and return the commands that send them."""
-    from lockstep.plan.cluster.scope import definitions
+    from lockstep.plan.cluster.scope import EVERYWHERE, definitions
     from lockstep.plan.ship.deploy import objects_for_administrator
 
-    items = definitions(_plan_of(plan.cluster, plan.file, plan.mode, scope="all").objects)
+    items = definitions(_plan_of(plan.cluster, plan.file, plan.mode, scope=EVERYWHERE).objects)
     return admin_commands(plan.cluster.cluster.name, *objects_for_administrator(items))
 
 

@@ -50,34 +50,29 @@ def discover(
 
     Example: lockstep cluster discover mine -n nccl-test
     """
+    from lockstep.api.files.clusterfile import parse_cluster_file
     from lockstep.cli.shared.clusterfiles import path_of, peek
     from lockstep.cli.shared.target import aim_at
+    from lockstep.plan.discovery.file import discovered
 
     path = None if output == STDOUT else Path(output) if output else path_of(name)
-    _check_name(name)
+    parse_cluster_file(f"cluster:\n  name: {name!r}\n  namespace: default\n", "NAME")  # one that can't be is refused first
     stated = peek(name)
     aim_at(where.verb, name, None, checked=False, is_of_hosts=stated is not None and stated.is_of_hosts)
-    _refuse_to_overwrite(path, force)
-    with exiting_on_ctrl_c("lockstep: interrupted; nothing was written, and no pod is left"):
-        facts = asyncio.run(_look(where.namespace, where.connections, probe))
-    text, entries, spec = _written(name, facts)
-    if path is None:
-        put_text(text)
-        return
-    _write(path, text)
-    _tell(name if output is None else str(path), path, facts, entries, spec)
-
-
-def _refuse_to_overwrite(path: Path | None, force: bool) -> None:
     if path is not None and path.exists() and not force:
         raise ConfigError(f"{path} already exists; name another file with -o, or overwrite it with --force")
-
-
-def _check_name(name: str) -> None:
-    """A name that can't be is refused before the cluster is asked anything."""
-    from lockstep.api.files.clusterfile import parse_cluster_file
-
-    parse_cluster_file(f"cluster:\n  name: {name!r}\n  namespace: default\n", "NAME")
+    with exiting_on_ctrl_c("lockstep: interrupted; nothing was written, and no pod is left"):
+        facts = asyncio.run(_look(where.namespace, where.connections, probe))
+    text, entries = discovered(name, facts)
+    spec = parse_cluster_file(text, f"what was discovered of {name}").profile.spec  # nothing is written that other verbs would refuse
+    if path is None:
+        return put_text(text)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path} can't be written: {error.strerror}") from error
+    _tell(name if output is None else str(path), path, facts, entries, spec)
 
 
 async def _look(namespace: str | None, connections: Connections, image: str | None) -> ClusterFacts:
@@ -97,23 +92,6 @@ async def _look(namespace: str | None, connections: Connections, image: str | No
         except (ApiError, OSError) as error:
             hint = "is it up? Is --context, or KUBECONFIG, the right one? Has your login run out?"
             raise Failed(f"{cluster.server} doesn't answer as it should: {error}; {hint}") from None
-
-
-def _written(name: str, facts: ClusterFacts) -> tuple[str, list[Entry], TrainingClusterSpec]:
-    from lockstep.api.files.clusterfile import parse_cluster_file
-    from lockstep.plan.discovery.file import discovered
-
-    text, entries = discovered(name, facts)
-    read = parse_cluster_file(text, f"what was discovered of {name}")  # nothing is written that the other verbs would refuse
-    return text, entries, read.profile.spec
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path} can't be written: {error.strerror}") from error
 
 
 def _tell(name: str, path: Path, facts: ClusterFacts, entries: list[Entry], spec: TrainingClusterSpec) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lockstep.cli.shared.jobargs import Form, FormOption, TargetOptions, acts_on
 from lockstep.cli.shared.ownversion import own_version
-from lockstep.kube.aim import Connections
 from lockstep.platforms.output import put, put_json
+
+if TYPE_CHECKING:
+    from lockstep.kube.cluster import Cluster
 
 
 @acts_on("cluster", "context")
@@ -30,7 +31,10 @@ def version(
         _show(own)  # before a cluster is asked, which may not answer
     lines: list[tuple[str, str]] = []
     if not client:
-        lines = asyncio.run(_cluster_versions(where.chosen_namespace(), where.connections))
+        from lockstep.kube.cluster import Client
+
+        namespace = where.chosen_namespace()
+        lines = Client(where.connections).run(lambda connection: _cluster_versions(connection, namespace))
     if output is Form.JSON:
         put_json(dict([*own, *lines]))
     else:
@@ -41,15 +45,13 @@ def _show(versions: list[tuple[str, str]]) -> None:
     put(*(f"{name:12} {version}" for name, version in versions))
 
 
-async def _cluster_versions(namespace: str, connections: Connections) -> list[tuple[str, str]]:
+async def _cluster_versions(connection: Cluster, namespace: str) -> list[tuple[str, str]]:
     from lockstep.api.names import OPERATOR_NAMESPACE
-    from lockstep.kube.cluster import Cluster
     from lockstep.plan.cluster.scope import image_of
     from lockstep.platforms.clusters.facts import read_operator
 
-    async with await Cluster.connect(connections) as connection:
-        kubernetes = (await connection.request("GET", "/version"))["gitVersion"]
-        operator = await read_operator(connection, namespace)
+    kubernetes = (await connection.request("GET", "/version"))["gitVersion"]
+    operator = await read_operator(connection, namespace)
     if not operator.seen:
         image = f"unknown: you may not look into namespace {OPERATOR_NAMESPACE}"
     else:

@@ -240,7 +240,7 @@ def _run_again(file: Path, where: TargetOptions, place: str) -> int:
 
     inputs = read_inputs(file, where)
     options: dict[str, object] = {"--cluster": where.cluster, "--local": where.local, "--workspace": where.workspace}
-    typed = Typed(str(file), tuple(option_words(options)), (), where.cluster)
+    typed = Typed(str(file), tuple(option_words(options)), (), where.cluster, where.context)
     return run_job(inputs, inputs.at(where), place, typed, {"-f": file, **options}, retry=True)
 
 

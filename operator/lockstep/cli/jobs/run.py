@@ -214,7 +214,7 @@ def run(
         again |= {"--local": True, "--workspace": found.workspaces()[0]}
     words = option_words(again | {"-n": where.namespace, "--in-namespace": in_namespace})
     of_changes = [word for change in changes if change != FRESH for word in ("--set", change)]
-    typed = Typed(str(file), (*words, *of_changes), tuple(changes), where.cluster)
+    typed = Typed(str(file), (*words, *of_changes), tuple(changes), where.cluster, where.context)
     again = {"-f": file, **again, "--set": changes}
     raise typer.Exit(run_job(inputs, found, place, typed, again, detach=detach, anyway=anyway, samples=preview, hosts=on_hosts))
 

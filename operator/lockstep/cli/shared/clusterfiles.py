@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from lockstep.api.errors import ConfigError
 from lockstep.api.names import HOSTS
 from lockstep.cli.shared.folders import from_here
+from lockstep.platforms.clusters.target import ClusterFiles
 from lockstep.platforms.output import tell
 from lockstep_spec.files import write_durably
 
@@ -37,8 +38,8 @@ class Peeked(NamedTuple):
     """True for a file with `platform: hosts`."""
 
 
-class OwnFiles:
-    """Your cluster files, as jobs on Kubernetes ask for them (`platforms.clusters.target.ClusterFiles`)."""
+class OwnFiles(ClusterFiles):
+    """Your cluster files, as jobs on Kubernetes ask for them."""
 
     def home(self, named: str) -> ClusterHome | None:
         from lockstep.plan.pages.why import ClusterHome

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from lockstep.api.job import TrainingJob, TrainingJobSpec
-from lockstep.api.names import FIXED_FIELDS
+from lockstep.api.names import FIXED_FIELDS, FRESH
 from lockstep.api.objects import Object, Typed, condition, go_on_words, is_true
 from lockstep.plan.reasons import Reason
 from lockstep_spec.words import listed
@@ -33,46 +33,36 @@ UNREADABLE = "fields of another version"
 
 @dataclass(frozen=True)
 class SubmittedAs:
-    """A job as it was submitted: its file, and the options that lead to the same place again."""
+    """A job as it was submitted to a cluster."""
 
-    file: str
+    typed: Typed
     cluster: str
     """Cluster whose file counts, though it may not have been typed."""
     namespace: str
     place: str
     """The cluster in a sentence."""
-    options: tuple[str, ...] = ()
-    """Options as they were typed: --cluster, -n, --set."""
     elsewhere: str = ""
     """Options by which other verbs reach the same API server, with a space in front; "" where they ask it by themselves."""
-    context: str | None = None
-    """Value of --context, which kubectl takes, too."""
-    fresh: tuple[str, ...] = ()
-    """Change that --fresh stands for, if it was typed."""
 
     def again(self, *more: str, anew: bool = False) -> str:
         """Command that submits it once more; with --fresh if that was typed, or with `anew`."""
-        fresh = ("--fresh",) if anew or self.fresh else ()
-        return shlex.join(["lockstep", "run", "-f", self.file, *self.options, *self._context, *more, *fresh])
-
-    @property
-    def _context(self) -> tuple[str, ...]:
-        return ("--context", self.context) if self.context else ()
+        return self.typed.again(*more, *(("--fresh",) if anew or self.typed.is_fresh else ()))
 
     def apply(self, states: str | None, there: str | None) -> str:
         """Command that changes the job which is there. `states`: spec.cluster of the file or of --cluster; `there`: that of the job, which
         can't change once it is set.
         """
-        kubectl = shlex.join(["kubectl", "apply", *self._context])
-        if not (self.fresh or {"--set", "--cluster"} & set(self.options) or states != there):
-            return f"{kubectl} -n {self.namespace} -f {shlex.quote(self.file)}"
+        file, options, is_fresh = self.typed.file, self.typed.options, self.typed.is_fresh
+        kubectl = shlex.join(["kubectl", "apply", *self.typed.context_words])
+        if not (is_fresh or {"--set", "--cluster"} & set(options) or states != there):
+            return f"{kubectl} -n {self.namespace} -f {shlex.quote(file)}"
         more = [
-            *(() if "--cluster" in self.options else ("--cluster", self.cluster)),
-            *(() if "-n" in self.options else ("-n", self.namespace)),
+            *(() if "--cluster" in options else ("--cluster", self.cluster)),
+            *(() if "-n" in options else ("-n", self.namespace)),
         ]
-        changes = (*self.fresh, *((f"cluster={there}",) if there else ()))
+        changes = (*((FRESH,) if is_fresh else ()), *((f"cluster={there}",) if there else ()))
         stated = [word for change in changes for word in ("--set", change)]
-        return f"{shlex.join(['lockstep', 'render', '-f', self.file, *self.options, *more, *stated, '-o', 'job'])} | {kubectl} -f -"
+        return f"{shlex.join(['lockstep', 'render', '-f', file, *options, *more, *stated, '-o', 'job'])} | {kubectl} -f -"
 
 
 def differences(wanted: TrainingJob, existing: Object) -> tuple[str, ...]:
@@ -97,26 +87,26 @@ def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
-def name_taken(wanted: TrainingJob, existing: Object, typed: SubmittedAs) -> tuple[str, ...]:
+def name_taken(wanted: TrainingJob, existing: Object, submitted: SubmittedAs) -> tuple[str, ...]:
     """Return why a job that is there can't be followed as the one that was submitted: a sentence, then commands. () if it can: it is the
     same, and has not ended.
     """
-    name, namespace, status = wanted.metadata.name, typed.namespace, existing.get("status") or {}
+    name, namespace, status = wanted.metadata.name, submitted.namespace, existing.get("status") or {}
     fields = differences(wanted, existing)
     is_stopped = bool(existing["spec"].get("suspend")) and not wanted.spec.suspend
     if "deletionTimestamp" in existing["metadata"]:
         return (
             (
                 f"job {name} of namespace {namespace} is being deleted: run yours once it is gone (lockstep get -n"
-                f" {namespace}{typed.elsewhere})"
+                f" {namespace}{submitted.elsewhere})"
             ),
         )
     state = _state(status, is_stopped=is_stopped)
     if not fields and not state:
         return ()
-    differs = f" and differs from {typed.file} in {listed(fields)}" if fields else ""
+    differs = f" and differs from {submitted.typed.file} in {listed(fields)}" if fields else ""
     sentence = f"namespace {namespace} has a job {name}, which {state or 'has not ended'}{differs}; nothing was changed:"
-    return (sentence, *(f"  {command}   # {what}" for command, what in _steps(wanted, state, fields, typed, existing)))
+    return (sentence, *(f"  {command}   # {what}" for command, what in _steps(wanted, state, fields, submitted, existing)))
 
 
 COMPLETE, FAILED, STOPPED = "is complete", "has failed", "is stopped"
@@ -131,11 +121,11 @@ def _state(status: Object, *, is_stopped: bool) -> str:
     return STOPPED if is_stopped else ""
 
 
-def _steps(wanted: TrainingJob, state: str, fields: Sequence[str], typed: SubmittedAs, existing: Object) -> Iterator[tuple[str, str]]:
+def _steps(wanted: TrainingJob, state: str, fields: Sequence[str], submitted: SubmittedAs, existing: Object) -> Iterator[tuple[str, str]]:
     """(command, what it is for), the gentlest first. `existing`: the job on the cluster."""
     there = existing["spec"].get("cluster")
     name, is_training, states = wanted.metadata.name, wanted.spec.training is not None, wanted.spec.cluster
-    place = f"{name} -n {typed.namespace}{typed.elsewhere}"
+    place = f"{name} -n {submitted.namespace}{submitted.elsewhere}"
     yield {
         COMPLETE: (f"lockstep describe {place}", "shows where its results are"),
         FAILED: (f"lockstep why {place}", "explains why"),
@@ -146,11 +136,11 @@ def _steps(wanted: TrainingJob, state: str, fields: Sequence[str], typed: Submit
     if fields == ("nodes",) and wanted.spec.nodes is not None and state in ("", STOPPED):
         yield f"lockstep scale {place} {wanted.spec.nodes}", "gives it your number of nodes"
     elif fields and state in ("", STOPPED) and not _is_fixed(fields):
-        yield typed.apply(states, there), "changes it; it takes that at its next start"
-    anew = is_training and (state == COMPLETE or bool(typed.fresh))
+        yield submitted.apply(states, there), "changes it; it takes that at its next start"
+    anew = is_training and (state == COMPLETE or submitted.typed.is_fresh)
     goes_on = " goes on from its checkpoints" if is_training and not anew else " starts yours"
-    yield f"lockstep delete {place}", f"removes it, its checkpoints stay; then {typed.again(anew=anew)}{goes_on}"
-    yield typed.again("--set", f"metadata.name={name}-2"), "runs yours under another name"
+    yield f"lockstep delete {place}", f"removes it, its checkpoints stay; then {submitted.again(anew=anew)}{goes_on}"
+    yield submitted.again("--set", f"metadata.name={name}-2"), "runs yours under another name"
 
 
 def ended(wanted: TrainingJob, job: Object, at: str, retry: str, typed: Typed) -> tuple[str, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
@@ -56,22 +55,3 @@ def admission(standing: AccountStanding) -> Admission:
     if not standing.lacks or standing.has_operator or not standing.may_have_own:
         return Admission.AS_PLANNED
     return Admission.OFFER_OWN if standing.knows_jobs else Admission.NEED_DEFINITIONS
-
-
-@dataclass(frozen=True)
-class TypedDeployment:
-    """Options of a deployment, as they were typed."""
-
-    cluster: str
-    mode: str | None = None
-    image: str | None = None
-    dev: bool = True
-    force: bool = False
-    context: str | None = None
-
-    def for_one_namespace(self) -> str:
-        """Return the same command for an operator of one namespace."""
-        options = {"--mode": self.mode, "--image": self.image, "--context": self.context}
-        stated = [word for name, value in options.items() if value for word in (name, value)]
-        flags = [*([] if self.dev else ["--no-dev"]), *(["--force"] if self.force else []), "--namespace-only"]
-        return shlex.join(["lockstep", "deploy", self.cluster, *stated, *flags])

@@ -59,6 +59,8 @@ class Scope:
 
 
 EVERYWHERE = Scope()
+OWN = Scope(own=True)
+"""The choice of an operator of one namespace, before that is known."""
 
 
 def scoped(objects: list[Object], scope: Scope) -> list[Object]:

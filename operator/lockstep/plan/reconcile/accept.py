@@ -121,11 +121,15 @@ def missing_service_account(observed: Observed, accepted: Accepted) -> Notice | 
     name = accepted.resolved.profile.spec.security.service_account
     if name in observed.service_accounts:
         return None
-    text = (
-        f"service account {name} does not exist in namespace {observed.namespace}: create it (kubectl create serviceaccount {name} -n"
-        f" {observed.namespace})"
-    )
+    text = no_service_account(name, observed.namespace)
     return Notice(Reason.SERVICE_ACCOUNT_NOT_FOUND, f"{text} or run lockstep deploy CLUSTER for that namespace")
+
+
+def no_service_account(name: str, namespace: str) -> str:
+    """Return the sentence that a namespace lacks it, with the command that makes it."""
+    return (
+        f"service account {name} does not exist in namespace {namespace}: create it (kubectl create serviceaccount {name} -n {namespace})"
+    )
 
 
 def service_account_gone(observed: Observed, accepted: Accepted) -> Notice | None:

@@ -53,6 +53,13 @@ def called(item: Object) -> str:
     )
 
 
+def delete_command(item: Object) -> str:
+    """Return the command that deletes it."""
+    metadata = item["metadata"]
+    place = f" -n {metadata['namespace']}" if "namespace" in metadata else ""
+    return f"kubectl delete {item['kind'].lower()} {metadata['name']}{place}"
+
+
 def state_of(item: Object, observed: Object | None) -> State:
     if observed is None:
         return State.MISSING

@@ -205,25 +205,20 @@ async def plan_facts(cluster: Cluster, resolved: Resolved, samples: Sequence[Obj
     )
 
 
-async def objects_of(cluster: Cluster, job: str, namespace: str) -> list[Object]:
-    """The job, and whatever of its names is there. Secrets are not read: their values are nobody's to compare. Raises ApiError where one
-    may not be read.
+async def objects_seen(cluster: Cluster, job: str, namespace: str) -> list[Object] | None:
+    """Return the job, and whatever of its names is there; None where one of them may not be read. Secrets are not read: their values are
+    nobody's to compare.
     """
     keys = [("TrainingJob", job), ("StatefulSet", job), ("Service", names.service_name(job)), ("NetworkPolicy", job)]
-    items = [await cluster.get(kind, namespace, name) for kind, name in keys]
-    for kind in ("ConfigMap", "PersistentVolumeClaim"):
-        items += (await cluster.list(kind, namespace, {"labelSelector": f"{names.LABEL_MANAGED_BY}={names.APP}"}))["items"]
-    return [item for item in items if item is not None]
-
-
-async def objects_seen(cluster: Cluster, job: str, namespace: str) -> list[Object] | None:
-    """Objects as `objects_of` returns them. None: one of them may not be read."""
     try:
-        return await objects_of(cluster, job, namespace)
+        items = [await cluster.get(kind, namespace, name) for kind, name in keys]
+        for kind in ("ConfigMap", "PersistentVolumeClaim"):
+            items += (await cluster.list(kind, namespace, {"labelSelector": f"{names.LABEL_MANAGED_BY}={names.APP}"}))["items"]
     except ApiError as error:
         if error.status == FORBIDDEN:
             return None
         raise
+    return [item for item in items if item is not None]
 
 
 async def _own_pods(cluster: Cluster, namespace: str, job: str) -> tuple[Object, ...]:

@@ -197,22 +197,6 @@ def _adapted(item: Object, profile: TrainingCluster, image: str, revision: str) 
     return item
 
 
-async def install(cluster: Cluster, objects: list[Object], say: Say) -> None:
-    """Send everything and wait until the operator is ready. May be repeated. Raises ApiError, InstallError."""
-    for item in objects:
-        await send_one(cluster, item)
-        say(
-            f"{item['kind']}"
-            f" {item['metadata'].get('namespace', '')}{'/' if 'namespace' in item['metadata'] else ''}{item['metadata']['name']}"
-        )
-        if item["kind"] == "CustomResourceDefinition":
-            await until_established(cluster, item["metadata"]["name"])
-    deployment = next((item for item in objects if item["kind"] == "Deployment"), None)
-    if deployment is not None:
-        say("waiting for the operator to be ready")
-        await until_ready(cluster, deployment["metadata"]["namespace"], deployment["metadata"]["name"])
-
-
 async def send_one(cluster: Cluster, item: Object) -> None:
     """A claim is only made when missing. Raises ApiError."""
     if item["kind"] != CLAIM:

@@ -5,7 +5,7 @@ ApiError.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from lockstep.api.names import API_VERSION
 from lockstep.api.objects import Object
@@ -69,15 +69,12 @@ async def may(cluster: Cluster, verb: str, kind: str, namespace: str | None = No
     return bool(answer.get("status", {}).get("allowed"))
 
 
-async def may_all(cluster: Cluster, verbs: Iterable[str], kind: str, namespace: str | None = None) -> bool:
-    return all(await asyncio.gather(*(may(cluster, verb, kind, namespace) for verb in verbs)))
-
-
 async def forbidden(
     cluster: Cluster, verbs_of: dict[str, tuple[str, ...]], default: tuple[str, ...], objects: list[Object]
 ) -> list[Object]:
     """Those of `objects` that this person may not handle: `verbs_of` their kind, else `default`."""
     places = list(dict.fromkeys((item["kind"], item["metadata"].get("namespace")) for item in objects))
-    answers = await asyncio.gather(*(may_all(cluster, verbs_of.get(kind, default), kind, space) for kind, space in places))
-    allowed = dict(zip(places, answers, strict=True))
-    return [item for item in objects if not allowed[item["kind"], item["metadata"].get("namespace")]]
+    asked = [(verb, *place) for place in places for verb in verbs_of.get(place[0], default)]
+    answers = await asyncio.gather(*(may(cluster, *one) for one in asked))
+    refused = {(kind, space) for (_, kind, space), is_allowed in zip(asked, answers, strict=True) if not is_allowed}
+    return [item for item in objects if (item["kind"], item["metadata"].get("namespace")) in refused]

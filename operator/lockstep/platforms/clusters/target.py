@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from lockstep.kube.cluster import Client
     from lockstep.plan.pages.why import ClusterHome
 
 
-class ClusterFiles(Protocol):
-    """Cluster files, which are named as `--cluster` names them."""
+class ClusterFiles:
+    """Cluster files, which are named as `--cluster` names them. Here are none."""
 
     def home(self, named: str) -> ClusterHome | None:
         """Return the name and the namespace that a file of Kubernetes states; None without such a file."""
+        return None
 
     def default_nodes(self, named: str) -> tuple[str, int] | None:
         """Return the name, and the number of nodes of a job that states none; None without a file."""
-
-
-class NoFiles:
-    """No cluster file at all."""
-
-    def home(self, named: str) -> ClusterHome | None:
-        return None
-
-    def default_nodes(self, named: str) -> tuple[str, int] | None:
         return None
 
 
-NO_FILES = NoFiles()
+NO_FILES = ClusterFiles()
 
 
 @dataclass(frozen=True)

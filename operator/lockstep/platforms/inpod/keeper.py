@@ -34,8 +34,8 @@ def request(server: str, method: str, path: str, body: Any = None) -> Any:
         return json.load(reply)
 
 
-def verdict(pod: Any, verdicts: list[int], saved: int | None) -> tuple[int, bool] | None:
-    """Exit code of node 0's agent, and whether the kubelet has started it again since (it finds the end record and ends, too).
+def verdict(pod: Any, verdicts: list[int], saved: int | None) -> int | None:
+    """Exit code of node 0's agent, also when the kubelet has started it again since (it finds the end record and ends, too).
 
     None while it runs or will run again. `saved` is the exit code of an agent that saved because its pod was evicted or drained: another
     pod follows that one. It is None if no other pod follows.
@@ -44,7 +44,7 @@ def verdict(pod: Any, verdicts: list[int], saved: int | None) -> tuple[int, bool
         for state in ("state", "lastState"):
             code = ((status.get(state) or {}).get("terminated") or {}).get("exitCode")
             if code in verdicts and not (code == saved and "deletionTimestamp" in pod["metadata"]):
-                return int(code), state == "lastState"
+                return int(code)
     return None
 
 
@@ -65,7 +65,7 @@ def main(server: str, pod_path: str, scale_path: str, uid: str, verdicts: list[i
         try:
             end = verdict(request(server, "GET", pod_path), verdicts, saved)
             if end is not None:
-                print(f"node 0 has ended with {end[0]}: its nodes go in {LINGER_SECONDS:.0f} s", flush=True)
+                print(f"node 0 has ended with {end}: its nodes go in {LINGER_SECONDS:.0f} s", flush=True)
                 time.sleep(LINGER_SECONDS)
                 if let_go(server, scale_path, uid):
                     return

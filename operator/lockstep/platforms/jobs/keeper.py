@@ -29,6 +29,13 @@ def keeper_name(job: str) -> str:
     return f"{job}-keeper"
 
 
+def exit_code(pod: Object | None, *, replaced: bool = True) -> int | None:
+    """Return the exit code of a run by its pod 0, as its keeper sees it; None while it goes on. `replaced`: another pod follows one that
+    saved because it was evicted or drained.
+    """
+    return None if pod is None else program.verdict(pod, list(VERDICTS), SAVED if replaced else None)
+
+
 def keeper(stateful_set: Object, owner: Object) -> list[Object]:
     """Objects of the keeper, in the order of their creation. `stateful_set`: as it was created; `owner`: the ownerReference of all of
     them.

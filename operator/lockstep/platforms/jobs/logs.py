@@ -17,10 +17,8 @@ from lockstep.kube.exec import NotRunning, looks_again
 from lockstep.plan.pages.logs import LogSelection, of_rank, request_of
 from lockstep.platforms.files.reader import beside
 from lockstep.platforms.files.results import run_folder
-from lockstep.platforms.inpod.keeper import verdict
-from lockstep.platforms.jobs.keeper import VERDICTS
+from lockstep.platforms.jobs.keeper import exit_code
 from lockstep.platforms.jobs.runs import folder_lines
-from lockstep_spec.exits import SAVED
 
 RETRY_SECONDS = 0.5
 SILENT_SECONDS = 30.0
@@ -51,12 +49,14 @@ async def follow(cluster: Cluster, namespace: str, job: str, selection: LogSelec
     while True:
         async for line in reader.read({"follow": "true"}):
             yield line
-        if await over():
-            return
-        await asyncio.sleep(RETRY_SECONDS)
-        if await reader.was_restarted():
-            async for line in reader.read({"previous": "true"}):
+        has_ended = await over()
+        if not has_ended:
+            await asyncio.sleep(RETRY_SECONDS)
+        if (restarted := await reader.was_restarted()) or (has_ended and reader.broke_off):
+            async for line in reader.read({"previous": "true"} if restarted else {}):
                 yield line
+        if has_ended:
+            return
 
 
 async def lines(cluster: Cluster, job: Object, selection: LogSelection, say: Callable[[str], None]) -> AsyncGenerator[str, None]:
@@ -96,7 +96,7 @@ async def has_run_ended(cluster: Cluster, job: Object) -> bool:
     name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
     stateful_set = await cluster.get("StatefulSet", namespace, name)
     pod = await cluster.get("Pod", namespace, pod_name(name, 0))
-    return not (stateful_set or {}).get("spec", {}).get("replicas") or (pod is not None and verdict(pod, list(VERDICTS), SAVED) is not None)
+    return not (stateful_set or {}).get("spec", {}).get("replicas") or exit_code(pod) is not None
 
 
 async def _of_pod(cluster: Cluster, namespace: str, pod: str, selection: LogSelection) -> AsyncIterator[str]:
@@ -173,8 +173,11 @@ class _Reader:
         self._cluster, self._namespace, self._pod, self._selection = cluster, namespace, pod, selection
         self._last_stamp = ""
         self._restarts: int | None = None
+        self.broke_off = False
+        """True if the connection ended before the log did, when it was read last."""
 
     async def read(self, query: dict[str, str]) -> AsyncIterator[str]:
+        self.broke_off = False
         try:
             stream = self._cluster.log(self._namespace, self._pod, CONTAINER, {"timestamps": "true", **self._bounds(), **query})
             while True:
@@ -192,8 +195,8 @@ class _Reader:
                 raise Failed(
                     f"the log of pod {self._pod} can't be read: {error.message}; it needs `get` on pods/log, which `view` has"
                 ) from None
-        except (OSError, TimeoutError):
-            return  # no container yet, or the connection broke: the caller comes back
+        except OSError as error:  # no container yet, silence, or the connection broke: the caller comes back
+            self.broke_off = not isinstance(error, TimeoutError)
 
     def _bounds(self) -> dict[str, str]:
         if self._last_stamp:
@@ -208,7 +211,7 @@ class _Reader:
         except (ApiError, OSError):  # seen at the next look: `over` says what is the matter
             return False
         before, self._restarts = self._restarts, restarts_of(pod or {})
-        return bool(self._last_stamp) and before is not None and self._restarts > before
+        return before is not None and self._restarts > before
 
 
 async def unheard_lines(cluster: Cluster, namespace: str, pods: Sequence[Object]) -> list[str]:

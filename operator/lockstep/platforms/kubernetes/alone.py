@@ -9,9 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any
 
 from lockstep.api import names
@@ -24,6 +22,8 @@ from lockstep.kube.kinds import path_of
 from lockstep.plan.cluster.facts import Listing
 from lockstep.plan.cluster.fitting import never_enough
 from lockstep.plan.observed import Observed, is_terminating, owner_uid
+from lockstep.plan.pages.logs import LogSelection
+from lockstep.plan.reconcile.accept import no_service_account
 from lockstep.plan.reconcile.clocks import Earlier
 from lockstep.plan.reconcile.conditions import View, waits_for
 from lockstep.plan.reconcile.placing import Placing, placing
@@ -32,42 +32,27 @@ from lockstep.platforms.clusters.facts import with_image
 from lockstep.platforms.clusters.listings import list_kind, read_object
 from lockstep.platforms.clusters.target import Target
 from lockstep.platforms.files.reader import beside, create_claims
-from lockstep.platforms.inpod.keeper import verdict
-from lockstep.platforms.jobs.keeper import VERDICTS, keeper, keeper_name
-from lockstep.platforms.jobs.logs import STAMP
+from lockstep.platforms.jobs.keeper import exit_code, keeper, keeper_name
+from lockstep.platforms.jobs.logs import follow
 from lockstep.platforms.kubernetes.objects import Run, objects, prepare
 from lockstep.platforms.output import put
 from lockstep.platforms.places.backend import Order
-from lockstep.programs import ProgramFailed, answer_of, output_of
+from lockstep.programs import ProgramFailed, answer_of, meanwhile, output_of
 from lockstep_gang.contract.report import ENDS, State
 from lockstep_gang.contract.run import parse_run
-from lockstep_spec.exits import DONE, FAILED, SAVED
+from lockstep_spec.exits import DONE, FAILED
 from lockstep_spec.words import number_of
 
 LOOK_SECONDS = 1.0
-RETRY_SECONDS = 0.25
 DRAIN_SECONDS = 5.0
-REMEMBERED_LINES = 5000
 GONE_SECONDS = 240.0
 OWN = "lockstep:"
 """Beginning of the command's own lines, which are not of node 0's log."""
 LEAVE_SECONDS = 60.0
+RESULT_SECONDS = 900.0
+"""Time limit of a run that is removed at its end, unless a person sets one."""
 Say = Callable[[str], None]
 Leave = Callable[[], Awaitable[None]]
-
-
-@dataclass(frozen=True)
-class TimeLimit:
-    """Time limit of a run that is removed at its end."""
-
-    seconds: float = 900.0
-    is_stated: bool = False
-    """True if a person set the limit: nodes that the cluster doesn't have now are waited for, too."""
-
-    @classmethod
-    def of(cls, seconds: int | None) -> TimeLimit:
-        """Time limit of `seconds`, as a person set it; the default one if nobody did."""
-        return cls() if seconds is None else cls(float(seconds), is_stated=True)
 
 
 async def run_in_namespace(order: Order, target: Target) -> int:
@@ -96,15 +81,18 @@ async def run_in_namespace(order: Order, target: Target) -> int:
         return DONE if code == DONE else FAILED
 
 
-async def run_until(cluster: Cluster, run: Run, say: Say, heard: asyncio.Event, limit: TimeLimit, leave: Leave | None = None) -> None:
+async def run_until(cluster: Cluster, run: Run, say: Say, heard: asyncio.Event, seconds: float | None, leave: Leave | None = None) -> None:
     """Start, follow until what was waited for is heard or node 0 has ended, then remove all but the claims. `leave` is called while the
-    pods are still there.
+    pods are still there. `seconds`: limit that a person set, who then waits for nodes that the cluster doesn't have now, too.
 
     They are removed however this ends, also when the process is killed (`expiring`). Raises ConfigError, ApiError, Failed.
     """
-    await _refuse_too_few_nodes(cluster, run, say, limit)
+    if lacking := await lacking_nodes(cluster, run):
+        if seconds is None:
+            raise Failed(f"{lacking}; --timeout SECONDS waits for nodes all the same, such as an autoscaler's")
+        say(f"{OWN} {lacking}")
     await _until_pods_are_gone(cluster, run)
-    waited = ""
+    waited, limit = "", RESULT_SECONDS if seconds is None else seconds
 
     def hear(line: str) -> None:
         nonlocal waited
@@ -115,7 +103,7 @@ async def run_until(cluster: Cluster, run: Run, say: Say, heard: asyncio.Event, 
         await _start(cluster, run, hear, owner)
         parts: list[asyncio.Future[Any]] = [asyncio.ensure_future(_follow(cluster, run, hear)), asyncio.ensure_future(heard.wait())]
         try:
-            done, _ = await asyncio.wait(parts, timeout=limit.seconds, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(parts, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for part in parts:
                 part.cancel()
@@ -127,7 +115,7 @@ async def run_until(cluster: Cluster, run: Run, say: Say, heard: asyncio.Event, 
                 await cluster.delete("ConfigMap", run.namespace, run.frozen.name)
                 say(f"{OWN} {run.name} is removed; its claims stay")
     if not done:
-        raise Failed(f"{run.name} has no result after {limit.seconds:.0f} s (--timeout);{waited or ' it said nothing'}")
+        raise Failed(f"{run.name} has no result after {limit:.0f} s (--timeout);{waited or ' it said nothing'}")
     if parts[0] in done and parts[0].exception() is not None:
         await parts[0]
 
@@ -150,24 +138,22 @@ async def lacking_nodes(cluster: Cluster, run: Run) -> str:
     return never_enough(stateful_set["spec"]["template"], run.frozen.nodes, nodes.items) if nodes.seen else ""
 
 
-async def _refuse_too_few_nodes(cluster: Cluster, run: Run, say: Say, limit: TimeLimit) -> None:
-    """Say at once what the run would wait for. Raises Failed when the cluster doesn't have the nodes, and nobody asked to wait for them."""
-    lacking = await lacking_nodes(cluster, run)
-    if not lacking:
-        return
-    if not limit.is_stated:
-        raise Failed(f"{lacking}; --timeout SECONDS waits for nodes all the same, such as an autoscaler's")
-    say(f"{OWN} {lacking}")
-
-
 async def _until_pods_are_gone(cluster: Cluster, run: Run) -> None:
     """Wait for pods of an earlier run that still end: their log must not be taken for this one's. Raises ConfigError."""
+
+    async def are_left() -> bool:
+        pods = (await _observe(cluster, run)).pods
+        return bool(pods) and all(map(is_terminating, pods))
+
+    await _until_gone(run, are_left, f"pods of an earlier {run.name} are still terminating", "pods")
+
+
+async def _until_gone(run: Run, are_left: Callable[[], Awaitable[bool]], problem: str, kinds: str) -> None:
+    """Wait until nothing is left of an earlier run. Raises ConfigError with the `problem`, if that lasts, and how to see the `kinds`."""
     end = time.monotonic() + GONE_SECONDS
-    while (left := (await _observe(cluster, run)).pods) and all(is_terminating(pod) for pod in left):
+    while await are_left():
         if time.monotonic() > end:
-            raise ConfigError(
-                f"pods of an earlier {run.name} are still terminating after {GONE_SECONDS:.0f} s: kubectl get pods -n {run.namespace}"
-            )
+            raise ConfigError(f"{problem} after {GONE_SECONDS:.0f} s: kubectl get {kinds} -n {run.namespace}")
         await asyncio.sleep(LOOK_SECONDS)
 
 
@@ -221,7 +207,9 @@ async def _start(cluster: Cluster, run: Run, say: Say, over: Object | None = Non
     them.
     """
     await _refuse_taken_name(cluster, run)
-    await _check_service_account(cluster, run)
+    account = run.resolved.profile.spec.security.service_account
+    if await cluster.get("ServiceAccount", run.namespace, account) is None:
+        raise ConfigError(no_service_account(account, run.namespace))
     await _remove_finished(cluster, run, say)
     await create_claims(cluster, run.resolved)
     first, *rest = objects(run)
@@ -268,13 +256,6 @@ async def _refuse_taken_name(cluster: Cluster, run: Run) -> None:
         )
 
 
-async def _check_service_account(cluster: Cluster, run: Run) -> None:
-    account = run.resolved.profile.spec.security.service_account
-    if await cluster.get("ServiceAccount", run.namespace, account) is None:
-        hint = f"kubectl create serviceaccount {account} -n {run.namespace}"
-        raise ConfigError(f"service account {account} does not exist in namespace {run.namespace}: create it ({hint})")
-
-
 async def _remove_finished(cluster: Cluster, run: Run, say: Say) -> None:
     """Remove a run of this name that has ended, once its pods have ended. Raises ConfigError for one that runs, or that is an
     operator's.
@@ -286,18 +267,17 @@ async def _remove_finished(cluster: Cluster, run: Run, say: Say) -> None:
     owner = _owning_run(stateful_set, run.name)
     if owner is None:
         raise ConfigError(f"{conflict}, and this command did not create it: give this job another name")
-    if stateful_set["spec"].get("replicas") != 0 and _verdict(await _observe(cluster, run)) is None:
+    if stateful_set["spec"].get("replicas") != 0 and _exit_code(await _observe(cluster, run)) is None:
         raise ConfigError(f"{conflict} and runs: {_ways_out(stateful_set, run, owner)}")
     say(f"lockstep: removing the objects of the finished run {owner}")
     await cluster.delete("ConfigMap", run.namespace, owner)
     leftovers = [(item["kind"], item["metadata"]["name"]) for item in [*objects(run)[1:], *keeper(stateful_set, {})]]
-    end = time.monotonic() + GONE_SECONDS
-    while any([await cluster.get(kind, run.namespace, name) for kind, name in leftovers]) or (await _observe(cluster, run)).pods:
-        if time.monotonic() > end:
-            raise ConfigError(
-                f"objects of the finished run {owner} still exist after {GONE_SECONDS:.0f} s: kubectl get all -n {run.namespace}"
-            )
-        await asyncio.sleep(LOOK_SECONDS)
+
+    async def are_left() -> bool:
+        objects_left = [await cluster.get(kind, run.namespace, name) for kind, name in leftovers]
+        return any(objects_left) or bool((await _observe(cluster, run)).pods)
+
+    await _until_gone(run, are_left, f"objects of the finished run {owner} still exist", "all")
 
 
 async def _start_keeper(cluster: Cluster, stateful_set: Object, owner: Object, say: Say) -> None:
@@ -324,46 +304,53 @@ def _ways_out(stateful_set: Object, run: Run, owner: str) -> str:
 
 
 async def _follow(cluster: Cluster, run: Run, say: Say) -> int:
-    """Print why node 0 doesn't run, then its log, and return its exit code.
+    """Print why node 0 doesn't run, and its log, and return its exit code."""
+
+    async def is_over() -> bool:
+        """Look for the end once more: a log that breaks off, or has not begun, goes on otherwise."""
+        return bool((await asyncio.wait([looking], timeout=LOOK_SECONDS))[0])
+
+    async def relay() -> None:
+        with contextlib.suppress(Failed):  # (without the right to read its log a run goes on)
+            async for line in follow(cluster, run.namespace, run.name, LogSelection(), is_over):
+                say(line)
+
+    async with meanwhile(_until_end(cluster, run, say)) as looking, meanwhile(relay()) as relaying:
+        code = await looking
+        await asyncio.wait([relaying], timeout=DRAIN_SECONDS)  # the container has ended, so its log ends, too
+    return code
+
+
+async def _until_end(cluster: Cluster, run: Run, say: Say) -> int:
+    """Print why node 0 doesn't run, until it has ended, and return its exit code.
 
     While there are too few nodes for the run, it lets go of those that it has.
     """
-    log = _Log(cluster, run, say)
-    relaying = asyncio.create_task(log.follow())
-    reported = ""
+    reported, had_pods = "", False
     status: Object = {}
     begun: float | None = None
-    had_pods = False
-    try:
-        while True:
-            observed, now = await _observe(cluster, run, status), time.time()
-            stateful_set = observed.objects.get(("StatefulSet", run.name))
-            if stateful_set is None or _owning_run(stateful_set, run.name) not in (None, run.frozen.name):
-                raise Failed(f"StatefulSet {run.name} of namespace {run.namespace} was deleted, and its pods with it")
-            if had_pods and observed.at_zero and not status and (code := await _ended_since(cluster, run)) is not None:
-                return code  # (the keeper has taken its pods while this did not look)
-            had_pods = had_pods or bool(observed.pods)
-            place = placing(observed, now)
-            begun = (begun or now) if _comes_up(observed) else None
-            ended = None if place.lets_go else _verdict(observed) or _given_up(run, begun, now, say)
-            if ended is not None:
-                break
-            await _follow_placing(cluster, run, observed, place)
-            status = {"placement": place.status.to_dict()} if place.status is not None else {}
-            text = _waiting_for(observed, run, place)
-            if text not in ("", reported):
-                say(f"lockstep: {text}")
-            reported = text
-            await asyncio.sleep(LOOK_SECONDS)
-        log.ended = True
-        # The followed container has ended, so its log ends, too; the kubelet may drop it after two more starts.
-        await asyncio.wait([relaying], timeout=DRAIN_SECONDS)
-    finally:
-        relaying.cancel()
-    await asyncio.wait([relaying])
-    code, restarted = ended
-    await log.rest(previous=restarted)
-    return code
+    while True:
+        observed, now = await _observe(cluster, run, status), time.time()
+        stateful_set = observed.stateful_set
+        if stateful_set is None or _owning_run(stateful_set, run.name) not in (None, run.frozen.name):
+            raise Failed(f"StatefulSet {run.name} of namespace {run.namespace} was deleted, and its pods with it")
+        if had_pods and observed.at_zero and not status and (code := await _ended_since(cluster, run)) is not None:
+            return code  # (the keeper has taken its pods while this did not look)
+        had_pods = had_pods or bool(observed.pods)
+        place = placing(observed, now)
+        begun = (begun or now) if _comes_up(observed) else None
+        code = None if place.lets_go else _exit_code(observed)
+        if code is None and not place.lets_go and _is_given_up(run, begun, now, say):
+            return FAILED
+        if code is not None:
+            return code
+        await _follow_placing(cluster, run, observed, place)
+        status = {"placement": place.status.to_dict()} if place.status is not None else {}
+        text = _waiting_for(observed, run, place)
+        if text not in ("", reported):
+            say(f"lockstep: {text}")
+        reported = text
+        await asyncio.sleep(LOOK_SECONDS)
 
 
 async def _follow_placing(cluster: Cluster, run: Run, observed: Observed, place: Placing) -> None:
@@ -395,10 +382,9 @@ async def _observe(cluster: Cluster, run: Run, status: Object | None = None) -> 
     )
 
 
-def _verdict(observed: Observed) -> tuple[int, bool] | None:
-    """Verdict on node 0 as of its keeper, where no pod follows one that has saved once the run is scaled to zero."""
-    pod = observed.pod(0)
-    return None if pod is None else verdict(pod, list(VERDICTS), SAVED if observed.replicas > 0 else None)
+def _exit_code(observed: Observed) -> int | None:
+    """Return that of node 0; once the run is scaled to zero, no pod follows one that has saved."""
+    return exit_code(observed.pod(0), replaced=observed.replicas > 0)
 
 
 def _comes_up(observed: Observed) -> bool:
@@ -407,13 +393,13 @@ def _comes_up(observed: Observed) -> bool:
     return all_placed and not all(map(is_running, observed.pods))
 
 
-def _given_up(run: Run, begun: float | None, now: float, say: Say) -> tuple[int, bool] | None:
-    """End of a run whose pods did not come up in time: without an operator node 0 would wait for them forever."""
+def _is_given_up(run: Run, begun: float | None, now: float, say: Say) -> bool:
+    """Return True if its pods did not come up in time: without an operator node 0 would wait for them forever."""
     seconds = run.frozen.parsed.timeouts.start_seconds
     if begun is None or now - begun < seconds:
-        return None
+        return False
     say(f"lockstep: giving up: all pods have nodes, but did not start within the {seconds} s of startTimeoutSeconds")
-    return FAILED, False
+    return True
 
 
 def _waiting_for(observed: Observed, run: Run, place: Placing) -> str:
@@ -421,43 +407,6 @@ def _waiting_for(observed: Observed, run: Run, place: Placing) -> str:
     if place.lets_go or place.is_away:
         return place.message
     return waits_for(View(observed=observed, wanted_pods=run.frozen.nodes, now=time.time(), place=place))
-
-
-class _Log:
-    """Prints the lines of node 0, each once."""
-
-    def __init__(self, cluster: Cluster, run: Run, say: Say) -> None:
-        self._cluster, self._run, self._say = cluster, run, say
-        self._printed: deque[str] = deque(maxlen=REMEMBERED_LINES)
-        """Time stamps, to the nanosecond."""
-        self.ended = False
-
-    async def follow(self) -> None:
-        """Print from the first line until the end. A pod that doesn't exist or run yet is asked again, and so is one whose log
-        broke off: the kubelet ends it when it is asked between the start of the container and the first line."""
-        while not self.ended:
-            with contextlib.suppress(ApiError, OSError):
-                await self._tell({"follow": "true"})
-            await asyncio.sleep(RETRY_SECONDS)
-
-    async def rest(self, *, previous: bool) -> None:
-        """Print what was not printed yet of the container that ended. `previous`: the kubelet has started it again since.
-
-        It may do so at any moment, so without `previous` both are read: a container that is started again between two requests
-        takes its lines along to the previous one.
-        """
-        earlier = {"previous": "true"}
-        for query in [earlier] if previous else [earlier, {}, earlier]:
-            with contextlib.suppress(ApiError, OSError):
-                await self._tell({"tailLines": str(REMEMBERED_LINES), **query})
-
-    async def _tell(self, query: dict[str, str]) -> None:
-        pod = names.pod_name(self._run.name, 0)
-        async for line in self._cluster.log(self._run.namespace, pod, names.CONTAINER, {"timestamps": "true", **query}):
-            stamp, _, text = line.partition(" ")
-            if STAMP.match(stamp) and stamp not in self._printed:
-                self._printed.append(stamp)
-                self._say(text)
 
 
 async def _scale(cluster: Cluster, run: Run, replicas: int) -> None:

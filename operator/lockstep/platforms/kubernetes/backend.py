@@ -65,10 +65,9 @@ class KubernetesBackend(Backend):
         return plan_on_cluster(where, order, resolved, wishes)
 
     def short_runs(self, profile: TrainingCluster, seconds: int | None) -> ShortRuns:
-        from lockstep.platforms.kubernetes.alone import TimeLimit
         from lockstep.platforms.kubernetes.shortruns import PodRuns
 
-        return PodRuns(self.target, profile, tell, TimeLimit.of(seconds))
+        return PodRuns(self.target, profile, tell, seconds)
 
     def looks(self, job: str | None, interval: float, *, live: bool) -> Looks:
         return looks_of_all(self, interval) if job is None else looks_of_job(self.job(job), interval, live=live)

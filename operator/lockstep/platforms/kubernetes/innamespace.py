@@ -5,11 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shlex
-from functools import partial
 
 from lockstep.api.errors import ConfigError
-from lockstep.api.objects import Object
-from lockstep.kube.cluster import Cluster
 from lockstep.kube.jobs import runs_without_operator
 from lockstep.plan.ahead.submission import ended
 from lockstep.platforms.jobs.observe import JobObserver
@@ -36,14 +33,10 @@ class InNamespace(KubernetesBackend):
     def _refuse_ended(self, order: Order) -> None:
         """Raise ConfigError where a run of this name has ended, by the record on its volume; unless it is to train anew."""
         client, name, namespace = self.target.client, order.job.metadata.name, self.target.namespace
-        before = [] if order.typed.is_fresh else runs_without_operator(client, namespace, name)
-        for run in before:
-            job = client.run(partial(_with_end, run))
-            retry = f"lockstep retry -f {shlex.quote(order.typed.file)} --in-namespace {self.again}"
-            if words := ended(order.job, job, f"{name} {self.again}", retry, order.typed):
-                raise ConfigError(*words)
-
-
-async def _with_end(run: Object, cluster: Cluster) -> Object:
-    """Return a run with its status, by its volume where its pods are gone."""
-    return (await observe_run(JobObserver(cluster), cluster, run, read=True)).job
+        run = None if order.typed.is_fresh else next(iter(runs_without_operator(client, namespace, name)), None)
+        if run is None:
+            return
+        job = client.run(lambda cluster: observe_run(JobObserver(cluster), cluster, run, read=True)).job
+        retry = f"lockstep retry -f {shlex.quote(order.typed.file)} --in-namespace {self.again}"
+        if words := ended(order.job, job, f"{name} {self.again}", retry, order.typed):
+            raise ConfigError(*words)

@@ -28,7 +28,7 @@ from lockstep.platforms.files.reader import running_pods
 from lockstep.platforms.inpod import forget, source_of
 from lockstep.platforms.jobs.netrates import measure_pairs
 from lockstep.platforms.jobs.shortresults import LINES, Hear, Read, Short, ShortEnd, ShortRuns
-from lockstep.platforms.kubernetes.alone import OWN, Leave, Say, TimeLimit, run_until
+from lockstep.platforms.kubernetes.alone import OWN, Leave, Say, run_until
 from lockstep.platforms.kubernetes.objects import Run, prepare
 from lockstep.programs import meanwhile, python_output
 from lockstep_gang.contract.run import WhenDone, parse_run, run_text
@@ -70,9 +70,9 @@ class PodRuns(ShortRuns):
 
     left = "the pods are removed"
 
-    def __init__(self, target: Target, profile: TrainingCluster, say: Say, limit: TimeLimit) -> None:
+    def __init__(self, target: Target, profile: TrainingCluster, say: Say, seconds: float | None) -> None:
         self._target, self._profile, self._namespace = target, profile, target.namespace
-        self._say, self._limit = say, limit
+        self._say, self._seconds = say, seconds
 
     async def run(self, kind: Short, job: TrainingJob, hear: Hear, read: Read | None = None) -> ShortEnd:
         last: deque[str] = deque(maxlen=LINES)
@@ -105,7 +105,7 @@ class PodRuns(ShortRuns):
 
     async def _until(self, cluster: Cluster, run: Run, hear: Say, heard: asyncio.Event, what: str, leave: Leave | None = None) -> None:
         try:
-            await run_until(cluster, run, hear, heard, self._limit, leave)
+            await run_until(cluster, run, hear, heard, self._seconds, leave)
         except ApiError as error:
             raise ConfigError(f"the API server refused an object of the {what}: {error.message}") from None
 

@@ -18,13 +18,12 @@ from lockstep.plan.reconcile.conditions import Ending, View
 from lockstep.plan.reconcile.status import job_status
 from lockstep.plan.render.objects import Frozen, thaw
 from lockstep.platforms.files.reader import beside
-from lockstep.platforms.inpod.keeper import verdict
-from lockstep.platforms.jobs.keeper import VERDICTS
+from lockstep.platforms.jobs.keeper import exit_code
 from lockstep.platforms.jobs.observe import JobObserver
 from lockstep.programs import Place, answer_of, output_of
 from lockstep_gang.contract.report import Report, State, parse_report
 from lockstep_spec.codec import ContractError
-from lockstep_spec.exits import DONE, SAVED
+from lockstep_spec.exits import DONE
 from lockstep_spec.words import number_of
 
 
@@ -47,7 +46,7 @@ async def observe_run(look: JobObserver, cluster: Cluster, job: Object, *, read:
         elif read and not observed.pods:
             async with beside(cluster, namespace, name) as place:
                 report = await _report(place, frozen)
-    now, end = time.time(), _ending(first, f"{name} -n {namespace}") if report is None else _reported_ending(report)
+    now, end = time.time(), _ending(first, report, f"{name} -n {namespace}")
     received = None if report is None else ReceivedReport(report, "" if first is None else first["metadata"]["uid"], now)
     metadata = {**job["metadata"], "creationTimestamp": config_map["metadata"].get("creationTimestamp")}
     job = {**job, "metadata": metadata, "spec": {"nodes": frozen.nodes}}
@@ -59,16 +58,14 @@ async def observe_run(look: JobObserver, cluster: Cluster, job: Object, *, read:
     return replace(observed, job={**job, "status": status})
 
 
-def _reported_ending(report: Report) -> Ending:
-    return Ending(complete=report.state is State.COMPLETE, failed=report.state is State.FAILED, message=report.message)
-
-
-def _ending(first: Object | None, at: str) -> Ending:
-    """The run's end by node 0's exit code, as its keeper sees it: of a container that has just ended no report can be read."""
-    ended = None if first is None else verdict(first, list(VERDICTS), SAVED)
-    if ended is None:
+def _ending(first: Object | None, report: Report | None, at: str) -> Ending:
+    """Return the run's end, without a report by node 0's exit code, as its keeper sees it: that of a container that has just ended can't be
+    read.
+    """
+    if report is not None:
+        return Ending(complete=report.state is State.COMPLETE, failed=report.state is State.FAILED, message=report.message)
+    if (code := exit_code(first)) is None:
         return Ending()
-    code, _ = ended
     return Ending(complete=code == DONE, failed=code != DONE, message=f"node 0 ended with exit code {code}: lockstep logs {at}")
 
 

@@ -10,7 +10,6 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from lockstep.api.errors import ConfigError, Failed
-from lockstep.api.names import FRESH
 from lockstep.api.objects import Object, condition, current_status, has_ended, is_true
 from lockstep.kube.outage import Outage
 from lockstep.platforms.kubernetes.job import KubernetesJob
@@ -53,12 +52,10 @@ def run_on_cluster(order: Order, target: Target, backend: Backend) -> int:
     if target.is_known:  # (a cluster file that stands in for the kubeconfig's cluster says nothing about that one)
         refuse_missing_gpus(resolve_with_warnings(job, order.cluster, target.namespace))
     place = f"cluster {cluster}" if target.is_known else f"the cluster at {target.client.server}"
-    fresh = (FRESH,) if typed.is_fresh else ()
-    submitted = SubmittedAs(typed.file, cluster, target.namespace, place, typed.options, target.options, target.context, fresh)
-    return submit(job, target, submitted, order, backend)
+    return submit(job, target, SubmittedAs(typed, cluster, target.namespace, place, target.options), order, backend)
 
 
-def submit(wanted: TrainingJob, target: Target, typed: SubmittedAs, order: Order, backend: Backend) -> int:
+def submit(wanted: TrainingJob, target: Target, submitted: SubmittedAs, order: Order, backend: Backend) -> int:
     """Create the job, or find the same one that runs, and return its exit code: 0 complete, 1 failed. Ctrl-C ends the output only.
 
     A detached order returns once the operator has accepted it. A dev environment is not followed: it has no end.
@@ -75,11 +72,11 @@ def submit(wanted: TrainingJob, target: Target, typed: SubmittedAs, order: Order
             f"namespace {namespace} has a run {name} without the operator (run --in-namespace), and nothing was created: give this job"
             f" another name, or remove the run first (lockstep delete {name} -n {namespace}{target.options}; its claims stay)"
         )
-    job, is_new = target.client.run(lambda cluster: _find_or_create(cluster, wanted, target, typed, backend))
+    job, is_new = target.client.run(lambda cluster: _find_or_create(cluster, wanted, target, submitted, backend))
     if not is_new:
         follows = "" if order.detach else ": this follows it"
-        say(f"job {job.name} is in namespace {job.namespace} already, as {typed.file} describes it, and has not ended{follows}")
-    watch = StartWatch(job, typed, is_new=is_new)
+        say(f"job {job.name} is in namespace {job.namespace} already, as {order.typed.file} describes it, and has not ended{follows}")
+    watch = StartWatch(job, submitted, is_new=is_new)
     try:
         if order.detach:
             _until(job, watch, lambda now: now.accepted)
@@ -96,7 +93,7 @@ def submit(wanted: TrainingJob, target: Target, typed: SubmittedAs, order: Order
 
 
 async def _find_or_create(
-    cluster: Cluster, wanted: TrainingJob, target: Target, typed: SubmittedAs, backend: Backend
+    cluster: Cluster, wanted: TrainingJob, target: Target, submitted: SubmittedAs, backend: Backend
 ) -> tuple[KubernetesJob, bool]:
     """Return the job on the cluster, and whether it was created. Raises ConfigError, Failed."""
     from lockstep.kube.cluster import CONFLICT, ApiError
@@ -110,18 +107,16 @@ async def _find_or_create(
             job = KubernetesJob(target, await cluster.create(_document(wanted, namespace)), backend)
         except ApiError as error:
             if error.status != CONFLICT:
-                raise _explained(error, typed.file, namespace) from error
+                raise _explained(error, submitted.typed.file, namespace) from error
             existing = await cluster.get("TrainingJob", namespace, name)
         else:
             nodes = f" ({number_of(wanted.spec.nodes, 'node')})" if wanted.spec.nodes else ""
-            say(
-                f"job {name}{nodes} is created in namespace {namespace} of {typed.place}; it goes on without this terminal: lockstep logs"
-                f" {job.at} -f"
-            )
+            follow = f"lockstep logs {job.at} -f"
+            say(f"job {name}{nodes} is created in namespace {namespace} of {submitted.place}; it goes on without this terminal: {follow}")
             return job, True
     if existing is None:
-        raise Failed(f"job {name} of namespace {namespace} was deleted meanwhile: repeat {typed.again()}")
-    taken = name_taken(wanted, existing, typed)
+        raise Failed(f"job {name} of namespace {namespace} was deleted meanwhile: repeat {submitted.again()}")
+    taken = name_taken(wanted, existing, submitted)
     if taken:
         raise ConfigError(*taken)
     return KubernetesJob(target, existing, backend), False
@@ -169,9 +164,9 @@ class NotAccepted(Failed):
 class StartWatch:
     """Tells what a job waits for if the wait lasts, and ends the wait if the job can't start."""
 
-    def __init__(self, job: KubernetesJob, typed: SubmittedAs, *, is_new: bool) -> None:
+    def __init__(self, job: KubernetesJob, submitted: SubmittedAs, *, is_new: bool) -> None:
         """`is_new`: the job was created for this, so that it is removed again if it is refused before it was ever accepted."""
-        self._job, self._typed, self._is_new = job, typed, is_new
+        self._job, self._submitted, self._is_new = job, submitted, is_new
         self._since = self._line_since = time.monotonic()
         self._line, self._is_said, self._is_unseen, self._was_accepted = "", False, False, False
         self.status: Object = {}
@@ -205,7 +200,7 @@ class StartWatch:
         """Remove a new job that is refused: it has no pods, and would be in the way of the corrected one. Return what became of it, and
         what to do.
         """
-        job, file = self._job, self._typed.file
+        job, file = self._job, self._submitted.typed.file
         if self._is_new:
             try:
                 job.run(lambda cluster: cluster.delete("TrainingJob", job.namespace, job.name, job.uid))
@@ -213,11 +208,11 @@ class StartWatch:
                 pass
             else:
                 mend = "once the cluster is right:" if now.is_of_cluster else f"correct {file}, then"
-                return f"it was removed again: {mend} {self._typed.again()}"
+                return f"it was removed again: {mend} {self._submitted.again()}"
         if now.is_of_cluster:
             return f"it stays there, and starts by itself once the cluster is right, or lockstep delete {job.at}"
         there = job.job["spec"].get("cluster")
-        return f"it stays there: correct {file}, then {self._typed.apply(there, there)}, or lockstep delete {job.at} and run it again"
+        return f"it stays there: correct {file}, then {self._submitted.apply(there, there)}, or lockstep delete {job.at} and run it again"
 
 
 def _until(job: KubernetesJob, watch: StartWatch, reached: Callable[[SubmittedState], bool]) -> None:

@@ -119,10 +119,10 @@ def test_without_a_terminal_the_refusal_has_the_command(
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO())
     with pytest.raises(Failed) as refused:
-        deploy(TargetOptions(), mine, Mode.TCP, dev=False)
+        deploy(TargetOptions(), mine, Mode.TCP, dev=False, image="r/o:1", force=True)
     sentence, command = refused.value.args
     assert sentence.endswith(", and nothing was sent. For an operator of namespace team alone, type:")
-    assert command == f"  lockstep deploy {mine} --mode tcp --no-dev --namespace-only"
+    assert command == f"  lockstep deploy {mine} --mode tcp --image r/o:1 --no-dev --force --namespace-only"
     assert there.written == [] and carried_out == []
 
 

@@ -23,6 +23,7 @@ from lockstep.cli.shared.jobargs import TargetOptions
 from lockstep.cli.shared.places import Verb
 from lockstep.kube.cluster import ApiError, Cluster
 from lockstep.kube.kinds import path_of
+from lockstep.plan.cluster.scope import OWN, Scope
 from lockstep.plan.ship.deploy import Left, State
 from lockstep.platforms.clusters.install import monitoring_objects, with_one_default, without_unknown_kinds
 from lockstep.platforms.clusters.send import Sent
@@ -82,7 +83,7 @@ def test_rdma_without_rails_is_warned_of_with_its_line_before_anything_is_sent(
     path = tmp_path / "bare.yaml"
     path.write_text(NO_RAILS)
     monkeypatch.setattr("lockstep.cli.clusters.deploy._checked", lambda verb, cluster, mode, *_: planned(verb, cluster, mode))
-    monkeypatch.setattr("lockstep.cli.clusters.deploy._is_for_one_namespace", lambda verb, plan, typed, only_looks: False)
+    monkeypatch.setattr("lockstep.cli.clusters.deploy._is_for_one_namespace", lambda *_, only_looks: False)
     monkeypatch.setattr("lockstep.cli.clusters.difference.diff_deployment", lambda objects, context: None)
 
     async def carry_out(plan: Any, *_: Any) -> bool:
@@ -107,7 +108,7 @@ def test_a_first_operator_whose_image_names_no_registry_is_refused_before_anythi
     path = tmp_path / "bare.yaml"
     path.write_text(PLAIN)
     monkeypatch.setenv("LOCKSTEP_STATE", str(tmp_path / "state"))
-    monkeypatch.setattr("lockstep.cli.clusters.deploy._is_for_one_namespace", lambda verb, plan, typed, only_looks: False)
+    monkeypatch.setattr("lockstep.cli.clusters.deploy._is_for_one_namespace", lambda *_, only_looks: False)
     sent: list[str] = []
 
     async def carry_out(plan: Any, *_: Any) -> bool:
@@ -355,10 +356,10 @@ def test_kinds_that_the_cluster_does_not_know_are_left_out_and_said(there: bool)
     ])  # fmt: skip
 
 
-@pytest.mark.parametrize("scope", [None, ("lockstep", "b"), "own"])
-def test_an_operator_of_one_namespace_comes_without_bounds_of_another_s_account(scope: Any) -> None:
+@pytest.mark.parametrize("scope", [None, Scope(("lockstep", "b")), OWN])
+def test_an_operator_of_one_namespace_comes_without_bounds_of_another_s_account(scope: Scope | None) -> None:
     kinds = {item["kind"] for item in planned(Verb(), "local", Mode.TCP, scope=scope).objects}
-    assert ("ValidatingAdmissionPolicy" in kinds) == (scope != "own")
+    assert ("ValidatingAdmissionPolicy" in kinds) == (scope != OWN)
 
 
 @pytest.mark.parametrize(("other", "marked"), [("theirs", False), ("local", True), (None, True)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,9 +26,9 @@ from lockstep.cli.shared.jobargs import TargetOptions
 from lockstep.cli.shared.places import Verb
 from lockstep.cli.shared.terminal import Progress
 from lockstep.kube.aim import Connections
-from lockstep.kube.cluster import ApiError, Cluster
+from lockstep.kube.cluster import ApiError, Client, Cluster
 from lockstep.kube.kinds import KINDS, path_of
-from lockstep.plan.cluster.scope import ADMISSION
+from lockstep.plan.cluster.scope import ADMISSION, OWN
 from lockstep.plan.ship.deploy import Left, State, called, counted, difference, jobs_using, objects_of_cluster, removable_claims
 from lockstep.plan.ship.openshift import puller
 from lockstep.platforms.clusters import install, remove
@@ -310,17 +310,12 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Api:
     """What every connection of a verb is to."""
     found = Api()
 
-    class Connected:
-        async def __aenter__(self) -> Api:
-            return found
+    async def connect(_: object) -> AbstractAsyncContextManager[Api]:
+        return nullcontext(found)
 
-        async def __aexit__(self, *_: object) -> None:
-            pass
-
-    async def connect(context: str | None = None) -> Connected:
-        return Connected()
-
-    monkeypatch.setattr(Cluster, "connect", staticmethod(connect))
+    monkeypatch.setattr(Cluster, "connect", connect)
+    monkeypatch.setattr(Client, "__init__", lambda *_: None)
+    monkeypatch.setattr(Client, "connected", lambda _: nullcontext(found))
     monkeypatch.setattr(Api, "server", "https://here:6443")
     monkeypatch.setattr(clean, "_plan", lambda verb, cluster, force: planned(verb, cluster, Mode.TCP))
     return found
@@ -384,8 +379,8 @@ def test_uninstall_names_the_way_to_remove_the_dev_environment_that_a_deployment
 
 
 def test_a_namespace_s_own_operator_goes_without_jobs_that_are_stopped(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clean, "_plan", lambda verb, cluster, force: planned(verb, cluster, Mode.TCP, scope="own"))
-    for item in planned(Verb(), "local", Mode.TCP, scope="own").objects:
+    monkeypatch.setattr(clean, "_plan", lambda verb, cluster, force: planned(verb, cluster, Mode.TCP, scope=OWN))
+    for item in planned(Verb(), "local", Mode.TCP, scope=OWN).objects:
         asyncio.run(api.apply(item))
     put(api, {**a_job("other"), "status": {"nodes": 2}})
     with pytest.raises(ConfigError, match=r"pods that report to this operator \(lockstep/other\): stop them first"):

@@ -15,12 +15,14 @@ from typer.testing import CliRunner
 
 import lockstep
 from lockstep.api.errors import ConfigError, Failed
+from lockstep.api.objects import Typed
 from lockstep.cli.clusters import quickstart
 from lockstep.cli.jobs import change, get, top
 from lockstep.cli.main import app
 from lockstep.cli.shared.jobargs import Form, TargetOptions
 from lockstep.kube import jobs
 from lockstep.kube.cluster import Cluster
+from lockstep.plan.ahead.submission import SubmittedAs
 from lockstep.plan.pages.logs import LogSelection
 from lockstep.platforms.clusters import imagebuild
 from lockstep.platforms.files import sending
@@ -40,7 +42,7 @@ from lockstep.platforms.places import drilledjob, drills
 from support.fake_cluster import FakeCluster
 from unit.platforms.kubernetes.test_run import RUNS, Namespace, node, ran
 from unit.silent_place import SilentPlace
-from unit.virtual_time import VirtualClock, clock_of, forever
+from unit.virtual_time import VirtualClock, clock_of
 
 Object = dict[str, Any]
 ROOT = Path(lockstep.__file__).parent
@@ -97,7 +99,7 @@ BY_JOB: dict[str, tuple[str, ...]] = {
     "platforms/jobs/logs.py follow": (DELETED, ANEW, *ENDED, REFUSED),
     "platforms/jobs/runs.py followed": (DELETED, ANEW, *ENDED),
     "platforms/places/drills.py _until": (DELETED, ANEW, *ENDED),
-    "platforms/kubernetes/alone.py _follow": (DELETED, ANEW, *ENDED),
+    "platforms/kubernetes/alone.py _until_end": (DELETED, ANEW, *ENDED),
     "platforms/clusters/imagebuild.py _followed": (DELETED, *ENDED),
 }
 """The ends of a job (or a build) by which a wait for it ends. A suspended job that is followed goes on when it is resumed, which is said.
@@ -123,8 +125,7 @@ BY_TIME = {
     "platforms/hosts/ssh.py patiently": "PAUSES",
     "platforms/hosts/wheelhouse.py _again": "TRIES",
     "platforms/kubernetes/probe.py _ended": "WAIT_SECONDS",
-    "platforms/kubernetes/alone.py _until_pods_are_gone": "GONE_SECONDS",
-    "platforms/kubernetes/alone.py _remove_finished": "GONE_SECONDS",
+    "platforms/kubernetes/alone.py _until_gone": "GONE_SECONDS",
     "platforms/places/drilledjob.py until": "timeout_seconds",
     "platforms/places/drilledjob.py wait": "seconds",
     "platforms/places/drilledjob.py __enter__": "30.0",
@@ -142,7 +143,6 @@ WITH_ANOTHER = {
     "programs.py beat": "the program that it keeps alive",
     "platforms/hosts/chain.py _beat": "the copy beside which it runs",
     "platforms/hosts/ssh.py _alone": "another process of yours, whose lock ends with it",
-    "platforms/kubernetes/alone.py follow": "_follow, which cancels it",
     "platforms/kubernetes/shortruns.py _all_pods": "run_until, which has a limit and ends it",
     "platforms/jobs/terminal.py _follow_size": "the session, which cancels it",
     "platforms/hosts/joined/join.py _attend": "the agent, whose own waits end",
@@ -276,7 +276,7 @@ def watch(world: World) -> object:
 
 
 def until(world: World) -> None:
-    seen = submit.StartWatch(world.cluster_job, cast(Any, SimpleNamespace(file="x.yaml", apply=lambda *_: "")), is_new=False)
+    seen = submit.StartWatch(world.cluster_job, SubmittedAs(Typed("x.yaml"), "local", "ns", ""), is_new=False)
     submit._until(world.cluster_job, seen, lambda now: now.is_ready)
 
 
@@ -364,26 +364,25 @@ def in_a_namespace(world: World) -> Awaitable[object]:
     """A run whose keeper has taken its pods at its end, while nothing looked."""
     run = ran()
     server, steps = Namespace(run, (node(0, RUNS), node(1, RUNS))), iter(range(1000))
-    stateful_set = server.items["StatefulSet", "x"]
+    stateful_set = server.objects["StatefulSet", "x"]
     pods, code = server.list, {COMPLETE: 0, FAILED: 1}.get(world.end)
 
     async def listed(kind: str, *words: Any) -> Object:
         if kind == "Pod" and next(steps) == 3:
             if world.end == DELETED:
-                server.items.pop(("StatefulSet", "x"))
-                server.items["StatefulSet", "other"] = stateful_set
+                server.objects.pop(("StatefulSet", "x"))
+                server.objects["StatefulSet", "other"] = stateful_set
             elif world.end == ANEW:
                 stateful_set["metadata"]["ownerReferences"] = [{"kind": "ConfigMap", "name": "x-run-another"}]
             else:
                 stateful_set["spec"]["replicas"] = 0
-        return await pods(kind, *words) if ("StatefulSet", "x") in server.items else {"items": []}
+        return await pods(kind, *words) if ("StatefulSet", "x") in server.objects else {"items": []}
 
     async def ended_since(*_: object) -> int | None:
         return code
 
     world.patch.setattr(server, "list", listed)
     world.patch.setattr(in_namespace, "_ended_since", ended_since)
-    world.patch.setattr(in_namespace._Log, "follow", forever)
     return in_namespace._follow(cast(Cluster, server), run, lambda line: None)
 
 
@@ -427,7 +426,7 @@ STORIES: dict[str, Callable[[World], Any]] = {
     "platforms/jobs/logs.py follow": followed_log,
     "platforms/jobs/runs.py followed": followed_folder,
     "platforms/places/drills.py _until": drilled,
-    "platforms/kubernetes/alone.py _follow": in_a_namespace,
+    "platforms/kubernetes/alone.py _until_end": in_a_namespace,
     "platforms/clusters/imagebuild.py _followed": built,
 }
 QUICK = 45.0

@@ -12,12 +12,13 @@ import pytest
 from lockstep.api.job import TrainingJob, TrainingJobSpec
 from lockstep.api.model import Model
 from lockstep.api.names import FIXED_FIELDS
+from lockstep.api.objects import Typed
 from lockstep.api.training import Training
-from lockstep.plan.ahead.submission import UNREADABLE, SubmittedAs, differences, name_taken, standing
+from lockstep.plan.ahead.submission import UNREADABLE, SubmittedAs, differences, ended, name_taken, standing
 from lockstep.plan.reasons import Reason
 
 Object = dict[str, Any]
-TYPED = SubmittedAs("job.yaml", "local", "team", "cluster local", ("-n", "team"))
+TYPED = SubmittedAs(Typed("job.yaml", ("-n", "team")), "local", "team", "cluster local")
 SPEC: Object = {
     "nodes": 2,
     "training": {"model": {"name": "/workspace/models/base"}, "data": {"path": "/datasets/train.jsonl"}},
@@ -114,7 +115,7 @@ def test_a_job_that_is_complete_is_trained_anew_only_from_step_0() -> None:
 
 
 def test_what_changes_a_job_goes_through_render_where_the_file_alone_does_not_say_it() -> None:
-    typed = SubmittedAs("job.yaml", "local", "team", "cluster local", ("--set", "startTimeoutSeconds=77"))
+    typed = SubmittedAs(Typed("job.yaml", ("--set", "startTimeoutSeconds=77")), "local", "team", "cluster local")
     expected = "lockstep render -f job.yaml --set startTimeoutSeconds=77 --cluster local -n team -o job | kubectl apply -f -"
     assert any(line.strip().startswith(expected) for line in name_taken(a_job(startTimeoutSeconds=77), on_cluster(RUNNING), typed))
 
@@ -136,15 +137,20 @@ def test_what_changes_a_job_goes_through_render_where_the_file_alone_does_not_sa
 def test_a_change_leaves_the_job_the_cluster_that_it_may_not_change(
     wanted: str | None, there: str | None, options: tuple[str, ...], expected: str
 ) -> None:
-    typed = SubmittedAs("job.yaml", "local", "team", "cluster local", options)
+    typed = SubmittedAs(Typed("job.yaml", options), "local", "team", "cluster local")
     ours = a_job(startTimeoutSeconds=77, **({"cluster": wanted} if wanted else {}))
     lines = name_taken(ours, on_cluster(RUNNING, **({"cluster": there} if there else {})), typed)
     assert [line.strip().partition("   #")[0] for line in lines if "apply" in line] == [expected]
 
 
+def test_commands_for_a_job_that_has_ended_lead_to_the_same_context() -> None:
+    lines = ended(a_job(), on_cluster(DONE), "demo -n team --context c", "", Typed("job.yaml", ("-n", "team"), context="c"))
+    assert [line for line in lines[1:] if "--context c" not in line] == []
+
+
 def test_what_was_typed_with_fresh_is_repeated_with_it() -> None:
     change = "training.checkpoint.resumeFrom=None"
-    typed = SubmittedAs("job.yaml", "local", "team", "cluster local", ("-n", "team"), " --context c", "c", (change,))
+    typed = SubmittedAs(Typed("job.yaml", ("-n", "team"), (change,), context="c"), "local", "team", "cluster local", " --context c")
     training = {**SPEC["training"], "checkpoint": {"resumeFrom": "None"}}
     running = name_taken(a_job(training=training), on_cluster(RUNNING), typed)
     expected = f"lockstep render -f job.yaml -n team --cluster local --set {change} -o job | kubectl apply --context c -f -"

@@ -11,9 +11,9 @@ import pytest
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import OPERATOR_NAME, OPERATOR_NAMESPACE
 from lockstep.cli.clusters.deploy import _refuse_what_lacks
-from lockstep.cli.clusters.deploymentplan import Chosen, Mode, chosen_scope, planned
+from lockstep.cli.clusters.deploymentplan import Mode, chosen_scope, planned
 from lockstep.cli.shared.places import Verb
-from lockstep.plan.cluster.scope import NAMED_BINDING, NOT_IN_A_NAMESPACE, PROFILE_CONFIG, PROFILE_KEY, Scope, scope_of
+from lockstep.plan.cluster.scope import EVERYWHERE, NAMED_BINDING, NOT_IN_A_NAMESPACE, OWN, PROFILE_CONFIG, PROFILE_KEY, Scope, scope_of
 from lockstep.plan.ship.deploy import called
 from lockstep.platforms.clusters.facts import unserved
 from lockstep.platforms.clusters.send import remove_outdated
@@ -21,20 +21,20 @@ from lockstep.platforms.operator.operator import WATCHED, Settings, read_profile
 from unit.cli.deploy.test_deploying import Api
 
 Object = dict[str, Any]
-NAMED = ("lockstep", "team")
+NAMED = Scope(("lockstep", "team"))
 
 
-def objects(scope: Chosen, kind: str, name: str = "", cluster: str = "local") -> list[Object]:
+def objects(scope: Scope | None, kind: str, name: str = "", cluster: str = "local") -> list[Object]:
     sent = planned(Verb(), cluster, Mode.TCP, scope=scope).objects
     return [item for item in sent if item["kind"] == kind and name in ("", item["metadata"]["name"])]
 
 
-def environment(scope: Chosen) -> dict[str, str]:
+def environment(scope: Scope | None) -> dict[str, str]:
     (deployment,) = objects(scope, "Deployment")
     return {item["name"]: item.get("value", "") for item in deployment["spec"]["template"]["spec"]["containers"][0]["env"]}
 
 
-def rules(scope: Chosen, kind: str, name: str) -> list[Object]:
+def rules(scope: Scope | None, kind: str, name: str) -> list[Object]:
     (role,) = objects(scope, kind, name)
     return list(role["rules"])
 
@@ -43,15 +43,15 @@ def test_in_named_namespaces_the_same_rules_are_bound_there_and_nowhere_else() -
     assert rules(NAMED, "ClusterRole", OPERATOR_NAME) == rules(None, "ClusterRole", OPERATOR_NAME)
     assert [b["metadata"]["name"] for b in objects(NAMED, "ClusterRoleBinding")] == [f"{OPERATOR_NAME}-cluster"]
     bound = objects(NAMED, "RoleBinding", NAMED_BINDING)
-    assert [item["metadata"]["namespace"] for item in bound] == list(NAMED)
+    assert [item["metadata"]["namespace"] for item in bound] == list(NAMED.namespaces)
     assert all(item["subjects"] == [{"kind": "ServiceAccount", "name": OPERATOR_NAME, "namespace": OPERATOR_NAMESPACE}] for item in bound)
     assert environment(NAMED)["LOCKSTEP_NAMESPACES"] == "lockstep,team"
 
 
-@pytest.mark.parametrize("scope", [(OPERATOR_NAMESPACE, "lockstep"), ("lockstep",)])
-def test_no_two_objects_have_one_name(scope: Chosen) -> None:
+@pytest.mark.parametrize("scope", [Scope((OPERATOR_NAMESPACE, "lockstep")), Scope(("lockstep",))])
+def test_no_two_objects_have_one_name(scope: Scope | None) -> None:
     """Not even where jobs run beside the operator, or beside an operator of their own: what a RoleBinding grants can't be changed."""
-    names = [called(item) for chosen in (scope, "own") for item in planned(Verb(), "local", Mode.TCP, scope=chosen).objects]
+    names = [called(item) for chosen in (scope, OWN) for item in planned(Verb(), "local", Mode.TCP, scope=chosen).objects]
     bindings = [name for name in names if name.startswith("RoleBinding")]
     assert len(bindings) == len(set(bindings))
 
@@ -59,7 +59,7 @@ def test_no_two_objects_have_one_name(scope: Chosen) -> None:
 @pytest.mark.parametrize("cluster", ["local", "barcelona"])
 def test_jobs_find_in_every_named_namespace_what_they_need(cluster: str) -> None:
     home = planned(Verb(), cluster, Mode.AUTO).namespace
-    sent = planned(Verb(), cluster, Mode.AUTO, scope=(home, "team")).objects
+    sent = planned(Verb(), cluster, Mode.AUTO, scope=Scope((home, "team"))).objects
     places = {name: {item["kind"] for item in sent if item["metadata"].get("namespace") == name} for name in (home, "team")}
     assert places["team"] - {"PersistentVolumeClaim"} == places[home] - {"PersistentVolumeClaim"} >= {"ServiceAccount", "RoleBinding"}
     rdma = [item for item in sent if item["metadata"]["name"] == "lockstep-rdma" and item["kind"] == "RoleBinding"]
@@ -72,7 +72,7 @@ def test_jobs_find_in_every_named_namespace_what_they_need(cluster: str) -> None
 
 @pytest.mark.parametrize("cluster", ["local", "barcelona"])
 def test_for_a_single_namespace_everything_is_in_it(cluster: str) -> None:
-    sent = planned(Verb(), cluster, Mode.TCP, scope="own")
+    sent = planned(Verb(), cluster, Mode.TCP, scope=OWN)
     assert {item["kind"] for item in sent.objects}.isdisjoint(NOT_IN_A_NAMESPACE)
     assert {item["metadata"]["namespace"] for item in sent.objects} == {sent.namespace}
     assert OPERATOR_NAMESPACE not in json.dumps([item for item in sent.objects if item["kind"] != "Deployment"])
@@ -84,19 +84,19 @@ def test_a_single_namespace_s_operator_has_the_rules_that_are_needed_there_by_a_
     left_out = {"apiGroups": [""], "resources": ["pods"], "verbs": ["delete"]}  # lost Nodes are none of its business
     whole = rules(None, "ClusterRole", OPERATOR_NAME)
     assert left_out in whole
-    assert rules("own", "Role", f"{OPERATOR_NAME}-jobs") == [rule for rule in whole if rule != left_out]
-    assert rules("own", "Role", OPERATOR_NAME) == rules(None, "Role", OPERATOR_NAME)
-    granted = {resource for item in objects("own", "Role") for rule in item["rules"] for resource in rule["resources"]}
+    assert rules(OWN, "Role", f"{OPERATOR_NAME}-jobs") == [rule for rule in whole if rule != left_out]
+    assert rules(OWN, "Role", OPERATOR_NAME) == rules(None, "Role", OPERATOR_NAME)
+    granted = {resource for item in objects(OWN, "Role") for rule in item["rules"] for resource in rule["resources"]}
     assert granted.isdisjoint({"nodes", "trainingclusters", "tokenreviews", "subjectaccessreviews"})
 
 
 def test_its_settings_lead_to_its_namespace_and_its_profile(tmp_path: Any) -> None:
-    settings = Settings.from_environment(environment("own"))
+    settings = Settings.from_environment(environment(OWN))
     assert (settings.namespace, settings.namespaces, settings.metrics_port) == ("lockstep", ("lockstep",), 0)
     assert settings.report_url == "https://lockstep-operator.lockstep.svc/v1/report"
     assert {watched.kind for watched in WATCHED} - {watched.kind for watched in settings.watched} == {"Node", "TrainingCluster"}
     assert settings.places("Pod") == ("lockstep",)
-    (config,) = objects("own", "ConfigMap", PROFILE_CONFIG)
+    (config,) = objects(OWN, "ConfigMap", PROFILE_CONFIG)
     path = tmp_path / PROFILE_KEY
     path.write_text(config["data"][PROFILE_KEY])
     (profile,) = objects(None, "TrainingCluster")
@@ -108,28 +108,34 @@ def test_for_the_whole_cluster_everything_is_listed_everywhere() -> None:
     settings = Settings.from_environment(environment(None))
     assert (settings.watched, settings.places("Pod"), settings.places("Node")) == (WATCHED, (None,), (None,))
     named = Settings.from_environment(environment(NAMED))
-    assert (named.watched, named.places("Pod"), named.places("Node")) == (WATCHED, NAMED, (None,))
+    assert (named.watched, named.places("Pod"), named.places("Node")) == (WATCHED, NAMED.namespaces, (None,))
 
 
 def test_another_profile_starts_a_single_namespace_s_operator_again() -> None:
     def mark(mode: Mode) -> str:
-        (deployment,) = (item for item in planned(Verb(), "barcelona", mode, scope="own").objects if item["kind"] == "Deployment")
+        (deployment,) = (item for item in planned(Verb(), "barcelona", mode, scope=OWN).objects if item["kind"] == "Deployment")
         return str(deployment["spec"]["template"]["metadata"]["annotations"]["lockstep.dev/cluster-hash"])
 
     assert mark(Mode.TCP) == mark(Mode.TCP) != mark(Mode.RDMA)
 
 
-@pytest.mark.parametrize("scope", [None, NAMED, "own"])
-def test_what_was_chosen_is_read_back_from_the_deployment(scope: Chosen) -> None:
+@pytest.mark.parametrize("scope", [None, NAMED, OWN])
+def test_what_was_chosen_is_read_back_from_the_deployment(scope: Scope | None) -> None:
     (deployment,) = objects(scope, "Deployment")
     assert scope_of(deployment) == planned(Verb(), "local", Mode.TCP, scope=scope).scope
 
 
 @pytest.mark.parametrize(
     ("namespaces", "only", "chosen"),
-    [(None, None, None), ("all", None, "all"), ("a,b", None, ("a", "b")), ("b, a,b", None, ("b", "a")), (None, True, "own")],
+    [
+        (None, None, None),
+        ("all", None, EVERYWHERE),
+        ("a,b", None, Scope(("a", "b"))),
+        ("b, a,b", None, Scope(("b", "a"))),
+        (None, True, OWN),
+    ],
 )
-def test_the_command_line_says_where(namespaces: str | None, only: bool | None, chosen: Chosen) -> None:
+def test_the_command_line_says_where(namespaces: str | None, only: bool | None, chosen: Scope | None) -> None:
     assert chosen_scope(namespaces, only) == chosen
 
 
@@ -149,15 +155,15 @@ def test_what_can_t_be_meant_is_refused(namespaces: str, only: bool | None, said
 
 def test_the_cluster_file_s_own_namespace_has_to_be_among_them() -> None:
     with pytest.raises(ConfigError, match="own namespace lockstep is not among team"):
-        planned(Verb(), "local", Mode.TCP, scope=("team",))
+        planned(Verb(), "local", Mode.TCP, scope=Scope(("team",)))
 
 
 def test_a_single_namespace_s_operator_serves_no_metrics() -> None:
     with pytest.raises(ConfigError, match="--monitoring: the operator of one namespace serves no metrics"):
-        planned(Verb(), "local", Mode.TCP, scope="own", monitoring=True)
+        planned(Verb(), "local", Mode.TCP, scope=OWN, monitoring=True)
 
 
-def api_with(scope: Chosen) -> Api:
+def api_with(scope: Scope | None) -> Api:
     api = Api()
     for item in planned(Verb(), "local", Mode.TCP, scope=scope).objects:
         asyncio.run(api.apply(item))
@@ -170,9 +176,9 @@ def rights(api: Api) -> set[str]:
 
 @pytest.mark.parametrize(
     ("before", "after"),
-    [(None, NAMED), (NAMED, None), (NAMED, ("lockstep",)), (("lockstep",), NAMED), (None, None), (NAMED, NAMED)],
+    [(None, NAMED), (NAMED, None), (NAMED, Scope(("lockstep",))), (Scope(("lockstep",)), NAMED), (None, None), (NAMED, NAMED)],
 )
-def test_rights_that_another_choice_gave_are_taken_away(before: Chosen, after: Chosen) -> None:
+def test_rights_that_another_choice_gave_are_taken_away(before: Scope | None, after: Scope | None) -> None:
     api = api_with(before)
     for item in planned(Verb(), "local", Mode.TCP, scope=after).objects:
         asyncio.run(api.apply(item))
@@ -180,7 +186,7 @@ def test_rights_that_another_choice_gave_are_taken_away(before: Chosen, after: C
     assert rights(api) == rights(api_with(after))
 
 
-def refusal(api: Api, scope: Chosen = "own") -> str:
+def refusal(api: Api, scope: Scope | None = OWN) -> str:
     with pytest.raises(Failed) as refused:
         asyncio.run(_refuse_what_lacks(api, planned(Verb(), "local", Mode.TCP, scope=scope)))
     return "\n".join(map(str, refused.value.args))
@@ -200,7 +206,7 @@ def test_jobs_that_another_operator_runs_are_not_taken_over() -> None:
     assert "the pods of x report to the operator of the whole cluster" in refusal(api)
     account = {"kind": "ServiceAccount", "metadata": {"name": OPERATOR_NAME, "namespace": "lockstep"}}
     api.objects[f"ServiceAccount lockstep/{OPERATOR_NAME}"] = account
-    asyncio.run(_refuse_what_lacks(api, planned(Verb(), "local", Mode.TCP, scope="own")))
+    asyncio.run(_refuse_what_lacks(api, planned(Verb(), "local", Mode.TCP, scope=OWN)))
 
 
 def test_a_named_namespace_that_is_not_there_is_refused_before_anything_is_sent() -> None:
@@ -211,8 +217,8 @@ def test_a_named_namespace_that_is_not_there_is_refused_before_anything_is_sent(
 
 
 @pytest.mark.parametrize("scope", [None, NAMED])
-def test_a_namespace_s_own_operator_has_to_go_before_another_works_there(scope: Chosen) -> None:
-    api = api_with("own")
+def test_a_namespace_s_own_operator_has_to_go_before_another_works_there(scope: Scope | None) -> None:
+    api = api_with(OWN)
     put(api, "Namespace", "team")
     assert "remove the one in lockstep first (lockstep cluster uninstall local)" in refusal(api, scope)
     del api.objects[f"Deployment lockstep/{OPERATOR_NAME}"]
@@ -228,7 +234,7 @@ def put(api: Api, kind: str, name: str, **more: Any) -> None:
     ("scope", "namespace", "said"),
     [
         (None, "team", ""),
-        ("own", "lockstep", ""),
+        (OWN, "lockstep", ""),
         (NAMED, "team", ""),
         (
             NAMED,
@@ -237,7 +243,7 @@ def put(api: Api, kind: str, name: str, **more: Any) -> None:
         ),
     ],
 )
-def test_a_namespace_in_which_no_operator_works_is_told_who_changes_that(scope: Chosen, namespace: str, said: str) -> None:
+def test_a_namespace_in_which_no_operator_works_is_told_who_changes_that(scope: Scope | None, namespace: str, said: str) -> None:
     answer = asyncio.run(unserved(api_with(scope), namespace))
     assert answer.startswith(said) and bool(answer) == bool(said)
 

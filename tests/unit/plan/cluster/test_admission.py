@@ -6,7 +6,7 @@ import pytest
 
 from lockstep.cli.clusters.deploymentplan import Mode, planned
 from lockstep.cli.shared.places import Verb
-from lockstep.plan.cluster.admission import AccountStanding, Admission, TypedDeployment, admission, needed_for_operator
+from lockstep.plan.cluster.admission import AccountStanding, Admission, admission, needed_for_operator
 
 LACKS = ({"kind": "ClusterRole", "metadata": {"name": "lockstep-operator"}},)
 
@@ -41,18 +41,3 @@ def test_what_the_account_lacks_is_said_by_kind_and_by_namespace() -> None:
         " ClusterRoleBindings and objects of namespace lockstep-system)"
     )
     assert AccountStanding(LACKS).missing.endswith("(it may not change ClusterRoles)")
-
-
-@pytest.mark.parametrize(
-    ("typed", "expected"),
-    [
-        (TypedDeployment("mine"), "lockstep deploy mine --namespace-only"),
-        (
-            TypedDeployment("my file.yaml", "rdma", "r/o:1", dev=False, force=True),
-            "lockstep deploy 'my file.yaml' --mode rdma --image r/o:1 --no-dev --force --namespace-only",
-        ),
-        (TypedDeployment("mine", context="c"), "lockstep deploy mine --context c --namespace-only"),
-    ],
-)
-def test_the_command_is_the_one_that_was_typed_with_the_choice(typed: TypedDeployment, expected: str) -> None:
-    assert typed.for_one_namespace() == expected

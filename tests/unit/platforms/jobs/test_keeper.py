@@ -57,14 +57,14 @@ def test_its_pod_is_restricted_asks_for_no_gpu_comes_back_and_is_none_of_the_job
     [
         ({}, False, None),
         ({"state": {"running": {}}}, False, None),
-        ({"state": {"terminated": {"exitCode": 0}}}, False, (0, False)),
-        ({"state": {"running": {}}, "lastState": {"terminated": {"exitCode": 1}}}, False, (1, True)),
+        ({"state": {"terminated": {"exitCode": 0}}}, False, 0),
+        ({"state": {"running": {}}, "lastState": {"terminated": {"exitCode": 1}}}, False, 1),
         ({"state": {"running": {}}, "lastState": {"terminated": {"exitCode": 137}}}, False, None),
-        ({"state": {"terminated": {"exitCode": 75}}}, False, (75, False)),
+        ({"state": {"terminated": {"exitCode": 75}}}, False, 75),
         ({"state": {"terminated": {"exitCode": 75}}}, True, None),
     ],
 )
-def test_what_ends_a_run_is_what_its_agent_says(status: Object, deleted: bool, expected: tuple[int, bool] | None) -> None:
+def test_what_ends_a_run_is_what_its_agent_says(status: Object, deleted: bool, expected: int | None) -> None:
     pod = {"metadata": {"deletionTimestamp": "t"} if deleted else {}, "status": {"containerStatuses": [status] if status else []}}
     assert keeper_program.verdict(pod, list(VERDICTS), 75) == expected
 

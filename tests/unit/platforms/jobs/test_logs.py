@@ -233,6 +233,21 @@ def test_what_a_container_wrote_last_before_it_was_restarted_is_not_lost(monkeyp
     assert cluster.queries[1]["previous"] == "true"
 
 
+@pytest.mark.parametrize(("restarts", "query"), [(0, {}), (1, {"previous": "true"})])
+def test_the_rest_of_a_log_that_broke_off_is_read_when_the_job_has_ended(restarts: int, query: Object) -> None:
+    class Breaking(Logged):
+        async def log(self, *where: Any) -> AsyncIterator[str]:
+            async for line in super().log(*where):
+                yield line
+            if len(self.queries) == 1:
+                self.objects["Pod", "x-0"] = pod("x-0", restarts=restarts)
+                raise ConnectionResetError
+
+    cluster = Breaking(pod("x-0"), streams=[stamped("a"), stamped("a", "the end")])
+    assert asyncio.run(followed(cluster, ended_after(0))) == ["a", "the end"]
+    assert cluster.queries[1].items() >= query.items() and "follow" not in cluster.queries[1]
+
+
 def test_of_a_job_that_has_ended_few_last_lines_come_from_those_that_were_kept() -> None:
     assert read(Logged(kept("a", "b", "c")), LogSelection(tail=2)) == ["b", "c"]
 

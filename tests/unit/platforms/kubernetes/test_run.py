@@ -27,7 +27,7 @@ from lockstep.platforms.jobs.observe import JobObserver
 from lockstep.platforms.jobs.shortresults import Short, measured_steps
 from lockstep.platforms.kubernetes import alone as module
 from lockstep.platforms.kubernetes import shortruns
-from lockstep.platforms.kubernetes.alone import TimeLimit, _ended_since, _follow, _Log, _remove_finished, _verdict, run_until
+from lockstep.platforms.kubernetes.alone import _ended_since, _exit_code, _follow, _remove_finished, run_until
 from lockstep.platforms.kubernetes.objects import Run, objects
 from lockstep.platforms.kubernetes.shortruns import PodRuns
 from lockstep.platforms.kubernetes.status import observe_run
@@ -35,87 +35,14 @@ from lockstep.platforms.places.backend import Order
 from lockstep_gang.contract.run import parse_run, run_text
 from support.fake_cluster import FakeCluster
 from support.process_place import ProcessPlace
-from unit.kube.test_bounds import Recording
 from unit.virtual_time import VirtualClock
 
 Object = dict[str, Any]
-DAY = "2026-11-21T09:00:0"
-ENDED = [f"{DAY}1Z rank 1 raised ValueError", f"{DAY}2Z Failed"]
-STARTED_AGAIN = [f"{DAY}3Z this job has failed already"]
-
-
-class RestartedAfterFirstLook:
-    """A kubelet that starts the container again after the first request for its log."""
-
-    def __init__(self) -> None:
-        self.requests = 0
-
-    async def log(self, namespace: str, pod: str, container: str, query: Mapping[str, str]) -> AsyncIterator[str]:
-        self.requests += 1
-        if "previous" not in query:
-            lines = STARTED_AGAIN
-        elif self.requests == 1:
-            raise ApiError(400, "BadRequest", "previous terminated container not found")
-        else:
-            lines = ENDED
-        for line in lines:
-            yield line
-
-
-class _Run:
-    name, namespace = "x", "ns"
 
 
 def target(cluster: object) -> Target:
     """Return the namespace `default` behind this connection."""
     return Target(cast(Any, SimpleNamespace(connected=lambda: contextlib.nullcontext(cluster))), "default", "local")
-
-
-def told(cluster: Any, *, previous: bool) -> list[str]:
-    said: list[str] = []
-    asyncio.run(_Log(cast(Cluster, cluster), cast(Run, _Run()), said.append).rest(previous=previous))
-    return said
-
-
-def test_lines_of_a_container_that_is_started_again_while_they_are_read_are_not_lost() -> None:
-    said = told(RestartedAfterFirstLook(), previous=False)
-    assert {"rank 1 raised ValueError", "Failed"} <= set(said)
-    assert len(said) == len(set(said))
-
-
-def test_only_the_ended_container_is_read_when_it_was_started_again_before() -> None:
-    cluster = RestartedAfterFirstLook()
-    cluster.requests = 1
-    assert told(cluster, previous=True) == ["rank 1 raised ValueError", "Failed"]
-
-
-class NotThereYet:
-    """A kubelet that complains in the stream itself when it is asked before the log's file is there, and ends the stream."""
-
-    def __init__(self) -> None:
-        self.requests = 0
-
-    async def log(self, namespace: str, pod: str, container: str, query: Mapping[str, str]) -> AsyncIterator[str]:
-        self.requests += 1
-        for line in ["failed to try resolving symlinks in path: no such file"] if self.requests == 1 else ENDED:
-            yield line
-
-
-async def test_a_log_that_breaks_off_before_its_first_line_is_is_stated_again() -> None:
-    said: list[str] = []
-    complete = asyncio.Event()
-
-    def say(line: str) -> None:
-        said.append(line)
-        if len(said) == len(ENDED):
-            complete.set()
-
-    log = _Log(cast(Cluster, NotThereYet()), cast(Run, _Run()), say)
-    following = asyncio.create_task(log.follow())
-    await asyncio.wait_for(complete.wait(), 10)
-    log.ended = True
-    await following
-    assert said == ["rank 1 raised ValueError", "Failed"]
 
 
 def ran() -> Run:
@@ -146,21 +73,21 @@ def seen(*pods: Object, replicas: int = 2) -> Observed:
 
 @pytest.mark.parametrize("code", [0, 1, 78])
 def test_an_agent_that_has_nothing_left_to_do_has_the_verdict(code: int) -> None:
-    assert _verdict(seen(node(0, ended(code)))) == (code, False)
+    assert _exit_code(seen(node(0, ended(code)))) == code
 
 
 @pytest.mark.parametrize("code", [70, 137])
 def test_an_agent_that_its_kubelet_starts_again_has_no_verdict(code: int) -> None:
     """70: it met what it doesn't know; 137: it was killed."""
-    assert _verdict(seen(node(0, ended(code)))) is None
+    assert _exit_code(seen(node(0, ended(code)))) is None
 
 
 def test_a_pod_that_is_replaced_has_no_verdict_when_it_has_saved() -> None:
     drained = node(0, ended(75), deletionTimestamp="2026-01-01T00:00:00Z")
-    assert _verdict(seen(drained)) is None
-    assert _verdict(seen(drained, replicas=0)) is not None
-    assert _verdict(seen(node(0, ended(75)))) is not None
-    assert _verdict(seen(node(0, ended(1), deletionTimestamp="2026-01-01T00:00:00Z"))) is not None
+    assert _exit_code(seen(drained)) is None
+    assert _exit_code(seen(drained, replicas=0)) is not None
+    assert _exit_code(seen(node(0, ended(75)))) is not None
+    assert _exit_code(seen(node(0, ended(1), deletionTimestamp="2026-01-01T00:00:00Z"))) is not None
 
 
 @pytest.mark.parametrize(("code", "failed"), [(0, "False"), (1, "True")])
@@ -199,48 +126,39 @@ def test_the_record_of_a_run_whose_pods_are_gone_is_looked_at_again_where_its_re
     assert asyncio.run(_ended_since(found.as_cluster, run)) == code
 
 
-class Namespace:
+class Namespace(FakeCluster):
     """An API server with the objects of a run, and a clock that goes on by 20 s at every look at the pods."""
 
     def __init__(self, run: Run, *looks: tuple[Object, ...]) -> None:
-        self.items: dict[tuple[str, str], Object] = {}
-        for number, item in enumerate(objects(run)):
-            owner = [{"kind": "ConfigMap", "name": run.frozen.name}] if number else []
-            metadata = {**item["metadata"], "uid": str(number), "ownerReferences": owner}
-            self.items[item["kind"], item["metadata"]["name"]] = {**item, "metadata": metadata}
+        super().__init__(*objects(run))
+        owner = [{"kind": "ConfigMap", "name": run.frozen.name}]
+        for number, item in enumerate(self.objects.values()):
+            item["metadata"] |= {"uid": str(number), "ownerReferences": owner if number else []}
         self.looks = list(looks)
         self.now = 1_800_000_000.0
         self.scaled: list[int] = []
         self.deleted: list[str] = []
 
-    async def get(self, kind: str, namespace: str, name: str) -> Object | None:
-        return self.items.get((kind, name))
-
-    async def list(self, kind: str, namespace: str, query: Mapping[str, str] | None = None) -> Object:
+    async def list(self, kind: str, namespace: str | None = None, query: Mapping[str, str] | None = None) -> Object:
         if kind != "Pod":
-            return {"items": []}
+            return await super().list(kind, namespace, query)
         self.now += 20
-        replicas = self.items["StatefulSet", "x"]["spec"]["replicas"] if self.items else 0
+        replicas = self.objects["StatefulSet", "x"]["spec"]["replicas"] if self.objects else 0
         pods = self.looks.pop(0) if len(self.looks) > 1 and replicas else self.looks[0]
         return {"items": list(pods) if replicas else []}
 
     async def request(self, method: str, path: str, body: Object, content_type: str) -> None:
         self.scaled.append(body["spec"]["replicas"])
-        self.items["StatefulSet", "x"]["spec"]["replicas"] = self.scaled[-1]
+        self.objects["StatefulSet", "x"]["spec"]["replicas"] = self.scaled[-1]
 
-    async def delete(self, kind: str, namespace: str, name: str, uid: str = "") -> None:
+    async def delete(self, kind: str, namespace: str | None, name: str, *_: Any) -> None:
         self.deleted.append(name)
-        self.items.clear()
-
-    async def log(self, namespace: str, pod: str, container: str, query: Mapping[str, str]) -> AsyncIterator[str]:
-        for line in ():
-            yield line
+        self.objects.clear()
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    for name in ("LOOK_SECONDS", "RETRY_SECONDS"):
-        monkeypatch.setattr(module, name, 0.001)
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.001)
     return monkeypatch
 
 
@@ -277,7 +195,7 @@ def test_a_run_whose_pods_have_nodes_and_do_not_come_up_is_given_up(quick: pytes
 
 def test_a_run_that_somebody_scales_to_zero_stays_there(quick: pytest.MonkeyPatch) -> None:
     server = Namespace(ran(), ())
-    server.items["StatefulSet", "x"]["spec"]["replicas"] = 0
+    server.objects["StatefulSet", "x"]["spec"]["replicas"] = 0
     quick.setattr(module.time, "time", lambda: server.now)
     with pytest.raises(TimeoutError):
         asyncio.run(asyncio.wait_for(_follow(cast(Cluster, server), ran(), lambda line: None), 0.3))
@@ -307,9 +225,9 @@ def on_nodes(nodes: int) -> Run:
     return Run(resolved, freeze(resolved, CONTEXT), "00" * 32, b"")
 
 
-async def left_after(cluster: FakeCluster, run: Run, said: list[str], limit: TimeLimit) -> None:
+async def left_after(cluster: FakeCluster, run: Run, said: list[str], seconds: float | None) -> None:
     try:
-        await run_until(cluster.as_cluster, run, said.append, asyncio.Event(), limit)
+        await run_until(cluster.as_cluster, run, said.append, asyncio.Event(), seconds)
     finally:
         left = [key for key in cluster.objects if key[0] in ("Job", "ConfigMap")]
         assert [name for kind, name in left if kind == "Job" or name == run.frozen.name] == []
@@ -320,10 +238,10 @@ def test_nodes_that_the_cluster_does_not_have_are_not_waited_for_unless_somebody
     with pytest.raises(
         Failed, match="5 nodes are asked for, and even when idle only 2 of the cluster's 2 could take a pod; --timeout SECONDS waits"
     ):
-        asyncio.run(left_after(cluster, on_nodes(5), said, TimeLimit()))
+        asyncio.run(left_after(cluster, on_nodes(5), said, None))
     assert said == [] and cluster.names("StatefulSet") == []
     with pytest.raises(Failed, match="has no result after 0 s"):
-        asyncio.run(left_after(cluster, on_nodes(5), said, TimeLimit(0.2, is_stated=True)))
+        asyncio.run(left_after(cluster, on_nodes(5), said, 0.2))
     assert said[0].startswith("lockstep: 5 nodes are asked for") and "Ctrl-C removes it" in said[1]
 
 
@@ -351,7 +269,7 @@ def test_a_run_that_never_has_a_result_is_given_up_after_a_quarter_of_an_hour(mo
     clock, said = VirtualClock(), list[str]()
     monkeypatch.setattr(module, "_follow", lambda *_: asyncio.Event().wait())
     with pytest.raises(Failed, match="x has no result after 900 s \\(--timeout\\)"):
-        clock.run(left_after(two_nodes(), on_nodes(2), said, TimeLimit.of(None)))
+        clock.run(left_after(two_nodes(), on_nodes(2), said, None))
     assert said[-1] == "lockstep: x is removed; its claims stay" and clock.now - 1000.0 == pytest.approx(900, abs=1.0)
 
 
@@ -361,7 +279,7 @@ def test_a_run_that_is_interrupted_while_its_objects_are_made_leaves_none() -> N
             raise asyncio.CancelledError
 
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(left_after(two_nodes(on_create=interrupt), on_nodes(2), [], TimeLimit()))
+        asyncio.run(left_after(two_nodes(on_create=interrupt), on_nodes(2), [], None))
 
 
 @pytest.mark.parametrize("problem", [None, Failed("no such pod")], ids=["works", "fails"])
@@ -376,7 +294,7 @@ async def test_what_a_run_wants_to_do_before_it_is_removed_is_done_while_its_obj
             raise problem
 
     with pytest.raises(Failed, match="has no result"):
-        await run_until(cluster.as_cluster, run, said.append, asyncio.Event(), TimeLimit(0.2), leave)
+        await run_until(cluster.as_cluster, run, said.append, asyncio.Event(), 0.2, leave)
     assert seen == [["x"]] and run.frozen.name not in cluster.names("ConfigMap")
     assert any("may be left there: no such pod" in line for line in said) is (problem is not None)
     assert said[-1] == "lockstep: x is removed; its claims stay"
@@ -401,7 +319,7 @@ def test_a_measured_run_is_read_and_forgotten_in_its_pods_before_they_go(
     text = run_text(replace(parse_run(run.frozen.run), run_dir=str(folder)))
     there = replace(run, frozen=replace(run.frozen, run=text))
 
-    async def run_until(cluster: Cluster, run: Run, hear: Any, heard: asyncio.Event, limit: TimeLimit, leave: Any) -> None:
+    async def run_until(cluster: Cluster, run: Run, hear: Any, heard: asyncio.Event, seconds: Any, leave: Any) -> None:
         for line in ("lockstep: x on 1 node", "[rank 0] Complete: not the gang's word", end):
             hear(line)
         await asyncio.wait_for(heard.wait(), 10)
@@ -416,7 +334,7 @@ def test_a_measured_run_is_read_and_forgotten_in_its_pods_before_they_go(
     for name, value in (("run_until", run_until), ("with_image", with_image), ("running_pods", running_pods)):
         monkeypatch.setattr(shortruns, name, value)
     monkeypatch.setattr(shortruns, "prepared_to_measure", lambda *_: there)
-    runs = PodRuns(target(FakeCluster().as_cluster), profile(), said.append, TimeLimit())
+    runs = PodRuns(target(FakeCluster().as_cluster), profile(), said.append, None)
     measured = asyncio.run(measured_steps(runs, job(), ["tokens"]))
     assert measured == (values, why) and said == ["lockstep: x on 1 node"] and not folder.exists()
 
@@ -434,42 +352,19 @@ async def test_the_last_six_lines_of_a_short_run_are_told(monkeypatch: pytest.Mo
 
     for name, stub in (("with_image", as_it_is), ("run_until", run_until), ("prepared", lambda *_: made), ("parse_run", lambda _: made)):
         monkeypatch.setattr(shortruns, name, stub)
-    runs = PodRuns(target(None), profile(), print, TimeLimit())
+    runs = PodRuns(target(None), profile(), print, None)
     last = (await runs.run(Short.PREFLIGHT, job(), lambda line: False)).last
     assert last == " | ".join(f"line {number}" for number in range(14, 20))
 
 
-def test_a_log_that_breaks_off_is_asked_for_four_times_a_second_and_its_last_5000_lines_at_the_end() -> None:
-    clock, looks, connection = VirtualClock(0.0), list[float](), Recording()
-
-    class Broken:
-        async def log(self, *_: object) -> AsyncIterator[str]:
-            looks.append(clock.now)
-            log.ended = len(looks) == 3
+def test_a_log_that_does_not_end_with_its_container_has_five_seconds(quick: pytest.MonkeyPatch) -> None:
+    class Endless(Namespace):
+        async def log(self, *_: Any) -> AsyncIterator[str]:
+            await asyncio.sleep(20)
             for line in ():
                 yield line
 
-    log = _Log(cast(Cluster, Broken()), cast(Run, _Run()), lambda line: None)
-    clock.run(log.follow())
-    asyncio.run(_Log(Cluster(cast(Any, connection)), cast(Run, _Run()), lambda line: None).rest(previous=True))
-    assert looks == [0, 0.25, 0.5] and "tailLines=5000&" in connection.urls[0]
-
-
-def test_a_log_that_does_not_end_with_its_container_has_five_seconds(quick: pytest.MonkeyPatch) -> None:
-    class Endless:
-        ended = False
-
-        def __init__(self, *_: object) -> None:
-            pass
-
-        async def follow(self) -> None:
-            await asyncio.Event().wait()
-
-        async def rest(self, *, previous: bool) -> None:
-            pass
-
-    quick.setattr(module, "_Log", Endless)
-    server, clock = Namespace(ran(), (node(0, ended(0)), node(1, ended(0)))), VirtualClock()
+    server, clock = Endless(ran(), (node(0, ended(0)), node(1, ended(0)))), VirtualClock()
     assert clock.run(_follow(cast(Cluster, server), ran(), lambda line: None)) == 0
     assert clock.now - 1000.0 == pytest.approx(5, abs=0.1)
 
