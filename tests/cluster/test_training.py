@@ -121,7 +121,7 @@ def train(jobs: Jobs, stage: str) -> str:
     return name
 
 
-@pytest.mark.parametrize("stage", ["Stage2", "Stage3"])
+@pytest.mark.parametrize("stage", ["Stage2", pytest.param("Stage3", marks=pytest.mark.long)])
 def test_two_pods_give_the_losses_of_one_process_with_the_same_global_batch(
     jobs: Jobs, files: PodPlace, losses_of_one_process: list[float], stage: str
 ) -> None:

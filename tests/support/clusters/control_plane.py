@@ -119,8 +119,9 @@ def control_plane(folder: Path, objects: Objects = default_objects) -> Iterator[
 
 
 def _started(layout: Layout, name: str, command: list[str]) -> subprocess.Popen[bytes]:
+    """Start a daemon, a Go program that collects its garbage less often than by default: memory for processor time."""
     with layout.log(name).open("wb") as log:
-        return subprocess.Popen([*TIED, *command], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        return subprocess.Popen([*TIED, *command], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, "GOGC": "400"})
 
 
 def _wait(what: str, holds: Callable[[], bool], running: list[subprocess.Popen[bytes]]) -> None:

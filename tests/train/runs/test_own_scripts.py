@@ -120,8 +120,8 @@ ctypes.CDLL(None).{how}
 """
 
 
-def guide(tmp_path: Path, *, changed: bool) -> Folder:
-    """The script of DeepSpeed's guides with its configuration, for two CPU ranks; `changed`: with the two lines."""
+def guide(tmp_path: Path, nodes: int, *, changed: bool) -> Folder:
+    """The script of DeepSpeed's guides with its configuration, for a CPU rank on each node; `changed`: with the two lines."""
     folder = Folder(tmp_path)
     line = "deepspeed.ops.__compatible_ops__ = {}" if changed else ""
     parameters = {"lr": 0.05, **({"torch_adam": True} if changed else {})}
@@ -131,7 +131,7 @@ def guide(tmp_path: Path, *, changed: bool) -> Folder:
         "zero_optimization": {"stage": 2},
     }
     (folder.root / "workspace/ds_config.json").write_text(json.dumps(configuration))
-    folder.job(WITHOUT_COMPILER + GUIDE.format(line=line) + ENDS)
+    folder.job(WITHOUT_COMPILER + GUIDE.format(line=line) + ENDS, nodes=nodes)
     job = (folder.root / "job.yaml").read_text()
     (folder.root / "job.yaml").write_text(job.replace("path: script.py", "path: script.py\n    args: [--deepspeed_config, ds_config.json]"))
     return folder
@@ -140,7 +140,7 @@ def guide(tmp_path: Path, *, changed: bool) -> Folder:
 def test_a_deepspeed_script_without_a_compiler_is_told_the_two_lines_and_runs_with_them(tmp_path: Path) -> None:
     for name in ("refused", "changed"):
         (tmp_path / name).mkdir()
-    folder = guide(tmp_path / "refused", changed=False)
+    folder = guide(tmp_path / "refused", 1, changed=False)
     refused = folder.run()
     assert refused.returncode == 1, refused.stdout + refused.stderr
     assert "Unable to JIT load the deepspeed_shm_comm op" in folder.end()["message"]
@@ -148,7 +148,7 @@ def test_a_deepspeed_script_without_a_compiler_is_told_the_two_lines_and_runs_wi
         'put `deepspeed.ops.__compatible_ops__ = {}` after the script\'s `import deepspeed`, and `"torch_adam": true`'
         in folder.end()["message"]
     )
-    done = guide(tmp_path / "changed", changed=True).run()
+    done = guide(tmp_path / "changed", 2, changed=True).run()
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Epoch 1 complete" in done.stdout
 

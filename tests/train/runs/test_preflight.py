@@ -168,35 +168,34 @@ def barrier(): all_reduce(Tensor(0))
 def destroy_process_group(): pass
 group = {}
 """
-"""The part of torch that an all-reduce of the CPU takes, without the seconds that each of nine imports takes: who is slow is the subject
+"""The part of torch that an all-reduce of the CPU takes, without the seconds that each of nine imports takes: who is named is the subject
 here.
 """
 
 
-def test_the_one_slow_node_of_three_is_named(agents: Gang) -> None:
-    run = agents.write("", nodes=3, preflight=Expected(all_reduce=AllReduce(25 * 10**6), only=True))
-    for name, text in (("small/torch/__init__", SMALL_TORCH), ("small/torch/distributed", SMALL_DISTRIBUTED), ("slow/sitecustomize", SLOW)):
+def start_with_small_torch(agents: Gang, nodes: int, least: int, first: str) -> None:
+    """Start nodes that expect so many bytes a second; `first`: sitecustomize of node 1."""
+    run = agents.write("", nodes=nodes, preflight=Expected(all_reduce=AllReduce(least), only=True))
+    for name, text in (("small/torch/__init__", SMALL_TORCH), ("small/torch/distributed", SMALL_DISTRIBUTED), ("odd/sitecustomize", first)):
         path = agents.folder / f"{name}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    for node, folders in enumerate((["small"], ["slow", "small"], ["small"])):
+    for node in range(nodes):
         path = agents.folder / f"run-{node}.json"
-        python_path = ":".join(str(agents.folder / folder) for folder in folders)
+        python_path = ":".join(str(agents.folder / folder) for folder in (["odd"] if node == 1 else []) + ["small"])
         path.write_text(run_text(replace(run, environment={**run.environment, "PYTHONPATH": python_path})))
         agents.start(node, run_path=path)
+
+
+def test_the_one_slow_node_of_three_is_named(agents: Gang) -> None:
+    start_with_small_torch(agents, 3, 25 * 10**6, SLOW)
     assert agents.codes(240) == [1, 1, 1]
     errors = [finding for finding in result(agents).findings if finding.check == "allReduce"]
     assert [(finding.node, finding.excludes) for finding in errors] == [(1, True)]
 
 
 def test_a_collective_that_fails_is_told_with_where(agents: Gang) -> None:
-    run = agents.write("", nodes=2, preflight=Expected(all_reduce=AllReduce(10**6), only=True))
-    (agents.folder / "broken").mkdir()
-    (agents.folder / "broken/sitecustomize.py").write_text(SLOW.replace("time.sleep(0.5)", "1 / 0"))
-    there = replace(run, environment={**run.environment, "PYTHONPATH": str(agents.folder / "broken")})
-    (agents.folder / "broken.json").write_text(run_text(there))
-    agents.start(0)
-    agents.start(1, run_path=agents.folder / "broken.json")
+    start_with_small_torch(agents, 2, 10**6, SLOW.replace("time.sleep(0.5)", "1 / 0"))
     assert agents.codes(120) == [1, 1]
     (finding,) = [finding for finding in result(agents).findings if finding.check == "allReduce"]
     assert "on node 1: ZeroDivisionError: division by zero" in finding.message

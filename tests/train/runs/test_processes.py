@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -119,39 +120,41 @@ def test_a_job_goes_on_without_the_command_that_follows_it(place: Processes) -> 
     assert is_true(seen(place.job("runs")).status, "RanksReady")
 
 
+def started_and_killed(place: Processes, name: str, at: int) -> int:
+    """Return how a start in a fork of this process ended, which is killed at such a call of this number."""
+    child = os.fork()
+    if child == 0:
+        ready, calls = order(name, place.root), 0
+
+        def hear(event: str, arguments: tuple[Any, ...]) -> None:
+            nonlocal calls
+            writes = event == "open" and str(place.root) in str(arguments[0]) and arguments[2] & os.O_WRONLY
+            if writes or event in ("os.mkdir", "os.rename", "subprocess.Popen"):
+                calls += 1
+                if calls == at:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(hear)
+        try:
+            os._exit(place.run(ready))
+        finally:
+            os._exit(os.EX_SOFTWARE)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
 def test_a_start_that_is_killed_leaves_a_whole_job_or_none(place: Processes) -> None:
     """Killed at each call that changes the file system or starts a process, and then started again."""
     tried = 0
     for number in range(1, 40):
         name = f"k{number}"
-        killed = subprocess.run(
-            [sys.executable, "-c", KILLED, str(number), str(place.root), name], cwd=ROOT / "tests", env=ENVIRONMENT, check=False
-        )
-        tried += killed.returncode == -signal.SIGKILL
+        code = started_and_killed(place, name, number)
+        tried += code == -signal.SIGKILL
         known = [one.name for one in place.jobs()]
         if name in known:
             found = place.job(name)
             found.resume()
             assert all(one.runs for one in seen(found).seen.jobs.values())
             found.suspend(now=True)
-        if killed.returncode == 0:
+        if code == 0:
             break
-    assert tried >= 5 and killed.returncode == 0
-
-
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from support.places.processes import Processes
-from train.runs.test_processes import order
-number, root, name = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
-ready, calls = order(name, root), 0
-def hear(event, arguments):
-    global calls
-    if event in ("os.mkdir", "os.rename", "subprocess.Popen") or (event == "open" and str(root) in str(arguments[0]) and arguments[2] & 1):
-        calls += 1
-        if calls == number:
-            os.kill(os.getpid(), signal.SIGKILL)
-sys.addaudithook(hear)
-sys.exit(Processes(root).run(ready))
-"""
+    assert tried >= 5 and code == 0

@@ -8,30 +8,41 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
 
 import pytest
 
 from lockstep.plan.cluster.choice import By, choices
+from support.in_process import Told, lockstep
 
-Typed = Callable[..., subprocess.CompletedProcess[str]]
+Typed = Callable[..., Told]
+LOCKSTEP = (sys.executable, "-m", "lockstep.cli.main")
 CLUSTER = "cluster: {{name: {name}, namespace: team, platform: kubernetes}}\n"
 
 
 @pytest.fixture
-def person(tmp_path: Path) -> Typed:
-    """Types a command in a folder, as a person with a home folder of their own and without any of the variables."""
+def surroundings(tmp_path: Path) -> dict[str, str]:
+    """Variables of a person with a home folder of their own, who has a project with a cluster file, and none of Lockstep's variables."""
     (tmp_path / "home").mkdir()
     (tmp_path / "project/clusters").mkdir(parents=True)
     (tmp_path / "project/clusters/lab.yaml").write_text(CLUSTER.format(name="lab"))
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("LOCKSTEP_", "XDG_", "KUBE"))}
+    return {**kept, "HOME": str(tmp_path / "home")}
 
-    def typed(*words: str, here: str = "project", **environment: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "lockstep.cli.main", *words]
-        env = {**kept, "HOME": str(tmp_path / "home"), **environment}
-        return subprocess.run(command, cwd=tmp_path / here, env=env, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+
+@pytest.fixture
+def person(tmp_path: Path, surroundings: dict[str, str]) -> Typed:
+    """Types a command in a folder of that person's."""
+
+    def typed(*words: str, here: str = "project", **environment: str) -> Told:
+        with pytest.MonkeyPatch.context() as patch:
+            for name in os.environ.keys() - surroundings.keys():
+                patch.delenv(name)
+            for name, value in (surroundings | environment).items():
+                patch.setenv(name, value)
+            patch.chdir(tmp_path / here)
+            return lockstep(*words)
 
     return typed
 
@@ -207,11 +218,10 @@ def unwritable(command: list[str], **options: object) -> subprocess.CompletedPro
     )  # type: ignore[call-overload,no-any-return]
 
 
-def test_on_a_full_disk_it_says_so_and_what_was_chosen_stays(person: Typed, tmp_path: Path) -> None:
+def test_on_a_full_disk_it_says_so_and_what_was_chosen_stays(person: Typed, surroundings: dict[str, str], tmp_path: Path) -> None:
     person("use", "local")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("LOCKSTEP_", "XDG_", "KUBE"))}
-    env = {**kept, "HOME": str(tmp_path / "home"), "PYTHONDONTWRITEBYTECODE": "1"}
-    done = unwritable([sys.executable, "-m", "lockstep.cli.main", "use", "lab"], cwd=tmp_path / "project", env=env)
+    env = {**surroundings, "PYTHONDONTWRITEBYTECODE": "1"}
+    done = unwritable([*LOCKSTEP, "use", "lab"], cwd=tmp_path / "project", env=env)
     assert (
         done.returncode == 2
         and "/.local/state/lockstep/cluster can't be written (File too large): $LOCKSTEP_STATE names another folder" in done.stderr
@@ -256,9 +266,8 @@ def test_what_is_no_cluster_is_not_remembered(named: str, why: str, person: Type
     assert not (tmp_path / "home/.local").exists()
 
 
-def test_two_at_once_leave_one_of_both(person: Typed, tmp_path: Path) -> None:
-    with ThreadPoolExecutor(4) as pool:
-        done = list(pool.map(lambda name: person("use", name).returncode, ["lab", "local"] * 4))
-    assert done == [0] * 8
+def test_two_at_once_leave_one_of_both(surroundings: dict[str, str], tmp_path: Path) -> None:
+    running = [subprocess.Popen([*LOCKSTEP, "use", name], cwd=tmp_path / "project", env=surroundings) for name in ["lab", "local"] * 2]
+    assert [process.wait() for process in running] == [0] * 4
     assert (tmp_path / "home/.local/state/lockstep/cluster").read_text() in ("local\n", f"{tmp_path}/project/clusters/lab.yaml\n")
     assert [path.name for path in (tmp_path / "home/.local/state/lockstep").iterdir()] == ["cluster"]
