@@ -9,14 +9,13 @@ import os
 import platform
 import re
 import subprocess
-import sys
 import sysconfig
 import tempfile
 import tomllib
 from pathlib import Path
 
 from lockstep.environments import cache_root, installer, packages
-from lockstep.plan.hosts.wheels import HostTarget, rank
+from lockstep.plan.hosts.wheels import files_of, preference
 from setup import ROOT, exit_with, say
 
 REQUIREMENTS = ROOT / "requirements"
@@ -41,13 +40,11 @@ def write_sizes(lock: Path) -> None:
 
 
 def _bytes_to_fetch(lock: Path) -> int:
-    target = HostTarget(sys.version_info[:2], platform.machine(), (2, 36))
     with tempfile.TemporaryDirectory() as folder:
         described = Path(folder) / "pylock.toml"
         compile_lock(str(described), "--no-deps", "--format", "pylock.toml", str(lock))
         entries = tomllib.loads(described.read_text(encoding="utf-8"))["packages"]
-    files = ([*entry.get("wheels", ()), *([entry["sdist"]] if "sdist" in entry else ())] for entry in entries)
-    return sum(max(offers, key=lambda file: rank(file["url"].rpartition("/")[2], target) or ())["size"] for offers in files)
+    return sum(max(files_of(entry), key=preference).size for entry in entries)
 
 
 def main() -> int:

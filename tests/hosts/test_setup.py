@@ -262,7 +262,10 @@ def test_a_wheel_that_is_not_the_lock_s_is_refused_before_anything_is_sent(lab: 
     assert [lab.tree(number) for number in range(HOSTS)] == ["", ""]
 
 
-def test_a_wheel_that_was_changed_on_a_host_is_refused_there_and_replaced_by_the_next_run(lab: Lab) -> None:
+def test_a_wheel_that_was_changed_on_the_one_host_is_refused_there_and_replaced_by_the_next_run(
+    bare: BedHosts, tmp_path: Path, small: None
+) -> None:
+    lab = Lab(bare, tmp_path, hosts=1)
     wheel = next(lab.house.glob("small_beta*"))
     other = wheel.read_bytes()[:-1] + b"\1"
     script = f'mkdir -p "$1/wheels" && cat > "$1/wheels/{wheel.name}" && chown -R ada:ada /home/ada/.local'
@@ -272,7 +275,6 @@ def test_a_wheel_that_was_changed_on_a_host_is_refused_there_and_replaced_by_the
     assert hashlib.sha256(other).hexdigest() in done.stderr
     assert hashlib.sha256(wheel.read_bytes()).hexdigest() in done.stderr
     assert lab.environments(0) == []
-    assert lab.works(1)
     lab.setup()
     assert lab.works(0)
 
@@ -312,7 +314,7 @@ def test_a_package_that_no_wheel_is_for_is_named_before_anything_is_sent(lab: La
     monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:9/simple")  # (nothing listens there)
     done = lab.setup(check=False)
     assert done.returncode == 1
-    assert "http://127.0.0.1:9/simple/small-beta/ can't be downloaded" in done.stderr
+    assert "small-beta" in done.stderr and "http://127.0.0.1:9/simple/small-" in done.stderr
     assert [lab.tree(number) for number in range(HOSTS)] == ["", ""]
 
 
@@ -359,7 +361,7 @@ def test_the_archive_of_a_python_crosses_the_laptop_s_link_once_and_uv_refuses_o
         assert lab.sh(number, f'sha256sum "$1/wheels/{archive.name}"').split()[0] == digest
 
 
-def test_a_host_that_the_one_before_cannot_serve_gets_its_wheels_from_the_laptop(lab: Lab) -> None:
+def test_a_host_that_no_other_one_can_serve_gets_its_wheels_from_the_laptop(lab: Lab) -> None:
     rule = "table ip test {\n chain in {\n type filter hook input priority 0;\n tcp dport 29400-29499 drop\n }\n}\n"
     lab.bed.console(0, "nft", "-f", "-", stdin=rule.encode())
     try:

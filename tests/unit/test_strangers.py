@@ -15,14 +15,16 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from lockstep.platforms.hosts.joined import channel as launch
 from lockstep.platforms.hosts.joined.token import new_token
+from lockstep.platforms.inpod.carry import Stored
 from lockstep.platforms.inpod.gate import Gate, GuardServer
-from lockstep.platforms.onhost.station import Station, proved
+from lockstep.platforms.inpod.wire import hear_entries
+from lockstep.platforms.onhost.station import SealedWire, give_on, listening
 from lockstep_gang.agent.preflight.network import ProbePort, why_unreachable
 from lockstep_gang.agent.ranks.progress_server import ProgressServer
 from lockstep_gang.contract import channel
@@ -155,24 +157,17 @@ async def progress(folder: Path) -> AsyncIterator[Any]:
 
 @contextmanager
 def copying() -> Iterator[Door]:
-    """The port of a host that gives files to the next one."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    """The port of a host that gives files to others; its thread ends with this process."""
+    listener, _ = listening("127.0.0.1", [0])
+    assert listener is not None
+    entries = [{"name": "", "dir": True}]
+    threading.Thread(target=give_on, args=(listener, SECRET, lambda: Stored(entries, "x")), daemon=True).start()
 
-        def give() -> None:
-            with contextlib.suppress(Exception), Station(cast(Any, None))._accepted(listener, SECRET) as wire:
-                wire.say({"file": "x"})
-                wire.hear()
+    def friend() -> None:
+        with socket.create_connection(listener.getsockname(), 60) as connection:
+            assert hear_entries(SealedWire(connection, SECRET, gives=False)) == (entries, "x")
 
-        def friend() -> None:
-            with socket.create_connection(listener.getsockname(), 60) as connection:
-                assert proved(connection, SECRET, gives=False).hear() == {"file": "x"}
-
-        thread = threading.Thread(target=give)
-        thread.start()
-        try:
-            yield listener.getsockname()[1], friend
-        finally:
-            thread.join()
+    yield listener.getsockname()[1], friend
 
 
 @contextmanager

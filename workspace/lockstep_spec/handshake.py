@@ -12,14 +12,15 @@ import hashlib
 import hmac
 import json
 import os
-import socket
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from lockstep_spec.codec import ContractError
 
 FORMAT = "lockstep-gang/1"
 STRANGERS_MAX = 64
+BOTH_WAYS = 2
+"""socket.SHUT_RDWR."""
 
 
 class ProofError(ContractError):
@@ -122,22 +123,28 @@ def prove(say: Callable[[Line], None], hear: Callable[[], Line], key: bytes, abo
     return Sealer(shake.to_coordinator()), Opener(shake.to_agent())
 
 
+class _Connection(Protocol):
+    """A socket, of which this package opens none."""
+
+    def shutdown(self, how: int, /) -> None: ...
+
+
 class Strangers:
     """Connections that have proven nothing: beyond STRANGERS_MAX of them, the one that is there longest is hung up on. Otherwise whoever
     says nothing could keep others out.
     """
 
     def __init__(self) -> None:
-        self._there: dict[socket.socket, None] = {}
+        self._there: dict[_Connection, None] = {}
 
-    def add(self, connection: socket.socket) -> None:
+    def add(self, connection: _Connection) -> None:
         self._there[connection] = None
         for oldest in list(self._there)[:-STRANGERS_MAX]:
             self.discard(oldest)
             with contextlib.suppress(OSError):  # its thread sees the end, and closes it
-                oldest.shutdown(socket.SHUT_RDWR)
+                oldest.shutdown(BOTH_WAYS)
 
-    def discard(self, connection: socket.socket) -> None:
+    def discard(self, connection: _Connection) -> None:
         """Leave out one that has proven itself, or is closed."""
         self._there.pop(connection, None)
 

@@ -5,7 +5,7 @@
 A bed of hosts of its own: real ones, each with a systemd, an sshd and a disk, on this machine's bridge (root). Bytes are those that this
 machine itself put on the bridge, by the kernel's count: what hosts send each other only passes it. In turn:
 
-chain     `lockstep cp` to all hosts, as it is typed
+spread    `lockstep cp` to all hosts, as it is typed
 each      `lockstep cp --node N` to every host at once: the laptop sends to each
 
 --mbit limits what this machine sends, as a laptop's network does; --files N copies so many small files besides.
@@ -87,14 +87,14 @@ def main() -> None:
             bed = BedHosts(layout, options.hosts)
             size = make(folder / "model", options.mib, options.files)
             result: dict[str, Any] = {"bytes": size, "hosts": options.hosts, "mbit": options.mbit or None}
-            result["chain"] = measure(bed, folder / "model", size, "chain", [[]])
+            result["spread"] = measure(bed, folder / "model", size, "spread", [[]])
             result["each"] = measure(bed, folder / "model", size, "each", [["--node", str(number)] for number in range(options.hosts)])
     finally:
         shutil.rmtree(folder)
     if options.json:
         print(json.dumps(result))
         return
-    for way in ("chain", "each"):
+    for way in ("spread", "each"):
         one = result[way]
         print(f"{way:6} {one['sentBytes'] / 2**30:.3f} GiB over the link, {one['sentPerByte']:.3f} a byte, {one['seconds']:.1f} s")
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from lockstep.plan.hosts.wheels import HostTarget, normalized, read_lock
-from lockstep.platforms.hosts.wheelhouse import PYPI, cache_folder, gather
+from lockstep.platforms.hosts.wheelhouse import cache_folder, gather
 from support.checkout import ROOT
 
 TIME = (2020, 1, 1, 0, 0, 0)
@@ -49,8 +49,8 @@ def write_lock(path: Path, wheels: list[Path]) -> Path:
 def uv_wheel(machine: str = "x86_64") -> Path:
     """The wheel of uv that requirements/bootstrap.lock pins, downloaded once and kept with other downloads."""
     lock = ROOT / "requirements/bootstrap.lock"
-    target = HostTarget((3, 11), machine, (2, 17))
-    files = asyncio.run(gather(read_lock(lock.read_text(), str(lock)), [target], cache_folder(), PYPI, print))
+    text, target = lock.read_text(), HostTarget((3, 11), machine, (2, 17))
+    files = asyncio.run(gather(text, read_lock(text, str(lock)), [target], cache_folder(), None, print))
     return files[target][0].path
 
 

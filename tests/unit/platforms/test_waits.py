@@ -21,9 +21,10 @@ import pytest
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.hosts import Host, HostsCluster
+from lockstep.plan.hosts.wheels import Offer
 from lockstep.platforms.clusters import imagebuild, install, remove
 from lockstep.platforms.files import results
-from lockstep.platforms.hosts import chain, checkup, environment, volumes, wheelhouse
+from lockstep.platforms.hosts import checkup, environment, volumes, wheelhouse
 from lockstep.platforms.hosts.fleet import Fleet
 from lockstep.platforms.inpod import drill, forget, netrate, rankload, wire
 from lockstep.platforms.inpod import editor as editor_there
@@ -95,7 +96,6 @@ class Terminating(FakeCluster):
         (lambda: fleet().look(["lab0"]), 30.0),
         (lambda: volumes.sharing(fleet(), {"lab0": "~/ws", "lab1": "~/ws"}), MINUTE),
         (lambda: environment.look(fleet(), ["lab0"]), 30.0),
-        (lambda: chain._of(cast(Any, None), forever()), MINUTE),
         (lambda: runs._ask_node(PLACE, None), 15.0),
         (lambda: terminal.differs_there(PLACE, "", "/x"), 10.0),
         (lambda: netrates.NodeProgram("pod x-0", SilentProgram(PLACE)).ask("facts"), MINUTE),
@@ -230,13 +230,18 @@ async def work_for(place: SilentPlace, all_of: Callable[[Callable[[object], Any]
     await all_of(work)
 
 
+async def download_all(patch: pytest.MonkeyPatch, work: Callable[[object], Any]) -> None:
+    patch.setattr(wheelhouse, "download", lambda session, *_: work(session))
+    await wheelhouse._download([Offer(f"{number}", "", "", 0) for number in range(100)], Path("/x"))
+
+
 @pytest.mark.parametrize(
     ("work", "most"),
     [
         (ask_ranks_of, 32),
         (watch_nodes_of, 32),
         (lambda place, _: work_for(place, lambda work: fleet().all(map(str, range(100)), work)), 32),
-        (lambda place, _: work_for(place, lambda work: wheelhouse._all(list(range(100)), work)), 6),
+        (lambda place, patch: work_for(place, lambda work: download_all(patch, work)), 6),
     ],
     ids=["ranks", "nodes", "hosts", "downloads"],
 )  # fmt: skip
@@ -256,10 +261,8 @@ def test_the_last_words_of_a_library_that_fails_are_one_short_line() -> None:
 def test_a_connection_has_ten_seconds_for_its_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     limits: list[float] = []
     monkeypatch.setattr(wire, "_ready", lambda descriptor, event, seconds: limits.append(seconds))
-    monkeypatch.setattr(station, "STREAM", ())
-    ours, theirs = socket.socketpair(socket.AF_UNIX)
-    with ours, theirs, pytest.raises(Gone):
-        station.proved(ours, bytes(32), gives=True)
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as ours, pytest.raises(Gone):
+        station.SealedWire(ours, bytes(32), gives=True)
     assert limits == [10.0]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,7 +19,7 @@ from lockstep_spec.files import expanded
 if TYPE_CHECKING:
     from lockstep.api.hosts import HostEnvironment
     from lockstep.plan.hosts.setup import HostSetup
-    from lockstep.plan.hosts.wheels import HostTarget, Pin
+    from lockstep.plan.hosts.wheels import Pin
     from lockstep.platforms.hosts.environment import Packages
     from lockstep.platforms.hosts.fleet import Fleet
     from lockstep.platforms.hosts.wheelhouse import WheelFile
@@ -76,7 +76,8 @@ class Wanted:
 
     text: str
     pins: Sequence[Pin]
-    uv: Pin
+    uv: tuple[str, Sequence[Pin]]
+    """Lock of uv, and its pins."""
     trainer: WheelFile
 
 
@@ -160,20 +161,15 @@ async def _packages(makers: Sequence[HostSetup], wanted: Wanted, stated: HostEnv
 
     index, folder = index_here(stated.index), house or cache_folder()
     targets = {one.host.name: one.target for one in makers}
-    uv, files = {}, {}
+    uv: dict[str, WheelFile] = {}
+    files: dict[str, list[WheelFile]] | None = None if house is None else {}
     if makers:
-        tools = await gather([wanted.uv], targets.values(), folder, index, say)
+        tools = await gather(*wanted.uv, targets.values(), folder, index, say)
         uv = {name: tools[target][0] for name, target in targets.items()}
         if house is not None:
-            files = await _wheels(wanted, targets, folder, index)
-    return Packages(wanted.text, wanted.pins, wanted.trainer, uv, None if house is None else files, stated.index)
-
-
-async def _wheels(wanted: Wanted, targets: Mapping[str, HostTarget], folder: Path, index: str) -> dict[str, Sequence[WheelFile]]:
-    from lockstep.platforms.hosts.wheelhouse import gather
-
-    found = await gather(wanted.pins, targets.values(), folder, index, say)
-    return {name: found[target] for name, target in targets.items()}
+            found = await gather(wanted.text, wanted.pins, targets.values(), folder, index, say)
+            files = {name: found[target] for name, target in targets.items()}
+    return Packages(wanted.text, wanted.pins, wanted.trainer, uv, files, stated.index)
 
 
 def wanted_of(stated: HostEnvironment) -> Wanted:
@@ -186,10 +182,8 @@ def wanted_of(stated: HostEnvironment) -> Wanted:
     path, bootstrap = _local(stated.lock), _local(str(BOOTSTRAP))
     text = read_text(path)
     pins = read_lock(text, str(path))
-    uv = next((pin for pin in read_lock(read_text(bootstrap), str(bootstrap)) if pin.name == "uv"), None)
-    if uv is None:
-        raise ConfigError(f"{bootstrap} pins no uv, which makes the environments")
-    return Wanted(text, pins, uv, trainer_file(cache_folder(), VERSION))
+    tools = read_text(bootstrap)
+    return Wanted(text, pins, (tools, read_lock(tools, str(bootstrap))), trainer_file(cache_folder(), VERSION))
 
 
 def _local(stated: str) -> Path:

@@ -1,21 +1,21 @@
-"""Pinned packages of a lock, and which of their files a host's Python can use (pure)."""
+"""Pinned packages of a lock, and those of their files that a host's Python takes (pure)."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote, urlsplit
 
-from lockstep.api.errors import ConfigError
-from lockstep_spec.words import clauses
+from lockstep.api.errors import ConfigError, Failed
+from lockstep_spec.words import clauses, listed
 
-LEGACY = {"manylinux1": (2, 5), "manylinux2010": (2, 12), "manylinux2014": (2, 17)}
-"""Older names of platforms by their version of glibc."""
-_PIN = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^\]]*\])?==([A-Za-z0-9.!+_-]+)\s*(;.*)?")
+GLIBCS = (17, 28, *range(31, 41))
+"""Minor versions of glibc that uv takes as a platform."""
+_PIN = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^\]]*\])?==([A-Za-z0-9.!+_-]+)\s*(?:;.*)?")
 _HASH = re.compile(r"\s--hash=sha256:([0-9a-f]{64})(?=\s|$)")
-FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]{0,250}")
-_WHEEL = re.compile(r"(?P<name>[^-]+)-(?P<version>[^-]+)(?:-\d[^-]*)?-(?P<python>[^-]+)-(?P<abi>[^-]+)-(?P<platform>[^-]+)\.whl")
-_SOURCE = re.compile(r"(?P<name>.+)-(?P<version>[^-]+)\.(?:tar\.gz|zip)")
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]{0,250}")
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,6 @@ class Pin:
     version: str
     hashes: frozenset[str]
     """SHA-256 of every file that may stand for it."""
-    conditional: bool = False
-    """True if the lock wants it only for some Pythons or platforms."""
-
-    def expects(self) -> str:
-        """Digests of it, for a message."""
-        return clauses(sorted(self.hashes))
 
 
 @dataclass(frozen=True)
@@ -45,6 +39,28 @@ class HostTarget:
 
     def __str__(self) -> str:
         return f"Python {self.python[0]}.{self.python[1]} on {self.machine} with glibc {self.glibc[0]}.{self.glibc[1]}"
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Options that make uv choose for it."""
+        minor = max((minor for minor in GLIBCS if (2, minor) <= self.glibc), default=GLIBCS[0])
+        platform = f"{self.machine}-manylinux_2_{minor}"
+        return ("--python-version", f"{self.python[0]}.{self.python[1]}", "--python-platform", platform)
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A file of a package."""
+
+    name: str
+    url: str
+    sha256: str
+    size: int
+
+    @property
+    def is_here(self) -> bool:
+        """True if it is in the folder of wheels, and not of an index."""
+        return self.url.startswith("file:")
 
 
 def normalized(name: str) -> str:
@@ -62,7 +78,7 @@ def read_lock(text: str, path: str) -> list[Pin]:
         elif not hashes:
             problems.append(f"{path}:{number}: {match[1]} has no --hash=sha256:…: make the lock with `uv pip compile --generate-hashes`")
         else:
-            pins.append(Pin(normalized(match[1]), match[2], hashes, bool(match[3])))
+            pins.append(Pin(normalized(match[1]), match[2], hashes))
     if problems:
         raise ConfigError(*problems)
     if not pins:
@@ -105,63 +121,44 @@ def _names(line: str, names: Iterable[str]) -> bool:
     return match is not None and normalized(match[1]) in set(names)
 
 
-def is_of(file: str, pin: Pin) -> bool:
-    """Return True if a file's name is that of a wheel or source archive of this package and version."""
-    match = _WHEEL.fullmatch(file) or _SOURCE.fullmatch(file)
-    return (
-        match is not None
-        and bool(FILE_NAME.fullmatch(file))
-        and normalized(match["name"]) == pin.name
-        and match["version"].replace("_", "-").lower() == pin.version.replace("_", "-").lower()
-    )
-
-
 def is_source(file: str) -> bool:
     return not file.endswith(".whl")
 
 
-def rank(file: str, target: HostTarget) -> tuple[int, ...] | None:
-    """Order of a package's file for a Python, the best one highest; None: that Python can't use it. A source archive comes last."""
-    if is_source(file):
-        return (0,) if _SOURCE.fullmatch(file) else None
-    match = _WHEEL.fullmatch(file)
-    if match is None:
-        return None
-    platforms = [version for tag in match["platform"].split(".") if (version := _platform(tag, target)) is not None]
-    kinds = [
-        kind
-        for python in match["python"].split(".")
-        for abi in match["abi"].split(".")
-        if (kind := _kind(python, abi, target.python)) is not None
+def offers_of(listing: Mapping[str, Any], pins: Iterable[Pin], target: HostTarget) -> list[Offer]:
+    """Return a file of every package in a pylock.toml that uv made for a Python, which fits it and is the lock's. Raises Failed."""
+    by_name, offers, problems = {pin.name: pin for pin in pins}, [], []
+    for package in listing.get("packages", ()):
+        pin, files = by_name[package["name"]], files_of(package)
+        fitting = [file for file in files if file.sha256 in pin.hashes]
+        for file in files:
+            if file.is_here and file not in fitting:
+                path, digests = unquote(urlsplit(file.url).path), clauses(sorted(pin.hashes))
+                raise Failed(
+                    f"{path} has the SHA-256 {file.sha256}, but the lock has {digests} for {pin.name} {pin.version}: nothing of it was"
+                    " sent; remove the file"
+                )
+        if fitting:
+            offers.append(max(fitting, key=preference))
+        else:
+            problems.append(f"{pin.name} {pin.version}")
+    if problems:
+        raise Failed(f"the index has no file with a digest of the lock for {listed(problems)} for {target}")
+    return offers
+
+
+def files_of(package: Mapping[str, Any]) -> Sequence[Offer]:
+    """Return the files of an entry of a pylock.toml: its wheels, and its source."""
+    return [
+        Offer(name, file["url"], file["hashes"]["sha256"], file.get("size", 0))
+        for file in (*package.get("wheels", ()), *filter(None, [package.get("sdist")]))
+        if _FILE_NAME.fullmatch(name := unquote(urlsplit(file["url"]).path.rpartition("/")[2])) and "sha256" in file.get("hashes", ())
     ]
-    return (1, max(kinds), *max(platforms)) if platforms and kinds else None
 
 
-def _kind(python: str, abi: str, version: tuple[int, int]) -> int | None:
-    """Order of a wheel's tags for a version of CPython; None: it is not for that."""
-    major, minor = version
-    if python == f"cp{major}{minor}" and abi in (f"cp{major}{minor}", "none"):
-        return 100
-    match = re.fullmatch(r"cp3(\d{1,2})", python)
-    if abi == "abi3" and match and int(match[1]) <= minor:
-        return 10 + int(match[1])
-    match = re.fullmatch(r"py3(\d{0,2})", python)
-    return 1 if abi == "none" and match and int(match[1] or 0) <= minor else None
-
-
-def _platform(tag: str, target: HostTarget) -> tuple[int, int] | None:
-    """Version of glibc that a wheel's platform needs; None: it is for another machine."""
-    if tag == "any":
-        return (0, 0)
-    if not tag.endswith(f"_{target.machine}"):
-        return None
-    system = tag.removesuffix(f"_{target.machine}")
-    match = re.fullmatch(r"manylinux_(\d+)_(\d+)", system)
-    version = (int(match[1]), int(match[2])) if match else LEGACY.get(system)
-    return version if version is not None and version <= target.glibc else None
-
-
-def best(files: Iterable[str], pin: Pin, target: HostTarget) -> str | None:
-    """Return the file of a package that a Python takes; None: there is none for it."""
-    ranked = [(order, file) for file in files if is_of(file, pin) and (order := rank(file, target)) is not None]
-    return max(ranked)[1] if ranked else None
+def preference(file: Offer) -> tuple[bool, bool, bool, list[int]]:
+    """Order of a package's files which fit a Python, the best one highest: what is here, and then what is for this kind of machine, and
+    for the newest Python and glibc.
+    """
+    numbers = [int(number) for number in re.findall(r"\d+", file.name)]
+    return file.is_here, not is_source(file.name), not file.name.endswith("-any.whl"), numbers

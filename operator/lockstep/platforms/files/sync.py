@@ -4,34 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import io
-import json
 import os
 import re
 import socket
-import tarfile
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pathspec
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import WORKSPACE
+from lockstep.platforms.files.transfer import Wired, wired
 from lockstep.platforms.inpod import receiver, source_of
-from lockstep.programs import WORDS_MAX, Place, Program, answer_of, lines_in, python_program
+from lockstep.platforms.inpod.carry import Stored, give_all
+from lockstep.platforms.inpod.wire import DRAFT, Gone, Wire, is_plain, no_protocol, stays_below
+from lockstep.programs import WORDS_MAX, Place, python_program
 from lockstep_spec.words import decimal_size, number_of
 
-ALWAYS_IGNORED = (".git/", "__pycache__/", "*.pyc", ".venv/", ".lockstep/", ".DS_Store", "*.swp")
+ALWAYS_IGNORED = (".git/", "__pycache__/", "*.pyc", ".venv/", ".lockstep/", ".DS_Store", "*.swp", f"{DRAFT}*")
 GITIGNORE = ".gitignore"
 IGNORE_FILES = (".lockstepignore", GITIGNORE)
 """Files of patterns in git's syntax. The first one that exists counts."""
 NAMED_MAX = 3
 SILENCE_SECONDS = 30.0
-LINES_WAITING_MAX = 4
-"""Lines of a node that wait to be read. One is asked for at a time."""
+Files = dict[str, dict[str, Any]]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,16 @@ class Synced:
     problem: str | None = None
 
 
-def scan(folder: Path) -> dict[str, dict[str, Any]]:
+@dataclass
+class Changes:
+    """Answer of a node about a folder. `done`: it waits for nothing more."""
+
+    done: bool
+    names: dict[str, list[str]] = field(default_factory=lambda: {kind: [] for kind in ("wanted", "removed", "changed", "others")})
+    theirs: dict[str, list[str]] = field(default_factory=dict)
+
+
+def scan(folder: Path) -> Files:
     """Every file and link below `folder` that isn't ignored, by its path with slashes. Raises ConfigError."""
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder: name the folder to send")
@@ -69,7 +79,7 @@ def scan(folder: Path) -> dict[str, dict[str, Any]]:
 
 def _refuse_outside(folder: Path, name: str, target: Path) -> None:
     """Raise ConfigError for a link that leads out of the folder: there, it would lead to something else."""
-    if Path(os.path.normpath(Path(name).parent / target)).parts[:1] in ((os.sep,), (os.pardir,)):
+    if not stays_below(name, str(target)):
         own = next((file for file in IGNORE_FILES if (folder / file).is_file()), IGNORE_FILES[0])
         raise ConfigError(
             f"{folder / name} is a link to {target}, out of the folder that is sent: put a copy in its place, or name it in {folder / own},"
@@ -167,9 +177,9 @@ class Receivers:
         request = {"source": sender_of(folder), "force": force, "alone": alone}
         scanning = asyncio.ensure_future(asyncio.to_thread(scan, folder))  # while connections are made
 
-        async def ask(node: str) -> dict[str, Any]:
+        async def ask(node: str) -> Changes:
             receiver = await self._receiver(node, places[node])
-            return await receiver.ask({**request, "target": targets[node], "files": await scanning})
+            return await receiver.run(partial(_asked, {**request, "target": targets[node]}, await scanning))
 
         async def take(node: str) -> Synced:
             return await self._open[node].take(node, folder, await scanning, answers[node], stop=stop)
@@ -179,7 +189,7 @@ class Receivers:
         finally:
             await asyncio.gather(scanning, return_exceptions=True)  # (told by every node that got so far)
         results = {node: answer for node, answer in answers.items() if isinstance(answer, Synced)}
-        stop = any(answers[node]["theirs"] for node in answers.keys() - results.keys())
+        stop = any(answers[node].theirs for node in answers.keys() - results.keys())
         results |= await self._each([node for node in places if node not in results], take)
         return [results[node] for node in places]
 
@@ -226,97 +236,78 @@ def own_folders(folder: Path) -> tuple[str, str]:
 
 
 class _Receiver:
-    """The program on one node. Its output is read at once, so that its end is noticed, too."""
+    """The program on one node."""
 
-    def __init__(self, running: Program, stack: AsyncExitStack) -> None:
-        self._running, self._stack = running, stack
-        self._lines: asyncio.Queue[bytes | None] = asyncio.Queue(LINES_WAITING_MAX)
-        self._hearing = asyncio.create_task(self._hear())
+    def __init__(self, one: Wired, stack: AsyncExitStack) -> None:
+        self._wired, self._stack = one, stack
+        self.close = stack.aclose
 
     @classmethod
     async def start(cls, place: Place, *, own_umask: bool) -> _Receiver:
         arguments = [receiver.OWN_UMASK] if own_umask else []
-        stack, options = AsyncExitStack(), ("-I", "-S")  # (an image's site-packages would be looked through for nothing)
-        program = python_program(place, source_of(receiver), *arguments, options=options, pings=True)
-        return cls(await stack.enter_async_context(program), stack)
+        options = ("-I", "-S")  # (an image's site-packages would be looked through for nothing)
+        async with AsyncExitStack() as stack:
+            program = python_program(place, source_of(receiver), *arguments, options=options, pings=True)
+            one = await stack.enter_async_context(wired(await stack.enter_async_context(program), SILENCE_SECONDS))
+            return cls(one, stack.pop_all())
 
     @property
     def has_ended(self) -> bool:
-        return self._hearing.done()
+        return self._wired.has_ended
 
-    async def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return what the node lacks, and what it leaves. Raises Failed, with the program's own message if it has one."""
-        await self._running.write(json.dumps(request).encode() + b"\n")
-        return _checked(await self._answer(), request["files"], self._running.place.name)
-
-    async def take(self, node: str, folder: Path, files: dict[str, Any], answer: dict[str, Any], *, stop: bool) -> Synced:
+    async def take(self, node: str, folder: Path, files: Files, changes: Changes, *, stop: bool) -> Synced:
         """Let the node take what it lacks; with `stop` nothing. Raises Failed."""
-        removed, changed, others = (tuple(answer[key]) for key in ("removed", "changed", "others"))
-        keep = [name for name in removed if os.path.lexists(folder / name)]  # noqa: ASYNC240 (those that are only ignored by now)
-        removed = tuple(name for name in removed if name not in keep)
-        archive = b""
-        if not answer["done"]:
-            archive = b"" if stop else await asyncio.to_thread(_packed, folder, answer["wanted"], files)
-            header = {"size": len(archive), "keep": keep, "stop": stop}
-            await self._running.write(json.dumps(header).encode() + b"\n" + archive)
+        wanted, removed, changed, others = (tuple(changes.names[kind]) for kind in ("wanted", "removed", "changed", "others"))
+        keep = [name for name in removed if (path := folder / name).is_file() or path.is_symlink()]  # (those that are only ignored by now)
+        if stop and not changes.done:
+            await self.run(lambda wire: wire.say({"stop": True}))
         if stop:
-            return Synced(node, theirs=answer["theirs"])
-        if not answer["done"]:
-            await self._answer()
-        return Synced(node, len(answer["wanted"]), len(archive) if answer["wanted"] else 0, removed, changed, others)
+            return Synced(node, theirs=changes.theirs)
+        size = 0 if changes.done else await self.run(partial(_sent, folder, files, wanted, keep))
+        return Synced(node, len(wanted), size, tuple(name for name in removed if name not in keep), changed, others)
 
-    async def _answer(self) -> dict[str, Any]:
+    async def run(self, end: Callable[[Wire], T]) -> T:
+        """Run this machine's end. Raises Failed, with the program's own message if it has one."""
         try:
-            async with asyncio.timeout(SILENCE_SECONDS):
-                line = await self._lines.get()
-        except TimeoutError:
-            raise Failed(f"it has not answered for {SILENCE_SECONDS:.0f} s") from None
-        if line is None:
-            raise self._running.failure()
-        return answer_of(line, self._running.place.name)
-
-    async def _hear(self) -> None:
-        """Queue lines while there is room: a program that prints more than it was asked for waits until it is read, or left."""
-        try:
-            async for line in lines_in(self._running):
-                await self._lines.put(line)
-        finally:
-            if self._lines.full():
-                self._lines.get_nowait()
-            self._lines.put_nowait(None)
-
-    async def close(self) -> None:
-        self._hearing.cancel()
-        await asyncio.gather(self._hearing, return_exceptions=True)
-        await self._stack.aclose()
+            return await self._wired.run(end)
+        except Gone as error:
+            raise Failed(str(error)) from error
 
 
-def _checked(answer: dict[str, Any], files: dict[str, Any], where: str) -> dict[str, Any]:
-    """The node's first answer: what it wants is offered, and what else it names are names. Raises Failed."""
-    wanted, *more = (answer.get(key) for key in ("wanted", "removed", "changed", "others"))
-    theirs = answer.get("theirs")
-    more += theirs.values() if isinstance(theirs, dict) else [None]
-    lists = all(isinstance(names, list) and all(isinstance(name, str) for name in names) for names in (wanted, *more))
-    if not (
-        lists and len(set(wanted or ())) == len(wanted or ()) and set(wanted or ()) <= files.keys() and isinstance(answer.get("done"), bool)
-    ):
-        raise Failed(f"python3 in {where} asks for files that were not offered: check the image's python3")
-    return answer
+def _asked(request: Mapping[str, Any], files: Files, wire: Wire) -> Changes:
+    """Say what there is, and return what the node lacks, and what it leaves. Raises CarryError, Gone."""
+    wire.say({**request})
+    wire.say_all("files", ([name, file["sha256"], file["link"], file["executable"]] for name, file in files.items()))
+    changes = Changes(wire.hear().get("done") is True)
+    for item, _ in wire.hear_all("changes"):
+        kind, name = item if isinstance(item, list) and len(item) == 2 else ("", "")
+        if kind not in changes.names or not isinstance(name, str) or not is_plain(name) or (kind == "wanted" and name not in files):
+            raise no_protocol("it asks for files that were not offered")
+        changes.names[kind].append(name)
+    for item, _ in wire.hear_all("theirs"):
+        name, senders = item if isinstance(item, list) and len(item) == 2 else ("", None)
+        if not (isinstance(name, str) and isinstance(senders, list) and all(isinstance(sender, str) for sender in senders)):
+            raise no_protocol("it names no senders")
+        changes.theirs[name] = senders
+    return changes
 
 
-def _packed(folder: Path, names: Sequence[str], files: dict[str, dict[str, Any]]) -> bytes:
-    """Archive of the files. Raises Failed when one has changed since it was scanned: half of an edit must not travel."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for name in names:
-            path, member = folder / name, tarfile.TarInfo(name)
-            if files[name]["link"]:
-                member.type, member.linkname = tarfile.SYMTYPE, str(path.readlink())
-                archive.addfile(member)
-                continue
-            content = path.read_bytes()
-            if hashlib.sha256(content).hexdigest() != files[name]["sha256"]:
-                raise Failed(f"{path} was changed while it was sent: sync again")
-            member.size, member.mode = len(content), 0o775 if files[name]["executable"] else 0o664
-            archive.addfile(member, io.BytesIO(content))
-    return buffer.getvalue()
+def _sent(folder: Path, files: Files, wanted: Sequence[str], keep: Sequence[str], wire: Wire) -> int:
+    """Send these files, and return their bytes. Raises CarryError when one has changed since it was scanned: half of an edit must not
+    travel.
+    """
+    wire.say({"stop": False})
+    wire.say_all("keep", keep)
+    entries: list[dict[str, Any]] = [{"name": "", "dir": True}]
+    for name in wanted:
+        path, file = folder / name, files[name]
+        kind = (
+            {"link": str(path.readlink())}
+            if file["link"]
+            else {"size": path.stat().st_size, "mode": 0o777 if file["executable"] else 0o666}
+        )
+        entries.append({"name": name, "path": str(path), **kind})
+    digests = {number: files[entry["name"]]["sha256"] for number, entry in enumerate(entries) if "size" in entry}
+    counts = give_all(wire, Stored(entries, "", digests))
+    wire.hear()
+    return int(counts["bytes"])

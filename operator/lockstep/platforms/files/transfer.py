@@ -5,21 +5,23 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from posixpath import normpath
-from typing import Any
+from typing import Any, TypeVar
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.platforms.inpod import carry, source_of
-from lockstep.platforms.inpod.wire import CarryError, Gone, Wire
+from lockstep.platforms.inpod.wire import SILENCE_SECONDS, CarryError, Gone, Wire
 from lockstep.programs import Broken, Place, Program, ProgramFailed, python_program
 
 TRIES = 6
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 15.0
 _PUMPED_BYTES = 1 << 18
+T = TypeVar("T")
 
 
 @dataclass
@@ -80,12 +82,13 @@ async def put(
     """Copy a file or folder of this machine into the volumes that `place` sees. `own_umask`: who may write to it is up to the umask there;
     else its group may, as in pods. `sender`: who sends it; None: it isn't recorded. Raises Failed.
     """
-
-    def give(wire: Wire) -> dict[str, Any]:
-        return carry.give(wire, source, passed=progress.passing, expected=progress.expect)
-
     request = {"take": target, "roots": roots, "ownUmask": own_umask, "sender": sender and sender.request(roots)}
-    return await _carried(place, request, give, progress)
+    return await retried(lambda: _once(place, request, giving(source, progress)), progress)
+
+
+def giving(source: Path, progress: TransferProgress) -> Callable[[Wire], dict[str, Any]]:
+    """Return the end that sends a file or folder of this machine."""
+    return lambda wire: carry.give(wire, source, passed=progress.passing, expected=progress.expect)
 
 
 async def get(place: Place, source: str, target: str, roots: list[str], progress: TransferProgress, name: str | None = None) -> Carried:
@@ -95,17 +98,17 @@ async def get(place: Place, source: str, target: str, roots: list[str], progress
     own = PurePosixPath(normpath(source)).name if name is None else name
 
     def take(wire: Wire) -> dict[str, Any]:
-        return carry.take(wire, target, passed=progress.passing, expected=progress.expect, name=own)
+        return carry.take(wire, target, passed=progress.passing, expected=progress.expect, name=own).counts
 
-    return await _carried(place, {"give": source, "roots": roots}, take, progress)
+    return await retried(lambda: _once(place, {"give": source, "roots": roots}, take), progress)
 
 
-async def _carried(place: Place, request: dict[str, Any], end: Callable[[Wire], dict[str, Any]], progress: TransferProgress) -> Carried:
-    """Transfer once, and again after a broken connection, as long as it makes progress."""
+async def retried(once: Callable[[], Awaitable[Carried]], progress: TransferProgress) -> Carried:
+    """Transfer once, and again after a broken connection, as long as it makes progress. `once` raises Gone for one. Raises Failed."""
     left, missing, pause = TRIES, 0, FIRST_PAUSE_SECONDS
     while True:
         try:
-            return Carried(**await _once(place, request, end))
+            return await once()
         except Gone as broken:
             better = progress.missing < missing
             left, pause = (TRIES, FIRST_PAUSE_SECONDS) if better else (left - 1, min(2 * pause, LONGEST_PAUSE_SECONDS))
@@ -115,40 +118,62 @@ async def _carried(place: Place, request: dict[str, Any], end: Callable[[Wire], 
             await asyncio.sleep(pause)
 
 
-async def _once(place: Place, request: dict[str, Any], end: Callable[[Wire], dict[str, Any]]) -> dict[str, Any]:
-    mine, theirs = socket.socketpair()
+async def _once(place: Place, request: dict[str, Any], end: Callable[[Wire], dict[str, Any]]) -> Carried:
     try:
-        async with python_program(place, source_of(carry), json.dumps(request)) as running:
-            return await between(running, mine, theirs, end)
+        async with python_program(place, source_of(carry), json.dumps(request)) as running, wired(running) as one:
+            return Carried(**await one.run(end))
     except (Broken, OSError) as error:
         raise Gone(str(error)) from error
-    finally:
-        mine.close()
-        theirs.close()
 
 
-async def between(running: Program, mine: socket.socket, theirs: socket.socket, end: Callable[[Wire], dict[str, Any]]) -> dict[str, Any]:
-    """Run this machine's end in a thread, and pump bytes between it and the other end."""
+class Wired:
+    """A program there, as an end in a thread of this machine talks to it. Each has a thread of its own, however many there are: who waits
+    for one is taken for gone.
+    """
+
+    def __init__(self, running: Program, wire: Wire, down: asyncio.Future[None], threads: ThreadPoolExecutor) -> None:
+        self.running, self._wire, self._down, self._threads = running, wire, down, threads
+        self.thread: asyncio.Future[Any] | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        """True if nothing more comes from there."""
+        return self._down.done()
+
+    async def run(self, end: Callable[[Wire], T]) -> T:
+        """Run an end in a thread, and return its answer. Raises Failed, Gone, OSError."""
+        self.thread = thread = asyncio.get_running_loop().run_in_executor(self._threads, end, self._wire)
+        try:
+            return await asyncio.shield(thread)
+        except (CarryError, OSError) as error:  # what a program there refused, or a disk here
+            raise Failed(str(error)) from error
+        except Gone:
+            with suppress(ProgramFailed, TimeoutError):
+                async with asyncio.timeout(5.0):
+                    await asyncio.shield(self._down)  # (its last words, and how it ended)
+            if self.running.code is not None:
+                raise self.running.failure() from None
+            raise
+
+
+@asynccontextmanager
+async def wired(running: Program, silence: float = SILENCE_SECONDS) -> AsyncIterator[Wired]:
+    """Pump bytes between a program there and an end here, which gives up after so many seconds of silence."""
+    mine, theirs = socket.socketpair()
     reader, writer = await asyncio.open_connection(sock=mine)
     pumps = [asyncio.ensure_future(_up(reader, running, theirs)), asyncio.ensure_future(_down(running, writer))]
-    thread = asyncio.ensure_future(asyncio.to_thread(end, Wire(theirs.fileno(), theirs.fileno())))
+    threads = ThreadPoolExecutor(1)
+    one = Wired(running, Wire(theirs.fileno(), theirs.fileno(), silence), pumps[1], threads)
     try:
-        return await asyncio.shield(thread)
-    except (CarryError, OSError) as error:  # what a program there refused, or a disk here
-        raise Failed(str(error)) from error
-    except Gone:
-        with suppress(ProgramFailed, TimeoutError):
-            async with asyncio.timeout(5.0):
-                await asyncio.shield(pumps[1])  # (its last words, and how it ended)
-        if running.code is not None:
-            raise running.failure() from None
-        raise
+        yield one
     finally:
         for pump in pumps:
             pump.cancel()
         _wake(theirs)
-        await asyncio.gather(thread, *pumps, return_exceptions=True)
+        await asyncio.gather(*filter(None, [one.thread]), *pumps, return_exceptions=True)
+        threads.shutdown()
         writer.close()
+        theirs.close()
 
 
 def _wake(theirs: socket.socket) -> None:

@@ -9,13 +9,14 @@ from posixpath import dirname
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import DATASETS, WORKSPACE
 from lockstep.plan.hosts.facts import HostFacts
+from lockstep.plan.hosts.place import addresses_of
 from lockstep.plan.hosts.status import seen_jobs
 from lockstep.plan.hosts.volumes import listening_ports
 from lockstep.platforms.files.copies import Copy, CopyWish, place_of, tell_result
 from lockstep.platforms.files.meter import Meter
 from lockstep.platforms.files.transfer import Carried, Sender, TransferProgress, get, put, refuse_outside
-from lockstep.platforms.hosts.chain import Chain, Stop, stated_addresses
 from lockstep.platforms.hosts.fleet import Fleet
+from lockstep.platforms.hosts.spread import Spread, Stop
 from lockstep.platforms.hosts.volumes import sharing
 from lockstep.platforms.output import put as put_line
 from lockstep.platforms.output import tell
@@ -110,9 +111,16 @@ async def _send(
             return {host: error}
     addresses = stated_addresses(fleet, hosts)
     stops = [
-        Stop(host, fleet.place(host), paths[host], tuple(_roots(facts)), address)
+        Stop(host, fleet.place(host), paths[host], _roots(facts), address, progress[host])
         for (host, facts), address in zip(hosts.items(), addresses, strict=True)
     ]
     ports = listening_ports(fleet.cluster, hosts.values())
-    chain = Chain(stops, copy.local, ports, progress, tell, is_there=origin is not None, sender=sender)
-    return await chain.run()
+    return await Spread(stops, copy.local, ports, tell, sender, is_there=origin is not None).run()
+
+
+def stated_addresses(fleet: Fleet, hosts: Mapping[str, HostFacts]) -> Sequence[str | None]:
+    """Return the address of each host as others reach it; None: nobody knows one."""
+    try:
+        return addresses_of([fleet.cluster.host(host) for host in hosts], hosts)
+    except ConfigError:  # (said for every host that this concerns)
+        return [fleet.cluster.host(host).address for host in hosts]

@@ -23,11 +23,12 @@ from lockstep.assets import package
 from lockstep.plan.hosts.place import absolute
 from lockstep.plan.hosts.setup import HostParts, HostSetup, read_parts
 from lockstep.plan.hosts.volumes import listening_ports
-from lockstep.plan.hosts.wheels import Pin, is_of, is_source, only, without
-from lockstep.platforms.files.transfer import TransferProgress
-from lockstep.platforms.hosts.chain import Chain, Stop, stated_addresses
+from lockstep.plan.hosts.wheels import Pin, is_source, normalized, only, without
+from lockstep.platforms.files.transfer import Carried, TransferProgress
+from lockstep.platforms.hosts.copies import stated_addresses
 from lockstep.platforms.hosts.fleet import Fleet, old_source_of
 from lockstep.platforms.hosts.place import HostPlace
+from lockstep.platforms.hosts.spread import Spread, Stop
 from lockstep.platforms.hosts.volumes import sharing
 from lockstep.platforms.hosts.wheelhouse import PIECE_BYTES, WheelFile, digest_of, fetch
 from lockstep.platforms.inpod import source_of
@@ -173,7 +174,7 @@ def _making(setup: HostSetup, packages: Packages, files: Sequence[WheelFile], ar
     sources = {pin.name for pin in packages.pins if pin.name in SOURCE_ONLY}
     if packages.files is not None:
         own = [file.path.name for file in packages.files[setup.host.name]]
-        sources = {pin.name for pin in packages.pins if any(is_source(file) and is_of(file, pin) for file in own)}
+        sources = {normalized(name.rpartition("-")[0]) for name in own if is_source(name)}
     return {
         "uv": packages.uv[setup.host.name].path.name,
         "trainer": packages.trainer.path.name,
@@ -254,11 +255,10 @@ async def _asked(place: HostPlace, request: Mapping[str, Any], step: Callable[[s
 
 
 async def spread(fleet: Fleet, setups: Sequence[HostSetup], packages: Packages, say: Say) -> list[HostSetup]:
-    """Send what all of these hosts lack, then what those with the same Python and processor lack, then the archives of the Pythons that
-    hosts get.
+    """Send what hosts with the same Python and processor lack, from host to host, then the archives of the Pythons that hosts get.
 
-    Return the setups with the files that are there now. A host that a chain can't serve is named, and its files are left to `set_up`, which
-    sends them from here.
+    Return the setups with the files that are there now. A host that gets nothing this way is named, and its files are left to `set_up`,
+    which sends them from here.
     """
     now = {one.host.name: one for one in setups}
     await _spread(fleet, now, packages.of, say)
@@ -268,47 +268,39 @@ async def spread(fleet: Fleet, setups: Sequence[HostSetup], packages: Packages, 
     return list(now.values())
 
 
-async def _spread(fleet: Fleet, now: dict[str, HostSetup], files: FilesOf, say: Say) -> None:
-    """Send what all hosts lack of their files, then what those lack that have the same Python and processor, and note in `now` what is
-    there.
-    """
-    alike: dict[str, list[str]] = {}
-    for one in now.values():
-        alike.setdefault(str(one.target), []).append(one.host.name)
-    for names in [list(now), *(alike.values() if len(alike) > 1 else ())]:
-        for one in await _chained(fleet, [now[name] for name in names], files, say):
-            now[one.host.name] = one
+async def _spread(fleet: Fleet, now: dict[str, HostSetup], files_of: FilesOf, say: Say) -> None:
+    """Send the files of hosts of each kind, and note in `now` what is there."""
+    kinds: dict[str, list[str]] = {}
+    for name, one in now.items():
+        if one.parts.runs_programs and not_there(files_of(name), one.parts.files):
+            kinds.setdefault(str(one.target), []).append(name)
+    for names in kinds.values():
+        if len(names) > 1:
+            for name, result in (await _sent(fleet, now, names, files_of(names[0]), say)).items():
+                if isinstance(result, Exception):
+                    say(f"{name}: {result}; its files go from this machine")
+                else:
+                    there = {file.path.name: file.size for file in files_of(name)}
+                    now[name] = replace(now[name], parts=replace(now[name].parts, files={**now[name].parts.files, **there}))
 
 
-async def _chained(fleet: Fleet, setups: Sequence[HostSetup], files_of: FilesOf, say: Say) -> list[HostSetup]:
-    """Send down one chain what all lack that lack anything, and return those that have it now."""
-    able = {one.host.name: one for one in setups if one.parts.runs_programs and not_there(files_of(one.host.name), one.parts.files)}
-    if len(able) < 2 or not _common(able.values(), files_of):
-        return []
-    facts, _ = await fleet.look(able)
-    groups = (await sharing(fleet, {name: able[name].parts.data for name in facts})).groups
-    firsts = {group[0]: facts[group[0]] for group in groups}
-    files = _common((able[name] for name in firsts), files_of)
-    if len(firsts) < 2 or not files:
-        return []
+async def _sent(
+    fleet: Fleet, now: Mapping[str, HostSetup], names: Sequence[str], files: Sequence[WheelFile], say: Say
+) -> dict[str, Carried | Exception]:
+    """Send these files to hosts of one kind; one of each group that shares a folder gets them for all of it."""
+    facts, _ = await fleet.look(names)
+    groups = (await sharing(fleet, {name: now[name].parts.data for name in facts})).groups
+    leaders = {group[0]: facts[group[0]] for group in groups}
     size = sum(file.size for file in files) / 1e6
-    say(f"{', '.join(firsts)}: sending {number_of(len(files), 'file')}, {size:.0f} MB, from host to host")
+    say(f"{', '.join(leaders)}: sending {number_of(len(files), 'file')}, {size:.0f} MB, from host to host")
     with _together(files) as source:
+        data = {name: now[name].parts.data for name in leaders}
         stops = [
-            Stop(name, fleet.place(name), f"{able[name].parts.data}/", (able[name].parts.data,), address)
-            for name, address in zip(firsts, stated_addresses(fleet, firsts), strict=True)
+            Stop(name, fleet.place(name), f"{data[name]}/", [data[name]], address, TransferProgress())
+            for name, address in zip(leaders, stated_addresses(fleet, leaders), strict=True)
         ]
-        ports = listening_ports(fleet.cluster, firsts.values())
-        results = await Chain(stops, str(source), ports, {name: TransferProgress() for name in firsts}, say, private=True).run()
-    there = {file.path.name: file.size for file in files}
-    now = []
-    for group in groups:
-        result = results[group[0]]
-        if isinstance(result, Exception):
-            say(f"{group[0]}: {result}; its files go from this machine")
-        else:
-            now += [replace(able[name], parts=replace(able[name].parts, files={**able[name].parts.files, **there})) for name in group]
-    return now
+        results = await Spread(stops, str(source), listening_ports(fleet.cluster, leaders.values()), say, None).run()
+    return {name: results[group[0]] for group in groups for name in group}
 
 
 @contextmanager
@@ -320,12 +312,6 @@ def _together(files: Iterable[WheelFile]) -> Iterator[Path]:
         for file in files:
             (source / file.path.name).symlink_to(file.path.resolve())
         yield source
-
-
-def _common(setups: Iterable[HostSetup], files_of: FilesOf) -> list[WheelFile]:
-    """Files that all of these hosts lack."""
-    lacking = [{file.path.name: file for file in not_there(files_of(one.host.name), one.parts.files)} for one in setups]
-    return [file for name, file in lacking[0].items() if all(name in other for other in lacking)] if lacking else []
 
 
 async def try_gpus(fleet: Fleet, setup: HostSetup) -> list[str]:

@@ -219,7 +219,7 @@ class Shared:
         await self.prepare()
         if not self.shares:
             return
-        async with self._alone():
+        async with alone_at(self.folder / f"{self.login.key}.lock"):  # (a second ssh would open one that nobody uses and nobody ends)
             if not await self._is_open():
                 try:
                     await self.patiently(self._connect)
@@ -253,7 +253,7 @@ class Shared:
                 f"host {self.login.name}: a login for later commands needs a shared connection, which this machine's ssh doesn't offer"
             )
         await self.prepare()
-        async with self._alone():
+        async with alone_at(self.folder / f"{self.login.key}.lock"):
             if not await self._is_open():
                 code, errors = await self._run(self.command("-N", "-f", "--", self.login.name, opens=True, asks=True), in_terminal=True)
                 if code != 0:
@@ -354,19 +354,18 @@ class Shared:
             return login.address
         return ""
 
-    @asynccontextmanager
-    async def _alone(self) -> AsyncIterator[None]:
-        """One at a time, over all of your processes, opens this connection: a second ssh would open one that nobody uses and nobody
-        ends.
-        """
-        with (self.folder / f"{self.login.key}.lock").open("w") as lock:
-            while True:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    await asyncio.sleep(POLL_SECONDS)
-            yield
+
+@asynccontextmanager
+async def alone_at(path: Path) -> AsyncIterator[None]:
+    """Hold a lock, which one of all of your processes has at a time."""
+    with path.open("w") as lock:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                await asyncio.sleep(POLL_SECONDS)
+        yield
 
 
 _JUMP_CLOSED = re.compile(r"kex_exchange_identification|UNKNOWN port 65535")

@@ -16,10 +16,12 @@ import hashlib
 import json
 import os
 import shutil
+import socket
 import stat
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -104,9 +106,9 @@ def _is_below(root: Path, path: Path) -> bool:
 class Stored:
     """Files of this machine that are given: their listing, and the bytes of each."""
 
-    def __init__(self, source: Path, entries: Sequence[Entry]) -> None:
-        self.entries = entries
-        self.name = Path(os.path.abspath(source)).name  # noqa: PTH100 (a link by its own name)
+    def __init__(self, entries: Sequence[Entry], name: object, digests: Mapping[int, str] | None = None) -> None:
+        """`name`: of all of it, for the taker. `digests`: SHA-256 that files must still have, by number."""
+        self.entries, self.name, self._digests = entries, name, digests or {}
 
     def begun(self, number: int, size: int, complete: bool, wire: Wire) -> Any:
         """SHA-256 of the first `size` bytes of a file, as an object that goes on; None if there are none. `complete`: the file should end
@@ -114,7 +116,7 @@ class Stored:
         """
         return _hashed_path(Path(self.entries[number]["path"]), size, wire) if size or complete else None
 
-    def chunks(self, number: int, offset: int, wire: Wire) -> Iterator[bytes]:
+    def chunks(self, number: int, offset: int) -> Iterator[bytes]:
         """Bytes of a file from there on, as many as were listed."""
         left = self.entries[number]["size"] - offset
         with Path(self.entries[number]["path"]).open("rb") as file:
@@ -124,9 +126,12 @@ class Stored:
                 yield chunk
             self._changed = bool(left or file.read(1))
 
-    def fault(self, number: int, digest: str, wire: Wire) -> str:
+    def fault(self, number: int, digest: str) -> str:
         """Reason why what was sent must not be kept; '' if it may. `digest`: of the whole file, as it was sent."""
-        return f"{self.entries[number]['path']} was changed while it was sent: try again" if self._changed else ""
+        if not self._changed and self._digests.get(number, digest) == digest:
+            return ""
+        path = self.entries[number]["path"]
+        return f"{path} was changed while it was sent, or the disk of {socket.gethostname()} is bad: try again"
 
 
 def give(
@@ -137,16 +142,18 @@ def give(
     expected: Callable[[int], None] = lambda size: None,
 ) -> Entry:
     """Send `source`, and return counts of what was done. `expected` gets the number of bytes to send, `passed` of those that were sent."""
-    return give_all(wire, Stored(source, entries_below(source, allowed)), lambda: None, passed, expected)
+    name = Path(os.path.abspath(source)).name  # noqa: PTH100 (a link by its own name)
+    return give_all(wire, Stored(entries_below(source, allowed), name), passed, expected)
 
 
-def give_all(wire: Wire, given: Any, heard: Callable[[], None], passed: Callable[[int], None], expected: Callable[[int], None]) -> Entry:
-    """Send files of `given`, which is `Stored` or does what it does. `heard` is called when the taker has said what it has."""
+def give_all(
+    wire: Wire, given: Stored, passed: Callable[[int], None] = lambda size: None, expected: Callable[[int], None] = lambda size: None
+) -> Entry:
+    """Send these files, and return what `give` does."""
     shown = ({key: value for key, value in entry.items() if key != "path"} for entry in given.entries)
     wire.say_all("entries", shown, {"name": given.name})
     files = {number: entry for number, entry in enumerate(given.entries) if "size" in entry}
     present = hear_held(wire, files)
-    heard()
     plan, hashes = [], {}
     for number in files:
         have, digest, complete = present.get(number, (0, "", False))
@@ -177,13 +184,13 @@ def _counts(files: Mapping[int, Entry], plan: list[tuple[int, int]], missing: in
     return {"files": len(files), "sent": len(plan), "bytes": missing, "resumed": sum(1 for _, offset in plan if offset)}
 
 
-def _give_file(wire: Wire, given: Any, number: int, offset: int, digest: Any, passed: Callable[[int], None]) -> None:
-    for chunk in given.chunks(number, offset, wire):
+def _give_file(wire: Wire, given: Stored, number: int, offset: int, digest: Any, passed: Callable[[int], None]) -> None:
+    for chunk in given.chunks(number, offset):
         digest.update(chunk)
         wire.pass_on(chunk)
         passed(len(chunk))
     wire.pass_on(b"")
-    fault = given.fault(number, digest.hexdigest(), wire)
+    fault = given.fault(number, digest.hexdigest())
     wire.say({"failed": fault} if fault else {"sha256": digest.hexdigest()})
     if fault:
         raise CarryError(fault)
@@ -207,23 +214,20 @@ def _hashed(file: BinaryIO, size: int, wire: Wire) -> Any:
 # ---- taking ------------------------------------------------------------------------------------------------------------------------
 
 
-class TakeListener:
-    """Listener to a take, for who passes on what arrives. This one does nothing."""
+@dataclass(frozen=True)
+class Taken:
+    """Files that have come, which may be given to others."""
 
-    def offered(self, entries: list[Entry], name: object, target: Destination) -> None:
-        """All that the giver has, its name for that, and where it goes."""
+    counts: Entry
+    _entries: Sequence[Entry]
+    _name: object
+    _target: Destination
+    _digests: Mapping[int, str]
 
-    def fits(self, wire: Wire) -> None:
-        """There is room for all of it. The giver hears what is here only after this returns."""
-
-    def planned(self, plan: Mapping[int, int], complete: Mapping[int, str]) -> None:
-        """The plan, by file: from which byte on it comes. `complete`: SHA-256 of each file that is here already."""
-
-    def grew(self, number: int, size: int) -> None:
-        """A file that is on its way has so many bytes here."""
-
-    def named(self, number: int, digest: str) -> None:
-        """A file is complete, and its SHA-256 is the giver's."""
+    def given(self) -> Stored:
+        """Return the files as something to give."""
+        entries = [{**entry, "path": str(self._target.path(entry["name"]))} for entry in self._entries]
+        return Stored(entries, self._name, self._digests)
 
 
 def take(
@@ -234,9 +238,8 @@ def take(
     expected: Callable[[int], None] = lambda size: None,
     widen: int = 0o600,
     name: str | None = None,
-    watch: TakeListener | None = None,
     sender: Entry | None = None,
-) -> Entry:
+) -> Taken:
     """Receive to `to` (`destination_of`). `expected` gets the number of bytes to come, `passed` of those that came. `widen`: mode bits that
     every file gets.
 
@@ -244,38 +247,33 @@ def take(
     `sender`: who sends it, for the records of a volume. Raises CarryError where another folder sent a file that would be another one then.
     """
     entries, offered = hear_entries(wire)
-    watch = watch or TakeListener()
     target = destination_of(to, offered if name is None else name, folder="size" not in entries[0], allowed=allowed)
     files = {number: entry for number, entry in enumerate(entries) if "size" in entry}
     begun: dict[int, Any] = {}
     with contextlib.closing(target):
-        watch.offered(entries, offered, target)
         held = list(_had_of(target, files, begun, wire))
         _check_space(target.base, sum(entry["size"] for entry in files.values()) - sum(have for _, have, _, _ in held))
-        watch.fits(wire)
         wire.say_all("have", held)
         plan = hear_plan(wire, files, begun)
         missing = sum(files[number]["size"] - offset for number, offset in plan)
         _check_space(target.base, missing)
         expected(missing)
         comes = dict(plan)
-        complete = {number: digest for number, _, digest, whole in held if whole and number not in comes}
-        if len(comes) + len(complete) != len(files):
+        digests = {number: digest for number, _, digest, whole in held if whole and number not in comes}
+        if len(comes) + len(digests) != len(files):
             raise no_protocol("it doesn't plan to send all that is missing")
         origins = {} if sender is None else _origins(target, files, sender["origin"])
         if sender is not None and not sender["force"] and (words := Senders().refusal([origins[number] for number in comes])):
             raise CarryError(f"{words}: {sender['line']}")
         for entry in entries:
             os.close(target.folder(entry["name"]) if entry.get("dir") else target.holder(entry["name"])[0])
-        watch.planned(comes, complete)
         wire.say({"ready": True})
         mask = os.umask(0o077)
         os.umask(mask)
         for number, offset in plan:
             digest = begun[number] if offset else hashlib.sha256()
-            told = _Told(number, passed, watch)
-            _take_file(wire, target, files[number], offset, digest, (files[number]["mode"] & 0o777 & ~mask) | widen, told)
-            watch.named(number, digest.hexdigest())
+            _take_file(wire, target, files[number], offset, digest, (files[number]["mode"] & 0o777 & ~mask) | widen, passed)
+            digests[number] = digest.hexdigest()
             wire.say({"done": number})
         for entry in entries:
             if "link" in entry:
@@ -284,7 +282,7 @@ def take(
             Senders().note(origins, comes, [os.path.realpath(root) for root in sender["roots"]])
     counts = _counts(files, plan, missing)
     wire.say({"ended": counts})
-    return counts
+    return Taken(counts, entries, offered, target, digests)
 
 
 def _origins(target: Destination, files: Mapping[int, Entry], origin: str) -> dict[int, tuple[str, str]]:
@@ -295,17 +293,6 @@ def _origins(target: Destination, files: Mapping[int, Entry], origin: str) -> di
         number: (str(base / target.path(name).relative_to(target.base)), f"{origin}/{name}" if name else origin)
         for number, name in names.items()
     }
-
-
-class _Told:
-    """Tells who wants to know of one file's bytes."""
-
-    def __init__(self, number: int, passed: Callable[[int], None], watch: TakeListener) -> None:
-        self.number, self.passed, self.watch = number, passed, watch
-
-    def __call__(self, size: int, total: int) -> None:
-        self.passed(size)
-        self.watch.grew(self.number, total)
 
 
 class Begun:
@@ -371,7 +358,7 @@ def _check_space(target: Path, missing: int) -> None:
         raise CarryError(f"{existing} has {free / 1e9:.2f} GB free, and {missing / 1e9:.2f} GB are needed: free some space there first")
 
 
-def _take_file(wire: Wire, target: Destination, entry: Entry, offset: int, digest: Any, mode: int, told: _Told) -> None:
+def _take_file(wire: Wire, target: Destination, entry: Entry, offset: int, digest: Any, mode: int, passed: Callable[[int], None]) -> None:
     place = target.path(entry["name"])
     holder, name = target.holder(entry["name"])
     draft, size, synced = draft_name(name), offset, offset
@@ -382,7 +369,6 @@ def _take_file(wire: Wire, target: Destination, entry: Entry, offset: int, diges
                 raise CarryError(f"{place.with_name(draft)} was changed by somebody else: try again")
             file.truncate(offset)
             file.seek(offset)
-            told(0, size)
             for chunk in wire.frames():
                 size += len(chunk)
                 if size > entry["size"]:
@@ -391,7 +377,7 @@ def _take_file(wire: Wire, target: Destination, entry: Entry, offset: int, diges
                 while view:
                     view = view[file.write(view) :]
                 digest.update(chunk)
-                told(len(chunk), size)
+                passed(len(chunk))
                 if size - synced >= SYNC_EVERY_BYTES:
                     os.fsync(file.fileno())
                     synced = size
@@ -465,30 +451,39 @@ def words_of(error: Exception) -> str:
     return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
 
 
-def serve(request: Entry, wire: Wire) -> None:
-    """Run the pod's end: {"give": path} or {"take": path}, with the roots that paths must be below.
+def below(roots: Sequence[str]) -> Callable[[Path], bool]:
+    """Return whether a path is one of these folders, or below one, as a function of it."""
+    real = [Path(os.path.realpath(root)) for root in roots]
+    return lambda path: any(_is_below(root, path) for root in real)
 
-    What comes to a pod is its group's, too, since a pod of another transport has another user. "ownUmask": this is a person's own machine,
-    whose umask counts.
-    """
-    roots = [Path(os.path.realpath(root)) for root in request["roots"]]
 
-    def allowed(path: Path) -> bool:
-        return any(_is_below(root, path) for root in roots)
-
-    if not (own := request.get("ownUmask", False)):
-        os.umask(0o002)
+@contextlib.contextmanager
+def failures_told(wire: Wire) -> Iterator[None]:
+    """Tell the other end why this one gives up, and exit with the same words."""
     try:
-        if "give" in request:
-            give(wire, Path(request["give"]), allowed)
-        else:
-            take(wire, request["take"], allowed, widen=0o600 if own else 0o660, sender=request.get("sender"))
+        yield
     except (CarryError, OSError) as error:
         with contextlib.suppress(Gone):
             wire.say({"failed": words_of(error)})
         sys.exit(words_of(error))
     except Gone as error:
         sys.exit(str(error))
+
+
+def serve(request: Entry, wire: Wire) -> None:
+    """Run the pod's end: {"give": path} or {"take": path}, with the roots that paths must be below.
+
+    What comes to a pod is its group's, too, since a pod of another transport has another user. "ownUmask": this is a person's own machine,
+    whose umask counts.
+    """
+    allowed = below(request["roots"])
+    if not (own := request.get("ownUmask", False)):
+        os.umask(0o002)
+    with failures_told(wire):
+        if "give" in request:
+            give(wire, Path(request["give"]), allowed)
+        else:
+            take(wire, request["take"], allowed, widen=0o600 if own else 0o660, sender=request.get("sender"))
 
 
 if __name__ == "__main__":

@@ -20,10 +20,6 @@ class Destination:
         self.base, self._above = base, above
         self._root: int | None = None
 
-    def again(self) -> Destination:
-        """The same one, for another thread."""
-        return Destination(self.base, self._above)
-
     def close(self) -> None:
         if self._root is not None:
             os.close(self._root)

@@ -1,25 +1,25 @@
 """The pod's end of `lockstep sync`.
 
-One line of JSON in says what the sender has, one line out what is wanted; then, unless it is done, the size of a tar and the tar come in,
-and one line goes out. So again, until nothing more comes. What an earlier sync put here is remembered, so that only that is ever deleted,
-and what was changed here meanwhile is never written over unasked. What another folder sent isn't written over either: then nothing is
-written at all.
+The sender says what it has, and hears what is wanted; then, unless it is done, that comes by the protocol of `lockstep cp`. So again, until
+nothing more comes. What an earlier sync put here is remembered, so that only that is ever deleted, and what was changed here meanwhile is
+never written over unasked. What another folder sent isn't written over either: then nothing is written at all.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
-import json
 import os
+import select
 import stat
 import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
-from typing import Any, BinaryIO
+from pathlib import Path, PurePosixPath
+from typing import Any
 
+from lockstep.platforms.inpod.carry import failures_told, take
+from lockstep.platforms.inpod.wire import CarryError, Wire
 from lockstep_spec.senders import Senders, read_json, write_json
 
 OWN_UMASK = "own-umask"
@@ -92,33 +92,12 @@ def compare(
     return changes
 
 
-def unpack(target: Path, archive: bytes) -> None:
-    """Unpack each file under another name first: a reader sees the old or the new one, never half."""
-    import tarfile  # (its import takes as long as all the rest where nothing has changed)
-
-    mask = os.umask(0o077)
-    os.umask(mask)
-    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-        for member in tar:
-            place = inside(target, member.name)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            draft = place.with_name(f".{place.name}.sync-{os.getpid()}")
-            if member.issym():
-                inside(target, os.path.normpath(str(Path(member.name).parent / member.linkname)))
-                draft.symlink_to(member.linkname)
-            else:
-                content = tar.extractfile(member)
-                draft.write_bytes(content.read() if content is not None else b"")
-                draft.chmod((0o777 if member.mode & 0o100 else 0o666) & ~mask)
-            draft.replace(place)
-
-
 def inside(target: Path, name: str) -> Path:
-    """Path of `name` below `target`. Raises ValueError when it would lead outside, by .. or by a link on the way."""
+    """Path of `name` below `target`. Raises CarryError when it would lead outside, by .. or by a link on the way."""
     place = target / name
     root = target.resolve()
     if Path(name).is_absolute() or ".." in Path(name).parts or root not in (*place.parent.resolve().parents, place.parent.resolve()):
-        raise ValueError(f"{name} would be outside of {target}")
+        raise CarryError(f"{name} would be outside of {target}")
     return place
 
 
@@ -133,13 +112,13 @@ def remove(target: Path, names: list[str]) -> None:
             folder.rmdir()
 
 
-def receive_all(source: BinaryIO, say: BinaryIO) -> None:
-    while line := source.readline():
-        sync(json.loads(line), source, say)
-
-
-def sync(request: dict[str, Any], source: BinaryIO, say: BinaryIO) -> None:
-    target, files, sender = Path(request["target"]), request["files"], request["source"]
+def sync(wire: Wire) -> None:
+    """Sync once, as the other end asks. Raises CarryError, Gone, OSError."""
+    request = wire.hear()
+    files: Files = {
+        name: {"sha256": sha256, "link": link, "executable": executable} for name, sha256, link, executable in _all(wire, "files")
+    }
+    target, sender = Path(request["target"]), request["source"]
     root, senders = os.path.realpath(target), Senders()
     record: dict[str, str] = read_json(f"{target}/{RECORD}")
     digests = Digests(target)
@@ -149,55 +128,64 @@ def sync(request: dict[str, Any], source: BinaryIO, say: BinaryIO) -> None:
 
     changes = compare(digests, files, record, others_of, request["force"])
     senders_of = {name: others_of(name) for name in changes["theirs"]}
-    if request.get("alone") and target.is_dir() and any(target.iterdir()):
+    if request["alone"] and target.is_dir() and any(target.iterdir()):
         here = senders.sent_to(root)
         if not any(f"{each}/".startswith(f"{sender}/") for each in here):
             senders_of = {"": sorted(here)}
     if senders_of:
-        tell(say, {**changes, "theirs": senders_of, "done": True})
+        _answer(wire, changes, senders_of, done=True)
         return
     untouched = {name: record[name] for name in changes["changed"] + changes["others"] if name in record}
     record_now = {**{name: file["sha256"] for name, file in files.items() if name not in changes["changed"]}, **untouched}
-    wanted = set(changes["wanted"])
+    wanted, same = set(changes["wanted"]), []
     for name in files.keys() - set(changes["changed"]):
         replaces = name in wanted and digests.of(name)[0] != files[name]["sha256"]
+        if name in wanted and not replaces:
+            same.append(name)
         senders.add(f"{root}/{name}", sender, root, alone=request["force"] or replaces)
     for name in changes["others"]:
         senders.drop(f"{root}/{name}", sender)
     done = record_now == record and not changes["wanted"] and not changes["removed"] and not senders.changed
-    tell(say, {**changes, "theirs": {}, "done": done})
+    _answer(wire, changes, {}, done=done)
     if not done:
-        header = json.loads(source.readline())
-        if header["stop"]:  # (another node has files of another folder)
+        if wire.hear()["stop"]:  # (another node has files of another folder)
             return
-        archive = source.read(header["size"])
-        if len(archive) != header["size"]:
-            raise EOFError(f"received {len(archive)} of {header['size']} bytes")
-        kept = {name: record[name] for name in header["keep"] if name in record}
-        target.mkdir(parents=True, exist_ok=True)
+        kept = {name: record[name] for name in _all(wire, "keep") if name in record}
+        removed = [name for name in changes["removed"] if name not in kept]
         senders.write()  # (first: what a broken connection leaves is this folder's, too)
-        unpack(target, archive)
-        remove(target, [name for name in changes["removed"] if name not in kept])
+        first = _in_the_way(removed, wanted)
+        remove(target, [*same, *first])  # (a file that only becomes a program comes anew)
+        take(wire, str(target), widen=0)
+        remove(target, [name for name in removed if name not in first])
         for name in record.keys() - files.keys() - kept.keys() - set(changes["changed"] + changes["others"]):
             senders.drop(f"{root}/{name}")
         write_json(f"{target}/{RECORD}", {**record_now, **kept})
         senders.write()
-        tell(say, {"done": True})
+        wire.say({"done": True})
     with suppress(OSError):  # (it only saves time)
         digests.remember()
 
 
-def tell(say: BinaryIO, value: object) -> None:
-    say.write(json.dumps(value).encode() + b"\n")
-    say.flush()
+def _all(wire: Wire, key: str) -> list[Any]:
+    return [item for item, _ in wire.hear_all(key)]
+
+
+def _answer(wire: Wire, changes: dict[str, list[str]], theirs: dict[str, list[str]], *, done: bool) -> None:
+    wire.say({"done": done})
+    wire.say_all("changes", ([kind, name] for kind, names in changes.items() if kind != "theirs" for name in names))
+    wire.say_all("theirs", theirs.items())
+
+
+def _in_the_way(removed: list[str], wanted: set[str]) -> set[str]:
+    """Files to remove that have the place of a folder that comes, or are in a folder where a file comes."""
+    folders = {str(folder) for name in wanted for folder in PurePosixPath(name).parents}
+    return {name for name in removed if name in folders or any(str(folder) in wanted for folder in PurePosixPath(name).parents)}
 
 
 if __name__ == "__main__":
     if sys.argv[1:] != [OWN_UMASK]:
         os.umask(0o002)  # pods of another transport have another user, and the same group
-    try:
-        receive_all(sys.stdin.buffer, sys.stdout.buffer)
-    except OSError as error:
-        sys.exit(f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error))
-    except (ValueError, EOFError) as error:
-        sys.exit(f"{type(error).__name__}: {error}")
+    own = Wire(0, 1)
+    with failures_told(own):
+        while select.select([0], [], []):  # (however long that takes)
+            sync(own)

@@ -14,8 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeGuard
 
 CHUNK = 1 << 20
-NOTHING_YET = 0xFFFFFFFF
-"""In place of a chunk's length: none comes now, but the giver is there."""
+SMALL_BYTES = 1 << 16
 SILENCE_SECONDS = 60.0
 BUSY_SECONDS = 5.0
 LINE_BYTES_MAX = 1 << 20
@@ -47,10 +46,10 @@ class Wire:
         self._source, self._sink, self._silence = source, sink, silence
         os.set_blocking(sink, False)  # else a write that is too large for the pipe never comes back when nobody reads
         self._buffer = bytearray()
-        self._heard = 0
+        self._heard, self._unsent = 0, b""
         self._wrote_at = time.monotonic()
 
-    def say(self, value: object) -> None:
+    def say(self, value: Entry) -> None:
         self._write(json.dumps(value).encode() + b"\n")
 
     def busy(self) -> None:
@@ -136,18 +135,14 @@ class Wire:
         return line
 
     def pass_on(self, chunk: bytes) -> None:
-        self._write(len(chunk).to_bytes(4, "big") + chunk)
-
-    def waiting(self) -> None:
-        """Call this now and then between two chunks that don't come soon, so that the other end goes on waiting."""
-        if time.monotonic() - self._wrote_at > BUSY_SECONDS:
-            self._write(NOTHING_YET.to_bytes(4, "big"))
+        """Send a chunk. A small one goes with what is said next."""
+        self._unsent += len(chunk).to_bytes(4, "big") + chunk
+        if len(self._unsent) > SMALL_BYTES:
+            self._write(b"")
 
     def frames(self) -> Iterator[bytes]:
         """Chunks until the empty one. Raises CarryError for one that is larger than any giver sends."""
         while size := int.from_bytes(self._take(4), "big"):
-            if size == NOTHING_YET:
-                continue
             if size > CHUNK:
                 raise no_protocol(f"a chunk has {size} bytes, of at most {CHUNK}")
             yield self._take(size)
@@ -173,21 +168,20 @@ class Wire:
         self._buffer += data
 
     def _write(self, data: bytes) -> None:
-        view = memoryview(data)
+        view, self._unsent = memoryview(self._unsent + data), b""
         while view:
-            if not _ready(self._sink, select.POLLOUT, self._silence):
-                raise Gone(f"nothing was taken for {self._silence:.0f} s")
             try:
                 view = view[os.write(self._sink, view) :]
             except BlockingIOError:
-                continue
+                if not _ready(self._sink, select.POLLOUT, self._silence):
+                    raise Gone(f"nothing was taken for {self._silence:.0f} s") from None
             except OSError as error:
                 raise Gone(str(error)) from error
         self._wrote_at = time.monotonic()
 
 
 def no_protocol(what: str) -> CarryError:
-    return CarryError(f"the other end does not follow the protocol of `lockstep cp`: {what}; check the python3 of the pod's image")
+    return CarryError(f"the other end does not follow the protocol of copies: {what}; check the python3 of the pod's image")
 
 
 def _ready(descriptor: int, event: int, seconds: float) -> bool:

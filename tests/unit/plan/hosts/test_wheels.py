@@ -2,88 +2,77 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from lockstep.api.errors import ConfigError
-from lockstep.plan.hosts.wheels import HostTarget, Pin, best, is_of, only, rank, read_lock, without
+from lockstep.api.errors import ConfigError, Failed
+from lockstep.plan.hosts.wheels import HostTarget, Pin, offers_of, only, read_lock, without
 from support.checkout import ROOT
 
 DIGEST = "ab" * 32
 HOST = HostTarget((3, 11), "x86_64", (2, 36))
+PIN = Pin("torch", "2.15.0", frozenset({DIGEST}))
 
 
-def pin(name: str = "torch", version: str = "2.15.0") -> Pin:
-    return Pin(name, version, frozenset({DIGEST}))
+def listing(*names: str, sha256: str = DIGEST, folder: str = "https://files/x") -> dict[str, list[Any]]:
+    """Listing of a package with these files, as uv makes it."""
+    files = [{"url": f"{folder}/{name}", "hashes": {"sha256": sha256}} for name in names]
+    kinds = {"wheels": [file for file in files if file["url"].endswith(".whl")], "sdist": files[-1]}
+    return {"packages": [{"name": "torch", **kinds}]}
 
 
-@pytest.mark.parametrize(
-    ("file", "fits"),
-    [
-        ("torch-2.15.0-cp311-cp311-manylinux_2_28_x86_64.whl", True),
-        ("torch-2.15.0-cp311-cp311-manylinux2014_x86_64.manylinux_2_17_x86_64.whl", True),
-        ("torch-2.15.0-cp310-cp310-manylinux_2_28_x86_64.whl", False),
-        ("torch-2.15.0-cp38-abi3-manylinux_2_28_x86_64.whl", True),
-        ("torch-2.15.0-cp312-abi3-manylinux_2_28_x86_64.whl", False),
-        ("torch-2.15.0-cp313-cp313t-manylinux_2_28_x86_64.whl", False),
-        ("torch-2.15.0-py3-none-any.whl", True),
-        ("torch-2.15.0-py2.py3-none-any.whl", True),
-        ("torch-2.15.0-py2-none-any.whl", False),
-        ("torch-2.15.0-py312-none-any.whl", False),
-        ("torch-2.15.0-1-py3-none-manylinux_2_17_x86_64.whl", True),
-        ("torch-2.15.0-py3-none-manylinux_2_17_aarch64.whl", False),
-        ("torch-2.15.0-py3-none-manylinux_2_39_x86_64.whl", False),
-        ("torch-2.15.0-cp311-cp311-musllinux_1_2_x86_64.whl", False),
-        ("torch-2.15.0-cp311-cp311-win_amd64.whl", False),
-        ("torch-2.15.0-cp311-cp311-macosx_11_0_arm64.whl", False),
-        ("torch-2.15.0.tar.gz", True),
-        ("torch-2.15.0.exe", False),
-    ],
-)
-def test_a_python_takes_the_files_that_are_for_it(file: str, fits: bool) -> None:
-    assert (rank(file, HOST) is not None) is fits
+def test_a_file_that_is_here_is_taken_and_not_downloaded() -> None:
+    here, there = listing("torch-2.15.0.tar.gz", folder="file:///x"), listing("torch-2.15.0-cp311-cp311-manylinux_2_28_x86_64.whl")
+    both = {"packages": [{**there["packages"][0], "sdist": here["packages"][0]["sdist"]}]}
+    assert [offer.is_here for offer in offers_of(both, [PIN], HOST)] == [True]
 
 
 @pytest.mark.parametrize(
     ("better", "worse"),
     [
         ("torch-2.15.0-cp311-cp311-manylinux_2_28_x86_64.whl", "torch-2.15.0-cp311-cp311-manylinux_2_17_x86_64.whl"),
-        ("torch-2.15.0-cp311-cp311-manylinux_2_17_x86_64.whl", "torch-2.15.0-cp311-abi3-manylinux_2_28_x86_64.whl"),
+        ("torch-2.15.0-cp311-cp311-manylinux_2_17_x86_64.whl", "torch-2.15.0-cp310-abi3-manylinux_2_28_x86_64.whl"),
         ("torch-2.15.0-cp310-abi3-manylinux_2_28_x86_64.whl", "torch-2.15.0-cp38-abi3-manylinux_2_28_x86_64.whl"),
         ("torch-2.15.0-cp38-abi3-manylinux_2_28_x86_64.whl", "torch-2.15.0-py3-none-any.whl"),
+        ("torch-2.15.0-py311-none-any.whl", "torch-2.15.0-py39-none-any.whl"),
         ("torch-2.15.0-py3-none-any.whl", "torch-2.15.0.tar.gz"),
     ],
 )
-def test_the_file_that_is_most_for_it_is_taken(better: str, worse: str) -> None:
-    assert best([worse, better], pin(), HOST) == better
-    assert best([better, worse], pin(), HOST) == better
-
-
-def test_no_file_is_taken_where_none_fits() -> None:
-    assert best(["torch-2.15.0-cp310-cp310-manylinux_2_28_x86_64.whl", "other-2.15.0-py3-none-any.whl"], pin(), HOST) is None
+def test_of_the_files_that_fit_the_newest_one_is_taken(better: str, worse: str) -> None:
+    for names in ((better, worse), (worse, better)):
+        assert [offer.name for offer in offers_of(listing(*names), [PIN], HOST)] == [better]
 
 
 @pytest.mark.parametrize(
-    ("file", "expected"),
+    ("page", "message"),
     [
-        ("Ruamel.Yaml_clib-0.2-cp311-cp311-any.whl", True),
-        ("ruamel_yaml_clib-0.2.tar.gz", True),
-        ("ruamel_yaml_clib-0.20-py3-none-any.whl", False),
-        ("../ruamel_yaml_clib-0.2-py3-none-any.whl", False),
-        ("ruamel_yaml-0.2-py3-none-any.whl", False),
+        (listing("torch.whl", sha256="0" * 64), r"no file with a digest of the lock for torch 2\.15\.0 for Python 3\.11 on x86_64"),
+        (listing("..%2Ftorch.whl"), r"no file with a digest of the lock for torch 2\.15\.0"),
+        (listing("torch.whl", sha256="0" * 64, folder="file:///a%20b"), f"/a b/torch.whl has the SHA-256 .*, but the lock has {DIGEST}"),
     ],
+    ids=["another digest", "a path upward", "another digest in the folder"],
+)  # fmt: skip
+def test_no_file_is_taken_that_is_not_the_lock_s(page: dict[str, Any], message: str) -> None:
+    with pytest.raises(Failed, match=message):
+        offers_of(page, [PIN], HOST)
+
+
+@pytest.mark.parametrize(
+    ("glibc", "minor"), [((2, 17), 17), ((2, 27), 17), ((2, 30), 28), ((2, 36), 36), ((2, 41), 40), ((3, 0), 40), ((2, 5), 17)]
 )
-def test_a_file_is_of_a_package_by_its_normalized_name_and_its_version(file: str, expected: bool) -> None:
-    assert is_of(file, pin("ruamel-yaml-clib", "0.2")) is expected
+def test_uv_chooses_for_a_glibc_that_is_no_newer_than_the_host_s(glibc: tuple[int, int], minor: int) -> None:
+    assert HostTarget((3, 12), "aarch64", glibc).options[-1] == f"aarch64-manylinux_2_{minor}"
 
 
-def test_a_lock_is_read_with_its_hashes_and_conditions() -> None:
+def test_a_lock_is_read_with_its_hashes() -> None:
     text = (
         f"# made by uv\nPy_Cpuinfo==9.0.0 \\\n    --hash=sha256:{DIGEST} \\\n    --hash=sha256:{'cd' * 32}\n    # via"
         f" deepspeed\ncolorama==0.4 ; sys_platform == 'win32' --hash=sha256:{DIGEST}\n"
     )
     assert read_lock(text, "a.lock") == [
         Pin("py-cpuinfo", "9.0.0", frozenset({DIGEST, "cd" * 32})),
-        Pin("colorama", "0.4", frozenset({DIGEST}), conditional=True),
+        Pin("colorama", "0.4", frozenset({DIGEST})),
     ]
 
 

@@ -16,7 +16,7 @@ from lockstep.api.errors import Failed
 from lockstep.platforms.files import results, transfer
 from lockstep.platforms.files import sending as sending_module
 from lockstep.platforms.files.reader import beside
-from lockstep.platforms.files.sync import Receivers, Synced
+from lockstep.platforms.files.sync import Synced
 from lockstep.platforms.files.transfer import TransferProgress
 from lockstep.platforms.jobs.processes import ProcessProgram
 from lockstep.platforms.kubernetes import files as verb
@@ -112,23 +112,6 @@ def test_an_answer_about_an_adapter_has_at_most_64_kibibytes() -> None:
     assert results._folders(answer.rjust(64 << 10), "/w/runs/x", "pod x-0") == (None, None)
     with pytest.raises(results.NoAdapter):
         results._folders(answer.rjust((64 << 10) + 1), "/w/runs/x", "pod x-0")
-
-
-def test_a_node_that_says_nothing_after_a_sync_is_given_up_after_half_a_minute(clock: VirtualClock, tmp_path: Path) -> None:
-    async def story() -> list[Synced]:
-        async with Receivers() as receivers:
-            return await receivers.send({"x-0": SilentPlace()}, tmp_path, {"x-0": "/w"})
-
-    assert [result.problem for result in clock.run(story())] == ["it has not answered for 30 s"]
-
-
-async def test_four_lines_of_a_node_wait_to_be_read() -> None:
-    place = TalkingPlace(STDOUT, b"a line\n")
-    async with Receivers() as receivers:
-        await receivers._receiver("x-0", place)
-        for _ in range(200):
-            await asyncio.sleep(0)
-    assert place.talking.printed == 5  # the fifth one waits for room
 
 
 def test_a_pod_that_lacks_something_is_sent_to_after_two_seconds_and_a_change_is_seen_in_a_fifth_of_one(

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import io
-import json
 import os
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lockstep.api.errors import ConfigError, Failed
-from lockstep.platforms.files.sync import _packed, scan
+from lockstep.api.errors import ConfigError
+from lockstep.platforms.files.sync import _asked, _sent, scan
 from lockstep.platforms.inpod import receiver, source_of
+from lockstep.platforms.inpod.wire import DRAFT, CarryError, Gone, Wire
 from lockstep_spec.senders import SOURCES, write_json
 from support.checkout import ROOT
 
@@ -33,29 +31,22 @@ def sync(
     source: Path, target: Path, force: bool = False, *, alone: bool = False, umask: int = 0o022, own_umask: bool = False
 ) -> dict[str, Any]:
     """One sync, both ends. The receiver is a process of its own that has only its text."""
-    request = {"target": str(target), "source": str(source), "files": scan(source), "force": force, "alone": alone}
-    files: dict[str, Any] = request["files"]  # type: ignore[assignment]
+    request = {"target": str(target), "source": str(source), "force": force, "alone": alone}
     command = [sys.executable, "-I", "-c", source_of(receiver).decode(), *([receiver.OWN_UMASK] if own_umask else [])]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, umask=umask) as process:
-        process.stdin.write(json.dumps(request).encode() + b"\n")
-        process.stdin.flush()
-        answer: dict[str, Any] = json.loads(process.stdout.readline())
-        if not answer.pop("done"):
-            archive = _packed(source, answer["wanted"], files)
-            keep = [name for name in answer["removed"] if (source / name).exists()]
-            header = {"size": len(archive), "keep": keep, "stop": False}
-            process.stdin.write(json.dumps(header).encode() + b"\n" + archive)
-            process.stdin.flush()
-            assert json.loads(process.stdout.readline()) == {"done": True}
+        wire, files = Wire(process.stdout.fileno(), process.stdin.fileno()), scan(source)
+        changes = _asked(request, files, wire)
+        if not changes.done:
+            _sent(source, files, changes.names["wanted"], [name for name in changes.names["removed"] if (source / name).is_file()], wire)
         process.stdin.close()
-    return answer
+    return {**changes.names, "theirs": changes.theirs}
 
 
 def contents(folder: Path) -> dict[str, str]:
     return {
         path.relative_to(folder).as_posix(): path.read_text()
         for path in folder.rglob("*")
-        if path.is_file() and ".lockstep" not in path.parts
+        if path.is_file() and ".lockstep" not in path.parts and not path.name.startswith(DRAFT)
     }
 
 
@@ -263,48 +254,57 @@ def test_a_folder_that_is_none_is_told(tmp_path: Path) -> None:
         scan(tmp_path / "nothing")
 
 
-def test_half_of_an_edit_does_not_travel(tmp_path: Path) -> None:
+def test_half_of_an_edit_does_not_travel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = write(tmp_path / "here", a_py="1")
-    files = scan(source)
+    before = scan(source)
     write(source, a_py="half")
-    with pytest.raises(Failed, match=r"a\.py was changed while it was sent"):
-        _packed(source, ["a.py"], files)
+    monkeypatch.setitem(globals(), "scan", lambda _: before)
+    with pytest.raises(CarryError, match=r"a\.py was changed while it was sent"):
+        sync(source, tmp_path / "pod")
+    assert contents(tmp_path / "pod") == {}
 
 
-def archive(*members: tuple[str, str | None]) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        for name, link in members:
-            member = tarfile.TarInfo(name)
-            if link is not None:
-                member.type, member.linkname = tarfile.SYMTYPE, link
-            tar.addfile(member)
-    return buffer.getvalue()
-
-
-@pytest.mark.parametrize(
-    "members", [[("../x", None)], [("/etc/x", None)], [("a", "../../etc")], [("a/../../x", None)], [("a", "/etc/passwd")]]
-)
-def test_nothing_leads_out_of_the_folder(tmp_path: Path, members: list[tuple[str, str | None]]) -> None:
-    (tmp_path / "in").mkdir()
-    with pytest.raises(ValueError, match="would be outside of"):
-        receiver.unpack(tmp_path / "in", archive(*members))
-    assert list((tmp_path / "in").iterdir()) == [] and sorted(p.name for p in tmp_path.iterdir()) == ["in"]
-
-
-def test_a_link_that_is_there_already_does_not_lead_out_either(tmp_path: Path) -> None:
+def test_a_link_that_is_there_already_leads_nothing_out(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "out").mkdir()
     (tmp_path / "in" / "l").symlink_to(tmp_path / "out")
-    with pytest.raises(ValueError, match="would be outside of"):
-        receiver.unpack(tmp_path / "in", archive(("l/x", None)))
+    with pytest.raises(CarryError, match="in/l is a link or a file where a folder has to be"):
+        sync(write(tmp_path / "here", l__x="1"), tmp_path / "in")
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_a_cut_stream_changes_nothing(tmp_path: Path) -> None:
-    files: dict[str, Any] = {"a": {"sha256": hashlib.sha256(b"1").hexdigest(), "link": False, "executable": False}}
-    said = io.BytesIO()
-    request = json.dumps({"target": str(tmp_path), "source": "h:/x", "files": files, "force": False}).encode()
-    with pytest.raises(EOFError, match="received 3 of 10240 bytes"):
-        receiver.receive_all(io.BytesIO(request + b'\n{"size": 10240, "keep": [], "stop": false}\nabc'), said)
-    assert contents(tmp_path) == {}
+@pytest.mark.parametrize("name", ["../x", "/etc/x", "l/x"])
+def test_a_record_that_names_a_file_outside_removes_none(tmp_path: Path, name: str) -> None:
+    for folder in ("in", "out"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "in" / "l").symlink_to(tmp_path / "out")
+    for path in (tmp_path / "x", tmp_path / "out" / "x"):
+        path.touch()
+    with pytest.raises(CarryError, match=f"{name} would be outside of"):
+        receiver.remove(tmp_path / "in", [name])
+    assert (tmp_path / "x").exists() and (tmp_path / "out" / "x").exists()
+
+
+def test_a_folder_takes_the_place_of_a_file_and_a_file_that_of_a_folder(tmp_path: Path) -> None:
+    source = write(tmp_path / "here", x="1", data__y="2")
+    sync(source, tmp_path / "pod")
+    (source / "x").unlink()
+    (source / "data" / "y").unlink()
+    (source / "data").rmdir()
+    write(source, x__z="3", data="4")
+    sync(source, tmp_path / "pod")
+    assert contents(tmp_path / "pod") == {"x/z": "3", "data": "4"}
+
+
+def test_a_cut_connection_changes_nothing_and_the_next_sync_sends_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = write(tmp_path / "here", a_py="1", b_py="2")
+
+    def cut(*_: object) -> None:
+        raise Gone
+
+    with monkeypatch.context() as patch, pytest.raises(Gone):
+        patch.setattr(Wire, "pass_on", cut)
+        sync(source, tmp_path / "pod")
+    assert contents(tmp_path / "pod") == {}
+    assert sync(source, tmp_path / "pod")["wanted"] == ["a.py", "b.py"]
+    assert contents(tmp_path / "pod") == contents(source)

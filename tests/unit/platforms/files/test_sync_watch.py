@@ -27,6 +27,8 @@ from support.fake_cluster import FakeCluster
 class LocalProgram:
     """What `PodPlace.program` gives, over a process."""
 
+    code = None
+
     def __init__(self, place: PodPlace, process: asyncio.subprocess.Process) -> None:
         self.place, self.process = place, process
 
@@ -201,7 +203,7 @@ def test_a_pod_whose_program_says_nothing_is_given_up_and_its_program_ended(
                 60,
             )
 
-    assert asyncio.run(once())[0].problem == "it has not answered for 0 s"
+    assert asyncio.run(once())[0].problem == "nothing heard for 0 s"
     assert pods.started[0].process.returncode is not None
 
 
@@ -214,7 +216,9 @@ def test_what_is_no_answer_is_that_pod_s_problem(pods: Pods, folder: Path, tmp_p
                 {"x-0": PodPlace(cluster().as_cluster, "ns", "x-0", "trainer")}, folder, {"x-0": str(tmp_path / "there")}
             )
 
-    assert asyncio.run(once())[0].problem == "python3 in pod x-0 says 'Welcome!', which is not a valid answer"
+    assert asyncio.run(once())[0].problem == (
+        "the other end does not follow the protocol of copies: it says b'Welcome!'; check the python3 of the pod's image"
+    )
 
 
 async def test_no_node_is_sent_anything_where_one_has_a_file_of_another_folder(

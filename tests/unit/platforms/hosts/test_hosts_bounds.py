@@ -15,11 +15,10 @@ from lockstep.api.errors import Failed
 from lockstep.api.hosts import Host, HostsCluster
 from lockstep.plan.cluster.hardware import MeasuredRail, RailEnd
 from lockstep.platforms.hosts import checkup, environment, forward, volumes
-from lockstep.platforms.hosts.chain import Chain, _Link
 from lockstep.platforms.hosts.fleet import Fleet
 from lockstep.platforms.hosts.place import HostPlace, HostProgram, TerminalProgram
 from lockstep.platforms.hosts.shortruns import _follow
-from lockstep.programs import Broken, Program
+from lockstep.programs import Program
 from unit.platforms.hosts.test_start_limits import Fallen
 from unit.silent_place import SilentPlace, SilentProgram
 from unit.virtual_time import VirtualClock
@@ -27,41 +26,15 @@ from unit.virtual_time import VirtualClock
 NONE = cast(Any, None)
 
 
-def chain() -> Chain:
-    return Chain([], "", [], {}, print)
-
-
-@pytest.mark.parametrize(
-    ("beat", "seconds"),
-    [
-        (lambda program: chain()._beat([cast(Any, SimpleNamespace(is_quiet=True, program=program))], []), 15.0),
-        (lambda program: _follow(program, print), 10.0),
-    ],
-    ids=["copy", "short run"],
-)
-def test_a_host_hears_that_this_machine_is_there(beat: Callable[[Program], Coroutine[Any, Any, Any]], seconds: float) -> None:
+def test_a_host_of_a_short_run_hears_that_this_machine_is_there() -> None:
     clock, heard = VirtualClock(0.0), list[float]()
 
     class Hearing(SilentProgram):
         async def write(self, data: bytes | memoryview) -> None:
             heard.append(clock.now)
 
-    clock.seconds_of(asyncio.wait_for(beat(Hearing(SilentPlace())), 3.5 * seconds))
-    assert heard == [seconds, 2 * seconds, 3 * seconds]
-
-
-def test_the_host_that_broke_a_chain_may_say_so_a_second_later() -> None:
-    ends = {"a": (0.0, Broken("gone")), "b": (0.9, Failed("its disk is full")), "c": (1.1, Failed("too late"))}
-
-    class Breaking(Chain):
-        async def _from_there(self, link: _Link, heads: object) -> Any:
-            seconds, error = ends[link.stop.host]
-            await asyncio.sleep(seconds)
-            raise error
-
-    breaking, broken = Breaking([], "", [], {}, print), dict[str, str]()
-    VirtualClock().run(breaking._copied([cast(Any, SimpleNamespace(stop=SimpleNamespace(host=host))) for host in ends], [], broken))
-    assert (list(breaking.results), list(broken)) == (["b"], ["a"])
+    clock.seconds_of(asyncio.wait_for(_follow(Hearing(SilentPlace()), print), 35.0))
+    assert heard == [10.0, 20.0, 30.0]
 
 
 def test_a_rate_is_measured_for_a_moment_and_twice_for_a_second_where_it_seems_slow() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import http.server
-import json
-import socket
+import io
+import tarfile
 import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from lockstep.api.errors import Failed
-from lockstep.plan.hosts.wheels import HostTarget, Pin
+from lockstep.plan.hosts.wheels import HostTarget, read_lock
 from lockstep.platforms.hosts import wheelhouse
 from lockstep.platforms.hosts.environment import Downloads, address_of_python
-from lockstep.platforms.hosts.wheelhouse import Offer, WheelFile, from_html, from_json, gather, index_here
+from lockstep.platforms.hosts.wheelhouse import WheelFile, gather, index_here
 from lockstep.programs import ProgramFailed
 from unit.virtual_time import VirtualClock
 
@@ -38,7 +38,6 @@ class Index:
     def __init__(self) -> None:
         self.files = {NAME: CONTENT}
         self.stated: dict[str, str] = {}
-        self.json = True
         self.requests: list[tuple[str, str]] = []
         self.cuts = 0
         """So many downloads break in the middle."""
@@ -48,10 +47,10 @@ class Index:
             def do_GET(self) -> None:
                 index.requests.append((self.path, self.headers.get("Range", "")))
                 name = self.path.rpartition("/")[2]
-                if self.path == "/simple/small/":
-                    self._send(200, *index.page())
-                elif name in index.files:
+                if name in index.files:
                     self._file(index.files[name])
+                elif self.path in ("/simple/small/", "/simple/evil/"):
+                    self._send(200, *index.page())
                 else:
                     self._send(404, b"", "text/plain")
 
@@ -82,9 +81,6 @@ class Index:
 
     def page(self) -> tuple[bytes, str]:
         digests = {name: self.stated.get(name, digest(content)) for name, content in self.files.items()}
-        if self.json:
-            files = [{"filename": name, "url": f"../../files/{name}", "hashes": {"sha256": one}} for name, one in digests.items()]
-            return json.dumps({"files": files}).encode(), "application/vnd.pypi.simple.v1+json"
         links = "".join(f'<a href="../../files/{name}#sha256={one}">{name}</a>' for name, one in digests.items())
         return f"<html><body>{links}</body></html>".encode(), "text/html"
 
@@ -101,82 +97,81 @@ def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
     one.server.server_close()
 
 
-def gathered(index: Index, folder: Path, *digests: str) -> list[WheelFile]:
-    pin = Pin("small", "1.0", frozenset(digests or {digest(CONTENT)}))
-    return asyncio.run(gather([pin], [HOST], folder, index.url, lambda _: None))[HOST]
+def gathered(index: str, folder: Path, pin: str = "small==1.0", sha256: str = digest(CONTENT)) -> list[WheelFile]:
+    text = f"{pin} --hash=sha256:{sha256}"
+    return asyncio.run(gather(text, read_lock(text, "lock"), [HOST], folder, index, lambda _: None))[HOST]
 
 
-@pytest.mark.parametrize("is_json", [True, False])
-def test_a_file_that_is_not_there_comes_from_the_index_once(index: Index, tmp_path: Path, is_json: bool) -> None:
-    index.json = is_json
-    assert gathered(index, tmp_path / "house") == [WheelFile(tmp_path / "house" / NAME, digest(CONTENT))]
+def test_a_file_that_is_not_there_comes_from_the_index_once(index: Index, tmp_path: Path) -> None:
+    assert gathered(index.url, tmp_path / "house") == [WheelFile(tmp_path / "house" / NAME, digest(CONTENT))]
     assert (tmp_path / "house" / NAME).read_bytes() == CONTENT
     asked = len(index.requests)
-    assert gathered(index, tmp_path / "house") == [WheelFile(tmp_path / "house" / NAME, digest(CONTENT))]
+    assert gathered(index.url, tmp_path / "house") == [WheelFile(tmp_path / "house" / NAME, digest(CONTENT))]
     assert len(index.requests) == asked, "a folder that has everything asks no index"
+
+
+async def test_two_set_ups_at_once_wait_for_each_other(index: Index, tmp_path: Path) -> None:
+    text = f"small==1.0 --hash=sha256:{digest(CONTENT)}"
+    both = (gather(text, read_lock(text, "lock"), [HOST], tmp_path, index.url, lambda _: None) for _ in range(2))
+    assert await asyncio.gather(*both) == [{HOST: [WheelFile(tmp_path / NAME, digest(CONTENT))]}] * 2
+    assert [path for path, _ in index.requests if path.startswith("/files/")] == [f"/files/{NAME}"]
 
 
 def test_a_download_that_breaks_goes_on_where_it_broke(index: Index, tmp_path: Path) -> None:
     index.cuts = 1
-    gathered(index, tmp_path)
+    gathered(index.url, tmp_path)
     assert (tmp_path / NAME).read_bytes() == CONTENT
     assert index.requests[-1] == (f"/files/{NAME}", f"bytes={len(CONTENT) // 2}-")
 
 
 def test_files_that_the_lock_does_not_have_are_passed_over(index: Index, tmp_path: Path) -> None:
     with pytest.raises(Failed, match=r"no file with a digest of the lock for small 1\.0 for Python 3\.11 on x86_64 with glibc 2\.36"):
-        gathered(index, tmp_path, "0" * 64)
+        gathered(index.url, tmp_path, sha256="0" * 64)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_that_is_not_what_the_index_states_is_removed(index: Index, tmp_path: Path) -> None:
     index.stated[NAME] = "1" * 64
     with pytest.raises(Failed, match=f"has the SHA-256 {digest(CONTENT)}, and {'1' * 64} is expected"):
-        gathered(index, tmp_path, "1" * 64)
+        gathered(index.url, tmp_path, sha256="1" * 64)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_of_the_folder_that_is_not_the_lock_s_is_refused_with_both_digests(index: Index, tmp_path: Path) -> None:
     (tmp_path / NAME).write_bytes(b"other")
     with pytest.raises(Failed, match=f"{NAME} has the SHA-256 {digest(b'other')}, but the lock has {digest(CONTENT)} for small 1.0"):
-        gathered(index, tmp_path)
+        gathered(index.url, tmp_path)
     assert index.requests == []
 
 
 def test_an_index_without_the_package_is_told(index: Index, tmp_path: Path) -> None:
-    pin = Pin("none", "1.0", frozenset({digest(CONTENT)}))
-    with pytest.raises(Failed, match=r"none 1\.0"):
-        asyncio.run(gather([pin], [HOST], tmp_path, index.url, lambda _: None))
+    with pytest.raises(Failed, match=r"no files for Python 3\.11 on x86_64 with glibc 2\.36: .* none was not found"):
+        gathered(index.url, tmp_path, "none==1.0")
 
 
-def test_a_conditional_package_without_a_file_is_left_out(index: Index, tmp_path: Path) -> None:
-    pin = Pin("none", "1.0", frozenset({digest(CONTENT)}), conditional=True)
-    assert asyncio.run(gather([pin], [HOST], tmp_path, index.url, lambda _: None)) == {HOST: []}
+def test_a_package_that_the_lock_wants_elsewhere_is_left_out(index: Index, tmp_path: Path) -> None:
+    assert gathered(index.url, tmp_path, "small==1.0 ; sys_platform == 'win32'") == []
 
 
 def test_an_index_that_does_not_answer_is_told_without_its_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wheelhouse, "RETRY_SECONDS", 0.01)
-    pin = Pin("small", "1.0", frozenset({digest(CONTENT)}))
-    with pytest.raises(Failed, match=r"http://127\.0\.0\.1:9/simple/small/ can't be downloaded") as caught:
-        asyncio.run(gather([pin], [HOST], tmp_path, "http://ada:secret@127.0.0.1:9/simple", lambda _: None))
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+    with pytest.raises(Failed, match=r"http://127\.0\.0\.1:9/simple/small/") as caught:
+        gathered("http://ada:secret@127.0.0.1:9/simple", tmp_path)
     assert "secret" not in str(caught.value)
 
 
-def test_pages_list_only_files_with_a_digest_and_a_plain_name() -> None:
-    one = "a" * 64
-    page = {
-        "files": [
-            {"filename": "a-1-py3-none-any.whl", "url": "a.whl", "hashes": {"sha256": one}},
-            {"filename": "b-1-py3-none-any.whl", "url": "b.whl", "hashes": {}},
-            {"filename": "../c-1-py3-none-any.whl", "url": "c.whl", "hashes": {"sha256": one}},
-        ]
-    }
-    assert from_json(json.dumps(page), "https://x/simple/a/") == [Offer("a-1-py3-none-any.whl", "https://x/simple/a/a.whl", one)]
-    text = (
-        f'<a href="/f/a-1+cu-py3-none-any.whl#sha256={one}">a</a><a href="/f/b-1.whl">b</a><a>c</a><a'
-        f' href="/f/..%2Fd.whl#sha256={one}">d</a>'
-    )
-    assert from_html(text, "https://x/simple/a/") == [Offer("a-1+cu-py3-none-any.whl", "https://x/f/a-1+cu-py3-none-any.whl", one)]
+def test_what_a_source_archive_would_run_is_not_run_here(index: Index, tmp_path: Path) -> None:
+    written = io.BytesIO()
+    with tarfile.open(fileobj=written, mode="w:gz") as archive:
+        content = f"open({str(tmp_path / 'ran')!r}, 'w')".encode()
+        entry = tarfile.TarInfo("evil-1.0/setup.py")
+        entry.size = len(content)
+        archive.addfile(entry, io.BytesIO(content))
+    index.files = {"evil-1.0.tar.gz": written.getvalue()}
+    for _ in range(2):  # from the index, then from the folder
+        files = gathered(index.url, tmp_path / "house", "evil==1.0", digest(written.getvalue()))
+        assert [file.path.name for file in files] == ["evil-1.0.tar.gz"]
+    assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize(
@@ -185,11 +180,11 @@ def test_pages_list_only_files_with_a_digest_and_a_plain_name() -> None:
         ("https://lab/simple", {"PIP_INDEX_URL": "https://pip/simple"}, "https://lab/simple"),
         (None, {"PIP_INDEX_URL": "https://pip/simple"}, "https://pip/simple"),
         (None, {"PIP_INDEX_URL": "https://pip/simple", "UV_DEFAULT_INDEX": "https://uv/simple"}, "https://uv/simple"),
-        (None, {}, "https://pypi.org/simple"),
+        (None, {}, None),
     ],
 )
 def test_this_machine_asks_the_index_of_the_file_then_its_own(
-    monkeypatch: pytest.MonkeyPatch, stated: str | None, variables: dict[str, str], expected: str
+    monkeypatch: pytest.MonkeyPatch, stated: str | None, variables: dict[str, str], expected: str | None
 ) -> None:
     for name in wheelhouse.INDEX_VARIABLES:
         monkeypatch.delenv(name, raising=False)
@@ -259,28 +254,8 @@ class Answer:
         self.sizes.append(size)
         yield CONTENT
 
-    async def read(self, size: int) -> bytes:
-        self.sizes.append(size)
-        return bytes(12 << 20) if len(self.sizes) < 10 else b""
-
 
 def test_a_download_is_written_by_pieces_of_a_mebibyte(tmp_path: Path) -> None:
     answer = Answer()
     asyncio.run(wheelhouse.download(answer.session, "https://index/x.whl", tmp_path / "x.whl", digest(CONTENT)))
     assert answer.sizes == [1 << 20] and (tmp_path / "x.whl").read_bytes() == CONTENT
-
-
-def test_a_page_of_an_index_is_read_no_further_than_32_mebibytes() -> None:
-    answer = Answer()
-    with pytest.raises(Failed, match=r"small/ is larger than 33\.6 MB, which no page of an index is"):
-        asyncio.run(wheelhouse._page(answer.session, "https://index", Pin("small", "1.0", frozenset())))
-    assert len(answer.sizes) == 3
-
-
-def test_an_index_that_falls_silent_is_waited_for_a_minute_four_times() -> None:
-    async def ask(port: int) -> None:
-        async with wheelhouse._session() as session:
-            await wheelhouse._page(session, f"http://127.0.0.1:{port}", Pin("small", "1.0", frozenset()))
-
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        assert VirtualClock().seconds_of(ask(silent.getsockname()[1])) == pytest.approx(4 * 60.0 + 2 + 4 + 6, abs=2.0)

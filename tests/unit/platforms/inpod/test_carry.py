@@ -368,7 +368,7 @@ def test_a_large_file_is_on_the_disk_every_256_mebibytes(tmp_path: Path, monkeyp
     }.items():  # fmt: skip
         monkeypatch.setattr(carry.os, name, action)
     entry: Any = {"name": "x", "size": 1 << 30}
-    carry._take_file(wire, target, entry, 0, digest, 0o644, lambda size, total: None)  # type: ignore[arg-type]
+    carry._take_file(wire, target, entry, 0, digest, 0o644, lambda size: None)  # type: ignore[arg-type]
     assert synced == [256 << 20, 512 << 20, 768 << 20, 1 << 30, 1 << 30]
 
 
@@ -395,5 +395,5 @@ def test_after_64_files_the_answer_to_the_first_is_awaited() -> None:
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(carry, "hear_held", lambda *_: {})
-        carry.give_all(Answering(), given, lambda: None, lambda size: None, lambda size: None)  # type: ignore[arg-type]
+        carry.give_all(Answering(), given)  # type: ignore[arg-type]
     assert sent_at_an_answer[:3] == [0, 64 + 1, 64 + 2]

@@ -12,7 +12,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -20,9 +20,7 @@ from typing import Any, cast
 import pytest
 
 from lockstep.platforms.hosts.place import beginning
-from lockstep.platforms.inpod.wire import Gone
 from lockstep.platforms.onhost import condition, gputest, install, keep, look, marks, relay, starter, station
-from lockstep.platforms.onhost.station import Inflow, Station
 from unit.virtual_time import VirtualClock, clock_of
 
 MEBIBYTE = 1 << 20
@@ -31,7 +29,7 @@ MEBIBYTE = 1 << 20
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
     """The clock of every program here."""
-    return clock_of(monkeypatch, install, keep, station, now=0.0)
+    return clock_of(monkeypatch, install, keep, now=0.0)
 
 
 @pytest.fixture
@@ -199,87 +197,12 @@ def test_a_program_that_goes_on_when_it_is_told_to_end_is_killed_after_five_seco
     assert signals == [(0.0, signal.SIGTERM), (5.0, signal.SIGKILL)]
 
 
-class Home:
-    """The person's machine, which says these things."""
-
-    def __init__(self, *says: dict[str, Any]) -> None:
-        self._says, self.heard = iter(says), list[dict[str, Any]]()
-
-    def hear(self) -> dict[str, Any]:
-        return next(self._says)
-
-    def say(self, value: dict[str, Any]) -> None:
-        self.heard.append(value)
-
-
-class Listener(contextlib.nullcontext[None]):
-    """A listening socket with so many connections that wait."""
-
-    def __init__(self, clock: VirtualClock, connections: list[Any]) -> None:
-        super().__init__()
-        self._clock, self._connections = clock, connections
-
-    def settimeout(self, seconds: float) -> None:
-        self._seconds = seconds
-
-    def accept(self) -> tuple[Any, None]:
-        if self._connections:
-            return self._connections.pop(), None
-        self._clock.sleep(self._seconds)
-        raise TimeoutError
-
-
-def test_the_host_that_takes_from_another_one_is_awaited_for_a_minute(clock: VirtualClock) -> None:
-    accepted = Station(cast(Any, Home()))._accepted(cast(Any, Listener(clock, [])), bytes(32))
-    with pytest.raises(Gone, match="nobody came"), accepted:
-        pass
-    assert clock.now == pytest.approx(60.0, abs=0.2)
-
-
 def test_a_host_that_another_one_can_t_reach_is_given_up_after_five_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "create_connection", refuse)
-    home = Home({"from": ["10.0.0.2", 29400]}, {"from": "home"})
-    Station(cast(Any, home))._upstream(bytes(32))
-    assert home.heard == [{"unreachable": "no answer in 5 s"}]
-
-
-def wait_for_a_file(arrivals: Inflow, clock: VirtualClock, beat: Callable[[], None]) -> None:
-    arrivals.awaited(lambda: True if clock.now >= 3.0 else None, beat)
-
-
-def wait_for_room(arrivals: Inflow, clock: VirtualClock, beat: Callable[[], None]) -> None:
-    def busy() -> None:
-        beat()
-        arrivals._is_passed_on = clock.now < 3.0
-
-    arrivals._is_passed_on = True
-    arrivals.fits(cast(Any, SimpleNamespace(busy=busy)))
-
-
-@pytest.mark.parametrize("work", [wait_for_a_file, wait_for_room])
-def test_a_host_says_every_second_that_it_waits_for_another_one(
-    clock: VirtualClock, work: Callable[[Inflow, VirtualClock, Callable[[], None]], None]
-) -> None:
-    class Changed(contextlib.nullcontext[None]):
-        def wait(self, seconds: float) -> None:
-            clock.sleep(seconds)
-
-        def wait_for(self, _: object, seconds: float) -> None:
-            clock.sleep(seconds)
-
-    arrivals, beats = Inflow(), list[float]()
-    arrivals._changed = cast(Any, Changed())
-    work(arrivals, clock, lambda: beats.append(clock.now))
-    assert beats == [1.0, 2.0, 3.0]
-
-
-def test_a_host_tells_twice_a_second_how_much_has_passed(clock: VirtualClock) -> None:
-    told: list[float] = []
-    one = Station(cast(Any, SimpleNamespace(say=lambda _: told.append(clock.now))))
-    for _ in range(270):
-        clock.sleep(0.01)
-        one._passing(1)
-    assert told == pytest.approx([0.5, 1.0, 1.5, 2.0, 2.5], abs=0.06)
+    lines: list[dict[str, object]] = []
+    request = {"key": "00" * 32, "from": ["10.0.0.2", 29400], "address": None, "ports": []}
+    station.take_and_give(cast(Any, SimpleNamespace(hear=lambda: request, say=lines.append)))
+    assert lines[1:] == [{"unreachable": "no answer in 5 s"}]
 
 
 def test_pythons_from_3_10_to_3_19_are_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
