@@ -91,7 +91,7 @@ def test_a_configuration_becomes_a_job_of_the_cluster_s_size(tmp_path: Path, cap
     assert (job.spec.cluster, job.spec.nodes, job.spec.training.optimization.global_batch_size) == ("lab", None, 7)
     output = capsys.readouterr().out.splitlines()
     assert output[0] == f"Wrote {path}"
-    assert output[2] == f"  {config}:4: neftune_noise_alpha: 5: nothing like it is in the loss: the result may differ"
+    assert output[2] == f"  {config}:4: neftune_noise_alpha: 5: the result may differ: nothing like it is in the loss"
     init.job(TargetOptions(str(lab)), "x", output=tmp_path / "y.yaml", origin=config, nodes=2, gpus=1)
     job = parse_job_file((tmp_path / "y.yaml").read_text(), "y.yaml")
     assert (job.spec.nodes, job.spec.gpus_per_node) == (2, 1)

@@ -300,7 +300,7 @@ def test_a_server_that_never_listens_and_a_laptop_that_is_gone_are_given_up(
     monkeypatch.setattr("select.select", select)
     monkeypatch.setattr("os.read", lambda source, size: b"still here\n")
     begun = clock.now
-    editor_there.attend(cast(Any, SimpleNamespace(stdout=output)), editor_there.Tail("t"), {"port": 8888}, lambda: False, echo=False)
+    editor_there.attend(cast(Any, SimpleNamespace(stdout=output)), editor_there.Tail("t"), Path("none"), dict, echo=False)
     assert clock.now - begun == pytest.approx(seconds, abs=0.5) and told == said
 
 

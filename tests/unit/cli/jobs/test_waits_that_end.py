@@ -119,7 +119,6 @@ BY_TIME = {
     "platforms/files/reader.py _until_running": "START_SECONDS",
     "platforms/files/reader.py hear": "watch",
     "platforms/files/transfer.py retried": "TRIES",
-    "platforms/hosts/forward.py _by_itself": "OPEN_SECONDS",
     "platforms/hosts/ssh.py patiently": "PAUSES",
     "platforms/hosts/wheelhouse.py _again": "TRIES",
     "platforms/kubernetes/probe.py _ended": "WAIT_SECONDS",

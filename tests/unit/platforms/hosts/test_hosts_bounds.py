@@ -88,8 +88,13 @@ def test_a_port_that_is_taken_just_before_its_use_is_chosen_anew_five_times() ->
         return 255, "in use"
 
     shared = SimpleNamespace(shares=True, control=control, login=SimpleNamespace(name="lab0"))
+
+    async def forwards() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            await forward._forward(cast(Any, shared), 8888, 0, stack)
+
     with pytest.raises(Failed, match="host lab0 forwards no port: in use"):
-        asyncio.run(forward._forward(cast(Any, shared), 8888, 0, contextlib.AsyncExitStack()))
+        asyncio.run(forwards())
     assert len(tries) == 1 + 5
 
 

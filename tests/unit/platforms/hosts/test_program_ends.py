@@ -157,7 +157,7 @@ def test_an_ssh_that_is_interrupted_while_it_tells_its_settings_leaves_nothing_o
 
     asyncio.run(interrupted())
     gc.collect()
-    assert unraisable == [] and not recwarn.list
+    assert unraisable == [] and [str(warning.message) for warning in recwarn] == []
 
 
 async def test_a_program_that_floods_its_output_unread_is_ended() -> None:

@@ -100,12 +100,14 @@ def test_a_program_of_vscode_has_four_seconds_to_end(clock: VirtualClock, tmp_pa
         clock.sleep(timeout)
         raise subprocess.TimeoutExpired("x", timeout)
 
-    (tmp_path / "code.json").write_text(json.dumps({"token": "t", "name": "n", "port": 0, "socket": str(tmp_path / "none"), "command": []}))
+    (tmp_path / "code.json").write_text(
+        json.dumps({"token": "t", "kind": "vscode", "name": "n", "socket": str(tmp_path / "none"), "command": []})
+    )
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: SimpleNamespace(poll=lambda: 3, wait=wait))
     monkeypatch.setattr("signal.signal", lambda *_: None)
     begun = clock.now
     with pytest.raises(SystemExit):
-        editor.serve_code(str(tmp_path / "code.json"))
+        editor.serve_guarded(str(tmp_path / "code.json"))
     assert clock.now - begun == 4
 
 

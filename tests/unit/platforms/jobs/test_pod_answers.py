@@ -34,7 +34,8 @@ from lockstep.plan.pages.logs import RankFailures, error_lines
 from lockstep.plan.pages.top import snapshot, top_page
 from lockstep.plan.render.run import result_in
 from lockstep.platforms.files.sending import _lines as _sync_lines
-from lockstep.platforms.files.sync import Synced, _checked
+from lockstep.platforms.files.sync import Synced, _asked
+from lockstep.platforms.inpod.wire import CarryError
 from lockstep.platforms.jobs import bundle
 from lockstep.platforms.jobs.editor import _hear
 from lockstep.platforms.jobs.runs import frozen_run
@@ -151,21 +152,25 @@ def test_a_line_of_an_editors_server_has_at_most_256_kibibytes(size: int, is_tak
 
 
 @pytest.mark.parametrize(
-    "answer",
+    "change",
     [
         {},
-        {"wanted": ["../../.ssh/id_rsa"], "removed": [], "changed": [], "others": [], "done": False},
-        {"wanted": ["a", "a"], "removed": [], "changed": [], "others": [], "done": False},
-        {"wanted": "a", "removed": [], "changed": [], "others": [], "done": False},
-        {"wanted": [["a"]], "removed": [], "changed": [], "others": [], "done": False},
-        {"wanted": [], "removed": {}, "changed": [], "others": [], "done": False},
-        {"wanted": [], "removed": [], "changed": [1], "others": [], "done": False},
-        {"wanted": [], "removed": [], "changed": [], "others": [], "done": "yes"},
+        "wanted",
+        ["wanted"],
+        ["wanted", "../../.ssh/id_rsa"],
+        ["wanted", "b"],
+        ["wanted", ["a"]],
+        ["sent", "a"],
+        ["changed", 1],
+        ["removed", "../a"],
     ],
 )
-def test_a_pod_gets_no_file_by_sync_that_was_not_offered(answer: dict[str, Any]) -> None:
-    with pytest.raises(Failed, match="asks for files that were not offered"):
-        _checked(answer, {"a": {}}, "x-0")
+def test_a_pod_gets_no_file_by_sync_that_was_not_offered(change: Any) -> None:
+    said: list[object] = []
+    answers = {"changes": [(["wanted", "a"], 0), (change, 0)], "theirs": []}
+    wire = SimpleNamespace(say=said.append, say_all=lambda *values: said.append(values), hear=lambda: {"done": False}, hear_all=answers.get)
+    with pytest.raises(CarryError, match="asks for files that were not offered"):
+        _asked({}, {"a": {"sha256": "", "link": False, "executable": False}}, cast(Any, wire))
 
 
 @pytest.mark.parametrize(

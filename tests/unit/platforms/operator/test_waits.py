@@ -223,13 +223,12 @@ def test_events_hold_up_a_status_for_fifteen_seconds(clock: VirtualClock, monkey
     assert clock.seconds_of(Executor(Slow().as_cluster, lambda kind, item: None).send_events(Observed(job), (event,), 1.0)) == 15.0
 
 
-def test_a_transfer_that_breaks_six_times_without_progress_is_given_up(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_transfer_that_breaks_six_times_without_progress_is_given_up(clock: VirtualClock) -> None:
     times: list[float] = []
 
-    async def broken(*_: object) -> Any:
+    async def broken() -> Any:
         times.append(clock.now - 1000.0)
         raise Gone("the connection broke")
 
-    monkeypatch.setattr(transfer, "_once", broken)
-    clock.seconds_of(transfer._carried(cast(Any, None), {}, cast(Any, None), transfer.TransferProgress()))
+    clock.seconds_of(transfer.retried(broken, transfer.TransferProgress()))
     assert times == [0, 2, 6, 14, 29, 44]
