@@ -62,8 +62,8 @@ LOG_LINES = 5
 
 @dataclass(frozen=True)
 class Limits:
-    """`rate` and `peer_rate` are connections a second: `rate` for strangers and for each namespace, as many again for strangers' addresses
-    that come for the first time in that second.
+    """`rate` and `peer_rate` are connections a second: `rate` for strangers and for each namespace, as many again for the `first` ones of
+    each stranger's address in that second.
     """
 
     connections: int
@@ -71,6 +71,7 @@ class Limits:
     handshakes: int
     rate: int
     peer_rate: int
+    first: int = 1
     kept: int = 0
     """Connections of jobs that may stay beside `connections`."""
 
@@ -78,8 +79,8 @@ class Limits:
 REPORTS = Limits(connections=512, peer_connections=16, handshakes=256, rate=150, peer_rate=20, kept=6000)
 """A connection takes 52 KB, a handshake one to two milliseconds."""
 METRICS = Limits(connections=64, peer_connections=4, handshakes=32, rate=30, peer_rate=4)
-PROBES = Limits(connections=64, peer_connections=4, handshakes=48, rate=200, peer_rate=10)
-"""Without TLS, so that a flood of it costs little."""
+PROBES = Limits(connections=64, peer_connections=4, handshakes=48, rate=200, peer_rate=10, first=4)
+"""Without TLS, so that a flood of it costs little. A kubelet may make all of its probes in the same second."""
 CROWD = 4
 """Multiple of `rate` that is taken from all namespaces and strangers before each gets no more than an address does."""
 
@@ -100,7 +101,7 @@ class Rate:
         if second != self._second:
             self._second, self._of_peer, self._of_namespace = second, Counter(), Counter()
         mine, limits = self._of_peer[peer], self._limits
-        most = limits.rate if mine or namespace else 2 * limits.rate
+        most = limits.rate if namespace or mine >= limits.first else 2 * limits.rate
         if namespace and self._of_namespace.total() >= CROWD * limits.rate:
             most = min(most, limits.peer_rate)
         if mine >= limits.peer_rate or self._of_namespace[namespace] >= most:
@@ -318,9 +319,11 @@ class Listener:
 
 
 def _oldest_of_most(connections: list[Connection]) -> Connection:
+    """Return the oldest connection of the addresses that have most of those of the namespace that has most."""
     sizes = Counter(one.namespace for one in connections)
     most = max(sizes, key=lambda namespace: (sizes[namespace], not namespace))
-    return next(one for one in connections if one.namespace == most)
+    of_peer = Counter(one.peer for one in connections if one.namespace == most)
+    return next(one for one in connections if one.namespace == most and of_peer[one.peer] == max(of_peer.values()))
 
 
 LISTENER: web.AppKey[Listener] = web.AppKey("listener", Listener)

@@ -545,6 +545,23 @@ def test_who_comes_for_the_first_time_in_a_second_is_taken_when_the_others_have_
     assert [rate.takes(peer) for peer in "cdefg"] == [True, True, True, True, False]
 
 
+def test_a_kubelet_makes_all_its_probes_of_a_second_when_the_others_have_used_up_theirs() -> None:
+    rate = Rate(tls_port.PROBES, lambda: 0.0)
+    flood = [rate.takes(str(number % 20)) for number in range(1000)]
+    assert sum(flood) == 200 and [rate.takes("kubelet") for _ in range(4)] == [True] * 4
+
+
+def test_among_strangers_the_address_with_most_connections_gives_up_its_oldest() -> None:
+    async def test(scene: Scene) -> None:
+        probe = await scene.connect("127.0.0.2")
+        flood = [await scene.connect("127.0.0.3") for _ in range(2)]
+        assert await scene.served("127.0.0.4")
+        assert await is_closed(flood[0])
+        assert await scene.code(probe) == 200
+
+    play(test, replace(ROOMY, connections=3))
+
+
 def test_a_flood_of_connections_is_turned_away_at_the_accept(monkeypatch: pytest.MonkeyPatch) -> None:
     secured: list[str] = []
     serve = Listener._serve
