@@ -13,7 +13,7 @@ import hmac
 import json
 import os
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from lockstep_spec.codec import ContractError
 
@@ -123,28 +123,22 @@ def prove(say: Callable[[Line], None], hear: Callable[[], Line], key: bytes, abo
     return Sealer(shake.to_coordinator()), Opener(shake.to_agent())
 
 
-class _Connection(Protocol):
-    """A socket, of which this package opens none."""
-
-    def shutdown(self, how: int, /) -> None: ...
-
-
 class Strangers:
-    """Connections that have proven nothing: beyond STRANGERS_MAX of them, the one that is there longest is hung up on. Otherwise whoever
-    says nothing could keep others out.
+    """Sockets whose other end has proven nothing: beyond STRANGERS_MAX of them, the one that is there longest is hung up on. Otherwise
+    whoever says nothing could keep others out.
     """
 
     def __init__(self) -> None:
-        self._there: dict[_Connection, None] = {}
+        self._there: dict[Any, None] = {}
 
-    def add(self, connection: _Connection) -> None:
+    def add(self, connection: Any) -> None:
         self._there[connection] = None
         for oldest in list(self._there)[:-STRANGERS_MAX]:
             self.discard(oldest)
             with contextlib.suppress(OSError):  # its thread sees the end, and closes it
                 oldest.shutdown(BOTH_WAYS)
 
-    def discard(self, connection: _Connection) -> None:
+    def discard(self, connection: Any) -> None:
         """Leave out one that has proven itself, or is closed."""
         self._there.pop(connection, None)
 
