@@ -94,7 +94,8 @@ sys.exit(subprocess.call([sys.executable, "-m", "torch.distributed.run", "--nnod
 """
 SHOWS = """
 import json, os, sys
-print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], "has", json.dumps(sys.argv[1:], ensure_ascii=False), flush=True)
+words = json.dumps(sys.argv[1:], ensure_ascii=False)
+sys.stdout.write(f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} has {words}\\n")  # (ranks share a pipe: in one piece)
 """
 SPAWNS = """
 import os
