@@ -14,7 +14,6 @@ import secrets
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -54,6 +53,7 @@ from lockstep.platforms.output import put, say
 from lockstep.platforms.places.backend import Backend, Job, JobGone, NamedPlace, Order, Volume
 from lockstep_gang.contract.layout import RankLayout
 from lockstep_gang.contract.run import Run, parse_run, run_text
+from lockstep_machine.network import free_ports
 from lockstep_spec.exits import FAILED
 from support.process_place import ProcessPlace
 
@@ -79,13 +79,6 @@ while True:
     time.sleep(0.5)
 """
 """Keeps a node's agent: what ends without a word is started again."""
-
-
-def free_ports() -> tuple[int, int]:
-    with socket.socket() as first, socket.socket() as second:
-        first.bind(("127.0.0.1", 0))
-        second.bind(("127.0.0.1", 0))
-        return int(first.getsockname()[1]), int(second.getsockname()[1])
 
 
 def keep(folder: Path, nodes: int) -> list[subprocess.Popen[bytes]]:
@@ -137,7 +130,7 @@ class Processes(Backend):
 
     def run_of(self, resolved: Resolved, folder: Path) -> Run:
         """Return run.json of all nodes, with its key in the folder."""
-        coordinator, master = free_ports()
+        coordinator, master = free_ports(2)
         own = {"key_file": str(folder / "key"), "master_port": master, "environment": machine_variables(replace(resolved, nccl={}))}
         run = machine_run(resolved, sys.executable, ("127.0.0.1",) * resolved.nodes, coordinator, **own)
         return replace(run, preflight=run.preflight and replace(run.preflight, rdma=None, all_reduce=None))

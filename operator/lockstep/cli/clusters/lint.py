@@ -49,14 +49,12 @@ def lint(
     against: list[Finding] = []
     unanswered: Failed | ConfigError | None = None
     operator_image = default_image(file.profile)
-    if offline:
-        pass
-    elif file.hosts is not None:
+    if not offline and file.hosts is not None:
         tell(
             f"note: the file alone was checked; lockstep hosts check {typed} looks at the hosts, and lockstep hosts setup {typed} --dry-run"
             " shows what they lack"
         )
-    else:
+    elif not offline:
         try:
             facts = asyncio.run(_look(file, where.namespace, where.connections))
             against = list(lint_against(file, facts))

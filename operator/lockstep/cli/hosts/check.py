@@ -16,6 +16,7 @@ from lockstep.cli.shared.terminal import waiting
 from lockstep.platforms.output import put, put_json
 
 if TYPE_CHECKING:
+    from lockstep.api.hosts import HostsCluster
     from lockstep.cli.shared.inputs import Inputs
     from lockstep.plan.ahead.forecast import RunFacts
     from lockstep.plan.cluster.finding import Finding
@@ -115,7 +116,9 @@ async def run_check(backend: HostsBackend, job: tuple[Inputs, Resolved] | None =
     fleet = backend.fleet()
     known = None if job is None else asyncio.create_task(_known(fleet, *job))
     environments = asyncio.create_task(_environments(fleet, backend))
-    looks = await look_at(fleet, backend.hosts.hosts, "" if job is None else job[1].name, None if job is None else _inputs(job[0]))
+    looks = await look_at(
+        fleet, backend.hosts.hosts, "" if job is None else job[1].name, None if job is None else _inputs(job[0], backend.hosts)
+    )
     network, problems = None, []
     try:
         network = await measure_between(fleet, looks)
@@ -171,10 +174,10 @@ async def _sharing(fleet: Fleet, looks: Sequence[HostLook], backend: HostsBacken
     return list(sharing_findings(found, mode, next(iter(folders.values()), "")))
 
 
-def _inputs(inputs: Inputs) -> dict[str, list[list[str]]]:
+def _inputs(inputs: Inputs, hosts: HostsCluster) -> dict[str, list[list[str]]]:
     from lockstep.plan.hosts.place import inputs_of
 
-    return {host.name: inputs_of(inputs.job, inputs.cluster.profile, host) for host in inputs.cluster.its_hosts("").hosts}
+    return {host.name: inputs_of(inputs.job, inputs.cluster.profile, host) for host in hosts.hosts}
 
 
 async def _known(fleet: Fleet, inputs: Inputs, resolved: Resolved) -> RunFacts:

@@ -68,7 +68,7 @@ def typed_program(place: str, where: TargetOptions, program: TypedLine) -> tuple
 
 
 def _on_hosts(where: TargetOptions, program: TypedLine) -> tuple[Inputs, TargetOptions]:
-    """If the program is in this folder, it is sent to a folder of its own, where ranks will work."""
+    """Return the job on the hosts. If the program is in this folder, send that to a folder of its own, where ranks will work."""
     words, hosts, _, processes, changes, options = program
     where.refuse_kubernetes("--hosts")
     file, name = load_hosts(hosts)
@@ -84,7 +84,7 @@ def _on_hosts(where: TargetOptions, program: TypedLine) -> tuple[Inputs, TargetO
 
 
 def _here(where: TargetOptions, program: TypedLine) -> tuple[Inputs, TargetOptions]:
-    """It runs in this folder."""
+    """Return the job on this machine, in this folder."""
     words, _, nodes, processes, changes, _ = program
     gpus, number = gpu_devices(), nodes or 1
     each = gpus // number

@@ -322,8 +322,10 @@ def _oldest_of_most(connections: list[Connection]) -> Connection:
     """Return the oldest connection of the addresses that have most of those of the namespace that has most."""
     sizes = Counter(one.namespace for one in connections)
     most = max(sizes, key=lambda namespace: (sizes[namespace], not namespace))
-    of_peer = Counter(one.peer for one in connections if one.namespace == most)
-    return next(one for one in connections if one.namespace == most and of_peer[one.peer] == max(of_peer.values()))
+    mine = [one for one in connections if one.namespace == most]
+    of_peer = Counter(one.peer for one in mine)
+    largest = max(of_peer.values())
+    return next(one for one in mine if of_peer[one.peer] == largest)
 
 
 LISTENER: web.AppKey[Listener] = web.AppKey("listener", Listener)
