@@ -141,6 +141,7 @@ test-hosts: setup ## test jobs on three hosts over ssh, with a systemd and an ss
 
 test-long: cluster-programs ## run the long tests that make test leaves out: three quarters of an hour and 30 GB of disk; root
 	@$(PYTEST) -m long tests/programs tests/train tests/faults tests/hosts tests/cluster
+	@$(PYTEST) -m hypothesis --hypothesis-profile search tests/unit  # other examples each time
 
 test-corpus: cluster-programs ## inject known faults into real jobs and count how many `lockstep why` names; faults of ranks are part of test, the others take a quarter of an hour; root
 	@$(PYTEST) -m "corpus or not corpus" tests/corpus tests/cluster/operator/life/test_corpus.py

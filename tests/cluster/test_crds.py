@@ -164,7 +164,7 @@ def test_words_and_numbers_without_quotes_are_read_as_the_api_server_reads_them(
     )
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(SCALARS.filter(readable), min_size=20, max_size=60))
 def test_any_scalar_is_read_as_the_api_server_reads_it(server: Server, scalars: list[str]) -> None:
     assert [(text, plain_value(text)) for text in scalars] == list(zip(scalars, read_by_the_api_server(server, scalars), strict=True))
@@ -314,7 +314,7 @@ TEXTS = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(place=st.sampled_from(sorted(PLACES)), text=TEXTS)
 def test_models_and_api_server_accept_the_same_text(server: Server, place: str, text: str) -> None:
     item = PLACES[place](text)
@@ -326,7 +326,7 @@ def test_models_and_api_server_accept_the_same_text(server: Server, place: str, 
     assert (server.create(item)["kind"] == item["kind"]) is accepted
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, suppress_health_check=list(HealthCheck))
 @given(jobs() | profiles())
 def test_what_the_models_accept_the_api_server_accepts_and_gives_back(server: Server, item: TrainingJob | TrainingCluster) -> None:
     written = item.to_dict()

@@ -74,7 +74,7 @@ def test_golden_objects_are_accepted_and_then_need_no_change(server: DryRun, cas
 
 
 # No shrinking: it would send thousands of requests.
-@settings(max_examples=30, deadline=None, derandomize=True, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
 @given(some_job=jobs(), some_profile=profiles())
 def test_whatever_is_valid_is_accepted(server: DryRun, some_job: TrainingJob, some_profile: TrainingCluster) -> None:
     try:

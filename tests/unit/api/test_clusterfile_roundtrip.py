@@ -134,7 +134,7 @@ def test_every_field_of_rdma_is_generated() -> None:
     assert not missing, f"add a strategy for {', '.join(map(str, missing))} to RDMA_KNOBS in {__file__}"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(PROFILES)
 def test_a_profile_comes_back_from_its_file(model: dict[str, Any]) -> None:
     found = parse_cluster_file(dump_yaml(in_file(model)), "c.yaml").profile

@@ -74,38 +74,38 @@ def read(parse: Callable[[str, str], object], text: str) -> None:
         assert all(line.startswith("f.yaml") for line in str(error).split("\n"))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(damaged(TEMPLATE))
 def test_a_damaged_cluster_file(text: str) -> None:
     read(parse_cluster_file, text)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(damaged(HOSTS))
 def test_a_damaged_file_of_hosts(text: str) -> None:
     read(parse_cluster_file, text)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(DOCUMENTS, DOCUMENTS)
 def test_any_document_as_a_file_of_hosts(document: object, hosts: object) -> None:
     if isinstance(document, dict):
         read(parse_cluster_file, dump_yaml(document | {"cluster": {"name": "x", "platform": "hosts"}, "hosts": hosts}))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(damaged(SAMPLE))
 def test_a_damaged_job_file(text: str) -> None:
     read(parse_job_file, text)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(DOCUMENTS)
 def test_any_document_as_a_cluster_file(document: object) -> None:
     read(parse_cluster_file, dump_yaml({"cluster": {"name": "x", "namespace": "n"}} | document if isinstance(document, dict) else document))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(DOCUMENTS)
 def test_any_document_as_a_spec(document: object) -> None:
     read(

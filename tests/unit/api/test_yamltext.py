@@ -22,7 +22,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(VALUES)
 def test_any_value_comes_back(value: Any) -> None:
     assert yaml.safe_load(dump_yaml({"value": value})) == {"value": value}

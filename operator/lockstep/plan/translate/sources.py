@@ -217,8 +217,8 @@ class DataSets:
         """Paths of the values that became sources."""
         found = {key: list(self._listed(key)) for key in tool.lists}
         for key in tool.datasets:
-            if key in self.by_path:
-                found[key] = [*found.get(key, []), *self._named(self.by_path[key])]
+            if key in self.by_path and (named := [*self._named(self.by_path[key])]):
+                found[key] = [*found.get(key, []), *named]
                 self.consumed |= {key, "max_samples"}
         for leaf in leaves:
             row = keys.FIELDS.get(leaf.path.rpartition(".")[2])

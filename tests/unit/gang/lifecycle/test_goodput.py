@@ -204,7 +204,7 @@ EVENTS = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(EVENTS)
 def test_the_kinds_add_up_to_the_time_since_the_coordinator_first_began(events: list[tuple[str, int, int]]) -> None:
     run = make_run(**TRAINER)

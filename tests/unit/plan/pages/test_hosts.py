@@ -94,7 +94,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.dictionaries(st.sampled_from(list(ANSWER)), JSON, max_size=7))
 def test_whatever_a_host_says_there_is_a_page(answer: dict[str, Any]) -> None:
     view = hosts_view("lab", {"lab0": read_host(answer)})

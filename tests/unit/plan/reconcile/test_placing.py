@@ -384,7 +384,7 @@ class Simulation:
 
 
 @given(st.integers(2, 8), st.integers(2, 10), st.integers(1, 3), st.integers(0, 10**6))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 def test_every_job_that_fits_the_cluster_runs_and_ends(nodes: int, count: int, tenants: int, seed: int) -> None:
     chance = random.Random(seed)  # noqa: S311 (a scheduler, no secret)
     jobs = [

@@ -62,7 +62,7 @@ class Simulated:
             self.kubelet()
 
 
-@settings(deadline=None, max_examples=12, derandomize=True, database=None, phases=[Phase.generate])  # a reconcile renders: no shrinking
+@settings(max_examples=12, phases=[Phase.generate])  # a reconcile renders: no shrinking
 @given(EVENTS)
 def test_a_gang_is_never_of_two_sizes_and_becomes_what_was_asked_last(events: list[Any]) -> None:
     simulated = Simulated()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -270,7 +270,6 @@ VALUES = st.recursive(
 """Values that a Kubernetes object may have. YAML reads keys of up to 1,024 characters, escapes included; Kubernetes' own have 317."""
 
 
-@settings(derandomize=True, database=None, deadline=None)
 @given(VALUES)
 @example(HOSTILE)
 @example({text: text for text in HOSTILE})

@@ -31,8 +31,8 @@ HERE = PlatformDefaults(image="trainer:1", namespace="team")
 
 
 def some(examples: int) -> settings:
-    # derandomize: a run that fails here fails again. The strategies are deep, so that a first example may take long.
-    return settings(max_examples=examples, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    # The strategies are deep, so that a first example may take long.
+    return settings(max_examples=examples, suppress_health_check=list(HealthCheck))
 
 
 @some(30)

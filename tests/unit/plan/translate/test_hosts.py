@@ -169,7 +169,7 @@ def damaged(draw: st.DrawFn) -> str:
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(damaged())
 def test_a_damaged_file_becomes_a_cluster_file_or_an_error(text: str) -> None:
     try:

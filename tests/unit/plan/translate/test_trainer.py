@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lockstep.api.errors import ConfigError
@@ -16,7 +16,8 @@ from lockstep.api.training import Training
 from lockstep.plan.translate.keys import FIELDS
 from lockstep.plan.translate.keys import NO_SETTING as UNKNOWN
 from lockstep.plan.translate.leaves import leaves_of
-from lockstep.plan.translate.trainer import MODEL_KEYS, NO_VALUE, Size, Translation, job_text
+from lockstep.plan.translate.tools import TOOLS
+from lockstep.plan.translate.trainer import NO_VALUE, Size, Translation, job_text
 from support.checkout import ROOT
 
 CONFIG = """\
@@ -52,6 +53,7 @@ lora:
 VALUES = st.one_of(
     st.none(), st.booleans(), st.integers(-5, 10**7), st.floats(), st.text(max_size=6), st.lists(st.text(max_size=3), max_size=3)
 )
+KEYS = sorted({*FIELDS, *(key for tool in TOOLS for key in (*tool.keys, *tool.datasets) if "." not in key)})
 LEAST = "model_name_or_path: org/model\ntrain_file: /datasets/a.jsonl\n"
 CODE_ALONE = {"seed": 42, "optimization.warmupSteps": "150", "evaluation.holdout": "0.02"}
 """What the sample has from a script's code, which no configuration says."""
@@ -179,6 +181,7 @@ def test_names_of_other_trainers_reach_their_field(line: str, field: str, value:
         ("dataset_path:", NO_VALUE),
         ("base_model: ~", NO_VALUE),
         ("report_to: null", NO_VALUE),
+        ("val_dataset: ''", "must be one name or path"),
         ("report_to: comet_ml", "reportTo lists the trackers: TensorBoard by default"),
         ("warmup_steps: 10\nwarmup_ratio: 0.1", "optimization.warmupSteps has its value from warmup_steps"),
     ],
@@ -188,8 +191,9 @@ def test_what_has_no_counterpart_is_listed_with_the_reason(line: str, reason: st
     assert [one.reason for one in translation.leftovers] == [reason]
 
 
-@settings(max_examples=150, deadline=None)
-@given(st.dictionaries(st.sampled_from([*FIELDS, *MODEL_KEYS]), VALUES, max_size=12))
+@settings(max_examples=300)
+@given(st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=12))
+@example({"val_dataset": "", "model_id_or_path": None})  # (ms-swift's, whose list of data sets is empty)
 def test_any_values_become_a_job_file_or_leftovers(config: dict[str, object]) -> None:
     text = dump_yaml({"name_or_path": "org/m", "dataset_path": "/datasets/a.jsonl"} | config)
     try:

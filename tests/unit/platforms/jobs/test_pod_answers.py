@@ -63,7 +63,7 @@ POD = {"metadata": {"name": "x-0"}, "spec": {"nodeName": "a"}}
 NONSENSE = [b"", b"[]", b"1", b"null", b'"x"', b"{", b"[" * 100_000, b"\xff\xfe", b"Welcome!", b"9" * 10_000]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(ANSWERS)
 def test_whatever_a_node_says_of_itself_top_shows_a_page(answer: dict[str, Any]) -> None:
     assert list(top_page(snapshot(JOB, [POD], {0: read_node(answer)}), 0.0))

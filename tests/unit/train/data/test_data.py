@@ -243,7 +243,7 @@ def test_a_length_that_leaves_no_room_for_text_is_refused(tmp_path: Path) -> Non
         dataset_of(tmp_path / "cache", path=str(write_jsonl(tmp_path / "x.jsonl", LONG)), max_length=1)
 
 
-@settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.text("ab", min_size=1, max_size=40), min_size=1, max_size=20), st.integers(3, 30), st.booleans())
 def test_blocks_of_plain_text_lose_no_text_and_fit(
     tmp_path_factory: pytest.TempPathFactory, paragraphs: list[str], max_length: int, begins: bool
