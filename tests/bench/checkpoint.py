@@ -26,7 +26,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lockstep_gang.coordinator.network import any_free_port
+from lockstep_machine.network import free_ports
 
 HERE = Path(__file__).resolve().parent
 RANKS = 2
@@ -42,7 +42,7 @@ def run_ranks(size: str, rounds: int, folder: Path) -> list[dict[str, Any]]:
         "DS_ACCELERATOR": "cpu",
         "OMP_NUM_THREADS": "1",
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(any_free_port("127.0.0.1")),
+        "MASTER_PORT": str(free_ports(1)[0]),
         "WORLD_SIZE": str(RANKS),
         "LOCAL_WORLD_SIZE": str(RANKS),
     }

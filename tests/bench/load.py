@@ -21,7 +21,7 @@ from typing import Any
 
 from startup import environment, make_inputs
 
-from lockstep_gang.coordinator.network import any_free_port
+from lockstep_machine.network import free_ports
 
 HIDDEN, LAYER_ELEMENTS = 512, 4 * 512 * 512 + 3 * 512 * 1536
 
@@ -92,7 +92,7 @@ def load_once(way: str, folder: str) -> None:
 
 def run_ranks(ranks: int, arguments: list[str], **variables: str) -> tuple[str, list[int]]:
     """Output of rank 0, and the peak resident memory of each rank."""
-    port = any_free_port("127.0.0.1")
+    port = free_ports(1)[0]
     processes = []
     for rank in range(ranks):
         names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}

@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from lockstep_gang.coordinator.network import any_free_port
+from lockstep_machine.network import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "workspace"
@@ -52,7 +52,7 @@ def make_inputs(folder: Path, stage: str) -> Path:
 
 def start(run: Path, ranks: int) -> dict[str, float]:
     """Start all ranks anew; the seconds of each part, and the processor's seconds of one rank, over its whole short run."""
-    port = str(any_free_port("127.0.0.1"))
+    port = str(free_ports(1)[0])
     processes = []
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     for rank in range(ranks):

@@ -27,7 +27,7 @@ from typing import Any
 
 from train_inputs import LEARNING_RATE, LORA, SEED, SHAPES, Shape, lockstep_run, make_data, make_model
 
-from lockstep_gang.coordinator.network import any_free_port
+from lockstep_machine.network import free_ports
 
 HERE = Path(__file__).resolve().parent
 TRAINERS = ("lockstep", "hugging-face")
@@ -52,7 +52,7 @@ class Group:
         self._log = log
         self._gates: list[tuple[Any, Any]] = []
         self._processes: list[subprocess.Popen[bytes]] = []
-        port = str(any_free_port("127.0.0.1"))
+        port = str(free_ports(1)[0])
         for rank in range(ranks):
             orders, give = os.pipe()
             read, reports = os.pipe()

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import shutil
-import socket
 import time
 import zlib
 from datetime import timedelta
@@ -19,6 +18,7 @@ import torch.distributed as dist
 from faults.power_cut import Subject
 from lockstep_gang.contract.run import JobIdentity, Run
 from lockstep_gang.coordinator.owner import DEAD_SECONDS, Ownership
+from lockstep_machine.network import free_ports
 from lockstep_train import inspect
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.base.ranks import Ranks
@@ -260,9 +260,7 @@ def rendezvous_port(rank: int, folder: Path) -> int:
     """A free one that rank 0 finds, through the folder that all ranks see."""
     path = folder / "port"
     if rank == 0:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
+        port = int(free_ports(1)[0])
         path.with_suffix(".new").write_text(str(port))
         path.with_suffix(".new").rename(path)
         return port

@@ -20,7 +20,7 @@ from lockstep.platforms.clusters.install import kustomized
 from lockstep_gang.contract.fabric import FabricReason, FabricReport, Verified
 from lockstep_gang.contract.preflight import PreflightReport
 from lockstep_gang.contract.report import CheckpointReport, Goodput, Metric, State, TrainerReport
-from lockstep_gang.coordinator.network import any_free_port
+from lockstep_machine.network import free_ports
 from support.checkout import ROOT
 from support.clusters.control_plane import Plane, default_objects
 from support.clusters.operator_faults import SYSTEM, Rig, is_failed, rig_in, running
@@ -49,13 +49,13 @@ class Watched:
 
 @pytest.fixture(scope="module")
 def watched(plane: Plane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
-    folder, port = tmp_path_factory.mktemp("watched"), any_free_port("127.0.0.1")
+    folder, port = tmp_path_factory.mktemp("watched"), free_ports(1)[0]
     reader = [OBJECTS[kind] for kind in ("ClusterRole", "ServiceAccount", "ClusterRoleBinding")]
     with rig_in(folder, plane, lambda: [*default_objects(), *reader], LOCKSTEP_METRICS_PORT=str(port)) as rig, rig.job() as job:
         running(job)
         job.state = State.FAILED
         job.until("the job has failed", lambda: is_failed(job))
-        with running_prometheus(folder, any_free_port("127.0.0.1"), settings(rig, folder, port)) as prometheus:
+        with running_prometheus(folder, free_ports(1)[0], settings(rig, folder, port)) as prometheus:
             yield Watched(rig, prometheus, job.jobs.namespace)
 
 

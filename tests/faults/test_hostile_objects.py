@@ -22,7 +22,7 @@ from kubernetes import client
 
 from lockstep.api.names import job_labels
 from lockstep.api.objects import DEPTH_MAX
-from lockstep_gang.coordinator.network import any_free_port
+from lockstep_machine.network import free_ports
 from support.clusters.cluster_jobs import Jobs, prepare
 from support.clusters.control_plane import Plane, control_plane
 from support.clusters.operator_faults import Rig, rig_in
@@ -39,7 +39,7 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     folder, plane = tmp_path_factory.mktemp("hostile"), tmp_path_factory.mktemp("plane")
     with (
         control_plane(plane, list) as kubeconfig,
-        rig_in(folder, Plane(kubeconfig), LOCKSTEP_METRICS_PORT=str(any_free_port("127.0.0.1"))) as rig,
+        rig_in(folder, Plane(kubeconfig), LOCKSTEP_METRICS_PORT=str(free_ports(1)[0])) as rig,
     ):
         yield rig
 

@@ -29,7 +29,7 @@ from lockstep.platforms.kubernetes.objects import objects
 from lockstep.platforms.kubernetes.objects import prepare as prepare_run
 from lockstep.platforms.operator.certificate import Certificates, renew
 from lockstep_gang.contract.report import State
-from lockstep_gang.coordinator.network import any_free_port
+from lockstep_machine.network import free_ports
 from support.checkout import ROOT
 from support.clusters.cluster_jobs import Jobs, kubeconfig_of, prepare, until
 from support.clusters.control_plane import Plane, connected, default_objects, local_profile
@@ -52,14 +52,14 @@ FIELDS = {"ca_cert": "ca.crt", "ca_key": "ca.key", "tls_cert": "tls.crt", "tls_k
 
 
 def test_installed_for_the_whole_cluster(tmp_path: Path, plane: Plane) -> None:
-    with rig_in(tmp_path, plane, LOCKSTEP_METRICS_PORT=str(any_free_port("127.0.0.1"))) as rig:
+    with rig_in(tmp_path, plane, LOCKSTEP_METRICS_PORT=str(free_ports(1)[0])) as rig:
         whole_life(rig, OPERATOR_NAMESPACE, "")
         assert wrong(rig, OPERATOR_NAMESPACE) == ([], [])
 
 
 def test_installed_for_named_namespaces(tmp_path: Path, plane: Plane) -> None:
     """Outside of them it may do nothing, and doesn't try."""
-    settings = {"LOCKSTEP_NAMESPACES": ",".join(NAMED.namespaces), "LOCKSTEP_METRICS_PORT": str(any_free_port("127.0.0.1"))}
+    settings = {"LOCKSTEP_NAMESPACES": ",".join(NAMED.namespaces), "LOCKSTEP_METRICS_PORT": str(free_ports(1)[0])}
     with rig_in(tmp_path, plane, lambda: sent(NAMED), **settings) as rig:
         elsewhere = not_served(rig)
         whole_life(rig, OPERATOR_NAMESPACE, "named")

@@ -6,6 +6,7 @@ import array
 import contextlib
 import fcntl
 import ipaddress
+import random
 import socket
 import struct
 from pathlib import Path
@@ -18,6 +19,9 @@ IFREQ_BYTES, ADDRESS = 40, slice(20, 24)
 """A `struct ifreq` of 64-bit Linux: the interface's name, then its socket address, whose IPv4 address is here."""
 INTERFACES_MAX = 1024
 LISTENS = "0A"
+CANDIDATES = 64
+PORTS = range(11000, 29000)
+"""Above those of Kubernetes' daemons, and below Lockstep's own and those of services."""
 
 
 def addresses() -> Any:
@@ -59,12 +63,21 @@ def listening_ports() -> Any:
 
 
 def free_ports(count: int) -> Any:
-    """Return so many ports of loopback that nobody listens on now."""
+    """Return so many ports of loopback that nobody listens on now. Where there are such, they are below those that the kernel gives to
+    connections: one of these may take a port before somebody listens there.
+    """
+    first = int((file_words(PROC / "sys/net/ipv4/ip_local_port_range").split() or [str(PORTS.stop)])[0])
+    below = random.sample(PORTS, CANDIDATES) if first >= PORTS.stop else []
     with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
+        ports: Any = []
+        for port in [*below, *[0] * count]:
+            probe = stack.enter_context(socket.socket())
+            with contextlib.suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                ports.append(probe.getsockname()[1])
+            if len(ports) == count:
+                break
+        return ports
 
 
 def tcp_rows(name: str = "tcp") -> Any:

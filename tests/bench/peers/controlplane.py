@@ -19,11 +19,12 @@ from typing import Any
 
 from bench.operator_scale import OperatorUnderTest, job_of, megabytes, say
 from bench.peers.figures import JOBSET, LOCKSTEP, OWN, TRAINER, Object, count_writes, percentiles, writes_per_job
-from bench.peers.install import JOBSET_MANAGER, TORCH_RUNTIME, TRAINER_MANAGER, Installed, Manager, created_at_last, free_port, identity
+from bench.peers.install import JOBSET_MANAGER, TORCH_RUNTIME, TRAINER_MANAGER, Installed, Manager, created_at_last, identity
 from lockstep.api.files.yamltext import load_yaml
 from lockstep.api.names import OPERATOR_NAME, OPERATOR_NAMESPACE
 from lockstep.kube.cluster import Cluster
 from lockstep.kube.kinds import path_of
+from lockstep_machine.network import free_ports
 from support.clusters.control_plane import AUDIT_LOG, connected, control_plane
 
 OPERATOR = "lockstep"
@@ -158,7 +159,7 @@ class Plane:
         self.cluster = cluster
         self.audit = Audit(kubeconfig.parent / AUDIT_LOG)
         self._kubeconfig, self._folder = kubeconfig, folder
-        self._installed = {peer.name: Installed(peer, built, free_port(), free_port()) for peer in (JOBSET_MANAGER, TRAINER_MANAGER)}
+        self._installed = {peer.name: Installed(peer, built, *free_ports(2)) for peer in (JOBSET_MANAGER, TRAINER_MANAGER)}
         self._running: dict[str, OperatorUnderTest | Manager] = {}
         self._api_server = _pid_of("kube-apiserver", kubeconfig.parent)
         self._torch_runtime = load_yaml((built / TORCH_RUNTIME).read_text())
@@ -167,7 +168,7 @@ class Plane:
         for name in controllers:
             if name == OPERATOR:
                 config = await identity(self.cluster, self._kubeconfig, OPERATOR_ACCOUNT, self._folder / "kubeconfig-lockstep")
-                operator = self._running[name] = OperatorUnderTest(config, free_port(), self._folder / "lockstep.log")
+                operator = self._running[name] = OperatorUnderTest(config, free_ports(1)[0], self._folder / "lockstep.log")
                 async with asyncio.timeout(START_SECONDS):
                     await operator.until_synced(self.cluster)
                 continue

@@ -21,13 +21,14 @@ from bench.operator_scale import reason, say
 from bench.peers.controlplane import SYSTEMS as WITHOUT_NODES
 from bench.peers.controlplane import System, jobset_job, trainer_job, until_gone
 from bench.peers.figures import JOBSET, LOCKSTEP, TRAINER, Life, Object, conditions, life, outcome, running, spread
-from bench.peers.install import JOBSET_MANAGER, TORCH_RUNTIME, TRAINER_MANAGER, Installed, Manager, created_at_last, free_port
+from bench.peers.install import JOBSET_MANAGER, TORCH_RUNTIME, TRAINER_MANAGER, Installed, Manager, created_at_last
 from lockstep.api.files.yamltext import load_yaml
 from lockstep.api.names import API_VERSION
 from lockstep.cli.clusters.devcluster import bring_up
 from lockstep.devcluster.host.layout import NUMBER, default_layout
 from lockstep.devcluster.images import BASE
 from lockstep.kube.cluster import Cluster
+from lockstep_machine.network import free_ports
 from support.clusters.control_plane import connected
 from support.clusters.installed_operator import install, local_objects
 from support.clusters.own_cluster import NUMBERS, own_number
@@ -207,7 +208,7 @@ async def stage(kubeconfig: Path, built: Path, folder: Path) -> AsyncIterator[St
         try:
             await install(cluster, local_objects())
             for peer in (JOBSET_MANAGER, TRAINER_MANAGER):
-                managers.append(await Installed(peer, built, free_port(), free_port()).run(cluster, kubeconfig, folder))
+                managers.append(await Installed(peer, built, *free_ports(2)).run(cluster, kubeconfig, folder))
             for case in CASES:
                 await prepare(cluster, case)
             namespace = CASES[-1].system.namespace

@@ -30,7 +30,7 @@ from lockstep.environments import cache_root
 from lockstep.kube.cluster import ApiError, Cluster
 from lockstep.platforms.clusters.install import operator_objects
 from lockstep.platforms.operator.secrets import AUTHORITY
-from lockstep_gang.coordinator.network import any_free_port
+from lockstep_machine.network import free_ports
 from support.checkout import ROOT
 
 PATIENCE_SECONDS = 180.0
@@ -82,9 +82,7 @@ _PLANES = itertools.count(1)
 def loopback(folder: Path) -> Loopback:
     """Every control plane has an address of its own, of its process's: all of 127/8 is this machine."""
     high, low = divmod(os.getpid() % 65000 + 256, 256)
-    return Loopback(
-        folder, f"127.{high % 200 + 20}.{low}.{next(_PLANES) % 250 + 1}", (any_free_port("127.0.0.1"), any_free_port("127.0.0.1"))
-    )
+    return Loopback(folder, f"127.{high % 200 + 20}.{low}.{next(_PLANES) % 250 + 1}", tuple(free_ports(2)))
 
 
 @contextmanager

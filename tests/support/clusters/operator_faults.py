@@ -20,7 +20,7 @@ from kubernetes import client, config, dynamic
 
 from lockstep.api.names import OPERATOR_NAME, REPORT_URL, TLS_SECRET
 from lockstep_gang.contract.report import State
-from lockstep_gang.coordinator.network import any_free_port
+from lockstep_machine.network import free_ports
 from support.clusters.cluster_jobs import Jobs, kubeconfig_of_account, prepare, token_in, until
 from support.clusters.control_plane import Objects, Plane, default_objects
 from support.clusters.fault_proxy import Fault, FaultProxy, Write
@@ -91,7 +91,7 @@ def rig_in(folder: Path, plane: Plane, objects: Objects = default_objects, syste
         own = kubeconfig_of_account(OPERATOR_NAME, Jobs(api, system), plane.kubeconfig, folder / "operator.kubeconfig")
         with FaultProxy(own).running() as proxy:
             assert isinstance(proxy, FaultProxy)
-            port = any_free_port("127.0.0.1")
+            port = free_ports(1)[0]
             settings = {
                 "KUBECONFIG": str(proxy.kubeconfig(folder, token_in(own))), "LOCKSTEP_AGENT_IMAGE": "agent:1",
                     "LOCKSTEP_REPORT_PORT": str(port),

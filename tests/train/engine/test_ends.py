@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from rank_harness import SOURCES, TIMEOUT_SECONDS, ForkServer, RunFile, torchrun_environment
 
-from lockstep_gang.coordinator.network import any_free_port
+from lockstep_machine.network import free_ports
 
 
 def test_sigterm_on_one_rank_makes_all_save_the_same_step_and_end_with_75(ranks: ForkServer, run_file: RunFile, tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_the_agent_hears_of_an_error_with_its_traceback(ranks: ForkServer, run_f
 
 def test_two_processes_started_as_the_agent_starts_them_end_cleanly(run_file: RunFile, tmp_path: Path) -> None:
     """Real starts: `python -m lockstep_train` in torchrun's environment, with no home, no PATH and no compiler."""
-    port = any_free_port("127.0.0.1")
+    port = free_ports(1)[0]
     path = run_file("real", zeroStage="Stage3", optimization={"maxSteps": 1, "globalBatchSize": 4})
     processes = []
     for rank in range(2):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep_gang.contract.layout import RankLayout, equal_layout
-from lockstep_gang.coordinator.network import any_free_port
+from lockstep_machine.network import free_ports
 
 HERE = Path(__file__).resolve().parent
 TESTS = HERE.parents[1]
@@ -148,7 +148,7 @@ class ForkServer:
         """Start one rank a run file (the same one, usually, for each); returns the files their output goes to."""
         assert not self._running
         self._groups += 1
-        port = any_free_port("127.0.0.1")
+        port = free_ports(1)[0]
         outputs = [self._folder / f"group-{self._groups}-rank-{rank}.log" for rank in range(len(runs))]
         ranks = []
         for rank, run in enumerate(runs):

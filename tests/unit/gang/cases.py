@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import select
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from lockstep_gang.contract.run import JobIdentity, ReportTarget, RestartPolicy, Run, WhenDone, run_text
+from lockstep_machine.network import free_ports
 from support.checkout import ROOT
 
 WORKSPACE = ROOT / "workspace"
@@ -48,14 +47,8 @@ def make_run(**changes: Any) -> Run:
 
 
 def free_port() -> int:
-    """A port that is free, and below those that the kernel gives to outgoing connections: these may take one before an agent listens
-    there.
-    """
-    while True:
-        port = random.randrange(10_000, 32_000)  # noqa: S311 (no secret)
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
+    """Return a free port on which an agent will listen."""
+    return int(free_ports(1)[0])
 
 
 class Gang:

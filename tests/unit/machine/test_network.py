@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import random
+import socket
 import struct
 from pathlib import Path
 
@@ -49,6 +51,21 @@ def test_ports_that_somebody_listens_on_are_those_of_both_protocols(monkeypatch:
     assert network.listening_ports() == {29400}
     (tmp_path / "net/tcp6").write_text(f"{head}   0: {'0' * 32}:0050 {'0' * 32}:0000 0A\n")
     assert network.listening_ports() == {29400, 80}
+
+
+@pytest.mark.parametrize(("kernels", "is_below"), [("32768\t60999\n", True), ("1024\t65535\n", False), (None, True)])
+def test_free_ports_are_below_those_of_connections_where_there_are_such(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kernels: str | None, is_below: bool
+) -> None:
+    if kernels is not None:
+        (tmp_path / "sys/net/ipv4").mkdir(parents=True)
+        (tmp_path / "sys/net/ipv4/ip_local_port_range").write_text(kernels)
+    monkeypatch.setattr(network, "PROC", tmp_path)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", network.free_ports(1)[0]))
+        monkeypatch.setattr(random, "sample", lambda ports, count: [taken.getsockname()[1], 20001, 20002])
+        ports = network.free_ports(2)
+    assert (ports == [20001, 20002]) is is_below and len({*ports} - {0}) == 2
 
 
 def test_traffic_is_each_interface_s_bytes_without_loopback(tmp_path: Path) -> None:
