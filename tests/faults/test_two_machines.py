@@ -77,19 +77,6 @@ def test_ranks_meet_over_the_interface_of_each_machine(machines: list[Machine]) 
     assert "preflight warning" not in first.output
 
 
-def test_a_machine_that_joins_first_waits_for_the_launch(machines: list[Machine]) -> None:
-    token_file = machines[1].folder / "token"
-    token_file.write_text("-".join(["abcd"] * 8))
-    token_file.chmod(0o600)
-    second = machines[1].type("join", place(machines[0]), "--token-file", str(token_file))
-    second.sees(f"waiting for lockstep launch at {place(machines[0])} (Connection refused)")
-    for machine in machines:
-        machine.write("go", "")
-    job = write_job(machines[0].folder, script={"path": "script.py"})
-    first = machines[0].type("launch", "--at", place(machines[0]), "-f", str(job), "--token-file", str(token_file))
-    assert (first.ends(), second.ends()) == (0, 0), first.output
-
-
 def test_they_listen_on_the_stated_address_alone(machines: list[Machine]) -> None:
     first, token = launched(machines[0])
     second = machines[1].type("join", place(machines[0]), given=token)

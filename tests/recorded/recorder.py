@@ -52,7 +52,7 @@ from lockstep_train.base.runfile import parse_training
 from lockstep_train.checkpoint.format.manifest import Manifest, decode, encode, seal, unseal
 from lockstep_train.checkpoint.format.volume import Record
 from support.hosts_told import facts, gpu, placed
-from unit.platforms.hosts.joined.test_seats import runs as launched_runs
+from unit.platforms.local.joined.test_seats import runs as launched_runs
 
 RECORDED = Path(__file__).resolve().parent
 LINES = "texts.jsonl"

@@ -152,7 +152,7 @@ UNDISTURBED = [
     Row("sync runs {tmp}/empty", 0, shows=r"(\S.*: nothing to do\n)+$", places=REMOTE),
     Row("sync runs {tmp}/code", 0, shows=r"(\S.*: 1 sent \(\d+ bytes\), 0 removed\n)+$", places=REMOTE),
     Row("sync runs {tmp}/code", 0, shows=r"(\S.*: nothing to do\n)+$", places=REMOTE),
-    _no_job("sync nosuch {tmp}/code", (PODS,)),
+    _no_job("sync nosuch {tmp}/code", (PODS,)), _no_job("scale nosuch 2", (PODS,)),
     Row("cp {tmp}/code nosuch:/workspace/code", 2, f"{NO_JOB[:-1]}; before its first start: lockstep cp -f FILE SRC nosuch:\n",
         places=(PODS,)),
     # (before its first start)
@@ -189,7 +189,7 @@ STOPPED = [
     Row("get runs", 0, shows=HEADS + r"runs +0/2 +0/2 +- +- +0 +Suspended +\d"),
     Row("wait runs --for Suspended --timeout 20", 0),
     Row("stacks runs", 2, "lockstep: no rank of runs runs now: lockstep why runs {again}\n"),
-    Row("stop runs", 0),
+    Row("stop runs --no-wait", 0, shows="runs is stopped already\n$"),
     Row("resume runs", 0, shows="runs: goes on; see it with: lockstep logs runs -f {again}\n$", places=KEPT),
     Row("wait runs --for Running --timeout 90", 0, places=KEPT),
     Row("retry broke", 0, shows=rf"broke: retry 1, to {SCRIPT_AGAIN}; see it with: lockstep logs broke -f {{again}}\n$", places=KEPT),

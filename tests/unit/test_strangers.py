@@ -19,11 +19,11 @@ from typing import Any
 
 import pytest
 
-from lockstep.platforms.hosts.joined import channel as launch
-from lockstep.platforms.hosts.joined.token import new_token
 from lockstep.platforms.inpod.carry import Stored
 from lockstep.platforms.inpod.gate import Gate, GuardServer
 from lockstep.platforms.inpod.wire import hear_entries
+from lockstep.platforms.local.joined import channel as launch
+from lockstep.platforms.local.joined.token import new_token
 from lockstep.platforms.onhost.station import SealedWire, give_on, listening
 from lockstep_gang.agent.preflight.network import ProbePort, why_unreachable
 from lockstep_gang.agent.ranks.progress_server import ProgressServer

@@ -19,8 +19,8 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
@@ -29,14 +29,14 @@ from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.job import TrainingJob
 from lockstep.api.objects import Object, condition, has_ended, is_true
-from lockstep.plan.ahead.submission import ended
+from lockstep.plan.ahead.submission import refuse_ended
 from lockstep.plan.cluster.pairs import PairsMeasured, Way
 from lockstep.plan.hosts.facts import JobOnHost
 from lockstep.plan.hosts.record import Coordinator, JobRecord, read_record, record_text
 from lockstep.plan.hosts.status import Seen, complaints, host_job, next_steps
 from lockstep.plan.pages.logs import LogSelection, no_such_node, no_such_rank
-from lockstep.plan.pages.stacks import RankAnswer, missing, read_ranks
-from lockstep.plan.pages.top import machine_node, snapshot
+from lockstep.plan.pages.stacks import RankAnswer, read_ranks, with_silent
+from lockstep.plan.pages.top import machine_node
 from lockstep.plan.pages.why import Answer, why
 from lockstep.plan.render.machine import machine_variables
 from lockstep.plan.render.resolve import resolve
@@ -45,16 +45,15 @@ from lockstep.plan.render.run import machine_run, without_ranks
 from lockstep.platforms.files.copies import Copy, CopyWish
 from lockstep.platforms.files.sending import Sending
 from lockstep.platforms.inpod import rankstacks
-from lockstep.platforms.jobs.looks import Curve, Look, Looks, page_lines
+from lockstep.platforms.jobs.looks import Looks
 from lockstep.platforms.jobs.machine import check_inputs, write_private
 from lockstep.platforms.jobs.shortresults import Hear, Read, Short, ShortEnd, ShortRuns
-from lockstep.platforms.jobs.top import NodesWatch, nodes_at, of_job
-from lockstep.platforms.output import put, say
+from lockstep.platforms.jobs.top import looks_of_job
+from lockstep.platforms.output import say
 from lockstep.platforms.places.backend import Backend, Job, JobGone, NamedPlace, Order, Volume
 from lockstep_gang.contract.layout import RankLayout
 from lockstep_gang.contract.run import Run, parse_run, run_text
 from lockstep_machine.network import free_ports
-from lockstep_spec.exits import FAILED
 from support.process_place import ProcessPlace
 
 LOOK_SECONDS = 0.2
@@ -141,10 +140,8 @@ class Processes(Backend):
             earlier = ProcessJob(self, name)
             if earlier.seen.runs:
                 raise ConfigError(f"job {name} runs already: lockstep logs {earlier.at} -f follows it, lockstep stop {earlier.at} stops it")
-            if not order.typed.is_fresh and (
-                words := ended(order.job, earlier.job, earlier.at, f"lockstep retry {earlier.at}", order.typed)
-            ):
-                raise ConfigError(*words)
+            if not order.typed.is_fresh:
+                refuse_ended(order.job, earlier.job, earlier.at, f"lockstep retry {earlier.at}", order.typed)
             shutil.rmtree(folder)
         resolved = self.resolved(order.job, order.cluster.profile)
         check_inputs(resolved)
@@ -152,7 +149,7 @@ class Processes(Backend):
         keep(folder, resolved.nodes)
         job = ProcessJob(self, name)
         say(f"job {name} is started; it runs on without this terminal: lockstep logs {job.at} -f")
-        return job.until_running() if order.detach else asyncio.run(job.to_the_end())
+        return job.until_running() if order.detach else asyncio.run(job.show_to_its_end(LogSelection()))
 
     def _write(self, resolved: Resolved, order: Order, folder: Path) -> None:
         """Write the files of a start: all of them are there, or none."""
@@ -240,12 +237,6 @@ class ProcessJob(Job):
             self.look_again()
         return 0
 
-    async def to_the_end(self) -> int:
-        async with aclosing(self.follow(LogSelection(), say)) as lines:
-            async for line in lines:
-                put(line, flush=True)
-        return FAILED if is_true(self.status, "Failed") else 0
-
     def rank_node(self, rank: int) -> int:
         layout = RankLayout(self.seen.record.ranks)
         if rank >= layout.world_size:
@@ -254,7 +245,7 @@ class ProcessJob(Job):
 
     def stacks(self, rank: int | None) -> list[RankAnswer]:
         answers = read_ranks(rankstacks.look(rank, self.run_folder))
-        return sorted([*answers, *missing(answers, rank, {}, RankLayout(self.seen.record.ranks))], key=lambda one: one.rank)
+        return with_silent(answers, rank, {}, RankLayout(self.seen.record.ranks))
 
     def look_again(self) -> Object:
         uid = self.uid
@@ -310,20 +301,18 @@ class ProcessJob(Job):
         shutil.rmtree(self.folder)
         return f"what it left in {self.run_folder} stays"
 
-    async def looks(self, interval: float) -> Looks:
-        layout, curve = RankLayout(self.seen.record.ranks), Curve()
-        places = dict.fromkeys(range(len(self.seen.hosts)), ProcessPlace())
-        async with NodesWatch(nodes_at(places), of_job(self.name, self.run_folder, machine=True)) as watch:
-            while True:
-                answers, status = await watch.ask(curve.points()), self.look_again()
-                curve.take(answers.get(0, {}))
-                nodes = [
-                    {**machine_node(host, layout.ranks_of(node), answers.get(node, {})), "node": node}
-                    for node, host in enumerate(self.seen.hosts)
-                ]
-                page = {**snapshot(self.job, (), {0: {"curve": curve.steps}}), "nodes": nodes}
-                yield Look(page, page_lines(page), has_ended(status))
-                await asyncio.sleep(interval)
+    def looks(self, interval: float) -> Looks:
+        layout = RankLayout(self.seen.record.ranks)
+
+        async def look() -> tuple[Object, bool]:
+            return self.job, has_ended(self.look_again())
+
+        def nodes(answers: Mapping[int, Object]) -> list[Object]:
+            hosts = enumerate(self.seen.hosts)
+            return [{**machine_node(host, layout.ranks_of(node), answers.get(node, {})), "node": node} for node, host in hosts]
+
+        folders = {node: (ProcessPlace(), self.run_folder) for node in range(len(self.seen.hosts))}
+        return looks_of_job(self.name, folders, look, nodes, interval)
 
     @asynccontextmanager
     async def volume(self, node: int, say: Callable[[str], None]) -> AsyncIterator[Volume]:

@@ -14,6 +14,7 @@ from lockstep.api.job import TrainingJob
 from lockstep.cli.main import app
 from lockstep.cli.shared.jobargs import TargetOptions
 from lockstep.platforms.clusters.target import Target
+from lockstep.platforms.places.backend import Order
 from unit.api.test_jobfile import JOB
 
 
@@ -108,13 +109,13 @@ def test_a_run_without_a_cluster_says_where_else_it_could_be(tmp_path: Path, mon
 def test_run_starts_the_changed_job_wherever_it_runs(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[TrainingJob] = []
 
-    def start(job: TrainingJob, *_: Any, **__: Any) -> int:
-        started.append(job)
+    def start(order: Order, *_: object) -> int:
+        started.append(order.job)
         return 0
 
     monkeypatch.setattr("lockstep.platforms.local.run.run_local", start)
     monkeypatch.setattr(TargetOptions, "target", lambda _: Target(cast(Any, None), "default", "local"))
-    monkeypatch.setattr("lockstep.platforms.kubernetes.innamespace.InNamespace.run", lambda _, order: start(order.job))
+    monkeypatch.setattr("lockstep.platforms.kubernetes.innamespace.InNamespace.run", lambda _, order: start(order))
     (tmp_path / "job.yaml").write_text(JOB)
     arguments = ["run", "-f", str(tmp_path / "job.yaml"), "--cluster", "local", how, "--set", "nodes=5", "--set", "training.lora.rank=4"]
     done = CliRunner().invoke(app, arguments)

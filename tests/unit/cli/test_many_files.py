@@ -9,10 +9,10 @@ from typing import Any, cast
 
 import pytest
 
-from lockstep.api.job import TrainingJob
 from lockstep.cli.shared.inputs import read_all
 from lockstep.cli.shared.jobargs import TargetOptions
 from lockstep.platforms.clusters.target import Target
+from lockstep.platforms.places.backend import Order
 from unit.cli.test_every_verb import VERBS, run
 
 USAGE = 2
@@ -134,12 +134,12 @@ def test_several_jobs_of_one_file_are_told_apart(monkeypatch: pytest.MonkeyPatch
 def test_the_number_of_nodes_counts_wherever_the_job_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes: list[int | None] = []
 
-    def start(job: TrainingJob, *_: object) -> int:
-        nodes.append(job.spec.nodes)
+    def start(order: Order, *_: object) -> int:
+        nodes.append(order.job.spec.nodes)
         return 0
 
     monkeypatch.setattr(TargetOptions, "target", lambda _: Target(cast(Any, None), "default", "local"))
-    monkeypatch.setattr("lockstep.platforms.kubernetes.innamespace.InNamespace.run", lambda _, order: start(order.job))
+    monkeypatch.setattr("lockstep.platforms.kubernetes.innamespace.InNamespace.run", lambda _, order: start(order))
     monkeypatch.setattr("lockstep.platforms.local.run.run_local", start)
     for place in ("--local", "--in-namespace"):
         assert run(monkeypatch, ["run", "-f", "good.json", place, "--nodes", "3"]) == 0

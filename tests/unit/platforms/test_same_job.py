@@ -27,9 +27,9 @@ from lockstep.plan.render.pod import pod_variables
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.resolved import PlatformDefaults, Resolved
 from lockstep.plan.render.run import build_run, pod_placement
-from lockstep.platforms.hosts.joined.machine import NodeMachine
-from lockstep.platforms.hosts.joined.seats import Launched, run_there
 from lockstep.platforms.kubernetes.objects import prepare
+from lockstep.platforms.local.joined.machine import NodeMachine
+from lockstep.platforms.local.joined.seats import Launched, run_there
 from lockstep.platforms.local.placement import local_defaults, local_run, node_devices
 from lockstep_gang.agent.ranks import environment as environment_module
 from lockstep_gang.agent.ranks.environment import RankPlace, rank_environment

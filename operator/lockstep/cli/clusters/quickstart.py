@@ -114,9 +114,11 @@ def _why_local(is_asked: bool) -> str | None:
 
 
 def _run_local() -> int:
+    from lockstep.api.objects import Typed
     from lockstep.cli.shared.clusterfiles import use
     from lockstep.cli.shared.folders import QUICKSTART, made_state_folder
     from lockstep.platforms.local.run import run_local
+    from lockstep.platforms.places.backend import Order
 
     demo = demo_folder()
     root = made_state_folder() / QUICKSTART
@@ -127,9 +129,9 @@ def _run_local() -> int:
         link.symlink_to(target)
     again = (root / "workspace" / "runs" / "demo").exists()
     inputs = _demo_inputs(TargetOptions(CLUSTER), again)
-    job, profile = inputs.job, inputs.cluster.profile
+    job = inputs.job
     with step(f"Train{AGAIN if again else ''}: lockstep run -f {sample_file()} --local --workspace {root}{' --fresh' if again else ''}"):
-        code = run_local(job, profile, root)
+        code = run_local(Order(job, inputs.cluster, Typed("")), root)
     if code != 0:
         return code
     end = json.loads((root / "workspace" / "runs" / job.metadata.name / "gang" / "end.json").read_text())

@@ -46,14 +46,19 @@ def _problems(cluster: str, file: ClusterFile, hosts: HostsCluster) -> dict[str,
 
 def _trust(cluster: str, file: ClusterFile, every: HostsCluster, unknown: list[Host], stated: Mapping[str, str]) -> ClusterFile:
     """Pin the keys of these hosts that a person trusts. Return the file as it is then. Raises Failed if one is not trusted."""
-    offered = asyncio.run(_offered(unknown))
-    pinned: dict[str, str] = {}
+    from lockstep.platforms.hosts.ssh import offered_key
+
+    fleet, pinned = HostsBackend(file, cluster).fleet(), dict[str, str]()
+
+    async def ask(name: str) -> str:
+        return await offered_key(fleet.shared(name).login, fleet.shared(name).folder)
+
+    offered, silent = asyncio.run(fleet.all([host.name for host in unknown], ask))
     for host in unknown:
-        key = offered[host.name]
-        if isinstance(key, Exception):
-            say(str(key))
-        elif _is_trusted(host, key, stated.get(host.name)):
-            pinned[host.name] = key
+        if host.name in silent:
+            say(silent[host.name])
+        elif _is_trusted(host, offered[host.name], stated.get(host.name)):
+            pinned[host.name] = offered[host.name]
     new = {host.name: pinned[host.name] for host in unknown if host.name in pinned and host.host_key != pinned[host.name]}
     if new:
         file, shown = _pin(cluster, file, every, new)
@@ -61,22 +66,6 @@ def _trust(cluster: str, file: ClusterFile, every: HostsCluster, unknown: list[H
     if unpinned := [host.name for host in unknown if host.name not in pinned]:
         raise Failed(f"not pinned: {', '.join(unpinned)}")
     return file
-
-
-async def _offered(hosts: list[Host]) -> dict[str, str | Exception]:
-    from lockstep.platforms.hosts.fleet import AT_ONCE, login_of
-    from lockstep.platforms.hosts.ssh import control_folder, offered_key
-
-    folder, limit = control_folder(), asyncio.Semaphore(AT_ONCE)
-
-    async def one(host: Host) -> str | Exception:
-        async with limit:
-            try:
-                return await offered_key(login_of(host), folder)
-            except (Failed, OSError) as error:
-                return error
-
-    return dict(zip([host.name for host in hosts], await asyncio.gather(*map(one, hosts)), strict=True))
 
 
 def _is_trusted(host: Host, key: str, stated: str | None) -> bool:

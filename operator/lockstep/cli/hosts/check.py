@@ -16,7 +16,6 @@ from lockstep.cli.shared.terminal import waiting
 from lockstep.platforms.output import put, put_json
 
 if TYPE_CHECKING:
-    from lockstep.api.hosts import HostsCluster
     from lockstep.cli.shared.inputs import Inputs
     from lockstep.plan.ahead.forecast import RunFacts
     from lockstep.plan.cluster.finding import Finding
@@ -109,6 +108,7 @@ async def run_check(backend: HostsBackend, job: tuple[Inputs, Resolved] | None =
     from lockstep.plan.cluster.finding import failed
     from lockstep.plan.discovery.unused import unused
     from lockstep.plan.hosts.check import host_findings, hosts_hardware
+    from lockstep.plan.hosts.place import inputs_of
     from lockstep.plan.hosts.reach import network_findings
     from lockstep.platforms.hosts.checkup import look_at, measure_between
     from lockstep.programs import ProgramFailed
@@ -116,9 +116,9 @@ async def run_check(backend: HostsBackend, job: tuple[Inputs, Resolved] | None =
     fleet = backend.fleet()
     known = None if job is None else asyncio.create_task(_known(fleet, *job))
     environments = asyncio.create_task(_environments(fleet, backend))
-    looks = await look_at(
-        fleet, backend.hosts.hosts, "" if job is None else job[1].name, None if job is None else _inputs(job[0], backend.hosts)
-    )
+    hosts = backend.hosts.hosts
+    inputs = None if job is None else {host.name: inputs_of(job[0].job, job[0].cluster.profile, host) for host in hosts}
+    looks = await look_at(fleet, hosts, "" if job is None else job[1].name, inputs)
     network, problems = None, []
     try:
         network = await measure_between(fleet, looks)
@@ -172,12 +172,6 @@ async def _sharing(fleet: Fleet, looks: Sequence[HostLook], backend: HostsBacken
     folders = {look.name: look.facts.workspace.path for look in looks if look.facts is not None and not look.facts.workspace.problem}
     found = await sharing(fleet, folders, stated=mode is StorageMode.SHARED)
     return list(sharing_findings(found, mode, next(iter(folders.values()), "")))
-
-
-def _inputs(inputs: Inputs, hosts: HostsCluster) -> dict[str, list[list[str]]]:
-    from lockstep.plan.hosts.place import inputs_of
-
-    return {host.name: inputs_of(inputs.job, inputs.cluster.profile, host) for host in hosts.hosts}
 
 
 async def _known(fleet: Fleet, inputs: Inputs, resolved: Resolved) -> RunFacts:

@@ -62,7 +62,7 @@ def drill(
     if reason:
         raise ConfigError(f"{fault} on job {job}: {reason}")
     _ask(found, fault, yes=yes)
-    drilled = DrilledJob(found, found.pods, found.status, timeout, say)
+    drilled = DrilledJob(found, found.status, timeout, say)
     last = int(found.status["ranks"]["desired"]) - 1
     after = AFTER_WITHOUT_PODS if found.pods is None else AFTER_INTERRUPT
     message = f"lockstep: interrupted: {after[fault]}; see it with: lockstep get {found.at}"

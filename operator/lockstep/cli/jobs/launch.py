@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lockstep.api.errors import ConfigError
-from lockstep.cli.jobs.run import refuse_interactive, warn_ignored
+from lockstep.api.objects import Typed
+from lockstep.cli.jobs.run import refuse_interactive, run_job, warn_ignored
 from lockstep.cli.shared.inputs import FileOption, SetOption, only, read_inputs
 from lockstep.cli.shared.jobargs import TargetOptions, acts_on
 from lockstep.platforms.local.environment import in_full_environment
+from lockstep.platforms.places.backend import Door
+from lockstep.platforms.places.backends import LOCAL
 
 if TYPE_CHECKING:
     from lockstep.api.job import TrainingJob
-    from lockstep.platforms.hosts.joined.starters import NodeNumber
+    from lockstep.platforms.local.joined.starters import NodeNumber
 
 TokenFileOption = Annotated[
     Path | None,
@@ -70,23 +73,22 @@ def launch(
     Example: srun --ntasks-per-node=1 lockstep launch --node auto --at 10.11.7.50:29600 -f job.yaml --token-file /shared/me/token
     """
     from lockstep.cli.shared.ownversion import own_version
-    from lockstep.platforms.hosts.joined.launch import LaunchRequest, launch_job
-    from lockstep.platforms.hosts.joined.machine import parse_place
+    from lockstep.platforms.local.joined.join import JoinRequest, join_launch
+    from lockstep.platforms.local.joined.machine import parse_place
 
     path, place, number = only(file, "launch"), parse_place(at), _number(node, token_file)
-    inputs = read_inputs(path, replace(where, local=True), changes)
-    in_full_environment()
-    refuse_interactive(inputs.job)
-    warn_ignored(inputs.job)
+    where = replace(where, local=True)
+    inputs = read_inputs(path, where, changes)
     own = {"--cluster": where.cluster, "--workspace": where.workspace, "--set": changes}
-    options = {"--at": at, "-f": path, "--nodes": nodes, "--node": node, "--token-file": token_file, **own}
-    job = _with_nodes(inputs.typed("launch", options).job, nodes, number)
-    if number is not None and number.index > 0:
-        raise typer.Exit(_join(place, token_file, where.workspace, number, job.spec.start_timeout_seconds))
-    request = LaunchRequest(
-        job, inputs.cluster.profile, place, where.workspace, own_version(), token_file, number is not None and number.signals_all
-    )
-    raise typer.Exit(launch_job(request, dict(os.environ)))
+    inputs = inputs.typed("launch", {"--at": at, "-f": path, "--nodes": nodes, "--node": node, "--token-file": token_file, **own})
+    job = _with_nodes(inputs.job, nodes, number)
+    door = Door(place, own_version(), token_file, number.signals_all)
+    if number.index > 0:
+        in_full_environment()
+        refuse_interactive(job)
+        warn_ignored(job)
+        raise typer.Exit(join_launch(JoinRequest(door, where.workspace, number.index, job.spec.start_timeout_seconds)))
+    raise typer.Exit(run_job(replace(inputs, job=job), where, LOCAL, Typed(""), door=door))
 
 
 @acts_on("workspace")
@@ -111,52 +113,32 @@ def join(
 
     Example: lockstep join 10.11.7.50:29600 --workspace /scratch/me < token
     """
-    from lockstep.platforms.hosts.joined.machine import parse_place
-    from lockstep.platforms.hosts.joined.starters import NodeNumber
-    from lockstep.platforms.hosts.joined.token import token_to_join
+    from lockstep.cli.shared.ownversion import own_version
+    from lockstep.platforms.local.joined.join import JoinRequest, join_launch
+    from lockstep.platforms.local.joined.machine import parse_place
+    from lockstep.platforms.local.joined.token import token_to_join
 
     place = parse_place(at)
-    in_full_environment(check=lambda: token_file and token_to_join(token_file, 0.0))
-    raise typer.Exit(_join(place, token_file, where.workspace, None if node is None else NodeNumber(node)))
+    in_full_environment(check=lambda: token_file and token_to_join(token_file))
+    raise typer.Exit(join_launch(JoinRequest(Door(place, own_version(), token_file), where.workspace, node)))
 
 
-def _join(
-    place: tuple[str, int], token_file: Path | None, workspace: Path, number: NodeNumber | None, patience_seconds: float = float("inf")
-) -> int:
-    from lockstep.cli.shared.ownversion import own_version
-    from lockstep.platforms.hosts.joined.join import JoinRequest, join_launch
-    from lockstep.platforms.hosts.joined.token import token_to_join
-
-    token = token_to_join(token_file, patience_seconds if patience_seconds != float("inf") else 0.0)
-    request = JoinRequest(
-        place,
-        token,
-        workspace,
-        own_version(),
-        None if number is None else number.index,
-        patience_seconds,
-        signals_all=number is not None and number.signals_all,
-    )
-    return join_launch(request, os.environ)
-
-
-def _number(text: str | None, token_file: Path | None) -> NodeNumber | None:
-    """Return this machine's number, if it was given one. Raises ConfigError."""
-    from lockstep.platforms.hosts.joined.starters import node_number
+def _number(text: str | None, token_file: Path | None) -> NodeNumber:
+    """Return this machine's number: 0 if it was given none. Raises ConfigError."""
+    from lockstep.platforms.local.joined.starters import NodeNumber, node_number
 
     if text is None:
-        return None
+        return NodeNumber(0)
     if token_file is None:
         raise ConfigError("--node makes this command the same on all machines: add --token-file FILE, a path that all of them see")
     return node_number(text, os.environ)
 
 
-def _with_nodes(job: TrainingJob, nodes: int | None, number: NodeNumber | None) -> TrainingJob:
+def _with_nodes(job: TrainingJob, nodes: int | None, number: NodeNumber) -> TrainingJob:
     """Return the job of as many nodes as was said, by --nodes or by the starter. Raises ConfigError when they differ."""
-    counted = None if number is None else number.nodes
-    if nodes is not None and counted is not None and nodes != counted:
-        raise ConfigError(f"--nodes is {nodes}, but the starter has started {counted}: leave --nodes out")
-    chosen = nodes or counted or job.spec.nodes
-    if number is not None and chosen is not None and number.index >= chosen:
+    if nodes is not None and number.nodes is not None and nodes != number.nodes:
+        raise ConfigError(f"--nodes is {nodes}, but the starter has started {number.nodes}: leave --nodes out")
+    chosen = nodes or number.nodes or job.spec.nodes
+    if chosen is not None and number.index >= chosen:
         raise ConfigError(f"--node is {number.index}, must be 0 to {chosen - 1}: there are {chosen} nodes")
     return job if chosen is None else job.model_copy(update={"spec": job.spec.model_copy(update={"nodes": chosen})})

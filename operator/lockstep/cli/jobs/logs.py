@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,7 +13,6 @@ import typer
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.cli.shared.jobargs import JobArgument, TargetOptions, find_job, on_site
 from lockstep.platforms.output import put, say
-from lockstep_spec.exits import FAILED
 
 if TYPE_CHECKING:
     from lockstep.plan.pages.logs import LogSelection
@@ -62,7 +62,8 @@ def logs(
         attempt=_before(found) if previous else attempt,
     )
     try:
-        code = asyncio.run(_follow(found, selection) if follow else _errors(found, selection) if errors else _print(found, selection))
+        shown = found.show_to_its_end if follow else partial(_errors if errors else _print, found)
+        code = asyncio.run(shown(selection))
     except Failed:
         nodes = int(found.job["spec"].get("nodes") or 0)
         if selection.node >= nodes > 0:  # (one that it had before it was scaled has left its log)
@@ -100,12 +101,3 @@ async def _errors(job: Job, selection: LogSelection) -> int:
     of_it = "" if selection.attempt is None else f" in attempt {selection.attempt}"
     put(*(list(error_lines(failure, failures.failures)) or [f"no rank of job {job.name} has failed{of_it}"]))
     return 0
-
-
-async def _follow(job: Job, selection: LogSelection) -> int:
-    from lockstep.api.objects import is_true
-
-    async with aclosing(job.follow(selection, say)) as output:
-        async for line in output:
-            put(line, flush=True)
-    return FAILED if is_true(await asyncio.to_thread(job.look_again), "Failed") else 0

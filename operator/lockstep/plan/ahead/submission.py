@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
+from lockstep.api.errors import ConfigError
 from lockstep.api.job import TrainingJob, TrainingJobSpec
 from lockstep.api.names import FIXED_FIELDS, FRESH
 from lockstep.api.objects import Object, Typed, condition, go_on_words, is_true
@@ -143,15 +144,15 @@ def _steps(wanted: TrainingJob, state: str, fields: Sequence[str], submitted: Su
     yield submitted.again("--set", f"metadata.name={name}-2"), "runs yours under another name"
 
 
-def ended(wanted: TrainingJob, job: Object, at: str, retry: str, typed: Typed) -> tuple[str, ...]:
-    """Return how a job that no operator keeps has ended, and commands for what one may want then; () if it has not ended.
+def refuse_ended(wanted: TrainingJob, job: Object, at: str, retry: str, typed: Typed) -> None:
+    """Raise ConfigError where a job that no operator keeps has ended: how, and commands for what one may want then.
 
     `at`: the job on a command line; `retry`: command that goes on from its failure.
     """
     status, name = job.get("status") or {}, str(job["metadata"]["name"])
     state = _state(status, is_stopped=False)
     if not state:
-        return ()
+        return
     is_training = wanted.spec.training is not None
     first = f"lockstep describe {at}   # shows where its results are" if state == COMPLETE else f"lockstep why {at}   # explains why"
     steps = [first]
@@ -162,7 +163,7 @@ def ended(wanted: TrainingJob, job: Object, at: str, retry: str, typed: Typed) -
     goes_on = "goes on from its checkpoints" if is_training else "starts yours"
     steps.append(f"lockstep delete {at}   # removes it, its files stay; then {typed.again()} {goes_on}")
     steps.append(f"{typed.again('--set', f'metadata.name={name}-2')}   # runs yours under another name")
-    return (f"job {name} {state}; nothing was changed:", *(f"  {step}" for step in steps))
+    raise ConfigError(f"job {name} {state}; nothing was changed:", *(f"  {step}" for step in steps))
 
 
 def _is_fixed(fields: Sequence[str]) -> bool:

@@ -5,7 +5,6 @@ Whoever made a job's image, or runs code in it, decides what `runfolder.py` answ
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeGuard, TypeVar
@@ -15,10 +14,6 @@ from lockstep_spec.words import printable_line
 
 T = TypeVar("T")
 POINTS_MAX = 20_000
-DEPTH_MAX, RUN_CHARACTERS_MAX = 16, 256 * 1024
-"""Limits of a run.json that is read: one that is nested deeper, or has keys of megabytes, would cost far more memory when its paths are
-written out.
-"""
 NICS_MAX, GPUS_MAX, RANKS_MAX, WORDS_MAX = 64, 64, 4096, 200
 
 
@@ -62,43 +57,9 @@ def word(value: object) -> str:
     return printable_line(value[:WORDS_MAX]) if isinstance(value, str) else ""
 
 
-def read_summary(answer: Mapping[str, Any]) -> Object:
-    """`runfolder.summary`, without what is none of it."""
-    end = mapping(answer.get("end"))
-    result = {key: value for key, value in mapping(end.get("result")).items() if isinstance(value, str)}
-    return {
-        "there": answer.get("there") is True,
-        "steps": _records(answer.get("steps")),
-        "evaluations": _records(answer.get("evaluations")),
-        "medians": _table(answer.get("medians"), _number, len(answer)),
-        "run": _small(mapping(answer.get("run"))),
-        "goodput": _spent(answer.get("goodput")),
-        "end": {**({"state": end["state"][:WORDS_MAX]} if isinstance(end.get("state"), str) else {}), "result": result},
-        "attempts": [_shallow(record, DEPTH_MAX) for record in items(answer.get("attempts"), POINTS_MAX) if isinstance(record, dict)],
-    }
-
-
-def _small(run: Object) -> Object:
-    """{} where it is too large to be one."""
-    shallow: Object = _shallow(run, DEPTH_MAX)
-    return shallow if len(json.dumps(shallow)) <= RUN_CHARACTERS_MAX else {}
-
-
-def _shallow(value: Any, depth: int) -> Any:
-    """The value without what is nested deeper."""
-    if isinstance(value, dict):
-        return {str(key)[:WORDS_MAX]: _shallow(item, depth - 1) for key, item in value.items()} if depth else None
-    if isinstance(value, list):
-        return [_shallow(item, depth - 1) for item in value] if depth else None
-    return value
-
-
-def _spent(value: object) -> Object:
-    """`gang/goodput.json`, of which only the account by kinds and the furthest step are read."""
-    book = mapping(mapping(value).get("goodput"))
-    counts = {key[:WORDS_MAX]: item for key, item in list(mapping(book.get("spent")).items())[:NICS_MAX] if is_count(item)}
-    furthest = book.get("furthestStep")
-    return {"goodput": {"spent": counts, "furthestStep": furthest if is_count(furthest) else 0}} if counts else {}
+def read_steps(answer: Mapping[str, Any]) -> dict[str, Object]:
+    """Return the steps of `runfolder.summary`, without what is none of it."""
+    return _records(answer.get("steps"))
 
 
 def _records(value: object) -> dict[str, Object]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,12 +64,13 @@ def threads_of(lines: Iterable[str]) -> tuple[Thread, ...]:
     return tuple(Thread(index == 0, tuple(frames)) for index, frames in enumerate(reversed(threads)))
 
 
-def missing(answers: Iterable[RankAnswer], rank: int | None, of_nodes: Mapping[int, str], layout: RankLayout) -> list[RankAnswer]:
-    """The ranks, of all or of this one, that nobody answered for. `of_nodes`: why nodes didn't."""
+def with_silent(answers: Collection[RankAnswer], rank: int | None, of_nodes: Mapping[int, str], layout: RankLayout) -> list[RankAnswer]:
+    """Return the answers, and the ranks, of all or this one, that gave none, in their order. `of_nodes`: why nodes didn't answer."""
     answered = {answer.rank for answer in answers}
     silent = [number for number in (range(layout.world_size) if rank is None else [rank]) if number not in answered]
     places = ((number, layout.node_of(number) if number < layout.world_size else NOWHERE) for number in silent)
-    return [RankAnswer(number, node, 0, "", problem=of_nodes.get(node, NOT_THERE)) for number, node in places]
+    without = (RankAnswer(number, node, 0, "", problem=of_nodes.get(node, NOT_THERE)) for number, node in places)
+    return sorted([*answers, *without], key=lambda answer: answer.rank)
 
 
 def stacks_page(answers: Iterable[RankAnswer]) -> Iterator[str]:

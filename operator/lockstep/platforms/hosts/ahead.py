@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import Mapping
 from dataclasses import replace
 from posixpath import join
-from typing import Any
 
 from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import ConfigError, Failed
@@ -29,7 +27,9 @@ from lockstep.programs import output_of
 from lockstep_spec.choices import StorageMode
 from lockstep_spec.settings import size_settings
 
+WHOLE_FILE = HostOptions()
 MODEL = "spec.training.model.name"
+CONFIG = "import os, sys; sys.stdout.buffer.write(open(os.path.expanduser(sys.argv[1]), 'rb').read(1 << 20))"
 
 
 async def ask_ahead(fleet: Fleet, job: TrainingJob, profile: TrainingCluster) -> HostsAsked:
@@ -68,35 +68,24 @@ def plan_on_hosts(fleet: Fleet, order: Order, resolved: Resolved, wishes: PlanWi
     return hosts_plan(resolved, [host.name for host in chosen(fleet.cluster, job.spec.nodes)], asked, estimate), estimate
 
 
-async def model_config(
-    fleet: Fleet, job: TrainingJob, profile: TrainingCluster, options: HostOptions
-) -> tuple[Mapping[str, Any], str] | None:
-    """Return the config.json of the model that the job's first host has, and where it is. None: the model is no folder of it, or it can't
-    be read.
+async def with_config_of_host(
+    facts: RunFacts, fleet: Fleet, job: TrainingJob, profile: TrainingCluster, options: HostOptions = WHOLE_FILE
+) -> RunFacts:
+    """Return the facts with the model's shape by the config.json that the job's first host has, where it isn't known yet, and that can be
+    read.
     """
+    if facts.shape is not None or job.spec.training is None:
+        return facts
     host = chosen(fleet.cluster, job.spec.nodes, first=options.first, without=options.without)[0]
     folder = next((path for field, path, _ in inputs_of(job, profile, host) if field == MODEL), None)
     if folder is None:
-        return None
-    path = join(folder, "config.json")
-    program = "import os, sys; sys.stdout.buffer.write(open(os.path.expanduser(sys.argv[1]), 'rb').read(1 << 20))"
-    place = fleet.place(host.name)
-    try:
-        text = await output_of(place, [*place.python, "-I", "-c", program, path])
-        config = json.loads(text)
-    except (Failed, OSError, ValueError, RecursionError):
-        return None
-    return (config, f"{path} on host {host.name}") if isinstance(config, dict) else None
-
-
-async def with_config_of_host(
-    facts: RunFacts, fleet: Fleet, job: TrainingJob, profile: TrainingCluster, options: HostOptions | None = None
-) -> RunFacts:
-    """Return the facts with the model's shape by the config.json that the job's first host has, where it isn't known yet."""
-    if facts.shape is not None or job.spec.training is None:
         return facts
-    there = await model_config(fleet, job, profile, options or HostOptions())
-    return facts if there is None else with_config(facts, *there)
+    path, place = join(folder, "config.json"), fleet.place(host.name)
+    try:
+        config = json.loads(await output_of(place, [*place.python, "-I", "-c", CONFIG, path]))
+    except (Failed, OSError, ValueError, RecursionError):
+        return facts
+    return with_config(facts, config, f"{path} on host {host.name}") if isinstance(config, dict) else facts
 
 
 async def refuse_slow_network(fleet: Fleet, order: Order) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -27,7 +27,6 @@ from lockstep.platforms.places.backend import (
     Volume,
     Volumes,
 )
-from lockstep_spec.exits import FAILED
 
 if TYPE_CHECKING:
     from lockstep.api.cluster import TrainingCluster
@@ -111,7 +110,7 @@ class HostsBackend(Backend):
         from lockstep.platforms.jobs.top import looks_of_machines
 
         if job is not None:
-            return looks_of_job(self.job(job), interval, live=live)
+            return self.job(job).looks(interval, live=live)
         machines = {host.name: (self.fleet().place(host.name), host.workspace, host.datasets) for host in self.hosts.hosts}
         return looks_of_machines(self.name, machines, interval, say)
 
@@ -329,6 +328,31 @@ class HostsJob(Job):
             say(f"{self.name} is suspended; this goes on when it does (lockstep resume {self.at}), Ctrl-C ends it")
         return has_ended(status)
 
+    def looks(self, interval: float, *, live: bool) -> Looks:
+        """Look at it with its ranks. A host that doesn't answer is shown as not seen."""
+        from lockstep.plan.pages.top import machine_node
+        from lockstep.platforms.jobs.top import looks_of_job
+        from lockstep_gang.contract.layout import RankLayout
+
+        layout = RankLayout(self.seen.record.ranks)
+        folders = {
+            node: (self.backend.fleet().place(host), f"{record.workspace}/runs/{self.name}")
+            for node, host in enumerate(self.seen.hosts)
+            if (record := self.record_on(host)) is not None
+        }
+
+        async def look() -> tuple[Object, bool]:
+            return self.job, has_ended(await self.current())
+
+        def nodes(answers: Mapping[int, Object]) -> list[Object]:
+            problems = {host: {"problem": why} for host, why in self.seen.problems.items()}
+            return [
+                {**machine_node(host, layout.ranks_of(node), problems.get(host) or answers.get(node, {})), "node": node}
+                for node, host in enumerate(self.seen.hosts)
+            ]
+
+        return looks_of_job(self.name, folders, look, nodes, interval, (lambda line: None) if live else say)
+
     def nodes_with_volumes(self) -> list[int]:
         """Return all nodes. Raises Failed for a host that doesn't answer, or has no files."""
         nodes = list(range(len(self.seen.hosts)))
@@ -404,6 +428,7 @@ def run_on_hosts(backend: HostsBackend, order: Order) -> int:
 
     A detached order returns once all of its ranks run. Raises Failed where they don't get to run, with the reason.
     """
+    from lockstep.plan.pages.logs import LogSelection
     from lockstep.platforms.hosts.ahead import refuse_slow_network
     from lockstep.platforms.hosts.start import start
 
@@ -421,7 +446,7 @@ def run_on_hosts(backend: HostsBackend, order: Order) -> int:
     job.warn_unkept()
     if order.detach:
         return _until_running(job)
-    return asyncio.run(_follow(job))
+    return asyncio.run(job.show_to_its_end(LogSelection()))
 
 
 def _until_running(job: HostsJob) -> int:
@@ -439,38 +464,3 @@ def _until_running(job: HostsJob) -> int:
         time.sleep(max(0.0, looked + START_POLL_SECONDS - time.monotonic()))
         looked = time.monotonic()
         status = asyncio.run(job.current(PATIENCE_SECONDS))
-
-
-async def _follow(job: HostsJob) -> int:
-    from lockstep.plan.pages.logs import LogSelection
-
-    async with aclosing(job.follow(LogSelection(), say)) as lines:
-        async for line in lines:
-            put(line, flush=True)
-    return FAILED if is_true(job.status, "Failed") else 0
-
-
-async def looks_of_job(job: HostsJob, interval: float, *, live: bool) -> Looks:
-    """Look at a job with its ranks. A host that doesn't answer is shown as not seen."""
-    from lockstep.plan.pages.top import machine_node, snapshot
-    from lockstep.platforms.jobs.looks import Curve, Look, page_lines
-    from lockstep.platforms.jobs.top import NodesWatch, nodes_at, of_job
-    from lockstep_gang.contract.layout import RankLayout
-
-    fleet, layout = job.backend.fleet(), RankLayout(job.seen.record.ranks)
-    roots = {node: record.workspace for node, host in enumerate(job.seen.hosts) if (record := job.record_on(host)) is not None}
-    folders = {node: f"{workspace}/runs/{job.name}" for node, workspace in roots.items()}
-    places = {node: fleet.place(host) for node, host in enumerate(job.seen.hosts) if node in folders}
-    curve = Curve()
-    measuring = (lambda line: None) if live else say
-    async with NodesWatch(nodes_at(places), of_job(job.name, folders, machine=True), measuring) as watch:
-        while True:
-            answers, status = await asyncio.gather(watch.ask(curve.points()), job.current())
-            curve.take(answers.get(0, {}))
-            nodes = []
-            for node, host in enumerate(job.seen.hosts):
-                answer = {"problem": job.seen.problems[host]} if host in job.seen.problems else answers.get(node, {})
-                nodes.append({**machine_node(host, layout.ranks_of(node), answer), "node": node})
-            page = {**snapshot(job.job, (), {0: {"curve": curve.steps}}), "nodes": nodes}
-            yield Look(page, page_lines(page), has_ended(status))
-            await asyncio.sleep(interval)

@@ -34,6 +34,7 @@ from lockstep.platforms.hosts.wheelhouse import PIECE_BYTES, WheelFile, digest_o
 from lockstep.platforms.inpod import source_of
 from lockstep.platforms.onhost import gputest, install
 from lockstep.programs import Program, ProgramFailed, answer_of, lines_in, next_answer, python_output, python_program
+from lockstep_spec.files import write_durably
 from lockstep_spec.words import number_of
 
 LOOK_SECONDS = 30.0
@@ -129,9 +130,7 @@ def trainer_file(folder: Path, version: str) -> WheelFile:
     path = folder / f"lockstep-trainer-{digest[:16]}.zip"
     folder.mkdir(parents=True, exist_ok=True)
     if not path.exists() or path.stat().st_size != len(data):
-        draft = path.with_suffix(".draft")
-        draft.write_bytes(data)
-        draft.replace(path)
+        write_durably(path, data)
     return WheelFile(path, digest)
 
 

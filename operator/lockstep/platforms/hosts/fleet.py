@@ -17,7 +17,7 @@ from lockstep.api.errors import Failed
 from lockstep.api.hosts import Host, HostsCluster, cluster_words
 from lockstep.plan.hosts.facts import BadAnswer, HostFacts, read_host
 from lockstep.plan.hosts.status import Seen
-from lockstep.plan.pages.stacks import RankAnswer, missing, read_ranks
+from lockstep.plan.pages.stacks import RankAnswer, read_ranks, with_silent
 from lockstep.platforms.hosts.place import HostPlace
 from lockstep.platforms.hosts.ssh import Login, Shared, control_folder
 from lockstep.platforms.inpod import rankstacks, source_of
@@ -196,5 +196,4 @@ async def ask_ranks(fleet: Fleet, seen: Seen, rank: int | None) -> list[RankAnsw
     node_of = {host: node for node, host in enumerate(seen.hosts)}
     away = {node_of[host]: problem for host, problem in {**problems, **seen.problems}.items()}
     answers = [answer for one_host in by_host.values() for answer in one_host]
-    layout = RankLayout(seen.record.ranks)
-    return sorted([*answers, *missing(answers, rank, away, layout)], key=lambda answer: answer.rank)
+    return with_silent(answers, rank, away, RankLayout(seen.record.ranks))

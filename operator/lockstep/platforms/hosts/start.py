@@ -20,7 +20,7 @@ from typing import Any
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.hosts import Host
 from lockstep.api.objects import Object
-from lockstep.plan.ahead.submission import ended
+from lockstep.plan.ahead.submission import refuse_ended
 from lockstep.plan.hosts.facts import HostFacts, unfit_words
 from lockstep.plan.hosts.leftovers import LeftAgent, leftovers
 from lockstep.plan.hosts.place import (
@@ -158,8 +158,7 @@ def _refuse_ended(fleet: Fleet, order: Order, answers: Mapping[str, HostFacts]) 
     if seen is None or not order.typed.file or order.typed.is_fresh:
         return
     job, at = host_job(seen, fleet.again, time.time()).job, f"{order.job.metadata.name} {fleet.again}"
-    if words := ended(order.job, job, at, f"lockstep retry {at}", order.typed):
-        raise ConfigError(*words)
+    refuse_ended(order.job, job, at, f"lockstep retry {at}", order.typed)
 
 
 def refuse_missing(name: str, answers: Mapping[str, HostFacts], again: str) -> None:

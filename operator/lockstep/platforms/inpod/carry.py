@@ -40,6 +40,7 @@ from lockstep.platforms.inpod.wire import (
     no_protocol,
     stays_below,
 )
+from lockstep_machine.readings import nearest
 from lockstep_spec.senders import Senders
 
 UNANSWERED_FILES = 64
@@ -350,9 +351,7 @@ def _state(holder: int, name: str) -> os.stat_result | None:
 
 
 def _check_space(target: Path, missing: int) -> None:
-    existing = target
-    while not existing.exists():
-        existing = existing.parent
+    existing = nearest(target)
     free = shutil.disk_usage(existing).free
     if missing > free:
         raise CarryError(f"{existing} has {free / 1e9:.2f} GB free, and {missing / 1e9:.2f} GB are needed: free some space there first")

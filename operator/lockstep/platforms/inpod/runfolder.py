@@ -13,7 +13,6 @@ import json
 import mmap
 import os
 import re
-import statistics
 import sys
 import time
 from collections import deque
@@ -172,40 +171,10 @@ class Records:
             str(step): {name: self.by_step[step][name] for name in names if self.by_step[step].get(name) is not None} for step in chosen
         }
 
-    def median(self, name: str) -> float | None:
-        values = [float(record[name]) for record in self.by_step.values() if isinstance(record.get(name), int | float)]
-        return statistics.median(values) if values else None
-
 
 def summary(root: str, points: int = 1000, names: Iterable[str] = MEASURED, **_: object) -> Json:
-    """Measurements of a run, its run.json, and its records. `names`: values of each step that are read."""
-    folder = Path(root)
-    train, evals = (Records(folder / "logs" / f"{name}_log.jsonl").read() for name in ("train", "eval"))
-    return {
-        "there": folder.is_dir(),
-        "steps": train.thinned(points, names),
-        "medians": {name: train.median(name) for name in ("tokensPerSecond", "stepSeconds", "mfu")},
-        "evaluations": evals.thinned(points, ("evalLoss",)),
-        **{name: _json(folder / path) for name, path in (("run", "logs/output/run.json"), ("goodput", "gang/goodput.json"))},
-        "end": _json(folder / "gang/end.json"),
-        "attempts": [record for record in map(_parsed, _text(folder / "gang/attempts.jsonl").splitlines()) if record],
-    }
-
-
-def _parsed(text: str) -> Json:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
-def _json(path: Path) -> Json:
-    return _parsed(_text(path))
-
-
-def _text(path: Path) -> str:
-    return file_words(path) if path.is_file() else ""  # (a FIFO would hold the reader up)
+    """Measurements of a run. `names`: values of each step that are read."""
+    return {"steps": Records(Path(root) / "logs/train_log.jsonl").read().thinned(points, names)}
 
 
 def counters(root: Path = Path("/")) -> dict[str, tuple[int, int]]:

@@ -24,6 +24,7 @@ from lockstep.kube.kubeconfig import chosen_context
 from lockstep.platforms.clusters.listings import may
 from lockstep.platforms.inpod import editor, source_of
 from lockstep.programs import STDERR, Place, Program, ProgramFailed, answer_of, kept_alive, meanwhile, python_program
+from lockstep_spec.codec import to_json
 
 BEAT_SECONDS = 15.0
 END_SECONDS = 15.0
@@ -107,16 +108,7 @@ async def served(place: Place, requested: EditorRequest, echo: Say) -> AsyncIter
     last lines.
     """
     source = source_of(editor)
-    request = {
-        "kind": requested.kind,
-        "folder": requested.folder,
-        "command": requested.command,
-        "cwd": requested.cwd,
-        "onHost": requested.on_host,
-        "token": requested.token,
-        "name": requested.name,
-        "source": source.decode(),
-    }
+    request = {**to_json(requested), "source": source.decode()}
     async with (
         python_program(place, source, options=(), pings=True) as session,
         kept_alive(session, b"on\n", BEAT_SECONDS),

@@ -15,7 +15,7 @@ from lockstep.plan.cluster.hardware import MeasuredRail, NodeHardware, RailEnd, 
 from lockstep.plan.cluster.pairs import PERFTEST, SOCKETS, STREAMS, Pair, PairRate, PairsMeasured, Way, rounds, seconds_each, slow_pairs
 from lockstep.platforms.inpod import netrate, source_of
 from lockstep.platforms.inpod.netfacts import TEXT_MAX
-from lockstep.programs import Place, Program, ProgramFailed, answer_of, lines_in, python_program
+from lockstep.programs import Place, Program, ProgramFailed, lines_in, next_answer, python_program
 from lockstep_spec.codec import FINITE, from_json
 from lockstep_spec.words import number_of
 
@@ -40,12 +40,9 @@ class NodeProgram:
         await self._running.write(f"{json.dumps({'what': what, **request})}\n".encode())
         try:
             async with asyncio.timeout(patience):
-                line = await anext(self._lines, None)
+                return await next_answer(self._running, self._lines)
         except TimeoutError:
             raise ProgramFailed(f"{self.name}: the network program has not answered after {patience:.0f} s") from None
-        if line is None:
-            raise self._running.failure()
-        return answer_of(line, self.name)
 
 
 @asynccontextmanager

@@ -18,9 +18,9 @@ from lockstep.api.names import RUN_KEY
 from lockstep.api.objects import Object
 from lockstep.kube.cluster import Cluster
 from lockstep.kube.exec import NotRunning
-from lockstep.plan.pages.answers import read_summary
+from lockstep.plan.pages.answers import read_steps
 from lockstep.plan.pages.logs import layout_of, ranks_of_run
-from lockstep.plan.pages.stacks import RankAnswer, missing, read_ranks
+from lockstep.plan.pages.stacks import RankAnswer, read_ranks, with_silent
 from lockstep.platforms.files.reader import running_pods
 from lockstep.platforms.files.results import run_folder
 from lockstep.platforms.inpod import rankstacks, runfolder, source_of
@@ -111,18 +111,16 @@ async def _news(place: Place, folder: str, request: dict[str, Any]) -> AsyncGene
             yield str(stamp), str(line)
 
 
-async def summary(
+async def measured(
     place: Place, job: str, points: int = 1000, *, root: str | None = None, values: Sequence[str] = runfolder.MEASURED
-) -> dict[str, Any]:
-    """Measurements of the run, as `runfolder.summary` prints them. `root`: its folder there, if it isn't the job's. `values`: of each
-    step.
-    """
+) -> dict[str, Object]:
+    """Return these `values` of the run's steps. `root`: its folder there, if it isn't the job's."""
     text = ""
     request = {"root": root or run_folder(job), "points": points, "names": list(values)}
     async with runfolder_program(place, what="summary", **request) as running:
         async for line in lines_of(running):
             text = line
-    return read_summary(answer_of(text, place.name))
+    return read_steps(answer_of(text, place.name))
 
 
 async def ask_ranks(cluster: Cluster, job: Object, rank: int | None) -> list[RankAnswer]:
@@ -151,7 +149,7 @@ async def ask_ranks(cluster: Cluster, job: Object, rank: int | None) -> list[Ran
     problems = {node: f"its pod {name}-{node} doesn't run" for node in range(len(layout.counts)) if node not in places}
     problems |= {node: f"node {node} doesn't answer: {answer}" for node, answer in by_node.items() if not isinstance(answer, list)}
     answers = [one for answer in by_node.values() if isinstance(answer, list) for one in answer]
-    return sorted([*answers, *missing(answers, rank, problems, layout)], key=lambda answer: answer.rank)
+    return with_silent(answers, rank, problems, layout)
 
 
 async def _ask_node(place: Place, rank: int | None) -> list[RankAnswer]:

@@ -14,7 +14,7 @@ from lockstep.api.objects import Object
 from lockstep.plan.cluster.calibration import Point, Sweep, is_done, point_in
 from lockstep.plan.cluster.pairs import PairsMeasured, Way
 from lockstep.plan.render.run import result_in, with_preflight
-from lockstep.platforms.jobs.runs import summary
+from lockstep.platforms.jobs.runs import measured
 from lockstep.programs import Place
 from lockstep_gang.contract.preflight import PreflightReport
 from lockstep_gang.contract.report import State
@@ -115,7 +115,7 @@ async def measured_steps(runs: ShortRuns, job: TrainingJob, values: Sequence[str
 
     async def read(place: Place, folder: str) -> None:
         if problem == "":
-            steps.update((await summary(place, job.metadata.name, root=folder, values=values))["steps"])
+            steps.update(await measured(place, job.metadata.name, root=folder, values=values))
 
     last = (await runs.run(Short.STEPS, job, hear, read)).last
     if problem is None:

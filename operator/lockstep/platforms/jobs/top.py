@@ -10,7 +10,7 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -22,12 +22,13 @@ from lockstep.kube.cluster import FORBIDDEN, ApiError, Cluster
 from lockstep.kube.exec import NotRunning, looks_again
 from lockstep.plan.pages.answers import read_node
 from lockstep.plan.pages.hosts import hosts_page, hosts_view, read_host
+from lockstep.plan.pages.top import snapshot
 from lockstep.platforms.clusters.listings import list_kind
 from lockstep.platforms.files.reader import Say, beside, running_pods
 from lockstep.platforms.inpod import hostload, runfolder, source_of
-from lockstep.platforms.jobs.looks import Look, Looks, width
-from lockstep.platforms.jobs.runs import lines_of, summary
-from lockstep.programs import Place, Program, answer_of, python_program
+from lockstep.platforms.jobs.looks import Curve, Look, Looks, page_lines, width
+from lockstep.platforms.jobs.runs import measured
+from lockstep.programs import Place, Program, lines_in, next_answer, python_program
 from lockstep_spec.words import number_of
 
 OPEN_MAX = 64
@@ -51,8 +52,7 @@ async def curve_on_volume(cluster: Cluster, namespace: str, job: str, points: in
     while True:
         try:
             async with beside(cluster, namespace, job, seconds=600, say=say) as place:
-                steps: Object = (await summary(place, job, points)).get("steps", {})
-                return steps
+                return await measured(place, job, points)
         except (Failed, OSError) as error:
             if isinstance(error, NotRunning) and await looks_again(began):
                 continue
@@ -204,7 +204,7 @@ class NodesWatch:
 class _NodeProgram:
     def __init__(self, program: Program, question: Question, stack: AsyncExitStack) -> None:
         self._program, self._question, self._stack = program, question, stack
-        self._lines: AsyncIterator[str] = lines_of(program)
+        self._lines = lines_in(program)
 
     @classmethod
     async def start(cls, place: Place, question: Question, node: int) -> _NodeProgram:
@@ -214,9 +214,8 @@ class _NodeProgram:
 
     async def answer(self, points: int) -> Object:
         await self._program.write(json.dumps({"points": points}).encode() + b"\n")
-        async for line in self._lines:
-            return self._question.read(answer_of(line, self._program.place.name))
-        raise self._program.failure()
+        answer = await next_answer(self._program, self._lines)
+        return self._question.read(answer)
 
     async def close(self) -> None:
         await self._stack.aclose()
@@ -230,4 +229,26 @@ async def looks_of_machines(name: str, machines: Mapping[str, tuple[Place, str, 
             answers = await watch.ask(0)
             view = hosts_view(name, {machine: answers.get(number, {}) for number, machine in enumerate(machines)})
             yield Look(view, list(hosts_page(view, width())))
+            await asyncio.sleep(interval)
+
+
+async def looks_of_job(
+    job: str,
+    folders: Mapping[int, tuple[Place, str]],
+    look: Callable[[], Awaitable[tuple[Object, bool]]],
+    nodes: Callable[[Mapping[int, Object]], list[Object]],
+    interval: float,
+    say: Say = lambda line: None,
+) -> Looks:
+    """Look at a job on machines, and at its ranks. `folders`: by node, its place and the run's folder there. `look`: return the job as it
+    is now, and whether this look is the last. `nodes`: return the page's nodes, by what each has answered.
+    """
+    curve, places = Curve(), {node: place for node, (place, _) in folders.items()}
+    question = of_job(job, {node: folder for node, (_, folder) in folders.items()}, machine=True)
+    async with NodesWatch(nodes_at(places), question, say) as watch:
+        while True:
+            answers, (seen, over) = await asyncio.gather(watch.ask(curve.points()), look())
+            curve.take(answers.get(0, {}))
+            page = {**snapshot(seen, (), {0: {"curve": curve.steps}}), "nodes": nodes(answers)}
+            yield Look(page, page_lines(page), over)
             await asyncio.sleep(interval)

@@ -6,9 +6,8 @@ import asyncio
 import contextlib
 import shlex
 
-from lockstep.api.errors import ConfigError
 from lockstep.kube.jobs import runs_without_operator
-from lockstep.plan.ahead.submission import ended
+from lockstep.plan.ahead.submission import refuse_ended
 from lockstep.platforms.jobs.observe import JobObserver
 from lockstep.platforms.kubernetes.alone import run_in_namespace
 from lockstep.platforms.kubernetes.backend import KubernetesBackend
@@ -38,5 +37,4 @@ class InNamespace(KubernetesBackend):
             return
         job = client.run(lambda cluster: observe_run(JobObserver(cluster), cluster, run, read=True)).job
         retry = f"lockstep retry -f {shlex.quote(order.typed.file)} --in-namespace {self.again}"
-        if words := ended(order.job, job, f"{name} {self.again}", retry, order.typed):
-            raise ConfigError(*words)
+        refuse_ended(order.job, job, f"{name} {self.again}", retry, order.typed)

@@ -8,7 +8,7 @@ import shlex
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -74,7 +74,7 @@ class LocalBackend(Backend):
         """Return the start to go on from, if the order is a retry. Raises ConfigError where the job has ended otherwise, unless it is to
         train anew.
         """
-        from lockstep.plan.ahead.submission import ended
+        from lockstep.plan.ahead.submission import refuse_ended
         from lockstep.platforms.local.records import failed_run, run_names
 
         name, retry = order.job.metadata.name, f"lockstep retry -f {shlex.quote(order.typed.file)} {self.again}"
@@ -82,20 +82,18 @@ class LocalBackend(Backend):
             return failed_run(name, self.root)
         if order.typed.file and not order.typed.is_fresh and name in run_names(self.root):
             job = LocalJob(self, name)
-            if words := ended(order.job, job.job, job.at, retry, order.typed):
-                raise ConfigError(*words)
+            refuse_ended(order.job, job.job, job.at, retry, order.typed)
         return None
 
     def run(self, order: Order) -> int:
         """Run it as processes of this one, which end with it."""
         from lockstep.platforms.local.run import preview_local, run_local
 
-        profile = order.cluster.profile
         if order.samples is not None:
-            code = preview_local(order.job, profile, self.root, order.samples)
+            code = preview_local(order.job, order.cluster.profile, self.root, order.samples)
             return {0: 0, CONFIGURATION: USAGE}.get(code, FAILED)
         with saying_where_the_script_is(order):
-            return run_local(order.job, profile, self.root, self._earlier(order))
+            return run_local(order, self.root, self._earlier(order))
 
     def short_runs(self, profile: TrainingCluster, seconds: int | None) -> ShortRuns:
         from lockstep.platforms.local.run import LocalRuns
@@ -108,7 +106,7 @@ class LocalBackend(Backend):
         from lockstep.platforms.jobs.top import looks_of_machines
 
         if job is not None:
-            return looks_of_folder(self, job, interval)
+            return self.job(job).looks(interval)
         machine = (LocalPlace(), str(self.root / "workspace"), str(self.root / "datasets"))
         return looks_of_machines("local", {socket.gethostname(): machine}, interval, lambda line: None)
 
@@ -184,10 +182,9 @@ class LocalJob(Job):
 
     def rank_node(self, rank: int) -> int:
         from lockstep.plan.pages.logs import node_of_rank, ranks_of_run
-        from lockstep.platforms.inpod import runfolder
+        from lockstep.platforms.onhost.readings import object_in
 
-        run = runfolder.summary(self._folder, points=1)["run"]
-        return node_of_rank(ranks_of_run(run), self._nodes, rank)
+        return node_of_rank(ranks_of_run(object_in(Path(self._folder, "logs/output/run.json"))), self._nodes, rank)
 
     @property
     def _nodes(self) -> int:
@@ -198,15 +195,14 @@ class LocalJob(Job):
         return str(self.backend.root / "workspace/runs" / self.name)
 
     def stacks(self, rank: int | None) -> list[RankAnswer]:
-        from lockstep.plan.pages.stacks import missing, read_ranks
+        from lockstep.plan.pages.stacks import read_ranks, with_silent
         from lockstep.platforms.inpod import rankstacks
         from lockstep_gang.contract.layout import equal_layout
 
         answer = rankstacks.look(rank, str(Path(self._folder).absolute()))
         answers = read_ranks(answer)
         per_node = max(answer["ranksPerNode"], 1)
-        ended = missing(answers, rank, {}, equal_layout(answer["worldSize"] // per_node, per_node))
-        return sorted([*answers, *ended], key=lambda one: one.rank)
+        return with_silent(answers, rank, {}, equal_layout(answer["worldSize"] // per_node, per_node))
 
     def look_again(self) -> Object:
         self._read(self.name)
@@ -276,6 +272,23 @@ class LocalJob(Job):
             (Path(self._folder) / DELETED).touch()
         return f"what it left in {self._folder} stays"
 
+    def looks(self, interval: float) -> Looks:
+        """Look at it, and at its ranks while it runs."""
+        from lockstep.plan.pages.top import LOCAL, machine_node
+        from lockstep.platforms.jobs.processes import LocalPlace
+        from lockstep.platforms.jobs.top import looks_of_job
+        from lockstep.platforms.local.records import runs
+
+        async def look() -> tuple[Object, bool]:
+            await asyncio.to_thread(self.look_again)
+            return {**self.job, "metadata": {**self.job["metadata"], "namespace": LOCAL}}, not runs(Path(self._folder))
+
+        def nodes(answers: Mapping[int, Object]) -> list[Object]:
+            desired = (self.status.get("ranks") or {}).get("desired", 0)
+            return [machine_node(socket.gethostname(), range(desired), answers.get(0, {}))] if runs(Path(self._folder)) else []
+
+        return looks_of_job(self.name, {0: (LocalPlace(), self._folder)}, look, nodes, interval)
+
     log_uid = ""
 
     async def is_over(self, say: Callable[[str], None]) -> bool:
@@ -297,24 +310,3 @@ class LocalJob(Job):
             raise no_such_node(self.name, node, self._nodes)
         folder = self.backend.root.resolve()
         yield Volume(LocalPlace(), str(folder / "workspace"), str(folder / "datasets"))
-
-
-async def looks_of_folder(backend: LocalBackend, job: str, interval: float) -> Looks:
-    """Look at a run of this machine, and at its ranks while it runs."""
-    from lockstep.plan.pages.top import machine_node
-    from lockstep.platforms.jobs.looks import CURVE_POINTS, Look, page_lines
-    from lockstep.platforms.jobs.top import NodesWatch, nodes_at, of_job
-    from lockstep.platforms.local.records import snapshot_of
-
-    found = backend.job(job)
-    async with (
-        found.volume(0, say) as volume,
-        NodesWatch(nodes_at([volume.place]), of_job(job, volume.run_folder(job), machine=True)) as watch,
-    ):
-        while True:
-            page, over = await asyncio.to_thread(snapshot_of, job, found.backend.root, CURVE_POINTS, found.backend.again)
-            if not over:
-                ranks = range(page.get("ranks", {}).get("desired", 0))
-                page["nodes"] = [machine_node(socket.gethostname(), ranks, (await watch.ask(0))[0])]
-            yield Look(page, page_lines(page), over)
-            await asyncio.sleep(interval)

@@ -13,7 +13,7 @@ from lockstep.plan.render.machine import machine_variables
 from lockstep.plan.render.resolved import PlatformDefaults, Resolved
 from lockstep.plan.render.run import machine_run
 from lockstep.platforms.jobs.machine import VISIBLE, require_variables, shell_variables, stated_gpus, visible_gpus
-from lockstep_gang.contract.preflight import AllReduce, Expected
+from lockstep_gang.contract.preflight import AllReduce
 from lockstep_gang.contract.run import Run
 
 LOOPBACK = "127.0.0.1"
@@ -34,15 +34,10 @@ def local_run(resolved: Resolved, key_file: Path, ports: tuple[int, int], inheri
         resolved, sys.executable, (LOOPBACK,) * resolved.nodes, ports[0],
         key_file=str(key_file), master_port=ports[1], environment=variables_here(resolved, inherited),
     )  # fmt: skip
-    return replace(run, preflight=_here(resolved, run.preflight))
-
-
-def _here(resolved: Resolved, expected: Expected | None) -> Expected | None:
-    """Return the cluster without what its file says of pods and network."""
-    if expected is None:
-        return None
-    measured = expected.all_reduce is not None and resolved.job.spec.preflight is PreflightMode.FULL
-    return replace(expected, rdma=None, all_reduce=AllReduce() if measured else None)
+    if run.preflight is None:
+        return run
+    measured = run.preflight.all_reduce is not None and resolved.job.spec.preflight is PreflightMode.FULL
+    return replace(run, preflight=replace(run.preflight, rdma=None, all_reduce=AllReduce() if measured else None))
 
 
 def variables_here(resolved: Resolved, inherited: Mapping[str, str]) -> dict[str, str]:

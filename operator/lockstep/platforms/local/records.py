@@ -1,4 +1,4 @@
-"""Records in the folder of a `--local` run: as a job's status, as a page of `lockstep top`, and as a run to retry."""
+"""Records in the folder of a `--local` run: as a job's status, and as a run to retry."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.names import ANNOTATION_TYPED, DELETED
@@ -27,7 +26,6 @@ from lockstep_spec.codec import ContractError
 from lockstep_spec.files import lacks_room, mount_of, room_words
 
 COMPLETE = "the job is complete"
-METRICS_SHOWN = ("loss", "stepSeconds", "tokensPerSecond", "mfu")
 _OF_A_FAILURE = ("rank", "node", "exitCode", "signal", "exception", "cause", "step", "message", "lastLines")
 
 
@@ -140,33 +138,6 @@ def _readable(job: str, run: Path) -> Iterator[tuple[list[Object], Object]]:
         ) from None
 
 
-def snapshot_of(job: str, workspace: Path, points: int, again: str) -> tuple[dict[str, Any], bool]:
-    """Return the snapshot that `lockstep top` shows, and whether the run has ended. Raises ConfigError when there is none."""
-    from lockstep.plan.pages.answers import read_summary
-    from lockstep.plan.pages.logs import ranks_of_run
-    from lockstep.plan.pages.top import LOCAL, snapshot
-    from lockstep.plan.reconcile.measures import percentage_of
-    from lockstep.platforms.inpod import runfolder
-
-    status = observed_run(job, workspace, again).status
-    folder = workspace / "workspace/runs" / job
-    summary = read_summary(runfolder.summary(str(folder), points=points))
-    steps, run = summary["steps"], summary["run"]
-    if steps:
-        newest = list(steps)[-1]
-        metrics = [{"name": name, "value": f"{steps[newest][name]:.5g}"} for name in METRICS_SHOWN if name in steps[newest]]
-        status["trainer"] = {"step": int(newest), "metrics": metrics}
-    book = summary["goodput"].get("goodput") or {}
-    percentage = percentage_of(book.get("spent") or {}, book.get("furthestStep") or 0)
-    if percentage is not None:
-        status["goodput"] = {"percentage": percentage}
-    ranks = ranks_of_run(run)
-    if ranks and "ranks" not in status:
-        status["ranks"] = ranks
-    observed = {"metadata": {"name": job, "namespace": LOCAL}, "spec": {}, "status": status}
-    return snapshot(observed, (), {0: {"curve": steps}}), not runs(folder)
-
-
 def runs(folder: Path) -> bool:
     """Return True if a process of the run is there: it holds the lock as long as it lives."""
     try:
@@ -181,29 +152,14 @@ def runs(folder: Path) -> bool:
 
 def _status(attempts: list[Object], end: Object, goes_on: str, *, runs: bool) -> Object:
     newest = attempts[-1]
-    own = [record for record in attempts if record["jobUid"] == newest["jobUid"]]
     ended = end if end.get("jobUid") == newest["jobUid"] else {}
-    restarts = [record["restart"] for record in own if record.get("restart")]
-    failure = ended.get("failure") or (restarts[-1]["failure"] if restarts else {})
+    failure = ended.get("failure") or {}
     return {
         "conditions": _conditions(newest, ended, goes_on, runs=runs),
         "attempts": newest["attempt"],
         "restarts": newest["restarts"],
         "failure": {key: failure[key] for key in _OF_A_FAILURE if failure.get(key) is not None},
-        "restartHistory": [_cost(restart) for restart in restarts[-10:]],
         "checkpoint": {"lastCommittedStep": newest["checkpoint"]["step"]} if newest.get("checkpoint") else {},
-    }
-
-
-def _cost(restart: Object) -> Object:
-    failure, down = restart["failure"], restart.get("downtimeSeconds")
-    return {
-        "attempt": restart["attempt"],
-        "time": restart["failed"],
-        "cause": failure.get("cause") or "Internal",
-        "message": failure["message"],
-        "lostSteps": restart["lostSteps"],
-        **({} if down is None else {"downtimeSeconds": down}),
     }
 
 

@@ -25,29 +25,35 @@ from lockstep.platforms.jobs.agents import Agents, signals, write_run
 from lockstep.platforms.jobs.machine import alone, check_inputs, run_dir
 from lockstep.platforms.jobs.processes import LocalPlace
 from lockstep.platforms.jobs.shortresults import LINES, Hear, Read, Short, ShortEnd, ShortRuns
+from lockstep.platforms.local.joined.launch import Launch
 from lockstep.platforms.local.placement import local_defaults, local_run, node_devices
 from lockstep.platforms.output import tell
+from lockstep.platforms.places.backend import Order
 from lockstep_machine.gpus import gpu_devices
 from lockstep_machine.network import free_ports
 from lockstep_spec.exits import INTERRUPTED
 
 
-def run_local(job: TrainingJob, profile: TrainingCluster, root: Path, earlier: Earlier | None = None) -> int:
+def run_local(order: Order, root: Path, earlier: Earlier | None = None) -> int:
     """Run the job to its end, and return its exit code: 0 complete, 1 failed, 130 interrupted.
 
     Every call is a job of its own, unless it goes on from an `earlier` one that failed; checkpoints are found by the job's name.
 
     Raises ConfigError before anything is started when the job can't run here.
     """
-    if earlier is not None:
-        job = retried(job, earlier)
-    resolved = resolve(job, profile, local_defaults(root, uid=earlier.uid if earlier is not None else str(uuid.uuid4())))
+    job = order.job if earlier is None else retried(order.job, earlier)
+    launch = None if order.door is None else Launch(order, order.door, root)
+    uid = earlier.uid if earlier is not None else str(uuid.uuid4())
+    resolved = resolve(job, order.cluster.profile, local_defaults(root, uid)) if launch is None else launch.resolved
     check_inputs(resolved)
-    for line in (*path_lines(resolved), *unkept_lines(resolved, "here", "ranks take what this machine has")):
+    has = f"ranks take what {'this' if launch is None else 'their'} machine has"
+    for line in (*path_lines(resolved), *unkept_lines(resolved, "here", has)):
         tell(line)
-    devices = node_devices(resolved, os.environ, gpu_devices())
+    devices = node_devices(resolved, os.environ, gpu_devices()) if launch is None else ()
     folder = run_dir(resolved)
-    with alone(folder, job), tempfile.TemporaryDirectory(prefix="lockstep-") as private:
+    with alone(folder, job) as held, tempfile.TemporaryDirectory(prefix="lockstep-") as private:
+        if launch is not None:
+            return asyncio.run(launch.run(Path(private), held))
         run = local_run(resolved, Path(private) / "key", free_ports(2), os.environ)
         return asyncio.run(run_agents(write_run(run, secrets.token_hex(32)), resolved.nodes, folder / "logs", devices))
 

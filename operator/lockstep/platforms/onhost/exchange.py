@@ -8,11 +8,11 @@ import contextlib
 import errno
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from lockstep.platforms.onhost.readings import state_folder
+from lockstep_spec.files import write_durably
 
 Json = dict[str, Any]
 FILE_BYTES_MAX = 64 << 20
@@ -31,28 +31,10 @@ class Declined(Exception):
 
 def write(path: Path, data: bytes) -> None:
     """Write the whole file or nothing, durably, for this user alone."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            os.fchmod(file.fileno(), 0o600)
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-        sync(path.parent)
+        write_durably(path, data, 0o600)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)
         raise OSError(error.errno, error.strerror, str(path)) from None  # (a write says no path by itself)
-
-
-def sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def received(stream: BinaryIO) -> tuple[str, bytes]:

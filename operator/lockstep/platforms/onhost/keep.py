@@ -27,10 +27,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from lockstep.platforms.onhost.brief import brief
-from lockstep.platforms.onhost.exchange import Declined, Json, answer, problem_of, received, sync, write
+from lockstep.platforms.onhost.exchange import Declined, Json, answer, problem_of, received, write
 from lockstep.platforms.onhost.readings import alone, object_in, state_folder, supervisor
 from lockstep.platforms.onhost.sweep import sweep
 from lockstep_machine.readings import start_ticks
+from lockstep_spec.files import sync_directory
 
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 STOPPED = "stopped"
@@ -109,7 +110,7 @@ def begun(request: Json, name: str, draft: Path, record: Json, files: dict[str, 
     if "retry" in request:
         raise_retry(folder / "run.json", request["retry"])
     (folder / STOPPED).unlink(missing_ok=True)
-    sync(folder)
+    sync_directory(folder)
     if record["supervised"]:
         forget_unit(name)
         return supervise(name, record["command"], record["environment"])
@@ -179,7 +180,7 @@ def replace(draft: Path, folder: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         folder.rename(before)
     draft.rename(folder)
-    sync(folder.parent)
+    sync_directory(folder.parent)
     shutil.rmtree(before, ignore_errors=True)
 
 

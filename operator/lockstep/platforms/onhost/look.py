@@ -36,7 +36,9 @@ JOBS_MAX = 256
 VERSION = "import sys;print('%d.%d'%sys.version_info[:2])"
 VERSION_SECONDS = 15.0
 LOG_BYTES, LOG_LINES = 1 << 14, 20
-_ATTEMPT_OF_COMMIT = re.compile(r"step-(\d{1,12})\.a(\d{1,9})")
+_COMMIT = re.compile(r"step-(\d{1,12})\.a\d{1,9}")
+_ATTEMPT = re.compile(r"(?:step-\d{1,12}\.)?a(\d{1,9})(?:\.json)?")
+"""Names of commits, step-100.a3, and of the records from which commit an attempt started, a3.json."""
 GPU_FIELDS = ["index", "uuid", "name", "memory.total"]
 GPU_MORE = [
     "driver_version",
@@ -195,7 +197,7 @@ def job(name: str, workspace: str, unit: Json) -> Json:
     record = object_in(state / "job.json")
     run = Path(record.get("workspace") or workspace).expanduser() / "runs" / name
     names = [path.name for path in run.glob("checkpoints/step-*")]
-    matches = [match for match in map(_ATTEMPT_OF_COMMIT.fullmatch, names) if match]
+    matches = [match for match in map(_COMMIT.fullmatch, names) if match]
     commits = [match for match in matches if (run / "checkpoints" / match[0] / "manifest.json").is_file()]
     newest = max(commits, key=lambda match: int(match[1]), default=None)
     return {
@@ -205,7 +207,7 @@ def job(name: str, workspace: str, unit: Json) -> Json:
         "stopped": (state / "stopped").exists(),
         "retry": retry_of(state / "run.json"),
         "ended": object_in(run / "gang/end.json"),
-        "highestAttempt": max([*attempts(run), *(int(match[2]) for match in matches)], default=0),
+        "highestAttempt": highest_attempt(run),
         "newestStep": None if newest is None else int(newest[1]),
         "newestTime": None if newest is None else time_of(run / "checkpoints" / newest.group(0)),
         **report(run),
@@ -296,13 +298,15 @@ def last_lines(path: Path) -> list[str]:
         return []
 
 
-def attempts(run: Path) -> list[int]:
-    """Numbers of the attempts that are recorded on this volume."""
-    found = []
+def highest_attempt(run: Path) -> int:
+    """Return the highest attempt that a run's folder tells of; 0 if none. A number is never given twice, whichever machine is node 0."""
+    found = [0]
     for line in file_words(run / "gang/attempts.jsonl").splitlines()[-LINES_MAX:]:
         with contextlib.suppress(ValueError, KeyError, TypeError, OverflowError, RecursionError):
             found.append(int(json.loads(line)["attempt"]))
-    return found
+    for folder in (run / "checkpoints", run / "checkpoints/chain"):
+        found += [int(match.group(1)) for match in map(_ATTEMPT.fullmatch, folder_names(folder)) if match]
+    return max(found)
 
 
 def report(run: Path) -> Json:

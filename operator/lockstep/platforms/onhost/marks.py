@@ -18,19 +18,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+from lockstep_machine.readings import nearest
+
 MARK = ".lockstep-cp-volume-"
 """Beginning of the names, which is also that of drafts: no copy takes such a file along."""
 PATIENCE_SECONDS = 60.0
 POLL_SECONDS = 0.1
 OLD_SECONDS = 3600.0
 LINE_BYTES_MAX = 1 << 20
-
-
-def nearest(folder: Path) -> Path:
-    """The folder, or the part of its path that exists."""
-    while not folder.is_dir() and folder != folder.parent:
-        folder = folder.parent
-    return folder
 
 
 def heard() -> dict[str, Any]:

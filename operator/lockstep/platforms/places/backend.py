@@ -4,6 +4,7 @@ works on each alike.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -14,7 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import DATASETS, WORKSPACE
-from lockstep.api.objects import Object, has_ended
+from lockstep.api.objects import Object, has_ended, is_true
+from lockstep_spec.exits import FAILED
 
 if TYPE_CHECKING:
     from lockstep.api.cluster import TrainingCluster
@@ -119,6 +121,19 @@ class HostOptions:
 
 
 @dataclass(frozen=True)
+class Door:
+    """Place of a launch, where the machines of the other nodes join the job."""
+
+    at: tuple[str, int]
+    """This machine's address as it was given, and the first of the launch's ports."""
+    version: str
+    """Lockstep's, which all machines must have."""
+    token_file: Path | None = None
+    signals_all: bool = False
+    """True if what started this process signals its agent, too."""
+
+
+@dataclass(frozen=True)
 class Order:
     """A job to run, and how a person has asked for that."""
 
@@ -134,6 +149,8 @@ class Order:
     samples: int | None = None
     """Train nothing, and show so many of its samples."""
     hosts: HostOptions = HostOptions()
+    door: Door | None = None
+    """Place where other machines join; None: all nodes are here."""
 
 
 @dataclass(frozen=True)
@@ -370,6 +387,15 @@ class Job(ABC):
         ):
             async for line in lines:
                 yield line
+
+    async def show_to_its_end(self, selection: LogSelection) -> int:
+        """Print its log until it has ended. Return the exit code: 0 complete, 1 failed."""
+        from lockstep.platforms.output import put, say
+
+        async with aclosing(self.follow(selection, say)) as lines:
+            async for line in lines:
+                put(line, flush=True)
+        return FAILED if is_true(await asyncio.to_thread(self.look_again), "Failed") else 0
 
     async def is_over(self, say: Callable[[str], None]) -> bool:
         """Return True if no line of its log will come any more. `say` hears what a person who follows it should know."""

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 from lockstep.api.errors import Failed
 from lockstep.api.objects import Object
 from lockstep.plan.pages.drill import WATCHED_NODES
-from lockstep.platforms.clusters.target import Target
 from lockstep.platforms.inpod import drill, source_of
 from lockstep.platforms.jobs.runs import lines_of
 from lockstep.platforms.places.backend import Job
@@ -35,8 +34,6 @@ class DrilledJob:
     """The job that is drilled, and how it is reached. `status` is as it was before that."""
 
     job: Job
-    pods: Target | None
-    """None where no Kubernetes has it."""
     status: Object
     timeout_seconds: float
     say: Say

@@ -49,7 +49,7 @@ def run_drill(drilled: DrilledJob, fault: Fault, rank: int, fill_bytes: int) -> 
         return _kill_operator(drilled, _pods_of(drilled))
     if fault is Fault.FILL_DISK:
         return _fill_disk(drilled, fill_bytes)
-    node, pods = drilled.job.rank_node(rank), drilled.pods
+    node, pods = drilled.job.rank_node(rank), drilled.job.pods
     hurts: dict[Fault, Callable[[], Object]] = {
         Fault.KILL_RANK: lambda: drilled.on_node(node, "hit", rank=rank, number=KILL),
         Fault.CORRUPT_CHECKPOINT: lambda: drilled.on_node(node, "corrupt", rank=rank),
@@ -131,8 +131,8 @@ def _frozen(drilled: DrilledJob, node: int, rank: int) -> Iterator[None]:
 
 
 def _pods_of(drilled: DrilledJob) -> Target:
-    assert drilled.pods is not None  # noqa: S101 (the verb refuses it elsewhere)
-    return drilled.pods
+    assert drilled.job.pods is not None  # noqa: S101 (the verb refuses it elsewhere)
+    return drilled.job.pods
 
 
 def _delete_pod(drilled: DrilledJob, pods: Target, node: int) -> Object:

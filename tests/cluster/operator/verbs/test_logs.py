@@ -88,11 +88,6 @@ def test_the_attempt_before_is_read_from_the_volume(jobs: Jobs, again: str) -> N
     assert not readers(jobs)
 
 
-def test_a_rank_that_nobody_has_is_told(jobs: Jobs, again: str) -> None:
-    told = lockstep(jobs, "logs", again, "--rank", "4")
-    assert told.returncode == 2 and "the job has 4 ranks, 0 to 3" in told.stderr
-
-
 def test_top_shows_each_node_with_its_ranks_its_memory_and_what_its_nics_carry(jobs: Jobs, again: str) -> None:
     told = lockstep(jobs, "top", again, "-o", "json")
     found = json.loads(told.stdout)

@@ -191,13 +191,6 @@ def test_without_a_program_for_it_vscode_says_how_to_get_one_and_how_else_to_ope
     assert " code --folder-uri vscode-remote://k8s-container+" in done.stdout
 
 
-def test_a_wrong_node_and_a_wrong_job_are_told_with_what_there_is(jobs: Jobs, job: str) -> None:
-    done = lockstep("shell", job, "--node", "2", "-n", jobs.namespace)
-    assert (done.returncode, done.stderr) == (2, "lockstep: job edit has no node 2: its 2 nodes are 0 to 1\n")
-    done = lockstep("shell", "edti", "-n", jobs.namespace)
-    assert done.returncode == 2 and "did you mean edit?" in done.stderr
-
-
 def test_who_may_only_look_is_told_what_is_missing(
     jobs: Jobs, job: str, cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

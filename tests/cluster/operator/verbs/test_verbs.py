@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 import yaml
 
 from support.checkout import ROOT
-from support.clusters.cluster_jobs import API, Jobs, kubeconfig_of, until
+from support.clusters.cluster_jobs import API, Jobs, kubeconfig_of
 from support.in_process import Told
 from support.in_process import lockstep as typed
 from support.served import started
@@ -29,42 +28,11 @@ def running(jobs: Jobs) -> Iterator[str]:
     jobs.end("verbs")
 
 
-def test_a_job_is_listed_described_and_waited_for(jobs: Jobs, running: str) -> None:
-    assert lockstep(jobs, "wait", running, "--for", "Running", "--timeout", "180").returncode == 0
-    table = lockstep(jobs, "get").stdout.splitlines()
-    assert table[0].split()[0] == "NAME" and "Running" in next(line for line in table if line.startswith(running))
-    assert yaml.safe_load(lockstep(jobs, "get", running, "-o", "yaml").stdout)["metadata"]["name"] == running
-    assert json.loads(lockstep(jobs, "get", "-o", "json").stdout)["kind"] == "List"
-    page = lockstep(jobs, "describe", running).stdout
-    assert "2 of 2 ready, on 2 of 2 nodes" in page and "RanksReady" in page
-    until("the event", lambda: "2 of 2 ranks ready" in lockstep(jobs, "describe", running).stdout)
-
-
-def test_a_job_is_stopped_and_goes_on(jobs: Jobs, running: str) -> None:
-    stopped = lockstep(jobs, "stop", running)
-    assert stopped.returncode == 0, stopped.stderr
-    assert jobs.pods(running) == []
-    assert "is stopped already" in lockstep(jobs, "stop", running, "--no-wait").stdout
-    assert lockstep(jobs, "wait", running, "--for", "Running", "--timeout", "1").returncode == 1
-    assert "goes on" in lockstep(jobs, "resume", running).stdout
-    jobs.until_running(running)
-
-
 def test_a_new_number_of_nodes_reaches_the_spec(jobs: Jobs, running: str) -> None:
     assert "has 2 nodes already" in lockstep(jobs, "scale", running, "2").stdout
     told = lockstep(jobs, "scale", running, "1")
     assert "2 → 1 node;" in told.stdout, told.stderr
     assert jobs.job(running)["spec"]["nodes"] == 1
-
-
-def test_a_job_that_runs_is_deleted_only_when_that_is_meant(jobs: Jobs) -> None:
-    jobs.start("doomed", suspend=False)
-    refused = lockstep(jobs, "delete", "doomed")
-    assert refused.returncode == 2 and "has not ended: use --yes" in refused.stderr
-    done = lockstep(jobs, "delete", "doomed", "--yes")
-    assert done.returncode == 0 and "its claims stay" in done.stdout, done.stderr
-    assert jobs.job("doomed") == {}
-    until("the pods are gone", lambda: not jobs.pods("doomed"))
 
 
 def job_file(folder: Path, name: str, script: str) -> str:
@@ -129,24 +97,3 @@ def test_a_job_that_the_operator_refuses_leaves_nothing_in_the_way_of_the_correc
     corrected = lockstep(jobs, "run", "-f", file, "--cluster", "local", "--detach")
     assert corrected.returncode == 0, corrected.stderr
     jobs.end("lost")
-
-
-@pytest.mark.parametrize(
-    "verb",
-    [
-        ["get"],
-        ["describe"],
-        ["wait"],
-        ["stop", "--no-wait"],
-        ["resume"],
-        ["stop"],
-        ["scale", "2"],
-        ["delete"],
-        ["logs"],
-        ["top"],
-    ],
-)
-def test_a_name_that_nobody_has_is_told_with_the_names_there_are(jobs: Jobs, running: str, verb: list[str]) -> None:
-    told = lockstep(jobs, verb[0], "verb", *verb[1:])
-    assert told.returncode == 2
-    assert f"there is no TrainingJob verb in namespace {jobs.namespace}" in told.stderr and "did you mean verbs?" in told.stderr

@@ -132,8 +132,8 @@ def test_without_a_cluster_the_command_that_is_shown_is_the_run_s(
     monkeypatch.setattr(quickstart, "demo_folder", lambda: tmp_path / "made")
     ran: list[str] = []
 
-    def run_local(job: Any, profile: Any, root: Path) -> int:
-        ran.append(job.spec.training.checkpoint.resume_from)
+    def run_local(order: Any, root: Path) -> int:
+        ran.append(order.job.spec.training.checkpoint.resume_from)
         return 1
 
     monkeypatch.setattr("lockstep.platforms.local.run.run_local", run_local)

@@ -620,7 +620,7 @@ def test_a_home_folder_is_not_sent_to_hosts(folder: Path, lab: Path) -> None:
 
 def test_a_program_that_is_typed_for_this_machine_runs_where_it_is(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs: list[Any] = []
-    monkeypatch.setattr("lockstep.platforms.local.run.run_local", lambda job, profile, root, earlier: jobs.append(job) or 0)
+    monkeypatch.setattr("lockstep.platforms.local.run.run_local", lambda order, root, earlier: jobs.append(order.job) or 0)
     monkeypatch.setattr("lockstep.cli.jobs.typed.gpu_devices", lambda: 0)
     assert run("run", "--local", "--", "train.py", "-x")[0] == 0
     assert run("run", "--local", "--nodes", "2", "--nproc-per-node", "3", "--set", "metadata.name=y", "--", "-m", "scripts.base")[0] == 0

@@ -23,10 +23,10 @@ from lockstep.cli.main import app, main
 from lockstep.cli.shared.terminal import console
 from lockstep.plan.pages.top import top_page
 from lockstep.platforms.hosts import backend as runonhosts
-from lockstep.platforms.hosts.backend import looks_of_job
 from lockstep.platforms.jobs import hubconfig, looks
+from lockstep.platforms.jobs.top import looks_of_job
 from lockstep.platforms.kubernetes import submit
-from lockstep.platforms.local.backend import LocalBackend, looks_of_folder
+from lockstep.platforms.local.backend import LocalBackend
 from lockstep.platforms.places.backend import Volume
 from reference.verbs import cli_page
 from support.checkout import ROOT
@@ -123,19 +123,16 @@ def test_a_loss_curve_is_read_again_after_ten_seconds(clock: VirtualClock, monke
             read.extend([clock.now] if points else [])
             return {0: {"curve": {"1": {"loss": 2.0}}}}
 
-    async def current() -> Object:
-        return progress("Running")
+    job = {"metadata": {"name": "x", "namespace": "", "uid": "u"}, "spec": {}, "status": {}}
 
-    place = SimpleNamespace(place=lambda host: SilentPlace(), fleet=lambda: place)
-    seen = SimpleNamespace(hosts=["lab0"], problems={}, record=SimpleNamespace(ranks=(1,)))
-    record = SimpleNamespace(workspace="/w")
-    object_ = {"metadata": {"name": "x", "namespace": "", "uid": "u"}, "spec": {}, "status": {}}
-    job = SimpleNamespace(name="x", backend=place, seen=seen, job=object_, record_on=lambda host: record, current=current)
+    async def look() -> tuple[Object, bool]:
+        return job, False
+
     monkeypatch.setattr("lockstep.platforms.jobs.top.NodesWatch", lambda *_: nullcontext(Watch()))
 
     async def story() -> None:
         looks = count()
-        async for _ in looks_of_job(cast(Any, job), 2.5, live=True):
+        async for _ in looks_of_job("x", {}, look, lambda answers: [], 2.5):
             if next(looks) == 10:
                 return
 
@@ -188,7 +185,7 @@ def test_a_curve_has_sixty_points_and_bars(local: Path) -> None:  # noqa: F811
     (local / "workspace/runs/x/logs/train_log.jsonl").write_text("\n".join(lines))
 
     async def look() -> looks.Look:
-        async with aclosing(looks_of_folder(LocalBackend(local), "x", 1.0)) as every:
+        async with aclosing(LocalBackend(local).job("x").looks(1.0)) as every:
             return await anext(every)
 
     page, _, _ = asyncio.run(look())

@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 from lockstep.api.job import TrainingJob
 from lockstep.api.objects import typed_command, typed_file
 from lockstep.cli.main import app
-from lockstep.platforms.hosts.joined.launch import LaunchRequest
 from lockstep.platforms.places.backend import Order
 
 JOB = """
@@ -52,13 +51,12 @@ def test_the_command_that_was_typed_goes_with_the_job(words: str, again: str, tm
     jobs: list[TrainingJob] = []
 
     def take(*arguments: Any) -> int:
-        jobs.append(next(getattr(one, "job", one) for one in arguments if isinstance(one, (TrainingJob, Order, LaunchRequest))))
+        jobs.append(next(getattr(one, "job", one) for one in arguments if isinstance(one, (TrainingJob, Order))))
         return 0
 
     monkeypatch.setattr("lockstep.platforms.local.run.run_local", take)
     monkeypatch.setattr("lockstep.platforms.local.records.failed_run", lambda *_: None)
     monkeypatch.setattr("lockstep.platforms.hosts.backend.run_on_hosts", take)
-    monkeypatch.setattr("lockstep.platforms.hosts.joined.launch.launch_job", take)
     done = CliRunner().invoke(app, words.split())
     assert done.exit_code == 0, (done.output, done.exception)
     assert typed_command(jobs[0].to_dict(), "") == again

@@ -27,7 +27,6 @@ from lockstep.plan.pages.logs import LogSelection
 from lockstep.platforms.clusters import imagebuild
 from lockstep.platforms.files import sending
 from lockstep.platforms.hosts import backend as hosts_backend
-from lockstep.platforms.hosts import backend as hosts_looks
 from lockstep.platforms.hosts import backend as runonhosts
 from lockstep.platforms.hosts.backend import HostsJob
 from lockstep.platforms.jobs import logs, looks
@@ -89,7 +88,7 @@ BY_JOB: dict[str, tuple[str, ...]] = {
     "cli/jobs/change.py _until_stopped": (DELETED, ANEW, *ENDED, SUSPENDED),
     "platforms/kubernetes/submit.py _until": EVERY,
     "platforms/kubernetes/job.py looks_of_job": (DELETED, ANEW, *ENDED),
-    "platforms/hosts/backend.py looks_of_job": (DELETED, ANEW, *ENDED),
+    "platforms/jobs/top.py looks_of_job": (DELETED, ANEW, *ENDED),
     "platforms/hosts/backend.py _until_running": (DELETED, ANEW, *ENDED, SUSPENDED),
     "platforms/hosts/backend.py _until_ended": (DELETED, ANEW, SUSPENDED),
     "platforms/files/sending.py send_all": (DELETED, *ENDED),
@@ -126,14 +125,13 @@ BY_TIME = {
     "platforms/places/drilledjob.py until": "timeout_seconds",
     "platforms/places/drilledjob.py wait": "seconds",
     "platforms/places/drilledjob.py __enter__": "30.0",
-    "platforms/hosts/joined/join.py _held": "give_up",
-    "platforms/hosts/joined/join.py _connected": "patience_seconds",
-    "platforms/hosts/joined/token.py _waited_for": "wait_seconds",
+    "platforms/local/joined/join.py _held": "give_up",
+    "platforms/local/joined/join.py _connected": "patience_seconds",
+    "platforms/local/joined/token.py _waited_for": "wait_seconds",
 }
 """The limit that the function names."""
 WITH_ANOTHER = {
     "platforms/kubernetes/backend.py looks_of_all": "a view of a namespace, whose jobs may come at any time",
-    "platforms/local/backend.py looks_of_folder": "the run of this machine: its snapshot says whether it is over",
     "platforms/jobs/top.py looks_of_machines": "a view of machines, which stay",
     "cli/shared/terminal.py show": "the work that it counts the seconds of",
     "kube/expiry.py _beat": "the work beside which it runs",
@@ -141,8 +139,8 @@ WITH_ANOTHER = {
     "platforms/hosts/ssh.py alone_at": "another process of yours, whose lock ends with it",
     "platforms/kubernetes/shortruns.py _all_pods": "run_until, which has a limit and ends it",
     "platforms/jobs/terminal.py _follow_size": "the session, which cancels it",
-    "platforms/hosts/joined/join.py _attend": "the agent, whose own waits end",
-    "platforms/hosts/joined/join.py _follow": "the agent's end, which ends it",
+    "platforms/local/joined/join.py _attend": "the agent, whose own waits end",
+    "platforms/local/joined/join.py _follow": "the agent's end, which ends it",
 }
 """What ends it."""
 
@@ -296,7 +294,7 @@ def looks_of_job(world: World) -> Awaitable[object]:
 
 def looks_of_host(world: World) -> Awaitable[object]:
     world.patch.setattr("lockstep.platforms.jobs.top.NodesWatch", lambda *_: nullcontext(Answers()))
-    looks = hosts_looks.looks_of_job(world.host_job, 2.0, live=True)
+    looks = world.host_job.looks(2.0, live=True)
     return top._until_over(looks, lambda lines: None, Form.TEXT, live=True)
 
 
@@ -331,7 +329,7 @@ def followed_folder(world: World) -> Awaitable[object]:
 
 
 def drilled(world: World) -> object:
-    one = drilledjob.DrilledJob(world.cluster_job, None, {"attempts": 1, "nodes": 1}, 900.0, lambda text: None)
+    one = drilledjob.DrilledJob(world.cluster_job, {"attempts": 1, "nodes": 1}, 900.0, lambda text: None)
     return drills._until(one, "the recovery", lambda status: False)
 
 
@@ -412,7 +410,7 @@ STORIES: dict[str, Callable[[World], Any]] = {
     "cli/jobs/change.py _until_stopped": lambda world: change._until_stopped(world.cluster_job, 600.0),
     "platforms/kubernetes/submit.py _until": until,
     "platforms/kubernetes/job.py looks_of_job": looks_of_job,
-    "platforms/hosts/backend.py looks_of_job": looks_of_host,
+    "platforms/jobs/top.py looks_of_job": looks_of_host,
     "platforms/hosts/backend.py _until_running": lambda world: runonhosts._until_running(world.host_job),
     "platforms/hosts/backend.py _until_ended": until_ended,
     "platforms/files/sending.py send_all": synced,

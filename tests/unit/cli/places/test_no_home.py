@@ -18,9 +18,9 @@ from lockstep.cli.hosts.setup import _local
 from lockstep.kube.aim import environment_kubeconfig
 from lockstep.kube.connection import _no_cluster
 from lockstep.kube.kubeconfig import read_server
-from lockstep.platforms.hosts.joined.token import default_file
 from lockstep.platforms.hosts.remembered import Remembered, remember, remembered
 from lockstep.platforms.jobs.planfacts import _in_hub_cache
+from lockstep.platforms.local.joined.token import default_file
 from unit.plan.hosts.test_leftovers import FIRST
 
 NAMELESS = "import pwd, sys; pwd.getpwuid = {}.__getitem__; from lockstep.cli.main import main; sys.exit(main())"

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
+from lockstep.api.errors import ConfigError
 from lockstep.api.job import TrainingJob, TrainingJobSpec
 from lockstep.api.model import Model
 from lockstep.api.names import FIXED_FIELDS
 from lockstep.api.objects import Typed
 from lockstep.api.training import Training
-from lockstep.plan.ahead.submission import UNREADABLE, SubmittedAs, differences, ended, name_taken, standing
+from lockstep.plan.ahead.submission import UNREADABLE, SubmittedAs, differences, name_taken, refuse_ended, standing
 from lockstep.plan.reasons import Reason
 
 Object = dict[str, Any]
@@ -144,8 +145,9 @@ def test_a_change_leaves_the_job_the_cluster_that_it_may_not_change(
 
 
 def test_commands_for_a_job_that_has_ended_lead_to_the_same_context() -> None:
-    lines = ended(a_job(), on_cluster(DONE), "demo -n team --context c", "", Typed("job.yaml", ("-n", "team"), context="c"))
-    assert [line for line in lines[1:] if "--context c" not in line] == []
+    with pytest.raises(ConfigError) as raised:
+        refuse_ended(a_job(), on_cluster(DONE), "demo -n team --context c", "", Typed("job.yaml", ("-n", "team"), context="c"))
+    assert [line for line in raised.value.args[1:] if "--context c" not in line] == []
 
 
 def test_what_was_typed_with_fresh_is_repeated_with_it() -> None:

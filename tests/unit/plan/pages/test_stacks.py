@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.plan.pages.stacks import NOT_THERE, RankAnswer, Thread, missing, read_ranks, stacks_page, threads_of
+from lockstep.plan.pages.stacks import NOT_THERE, RankAnswer, Thread, read_ranks, stacks_page, threads_of, with_silent
 from lockstep.platforms.inpod import rankstacks
 from lockstep_gang.agent.ranks.processes import kill_strays
 from lockstep_gang.contract.layout import RankLayout
@@ -220,7 +220,7 @@ def test_the_main_thread_is_the_last_that_faulthandler_writes() -> None:
 def test_what_ranks_have_in_common_is_told_once_and_who_did_not_answer_last() -> None:
     here, there = (Thread(True, (f'File "/a.py", line {line} in step',)) for line in (9, 10))
     answers = [RankAnswer(rank, 0, 1, "S", (there if rank == 3 else here,)) for rank in range(6)]
-    answers += missing(answers, None, {4: "node 4 doesn't answer: it is gone"}, RankLayout((2, 2, 2, 2, 1)))
+    answers = with_silent(answers, None, {4: "node 4 doesn't answer: it is gone"}, RankLayout((2, 2, 2, 2, 1)))
     assert list(stacks_page(answers)) == [
         "ranks 0-2, 4-5: main thread (most recent call first)", '  File "/a.py", line 9 in step', "",
         "rank 3: main thread (most recent call first)", '  File "/a.py", line 10 in step', "",
@@ -231,8 +231,8 @@ def test_what_ranks_have_in_common_is_told_once_and_who_did_not_answer_last() ->
 
 def test_a_rank_that_did_not_answer_is_looked_for_in_the_order_of_ranks() -> None:
     layout = RankLayout((2, 1, 1), order=(0, 2, 1))
-    assert [(one.rank, one.node, one.problem) for one in missing([], 2, {2: "gone"}, layout)] == [(2, 2, "gone")]
-    assert [(one.rank, one.problem) for one in missing([], 9, {2: "gone"}, layout)] == [(9, NOT_THERE)]
+    assert [(one.rank, one.node, one.problem) for one in with_silent([], 2, {2: "gone"}, layout)] == [(2, 2, "gone")]
+    assert [(one.rank, one.problem) for one in with_silent([], 9, {2: "gone"}, layout)] == [(9, NOT_THERE)]
 
 
 def test_what_is_no_answer_is_left_out() -> None:

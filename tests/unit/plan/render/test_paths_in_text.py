@@ -20,7 +20,7 @@ from lockstep.plan.render.resolve import names_path_inside, path_lines, real_tex
 from lockstep.plan.render.resolved import PlatformDefaults
 from lockstep.platforms.local.placement import local_defaults, local_run
 from support.hosts_told import FILE, JOB, facts, placed
-from unit.platforms.hosts.joined.test_seats import runs
+from unit.platforms.local.joined.test_seats import runs
 
 HERE = PlatformDefaults(workspace="/h/ws", datasets="/h/ds")
 MAPPED = {

@@ -31,7 +31,7 @@ HIT = 100.0
 def test_all_have_stopped_no_later_than_the_next_attempt_starts(
     node_0: dict[str, float], node_1: dict[str, float], stopped: float | None, started: float | None
 ) -> None:
-    drilled = DrilledJob(cast(Job, None), None, cast(Any, {"attempts": 1, "nodes": 2}), 10.0, lambda text: None)
+    drilled = DrilledJob(cast(Job, None), cast(Any, {"attempts": 1, "nodes": 2}), 10.0, lambda text: None)
     watch = DrillWatch(drilled, 1)
     watch._hit = HIT
     for node, heard in enumerate((node_0, node_1)):
@@ -42,7 +42,7 @@ def test_all_have_stopped_no_later_than_the_next_attempt_starts(
 def test_what_a_drill_waits_for_is_looked_at_five_times_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, looks = VirtualClock(), list[float]()
     monkeypatch.setattr(drilledjob, "time", clock)
-    drilled = DrilledJob(cast(Job, None), None, cast(Any, {"attempts": 1, "nodes": 2}), 100.0, lambda text: None)
+    drilled = DrilledJob(cast(Job, None), cast(Any, {"attempts": 1, "nodes": 2}), 100.0, lambda text: None)
 
     def look() -> bool:
         looks.append(clock.now - 1000.0)
@@ -68,11 +68,11 @@ def test_a_verb_that_answers_without_an_end_is_given_up_after_a_thousand_answers
     monkeypatch.setattr(drilledjob, "python_program", program)
     monkeypatch.setattr(drilledjob, "lines_of", lines)
     job: Any = SimpleNamespace(ranks=ranks, name="x")
-    stream = drilledjob.VerbStream(DrilledJob(job, None, cast(Any, {"attempts": 1, "nodes": 2}), 10.0, lambda text: None), 0, "watch")
+    stream = drilledjob.VerbStream(DrilledJob(job, cast(Any, {"attempts": 1, "nodes": 2}), 10.0, lambda text: None), 0, "watch")
     stream._listen()
     assert "prints more than 1000 answers" in stream.problem and len(stream._heard) == 1000
 
 
 def test_of_a_large_job_the_node_that_is_hit_and_15_others_are_watched() -> None:
-    watch = DrillWatch(DrilledJob(cast(Job, None), None, cast(Any, {"attempts": 1, "nodes": 20}), 10.0, lambda text: None), 18)
+    watch = DrillWatch(DrilledJob(cast(Job, None), cast(Any, {"attempts": 1, "nodes": 20}), 10.0, lambda text: None), 18)
     assert [*watch._streams] == [18, *range(15)] and watch.notes == ["16 of 20 nodes were watched"]

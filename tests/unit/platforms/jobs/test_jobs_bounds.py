@@ -66,7 +66,7 @@ def drilled(place: SilentPlace) -> DrilledJob:
     async def ranks(_: int) -> AsyncIterator[object]:
         yield SimpleNamespace(place=place, run_folder=lambda name: "/x")
 
-    return DrilledJob(cast(Any, SimpleNamespace(ranks=ranks, name="x")), None, {"attempts": 1, "nodes": 2}, 900.0, lambda text: None)
+    return DrilledJob(cast(Any, SimpleNamespace(ranks=ranks, name="x")), {"attempts": 1, "nodes": 2}, 900.0, lambda text: None)
 
 
 async def serve(place: SilentPlace) -> None:

@@ -121,8 +121,8 @@ def test_a_local_run_goes_on_as_the_same_job_until_it_is_complete(tmp_path: Path
 def test_fresh_is_resume_from_none_and_no_matter_of_scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
-    def run_local(job: Any, profile: Any, workspace: Path, earlier: Any = None) -> int:
-        asked.append(job.spec.training.checkpoint.resume_from)
+    def run_local(order: Any, workspace: Path, earlier: Any = None) -> int:
+        asked.append(order.job.spec.training.checkpoint.resume_from)
         return 0
 
     monkeypatch.setattr("lockstep.platforms.local.run.run_local", run_local)

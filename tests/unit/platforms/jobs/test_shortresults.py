@@ -63,17 +63,17 @@ async def test_of_a_sweep_a_thousand_points_are_taken_to_its_last_line() -> None
 @pytest.mark.parametrize(
     ("end", "values", "why"),
     [
-        ("[lockstep] Complete: all ranks are done", {"steps": {"1": {"tokens": 5}}}, ""),
+        ("[lockstep] Complete: all ranks are done", {"1": {"tokens": 5}}, ""),
         ("[lockstep] Failed: rank 0 on node 0 ran out of memory", {}, "rank 0 on node 0 ran out of memory"),
     ],
 )
 async def test_the_steps_of_a_complete_run_are_read_in_its_folder(
     end: str, values: dict[str, Any], why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def summary(place: object, name: str, *, root: str, values: Sequence[str]) -> dict[str, Any]:
+    async def measured(place: object, name: str, *, root: str, values: Sequence[str]) -> dict[str, Any]:
         assert (name, root, values) == ("x", "/runs/.measured-x", ["tokens"])
-        return {"steps": {"1": {"tokens": 5}}}
+        return {"1": {"tokens": 5}}
 
-    monkeypatch.setattr(shortresults, "summary", summary)
+    monkeypatch.setattr(shortresults, "measured", measured)
     steps, problem = await measured_steps(Played(["[rank 0] Complete: its own word", end], "/runs/.measured-x"), job(), ["tokens"])
-    assert (steps, problem) == (values.get("steps", {}), why)
+    assert (steps, problem) == (values, why)

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,11 @@ from lockstep.platforms.files.reader import NoReader
 from lockstep.platforms.jobs import top as module
 from lockstep.platforms.jobs.top import NodesWatch, Question, curve_on_volume, nodes_at, nodes_in_pods, of_hosts, of_job, window_of
 from lockstep.programs import NotStarted
+from lockstep_gang.contract.report import Metric, TrainerReport, report_file_text
+from lockstep_gang.contract.run import JobIdentity
 from support.fake_cluster import FakeCluster
 from support.process_place import ProcessPlace
+from unit.plan.reconcile.test_reconcile import report
 from unit.platforms.jobs.test_logs import local  # noqa: F401 (a fixture)
 
 OPEN_MAX = 64
@@ -332,11 +336,11 @@ def curve(monkeypatch: pytest.MonkeyPatch, *problems: Exception) -> tuple[Object
             raise left.pop(0)
         yield PodPlace(None, "ns", "x-reader-1", "reader")  # type: ignore[arg-type]
 
-    async def summary(*_: object) -> Object:
-        return {"steps": {"1": {"loss": 2.5}}}
+    async def measured(*_: object) -> Object:
+        return {"1": {"loss": 2.5}}
 
     monkeypatch.setattr(module, "beside", beside)
-    monkeypatch.setattr(module, "summary", summary)
+    monkeypatch.setattr(module, "measured", measured)
     said: list[str] = []
     return asyncio.run(curve_on_volume(FakeCluster().as_cluster, "ns", "x", 60, said.append)), said
 
@@ -371,16 +375,19 @@ async def test_one_look_has_closed_all_that_it_opened_when_it_is_over(capsys: py
 def test_a_local_run_is_shown_from_its_folder(local: Path) -> None:  # noqa: F811
     logs = local / "workspace/runs/x/logs"
     (logs / "train_log.jsonl").write_text('{"step": 1, "loss": 3.0}\n{"step": 2, "loss": 2.5, "stepSeconds": 0.25}\n')
+    trainer = TrainerReport(step=2, metrics=(Metric("stepSeconds", "0.25"),))
+    written = replace(report(trainer=trainer).report, job=JobIdentity("x", "local", "u"))
+    (local / "workspace/runs/x/gang/report.json").write_text(report_file_text(written, "2026-01-01T00:00:00Z"))
     done = CliRunner().invoke(app, ["top", "x", "--local", "--workspace", str(local)])
     assert done.exit_code == 0, done.exception
     assert (
-        "x  Failed  step 2\n" in done.output
+        "x  Failed  step 2, 0 of 2 ranks\n" in done.output
         and "fabric" not in done.output
         and "3 at step 1, 2.5 at step 2" in done.output
         and "0.25 s a step" in done.output
     )
     told = json.loads(CliRunner().invoke(app, ["top", "x", "--local", "--workspace", str(local), "-o", "json"]).output)
-    assert told["loss"] == [[1, 3.0], [2, 2.5]] and told["ranks"] == {"desired": 2}
+    assert told["loss"] == [[1, 3.0], [2, 2.5]] and told["ranks"] == {"desired": 2, "ready": 0}
 
 
 def test_this_machine_is_shown_without_a_job(tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from lockstep.api.errors import ConfigError
-from lockstep.platforms.hosts.joined import token
-from lockstep.platforms.hosts.joined.channel import WrongToken, accept, connect
-from lockstep.platforms.hosts.joined.token import LaunchToken, default_file, new_token, read_file, token_of_launch, token_to_join
+from lockstep.platforms.local.joined import token
+from lockstep.platforms.local.joined.channel import WrongToken, accept, connect
+from lockstep.platforms.local.joined.token import LaunchToken, default_file, new_token, read_file, token_of_launch, token_to_join
 from lockstep_gang.contract.channel import Channel, listen
 from lockstep_gang.contract.proof import parse_key
 from lockstep_spec.codec import ContractError

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
-import json
 import os
-import re
 import socket
 import sys
 from collections.abc import Mapping
@@ -58,24 +55,6 @@ def machine_facts(address: str, workspace: Path, version: str, environment: Mapp
         gpus=visible_gpus(environment.get(VISIBLE), map(str, range(gpu_devices()))),
         variables={name: environment[name] for name in KEPT if name in environment},
     )
-
-
-_ATTEMPT = re.compile(r"(?:step-\d{1,12}\.)?a(\d{1,9})(?:\.json)?")
-"""Names of commits, step-100.a3, and of the records from which commit an attempt started, a3.json."""
-
-
-def highest_attempt(run_dir: Path) -> int:
-    """Highest attempt of a job that this machine's folder of it tells; 0 if none. A number is never given twice, whichever machine is node
-    0.
-    """
-    numbers = [0]
-    for folder in (run_dir / "checkpoints", run_dir / "checkpoints" / "chain"):
-        with contextlib.suppress(OSError):
-            numbers += [int(match[1]) for path in folder.iterdir() if (match := _ATTEMPT.fullmatch(path.name))]
-    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
-        lines = (run_dir / "gang" / "attempts.jsonl").read_text(encoding="utf-8").splitlines()
-        numbers += [int(json.loads(line)["attempt"]) for line in lines]
-    return max(numbers)
 
 
 def own_addresses() -> list[str]:

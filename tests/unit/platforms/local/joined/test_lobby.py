@@ -12,13 +12,13 @@ from typing import Any, cast
 
 import pytest
 
-from lockstep.platforms.hosts.joined.channel import connect
-from lockstep.platforms.hosts.joined.lobby import Joining, Lobby
-from lockstep.platforms.hosts.joined.machine import NodeMachine
-from lockstep.platforms.hosts.joined.token import new_token
+from lockstep.platforms.local.joined.channel import connect
+from lockstep.platforms.local.joined.lobby import Joining, Lobby
+from lockstep.platforms.local.joined.machine import NodeMachine
+from lockstep.platforms.local.joined.token import new_token
 from lockstep_gang.contract.channel import Channel
 from lockstep_spec.codec import to_json
-from unit.platforms.hosts.joined.test_seats import launched
+from unit.platforms.local.joined.test_seats import launched
 
 PORTS = iter(range(16000 + os.getpid() % 10 * 150, 17600, 2))
 FIRST = NodeMachine("head", "1.0", "/usr/bin/python3", "/data/head", "127.0.0.1", "lo", ("0",))

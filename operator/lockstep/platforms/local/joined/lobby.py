@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from lockstep.api.errors import ConfigError
-from lockstep.platforms.hosts.joined.channel import accept
-from lockstep.platforms.hosts.joined.machine import NodeMachine, place_text
-from lockstep.platforms.hosts.joined.seats import Launched, devices_there, refusal, rooms, run_there
-from lockstep.platforms.hosts.joined.token import LaunchToken
+from lockstep.platforms.local.joined.channel import accept
+from lockstep.platforms.local.joined.machine import NodeMachine, place_text
+from lockstep.platforms.local.joined.seats import Launched, devices_there, refusal, rooms, run_there
+from lockstep.platforms.local.joined.token import LaunchToken
 from lockstep.platforms.output import tell
 from lockstep_gang.contract.channel import Channel, listen
 from lockstep_gang.contract.lines import PROOF_SECONDS, Refusals

@@ -11,20 +11,23 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from lockstep.api.errors import ConfigError
-from lockstep.platforms.hosts.joined.channel import connect
-from lockstep.platforms.hosts.joined.lobby import Joining
-from lockstep.platforms.hosts.joined.machine import highest_attempt, machine_facts, place_text
-from lockstep.platforms.hosts.joined.token import LaunchToken
 from lockstep.platforms.jobs.agents import Agents, News, signals, write_run
 from lockstep.platforms.jobs.machine import END_SECONDS, require_variables
+from lockstep.platforms.local.joined.channel import connect
+from lockstep.platforms.local.joined.lobby import Joining
+from lockstep.platforms.local.joined.machine import machine_facts, place_text
+from lockstep.platforms.local.joined.token import LaunchToken, token_to_join
+from lockstep.platforms.onhost.look import highest_attempt
 from lockstep.platforms.output import tell
+from lockstep.platforms.places.backend import Door
 from lockstep_gang.contract.channel import Channel
 from lockstep_gang.contract.run import Run
 from lockstep_spec.codec import ContractError, from_json, to_json
@@ -40,31 +43,28 @@ LEFT_BEHIND_SECONDS = 180.0
 class JoinRequest:
     """The launch and this machine's part in it, as the person typed them."""
 
-    at: tuple[str, int]
-    token: LaunchToken
+    door: Door
     workspace: Path
-    version: str
     node: int | None = None
     patience_seconds: float = float("inf")
     """Longest wait for a launch that was never reached."""
-    signals_all: bool = False
-    """Whoever started this process signals the agent, too."""
 
 
-def join_launch(request: JoinRequest, environment: Mapping[str, str]) -> int:
+def join_launch(request: JoinRequest) -> int:
     """Serve as a node to the job's end, and return its exit code: 0 complete, 1 failed, 130 interrupted. Raises ConfigError."""
+    token = token_to_join(request.door.token_file, request.patience_seconds if isfinite(request.patience_seconds) else 0.0)
     try:
         (request.workspace / "workspace").mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"cannot write in {request.workspace} ({error.strerror}): use --workspace FOLDER") from None
     with _held(request) as held, tempfile.TemporaryDirectory(prefix="lockstep-") as private:
-        return asyncio.run(_Join(request, environment, Path(private), held).run())
+        return asyncio.run(_Join(request, token, Path(private), held).run())
 
 
 @contextmanager
 def _held(request: JoinRequest) -> Iterator[int]:
     """A name of this machine that one join in this workspace has, and its agent for as long as it lives. Raises ConfigError."""
-    name = hashlib.sha256(f"{request.at}\n{request.workspace.resolve()}".encode()).hexdigest()[:32]
+    name = hashlib.sha256(f"{request.door.at}\n{request.workspace.resolve()}".encode()).hexdigest()[:32]
     give_up, is_said = time.monotonic() + LEFT_BEHIND_SECONDS, False
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as mark:
         while True:
@@ -85,9 +85,9 @@ def _held(request: JoinRequest) -> Iterator[int]:
 
 
 class _Join:
-    def __init__(self, request: JoinRequest, environment: Mapping[str, str], private: Path, held: int) -> None:
-        self._request, self._environment, self._private, self._held = request, environment, private, held
-        self._where = place_text(*request.at)
+    def __init__(self, request: JoinRequest, token: LaunchToken, private: Path, held: int) -> None:
+        self._request, self._token, self._private, self._held = request, token, private, held
+        self._where = place_text(*request.door.at)
         self._agents: Agents | None = None
         self._uid = ""
         self._news: News
@@ -125,7 +125,7 @@ class _Join:
                     return INTERRUPTED
                 if not self._is_stopped:
                     tell("", "lockstep: stopping, the ranks save first (Ctrl-C again: at once)")
-                if not (is_first and self._request.signals_all):  # (what signals all has signaled the agent, too: a second ends its save)
+                if not (is_first and self._request.door.signals_all):  # (a second signal would end its save)
                     self._agents.tell()
                 is_first, self._is_stopped = False, True
             elif news.agents is self._agents:
@@ -171,7 +171,7 @@ class _Join:
         say_at = started
         while True:
             try:
-                return await connect(self._request.at, self._request.token)
+                return await connect(self._request.door.at, self._token)
             except ContractError as error:
                 raise ConfigError(f"{self._where} is no launch of this version of lockstep: {error}") from None
             except (EOFError, OSError) as error:
@@ -197,7 +197,7 @@ class _Join:
             await self._assigned(message)
         elif kind == "stop" and self._agents is not None:
             tell(f"lockstep: the launch was stopped{' at once' if message.get('now') else ', the ranks save first'}")
-            if message.get("now") or not (self._is_stopped or self._request.signals_all):
+            if message.get("now") or not (self._is_stopped or self._request.door.signals_all):
                 self._agents.tell()
             self._is_stopped = True
         elif kind == "over":
@@ -206,14 +206,14 @@ class _Join:
 
     def _introduce(self, channel: Channel, job: str) -> None:
         request = self._request
-        facts = machine_facts(channel.connection.getsockname()[0], request.workspace, request.version, self._environment)
+        facts = machine_facts(channel.connection.getsockname()[0], request.workspace, request.door.version)
         attempts = highest_attempt(request.workspace / "workspace" / "runs" / Path(job).name)
         channel.send({"kind": "joining", **to_json(Joining(facts, request.node, attempts))})
 
     async def _assigned(self, message: dict[str, Any]) -> None:
         run = from_json(Run, message.get("run"), "the launch's run")
         node = from_json(int, message.get("node"), "the launch's node")
-        require_variables(map(str, message.get("variables") or ()), self._environment)
+        require_variables(map(str, message.get("variables") or ()), os.environ)
         if self._agents is not None:
             if self._uid == run.job.uid:
                 return  # only the connection was away
@@ -221,7 +221,7 @@ class _Join:
             earlier, self._agents = self._agents, None
             await earlier.end()
         self._uid = run.job.uid
-        path = write_run(replace(run, key_file=str(self._private / "key")), self._request.token.job_key(run.job.uid))
+        path = write_run(replace(run, key_file=str(self._private / "key")), self._token.job_key(run.job.uid))
         self._agents = Agents(path, self._news, (node,), held=(self._held,), save_seconds=run.save_grace_seconds)
         tell(f"lockstep: this machine is node {node} of {run.nodes} of job {run.job.name}, its folder is {run.run_dir}")
         await self._agents.start()

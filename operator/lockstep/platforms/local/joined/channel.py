@@ -6,7 +6,7 @@ import asyncio
 import socket
 
 from lockstep.api.errors import ConfigError
-from lockstep.platforms.hosts.joined.token import LaunchToken
+from lockstep.platforms.local.joined.token import LaunchToken
 from lockstep_gang.contract import channel
 from lockstep_gang.contract.channel import Channel, OtherFormat, Unproved
 from lockstep_gang.contract.lines import PROOF_SECONDS, Streams, send_plain

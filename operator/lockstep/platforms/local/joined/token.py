@@ -21,7 +21,7 @@ from pathlib import Path
 
 from lockstep.api.errors import ConfigError
 from lockstep.platforms.output import tell
-from lockstep_spec.files import expanded
+from lockstep_spec.files import expanded, write_durably
 
 TOKEN_BYTES = 20
 _TOKEN = re.compile(r"[a-z2-7]{4}(-[a-z2-7]{4}){7}")
@@ -101,17 +101,10 @@ def token_of_launch(path: Path) -> tuple[LaunchToken, bool]:
     with contextlib.suppress(FileNotFoundError):
         return read_file(path), False
     token = new_token()
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
-            file.write(f"{token.text}\n")
-            file.flush()
-            os.fsync(file.fileno())
-        draft.rename(path)  # whoever waits for it reads it whole
+        write_durably(path, f"{token.text}\n".encode(), 0o600)  # whoever waits for it reads it whole
     except OSError as error:
-        with contextlib.suppress(OSError):
-            draft.unlink()
         raise ConfigError(f"the token's file {path} can't be written ({error.strerror}): name another one with --token-file") from None
     return token, True
 

@@ -3,71 +3,42 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
+import os
 import uuid
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import ConfigError
-from lockstep.api.job import TrainingJob
-from lockstep.plan.render.resolve import path_lines, unkept_lines
-from lockstep.platforms.hosts.joined.lobby import Lobby
-from lockstep.platforms.hosts.joined.machine import NodeMachine, highest_attempt, machine_facts, own_address, place_text
-from lockstep.platforms.hosts.joined.seats import PORTS, Launched, devices_there, resolved_there
-from lockstep.platforms.hosts.joined.token import LaunchToken, default_file, show, token_of_launch
 from lockstep.platforms.jobs.agents import Agents, News, signals, write_run
-from lockstep.platforms.jobs.machine import END_SECONDS, alone, check_inputs, require_variables, run_dir
+from lockstep.platforms.jobs.machine import END_SECONDS, require_variables, run_dir
+from lockstep.platforms.local.joined.lobby import Lobby
+from lockstep.platforms.local.joined.machine import machine_facts, own_address, place_text
+from lockstep.platforms.local.joined.seats import PORTS, Launched, devices_there, resolved_there
+from lockstep.platforms.local.joined.token import LaunchToken, default_file, show, token_of_launch
+from lockstep.platforms.onhost.look import highest_attempt
 from lockstep.platforms.output import tell
+from lockstep.platforms.places.backend import Door, Order
 from lockstep_spec.exits import FAILED, INTERRUPTED
 
 
-@dataclass(frozen=True)
-class LaunchRequest:
-    """The job and the place, as the person typed them."""
+class Launch:
+    """A job of which this machine has node 0. `root`: its workspace. Raises ConfigError where it can't be launched here."""
 
-    job: TrainingJob
-    profile: TrainingCluster
-    at: tuple[str, int]
-    workspace: Path
-    version: str
-    token_file: Path | None = None
-    signals_all: bool = False
-    """Whoever started this process signals the agent, too."""
+    def __init__(self, order: Order, door: Door, root: Path) -> None:
+        host, port = door.at
+        if port + PORTS - 1 > 65535:
+            raise ConfigError(f"--at: a launch takes {PORTS} ports from {port} on: name one up to {65536 - PORTS}")
+        self._door, self._name = door, order.job.metadata.name
+        self._first = machine_facts(own_address(host), root, door.version)
+        launched = Launched(order.job, order.cluster.profile, 1, str(uuid.uuid4()), port)
+        self.resolved = resolved_there(launched, self._first, len(devices_there(launched, self._first)))
+        self._launched = replace(launched, nodes=self.resolved.nodes)
+        require_variables(launched.variables, os.environ)
 
-
-def launch_job(request: LaunchRequest, environment: dict[str, str]) -> int:
-    """Run the job to its end, and return its exit code: 0 complete, 1 failed, 130 interrupted. Raises ConfigError before anything is
-    started.
-    """
-    launched, first = _prepared(request, environment)
-    resolved = resolved_there(launched, first, len(devices_there(launched, first)))
-    require_variables(launched.variables, environment)
-    check_inputs(resolved)
-    for line in (*path_lines(resolved), *unkept_lines(resolved, "here", "ranks take what their machine has")):
-        tell(line)
-    folder = run_dir(resolved)
-    with alone(folder, request.job) as held, tempfile.TemporaryDirectory(prefix="lockstep-") as private:
-        return asyncio.run(_Launch(request, launched, first).run(Path(private), held, highest_attempt(folder)))
-
-
-def _prepared(request: LaunchRequest, environment: dict[str, str]) -> tuple[Launched, NodeMachine]:
-    host, port = request.at
-    if port + PORTS - 1 > 65535:
-        raise ConfigError(f"--at: a launch takes {PORTS} ports from {port} on: name one up to {65536 - PORTS}")
-    first = machine_facts(own_address(host), request.workspace, request.version, environment)
-    launched = Launched(request.job, request.profile, 1, str(uuid.uuid4()), port)
-    return replace(launched, nodes=resolved_there(launched, first, len(devices_there(launched, first))).nodes), first
-
-
-class _Launch:
-    def __init__(self, request: LaunchRequest, launched: Launched, first: NodeMachine) -> None:
-        self._request, self._launched, self._first = request, launched, first
-        self._name = launched.job.metadata.name
-
-    async def run(self, private: Path, held: int, attempts: int) -> int:
-        path = self._request.token_file or default_file(self._name, self._launched.port)
-        lobby = Lobby(self._launched, self._first, attempts)
+    async def run(self, private: Path, held: int) -> int:
+        """Run it to its end, and return its exit code. `private`: a folder of this user alone. `held`: the run's lock."""
+        path = self._door.token_file or default_file(self._name, self._launched.port)
+        lobby = Lobby(self._launched, self._first, highest_attempt(run_dir(self.resolved)))
         await lobby.open()
         code, message, patience = FAILED, "the launch has failed", END_SECONDS
         try:
@@ -78,7 +49,7 @@ class _Launch:
                 code, message, patience = await self._served(lobby, token, (private, held), news)
         finally:
             await lobby.end(code, message, patience)
-        if self._request.token_file is None:
+        if self._door.token_file is None:
             path.unlink(missing_ok=True)
         return code
 
@@ -97,7 +68,7 @@ class _Launch:
         run = replace(gathering.result()[0], key_file=str(private / "key"))
         path = write_run(run, token.job_key(self._launched.uid))
         agents = Agents(path, news, held=(held,), save_seconds=run.save_grace_seconds)
-        code = await agents.run(lambda now: lobby.stop(now=now), signaled=self._request.signals_all)
+        code = await agents.run(lambda now: lobby.stop(now=now), signaled=self._door.signals_all)
         if code == INTERRUPTED:
             return code, "the launch was stopped", run.save_grace_seconds + END_SECONDS
         return code, "the job is complete" if code == 0 else "the job has failed: node 0's log has the reason", END_SECONDS

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import ConfigError
 from lockstep.api.job import TrainingJob
-from lockstep.platforms.hosts.joined.launch import LaunchRequest, launch_job
-from lockstep.platforms.hosts.joined.machine import NodeMachine, highest_attempt, own_address, own_addresses, parse_place, place_text
-from lockstep.platforms.hosts.joined.seats import Launched, refusal, rooms, run_there
-from lockstep.platforms.hosts.joined.starters import node_number
 from lockstep.platforms.jobs.machine import require_variables
+from lockstep.platforms.local.joined.launch import Launch
+from lockstep.platforms.local.joined.machine import NodeMachine, own_address, own_addresses, parse_place, place_text
+from lockstep.platforms.local.joined.seats import Launched, refusal, rooms, run_there
+from lockstep.platforms.local.joined.starters import node_number
+from lockstep.platforms.onhost.look import highest_attempt
+from lockstep.platforms.places.backend import Door
 from lockstep_gang.contract.run import Run
 from lockstep_machine.network import interface_of
 from lockstep_spec.choices import StorageMode
@@ -215,4 +218,4 @@ def test_an_address_that_others_can_not_reach_is_refused(host: str, words: str) 
 def test_a_launch_takes_66_ports(tmp_path: Path, port: int, words: str) -> None:
     one = launched()
     with pytest.raises(ConfigError, match=words):
-        launch_job(LaunchRequest(one.job, one.profile, ("192.0.2.1", port), tmp_path, "1.0"), {})
+        Launch(cast(Any, SimpleNamespace(job=one.job)), Door(("192.0.2.1", port), "1.0"), tmp_path)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 
 from lockstep.api.errors import ConfigError
-from lockstep.platforms.hosts.joined import join
-from lockstep.platforms.hosts.joined.join import JoinRequest
-from lockstep.platforms.hosts.joined.token import new_token
+from lockstep.platforms.local.joined import join
+from lockstep.platforms.local.joined.join import JoinRequest
+from lockstep.platforms.local.joined.token import new_token
+from lockstep.platforms.places.backend import Door
 from unit.virtual_time import VirtualClock, clock_of
 
 
@@ -38,9 +37,9 @@ def test_a_launch_is_looked_for_every_second_and_each_half_minute_that_is_said(
         raise ConnectionRefusedError(111, "refused")
 
     monkeypatch.setattr(join, "connect", connect)
-    request = JoinRequest(("head", 29400), new_token(), tmp_path, "1.0", patience_seconds=100.0)
+    request = JoinRequest(Door(("head", 29400), "1.0"), tmp_path, patience_seconds=100.0)
     with pytest.raises(ConfigError, match="no launch came to head:29400 in 100 s"):
-        clock.run(join._Join(request, {}, tmp_path, 0)._connected())
+        clock.run(join._Join(request, new_token(), tmp_path, 0)._connected())
     assert (looks, told) == ([float(second) for second in range(101)], [0, 30, 60, 90])
 
 
@@ -61,7 +60,7 @@ def test_an_agent_that_still_saves_is_waited_for_three_minutes(
             raise OSError
 
     monkeypatch.setattr(join.socket, "socket", Taken)
-    request = cast(Any, SimpleNamespace(at=("head", 29400), workspace=tmp_path))
+    request = JoinRequest(Door(("head", 29400), "1.0"), tmp_path)
     with pytest.raises(ConfigError, match="another lockstep join with --workspace"), join._held(request):
         pass
     assert clock.now == 180 and told == [0]
