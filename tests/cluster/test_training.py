@@ -224,6 +224,22 @@ def test_text_is_written_with_and_without_the_adapter_and_its_pod_is_gone_afterw
     assert readers(jobs, trained) == []
 
 
+def test_a_chat_goes_on_in_a_pod_that_is_gone_afterwards(jobs: Jobs, trained: str, files: PodPlace) -> None:
+    refused = lockstep(jobs, "chat", trained)
+    assert refused.returncode == 2 and "has no chat template" in refused.stderr, refused
+    template = "{% for m in messages %}{{ m.content }} {% endfor %}"
+    kept = f"/workspace/runs/{trained}/tokenizer/chat_template.jinja"
+    run_in_pod(files, ["sh", "-c", f'printf %s "$1" > {kept}', "sh", template])
+    try:
+        told = lockstep(jobs, "chat", trained, "--base", "--step", "5", "--max-tokens", "4", stdin="The value\nof\n")
+    finally:
+        run_in_pod(files, ["rm", kept])
+    assert told.returncode == 0, told.stderr
+    assert f"/workspace/runs/{trained}/checkpoints/step-5.a" in told.stderr
+    assert (told.stdout.count("base: "), told.stdout.count("tuned: ")) == (2, 2)
+    assert readers(jobs, trained) == []
+
+
 def test_gpus_that_no_node_has_are_told_instead_of_text(jobs: Jobs, trained: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "TROUBLE_SECONDS", 2.0)
     told = lockstep(jobs, "generate", trained, "The value of", "--gpus", "1")

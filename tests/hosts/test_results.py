@@ -79,6 +79,11 @@ def test_a_prompt_is_continued_on_the_host_of_node_0(laptop: BedJobs) -> None:
     assert written.startswith("Return the") and len(written.split()) > 2
 
 
+def test_a_chat_without_a_template_is_refused_by_the_host_of_node_0(laptop: BedJobs) -> None:
+    refused = laptop.about("chat", "demo", check=False)
+    assert refused.returncode == 2 and "has no chat template" in refused.stderr
+
+
 def test_a_shell_is_in_the_workspace_of_its_node_and_its_exit_code_is_the_verb_s(laptop: BedJobs) -> None:
     words = [sys.executable, "-m", "lockstep.cli.main", "shell", "demo", "--node", "1", "--cluster", str(laptop.cluster)]
     done = subprocess.run(words, cwd=ROOT, input="hostname; pwd; exit 7\n", capture_output=True, text=True, check=False, timeout=60)

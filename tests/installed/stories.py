@@ -151,6 +151,7 @@ CLUSTER = (
         refused(f"cp job.yaml grow:/workspace/ {ON}", NEVER_STARTED),
         refused(f"adapter get done {ON}", NEVER_STARTED),
         refused(f"generate done hello {ON}", NEVER_STARTED),
+        refused(f"chat done {ON}", NEVER_STARTED),
         refused(f"model get org/name --job done {ON}", NEVER_STARTED),
         refused(f"checkpoint list done {ON}", NEVER_STARTED),
     ), files={"job.yaml": JOB, "workspace/hello.py": SCRIPT}, cluster=True, takes=5),
@@ -203,6 +204,7 @@ MACHINE = (
             files=("exported/adapter_model.safetensors",)),
         Line("adapter merge ../home/state/lockstep/quickstart/workspace/runs/demo -o merged", files=("merged/*.safetensors",)),
         Line("generate demo 'Return the' --max-tokens 4"),
+        refused("chat demo", "has no chat template"),
     ), takes=60),
     Story("ranks on this machine", (
         Line("run -f job.yaml --local", out=("all 2 ranks run", "Complete"), fresh=True),

@@ -20,13 +20,13 @@ class Told:
     stderr: str
 
 
-def lockstep(*words: str) -> Told:
-    """Type `lockstep WORDS` with nobody at the terminal."""
+def lockstep(*words: str, stdin: str = "") -> Told:
+    """Type `lockstep WORDS` with nobody at the terminal, and with `stdin` on standard input."""
     usual = gc.get_threshold()
     out, errors = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
         patch.setattr("sys.argv", ["lockstep", *words])
-        patch.setattr("sys.stdin", io.StringIO())
+        patch.setattr("sys.stdin", io.StringIO(stdin))
         patch.setattr("sys.excepthook", sys.excepthook)  # as it is: `main` sets another one
         for name, value in {"COLUMNS": "200", "NO_COLOR": "1", "_TYPER_FORCE_DISABLE_TERMINAL": "1"}.items():
             patch.setenv(name, value)

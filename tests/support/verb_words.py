@@ -164,10 +164,10 @@ UNDISTURBED = [
         shows=rf"(?s).*\n paths +0 +Error +{NO_SCRIPT}.*\n\d+ checks on 2 nodes found errors: the job would not start \(\d+\.\d s\)\n$"),
     Row("checkpoint list runs", 0, shows="no commit is there; what a script saves by itself isn't listed\n"),
     Row("checkpoint verify runs", 2, " holds no commit that a start would choose\n"),
-    *(Row(typed, 1, NO_ADAPTER, places=REMOTE) for typed in ("adapter get runs {tmp}/adapter", "generate runs Once")),
+    *(Row(typed, 1, NO_ADAPTER, places=REMOTE) for typed in ("adapter get runs {tmp}/adapter", "generate runs Once", "chat runs")),
     Row("shell runs --node 9", 2, NO_NODE, places=REMOTE),
     *(_no_job(typed, REMOTE) for typed in (
-        "generate nosuch Once", "checkpoint list nosuch", "checkpoint verify nosuch", "tensorboard nosuch", "jupyter nosuch",
+        "generate nosuch Once", "chat nosuch", "checkpoint list nosuch", "checkpoint verify nosuch", "tensorboard nosuch", "jupyter nosuch",
             "vscode nosuch", "debug nosuch train.py",
     )),
     _no_job("drill kill-rank --job nosuch --yes"),

@@ -93,7 +93,7 @@ def assemble(config: RunConfig, environment: RankEnvironment, ranks: Ranks, repo
     describe = Description(manifest_template(config, start, identity, adapter, ranks, batches), plan, engine)
     report = SaveReport(reporter)
     master = (environment.master_address, environment.master_port)
-    upkeep = start_upkeep(config, ranks, start.attempt, master, folder, shared=shared, say=reporter.say)
+    upkeep = start_upkeep(config, ranks, start.attempt, master, folder, chats=dataset.chats, shared=shared, say=reporter.say)
     saver = Saver(ranks, checkpoints, start.attempt, upkeep, describe, kinds_of(training.checkpoint.content.value), report)
     reserve_copy(saver, engine, ranks)
     reporter.startup.done("saveMemory")

@@ -1,7 +1,6 @@
 """Print what a model writes, without and with an adapter:
 
 python -m lockstep_train.generate --model models/tiny-base --adapter runs/demo/adapter --prompt 'The value of'
-python -m lockstep_train.generate --adapter runs/demo/adapter --prompt 'The value of' --stream     # token by token, with the adapter
 """
 
 from __future__ import annotations
@@ -11,8 +10,10 @@ import contextlib
 import json
 import os
 import sys
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from lockstep_spec.modelnames import is_hub_name
@@ -20,6 +21,7 @@ from lockstep_train.base.errors import ConfigError, TrainerError, reason_of, ref
 from lockstep_train.fetch.model import fetched_near
 
 ADAPTER_CONFIG = "adapter_config.json"
+OTHER_BASE = "name the model that it was trained on with --model"
 
 
 def complete(model: Any, tokenizer: Any, prompt: str, tokens: int) -> str:
@@ -27,22 +29,30 @@ def complete(model: Any, tokenizer: Any, prompt: str, tokens: int) -> str:
     import torch
 
     torch.manual_seed(0)
-    output = _generate(model, tokenizer, prompt, tokens, min_new_tokens=tokens // 2)
+    output = write(model, tokenizer, tokenizer.encode(prompt), tokens, **CONTINUED, min_new_tokens=tokens // 2)
     return " ".join(str(tokenizer.decode(output[0], skip_special_tokens=True)).split())
 
 
-def _generate(model: Any, tokenizer: Any, prompt: str, tokens: int, **options: Any) -> Any:
-    """Complete the prompt with what the model finds likeliest after it, without repeating three words in a row (a small model loves to)."""
-    inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False).to(model.device)
-    return model.generate(
-        **inputs, **options, max_new_tokens=tokens, do_sample=False, no_repeat_ngram_size=3, pad_token_id=tokenizer.eos_token_id
-    )
+CONTINUED: Mapping[str, Any] = MappingProxyType({"no_repeat_ngram_size": 3})
+"""Options for text that is continued: a small model loves to repeat three words in a row."""
 
 
-def base_of(adapter: Path) -> Path:
-    """The base model's folder, as the adapter names it, from the root or from a folder above it. Raises ConfigError."""
+def write(model: Any, tokenizer: Any, ids: list[int], tokens: int, **options: Any) -> Any:
+    """Return the tokens with at most `tokens` more, which the model finds likeliest after them."""
+    import torch
+
+    inputs = torch.tensor([ids], device=model.device)
+    given = {"input_ids": inputs, "attention_mask": torch.ones_like(inputs), "pad_token_id": tokenizer.eos_token_id}
+    return model.generate(**given, **options, max_new_tokens=tokens, do_sample=False)
+
+
+def base_of(adapter: Path, config: Mapping[str, Any] | None = None) -> Path:
+    """The base model's folder, as the adapter names it, from the root or from a folder above it. Raises ConfigError.
+
+    `config`: its adapter_config.json, where it isn't in the folder.
+    """
     try:
-        description = json.loads((adapter / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+        description = config or json.loads((adapter / ADAPTER_CONFIG).read_text(encoding="utf-8"))
         stated, revision = description["base_model_name_or_path"], description.get("revision")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise refusal(f"{adapter / ADAPTER_CONFIG} names no base model ({error}); name its folder with --model", error) from error
@@ -62,13 +72,20 @@ def base_of(adapter: Path) -> Path:
     return fetched
 
 
-def load(folder: Path, adapter: Path | None) -> tuple[Any, Any]:
-    """Load (model, tokenizer), on the first GPU if there is one. Raises ConfigError when a folder isn't what it should be."""
+def refuse_no_model(folder: Path) -> None:
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"--model {folder} holds no config.json; it must be a model's folder")
+
+
+def load(folder: Path, adapter: Path | None, named: str = "") -> tuple[Any, Any]:
+    """Load (model, tokenizer), on the first GPU if there is one. `named`: words for the adapter.
+
+    Raises ConfigError when a folder isn't what it should be.
+    """
+    refuse_no_model(folder)
     from lockstep_train.base.imports import OF_FOLDER, import_peft
     from lockstep_train.model.load import model_class, quiet_transformers, refuse_missing_tensors
 
-    if not (folder / "config.json").is_file():
-        raise ConfigError(f"--model {folder} holds no config.json; it must be a model's folder")
     if adapter is not None and not (adapter / ADAPTER_CONFIG).is_file():
         raise ConfigError(f"--adapter {adapter} holds no {ADAPTER_CONFIG}; it must be a PEFT adapter's folder")
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -80,8 +97,8 @@ def load(folder: Path, adapter: Path | None) -> tuple[Any, Any]:
 
     recorded = adapter_record(adapter) if adapter is not None else {}
     with ThreadPoolExecutor(1) as beside:
-        trained, remedy = f"the adapter {adapter}", "name the model that it was trained on with --model"
-        checked = beside.submit(refuse_other_base, folder, recorded, trained, remedy) if recorded else None
+        trained = named or f"the adapter {adapter}"
+        checked = beside.submit(refuse_other_base, folder, recorded, trained, OTHER_BASE) if recorded else None
         try:
             tokenizer = AutoTokenizer.from_pretrained(str(folder), **OF_FOLDER)
             model, report = model_class(folder).from_pretrained(str(folder), output_loading_info=True, **OF_FOLDER)
@@ -104,26 +121,9 @@ def generate(folder: Path, adapter: Path | None, prompt: str, tokens: int) -> No
         print(f"With adapter:    {complete(model, tokenizer, prompt, tokens)}")
 
 
-def stream(folder: Path, adapter: Path | None, prompt: str, tokens: int, *, compare: bool) -> None:
-    """Print the prompt and what follows it, token by token; with `compare` without the adapter first. Raises ConfigError."""
-    model, tokenizer = load(folder, adapter)
-    if compare and adapter is not None:
-        print(f"--- {folder}", flush=True)
-        with without_adapter(model, adapter):
-            _stream(model, tokenizer, prompt, tokens)
-        print(f"--- {adapter}", flush=True)
-    _stream(model, tokenizer, prompt, tokens)
-
-
 def without_adapter(model: Any, adapter: Path | None) -> Any:
     """Return a context in which the model is its base: it is read once, whichever is asked for."""
     return contextlib.nullcontext() if adapter is None else model.disable_adapter()
-
-
-def _stream(model: Any, tokenizer: Any, prompt: str, tokens: int) -> None:
-    from transformers import TextStreamer
-
-    _generate(model, tokenizer, prompt, tokens, streamer=TextStreamer(tokenizer, skip_special_tokens=True))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -134,17 +134,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--adapter", type=Path, help="the adapter's folder")
     parser.add_argument("--prompt", required=True, help="how the text begins")
     parser.add_argument("--tokens", type=int, default=40, help="how many tokens to add at most (default: 40)")
-    parser.add_argument("--stream", action="store_true", help="print it token by token, with the adapter where there is one")
-    parser.add_argument("--compare", action="store_true", help="with --stream: without the adapter first")
     options = parser.parse_args(arguments)
     try:
         if options.model is None and options.adapter is None:
             raise ConfigError("name a model's folder with --model, or an adapter's with --adapter")
-        folder = options.model or base_of(options.adapter)
-        if options.stream:
-            stream(folder, options.adapter, options.prompt, options.tokens, compare=options.compare)
-        else:
-            generate(folder, options.adapter, options.prompt, options.tokens)
+        generate(options.model or base_of(options.adapter), options.adapter, options.prompt, options.tokens)
     except TrainerError as error:
         print(f"generate: {error}", file=sys.stderr)
         return error.exit_code

@@ -28,6 +28,7 @@ SMALL_FOR_A_REASON: Mapping[str, str] = {
     "lockstep.platforms.hosts.remembered": "files of this machine; the rest of its folder talks to hosts",
     "lockstep.platforms.onhost.gputest": "is sent to hosts as text, for the Python of their environments",
     "lockstep.platforms.inpod.forget": "is sent into pods as text, in one file as every such program",
+    "lockstep.platforms.inpod.newest": "is sent into pods as text, in one file as every such program",
     "lockstep.platforms.inpod.runfiles": "is sent into pods as text, in one file as every such program",
     "lockstep_train.watch.beats": "is pure; its importer has the threads and the clock",
 }

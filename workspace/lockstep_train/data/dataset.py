@@ -53,6 +53,8 @@ class Prepared:
     digest: str
     files: dict[str, str]
     """Each path, and each hub dataset with its commit → the SHA-256 of its content."""
+    chats: bool
+    """Some rows to train on are conversations."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,8 @@ class Dataset:
     """Each path, and each hub dataset with its commit → the SHA-256 of its content."""
     largest_id: int = 0
     """Largest id of all tokens, those before every text among them."""
+    chats: bool = False
+    """Some rows to train on are conversations."""
 
 
 def sequence_settings(data: DataConfig, evaluation: EvaluationConfig | None) -> dict[str, Any]:
@@ -187,6 +191,7 @@ def prepare(data: DataConfig, evaluation: EvaluationConfig | None, tokenizer: To
         notes=(*training.facts["notes"], *source_notes, *packing_note(training.facts, data)),
         digest=hashlib.sha256(json.dumps(contents).encode()).hexdigest(),
         files={source.pinned: source.digest for source in reversed(sources)},  # where evaluation is of another split, training's counts
+        chats=any(arrays.facts["chats"] for arrays in trained),
     )
 
 
@@ -220,7 +225,7 @@ def open_dataset(prepared: Prepared, tokenizer: Tokenizer) -> Dataset:
         Sequences(open_arrays(plan / part, verify=False), tokens, prepared.names, tokenizer.begin) for part in (TRAINING, EVALUATION)
     )
     largest = max(*(arrays.facts["largest"] for arrays in tokens), *tokenizer.begin, 0)
-    return Dataset(training, evaluation, prepared.digest, prepared.notes, prepared.files, largest)
+    return Dataset(training, evaluation, prepared.digest, prepared.notes, prepared.files, largest, prepared.chats)
 
 
 def refuse_unknown_tokens(dataset: Dataset, tokenizer: Tokenizer) -> None:

@@ -23,7 +23,7 @@ NEEDS = {
     "inspect": ("lockstep_train",),
     "export": ("lockstep_train", "torch", "safetensors"),
     "merge": ("lockstep_train", "torch", "peft"),
-    "generate": ("lockstep_train", "torch", "peft"),
+    "chat": ("lockstep_train", "torch", "peft"),
     "fetch": ("lockstep_train", "numpy", "huggingface_hub"),
 }
 """The trainer's modules, and the packages that each needs."""
@@ -31,7 +31,7 @@ AT_FIRST = {
     "inspect": "reading",
     "export": "importing torch, then writing the adapter",
     "merge": "importing torch and peft",
-    "generate": "importing torch and peft, then loading the model",
+    "chat": "importing torch and peft, and loading the model",
     "fetch": "asking for the model",
 }
 """Activity of each until it says something."""

@@ -15,9 +15,9 @@ from support.in_process import lockstep as typed
 from support.served import started
 
 
-def lockstep(jobs: Jobs, *arguments: str, namespaced: bool = True) -> Told:
+def lockstep(jobs: Jobs, *arguments: str, namespaced: bool = True, stdin: str = "") -> Told:
     """Type the verb in the jobs' namespace."""
-    return typed(*arguments, *(["-n", jobs.namespace] if namespaced else []))
+    return typed(*arguments, *(["-n", jobs.namespace] if namespaced else []), stdin=stdin)
 
 
 @pytest.fixture(scope="module")

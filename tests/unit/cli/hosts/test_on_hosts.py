@@ -37,7 +37,8 @@ from unit.plan.hosts.test_status import ACTIVE, LEADING, host
 
 WORKING = frozenset({
     "validate", "render", "plan", "preflight", "run", "launch", "bench scaling", "logs", "top", "get", "describe", "why",
-    "stacks", "wait", "resume", "stop", "retry", "sync", "cp", "generate", "shell", "jupyter", "tensorboard", "vscode", "debug", "delete",
+    "stacks", "wait", "resume", "stop", "retry", "sync", "cp", "generate", "chat",
+    "shell", "jupyter", "tensorboard", "vscode", "debug", "delete",
     "checkpoint list", "checkpoint verify", "drill", "adapter get", "model get", "cluster lint", "cluster calibrate", "hosts check",
     "hosts setup",
 })  # fmt: skip
@@ -147,7 +148,7 @@ def test_no_verb_asks_the_kubeconfig_s_cluster_about_a_job_on_hosts(words: tuple
 ABOUT_A_JOB = {
     **dict.fromkeys(("shell", "jupyter", "tensorboard", "vscode", "adapter get", "checkpoint list", "checkpoint verify"), ("x",)),
     **dict.fromkeys(("describe", "why", "logs", "stacks", "wait", "resume", "stop", "retry"), ("x",)),
-    "top": ("x", "--once"), "delete": ("x", "--yes"), "debug": ("x", "train.py"), "generate": ("x", "Once"),
+    "top": ("x", "--once"), "delete": ("x", "--yes"), "debug": ("x", "train.py"), "generate": ("x", "Once"), "chat": ("x",),
         "model get": ("org/x", "--job", "x"),
     "cp": ("x:/workspace/a", "a"), "sync": ("x", "."), "get": ("x",), "drill": ("kill-rank", "--job", "x"),
 }  # fmt: skip

@@ -16,7 +16,6 @@ import pytest
 from lockstep import programs
 from lockstep.api.errors import ConfigError
 from lockstep.cli.files.adapter import _base_words
-from lockstep.cli.files.generate import _adapter_in
 from lockstep.cli.main import main
 from lockstep.kube.exec import PodPlace
 from lockstep.platforms.files import results
@@ -148,16 +147,6 @@ def test_a_pod_that_trains_is_left_alone() -> None:
         where({}, [])
 
 
-def test_on_this_machine_a_runs_folder_or_an_adapters_will_do(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = write(tmp_path / "run/adapter", 1, CONFIG, WEIGHTS)
-    assert _adapter_in(tmp_path / "run") == folder == _adapter_in(folder)
-    monkeypatch.setattr("sys.argv", ["lockstep", "generate", str(tmp_path), "hello"])
-    assert main() == 2
-    assert "holds no adapter" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
@@ -174,7 +163,7 @@ def test_who_gets_an_adapter_reads_that_peft_has_to_be_given_a_base_that_was_a_f
     assert said.startswith(words) and bool(said) == bool(words)
 
 
-@pytest.mark.parametrize("verb", [["adapter", "get", "x", "out"], ["generate", "x", "hello"]])
+@pytest.mark.parametrize("verb", [["adapter", "get", "x", "out"], ["generate", "x", "hello"], ["chat", "x"]])
 def test_without_a_cluster_they_say_so(
     verb: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,7 +17,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ from lockstep_train.checkpoint.format.manifest import Manifest, decode
 METADATA = "metadata.json"
 ADAPTER_CONFIG = "adapter_config.json"
 TOKENIZER = "tokenizer"
+CHATS = "chat_template_kwargs.json"
+"""File there of a run that has learned conversations: the variables of its chat template."""
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json",
     "vocab.json", "vocab.txt", "merges.txt", "spiece.model", "chat_template.jinja", "chat_template.json",
@@ -35,8 +37,11 @@ TOKENIZER_FILES = (
 _VIEW = re.compile(r"checkpoint-(\d+)")
 
 
-def keep_tokenizer(model: Path, run_dir: Path, template: Path | None = None) -> None:
-    """Copy the tokenizer's files beside the checkpoints, once, with the chat template that the run was trained with. Raises OSError."""
+def keep_tokenizer(model: Path, run_dir: Path, template: Path | None = None, variables: Mapping[str, Any] | None = None) -> None:
+    """Copy the tokenizer's files beside the checkpoints, once, with the chat template that the run was trained with. Raises OSError.
+
+    `variables`: of the template; None: the run learns no conversations.
+    """
     target = run_dir / TOKENIZER
     if template is not None:
         make_directory(target)
@@ -45,6 +50,11 @@ def keep_tokenizer(model: Path, run_dir: Path, template: Path | None = None) -> 
         if (model / name).is_file() and not (target / name).exists():
             make_directory(target)
             write_durably(target / name, (model / name).read_bytes())
+    if variables is None:
+        (target / CHATS).unlink(missing_ok=True)
+    else:
+        make_directory(target)
+        write_durably(target / CHATS, json.dumps(dict(variables)).encode())
 
 
 def metadata(manifest: Manifest) -> dict[str, Any]:

@@ -69,9 +69,11 @@ class Upkeep:
             )
 
 
-def start_upkeep(config: RunConfig, ranks: Ranks, attempt: int, master: tuple[str, int], model: Path, *, shared: bool, say: Say) -> Upkeep:
+def start_upkeep(
+    config: RunConfig, ranks: Ranks, attempt: int, master: tuple[str, int], model: Path, *, chats: bool, shared: bool, say: Say
+) -> Upkeep:
     """Start the upkeep of this rank. A collective through the store. `master`: where rank 0 is reached; `model`: the base model's
-    folder.
+    folder; `chats`: the run learns conversations.
     """
     settings, checkpoints = config.training.checkpoint, config.run_dir / "checkpoints"
     if shared and settings.replicas > 1:
@@ -83,8 +85,9 @@ def start_upkeep(config: RunConfig, ranks: Ranks, attempt: int, master: tuple[st
     upkeep = Upkeep(checkpoints, settings.keep, replicas, tell, mine=mine)
     if mine:
         try:
-            template = config.training.data.chat_template
-            keep_tokenizer(model, config.run_dir, Path(template) if template is not None else None)
+            data = config.training.data
+            variables = dict(data.chat_template_kwargs or {}) if chats else None
+            keep_tokenizer(model, config.run_dir, Path(data.chat_template) if data.chat_template is not None else None, variables)
         except OSError as error:
             tell(f"{config.run_dir}: the tokenizer's files can't be kept beside the checkpoints: {error}")
     upkeep.refresh()

@@ -23,14 +23,14 @@ from lockstep_train.base.arrays import Array, Arrays, ArrayWriter, open_arrays, 
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.base.limits import Say
 from lockstep_train.data.read.files import DataSource
-from lockstep_train.data.read.records import AnySample
+from lockstep_train.data.read.records import AnySample, Conversation
 from lockstep_train.data.read.text_files import Broken
 from lockstep_train.data.tokens.chat import Encoded
 from lockstep_train.data.tokens.encode import encode_paragraphs, paragraph_break
 from lockstep_train.data.tokens.pool import Answer, Batch, Encoder, encode_batch, start_pool
 from lockstep_train.data.tokens.tokenizer import Tokenizer
 
-VERSION = 6
+VERSION = 7
 """Raised when the same text would give other tokens, or other facts about them."""
 BATCH = 2000
 """Samples that are tokenized at once, unless they have more characters:"""
@@ -80,7 +80,7 @@ def write_tokens(
     """Read, tokenize and write the source in batches, so that memory doesn't grow with it. Raises ConfigError."""
     broken = Broken(source.name)
     writer = ArrayWriter(place, TYPES)
-    tokens = samples = read = largest = 0
+    tokens = samples = read = largest = chats = 0
     pace = Pace(source.name, say)
 
     def here(batch: Batch) -> Answer:
@@ -88,11 +88,17 @@ def write_tokens(
             return encode_paragraphs(batch, tokenizer), Broken(source.name)
         return encode_batch(batch, tokenizer, train_on, source.name)
 
+    def noticed(rows: Iterator[AnySample]) -> Iterator[AnySample]:
+        nonlocal chats
+        for row in rows:
+            chats += isinstance(row, Conversation)
+            yield row
+
     remarks = Remarks(NAME)
     encoder = Encoder(here, lambda: start_pool(tokenizer, train_on, source.name, say), say)
     try:
         writer.append("offsets", numpy.zeros(1, numpy.int64))
-        with contextlib.closing(encoder.run(batches(with_large_named(source.samples(broken), source.name, say)))) as answers:
+        with contextlib.closing(encoder.run(batches(with_large_named(noticed(source.samples(broken)), source.name, say)))) as answers:
             for count, (encoded, batch_broken) in answers:
                 read += count
                 broken.include(batch_broken)
@@ -110,7 +116,7 @@ def write_tokens(
         if not samples:
             raise ConfigError("; ".join(with_source_name([f"the data {NAME} holds no samples", *lost, *blank], source)))
         notes = [*lost, *remarks.notes(), *blank, *replace(broken, name=NAME).not_read()]
-        facts = {"source": source.name, "samples": samples, "tokens": tokens, "largest": largest, "notes": notes}
+        facts = {"source": source.name, "samples": samples, "tokens": tokens, "largest": largest, "chats": chats, "notes": notes}
         writer.commit({**facts, "separator": len(paragraph_break(tokenizer))})
     except BaseException:
         writer.discard()
