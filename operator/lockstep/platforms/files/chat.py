@@ -57,10 +57,7 @@ async def started(place: Place, command: Sequence[str], none: str) -> AsyncItera
     """Start to load what the command names. Raises ConfigError, ProgramFailed, and NoAdapter with the words `none`."""
     async with place.program([*command], pings=True) as program:
         lines = lines_in(program)
-        try:
-            facts = await next_answer(program, lines)
-        except ProgramFailed as error:
-            raise ConfigError(str(error).replace(": lockstep: ", ": ", 1)) if program.code == CONFIGURATION else error from None
+        facts = await _next(program, lines)
         if "none" in facts:
             raise NoAdapter(none)
         yield TunedModel(program, lines, facts)
@@ -71,5 +68,12 @@ async def loaded(place: Place, command: Sequence[str], none: str, loading: Loadi
     """Load what the command names, while the block of `loading` is open. Raises as `started`."""
     async with started(place, command, none) as model:
         with loading(f"{model.facts.get('adapter')} ({place.name})"):
-            await next_answer(model._program, model._lines, "ready")
+            await _next(model._program, model._lines, "ready")
         yield model
+
+
+async def _next(program: Program, lines: AsyncIterator[bytes], word: str = "") -> Json:
+    try:
+        return await next_answer(program, lines, word)
+    except ProgramFailed as error:
+        raise ConfigError(str(error).replace(": lockstep: ", ": ", 1)) if program.code == CONFIGURATION else error from None

@@ -80,6 +80,7 @@ def test_an_answer_that_never_ends_fills_no_memory(monkeypatch: pytest.MonkeyPat
         ("import sys; print('lockstep: no template', file=sys.stderr); sys.exit(78)", ConfigError, "^this machine: no template$"),
         ("import sys; sys.exit('No module named lockstep_train')", ProgramFailed, "No module named lockstep_train"),
         ("print('{\"none\": 1}')", NoAdapter, "^nothing yet$"),
+        ("import sys; print('{}'); print('lockstep: another base', file=sys.stderr); sys.exit(78)", ConfigError, "^this machine: another"),
         ("print('Welcome')", ProgramFailed, "says 'Welcome', which is not a valid answer"),
     ],
 )
