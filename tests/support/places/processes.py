@@ -305,7 +305,8 @@ class ProcessJob(Job):
         layout = RankLayout(self.seen.record.ranks)
 
         async def look() -> tuple[Object, bool]:
-            return self.job, has_ended(self.look_again())
+            is_over = has_ended(self.look_again())
+            return self.job, is_over
 
         def nodes(answers: Mapping[int, Object]) -> list[Object]:
             hosts = enumerate(self.seen.hosts)

@@ -260,8 +260,10 @@ def test_top_shows_the_cpu_memory_and_gpu_of_every_rank_while_they_run(folder: F
     with folder.running() as process:
         line_with(process, "pid ")
         shown = lockstep("top", "x", "--local", "--workspace", str(folder.root), "-o", "json")
-        page = lockstep("top", "x", "--local", "--workspace", str(folder.root)).stdout
+        monkeypatch.chdir(folder.root)
+        page = lockstep("top", "x", "--local", "--workspace", ".").stdout
     assert shown.returncode == 0, shown.stderr
+    assert "not running" not in page, "its ranks are found by a relative workspace, too"
     (node,) = json.loads(shown.stdout)["nodes"]
     assert (node["ranks"], node["ranksRunning"]) == ([0, 1], [0, 1])
     assert [(load["rank"], load["gpu"]) for load in node["rankLoads"]] == [(0, 1), (1, 0)]

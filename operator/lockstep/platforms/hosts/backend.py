@@ -342,7 +342,8 @@ class HostsJob(Job):
         }
 
         async def look() -> tuple[Object, bool]:
-            return self.job, has_ended(await self.current())
+            is_over = has_ended(await self.current())
+            return self.job, is_over
 
         def nodes(answers: Mapping[int, Object]) -> list[Object]:
             problems = {host: {"problem": why} for host, why in self.seen.problems.items()}

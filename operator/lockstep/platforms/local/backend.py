@@ -287,7 +287,8 @@ class LocalJob(Job):
             desired = (self.status.get("ranks") or {}).get("desired", 0)
             return [machine_node(socket.gethostname(), range(desired), answers.get(0, {}))] if runs(Path(self._folder)) else []
 
-        return looks_of_job(self.name, {0: (LocalPlace(), self._folder)}, look, nodes, interval)
+        folder = str(self.backend.root.resolve() / "workspace/runs" / self.name)  # (as its ranks name it)
+        return looks_of_job(self.name, {0: (LocalPlace(), folder)}, look, nodes, interval)
 
     log_uid = ""
 
