@@ -215,6 +215,14 @@ def test_an_adapter_is_fetched_as_it_lies_on_the_volume(jobs: Jobs, trained: str
     assert json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())["r"] == TRAINING["lora"]["rank"]
 
 
+def test_a_whole_model_is_made_in_a_pod_that_is_gone_afterwards(jobs: Jobs, trained: str, files: PodPlace, tmp_path: Path) -> None:
+    told = lockstep(jobs, "adapter", "merge", trained, "--output", str(tmp_path / "model"))
+    assert told.returncode == 0, told.stderr
+    assert {path.name for path in (tmp_path / "model").iterdir()} >= {"config.json", "model.safetensors", "tokenizer.json", "README.md"}
+    assert ".merged-" not in run_in_pod(files, ["ls", "-A", f"/workspace/runs/{trained}"])
+    assert readers(jobs, trained) == []
+
+
 def test_text_is_written_with_and_without_the_adapter_and_its_pod_is_gone_afterwards(jobs: Jobs, trained: str) -> None:
     told = lockstep(jobs, "generate", trained, "The value of", "--max-tokens", "8", "--base")
     assert told.returncode == 0, told.stderr

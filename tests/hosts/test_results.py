@@ -71,7 +71,14 @@ def test_a_host_that_is_away_is_named_where_its_shards_are_missed(laptop: BedJob
 def test_the_adapter_comes_to_the_laptop(laptop: BedJobs) -> None:
     target = laptop.folder / "adapter"
     assert f"{RUN}/adapter of job demo" in laptop.about("adapter get", "demo", str(target)).stdout
-    assert {path.name for path in target.iterdir()} >= {"adapter_config.json", "adapter_model.safetensors"}
+    assert {path.name for path in target.iterdir()} >= {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json", "README.md"}
+
+
+def test_a_whole_model_is_made_where_its_base_is_and_comes_to_the_laptop(laptop: BedJobs) -> None:
+    target = laptop.folder / "model"
+    assert f"{target}: the model of job demo" in laptop.about("adapter merge", "demo", "--output", str(target)).stdout
+    assert {path.name for path in target.iterdir()} >= {"config.json", "model.safetensors", "tokenizer.json", "README.md"}
+    assert ".merged-" not in laptop.bed.console(0, "ls", "-A", RUN)
 
 
 def test_a_prompt_is_continued_on_the_host_of_node_0(laptop: BedJobs) -> None:

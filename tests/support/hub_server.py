@@ -6,6 +6,7 @@ Facts: https://huggingface.co/docs/hub/api and the requests that huggingface_hub
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import threading
@@ -23,6 +24,8 @@ import pytest
 LFS_BYTES = 4096
 PAGE = 5
 TOKEN = "hf_testtokentesttokentest"
+READING = "hf_readingreadingreading"
+"""Token that may not write."""
 CHUNK = 64 << 10
 
 
@@ -77,6 +80,8 @@ class Hub:
         self.faults = Faults()
         self.requests: list[str] = []
         self.tokens: list[str] = []
+        self.kept: dict[str, bytes] = {}
+        """SHA-256 of a large file → its bytes, as they were sent to the storage."""
         self.sent: dict[str, int] = {}
         """Name of a file → bytes sent of it."""
         self.moved: dict[str, str] = {}
@@ -108,8 +113,23 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._answer(body=True)
 
+    def do_PUT(self) -> None:
+        self._answer(body=True)
+
+    def do_POST(self) -> None:
+        self._answer(body=True)
+
+    def _sent(self) -> bytes:
+        """What the client sends; a fault ends the connection in the middle of it."""
+        size, file = int(self.headers.get("Content-Length", 0)), urlsplit(self.path).path.split("/")[1]
+        cut = self.hub.faults.cuts.get(file)
+        if not cut:
+            return self.rfile.read(size)
+        self.rfile.read(min(size, cut.pop(0)))
+        raise ConnectionError
+
     def _answer(self, body: bool) -> None:
-        hub, path = self.hub, unquote(urlsplit(self.path).path)
+        hub, path, sent = self.hub, unquote(urlsplit(self.path).path), self._sent()
         token = self.headers.get("Authorization", "").removeprefix("Bearer ")
         with hub.lock:
             hub.requests.append(f"{self.command} {path}")
@@ -118,6 +138,8 @@ class Handler(BaseHTTPRequestHandler):
             status = planned.pop(0) if planned else None
         if status is not None:
             return self._send(status, {"Retry-After": hub.faults.retry_after} if status == 429 else {})
+        if self.command in ("POST", "PUT"):
+            return self._write_access(path, sent, token)
         if path.startswith("/cdn/"):
             return self._content(path.split("/")[-1], self._stored(path.split("/")[2]), body, {})
         kind = "datasets" if path.startswith(("/api/datasets/", "/datasets/")) else "models"
@@ -174,6 +196,41 @@ class Handler(BaseHTTPRequestHandler):
         self._json(
             [_entry(path, content) for path, content in files[start : start + PAGE]], {"Link": link} if start + PAGE < len(files) else {}
         )
+
+    def _write_access(self, path: str, sent: bytes, token: str) -> None:
+        """Make a repository, take files to keep, and commit them."""
+        hub, name = self.hub, path.removeprefix("/api/models/").partition("/preupload/")[0].partition("/commit/")[0]
+        if path.startswith("/lfs/"):
+            hub.kept[path.removeprefix("/lfs/")] = sent
+            self._json({})
+        elif path == "/api/validate-yaml":
+            self._json({})
+        elif token not in (TOKEN, READING):
+            self._send(401, {"X-Error-Message": "Invalid username or password."})
+        elif path == "/api/repos/create":
+            self._create(json.loads(sent), token)
+        elif path.endswith(".git/info/lfs/objects/batch"):
+            places = [(item, {"upload": {"href": f"{hub.storage}/lfs/{item['oid']}"}}) for item in json.loads(sent)["objects"]]
+            self._json({"transfer": "basic", "objects": [{**item, "actions": actions} for item, actions in places]})
+        elif "/preupload/" in path:
+            modes = [("lfs" if file["size"] >= LFS_BYTES else "regular", file["path"]) for file in json.loads(sent)["files"]]
+            self._json({"files": [{"path": file, "uploadMode": mode, "shouldIgnore": False} for mode, file in modes]})
+        else:
+            lines = [(line["key"], line["value"]) for line in map(json.loads, sent.splitlines())]
+            files = {value["path"]: base64.b64decode(value["content"]) for key, value in lines if key == "file"}
+            files |= {value["path"]: hub.kept[value["oid"]] for key, value in lines if key == "lfsFile"}
+            sha = hub.repositories["models", name].commit(files)
+            self._json({"commitUrl": f"{hub.endpoint}/{name}/commit/{sha}", "commitOid": sha})
+
+    def _create(self, wish: dict[str, str], token: str) -> None:
+        name = f"{wish['organization']}/{wish['name']}"
+        if token == READING:
+            self._send(403, {"X-Error-Message": "You don't have the rights to create a model under this namespace"})
+            return
+        is_new = ("models", name) not in self.hub.repositories
+        if is_new:
+            self.hub.add(name, {}, private=wish["visibility"] == "private")
+        self._json({"url": f"{self.hub.endpoint}/{name}"}, status=200 if is_new else 409)
 
     def _resolve(self, kind: str, path: str, token: str, body: bool) -> None:
         name, _, rest = path.partition("/resolve/")
@@ -243,9 +300,9 @@ class Handler(BaseHTTPRequestHandler):
             if faults.bytes_per_second is not None:
                 time.sleep(step / faults.bytes_per_second)
 
-    def _json(self, value: Any, headers: dict[str, str] | None = None) -> None:
+    def _json(self, value: Any, headers: dict[str, str] | None = None, status: int = 200) -> None:
         text = json.dumps(value).encode()
-        self.send_response(200)
+        self.send_response(status)
         for key, header in {"Content-Type": "application/json", "Content-Length": str(len(text)), **(headers or {})}.items():
             self.send_header(key, header)
         self.end_headers()

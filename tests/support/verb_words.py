@@ -106,6 +106,7 @@ UNDISTURBED = [
             "retry nosuch", "delete nosuch --yes",
     )),
     _no_job("top nosuch --once", REMOTE), _no_job("adapter get nosuch {tmp}/adapter", REMOTE), _no_job("shell nosuch", REMOTE),
+    _no_job("adapter merge nosuch -o {tmp}/model", REMOTE), _no_job("adapter push nosuch org/name", REMOTE),
     Row("get runs", 0, shows=HEADS + r"runs +2/2 +2/2 +- +- +0 +Running +\d"),
     Row("get", 0, shows=HEADS + r"broke +2 +2 +- +- +0 +Failed .*\ndone +2 +2 +- +- +0 +Complete .*\nruns +2/2 +2/2 .* Running "),
     Row("get -o name", 0, shows=r"trainingjob\.lockstep\.dev/broke\n"),
@@ -164,7 +165,10 @@ UNDISTURBED = [
         shows=rf"(?s).*\n paths +0 +Error +{NO_SCRIPT}.*\n\d+ checks on 2 nodes found errors: the job would not start \(\d+\.\d s\)\n$"),
     Row("checkpoint list runs", 0, shows="no commit is there; what a script saves by itself isn't listed\n"),
     Row("checkpoint verify runs", 2, " holds no commit that a start would choose\n"),
-    *(Row(typed, 1, NO_ADAPTER, places=REMOTE) for typed in ("adapter get runs {tmp}/adapter", "generate runs Once", "chat runs")),
+    *(Row(typed, 1, NO_ADAPTER, places=REMOTE) for typed in (
+        "adapter get runs {tmp}/adapter", "adapter merge runs -o {tmp}/model", "adapter push runs org/name", "generate runs Once",
+        "chat runs",
+    )),
     Row("shell runs --node 9", 2, NO_NODE, places=REMOTE),
     *(_no_job(typed, REMOTE) for typed in (
         "generate nosuch Once", "chat nosuch", "checkpoint list nosuch", "checkpoint verify nosuch", "tensorboard nosuch", "jupyter nosuch",

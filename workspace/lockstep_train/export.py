@@ -26,23 +26,14 @@ import torch
 from lockstep_spec.choices import Precision
 from lockstep_spec.files import make_directory, sync_directory, write_durably
 from lockstep_train.base.errors import ConfigError, TrainerError, print_problem, reason_of, refusal
+from lockstep_train.card import kept_tokenizers, make_whole, provenance_of
 from lockstep_train.checkpoint.commits import newest_whole
 from lockstep_train.checkpoint.format.manifest import Manifest
 from lockstep_train.checkpoint.format.shards import ShardReader
-from lockstep_train.model.base_files import RECORD
+from lockstep_train.model.base_files import RECORD, encode_record
 from lockstep_train.model.load import empty_model
-from lockstep_train.model.weight_files import (
-    CONFIG,
-    INDEX,
-    NAMES,
-    PRECISIONS,
-    SINGLE,
-    NewTensor,
-    copy_others,
-    library_order,
-    weight_paths,
-    write_tensors,
-)
+from lockstep_train.model.stored import CONFIG, INDEX, SINGLE, copy_others, weight_paths
+from lockstep_train.model.weight_files import NAMES, PRECISIONS, NewTensor, library_order, write_tensors
 from lockstep_train.zero.kinds import MASTER
 
 SHARD_BYTES = 5 * 10**9
@@ -197,7 +188,7 @@ def write_streaming(
     make_directory(folder)
     write_tensors(folder / WEIGHTS_FILE, tensors, (read(parameters[tensor.name]).to(dtype) for tensor in tensors), {"format": "pt"})
     if base_files:
-        write_durably(folder / RECORD, json.dumps(dict(base_files), indent=2, sort_keys=True).encode())
+        write_durably(folder / RECORD, encode_record(base_files))
     write_durably(folder / CONFIG_FILE, json.dumps(adapter["config"], indent=2, sort_keys=True).encode())
 
 
@@ -207,15 +198,10 @@ def export(paths: Sequence[Path], output: Path) -> Manifest:
     if manifest.adapter["config"] is None:
         raise ConfigError(f"{commit.name} was trained with method Full and holds a whole model, no adapter; use `lockstep adapter merge`")
     with commit.held("export"):
-        export_shards(output, manifest, shards)
+        make_whole(output, provenance_of(manifest), Path(manifest.base_model), kept_tokenizers(commit.folders))
+        reader, files = ShardReader(output, manifest, shards), manifest.identity.base_files
+        write_streaming(output, reader.shapes, lambda name: reader.read(name, MASTER), manifest.adapter, manifest.precision, files)
     return manifest
-
-
-def export_shards(folder: Path, manifest: Manifest, paths: Sequence[Path]) -> None:
-    """Write the adapter of a commit into `folder`, from shards that were checked; `paths` says where each is."""
-    reader = ShardReader(folder, manifest, paths)
-    files = manifest.identity.base_files
-    write_streaming(folder, reader.shapes, lambda name: reader.read(name, MASTER), manifest.adapter, manifest.precision, files)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from lockstep_spec.choices import Method
@@ -11,6 +12,8 @@ from lockstep_train.balance import renew
 from lockstep_train.base import limits
 from lockstep_train.base.errors import Stopped, TrainerError
 from lockstep_train.base.ranks import vote
+from lockstep_train.card import make_whole, provenance_of
+from lockstep_train.checkpoint.format.views import TOKENIZER
 from lockstep_train.engine.experts import usage_fields
 from lockstep_train.evaluate import Leaving, evaluate
 from lockstep_train.export import write_adapter, write_model
@@ -152,6 +155,13 @@ def _export(run: Run, folder: Path, *, full: bool) -> None:
             pass
     elif full:  # one parameter at a time: a rank needs the memory of a layer and of a file
         write_model(folder, Path(run.config.training.model.name), masters, precision.value)
+        _make_whole(run, folder)
     else:
+        _make_whole(run, folder)
         weights = {name: value.to(PRECISIONS[precision]).cpu() for name, value in masters}
         write_adapter(folder, weights, run.adapter, precision.value, run.describe.template.identity.base_files)
+
+
+def _make_whole(run: Run, folder: Path) -> None:
+    origin = provenance_of(replace(run.describe.template, step=run.plan.total_steps))
+    make_whole(folder, origin, Path(run.config.training.model.name), [run.config.run_dir / TOKENIZER])

@@ -30,6 +30,10 @@ def test_the_exported_adapter_gives_the_live_models_logits_in_peft(
     files = [(tmp_path / folder / "adapter_model.safetensors").read_bytes() for folder in ("live/adapter", "exported")]
     assert files[0] == files[1]
     assert json.loads((tmp_path / "exported/adapter_config.json").read_text())["r"] == 5
+    whole = [{path.name: path.read_bytes() for path in (tmp_path / folder).iterdir()} for folder in ("live/adapter", "exported")]
+    assert whole[0] == whole[1]
+    assert whole[0].keys() >= {"tokenizer.json", "tokenizer_config.json", "README.md", "base_files.json"}
+    assert b"| steps | 2 |" in whole[0]["README.md"]
 
 
 def test_a_damaged_commit_is_not_exported(reference: Reference, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +61,13 @@ def test_the_merged_model_gives_the_live_models_logits(results: Outcomes, varian
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_merged_folder_has_the_bases_files_names_and_dtypes(results: Outcomes, variant: str) -> None:
-    assert results[variant]["files"] == results[variant]["base_files"]
+    assert results[variant]["files"] == sorted([*results[variant]["base_files"], "README.md"])
     assert results[variant]["shapes_kept"]
+
+
+@pytest.mark.parametrize("variant", [name for name, variant in VARIANTS.items() if variant.get("method") != "Full"])
+def test_an_adapters_folder_gives_the_model_that_its_commit_gives(results: Outcomes, variant: str) -> None:
+    assert results[variant]["adapters"] == {"exported": True, "saved": True}
 
 
 @pytest.mark.parametrize("variant", [name for name, variant in VARIANTS.items() if variant["family"] == "tied"])
@@ -77,6 +84,33 @@ def test_another_base_model_is_refused(results: Outcomes, folder: Path, tmp_path
     assert merged.exit_code == 2
     assert "is not the base model that step 7 was trained on: config.json had SHA-256 " in merged.stderr
     assert not (tmp_path / "out").exists()
+
+
+def merged(*words: object) -> Any:
+    return CliRunner().invoke(adapter.app, ["merge", *map(str, words)])
+
+
+def test_an_adapter_that_says_nothing_of_its_base_is_refused_by_its_tensors_shapes(results: Outcomes, folder: Path, tmp_path: Path) -> None:
+    assert results["llama"] and results["gemma3"]
+    done = merged(folder / "llama/saved", "--output", tmp_path / "out", "--base", folder / "gemma3/base")
+    assert done.exit_code == 2
+    assert "saved doesn't fit this base model: " in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("source", ["run/checkpoints/step-7.a1", "saved"])
+def test_a_merge_onto_a_full_disk_leaves_nothing(results: Outcomes, folder: Path, tmp_path: Path, source: str) -> None:
+    assert results["several files"]
+    case, disk = folder / "several-files", tmp_path / "disk"
+    disk.mkdir()
+    merge = f"{sys.executable} -m lockstep_train.merge {case / source} --output {disk}/out --base {case}/base"
+    script = f"mount -t tmpfs -o size=64k tmpfs {disk} && {{ {merge}; ls -A {disk}; }}"
+    done = subprocess.run(
+        ["unshare", "--map-root-user", "--mount", "sh", "-c", script], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert f"lockstep: {disk}/out can't be written: No space left on device: the file system {disk} has " in done.stderr
+    assert done.stderr.endswith("; nothing of it is left\n")
+    assert done.stdout.splitlines()[-1].startswith("writing "), "it was full before, or something is left"
 
 
 def test_the_command_line_merges_shards_of_two_volumes_with_a_base_that_has_moved(results: Outcomes, folder: Path, tmp_path: Path) -> None:

@@ -92,7 +92,9 @@ def test_a_fully_trained_model_is_left_as_a_folder_that_gives_the_live_models_lo
         "optimization": {"maxSteps": 3, "learningRate": "1e-3", "microBatchSize": 4, "globalBatchSize": 12},
         "checkpoint": {"everySteps": 1},
         "evaluation": None,
+        "data": {"chatTemplate": str(tmp_path / "own.jinja")},
     }
+    (tmp_path / "own.jinja").write_text("{{ messages }}")
     small = {"export.SHARD_BYTES": 20_000}
     whole = ranks.run("main_with", [run_file("whole", zeroStage="Stage2", **settings)] * 2, nodes=2, arguments={"constants": small})
     assert f"Model: {tmp_path / 'whole/model'}" in whole.output
@@ -114,6 +116,8 @@ def test_a_fully_trained_model_is_left_as_a_folder_that_gives_the_live_models_lo
     assert sorted(path.name for path in model.glob(".*")) == []
     ranks.run("compare_model", [None], arguments={"folder": str(model), "logits": logits})
     assert not (tmp_path / "live/adapter").exists()
+    assert (model / "chat_template.jinja").read_text() == "{{ messages }}", "it has the run's template"
+    assert "| method | full fine-tuning |" in (model / "README.md").read_text()
 
 
 LORA = {"modulesToSave": ["embed_tokens"], "rankStabilized": True}

@@ -15,10 +15,11 @@ from safetensors.torch import load_file, save
 
 from lockstep_spec.choices import Content
 from lockstep_spec.training import TrainingConfig
-from lockstep_train import merge
+from lockstep_train import export, merge
 from lockstep_train.checkpoint.format.identity import Identity
 from lockstep_train.checkpoint.format.layout import MANIFEST, shard_file
 from lockstep_train.checkpoint.format.manifest import FragmentRecord, Manifest, ShardRecord, encode
+from lockstep_train.model import merger
 from lockstep_train.model.base_files import hash_base
 from lockstep_train.model.load import base_digest, model_class, quiet_transformers
 from lockstep_train.model.trained import describe_trained, make_trainable
@@ -119,9 +120,24 @@ def merge_variant(folder: Path, variant: dict[str, Any]) -> dict[str, Any]:
         "tied": json.loads((merged_folder / "config.json").read_text()).get("tie_word_embeddings"),
         "shapes_kept": shapes_kept(base, merged_folder),
     }
+    if adapter["config"] is not None:
+        result["adapters"] = merged_adapters(folder, model)
     if adapter["config"] is not None and not variant.get("separate"):
         result["peft_difference"] = ((mine - logits_of(model.merge_and_unload())).abs().max() / live.abs().max()).item()
     return result
+
+
+def merged_adapters(folder: Path, model: Any) -> dict[str, bool]:
+    """Whether the adapter's folder, as Lockstep exports it and as PEFT itself saves it, becomes the commit's merged model to the bit."""
+    assert export.main([str(folder / "run/checkpoints/step-7.a1"), "--output", str(folder / "exported")]) == 0
+    model.save_pretrained(folder / "saved")
+    equal = {}
+    for name in ("exported", "saved"):
+        target = folder / f"merged-{name}"
+        code = merge.main([str(folder / name), "--base", str(folder / "base"), "--output", str(target)])
+        files = [path.name for path in (folder / "merged").iterdir() if path.name.endswith((".safetensors", ".index.json", "config.json"))]
+        equal[name] = code == 0 and all((target / file).read_bytes() == (folder / "merged" / file).read_bytes() for file in files)
+    return equal
 
 
 def shapes_kept(base: Path, merged_folder: Path) -> bool:
@@ -136,9 +152,9 @@ def shapes_kept(base: Path, merged_folder: Path) -> bool:
 def merge_variants(folder: str, variants: dict[str, Any], output: str) -> None:
     """All but those that say otherwise block by block."""
     quiet_transformers()
-    usual = merge.BLOCK_ELEMENTS
+    usual = merger.BLOCK_ELEMENTS
     for name, variant in variants.items():
         place = Path(folder) / name.replace(" ", "-")
         place.mkdir()
-        set_constants({"merge.BLOCK_ELEMENTS": 1000 if variant.get("blocks", True) else usual})
+        set_constants({"model.merger.BLOCK_ELEMENTS": 1000 if variant.get("blocks", True) else usual})
         add_result(output, name, merge_variant(place, variant))

@@ -28,7 +28,7 @@ from support.api_stub import ALWAYS, ApiStub, kubeconfig, served
 
 FAILED, USAGE, MAY_WAIT, INTERRUPTED = 1, 2, 3, 130
 ON_THIS_MACHINE = (
-    "quickstart", "init", "validate", "render", "cluster list", "use", "help", "devcluster", "adapter export", "adapter merge", "build",
+    "quickstart", "init", "validate", "render", "cluster list", "use", "help", "devcluster", "adapter export", "build",
         "launch",
     "join", "hosts",
 )  # fmt: skip

@@ -114,6 +114,7 @@ VERBS: dict[str, tuple[Callable[[], Store], list[str]]] = {
     "cp": (ended_job, ["cp", "job.yaml", "x:/workspace/", "-n", "team", "--cluster", "local"]),
     "generate": (ended_job, ["generate", "x", "Once", "-n", "team", "--cluster", "local"]),
     "adapter get": (ended_job, ["adapter", "get", "x", "-n", "team", "--cluster", "local"]),
+    "adapter merge": (ended_job, ["adapter", "merge", "x", "-o", "model", "-n", "team", "--cluster", "local"]),
     "model get": (ended_job, ["model", "get", "org/name", "--job", "x", "-n", "team", "--cluster", "local"]),
     "model get before a job": (with_nodes, ["model", "get", "org/name", "-f", "job.yaml", "--cluster", "local", "-n", "team"]),
 }  # fmt: skip

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from lockstep.api.errors import ConfigError
 from lockstep.cli import main as entry
-from lockstep.cli.files import checkpoint
+from lockstep.cli.files import adapter, checkpoint
 from lockstep.cli.shared import terminal, trainer
 from lockstep.cli.shared.jobargs import TargetOptions
 from lockstep.cli.shared.trainer import _run
@@ -31,6 +31,7 @@ from lockstep.platforms.kubernetes.job import KubernetesJob
 from lockstep.platforms.output import ProgramOutput
 from lockstep.platforms.places.backend import Volume
 from lockstep.programs import ProgramFailed
+from lockstep_spec.files import make_directory
 from lockstep_train import inspect
 from support.in_process import lockstep
 
@@ -64,6 +65,52 @@ def test_what_is_known_of_checkpoints_is_printed_as_the_trainer_says_it(verb: st
     monkeypatch.setattr(checkpoint, "ask_trainer", lambda module, arguments: ('{"commits": 1}', 0))
     done = CliRunner().invoke(checkpoint.app, [verb, "runs/x", "-o", "json"])
     assert (done.exit_code, done.output) == (0, '{"commits": 1}\n')
+
+
+@pytest.fixture
+def typed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str], bool]]:
+    """Modules of the trainer that `lockstep adapter` runs, with their arguments, and whether their first is there."""
+    calls: list[tuple[str, list[str], bool]] = []
+
+    async def get(job: str, output: Path) -> str:
+        make_directory(output)
+        return ""
+
+    def run(module: str, words: list[str | Path]) -> None:
+        calls.append((module, list(map(str, words)), Path(words[0]).is_dir()))
+
+    monkeypatch.setattr(adapter, "_get", get)
+    monkeypatch.setattr(adapter, "find_job", lambda job, where: job)
+    monkeypatch.setattr(adapter, "ask_trainer", lambda module, arguments: ("README.md  482 B\n", 0))
+    monkeypatch.setattr(adapter, "run_trainer", run)
+    return calls
+
+
+def test_an_adapter_is_sent_only_after_its_files_were_shown_and_somebody_has_said_yes(
+    typed: list[tuple[str, list[str], bool]], tmp_path: Path
+) -> None:
+    refused = CliRunner().invoke(adapter.app, ["push", str(tmp_path), "org/name"])
+    assert isinstance(refused.exception, ConfigError) and "use --yes to send them" in str(refused.exception)
+    assert (refused.stdout, typed) == ("README.md  482 B\n", [])
+    assert CliRunner().invoke(adapter.app, ["push", str(tmp_path), "org/name", "--public", "--yes"]).exit_code == 0
+    assert typed == [("push", [str(tmp_path), "org/name", "--public", "--send"], True)]
+
+
+@pytest.mark.parametrize("words", [["push", "demo", "org/name", "--yes"], ["merge", "demo", "--output", "out", "--base", "base"]])
+def test_a_job_s_adapter_is_fetched_for_a_while(
+    words: list[str], typed: list[tuple[str, list[str], bool]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert CliRunner().invoke(adapter.app, words).exit_code == 0
+    ((module, arguments, was_there),) = typed
+    assert module == words[0] and was_there
+    assert not Path(arguments[0]).exists()
+
+
+def test_a_job_is_not_merged_into_a_folder_that_holds_something(typed: list[tuple[str, list[str], bool]], tmp_path: Path) -> None:
+    (tmp_path / "mine").touch()
+    refused = CliRunner().invoke(adapter.app, ["merge", "demo", "--output", str(tmp_path)]).exception
+    assert isinstance(refused, ConfigError) and "is not empty; give a new folder" in str(refused)
 
 
 def test_what_the_trainer_says_of_a_folder_acts_on_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -232,6 +279,8 @@ spec: {nodes: 1, script: {path: nosuch.py}}
         ("retry --local -f job.yaml", "no run j can be read"),
         ("adapter export nosuch -o out", "there is no nosuch on this machine"),
         ("adapter merge . -o out --base nosuch", "there is no nosuch on this machine"),
+        ("adapter merge ./nosuch -o out", "there is no nosuch on this machine"),
+        ("adapter push ./nosuch org/name", "there is no nosuch on this machine"),
         ("checkpoint list ./nosuch", "there is no nosuch on this machine"),
     ],
 )

@@ -11,11 +11,11 @@ from typing import Any, cast
 import pytest
 import torch
 
-from lockstep_train import export, merge
+from lockstep_train import export
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.checkpoint.save import snapshot
 from lockstep_train.demo import __main__ as demo
-from lockstep_train.model import moe, weight_files
+from lockstep_train.model import merger, moe, weight_files
 from lockstep_train.zero.secondary import fingerprint
 
 
@@ -77,7 +77,7 @@ def test_a_file_of_a_trained_model_has_five_billion_bytes(tmp_path: Path, monkey
 def test_a_merge_keeps_the_last_eight_factors_that_it_read() -> None:
     reads: list[str] = []
     shards = SimpleNamespace(read=lambda name, _: reads.append(name) or torch.zeros(4), shapes=dict.fromkeys("abcdefghi", (2, 2)))
-    read, _ = merge._readers(cast(Any, shards), torch.bfloat16)
+    read, _ = merger._readers(cast(Any, shards), torch.bfloat16)
     for name in "abcdefgh" + "a" + "i" + "b":
         assert read(name).shape == (2, 2)
     assert reads == [*"abcdefghib"]

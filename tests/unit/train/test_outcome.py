@@ -35,6 +35,7 @@ def test_only_the_rank_that_writes_holds_the_adapter(tmp_path: Path, monkeypatch
     written: list[dict[str, torch.Tensor]] = []
     monkeypatch.setattr(zero_access, "gather_masters", gather)
     monkeypatch.setattr(loop, "write_adapter", lambda folder, values, adapter, precision, files: written.append(values))
+    monkeypatch.setattr(loop, "_make_whole", lambda run, folder: None)
     training = SimpleNamespace(precision=Precision.BF16)
     describe = SimpleNamespace(template=SimpleNamespace(identity=SimpleNamespace(base_files={})))
     run: Any = SimpleNamespace(

@@ -78,7 +78,7 @@ class HubRepository:
         except Exception as error:
             if is_of_volume(error):
                 raise
-            if _status(error) == NO_SUCH_RANGE:
+            if status_of(error) == NO_SUCH_RANGE:
                 sink.restart()
             raise self._storage_problem(error, file) or self.problem(error, pin) from error
 
@@ -103,10 +103,10 @@ class HubRepository:
         """Error to raise for what the client has raised: ConfigError where only another name, revision or token helps."""
         if isinstance(error, TrainerError):
             return error
-        final, status = self._final(error, revision), _status(error)
+        final, status = self._final(error, revision), status_of(error)
         if final is not None:
             return ConfigError(final)
-        reason = f"it answers {status}" if status is not None else f"{type(error).__name__}: {_words(error)}"
+        reason = f"it answers {status}" if status is not None else f"{type(error).__name__}: {words_of(error)}"
         return MayPass(f"{shown_endpoint()} can't be asked for the {_KINDS[self.kind]} {self.name}: {reason}", _wait_seconds(error))
 
     def _storage_problem(self, error: Exception, file: RemoteFile) -> MayPass | None:
@@ -123,10 +123,10 @@ class HubRepository:
     def _final(self, error: Exception, revision: str | None) -> str | None:
         from huggingface_hub import errors, get_token
 
-        kind, host, status = _KINDS[self.kind], shown_endpoint(), _status(error)
+        kind, host, status = _KINDS[self.kind], shown_endpoint(), status_of(error)
         what, problem = f"the {kind} {self.name}", None
         if isinstance(error, errors.HFValidationError):
-            problem = f"{self.name} is not a valid hub name: {_words(error)}; names are org/name, and a folder's path starts with /"
+            problem = f"{self.name} is not a valid hub name: {words_of(error)}; names are org/name, and a folder's path starts with /"
         elif isinstance(error, errors.RevisionNotFoundError):
             problem = f"{what} at {host} has no revision {revision}; name a branch, a tag or a commit of it"
         elif isinstance(error, errors.GatedRepoError) or status in {UNAUTHORIZED, FORBIDDEN}:
@@ -134,7 +134,7 @@ class HubRepository:
         elif isinstance(error, errors.RepositoryNotFoundError):
             problem = f"{host} has no {kind} {self.name}; check the name (org/name), and that a folder's path starts with /"
         elif isinstance(error, errors.EntryNotFoundError):
-            problem = f"{what} at {host} lacks a file at {revision}: {_words(error)}; name another revision"
+            problem = f"{what} at {host} lacks a file at {revision}: {words_of(error)}; name another revision"
         elif type(error).__name__ in {"InvalidURL", "UnsupportedProtocol"}:
             problem = f"HF_ENDPOINT is not a valid address for {what}; write it as https://host, or leave it out"
         elif status is not None and status not in {TIMEOUT, NO_SUCH_RANGE, THROTTLED} and status < SERVER:
@@ -168,7 +168,7 @@ def _remote_file(entry: dict[str, Any]) -> RemoteFile:
     return RemoteFile(entry["path"], entry["size"], f"git:{entry['oid']}" if large is None else f"sha256:{large['oid']}")
 
 
-def _status(error: Exception) -> int | None:
+def status_of(error: Exception) -> int | None:
     response = getattr(error, "response", None)
     return getattr(response, "status_code", None)
 
@@ -190,10 +190,10 @@ def _wait_seconds(error: Exception) -> float:
         return float(after)
     if limit is not None and limit.remaining == 0:
         return float(limit.reset_in_seconds)
-    return THROTTLED_SECONDS if _status(error) == THROTTLED else 0.0
+    return THROTTLED_SECONDS if status_of(error) == THROTTLED else 0.0
 
 
-def _words(error: Exception) -> str:
+def words_of(error: Exception) -> str:
     """The first line of a library's error, without the token and the password of the endpoint."""
     text = first_line(error).replace(endpoint(), shown_endpoint())
     token = os.environ.get("HF_TOKEN", "").strip()

@@ -13,15 +13,17 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lockstep_train.base import limits
 from lockstep_train.base.cache import file_hash, stamp
 from lockstep_train.base.errors import ConfigError, Problem, TrainerError, gravest, problem_of, refusal
 from lockstep_train.base.limits import Watch
-from lockstep_train.base.ranks import Ranks, refused_together
 from lockstep_train.data.tokens.tokenizer import tokenizer_files
-from lockstep_train.model.weight_files import CONFIG, INDEX, weight_paths
+from lockstep_train.model.stored import CONFIG, INDEX, weight_paths
+
+if TYPE_CHECKING:
+    from lockstep_train.base.ranks import Ranks
 
 RECORD = "base_files.json"
 """File beside an exported adapter: the files of the base model that it was trained on."""
@@ -139,6 +141,11 @@ def merged_copies(groups: Mapping[int, int], hashes: Sequence[tuple[int, Files]]
     return list(copies.values())
 
 
+def encode_record(files: Files) -> bytes:
+    """Content of the file beside an adapter."""
+    return json.dumps(dict(files), indent=2, sort_keys=True).encode()
+
+
 def adapter_record(adapter: Path) -> Files:
     """The files of the base model that an exported adapter was trained on; empty for an adapter that doesn't say."""
     try:
@@ -201,6 +208,8 @@ class BaseHash:
         else:
             if self._problem is None and changed is not None:
                 self._problem = Problem(f"{changed} while it was loaded; start again when nothing writes to it")
+        from lockstep_train.base.ranks import refused_together  # (which needs torch, as nothing else here does)
+
         ranks = self._ranks
         ranks.store.set(f"base/hashes/{ranks.rank}", json.dumps([ranks.node, self._hashes, self._problem]))
         with refused_together(ranks, "base"):

@@ -16,7 +16,8 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
-from lockstep_train.model.weight_files import DTYPES, StoredTensor
+from lockstep_train.model.stored import StoredTensor
+from lockstep_train.model.weight_files import DTYPES
 
 
 @dataclass(frozen=True)

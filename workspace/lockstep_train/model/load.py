@@ -29,7 +29,8 @@ from lockstep_train.base.limits import Say
 from lockstep_train.model.layouts import TensorLayout, Unfitting, model_layouts
 from lockstep_train.model.moe import check_experts
 from lockstep_train.model.quantize import keep_trainable, loading_options
-from lockstep_train.model.weight_files import INDEX, PRECISIONS, SINGLE, WeightReader, read_headers, weight_paths
+from lockstep_train.model.stored import INDEX, SINGLE, read_headers, weight_paths
+from lockstep_train.model.weight_files import PRECISIONS, WeightReader
 from lockstep_train.zero.parameters import full_shape, is_plain, is_sharded, sharding_empty, shards
 
 SAMPLED_BYTES = 1 << 16

@@ -7,7 +7,7 @@ one, [rows, width].
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from lockstep_train.base.errors import ConfigError, reason_of, refusal
 from lockstep_train.base.imports import import_peft
 from lockstep_train.model.layouts import TensorLayout, Unfitting, model_layouts
 from lockstep_train.model.load import empty_model, quiet_transformers
-from lockstep_train.model.weight_files import StoredTensor
+from lockstep_train.model.stored import StoredTensor
 
 PREFIX = "base_model.model."
 ADAPTER = "default"
@@ -159,12 +159,17 @@ def trained_updates(base: Skeleton, adapter: Mapping[str, Any], read: Read, read
     """Updates of each tensor that was trained, by the model's names. `adapter` is the manifest's. Raises ConfigError for a parameter that
     nothing here knows how to merge."""
     shapes = {name: tuple(tensor.shape) for name, tensor in base.model.state_dict().items()}
-    if adapter["config"] is None:
-        updates: dict[str, Update] = {name: Replaced(name, _width(shapes[name]), read_range) for name in adapter["names"] if name in shapes}
-    else:
-        updates = dict(_adapter_updates(_wrapped(base.model, adapter["config"]), shapes, read, read_range))
+    names, config = adapter["names"], adapter["config"]
+    if config is not None:
+        return refusing_others(dict(adapter_updates(wrapped(base.model, config, "this adapter"), shapes, read, read_range)), names)
+    updates: dict[str, Update] = {name: Replaced(name, _width(shapes[name]), read_range) for name in names if name in shapes}
+    return refusing_others(updates, names)
+
+
+def refusing_others(updates: dict[str, Update], names: Collection[str]) -> dict[str, Update]:
+    """Return the updates. Raises ConfigError unless they come from all of the trained parameters `names`."""
     merged = {parameter for update in updates.values() for parameter in update.parameters}
-    left = sorted(set(adapter["names"]) - merged)
+    left = sorted(set(names) - merged)
     if left:
         raise ConfigError(f"{left[0]} can't be merged ({len(left)} such parameters): load the exported adapter with peft instead")
     return updates
@@ -174,16 +179,20 @@ def _width(shape: tuple[int, ...]) -> int:
     return shape[-1] if shape else 1
 
 
-def _wrapped(model: Any, config: Mapping[str, Any]) -> Any:
+def wrapped(model: Any, config: Mapping[str, Any], adapter: str) -> Any:
+    """Return the model with an adapter as PEFT makes it, without memory. Raises ConfigError where PEFT finds no place for it."""
     peft = import_peft()
+    settings = peft.PeftConfig.from_peft_type(**{**config, "inference_mode": False})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about tied embeddings: they are taken apart where it matters
-        return peft.get_peft_model(model, peft.PeftConfig.from_peft_type(**config), low_cpu_mem_usage=True, autocast_adapter_dtype=False)
+        try:
+            return peft.get_peft_model(model, settings, low_cpu_mem_usage=True, autocast_adapter_dtype=False)
+        except ValueError as error:
+            raise ConfigError(f"{adapter} doesn't fit this base model: {reason_of(error)}; name the one that it was trained on") from error
 
 
-def _adapter_updates(
-    wrapped: Any, shapes: Mapping[str, tuple[int, ...]], read: Read, read_range: ReadRange
-) -> Iterator[tuple[str, Update]]:
+def adapter_updates(wrapped: Any, shapes: Mapping[str, tuple[int, ...]], read: Read, read_range: ReadRange) -> Iterator[tuple[str, Update]]:
+    """Yield the tensors that an adapter trains, with their updates. `shapes`: those of the base model's tensors, by name."""
     from peft.tuners.lora.layer import Embedding, Linear, ParamWrapper
     from peft.utils.other import ModulesToSaveWrapper
 
@@ -198,7 +207,7 @@ def _adapter_updates(
         elif isinstance(module, Embedding) and ADAPTER in module.lora_embedding_A:
             a, b = (f"{path}.lora_embedding_{letter}.{ADAPTER}" for letter in "AB")
             yield f"{target}.weight", LowRank(a, b, module.scaling[ADAPTER], read, transposed=True)
-        elif isinstance(module, Linear):
+        elif isinstance(module, Linear) and not (module.fan_in_fan_out and module.use_dora[ADAPTER]):
             yield f"{target}.weight", _linear_update(path, module, read)
 
 
@@ -207,7 +216,7 @@ def _factors(path: str) -> tuple[str, str]:
 
 
 def _linear_update(path: str, module: Any, read: Read) -> Update:
-    low_rank = LowRank(*_factors(path), module.scaling[ADAPTER], read)
+    low_rank = LowRank(*_factors(path), module.scaling[ADAPTER], read, transposed=module.fan_in_fan_out)
     if not module.use_dora[ADAPTER]:
         return low_rank
     return Decomposed(low_rank, f"{path}.lora_magnitude_vector.{ADAPTER}.weight")

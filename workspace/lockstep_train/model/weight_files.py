@@ -13,18 +13,14 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from lockstep_spec.choices import Precision
-from lockstep_spec.files import durable_file, write_durably
+from lockstep_spec.files import durable_file
 from lockstep_train.base.errors import ConfigError
+from lockstep_train.model.stored import StoredTensor
 
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
-CONFIG = "config.json"
-WEIGHT_ENDINGS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json")
 STAGING_BYTES = 16 << 20
 """Read at once where the bytes can't go straight to their place: another dtype, or a GPU."""
 DTYPES = {
@@ -42,67 +38,6 @@ DTYPES = {
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 PRECISIONS = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16, Precision.FP32: torch.float32}
 """Dtype that each training.precision computes in."""
-
-
-@dataclass(frozen=True)
-class StoredTensor:
-    """Place of one tensor's bytes."""
-
-    file: Path
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int
-    """Offset of its first byte in the file."""
-
-
-def weight_paths(folder: Path) -> list[Path]:
-    """The safetensors files of a model folder as transformers finds them; empty when it has other weights, or none.
-
-    Raises ConfigError for an index that can't be read and for a file that it names and that isn't there.
-    """
-    if (folder / SINGLE).is_file():
-        return [folder / SINGLE]
-    index = folder / INDEX
-    if not index.is_file():
-        return []
-    try:
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError) as error:
-        raise ConfigError(f"{index} is not an index of weight files ({type(error).__name__}: {error}); download the model again") from error
-    missing = [name for name in names if not (folder / name).is_file()]
-    if missing:
-        raise ConfigError(
-            f"{folder} lacks {missing[0]}, which its {INDEX} names ({len(missing)} of {len(names)} files are missing); download the model"
-            " again"
-        )
-    return [folder / name for name in names]
-
-
-def read_header(path: Path) -> dict[str, StoredTensor]:
-    """The tensors of one file, by name. Raises ConfigError for a file that is not a safetensors file or is cut off."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if size < 8 + length:
-            raise ConfigError(f"{path} is cut off: {size} bytes do not even hold its header; download the model again")
-        try:
-            header: dict[str, Any] = json.loads(file.read(length))
-            header.pop("__metadata__", None)
-            tensors = {
-                name: StoredTensor(path, entry["dtype"], tuple(entry["shape"]), 8 + length + entry["data_offsets"][0])
-                for name, entry in header.items()
-            }
-            end = 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0)
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-            raise ConfigError(f"{path} is not a safetensors file ({type(error).__name__}: {error}); download the model again") from error
-    if size < end:
-        raise ConfigError(f"{path} is cut off: it has {size} bytes, its header promises {end}; download the model again")
-    return tensors
-
-
-def read_headers(paths: list[Path]) -> dict[str, StoredTensor]:
-    """All tensors of a model. Raises ConfigError like `read_header`."""
-    return {name: tensor for path in paths for name, tensor in read_header(path).items()}
 
 
 class WeightReader:
@@ -141,15 +76,6 @@ class WeightReader:
                 raise ConfigError(f"{path} ended at byte {offset + done} while it was read; download the model again")
             done += count
         return done
-
-
-def copy_others(base: Path, folder: Path) -> None:
-    """Copy tokenizer, generation settings and license durably to `folder`: every visible file of `base` that is neither weights nor
-    config.json.
-    """
-    for path in sorted(base.iterdir()):
-        if path.is_file() and not path.name.startswith(".") and not path.name.endswith(WEIGHT_ENDINGS) and path.name != CONFIG:
-            write_durably(folder / path.name, path.read_bytes())
 
 
 @dataclass(frozen=True)

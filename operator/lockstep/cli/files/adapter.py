@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lockstep.cli.shared.jobargs import JobArgument, TargetOptions, find_job, on_cluster
-from lockstep.cli.shared.trainer import run_trainer
-from lockstep.platforms.output import put, tell
+from lockstep.api.errors import ConfigError
+from lockstep.cli.shared.jobargs import JobArgument, TargetOptions, find_job, job_among, on_cluster, on_site
+from lockstep.cli.shared.trainer import NEEDS, ask_trainer, raise_for, run_trainer
+from lockstep.platforms.local.environment import in_full_environment
+from lockstep.platforms.output import ProgramOutput, put, tell
 
 if TYPE_CHECKING:
-    from lockstep.platforms.files.results import Adapter
     from lockstep.platforms.places.backend import Job
     from lockstep.programs import Place
 
@@ -47,19 +51,99 @@ def export(
 
 
 @app.command("merge")
+@on_site
 def merge(
-    sources: SourceArgument,
+    where: TargetOptions,
+    source: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="JOB|FOLDER...",
+            help=(
+                "A job's name; or, on this machine, an adapter's folder, a run's folder (runs/<job>), its checkpoints folder, or one"
+                " step-N.aM folder. Name several if the shards are spread."
+            ),
+        ),
+    ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The model's folder: a new or an empty one.")],
-    base: Annotated[Path | None, typer.Option("--base", help="The base model's folder. Default: where the run had it.")] = None,
+    base: Annotated[
+        Path | None, typer.Option("--base", help="The base model's folder on this machine. Default: where the run had it.")
+    ] = None,
 ) -> None:
     """Make a full model folder: base model and adapter merged.
 
-    It reads a checkpoint's shards and the base model tensor by tensor, without a GPU.
+    It reads the adapter or a checkpoint's shards, and the base model tensor by tensor, without a GPU.
+
+    A job is merged where its base model is, beside its run, and the result is fetched. With --base, only its adapter is fetched, and merged
+    here.
+
+    Example: lockstep adapter merge demo -o model
 
     Example: lockstep adapter merge runs/demo -o model --base models/tiny-base
     """
+    name = job_among(source)
     stated: list[str | Path] = [] if base is None else ["--base", base]
-    run_trainer("merge", [*sources, "--output", output, *stated])
+    if name is None:
+        run_trainer("merge", [*map(Path, source), "--output", output, *stated])
+        return
+    if output.exists() and any(output.iterdir()):
+        raise ConfigError(f"{output} is not empty; give a new folder")
+    if base is None:
+        put(asyncio.run(_merged(find_job(name, where), output)))
+        return
+    with _adapter_here(name, where, "merge") as adapter:
+        run_trainer("merge", [adapter, "--output", output, *stated])
+
+
+@contextmanager
+def _adapter_here(job: str, where: TargetOptions, module: str) -> Iterator[Path]:
+    """Yield a folder with a job's newest adapter, for a module of the trainer. It goes at the end."""
+    in_full_environment(NEEDS[module], lambda: find_job(job, where))
+    with TemporaryDirectory() as folder:
+        asyncio.run(_get(find_job(job, where), Path(folder) / "adapter"))
+        yield Path(folder) / "adapter"
+
+
+async def _merged(job: Job, output: Path) -> str:
+    from lockstep.platforms.files.results import merged_of
+
+    async with job.trainer(0, tell) as volume:
+        stated = job.job["spec"].get("training", {}).get("model", {}).get("name", "")
+        base = ["--base", volume.path(stated)] if stated.startswith("/") else []
+        run, shown = volume.run_folder(job.name), ProgramOutput(error=True)
+        async with merged_of(job.name, volume.place, run, job.backend.again, base, shown.put) as folder:
+            await _copy(volume.place, folder, [volume.workspace], output, job.name)
+    return f"{output}: the model of job {job.name}"
+
+
+@app.command("push")
+@on_site
+def push(
+    where: TargetOptions,
+    source: Annotated[
+        str, typer.Argument(metavar="JOB|FOLDER", help="A job's name, or an adapter's folder on this machine.", show_default=False)
+    ],
+    repository: Annotated[str, typer.Argument(metavar="ORG/NAME", help="The repository of the hub.", show_default=False)],
+    public: Annotated[bool, typer.Option("--public", help="Let everyone read it. Default: a private repository.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
+) -> None:
+    """Send an adapter to the hub, with its tokenizer and card.
+
+    It lists the files with their sizes, asks, and sends them in one commit, but no shards and no data. It makes the repository if it isn't
+    there. The token is that of HF_TOKEN, or of a login on this machine, and needs the right to write.
+
+    Example: lockstep adapter push demo my-org/my-adapter
+    """
+    from lockstep.cli.shared.terminal import confirm
+
+    name = job_among([source])
+    with nullcontext(Path(source)) if name is None else _adapter_here(name, where, "push") as adapter:
+        arguments: list[str | Path] = [adapter, repository, *(["--public"] if public else [])]
+        text, code = ask_trainer("push", arguments)
+        raise_for(code)
+        put(*text.splitlines())
+        if not yes:
+            confirm("Send these files?", "nobody can be asked whether to send these files: use --yes to send them")
+        run_trainer("push", [*arguments, "--send"])
 
 
 @app.command("get")
@@ -85,7 +169,9 @@ async def _get(job: Job, output: Path) -> str:
         job.trainer(0, tell) as volume,
         adapter_of(job.name, volume.place, volume.run_folder(job.name), job.backend.again) as adapter,
     ):
-        return await _fetched(adapter, volume.place, [volume.workspace, TEMPORARY], output, job.name) + _base_words(job)
+        await _copy(volume.place, adapter.folder, [volume.workspace, TEMPORARY], output, job.name)
+        made = ", made of its shards" if adapter.made_of else ""
+        return f"{output}: {adapter.made_of or adapter.folder} of job {job.name}{made}{_base_words(job)}"
 
 
 def _base_words(job: Job) -> str:
@@ -94,13 +180,11 @@ def _base_words(job: Job) -> str:
     return f". PEFT finds no {base} here: load the base model from its folder on this machine, and pass it" if base.startswith("/") else ""
 
 
-async def _fetched(adapter: Adapter, place: Place, roots: list[str], output: Path, job: str) -> str:
-    """Fetch the adapter, and return a sentence about it."""
+async def _copy(place: Place, folder: str, roots: list[str], output: Path, job: str) -> None:
     from lockstep.platforms.files.meter import Meter
     from lockstep.platforms.files.transfer import TransferProgress, get
 
     with Meter() as meter:
         progress = TransferProgress(meter.changed)
         meter.transfers = {job: progress}
-        await get(place, adapter.folder, str(output), roots, progress, "adapter")
-    return f"{output}: {adapter.made_of or adapter.folder} of job {job}" + (", made of its shards" if adapter.made_of else "")
+        await get(place, folder, str(output), roots, progress, "adapter")

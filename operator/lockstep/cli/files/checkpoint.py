@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -12,9 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lockstep.api.errors import ConfigError
-from lockstep.api.names import JOB_NAME_PATTERN
-from lockstep.cli.shared.jobargs import Form, FormOption, TargetOptions, find_job, on_site
+from lockstep.cli.shared.jobargs import Form, FormOption, TargetOptions, find_job, job_among, on_site
 from lockstep.cli.shared.trainer import ask_trainer
 from lockstep.platforms.output import put, put_json_text, tell
 from lockstep_spec.words import decimal_size, number_of
@@ -40,12 +37,10 @@ RunArgument = Annotated[
 
 def answer_of(verb: str, sources: list[str], where: TargetOptions, options: Sequence[str] = ()) -> tuple[str, int]:
     """Answer of the trainer and its exit code, about folders of this machine, or about a job where its files are."""
-    jobs = [source for source in sources if re.fullmatch(JOB_NAME_PATTERN, source) and not Path(source).exists()]
-    if not jobs:
+    job = job_among(sources)
+    if job is None:
         return ask_trainer("inspect", [verb, *map(Path, sources), *options])
-    if len(sources) > 1:
-        raise ConfigError(f"{jobs[0]} is not a folder of this machine: name one job, or only folders (./{jobs[0]} is a folder)")
-    return asyncio.run(find_job(jobs[0], where).commits(verb, options, tell))
+    return asyncio.run(find_job(job, where).commits(verb, options, tell))
 
 
 @app.command("list")

@@ -4,6 +4,7 @@ job.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from lockstep.api.errors import ConfigError, LockstepError
-from lockstep.api.names import DEV_ENVIRONMENT, KUBERNETES
+from lockstep.api.names import DEV_ENVIRONMENT, JOB_NAME_PATTERN, KUBERNETES
 from lockstep.cli.shared.clusterfiles import LOCAL_CLUSTER
 from lockstep.cli.shared.folders import QUICKSTART, state_folder
 from lockstep.cli.shared.places import PLACES, Verb
@@ -235,6 +236,14 @@ FormOption = Annotated[Form, typer.Option("-o", "--output", help="text or json."
 def find_job(name: str, where: TargetOptions) -> Job:
     """Return the job, wherever it is. Raises ConfigError, naming the jobs that are there, when there is none of this name."""
     return where.backend().job(name)
+
+
+def job_among(sources: Sequence[str]) -> str | None:
+    """Return the job that is named in place of folders of this machine; None: all are folders. Raises ConfigError for both at once."""
+    jobs = [source for source in sources if re.fullmatch(JOB_NAME_PATTERN, source) and not Path(source).exists()]
+    if jobs and len(sources) > 1:
+        raise ConfigError(f"{jobs[0]} is not a folder of this machine: name one job, or only folders (./{jobs[0]} is a folder)")
+    return jobs[0] if jobs else None
 
 
 def find_jobs(names: Sequence[str], where: TargetOptions) -> list[Job]:

@@ -21,9 +21,10 @@ from lockstep_spec.exits import CONFIGURATION, FAILED, USAGE
 
 NEEDS = {
     "inspect": ("lockstep_train",),
-    "export": ("lockstep_train", "torch", "safetensors"),
+    "export": ("lockstep_train", "torch", "safetensors", "huggingface_hub"),
     "merge": ("lockstep_train", "torch", "peft"),
     "chat": ("lockstep_train", "torch", "peft"),
+    "push": ("lockstep_train", "huggingface_hub"),
     "fetch": ("lockstep_train", "numpy", "huggingface_hub"),
 }
 """The trainer's modules, and the packages that each needs."""
@@ -32,6 +33,7 @@ AT_FIRST = {
     "export": "importing torch, then writing the adapter",
     "merge": "importing torch and peft",
     "chat": "importing torch and peft, and loading the model",
+    "push": "asking the hub",
     "fetch": "asking for the model",
 }
 """Activity of each until it says something."""

@@ -294,7 +294,7 @@ _LEFT_OUT = (
      " dynamic_checkpoint* enable_jit_checkpoint resume_only_model ignore_data_skip restore_callback_states_*"),
     ("the best checkpoint is always kept", "load_best_model_at_end metric_for_best_model greater_is_better"),
     ("the trainer runs no code that a model or a file brings", "trust_remote_code"),
-    ("nothing is uploaded; lockstep adapter get brings the adapter, lockstep cp the files", "push_to_hub* hub_* push_dataset_to_hub"
+    ("nothing is uploaded; lockstep adapter push sends the adapter to the hub afterwards", "push_to_hub* hub_* push_dataset_to_hub"
      " merge_lora merge_method"),
     ("Lockstep asks the Hugging Face hub, always; a token goes into spec.env, from a Secret", "use_hf *_hub_token *api_key"
      " hf_use_auth_token use_auth_token"),

@@ -23,7 +23,7 @@ from lockstep.platforms.inpod import newest, source_of
 from lockstep.programs import Place, ProgramFailed, output_of, python_output
 from lockstep_spec.exits import CONFIGURATION
 
-INSPECT_MODULE, GENERATE_MODULE = "lockstep_train.inspect", "lockstep_train.generate"
+INSPECT_MODULE, MERGE_MODULE = "lockstep_train.inspect", "lockstep_train.merge"
 COMMITS_BYTES_MAX = 64 << 20
 BAD_NEWS = 1
 EXPORT_SECONDS = 1800.0
@@ -78,10 +78,30 @@ async def newest_adapter(place: Place, job: str, run: str = "", again: str = "")
     if commit is not None:
         return await _exported(place, job, commit, again)
     if exported is None:
-        raise NoAdapter(
-            f"{run} in {place.name} has no adapter and no commit: lockstep why {f'{job} {again}'.rstrip()} tells how far the job has come"
-        )
+        raise NoAdapter(_nothing_yet(place, job, run, again))
     return Adapter(exported)
+
+
+def _nothing_yet(place: Place, job: str, run: str, again: str) -> str:
+    return f"{run} in {place.name} has no adapter and no commit: lockstep why {f'{job} {again}'.rstrip()} tells how far the job has come"
+
+
+@asynccontextmanager
+async def merged_of(
+    job: str, place: Place, run: str, again: str, options: Sequence[str], show: Callable[[bytes], Any]
+) -> AsyncIterator[str]:
+    """Yield the folder of a whole model, which the trainer's program makes of the job's newest weights. It stands beside the run, since it
+    may be as large as the base model, and is removed. Raises NoAdapter, ProgramFailed.
+    """
+    exported, commit = _folders(await python_output(place, source_of(newest), run), run, place.name)
+    source, folder = commit or exported, join(run, f".merged-{secrets.token_hex(4)}")
+    if source is None:
+        raise NoAdapter(_nothing_yet(place, job, run, again))
+    try:
+        await write_on(place, [MERGE_MODULE, source, "--output", folder, *options], show)
+        yield folder
+    finally:
+        await output_of(place, ["rm", "-rf", "--", folder])
 
 
 def _folders(answer: bytes, run: str, where: str) -> tuple[str | None, str | None]:
@@ -162,11 +182,10 @@ def resources_of(stateful_set: Object, gpus: int) -> Object:
     }
 
 
-async def write_on(place: Place, arguments: Sequence[str], show: Callable[[bytes], Any]) -> int:
-    """Run the trainer's program, and show what it writes as it comes. Raises ProgramFailed with its message."""
-    async with place.program([*place.python, "-m", GENERATE_MODULE, *arguments], stdin=False, pings=True) as running:
+async def write_on(place: Place, arguments: Sequence[str], show: Callable[[bytes], Any]) -> None:
+    """Run a module of the trainer, and show what it writes as it comes. Raises ProgramFailed with its message."""
+    async with place.program([*place.python, "-m", *arguments], stdin=False, pings=True) as running:
         while text := await running.read():
             show(text)
         if running.code != 0:
             raise running.failure()
-    return 0

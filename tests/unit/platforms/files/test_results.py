@@ -19,8 +19,9 @@ from lockstep.cli.files.adapter import _base_words
 from lockstep.cli.main import main
 from lockstep.kube.exec import PodPlace
 from lockstep.platforms.files import results
-from lockstep.platforms.files.results import Adapter, NoAdapter, idle_or_own_pod, newest_adapter, resources_of
+from lockstep.platforms.files.results import Adapter, NoAdapter, idle_or_own_pod, merged_of, newest_adapter, resources_of
 from lockstep.platforms.inpod.newest import CONFIG, MANIFEST, WEIGHTS, newest
+from lockstep.platforms.jobs.processes import LocalPlace
 from lockstep.programs import ProgramFailed
 from support.fake_cluster import FakeCluster
 
@@ -99,6 +100,51 @@ def test_a_job_without_any_says_so(run: Path) -> None:
     run.mkdir(parents=True)
     with pytest.raises(NoAdapter, match="has no adapter and no commit: lockstep why x"):
         found()
+
+
+FAKE_MERGE = """
+import pathlib, sys
+source, _, output, *options = sys.argv[1:]
+pathlib.Path(output).mkdir()
+pathlib.Path(output, "half").write_text(source)
+sys.exit(f"lockstep: {options[0]} is not the base model" if options else 0)
+"""
+
+
+def merged(run: Path, monkeypatch: pytest.MonkeyPatch, *options: str) -> str:
+    """What is in the folder of the merged model, while it is there."""
+    (run / "fakemerge.py").write_text(FAKE_MERGE)
+    monkeypatch.setenv("PYTHONPATH", str(run))
+    monkeypatch.setattr(results, "MERGE_MODULE", "fakemerge")
+
+    async def read() -> str:
+        async with merged_of("x", LocalPlace(), str(run), "", options, lambda text: None) as folder:
+            assert Path(folder).parent == run, "it is on the volume, where there is room"
+            return (Path(folder) / "half").read_text()
+
+    return asyncio.run(read())
+
+
+def test_a_model_is_made_of_the_newest_weights_and_goes_when_it_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tmp_path / "runs/x"
+    adapter = write(run / "adapter", 11, CONFIG, WEIGHTS)
+    assert merged(run, monkeypatch) == str(adapter)
+    commit = write(run / "checkpoints/step-12.a1", 12, MANIFEST)
+    assert merged(run, monkeypatch) == str(commit)
+    assert list(run.glob(".merged-*")) == []
+
+
+def test_nothing_is_left_of_a_model_that_could_not_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tmp_path / "runs/x"
+    write(run / "adapter", 11, CONFIG, WEIGHTS)
+    with pytest.raises(ProgramFailed, match="other is not the base model"):
+        merged(run, monkeypatch, "other")
+    assert list(run.glob(".merged-*")) == []
+
+
+def test_a_job_without_weights_has_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(NoAdapter, match="has no adapter and no commit: lockstep why x"):
+        merged(tmp_path, monkeypatch)
 
 
 def stateful_set(*, own_claims: bool) -> dict[str, Any]:
