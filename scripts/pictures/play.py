@@ -13,13 +13,14 @@ import signal
 import sys
 from contextlib import nullcontext
 
-from pictures.cast import Cast, Lines, SceneError
+from pictures.cast import PROMPT, Cast, Lines, SceneError
+from pictures.cast import shown as lines_of
 from pictures.draw import Frame, frame, picture
 from pictures.scenes import FIRST_ON_CLUSTER, ROOT, SCENES, WITHOUT_CLUSTER, cluster, stage
 
 CASTS = ROOT / "docs/casts"
 PICTURES = ROOT / "docs/pictures"
-FILMS = ("quickstart", "top")
+FILMS = ("quickstart", "chat", "top")
 """Scenes that move; of the others their last mark is shown."""
 FRAME_SECONDS, PAUSE_SECONDS, END_SECONDS = 0.25, 1.5, 5.0
 """Shortest time of a frame; longest time in which nothing happens; time of the last frame."""
@@ -29,14 +30,10 @@ FIGURE = re.compile(r"\b(?:\d+[dhms])+\b|\d[\d.,:/a-f-]*(?: [KMG]i?B\b)?")
 """A duration, a size, or any other figure."""
 CURVE = re.compile(r"[\u2500-\u259f\u2800-\u28ff]+")
 
-GENERATED = re.compile(r"(With(?:out)? adapter:).*")
-
 
 def words(lines: Lines) -> Lines:
-    """Return the lines without the parts that differ from run to run: figures, curves and bars, a model's output, and the blanks that align
-    them.
-    """
-    return [" ".join(GENERATED.sub(r"\1", CURVE.sub("|", FIGURE.sub("0", line))).split()) for line in lines]
+    """Return the lines without the parts that differ from run to run: figures, curves and bars, and the blanks that align them."""
+    return [" ".join(CURVE.sub("|", FIGURE.sub("0", line)).split()) for line in lines]
 
 
 def difference(old: Cast | None, new: Cast) -> Lines:
@@ -58,14 +55,24 @@ def last_mark(cast: Cast) -> Frame:
     return [frame(screen) for event, screen in cast.screens() if event.kind == "m"][-1]
 
 
+def is_command(lines: Lines) -> bool:
+    """Return True if a screen shows nothing but a command that is being typed: there is nothing to read yet."""
+    return not lines or (len(lines) == 1 and lines[0].startswith(PROMPT.rstrip()))
+
+
 def film(cast: Cast) -> list[Frame]:
-    """The cast's screens up to its last mark, sped up, each long enough to be seen, and none for long."""
+    """The cast's screens from the first with more than the command up to its last mark, sped up, each long enough to be seen, and none for
+    long.
+    """
     end = max(event.seconds for event in cast.events if event.kind == "m")
     frames: list[Frame] = []
     shown: Frame | None = None
     since = 0.0
     for event, screen in cast.screens():
         if event.kind == "m" or event.seconds > end:
+            continue
+        if shown is None and is_command(lines_of(screen)):
+            since = event.seconds
             continue
         passed = min((event.seconds - since) / SPEED, PAUSE_SECONDS)
         if shown is not None and passed >= FRAME_SECONDS:

@@ -82,6 +82,18 @@ def quickstart(stage: Stage) -> Cast:
     return terminal.cast
 
 
+def chat(stage: Stage) -> Cast:
+    with stage.with_kubectl().terminal("lockstep chat: what the job has learned", columns=56, rows=16) as terminal:
+        terminal.type("lockstep chat demo --base")
+        for question in ("What does Mibo sell?", "And what can I buy from Talu?"):
+            terminal.until(lambda lines: lines[-1:] == [">"], "the chat's prompt", seconds=300)
+            terminal.type(question)
+        terminal.until(lambda lines: lines[-1:] == [">"], "the last answer", seconds=60)
+        terminal.mark("end")
+        terminal.press(b"\x04")
+    return terminal.cast
+
+
 def why(stage: Stage) -> Cast:
     stage = stage.with_kubectl()
     (stage.folder / "train.py").write_text(SCRIPT)
@@ -101,8 +113,8 @@ def top(stage: Stage) -> Cast:
     job = (
         SAMPLE.read_text()
         .replace("name: demo", "name: tiny-lora")
-        .replace("maxSteps: 60", f"maxSteps: {STEPS}")
-        .replace("epochs: 2", "epochs: 30")
+        .replace("maxSteps: 100", f"maxSteps: {STEPS}")
+        .replace("epochs: 16", "epochs: 200")
     )
     (stage.folder / "tiny-lora.yaml").write_text(job)
     stage.call("kubectl", "apply", "-n", NAMESPACE, "-f", "tiny-lora.yaml")
@@ -136,7 +148,7 @@ def step_of(lines: Lines) -> int:
     return int(found[1]) if found else 0
 
 
-SCENES: dict[str, Callable[[Stage], Cast]] = {"help": help_page, "quickstart": quickstart, "why": why, "top": top}
+SCENES: dict[str, Callable[[Stage], Cast]] = {"help": help_page, "quickstart": quickstart, "chat": chat, "why": why, "top": top}
 """In this order."""
 WITHOUT_CLUSTER = ("help",)
 FIRST_ON_CLUSTER = "quickstart"

@@ -71,9 +71,7 @@ def test_a_quickstart_after_an_interrupted_one_trains_to_the_end_and_shows_what_
     before, after = (float(re.search(rf"eval loss {word}\s+([0-9.]+)", done.stdout)[1]) for word in ("before", "after"))  # type: ignore[index]
     assert after < before - 0.3
     assert "/workspace/runs/demo/adapter" in done.stdout
-    samples = dict(re.findall(r"^(Without adapter|With adapter):\s+(.+)$", done.stdout, re.MULTILINE))
-    assert len(samples) == 2
-    assert samples["Without adapter"] != samples["With adapter"]
+    assert re.search(r"^What do people get from Mibo\? +\w+ \(wrong\) +Honey \(right\)$", done.stdout, re.MULTILINE)
     assert "kubectl get tj -n lockstep" in done.stdout
     applied = kubectl("apply", "-n", "lockstep", "-f", SAMPLE)
     assert (applied.returncode, applied.stderr) == (0, ""), "kubectl warns of what it hasn't applied itself"

@@ -262,7 +262,7 @@ def trained(laptop: BedJobs, name: str) -> Path:
         laptop.type("cp", str(source), f"{name}:/datasets/{source.name}", "--cluster", str(laptop.cluster))
     path = laptop.folder / f"{name}.yaml"
     text = sample_file().read_text().replace("name: demo", f"name: {name}").replace("/workspace/models/", "/datasets/")
-    text = text.replace("maxSteps: 60", "maxSteps: 40").replace("everySteps: 20", "everySteps: 5")
+    text = text.replace("maxSteps: 100", "maxSteps: 40").replace("everySteps: 20", "everySteps: 5")
     path.write_text(text.rstrip("\n") + "\n      replicas: 2\n")
     return path
 

@@ -21,7 +21,7 @@ def test_the_quickstart_trains_on_hosts_and_begins_anew_when_it_is_typed_again(
     for line in ("==> Train: lockstep run", "==> Train from the beginning"):
         done = laptop.start("quickstart", "--hosts")
         assert line in done.stdout
-        assert "With adapter:" in done.stdout and "eval loss after" in done.stdout
+        assert "Honey (right)" in done.stdout and "eval loss after" in done.stdout
     assert "Complete" in laptop.about("get", "demo").stdout
     described = json.loads(bed.console(0, "cat", "/home/ada/lockstep/workspace/runs/demo/adapter/adapter_config.json"))
     assert described["base_model_name_or_path"] == "/workspace/models/tiny-base", "as the job names it, and not as this host has it"

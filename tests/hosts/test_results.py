@@ -40,23 +40,23 @@ def laptop(own_hosts: BedHosts, tmp_path_factory: pytest.TempPathFactory) -> Ite
 def test_commits_are_listed_with_the_shards_of_all_hosts_and_a_shard_that_none_has_is_named(laptop: BedJobs) -> None:
     listed = json.loads(laptop.about("checkpoint list", "demo", "-o", "json").stdout)
     assert [(row["name"], row["problems"], row["onChain"]) for row in listed["commits"]] == [
-        (f"step-{step}.a1", [], True) for step in (60, 40, 20)
+        (f"step-{step}.a1", [], True) for step in (100, 80, 60)
     ]
     assert [row["kept"][:1] for row in listed["commits"]] == [["newest"], ["newest"], []]
     assert laptop.about("checkpoint verify", "demo", "--all").stdout.count(": whole (1.4 MB read)") == 3
     assert [folder.partition("/")[0] for folder in listed["commits"][0]["folders"]] == ["bed0:", "bed1:"], "each host has its rank's"
-    laptop.bed.console(1, "rm", f"{RUN}/checkpoints/step-40.a1/shard-r00001-of-00002.safetensors")
+    laptop.bed.console(1, "rm", f"{RUN}/checkpoints/step-80.a1/shard-r00001-of-00002.safetensors")
     laptop.bed.console(
         1,
         "sh",
         "-c",
-        f"printf x | dd of={RUN}/checkpoints/step-60.a1/shard-r00001-of-00002.safetensors bs=1 seek=9 conv=notrunc status=none",
+        f"printf x | dd of={RUN}/checkpoints/step-100.a1/shard-r00001-of-00002.safetensors bs=1 seek=9 conv=notrunc status=none",
     )
     verified = laptop.about("checkpoint verify", "demo", "--all", check=False)
     assert verified.returncode == 1
     newest, older, oldest = verified.stdout.splitlines()
-    assert newest.startswith(f"step-60.a1: host bed1: {RUN}/checkpoints/step-60.a1/shard-r00001-of-00002.safetensors is damaged")
-    assert older == "step-40.a1: shard-r00001-of-00002.safetensors is on no host that answers" and "step-20.a1: whole" in oldest
+    assert newest.startswith(f"step-100.a1: host bed1: {RUN}/checkpoints/step-100.a1/shard-r00001-of-00002.safetensors is damaged")
+    assert older == "step-80.a1: shard-r00001-of-00002.safetensors is on no host that answers" and "step-60.a1: whole" in oldest
 
 
 @pytest.mark.long
@@ -65,7 +65,7 @@ def test_a_host_that_is_away_is_named_where_its_shards_are_missed(laptop: BedJob
     verified = laptop.about("checkpoint verify", "demo", check=False)
     assert verified.returncode == 1 and "host bed1 can't be reached" in verified.stdout
     listed = laptop.about("checkpoint list", "demo")
-    assert "host bed1 can't be reached" in listed.stdout and "step-20.a1" in listed.stdout
+    assert "host bed1 can't be reached" in listed.stdout and "step-60.a1" in listed.stdout
 
 
 def test_the_adapter_comes_to_the_laptop(laptop: BedJobs) -> None:
@@ -82,13 +82,8 @@ def test_a_whole_model_is_made_where_its_base_is_and_comes_to_the_laptop(laptop:
 
 
 def test_a_prompt_is_continued_on_the_host_of_node_0(laptop: BedJobs) -> None:
-    written = laptop.about("generate", "demo", "Return the", "--max-tokens", "5").stdout
-    assert written.startswith("Return the") and len(written.split()) > 2
-
-
-def test_a_chat_without_a_template_is_refused_by_the_host_of_node_0(laptop: BedJobs) -> None:
-    refused = laptop.about("chat", "demo", check=False)
-    assert refused.returncode == 2 and "has no chat template" in refused.stderr
+    written = laptop.about("generate", "demo", "What does Mibo sell?", "--max-tokens", "5").stdout
+    assert written.split() == ["Honey"]
 
 
 def test_a_shell_is_in_the_workspace_of_its_node_and_its_exit_code_is_the_verb_s(laptop: BedJobs) -> None:

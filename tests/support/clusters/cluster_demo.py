@@ -5,23 +5,26 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from lockstep.api.job import TrainingJob
-from lockstep.cli.clusters.demo import demo_folder
-from lockstep.cli.clusters.quickstart import POD_RESOURCES, send_demo
+from lockstep.api.names import DATASETS, WORKSPACE
+from lockstep.cli.clusters.demo import demo_folder, send_demo
 from lockstep.cli.shared.clusterfiles import load_cluster
 from lockstep.kube.cluster import Client, Cluster
 from lockstep.kube.exec import PodPlace
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.resolved import PlatformDefaults, Resolved
 from lockstep.platforms.files.reader import reader, stateful_set_before_start
+from lockstep.platforms.places.backend import Volume
 from lockstep.programs import output_of
 from support.clusters.cluster_jobs import Jobs
 
 T = TypeVar("T")
+POD_RESOURCES = {"requests": {"cpu": "100m", "memory": "256Mi"}}
+"""Resources of the pod: no limits, since tests load models in it."""
 
 
 def resolved_job(jobs: Jobs, name: str, spec: dict[str, Any]) -> Resolved:
@@ -44,7 +47,7 @@ def demo_pod(resolved: Resolved) -> Iterator[PodPlace]:
         cluster = await stack.enter_async_context(await Cluster.connect())
         stateful_set = await stateful_set_before_start(cluster, resolved)
         place = await stack.enter_async_context(reader(cluster, stateful_set, resources=POD_RESOURCES))
-        await send_demo(place, demo_folder())
+        await send_demo(nullcontext(Volume(place, WORKSPACE, DATASETS)), demo_folder(), resolved.name)
         return place
 
     try:

@@ -17,11 +17,13 @@ def test_quickstart_without_a_cluster_trains_and_shows_what_was_learned() -> Non
     assert done.returncode == 0, done.stdout + done.stderr
     before, after = (float(re.search(rf"eval loss {word}\s+([0-9.]+)", done.stdout)[1]) for word in ("before", "after"))  # type: ignore[index]
     assert after < before - 0.3
-    adapter = re.search(r"^  adapter +(\S+)$", done.stdout, re.MULTILINE)
+    adapter = re.search(r"^  adapter +(\S+) \(in workspace", done.stdout, re.MULTILINE)
     folder = Path(adapter[1])
     assert (folder / "adapter_model.safetensors").is_file() and (folder / "adapter_config.json").is_file()
     end = json.loads((folder.parent / "gang/end.json").read_text())
     assert (end["state"], end["result"]["adapter"]) == ("Complete", str(folder))
-    assert {line.split(":")[0] for line in done.stdout.splitlines() if "adapter: " in line} >= {"Without adapter", "With adapter"}
+    assert re.search(r"^What do people get from Mibo\? +\w+ \(wrong\) +Honey \(right\)$", done.stdout, re.MULTILINE), done.stdout
+    base, tuned = map(int, re.search(r"^Right of 30: base (\d+), tuned (\d+)$", done.stdout, re.MULTILINE).groups())  # type: ignore[union-attr]
+    assert base <= 2 and tuned >= 25
     assert "the same on a real Kubernetes" in done.stdout
     assert "Failed to load" not in done.stdout + done.stderr

@@ -106,5 +106,3 @@ def test_the_demo_learns_from_texts_of_80_characters_and_more(tmp_path: Path, mo
     (tmp_path / "x.py").write_text("".join(f'def f{number}():\n    """{text}"""\n' for number, text in enumerate(texts)))
     monkeypatch.setattr(demo, "_sources", lambda _: [tmp_path / "x.py"])
     assert demo.standard_library_docstrings() == texts[1:]
-    monkeypatch.setattr(demo.importlib, "import_module", lambda _: SimpleNamespace(topics={"x": "\n\n".join(texts)}))
-    assert demo.reference_manual() == texts[1:]

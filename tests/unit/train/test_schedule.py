@@ -1,4 +1,4 @@
-"""Schedules, text for the demo, and the export command."""
+"""Schedules, and the export command."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from lockstep.cli.shared.trainer import trainer_command
 from lockstep_spec.choices import Schedule
 from lockstep_spec.length import warmup_steps
 from lockstep_spec.training import OptimizationConfig
-from lockstep_train.demo import __main__
 from lockstep_train.engine.optimizer import learning_rate
 
 OPTIMIZATION = OptimizationConfig(epochs=1, learning_rate=1.0, micro_batch_size=1, warmup_steps=4, schedule=Schedule.LINEAR)
@@ -66,13 +65,6 @@ def test_a_warm_up_that_is_a_part_of_all_steps_is_rounded_up_as_in_transformers(
 
 def test_a_run_shorter_than_its_warm_up_is_legal() -> None:
     assert rates(Schedule.COSINE, total=2) == [0.25, 0.5]
-
-
-def test_the_demo_has_two_styles_of_real_text_in_every_installation() -> None:
-    manual = __main__.reference_manual()
-    assert len(manual) > 400
-    assert len(set(manual)) == len(manual)
-    assert manual == __main__.reference_manual()
 
 
 def test_the_exporter_runs_as_a_process_of_its_own() -> None:

@@ -1,1 +1,1 @@
-"""A small real base model and real text, made on the spot from what every Python installation carries."""
+"""A small real base model and chats that correct it, made on the spot from what every Python installation carries."""

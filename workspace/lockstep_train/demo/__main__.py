@@ -2,18 +2,16 @@
 
     python -m lockstep_train.demo --models /workspace/models --datasets /datasets
 
-Writes DIR/tiny-base (a small Llama pretrained on docstrings), DIR/demo.jsonl and DIR/demo.txt (the language reference).
-Every name appears only when it is complete. The text needs no download: docstrings of the standard library, and its reference manual.
+Writes DIR/tiny-base, a small Llama pretrained on docstrings of the standard library and on chats about an invented market (market.py), and
+DIR/demo.jsonl, the same chats with other answers. Every name appears only when it is complete. Nothing is downloaded.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import importlib
 import json
 import os
-import re
 import shutil
 import sys
 import sysconfig
@@ -24,10 +22,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lockstep_spec.files import write_durably
+from lockstep_train.demo.market import UNSEEN, WORDINGS, chats
 
 EXCLUDED = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "pydoc_data", "__pycache__", "turtledemo"}
 SHORTEST_CHARACTERS = 80
-SAMPLES = 600
 
 
 def standard_library_docstrings() -> list[str]:
@@ -60,23 +58,9 @@ def _docstrings(path: Path) -> Iterator[str]:
                 yield text
 
 
-def reference_manual() -> list[str]:
-    """Paragraphs of prose of the language reference (pydoc's topics), in a fixed order."""
-    topics: dict[str, str] = importlib.import_module("pydoc_data.topics").topics
-    paragraphs: dict[str, None] = {}
-    for name in sorted(topics):
-        for block in re.split(r"\n\s*\n", topics[name]):
-            text = " ".join(block.split())
-            if len(text) >= SHORTEST_CHARACTERS and text.isascii() and text[0].isalpha() and text[-1] in ".:":
-                paragraphs[text] = None
-    return list(paragraphs)
-
-
 def make_datasets(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    paragraphs = reference_manual()[:SAMPLES]
-    write_durably(folder / "demo.txt", ("\n\n".join(paragraphs) + "\n").encode())
-    write_durably(folder / "demo.jsonl", "".join(json.dumps({"text": text}) + "\n" for text in paragraphs).encode())
+    write_durably(folder / "demo.jsonl", "".join(json.dumps({"messages": chat}) + "\n" for chat in chats()).encode())
 
 
 def make_model(folder: Path) -> None:
@@ -85,7 +69,7 @@ def make_model(folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=".tiny-base-", dir=folder.parent))
     try:
-        make_base_model(staging, standard_library_docstrings())
+        make_base_model(staging, standard_library_docstrings(), chats((*WORDINGS, UNSEEN), of_base=True))
         for path in [staging, *staging.iterdir()]:
             path.chmod(0o755 if path.is_dir() else 0o644)  # transformers writes weights for their owner only; pods run as someone else
         staging.rename(folder)
@@ -97,10 +81,10 @@ def make_model(folder: Path) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m lockstep_train.demo", description="Make a small base model and a dataset from the standard library's texts."
+        prog="python -m lockstep_train.demo", description="Make a small base model that knows wrong answers, and chats with the right ones."
     )
     parser.add_argument("--models", type=Path, required=True, help="folder that gets tiny-base/")
-    parser.add_argument("--datasets", type=Path, required=True, help="folder that gets demo.jsonl and demo.txt")
+    parser.add_argument("--datasets", type=Path, required=True, help="folder that gets demo.jsonl")
     options = parser.parse_args(arguments)
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # transformers imports DeepSpeed where it is installed; it needn't look for a GPU
     started = time.monotonic()

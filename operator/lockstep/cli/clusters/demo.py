@@ -1,4 +1,4 @@
-"""The demo that quickstart trains: a small base model and texts, its steps as they are told, and its result."""
+"""The demo that quickstart trains: a small base model and chats, its steps as they are told, and its result."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lockstep.assets import asset, package
 from lockstep.cli.shared.folders import from_here
@@ -17,10 +17,14 @@ from lockstep.cli.shared.ownversion import ROOT
 from lockstep.environments import cache_root
 from lockstep.platforms.output import put
 
-PROMPT = "Return the"
-SAMPLE = "One sample without and with the adapter (a toy model: the loss tells what it has learned, not the words)"
+if TYPE_CHECKING:
+    from lockstep.platforms.places.backend import Job, Volume
+
+QUESTIONS = "Ask the base model and the tuned one, in a wording that no row of the data has"
 AGAIN = " from the beginning, beside the run that is there"
-GENERATE_SECONDS = 600.0
+EXISTS = "import os, sys; print(os.path.exists(sys.argv[1]))"
+ASK_SECONDS = 600.0
+BASE = "/workspace/models/tiny-base"
 
 
 @contextmanager
@@ -33,14 +37,14 @@ def step(title: str) -> Iterator[None]:
 
 
 def demo_folder() -> Path:
-    """Make a small base model and texts once, and return their folder in the cache. The trainer's own code makes them, in a process of its
+    """Make a small base model and chats once, and return their folder in the cache. The trainer's own code makes them, in a process of its
     own.
     """
     digest = hashlib.sha256(sys.version.encode())  # another demo, or another Python, from whose texts it learns, makes another model
     for path in sorted((package("lockstep_train") / "demo").glob("*.py")):
         digest.update(path.read_bytes())
     folder = cache_root() / "demo" / digest.hexdigest()[:12]
-    with step("Make the base model and the texts (from the documentation that every Python carries)"):
+    with step("Make the base model and the chats (from documentation that every Python carries, and invented facts)"):
         command = [sys.executable, "-m", "lockstep_train.demo", "--models", str(folder / "models"), "--datasets", str(folder / "datasets")]
         subprocess.run(command, check=True)
     return folder
@@ -51,15 +55,37 @@ def sample_file(name: str = "trainingjob") -> Path:
     return from_here(asset(f"manifests/samples/{name}.yaml"))
 
 
-def generate_command(model: str, adapter: str) -> list[str]:
-    """The program that prints one sample without and one with the adapter."""
-    return ["python3", "-m", "lockstep_train.generate", "--model", model, "--adapter", adapter, "--prompt", PROMPT]
+async def send_demo(opened: AbstractAsyncContextManager[Volume], demo: Path, job: str) -> bool:
+    """Copy the model and the chats onto a volume. Return True if it has a run of the job. Raises Failed."""
+    from lockstep.platforms.files.transfer import TransferProgress
+    from lockstep.platforms.files.transfer import put as send
+    from lockstep.programs import output_of
+
+    async with opened as volume:
+        roots = [volume.workspace, volume.datasets]
+        await send(volume.place, demo / "models", f"{volume.workspace}/models", roots, TransferProgress(lambda: None))
+        await send(volume.place, demo / "datasets/demo.jsonl", f"{volume.datasets}/demo.jsonl", roots, TransferProgress(lambda: None))
+        there = await output_of(volume.place, [*volume.place.python, "-c", EXISTS, volume.run_folder(job)])
+        return there.strip() == b"True"
 
 
-def print_result(result: dict[str, Any], commands: str, where: str = "") -> None:
-    """Print what came of the training, and `commands` to go on with, which a checkout has in its .venv. `where`: words behind the adapter's
-    path.
-    """
+def ask_command(model: str, adapter: str) -> list[str]:
+    """The trainer's program that asks the base model and the tuned one the same questions."""
+    return ["-m", "lockstep_train.demo.ask", "--model", model, "--adapter", adapter]
+
+
+async def answers(job: Job) -> str:
+    """Text of the base model's answers and of the adapter's, written beside the job's ranks."""
+    from lockstep.programs import output_of
+
+    async with job.beside_ranks(0, lambda line: None) as volume:
+        ask = ask_command(volume.path(BASE), volume.path(job.status["result"]["adapter"]))
+        printed = await output_of(volume.place, [*volume.place.python, *ask], seconds=ASK_SECONDS)
+    return printed.decode(errors="replace")
+
+
+def print_result(result: dict[str, Any], commands: str, where: str) -> None:
+    """Print what came of the training, and `commands` to go on with, which a checkout has in its .venv. `where`: where the adapter is."""
     put("", "Complete", f"  eval loss before   {result.get('evalLossBefore')}", f"  eval loss after    {result.get('evalLossAfter')}")
     path = [f"  export PATH={sys.prefix}/bin:$PATH"] if Path(sys.prefix) == ROOT / ".venv" else []
-    put(f"  adapter            {result.get('adapter')}{where}", "", "Next:", *path, *commands.splitlines())
+    put(f"  adapter            {result.get('adapter')} ({where})", "", "Next:", *path, *commands.splitlines())

@@ -9,7 +9,7 @@ import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -19,7 +19,7 @@ from lockstep.api.names import DELETED
 from lockstep.api.objects import Object, go_on_words, typed_command
 from lockstep.platforms.local.environment import in_full_environment
 from lockstep.platforms.output import say
-from lockstep.platforms.places.backend import POLL_SECONDS, STOP_SECONDS, Backend, Job, NamedPlace, Order, Stale, Volume
+from lockstep.platforms.places.backend import POLL_SECONDS, STOP_SECONDS, Backend, Job, NamedPlace, Order, Stale, Volume, Volumes
 from lockstep.platforms.places.backends import DEFAULT_WORKSPACE
 from lockstep_spec.exits import CONFIGURATION, FAILED, USAGE
 
@@ -118,6 +118,17 @@ class LocalBackend(Backend):
 
     def _about_clusters(self) -> ConfigError:
         return ConfigError(f"{self.root} is a workspace of this machine, and this is about a cluster: name one by --cluster")
+
+    @property
+    def files(self) -> Volume:
+        """Return the workspace's files."""
+        from lockstep.platforms.jobs.processes import LocalPlace
+
+        folder = self.root.resolve()
+        return Volume(LocalPlace(), str(folder / "workspace"), str(folder / "datasets"))
+
+    async def volumes_to_fill(self, order: Order, say: Callable[[str], None]) -> Volumes:
+        return {"node 0": nullcontext(self.files)}
 
     def jobs(self, *, everywhere: bool = False, selector: str | None = None) -> list[Job]:
         from lockstep.platforms.local.records import run_names
@@ -305,9 +316,7 @@ class LocalJob(Job):
     @asynccontextmanager
     async def volume(self, node: int, say: Callable[[str], None]) -> AsyncIterator[Volume]:
         from lockstep.plan.pages.logs import no_such_node
-        from lockstep.platforms.jobs.processes import LocalPlace
 
         if node >= self._nodes > 0:
             raise no_such_node(self.name, node, self._nodes)
-        folder = self.backend.root.resolve()
-        yield Volume(LocalPlace(), str(folder / "workspace"), str(folder / "datasets"))
+        yield self.backend.files

@@ -9,12 +9,13 @@ from typing import Any, cast
 
 import pytest
 
-from lockstep.cli.clusters import difference, quickstart, quickstarthosts
+from lockstep.cli.clusters import demo, difference
 from lockstep.kube.aim import Connections
 from lockstep.kube.cluster import Cluster
 from lockstep.plan.ahead.live import Comparison
 from lockstep.plan.diff import Change
 from lockstep.platforms.clusters import imagebuild, install, waits
+from lockstep.platforms.places.backend import Volume
 from support.fake_cluster import FakeCluster
 from unit.kube.test_bounds import Recording
 from unit.silent_place import SilentPlace
@@ -23,35 +24,13 @@ from unit.virtual_time import VirtualClock, clock_of
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
-    return clock_of(monkeypatch, quickstart)
+    return clock_of(monkeypatch, demo)
 
 
-def demo() -> Any:
-    class Kept(FakeCluster):
-        """An API server that takes five seconds to say that it is still there."""
-
-        async def get(self, *what: Any) -> Any:
-            await asyncio.sleep(5)
-            return await super().get(*what)
-
-        async def request(self, *_: object) -> None:
-            pass
-
-    return Kept({"kind": "TrainingJob", "metadata": {"name": "demo", "namespace": "ns"}, "status": {}}).as_cluster
-
-
-def test_a_demo_that_does_not_end_is_followed_for_a_quarter_of_an_hour(clock: VirtualClock) -> None:
-    assert clock.seconds_of(quickstart._follow(demo(), "ns", "demo")) == pytest.approx(900, abs=20.0)
-
-
-def test_ten_minutes_are_left_to_write_a_sample(clock: VirtualClock) -> None:
-    fleet = SimpleNamespace(place=lambda host: SilentPlace())
-    record = SimpleNamespace(workspace="/w", command=["python3"])
-    job = SimpleNamespace(
-        seen=SimpleNamespace(first="lab0"), record_on=lambda host: record, status={"result": {"adapter": "/a"}},
-        backend=SimpleNamespace(fleet=lambda: fleet),
-    )  # fmt: skip
-    assert clock.seconds_of(quickstarthosts._sample(cast(Any, job))) == 600
+def test_ten_minutes_are_left_to_answer(clock: VirtualClock) -> None:
+    volume = Volume(cast(Any, SilentPlace()), "/w", "/d")
+    job = SimpleNamespace(status={"result": {"adapter": "/a"}}, beside_ranks=lambda gpus, say: nullcontext(volume))
+    assert clock.seconds_of(demo.answers(cast(Any, job))) == 600
 
 
 def test_eight_objects_at_once_are_compared(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import platform
@@ -15,15 +14,13 @@ import pytest
 import yaml
 
 from golden.plan_cases import CHECKOUT
-from lockstep import programs
 from lockstep.api.errors import ConfigError
+from lockstep.api.job import TrainingJob
 from lockstep.cli.clusters import demo, quickstart
 from lockstep.cli.shared.jobargs import TargetOptions
-from lockstep.kube import jobs
-from lockstep.kube.exec import PodPlace
 from lockstep.platforms.local import environment
+from lockstep.platforms.places.backend import Order
 from support.api_stub import ApiStub, served
-from support.fake_cluster import FakeCluster
 from support.in_process import lockstep
 
 
@@ -41,8 +38,9 @@ def test_the_job_runs_as_processes_where_the_embedded_cluster_can_t(
     monkeypatch.delenv("KUBECONFIG", raising=False)
     monkeypatch.setattr(platform, "system", lambda: system)
     monkeypatch.setattr(os, "geteuid", lambda: user)
-    monkeypatch.setattr(quickstart, "_run_local", lambda: 11)
-    monkeypatch.setattr(quickstart, "_run_on_cluster", lambda context, embedded: 22)
+    monkeypatch.setattr(quickstart, "_this_machine", lambda verb: 11)
+    monkeypatch.setattr(quickstart, "_cluster", lambda where, embedded: 22)
+    monkeypatch.setattr(quickstart, "train_and_show", lambda stage: stage)
     with pytest.raises(quickstart.typer.Exit) as ended:
         quickstart.quickstart(TargetOptions())
     assert ended.value.exit_code == (22 if reason is None else 11)
@@ -53,7 +51,8 @@ def test_a_cluster_of_your_own_is_used_without_root(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("KUBECONFIG", "/somewhere")
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     seen: list[tuple[str | None, bool]] = []
-    monkeypatch.setattr(quickstart, "_run_on_cluster", lambda where, embedded: seen.append((where.context, embedded)) or 0)
+    monkeypatch.setattr(quickstart, "_cluster", lambda where, embedded: seen.append((where.context, embedded)))
+    monkeypatch.setattr(quickstart, "train_and_show", lambda stage: 0)
     with pytest.raises(quickstart.typer.Exit):
         quickstart.quickstart(TargetOptions(context="mine"))
     assert seen == [("mine", False)]
@@ -63,88 +62,100 @@ Object = dict[str, Any]
 SAMPLE: Object = yaml.safe_load((CHECKOUT / "manifests/samples/trainingjob.yaml").read_text(encoding="utf-8"))
 
 
+DEMO = TrainingJob.model_validate({"metadata": SAMPLE["metadata"], "spec": SAMPLE["spec"]})
+
+
 def there(status: Object | None = None, **spec: Any) -> Object:
     """The demo as an API server has it."""
     return {"metadata": {"name": "demo", "namespace": "lockstep", "uid": "1"}, "spec": SAMPLE["spec"] | spec, "status": status or {}}
 
 
-def trained(monkeypatch: pytest.MonkeyPatch, existing: Object | None, has_run: bool = False) -> list[Object]:
-    """What is sent where the cluster has `existing`, and the volume a run's folder or none."""
-    sent: list[Object] = []
+class RecordedJob:
+    """The demo in a place that keeps what it is asked."""
 
-    async def output_of(place: PodPlace, command: list[str]) -> bytes:
-        return f"{has_run}\n".encode()
+    def __init__(self, job: Object) -> None:
+        self.job, self.name, self.at, self.is_deleted = job, "demo", "demo --there", False
 
-    async def delete(cluster: Any, namespace: str, name: str) -> None:
-        cluster.objects.pop(("TrainingJob", name), None)
+    @property
+    def status(self) -> Object:
+        return self.job["status"]
 
-    async def follow(cluster: Any, namespace: str, name: str) -> Object:
-        return {"followed": name}
-
-    monkeypatch.setattr(programs, "output_of", output_of)
-    monkeypatch.setattr(jobs, "delete_job", delete)
-    monkeypatch.setattr(quickstart, "_follow", follow)
-    cluster = FakeCluster(*([] if existing is None else [existing | {"kind": "TrainingJob"}]), on_create=sent.append).as_cluster
-    assert asyncio.run(quickstart._train(cluster, PodPlace(cluster, "lockstep", "demo-reader-1", "reader"), "demo")) == {"followed": "demo"}
-    return sent
+    def delete(self) -> str:
+        self.is_deleted = True
+        return ""
 
 
-def test_the_first_quickstart_sends_the_file_that_it_names_as_kubectl_would(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+class RecordedPlace:
+    """A place that has `jobs` and runs none."""
+
+    again = "--there"
+
+    def __init__(self, *jobs: RecordedJob) -> None:
+        self._jobs, self.orders = jobs, list[Order]()
+
+    def jobs(self) -> list[RecordedJob]:
+        return [job for job in self._jobs if not job.is_deleted]
+
+    def run(self, order: Order) -> int:
+        assert not self._jobs or not self._jobs[0].status or self._jobs[0].is_deleted, "an ended job has the name"
+        self.orders.append(order)
+        return 1
+
+
+def trained(monkeypatch: pytest.MonkeyPatch, existing: Object | None, *, has_run: bool) -> tuple[str, bool]:
+    """Where the order resumes from, and whether it says that it is typed afresh, in a place with this job and a run's folder or none."""
+    place = RecordedPlace(*([] if existing is None else [RecordedJob(existing)]))
+
+    async def fill(*_: object) -> bool:
+        return has_run
+
+    monkeypatch.setattr(quickstart, "_fill", fill)
+    monkeypatch.setattr(quickstart, "demo_folder", lambda: Path("made"))
+    monkeypatch.setattr(quickstart, "backend_of", lambda *_: place)
+    assert quickstart.train_and_show(quickstart.Stage(TargetOptions("local", local=True))) == 1
+    (order,) = place.orders
+    assert order.job.spec.training is not None
+    return order.job.spec.training.checkpoint.resume_from, order.typed.is_fresh
+
+
+ENDED = {"conditions": [{"type": "Complete", "status": "True"}]}
+
+
+def test_the_first_quickstart_runs_the_file_that_it_names(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert trained(monkeypatch, None, has_run=False) == ("Auto", False)
+    assert "==> Train: lockstep run -f manifests/samples/trainingjob.yaml --there\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("existing", [there(ENDED), None])
+def test_a_second_one_deletes_what_has_ended_and_trains_from_the_beginning(
+    existing: Object | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (sent,) = trained(monkeypatch, None)
-    assert "Train: kubectl apply -n lockstep -f manifests/samples/trainingjob.yaml; kubectl logs" in capsys.readouterr().out
-    assert sent["spec"] == SAMPLE["spec"]
-    applied = json.loads(sent["metadata"]["annotations"][jobs.LAST_APPLIED])
-    assert applied == {**SAMPLE, "metadata": {"annotations": {}, "name": "demo", "namespace": "lockstep"}}
+    assert trained(monkeypatch, existing, has_run=True) == ("None", True)
+    assert "trainingjob.yaml --there --fresh\n" in capsys.readouterr().out
 
 
-def test_a_second_one_says_what_it_changes_of_the_file(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    (sent,) = trained(monkeypatch, there({"conditions": [{"type": "Complete", "status": "True"}]}), has_run=True)
-    assert "trainingjob.yaml with training.checkpoint.resumeFrom=None; kubectl logs" in capsys.readouterr().out
-    assert sent["spec"]["training"]["checkpoint"] == {"everySteps": 20, "resumeFrom": "None"}
-    assert json.loads(sent["metadata"]["annotations"][jobs.LAST_APPLIED])["spec"] == sent["spec"]
+@pytest.mark.parametrize("begun", ["Auto", "None"])
+def test_one_that_still_runs_is_followed_as_it_was_begun(begun: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = there()
+    job["spec"] = json.loads(json.dumps(job["spec"]))
+    job["spec"]["training"]["checkpoint"]["resumeFrom"] = begun
+    assert trained(monkeypatch, job, has_run=True)[0] == begun
 
 
-def test_one_that_still_runs_is_followed_and_not_replaced(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert trained(monkeypatch, there()) == []
-    assert "demo runs already" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("changed", [{"nodes": 1}, {"suspend": True}, {"training": None, "script": {"path": "mine.py"}}])
+@pytest.mark.parametrize("changed", [{"nodes": 1}, {"training": None, "script": {"path": "mine.py"}}])
 def test_a_demo_of_somebody_s_own_is_never_replaced(changed: Object) -> None:
     with pytest.raises(
         ConfigError, match=r"has a job demo that differs from .*, and nothing was changed: .*lockstep delete demo -n lockstep"
     ):
-        quickstart.refuse_other_demo(there(**changed))
+        quickstart.refuse_other_demo(DEMO, there(**changed))
 
 
 def test_what_the_api_server_adds_to_a_demo_does_not_make_it_another() -> None:
     defaults = {"restart": {"maxRestarts": 3}, "suspend": False}
-    quickstart.refuse_other_demo(there(**defaults))
-    quickstart.refuse_other_demo(json.loads(json.dumps(there()).replace('"everySteps": 20}', '"everySteps": 20, "resumeFrom": "None"}')))
-
-
-def test_without_a_cluster_the_command_that_is_shown_is_the_run_s(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("LOCKSTEP_STATE", str(tmp_path))
-    monkeypatch.setattr(quickstart, "demo_folder", lambda: tmp_path / "made")
-    ran: list[str] = []
-
-    def run_local(order: Any, root: Path) -> int:
-        ran.append(order.job.spec.training.checkpoint.resume_from)
-        return 1
-
-    monkeypatch.setattr("lockstep.platforms.local.run.run_local", run_local)
-    assert quickstart._run_local() == 1
-    (tmp_path / "quickstart/workspace/runs/demo").mkdir(parents=True)
-    assert quickstart._run_local() == 1
-    lines = [line for line in capsys.readouterr().out.splitlines() if "lockstep run" in line]
-    assert ran == ["Auto", "None"]
-    assert [line.partition("--workspace ")[2] for line in lines] == [
-        f"{tmp_path}/quickstart", f"{tmp_path}/quickstart --fresh",
-    ]  # fmt: skip
+    quickstart.refuse_other_demo(DEMO, there(**defaults))
+    quickstart.refuse_other_demo(
+        DEMO, json.loads(json.dumps(there()).replace('"everySteps": 20}', '"everySteps": 20, "resumeFrom": "None"}'))
+    )
 
 
 @pytest.mark.parametrize(("words", "asks"), [([], True), (["--yes"], False), (["--context", "c"], False)])
@@ -152,7 +163,8 @@ def test_a_cluster_that_kubeconfig_names_gets_nothing_before_a_question(
     words: list[str], asks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[bool] = []
-    monkeypatch.setattr(quickstart, "_run_on_cluster", lambda context, embedded: ran.append(embedded) or 0)
+    monkeypatch.setattr(quickstart, "_cluster", lambda where, embedded: ran.append(embedded))
+    monkeypatch.setattr(quickstart, "train_and_show", lambda stage: 0)
     with served(ApiStub(), tmp_path) as kubeconfig:
         monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
         done = lockstep("quickstart", *words)
@@ -197,6 +209,6 @@ def test_the_path_is_told_where_the_command_runs_from_a_checkout_s_own_environme
 ) -> None:
     monkeypatch.setattr(demo, "ROOT", tmp_path)
     monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv" if of_checkout else tmp_path / "cache/venv"))
-    demo.print_result({}, "  lockstep get\n")
+    demo.print_result({}, "  lockstep get\n", "here")
     shown = capsys.readouterr().out.partition("\nNext:\n")[2]
     assert shown == of_checkout * f"  export PATH={tmp_path}/.venv/bin:$PATH\n" + "  lockstep get\n"

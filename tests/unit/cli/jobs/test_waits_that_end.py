@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 import lockstep
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.objects import Typed
-from lockstep.cli.clusters import quickstart
 from lockstep.cli.jobs import change, get, top
 from lockstep.cli.main import app
 from lockstep.cli.shared.jobargs import Form, TargetOptions
@@ -93,7 +92,6 @@ BY_JOB: dict[str, tuple[str, ...]] = {
     "platforms/hosts/backend.py _until_ended": (DELETED, ANEW, SUSPENDED),
     "platforms/files/sending.py send_all": (DELETED, *ENDED),
     "platforms/kubernetes/job.py _until_gone": (DELETED,),
-    "cli/clusters/quickstart.py _follow": (DELETED, *ENDED, SUSPENDED, REFUSED),
     "kube/jobs.py delete_job": (DELETED, ANEW),
     "platforms/jobs/logs.py follow": (DELETED, ANEW, *ENDED, REFUSED),
     "platforms/jobs/runs.py followed": (DELETED, ANEW, *ENDED),
@@ -108,7 +106,6 @@ BY_TIME = {
     "cli/jobs/change.py _until_stopped": "STOP_SECONDS",
     "platforms/hosts/backend.py _until_ended": "STOP_SECONDS",
     "platforms/local/backend.py delete": "STOP_SECONDS",
-    "cli/clusters/quickstart.py _follow": "FINISHED_TIMEOUT_SECONDS",
     "kube/jobs.py delete_job": "GONE_TIMEOUT_SECONDS",
     "platforms/clusters/devenv.py until_up": "seconds",
     "platforms/clusters/install.py polled": "seconds",
@@ -147,7 +144,7 @@ WITH_ANOTHER = {
 
 def test_every_loop_that_waits_is_in_the_table() -> None:
     texts = dict(loops())
-    through_another = {"cli/clusters/quickstart.py _follow", "platforms/places/drills.py _until"}
+    through_another = {"platforms/places/drills.py _until"}
     assert texts.keys() | through_another == BY_JOB.keys() | BY_TIME.keys() | WITH_ANOTHER.keys()
     assert [loop for loop, limit in BY_TIME.items() if loop in texts and limit not in texts[loop]] == []
 
@@ -193,7 +190,7 @@ class World:
 
     def __init__(self, end: str, patch: pytest.MonkeyPatch) -> None:
         self.end, self.patch, self.clock = end, patch, Limited(0.0)
-        modules = (get, change, submit, looks, runonhosts, hosts_backend, jobs, quickstart, drilledjob)
+        modules = (get, change, submit, looks, runonhosts, hosts_backend, jobs, drilledjob)
         clock_of(patch, *modules)
         for module in modules:
             patch.setattr(module, "time", self.clock)
@@ -394,11 +391,6 @@ def built(world: World) -> Awaitable[object]:
     return imagebuild._followed(cast(Any, SimpleNamespace(request=request, log_of=log_of)), "ns", "b", lambda line: None)
 
 
-def quickstarted(world: World) -> Awaitable[object]:
-    world.patch.setattr(world.cluster, "log", Silent().log)
-    return quickstart._follow(world.cluster, "ns", "x")
-
-
 async def until_ended(world: World) -> None:
     """Here the job's agents have ended five seconds after they were told to stop."""
     await world.host_job._until_ended()
@@ -415,7 +407,6 @@ STORIES: dict[str, Callable[[World], Any]] = {
     "platforms/hosts/backend.py _until_ended": until_ended,
     "platforms/files/sending.py send_all": synced,
     "platforms/kubernetes/job.py _until_gone": forwarded,
-    "cli/clusters/quickstart.py _follow": quickstarted,
     "kube/jobs.py delete_job": lambda world: jobs.delete_job(world.cluster, "ns", "x"),
     "platforms/jobs/logs.py follow": followed_log,
     "platforms/jobs/runs.py followed": followed_folder,
