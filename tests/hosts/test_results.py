@@ -40,10 +40,10 @@ def laptop(own_hosts: BedHosts, tmp_path_factory: pytest.TempPathFactory) -> Ite
 def test_commits_are_listed_with_the_shards_of_all_hosts_and_a_shard_that_none_has_is_named(laptop: BedJobs) -> None:
     listed = json.loads(laptop.about("checkpoint list", "demo", "-o", "json").stdout)
     assert [(row["name"], row["problems"], row["onChain"]) for row in listed["commits"]] == [
-        (f"step-{step}.a1", [], True) for step in (100, 80, 60)
+        (f"step-{step}.a1", [], True) for step in (100, 80, 60, 40)
     ]
-    assert [row["kept"][:1] for row in listed["commits"]] == [["newest"], ["newest"], []]
-    assert laptop.about("checkpoint verify", "demo", "--all").stdout.count(": whole (1.4 MB read)") == 3
+    assert [row["kept"][:1] for row in listed["commits"]] == [["newest"], ["newest"], [], ["best"]]
+    assert laptop.about("checkpoint verify", "demo", "--all").stdout.count(": whole (1.4 MB read)") == 4
     assert [folder.partition("/")[0] for folder in listed["commits"][0]["folders"]] == ["bed0:", "bed1:"], "each host has its rank's"
     laptop.bed.console(1, "rm", f"{RUN}/checkpoints/step-80.a1/shard-r00001-of-00002.safetensors")
     laptop.bed.console(
@@ -54,9 +54,13 @@ def test_commits_are_listed_with_the_shards_of_all_hosts_and_a_shard_that_none_h
     )
     verified = laptop.about("checkpoint verify", "demo", "--all", check=False)
     assert verified.returncode == 1
-    newest, older, oldest = verified.stdout.splitlines()
+    newest, older, oldest, best = verified.stdout.splitlines()
     assert newest.startswith(f"step-100.a1: host bed1: {RUN}/checkpoints/step-100.a1/shard-r00001-of-00002.safetensors is damaged")
-    assert older == "step-80.a1: shard-r00001-of-00002.safetensors is on no host that answers" and "step-60.a1: whole" in oldest
+    assert (
+        older == "step-80.a1: shard-r00001-of-00002.safetensors is on no host that answers"
+        and "step-60.a1: whole" in oldest
+        and "step-40.a1: whole" in best
+    )
 
 
 @pytest.mark.long
