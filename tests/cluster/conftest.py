@@ -19,7 +19,7 @@ from kubernetes import client, config, dynamic
 from lockstep.cli.clusters.devcluster import bring_up
 from lockstep.devcluster import binary
 from lockstep.environments import cache_root
-from support.clusters.own_cluster import GIVEN, own_number
+from support.clusters.own_cluster import GIVEN, GO, own_number
 from support.side_by_side import Parts, file_of, longest_first
 
 Kubectl = Callable[..., subprocess.CompletedProcess[str]]
@@ -51,12 +51,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Parts:
 def cluster() -> Iterator[Path]:
     """The administrator's kubeconfig, which $KUBECONFIG names as long as the tests run. An embedded cluster goes with them, its claims
     included.
-
-    Its daemons, Go programs, collect their garbage less often: memory for a third of their processor time.
     """
     given = os.environ.get(GIVEN)
     with pytest.MonkeyPatch.context() as patch, nullcontext() if given else own_number():
-        patch.setenv("GOGC", "400")
+        for name, value in GO.items():
+            patch.setenv(name, value)
         path = Path(given) if given else bring_up()
         patch.setenv("KUBECONFIG", str(path))
         patch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(path))  # it has read the variable already

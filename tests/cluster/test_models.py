@@ -75,7 +75,7 @@ def test_a_pod_of_a_minute_fills_the_volume_and_the_job_asks_nobody(jobs: Jobs, 
     assert lockstep(jobs, "model", "get", "-f", str(tmp_path / "job.yaml")).returncode == 0
 
     hub.requests.clear()
-    jobs.create(job("ahead", hub, {"HF_HUB_OFFLINE": "1"}))
+    jobs.create(job("ahead", hub, {"HF_HUB_OFFLINE": "1"}, nodes=1))
     jobs.until_condition("ahead", "Complete", "True", "Complete", 240)
     assert hub.requests == []
     log = lockstep(jobs, "logs", "ahead").stdout

@@ -19,7 +19,7 @@ from lockstep.devcluster.host.layout import default_layout
 from lockstep.devcluster.python_volume import publish_code
 from openshift.control_plane import oc_program, openshift, versions
 from support.checkout import ROOT
-from support.clusters.own_cluster import own_number
+from support.clusters.own_cluster import GO, own_number
 from support.in_process import lockstep
 
 Typed = Callable[..., subprocess.CompletedProcess[str]]
@@ -64,7 +64,8 @@ def cluster(programs: Path) -> Iterator[Path]:
     `lockstep` are on $PATH.
     """
     with pytest.MonkeyPatch.context() as patch, own_number():
-        patch.setenv("GOGC", "400")
+        for name, value in GO.items():
+            patch.setenv(name, value)
         patch.setenv("PATH", f"{programs}:{sys.prefix}/bin:{os.environ['PATH']}")
         try:
             with openshift() as path:

@@ -23,6 +23,7 @@ from lockstep_train.base.errors import (
     exit_code_of,
     leave_process,
 )
+from lockstep_train.base.imports import uncollected
 from lockstep_train.base.runfile import RankEnvironment, RunConfig, ignored_variables, rank_environment, read_run
 from lockstep_train.report import Reporter, print_error
 from lockstep_train.report.sinks.choose import refuse_unusable_trackers
@@ -72,11 +73,12 @@ def _train(config: RunConfig, environment: RankEnvironment, reporter: Reporter, 
     refuse_unusable_trackers(config.training.report_to)
     watch.begin("Start of the ranks", limits.LOAD_SECONDS)
     switch_on_recorder(config.run_dir / "logs")
-    from lockstep_train.assemble import assemble
-    from lockstep_train.base.ranks import join, leave
-    from lockstep_train.loop import finishing, train
-    from lockstep_train.model.attention import cudnn_first
-    from lockstep_train.model.fetched import with_model_here
+    with uncollected():
+        from lockstep_train.assemble import assemble
+        from lockstep_train.base.ranks import join, leave
+        from lockstep_train.loop import finishing, train
+        from lockstep_train.model.attention import cudnn_first
+        from lockstep_train.model.fetched import with_model_here
 
     reporter.startup.done("imports")
     ranks = join(environment, config.timeouts.collective_seconds)

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import MutableMapping
 
+from lockstep_train.base.imports import import_method, uncollected
 from lockstep_train.base.runfile import RunConfig
 from lockstep_train.report.reporter import since_boot
 from lockstep_train.watch.watchdog import switch_on_recorder
@@ -52,12 +53,12 @@ def apply_order(order: dict[str, str | None], environ: MutableMapping[str, str])
 def import_all(config: RunConfig) -> None:
     """Import everything, in the order in which a start comes to it."""
     switch_on_recorder(config.run_dir / "logs")
-    import transformers.modeling_utils  # noqa: F401
+    with uncollected():
+        import transformers.modeling_utils  # noqa: F401
 
-    import lockstep_train.assemble
-    import lockstep_train.loop  # noqa: F401
-    from lockstep_train.base.imports import import_method
-    from lockstep_train.zero.start import import_engine
+        import lockstep_train.assemble
+        import lockstep_train.loop  # noqa: F401
+        from lockstep_train.zero.start import import_engine
 
-    import_engine()
-    import_method(config.training)
+        import_engine()
+        import_method(config.training)

@@ -32,6 +32,7 @@ from lockstep.platforms.clusters.install import operator_objects
 from lockstep.platforms.operator.secrets import AUTHORITY
 from lockstep_machine.network import free_ports
 from support.checkout import ROOT
+from support.clusters.own_cluster import GO
 
 PATIENCE_SECONDS = 180.0
 CONTROLLERS = (
@@ -117,9 +118,8 @@ def control_plane(folder: Path, objects: Objects = default_objects) -> Iterator[
 
 
 def _started(layout: Layout, name: str, command: list[str]) -> subprocess.Popen[bytes]:
-    """Start a daemon, a Go program that collects its garbage less often than by default: memory for processor time."""
     with layout.log(name).open("wb") as log:
-        return subprocess.Popen([*TIED, *command], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, "GOGC": "400"})
+        return subprocess.Popen([*TIED, *command], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=os.environ | GO)
 
 
 def _wait(what: str, holds: Callable[[], bool], running: list[subprocess.Popen[bytes]]) -> None:

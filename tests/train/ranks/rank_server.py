@@ -22,6 +22,7 @@ from typing import Any
 
 
 def preload() -> None:
+    gc.disable()
     import deepspeed.module_inject.auto_ep_layer
     import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401
     import peft.tuners.lora.bnb
@@ -37,6 +38,7 @@ def preload() -> None:
     get_checkpoint_conversion_mapping("llama")  # compiles 900 patterns, once in a process: a third of a short run
     rank_cases.case_modules()  # the tests' own functions, and with them the trainer
     gc.collect()
+    gc.enable()
     gc.freeze()  # else every rank's first collection writes into, and so copies, all that is shared with this process
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from lockstep_train.base.imports import hidden_packages
+from lockstep_train.base.imports import hidden_packages, uncollected
 from lockstep_train.report.reporter import StartUp, process_start, startup_line
 from support.checkout import ROOT
 
@@ -36,6 +37,15 @@ def test_a_hidden_package_is_not_there_for_who_looks_and_is_there_afterwards(mon
         assert "colorsys" in sys.modules
         assert sys.modules["colorsys"] is None
     assert "colorsys" not in sys.modules
+
+
+def test_nothing_looks_for_garbage_while_packages_are_imported_or_ever_at_what_they_leave() -> None:
+    frozen = gc.get_freeze_count()
+    with pytest.raises(ImportError), uncollected():
+        assert not gc.isenabled()
+        left = [[] for _ in range(1000)]
+        raise ImportError
+    assert gc.isenabled() and gc.get_freeze_count() >= frozen + len(left)
 
 
 def test_a_setting_that_is_wrong_is_told_without_importing_torch(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import logging
 import sys
@@ -15,6 +16,19 @@ from lockstep_spec.training import TrainingConfig
 
 OF_FOLDER: Mapping[str, Any] = MappingProxyType({"local_files_only": True, "trust_remote_code": False})
 """Options of every load by transformers: it asks no network and, also at a terminal, nobody whether code of the folder may run."""
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """Switch the garbage collector off meanwhile, and let it never look at what is there by then: imports leave no garbage, and looking for
+    it was a fifth of a start. Not while weights are loaded, of which none could be freed.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 @contextlib.contextmanager

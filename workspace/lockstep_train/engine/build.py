@@ -17,7 +17,7 @@ from lockstep_spec.memory import bucket_elements
 from lockstep_spec.settings import Recomputed
 from lockstep_spec.shape import ModelShape
 from lockstep_spec.training import OptimizationConfig, TrainingConfig
-from lockstep_train.base.imports import import_method
+from lockstep_train.base.imports import import_method, uncollected
 from lockstep_train.base.ranks import Ranks
 from lockstep_train.engine.experts import find_balance
 from lockstep_train.engine.loss import TokenLoss, tile_head
@@ -58,8 +58,9 @@ def start_model(
     if ranks.device.type == "cpu" or training.optimization.offload is Offload.CPU:
         reporter.say(thread_words(os.environ, torch.get_num_threads()))
     settings = deepspeed_settings(training, plan.accumulation, partition, shape)
-    prepare_deepspeed()
-    import_method(training)
+    with uncollected():
+        prepare_deepspeed()
+        import_method(training)
     reporter.startup.done("imports")
     refuse_invalid(settings)
     fresh = plan.done.steps == 0

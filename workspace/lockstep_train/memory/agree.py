@@ -24,6 +24,7 @@ from lockstep_spec.settings import Recomputed, Settings, size_settings
 from lockstep_spec.shape import ModelShape, shape_of, without_kernel
 from lockstep_spec.training import TrainingConfig
 from lockstep_train.base.errors import ConfigError
+from lockstep_train.base.imports import uncollected
 from lockstep_train.base.ranks import Ranks
 from lockstep_train.memory.capacity import device_bytes, has_host_memory, is_crowded
 from lockstep_train.model.quantize import check_blocks
@@ -67,7 +68,8 @@ def agree_on_memory(training: TrainingConfig, folder: Path, ranks: Ranks, report
     `stated`: samples that the ranks of each node compute at once, 0 where nobody says. With any, or with balance Measured, each rank has a
     plan of its own, and the one with the least room is printed.
     """
-    importlib.import_module("transformers.modeling_utils")
+    with uncollected():
+        importlib.import_module("transformers.modeling_utils")
     reporter.startup.done("imports")
     facts = _facts(ranks)
     crowded = "another process holds memory of a GPU" if any(one.crowded for one in facts) else ""
