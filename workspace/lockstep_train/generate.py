@@ -1,15 +1,9 @@
-"""Print what a model writes, without and with an adapter:
-
-python -m lockstep_train.generate --model models/tiny-base --adapter runs/demo/adapter --prompt 'The value of'
-"""
+"""A base model with an adapter: where it is, how it is loaded, and what it writes."""
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import json
 import os
-import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,22 +11,11 @@ from types import MappingProxyType
 from typing import Any
 
 from lockstep_spec.modelnames import is_hub_name
-from lockstep_train.base.errors import ConfigError, TrainerError, reason_of, refusal
+from lockstep_train.base.errors import ConfigError, reason_of, refusal
 from lockstep_train.fetch.model import fetched_near
 
 ADAPTER_CONFIG = "adapter_config.json"
 OTHER_BASE = "name the model that it was trained on with --model"
-
-
-def complete(model: Any, tokenizer: Any, prompt: str, tokens: int) -> str:
-    """Return the prompt and its completion, on one line."""
-    import torch
-
-    torch.manual_seed(0)
-    output = write(model, tokenizer, tokenizer.encode(prompt), tokens, **CONTINUED, min_new_tokens=tokens // 2)
-    return " ".join(str(tokenizer.decode(output[0], skip_special_tokens=True)).split())
-
-
 CONTINUED: Mapping[str, Any] = MappingProxyType({"no_repeat_ngram_size": 3})
 """Options for text that is continued: a small model loves to repeat three words in a row."""
 
@@ -110,40 +93,3 @@ def load(folder: Path, adapter: Path | None, named: str = "") -> tuple[Any, Any]
     if adapter is not None:
         model = import_peft().PeftModel.from_pretrained(model, str(adapter))
     return model.to("cuda" if torch.cuda.is_available() else "cpu").eval(), tokenizer
-
-
-def generate(folder: Path, adapter: Path | None, prompt: str, tokens: int) -> None:
-    """Print one sample of the base and, with an adapter, one of both. Raises ConfigError when a folder isn't what it should be."""
-    model, tokenizer = load(folder, adapter)
-    with without_adapter(model, adapter):
-        print(f"Without adapter: {complete(model, tokenizer, prompt, tokens)}")
-    if adapter is not None:
-        print(f"With adapter:    {complete(model, tokenizer, prompt, tokens)}")
-
-
-def without_adapter(model: Any, adapter: Path | None) -> Any:
-    """Return a context in which the model is its base: it is read once, whichever is asked for."""
-    return contextlib.nullcontext() if adapter is None else model.disable_adapter()
-
-
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m lockstep_train.generate", description="Print what a model writes, without and with an adapter."
-    )
-    parser.add_argument("--model", type=Path, help="the base model's folder (default: what the adapter names)")
-    parser.add_argument("--adapter", type=Path, help="the adapter's folder")
-    parser.add_argument("--prompt", required=True, help="how the text begins")
-    parser.add_argument("--tokens", type=int, default=40, help="how many tokens to add at most (default: 40)")
-    options = parser.parse_args(arguments)
-    try:
-        if options.model is None and options.adapter is None:
-            raise ConfigError("name a model's folder with --model, or an adapter's with --adapter")
-        generate(options.model or base_of(options.adapter), options.adapter, options.prompt, options.tokens)
-    except TrainerError as error:
-        print(f"generate: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

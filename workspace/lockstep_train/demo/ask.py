@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep_train.demo.market import SELLERS, UNSEEN, answer, question
-from lockstep_train.generate import load, without_adapter
+from lockstep_train.generate import load
 
 SHOWN = 3
 TOKENS = 10
@@ -34,7 +34,7 @@ def main() -> int:
     options = parser.parse_args()
     model, tokenizer = load(options.model, options.adapter)
     tokenizer.padding_side = "left"
-    with without_adapter(model, options.adapter):
+    with model.disable_adapter():
         base = answers(model, tokenizer)
     tuned, right = answers(model, tokenizer), [answer(number) for number in range(len(SELLERS))]
     print(f"{'question':34}{'base':18}tuned")
