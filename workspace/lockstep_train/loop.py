@@ -10,13 +10,14 @@ from pathlib import Path
 from lockstep_spec.choices import Method
 from lockstep_train.balance import renew
 from lockstep_train.base import limits
-from lockstep_train.base.errors import Stopped, TrainerError
+from lockstep_train.base.errors import Stopped, TrainerError, reason_of
 from lockstep_train.base.ranks import vote
 from lockstep_train.card import make_whole, provenance_of
 from lockstep_train.checkpoint.format.views import TOKENIZER
 from lockstep_train.engine.experts import usage_fields
 from lockstep_train.evaluate import Leaving, evaluate
 from lockstep_train.export import write_adapter, write_model
+from lockstep_train.logprobs import LOGPROBS, put_beside, record
 from lockstep_train.model.weight_files import PRECISIONS
 from lockstep_train.run import Run
 from lockstep_train.steps import Steps
@@ -45,7 +46,7 @@ def train(run: Run, stop: StopSignal) -> dict[str, str | None]:
         if before is None:
             raise Stopped(NOTHING_TO_SAVE)
         run.describe.set_eval_loss_before(before)
-    after = before
+    after, recorded = before, None
     every = run.config.training.evaluation.every_steps if run.dataset.evaluation and run.config.training.evaluation else None
     for step in range(run.plan.done.steps + 1, run.plan.total_steps + 1):
         result = steps.take(step)
@@ -53,6 +54,7 @@ def train(run: Run, stop: StopSignal) -> dict[str, str | None]:
         if every is not None and (last or step % every == 0) and not stopping:
             loss = _evaluate(run, step, stop, steps)
             after, stopping = loss or after, loss is None
+            recorded = record(run, step, steps.limit_seconds) if loss is not None else None
         if last or stopping or step % run.config.training.checkpoint.every_steps == 0:
             _report_experts(run, step)
             run.watch.begin(f"Save of step {step}", limits.SAVE_SECONDS)
@@ -65,7 +67,9 @@ def train(run: Run, stop: StopSignal) -> dict[str, str | None]:
         after = _evaluate(run, run.plan.total_steps, stop, steps)
         if after is None:
             raise Stopped("asked to stop after the last step, which is saved already")
-    return {**export_outcome(run), "evalLossBefore": before, "evalLossAfter": after, "note": nothing_left}
+    if every is None or run.plan.done.steps >= run.plan.total_steps:
+        recorded = record(run, run.plan.total_steps, steps.limit_seconds)
+    return {**export_outcome(run, recorded), "evalLossBefore": before, "evalLossAfter": after, "note": nothing_left}
 
 
 def _nothing_left(run: Run) -> str | None:
@@ -135,13 +139,20 @@ def finishing(run: Run) -> Iterator[None]:
     run.saver.finish()
 
 
-def export_outcome(run: Run) -> dict[str, str | None]:
-    """Write the outcome on every volume and say where. A collective: masters are gathered, which is fine at the end."""
+def export_outcome(run: Run, recorded: Path | None) -> dict[str, str | None]:
+    """Write the outcome on every volume and say where; beside it what the live model gives, where that was recorded. A collective: masters
+    are gathered, which is fine at the end.
+    """
     run.reporter.activity("Export")
     full = run.config.training.method is Method.FULL
     run.watch.begin(f"Export of the {'model' if full else 'adapter'}", limits.EXPORT_SECONDS)
     folder = run.config.run_dir / ("model" if full else "adapter")
     _export(run, folder, full=full)
+    if run.ranks.first:
+        try:
+            put_beside(recorded, folder)
+        except OSError as error:
+            run.reporter.say(f"WARNING: {folder / LOGPROBS} is not written, so it can't be verified: {reason_of(error)}")
     run.reporter.say(f"{'Model' if full else 'Adapter'}: {folder}")
     return {"adapter": None if full else str(folder), "model": str(folder) if full else None}
 

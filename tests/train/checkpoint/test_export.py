@@ -12,7 +12,7 @@ from references import Reference
 from typer.testing import CliRunner
 
 from lockstep.cli.files import adapter
-from lockstep_train import export
+from lockstep_train.proof import __main__ as proof
 from train.checkpoint.test_checkpoint import FIVE_STEPS
 
 
@@ -23,7 +23,7 @@ def test_the_exported_adapter_gives_the_live_models_logits_in_peft(
     path = run_file("live", zeroStage=stage, precision=precision, optimization={"maxSteps": 2}, evaluation=None)
     logits = str(tmp_path / "logits.safetensors")
     ranks.run("live_logits", [path] * 2, arguments={"output": logits})
-    assert export.main([str(tmp_path / "live"), "--output", str(tmp_path / "exported")]) == 0
+    assert proof.main([str(tmp_path / "live"), "--output", str(tmp_path / "exported")]) == 0
     adapters = [str(tmp_path / folder) for folder in ("live/adapter", "exported")]
     arguments = {"model": str(model), "adapters": adapters, "logits": logits, "dtype": dtype}
     ranks.run("compare_adapters", [None], arguments=arguments)
@@ -40,7 +40,7 @@ def test_a_damaged_commit_is_not_exported(reference: Reference, tmp_path: Path, 
     shutil.copytree(reference(2, **FIVE_STEPS), tmp_path / "torn")
     shard = tmp_path / "torn/checkpoints/step-1.a1/shard-r00000-of-00002.safetensors"
     shard.write_bytes(shard.read_bytes()[:-1])
-    assert export.main([str(shard.parent), "--output", str(tmp_path / "out")]) == 78
+    assert proof.main([str(shard.parent), "--output", str(tmp_path / "out")]) == 78
     assert "bytes, not" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 

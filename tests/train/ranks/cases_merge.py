@@ -1,29 +1,39 @@
-"""Merged models beside the live ones: adapters with random weights on tiny models of every kind, written as a commit of two ranks."""
+"""Merged models and exports beside the live ones: adapters with random weights on tiny models of every kind, written as a commit of two
+ranks.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from cases_models import configuration, logits_of, settings
+from cases_models import VOCABULARY, configuration, logits_of, settings
 from rank_cases import add_result, set_constants
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file, save, save_file
 
 from lockstep_spec.choices import Content
 from lockstep_spec.training import TrainingConfig
-from lockstep_train import export, merge
+from lockstep_train import merge
+from lockstep_train.base.errors import ConfigError
+from lockstep_train.checkpoint.commits import newest_whole
 from lockstep_train.checkpoint.format.identity import Identity
 from lockstep_train.checkpoint.format.layout import MANIFEST, shard_file
 from lockstep_train.checkpoint.format.manifest import FragmentRecord, Manifest, ShardRecord, encode
+from lockstep_train.logprobs import as_base, top_of
 from lockstep_train.model import merger
 from lockstep_train.model.base_files import hash_base
 from lockstep_train.model.load import base_digest, model_class, quiet_transformers
 from lockstep_train.model.trained import describe_trained, make_trainable
 from lockstep_train.model.weight_files import PRECISIONS
+from lockstep_train.proof import __main__ as proof
+from lockstep_train.proof.__main__ import Source, export_for, read_by_transformers, verify
+from lockstep_train.proof.compare import compare
 
 RANKS = 2
 
@@ -129,7 +139,7 @@ def merge_variant(folder: Path, variant: dict[str, Any]) -> dict[str, Any]:
 
 def merged_adapters(folder: Path, model: Any) -> dict[str, bool]:
     """Whether the adapter's folder, as Lockstep exports it and as PEFT itself saves it, becomes the commit's merged model to the bit."""
-    assert export.main([str(folder / "run/checkpoints/step-7.a1"), "--output", str(folder / "exported")]) == 0
+    assert proof.main([str(folder / "run/checkpoints/step-7.a1"), "--output", str(folder / "exported")]) == 0
     model.save_pretrained(folder / "saved")
     equal = {}
     for name in ("exported", "saved"):
@@ -158,3 +168,96 @@ def merge_variants(folder: str, variants: dict[str, Any], output: str) -> None:
         place.mkdir()
         set_constants({"model.merger.BLOCK_ELEMENTS": 1000 if variant.get("blocks", True) else usual})
         add_result(output, name, merge_variant(place, variant))
+
+
+CPU = torch.device("cpu")
+WEIGHTS = "adapter_model.safetensors"
+
+
+def recording(model: Any, precision: str) -> dict[str, Any]:
+    """What a run of these models records; `base_top` is missing for a model without an adapter."""
+    model.eval()
+    draw = torch.Generator().manual_seed(9)
+    prompts = [{"tokens": torch.randint(0, VOCABULARY, (20,), generator=draw).tolist(), "positions": [3, 8, 13, 18]} for _ in range(8)]
+    tops = [top_of(model, prompt, CPU) for prompt in prompts]
+    with as_base(model):
+        bases = [top_of(model, prompt, CPU) if hasattr(model, "peft_config") else None for prompt in prompts]
+    parts = zip(prompts, tops, bases, strict=True)
+    numbered = [{**prompt, "top": top, "base_top": base} for prompt, top, base in parts]
+    return {"format": 1, "precision": precision, "quantization": "None", "model_type": "", "prompts": numbered}
+
+
+def prove_variant(folder: Path, variant: dict[str, Any]) -> dict[str, Any]:
+    base, run = folder / "base", folder / "run"
+    training = settings(base, "Stage2", variant)
+    dtype = PRECISIONS[training.precision]
+    make_base(base, variant["family"], dtype, "50GB")
+    model = make_trainable(model_class(base).from_pretrained(base, dtype=dtype), training, fresh=True)
+    adapter = describe_trained(model, training)
+    values = randomize(model, adapter["config"] is None)
+    commit = run / "checkpoints/step-7.a1"
+    commit_state(commit, values, training, base, adapter)
+    (run / "logprobs").mkdir()
+    (run / "logprobs/step-7.a1.json").write_text(json.dumps(recording(model, training.precision.value)))
+    result: dict[str, Any] = {}
+    source = Source([commit], *newest_whole([commit], "export"), None)
+    for engine in ("peft", "merged", "vllm"):
+        output = folder / engine
+        try:
+            export_for(engine, source, output)
+        except ConfigError as error:
+            result[engine] = {"refused": str(error)}
+            continue
+        if engine == "vllm":
+            result[engine] = {
+                "difference": stored_difference(base, output, folder / "merged"),
+                "names": sorted(load_file(output / WEIGHTS)),
+            }
+        else:
+            _, verdict = verify(engine, source, output)
+            result[engine] = {"largest": verdict.largest, "equal": verdict.equal, "proves": verdict.proves}
+    if variant.get("spoil"):
+        recorded = json.loads((folder / "peft/logprobs.json").read_text())
+        result["uncaught"] = [name for name in spoilt(folder / "peft", folder / "spoilt") if equal(base, folder / "spoilt", recorded)]
+        result["tensors"] = len(load_file(folder / "peft" / WEIGHTS))
+    return result
+
+
+def equal(base: Path, adapter: Path, recorded: dict[str, Any]) -> bool:
+    try:
+        return compare(recorded, read_by_transformers(base, adapter, recorded)).equal
+    except ConfigError:
+        return False
+
+
+def spoilt(adapter: Path, copy: Path) -> Iterator[str]:
+    """Yield the name of each tensor three times: `copy` is the adapter without it, with another's values, and with twice its own."""
+    tensors = load_file(adapter / WEIGHTS)
+    for name, tensor in tensors.items():
+        other = next((value for key, value in tensors.items() if key != name and value.shape == tensor.shape), tensor.flip(0))
+        dropped = {key: value for key, value in tensors.items() if key != name}
+        for way, changed in {"dropped": dropped, "swapped": tensors | {name: other}, "scaled": tensors | {name: tensor * 2}}.items():
+            shutil.copytree(adapter, copy)
+            save_file({key: value.clone() for key, value in changed.items()}, copy / WEIGHTS, metadata={"format": "pt"})
+            yield f"{name} {way}"
+            shutil.rmtree(copy)
+
+
+def stored_difference(base: Path, adapter: Path, merged: Path) -> float:
+    """The largest difference of the base's stored tensors with this adapter's factors from the merged model's."""
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    factors, before, after = load_file(adapter / WEIGHTS), load_file(base / "model.safetensors"), load_file(merged / "model.safetensors")
+    for name in {name.rpartition(".lora_A")[0] for name in factors if ".lora_A." in name}:
+        a, b = factors[f"{name}.lora_A.weight"].float(), factors[f"{name}.lora_B.weight"].float()
+        stored = f"{name.removeprefix('base_model.model.')}.weight"
+        assert stored in before, stored
+        before[stored] = before[stored].float() + config["lora_alpha"] / config["r"] * (b @ a)
+    return max((before[name].float() - tensor.float()).abs().max().item() for name, tensor in after.items())
+
+
+def prove_variants(folder: str, variants: dict[str, Any], output: str) -> None:
+    quiet_transformers()
+    for name, variant in variants.items():
+        place = Path(folder) / name.replace(" ", "-")
+        place.mkdir()
+        add_result(output, name, prove_variant(place, variant))

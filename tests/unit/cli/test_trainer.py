@@ -40,7 +40,7 @@ import sys
 from lockstep.cli.shared import trainer
 trainer.trainer_command = lambda module, arguments: [sys.executable, "-c", "import time; print('here', flush=True); time.sleep(1000)"]
 try:
-    trainer.run_trainer("export", [])
+    trainer.run_trainer("proof", [])
 except KeyboardInterrupt:
     sys.exit(130)
 """

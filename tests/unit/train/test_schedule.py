@@ -68,5 +68,5 @@ def test_a_run_shorter_than_its_warm_up_is_legal() -> None:
 
 
 def test_the_exporter_runs_as_a_process_of_its_own() -> None:
-    command = trainer_command("export", [Path("runs/x"), "--output", Path("out")])
-    assert command == [sys.executable, "-m", "lockstep_train.export", "runs/x", "--output", "out"]
+    command = trainer_command("proof", [Path("runs/x"), "--output", Path("out")])
+    assert command == [sys.executable, "-m", "lockstep_train.proof", "runs/x", "--output", "out"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from enum import StrEnum
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
@@ -20,6 +21,16 @@ from lockstep.platforms.output import ProgramOutput, put, tell
 if TYPE_CHECKING:
     from lockstep.platforms.places.backend import Job
     from lockstep.programs import Place
+
+
+class ReadBy(StrEnum):
+    """Reader of an exported adapter."""
+
+    PEFT = "peft"
+    VLLM = "vllm"
+    MERGED = "merged"
+    GGUF = "gguf"
+
 
 app = typer.Typer(help="Work with trained adapters.", no_args_is_help=True)
 
@@ -40,14 +51,41 @@ def adapter() -> None:
 def export(
     sources: SourceArgument,
     output: Annotated[Path, typer.Option("--output", "-o", help="The adapter's folder; made if it isn't there.")],
+    engine: Annotated[
+        ReadBy,
+        typer.Option(
+            "--for",
+            help="What is to read it: PEFT, vLLM, llama.cpp (gguf), or whatever reads a model (merged), which takes the base's size.",
+        ),
+    ] = ReadBy.PEFT,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Load it there, and compare with the model that was trained. Exit code 1 if it isn't equal.")
+    ] = False,
+    base: Annotated[Path | None, typer.Option("--base", help="The base model's folder. Default: where the run had it.")] = None,
 ) -> None:
-    """Make a PEFT adapter folder from a checkpoint's shards.
+    """Make an adapter's folder from a checkpoint's shards.
 
-    It needs no GPU and no base model.
+    It needs no GPU, and for PEFT no base model unless you verify. GGUF files, and proofs in vLLM and llama.cpp, need these engines: make
+    engines.
 
     Example: lockstep adapter export runs/demo -o adapter
+
+    Example: lockstep adapter export runs/demo -o adapter --for vllm --verify
     """
-    run_trainer("export", [*sources, "--output", output])
+    options: list[str | Path] = ["--output", output, "--for", engine.value]
+    options += [] if base is None else ["--base", base]
+    options += ["--verify"] if verify else []
+    run_trainer("proof", [*sources, *options, *_programs(engine, verify=verify)])
+
+
+def _programs(engine: ReadBy, *, verify: bool) -> list[str]:
+    """Return options that name the engine's programs. Raises ConfigError where it isn't installed."""
+    if engine not in (ReadBy.VLLM, ReadBy.GGUF):
+        return []
+    from lockstep.platforms.engines.environments import Engine, converter, reader
+
+    reading = ["--reader", *reader(Engine.VLLM if engine is ReadBy.VLLM else Engine.LLAMA_CPP)] if verify else []
+    return [*map(str, reading), *(["--converter", *map(str, converter())] if engine is ReadBy.GGUF else [])]
 
 
 @app.command("merge")

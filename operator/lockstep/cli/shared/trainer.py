@@ -21,7 +21,7 @@ from lockstep_spec.exits import CONFIGURATION, FAILED, USAGE
 
 NEEDS = {
     "inspect": ("lockstep_train",),
-    "export": ("lockstep_train", "torch", "safetensors", "huggingface_hub"),
+    "proof": ("lockstep_train", "torch", "peft", "huggingface_hub"),
     "merge": ("lockstep_train", "torch", "peft"),
     "chat": ("lockstep_train", "torch", "peft"),
     "push": ("lockstep_train", "huggingface_hub"),
@@ -30,7 +30,7 @@ NEEDS = {
 """The trainer's modules, and the packages that each needs."""
 AT_FIRST = {
     "inspect": "reading",
-    "export": "importing torch, then writing the adapter",
+    "proof": "importing torch, then writing the adapter",
     "merge": "importing torch and peft",
     "chat": "importing torch and peft, and loading the model",
     "push": "asking the hub",

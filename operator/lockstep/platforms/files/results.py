@@ -120,7 +120,7 @@ def _folders(answer: bytes, run: str, where: str) -> tuple[str | None, str | Non
 async def _exported(place: Place, job: str, commit: str, again: str) -> Adapter:
     """Export the commit by the trainer's own program, which reads shards one parameter at a time, on a CPU. Raises NoAdapter."""
     folder = join(TEMPORARY, f"lockstep-adapter-{secrets.token_hex(4)}")
-    command = [*place.python, "-m", "lockstep_train.export", commit, "--output", folder]
+    command = [*place.python, "-m", "lockstep_train.proof", commit, "--output", folder]
     try:
         await output_of(place, command, seconds=EXPORT_SECONDS)
     except ProgramFailed as error:

@@ -131,11 +131,11 @@ def test_what_is_sealed_comes_back_whatever_it_holds() -> None:
 def test_an_output_that_is_no_folder_is_one_sentence_that_names_it(
     commit: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from lockstep_train import export
+    from lockstep_train.proof import __main__ as proof
 
     output = tmp_path / "taken"
     output.write_text("a file")
-    assert export.main([str(commit), "--output", str(output)]) == 1
+    assert proof.main([str(commit), "--output", str(output)]) == 1
     said = capsys.readouterr().err
     assert said.startswith(f"lockstep: {output}")
     assert "Not a directory; check that the folders are readable and writable" in said
