@@ -29,6 +29,8 @@ SPARSE: dict[str, dict[str, Any]] = {
     "glm4_moe": FOUR | {"n_routed_experts": 4, "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1},
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 64, "sliding_window": 128},
 }
+SCALES = {"embed": 0.08, "lm_head": 0.08, "gate.weight": 0.5, "router.weight": 0.5, "": 0.05}
+"""Standard deviations by a part of a weight's name. Routers are sure of their experts, or else rounding to BF16 would choose others."""
 SENTENCEPIECE = ("llama", "mistral", "mixtral", "gemma", "gemma2")
 """Families whose converter reads a tokenizer.model."""
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -65,6 +67,6 @@ def make_base(folder: Path, family: str, dtype: Any, tokenizers: Path) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1:  # or else a random model says the same of every token
-                parameter.normal_(std=0.15 if "embed" in name or "lm_head" in name else 0.05)
+                parameter.normal_(std=next(std for part, std in SCALES.items() if part in name))
     model.to(dtype).save_pretrained(folder)
     shutil.copytree(tokenizers / kind, folder, dirs_exist_ok=True)

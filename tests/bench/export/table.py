@@ -19,11 +19,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(Path(__file__).parent), str(ROOT / "tests/train/ranks"), str(ROOT / "tests/support"), str(ROOT / "tests")]
 
-from cases_merge import (  # noqa: E402
-    commit_state,
-    randomize,
-    recording,
-)
+from cases_merge import commit_state, randomize, recording  # noqa: E402
 from cases_models import settings  # noqa: E402
 from families import DENSE, SPARSE, VARIANTS, make_base, variant_of  # noqa: E402
 
@@ -36,7 +32,7 @@ from lockstep_train.model.weight_files import PRECISIONS  # noqa: E402
 from lockstep_train.proof.__main__ import Source, export_for, verify  # noqa: E402
 from lockstep_train.proof.compare import Verdict, compare  # noqa: E402
 
-COLUMNS = ("PEFT", "merged BF16", "vLLM", "vLLM, merged", "GGUF", "GGUF, merged")
+COLUMNS = ("PEFT", "vLLM", "merged BF16", "GGUF")
 ABSENT = "no such module"
 Ask = Callable[[Path, Path | None, Path], dict[str, Any]]
 
@@ -142,22 +138,23 @@ def row(folder: Path, family: str, variant: dict[str, Any], tokenizers: Path, as
     rounded, _ = make_run(folder / "bf16", family, variant | {"precision": "BF16"}, tokenizers)
     base, prompts = folder / "base", folder / "prompts.json"
 
-    def exported(engine: str, model: Path, ask: Ask, convert: Sequence[str] = ()) -> str:
-        try:
-            export_for(engine, source_of(commit), folder / engine, convert)
-        except ConfigError as error:
-            return notes.cell("refused by name", str(error))
-        return notes.judge(recorded, ask(model, folder / engine, prompts))
-
     merged = folder / "merged"
     export_for("merged", source_of(commit), merged)
+
+    def exported(engine: str, model: Path, ask: Ask, convert: Sequence[str] = ()) -> str:
+        """Return what the engine makes of the adapter, and, where that isn't to be equal, of the merged model."""
+        try:
+            export_for(engine, source_of(commit), folder / engine, convert)
+            found = notes.judge(recorded, ask(model, folder / engine, prompts))
+        except ConfigError as error:
+            found = notes.cell("refused by name", str(error))
+        return found if found.startswith("equal") else f"{found}, merged: {notes.judge(recorded, ask(merged, None, prompts))}"
+
     return {
         "PEFT": by_transformers("peft", commit, folder / "peft"),
-        "merged BF16": by_transformers("merged", rounded, folder / "bf16/merged"),
         "vLLM": exported("vllm", base, ask_vllm),
-        "vLLM, merged": notes.judge(recorded, ask_vllm(merged, None, prompts)),
+        "merged BF16": by_transformers("merged", rounded, folder / "bf16/merged"),
         "GGUF": exported("gguf", gguf_of(base), ask_llama, [*map(str, converter())]),
-        "GGUF, merged": notes.judge(recorded, ask_llama(merged, None, prompts)),
     }
 
 

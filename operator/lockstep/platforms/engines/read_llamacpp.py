@@ -23,7 +23,7 @@ TYPES = {"BF16": "bf16", "FP16": "f16", "FP32": "f32"}
 CONVERTER = Path(sys.prefix) / "llama.cpp" / "convert_hf_to_gguf.py"
 
 
-def model_file(folder: Path, precision: str, draft: str) -> str:
+def _model_file(folder: Path, precision: str, draft: str) -> str:
     if found := [*folder.glob("*.gguf")]:
         return str(found[0])
     file = Path(draft) / "model.gguf"
@@ -34,7 +34,7 @@ def model_file(folder: Path, precision: str, draft: str) -> str:
     return str(file)
 
 
-def read(model: str, adapter: str | None, prompts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _read(model: str, adapter: str | None, prompts: list[dict[str, Any]]) -> list[dict[str, Any]]:
     import numpy
     from llama_cpp import GGML_TYPE_F32, Llama
 
@@ -73,7 +73,7 @@ def main() -> None:
         llama_cpp.llama_log_set(listener, None)
         with tempfile.TemporaryDirectory(prefix="llamacpp-") as draft:
             adapter = arguments.adapter and str(next(arguments.adapter.glob("*.gguf")))
-            answer["prompts"] = read(model_file(arguments.model, asked["precision"], draft), adapter, asked["prompts"])
+            answer["prompts"] = _read(_model_file(arguments.model, asked["precision"], draft), adapter, asked["prompts"])
     except Exception as error:
         answer["refused"] = " ".join([f"{type(error).__name__}: {error}", *errors])
     print(json.dumps(answer), flush=True)

