@@ -29,7 +29,7 @@ from lockstep_train.checkpoint.commits import newest_whole  # noqa: E402
 from lockstep_train.model.load import model_class, quiet_transformers  # noqa: E402
 from lockstep_train.model.trained import describe_trained, make_trainable  # noqa: E402
 from lockstep_train.model.weight_files import PRECISIONS  # noqa: E402
-from lockstep_train.proof.__main__ import Source, export_for, verify  # noqa: E402
+from lockstep_train.proof.__main__ import ExportedCommit, export_for, verify  # noqa: E402
 from lockstep_train.proof.compare import Verdict, compare  # noqa: E402
 
 COLUMNS = ("PEFT", "vLLM", "merged BF16", "GGUF")
@@ -99,8 +99,8 @@ def make_run(folder: Path, family: str, variant: dict[str, Any], tokenizers: Pat
     return commit, recorded
 
 
-def source_of(commit: Path) -> Source:
-    return Source([commit], *newest_whole([commit], "export"), None)
+def source_of(commit: Path) -> ExportedCommit:
+    return ExportedCommit([commit], *newest_whole([commit], "export"), None)
 
 
 class Notes:

@@ -32,7 +32,7 @@ from lockstep_train.model.load import base_digest, model_class, quiet_transforme
 from lockstep_train.model.trained import describe_trained, make_trainable
 from lockstep_train.model.weight_files import PRECISIONS
 from lockstep_train.proof import __main__ as proof
-from lockstep_train.proof.__main__ import Source, export_for, read_by_transformers, verify
+from lockstep_train.proof.__main__ import ExportedCommit, export_for, read_by_transformers, verify
 from lockstep_train.proof.compare import compare
 
 RANKS = 2
@@ -200,7 +200,7 @@ def prove_variant(folder: Path, variant: dict[str, Any]) -> dict[str, Any]:
     (run / "logprobs").mkdir()
     (run / "logprobs/step-7.a1.json").write_text(json.dumps(recording(model, training.precision.value)))
     result: dict[str, Any] = {}
-    source = Source([commit], *newest_whole([commit], "export"), None)
+    source = ExportedCommit([commit], *newest_whole([commit], "export"), None)
     for engine in ("peft", "merged", "vllm"):
         output = folder / engine
         try:

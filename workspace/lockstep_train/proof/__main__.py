@@ -46,7 +46,7 @@ GGUF = "adapter.gguf"
 
 
 @dataclass(frozen=True)
-class Source:
+class ExportedCommit:
     """The commit that is exported, and the folder of its base model."""
 
     paths: Sequence[Path]
@@ -72,7 +72,7 @@ class Source:
         return next((place for place in places if place.is_file()), None)
 
 
-def export_for(engine: str, source: Source, output: Path, converter: Sequence[str] = ()) -> None:
+def export_for(engine: str, source: ExportedCommit, output: Path, converter: Sequence[str] = ()) -> None:
     """Export for one of ENGINES. `converter`: the command that makes a GGUF file of an adapter's folder.
 
     Raises ConfigError where the engine can't take it, and what `export` and `merge` raise.
@@ -86,7 +86,7 @@ def export_for(engine: str, source: Source, output: Path, converter: Sequence[st
     put_beside(source.recording, output)
 
 
-def _export_stored(engine: str, source: Source, output: Path, converter: Sequence[str]) -> None:
+def _export_stored(engine: str, source: ExportedCommit, output: Path, converter: Sequence[str]) -> None:
     """Write an adapter under the names of the base model's files, or as PEFT has it where vLLM takes that; for llama.cpp convert it."""
     manifest, base = source.manifest, source.base
     config = manifest.adapter["config"]
@@ -138,7 +138,7 @@ def _ran(command: Sequence[str]) -> tuple[int, str, str]:
     return ended.returncode, ended.stdout, written[-1]
 
 
-def verify(engine: str, source: Source, output: Path, reader: Sequence[str] = ()) -> tuple[str, Verdict]:
+def verify(engine: str, source: ExportedCommit, output: Path, reader: Sequence[str] = ()) -> tuple[str, Verdict]:
     """Return the engine's name, and whether it reads `output` as the live model was. `reader`: the command that starts the engine.
 
     Raises ConfigError where nothing was recorded to compare with, and where the engine refuses.
@@ -217,7 +217,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--converter", nargs=2, default=(), help="a Python, and llama.cpp's program that converts an adapter")
     options = parser.parse_args(arguments)
     try:
-        source = Source(options.source, *newest_whole(options.source, "export"), options.base)
+        source = ExportedCommit(options.source, *newest_whole(options.source, "export"), options.base)
         export_for(options.engine, source, options.output, options.converter)
         print(f"Exported step {source.manifest.step} (attempt {source.manifest.attempt}) to {options.output}", flush=True)
         if not options.verify:
