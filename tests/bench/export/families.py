@@ -31,7 +31,7 @@ SPARSE: dict[str, dict[str, Any]] = {
 }
 SCALES = {"embed": 0.08, "lm_head": 0.08, "gate.weight": 0.5, "router.weight": 0.5, "": 0.05}
 """Standard deviations by a part of a weight's name. Routers are sure of their experts, or else rounding to BF16 would choose others."""
-SENTENCEPIECE = ("llama", "mistral", "mixtral", "gemma", "gemma2")
+SENTENCEPIECE = ("llama", "qwen2", "qwen3", "mistral", "mixtral", "gemma", "gemma2")
 """Families whose converter reads a tokenizer.model."""
 VARIANTS: dict[str, dict[str, Any]] = {
     "attention": {"lora": {"targetModules": ATTENTION}},
