@@ -45,6 +45,10 @@ UNREAD = (
 """Keys that change nothing of a trained adapter."""
 BASE_KEPT = (True, False, None, "gaussian", "orthogonal", "eva")
 """Values of init_lora_weights that leave the base model's weights as they were."""
+APART = (
+    "; embeddings and head were one and differ now (tie_word_embeddings: false): where an engine has one for both, as for Gemma, vLLM"
+    " refuses the model, and llama.cpp leaves the head out"
+)
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,7 @@ def merge(paths: Sequence[Path], output: Path, base: Path | None = None, say: Sa
         make_whole(output, trained.origin, folder, trained.tokenizers, merged=True)
         config = json.loads((folder / CONFIG).read_text()) | ({"tie_word_embeddings": False} if untied else {})
         write_durably(output / CONFIG, json.dumps(config, indent=2).encode())  # last: without it, a folder is no model
-    return f"Merged {trained.words} into {output}: {changed} tensors changed"
+    return f"Merged {trained.words} into {output}: {changed} tensors changed{APART if untied else ''}"
 
 
 def is_adapter(folder: Path) -> bool:

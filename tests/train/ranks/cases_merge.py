@@ -5,9 +5,11 @@ ranks.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -114,7 +116,8 @@ def merge_variant(folder: Path, variant: dict[str, Any]) -> dict[str, Any]:
     commit_state(folder / "run/checkpoints/step-7.a1", values, training, base, adapter)
     live = logits_of(model)
     merged_folder = folder / "merged"
-    code = merge.main([str(folder / "run/checkpoints/step-7.a1"), "--output", str(merged_folder)])
+    with redirect_stdout(io.StringIO()) as said:
+        code = merge.main([str(folder / "run/checkpoints/step-7.a1"), "--output", str(merged_folder)])
     if code:
         return {"code": code}
     loaded, report = loader.from_pretrained(merged_folder, dtype=dtype, output_loading_info=True)
@@ -129,6 +132,7 @@ def merge_variant(folder: Path, variant: dict[str, Any]) -> dict[str, Any]:
         "base_files": sorted(path.name for path in base.iterdir()),
         "tied": json.loads((merged_folder / "config.json").read_text()).get("tie_word_embeddings"),
         "shapes_kept": shapes_kept(base, merged_folder),
+        "said": said.getvalue(),
     }
     if adapter["config"] is not None:
         result["adapters"] = merged_adapters(folder, model)

@@ -72,18 +72,20 @@ class ExportedCommit:
         return next((place for place in places if place.is_file()), None)
 
 
-def export_for(engine: str, source: ExportedCommit, output: Path, converter: Sequence[str] = ()) -> None:
-    """Export for one of ENGINES. `converter`: the command that makes a GGUF file of an adapter's folder.
+def export_for(engine: str, source: ExportedCommit, output: Path, converter: Sequence[str] = ()) -> str:
+    """Export for one of ENGINES; what was done, in words. `converter`: the command that makes a GGUF file of an adapter's folder.
 
     Raises ConfigError where the engine can't take it, and what `export` and `merge` raise.
     """
+    words = f"Exported step {source.manifest.step} (attempt {source.manifest.attempt}) to {output}"
     if engine == "merged":
-        merge(source.paths, output, source.stated_base)
+        words = merge(source.paths, output, source.stated_base)
     elif engine == "peft":
         export(source.paths, output)
     else:
         _export_stored(engine, source, output, converter)
     put_beside(source.recording, output)
+    return words
 
 
 def _export_stored(engine: str, source: ExportedCommit, output: Path, converter: Sequence[str]) -> None:
@@ -218,8 +220,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         source = ExportedCommit(options.source, *newest_whole(options.source, "export"), options.base)
-        export_for(options.engine, source, options.output, options.converter)
-        print(f"Exported step {source.manifest.step} (attempt {source.manifest.attempt}) to {options.output}", flush=True)
+        print(export_for(options.engine, source, options.output, options.converter), flush=True)
         if not options.verify:
             return DONE
         name, verdict = verify(options.engine, source, options.output, options.reader)
