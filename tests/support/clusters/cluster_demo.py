@@ -39,6 +39,7 @@ def demo_pod(resolved: Resolved) -> Iterator[PodPlace]:
     loop, stack = asyncio.new_event_loop(), AsyncExitStack()
     thread = threading.Thread(target=loop.run_forever, daemon=True)  # the pod expires where nothing of it runs
     thread.start()
+    demo = demo_folder()
 
     def run(work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, loop).result()
@@ -47,7 +48,7 @@ def demo_pod(resolved: Resolved) -> Iterator[PodPlace]:
         cluster = await stack.enter_async_context(await Cluster.connect())
         stateful_set = await stateful_set_before_start(cluster, resolved)
         place = await stack.enter_async_context(reader(cluster, stateful_set, resources=POD_RESOURCES))
-        await send_demo(nullcontext(Volume(place, WORKSPACE, DATASETS)), demo_folder(), resolved.name)
+        await send_demo(nullcontext(Volume(place, WORKSPACE, DATASETS)), demo, resolved.name)
         return place
 
     try:

@@ -40,11 +40,11 @@ WORKING = frozenset({
     "stacks", "wait", "resume", "stop", "retry", "sync", "cp", "generate", "chat",
     "shell", "jupyter", "tensorboard", "vscode", "debug", "delete",
     "checkpoint list", "checkpoint verify", "drill", "adapter get", "model get", "cluster lint", "cluster calibrate", "hosts check",
-    "hosts setup",
+    "hosts setup", "adapter merge", "adapter push",
 })  # fmt: skip
 """Verbs about a job, its files or its network, which work on hosts, too."""
 WITHOUT_CLUSTER = frozenset({
-    "quickstart", "init cluster", "init hosts", "init job", "init script", "join", "adapter export", "adapter merge", "cluster list",
+    "quickstart", "init cluster", "init hosts", "init job", "init script", "join", "adapter export", "cluster list",
     "use", "help", "devcluster up", "devcluster down", "devcluster status",
 })  # fmt: skip
 """Verbs that take no cluster, or make one of their own."""
@@ -149,7 +149,7 @@ ABOUT_A_JOB = {
     **dict.fromkeys(("shell", "jupyter", "tensorboard", "vscode", "adapter get", "checkpoint list", "checkpoint verify"), ("x",)),
     **dict.fromkeys(("describe", "why", "logs", "stacks", "wait", "resume", "stop", "retry"), ("x",)),
     "top": ("x", "--once"), "delete": ("x", "--yes"), "debug": ("x", "train.py"), "generate": ("x", "Once"), "chat": ("x",),
-        "model get": ("org/x", "--job", "x"),
+    "adapter merge": ("x", "-o", "model"), "adapter push": ("x", "org/name", "--yes"), "model get": ("org/x", "--job", "x"),
     "cp": ("x:/workspace/a", "a"), "sync": ("x", "."), "get": ("x",), "drill": ("kill-rank", "--job", "x"),
 }  # fmt: skip
 OF_A_FILE = ("preflight", "run", "bench scaling", "plan", "cluster calibrate")

@@ -44,8 +44,8 @@ class Launch:
         try:
             token, is_new = token_of_launch(path)
             await lobby.admit(token)
-            self._say_how_to_join(token, path, is_new)
             with signals() as news:
+                self._say_how_to_join(token, path, is_new)
                 code, message, patience = await self._served(lobby, token, (private, held), news)
         finally:
             await lobby.end(code, message, patience)

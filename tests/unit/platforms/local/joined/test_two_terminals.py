@@ -84,6 +84,7 @@ def test_a_join_before_any_launch_says_what_it_waits_for(machines: list[Machine]
     launch = Launch(machines[0])
     first = launch.start()
     token = launch.token()
+    first.sees("lockstep: anyone who has the token")
     first.process.send_signal(signal.SIGINT)
     assert first.ends() == 130
     assert "stopped before all machines were there, nothing was started" in first.output
