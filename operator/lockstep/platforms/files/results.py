@@ -1,6 +1,4 @@
-"""Results of a run on its volume: its commits, its newest adapter, and text that this generates. A pod reads them there, so that only
-answers travel.
-"""
+"""Results of a run on its volume: its commits and its newest adapter. A pod reads them there, so that only answers travel."""
 
 from __future__ import annotations
 
