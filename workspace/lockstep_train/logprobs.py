@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from lockstep_spec.choices import Method
-from lockstep_spec.files import make_directory
+from lockstep_spec.files import make_directory, write_durably
 from lockstep_train.base.errors import reason_of
 from lockstep_train.base.ranks import vote
 from lockstep_train.checkpoint.format.layout import CommitName, parse_commit
@@ -157,9 +157,7 @@ def _write(run: Run, step: int, prompts: Sequence[dict[str, Any]]) -> Path:
     folder = run.config.run_dir / FOLDER
     path = folder / f"{CommitName(attempt=run.describe.template.attempt, step=step)}.json"
     make_directory(folder)
-    draft = path.with_suffix(".tmp")
-    draft.write_text(json.dumps(recording, separators=(",", ":")), encoding="utf-8")  # (not synced: a slow volume would hold up steps)
-    draft.replace(path)
+    write_durably(path, json.dumps(recording, separators=(",", ":")).encode())
     commits = [item.name for item in (run.config.run_dir / "checkpoints").glob("step-*")]
     for name in stale([item.stem for item in folder.glob("step-*.json")], commits):
         (folder / f"{name}.json").unlink(missing_ok=True)

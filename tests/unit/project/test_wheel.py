@@ -29,7 +29,7 @@ PARTS = (
     "workspace",
 )
 BYTES_MAX = 4 * 10**6
-LOCKS = ("bootstrap", "cli", "editors", "local", "operator", "train")
+LOCKS = ("bootstrap", "cli", "editors", "llamacpp", "local", "operator", "train", "vllm")
 
 
 def _build(folder: Path, mode: str) -> Path:

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from lockstep_spec.choices import Batches
-from lockstep_train import assemble, merge
+from lockstep_train import assemble
 from lockstep_train.base import ranks
 from lockstep_train.engine import measure
 from lockstep_train.engine.experts import LayerUsage, usage_fields
@@ -25,6 +25,7 @@ from lockstep_train.engine.measure import Pass
 from lockstep_train.fetch import fetch, objects
 from lockstep_train.fetch.remote import RemoteFile
 from lockstep_train.model import base_files, load
+from lockstep_train.model.merger import Merger
 from lockstep_train.zero import self_test
 from unit.train.test_shares import watched
 
@@ -152,7 +153,7 @@ def test_a_merge_has_eight_mebi_elements_of_a_tensor_at_a_time() -> None:
     stored = SimpleNamespace(
         tensors={"w": SimpleNamespace(dtype="BF16", shape=(20, MEBI))}, read=lambda name, start, block: sizes.append(block.numel())
     )
-    assert sum(block.numel() for block in merge.Merger({}, {}, {}, cast(Any, stored)).tensor("w")) == 20 * MEBI
+    assert sum(block.numel() for block in Merger({}, {}, {}, cast(Any, stored)).tensor("w")) == 20 * MEBI
     assert sizes == [8 * MEBI, 8 * MEBI, 4 * MEBI]
 
 

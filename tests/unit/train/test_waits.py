@@ -80,7 +80,7 @@ def exporting(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "_export", scene.run)
     settings = SimpleNamespace(training=SimpleNamespace(method=Method.LORA), run_dir=Path("/nowhere"))
     reporter = SimpleNamespace(activity=lambda _: None)
-    loop.export_outcome(cast(Any, SimpleNamespace(reporter=reporter, config=settings, watch=scene.watch)))
+    loop.export_outcome(cast(Any, SimpleNamespace(reporter=reporter, config=settings, watch=scene.watch)), None)
 
 
 @pytest.mark.parametrize(
