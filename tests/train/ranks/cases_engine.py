@@ -197,12 +197,14 @@ def stated_memory(size_bytes: int | None) -> Iterator[None]:
 
 
 class AttentionCalls(TorchDispatchMode):
-    """Counts how often attention's kernel computes forward."""
+    """Counts how often attention's kernel computes forward in training."""
 
-    count = 0
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.count, self._model = 0, model
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += function.name() == "aten::_scaled_dot_product_flash_attention_for_cpu"
+        self.count += self._model.training and function.name() == "aten::_scaled_dot_product_flash_attention_for_cpu"
         return function(*args, **(kwargs or {}))
 
 
@@ -231,7 +233,7 @@ def train_one(path: str, environment: Any, ranks: Any, poison: str | None) -> di
     run = assemble(read_run(Path(path)), environment, ranks, Reporter(None, environment.rank))
     if poison is not None:
         {"loss": poison_loss, "gradient": poison_gradient}[poison](run)
-    layer, gathered, attention = count_forwards(run), note_gathered(run.engine), AttentionCalls()
+    layer, gathered, attention = count_forwards(run), note_gathered(run.engine), AttentionCalls(run.engine.module)
     before = {name: value.clone() for name, value in zero_access.gather_masters(run.engine)}
     error = None
     try:
@@ -264,10 +266,10 @@ def train_one(path: str, environment: Any, ranks: Any, poison: str | None) -> di
 
 
 def count_forwards(run: Run) -> list[None]:
-    """Grows with every forward pass of the first decoder layer."""
+    """Grows with every forward pass of the first decoder layer in training."""
     found: list[None] = []
     first = next(module for name, module in run.engine.module.named_modules() if name.endswith("layers.0"))
-    first.self_attn.register_forward_hook(lambda *_: found.append(None))
+    first.self_attn.register_forward_hook(lambda module, *_: found.append(None) if module.training else None)
     return found
 
 
