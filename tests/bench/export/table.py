@@ -125,7 +125,9 @@ class Notes:
 
 
 def words_of(verdict: Verdict) -> str:
-    return f"equal ({verdict.largest:.0e})" if verdict.equal and verdict.proves else f"NOT EQUAL ({verdict.largest:.1g})"
+    if verdict.equal and verdict.proves:
+        return f"equal ({verdict.largest:.0e})"
+    return f"{'proves nothing' if verdict.equal else 'not equal'} ({verdict.largest:.1g})"
 
 
 def by_transformers(engine: str, commit: Path, output: Path) -> str:
@@ -174,7 +176,10 @@ def main() -> None:
             for kind in arguments.kind or VARIANTS:
                 variant = variant_of(family, kind)
                 folder = Path(draft) / f"{family}-{kind.replace(' ', '-')}"
-                cells = row(folder, family, variant, tokenizers, vllm.ask, notes) if variant else dict.fromkeys(COLUMNS, ABSENT)
+                try:
+                    cells = row(folder, family, variant, tokenizers, vllm.ask, notes) if variant else dict.fromkeys(COLUMNS, ABSENT)
+                except ConfigError as error:  # (a model that this kind doesn't fit)
+                    cells = dict.fromkeys(COLUMNS, notes.cell("refused by name", str(error)))
                 shutil.rmtree(folder, ignore_errors=True)
                 print(f"| {family} | {kind} | {' | '.join(cells[name] for name in COLUMNS)} |", flush=True)
     print("", *(f"{number}. {words}" for words, number in notes.numbers.items()), sep="\n")
