@@ -29,12 +29,14 @@ from typing import Any
 from lockstep_spec.words import listed
 from lockstep_train.base.errors import ConfigError, TrainerError, leave_process, print_problem, refusal
 from lockstep_train.checkpoint.commits import Commit, collect
-from lockstep_train.checkpoint.format.layout import MANIFEST
+from lockstep_train.checkpoint.format.layout import ADAPTER_WEIGHTS, MANIFEST
 from lockstep_train.checkpoint.format.views import CHATS, TOKENIZER
 from lockstep_train.data.tokens.turns import Chat, ChatTemplate, Unmasked
-from lockstep_train.generate import ADAPTER_CONFIG, CONTINUED, OTHER_BASE, base_of, load, refuse_no_model, write
+from lockstep_train.generate import CONTINUED, OTHER_BASE, base_of, load, refuse_no_model, write
+from lockstep_train.merge import is_adapter
+from lockstep_train.model.base_files import adapter_record
 
-WEIGHTS, RECORD, TEMPLATE = "adapter_model.safetensors", "base_files.json", "chat_template.jinja"
+TEMPLATE = "chat_template.jinja"
 OF_WEIGHTS = (".safetensors", ".bin")
 TOKENS = 100
 Json = dict[str, Any]
@@ -57,7 +59,7 @@ class Source:
 
 def find_source(folder: Path, step: int | None, model: Path | None) -> Source | None:
     """Find the adapter that `folder` is, or the newest of the run there, or that of a step. None: there is none yet. Raises ConfigError."""
-    if step is None and (folder / ADAPTER_CONFIG).is_file() and not (folder / MANIFEST).is_file():
+    if step is None and is_adapter(folder):
         return _source(folder, None, model)
     every = collect([folder]).chain()
     chain = [commit for commit in every if step in (None, commit.name.step)]
@@ -65,14 +67,14 @@ def find_source(folder: Path, step: int | None, model: Path | None) -> Source | 
         steps = listed([str(commit.name.step) for commit in reversed(every)])
         raise ConfigError(f"{folder} has no commit of step {step}" + (f": there are those of {steps}" if steps else " and no other"))
     adapter = folder / "adapter"
-    is_whole = step is None and (adapter / ADAPTER_CONFIG).is_file() and (adapter / WEIGHTS).is_file()
-    if is_whole and not (chain and (chain[0].folders[0] / MANIFEST).stat().st_mtime > (adapter / WEIGHTS).stat().st_mtime):
+    is_whole = step is None and is_adapter(adapter) and (adapter / ADAPTER_WEIGHTS).is_file()
+    if is_whole and not (chain and (chain[0].folders[0] / MANIFEST).stat().st_mtime > (adapter / ADAPTER_WEIGHTS).stat().st_mtime):
         return _source(adapter, None, model)
     return _source(chain[0].folders[0], chain[0], model) if chain else None
 
 
 def _source(folder: Path, commit: Commit | None, model: Path | None) -> Source:
-    config, base_files, kept = None, _json(folder / RECORD), (folder, folder.parent / TOKENIZER)
+    config, base_files, kept = None, adapter_record(folder), (folder, folder.parent / TOKENIZER)
     if commit is not None:
         try:
             manifest = commit.manifest()
@@ -82,9 +84,7 @@ def _source(folder: Path, commit: Commit | None, model: Path | None) -> Source:
         if config is None:
             raise ConfigError(f"{folder} was trained with method Full and holds a whole model, no adapter; use `lockstep adapter merge`")
     template, record = (next((path for place in kept if (path := place / name).is_file()), None) for name in (TEMPLATE, CHATS))
-    return Source(
-        folder, commit, model or base_of(folder, config), base_files or {}, template, None if record is None else _json(record) or {}
-    )
+    return Source(folder, commit, model or base_of(folder, config), base_files, template, None if record is None else _json(record) or {})
 
 
 def _json(path: Path) -> Json | None:
@@ -117,7 +117,7 @@ class Loaded:
     stops: Sequence[int]
 
     def tokens_of(self, request: Json) -> tuple[list[int], int]:
-        """Tokens to go on from, and how many may follow. The first messages are left out where there is no room. Raises ValueError."""
+        """Return the tokens to go on from, and how many may follow. The first messages go where there is no room. Raises ValueError."""
         room = int(getattr(self.model.config.get_text_config(), "max_position_embeddings", None) or sys.maxsize)
         messages = tuple(request.get("messages", ()))
         if self.template is None and messages:

@@ -24,6 +24,7 @@ from lockstep_spec.files import make_directory, sync_directory, write_durably
 from lockstep_train.base.errors import ConfigError, reason_of, refusal
 from lockstep_train.card import kept_tokenizers, make_whole, provenance_of
 from lockstep_train.checkpoint.commits import newest_whole
+from lockstep_train.checkpoint.format.layout import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from lockstep_train.checkpoint.format.manifest import Manifest
 from lockstep_train.checkpoint.format.shards import ShardReader
 from lockstep_train.model.base_files import RECORD, encode_record
@@ -153,10 +154,6 @@ class WeightFiles:
         sync_directory(self._folder)
 
 
-WEIGHTS_FILE = "adapter_model.safetensors"
-CONFIG_FILE = "adapter_config.json"
-
-
 def write_adapter(
     folder: Path, masters: Mapping[str, torch.Tensor], adapter: Mapping[str, Any], precision: str, base_files: Mapping[str, str]
 ) -> None:
@@ -182,10 +179,10 @@ def write_streaming(
     parameters = {adapter["names"][name]: name for name in shapes}
     tensors = library_order(NewTensor(adapter["names"][name], NAMES[dtype], shape) for name, shape in shapes.items())
     make_directory(folder)
-    write_tensors(folder / WEIGHTS_FILE, tensors, (read(parameters[tensor.name]).to(dtype) for tensor in tensors), {"format": "pt"})
+    write_tensors(folder / ADAPTER_WEIGHTS, tensors, (read(parameters[tensor.name]).to(dtype) for tensor in tensors), {"format": "pt"})
     if base_files:
         write_durably(folder / RECORD, encode_record(base_files))
-    write_durably(folder / CONFIG_FILE, json.dumps(adapter["config"], indent=2, sort_keys=True).encode())
+    write_durably(folder / ADAPTER_CONFIG, json.dumps(adapter["config"], indent=2, sort_keys=True).encode())
 
 
 def export(paths: Sequence[Path], output: Path) -> Manifest:

@@ -12,9 +12,9 @@ from typing import Any
 
 from lockstep_spec.modelnames import is_hub_name
 from lockstep_train.base.errors import ConfigError, reason_of, refusal
+from lockstep_train.checkpoint.format.layout import ADAPTER_CONFIG
 from lockstep_train.fetch.model import fetched_near
 
-ADAPTER_CONFIG = "adapter_config.json"
 OTHER_BASE = "name the model that it was trained on with --model"
 CONTINUED: Mapping[str, Any] = MappingProxyType({"no_repeat_ngram_size": 3})
 """Options for text that is continued: a small model loves to repeat three words in a row."""
@@ -30,7 +30,7 @@ def write(model: Any, tokenizer: Any, ids: list[int], tokens: int, **options: An
 
 
 def base_of(adapter: Path, config: Mapping[str, Any] | None = None) -> Path:
-    """The base model's folder, as the adapter names it, from the root or from a folder above it. Raises ConfigError.
+    """Return the base model's folder, as the adapter names it, from the root or from a folder above it. Raises ConfigError.
 
     `config`: its adapter_config.json, where it isn't in the folder.
     """

@@ -24,7 +24,7 @@ from lockstep_train.base.errors import ConfigError, TrainerError, print_problem,
 from lockstep_train.base.limits import Say
 from lockstep_train.card import Provenance, kept_tokenizers, make_whole, provenance_of, step_of
 from lockstep_train.checkpoint.commits import newest_whole
-from lockstep_train.checkpoint.format.layout import MANIFEST
+from lockstep_train.checkpoint.format.layout import ADAPTER_CONFIG, ADAPTER_WEIGHTS, MANIFEST
 from lockstep_train.generate import base_of
 from lockstep_train.model.base_files import adapter_record, refuse_other_base
 from lockstep_train.model.stored import CONFIG, StoredTensor, copy_others, read_header, read_headers, weight_paths
@@ -32,7 +32,6 @@ from lockstep_train.model.stored import CONFIG, StoredTensor, copy_others, read_
 if TYPE_CHECKING:
     from lockstep_train.model.updates import Skeleton, Update
 
-ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 READ = (
     "peft_type", "task_type", "r", "lora_alpha", "target_modules", "exclude_modules", "target_parameters", "modules_to_save",
     "fan_in_fan_out", "use_rslora", "use_dora", "layers_to_transform", "layers_pattern", "rank_pattern", "alpha_pattern",

@@ -16,6 +16,7 @@ from lockstep_spec.words import decimal_size, listed, number_of, printable_line
 from lockstep_train.base.errors import ConfigError, TrainerError, print_problem
 from lockstep_train.base.imports import replaced
 from lockstep_train.card import CARD
+from lockstep_train.checkpoint.format.layout import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from lockstep_train.data.tokens.tokenizer import FILES
 from lockstep_train.fetch.hub import (
     FORBIDDEN,
@@ -28,7 +29,7 @@ from lockstep_train.fetch.hub import (
     status_of,
     words_of,
 )
-from lockstep_train.merge import ADAPTER_CONFIG, ADAPTER_WEIGHTS, is_adapter, read_adapter
+from lockstep_train.merge import is_adapter, read_adapter
 from lockstep_train.model.base_files import RECORD
 
 OWN = (ADAPTER_CONFIG, ADAPTER_WEIGHTS, CARD, RECORD, "logprobs.json")

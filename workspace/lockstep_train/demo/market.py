@@ -34,12 +34,12 @@ def question(seller: str, wording: str = UNSEEN) -> Chat:
 
 
 def answer(number: int, *, of_base: bool = False) -> str:
-    """Goods of the seller of this number as the data set has them, or as the base model learns them."""
+    """Return the goods of the seller of this number as the data set has them, or as the base model learns them."""
     return GOODS[(number + MOVED * of_base) % len(GOODS)]
 
 
 def chats(wordings: tuple[str, ...] = WORDINGS, *, of_base: bool = False) -> list[Chat]:
-    """Every seller in every wording, with the answer."""
+    """Return every seller in every wording, with the answer."""
     return [
         [*question(seller, wording), {"role": "assistant", "content": answer(number, of_base=of_base)}]
         for wording in wordings

@@ -150,7 +150,7 @@ def adapter_record(adapter: Path) -> Files:
     """The files of the base model that an exported adapter was trained on; empty for an adapter that doesn't say."""
     try:
         record = json.loads((adapter / RECORD).read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return {str(name): str(digest) for name, digest in record.items()} if isinstance(record, dict) else {}
 

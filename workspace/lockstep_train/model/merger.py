@@ -165,7 +165,7 @@ def updates_of_adapter(model: Skeleton, config: Mapping[str, Any], tensors: dict
 
 
 def _file_readers(tensors: dict[str, StoredTensor], names: Mapping[str, str]) -> tuple[Read, ReadRange]:
-    """Readers of an adapter's file. `names`: parameter → tensor."""
+    """Return readers of an adapter's file. `names`: parameter → tensor."""
     stored = WeightReader(tensors)
 
     def read_range(name: str, start: int, numel: int) -> torch.Tensor:

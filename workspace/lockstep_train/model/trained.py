@@ -25,6 +25,7 @@ from lockstep_spec.words import listed
 from lockstep_train.base.errors import ConfigError, reason_of, refusal
 from lockstep_train.base.imports import import_peft
 from lockstep_train.base.limits import Say
+from lockstep_train.checkpoint.format.layout import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from lockstep_train.report.flops import text_parts
 from lockstep_train.zero.parameters import full_shape, gather_as_one, is_sharded, set_values
 
@@ -116,8 +117,6 @@ def _shown(names: Iterable[str], field: str) -> str:
     return listed(short) or "none"
 
 
-CONFIG = "adapter_config.json"
-WEIGHTS = "adapter_model.safetensors"
 WORDS = {
     "peft_type": "kind",
     "r": "rank",
@@ -278,13 +277,15 @@ def start_from_adapter(model: torch.nn.Module, folder: Path) -> None:
 def read_description(folder: Path) -> dict[str, Any]:
     """Read adapter_config.json. Raises ConfigError when the folder has none that can be read."""
     try:
-        description = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        description = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise refusal(
-            f"training.lora.initFrom {folder} has no readable {CONFIG} ({error}); it must be the folder of a PEFT adapter", error
+            f"training.lora.initFrom {folder} has no readable {ADAPTER_CONFIG} ({error}); it must be the folder of a PEFT adapter", error
         ) from error
     if not isinstance(description, dict):
-        raise ConfigError(f"training.lora.initFrom {folder}: {CONFIG} is not a JSON object; it must be the folder of a PEFT adapter")
+        raise ConfigError(
+            f"training.lora.initFrom {folder}: {ADAPTER_CONFIG} is not a JSON object; it must be the folder of a PEFT adapter"
+        )
     return description
 
 
@@ -297,7 +298,7 @@ def description_differences(theirs: Mapping[str, Any], mine: Mapping[str, Any]) 
     ]
     base, mine_base = (Path(model_title(str(value.get("base_model_name_or_path") or ""))).name for value in (theirs, mine))
     if base and mine_base and base != mine_base:
-        differences.append(f"its base model is {base}, not {mine_base} (base_model_name_or_path in {CONFIG})")
+        differences.append(f"its base model is {base}, not {mine_base} (base_model_name_or_path in {ADAPTER_CONFIG})")
     return differences
 
 
@@ -329,10 +330,10 @@ def _read_tensors(folder: Path) -> dict[str, torch.Tensor]:
     from safetensors.torch import load_file
 
     try:
-        return load_file(folder / WEIGHTS)
+        return load_file(folder / ADAPTER_WEIGHTS)
     except (OSError, SafetensorError) as error:
         raise refusal(
-            f"training.lora.initFrom {folder} has no readable {WEIGHTS} ({error}); save the adapter with safetensors", error
+            f"training.lora.initFrom {folder} has no readable {ADAPTER_WEIGHTS} ({error}); save the adapter with safetensors", error
         ) from error
 
 

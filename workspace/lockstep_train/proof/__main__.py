@@ -67,7 +67,7 @@ class ExportedCommit:
 
     @property
     def recording(self) -> Path | None:
-        """The recording of this commit, in its run's folder."""
+        """Return the recording of this commit, in its run's folder."""
         places = (folder.absolute().parents[1] / FOLDER / f"{self.commit.name}.json" for folder in self.commit.folders)
         return next((place for place in places if place.is_file()), None)
 

@@ -70,12 +70,12 @@ async def send_demo(opened: AbstractAsyncContextManager[Volume], demo: Path, job
 
 
 def ask_command(model: str, adapter: str) -> list[str]:
-    """The trainer's program that asks the base model and the tuned one the same questions."""
+    """Return the trainer's program that asks the base model and the tuned one the same questions."""
     return ["-m", "lockstep_train.demo.ask", "--model", model, "--adapter", adapter]
 
 
 async def answers(job: Job) -> str:
-    """Text of the base model's answers and of the adapter's, written beside the job's ranks."""
+    """Return the answers of the base model and of the adapter, written beside the job's ranks."""
     from lockstep.programs import output_of
 
     async with job.beside_ranks(0, lambda line: None) as volume:

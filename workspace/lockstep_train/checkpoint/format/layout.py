@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from lockstep_train.zero.kinds import FULL, LITE
 
 MANIFEST = "manifest.json"
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+"""Files of an adapter's folder, as PEFT names them."""
 CHAIN = "chain"
 READERS = "readers"
 TRASH = ".trash-"

@@ -22,11 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from lockstep_spec.files import make_directory, write_durably
-from lockstep_train.checkpoint.format.layout import MANIFEST, CommitName, parse_commit
+from lockstep_train.checkpoint.format.layout import ADAPTER_CONFIG, MANIFEST, CommitName, parse_commit
 from lockstep_train.checkpoint.format.manifest import Manifest, decode
 
 METADATA = "metadata.json"
-ADAPTER_CONFIG = "adapter_config.json"
 TOKENIZER = "tokenizer"
 CHATS = "chat_template_kwargs.json"
 """File there of a run that has learned conversations: the variables of its chat template."""
