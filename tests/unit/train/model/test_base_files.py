@@ -235,7 +235,8 @@ def test_the_data_file_that_makes_another_dataset_is_named() -> None:
 
 def test_an_adapter_that_says_nothing_of_its_base_is_taken_as_it_is(tmp_path: Path) -> None:
     assert adapter_record(tmp_path) == {}
-    (tmp_path / base_files.RECORD).write_text("[1]")
-    assert adapter_record(tmp_path) == {}
+    for broken in ("[1]", "[" * 100_000):
+        (tmp_path / base_files.RECORD).write_text(broken)
+        assert adapter_record(tmp_path) == {}
     (tmp_path / base_files.RECORD).write_text('{"config.json": "abc"}')
     assert adapter_record(tmp_path) == {"config.json": "abc"}
