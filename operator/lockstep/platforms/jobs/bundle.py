@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import io
 import os
@@ -40,6 +41,9 @@ BUNDLE_BYTES_MAX = 512 << 20
 FILES_MAX = 20_000
 NAME_BYTES_MAX, PART_BYTES_MAX = 1024, 255
 SEND_SECONDS = 300.0
+STARTED_SECONDS, LOOK_SECONDS = 5.0, 0.5
+"""A kubelet shows no log of a container that began to run within the last second: it is asked again for so long."""
+WAITING = "is waiting to start"
 READER_SECONDS = 900
 """Lifetime of a pod that shows the volume of a job without pods."""
 READERS_MAX = 16
@@ -99,12 +103,12 @@ async def write_bundle(path: Path, connection: Cluster, observed: Observed, why:
     if "fabric" in observed.status:
         pieces.append(Piece("fabric.yaml", _yaml(redactor, observed.status["fabric"])))
     pieces += [Piece(f"objects/{item['kind']}-{item['metadata']['name']}.yaml", _yaml(redactor, item)) for item in around]
-    missing = [*look.not_seen]
+    missing, until = [*look.not_seen], time.monotonic() + STARTED_SECONDS
     for pod in observed.pods:
         if _is_full(pieces):
             missing.append(f"logs of pod {pod['metadata']['name']}: {FULL}")
             continue
-        pieces += [piece async for piece in _logs(connection, pod, redactor, missing)]
+        pieces += [piece async for piece in _logs(connection, pod, redactor, missing, until)]
     await _add_run_folder(connection, observed, redactor, missing, pieces)
     about = ABOUT.format(
         name=observed.name, namespace=observed.namespace, time=timestamp(time.time()), lines=LOG_LINES,
@@ -141,24 +145,31 @@ async def _events(look: JobObserver, observed: Observed) -> list[Object]:
     return sorted(own, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
 
 
-async def _logs(connection: Cluster, pod: Object, redactor: Redactor, missing: list[str]) -> AsyncIterator[Piece]:
+async def _logs(connection: Cluster, pod: Object, redactor: Redactor, missing: list[str], until: float) -> AsyncIterator[Piece]:
     status, name = pod.get("status", {}), pod["metadata"]["name"]
     for container in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
         streams: list[tuple[str, dict[str, str]]] = [("", {})]
         streams += [(".previous", {"previous": "true"})] if container.get("restartCount") else []
         for suffix, query in streams:
             try:
-                place = pod["metadata"]["namespace"]
-                lines = [
-                    line
-                    async for line in connection.log(
-                        place, name, container["name"], {"tailLines": str(LOG_LINES), "limitBytes": str(LOG_BYTES), **query}
-                    )
-                ]
+                lines = await _log_of(connection, pod, container["name"], query, until)
             except (ApiError, OSError) as error:
                 missing.append(f"log of container {container['name']}{suffix} of pod {name}: {error}")
                 continue
             yield Piece(f"pods/{name}/{container['name']}{suffix}.log", _clean(redactor, "\n".join(lines) + "\n"))
+
+
+async def _log_of(connection: Cluster, pod: Object, container: str, query: dict[str, str], until: float) -> list[str]:
+    """Last lines of a container's log, asked for until a time of the monotonic clock while the kubelet says that it waits to start."""
+    namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
+    limits = {"tailLines": str(LOG_LINES), "limitBytes": str(LOG_BYTES), **query}
+    while True:
+        try:
+            return [line async for line in connection.log(namespace, name, container, limits)]
+        except ApiError as error:
+            if WAITING not in error.message or time.monotonic() >= until:
+                raise
+        await asyncio.sleep(LOOK_SECONDS)
 
 
 def _is_full(pieces: list[Piece]) -> bool:

@@ -1,13 +1,18 @@
-"""What a bundle's scanner finds beside Lockstep's own forms, and what it leaves."""
+"""What a bundle's scanner finds beside Lockstep's own forms, what it leaves, and the log of a container that has just started."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import time
+from collections.abc import AsyncIterator
+from typing import Any, cast
 
 import pytest
 
+from lockstep.kube.cluster import ApiError
 from lockstep.plan.pages.redact import REDACTED, Redactor
+from lockstep.platforms.jobs import bundle
 from lockstep.platforms.jobs.bundle import scanner
 
 
@@ -40,3 +45,38 @@ def test_a_secret_behind_thousands_of_characters_of_its_line_is_found() -> None:
 def test_no_verb_loads_the_scanner_when_it_starts() -> None:
     program = "import sys\nimport lockstep.cli.main, lockstep.platforms.jobs.bundle\nassert 'detect_secrets' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+class Kubelet:
+    """A pod's log: refusals first, one a look, then a line."""
+
+    def __init__(self, *refusals: str) -> None:
+        self._refusals = list(refusals)
+
+    async def log(self, *_: object) -> AsyncIterator[str]:
+        if self._refusals:
+            raise ApiError(400, "BadRequest", self._refusals.pop(0))
+        yield "ValueError: bad"
+
+
+STARTING = 'container "trainer" in pod "a-0" is waiting to start: PodInitializing'
+
+
+@pytest.mark.parametrize(
+    ("refusals", "seconds", "found"),
+    [
+        ([STARTING, STARTING], 60, ["pods/a-0/trainer.log"]),
+        ([STARTING, STARTING], -1, [f"log of container trainer of pod a-0: {STARTING} (400 BadRequest)"]),
+        (['pods "a-0" not found'], 60, ['log of container trainer of pod a-0: pods "a-0" not found (400 BadRequest)']),
+    ],
+    ids=["it has just started", "it never starts", "another refusal"],
+)
+async def test_a_bundle_has_the_log_of_ranks_that_failed_at_once(
+    monkeypatch: pytest.MonkeyPatch, refusals: list[str], seconds: float, found: list[str]
+) -> None:
+    monkeypatch.setattr(bundle, "LOOK_SECONDS", 0)
+    pod = {"metadata": {"name": "a-0", "namespace": "n"}, "status": {"containerStatuses": [{"name": "trainer"}]}}
+    missing: list[str] = []
+    until = time.monotonic() + seconds
+    pieces = [piece async for piece in bundle._logs(cast(Any, Kubelet(*refusals)), pod, Redactor(), missing, until)]
+    assert [piece.path for piece in pieces] + missing == found
