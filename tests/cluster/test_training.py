@@ -179,22 +179,6 @@ def test_scaling_is_measured_in_pods_and_nothing_of_it_stays(jobs: Jobs, files: 
     assert jobs.get("StatefulSet", "scaled-scaling", "apps/v1") is None
 
 
-@pytest.mark.parametrize(
-    ("verb", "said"),
-    [
-        (["stop", "--no-wait"], "is complete: there is nothing to stop"),
-        (["stop"], "is complete: there is nothing to stop"),
-        (["resume"], "is complete: there is nothing to stop"),
-        (["retry"], "is complete: there is nothing to retry"),
-        (["scale", "1"], "has ended: give a new job the number of nodes"),
-    ],
-    ids=lambda value: value[0] if isinstance(value, list) else "",
-)
-def test_what_needs_pods_says_that_the_job_has_ended(jobs: Jobs, trained: str, verb: list[str], said: str) -> None:
-    told = lockstep(jobs, verb[0], trained, *verb[1:])
-    assert told.returncode == 2 and said in told.stderr, told
-
-
 def test_a_shell_in_a_pod_that_is_gone_leads_to_what_the_job_has_left(jobs: Jobs, trained: str) -> None:
     told = lockstep(jobs, "shell", trained)
     assert told.returncode == 1 and f"pod {trained}-0 is gone: lockstep logs {trained} -n {jobs.namespace}" in told.stderr, told

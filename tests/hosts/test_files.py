@@ -53,8 +53,6 @@ def test_a_copy_goes_to_all_hosts_before_a_job_was_ever_started_and_comes_back_w
     assert "2 files were there already" in laptop.type("cp", str(folder), "new:/workspace/models/x", *where).stdout
     laptop.type("cp", "new:/workspace/models/x/weights", str(tmp_path / "back"), "--node", "2", *where)
     assert (tmp_path / "back").read_bytes() == (folder / "weights").read_bytes()
-    outside = laptop.type("cp", str(folder), "new:/etc/x", *where, check=False)
-    assert outside.returncode == 2 and "choose a path below /datasets, /workspace" in outside.stderr
     bed_hosts.plug(laptop.bed.host(1), plugged=False)
     partly = laptop.type("cp", str(folder), "new:/datasets/y", *where, check=False)
     assert (

@@ -1,15 +1,23 @@
-"""Every verb about a job, typed on pods, on hosts and on this machine: one table of what all three answer, and their exit codes.
+"""What every place where jobs run is asked: three jobs from their start to their end, each verb about them in a table of answers and exit
+codes.
 
 Three jobs of two ranks on two nodes: `runs` waits, `done` is complete, `broke` failed on rank 1; there is no `nosuch`.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from support.clusters.cluster_jobs import SCRIPTS
+from support.checkout import ROOT
 from support.in_process import Told, lockstep
 
 CHECKED = """\
@@ -21,7 +29,9 @@ spec:
   ranksPerNode: 1
   gpusPerNode: 0
   script: {{path: {path}}}
+  restart: {{maxRestarts: {restarts}, backoffSeconds: 0}}
 """
+STREAMS: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
 JOBS = {"runs": "wait.py", "done": "ok.py", "broke": "fail.py"}
 PODS, HOSTS, HERE, PROCESSES = "pods", "hosts", "here", "processes"
 REMOTE = (PODS, HOSTS)
@@ -29,6 +39,7 @@ KEPT = (*REMOTE, PROCESSES)
 """Places where a job outlives the command that started it."""
 HEADS = r"NAME +NODES +RANKS +STEP +PROGRESS +RESTARTS +STATE +AGE\n"
 FAILED = "rank 1 on node 1 exited with 1: ValueError: the data is not there"
+KILLED = "rank 1 on node 1 was ended by SIGKILL"
 EARLY = r"(\[lockstep\] (node 1 is here \(1 of 2\)|waiting for [^\n]*|the coordinator did not run for \d+ s[^\n]*)\n)*"
 """Lines that may stand before node 0's own: its coordinator listens for all nodes at once, and on a busy machine another one is the first
 to come.
@@ -52,7 +63,7 @@ class Row:
     typed: str
     code: int
     says: str = ""
-    """Text at the end of standard error, with the place's words in braces; '': nothing is compared."""
+    """Text at the end of standard error, with the place's words in braces, and … for the rest of a line; '': nothing is compared."""
     shows: str = ""
     """Pattern that standard output matches from its beginning."""
     places: tuple[str, ...] = (*KEPT, HERE)
@@ -74,18 +85,40 @@ class Where:
     """Beginning of the paths of its scripts."""
     spec: str = ""
     """More of a job file's spec."""
+    program: tuple[str, ...] = ("-m", "lockstep.cli.main")
+    """Options of Python that run the command line in a process of its own."""
 
-    def pattern(self, text: str) -> str:
+    def pattern(self, text: str, folder: Path) -> str:
         """Pattern of a text of the table, as this place says it."""
-        words = {"again": " ".join(self.again), "where": self.where, "noun": self.noun, "have": self.have, "elsewhere": self.elsewhere}
+        places = {"again": " ".join(self.again), "where": self.where, "folder": self.folder, "tmp": str(folder)}
         escaped = re.escape(text)
-        for name, word in {**words, "folder": self.folder}.items():
+        for name, word in {**places, "noun": self.noun, "have": self.have, "elsewhere": self.elsewhere}.items():
             escaped = escaped.replace(re.escape(f"{{{name}}}"), re.escape(word))
-        return escaped.replace(re.escape("{node}"), self.node)
+        return escaped.replace(re.escape("{node}"), self.node).replace("…", ".*")
 
     def lockstep(self, typed: str, folder: Path) -> Told:
         """Type the verb about a job of this place. `folder` stands for {tmp}."""
-        return lockstep(*typed.format(tmp=folder).split(), *self.again)
+        return lockstep(*self.words(typed, folder))
+
+    def alone(self, typed: str, folder: Path) -> Told:
+        """Type the verb in a process of its own, whose programs may print, and wait for its end."""
+        with self.begin(typed, folder) as process:
+            output, errors = process.communicate(timeout=300)
+        return Told(process.returncode, output, errors)
+
+    def words(self, typed: str, folder: Path) -> list[str]:
+        return [*typed.format(tmp=folder).split(), *self.again]
+
+    @contextmanager
+    def begin(self, typed: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
+        """Type the verb in a process of its own, whose standard output can be read. It is killed in the end."""
+        environment = {**os.environ, "PYTHONPATH": f"{ROOT}/operator:{ROOT}/workspace:{ROOT}/tests", "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, *self.program, *self.words(typed, folder)]
+        with subprocess.Popen(command, env=environment, **STREAMS) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
 
     def bring(self, folder: Path) -> None:
         """Write what the rows name below {tmp}: folders to send, and job files to check."""
@@ -93,13 +126,19 @@ class Where:
         (folder / "code").mkdir(exist_ok=True)
         (folder / "code" / "sent.py").write_text("print(1)\n")
         for name, path in {**JOBS, "checked": JOBS["runs"], "lacks": "nothing.py"}.items():
-            (folder / f"{name}.yaml").write_text(CHECKED.format(name=name, path=f"{self.scripts}{path}") + self.spec)
+            text = CHECKED.format(name=name, path=f"{self.scripts}{path}", restarts=4 * (name == "runs"))
+            (folder / f"{name}.yaml").write_text(text + self.spec)
 
 
 def _no_job(typed: str, places: tuple[str, ...] = (*KEPT, HERE)) -> Row:
     return Row(typed, 2, NO_JOB, places=places)
 
 
+STARTED = [
+    Row("run -f {tmp}/done.yaml", 0, shows=r"(?s).*\[rank 0\] hello from 0\n.*\[lockstep\] Complete: all ranks are done\n$"),
+    Row("run -f {tmp}/broke.yaml", 1, shows=rf"(?s).*\[lockstep\] Failed: {FAILED}\n$"),
+]  # fmt: skip
+"""Rows that start jobs and follow them to their end."""
 UNDISTURBED = [
     *map(_no_job, (
         "get nosuch", "describe nosuch", "why nosuch", "wait nosuch", "logs nosuch", "stacks nosuch", "stop nosuch", "resume nosuch",
@@ -110,6 +149,8 @@ UNDISTURBED = [
     Row("get runs", 0, shows=HEADS + r"runs +2/2 +2/2 +- +- +0 +Running +\d"),
     Row("get", 0, shows=HEADS + r"broke +2 +2 +- +- +0 +Failed .*\ndone +2 +2 +- +- +0 +Complete .*\nruns +2/2 +2/2 .* Running "),
     Row("get -o name", 0, shows=r"trainingjob\.lockstep\.dev/broke\n"),
+    Row("get broke -o json", 0,
+        shows=r'(?s)(?=.*"exitCode": 1\b)(?=.*"rank": 1\b)(?=.*"node": 1\b).*"lastLines": \[[^]]*the data is not there'),
     Row("get -o wide", 0, shows=HEADS[:-2] + r" +CLUSTER +TRANSPORT +CHECKPOINT +LEFT +LOSS +MESSAGE\n"),
     Row("describe runs", 0, shows=r"Name        runs \({where}, \w+ old\)\nWork        script \S*wait\.py.*\n(Cluster .*\n)?Ranks       2"
                                   r" of 2 ready, on 2 of 2 nodes\n"),
@@ -129,6 +170,8 @@ UNDISTURBED = [
     Row("logs runs --previous", 2, "lockstep: job runs has had 1 attempt: there is no previous one\n"),
     Row("logs runs --errors", 0, shows="no rank of job runs has failed\n$"),
     Row("logs done -f", 0, shows=rf"{EARLY}\[lockstep\] node 0 is here \([12] of 2\)\n(?s:.*)\[lockstep\] Complete: all ranks are done\n$"),
+    Row("logs done --rank 0", 0, shows=r"\[rank 0\] hello from 0\n$"),
+    Row("logs done --node 1", 0, shows=r"(?s)(?!.*\[rank 0\]).*\[rank 1\] hello from 1\n"),
     Row("logs broke -f", 1, shows=rf"(?s).*\[lockstep\] Failed: {FAILED}\n$"),
     Row("logs broke --errors", 0, shows=r"first: rank 1 on node 1 \(UserCode\): exited with 1: ValueError: the data is not there\n  \| rank"
                                         r" 1 begins\n"),
@@ -137,15 +180,29 @@ UNDISTURBED = [
     Row("top broke --once", 0, shows=rf"broke  Failed  no step yet, 0 of 2 ranks\n  {FAILED}\n"),
     Row("stacks runs", 0, shows=r"ranks 0-1: main thread \(most recent call first\)\n"),
     Row("stacks runs --rank 9", 2, NO_RANK),
+    Row("stacks done --rank 1", 2, "lockstep: no rank 1 of done runs now: lockstep why done {again}\n"),
     Row("stacks done", 2, "lockstep: no rank of done runs now: lockstep why done {again}\n"),
     Row("retry runs", 2, "lockstep: job runs has not failed, so there is nothing to retry: Running: all ranks run\n"),
     *(Row(f"{verb} done", 2, NOTHING_TO_STOP) for verb in ("stop", "resume")),
     *(Row(f"{verb} broke", 2, HAS_FAILED) for verb in ("stop", "resume")),
-    Row("retry done", 2, "", places=KEPT),
+    Row("retry done", 2, "lockstep: job done is complete: there is nothing to retry (…); to run it anew: … {again}\n",
+        places=KEPT),
+    Row("retry broke", 2, "lockstep: a run on this machine is retried as it was started: lockstep run -f {tmp}/broke.yaml {again}\n",
+        places=(HERE,)),
     Row("resume runs", 0, shows="runs is not suspended\n$", places=KEPT),
     Row("resume runs", 2, "/runs.yaml {again}\n", places=(HERE,)),
+    Row("stop runs nosuch --no-wait", 2, NO_JOB),
+    Row("delete done nosuch --yes", 2, NO_JOB),
+    Row("delete done --files", 2, "lockstep: --files removes /workspace/runs/done {where} for good: use --yes to confirm it\n"),
+    Row("delete runs --files --yes", 2,
+        "lockstep: job runs may still write its files, so --files removes none: first lockstep stop runs {again}\n"),
     Row("delete runs", 2, "lockstep: job runs has not ended: use --yes to delete it anyway\n"),
     *(Row(f"run -f {{tmp}}/{name}.yaml", 2, "   # runs yours under another name\n") for name in ("done", "broke")),
+    Row("run -f {tmp}/runs.yaml --detach", 0,
+        "lockstep: job runs is {where} already, as {tmp}/runs.yaml describes it, and has not ended\n…\n", places=(PODS,)),
+    Row("run -f {tmp}/runs.yaml --detach", 2, " follows it, lockstep stop runs {again} stops it\n", places=(HOSTS,)),
+    Row("run -f {tmp}/runs.yaml", 2, "/runs/runs: wait for it, or stop it with Ctrl-C\n", places=(HERE,)),
+    Row("run -f {tmp}/runs.yaml", 2, " follows it, lockstep stop runs {again} stops it\n", places=(PROCESSES,)),
     Row("cp runs:/workspace/nothing {tmp}/a", 1, "not copied: {folder}/nothing does not exist\n", places=REMOTE),
     Row("cp {tmp} runs:/etc/x", 2, "lockstep: /etc/x is not on a volume of the job: choose a path below /datasets, /workspace\n",
         places=REMOTE),
@@ -153,6 +210,7 @@ UNDISTURBED = [
     Row("sync runs {tmp}/empty", 0, shows=r"(\S.*: nothing to do\n)+$", places=REMOTE),
     Row("sync runs {tmp}/code", 0, shows=r"(\S.*: 1 sent \(\d+ bytes\), 0 removed\n)+$", places=REMOTE),
     Row("sync runs {tmp}/code", 0, shows=r"(\S.*: nothing to do\n)+$", places=REMOTE),
+    Row("scale done 1", 2, "lockstep: job done has ended: give a new job the number of nodes it should have\n", places=(PODS,)),
     _no_job("sync nosuch {tmp}/code", (PODS,)), _no_job("scale nosuch 2", (PODS,)),
     Row("cp {tmp}/code nosuch:/workspace/code", 2, f"{NO_JOB[:-1]}; before its first start: lockstep cp -f FILE SRC nosuch:\n",
         places=(PODS,)),
@@ -184,42 +242,80 @@ UNDISTURBED = [
     Row("drill fill-disk --job runs --yes", 2,
         "lockstep: fill-disk on job runs: this drill needs a job of Lockstep's trainer (spec.training): Lockstep doesn't know how a script"
         " saves\n"),
+    # (what a place hasn't got)
+    Row("stop runs --now", 2,
+        "lockstep: --now is for hosts: on a cluster, kubectl delete pod runs-0 {again} --grace-period=0 ends a pod without a save\n",
+        places=(PODS,)),
+    Row("stop runs --run", 2,
+        "lockstep: --run is about the script of a dev environment, which only a cluster has: lockstep stop runs {again} stops the job\n",
+        places=(HOSTS, PROCESSES, HERE)),
+    Row("why runs --bundle {tmp}/b", 2, ": on hosts, lockstep cp runs:runs/runs/logs FOLDER {again} copies the logs\n", places=(HOSTS,)),
+    Row("why runs --bundle {tmp}/b", 2, ": all that is known of runs is in …/workspace/runs/runs\n", places=(HERE,)),
+    Row("get -l a=b", 2, "lockstep: -l selects by labels, which a cluster has: name the jobs {where}\n", places=(HOSTS,)),
+    *(Row(f"get {option}", 2, "a workspace has neither namespaces nor labels\n", places=(HERE,)) for option in ("-A", "-l a=b")),
+    Row("cp --from bed0 a runs:/workspace/a", 2, " which only a cluster file with platform: hosts has: name that file with --cluster\n",
+        places=(PODS,)),
     Row("drill kill-operator --job runs --yes", 2,
         "lockstep: kill-operator needs an operator, and a job {where} has none: choose another fault\n", places=(HOSTS, PROCESSES, HERE)),
 ]  # fmt: skip
 """Rows that leave the jobs as they are."""
+HURT = [
+    Row("drill kill-rank --job runs --yes", 0, shows=f"(?s)kill-rank: recovered\n.*  named as +Killed: {KILLED} "),
+    Row("get runs", 0, shows=HEADS + r"runs +2/2 +2/2 +- +- +1 +Running +\d"),
+    Row("logs runs --errors", 0, shows=r"first: rank 1 on node 1 .*was ended by SIGKILL.*\n  \| rank 1 of attempt 1\n"),
+    Row("logs runs --rank 1", 0, shows=r"\[rank 1\] rank 1 of attempt 1\n"),
+    Row("drill lose-node --job runs --yes", 0, shows="(?s)lose-node: recovered\n", places=(HOSTS, PROCESSES)),
+    Row("drill lose-node --job runs --yes", 2,
+        " nothing on this machine would start it again: choose another fault, or a job on a cluster\n",
+        places=(HERE,)),
+]  # fmt: skip
+"""Rows that hurt the job that runs."""
 STOPPED = [
     Row("stop runs", 0),
-    Row("get runs", 0, shows=HEADS + r"runs +0/2 +0/2 +- +- +0 +Suspended +\d"),
+    Row("get runs", 0, shows=HEADS + r"runs +0/2 +0/2 +- +- +[12] +Suspended +\d"),
     Row("wait runs --for Suspended --timeout 20", 0),
     Row("stacks runs", 2, "lockstep: no rank of runs runs now: lockstep why runs {again}\n"),
     Row("stop runs --no-wait", 0, shows="runs is stopped already\n$"),
+    Row("logs runs --rank 1", 0, shows=r"\[rank 1\] rank 1 of attempt 1\n\[rank 1\] rank 1 of attempt 2\n"),
+    Row("logs runs --rank 1 --tail 1", 0, shows=r"\[rank 1\] rank 1 of attempt [23]\n$"),
+    Row("logs runs --attempt 1 --rank 1", 0, shows=r"\[rank 1\] rank 1 of attempt 1\n$"),
+    Row("logs runs --previous --rank 1", 0, shows=r"\[rank 1\] rank 1 of attempt \d\n$"),
     Row("resume runs", 0, shows="runs: goes on; see it with: lockstep logs runs -f {again}\n$", places=KEPT),
     Row("wait runs --for Running --timeout 90", 0, places=KEPT),
     Row("retry broke", 0, shows=rf"broke: retry 1, to {SCRIPT_AGAIN}; see it with: lockstep logs broke -f {{again}}\n$", places=KEPT),
-    Row("delete done", 0, shows="done is deleted; .* stays?\n$"),
-    Row("delete broke runs --yes", 0, shows="broke is deleted; .* stays?\nruns is deleted; .* stays?\n$"),
+    Row("delete done --files --yes", 0, shows="/workspace/runs/done is removed\ndone is deleted with its files\n$"),
+    Row("logs broke --attempt 1 --rank 1", 0, shows=r"\[rank 1\] rank 1 begins\n"),
+    Row("delete broke runs broke --yes", 0, shows="broke is deleted; .* stays?\nruns is deleted; .* stays?\n$"),
     Row("get", 0, shows="there is no {noun} {where}\n$"),
 ]  # fmt: skip
 """Rows that change them, in this order."""
 
 
-def differences(where: Where, rows: list[Row], folder: Path) -> list[str]:
-    """Type every row of this place, and return what it answered otherwise."""
-    wrong = []
+def live(where: Where, folder: Path, settled: Callable[[], object] = lambda: None) -> None:
+    """Start the jobs of this place, and type every row. Raises AssertionError, with what was answered otherwise.
+
+    `settled`: wait until nothing of jobs that have ended is there.
+    """
     where.bring(folder)
+    wrong = [*differences(where, STARTED, folder, where.alone)]
+    with where.begin("run -f {tmp}/runs.yaml", folder) as process:
+        assert process.stdout is not None and any("all 2 ranks run" in line for line in process.stdout), wrong
+        if where.kind != HERE:  # (whose ranks are the command's own)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 130
+        settled()
+        wrong += differences(where, [*UNDISTURBED, *HURT, *STOPPED], folder, where.lockstep)
+    assert not wrong, "\n".join(wrong)
+
+
+def differences(where: Where, rows: list[Row], folder: Path, typed: Callable[[str, Path], Told]) -> Iterator[str]:
+    """Type every row of this place, and yield what it answered otherwise."""
     for row in rows:
         if where.kind not in row.places:
             continue
-        told = where.lockstep(row.typed, folder)
+        told = typed(row.typed, folder)
         shows = row.shows.replace("{again}", re.escape(" ".join(where.again))).replace("{where}", re.escape(where.where))
         shows = shows.replace("{noun}", where.noun)
-        good = told.returncode == row.code and re.match(shows, told.stdout) and re.search(where.pattern(row.says) + r"\Z", told.stderr)
-        if not good:
-            wrong.append(f"lockstep {row.typed}\n  must be {row.code} {row.says or row.shows!r}\n  but is {told}")
-    return wrong
-
-
-def script(name: str) -> str:
-    """Text of the script of one of the jobs."""
-    return SCRIPTS[JOBS[name]]
+        says = where.pattern(row.says, folder) + r"\Z"
+        if not (told.returncode == row.code and re.match(shows, told.stdout) and re.search(says, told.stderr)):
+            yield f"lockstep {row.typed}\n  must be {row.code} {row.says or row.shows!r}\n  but is {told}"

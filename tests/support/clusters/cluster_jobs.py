@@ -31,7 +31,10 @@ SCRIPTS = {
     ),
     "until_told.py": "import pathlib, time\nwhile not pathlib.Path('/tmp/end').exists():\n    time.sleep(0.1)\n",
     "start": "#!/bin/sh\nif true; then echo; fi\n",
-    "wait.py": "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\nwhile True:\n    signal.pause()\n",
+    "wait.py": (
+        "import os, signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\n"
+        "print('rank', os.environ['RANK'], 'of attempt', os.environ['LOCKSTEP_ATTEMPT'], flush=True)\nwhile True:\n    signal.pause()\n"
+    ),
 }
 
 

@@ -42,15 +42,14 @@ from lockstep.plan.render.machine import machine_variables
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.resolved import PlatformDefaults, Resolved
 from lockstep.plan.render.run import machine_run, without_ranks
-from lockstep.platforms.files.copies import Copy, CopyWish
-from lockstep.platforms.files.sending import Sending
 from lockstep.platforms.inpod import rankstacks
 from lockstep.platforms.jobs.looks import Looks
 from lockstep.platforms.jobs.machine import check_inputs, write_private
 from lockstep.platforms.jobs.shortresults import Hear, Read, Short, ShortEnd, ShortRuns
 from lockstep.platforms.jobs.top import looks_of_job
 from lockstep.platforms.output import say
-from lockstep.platforms.places.backend import Backend, Job, JobGone, NamedPlace, Order, Volume
+from lockstep.platforms.places.backend import Backend, Job, JobGone, NamedPlace, Volume
+from lockstep.platforms.places.orders import Order
 from lockstep_gang.contract.layout import RankLayout
 from lockstep_gang.contract.run import Run, parse_run, run_text
 from lockstep_machine.network import free_ports
@@ -110,6 +109,7 @@ def keeper_of(folder: Path, node: int) -> int | None:
 class Processes(Backend):
     """A workspace whose jobs are processes of this machine."""
 
+    kind = "processes"
     keeps_command = True
     elsewhere = "--workspace names another one"
 
@@ -180,15 +180,7 @@ class Processes(Backend):
             raise ConfigError("name a job: lockstep top JOB")
         return self.job(job).looks(interval)
 
-    async def copy(self, copy: Copy, wish: CopyWish) -> bool:
-        raise ConfigError(f"the files of a job {self.where} are there: cp isn't needed")
-
-    async def sync(self, sending: Sending) -> bool:
-        raise ConfigError(f"the files of a job {self.where} are there: sync isn't needed")
-
     def jobs(self, *, everywhere: bool = False, selector: str | None = None) -> list[Job]:
-        if everywhere or selector is not None:
-            raise ConfigError("-A and -l choose among jobs of a cluster: a workspace has neither namespaces nor labels")
         return [ProcessJob(self, path.parent.name) for path in sorted((self.root / "state").glob("*/job.json"))]
 
     def job(self, name: str) -> ProcessJob:
@@ -250,14 +242,11 @@ class ProcessJob(Job):
     def look_again(self) -> Object:
         uid = self.uid
         if not (self.folder / "job.json").is_file():
-            raise JobGone.of(self.name)
+            raise JobGone(self.name)
         self._see()
         if self.uid != uid:
-            raise JobGone.of(self.name, self.job)
+            raise JobGone(self.name, self.job)
         return self.status
-
-    def events(self) -> list[Object]:
-        return []
 
     def answer(self, bundle: Path | None) -> Answer:
         answer = why(self.observed, (), time.time())

@@ -286,28 +286,3 @@ def test_a_killed_command_line_leaves_nothing_behind(folder: Folder, monkeypatch
         output, _ = process.communicate(timeout=TIMEOUT_SECONDS)  # the agents hold its output until they end
     assert gone(pid, 0), output
     assert list(private.iterdir()) == []
-
-
-def test_the_same_job_cannot_run_twice_at_once(folder: Folder) -> None:
-    folder.job(PATIENT)
-    with folder.running() as process:
-        line_with(process, "pid ")
-        second = lockstep(*folder.words())
-    assert second.returncode == 2
-    assert "this job already runs here" in second.stderr
-
-
-def test_a_missing_input_is_one_sentence_before_anything_starts(folder: Folder) -> None:
-    folder.job(training={"model": {"name": "/workspace/models/none"}, "data": {"path": "/datasets/none.jsonl"}})
-    ended = lockstep(*folder.words())
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert [line.startswith("lockstep: run in workspace ") for line in ended.stderr.splitlines()] == [True, False]
-    assert "spec.training.model.name: there is no folder" in ended.stderr
-    assert not (folder.root / "workspace/runs").exists()
-
-
-def test_nodes_on_the_command_line_count_instead_of_the_job_s(folder: Folder) -> None:
-    folder.job("import os\nprint('one of', os.environ['WORLD_SIZE'], flush=True)")
-    ended = folder.run("--nodes", "1")
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "[rank 0] one of 1" in ended.stdout

@@ -14,7 +14,7 @@ from lockstep.api.job import TrainingJob
 from lockstep.cli.main import app
 from lockstep.cli.shared.jobargs import TargetOptions
 from lockstep.platforms.clusters.target import Target
-from lockstep.platforms.places.backend import Order
+from lockstep.platforms.places.orders import Order
 from unit.api.test_jobfile import JOB
 
 

@@ -25,6 +25,7 @@ from lockstep.cli import main as entry
 from lockstep.cli.shared.places import PLACES
 from lockstep.kube.kinds import KINDS
 from support.api_stub import ALWAYS, ApiStub, kubeconfig, served
+from support.verb_words import UNDISTURBED
 
 FAILED, USAGE, MAY_WAIT, INTERRUPTED = 1, 2, 3, 130
 ON_THIS_MACHINE = (
@@ -183,16 +184,9 @@ def test_ctrl_c_ends_it_with_130_and_no_traceback(
 OF_A_JOB = [name for name in REMOTE if any(parameter.name == "job" and parameter.required for parameter in VERBS[name].params)]
 
 
-@pytest.mark.parametrize("name", OF_A_JOB)
-def test_a_job_that_is_not_there_is_told_with_the_namespace_that_was_looked_in(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with served(ApiStub(), tmp_path) as path:
-        monkeypatch.setenv("KUBECONFIG", str(path))
-        code = run(monkeypatch, arguments(name, tmp_path))
-    told = capsys.readouterr()
-    assert code == USAGE, told
-    assert "there is no TrainingJob x in namespace team: it has none; -n names another namespace" in told.err
+def test_every_verb_about_a_job_is_asked_of_one_that_no_place_has() -> None:
+    asked = {row.typed for row in UNDISTURBED if "nosuch" in row.typed}
+    assert [name for name in OF_A_JOB if not any(typed.startswith(f"{name} ") for typed in asked)] == []
 
 
 HOSTILE = "evil\x1b]0;owned\x07\x1b[2J\u202eevil\u2066\u200f\u061c\u2028\x9b1;1H\x7f\r\nINJECTED: the job is Complete\nINJECTED too"

@@ -68,19 +68,6 @@ def typed(stub: ApiStub, folder: Path, monkeypatch: pytest.MonkeyPatch, *words: 
         return CliRunner().invoke(app, [*words, "-n", "team", "--context", "c"])
 
 
-@pytest.mark.parametrize(("verb", "written"), [("stop --no-wait", {"suspend": True}), ("delete", "DELETE")])
-def test_several_jobs_are_named_at_once_and_one_that_is_not_there_keeps_all_as_they_are(
-    verb: str, written: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    more = ["--yes"] if verb == "delete" else []
-    stub = Jobs()
-    assert typed(stub, tmp_path, monkeypatch, *verb.split(), "a", "b", "a", *more).exit_code == 0
-    assert stub.patched == [("a", written), ("b", written)]
-    stub = Jobs()
-    result = typed(stub, tmp_path, monkeypatch, *verb.split(), "a", "nope", *more)
-    assert "there is no TrainingJob nope" in str(result.exception) and stub.patched == []
-
-
 def test_running_jobs_are_named_before_they_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stub = Jobs()
     result = typed(stub, tmp_path, monkeypatch, "delete", "a", "b")
@@ -114,18 +101,6 @@ def test_files_of_a_deleted_job_go_on_every_volume_and_those_of_others_stay(
     assert result.stdout == "/workspace/runs/a is removed\na is deleted with its files\n"
     assert re.fullmatch(r"lockstep: delete on the cluster at http://\S+, namespace team\n", result.stderr)
     assert [sorted(path.name for path in (folder / "runs").iterdir()) for folder in volumes] == [["b"], ["b"]]
-
-
-def test_files_are_removed_only_after_a_question_and_of_no_job_that_may_still_write(
-    volumes: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stub = Jobs()
-    result = typed(stub, tmp_path, monkeypatch, "delete", "a", "--files", "--yes")
-    assert str(result.exception) == "job a may still write its files, so --files removes none: first lockstep stop a -n team --context c"
-    stub.objects[f"{JOBS}/a"] = a_job("a", conditions=[{**STOPPED}])
-    result = typed(stub, tmp_path, monkeypatch, "delete", "a", "--files")
-    assert str(result.exception) == "--files removes /workspace/runs/a in namespace team for good: use --yes to confirm it"
-    assert stub.patched == [] and all((folder / "runs/a/checkpoints/step-7").exists() for folder in volumes)
 
 
 def test_files_stay_if_a_volume_cannot_be_reached_or_a_job_goes_on_meanwhile(
@@ -288,11 +263,6 @@ def test_a_job_is_not_stopped_for_nodes_that_are_not_there_unless_somebody_says_
     assert stub.patched == []
     assert typed(stub, tmp_path, monkeypatch, "scale", "a", "99", "--yes").exit_code == 0
     assert stub.patched == [("a", {"nodes": 99})]
-
-
-def test_of_a_job_without_pods_there_are_no_stacks_and_it_is_said_where_to_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert str(typed(Jobs(), tmp_path, monkeypatch, "stacks", "a").exception) == "no rank of a runs now: lockstep why a -n team --context c"
-    assert str(typed(Jobs(), tmp_path, monkeypatch, "stacks", "a", "--rank", "3").exception).startswith("no rank 3 of a runs now: ")
 
 
 class NoPrograms(Jobs):

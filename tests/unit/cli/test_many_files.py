@@ -12,7 +12,7 @@ import pytest
 from lockstep.cli.shared.inputs import read_all
 from lockstep.cli.shared.jobargs import TargetOptions
 from lockstep.platforms.clusters.target import Target
-from lockstep.platforms.places.backend import Order
+from lockstep.platforms.places.orders import Order
 from unit.cli.test_every_verb import VERBS, run
 
 USAGE = 2

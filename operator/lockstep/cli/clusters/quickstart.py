@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from lockstep.api.objects import Object
     from lockstep.cli.shared.inputs import Inputs
     from lockstep.cli.shared.places import Verb
-    from lockstep.platforms.places.backend import Backend, Order
+    from lockstep.platforms.places.backend import Backend
+    from lockstep.platforms.places.orders import Order
 
 CLUSTER = "local"
 HOSTS = 2
@@ -207,7 +208,7 @@ def train_and_show(stage: Stage) -> int:
     """Train the demo in a place, ask the base model and the adapter the same questions, and return the exit code."""
     from lockstep.api.objects import Typed
     from lockstep.cli.shared.inputs import read_inputs
-    from lockstep.platforms.places.backend import Order
+    from lockstep.platforms.places.orders import Order
 
     where, sample, demo = stage.where, sample_file(), demo_folder()
     backend = backend_of(where.kind, where)

@@ -21,7 +21,7 @@ from lockstep.cli.shared.jobargs import WORKSPACE as WORKSPACE_HERE
 from lockstep.cli.shared.jobargs import TargetOptions, acts_on, find_job
 from lockstep.cli.shared.signals import exiting_on_ctrl_c
 from lockstep.platforms.output import ProgramOutput, put, tell
-from lockstep.platforms.places.backend import Order
+from lockstep.platforms.places.orders import Order
 
 if TYPE_CHECKING:
     from lockstep.api.job import TrainingJob
@@ -99,8 +99,7 @@ def get_model(
         name, revision = _named(name, revision, read.job)
         _refuse_unusable(name, revision)
         backend = read.at(where).backend()
-        if claim is not None and not backend.has_namespaces:
-            raise ConfigError(f"--claim names a claim of Kubernetes, and there is none {backend.where}: use -f or --job")
+        backend.refuse("--claim", claim)
         volumes = partial(backend.volumes_to_fill, Order(read.job, read.cluster, Typed("")))
     elif name is None:
         raise ConfigError("NAME is missing: name a model (lockstep model get org/name), or a job file that names one (-f FILE)")

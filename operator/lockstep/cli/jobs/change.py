@@ -28,7 +28,7 @@ from lockstep.cli.shared.terminal import confirm
 from lockstep.kube.outage import Outage
 from lockstep.platforms.output import put, say
 from lockstep.platforms.places.backend import POLL_SECONDS, STOP_SECONDS
-from lockstep.platforms.places.backends import IN_NAMESPACE
+from lockstep.platforms.places.orders import IN_NAMESPACE, lack
 from lockstep_spec.words import number_of
 
 if TYPE_CHECKING:
@@ -124,9 +124,7 @@ def _not_ended(jobs: Sequence[str], where: TargetOptions, *, hurried: bool = Fal
     """Return these jobs. Raises ConfigError where one of them isn't there or has ended: then nothing is done to the others, either."""
     from lockstep.api.objects import is_true
 
-    backend = where.backend()
-    backend.hurried = hurried
-    found = backend.named(jobs)
+    found = find_jobs(jobs, where.backend(hurried=hurried))
     for job in found:
         if is_true(job.status, "Complete"):
             raise ConfigError(
@@ -217,7 +215,7 @@ def _refuse_unless_failed(job: Job) -> None:
 
     status, name = job.status, job.name
     if is_run(job.job):
-        raise ConfigError(f"{name} runs without the operator: lockstep retry -f FILE --in-namespace {job.backend.again}")
+        raise lack(IN_NAMESPACE, "retry", job=name, again=job.backend.again)
     if is_true(status, "Complete"):
         is_script = "script" in job.job["spec"]
         own = "remove what the script has saved, then " if is_script else ""
@@ -283,7 +281,7 @@ def delete(
 
     if bool(jobs) == bool(files):
         raise ConfigError(f"name the jobs, or use -f FILE{', not both' if jobs else ''}")
-    found = _of_files(files, where) if files else find_jobs(jobs or [], where)
+    found = _of_files(files, where) if files else find_jobs(jobs or [], where.backend())
     places = places_of_files(found, yes=yes) if with_files else [[]] * len(found)
     is_remembered = where.verb.choice is not None and not where.verb.choice.is_typed
     running = [one for one in found if not (has_ended(one.status) or one.job["spec"].get("suspend") or is_true(one.status, "Suspended"))]

@@ -45,19 +45,13 @@ def drill(
     Example: lockstep drill kill-rank --job demo --cluster lab
     """
     from lockstep.platforms.places.drilledjob import DrilledJob
-    from lockstep.platforms.places.drills import run_drill
+    from lockstep.platforms.places.drills import missing_rights, run_drill
 
     found = find_job(job, where)
-    if fault is Fault.KILL_OPERATOR and not found.backend.has_operator:
-        raise ConfigError(f"{fault} needs an operator, and a job {found.backend.where} has none: choose another fault")
-    if fault is Fault.LOSE_NODE and not found.backend.restarts_agents:
-        raise ConfigError(
-            f"{fault} ends an agent, and nothing on this machine would start it again: choose another fault, or a job on a cluster"
-        )
-    if missing := found.missing_rights(fault):
-        raise ConfigError(
-            f"{fault} needs rights that your account does not have, and nothing was done: {'; '.join(missing)}: ask an administrator"
-        )
+    found.backend.refuse(fault)
+    if found.pods is not None and (missing := missing_rights(found.pods.client, fault, found.pods.namespace)):
+        needs = f"{fault} needs rights that your account does not have, and nothing was done"
+        raise ConfigError(f"{needs}: {'; '.join(map(str, missing))}: ask an administrator")
     reason = why_not_now(found.job, fault)
     if reason:
         raise ConfigError(f"{fault} on job {job}: {reason}")

@@ -93,8 +93,7 @@ def _ask(verb: Verb, place: str, answer: Future[SeenPlace]) -> None:
             where, place = TargetOptions(local=True, workspace=Path(place), verb=verb), "this machine"
         else:
             where = _Own(place, verb=verb, file=load_cluster(place))
-        backend = where.backend()
-        backend.hurried = True
+        backend = where.backend(hurried=True)
         jobs = backend.jobs()
         current, stale = backend.current(jobs)
         keys = [(job.uid, job.name, job.backend.where) for job in jobs]  # (a run on this machine has no uid of its own)

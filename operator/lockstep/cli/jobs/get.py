@@ -16,6 +16,7 @@ from lockstep.cli.shared.jobargs import (
     ListFormOption,
     TargetOptions,
     find_job,
+    find_jobs,
     on_site,
 )
 from lockstep.kube.outage import Outage
@@ -76,9 +77,10 @@ def get(
         raise ConfigError("use either names of jobs, or -A and -l")
     if watch and output not in (ListForm.TABLE, ListForm.WIDE):
         raise ConfigError("--watch prints a table: use -o table or wide")
-    backend = where.backend()
-    backend.hurried = True
-    named = backend.named(jobs) if jobs else []  # names those that are not there
+    backend = where.backend(hurried=True)
+    backend.refuse("-A and -l", all_namespaces or selector)
+    backend.refuse("-l", selector)
+    named = find_jobs(jobs or [], backend)  # names those that are not there
     if named and not watch:
         return _show(backend, named, output, single=len(named) == 1)
 
@@ -185,7 +187,7 @@ def _watch(backend: Backend, listed: Callable[[], list[Job]], named: set[tuple[s
         shown, stale = now, since
         if named and silence is None and all(has_ended(current_status(job)) for job in jobs):
             if gone := sorted(name for name, _ in named - now.keys()):
-                raise JobGone.of(", ".join(gone))
+                raise JobGone(", ".join(gone))
             return
         time.sleep(WATCH_SECONDS)
 
@@ -200,9 +202,7 @@ def describe(where: TargetOptions, job: JobArgument) -> None:
     """
     from lockstep.plan.pages.table import describe as page
 
-    backend = where.backend()
-    backend.hurried = True
-    found = backend.job(job)
+    found = where.backend(hurried=True).job(job)
     _, stale = found.backend.current([found])
     if stale is not None:
         put(f"Stale       {stale.text}")

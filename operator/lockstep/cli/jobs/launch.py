@@ -11,12 +11,11 @@ import typer
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.objects import Typed
-from lockstep.cli.jobs.run import refuse_interactive, run_job, warn_ignored
+from lockstep.cli.jobs.run import run_job, warn_ignored
 from lockstep.cli.shared.inputs import FileOption, SetOption, only, read_inputs
 from lockstep.cli.shared.jobargs import TargetOptions, acts_on
 from lockstep.platforms.local.environment import in_full_environment
-from lockstep.platforms.places.backend import Door
-from lockstep.platforms.places.backends import LOCAL
+from lockstep.platforms.places.orders import LOCAL, Door, lack
 
 if TYPE_CHECKING:
     from lockstep.api.job import TrainingJob
@@ -85,7 +84,8 @@ def launch(
     door = Door(place, own_version(), token_file, number.signals_all)
     if number.index > 0:
         in_full_environment()
-        refuse_interactive(job)
+        if job.spec.type == "Interactive":
+            raise lack(LOCAL, "Interactive")
         warn_ignored(job)
         raise typer.Exit(join_launch(JoinRequest(door, where.workspace, number.index, job.spec.start_timeout_seconds)))
     raise typer.Exit(run_job(replace(inputs, job=job), where, LOCAL, Typed(""), door=door))

@@ -14,8 +14,8 @@ from lockstep.cli.shared.inputs import FilesOption, SetOption, read_all, resolve
 from lockstep.cli.shared.jobargs import Form, FormOption, TargetOptions, on_cluster
 from lockstep.cli.shared.terminal import waiting
 from lockstep.platforms.output import put, put_json
-from lockstep.platforms.places.backend import Order, PlanWishes
 from lockstep.platforms.places.backends import backend_class
+from lockstep.platforms.places.orders import Order, PlanWishes
 
 if TYPE_CHECKING:
     from lockstep.plan.ahead.forecast import Forecast
@@ -79,14 +79,16 @@ def plan(
     if on is not None and (where.cluster or where.context):
         raise ConfigError(f"--on and {'--cluster' if where.cluster else '--context'} both say where the job would run: give one of them")
     hardware = parse_hardware(on) if on is not None else None
-    wishes = PlanWishes(model_config, samples, tokens_per_second, hardware, offline, anyway)
+    wishes = PlanWishes(model_config, samples, tokens_per_second, hardware, offline)
     place = None if hardware is None else partial(stand_in, hardware=hardware)
     read = read_all(file, where, changes, place=place, instead=stand_in)
     jobs = [(inputs, resolve_inputs(inputs)) for inputs in read]
     offline = offline or all(is_stand_in(resolved) for _, resolved in jobs)
     with waiting("reading the job's inputs" if offline else "asking the cluster what it would make of this"):
         plans = [
-            backend_class(inputs.cluster.kind).plan(inputs.at(where), Order(inputs.job, inputs.cluster, Typed("")), resolved, wishes)
+            backend_class(inputs.cluster.kind).plan(
+                inputs.at(where), Order(inputs.job, inputs.cluster, Typed(""), anyway=anyway), resolved, wishes
+            )
             for inputs, resolved in jobs
         ]
     if output is Form.JSON:

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lockstep.api.errors import ConfigError
+from lockstep.api.names import HOSTS
 from lockstep.cli.shared.inputs import FilesOption, SetOption, read_all, resolve_inputs
 from lockstep.cli.shared.jobargs import TargetOptions, acts_on
 from lockstep.platforms.jobs.resolved import warn
 from lockstep.platforms.output import put, put_json, put_text, tell
 from lockstep.platforms.places.backends import backend_class
+from lockstep.platforms.places.orders import lack
 
 if TYPE_CHECKING:
     from lockstep.cli.shared.inputs import Inputs
@@ -109,10 +111,7 @@ def render(
         return
     on_hosts = [inputs.cluster.cluster.name for inputs in jobs if inputs.cluster.hosts is not None]
     if on_hosts:
-        raise ConfigError(
-            f"{on_hosts[0]} is a cluster of hosts, where a job becomes no objects: --explain shows where each value comes from, -o job the"
-            " job itself"
-        )
+        raise lack(HOSTS, "objects", name=on_hosts[0])
     rendered = [_readable(item) for one in resolved for item in objects.render(one)]
     if output is ObjectForm.JSON:
         put_json({"apiVersion": "v1", "kind": "List", "items": rendered}, ascii_only=False)

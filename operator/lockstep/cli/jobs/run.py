@@ -20,8 +20,8 @@ from lockstep.cli.shared.inputs import OptionalFileOption, SetOption, only, opti
 from lockstep.cli.shared.jobargs import TargetOptions, find_cluster_job, on_site, stated_place
 from lockstep.cli.shared.target import tell_place
 from lockstep.platforms.output import tell
-from lockstep.platforms.places.backend import HostOptions, Order
-from lockstep.platforms.places.backends import LOCAL, backend_of, refuse
+from lockstep.platforms.places.backends import backend_of
+from lockstep.platforms.places.orders import LOCAL, HostOptions, Order, refuse
 
 if TYPE_CHECKING:
     from lockstep.api.job import TrainingJob
@@ -231,7 +231,7 @@ def run_job(
     inputs = inputs.typed("run", again) if again and backend.keeps_command else inputs
     order = Order(inputs.job, inputs.cluster, typed, **wishes)
     if not backend.has_operator:
-        refuse_interactive(order.job)
+        backend.refuse("Interactive", order.job.spec.type == "Interactive")
         backend.ready(order)
         warn_ignored(order.job)
     tell_place(where.verb, backend.place)
@@ -286,15 +286,6 @@ def warn_ignored(job: TrainingJob) -> None:
 
     if ignored := without_operator(job.spec):
         tell(f"warning: {', '.join(ignored)} has no effect without the operator")
-
-
-def refuse_interactive(job: TrainingJob) -> None:
-    """Raise ConfigError for an interactive job: its nodes wait for what people ask for, and the operator alone releases its GPUs."""
-    if job.spec.type == "Interactive":
-        raise ConfigError(
-            "a job of type Interactive needs the operator of a cluster: lockstep run -f FILE --cluster CLUSTER; for one run without it,"
-            " name the script in spec.script"
-        )
 
 
 def run_in_session(words: Sequence[str], job: str, where: TargetOptions, *, detach: bool) -> int:

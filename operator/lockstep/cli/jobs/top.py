@@ -54,9 +54,7 @@ def top(
     Example: lockstep top demo
     """
     live = not once and output is Form.TEXT and sys.stdout.isatty()
-    backend = where.backend()
-    backend.hurried = True
-    looks = backend.looks(job, interval, live=live)
+    looks = where.backend(hurried=True).looks(job, interval, live=live)
     asyncio.run(_show(looks, output, live=live))
 
 

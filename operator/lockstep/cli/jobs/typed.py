@@ -19,8 +19,7 @@ from lockstep.plan.translate.adhoc import PROCESSES, TypedProgram, script_job
 from lockstep.platforms.files.sync import own_folders
 from lockstep.platforms.hosts.backend import HostsBackend
 from lockstep.platforms.hosts.sync import send_project
-from lockstep.platforms.places.backend import HostOptions
-from lockstep.platforms.places.backends import LOCAL
+from lockstep.platforms.places.orders import LOCAL, HostOptions
 from lockstep_machine.gpus import gpu_devices
 from lockstep_spec.words import number_of
 

@@ -41,9 +41,10 @@ def why(
     """
     from lockstep.plan.pages.why import answer_page
 
-    backend = where.backend()
-    backend.hurried = True
-    answer = backend.job(job).answer(bundle)
+    backend = where.backend(hurried=True)
+    found = backend.job(job)
+    backend.refuse("--bundle", bundle, **found.words)
+    answer = found.answer(bundle)
     if output is Form.JSON:
         put_json(answer.as_json())
     else:

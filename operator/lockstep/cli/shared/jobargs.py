@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from lockstep.api.errors import ConfigError, LockstepError
-from lockstep.api.names import DEV_ENVIRONMENT, JOB_NAME_PATTERN, KUBERNETES
+from lockstep.api.names import DEV_ENVIRONMENT, HOSTS, JOB_NAME_PATTERN, KUBERNETES
 from lockstep.cli.shared.clusterfiles import LOCAL_CLUSTER
 from lockstep.cli.shared.folders import QUICKSTART, state_folder
 from lockstep.cli.shared.places import PLACES, Verb
-from lockstep.platforms.places.backends import DEFAULT_WORKSPACE, IN_NAMESPACE, LOCAL, backend_of
+from lockstep.platforms.places.backends import DEFAULT_WORKSPACE, backend_of
+from lockstep.platforms.places.orders import IN_NAMESPACE, LOCAL, lack
 
 if TYPE_CHECKING:
     from lockstep.api.files.clusterfile import ClusterFile
@@ -143,18 +144,17 @@ class TargetOptions:
             return LOCAL
         if is_workspace(self.named):
             if self.namespace:
-                raise ConfigError(
-                    f"{self.named} is a workspace of this machine, which has no namespaces: leave out -n, or name a cluster by --cluster"
-                )
+                raise lack(LOCAL, "-n", name=self.named)
             return LOCAL
         return KUBERNETES if self.file is None and is_of_kubernetes(self.verb, self.named) else self.cluster_file.kind
 
-    def backend(self) -> Backend:
+    def backend(self, *, hurried: bool = False) -> Backend:
         """Return where jobs are: the hosts of a cluster file, a namespace, or a workspace of this machine."""
         from lockstep.cli.shared.target import tell_place
 
         backend = backend_of(self.kind, self)
         tell_place(self.verb, backend.place)
+        backend.hurried = hurried
         return backend
 
     def on(self, file: ClusterFile, named: str) -> TargetOptions:
@@ -164,7 +164,7 @@ class TargetOptions:
     def refuse_kubernetes(self, hosts: str) -> None:
         """Raise ConfigError if options that only Kubernetes has are typed for a cluster of hosts."""
         if self.namespace or self.context:
-            raise ConfigError(f"{hosts} is a cluster of hosts: they have no namespace and no kubeconfig, so leave out -n and --context")
+            raise lack(HOSTS, "-n", name=hosts)
 
     def chosen_namespace(self) -> str:
         from lockstep.cli.shared.target import namespace_of
@@ -246,11 +246,11 @@ def job_among(sources: Sequence[str]) -> str | None:
     return jobs[0] if jobs else None
 
 
-def find_jobs(names: Sequence[str], where: TargetOptions) -> list[Job]:
+def find_jobs(names: Sequence[str], backend: Backend) -> list[Job]:
     """Return each job once, in the order given. Raises ConfigError for the first name that no job has: then nothing is done to the others,
     either.
     """
-    return where.backend().named(names)
+    return [backend.job(name) for name in dict.fromkeys(names)]
 
 
 def find_cluster_job(name: str, where: TargetOptions) -> KubernetesJob:

@@ -16,6 +16,7 @@ from lockstep.cli.shared.embedded import reachable_layout
 from lockstep.cli.shared.folders import remembered, server_of, was_forced
 from lockstep.kube.aim import Connections, Kubeconfig, environment_kubeconfig
 from lockstep.platforms.output import tell
+from lockstep.platforms.places.orders import LACKS, LOCAL, lack
 
 if TYPE_CHECKING:
     from lockstep.api.files.clusterfile import ClusterFile
@@ -25,20 +26,6 @@ if TYPE_CHECKING:
 
 EMBEDDED = "local"
 NOT_UP = "the embedded cluster is not up: lockstep devcluster up"
-
-REFUSED = {
-    "scale": "lockstep stop JOB --cluster {name}, then lockstep run -f job.yaml --cluster {name} --set nodes=N goes on with N hosts",
-    "doctor": "lockstep hosts check {name} checks its hosts, and lockstep cluster lint {name} its file",
-    "deploy": "hosts run no operator; lockstep run -f job.yaml --cluster {name} starts a job there",
-    "cluster status": "lockstep get --cluster {name} lists its jobs",
-    "cluster rollback": "hosts run no operator; lockstep hosts setup {name} with the earlier environment.lock brings its packages back",
-    "cluster clean": "lockstep delete JOB --cluster {name} removes a job",
-    "cluster uninstall": "hosts run no operator; lockstep delete JOB --cluster {name} removes a job",
-    "build": "hosts run no image; lockstep hosts setup {name} makes their packages of environment.lock",
-    "version": "hosts run no operator; lockstep version --client prints this command's version",
-    "cluster discover": "lockstep init hosts NAME writes such a file",
-}
-"""Verbs about Kubernetes' own objects → what to use on hosts; {name} is the cluster as a word of a command line."""
 
 
 class OtherCluster(ConfigError):
@@ -58,7 +45,7 @@ def load(verb: Verb, cluster: str) -> ClusterFile:
 def refuse_workspace(cluster: str) -> None:
     """Raise ConfigError if a workspace of this machine is meant."""
     if is_workspace(cluster):
-        raise ConfigError(f"{cluster} is a workspace of this machine, and this is about a cluster: name one by --cluster")
+        raise lack(LOCAL, "cp", root=cluster)
 
 
 def aim_at_file(verb: Verb, cluster_file: ClusterFile, named: str | None = None) -> None:
@@ -83,9 +70,9 @@ def aim_at(verb: Verb, name: str, api: str | None, *, checked: bool = True, is_o
 
 def refuse_on_hosts(verb: str, name: str, named: str) -> None:
     """Raise ConfigError if the verb is about Kubernetes' objects: the cluster has none. `named`: the cluster as it was typed."""
-    if verb in REFUSED:
-        instead = REFUSED[verb].format(name=shlex.quote(named))
-        raise ConfigError(f"lockstep {verb} is about Kubernetes, and {name} is a cluster of hosts: {instead}")
+    if HOSTS in LACKS.get(verb, {}):
+        about = f"lockstep {verb} is about Kubernetes, and {name} is a cluster of hosts"
+        raise ConfigError(f"{about}: {lack(HOSTS, verb, name=shlex.quote(named))}")
 
 
 class HostsAim:

@@ -22,7 +22,7 @@ from lockstep.platforms.hosts.fleet import Fleet
 from lockstep.platforms.hosts.start import refuse_missing, refuse_running
 from lockstep.platforms.jobs.planfacts import known_facts
 from lockstep.platforms.jobs.resolved import resolve_with_warnings
-from lockstep.platforms.places.backend import HostOptions, Order, PlanWishes
+from lockstep.platforms.places.orders import HostOptions, Order, PlanWishes
 from lockstep.programs import output_of
 from lockstep_spec.choices import StorageMode
 from lockstep_spec.settings import size_settings
@@ -64,7 +64,7 @@ def plan_on_hosts(fleet: Fleet, order: Order, resolved: Resolved, wishes: PlanWi
         facts = replace(with_hosts(facts, asked), capacity_source=why, room_bytes=room)
         facts = asyncio.run(with_config_of_host(facts, fleet, job, profile))
     speed = measured_speed(order.cluster.calibration, order.cluster.pairs, resolved.transport.value)
-    estimate = forecast(resolved, replace(facts, speed=speed, refuses_slow_network=not wishes.anyway))
+    estimate = forecast(resolved, replace(facts, speed=speed, refuses_slow_network=not order.anyway))
     return hosts_plan(resolved, [host.name for host in chosen(fleet.cluster, job.spec.nodes)], asked, estimate), estimate
 
 

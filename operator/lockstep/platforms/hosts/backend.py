@@ -11,22 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from lockstep.api.errors import ConfigError, Failed
+from lockstep.api.names import HOSTS
 from lockstep.api.objects import Object, condition, has_ended, is_true
 from lockstep.platforms.output import put, say, tell
-from lockstep.platforms.places.backend import (
-    POLL_SECONDS,
-    STOP_SECONDS,
-    Backend,
-    Job,
-    JobGone,
-    NamedPlace,
-    Order,
-    PlanWishes,
-    Spot,
-    Stale,
-    Volume,
-    Volumes,
-)
+from lockstep.platforms.places.backend import POLL_SECONDS, STOP_SECONDS, Backend, Job, JobGone, NamedPlace, Spot, Stale, Volume, Volumes
+from lockstep.platforms.places.orders import Order, PlanWishes
 
 if TYPE_CHECKING:
     from lockstep.api.cluster import TrainingCluster
@@ -60,6 +49,7 @@ class HostVolume(Volume):
 class HostsBackend(Backend):
     """The hosts of a cluster file."""
 
+    kind = HOSTS
     keeps_command = True
 
     @classmethod
@@ -131,8 +121,6 @@ class HostsBackend(Backend):
         return await volumes_of(self.fleet(), [host.name for host in chosen(self.hosts, order.job.spec.nodes)])
 
     def jobs(self, *, everywhere: bool = False, selector: str | None = None) -> list[Job]:
-        if selector is not None:
-            raise ConfigError(f"-l selects by labels, which a cluster has: name the jobs {self.where}")
         seen, self._problems = asyncio.run(self._look(""))
         return [HostsJob(self, one) for one in seen.values()]
 
@@ -227,22 +215,14 @@ class HostsJob(Job):
         if seen is None and problems:  # no host of it answers: what was seen last still tells which hosts it has
             seen = replace(self.seen, jobs={}, problems=problems)
         if seen is None or seen.record.uid != self.uid:
-            raise JobGone.of(self.name, seen)
+            raise JobGone(self.name, seen)
         self._see(seen)
         return self.status
-
-    def events(self) -> list[Object]:
-        return []
 
     def answer(self, bundle: Path | None) -> Answer:
         from lockstep.plan.hosts.status import complaints, next_steps, unkept_words
         from lockstep.plan.pages.why import why
 
-        if bundle is not None:
-            raise ConfigError(
-                f"--bundle collects Kubernetes objects: on hosts, lockstep cp {self.name}:runs/{self.name}/logs FOLDER {self.backend.again}"
-                " copies the logs"
-            )
         answer = why(self.observed, (), time.time())
         # The last line of every other node that waits, since node 0 can't tell what it doesn't hear, and where a reboot ends the job.
         says = (*complaints(self.seen), *unkept_words(self.seen))

@@ -17,7 +17,7 @@ from lockstep.platforms.hosts.fleet import Fleet
 from lockstep.platforms.hosts.start import refuse_running
 from lockstep.platforms.hosts.volumes import sharing
 from lockstep.platforms.output import tell
-from lockstep.platforms.places.backend import HostOptions
+from lockstep.platforms.places.orders import HostOptions
 from lockstep_spec.files import expanded
 
 

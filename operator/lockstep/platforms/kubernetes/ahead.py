@@ -27,7 +27,8 @@ from lockstep.platforms.files.reader import reader, stateful_set_before_start
 from lockstep.platforms.jobs.planfacts import known_facts
 from lockstep.platforms.jobs.resolved import resolve_with_warnings
 from lockstep.platforms.kubernetes.job import FILL_SECONDS
-from lockstep.platforms.places.backend import NamedPlace, Order, PlanWishes, Volume, Volumes
+from lockstep.platforms.places.backend import NamedPlace, Volume, Volumes
+from lockstep.platforms.places.orders import Order, PlanWishes
 from lockstep_spec.choices import StorageMode
 
 

@@ -36,7 +36,7 @@ from lockstep.platforms.jobs.keeper import exit_code, keeper, keeper_name
 from lockstep.platforms.jobs.logs import follow
 from lockstep.platforms.kubernetes.objects import Run, objects, prepare
 from lockstep.platforms.output import put
-from lockstep.platforms.places.backend import Order
+from lockstep.platforms.places.orders import Order
 from lockstep.programs import ProgramFailed, answer_of, meanwhile, output_of
 from lockstep_gang.contract.report import ENDS, State
 from lockstep_gang.contract.run import parse_run

@@ -8,10 +8,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Self
 
 from lockstep.api.errors import ConfigError
+from lockstep.api.names import KUBERNETES
 from lockstep.api.objects import Object, is_run
 from lockstep.platforms.kubernetes.job import KubernetesJob, looks_of_job, seen_runs, unknown_job
 from lockstep.platforms.output import tell
-from lockstep.platforms.places.backend import Backend, Job, NamedPlace, Order, PlanWishes, Stale, Volumes
+from lockstep.platforms.places.backend import Backend, Job, NamedPlace, Stale, Volumes
+from lockstep.platforms.places.orders import Order, PlanWishes
 from lockstep_spec.words import listed
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 class KubernetesBackend(Backend):
     """A namespace of a cluster."""
 
+    kind = KUBERNETES
     has_operator = True
     has_namespaces = True
 

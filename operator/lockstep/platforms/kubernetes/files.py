@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.api.errors import ConfigError, Failed
-from lockstep.api.names import CONTAINER, LABEL_JOB, pod_name
+from lockstep.api.names import CONTAINER, KUBERNETES, LABEL_JOB, pod_name
 from lockstep.api.objects import claim_names, current_status, has_ended, is_running
 from lockstep.kube.cluster import ApiError, Cluster
 from lockstep.kube.exec import PodPlace
@@ -25,12 +25,13 @@ from lockstep.platforms.files.transfer import Carried, Sender, TransferProgress,
 from lockstep.platforms.jobs.resolved import resolve_with_warnings
 from lockstep.platforms.kubernetes.job import known_job
 from lockstep.platforms.output import tell
+from lockstep.platforms.places.orders import lack
 
 
 async def copy_in_pods(copy: Copy, target: Target, wish: CopyWish) -> bool:
     """Copy, and return True if everything arrived."""
     if wish.origin is not None:
-        raise ConfigError("--from names a host, which only a cluster file with platform: hosts has: name that file with --cluster")
+        raise lack(KUBERNETES, "--from")
     name, namespace, node = copy.remote.job, target.namespace, wish.node
     sender = copy.sender(None, force=wish.force) if copy.up else None
     before = None if wish.job is None or wish.cluster is None else resolve_with_warnings(wish.job, wish.cluster, namespace)

@@ -12,13 +12,14 @@ from lockstep.platforms.jobs.observe import JobObserver
 from lockstep.platforms.kubernetes.alone import run_in_namespace
 from lockstep.platforms.kubernetes.backend import KubernetesBackend
 from lockstep.platforms.kubernetes.status import observe_run
-from lockstep.platforms.places.backend import Order
+from lockstep.platforms.places.orders import IN_NAMESPACE, Order
 from lockstep_spec.exits import INTERRUPTED
 
 
 class InNamespace(KubernetesBackend):
     """A namespace of a cluster, where jobs run without the operator."""
 
+    kind = IN_NAMESPACE
     has_operator = False
 
     def run(self, order: Order) -> int:

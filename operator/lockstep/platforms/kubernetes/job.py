@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lockstep.api.errors import ConfigError, Failed
-from lockstep.api.names import AGENT_PATH, CONTAINER, DATASETS, WORKSPACE, pod_name
+from lockstep.api.names import AGENT_PATH, CONTAINER, DATASETS, KUBERNETES, WORKSPACE, pod_name
 from lockstep.api.objects import Object, condition, current_status, go_on_words, has_ended, is_run, is_true, uid_of
 from lockstep.kube.outage import Outage
 from lockstep.platforms.output import say, tell
 from lockstep.platforms.places.backend import Backend, Job, JobGone, Spot, Volume, Volumes, instead_of
+from lockstep.platforms.places.orders import lack
 
 if TYPE_CHECKING:
     from lockstep.kube.cluster import Cluster
     from lockstep.kube.exec import PodPlace
     from lockstep.plan.observed import Observed
-    from lockstep.plan.pages.drill import Fault
     from lockstep.plan.pages.logs import LogSelection
     from lockstep.plan.pages.stacks import RankAnswer
     from lockstep.plan.pages.why import Answer, ClusterHome
@@ -94,7 +94,7 @@ class KubernetesJob(Job):
     def same(self, found: Object | None) -> Object:
         """Return what the API server has under its name. Raises JobGone where that is nothing, or a job that was created since."""
         if found is None or uid_of(found) != self.uid:
-            raise JobGone.of(self.name, found)
+            raise JobGone(self.name, found)
         return found
 
     def events(self) -> list[Object]:
@@ -108,11 +108,6 @@ class KubernetesJob(Job):
     @property
     def pods(self) -> Target:
         return replace(self.target, namespace=self.namespace)
-
-    def missing_rights(self, fault: Fault) -> list[str]:
-        from lockstep.platforms.places.drills import missing_rights
-
-        return list(map(str, missing_rights(self.target.client, fault, self.namespace)))
 
     def refuse_idle(self) -> None:
         """Raise ConfigError where no node waits for what it is asked to run, with what to do about it."""
@@ -138,10 +133,7 @@ class KubernetesJob(Job):
 
     def suspend(self, *, now: bool = False) -> bool:
         if now:
-            raise ConfigError(
-                f"--now is for hosts: on a cluster, kubectl delete pod {pod_name(self.name, 0)} -n {self.namespace} --grace-period=0 ends a"
-                " pod without a save"
-            )
+            raise lack(KUBERNETES, "--now", job=self.name, again=f"-n {self.namespace}")
         if is_run(self.job):
             self.delete()
             return True

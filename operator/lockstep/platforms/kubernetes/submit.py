@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lockstep.kube.cluster import ApiError, Cluster
     from lockstep.plan.ahead.submission import SubmittedAs, SubmittedState
     from lockstep.platforms.clusters.target import Target
-    from lockstep.platforms.places.backend import Order
+    from lockstep.platforms.places.orders import Order
 
 LASTS_SECONDS = 2.0
 """Time for which a job must be in one state before that is said: a start passes through several."""

@@ -19,8 +19,9 @@ from lockstep.api.names import DELETED
 from lockstep.api.objects import Object, go_on_words, typed_command
 from lockstep.platforms.local.environment import in_full_environment
 from lockstep.platforms.output import say
-from lockstep.platforms.places.backend import POLL_SECONDS, STOP_SECONDS, Backend, Job, NamedPlace, Order, Stale, Volume, Volumes
+from lockstep.platforms.places.backend import POLL_SECONDS, STOP_SECONDS, Backend, Job, NamedPlace, Stale, Volume, Volumes
 from lockstep.platforms.places.backends import DEFAULT_WORKSPACE
+from lockstep.platforms.places.orders import LOCAL, Order
 from lockstep_spec.exits import CONFIGURATION, FAILED, USAGE
 
 if TYPE_CHECKING:
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from lockstep.plan.pages.stacks import RankAnswer
     from lockstep.plan.pages.why import Answer
     from lockstep.plan.reconcile.clocks import Earlier
-    from lockstep.platforms.files.copies import Copy, CopyWish
-    from lockstep.platforms.files.sending import Sending
     from lockstep.platforms.jobs.looks import Looks
     from lockstep.platforms.jobs.shortresults import ShortRuns
 
@@ -37,8 +36,8 @@ if TYPE_CHECKING:
 class LocalBackend(Backend):
     """A workspace of this machine."""
 
+    kind = LOCAL
     keeps_command = True
-    restarts_agents = False
     is_one_machine = True
 
     @classmethod
@@ -110,15 +109,6 @@ class LocalBackend(Backend):
         machine = (LocalPlace(), str(self.root / "workspace"), str(self.root / "datasets"))
         return looks_of_machines("local", {socket.gethostname(): machine}, interval, lambda line: None)
 
-    async def copy(self, copy: Copy, wish: CopyWish) -> bool:
-        raise self._about_clusters()
-
-    async def sync(self, sending: Sending) -> bool:
-        raise self._about_clusters()
-
-    def _about_clusters(self) -> ConfigError:
-        return ConfigError(f"{self.root} is a workspace of this machine, and this is about a cluster: name one by --cluster")
-
     @property
     def files(self) -> Volume:
         """Return the workspace's files."""
@@ -133,8 +123,6 @@ class LocalBackend(Backend):
     def jobs(self, *, everywhere: bool = False, selector: str | None = None) -> list[Job]:
         from lockstep.platforms.local.records import run_names
 
-        if everywhere or selector is not None:
-            raise ConfigError("-A and -l choose among jobs of a cluster: a workspace has neither namespaces nor labels")
         jobs, self._unread = list[Job](), list[str]()
         for place, name in [(backend, name) for backend in self._backends() for name in run_names(backend.root)]:
             try:
@@ -219,17 +207,12 @@ class LocalJob(Job):
         self._read(self.name)
         return self.status
 
-    def events(self) -> list[Object]:
-        return []
-
     def answer(self, bundle: Path | None) -> Answer:
         from lockstep.plan.hosts.status import next_steps
         from lockstep.plan.pages.remedies import Step, advice
         from lockstep.plan.pages.why import Where, why
         from lockstep.platforms.local.records import process_of
 
-        if bundle is not None:
-            raise ConfigError(f"--bundle collects Kubernetes objects: all that is known of {self.name} is in {self._folder}")
         answer = why(self.observed, (), time.time())
         failure = self.observed.status_part("failure")
         help_ = f"; {advice(failure, self.name, self.backend.again, in_pods=False)}" if answer.state is Where.FAILED and failure else ""
@@ -261,12 +244,6 @@ class LocalJob(Job):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
         return True
-
-    def resume(self) -> bool:
-        raise ConfigError(f"a run on this machine goes on when it is started again: {typed_command(self.job, self.backend.again)}")
-
-    def raise_retry(self) -> int:
-        raise ConfigError(f"a run on this machine is retried as it was started: {typed_command(self.job, self.backend.again)}")
 
     def delete(self) -> str:
         """Delete it: no verb finds it any more, and a new run of its name goes on from its checkpoints."""

@@ -28,7 +28,7 @@ from lockstep.platforms.jobs.shortresults import LINES, Hear, Read, Short, Short
 from lockstep.platforms.local.joined.launch import Launch
 from lockstep.platforms.local.placement import local_defaults, local_run, node_devices
 from lockstep.platforms.output import tell
-from lockstep.platforms.places.backend import Order
+from lockstep.platforms.places.orders import LOCAL, Order, lack
 from lockstep_machine.gpus import gpu_devices
 from lockstep_machine.network import free_ports
 from lockstep_spec.exits import INTERRUPTED
@@ -97,7 +97,7 @@ class LocalRuns(ShortRuns):
         return ShortEnd(" | ".join(lines[-LINES:]), resolved.transport.value, resolved.nodes)
 
     async def pairs(self, job: TrainingJob, way: Way) -> PairsMeasured:
-        raise ConfigError("this machine has no pair of nodes: name a cluster or hosts by --cluster")
+        raise lack(LOCAL, "cluster calibrate --pairs")
 
 
 def preview_local(job: TrainingJob, profile: TrainingCluster, root: Path, samples: int) -> int:

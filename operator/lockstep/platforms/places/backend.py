@@ -9,25 +9,21 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import DATASETS, WORKSPACE
-from lockstep.api.objects import Object, has_ended, is_true
+from lockstep.api.objects import Object, has_ended, is_true, typed_command
+from lockstep.platforms.places.orders import ELSEWHERE, LACKS, lack
 from lockstep_spec.exits import FAILED
 
 if TYPE_CHECKING:
     from lockstep.api.cluster import TrainingCluster
     from lockstep.api.files.clusterfile import ClusterFile
     from lockstep.api.hosts import Host
-    from lockstep.api.job import TrainingJob
-    from lockstep.api.objects import Typed
     from lockstep.plan.ahead.forecast import Forecast
-    from lockstep.plan.ahead.standin import NamedGpus
     from lockstep.plan.cluster.finding import Finding
-    from lockstep.plan.pages.drill import Fault
     from lockstep.plan.pages.logs import LogSelection
     from lockstep.plan.pages.stacks import RankAnswer
     from lockstep.plan.pages.why import Answer
@@ -37,6 +33,7 @@ if TYPE_CHECKING:
     from lockstep.platforms.files.sending import Sending
     from lockstep.platforms.jobs.looks import Looks
     from lockstep.platforms.jobs.shortresults import ShortRuns
+    from lockstep.platforms.places.orders import Order, PlanWishes
     from lockstep.programs import Place
 
 POLL_SECONDS = 0.5
@@ -50,10 +47,9 @@ STOP_SECONDS = 600.0
 class JobGone(Failed):
     """A job that was watched was deleted."""
 
-    @classmethod
-    def of(cls, name: str, another: object = None) -> JobGone:
-        """Return the error about a job; `another`: what has its name since."""
-        return cls(f"job {name} was deleted{' and created again' if another else ''}")
+    def __init__(self, name: str, another: object = None) -> None:
+        """`another`: what has its name since."""
+        super().__init__(f"job {name} was deleted{' and created again' if another else ''}")
 
 
 class Stale(NamedTuple):
@@ -110,66 +106,7 @@ def instead_of(name: str, names: Iterable[str], have: str, elsewhere: str) -> st
     return f"{have} {', '.join(every) or 'none'}{hint}"
 
 
-@dataclass(frozen=True)
-class HostOptions:
-    """Choice among the hosts of a cluster file."""
-
-    first: str | None = None
-    """The host that is node 0; None: the first of the file."""
-    without: tuple[str, ...] = ()
-    """Hosts to leave out."""
-
-
-@dataclass(frozen=True)
-class Door:
-    """Place of a launch, where the machines of the other nodes join the job."""
-
-    at: tuple[str, int]
-    """This machine's address as it was given, and the first of the launch's ports."""
-    version: str
-    """Lockstep's, which all machines must have."""
-    token_file: Path | None = None
-    signals_all: bool = False
-    """True if what started this process signals its agent, too."""
-
-
-@dataclass(frozen=True)
-class Order:
-    """A job to run, and how a person has asked for that."""
-
-    job: TrainingJob
-    cluster: ClusterFile
-    typed: Typed
-    detach: bool = False
-    """True: return once the job runs, or is accepted."""
-    retry: bool = False
-    """Go on from a start that failed."""
-    anyway: bool = False
-    """Accept a network that is too slow for the weights that the job sends."""
-    samples: int | None = None
-    """Train nothing, and show so many of its samples."""
-    hosts: HostOptions = HostOptions()
-    door: Door | None = None
-    """Place where other machines join; None: all nodes are here."""
-
-
-@dataclass(frozen=True)
-class PlanWishes:
-    """Statements of a person about a job that is planned."""
-
-    model_config: Path | None
-    """The base model's config.json, or its folder."""
-    samples: str | None
-    """Their number, or a file to count them in."""
-    tokens_per_second: str | None
-    """Speed of all ranks together, or a log that has it."""
-    hardware: NamedGpus | None
-    """Nodes that stand in for a cluster's."""
-    offline: bool
-    """True: no place and no hub is asked."""
-    anyway: bool
-
-
+Say = Callable[[str], None]
 Volumes = Mapping[str, AbstractAsyncContextManager[Volume]]
 """Name of each node that has files of its own → these, which are opened by entering it."""
 
@@ -190,12 +127,12 @@ class NamedPlace(Protocol):
 class Backend(ABC):
     """A place where jobs run."""
 
+    kind: str
+    """Its name in `backends`."""
     has_operator = False
     """True if an operator keeps the jobs here: their status, and what happens to them while nobody looks."""
     has_namespaces = False
     """True if jobs here are in namespaces."""
-    restarts_agents = True
-    """True if something starts an agent again that was ended."""
     is_one_machine = False
     """True if all nodes of a job share the processors and the memory of one machine."""
     keeps_command = False
@@ -234,7 +171,7 @@ class Backend(ABC):
         """Say what would become of the job in a place, and change nothing there. Raises ConfigError for what was stated and can't be used,
         and where the place can't be asked.
         """
-        raise ConfigError("a plan is for a cluster or for hosts: name one by --cluster, or GPUs by --on")
+        raise lack(cls.kind, "plan")
 
     @property
     def place(self) -> str:
@@ -260,15 +197,25 @@ class Backend(ABC):
     def looks(self, job: str | None, interval: float, *, live: bool) -> Looks:
         """Look at a job every `interval` seconds; without one, at all that is here. `live`: lines replace those before. Raises as `job`."""
 
-    @abstractmethod
     async def copy(self, copy: Copy, wish: CopyWish) -> bool:
         """Copy between this machine and a job's volumes. Return True if everything arrived."""
+        raise self.lack("cp")
 
-    @abstractmethod
     async def sync(self, sending: Sending) -> bool:
         """Send a folder to all nodes of a job. Return True if each has everything; return never if changes are watched."""
+        raise self.lack("cp")
 
-    async def volumes_to_fill(self, order: Order, say: Callable[[str], None]) -> Volumes:
+    def lack(self, what: str, **words: object) -> ConfigError:
+        """Return the error about what this place hasn't got, by `LACKS`. `words`: `Job.words`."""
+        return lack(self.kind, what, **vars(self), **words)
+
+    def refuse(self, what: str, stated: object = True, **words: object) -> None:
+        """Raise ConfigError for what is stated and this place hasn't got."""
+        row = LACKS.get(what, {})
+        if stated and (self.kind in row or (ELSEWHERE in row and not self.has_operator)):
+            raise self.lack(what, **words)
+
+    async def volumes_to_fill(self, order: Order, say: Say) -> Volumes:
         """Return the volumes that a job has or will have, to be filled before it starts. Raises ConfigError where they can't be."""
         return await self.job(order.job.metadata.name).volumes_to_fill(say)
 
@@ -279,10 +226,6 @@ class Backend(ABC):
     @abstractmethod
     def job(self, name: str) -> Job:
         """Return the job of this name. Raises ConfigError, naming the jobs that are here, when there is none."""
-
-    def named(self, names: Sequence[str]) -> list[Job]:
-        """Return each job once, in the order given. Raises ConfigError for the first name that no job has."""
-        return [self.job(name) for name in dict.fromkeys(names)]
 
     def no_such_job(self, name: str, names: Iterable[str]) -> str:
         """Explain a job that isn't here, where these are."""
@@ -333,9 +276,9 @@ class Job(ABC):
     def look_again(self) -> Object:
         """Read its status again, and return it. Raises JobGone if the job was deleted, also where another one has its name since."""
 
-    @abstractmethod
     def events(self) -> list[Object]:
         """Return its events, the oldest first; [] where nothing keeps events."""
+        return []
 
     @abstractmethod
     def answer(self, bundle: Path | None) -> Answer:
@@ -345,13 +288,18 @@ class Job(ABC):
     def suspend(self, *, now: bool = False) -> bool:
         """Ask it to save and stop, and return at once. Return False if it was asked already. `now`: without a save."""
 
-    @abstractmethod
     def resume(self) -> bool:
         """Let it go on. Return False if it isn't stopped."""
+        raise self.backend.lack("resume", **self.words)
 
-    @abstractmethod
     def raise_retry(self) -> int:
         """Start a failed job again. Return the number of this retry."""
+        raise self.backend.lack("retry", **self.words)
+
+    @property
+    def words(self) -> dict[str, str]:
+        """Return its words for what its place hasn't got."""
+        return {"job": self.name, "at": self.at, "command": typed_command(self.job, self.backend.again)}
 
     @abstractmethod
     def delete(self) -> str:
@@ -362,29 +310,25 @@ class Job(ABC):
         """Return the uid of the start whose log is read; '' for the newest one of its name."""
         return self.uid
 
-    async def lines(self, selection: LogSelection, say: Callable[[str], None]) -> AsyncGenerator[str, None]:
+    def lines(self, selection: LogSelection, say: Say) -> AsyncGenerator[str, None]:
         """Yield the lines of its log that exist now. `say` gets what else a person should know. Use `aclosing`."""
-        from lockstep.plan.pages.logs import request_of
         from lockstep.platforms.jobs.runs import folder_lines
 
-        request = {"uid": self.log_uid, **request_of(selection, time.time())}
-        async with (
-            self.volume(selection.node, say) as volume,
-            aclosing(folder_lines(volume.place, volume.run_folder(self.name), **request)) as lines,
-        ):
-            async for line in lines:
-                yield line
+        return self._log(selection, say, lambda place, folder, request: folder_lines(place, folder, **request))
 
-    async def follow(self, selection: LogSelection, say: Callable[[str], None]) -> AsyncGenerator[str, None]:
+    def follow(self, selection: LogSelection, say: Say) -> AsyncGenerator[str, None]:
         """Yield the lines that come until the job has ended. Use `aclosing`."""
-        from lockstep.plan.pages.logs import request_of
         from lockstep.platforms.jobs.runs import followed
 
+        return self._log(selection, say, lambda place, folder, request: followed(place, folder, request, lambda: self.is_over(say)))
+
+    async def _log(
+        self, selection: LogSelection, say: Say, read: Callable[[Place, str, Object], AsyncGenerator[str, None]]
+    ) -> AsyncGenerator[str, None]:
+        from lockstep.plan.pages.logs import request_of
+
         request = {"uid": self.log_uid, **request_of(selection, time.time())}
-        async with (
-            self.volume(selection.node, say) as volume,
-            aclosing(followed(volume.place, volume.run_folder(self.name), request, lambda: self.is_over(say))) as lines,
-        ):
+        async with self.volume(selection.node, say) as volume, aclosing(read(volume.place, volume.run_folder(self.name), request)) as lines:
             async for line in lines:
                 yield line
 
@@ -397,19 +341,19 @@ class Job(ABC):
                 put(line, flush=True)
         return FAILED if is_true(await asyncio.to_thread(self.look_again), "Failed") else 0
 
-    async def is_over(self, say: Callable[[str], None]) -> bool:
+    async def is_over(self, say: Say) -> bool:
         """Return True if no line of its log will come any more. `say` hears what a person who follows it should know."""
         return has_ended(self.look_again())
 
-    def trainer(self, node: int, say: Callable[[str], None]) -> AbstractAsyncContextManager[Volume]:
+    def trainer(self, node: int, say: Say) -> AbstractAsyncContextManager[Volume]:
         """Open the files of a node as `volume` does, where Python has the trainer's packages."""
         return self.volume(node, say)
 
-    def beside_ranks(self, gpus: int, say: Callable[[str], None]) -> AbstractAsyncContextManager[Volume]:
+    def beside_ranks(self, gpus: int, say: Say) -> AbstractAsyncContextManager[Volume]:
         """Open the files of node 0 as `trainer` does, where a model may be loaded beside a training: on `gpus` free GPUs; 0: on CPUs."""
         return self.trainer(0, say)
 
-    async def commits(self, verb: str, options: Sequence[str], say: Callable[[str], None]) -> tuple[str, int]:
+    async def commits(self, verb: str, options: Sequence[str], say: Say) -> tuple[str, int]:
         """Return the answer of the trainer's `inspect` about its commits, and the exit code: 0, or 1 for bad news.
 
         Raises ConfigError for shards that are spread over several volumes, Failed where the files can't be read.
@@ -431,21 +375,15 @@ class Job(ABC):
         """Return where its pods are; None where it has none."""
         return None
 
-    def missing_rights(self, fault: Fault) -> list[str]:
-        """Return rights that a drill needs and your account lacks."""
-        return []
-
     def stop_script(self) -> int:
         """Stop the script that a dev environment runs, and keep its nodes. Return the exit code. Raises ConfigError."""
-        raise ConfigError(
-            f"--run is about the script of a dev environment, which only a cluster has: lockstep stop {self.at} stops the job"
-        )
+        raise self.backend.lack("--run", **self.words)
 
     def ranks(self, node: int) -> AbstractAsyncContextManager[Volume]:
         """Open the files of a node where its ranks run, and no other place that has them. Raises Failed when they can't be reached."""
         return self.volume(node, lambda _: None)
 
-    async def volumes_to_fill(self, say: Callable[[str], None]) -> Volumes:
+    async def volumes_to_fill(self, say: Say) -> Volumes:
         """Return its volumes, where programs have the variables of its ranks and all the time that a large download takes."""
         return {f"node {node}": self.trainer(node, say) for node in self.nodes_with_volumes()}
 
@@ -453,12 +391,12 @@ class Job(ABC):
         """Open a node for a person's programs. `ports`: its ports are meant, too. Raises ConfigError where there is none, Failed where it
         can't be reached.
         """
-        raise ConfigError(f"job {self.name} {self.backend.where} has neither a pod nor a host to open: it runs on this machine")
+        raise self.backend.lack("shell", **self.words)
 
     def nodes_with_volumes(self) -> list[int]:
         """Return the nodes that have files of their own."""
         return [0]
 
     @abstractmethod
-    def volume(self, node: int, say: Callable[[str], None]) -> AbstractAsyncContextManager[Volume]:
+    def volume(self, node: int, say: Say) -> AbstractAsyncContextManager[Volume]:
         """Open the files of a node, also when nothing of the job runs. Raises Failed when they can't be reached."""

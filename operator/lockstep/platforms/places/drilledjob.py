@@ -16,7 +16,7 @@ from lockstep.api.objects import Object
 from lockstep.plan.pages.drill import WATCHED_NODES
 from lockstep.platforms.inpod import drill, source_of
 from lockstep.platforms.jobs.runs import lines_of
-from lockstep.platforms.places.backend import Job
+from lockstep.platforms.places.backend import Job, Say
 from lockstep.programs import ProgramFailed, answer_of, kept_alive, python_output, python_program
 
 T = TypeVar("T")
@@ -26,7 +26,6 @@ BEAT_SECONDS = 10.0
 """Seconds between signs of life. A verb on a node that hears nothing for a minute undoes what it did, and ends."""
 ANSWERS_MAX = 1000
 """Answers of a verb that goes on; each sends a handful."""
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)

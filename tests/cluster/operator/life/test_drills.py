@@ -154,12 +154,7 @@ def test_a_lost_node_is_left_and_taken_back_and_costs_no_restart(moves: Jobs) ->
     assert not client.CoreV1Api(jobs.api.client).read_node(before).spec.unschedulable
 
 
-def test_a_drill_asks_before_it_hurts_and_refuses_what_the_job_is_not_ready_for(drilled: Jobs) -> None:
-    done = lockstep("drill", "kill-rank", "--job", "drilled", "-n", drilled.namespace)
-    assert done.returncode == 2
-    assert "ends one rank by SIGKILL: all ranks restart from the last commit. Use --yes to do it" in done.stderr
-    done = lockstep("drill", "kill-rank", "--job", "drilled", "-n", drilled.namespace, "--yes", "--rank", "2")
-    assert (done.returncode, "there is no rank 2: the job has 2 ranks, 0 to 1" in done.stderr) == (2, True)
+def test_a_volume_with_more_room_than_may_be_filled_is_left_alone(drilled: Jobs) -> None:
     done = lockstep("drill", "fill-disk", "--job", "drilled", "-n", drilled.namespace, "--yes", "--fill-at-most", "1")
     assert (done.returncode, "no more than 1 are to be written" in done.stderr) == (2, True)
     assert drilled.job("drilled")["status"]["attempts"] == 1

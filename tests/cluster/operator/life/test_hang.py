@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from cluster.conftest import Kubectl
-from cluster.operator.verbs.test_verbs import lockstep
 from support.clusters.cluster_jobs import Jobs, until
 
 LIMIT_SECONDS = 6
@@ -60,36 +58,3 @@ def test_a_slow_rank_is_told_and_once_frozen_named_written_down_and_the_job_goes
     assert "in wait_for_rank_1" in log  # attempt 2 has read what attempt 1 left
     assert datetime.fromisoformat(entry["time"])
     jobs.end("frozen")
-
-
-TELLS_NOTHING = """
-import os, pathlib, signal, time
-def wait_for_rank_1():
-    while not pathlib.Path("/tmp/end").exists(): time.sleep(0.1)
-def read_what_never_comes():
-    while not pathlib.Path("/tmp/end").exists(): time.sleep(0.1)
-read_what_never_comes() if os.environ["RANK"] == "1" else wait_for_rank_1()
-"""
-
-
-def test_ranks_of_a_script_that_tells_no_steps_are_asked_where_they_are_and_go_on(jobs: Jobs, kubectl: Kubectl) -> None:
-    jobs.patch("ConfigMap", "scripts", {"data": {"silent.py": TELLS_NOTHING}})
-    jobs.start("silent", "silent.py")
-    jobs.until_running("silent")
-    assert "lockstep stacks silent -n" in lockstep(jobs, "why", "silent").stdout
-    asked = until("both in their script", lambda: both if "in read_what" in (both := lockstep(jobs, "stacks", "silent").stdout) else None)
-    assert 'rank 0: main thread (most recent call first)\n  File "/scripts/silent.py", line 4 in wait_for_rank_1\n' in asked
-    assert 'rank 1: main thread (most recent call first)\n  File "/scripts/silent.py", line 6 in read_what_never_comes\n' in asked
-    find = "for p in /proc/[0-9]*; do grep -qsz ^RANK=1$ $p/environ && kill -{} ${{p#/proc/}}; done; true"
-    in_pod = ("exec", "silent-1", "-n", jobs.namespace, "-c", "trainer", "--", "sh", "-c")
-    assert kubectl(*in_pod, find.format("STOP")).returncode == 0
-    frozen = lockstep(jobs, "stacks", "silent")
-    assert frozen.returncode == 1 and "rank 0: main thread" in frozen.stdout
-    assert "rank 1: no answer: its process is stopped (state T)" in frozen.stdout
-    assert kubectl(*in_pod, find.format("CONT")).returncode == 0
-    for pod in ("silent-0", "silent-1"):
-        assert kubectl("exec", pod, "-n", jobs.namespace, "-c", "trainer", "--", "sh", "-c", "touch /tmp/end").returncode == 0
-    jobs.until_condition("silent", "Complete", "True", "Complete")
-    ended = lockstep(jobs, "stacks", "silent")
-    assert ended.returncode == 2 and "no rank of silent runs now: lockstep why silent" in ended.stderr
-    jobs.end("silent")

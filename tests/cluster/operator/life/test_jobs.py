@@ -71,18 +71,6 @@ def test_a_script_job_completes_on_two_pods_and_leaves_its_claims_and_last_lines
     assert jobs.get("PersistentVolumeClaim", "ml-dev-workspace") is not None
 
 
-def test_a_failing_rank_is_named_with_its_exception_and_last_lines(jobs: Jobs) -> None:
-    jobs.start("broken", "fail.py")
-    failed = jobs.until_condition("broken", "Failed", "True", "RanksFailed")
-    assert failed["message"] == "rank 1 on node 1 exited with 1: ValueError: the data is not there"
-    failure = jobs.job("broken")["status"]["failure"]
-    assert (failure["rank"], failure["node"], failure["exitCode"]) == (1, 1, 1)
-    assert failure["nodeName"].startswith("lockstep")
-    assert any("the data is not there" in line for line in failure["lastLines"])
-    until("no pods", lambda: not jobs.pods("broken"))
-    jobs.end("broken")
-
-
 def test_a_suspended_job_has_no_pods_and_starts_again_when_it_is_not(jobs: Jobs) -> None:
     jobs.start("rests", nodes=1, suspend=True)
     jobs.until_condition("rests", "Suspended", "True", "Suspended")

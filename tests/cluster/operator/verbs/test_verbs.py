@@ -12,7 +12,6 @@ from support.checkout import ROOT
 from support.clusters.cluster_jobs import API, Jobs, kubeconfig_of
 from support.in_process import Told
 from support.in_process import lockstep as typed
-from support.served import started
 
 
 def lockstep(jobs: Jobs, *arguments: str, namespaced: bool = True, stdin: str = "") -> Told:
@@ -44,41 +43,12 @@ def job_file(folder: Path, name: str, script: str) -> str:
     return str(file)
 
 
-def test_a_job_file_runs_to_its_end_with_its_log_and_its_exit_code(jobs: Jobs, tmp_path: Path) -> None:
-    file = job_file(tmp_path, "typed", "ok.py")
-    done = lockstep(jobs, "run", "-f", file, "--cluster", "local")
-    assert done.returncode == 0, done.stderr
-    assert "hello from 0" in done.stdout and "Complete: all ranks are done" in done.stdout
-    assert f"job typed (2 nodes) is created in namespace {jobs.namespace} of cluster local" in done.stderr
-    assert done.stderr.splitlines()[-1].startswith("lockstep: job typed is complete: ")
-    assert jobs.job("typed")["spec"]["cluster"] == "local"
-    again = lockstep(jobs, "run", "-f", file, "--cluster", "local")
-    assert again.returncode == 2 and f"lockstep delete typed -n {jobs.namespace}" in again.stderr
-    failed = lockstep(jobs, "run", "-f", job_file(tmp_path, "broken", "fail.py"), "--cluster", "local")
-    assert failed.returncode == 1 and f"lockstep why broken -n {jobs.namespace}" in failed.stderr.splitlines()[-1]
-    for name in ("typed", "broken"):
-        jobs.end(name)
-
-
 def test_a_person_with_the_role_edit_runs_a_job(jobs: Jobs, cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = job_file(tmp_path, "by-edit", "ok.py")
     monkeypatch.setenv("KUBECONFIG", str(kubeconfig_of("edit", jobs, cluster, tmp_path)))
     done = lockstep(jobs, "run", "-f", file, "--cluster", "local")
     assert done.returncode == 0 and "hello from 0" in done.stdout, done.stderr
     jobs.end("by-edit")
-
-
-def test_ctrl_c_leaves_a_job_running_that_the_same_file_follows_and_another_one_leaves_alone(jobs: Jobs, tmp_path: Path) -> None:
-    file = job_file(tmp_path, "goes-on", "wait.py")
-    with started(jobs, "run", "-f", file, "--cluster", "local") as process:
-        next(line for line in process.stdout if "all 2 ranks run" in line)
-    uid = jobs.job("goes-on")["metadata"]["uid"]
-    same = lockstep(jobs, "run", "-f", file, "--cluster", "local", "--detach")
-    assert same.returncode == 0 and "is in namespace" in same.stderr and "has not ended\n" in same.stderr, same.stderr
-    other = lockstep(jobs, "run", "-f", file, "--cluster", "local", "--nodes", "1")
-    assert other.returncode == 2 and f"lockstep scale goes-on -n {jobs.namespace} 1" in other.stderr
-    assert jobs.job("goes-on")["metadata"]["uid"] == uid and jobs.job("goes-on")["spec"]["nodes"] == 2
-    jobs.end("goes-on")
 
 
 def test_what_a_cluster_would_refuse_is_refused_before_anything_is_created(jobs: Jobs, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from lockstep.api.job import TrainingJob
 from lockstep.cli.clusters import demo, quickstart
 from lockstep.cli.shared.jobargs import TargetOptions
 from lockstep.platforms.local import environment
-from lockstep.platforms.places.backend import Order
+from lockstep.platforms.places.orders import Order
 from support.api_stub import ApiStub, served
 from support.in_process import lockstep
 

@@ -7,7 +7,6 @@ import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,16 +22,14 @@ from lockstep.cli.shared.clusterfiles import Peeked, load_cluster, peek
 from lockstep.cli.shared.inputs import read_inputs
 from lockstep.cli.shared.jobargs import TargetOptions, known_names
 from lockstep.cli.shared.places import Verb
-from lockstep.cli.shared.target import REFUSED, namespace_of
-from lockstep.plan.hosts.facts import Folder
+from lockstep.cli.shared.target import namespace_of
 from lockstep.plan.hosts.status import seen_jobs
 from lockstep.plan.translate.hosts import RDMA_OFF
 from lockstep.platforms.hosts.backend import HostsBackend, HostsJob
 from lockstep.platforms.hosts.sync import send_project
-from lockstep.platforms.jobs.processes import LocalPlace
-from lockstep.platforms.places.backend import HostOptions, Order
+from lockstep.platforms.places.backends import HOSTS
+from lockstep.platforms.places.orders import LACKS, HostOptions, Order
 from support.api_stub import ApiStub, served
-from support.hosts_told import facts
 from unit.plan.hosts.test_status import ACTIVE, LEADING, host
 
 WORKING = frozenset({
@@ -85,6 +82,9 @@ def run(*words: str) -> tuple[int, str]:
     return (done.exit_code, done.output) if explained is None else (explained[0], explained[1])
 
 
+REFUSED = {verb: LACKS[verb][HOSTS] for verb in VERBS if HOSTS in LACKS.get(verb, {})}
+
+
 def test_every_verb_works_on_hosts_or_says_what_to_use_instead_or_takes_no_cluster() -> None:
     groups = [set(REFUSED), set(WORKING), set(WITHOUT_CLUSTER)]
     assert set.union(*groups) == set(VERBS)
@@ -133,18 +133,6 @@ def _needed(verb: str, lab: Path) -> list[str]:
     return [*given, *more.get(verb, []), *(["--yes"] if "yes" in {p.name for p in VERBS[verb].params} else [])]
 
 
-@pytest.mark.parametrize(
-    "words", [("get",), ("logs", "x"), ("why", "x"), ("stop", "x"), ("cp", "a", "x:/workspace/"), ("top",), ("delete", "x", "--yes")]
-)
-def test_no_verb_asks_the_kubeconfig_s_cluster_about_a_job_on_hosts(words: tuple[str, ...], lab: Path, stub: ApiStub) -> None:
-    lab.write_text(
-        "cluster: {name: lab, platform: hosts}\ndefaults: {port: 1}\nhosts: [{name: lab0, address: 127.0.0.1}, {name: lab1, address:"
-        " 127.0.0.1}]\n"
-    )
-    code, _ = run(*words, "--cluster", str(lab))
-    assert stub.asked == [] and (code != 0 or words == ("top",)), "its hosts can't be reached, which top shows"
-
-
 ABOUT_A_JOB = {
     **dict.fromkeys(("shell", "jupyter", "tensorboard", "vscode", "adapter get", "checkpoint list", "checkpoint verify"), ("x",)),
     **dict.fromkeys(("describe", "why", "logs", "stacks", "wait", "resume", "stop", "retry"), ("x",)),
@@ -188,34 +176,6 @@ def test_a_verb_about_a_job_asks_its_hosts_and_no_api_server(verb: str, lab: Pat
 
 def _file_of(verb: str, lab: Path) -> tuple[str, ...]:
     return ("-f", str(lab.parent / "job.yaml")) if verb in OF_A_FILE and not verb.startswith("cluster") else ()
-
-
-@pytest.mark.parametrize("folder", ["missing", "job.yaml", "empty"])
-def test_a_sync_of_no_folder_is_refused_and_one_of_an_empty_folder_ends(folder: str, lab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here each host is this machine, with a workspace of its own."""
-    told = {
-        name: facts(name, address, workspace=Folder(str(lab.parent / name), 1))
-        for name, address in (("lab0", "10.0.0.1"), ("lab1", "10.0.0.2"))
-    }
-
-    async def look(*_: Any, **__: Any) -> tuple[dict[str, Any], dict[str, str]]:
-        return told, {}
-
-    async def apart(*_: Any, **__: Any) -> Any:
-        return SimpleNamespace(groups=[[name] for name in told])
-
-    monkeypatch.setattr("lockstep.platforms.hosts.fleet.Fleet.look", look)
-    monkeypatch.setattr("lockstep.platforms.hosts.fleet.Fleet.place", lambda *_: LocalPlace())
-    monkeypatch.setattr("lockstep.platforms.hosts.sync.sharing", apart)
-    (lab.parent / "empty").mkdir()
-    path = lab.parent / folder
-    code, words = run("sync", "new", str(path), "--cluster", str(lab))
-    expected = (
-        (0, "lockstep: sync on the hosts of lab\nhost lab0: nothing to do\nhost lab1: nothing to do\n")
-        if folder == "empty"
-        else (2, f"{path} is not a folder: name the folder to send")
-    )
-    assert (code, words) == expected
 
 
 @pytest.mark.parametrize(

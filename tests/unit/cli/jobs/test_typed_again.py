@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from lockstep.api.job import TrainingJob
 from lockstep.api.objects import typed_command, typed_file
 from lockstep.cli.main import app
-from lockstep.platforms.places.backend import Order
+from lockstep.platforms.places.orders import Order
 
 JOB = """
 apiVersion: lockstep.dev/v1alpha1

@@ -112,6 +112,7 @@ BY_TIME = {
     "platforms/clusters/install.py until_established": "READY_SECONDS",
     "platforms/clusters/install.py until_ready": "seconds",
     "platforms/clusters/remove.py _remove_jobs": "GONE_SECONDS",
+    "platforms/jobs/bundle.py _log_of": "until",
     "platforms/files/reader.py _until_running": "START_SECONDS",
     "platforms/files/reader.py hear": "watch",
     "platforms/files/transfer.py retried": "TRIES",
@@ -258,11 +259,11 @@ def watch(world: World) -> object:
     def every(*_: object, **__: object) -> list[Any]:
         return [KubernetesJob(world.cluster_job.target, world.job, world.cluster_job.backend)] if world.job else []
 
-    world.patch.setattr(KubernetesBackend, "named", lambda *_: [world.cluster_job])
+    world.patch.setattr(KubernetesBackend, "job", lambda *_: world.cluster_job)
     world.patch.setattr(KubernetesBackend, "jobs", every)
     world.patch.setattr(KubernetesBackend, "current", lambda _, listed: ([one.job for one in listed], None))
     world.patch.setattr(KubernetesBackend, "default_nodes", lambda *_: 1)
-    world.patch.setattr(TargetOptions, "backend", lambda _: KubernetesBackend(world.cluster_job.target))
+    world.patch.setattr(TargetOptions, "backend", lambda *_, **__: KubernetesBackend(world.cluster_job.target))
     return world.typed("get", "x", "-w")
 
 

@@ -249,11 +249,6 @@ def test_ignored_files_stay_here(tmp_path: Path) -> None:
     assert sorted(scan(source)) == [".gitignore", ".lockstepignore", "a.py", "deep/a", "keep/z"]
 
 
-def test_a_folder_that_is_none_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is not a folder"):
-        scan(tmp_path / "nothing")
-
-
 def test_half_of_an_edit_does_not_travel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = write(tmp_path / "here", a_py="1")
     before = scan(source)

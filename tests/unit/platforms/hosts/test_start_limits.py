@@ -24,7 +24,7 @@ from lockstep.platforms.hosts import shortruns, start
 from lockstep.platforms.hosts.fleet import Fleet
 from lockstep.platforms.hosts.shortruns import Brief
 from lockstep.platforms.jobs.shortresults import Short
-from lockstep.platforms.places.backend import Order
+from lockstep.platforms.places.orders import Order
 from lockstep.programs import STDOUT, Place, Program
 from support.hosts_told import CLUSTER, JOB, facts
 from unit.virtual_time import VirtualClock

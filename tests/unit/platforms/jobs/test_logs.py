@@ -389,25 +389,7 @@ def local(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("options", "code", "words"),
-    [
-        (["--rank", "1"], 0, ["[rank 1] try 1", "[rank 1] try 2"]),
-        (["--rank", "1", "--previous"], 0, ["[rank 1] try 1"]),
-        (["--tail", "1"], 0, ["[lockstep] rank 1 on node 0 exited with 1"]),
-        (["--tail", "1", "--rank", "1", "-f"], 1, ["[rank 1] try 2"]),
-        (["--errors"], 0, ["first: rank 1 on node 0 (UserCode): exited with 1", "  | try 2"]),
-    ],
-)
-def test_a_local_run_is_read_from_its_folder(local: Path, options: list[str], code: int, words: list[str]) -> None:
-    done = CliRunner().invoke(app, ["logs", "x", "--local", "--workspace", str(local), *options])
-    assert (done.exit_code, done.output.splitlines()) == (code, words)
-
-
-def test_a_local_run_that_is_not_there_and_a_rank_that_it_has_not_are_told(local: Path) -> None:
-    assert "there is no job y in workspace" in str(CliRunner().invoke(app, ["logs", "y", "--local", "--workspace", str(local)]).exception)
-    told = CliRunner().invoke(app, ["logs", "x", "--local", "--workspace", str(local), "--rank", "2"])
-    assert "the job has 2 ranks, 0 to 1" in str(told.exception)
+def test_a_rank_of_a_local_run_that_has_printed_nothing_is_told(local: Path) -> None:
     silent = CliRunner().invoke(app, ["logs", "x", "--local", "--workspace", str(local), "--rank", "0"])
     assert "has printed nothing that matches" in str(silent.exception)
 

@@ -55,19 +55,9 @@ def test_a_failed_job_s_number_of_retries_is_raised(
     assert patched == [{"restart": {"retry": after}}]
 
 
-@pytest.mark.parametrize(
-    ("conditions", "told"),
-    [
-        ([condition("Complete", "True")], "job x is complete: there is nothing to retry"),
-        ([condition("Progressing", "True", "Running")], "job x has not failed, so there is nothing to retry: Running: all ranks run"),
-        ([], "job x has not failed, so there is nothing to retry: its status says nothing yet"),
-    ],
-)
-def test_a_job_that_runs_or_is_complete_is_refused_in_plain_words(
-    monkeypatch: pytest.MonkeyPatch, patched: list[dict[str, Any]], conditions: list[dict[str, str]], told: str
-) -> None:
-    with_status(monkeypatch, conditions)
-    with pytest.raises(ConfigError, match=told):
+def test_a_job_without_a_status_is_not_retried(monkeypatch: pytest.MonkeyPatch, patched: list[dict[str, Any]]) -> None:
+    with_status(monkeypatch, [])
+    with pytest.raises(ConfigError, match="job x has not failed, so there is nothing to retry: its status says nothing yet"):
         change.retry(TargetOptions(), "x")
     assert patched == []
 
@@ -80,19 +70,6 @@ def test_it_says_which_job_or_which_file(patched: list[dict[str, Any]]) -> None:
     ):
         result = CliRunner().invoke(app, ["retry", *words])
         assert message in str(result.exception)
-
-
-def test_a_run_of_this_machine_says_how_it_is_retried_and_is_deleted_without_its_files(tmp_path: Path) -> None:
-    where = ["x", "--local", "--workspace", str(tmp_path)]
-    for verb in ("retry", "delete"):
-        assert "there is no job x in workspace" in str(CliRunner().invoke(app, [verb, *where]).exception)
-    gang = tmp_path / "workspace/runs/x/gang"
-    gang.mkdir(parents=True)
-    (gang / "attempts.jsonl").write_text('{"attempt": 1, "jobUid": "u", "restarts": 0, "started": "2026-11-26T23:55:54Z"}\n')
-    (gang / "end.json").write_text('{"jobUid": "u", "state": "Failed", "message": "m"}')
-    assert "retried as it was started: lockstep run -f FILE --local" in str(CliRunner().invoke(app, ["retry", *where]).exception)
-    assert CliRunner().invoke(app, ["delete", *where]).stdout == f"x is deleted; what it left in {gang.parent} stays\n"
-    assert gang.is_dir() and "there is no job x in workspace" in str(CliRunner().invoke(app, ["describe", *where]).exception)
 
 
 def test_a_local_run_goes_on_as_the_same_job_until_it_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ from lockstep.platforms.kubernetes.alone import _ended_since, _exit_code, _follo
 from lockstep.platforms.kubernetes.objects import Run, objects
 from lockstep.platforms.kubernetes.shortruns import PodRuns
 from lockstep.platforms.kubernetes.status import observe_run
-from lockstep.platforms.places.backend import Order
+from lockstep.platforms.places.orders import Order
 from lockstep_gang.contract.run import parse_run, run_text
 from support.fake_cluster import FakeCluster
 from support.process_place import ProcessPlace

@@ -27,7 +27,7 @@ from lockstep.platforms.local.joined.machine import machine_facts, place_text
 from lockstep.platforms.local.joined.token import LaunchToken, token_to_join
 from lockstep.platforms.onhost.look import highest_attempt
 from lockstep.platforms.output import tell
-from lockstep.platforms.places.backend import Door
+from lockstep.platforms.places.orders import Door
 from lockstep_gang.contract.channel import Channel
 from lockstep_gang.contract.run import Run
 from lockstep_spec.codec import ContractError, from_json, to_json

@@ -17,7 +17,7 @@ from lockstep.platforms.local.joined.seats import PORTS, Launched, devices_there
 from lockstep.platforms.local.joined.token import LaunchToken, default_file, show, token_of_launch
 from lockstep.platforms.onhost.look import highest_attempt
 from lockstep.platforms.output import tell
-from lockstep.platforms.places.backend import Door, Order
+from lockstep.platforms.places.orders import Door, Order
 from lockstep_spec.exits import FAILED, INTERRUPTED
 
 

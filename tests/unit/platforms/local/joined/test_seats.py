@@ -18,7 +18,7 @@ from lockstep.platforms.local.joined.machine import NodeMachine, own_address, ow
 from lockstep.platforms.local.joined.seats import Launched, refusal, rooms, run_there
 from lockstep.platforms.local.joined.starters import node_number
 from lockstep.platforms.onhost.look import highest_attempt
-from lockstep.platforms.places.backend import Door
+from lockstep.platforms.places.orders import Door
 from lockstep_gang.contract.run import Run
 from lockstep_machine.network import interface_of
 from lockstep_spec.choices import StorageMode

@@ -10,7 +10,7 @@ from lockstep.api.errors import ConfigError
 from lockstep.platforms.local.joined import join
 from lockstep.platforms.local.joined.join import JoinRequest
 from lockstep.platforms.local.joined.token import new_token
-from lockstep.platforms.places.backend import Door
+from lockstep.platforms.places.orders import Door
 from unit.virtual_time import VirtualClock, clock_of
 
 
