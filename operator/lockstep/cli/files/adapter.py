@@ -215,7 +215,11 @@ async def _get(job: Job, output: Path) -> str:
 def _base_words(job: Job) -> str:
     """Return what PEFT needs besides the adapter of a job that names its base by a folder; "" where it finds the base by itself."""
     base = job.job["spec"].get("training", {}).get("model", {}).get("name", "")
-    return f". PEFT finds no {base} here: load the base model from its folder on this machine, and pass it" if base.startswith("/") else ""
+    if not base.startswith("/"):
+        return ""
+    if Path(base).is_dir():
+        return f". Its base model is {base}: load it from there, and pass it to PEFT"
+    return f". PEFT finds no {base} here: load the base model from its folder on this machine, and pass it"
 
 
 async def _copy(place: Place, folder: str, roots: list[str], output: Path, job: str) -> None:

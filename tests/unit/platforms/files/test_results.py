@@ -189,6 +189,7 @@ def test_a_pod_that_trains_is_left_alone() -> None:
             {"training": {"model": {"name": "/workspace/models/x"}}},
             ". PEFT finds no /workspace/models/x here: load the base model from its",
         ),
+        ({"training": {"model": {"name": "/"}}}, ". Its base model is /: load it from there"),
         ({"training": {"model": {"name": "org/x"}}}, ""),
         ({"script": {"path": "a.py"}}, ""),
     ],
