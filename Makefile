@@ -18,7 +18,7 @@ PYTEST = $(BIN)/pytest --junitxml .lockstep/tests/$@$(if $(TESTS),-some).xml
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup editors quickstart discover-cluster lint-cluster gpu-info nccl-test list-clusters deploy-cluster deploy-cluster-dry-run diff status-cluster clean-cluster uninstall rollback sync-multi-node run-multi-node shell-multi-node vscode debug-remote jupyter tensorboard logs top cluster-up cluster-down cluster-programs build build-openshift test test-fast test-unit test-train test-installed test-faults test-operator-faults test-hosts test-long test-corpus test-openshift test-gpu bench-gpu gpu-carry soak test-cluster drills bench-peers engines export-table lint docs pictures format manifests lock sbom audit wheel
+.PHONY: help setup editors quickstart discover-cluster lint-cluster gpu-info nccl-test list-clusters deploy-cluster deploy-cluster-dry-run diff status-cluster clean-cluster uninstall rollback sync-multi-node run-multi-node shell-multi-node vscode debug-remote jupyter tensorboard logs top cluster-up cluster-down cluster-programs build build-openshift test test-fast test-unit test-train test-installed test-faults test-operator-faults test-hosts test-long test-corpus test-openshift test-gpu bench-gpu gpu-carry soak test-cluster drills bench-peers engines export-table lint docs pictures format manifests lock sbom audit wheel release test-release
 
 ##@ Start
 help: ## print this list
@@ -179,9 +179,9 @@ engines: setup ## install vLLM and compile llama.cpp, each into an environment o
 export-table: engines ## let PEFT, vLLM and llama.cpp read exported adapters of many families, and print the table of docs/how-to/export.md: an hour
 	@$(BIN)/python tests/bench/export/table.py $(ARGS)
 
-lint: setup ## check: ruff, mypy, import rules, generated files, what upgrades lose, the site's links, scripts/budget.yaml
+lint: setup ## check: ruff, mypy, import rules, generated files, what upgrades lose, the site's links, secrets in files, scripts/budget.yaml
 	@$(BIN)/ruff format --check --quiet . && $(BIN)/ruff check --quiet --select I . || { echo 'Files are not formatted: run `make format`.' >&2; exit 1; }
-	@$(BIN)/ruff check --quiet . && $(BIN)/mypy --cache-dir $(MYPY_CACHE) && $(BIN)/lint-imports --no-logo && $(BIN)/python scripts/generate.py all --check && $(BIN)/python scripts/additive.py && $(BIN)/python scripts/docs.py && $(BIN)/python scripts/budget.py
+	@$(BIN)/ruff check --quiet . && $(BIN)/mypy --cache-dir $(MYPY_CACHE) && $(BIN)/lint-imports --no-logo && $(BIN)/python scripts/generate.py all --check && $(BIN)/python scripts/additive.py && $(BIN)/python scripts/docs.py && $(BIN)/python scripts/leaks.py && $(BIN)/python scripts/budget.py
 
 docs: setup ## build the site of docs/ into dist/site; links that lead nowhere are errors (SERVE=8000: show it at 127.0.0.1:8000)
 	@$(BIN)/python scripts/docs.py $(if $(SERVE),--serve $(SERVE))
@@ -198,11 +198,17 @@ manifests: setup ## generate the CRDs and the reference pages from the models
 wheel: setup ## build the wheel, which brings all but the packages, into dist/
 	@$(BIN)/python scripts/supply.py wheel
 
+release: setup ## make wheel, sdist, images, ways to install, SBOM, provenance, checksums and notes of a commit in dist/: REGISTRY= of the images, BASE= of both, TRAINER=0: without the trainer's image, KEY=cosign.key: sign; publishes nothing
+	@PYTHONPATH=scripts $(BIN)/python -m release $(if $(REGISTRY),--registry $(REGISTRY)) $(if $(BASE),--base $(BASE)) $(if $(filter 0,$(TRAINER)),--no-trainer) $(if $(KEY),--key $(KEY))
+
+test-release: setup ## make a release twice and compare, sign it, install it: builds images and programs, and needs root
+	@$(PYTEST) -m "long or not long" $(or $(TESTS),tests/release)
+
 sbom: setup ## list the packages of the images and the command line, as CycloneDX, in dist/sbom/
 	@$(BIN)/python scripts/supply.py sbom
 
-audit: setup ## look every locked package up in a database of known vulnerabilities (LOCKSTEP_OSV=URL of a mirror); exit code 3: it can't be reached
-	@$(BIN)/python scripts/supply.py audit
+audit: setup ## look every locked package up in a database of known vulnerabilities (LOCKSTEP_OSV=URL of a mirror); exit code 3: it can't be reached (OFFLINE=1: pass then)
+	@$(BIN)/python scripts/supply.py audit $(if $(OFFLINE),--offline)
 
 lock: setup ## pin every dependency with hashes into requirements/*.lock
 	@$(BIN)/python scripts/lock.py

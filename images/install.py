@@ -7,6 +7,7 @@ and what it adds to a copy of the files is the folder that says which version th
 from __future__ import annotations
 
 import compileall
+import py_compile
 import shutil
 import sys
 import sysconfig
@@ -28,8 +29,9 @@ def install(project: dict[str, Any], target: Path, folders: list[Path]) -> None:
     metadata.mkdir()
     (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
     (metadata / "INSTALLER").write_text("lockstep\n")
-    # Below a read-only root nobody could compile it later.
-    compileall.compile_dir(site, quiet=1, stripdir=str(target), prependdir="/opt/venv")
+    # Below a read-only root nobody could compile it later; and not by the sources' times, which a build may set.
+    unchecked = py_compile.PycInvalidationMode.UNCHECKED_HASH
+    compileall.compile_dir(site, quiet=1, stripdir=str(target), prependdir="/opt/venv", invalidation_mode=unchecked)
 
 
 def main() -> int:

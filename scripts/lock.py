@@ -14,12 +14,14 @@ import tempfile
 import tomllib
 from pathlib import Path
 
+from lockstep.api.errors import Failed
 from lockstep.environments import cache_root, installer, packages
 from lockstep.plan.hosts.wheels import files_of, preference
 from setup import ROOT, exit_with, say
 
 REQUIREMENTS = ROOT / "requirements"
 UV = "uv==0.13.8"  # fetches in parallel and compiles bytecode at install
+ARM64 = "aarch64-manylinux_2_28"
 INSTALLED = ("audit", "cli", "dev", "docs", "editors", "local", "s3server", "vllm")
 """Locks that `lockstep.environments` installs, which says before how much that is."""
 
@@ -28,6 +30,22 @@ def compile_lock(output: str, *options: str, stdin: str | None = None) -> None:
     common = "--quiet --generate-hashes --no-emit-index-url --no-header --no-annotate --python-version 3.11"
     command = [installer(cache_root()), "pip", "compile", *common.split(), *options, "-o", str(REQUIREMENTS / output)]
     subprocess.run(command, check=True, cwd=ROOT, input=stdin, text=True)
+
+
+def check_arm64(name: str) -> None:
+    """Resolve a group again for 64-bit Arm, with wheels alone. Raises Failed where that gives other packages than its lock has."""
+    lock = REQUIREMENTS / f"{name}.lock"
+    with tempfile.TemporaryDirectory() as folder:
+        other = Path(folder) / lock.name
+        wheels = ("--only-binary", ":all:", "--no-binary", "deepspeed")  # deepspeed has none, on any machine
+        compile_lock(str(other), "--group", name, "--constraint", str(lock), "--python-platform", ARM64, *wheels)
+        missing, added = (pins(lock) - pins(other), pins(other) - pins(lock))
+    if missing or added:
+        raise Failed(f"{lock.name} isn't that of 64-bit Arm, which lacks {sorted(missing)} and needs {sorted(added)}: pin what both have")
+
+
+def pins(lock: Path) -> set[str]:
+    return set(re.findall(r"^\S+==\S+", lock.read_text(encoding="utf-8"), re.MULTILINE))
 
 
 def write_sizes(lock: Path) -> None:
@@ -70,6 +88,8 @@ def main() -> int:
         exceptions.flush()
         compile_lock("vllm.lock", "--group", "vllm", "--override", exceptions.name)
     compile_lock("llamacpp.lock", "--group", "llamacpp", "--constraint", "requirements/dev.lock")
+    for name in ("operator", "train"):
+        check_arm64(name)
     for name in INSTALLED:
         write_sizes(REQUIREMENTS / f"{name}.lock")
     return 0

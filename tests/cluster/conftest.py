@@ -27,7 +27,7 @@ WORKERS = 2
 DEPLOYMENTS = ("test_front_door", "test_seed_004", "test_deploy", "test_rails", "test_skew")
 """One worker runs them: they write down in the checkout which cluster was deployed last."""
 LONGEST = (
-    *DEPLOYMENTS, "test_training", "test_drills", "test_devcluster", "test_image", "test_retry", "test_verbs", "test_words",
+    *DEPLOYMENTS, "test_training", "test_drills", "test_devcluster", "test_image", "test_upgrade", "test_retry", "test_verbs", "test_words",
         "test_interactive", "test_jobs", "test_rights",
     "test_devcluster_pods", "test_stops", "test_notebook_and_debugger", "test_why", "test_shell_and_editors", "test_models", "test_fabric",
         "test_files",

@@ -6,7 +6,6 @@ their code in a folder of its own, as they would in an image.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -27,22 +26,17 @@ from lockstep.devcluster.host.layout import default_layout
 from support.checkout import ROOT
 from support.clusters.cluster_demo import demo_files
 from support.clusters.cluster_jobs import API, Jobs, prepare, until
+from support.release.upgrades import EVERY, TRAINING, Gang, TinyTraining, tree_before
 
 Kubectl = Callable[..., subprocess.CompletedProcess[str]]
-BASE, CLUSTER, PATH, LATER = "ad836823", "skew", "PYTHONPATH", "PowerCap"
+CLUSTER, PATH, LATER = "skew", "PYTHONPATH", "PowerCap"
 PUBLISH = "import sys; from lockstep.devcluster import python_volume as its; print(its.publish_code(its.Path(sys.argv[1])).name)"
 SIGNAL = 'for p in /proc/[0-9]*; do grep -qz ^RANK= $p/environ && kill -"$0" "${p#/proc/}"; done 2>/dev/null; true'
 HOLD, LET_GO = (("sh", "-c", SIGNAL, signal) for signal in ("STOP", "CONT"))
 """All ranks of a container; those of the other nodes wait for them."""
 END = "/tmp/end"  # noqa: S108 (in a pod)
 FAILS_WHEN_TOLD = f"import pathlib, sys, time\nwhile not pathlib.Path('{END}').exists():\n    time.sleep(0.1)\nsys.exit(3)\n"
-EVERY, STEPS = 4, 50
-TRAINING: dict[str, Any] = {
-    "model": {"name": "/workspace/models/tiny-base"}, "lora": {"rank": 4, "alpha": 8}, "precision": "FP32",
-    "data": {"path": "/datasets/demo.jsonl", "maxLength": 64},
-    "optimization": {"epochs": 1000, "learningRate": "1e-3", "schedule": "Constant", "microBatchSize": 2, "globalBatchSize": 32},
-    "checkpoint": {"everySteps": EVERY}, "reportTo": [],
-}  # fmt: skip
+STEPS = 50
 
 
 class Version:
@@ -124,63 +118,32 @@ def this(jobs: Jobs, tmp_path_factory: pytest.TempPathFactory) -> Version:
 @pytest.fixture(scope="module")
 def base(jobs: Jobs, tmp_path_factory: pytest.TempPathFactory) -> Version:
     folder = tmp_path_factory.mktemp("base")
-    packed = subprocess.run(["git", "archive", BASE], cwd=ROOT, capture_output=True, check=False)
-    if packed.returncode != 0:
-        pytest.fail(f"this checkout's history lacks commit {BASE}, the older version: git fetch --unshallow ({packed.stderr.decode()})")
-    (folder / "tree").mkdir()
-    subprocess.run(["tar", "--extract", "--directory", str(folder / "tree")], input=packed.stdout, check=True)
-    return Version(folder / "tree", "base", jobs, folder)
+    return Version(tree_before(folder / "tree"), "base", jobs, folder)
 
 
-class Training:
-    """A job of Lockstep's trainer."""
-
-    def __init__(self, jobs: Jobs, name: str, steps: int) -> None:
-        self._jobs, self._name = jobs, name
-        self._log = jobs.workspace() / "runs" / name / "logs" / "train_log.jsonl"
-        training = TRAINING | {"optimization": TRAINING["optimization"] | {"maxSteps": steps}}
-        held = {"stepSeconds": 3600, "collectiveSeconds": 3600}
-        spec = {"cluster": CLUSTER, "nodes": 2, "training": training, "hangTimeouts": held}
-        jobs.create({"apiVersion": API, "kind": "TrainingJob", "metadata": {"name": name}, "spec": spec})
-
-    def logged(self) -> list[dict[str, Any]]:
-        """What the trainer has written of each step, which comes sooner than the operator's status."""
-        lines = self._log.read_text().splitlines() if self._log.exists() else []
-        return [json.loads(line) for line in lines if line.endswith("}")]
-
-    def until_step(self, attempt: int, least: int) -> None:
-        def look() -> bool:
-            return any((entry["attempt"], entry["step"]) >= (attempt, least) for entry in self.logged())
-
-        until(f"step {least} of {self._name}, attempt {attempt}", look, 240)
+class Training(TinyTraining):
+    """A job of Lockstep's trainer, which a version's verb stops."""
 
     def stop(self, version: Version, attempt: int) -> int:
         """Stop it by this version's verb, and return the step that was saved."""
-        assert code_of(self._jobs.pods(self._name)) == {version.code}
-        version.lockstep("stop", self._name)
-        stop = self._jobs.job(self._name)["status"]["stop"]
+        assert code_of(self.jobs.pods(self.name)) == {version.code}
+        version.lockstep("stop", self.name)
+        stop = self.jobs.job(self.name)["status"]["stop"]
         assert (stop["attempt"], stop["save"], stop["lostSteps"]) == (attempt, "Saved", 0), stop
         return int(stop["step"])
 
 
-class Gang:
-    """The pods of a job, which no deployment may touch."""
+class Pods(Gang):
+    """A gang in whose pods the test types commands."""
 
     def __init__(self, jobs: Jobs, kubectl: Kubectl, name: str) -> None:
-        self._jobs, self._kubectl, self._name = jobs, kubectl, name
-        self._pods = self._seen()
-
-    def _seen(self) -> dict[str, int]:
-        pods = {pod["metadata"]["uid"]: pod["status"]["containerStatuses"] for pod in self._jobs.pods(self._name)}
-        return {uid: sum(container["restartCount"] for container in containers) for uid, containers in pods.items()}
+        super().__init__(jobs, name)
+        self._kubectl = kubectl
 
     def run(self, *command: str) -> None:
         """On node 1."""
-        done = self._kubectl("exec", "-n", self._jobs.namespace, f"{self._name}-1", "-c", "trainer", "--", *command)
+        done = self._kubectl("exec", "-n", self.jobs.namespace, f"{self.name}-1", "-c", "trainer", "--", *command)
         assert done.returncode == 0, done.stderr
-
-    def check_untouched(self) -> None:
-        assert (self._seen(), self._jobs.job(self._name)["status"]["attempts"]) == (self._pods, 1)
 
 
 @pytest.mark.long
@@ -190,11 +153,11 @@ def test_jobs_of_either_version_go_on_and_end_under_the_other_and_their_commits_
     base.deploy()
     with demo_files(jobs, {"nodes": 2, "training": TRAINING}):
         pass
-    old = Training(jobs, "old", STEPS)
+    old = Training(jobs, "old", CLUSTER, STEPS)
     old.until_step(1, EVERY)
-    old_gang = Gang(jobs, kubectl, "old")
+    old_gang = Pods(jobs, kubectl, "old")
     old_gang.run(*HOLD)
-    moved = Training(jobs, "moved", 5000)
+    moved = Training(jobs, "moved", CLUSTER, 5000)
     moved.until_step(1, EVERY)
     first = moved.stop(base, 1)
 
@@ -210,7 +173,7 @@ def test_jobs_of_either_version_go_on_and_end_under_the_other_and_their_commits_
     moved.until_step(2, first + EVERY)
     second = moved.stop(this, 2)
     jobs.until_running("new")
-    new_gang = Gang(jobs, kubectl, "new")
+    new_gang = Pods(jobs, kubectl, "new")
     for verb in ("get", "describe", "why"):
         assert "new" in base.lockstep(verb, "new") and "old" in this.lockstep(verb, "old")
 
@@ -252,7 +215,7 @@ def test_a_cause_of_a_version_that_is_not_written_yet_is_heard(jobs: Jobs, this:
     later.deploy()
     jobs.start("later", "fails-when-told.py", cluster=CLUSTER)
     jobs.until_running("later")
-    gang = Gang(jobs, kubectl, "later")
+    gang = Pods(jobs, kubectl, "later")
     later.roll_back(this)
     gang.check_untouched()
     gang.run("touch", END)

@@ -37,6 +37,7 @@ TMP_VOLUME = "lockstep-tmp"
 
 # Annotations.
 ANNOTATION_DEFAULT_CLUSTER = f"{GROUP}/is-default-cluster"
+ANNOTATION_RELEASE = "meta.helm.sh/release-name"  # written by helm on what is of a release
 ANNOTATION_NETWORKS = "k8s.v1.cni.cncf.io/networks"  # read by Multus
 ANNOTATION_DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 ANNOTATION_TYPED = f"{GROUP}/typed"  # on a job without an API server: the command that starts it again, as a person typed it

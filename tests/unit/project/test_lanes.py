@@ -150,7 +150,7 @@ def test_the_parts_are_targets_and_reach_every_folder_of_tests() -> None:
         assert part == "cluster-programs" or re.search(rf"\bfor part in .*\b{part}\b", (ROOT / ".ci/run").read_text())
     reached = {folder for recipe in recipes for folder in re.findall(r"\btests/(\w+)", recipe)}
     folders = {path.name for path in (ROOT / "tests").iterdir() if any(path.rglob("test_*.py"))}
-    assert folders - {"bench", "gpu", "openshift", "programs"} == reached, (
+    assert folders - {"bench", "gpu", "openshift", "programs", "release"} == reached, (
         "each folder of tests belongs to a part, but for those that run by hand or are long"
     )
     assert not any(re.search(r"PYTEST\).* -m ", recipe) for recipe in recipes)

@@ -108,7 +108,30 @@ def test_a_database_that_cannot_be_reached_is_no_success(
 ) -> None:
     monkeypatch.setenv("LOCKSTEP_OSV", "http://127.0.0.1:9/v1/query")
     assert supply.audit() == supply.UNKNOWN
-    assert "bootstrap.lock was not looked up, because the database can't be reached" in capfd.readouterr().err
+    assert "bootstrap.lock was not looked up, because the database doesn't answer" in capfd.readouterr().err
+
+
+def test_a_package_that_the_database_does_not_know_is_no_success(
+    supply: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """pip-audit's own words, which without --strict are followed by success."""
+    program = tmp_path / "pip-audit"
+    said = "ERROR:pip_audit._cli:uv: Dependency not found on PyPI and could not be audited: uv (1)"
+    program.write_text(f"#!/bin/sh\ncase \"$*\" in *--strict*) echo '{said}' >&2; exit 1;; esac\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(supply, "tool", lambda name: str(program))
+    assert supply.audit() == supply.UNKNOWN
+    assert "bootstrap.lock was not looked up" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("code", "offline"), [(0, 0), (1, 1), (3, 0)])
+def test_offline_passes_only_an_audit_that_could_not_look(
+    supply: ModuleType, code: int, offline: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supply, "audit", lambda: code)
+    for options, ends in (([], code), (["--offline"], offline)):
+        monkeypatch.setattr("sys.argv", ["supply.py", "audit", *options])
+        assert supply.main() == ends
 
 
 @pytest.mark.parametrize("name", ["torchrun", "accelerate", "deepspeed"])

@@ -45,9 +45,11 @@ def _build(folder: Path, mode: str) -> Path:
     subprocess.run(["chmod", "-R", mode, str(folder)], check=True)
     (folder / "dist").mkdir()
     (folder / "dist" / "lockstep_trainer-0.0.9-py3-none-any.whl").touch()
-    done = subprocess.run([sys.executable, "scripts/supply.py", "wheel"], cwd=folder, check=True, stdout=subprocess.PIPE, text=True)
-    [wheel] = done.stdout.splitlines()
-    return folder / wheel
+    done = [
+        subprocess.run([sys.executable, "scripts/supply.py", what], cwd=folder, check=True, stdout=subprocess.PIPE, text=True)
+        for what in ("sdist", "wheel")
+    ]
+    return folder / done[-1].stdout.splitlines()[0]
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +67,9 @@ def test_two_checkouts_make_the_same_bytes(wheels: list[Path]) -> None:
     assert wheels[0].name == wheels[1].name == "lockstep_trainer-0.1.0-py3-none-any.whl"
     assert wheels[0].read_bytes() == wheels[1].read_bytes()
     assert len(wheels[0].read_bytes()) <= BYTES_MAX
+    sdists = [next(wheel.parent.glob("*.tar.gz")) for wheel in wheels]
+    assert sdists[0].name == "lockstep_trainer-0.1.0.tar.gz"
+    assert sdists[0].read_bytes() == sdists[1].read_bytes()
 
 
 def test_it_has_the_code_and_the_parts_of_a_checkout_that_verbs_read_and_nothing_else(wheels: list[Path]) -> None:

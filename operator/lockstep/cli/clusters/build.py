@@ -93,7 +93,7 @@ def _by_tool(recipe: Build, tool_named: Tool | None, push: bool, archive: Path |
 
     tool = choose_tool(tool_named, [name for name in Tool if shutil.which(name)])
     target = str(archive.resolve()) if archive else ""
-    with _machine_settings() as secrets, tempfile.TemporaryDirectory(prefix="lockstep-build-") as folder:
+    with machine_settings() as secrets, tempfile.TemporaryDirectory(prefix="lockstep-build-") as folder:
         build = replace(recipe, secrets=secrets)
         steps = commands(build, tool, push=push, archive=target, notes="" if dry_run else folder)
         files = context(recipe.image)
@@ -111,7 +111,7 @@ def _by_tool(recipe: Build, tool_named: Tool | None, push: bool, archive: Path |
             return
         put(f"building {recipe.reference} with {tool}", flush=True)
         for step in steps:
-            _run(step, root)
+            run_tool(step, root)
         digests = {path.name: path.read_text(encoding="utf-8").strip() for path in Path(folder).iterdir()}
     built, pushed = digests.get("built"), digests.get("pushed")
     put(f"Ready: {recipe.reference}{f' ({built})' if built else ''}")
@@ -120,7 +120,7 @@ def _by_tool(recipe: Build, tool_named: Tool | None, push: bool, archive: Path |
 
 
 @contextmanager
-def _machine_settings() -> Iterator[dict[str, str]]:
+def machine_settings() -> Iterator[dict[str, str]]:
     """Files with this machine's pip settings and certificates, for as long as the build takes; none where it has none of its own."""
     settings = configparser.RawConfigParser()
     settings.read([expanded(path) for path in (*PIP_FILES, os.environ.get("PIP_CONFIG_FILE", os.devnull))])
@@ -141,7 +141,7 @@ def _machine_settings() -> Iterator[dict[str, str]]:
         yield secrets
 
 
-def _run(command: list[str], root: Path) -> None:
+def run_tool(command: list[str], root: Path) -> None:
     """Its output is seen as it comes. Raises Failed, which says why, when the command does."""
     from lockstep.plan.ship.imagebuild import tool_failure
 

@@ -10,6 +10,7 @@ from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import DEV_ENVIRONMENT, OPERATOR_NAME
 from lockstep.cli.clusters.deploy import ClusterArgument, as_deployed
 from lockstep.cli.clusters.deploymentplan import DeploymentPlan, Mode, planned
+from lockstep.cli.clusters.helm import operator_release
 from lockstep.cli.shared.folders import forget, was_forced
 from lockstep.cli.shared.jobargs import TargetOptions, acts_on
 from lockstep.cli.shared.terminal import Progress, confirm
@@ -152,6 +153,9 @@ async def _uninstall(connection: Cluster, plan: DeploymentPlan, *, jobs: bool, y
     from lockstep.platforms.clusters import remove
     from lockstep.platforms.clusters.install import without_unknown_kinds
 
+    if release := (await operator_release(connection, plan.objects))[0]:
+        uninstall = f"helm uninstall {release} -n {plan.scope.home}"
+        raise Failed(f"the operator is helm's, and nothing was removed: {uninstall} removes it, and keeps CRDs, jobs and claims")
     place = plan.namespace if plan.scope.own else None
     bounds = [item for item in plan.objects if item["kind"] in ADMISSION]
     stays = await remove.may_not_delete(connection, bounds)  # they bound an account that is gone then

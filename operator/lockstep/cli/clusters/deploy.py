@@ -23,6 +23,7 @@ from lockstep.cli.clusters.deploymentplan import (
     planned,
     unpullable,
 )
+from lockstep.cli.clusters.helm import without_release
 from lockstep.cli.shared.clusterfiles import use
 from lockstep.cli.shared.embedded import publish_own_code
 from lockstep.cli.shared.folders import remember_forced, remember_server
@@ -62,7 +63,7 @@ def deploy(
         typer.Option(case_sensitive=False, help="Transport of jobs that state none. Default: as deployed, at first auto."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print every object instead of sending it. Needs no cluster.")] = False,
-    diff: Annotated[bool, typer.Option("--diff", help="Show what would change on the cluster. Exit code 1: something would.")] = False,
+    diff: Annotated[bool, typer.Option("--diff", help="Show what would change, stored jobs too. Exit code 1: something would.")] = False,
     dev: Annotated[
         bool, typer.Option("--dev/--no-dev", help=f"Also create the dev environment {DEV_ENVIRONMENT}, if there is none.")
     ] = True,
@@ -126,6 +127,7 @@ def deploy(
         command = shlex.join(["lockstep", "deploy", cluster, *option_words(options), "--namespace-only"])
         if _is_for_one_namespace(verb, plan, image, command, only_looks=diff):
             plan = _checked(verb, cluster, mode, image, force, monitoring, OWN)
+    plan = without_release(plan, where.connections, is_stated=bool(image or namespaces))
     if diff:
         from lockstep.cli.clusters.difference import diff_deployment
 

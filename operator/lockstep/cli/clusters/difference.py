@@ -1,8 +1,11 @@
-"""Differences on a cluster, as `lockstep deploy --diff` prints them, and losses, for which `lockstep deploy` refuses."""
+"""Differences on a cluster and of its jobs' next starts, as `lockstep deploy --diff` prints them, and losses, for which `lockstep deploy`
+refuses.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
     from lockstep.kube.cluster import Cluster
     from lockstep.plan.ahead.live import Comparison
     from lockstep.plan.diff import Change
+    from lockstep.plan.layers import Notice
 
 EXIT_DIFFERENT = 1
 AT_ONCE = 8  # objects that the API server is asked about
@@ -59,9 +63,8 @@ async def _diff_deployment(objects: list[dict[str, Any]], connections: Connectio
     from lockstep.plan.ahead.live import Comparison
     from lockstep.plan.ship.deploy import called
     from lockstep.platforms.clusters.install import with_one_default
-    from lockstep.platforms.clusters.send import losses, would_change
+    from lockstep.platforms.clusters.send import losses, next_starts, would_change
 
-    differs, unseen = False, 0
     async with await Cluster.connect(connections) as connection:
         at_once = asyncio.Semaphore(AT_ONCE)
 
@@ -75,18 +78,33 @@ async def _diff_deployment(objects: list[dict[str, Any]], connections: Connectio
         with waiting(f"asking the API server what would change in {len(objects)} objects"):
             objects = await with_one_default(connection, objects, lambda line: None)
             answers = await asyncio.gather(*map(changes, objects))
+            refused = [isinstance(answer, ApiError) for answer in answers]
+            differs = any(answer != [] for answer, is_refused in zip(answers, refused, strict=True) if not is_refused)
             lines, _ = await losses(connection, objects)
+            starts, sees_jobs = await next_starts(connection, objects) if differs and not lines else ([], True)
         for item, answer in zip(objects, answers, strict=True):
             if isinstance(answer, ApiError):
                 put(f"? {called(item)}: {answer}")
-                unseen += 1
-                continue
-            if answer is None or answer:
+            elif answer is None or answer:
                 print_comparison(Comparison(called(item), absent=answer is None, changes=tuple(answer or ())))
-                differs = True
         for line in shown_lines(lines):
             put(f"! {line}")
-    return differs, unseen
+        print_next_starts(starts)
+        if not sees_jobs:
+            put("? next starts of jobs in namespaces that you may not list")
+    return differs, sum(refused)
+
+
+def print_next_starts(starts: Iterable[tuple[dict[str, Any], tuple[Change, ...] | Notice]]) -> None:
+    """Print what would differ at the next start of stored jobs, once for all jobs of the same changes, and which would not be accepted."""
+    from lockstep.plan.ship.deploy import called
+
+    jobs_by_lines: dict[tuple[str, ...], list[str]] = {}
+    for job, start in starts:
+        lines = tuple(map(_shown_change, start)) if isinstance(start, tuple) else (f"    ! not accepted any more: {start.message}",)
+        jobs_by_lines.setdefault(lines, []).append(called(job))
+    for lines, jobs in jobs_by_lines.items():
+        put(f"~ at the next start of {', '.join(shown_lines(jobs))}", *lines)
 
 
 def print_comparison(comparison: Comparison) -> None:
@@ -98,4 +116,8 @@ def print_comparison(comparison: Comparison) -> None:
     else:
         put(f"~ {comparison.name}")
     for change in comparison.changes:
-        put(f"    {change.path}: {shown(change.observed, LONGEST_VALUE)} → {shown(change.desired, LONGEST_VALUE)}")
+        put(_shown_change(change))
+
+
+def _shown_change(change: Change) -> str:
+    return f"    {change.path}: {shown(change.observed, LONGEST_VALUE)} → {shown(change.desired, LONGEST_VALUE)}"

@@ -1,4 +1,4 @@
-"""A job file against what is on a cluster: what `lockstep plan` says of its objects."""
+"""A job against what is on a cluster: what `lockstep plan` says of its file's objects, `lockstep deploy --diff` of its next start."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from dataclasses import dataclass, replace
 from lockstep.api import names
 from lockstep.api.objects import Object, has_ended
 from lockstep.plan.diff import Change, changes
+from lockstep.plan.layers import Notice
+from lockstep.plan.observed import Observed
+from lockstep.plan.reconcile.accept import accept
+from lockstep.plan.reconcile.frozenrun import read_run
 from lockstep.plan.render.objects import PLAIN, Frozen, RenderContext, children, claims, freeze, thaw
 from lockstep.plan.render.resolve import trainer_image
 from lockstep.plan.render.resolved import MADE_BY_OPERATOR, Resolved
@@ -50,6 +54,23 @@ def compare(resolved: Resolved, observed: Sequence[Object]) -> list[Comparison]:
         *(Comparison(_key(claim), absent=_key(claim) not in by_key) for claim in claims(resolved)),
         *(_compare_run(frozen, running) if item["kind"] == "ConfigMap" and running else _compare(item, by_key, uid) for item in owned),
     ]
+
+
+def next_start(job: Object, clusters: Sequence[Object], runs: Mapping[str, Object], agent_image: str) -> tuple[Change, ...] | Notice:
+    """Compare what a stored job was started with last and what it would start with beside these TrainingClusters, by this version and an
+    operator of `agent_image`. Notice: it would not be accepted. `runs`: ConfigMaps by `namespace/name`.
+
+    What the operator adds and people don't choose, where to report and the keys, is taken as it is there.
+    """
+    observed = Observed(job, profiles=tuple(clusters))
+    name = str(observed.status_part("run").get("name"))
+    stored = runs.get(f"{observed.namespace}/{name}")
+    running = None if stored is None else read_run(observed, stored, name.removeprefix(names.run_name(observed.name, "")))
+    context = PLAIN if running is None else replace(_context(running, observed.uid), build=running.parsed.build)
+    accepted = accept(observed, replace(context, agent_image=agent_image))
+    if isinstance(accepted, Notice):
+        return accepted
+    return () if running is None else _compare_run(accepted.frozen, running).changes
 
 
 def _as_it_is_there(resolved: Resolved, job: Object) -> Resolved:

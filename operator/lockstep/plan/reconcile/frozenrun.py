@@ -52,7 +52,7 @@ def gang(observed: Observed, fresh: Frozen | None, context: RenderContext) -> Ga
         if fresh is not None and fresh.hash == run_hash:
             return _gang_of(observed, fresh, proven=True)
         config_map = observed.objects.get(("ConfigMap", run_name(observed.name, run_hash)))
-        run = None if config_map is None else _read(observed, config_map, run_hash)
+        run = None if config_map is None else read_run(observed, config_map, run_hash)
         if config_map is not None and run is not None:
             return _gang_of(observed, run, proven=_is_signed(config_map, run, context))
     if remembered is not None:
@@ -95,7 +95,7 @@ def _hashes(observed: Observed) -> list[str]:
     return sorted((str(run_hash) for run_hash in stated if run_hash), key=lambda run_hash: run_name(observed.name, run_hash) != started)
 
 
-def _read(observed: Observed, config_map: Object, run_hash: str) -> Frozen | None:
+def read_run(observed: Observed, config_map: Object, run_hash: str) -> Frozen | None:
     """Return the run in this ConfigMap; None if it is not what the pods were started with."""
     data = config_map.get("data") or {}
     if owner_uid(config_map) != observed.uid or RUN_KEY not in data or TEMPLATE_KEY not in data:

@@ -55,11 +55,11 @@ def kustomized(folder: Path) -> list[Object]:
     objects: list[Object] = []
     for name in listed["resources"]:
         path = folder / name
-        objects += kustomized(path) if path.is_dir() else _read(path)
+        objects += kustomized(path) if path.is_dir() else read_objects(path)
     return objects
 
 
-def _read(path: Path) -> list[Object]:
+def read_objects(path: Path) -> list[Object]:
     return [item for item in load_all_yaml(path.read_text(encoding="utf-8")) if item]
 
 
@@ -75,7 +75,7 @@ def operator_objects(
     overlay = "openshift" if on_openshift else "kubernetes"
     named = operator_reference(image, profile.spec.platform, scope.home)
     operator = [_adapted(item, profile, named, revision) for item in kustomized(manifests / "operator" / "overlays" / overlay)]
-    crds = [item for path in sorted((manifests / "crds").glob("*.yaml")) for item in _read(path)]
+    crds = [item for path in sorted((manifests / "crds").glob("*.yaml")) for item in read_objects(path)]
     first = [item for item in operator if item["kind"] == "Namespace"]
     spaces = first if namespace == OPERATOR_NAMESPACE else [*first, _namespace(namespace)]
     mounted = {scope.home: code_volumes(profile)} | {namespace: profile.spec.pod.volumes}

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from lockstep.api.names import APP, GROUP, LABEL_NAME, OPERATOR_NAME, OPERATOR_NAMESPACE
-from lockstep.api.objects import Object
+from lockstep.api.names import APP, GROUP, LABEL_JOB, LABEL_MANAGED_BY, LABEL_NAME, OPERATOR_NAME, OPERATOR_NAMESPACE
+from lockstep.api.objects import Object, has_ended, is_true
 from lockstep.kube.cluster import FORBIDDEN, NOT_FOUND, ApiError, Cluster
 from lockstep.kube.kinds import KINDS
+from lockstep.plan.ahead.live import next_start
 from lockstep.plan.cluster.admission import AccountStanding, needed_for_operator
 from lockstep.plan.cluster.facts import Sight
-from lockstep.plan.cluster.scope import ADMISSION, Scope, is_outdated, outdated
+from lockstep.plan.cluster.scope import ADMISSION, PROFILE_CONFIG, PROFILE_KEY, Scope, image_of, is_outdated, outdated, scope_of
 from lockstep.plan.diff import Change, changes
-from lockstep.plan.ship.deploy import CLAIM, DEFINITION, ONLY_CREATED, Left, State, called, difference, state_of, unsent
+from lockstep.plan.layers import Notice
+from lockstep.plan.ship.deploy import CLAIM, CLUSTER, DEFINITION, ONLY_CREATED, Left, State, called, difference, state_of, unsent
 from lockstep.plan.ship.stored import loss_lines
 from lockstep.platforms.clusters.install import FIELD_MANAGER, send_one, until_established
 from lockstep.platforms.clusters.listings import forbidden, is_there, list_kind, read_object, sight_of_jobs
@@ -21,6 +24,7 @@ from lockstep.platforms.clusters.listings import forbidden, is_there, list_kind,
 Say = Callable[[str], None]
 CREATE = ("create",)
 APPLY = ("create", "patch")
+OF_JOBS = {"labelSelector": f"{LABEL_MANAGED_BY}={APP},{LABEL_JOB}"}
 LOOKS = 5  # at most, at an object that others write meanwhile
 
 
@@ -79,14 +83,51 @@ async def losses(cluster: Cluster, objects: list[Object]) -> tuple[list[str], li
     lines, unseen = [], []
     for spec in (item["spec"] for item in definitions):
         kind, stored = spec["names"]["kind"], next(version for version in spec["versions"] if version["storage"])
-        listings = [await list_kind(cluster, kind)]
-        if listings[0].sight is Sight.FORBIDDEN:
-            unseen.append(kind)
-            places = {item["metadata"].get("namespace") for item in objects} - {None} if KINDS[kind].namespaced else set()
-            listings = [await list_kind(cluster, kind, place) for place in sorted(places)]
-        for listing in listings:
-            lines += loss_lines(listing.items, stored["schema"]["openAPIV3Schema"])
+        items, sees_all = await _stored(cluster, kind, _places(objects) if KINDS[kind].namespaced else ())
+        unseen += [] if sees_all else [kind]
+        lines += loss_lines(items, stored["schema"]["openAPIV3Schema"])
     return lines, unseen
+
+
+async def _stored(cluster: Cluster, kind: str, places: Collection[str], *, everywhere: bool = True) -> tuple[list[Object], bool]:
+    """Return the objects of a kind, and True if all were seen. In `places` alone unless `everywhere` is asked for and allowed."""
+    query = OF_JOBS if kind == "ConfigMap" else None
+    listings = [await list_kind(cluster, kind, None, query)] if everywhere else []
+    is_refused = any(listing.sight is Sight.FORBIDDEN for listing in listings)
+    if is_refused or not everywhere:
+        listings = [await list_kind(cluster, kind, place, query) for place in places]
+    seen = all(listing.sight is not Sight.FORBIDDEN for listing in listings)
+    return [item for listing in listings for item in listing.items], seen and not is_refused
+
+
+def _places(objects: list[Object]) -> list[str]:
+    return sorted({item["metadata"]["namespace"] for item in objects if item["metadata"].get("namespace")})
+
+
+async def next_starts(cluster: Cluster, objects: list[Object]) -> tuple[list[tuple[Object, tuple[Change, ...] | Notice]], bool]:
+    """Return each stored job that the operator in `objects` would start otherwise than it was started last, with what differs, or that it
+    would not accept any more; and True if all jobs were seen. Jobs that have ended don't count.
+    """
+    operator = next((item for item in objects if item["kind"] == "Deployment"), None)
+    if operator is None:
+        return [], True
+    scope = scope_of(operator)
+    own = [json.loads(item["data"][PROFILE_KEY]) for item in objects if item["metadata"]["name"] == PROFILE_CONFIG]
+    there, sees_clusters = (own, True) if scope.own else await _stored(cluster, CLUSTER, ())
+    clusters = {item["metadata"]["name"]: item for item in (*there, *(item for item in objects if item["kind"] == CLUSTER))}
+    places, everywhere = scope.namespaces or _places(objects), not scope.namespaces
+    jobs, sees_jobs = await _stored(cluster, "TrainingJob", places, everywhere=everywhere)
+    runs, sees_runs = await _stored(cluster, "ConfigMap", places, everywhere=everywhere)
+    if not sees_clusters:
+        return [], False
+    by_name = {f"{run['metadata']['namespace']}/{run['metadata']['name']}": run for run in runs}
+    found = []
+    for job in jobs:
+        status = job.get("status") or {}
+        start = () if has_ended(status) else next_start(job, tuple(clusters.values()), by_name, image_of(operator))
+        if start and (isinstance(start, tuple) or is_true(status, "Accepted")):
+            found.append((job, start))
+    return found, sees_jobs and sees_runs
 
 
 async def standing_of(cluster: Cluster, objects: list[Object], own: list[Object]) -> AccountStanding:

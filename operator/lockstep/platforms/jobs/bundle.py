@@ -10,7 +10,7 @@ import pkgutil
 import re
 import tarfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -69,14 +69,14 @@ Not in here:
 """
 
 
-def scanner() -> Callable[[str], Iterator[str]]:
-    """Return what finds secrets in a text by the forms that detect-secrets knows, but addresses of machines, which help to find a cause."""
+def scanner(left_out: Sequence[str] = LEFT_OUT) -> Callable[[str], Iterator[str]]:
+    """Return what finds secrets in a text by the forms that detect-secrets knows."""
     from detect_secrets import plugins
     from detect_secrets.plugins.base import RegexBasedDetector
 
     for plugin in pkgutil.iter_modules(plugins.__path__):
         importlib.import_module(f"{plugins.__name__}.{plugin.name}")
-    detectors = [detector() for detector in RegexBasedDetector.__subclasses__() if detector.__name__ not in LEFT_OUT]
+    detectors = [detector() for detector in RegexBasedDetector.__subclasses__() if detector.__name__ not in left_out]
 
     def scan(text: str) -> Iterator[str]:
         lines = LONG.sub(r"\g<0>\n", text)  # (some rules take the square of a line's length)

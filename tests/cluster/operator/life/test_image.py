@@ -7,10 +7,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tarfile
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
 import pytest
 
@@ -25,6 +27,9 @@ from support.clusters.installed_operator import local_objects, local_profile, ob
 
 PROFILE = "from-image"
 USER = 1_000_660_000  # of the kind that OpenShift gives a namespace, always with group 0
+FORBIDDEN = {
+    "sh", "bash", "dash", "ash", "busybox", "apt", "apt-get", "dpkg", "rpm", "dnf", "microdnf", "yum", "apk", "pip", "pip3", "perl", "env",
+}  # fmt: skip
 Kubectl = Callable[..., subprocess.CompletedProcess[str]]
 # Run in the operator's container.
 LOOK = """
@@ -94,6 +99,26 @@ def test_the_operator_of_the_image_needs_no_user_of_its_own_and_no_folder_to_wri
         "ids": [USER, 0], "version": version, "code": seen["code"], "compiled": True, "path": None, "writes": ["/tmp/x"],  # noqa: S108
     }  # fmt: skip
     assert seen["code"].startswith("/opt/venv/")
+
+
+def test_no_layer_of_the_operator_s_image_has_a_shell_or_a_package_manager() -> None:
+    programs = {}
+    with tarfile.open(built("operator")[1]) as archive:
+        [manifest] = json.load(_file(archive, "manifest.json"))
+        config = json.load(_file(archive, manifest["Config"]))
+        for name in manifest["Layers"]:
+            with tarfile.open(fileobj=_file(archive, name)) as layer:
+                programs |= {member.name: member for member in layer if (member.isfile() and member.mode & 0o111) or member.issym()}
+    names = {Path(name).name for name in programs}
+    assert "python3" in names and not names & FORBIDDEN, names & FORBIDDEN
+    assert not [name for name, member in programs.items() if member.mode & 0o6000]
+    assert config["config"]["User"] == "65532:0"
+
+
+def _file(archive: tarfile.TarFile, name: str) -> IO[bytes]:
+    content = archive.extractfile(name)
+    assert content is not None
+    return content
 
 
 def test_a_job_runs_with_the_agent_that_the_image_brings(image: str, jobs: Jobs) -> None:

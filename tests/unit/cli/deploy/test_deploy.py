@@ -85,6 +85,7 @@ def test_rdma_without_rails_is_warned_of_with_its_line_before_anything_is_sent(
     monkeypatch.setattr("lockstep.cli.clusters.deploy._checked", lambda verb, cluster, mode, *_: planned(verb, cluster, mode))
     monkeypatch.setattr("lockstep.cli.clusters.deploy._is_for_one_namespace", lambda *_, only_looks: False)
     monkeypatch.setattr("lockstep.cli.clusters.difference.diff_deployment", lambda objects, context: None)
+    monkeypatch.setattr("lockstep.cli.clusters.deploy.without_release", lambda plan, *_, is_stated: plan)
 
     async def carry_out(plan: Any, *_: Any) -> bool:
         return True

@@ -13,12 +13,13 @@ import yaml
 from typer import Exit
 
 from lockstep.api.errors import ConfigError, Failed
-from lockstep.api.names import DEV_ENVIRONMENT
+from lockstep.api.names import API_VERSION, DEV_ENVIRONMENT
 from lockstep.api.objects import Object
 from lockstep.cli.clusters import clean, deploy
 from lockstep.cli.clusters.deploy import _rails_are_there, _refuse_platform, _start_dev_environment
 from lockstep.cli.clusters.deploymentplan import Mode, planned
-from lockstep.cli.clusters.difference import diff_deployment, refuse_losses
+from lockstep.cli.clusters.difference import diff_deployment, print_next_starts, refuse_losses
+from lockstep.cli.clusters.helm import without_release
 from lockstep.cli.main import main
 from lockstep.cli.shared import folders as remembered
 from lockstep.cli.shared.clusterfiles import load_cluster
@@ -28,7 +29,8 @@ from lockstep.cli.shared.terminal import Progress
 from lockstep.kube.aim import Connections
 from lockstep.kube.cluster import ApiError, Client, Cluster
 from lockstep.kube.kinds import KINDS, path_of
-from lockstep.plan.cluster.scope import ADMISSION, OWN
+from lockstep.plan.cluster.scope import ADMISSION, OWN, Scope
+from lockstep.plan.diff import Change
 from lockstep.plan.ship.deploy import Left, State, called, counted, difference, jobs_using, objects_of_cluster, removable_claims
 from lockstep.plan.ship.openshift import puller
 from lockstep.platforms.clusters import install, remove
@@ -36,7 +38,7 @@ from lockstep.platforms.clusters.devenv import dev_environment, ensure_dev_envir
 from lockstep.platforms.clusters.facts import operator_trouble
 from lockstep.platforms.clusters.install import InstallError
 from lockstep.platforms.clusters.record import Deployment, Record, deployment_of, read_record, write_record
-from lockstep.platforms.clusters.send import Sent, losses, send_permitted, would_change
+from lockstep.platforms.clusters.send import Sent, losses, next_starts, send_permitted, would_change
 
 
 class Api(Cluster):
@@ -155,6 +157,49 @@ def test_uninstall_leaves_bounds_that_you_may_not_delete(api: Api, monkeypatch: 
     clean.uninstall(TargetOptions(), "local", yes=True)
     assert [name for name in BOUNDS if name in api.objects] == [*BOUNDS]
     assert "ClusterRole lockstep-operator" not in api.objects
+
+
+@pytest.fixture
+def released(api: Api) -> Api:
+    """A cluster on which release `prod` of helm's has the operator and the CRDs, and nothing else."""
+    for item in planned(Verb(), "local", Mode.TCP).objects:
+        if item["metadata"].get("namespace") == "lockstep-system" or item["kind"] == "CustomResourceDefinition":
+            item["metadata"] |= {"annotations": {"meta.helm.sh/release-name": "prod"}}
+            api.objects[called(item)] = item
+    return api
+
+
+def test_a_deployment_leaves_to_helm_what_a_release_has_and_sends_the_rest(released: Api, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = planned(Verb(), "local", Mode.TCP)
+    rest = without_release(plan, Connections(), is_stated=True).objects
+    assert {called(item) for item in plan.objects} - {called(item) for item in rest} == released.objects.keys()
+    assert "TrainingCluster local" in map(called, rest)
+    note = f"note: {len(released.objects)} objects, the operator among them, stay as helm's release prod has them\n"
+    assert capsys.readouterr().err == note
+
+
+@pytest.mark.parametrize("stated", [{"image": "reg/lockstep-operator:2"}, {"scope": Scope(("lockstep", "team"))}])
+def test_a_deployment_that_is_to_change_helm_s_operator_is_refused_with_what_to_type(stated: dict[str, Any], released: Api) -> None:
+    with pytest.raises(
+        Failed, match=r"is helm's \(release prod\), and nothing was sent: .* \(helm upgrade prod CHART -n lockstep-system\)$"
+    ):
+        without_release(planned(Verb(), "local", Mode.TCP, **stated), Connections(), is_stated=True)
+
+
+def test_what_no_option_says_of_helm_s_operator_is_not_taken_for_a_wish_to_change_it(released: Api) -> None:
+    without_release(planned(Verb(), "local", Mode.TCP, "reg/lockstep-operator:2"), Connections(), is_stated=False)
+
+
+def test_a_deployment_without_helm_s_operator_sends_all(api: Api, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = planned(Verb(), "local", Mode.TCP)
+    assert without_release(plan, Connections(), is_stated=True) is plan and capsys.readouterr().err == ""
+
+
+def test_uninstall_removes_nothing_of_helm_s(released: Api) -> None:
+    before = dict(released.objects)
+    with pytest.raises(Failed, match="is helm's, and nothing was removed: helm uninstall prod -n lockstep-system removes it"):
+        clean.uninstall(TargetOptions(), "local", jobs=True, yes=True)
+    assert released.objects == before
 
 
 def test_a_refusal_in_spite_of_the_rights_is_left_with_its_reason() -> None:
@@ -914,16 +959,70 @@ def test_a_deployment_whose_crds_would_drop_stored_fields_is_refused_and_forced(
     assert f"! {LOST}\n" in capsys.readouterr().out
 
 
+class Narrow(Api):
+    """A person who may send CRDs and list what is in namespace lockstep."""
+
+    def _may(self, resource: str, namespace: str) -> bool:
+        return resource == "customresourcedefinitions" or super()._may(resource, namespace)
+
+    async def list(self, kind: str, namespace: str | None = None, query: Mapping[str, str] | None = None) -> Object:
+        if not self._may(KINDS[kind].plural, namespace or ""):
+            raise ApiError(403, "Forbidden", "no")
+        return await super().list(kind, namespace, query)
+
+
+def test_a_diff_groups_jobs_whose_next_starts_differ_alike_and_leaves_out_those_that_have_ended(
+    api: Api, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def would_change(cluster: Any, item: Any) -> Any:
+        return None
+
+    monkeypatch.setattr("lockstep.platforms.clusters.send.would_change", would_change)
+    accepted, ended = ([{"type": kind, "status": "True"}] for kind in ("Accepted", "Complete"))
+    spec = {"nodes": 0, "script": {"path": "a.py"}}
+    put(api, *(job_of(name, "local", conditions=accepted) | {"apiVersion": API_VERSION, "spec": spec} for name in "ab"))
+    put(api, job_of("over", "local", conditions=[*accepted, *ended]), job_of("refused", "local"))
+    with pytest.raises(Exit):
+        diff_deployment(planned(Verb(), "local", Mode.TCP).objects, None)
+    (line,) = (line for line in capsys.readouterr().out.split("~ at the next start of ")[1:])
+    assert line == (
+        "TrainingJob ml/a, TrainingJob ml/b\n"
+        "    ! not accepted any more: the job can't be used: spec.nodes: must be greater than or equal to 1\n"
+    )
+
+
+def test_each_change_of_a_next_start_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    changed = (Change("run.nodes", 3, 2), Change("template.pod.spec.image", "b", "a"))
+    print_next_starts([(job_of("a", None), changed), (job_of("b", None), changed), (job_of("c", None), changed[:1])])
+    assert capsys.readouterr().out.splitlines() == [
+        "~ at the next start of TrainingJob ml/a, TrainingJob ml/b", "    run.nodes: 2 → 3", '    template.pod.spec.image: "a" → "b"',
+        "~ at the next start of TrainingJob ml/c", "    run.nodes: 2 → 3",
+    ]  # fmt: skip
+
+
+def job_without_nodes(namespace: str) -> Object:
+    job = {"apiVersion": API_VERSION, "spec": {"nodes": 0}, "metadata": {"name": "x", "namespace": namespace}}
+    return job_of("x", None, conditions=[{"type": "Accepted", "status": "True"}]) | job
+
+
+@pytest.mark.parametrize(
+    ("api", "scope", "namespaces", "all_seen"),
+    [
+        (Api(), None, ["lockstep", "ml"], True),
+        (Api(), OWN, ["lockstep"], True),
+        (Narrow(cluster_wide=False), OWN, ["lockstep"], True),
+        (Narrow(cluster_wide=False), None, [], False),
+    ],
+)
+def test_next_starts_are_of_jobs_of_the_deployed_operator_and_need_the_clusters_of_all(
+    api: Api, scope: Scope | None, namespaces: list[str], all_seen: bool
+) -> None:
+    put(api, *map(job_without_nodes, ("lockstep", "ml")))
+    found, seen = asyncio.run(next_starts(api, planned(Verb(), "local", Mode.TCP, scope=scope).objects))
+    assert ([job["metadata"]["namespace"] for job, _ in found], seen) == (namespaces, all_seen)
+
+
 def test_jobs_are_looked_at_where_they_may_be_listed_and_the_rest_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    class Narrow(Api):
-        def _may(self, resource: str, namespace: str) -> bool:
-            return resource == "customresourcedefinitions" or super()._may(resource, namespace)
-
-        async def list(self, kind: str, namespace: str | None = None, query: Mapping[str, str] | None = None) -> Object:
-            if not self._may(KINDS[kind].plural, namespace or ""):
-                raise ApiError(403, "Forbidden", "no")
-            return await super().list(kind, namespace, query)
-
     api = Narrow(cluster_wide=False)
     here = {**OLD_JOB, "metadata": {"name": "x", "namespace": "lockstep"}}
     api.objects |= {called(item): item for item in (OLD_JOB, here)}

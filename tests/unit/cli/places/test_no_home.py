@@ -66,7 +66,7 @@ def test_without_a_kubeconfig_there_is_no_embedded_cluster() -> None:
 
 
 def test_pip_s_settings_of_a_home_are_none(no_home: None) -> None:
-    with build._machine_settings() as secrets:
+    with build.machine_settings() as secrets:
         assert secrets.keys() <= {"pip", "ca"}
 
 

@@ -6,7 +6,8 @@ import copy
 from typing import Any
 
 from golden.plan_cases import CONTEXT, job, profile
-from lockstep.plan.ahead.live import Comparison, compare
+from lockstep.plan.ahead.live import Comparison, compare, next_start
+from lockstep.plan.layers import Notice
 from lockstep.plan.render.objects import RenderContext, render
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.resolved import PlatformDefaults, Resolved
@@ -79,3 +80,41 @@ def test_a_node_that_preflight_ruled_out_is_no_difference() -> None:
     status = {"excludedNodes": [{"name": "node-b"}]}
     training_job = {"kind": "TrainingJob", "metadata": {"name": "x", "uid": UID}, "status": status}
     assert differing(compare(resolved(), [training_job, *render(resolve(job(), profile(), ruled_out), LIVE)])) == {}
+
+
+def stored(**spec: Any) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """A job and its frozen run, as a cluster has them once the operator has started it."""
+    given = job(**spec)
+    run = render(resolve(given, profile(), PlatformDefaults(uid=UID)), LIVE)[3]
+    assert run["kind"] == "ConfigMap"
+    status = {"run": {"name": run["metadata"]["name"]}}
+    metadata = {"name": "x", "namespace": run["metadata"]["namespace"], "uid": UID}
+    item = {"apiVersion": given.api_version, "kind": "TrainingJob", "metadata": metadata, "spec": given.spec.to_dict(), "status": status}
+    return item, {f"{metadata['namespace']}/{run['metadata']['name']}": run}
+
+
+def next_paths(item: dict[str, Any], runs: dict[str, dict[str, Any]], image: str = LIVE.agent_image, **cluster: Any) -> list[str]:
+    present = {"metadata": {"name": "c", "annotations": {"lockstep.dev/is-default-cluster": "true"}}, "spec": profile().spec.to_dict()}
+    start = next_start(item, [{**present, "spec": present["spec"] | cluster}], runs, image)
+    return [start.message] if isinstance(start, Notice) else [change.path for change in start]
+
+
+def test_the_next_start_of_a_stored_job_differs_by_the_operator_s_image_and_the_cluster_alone() -> None:
+    assert next_paths(*stored()) == []
+    image = "template.pod.spec.initContainers[0].image"
+    assert next_paths(*stored(), image="r.example.com/lockstep-operator:2")[0] == image
+    assert next_paths(*stored(), security={"serviceAccount": "other"}) == ["template.pod.spec.serviceAccountName"]
+
+
+def test_a_stored_job_that_would_not_be_accepted_is_told_with_the_reason() -> None:
+    item, runs = stored()
+    item["spec"]["nodes"] = -1
+    (message,) = next_paths(item, runs)
+    assert message.startswith("the job can't be used: spec.nodes: ")
+
+
+def test_a_run_that_the_operator_did_not_write_is_no_run_to_compare_with() -> None:
+    item, runs = stored()
+    (run,) = runs.values()
+    run["data"]["run.json"] = "{}"
+    assert next_paths(item, runs, image="other") == []

@@ -27,6 +27,7 @@ MORE = (
 
 wheels = script("images/trainer/wheels.py")
 install = script("images/install.py")
+tree = script("images/operator/tree.py")
 
 
 def _names(text: str) -> list[str]:
@@ -78,7 +79,7 @@ def test_an_image_runs_as_a_number_in_group_0_and_is_told_its_base(path: Path) -
     assert re.fullmatch(r"[1-9]\d*:0", users[-1]) and set(users[:-1]) == {"0"}
     assert re.search(r"^ARG BASE=\S+:(?!latest)[\w.-]+@sha256:[0-9a-f]{64}$", text, re.MULTILINE)
     assert "latest" not in text
-    assert set(re.findall(r"^FROM (\S+)", text, re.MULTILINE)) <= {"${BASE}", "packages", "tools"}
+    assert set(re.findall(r"^FROM (\S+)", text, re.MULTILINE)) <= {"${BASE}", "scratch", "tools"}
 
 
 @pytest.mark.parametrize("path", CONTAINERFILES, ids=lambda path: path.parent.name)
@@ -107,6 +108,49 @@ def test_every_package_of_the_nodes_is_in_the_trainers_image_and_all_but_the_tra
     there = {folder.parent.name for folder in (ROOT / "workspace").glob("lockstep_*/__init__.py")}
     copied = {path.parent.name: set(re.findall(r"^COPY workspace/(\w+)", path.read_text(), re.MULTILINE)) for path in OF_PACKAGES}
     assert copied == {"trainer": there, "operator": there - {"lockstep_train"}}
+
+
+def test_the_operator_s_last_stage_begins_with_nothing() -> None:
+    assert re.findall(r"^FROM (\S+)", (ROOT / "images/operator/Containerfile").read_text(), re.MULTILINE)[-1] == "scratch"
+
+
+def test_a_file_is_copied_with_every_link_on_the_way_to_it(tmp_path: Path) -> None:
+    """As /lib64 is a link on Debian, python3 one to a version, and certificates are links to another folder."""
+    base, target = tmp_path / "base", tmp_path / "target"
+    for name in ("usr/lib/ssl", "etc/certs", "usr/share/ca"):
+        (base / name).mkdir(parents=True)
+    (base / "lib").symlink_to("usr/lib")
+    (base / "usr/lib/ssl/certs").symlink_to(base / "etc/certs")
+    (base / "usr/share/ca/one.crt").write_text("one")
+    (base / "etc/certs/one.pem").symlink_to("../../usr/share/ca/one.crt")
+    (base / "etc/certs/gone.pem").symlink_to("nothing")
+    (base / "etc/shadow").write_text("not asked for")
+    target.mkdir()
+    tree.Tree(target).add(base / "lib/ssl/certs")
+    copy = target / base.relative_to("/")
+    assert sorted(str(path.relative_to(copy)) for path in copy.rglob("*") if path.is_file() or path.is_symlink()) == [
+        "etc/certs/gone.pem", "etc/certs/one.pem", "lib", "usr/lib/ssl/certs", "usr/share/ca/one.crt",
+    ]  # fmt: skip
+    assert (copy / "lib").readlink() == Path("usr/lib") and (copy / "etc/certs/one.pem").read_text() == "one"
+
+
+def test_what_is_asked_for_and_is_not_there_or_not_imported_is_left_out(tmp_path: Path) -> None:
+    for name in ("json/tool.py", "json/__pycache__/tool.pyc", "test/test_json.py"):
+        (tmp_path / "lib" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "lib" / name).touch()
+    assert [*tree.files(tmp_path / "lib")] == [tmp_path / "lib/json/tool.py"]
+    assert [*tree.files(tmp_path / "etc/crypto-policies")] == []
+
+
+def test_a_library_s_own_libraries_are_those_that_the_loader_finds_and_one_that_it_does_not_ends_the_build(tmp_path: Path) -> None:
+    [loader] = tree.loaded("ld-")
+    names = {path.name for path in tree.libraries(Path(sys.executable).resolve(), loader)}
+    assert any(name.startswith("libc.so") for name in names) and loader.name in names
+    stub = tmp_path / "loader"
+    stub.write_text("#!/bin/sh\necho 'libodd.so.1 => not found'\n")
+    stub.chmod(0o755)
+    with pytest.raises(ValueError, match=r"^/x needs a library that the base doesn't have: libodd\.so\.1 => not found$"):
+        tree.libraries(Path("/x"), stub)
 
 
 def _step(path: Path, says: str) -> str:
