@@ -24,14 +24,7 @@ UNUSED = {"__pycache__", "ensurepip", "idlelib", "lib2to3", "test", "tkinter", "
 """Folders of the standard library that the operator doesn't import. Packages of the base's own Python are not the environment's, either."""
 LOADED_LATER = ("libgcc_s.so.1",)
 """Libraries that libc opens by name: without this one, a thread that ends by pthread_exit ends the process."""
-FILES = (
-    "/etc/ld.so.cache",
-    "/etc/nsswitch.conf",
-    "/etc/os-release",
-    "/etc/localtime",
-    "/etc/crypto-policies",
-    "/usr/share/crypto-policies/DEFAULT",
-)
+FILES = ("/etc/ld.so.cache", "/etc/nsswitch.conf", "/etc/os-release", "/etc/localtime", "/etc/crypto-policies", "/usr/share/licenses")
 
 
 class Tree:
@@ -88,9 +81,9 @@ def libraries(program: Path, loader: Path) -> set[Path]:
 
 
 def standard_library() -> list[Path]:
-    """Return what is in the folders of the base's standard library, without its packages."""
-    folders = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
-    return [path for folder in folders for path in sorted(folder.iterdir()) if path.name not in {*UNUSED, "site-packages", "dist-packages"}]
+    """Return what is in the folder of the base's standard library, without its packages."""
+    leave = {*UNUSED, "site-packages", "dist-packages"}
+    return [path for path in sorted(Path(sysconfig.get_path("stdlib")).iterdir()) if path.name not in leave]
 
 
 def trust() -> list[Path]:
@@ -114,7 +107,8 @@ def fill(target: Path, environment: Path) -> None:
         ctypes.CDLL(name)
     code = [*standard_library(), environment / "lib", environment / "lib64", environment / "pyvenv.cfg"]
     programs = sorted((environment / "bin").glob("python*"))
-    for path in [*code, *programs, *trust(), *map(Path, zoneinfo.TZPATH), *map(Path, FILES)]:
+    licenses = sorted(Path("/usr/share/doc").glob("*/copyright"))
+    for path in [*code, *programs, *trust(), *licenses, *map(Path, zoneinfo.TZPATH), *map(Path, FILES)]:
         tree.add(path)
     for name in LOADED_LATER:
         tree.add(loaded(name)[0])
