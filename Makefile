@@ -6,7 +6,7 @@ NODE ?= 0
 NODES ?= 2
 SCRIPT ?= train_multi_node.py
 FILE ?= $(SCRIPT)
-SURE = $(if $(YES),--yes) $(if $(FORCE),--force)
+SURE = $(if $(YES),--yes)
 CHOSEN = $(if $(MODE),--mode $(MODE))
 DEPLOY = $(CHOSEN) $(if $(OPERATOR_IMAGE),--image $(OPERATOR_IMAGE)) $(if $(NAMESPACES),--namespaces $(NAMESPACES)) $(if $(NAMESPACE_ONLY),--namespace-only) $(if $(FORCE),--force) $(if $(filter 0,$(DEV)),--no-dev)
 IMAGE ?= operator
@@ -35,7 +35,7 @@ editors: setup ## install jupyterlab, debugpy and code-server for the pods of th
 quickstart: setup ## install, build, bring up a two-node Kubernetes, fine-tune a small model on two pods (HOSTS=1: on two hosts over ssh)
 	@$(BIN)/lockstep quickstart $(if $(HOSTS),--hosts) $(if $(YES),--yes)
 
-##@ Clusters (CLUSTER=name of a file in clusters/, else the one in use; MODE=rdma|tcp|auto, OPERATOR_IMAGE= and NAMESPACES=a,b or NAMESPACE_ONLY=1, else as deployed; FORCE=1: with any API host, whatever stored jobs lose)
+##@ Clusters (CLUSTER=name of a file in clusters/, else the one in use; MODE=rdma|tcp|auto, OPERATOR_IMAGE= and NAMESPACES=a,b or NAMESPACE_ONLY=1, else as deployed; FORCE=1: deploy to any API host, whatever stored jobs lose)
 list-clusters: setup ## list the cluster files in clusters/; * marks the one that your kubeconfig talks to
 	@$(BIN)/lockstep cluster list
 
@@ -60,8 +60,8 @@ uninstall: setup ## remove operator, TrainingClusters and CRDs (JOBS=1: all jobs
 rollback: setup ## restore the operator and TrainingCluster that the last deployment replaced
 	@$(BIN)/lockstep cluster rollback $(CLUSTER) $(SURE)
 
-discover-cluster: setup ## write clusters/NAME.yaml from what your kubeconfig's cluster shows: NAME=mine (FORCE=1: overwrite an old one)
-	@$(BIN)/lockstep cluster discover $(NAME) $(if $(FORCE),--force)
+discover-cluster: setup ## write clusters/NAME.yaml from what your kubeconfig's cluster shows: NAME=mine
+	@$(BIN)/lockstep cluster discover $(NAME)
 
 lint-cluster: setup ## check the cluster file alone and against its cluster
 	@$(BIN)/lockstep cluster lint $(CLUSTER)

@@ -39,7 +39,7 @@ def played(fault: RankFault, folder: Path) -> tuple[Answer, str]:
     spec = {"nodes": 2, "ranksPerNode": 1, "script": {"path": str(script)}, "restart": {"maxRestarts": 0}, **fields}
     job = {"apiVersion": "lockstep.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "faulty"}, "spec": spec}
     (folder / "job.yaml").write_text(yaml.safe_dump(job))
-    here = ("--local", "--workspace", str(folder))
+    here = ("--cluster", str(folder))
     ran = lockstep("run", "-f", str(folder / "job.yaml"), *here)
     said = lockstep("why", "faulty", *here, "-o", "json")
     assert said.returncode in (0, 1), said.stderr + ran.stdout + ran.stderr

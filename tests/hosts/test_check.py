@@ -1,4 +1,4 @@
-"""`lockstep hosts check` on a bed with faults: each is named with its host or pair and with a fix, and nothing else is."""
+"""`lockstep doctor` on a bed with faults: each is named with its host or pair and with a fix, and nothing else is."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.cli.hosts.check import run_check
+from lockstep.cli.clusters.doctorhosts import run_check
 from lockstep.cli.shared.clusterfiles import load_cluster
 from lockstep.cli.shared.inputs import read_inputs, resolve_inputs
 from lockstep.cli.shared.jobargs import TargetOptions
@@ -116,7 +116,7 @@ def expect(findings: list[Finding], *expected: tuple[str, str, str]) -> None:
 
 
 def test_a_healthy_bed_has_no_fault(lab: Lab) -> None:
-    done = lab.jobs.type("hosts", "check", str(lab.file), "-o", "json")
+    done = lab.jobs.type("doctor", str(lab.file), "-o", "json")
     values: dict[str, Any] = json.loads(done.stdout)
     assert values["ok"] and {one["outcome"] for one in values["findings"]} <= set(HARMLESS), values["findings"]
     assert len(values["knocks"]) == 18 and {one["purpose"] for one in values["knocks"]} == {"coordinator", "rendezvous", "any"}

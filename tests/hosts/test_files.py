@@ -268,7 +268,7 @@ def test_a_server_that_is_away_in_a_save_costs_no_restart_and_no_commit(server: 
     assert eventually(lambda: committed() >= before + 6, seconds=180), (server.state("saves"), states)
     assert server.status("saves")["restarts"] == 0, states
     server.about("stop", "saves")
-    assert "damaged" not in server.about("checkpoint verify", "saves", "--all").stdout
+    assert "damaged" not in server.about("checkpoint", "saves", "--verify", "--all").stdout
     server.about("delete", "saves", "--yes")
 
 

@@ -174,7 +174,7 @@ def test_two_servers_of_eight_gpus_train_with_the_batch_of_their_configuration_a
 def test_two_servers_train_the_same_by_a_command_in_a_terminal_of_each_without_ssh_between_them(laptop: BedJobs) -> None:
     (launch, join), (_, job_file) = commands("Two servers", 1), two_servers(laptop)
     place, home = f"{laptop.bed.host(0).address}:29600", "/home/ada/lockstep"
-    on_cpus = (*ON_CPUS, "--set", "training.optimization.maxSteps=3", "--token-file", TOKEN, "--workspace", home)
+    on_cpus = (*ON_CPUS, "--set", "training.optimization.maxSteps=3", "--token-file", TOKEN, "--cluster", home)
     words = {0: [*launch[:1], "--at", place, "-f", f"{home}/workspace/glm.yaml", *launch[5:], *on_cpus], 1: [join[0], place]}
     laptop.put(0, "glm.yaml", job_file.read_bytes())
     for path in ("clusters/local.yaml", "manifests/crds/crd.yaml"):  # as a checkout has them
@@ -185,7 +185,7 @@ def test_two_servers_train_the_same_by_a_command_in_a_terminal_of_each_without_s
             eventually(lambda: typed.done() or laptop.bed.console(0, "sh", "-c", f"cat {TOKEN} 2>/dev/null || true")) and not typed.done()
         ), typed.exception()
         token = laptop.bed.console(0, "cat", TOKEN)
-        joined = terminals.submit(on_host, laptop, 1, *words[1], "--workspace", home, stdin=token.encode())
+        joined = terminals.submit(on_host, laptop, 1, *words[1], "--cluster", home, stdin=token.encode())
         assert BATCH in typed.result() and "Complete: all ranks are done" in typed.result()
         assert "this machine is node 1 of 2" in joined.result()
 

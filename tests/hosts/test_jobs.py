@@ -95,7 +95,7 @@ def test_a_gpu_tool_that_fails_is_told_and_its_host_not_trained_on_as_one_withou
         path.write_text(path.read_text().replace("  ranksPerNode: 1\n  gpusPerNode: 0\n", ""))
         refused = laptop.run(path, check=False)
         assert refused.returncode == 2 and "host bed1: its GPUs are not all known: nvidia-smi ends with 15: Unable" in refused.stderr
-        assert "nvidia-smi ends with 15" in laptop.type("hosts", "check", str(laptop.cluster), check=False).stdout
+        assert "nvidia-smi ends with 15" in laptop.type("doctor", str(laptop.cluster), check=False).stdout
     finally:
         laptop.bed.console(1, "rm", stub)
 
@@ -224,7 +224,7 @@ def test_jobs_on_hosts_live_as_jobs_do_elsewhere(laptop: BedJobs, tmp_path: Path
 def test_a_job_on_32_hosts_is_checked_and_runs_to_its_end(bed: BedHosts, tmp_path: Path) -> None:
     """Eleven of them behind each sshd, which lets only ten logins begin at once."""
     with Crowd(bed, tmp_path, 32) as laptop:
-        found = json.loads(laptop.type("hosts", "check", str(laptop.cluster), "-o", "json", check=False).stdout)
+        found = json.loads(laptop.type("doctor", str(laptop.cluster), "-o", "json", check=False).stdout)
         assert len(found["hosts"]) == 32 and not [one for one in found["findings"] if one["outcome"] == "failed"], found["findings"]
         laptop.run(laptop.crowded_job("crowded", steps=5))
         assert laptop.becomes("crowded", "Complete")

@@ -38,12 +38,12 @@ def laptop(own_hosts: BedHosts, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 def test_commits_are_listed_with_the_shards_of_all_hosts_and_a_shard_that_none_has_is_named(laptop: BedJobs) -> None:
-    listed = json.loads(laptop.about("checkpoint list", "demo", "-o", "json").stdout)
+    listed = json.loads(laptop.about("checkpoint", "demo", "-o", "json").stdout)
     assert [(row["name"], row["problems"], row["onChain"]) for row in listed["commits"]] == [
         (f"step-{step}.a1", [], True) for step in (100, 80, 60, 40)
     ]
     assert [row["kept"][:1] for row in listed["commits"]] == [["newest"], ["newest"], [], ["best"]]
-    assert laptop.about("checkpoint verify", "demo", "--all").stdout.count(": whole (1.4 MB read)") == 4
+    assert laptop.about("checkpoint", "demo", "--verify", "--all").stdout.count(": whole (1.4 MB read)") == 4
     assert [folder.partition("/")[0] for folder in listed["commits"][0]["folders"]] == ["bed0:", "bed1:"], "each host has its rank's"
     laptop.bed.console(1, "rm", f"{RUN}/checkpoints/step-80.a1/shard-r00001-of-00002.safetensors")
     laptop.bed.console(
@@ -52,7 +52,7 @@ def test_commits_are_listed_with_the_shards_of_all_hosts_and_a_shard_that_none_h
         "-c",
         f"printf x | dd of={RUN}/checkpoints/step-100.a1/shard-r00001-of-00002.safetensors bs=1 seek=9 conv=notrunc status=none",
     )
-    verified = laptop.about("checkpoint verify", "demo", "--all", check=False)
+    verified = laptop.about("checkpoint", "demo", "--verify", "--all", check=False)
     assert verified.returncode == 1
     newest, older, oldest, best = verified.stdout.splitlines()
     assert newest.startswith(f"step-100.a1: host bed1: {RUN}/checkpoints/step-100.a1/shard-r00001-of-00002.safetensors is damaged")
@@ -66,9 +66,9 @@ def test_commits_are_listed_with_the_shards_of_all_hosts_and_a_shard_that_none_h
 @pytest.mark.long
 def test_a_host_that_is_away_is_named_where_its_shards_are_missed(laptop: BedJobs, bed: BedHosts) -> None:
     bed_hosts.plug(bed.host(1), plugged=False)
-    verified = laptop.about("checkpoint verify", "demo", check=False)
+    verified = laptop.about("checkpoint", "demo", "--verify", check=False)
     assert verified.returncode == 1 and "host bed1 can't be reached" in verified.stdout
-    listed = laptop.about("checkpoint list", "demo")
+    listed = laptop.about("checkpoint", "demo")
     assert "host bed1 can't be reached" in listed.stdout and "step-60.a1" in listed.stdout
 
 

@@ -219,10 +219,10 @@ def test_a_check_names_the_host_whose_environment_is_not_of_the_lock(lab: Lab) -
     lab.setup()
     other = "env-0123456789abcdef"
     lab.sh(1, f'cd "$1" && mv "$(readlink env)" {other} && ln -sfn {other} env')
-    found = lab.type("hosts", "check", str(lab.cluster), check=False).stdout
+    found = lab.type("doctor", str(lab.cluster), check=False).stdout
     assert re.findall(r"^failed +(\w+): its environment (env-\w+) is not of", found, re.MULTILINE) == [("bed1", other)], found
     lab.setup()
-    assert "is not of" not in lab.type("hosts", "check", str(lab.cluster), check=False).stdout
+    assert "is not of" not in lab.type("doctor", str(lab.cluster), check=False).stdout
 
 
 @pytest.mark.parametrize("word", ["sending", "installing"])

@@ -83,7 +83,7 @@ def test_a_login_answers_for_later_commands(laptop: BedJobs, tmp_path: Path) -> 
     for number in range(laptop.bed.count):
         laptop.bed.console(number, "sh", "-c", "cat >> /home/ada/.ssh/authorized_keys", stdin=key.with_suffix(".pub").read_bytes())
     laptop.cluster.write_text(laptop.cluster.read_text().replace(str(laptop.bed.layout.identity), str(key)))
-    assert laptop.type("hosts", "check", str(laptop.cluster), check=False).stdout.count(f"lockstep hosts setup {laptop.cluster}") == 3
+    assert laptop.type("doctor", str(laptop.cluster), check=False).stdout.count(f"lockstep hosts setup {laptop.cluster}") == 3
     shown, code = in_a_terminal(["hosts", "setup", str(laptop.cluster)], b"passphrase", "open sesame")
     assert code == 0 and shown.count("answer what ssh asks") == 3
-    assert "no answer" not in laptop.type("hosts", "check", str(laptop.cluster), check=False).stdout
+    assert "no answer" not in laptop.type("doctor", str(laptop.cluster), check=False).stdout

@@ -72,8 +72,8 @@ def test_an_upgrade_and_the_way_back_lose_nothing(
     typed(refused("get", "cluster theirs was deployed to https://api.example.com:6443"))
     typed(refused("get --cluster moved", f"{SERVER} doesn't answer", code=1))
     typed(Line("get --local", out=("demo",)))
-    typed(Line("hosts check .lockstep/hosts/x.yaml", code=1, out=("lab0.invalid",)))
-    typed(Line("hosts check .lockstep/hosts.yaml", code=1, out=("lab0.invalid",)))
+    typed(Line("doctor .lockstep/hosts/x.yaml", code=1, out=("lab0.invalid",)))
+    typed(Line("doctor .lockstep/hosts.yaml", code=1, out=("lab0.invalid",)))
     assert named_to_the_version_before(checkout) == "theirs"
 
     typed(Line("use moved"))

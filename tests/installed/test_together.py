@@ -54,12 +54,12 @@ def test_two_terminals_run_a_job_between_them(installed: Installed, here: Path, 
         (here / machine / "workspace/hello.py").write_text(SCRIPT)
     (here / "job.yaml").write_text(JOB)
     place = f"127.0.0.1:{19000 + os.getpid() % 9 * 1400}"
-    words = ["launch", "--at", place, "-f", "job.yaml", "--workspace", "one", "--token-file", "token"]
+    words = ["launch", "--at", place, "-f", "job.yaml", "--cluster", "./one", "--token-file", "token"]
     options = {"cwd": here, "env": installed.variables(home), "text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(installed.command("lockstep", *words), **options) as launch:  # type: ignore[call-overload]
         try:
             wait_until(lambda: (here / "token").exists() or launch.poll() is not None, "no token was written")
-            join = installed.type(Line(f"join {place} --workspace two", given=(here / "token").read_text()), here, home, {})
+            join = installed.type(Line(f"join {place} --cluster ./two", given=(here / "token").read_text()), here, home, {})
             output, errors = launch.communicate(timeout=WAIT_SECONDS)
         finally:
             launch.terminate()

@@ -99,7 +99,7 @@ class OnThisMachine(Place):
     @contextmanager
     def opened(cls, folder: Path) -> Iterator[Place]:
         (folder / "workspace").mkdir()
-        yield cls(folder, ("--local", "--workspace", str(folder)))
+        yield cls(folder, ("--cluster", str(folder)))
 
     def go_on(self, name: str, follows: Typed) -> Typed:
         follows.ends()

@@ -90,13 +90,13 @@ class Machine:
         return (self.folder / "workspace" / name).exists()
 
     def type(self, *words: str, given: str | None = None, **variables: str) -> Typed:
-        """Run `lockstep WORDS --workspace FOLDER`; `given`: on standard input."""
+        """Run `lockstep WORDS --cluster FOLDER`; `given`: on standard input."""
         log = self.folder / f"typed-{len(self.typed)}.log"
         enter = ("ip", "netns", "exec", self.namespace) if self.namespace else ()
         state = {"XDG_STATE_HOME": str(self.folder / "state"), "NO_COLOR": "1"}
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [*enter, sys.executable, "-m", "lockstep.cli.main", *words, "--workspace", str(self.folder)],
+                [*enter, sys.executable, "-m", "lockstep.cli.main", *words, "--cluster", str(self.folder)],
                 stdin=subprocess.DEVNULL if given is None else subprocess.PIPE,
                 stdout=output,
                 stderr=output,

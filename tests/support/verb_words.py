@@ -221,15 +221,15 @@ UNDISTURBED = [
     Row("preflight -f {tmp}/checked.yaml", 0, shows=r"(?s).*\n paths +ok +\n.*\n\d+ checks on 2 nodes passed \(\d+\.\d s\)\n$"),
     Row("preflight -f {tmp}/lacks.yaml", 1,
         shows=rf"(?s).*\n paths +0 +Error +{NO_SCRIPT}.*\n\d+ checks on 2 nodes found errors: the job would not start \(\d+\.\d s\)\n$"),
-    Row("checkpoint list runs", 0, shows="no commit is there; what a script saves by itself isn't listed\n"),
-    Row("checkpoint verify runs", 2, " holds no commit that a start would choose\n"),
+    Row("checkpoint runs", 0, shows="no commit is there; what a script saves by itself isn't listed\n"),
+    Row("checkpoint runs --verify", 2, " holds no commit that a start would choose\n"),
     *(Row(typed, 1, NO_ADAPTER, places=REMOTE) for typed in (
         "adapter get runs {tmp}/adapter", "adapter merge runs -o {tmp}/model", "adapter push runs org/name", "generate runs Once",
         "chat runs",
     )),
     Row("shell runs --node 9", 2, NO_NODE, places=REMOTE),
     *(_no_job(typed, REMOTE) for typed in (
-        "generate nosuch Once", "chat nosuch", "checkpoint list nosuch", "checkpoint verify nosuch", "tensorboard nosuch", "jupyter nosuch",
+        "generate nosuch Once", "chat nosuch", "checkpoint nosuch", "checkpoint nosuch --verify", "tensorboard nosuch", "jupyter nosuch",
             "vscode nosuch", "debug nosuch train.py",
     )),
     _no_job("drill kill-rank --job nosuch --yes"),

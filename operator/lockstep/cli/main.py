@@ -14,7 +14,6 @@ import traceback
 from collections.abc import Iterable, Sequence
 from importlib import import_module
 from inspect import signature
-from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any
 
@@ -102,7 +101,7 @@ def mistake(error: Any) -> str:
     context = getattr(error, "ctx", None)
     where = context.command_path if context is not None else "lockstep"
     option = getattr(error, "option_name", "")
-    if instead := REMOVED.get(f"{where.partition(' ')[2]} {option}"):
+    if instead := REMOVED.get(f"{where.partition(' ')[2]} {option}", REMOVED.get(option)):
         return f"No such option: {option}: {instead}"
     answers = message.endswith("?") or (message.startswith("No such command ") and ": " in message)
     return message if answers else f"{message}; {where} --help shows what it takes"
@@ -198,7 +197,11 @@ def options(
     cluster: Annotated[
         str | None,
         typer.Option(
-            "--cluster", metavar="NAME", callback=keep, autocompletion=cluster_words, help="a cluster of clusters/, or its file's path"
+            "--cluster",
+            metavar="NAME",
+            callback=keep,
+            autocompletion=cluster_words,
+            help="a cluster of clusters/, its file, or a folder here",
         ),
     ] = None,
     namespace: Annotated[
@@ -206,10 +209,6 @@ def options(
     ] = None,
     context: Annotated[str | None, typer.Option("--context", metavar="NAME", callback=keep, help="a context of your kubeconfig")] = None,
     local: Annotated[bool, typer.Option("--local", callback=keep, help="this machine, and no cluster")] = False,
-    workspace: Annotated[
-        Path | None,
-        typer.Option("--workspace", metavar="FOLDER", callback=keep, help="on this machine: where workspace/ and datasets/ are"),
-    ] = None,
 ) -> None:
     pass  # (`keep` keeps what is typed)
 
@@ -258,10 +257,12 @@ def _of_output(error: Exception) -> Exception:
 
 
 def _needed(words: Sequence[str]) -> Iterable[str]:
-    """Verbs whose modules a command line needs: its own; for the front page those with a line of their own; for a word that is none,
-    all.
+    """Verbs whose modules a command line needs: its own; none for the version; for the front page those with a line of their own; for a
+    word that is none, all.
     """
     verb = words[0] if words else ""
+    if verb == "--version":
+        return ()
     if verb in ("", "-h", "--help") and COMPLETING not in os.environ:
         return DAY
     verbs = {word for word in words if word in MODULES} if verb.startswith("-") else {verb} & MODULES.keys()

@@ -44,7 +44,7 @@ MODULES = {
     "drill": "jobs.drill.drill",
     "bench": "jobs.bench.app",
     "cp": "files.cp.cp",
-    "checkpoint": "files.checkpoint.app",
+    "checkpoint": "files.checkpoint.checkpoint",
     "adapter": "files.adapter.app",
     "model": "files.model.app",
     "generate": "files.generate.generate",
@@ -54,8 +54,8 @@ MODULES = {
     "tensorboard": "files.editor.tensorboard",
     "debug": "files.editor.debug",
     "use": "clusters.clusters.use",
-    "cluster": "clusters.cluster.app",
-    "hosts": "hosts.group.app",
+    "cluster": "clusters.overview.app",
+    "hosts": "clusters.hosts.app",
     "build": "clusters.build.build",
     "devcluster": "clusters.devcluster.app",
     "version": "clusters.version.version",
@@ -93,11 +93,10 @@ HINTS = {
     "rm": "lockstep delete JOB removes a job",
     "down": "lockstep delete JOB removes a job, lockstep cluster uninstall CLUSTER the operator",
     "start": "lockstep resume JOB goes on with a stopped job",
-    "check": "lockstep doctor CLUSTER checks a cluster, lockstep validate job.yaml a job file",
-    "fleet": "lockstep cluster list shows cluster files, lockstep hosts check CLUSTER checks hosts over ssh",
+    "check": "lockstep doctor CLUSTER checks a cluster or hosts, lockstep validate job.yaml a job file",
+    "fleet": "lockstep cluster list shows cluster files, lockstep doctor CLUSTER checks hosts over ssh",
     "offer": "lockstep plan -f job.yaml says which nodes would fit now",
     "events": "lockstep describe JOB shows a job's events",
-    "checkpoint inspect": "lockstep checkpoint list JOB describes the newest commit, or the one whose folder you name",
     "diff": "lockstep plan -f job.yaml shows what would change",
     "diff-runs": "compare two runs in TensorBoard: lockstep tensorboard JOB shows all runs of a volume",
     "edit": "change the file, see lockstep plan -f job.yaml, then kubectl apply -f job.yaml",
@@ -106,6 +105,7 @@ HINTS = {
         " hosts over ssh"
     ),
     "cluster ls": "lockstep cluster list",
+    "hosts check": "lockstep doctor CLUSTER",
     "hosts trust": "lockstep hosts setup shows a key that ssh doesn't know, and pins it after your yes",
     "hosts login": "lockstep hosts setup lets you answer what ssh asks, for eight hours",
     "cluster import": "lockstep init hosts NAME --from FILE",
@@ -119,13 +119,19 @@ HINTS = {
 }
 """Other tools' words (kubectl, SkyPilot, dstack, Slurm, Helm) → what to type here."""
 _MEASURES = "calibrate measures all rails, by RDMA where it can; --mode tcp measures by sockets"
+_CONTEXT = "--context chooses the cluster's context; if its API server has another name, write that into cluster.api of its file"
 REMOVED = {
+    "--workspace": "--cluster ./FOLDER names a workspace of this machine",
     "cluster calibrate --over": _MEASURES,
     "cluster calibrate --rail": _MEASURES,
     "cluster calibrate --seconds": "calibrate chooses the seconds by the number of nodes and rails",
     "cluster calibrate --max-size": "calibrate measures up to 1Gi on GPUs and 16Mi on CPUs",
     "cluster calibrate --no-save": "leave it out",
     "cluster calibrate --image": "image in the cluster file names the pods' image",
+    "cluster clean --force": _CONTEXT,
+    "cluster discover --force": "remove the file, or name another one with -o",
+    "cluster rollback --force": _CONTEXT,
+    "cluster uninstall --force": _CONTEXT,
     "deploy --timeout": "Ctrl-C ends the wait, and the deployment goes on in the cluster",
     "hosts setup --wheelhouse": "environment.wheelhouse of the cluster file names the folder",
     "init hosts --shared": "storage.mode: rwx in the file says it",
@@ -134,6 +140,11 @@ REMOVED = {
     "scale --nodes": "lockstep scale JOB NODES",
     "launch --fresh": "--set training.checkpoint.resumeFrom=None trains from step 0",
     "sync --no-gitignore": "an empty .lockstepignore in the folder sends what .gitignore names",
+    "model get --claim": "a job file names the claim in storage.workspaceClaimName: lockstep model get -f FILE",
+    "model get --token-secret": "a job file names it in training.model.tokenSecret: lockstep model get -f FILE",
+    "plan --anyway": "leave it out: lockstep run has it",
+    "top --interval": "it looks every two seconds",
+    "version --client": "lockstep --version",
     "preflight --nodes": "change nodes in the job file",
     "stop --timeout": "Ctrl-C ends the wait, and the request to stop stays",
     "adapter get --node": "node 0 has the adapter",
@@ -142,7 +153,7 @@ REMOVED = {
     "debug --pod-port": "let your script wait on port 5678",
     "run --attach": "lockstep logs JOB -f follows a run, and lockstep why JOB says how it ended",
 }
-"""Verb and option that it no longer has → what to type instead."""
+"""Option that no verb has any more, or verb and option that it no longer has → what to type instead."""
 FIRST = {
     "lockstep quickstart": "train a small model on this machine, from nothing",
     "lockstep init job NAME": "write NAME.yaml, to edit",

@@ -30,8 +30,8 @@ PATIENCE_SECONDS = 180.0
 ALL_RUN, LOOK, NOTHING, CHECK, BACK = (
     "run --detach on two hosts, until it has said that all ranks run",
     "get on three hosts",
-    "version --client: the command itself",
-    "hosts check of three hosts",
+    "help words: the command itself",
+    "doctor of three hosts",
     "all hosts rebooted: from the last sshd's answer to the next step of every rank",
 )
 
@@ -52,13 +52,13 @@ def one_round(laptop: BedJobs, path: Path) -> dict[str, float]:
     """Seconds of each command, one after the other."""
     there = ("--cluster", str(laptop.cluster))
     found = {
-        NOTHING: seconds_of(lambda: laptop.type("version", "--client")),
+        NOTHING: seconds_of(lambda: laptop.type("help", "words")),
         ALL_RUN: seconds_of(lambda: laptop.run(path)),
         LOOK: seconds_of(lambda: laptop.type("get", *there)),
     }
     laptop.about("delete", "bench", "--yes")
     laptop.forget("bench")
-    return {**found, CHECK: seconds_of(lambda: laptop.type("hosts", "check", str(laptop.cluster), check=False))}
+    return {**found, CHECK: seconds_of(lambda: laptop.type("doctor", str(laptop.cluster), check=False))}
 
 
 def after_power_loss(laptop: BedJobs, path: Path) -> float:

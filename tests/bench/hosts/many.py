@@ -5,7 +5,7 @@
 Three real hosts of this machine, each with a systemd, an sshd and a disk (root), and on them many users, each with an address of its own
 and listed as a host. In turn:
 
-check     `lockstep hosts check`: all facts, a knock of every host at every other one, and the bandwidth between neighbors
+check     `lockstep doctor`: all facts, a knock of every host at every other one, and the bandwidth between neighbors
 again     the same, over connections that are open
 start     `lockstep run --detach` of a script with one rank on each: until all ranks run
 
@@ -64,7 +64,7 @@ def seconds_of(bed: BedHosts, work: Callable[[], object]) -> dict[str, float]:
 
 def measure(laptop: Crowd) -> dict[str, dict[str, float]]:
     """Seconds of each part."""
-    check = ["hosts", "check", str(laptop.cluster)]
+    check = ["doctor", str(laptop.cluster)]
     path = laptop.crowded_job("crowded", steps=100_000)
     figures = {
         "check": seconds_of(laptop.bed, lambda: laptop.type(*check, check=False, seconds=SECONDS)),

@@ -111,7 +111,7 @@ class Processes(Backend):
 
     kind = "processes"
     keeps_command = True
-    elsewhere = "--workspace names another one"
+    elsewhere = "--cluster names another one"
 
     @classmethod
     def at(cls, where: NamedPlace) -> Self:
@@ -119,7 +119,7 @@ class Processes(Backend):
 
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
-        self.again = f"--local --workspace {shlex.quote(str(root))}"
+        self.again = f"--cluster {shlex.quote(str(root))}"
         self.anew = f"lockstep run -f FILE --fresh {self.again}"
         self.where = f"in workspace {root}"
 

@@ -10,7 +10,8 @@ import pytest
 from references import Reference
 from typer.testing import CliRunner
 
-from lockstep.cli.files import adapter, checkpoint
+from lockstep.cli.files import adapter
+from lockstep.cli.main import app
 from lockstep_train import inspect
 from train.checkpoint.test_checkpoint import FIVE_STEPS
 
@@ -62,7 +63,7 @@ def test_the_list_says_what_is_best_newest_and_off_the_chain(finished: Path, cap
 
 def test_a_list_for_people_names_a_missing_shard(finished: Path) -> None:
     (finished / "checkpoints/step-4.a1" / SHARDS[1]).unlink()
-    listed = COMMANDS.invoke(checkpoint.app, ["list", str(finished)])
+    listed = COMMANDS.invoke(app, ["checkpoint", str(finished)])
     assert listed.exit_code == 0, listed.output
     rows = {line.split("│")[1].strip(): line for line in listed.output.splitlines() if "│" in line and "step-" in line}
     assert "complete" in rows["step-5.a1"]
@@ -70,20 +71,20 @@ def test_a_list_for_people_names_a_missing_shard(finished: Path) -> None:
 
 
 def test_verify_reads_every_byte_and_names_what_is_damaged(finished: Path) -> None:
-    assert COMMANDS.invoke(checkpoint.app, ["verify", "--all", str(finished)]).exit_code == 0
+    assert COMMANDS.invoke(app, ["checkpoint", "--verify", "--all", str(finished)]).exit_code == 0
     shard = finished / "checkpoints/step-3.a1" / SHARDS[0]
     content = bytearray(shard.read_bytes())
     content[-1] ^= 1
     shard.write_bytes(content)
-    assert COMMANDS.invoke(checkpoint.app, ["verify", str(finished)]).exit_code == 0, "the newest commit is whole"
-    verified = COMMANDS.invoke(checkpoint.app, ["verify", "--all", str(finished)])
+    assert COMMANDS.invoke(app, ["checkpoint", "--verify", str(finished)]).exit_code == 0, "the newest commit is whole"
+    verified = COMMANDS.invoke(app, ["checkpoint", "--verify", "--all", str(finished)])
     assert verified.exit_code == 1
     assert f"step-3.a1: {shard} is damaged: its checksum is not the manifest's" in verified.output
     assert "step-5.a1: whole (" in verified.output
 
 
 def test_the_list_describes_the_commit_that_is_named(finished: Path) -> None:
-    told = COMMANDS.invoke(checkpoint.app, ["list", str(finished / "checkpoints/step-4.a1")])
+    told = COMMANDS.invoke(app, ["checkpoint", str(finished / "checkpoints/step-4.a1")])
     assert told.exit_code == 0, told.output
     for text in (
         "step-4.a1 of job reference: step 4, attempt 1",
@@ -96,8 +97,8 @@ def test_the_list_describes_the_commit_that_is_named(finished: Path) -> None:
 
 def test_shards_collected_from_the_volumes_of_two_nodes_are_one_commit(finished: Path, tmp_path: Path) -> None:
     volumes = [str(volume) for volume in spread(finished, tmp_path)]
-    assert COMMANDS.invoke(checkpoint.app, ["verify", "--all", *volumes]).exit_code == 0
-    alone = COMMANDS.invoke(checkpoint.app, ["verify", volumes[0]])
+    assert COMMANDS.invoke(app, ["checkpoint", "--verify", "--all", *volumes]).exit_code == 0
+    alone = COMMANDS.invoke(app, ["checkpoint", "--verify", volumes[0]])
     assert alone.exit_code == 1
     assert f"{SHARDS[1]} is missing" in alone.output
     exported = COMMANDS.invoke(adapter.app, ["export", *volumes, "--output", str(tmp_path / "out")])
@@ -113,6 +114,6 @@ def test_an_export_takes_the_commit_before_a_damaged_one(finished: Path, tmp_pat
 
 
 def test_a_folder_that_holds_no_run_is_told(tmp_path: Path) -> None:
-    listed = COMMANDS.invoke(checkpoint.app, ["list", str(tmp_path / "nowhere")])
+    listed = COMMANDS.invoke(app, ["checkpoint", str(tmp_path / "nowhere")])
     assert listed.exit_code == 2
     assert "nowhere is not a folder; give a run's folder" in listed.stderr

@@ -156,7 +156,7 @@ def test_a_job_by_name_runs_on_this_machine_and_its_data_is_shown_before(hub: Hu
 
     def run(*options: str) -> subprocess.CompletedProcess[str]:
         command = [
-            sys.executable, "-m", "lockstep.cli.main", "run", "-f", str(tmp_path / "job.yaml"), "--local", "--workspace", str(tmp_path),
+            sys.executable, "-m", "lockstep.cli.main", "run", "-f", str(tmp_path / "job.yaml"), "--cluster", str(tmp_path),
         ]  # fmt: skip
         environment = {**os.environ, **by_name(hub, HF_TOKEN=TOKEN), "DS_ACCELERATOR": "cpu"}
         return subprocess.run(

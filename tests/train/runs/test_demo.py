@@ -56,7 +56,7 @@ def test_the_demo_is_right_about_25_sellers_and_more_whatever_its_seed_and_the_b
     (tmp_path / "workspace").mkdir()
     (tmp_path / "workspace/models").symlink_to(made / "models")
     (tmp_path / "datasets").symlink_to(made / "datasets")
-    run = ["run", "-f", str(sample_file()), "--local", "--workspace", str(tmp_path), "--set", f"training.seed={seed}"]
+    run = ["run", "-f", str(sample_file()), "--cluster", str(tmp_path), "--set", f"training.seed={seed}"]
     subprocess.run([sys.executable, "-m", "lockstep.cli.main", *run], cwd=ROOT, check=True, timeout=400)
     ask = ask_command(str(made / "models/tiny-base"), str(tmp_path / "workspace/runs/demo/adapter"))
     asked = subprocess.run([sys.executable, *ask], capture_output=True, text=True, check=True, timeout=200)

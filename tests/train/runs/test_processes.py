@@ -36,7 +36,7 @@ def order(name: str, root: Path) -> Order:
     text = JOB.format(name=name, nodes=2, steps=1, restarts=0).replace("rank.py", "wait.py")
     profile = asset("clusters/local.yaml")
     cluster = parse_cluster_file(profile.read_text(encoding="utf-8"), str(profile))
-    return Order(parse_job_file(text, "job.yaml"), cluster, Typed("job.yaml", ("--local", "--workspace", str(root))), detach=True)
+    return Order(parse_job_file(text, "job.yaml"), cluster, Typed("job.yaml", ("--cluster", str(root))), detach=True)
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def seen(job: object) -> ProcessJob:
 
 def test_its_jobs_live_as_they_do_elsewhere(place: Processes, tmp_path: Path) -> None:
     live(
-        Where(PROCESSES, tuple(place.again.split()), place.where, elsewhere="; --workspace names another one", program=("-c", START)),
+        Where(PROCESSES, tuple(place.again.split()), place.where, elsewhere="; --cluster names another one", program=("-c", START)),
         tmp_path,
     )
 

@@ -87,7 +87,7 @@ class Folder:
         (self.root / "job.yaml").write_text(yaml.safe_dump(job))
 
     def words(self, *options: str) -> list[str]:
-        return ["run", "-f", str(self.root / "job.yaml"), "--local", "--workspace", str(self.root), *options]
+        return ["run", "-f", str(self.root / "job.yaml"), "--cluster", str(self.root), *options]
 
     def command(self, *options: str) -> list[str]:
         return [sys.executable, "-m", "lockstep.cli.main", *self.words(*options)]
@@ -183,7 +183,7 @@ def test_the_data_of_a_job_is_shown_as_the_model_would_learn_it_and_nothing_is_s
 
 
 def bench(folder: Folder, *options: str) -> list[str]:
-    words = ["bench", "scaling", str(folder.root / "job.yaml"), "--local", "--workspace", str(folder.root), *options]
+    words = ["bench", "scaling", str(folder.root / "job.yaml"), "--cluster", str(folder.root), *options]
     return [sys.executable, "-m", "lockstep.cli.main", *words]
 
 
@@ -259,9 +259,9 @@ def test_top_shows_the_cpu_memory_and_gpu_of_every_rank_while_they_run(folder: F
     monkeypatch.setenv("PATH", ENVIRONMENT["PATH"])
     with folder.running() as process:
         line_with(process, "pid ")
-        shown = lockstep("top", "x", "--local", "--workspace", str(folder.root), "-o", "json")
+        shown = lockstep("top", "x", "--cluster", str(folder.root), "-o", "json")
         monkeypatch.chdir(folder.root)
-        page = lockstep("top", "x", "--local", "--workspace", ".").stdout
+        page = lockstep("top", "x", "--cluster", "./").stdout
     assert shown.returncode == 0, shown.stderr
     assert "not running" not in page, "its ranks are found by a relative workspace, too"
     (node,) = json.loads(shown.stdout)["nodes"]

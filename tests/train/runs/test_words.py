@@ -14,5 +14,5 @@ def test_runs_of_this_machine_live_as_jobs_do_elsewhere(tmp_path: Path) -> None:
     (place / "datasets").mkdir()
     for path in JOBS.values():
         (place / "workspace" / path).write_text(SCRIPTS[path])
-    where = Where(HERE, ("--local", "--workspace", str(place)), f"in workspace {place}", elsewhere="; --workspace names another one")
+    where = Where(HERE, ("--cluster", str(place)), f"in workspace {place}", elsewhere="; --cluster names another one")
     live(where, tmp_path)

@@ -105,8 +105,8 @@ def test_a_run_without_a_cluster_says_where_else_it_could_be(tmp_path: Path, mon
     )
 
 
-@pytest.mark.parametrize("how", ["--local", "--in-namespace"])
-def test_run_starts_the_changed_job_wherever_it_runs(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("how", [["--local"], ["--cluster", "local", "--in-namespace"]])
+def test_run_starts_the_changed_job_wherever_it_runs(how: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[TrainingJob] = []
 
     def start(order: Order, *_: object) -> int:
@@ -117,7 +117,7 @@ def test_run_starts_the_changed_job_wherever_it_runs(how: str, tmp_path: Path, m
     monkeypatch.setattr(TargetOptions, "target", lambda _: Target(cast(Any, None), "default", "local"))
     monkeypatch.setattr("lockstep.platforms.kubernetes.innamespace.InNamespace.run", lambda _, order: start(order))
     (tmp_path / "job.yaml").write_text(JOB)
-    arguments = ["run", "-f", str(tmp_path / "job.yaml"), "--cluster", "local", how, "--set", "nodes=5", "--set", "training.lora.rank=4"]
+    arguments = ["run", "-f", str(tmp_path / "job.yaml"), *how, "--set", "nodes=5", "--set", "training.lora.rank=4"]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output
     assert started[0].spec.nodes == 5 and started[0].spec.training is not None and started[0].spec.training.lora.rank == 4

@@ -258,14 +258,9 @@ def test_a_verb_fetches_what_a_job_file_names_unless_it_is_told_otherwise() -> N
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (
-            "org/m --token-secret hub",
-            "--token-secret is for --claim: a job names its own Secret in training.model.tokenSecret, and this machine uses HF_TOKEN",
-        ),
-        ("org/m --job x --token-secret hub", "--token-secret is for --claim"),
-        ("org/m --job x --workspace w", "--workspace is for a fetch on this machine"),
-        ("org/m --cluster local", "--cluster is for -f, --job or --claim, which say whose volumes to fill"),
-        ("org/m -n team --context c", "--namespace and --context are for -f, --job or --claim"),
+        ("org/m --job x --cluster /usr", "/usr is a workspace of this machine, and this is about a cluster"),
+        ("org/m --cluster local", "--cluster is for -f or --job, which say whose volumes to fill"),
+        ("org/m -n team --context c", "--namespace and --context are for -f or --job"),
         ("s3://bucket/m --revision v1", "revision needs the name of a model of the hub, such as org/name"),
         ("s3://key:hidden@bucket/m", "name must not contain a password or a port"),
         ("S3://key:hidden@bucket/m --job x", "name: an address with a password or a port is not valid: must be a folder"),
@@ -282,13 +277,3 @@ def test_a_revision_is_refused_where_the_jobs_model_has_none(tmp_path: Path, mon
     monkeypatch.setattr(model_verb, "_job_of_file", lambda *arguments: resolved({"name": "s3://bucket/m"}))
     with pytest.raises(ConfigError, match="revision needs the name of a model of the hub"):
         model_verb.get_model(TargetOptions(), revision="v1", files=[tmp_path / "job.yaml"])
-
-
-def test_a_claim_is_filled_as_by_a_job_that_names_it(tmp_path: Path) -> None:
-    made = TrainingJob.model_validate(model_verb._job_of_claim("team-workspace", "hub", "org/m"))
-    read = resolve(made, profile())
-    assert read.workspace_claim == "team-workspace"
-    (stateful_set,) = of_kind(render(read, CONTEXT), "StatefulSet")
-    pod = with_secrets(reader_pod(stateful_set, 0, "abc", 60), stateful_set)
-    assert "team-workspace" in json.dumps(pod["spec"]["volumes"])
-    assert "hub" in json.dumps(pod["spec"]["containers"][0]["env"])

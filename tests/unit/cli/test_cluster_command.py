@@ -108,15 +108,13 @@ def test_networks_that_every_pod_may_have_are_rails_too(
     assert "- {network: default/eno5np0-network, resource: openshift.io/eno5np0rdma}" in capsys.readouterr().out
 
 
-def test_a_file_that_is_there_is_left_alone_unless_forced(
+def test_a_file_that_is_there_is_left_alone(
     api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("mine")
     assert lockstep(monkeypatch, "discover", "mine", "-o", str(path)) == 2
     assert path.read_text() == "mine" and "already exists" in capsys.readouterr().err
-    assert lockstep(monkeypatch, "discover", "mine", "-o", str(path), "--force") == 0
-    assert path.read_text() != "mine"
 
 
 @pytest.mark.parametrize("name", ["Not_A_Name", "a/b", "x'y"])

@@ -371,7 +371,7 @@ LOCAL = [
         ["logs", "x", "--local"],
     ["why", "x", "--local"], ["top", "x", "--local"],
 ]  # fmt: skip
-OF_FOLDERS = [["checkpoint", "list", "runs"], ["checkpoint", "verify", "runs"]]
+OF_FOLDERS = [["checkpoint", "runs"], ["checkpoint", "runs", "--verify"]]
 JOBS: list[Any] = [
     {HOSTILE: 1},
     {"kind": HOSTILE, "apiVersion": HOSTILE},

@@ -40,14 +40,12 @@ def test_the_page_of_all_verbs_names_the_values_that_a_parameter_takes() -> None
         ("get --nope", "No such option: --nope; lockstep get --help shows what it takes"),
         ("run --render a.py", "No such option: --render: lockstep init job NAME --script writes a job file for a program"),
         ("diff -f job.yaml", "No such command 'diff': lockstep plan -f job.yaml shows what would change"),
-        ("checkpoint inspect demo", "No such command 'inspect': lockstep checkpoint list JOB describes the newest commit, or the one whose"
-                                    " folder you name"),
         ("get x -o xyz", "Invalid value for '-o' / '--output': 'xyz' is not one of 'table', 'wide', 'json', 'yaml', 'name'; lockstep get"
                          " --help shows what it takes"),
         ("scale", "Missing argument 'job'; lockstep scale --help shows what it takes"),
         ("scale x --nodes 4", "No such option: --nodes: lockstep scale JOB NODES"),
         ("validate", "Missing option '-f' / '--file'; lockstep validate --help shows what it takes"),
-        ("checkpoint nope x", "No such command 'nope'; lockstep checkpoint --help shows what it takes"),
+        ("adapter nope x", "No such command 'nope'; lockstep adapter --help shows what it takes"),
         ("gett", "No such command 'gett'. Did you mean 'get'?"),
         ("statsu", f"No such command 'statsu': {HINTS['status']}"),
         ("help foo", "No such command 'foo'. Topics: cluster-files, job-files, exit-codes, words"),

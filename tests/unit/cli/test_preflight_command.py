@@ -55,7 +55,7 @@ def test_the_command_prints_a_table_and_ends_with_its_verdict(tmp_path: Path, sc
     (tmp_path / "job.yaml").write_text(
         dump_yaml({"apiVersion": "lockstep.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "x"}, "spec": spec})
     )
-    command = ["preflight", "-f", str(tmp_path / "job.yaml"), "--local", "--workspace", str(tmp_path)]
+    command = ["preflight", "-f", str(tmp_path / "job.yaml"), "--cluster", str(tmp_path)]
     done = CliRunner().invoke(app, command, env={"COLUMNS": "300"})
     assert done.exit_code == code, done.output
     assert seen in done.output

@@ -60,10 +60,10 @@ def test_ctrl_c_ends_the_process_without_its_traceback() -> None:
     assert (caller.returncode, said) == (130, "")
 
 
-@pytest.mark.parametrize("verb", ["list", "verify"])
-def test_what_is_known_of_checkpoints_is_printed_as_the_trainer_says_it(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("options", [[], ["--verify"]])
+def test_what_is_known_of_checkpoints_is_printed_as_the_trainer_says_it(options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint, "ask_trainer", lambda module, arguments: ('{"commits": 1}', 0))
-    done = CliRunner().invoke(checkpoint.app, [verb, "runs/x", "-o", "json"])
+    done = CliRunner().invoke(entry.app, ["checkpoint", "runs/x", *options, "-o", "json"])
     assert (done.exit_code, done.output) == (0, '{"commits": 1}\n')
 
 
@@ -235,13 +235,15 @@ def test_a_word_is_a_job_unless_it_is_a_folder_of_this_machine(
     monkeypatch.setattr(checkpoint, "find_job", find)
     monkeypatch.setattr(checkpoint, "ask_trainer", lambda module, arguments: ('{"commits": [], "problems": []}', 0))
     for sources in (["here"], ["./nowhere"], ["/etc"], ["runs/demo"]):
-        empty = CliRunner().invoke(checkpoint.app, ["list", *sources])
+        empty = CliRunner().invoke(entry.app, ["checkpoint", *sources])
         assert (empty.exit_code, empty.stdout) == (0, "no commit is there; what a script saves by itself isn't listed\n")
     assert asked == []
-    assert CliRunner().invoke(entry.app, ["checkpoint", "verify", "demo", "--all", "-n", "team", "--cluster", "local"]).exit_code == 0
+    assert CliRunner().invoke(entry.app, ["checkpoint", "demo", "--verify", "--all", "-n", "team", "--cluster", "local"]).exit_code == 0
     assert asked == [("verify", "demo", TargetOptions("local", "team", None), ["--all"])]
-    refused = CliRunner().invoke(checkpoint.app, ["list", "demo", "here"]).exception
+    refused = CliRunner().invoke(entry.app, ["checkpoint", "demo", "here"]).exception
     assert isinstance(refused, ConfigError) and "demo is not a folder of this machine" in str(refused)
+    refused = CliRunner().invoke(entry.app, ["checkpoint", "here", "--all"]).exception
+    assert isinstance(refused, ConfigError) and "--all needs --verify" in str(refused)
 
 
 @pytest.mark.parametrize("verb", ["list", "verify"])
@@ -281,7 +283,7 @@ spec: {nodes: 1, script: {path: nosuch.py}}
         ("adapter merge . -o out --base nosuch", "there is no nosuch on this machine"),
         ("adapter merge ./nosuch -o out", "there is no nosuch on this machine"),
         ("adapter push ./nosuch org/name", "there is no nosuch on this machine"),
-        ("checkpoint list ./nosuch", "there is no nosuch on this machine"),
+        ("checkpoint ./nosuch", "there is no nosuch on this machine"),
     ],
 )
 def test_nothing_is_fetched_for_a_file_that_is_not_there(words: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from lockstep.cli.shared.places import Verb
     from lockstep.kube.cluster import Cluster
 
-ForceOption = Annotated[bool, typer.Option("--force", help="Go on even if the kubeconfig's API host differs from the cluster file's.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")]
 
 
@@ -33,7 +32,6 @@ def clean(
         bool, typer.Option("--pvcs", help="Also delete the claims of /workspace and /datasets, with everything on them.")
     ] = False,
     yes: YesOption = False,
-    force: ForceOption = False,
 ) -> None:
     """Remove the dev environment.
 
@@ -44,7 +42,7 @@ def clean(
 
     Example: lockstep cluster clean barcelona
     """
-    plan = _plan(where.verb, cluster, force)
+    plan = _plan(where.verb, cluster)
     Client(where.connections).run(lambda connection: _clean(connection, plan, pvcs=pvcs, yes=yes))
 
 
@@ -58,7 +56,6 @@ def uninstall(
         typer.Option("--cluster-only", help="Remove only this TrainingCluster, and rights that no other one needs. Lockstep stays."),
     ] = False,
     yes: YesOption = False,
-    force: ForceOption = False,
 ) -> None:
     """Remove the operator, the TrainingClusters and the CRDs.
 
@@ -73,33 +70,33 @@ def uninstall(
     """
     if jobs and cluster_only:
         raise ConfigError("--jobs deletes the jobs of all clusters, and --cluster-only removes one: leave out one of them")
-    plan = _plan(where.verb, cluster, force)
+    plan = _plan(where.verb, cluster)
     client = Client(where.connections)
     if cluster_only:
-        client.run(lambda connection: _uninstall_cluster(connection, plan, yes=yes, force=force))
+        client.run(lambda connection: _uninstall_cluster(connection, plan, yes=yes))
     else:
         client.run(lambda connection: _uninstall(connection, plan, jobs=jobs, yes=yes))
     forget(plan.cluster.cluster.name, plan.remembered)
 
 
 @acts_on("context")
-def rollback(where: TargetOptions, cluster: ClusterArgument, yes: YesOption = False, force: ForceOption = False) -> None:
+def rollback(where: TargetOptions, cluster: ClusterArgument, yes: YesOption = False) -> None:
     """Restore what the last deployment replaced.
 
     It restores the operator and the TrainingCluster. A second rollback undoes the first. CRDs stay as they are.
 
     Example: lockstep cluster rollback barcelona
     """
-    plan = _plan(where.verb, cluster, force)  # refuses the wrong cluster
+    plan = _plan(where.verb, cluster)  # refuses the wrong cluster
     Client(where.connections).run(lambda connection: _rollback(connection, plan.scope.home, yes))
 
 
-def _plan(verb: Verb, cluster: str, force: bool) -> DeploymentPlan:
+def _plan(verb: Verb, cluster: str) -> DeploymentPlan:
     """Plan of what was sent, whatever it was sent with. Raises ConfigError for the wrong cluster."""
     from lockstep.cli.shared.target import refuse_other_cluster
 
     plan = planned(verb, cluster, Mode.AUTO)
-    refuse_other_cluster(verb, plan.cluster, force)
+    refuse_other_cluster(verb, plan.cluster)
     scope = as_deployed(plan, verb.connections)[2]
     return planned(verb, cluster, Mode.AUTO, monitoring=scope is None or not scope.own, scope=scope)
 
@@ -178,7 +175,7 @@ async def _uninstall(connection: Cluster, plan: DeploymentPlan, *, jobs: bool, y
     put(f"Lockstep is removed; claims stay. To install it again: lockstep deploy {plan.typed}")
 
 
-async def _uninstall_cluster(connection: Cluster, plan: DeploymentPlan, *, yes: bool, force: bool) -> None:
+async def _uninstall_cluster(connection: Cluster, plan: DeploymentPlan, *, yes: bool) -> None:
     from lockstep.plan.ship.deploy import CLUSTER, called, jobs_using, objects_of_cluster
     from lockstep.platforms.clusters import remove
     from lockstep.platforms.clusters.listings import is_there
@@ -204,14 +201,18 @@ async def _uninstall_cluster(connection: Cluster, plan: DeploymentPlan, *, yes: 
     await remove.remove(connection, present, print)
     if (cleared := record.without(name)) != record:
         await write_record(connection, cleared, plan.scope.home)
-    option = " --force" if force or was_forced(plan.cluster.cluster.name, connection.server) else ""
-    _tell_rest(plan, clusters, option, was_there=bool(present), sent_by_it=record.current is not None and name in record.current.clusters)
+    is_its_own = not was_forced(plan.cluster.cluster.name, connection.server)
+    _tell_rest(
+        plan,
+        clusters,
+        is_its_own=is_its_own,
+        was_there=bool(present),
+        sent_by_it=record.current is not None and name in record.current.clusters,
+    )
 
 
-def _tell_rest(plan: DeploymentPlan, clusters: list[dict[str, Any]], option: str, *, was_there: bool, sent_by_it: bool) -> None:
-    """Print what stays, and the commands for it. `option`: " --force" where a file is not of this cluster, which is forgotten from now
-    on.
-    """
+def _tell_rest(plan: DeploymentPlan, clusters: list[dict[str, Any]], *, is_its_own: bool, was_there: bool, sent_by_it: bool) -> None:
+    """Print what stays, and the commands for it. `is_its_own` False: the file is of another cluster, so no verb comes here any more."""
     from lockstep.plan.ship.deploy import is_default
 
     name = plan.cluster.cluster.name
@@ -221,7 +222,8 @@ def _tell_rest(plan: DeploymentPlan, clusters: list[dict[str, Any]], option: str
         f"{f'TrainingCluster {name} is removed' if was_there else f'TrainingCluster {name} is not on the cluster'}; Lockstep stays, with"
         f" {names}."
     )
-    put(f"To remove the service account of namespace {plan.namespace} if no job needs it: lockstep cluster clean {plan.typed}{option}")
+    if is_its_own:
+        put(f"To remove the service account of namespace {plan.namespace} if no job needs it: lockstep cluster clean {plan.typed}")
     if left and not any(map(is_default, left)):
         put("Jobs that name no cluster have none now: the next lockstep deploy makes its cluster their default")
     if sent_by_it:

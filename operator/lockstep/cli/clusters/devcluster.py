@@ -169,8 +169,8 @@ def devcluster_status(output: FormOption = Form.TEXT) -> None:
             put(f"export KUBECONFIG={state['kubeconfig']}")
         if has_hosts:
             put(bed.cluster_file)
-    is_whole = bool(nodes) and all(nodes.values()) and all(daemons.values()) if daemons else has_hosts
-    if not is_whole or (has_hosts and not all(hosts.values())):
+    up = [parts for parts, is_up in (([bool(nodes), *daemons.values(), *nodes.values()], daemons), (hosts.values(), has_hosts)) if is_up]
+    if not up or not all(map(all, up)):
         raise typer.Exit(1)
 
 

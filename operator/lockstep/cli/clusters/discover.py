@@ -31,7 +31,6 @@ def discover(
         str | None,
         typer.Option("-o", "--output", help="File to write; - for the terminal. Default: clusters/NAME.yaml.", show_default=False),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     probe: Annotated[
         str | None,
         typer.Option(
@@ -59,8 +58,8 @@ def discover(
     parse_cluster_file(f"cluster:\n  name: {name!r}\n  namespace: default\n", "NAME")  # one that can't be is refused first
     stated = peek(name)
     aim_at(where.verb, name, None, checked=False, is_of_hosts=stated is not None and stated.is_of_hosts)
-    if path is not None and path.exists() and not force:
-        raise ConfigError(f"{path} already exists; name another file with -o, or overwrite it with --force")
+    if path is not None and path.exists():
+        raise ConfigError(f"{path} already exists; name another file with -o, or remove it")
     with exiting_on_ctrl_c("lockstep: interrupted; nothing was written, and no pod is left"):
         facts = asyncio.run(_look(where.namespace, where.connections, probe))
     text, entries = discovered(name, facts)

@@ -1,40 +1,73 @@
-"""`lockstep doctor`: is everything there that a job needs, and if not, what to do."""
+"""`lockstep doctor`: is everything there that a job needs, on a cluster or on hosts, and if not, what to do."""
 
 from __future__ import annotations
 
 import asyncio
 import shutil
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lockstep.api.names import HOSTS, KUBERNETES
+from lockstep.cli.clusters.doctorhosts import check_hosts
 from lockstep.cli.shared.jobargs import Form, FormOption, OptionalClusterArgument, TargetOptions, on_cluster
 from lockstep.cli.shared.terminal import waiting
-from lockstep.platforms.output import put, put_json
+from lockstep.platforms.output import put, put_json, tell
 
 if TYPE_CHECKING:
     from lockstep.api.files.clusterfile import ClusterFile
+    from lockstep.cli.shared.inputs import Inputs
     from lockstep.kube.aim import Connections
     from lockstep.plan.cluster.finding import Finding
 
 
 @on_cluster
-def doctor(where: TargetOptions, cluster: OptionalClusterArgument = "local", output: FormOption = Form.TEXT) -> None:
-    """Check a cluster from your tools to its network.
+def doctor(
+    where: TargetOptions,
+    cluster: OptionalClusterArgument = "local",
+    files: Annotated[
+        list[Path] | None,
+        typer.Option("-f", "--file", metavar="FILE", show_default=False, help="This job's cluster; on hosts also whether they fit it."),
+    ] = None,
+    output: FormOption = Form.TEXT,
+) -> None:
+    """Check a cluster from your tools to its network, or hosts.
 
-    It checks tools, context, rights, CRDs, operator, TrainingCluster, DNS, nodes, storage and fabric, and says what to do about each.
+    On Kubernetes it checks tools, context, rights, CRDs, operator, TrainingCluster, DNS, nodes, storage and fabric, and says what to do
+    about each. It only reads, with your rights. What your account may not read counts as unknown, not as failed.
 
-    It only reads, with your rights. What your account may not read counts as unknown, not as failed. Exit code 0: nothing that you may
-    see fails; 1: something does.
+    On hosts it looks at ssh, Python and its packages, disk, GPUs, address, clock, what keeps jobs alive, and the network between them:
+    every host connects to every other one on ports that a job uses, and neighbors measure their bandwidth. A file in each workspace shows
+    for a moment which hosts share one. It leaves nothing behind, and prints the steps that only root can take. With -f it also checks that
+    nodes, GPUs, inputs, disk and network fit this job.
+
+    Exit code 0: nothing that you may see fails; 1: something does.
 
     Example: lockstep doctor barcelona
+
+    Example: lockstep doctor lab -f job.yaml
     """
+    from lockstep.cli.shared.inputs import only, read_inputs
+    from lockstep.cli.shared.target import load
+
+    is_typed = where.verb.choice is None and where.verb.unnamed is None
+    place = replace(where, cluster=cluster) if is_typed else where
+    inputs = read_inputs(only(files, "doctor"), place, unnamed=lambda: cluster) if files else None
+    named = cluster if is_typed or inputs is None else inputs.job.spec.cluster or cluster
+    file = load(where.verb, named) if inputs is None else inputs.cluster
+    {KUBERNETES: _check_cluster, HOSTS: check_hosts}[file.kind](where.on(file, named), inputs, output)
+
+
+def _check_cluster(where: TargetOptions, inputs: Inputs | None, output: Form) -> None:
+    """Print what is wrong with a Kubernetes cluster, and where a job is judged. Raises typer.Exit if something fails."""
+    cluster, file = where.named, where.cluster_file
+    if inputs is not None:
+        tell(f"note: this is about cluster {cluster}; lockstep plan -f {inputs.source} says whether the job fits there")
     with waiting(f"looking at cluster {cluster}"):
-        from lockstep.cli.shared.target import load
         from lockstep.plan.cluster.finding import Outcome
 
-        file = load(where.verb, cluster)
         findings = [_tools(), *asyncio.run(_examine(file, where.namespace or file.cluster.namespace, where.connections))]
     if output is Form.JSON:
         put_json([{"subject": one.subject, "verdict": one.outcome.value, "message": one.message, "fix": one.fix} for one in findings])

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from lockstep.api.errors import ConfigError
 from lockstep.cli.shared.jobargs import TargetOptions, acts_on
+from lockstep.cli.shared.terminal import waiting
 from lockstep.platforms.output import put, put_text, tell
-
-if TYPE_CHECKING:
-    from lockstep.api.files.clusterfile import ClusterFile
+from lockstep.platforms.places.backends import backend_class
 
 app = typer.Typer(help="Write a cluster, hosts, job or script file to start from.", no_args_is_help=True)
 SCAFFOLDS = Path(__file__).with_name("scaffolds")
@@ -192,17 +190,14 @@ def _from_config(origin: Path, name: str, cluster: str | None, wanted: tuple[int
     from lockstep.cli.shared.clusterfiles import load_cluster, read_text
     from lockstep.plan.ahead.standin import stand_in
     from lockstep.plan.translate.leaves import leftover_lines
-    from lockstep.plan.translate.trainer import Size, job_text
+    from lockstep.plan.translate.trainer import job_text
     from lockstep.platforms.jobs.planfacts import moved_targets_here
 
     file = load_cluster(cluster) if cluster is not None else stand_in()
-    own, (nodes, gpus) = file.profile.spec.gpus, wanted
-    if cluster is not None and file.hosts is not None:
-        size = Size(_ranks_of_hosts(file, cluster, nodes, gpus), nodes, gpus)
-    else:
-        count, each = nodes or own.default_nodes, own.per_node if gpus is None else gpus
-        is_stated = nodes is not None or gpus is not None
-        size = Size(count * max(each, 1), count if is_stated else None, each if is_stated else None)
+    with waiting("asking for the GPUs"):
+        size, problems = backend_class(file.kind).size(file, cluster or file.cluster.name, *wanted)
+    for problem in problems:
+        tell(f"warning: the job's number of ranks is not known (--gpus-per-node states it): {problem}")
     named = file.cluster.name if cluster is not None else None
     translation = job_text(read_text(origin), str(origin), name, named, size, _beside(origin))
     training = parse_job_file(translation.text, str(path)).spec.training
@@ -230,29 +225,6 @@ def _beside(origin: Path) -> Callable[[str], str | None]:
             return None
 
     return read
-
-
-def _ranks_of_hosts(file: ClusterFile, named: str, nodes: int | None, gpus: int | None) -> int | None:
-    """Return the number of ranks that a job has on these hosts: those that state no GPUs are asked. None if one does not tell, which is
-    said.
-    """
-    from lockstep.cli.shared.terminal import waiting
-    from lockstep.plan.hosts.place import chosen
-    from lockstep.platforms.hosts.backend import HostsBackend
-
-    every = file.its_hosts(named)
-    hosts = [host.name for host in chosen(every, nodes)]
-    counts = {name: every.gpu_counts[name] if gpus is None else gpus for name in hosts}
-    asked = [name for name, count in counts.items() if count is None]
-    with waiting(f"asking {len(asked)} hosts for their GPUs"):
-        answers, problems = asyncio.run(HostsBackend(file, named).fleet().look(asked)) if asked else ({}, {})
-    problems |= {
-        name: f"host {name}: its GPUs are not all known: {facts.gpu_problem}" for name, facts in answers.items() if facts.gpu_problem
-    }
-    for problem in problems.values():
-        tell(f"warning: the job's number of ranks is not known (--gpus-per-node states it): {problem}")
-    known = [*(count or 0 for count in counts.values()), *(len(facts.gpus) for facts in answers.values())]
-    return None if problems else sum(known) or len(hosts)
 
 
 @app.command("script")

@@ -51,7 +51,7 @@ def lint(
     operator_image = default_image(file.profile)
     if not offline and file.hosts is not None:
         tell(
-            f"note: the file alone was checked; lockstep hosts check {typed} looks at the hosts, and lockstep hosts setup {typed} --dry-run"
+            f"note: the file alone was checked; lockstep doctor {typed} looks at the hosts, and lockstep hosts setup {typed} --dry-run"
             " shows what they lack"
         )
     elif not offline:

@@ -1,4 +1,4 @@
-"""`lockstep cluster status`: the operator, the TrainingCluster, the dev environment and the jobs of a cluster."""
+"""`lockstep cluster`: what is about a cluster, and no job. Its `status` is here: operator, TrainingCluster, dev environment and jobs."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import typer
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.names import OPERATOR_NAMESPACE
+from lockstep.cli.clusters import calibrate, clean, clusters, discover, lint
 from lockstep.cli.shared.jobargs import OptionalClusterArgument, TargetOptions, acts_on
 
 if TYPE_CHECKING:
     from lockstep.api.files.clusterfile import ClusterFile
     from lockstep.kube.cluster import Cluster
 
+app = typer.Typer(help="Describe clusters, check, measure, and clean them up.", no_args_is_help=True)
 NOT_SEEN = "you may not look"
 
 
@@ -106,3 +108,13 @@ def _row(job: dict[str, Any]) -> tuple[str, ...]:
         summary.get("reason", "Unknown"),
         summary.get("message", ""),
     )
+
+
+app.command("list")(clusters.list_clusters)
+app.command("status")(status)
+app.command("discover")(discover.discover)
+app.command("lint")(lint.lint)
+app.command("calibrate")(calibrate.calibrate)
+app.command("rollback")(clean.rollback)
+app.command("clean")(clean.clean)
+app.command("uninstall")(clean.uninstall)

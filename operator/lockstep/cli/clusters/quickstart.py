@@ -44,7 +44,7 @@ class Stage:
     """Lines of commands that only this place has."""
 
 
-@acts_on("context", "local")
+@acts_on("context", "local", here=True)
 def quickstart(
     where: TargetOptions,
     hosts: Annotated[
@@ -64,29 +64,34 @@ def quickstart(
 
     Example: lockstep quickstart
     """
-    started, local, context = time.monotonic(), where.local, where.context
-    if hosts and (local or context):
+    started = time.monotonic()
+    ways = ((hosts, _hosts), (where.workspace, _here), (where.context, _own_cluster))
+    stated = [stage_of for is_stated, stage_of in ways if is_stated]
+    if len(stated) > 1:
         raise ConfigError("--hosts, --local and --context each say where to run: use one of them")
-    is_other = _is_cluster_of_kubeconfig()
-    own_cluster = context is not None or is_other or (bool(os.environ.get("KUBECONFIG")) and os.geteuid() != 0)
-    why_local = None if own_cluster and not local else _why_local(local)
-    asks = is_other and not (context or hosts or local or yes)
-    if not hosts and (own_cluster or why_local):  # (the others first look whether this machine can do it)
-        if asks and not sys.stdin.isatty():
-            _ask_about_kubeconfig()
-        in_full_environment(check=lambda: why_local or _demo_of_cluster(where))
-    if asks:
-        _ask_about_kubeconfig()
-    if hosts:
-        stage = _hosts(where.verb)
-    elif why_local:
-        put(f"{why_local}: the job runs as two processes on this machine.", flush=True)
-        stage = _this_machine(where.verb)
-    else:
-        stage = _cluster(where, embedded=not own_cluster)
-    code = train_and_show(stage)
+    code = train_and_show(stated[0](where) if stated else _usual(where, yes=yes))
     put(f"quickstart took {time.monotonic() - started:.0f} s", flush=True)
     raise typer.Exit(code)
+
+
+def _usual(where: TargetOptions, *, yes: bool) -> Stage:
+    """Make the place ready that counts where no option names one: the cluster of KUBECONFIG after a question, else this machine."""
+    if _is_cluster_of_kubeconfig():
+        return _own_cluster(where, asks=not yes)
+    if os.environ.get("KUBECONFIG") and os.geteuid() != 0:
+        return _own_cluster(where)
+    why = _why_not_embedded()
+    return _here(where, why) if why else _cluster(where, embedded=True)
+
+
+def _own_cluster(where: TargetOptions, *, asks: bool = False) -> Stage:
+    """Make a cluster ready that is not this machine's. Nothing is fetched before it is known that it will be used."""
+    if asks and not sys.stdin.isatty():
+        _ask_about_kubeconfig()
+    in_full_environment(check=lambda: _demo_of_cluster(where))
+    if asks:
+        _ask_about_kubeconfig()
+    return _cluster(where, embedded=False)
 
 
 def _is_cluster_of_kubeconfig() -> bool:
@@ -110,15 +115,19 @@ def _ask_about_kubeconfig() -> None:
     )
 
 
-def _why_local(is_asked: bool) -> str | None:
-    """Reason why the embedded cluster is not used; None when it is."""
-    if is_asked:
-        return "--local was given"
+def _why_not_embedded() -> str | None:
+    """Return the reason why the embedded cluster is not used; None when it is."""
     if platform.system() != "Linux":
         return f"{platform.system()} has no network namespaces for an embedded cluster"
     if os.geteuid() != 0:
         return "The embedded cluster needs root"
     return None
+
+
+def _here(where: TargetOptions, why: str = "--local was given") -> Stage:
+    in_full_environment()
+    put(f"{why}: the job runs as two processes on this machine.", flush=True)
+    return _this_machine(where.verb)
 
 
 def _this_machine(verb: Verb) -> Stage:
@@ -134,13 +143,13 @@ def _this_machine(verb: Verb) -> Stage:
         (root / name).mkdir(parents=True, exist_ok=True)
     use(str(root))
     own = f"""\
-  lockstep run -f {sample_file("trainingjob-zero3")} --local --workspace {root}
+  lockstep run -f {sample_file("trainingjob-zero3")} --cluster {root}
   lockstep quickstart                                  # as root on Linux: the same on a real Kubernetes
 """
-    return Stage(TargetOptions(CLUSTER, local=True, workspace=root, verb=verb), own)
+    return Stage(TargetOptions(str(root), verb=verb), own)
 
 
-def _hosts(verb: Verb) -> Stage:
+def _hosts(where: TargetOptions) -> Stage:
     """Bring two hosts up on this machine, which are reached over ssh as machines of one's own are."""
     from lockstep.cli.clusters.devcluster import BED, bring_hosts_up
     from lockstep.cli.shared.clusterfiles import use
@@ -150,7 +159,7 @@ def _hosts(verb: Verb) -> Stage:
         file = bring_hosts_up(HOSTS)
     named = str(from_here(write_state(BED, file.read_text(encoding="utf-8"))))
     use(named)
-    return Stage(TargetOptions(named, verb=verb), "  lockstep devcluster down\n")
+    return Stage(TargetOptions(named, verb=where.verb), "  lockstep devcluster down\n")
 
 
 def _cluster(where: TargetOptions, *, embedded: bool) -> Stage:
@@ -207,6 +216,7 @@ def refuse_other_demo(sample: TrainingJob, existing: Object) -> None:
 def train_and_show(stage: Stage) -> int:
     """Train the demo in a place, ask the base model and the adapter the same questions, and return the exit code."""
     from lockstep.api.objects import Typed
+    from lockstep.cli.shared.clusterfiles import load_cluster
     from lockstep.cli.shared.inputs import read_inputs
     from lockstep.platforms.places.orders import Order
 
@@ -214,7 +224,7 @@ def train_and_show(stage: Stage) -> int:
     backend = backend_of(where.kind, where)
 
     def order(*changes: str) -> Order:
-        inputs = read_inputs(sample, where, [f"cluster={where.cluster_file.cluster.name}", *changes])
+        inputs = read_inputs(sample, where, [f"cluster={load_cluster(where.named).cluster.name}", *changes])
         return Order(inputs.job, inputs.cluster, Typed(str(sample), (), changes))
 
     with step("Copy the model and the chats to the job's volumes"):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from lockstep.cli.shared.jobargs import Form, FormOption, TargetOptions, acts_on
 from lockstep.cli.shared.ownversion import own_version
@@ -17,24 +15,21 @@ if TYPE_CHECKING:
 @acts_on("cluster", "context")
 def version(
     where: TargetOptions,
-    client: Annotated[bool, typer.Option("--client", help="Print only this command's version, without asking a cluster.")] = False,
     output: FormOption = Form.TEXT,
 ) -> None:
     """Print the versions of Lockstep and of Kubernetes.
 
-    It names this command's version, the operator's image and the API server's.
+    It names this command's version, the operator's image and the API server's. lockstep --version prints the first alone.
 
-    Example: lockstep version --client
+    Example: lockstep version --cluster barcelona
     """
+    from lockstep.kube.cluster import Client
+
     own = [("lockstep", own_version())]
     if output is Form.TEXT:
         _show(own)  # before a cluster is asked, which may not answer
-    lines: list[tuple[str, str]] = []
-    if not client:
-        from lockstep.kube.cluster import Client
-
-        namespace = where.chosen_namespace()
-        lines = Client(where.connections).run(lambda connection: _cluster_versions(connection, namespace))
+    namespace = where.chosen_namespace()
+    lines = Client(where.connections).run(lambda connection: _cluster_versions(connection, namespace))
     if output is Form.JSON:
         put_json(dict([*own, *lines]))
     else:

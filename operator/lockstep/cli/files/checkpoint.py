@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lockstep.api.errors import ConfigError
 from lockstep.cli.shared.jobargs import Form, FormOption, TargetOptions, find_job, job_among, on_site
 from lockstep.cli.shared.trainer import ask_trainer
 from lockstep.platforms.output import put, put_json_text, tell
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 Json = dict[str, Any]
-
-app = typer.Typer(help="Look at a run's checkpoints.", no_args_is_help=True)
 
 RunArgument = Annotated[
     list[str],
@@ -43,27 +42,44 @@ def answer_of(verb: str, sources: list[str], where: TargetOptions, options: Sequ
     return asyncio.run(find_job(job, where).commits(verb, options, tell))
 
 
-@app.command("list")
 @on_site
-def list_commits(
+def checkpoint(
     where: TargetOptions,
     runs: RunArgument,
+    verify: Annotated[bool, typer.Option("--verify", help="Compare every shard of the newest commit with its checksum.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="With --verify: of every commit from which a start might go on, not only of the newest.")
+    ] = False,
     output: FormOption = Form.TEXT,
 ) -> None:
-    """List a run's checkpoints, and describe the newest.
+    """List a run's checkpoints, or verify them.
 
     It shows each commit's step, size and evaluation loss, whether its files exist, and why it is kept. Below it describes the newest one,
     or that of the step-N.aM folder that you name: what it holds, and what it came from.
 
-    Example: lockstep checkpoint list demo
+    --verify reads every shard. For a job it does so in a pod next to the volume, or on the hosts. Exit code 1 then: something is missing
+    or damaged.
 
-    Example: lockstep checkpoint list runs/demo/checkpoints/step-40.a1
+    Example: lockstep checkpoint demo
+
+    Example: lockstep checkpoint runs/demo/checkpoints/step-40.a1
+
+    Example: lockstep checkpoint demo --verify --all
     """
-    text, _ = answer_of("list", runs, where)
+    if everything and not verify:
+        raise ConfigError("--all needs --verify: add that, or leave it out")
+    text, code = answer_of("verify" if verify else "list", runs, where, ["--all"] if everything else [])
     if output is Form.JSON:
         put_json_text(text)
-        return
-    answer = json.loads(text)
+    elif verify:
+        put(*verdicts(json.loads(text)["commits"]))
+    else:
+        _show(json.loads(text))
+    if verify:
+        raise typer.Exit(code)
+
+
+def _show(answer: Json) -> None:
     if answer["commits"]:
         _print(commits_table(answer["commits"]))
         put(*(line for commit in answer["commits"][:1] if "job" in commit for line in words(commit)))
@@ -71,30 +87,6 @@ def list_commits(
         put("no commit is there; what a script saves by itself isn't listed")
     for problem in answer["problems"]:
         put(problem)
-
-
-@app.command("verify")
-@on_site
-def verify(
-    where: TargetOptions,
-    runs: RunArgument,
-    everything: Annotated[
-        bool, typer.Option("--all", help="Verify every commit from which a start might go on, not only the newest.")
-    ] = False,
-    output: FormOption = Form.TEXT,
-) -> None:
-    """Compare every shard with its checksum.
-
-    It reads every shard. For a job it does so in a pod next to the volume, or on the hosts. Exit code 1: something is missing or damaged.
-
-    Example: lockstep checkpoint verify demo --all
-    """
-    text, code = answer_of("verify", runs, where, ["--all"] if everything else [])
-    if output is Form.JSON:
-        put_json_text(text)
-    else:
-        put(*verdicts(json.loads(text)["commits"]))
-    raise typer.Exit(code)
 
 
 def commits_table(commits: list[Json]) -> Table:

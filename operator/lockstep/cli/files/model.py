@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,10 +15,11 @@ from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import WORKSPACE
 from lockstep.api.objects import Typed
 from lockstep.cli.shared.inputs import OptionalFileOption, only
-from lockstep.cli.shared.jobargs import WORKSPACE as WORKSPACE_HERE
 from lockstep.cli.shared.jobargs import TargetOptions, acts_on, find_job
 from lockstep.cli.shared.signals import exiting_on_ctrl_c
+from lockstep.cli.shared.target import refuse_workspace
 from lockstep.platforms.output import ProgramOutput, put, tell
+from lockstep.platforms.places.backends import DEFAULT_WORKSPACE
 from lockstep.platforms.places.orders import Order
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ def model() -> None:
 
 
 @app.command("get")
-@acts_on("cluster", "namespace", "context", "workspace")
+@acts_on("cluster", "namespace", "context", here=True)
 def get_model(
     where: TargetOptions,
     name: Annotated[
@@ -52,12 +51,6 @@ def get_model(
     ] = None,
     files: OptionalFileOption = None,
     job: Annotated[str | None, typer.Option("--job", help="The job of the cluster whose volumes to fill.")] = None,
-    claim: Annotated[
-        str | None, typer.Option("--claim", help="The claim to fill, with --cluster. Jobs name it in storage.workspaceClaimName.")
-    ] = None,
-    token_secret: Annotated[
-        str | None, typer.Option("--token-secret", help="With --claim: the Secret whose key HF_TOKEN holds the hub's token.")
-    ] = None,
     to: Annotated[
         Path | None,
         typer.Option("--to", help="The folder for the model; in pods it must be below /workspace. Default: the cache in which jobs look."),
@@ -67,44 +60,32 @@ def get_model(
 
     The download is verified and can be resumed. All jobs of a volume share it.
 
-    With -f, --job or --claim it fills volumes of the cluster. The job's own pods fetch the model if they run, else a short-lived pod
-    without GPUs does. On hosts, each host fetches for itself. Without these options, the model comes to this machine, for `lockstep run
-    --local`. If a fetch breaks, run the same command again to continue.
+    With -f or --job it fills volumes of the cluster, with the job's tokenSecret. The job's own pods fetch the model if they run, else a
+    short-lived pod without GPUs does. On hosts, each host fetches for itself. Without these options, the model comes to this machine, for
+    `lockstep run --local`. If a fetch breaks, run the same command again to continue.
 
     Example: lockstep model get -f job.yaml
 
-    Example: lockstep model get zai-org/GLM-4.5-Air --claim team-workspace --cluster mine
-
     Example: lockstep model get Qwen/Qwen3-8B --to models/Qwen3-8B
     """
-    if sum(option is not None for option in (files, job, claim)) > 1:
-        raise ConfigError("--file, --job and --claim each say which volumes are meant: give one of them")
-    if claim is None:
-        _refuse_unread(
-            {"--token-secret": token_secret},
-            "--claim: a job names its own Secret in training.model.tokenSecret, and this machine uses HF_TOKEN",
-        )
-    if files or job is not None or claim is not None:
-        _refuse_unread(
-            {"--workspace": None if where.workspace == WORKSPACE_HERE else where.workspace},
-            "a fetch on this machine: pods have their own /workspace",
-        )
+    if files and job is not None:
+        raise ConfigError("--file and --job each say which volumes are meant: give one of them")
+    if files or job is not None:
+        refuse_workspace(where.named)
     else:
-        places = {"--cluster": where.cluster, "--namespace": where.namespace, "--context": where.context}
-        _refuse_unread(places, "-f, --job or --claim, which say whose volumes to fill: without these, the model comes to this machine")
+        places = {"--cluster": None if where.workspace else where.cluster, "--namespace": where.namespace, "--context": where.context}
+        _refuse_unread(places, "-f or --job, which say whose volumes to fill: without these, the model comes to this machine")
     if name is not None:
         _refuse_unusable(name, revision)
-    if files or claim is not None:
-        read = _job_of_file(only(files, "model get") if files else None, claim, token_secret, name, where)
+    if files:
+        read = _job_of_file(only(files, "model get"), where)
         name, revision = _named(name, revision, read.job)
         _refuse_unusable(name, revision)
-        backend = read.at(where).backend()
-        backend.refuse("--claim", claim)
-        volumes = partial(backend.volumes_to_fill, Order(read.job, read.cluster, Typed("")))
+        volumes = partial(read.at(where).backend().volumes_to_fill, Order(read.job, read.cluster, Typed("")))
     elif name is None:
         raise ConfigError("NAME is missing: name a model (lockstep model get org/name), or a job file that names one (-f FILE)")
     elif job is None:
-        return _here(name, revision, to, where.workspace)
+        return _here(name, revision, to, where.workspace or DEFAULT_WORKSPACE)
     else:
         volumes = partial(find_job(job, where).volumes_to_fill)
     arguments = _arguments(name, revision, to)
@@ -154,12 +135,10 @@ def _arguments(name: str, revision: str | None, to: Path | None) -> list[str]:
     return [name, "--cache", f"{WORKSPACE}/cache", *(["--revision", revision] if revision else []), *(["--to", str(to)] if to else [])]
 
 
-def _named(name: str | None, revision: str | None, job: TrainingJob | None) -> tuple[str, str | None]:
+def _named(name: str | None, revision: str | None, job: TrainingJob) -> tuple[str, str | None]:
     """Return the stated name and revision, else the job file's."""
     if name is not None:
         return name, revision
-    if job is None:
-        raise ConfigError("NAME is missing: name a model (lockstep model get org/name), or a job file that names one (-f FILE)")
     training = job.spec.training
     if training is None or training.model.name.startswith("/"):
         stated = "has no training" if training is None else f"names the folder {training.model.name}"
@@ -167,27 +146,14 @@ def _named(name: str | None, revision: str | None, job: TrainingJob | None) -> t
     return training.model.name, revision or training.model.revision
 
 
-def _job_of_file(file: Path | None, claim: str | None, token_secret: str | None, name: str | None, where: TargetOptions) -> Inputs:
-    """Job whose volumes are filled; for a claim, one that would use it. Raises ConfigError."""
+def _job_of_file(file: Path, where: TargetOptions) -> Inputs:
+    """Return the job whose volumes are filled. Raises ConfigError."""
     from lockstep.cli.shared.inputs import read_all
 
-    with TemporaryDirectory() as folder:
-        if file is None:
-            if name is None:
-                raise ConfigError("NAME is missing: lockstep model get org/name --claim CLAIM")
-            file = Path(folder) / "claim.yaml"
-            file.write_text(json.dumps(_job_of_claim(str(claim), token_secret, name)))
-        inputs, *others = read_all(file, where, unnamed=lambda: where.named)
+    inputs, *others = read_all(file, where, unnamed=lambda: where.named)
     if others:
         raise ConfigError(f"{file} holds {len(others) + 1} jobs: lockstep model get takes a file with one")
     return inputs
-
-
-def _job_of_claim(claim: str, token_secret: str | None, name: str) -> dict[str, Any]:
-    secret = {} if token_secret is None else {"tokenSecret": {"name": token_secret}}
-    training = {"model": {"name": name, **secret}, "data": {"path": f"{WORKSPACE}/none.jsonl"}}
-    spec = {"nodes": 1, "storage": {"workspaceClaimName": claim}, "training": training}
-    return {"apiVersion": "lockstep.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "model-get"}, "spec": spec}
 
 
 async def _fetch(node: str, opened: AbstractAsyncContextManager[Volume], arguments: Sequence[str], *, alone: bool) -> int:

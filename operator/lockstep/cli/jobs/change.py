@@ -28,6 +28,7 @@ from lockstep.cli.shared.terminal import confirm
 from lockstep.kube.outage import Outage
 from lockstep.platforms.output import put, say
 from lockstep.platforms.places.backend import POLL_SECONDS, STOP_SECONDS
+from lockstep.platforms.places.backends import words_to
 from lockstep.platforms.places.orders import IN_NAMESPACE, lack
 from lockstep_spec.words import number_of
 
@@ -237,7 +238,7 @@ def _run_again(file: Path, where: TargetOptions, place: str) -> int:
     from lockstep.cli.shared.inputs import option_words
 
     inputs = read_inputs(file, where)
-    options: dict[str, object] = {"--cluster": where.cluster, "--local": where.local, "--workspace": where.workspace}
+    options: dict[str, object] = {"--cluster": where.cluster} if where.workspace is None else words_to(where.workspace)
     typed = Typed(str(file), tuple(option_words(options)), (), where.cluster, where.context)
     return run_job(inputs, inputs.at(where), place, typed, {"-f": file, **options}, retry=True)
 

@@ -89,8 +89,8 @@ class _Own(TargetOptions):
 
 def _ask(verb: Verb, place: str, answer: Future[SeenPlace]) -> None:
     try:
-        if place == str(DEFAULT_WORKSPACE) or is_workspace(place):
-            where, place = TargetOptions(local=True, workspace=Path(place), verb=verb), "this machine"
+        if is_workspace(place):
+            where, place = TargetOptions(place, verb=verb), "this machine"
         else:
             where = _Own(place, verb=verb, file=load_cluster(place))
         backend = where.backend(hurried=True)

@@ -15,6 +15,7 @@ from lockstep.cli.jobs.run import run_job, warn_ignored
 from lockstep.cli.shared.inputs import FileOption, SetOption, only, read_inputs
 from lockstep.cli.shared.jobargs import TargetOptions, acts_on
 from lockstep.platforms.local.environment import in_full_environment
+from lockstep.platforms.places.backends import DEFAULT_WORKSPACE
 from lockstep.platforms.places.orders import LOCAL, Door, lack
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ TokenFileOption = Annotated[
 ]  # fmt: skip
 
 
-@acts_on("cluster", "workspace")
+@acts_on("cluster", here=True)
 def launch(
     where: TargetOptions,
     file: FileOption,
@@ -63,7 +64,8 @@ def launch(
 
     This machine is node 0, and the others join.
 
-    Type the line that it prints on the other machines, before or after this one. Each machine may have its own --workspace.
+    Type the line that it prints on the other machines, before or after this one. Each machine may have its own folder, which
+    --cluster names; a cluster file says what the job leaves open.
     Ctrl-C saves on all machines and stops; the same command starts the job again, from its last checkpoint if it has committed one. Exit
     codes: 0 complete, 1 failed, 2 it can't run as written, 130 interrupted.
 
@@ -76,9 +78,9 @@ def launch(
     from lockstep.platforms.local.joined.machine import parse_place
 
     path, place, number = only(file, "launch"), parse_place(at), _number(node, token_file)
-    where = replace(where, local=True)
-    inputs = read_inputs(path, where, changes)
-    own = {"--cluster": where.cluster, "--workspace": where.workspace, "--set": changes}
+    folder = where.workspace or DEFAULT_WORKSPACE
+    inputs = read_inputs(path, replace(where, cluster=where.cluster or str(folder)), changes)
+    own = {"--cluster": where.cluster, "--set": changes}
     inputs = inputs.typed("launch", {"--at": at, "-f": path, "--nodes": nodes, "--node": node, "--token-file": token_file, **own})
     job = _with_nodes(inputs.job, nodes, number)
     door = Door(place, own_version(), token_file, number.signals_all)
@@ -87,11 +89,11 @@ def launch(
         if job.spec.type == "Interactive":
             raise lack(LOCAL, "Interactive")
         warn_ignored(job)
-        raise typer.Exit(join_launch(JoinRequest(door, where.workspace, number.index, job.spec.start_timeout_seconds)))
-    raise typer.Exit(run_job(replace(inputs, job=job), where, LOCAL, Typed(""), door=door))
+        raise typer.Exit(join_launch(JoinRequest(door, folder, number.index, job.spec.start_timeout_seconds)))
+    raise typer.Exit(run_job(replace(inputs, job=job), replace(where, cluster=str(folder)), LOCAL, Typed(""), door=door))
 
 
-@acts_on("workspace")
+@acts_on("cluster", here=True)
 def join(
     where: TargetOptions,
     at: Annotated[
@@ -111,16 +113,18 @@ def join(
 
     Example: lockstep join 10.11.7.50:29600
 
-    Example: lockstep join 10.11.7.50:29600 --workspace /scratch/me < token
+    Example: lockstep join 10.11.7.50:29600 --cluster /scratch/me < token
     """
     from lockstep.cli.shared.ownversion import own_version
     from lockstep.platforms.local.joined.join import JoinRequest, join_launch
     from lockstep.platforms.local.joined.machine import parse_place
     from lockstep.platforms.local.joined.token import token_to_join
 
-    place = parse_place(at)
+    place, folder = parse_place(at), where.workspace or DEFAULT_WORKSPACE
+    if where.cluster and where.workspace is None:
+        raise ConfigError(f"--cluster names this machine's folder for the job, and {where.cluster} is none that is there")
     in_full_environment(check=lambda: token_file and token_to_join(token_file))
-    raise typer.Exit(join_launch(JoinRequest(Door(place, own_version(), token_file), where.workspace, node)))
+    raise typer.Exit(join_launch(JoinRequest(Door(place, own_version(), token_file), folder, node)))
 
 
 def _number(text: str | None, token_file: Path | None) -> NodeNumber:

@@ -52,9 +52,6 @@ def plan(
             help="Speed of all ranks together, or an earlier run's logs/train_log.jsonl that has it.",
         ),
     ] = None,
-    anyway: Annotated[
-        bool, typer.Option("--anyway", help="On hosts: accept a network that is too slow for the weights that the job sends.")
-    ] = False,
     output: FormOption = Form.TEXT,
 ) -> None:
     """Say whether a job would fit, before it takes GPUs.
@@ -86,9 +83,7 @@ def plan(
     offline = offline or all(is_stand_in(resolved) for _, resolved in jobs)
     with waiting("reading the job's inputs" if offline else "asking the cluster what it would make of this"):
         plans = [
-            backend_class(inputs.cluster.kind).plan(
-                inputs.at(where), Order(inputs.job, inputs.cluster, Typed(""), anyway=anyway), resolved, wishes
-            )
+            backend_class(inputs.cluster.kind).plan(inputs.at(where), Order(inputs.job, inputs.cluster, Typed("")), resolved, wishes)
             for inputs, resolved in jobs
         ]
     if output is Form.JSON:

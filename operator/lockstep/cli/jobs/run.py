@@ -20,7 +20,7 @@ from lockstep.cli.shared.inputs import OptionalFileOption, SetOption, only, opti
 from lockstep.cli.shared.jobargs import TargetOptions, find_cluster_job, on_site, stated_place
 from lockstep.cli.shared.target import tell_place
 from lockstep.platforms.output import tell
-from lockstep.platforms.places.backends import backend_of
+from lockstep.platforms.places.backends import backend_of, words_to
 from lockstep.platforms.places.orders import LOCAL, HostOptions, Order, refuse
 
 if TYPE_CHECKING:
@@ -179,10 +179,10 @@ def run(
     """
     file, on_hosts = only(files, "run") if files else None, HostOptions(first, tuple(without or ()))
     stated: dict[str, object] = {
-        "SCRIPT": script, "-f": file, "--job": job, "--hosts": hosts, "--local": where.local, "--in-namespace": in_namespace,
-        "--cluster": where.cluster, "--namespace": where.namespace, "--context": where.context, "--nodes": nodes, "--set": changes,
-        "--nproc-per-node": processes, "--detach": detach, "--fresh": fresh, "--preview": preview, "--first": first, "--without": without,
-        "--anyway": anyway,
+        "SCRIPT": script, "-f": file, "--job": job, "--hosts": hosts, "--in-namespace": in_namespace, "--local": where.workspace,
+        "--cluster": None if where.workspace else where.cluster, "--namespace": where.namespace, "--context": where.context,
+        "--nodes": nodes, "--set": changes, "--nproc-per-node": processes, "--detach": detach, "--fresh": fresh, "--preview": preview,
+        "--first": first, "--without": without, "--anyway": anyway,
     }  # fmt: skip
     form = next((option for option in ("-f", *PROGRAMS) if stated[option] and (file or script)), "SCRIPT")
     for why, options in REFUSED[form].items():
@@ -196,14 +196,16 @@ def run(
         raise typer.Exit(run_job(inputs, found, PROGRAMS[form], Typed(""), detach=detach, hosts=on_hosts))
     if file is None:
         raise typer.Exit(run_in_session(script or (), job or DEV_ENVIRONMENT, where, detach=detach))
-    _refuse_options({"--cluster": hosts and where.cluster}, "says where the job runs, and so does --hosts: use one of them")
+    _refuse_options(
+        {option: hosts and stated[option] for option in ("--local", "--cluster")},
+        "says where the job runs, and so does --hosts: use one of them",
+    )
     place = stated_place(where, in_namespace=in_namespace)
     wishes: dict[str, object] = {"--detach": detach, "--first": first, "--without": without, "--anyway": anyway, "--preview": preview}
     if place is not None:
         refuse(place, wishes | {"--hosts": hosts})
     changes = [*(changes or ()), *([f"nodes={nodes}"] if nodes else ()), *(fresh_changes(file) if fresh else ())]
-    again: dict[str, object] = {"--cluster": where.cluster, "--hosts": hosts, "--local": where.local, "--workspace": where.workspace,
-        "--first": first, "--without": without}  # fmt: skip
+    again: dict[str, object] = {"--cluster": where.cluster, "--hosts": hosts, "--first": first, "--without": without}
     named = replace(where, cluster=cluster_of_hosts(hosts, _job_name(file, changes))) if hosts else where
     inputs = _read_anywhere(file, named, changes) if place is None else read_inputs(file, named, changes)
     found = inputs.at(named)
@@ -211,7 +213,7 @@ def run(
         place = found.kind
         refuse(place, wishes)
     if place == LOCAL:
-        again |= {"--local": True, "--workspace": found.workspaces()[0]}
+        again = {**words_to(found.workspaces()[0])}
     words = option_words(again | {"-n": where.namespace, "--in-namespace": in_namespace})
     of_changes = [word for change in changes if change != FRESH for word in ("--set", change)]
     typed = Typed(str(file), (*words, *of_changes), tuple(changes), where.cluster, where.context)
@@ -245,7 +247,7 @@ def _read_anywhere(file: Path, where: TargetOptions, changes: Sequence[str]) -> 
     from lockstep.cli.shared.target import is_embedded
 
     inputs = read_inputs(file, where, changes, unnamed=lambda: where.named)
-    if where.verb.choice is not None and is_workspace(where.verb.choice.cluster):
+    if is_workspace(where.cluster or (where.verb.choice.cluster if where.verb.choice else "")):
         return inputs
     try:
         is_embedded(where.verb, inputs.cluster.cluster.name)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 
 EXIT_STALE = 1
+LOOK_SECONDS = 2.0
+"""Between two looks."""
 
 
 @on_site
@@ -40,7 +42,6 @@ def top(
     once: Annotated[
         bool, typer.Option("--once", help="Print one look and end. This is the default where the output isn't a terminal.")
     ] = False,
-    interval: Annotated[float, typer.Option(min=0.5, help="Seconds between two looks.")] = 2.0,
     output: Annotated[Form, typer.Option("-o", "--output", help="text or json; json is one look.")] = Form.TEXT,
 ) -> None:
     """Watch a job: loss, speed, network, and every rank's load.
@@ -54,7 +55,7 @@ def top(
     Example: lockstep top demo
     """
     live = not once and output is Form.TEXT and sys.stdout.isatty()
-    looks = where.backend(hurried=True).looks(job, interval, live=live)
+    looks = where.backend(hurried=True).looks(job, LOOK_SECONDS, live=live)
     asyncio.run(_show(looks, output, live=live))
 
 

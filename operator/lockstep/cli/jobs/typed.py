@@ -19,6 +19,7 @@ from lockstep.plan.translate.adhoc import PROCESSES, TypedProgram, script_job
 from lockstep.platforms.files.sync import own_folders
 from lockstep.platforms.hosts.backend import HostsBackend
 from lockstep.platforms.hosts.sync import send_project
+from lockstep.platforms.places.backends import words_to
 from lockstep.platforms.places.orders import LOCAL, HostOptions
 from lockstep_machine.gpus import gpu_devices
 from lockstep_spec.words import number_of
@@ -92,5 +93,5 @@ def _here(where: TargetOptions, program: TypedLine) -> tuple[Inputs, TargetOptio
     counts: dict[str, int | None] = {f"node {node} of this machine": each for node in range(number)}
     typed, ranks = TypedProgram(words, os.path.isfile), processes or (None if each else 1)
     job = _read(typed, changes, "--local", counts, ranks, None, str(Path.cwd()))
-    again = {"--local": True, PROCESSES: processes, "--nodes": nodes, "--workspace": where.workspace, "--set": changes}
+    again = {**words_to(Path(where.named)), PROCESSES: processes, "--nodes": nodes, "--set": changes}
     return Inputs(job, load_cluster(LOCAL_CLUSTER), "", "--local").typed("run", again, words), where

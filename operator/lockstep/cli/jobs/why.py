@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -58,7 +57,6 @@ def stacks(
     where: TargetOptions,
     job: JobArgument,
     rank: Annotated[int | None, typer.Option("--rank", min=0, help="Only this rank.")] = None,
-    output: FormOption = Form.TEXT,
 ) -> None:
     """Show what every thread of a job's ranks is doing.
 
@@ -79,9 +77,6 @@ def stacks(
         if rank is not None and (found.status.get("ranks") or {}).get("desired"):
             found.rank_node(rank)
         raise ConfigError(f"{'no rank' if rank is None else f'no rank {rank}'} of {job} runs now: lockstep why {found.at}")
-    if output is Form.JSON:
-        put_json({"job": job, "ranks": [asdict(answer) for answer in answers]})
-    else:
-        put(*stacks_page(answers))
+    put(*stacks_page(answers))
     if any(answer.problem for answer in answers):
         raise typer.Exit(EXIT_NOT_ALL)

@@ -16,6 +16,7 @@ from lockstep.api.names import HOSTS
 from lockstep.cli.shared.folders import from_here
 from lockstep.platforms.clusters.target import ClusterFiles
 from lockstep.platforms.output import tell
+from lockstep.platforms.places.backends import DEFAULT_WORKSPACE
 from lockstep_spec.files import write_durably
 
 if TYPE_CHECKING:  # the models take 0.4 s to import, which `lockstep --help` needn't wait for
@@ -24,6 +25,9 @@ if TYPE_CHECKING:  # the models take 0.4 s to import, which `lockstep --help` ne
 
 LOCAL_CLUSTER = "local"
 """Cluster of what runs on this machine, where none is named."""
+SHIPPED = "clusters/local.yaml"
+"""Its file, which ships with Lockstep."""
+_ENDINGS = (".yaml", ".yml")
 TEMPLATES = ("template", "template-hosts")
 
 
@@ -95,7 +99,7 @@ def find_file(name: str) -> Path | None:
     if (path := path_of(name)).is_file():
         return path
     used = [Path(choice.cluster) for choice in remembered() if is_path(choice.cluster) and Path(choice.cluster).stem == name]
-    ships = [asset("clusters/local.yaml")] if name == LOCAL_CLUSTER else []
+    ships = [asset(SHIPPED)] if name == LOCAL_CLUSTER else []
     return next((path for path in (*used, *ships) if path.is_file()), None)
 
 
@@ -109,8 +113,8 @@ def cluster_names() -> list[str]:
 
 
 def is_workspace(name_or_path: str) -> bool:
-    """Return True for the folder of a workspace on this machine, in place of a cluster."""
-    return "/" in name_or_path and Path(name_or_path).is_dir()
+    """Return True for the folder of a workspace on this machine, in place of a cluster: one that is there, or the usual one."""
+    return Path(name_or_path) == DEFAULT_WORKSPACE or ("/" in name_or_path and Path(name_or_path).is_dir())
 
 
 def memorable(name_or_path: str) -> str:
@@ -124,7 +128,7 @@ def memorable(name_or_path: str) -> str:
 
     if is_workspace(name_or_path):
         folder = Path(name_or_path).resolve()
-        if any(folder.iterdir()) and not (folder / "workspace").is_dir():
+        if not folder.is_dir() or (any(folder.iterdir()) and not (folder / "workspace").is_dir()):
             raise ConfigError(f"{name_or_path} is no workspace of this machine: a workspace has a folder workspace/, or is empty")
         return str(folder)
     path = Path(name_or_path).resolve() if is_path(name_or_path) else find_file(name_or_path)
@@ -134,12 +138,12 @@ def memorable(name_or_path: str) -> str:
         load_cluster(name_or_path)
     root = checkout()
     is_of_checkout = root is not None and root / STATE_HERE == state_folder() and path.parent == root.resolve() / "clusters"
-    return path.stem if is_of_checkout or path == asset("clusters/local.yaml") else str(path)
+    return path.stem if is_of_checkout or path == asset(SHIPPED) else str(path)
 
 
 def is_path(name_or_path: str) -> bool:
     """Return True for what has a slash in it or ends in .yaml or .yml."""
-    return "/" in name_or_path or name_or_path.endswith((".yaml", ".yml"))
+    return "/" in name_or_path or name_or_path.endswith(_ENDINGS)
 
 
 def use(cluster: str) -> None:
@@ -164,6 +168,8 @@ def load_cluster(name_or_path: str) -> ClusterFile:
     from lockstep.api.files.clusterfile import parse_cluster_file
 
     if is_path(name_or_path) and not is_workspace(name_or_path):
+        if not name_or_path.endswith(_ENDINGS) and not Path(name_or_path).exists():
+            raise ConfigError(f"there is no {name_or_path}: name a cluster, its file (.yaml), or a folder of this machine that is there")
         return parse_cluster_file(read_text(Path(name_or_path)), name_or_path)
     name = LOCAL_CLUSTER if is_workspace(name_or_path) else name_or_path
     path = find_file(name)
@@ -295,4 +301,5 @@ def _unknown_cluster(name: str) -> str:
     folders = " or ".join(f"{from_here(folder)}/" for folder in cluster_folders())
     close = nearest(name, names)
     hint = f"did you mean {close}?" if close else f"lockstep init cluster {name} begins one"
+    hint = f"./{name} names the folder of this machine" if Path(name).is_dir() else hint
     return f"there is no cluster {name} in {folders}: there is {', '.join(names)}; {hint}"

@@ -16,7 +16,7 @@ from lockstep.api.names import ANNOTATION_TYPED, FRESH
 from lockstep.cli.shared.clusterfiles import cluster_names, is_workspace, load_cluster, read_text
 from lockstep.cli.shared.places import Verb, VerbCommand
 from lockstep.platforms.output import tell
-from lockstep.platforms.places.backends import DEFAULT_WORKSPACE, backend_class
+from lockstep.platforms.places.backends import backend_class
 
 if TYPE_CHECKING:
     from lockstep.api.files.clusterfile import ClusterFile
@@ -111,7 +111,7 @@ def option_words(options: Mapping[str, object]) -> Iterator[str]:
         for one in value if isinstance(value, (list, tuple)) else [value] if value else []:
             word, is_env = str(one), name == "--set" and str(one).removeprefix("spec.").startswith("env")
             word = f"{word.partition('=')[0]}=..." if is_env else "FILE" if word == "-" else word
-            if one != DEFAULT_WORKSPACE and word != FRESH:
+            if word != FRESH:
                 yield from [name] if one is True else [name, word]
 
 
@@ -143,18 +143,20 @@ def read_all(
 
     Raises ConfigError with every mistake of all of them.
     """
+    from lockstep.api.files.jobfile import NoJob
+
     inputs: list[Inputs] = []
     mistakes: list[str] = []
     for file, in_folder in _expanded([files] if isinstance(files, Path) else files):
         try:
             inputs += _read_jobs(file, where, changes, place, unnamed or partial(_in_use, file, where.verb, instead))
-        except ConfigError as error:
-            from lockstep.api.files.jobfile import NoJob
-
-            if in_folder and isinstance(error, NoJob):
+        except NoJob as error:
+            if in_folder:
                 tell(f"note: {file} holds no TrainingJob and is skipped")
             else:
                 mistakes += map(str, error.args)
+        except ConfigError as error:
+            mistakes += map(str, error.args)
     if mistakes:
         raise ConfigError(*mistakes)
     if not inputs:
@@ -179,7 +181,7 @@ def _read_jobs(
     from lockstep.api.files.jobfile import job_nodes, read_job
 
     jobs = [read_job(node, str(file), changes or ()) for node in job_nodes(read_text(file), str(file))]
-    named = [place or where.of_file(job.spec.cluster) for job in jobs]
+    named = [place or where.cluster or job.spec.cluster for job in jobs]
     default = "" if all(named) else unnamed()
     return [
         _inputs(job, file, name or default, where, f"{file}: {job.metadata.name}" if len(jobs) > 1 else str(file))
@@ -197,23 +199,21 @@ def read_inputs(
     from lockstep.api.files.jobfile import parse_job_file
 
     job = parse_job_file(read_text(file), str(file), changes or ())
-    named = where.of_file(job.spec.cluster) or (unnamed() if unnamed is not None else _in_use(file, where.verb))
+    named = where.cluster or job.spec.cluster or (unnamed() if unnamed is not None else _in_use(file, where.verb))
     return _inputs(job, file, named, where, str(file))
 
 
 def _inputs(job: TrainingJob, file: Path, cluster: str | StandIn, where: TargetOptions, source: str) -> Inputs:
     cluster_file = _read_cluster(job, file, cluster, where.verb) if isinstance(cluster, str) else cluster(job)
-    stated, namespace = job.metadata.namespace, None if where.local else where.namespace
+    stated, namespace = job.metadata.namespace, where.namespace
     if namespace and stated and namespace != stated:
         raise ConfigError(f"{file}: metadata.namespace is {stated}, but --namespace is {namespace}: remove one of them")
     return Inputs(job, cluster_file, namespace or stated or cluster_file.cluster.namespace, source)
 
 
 def _read_cluster(job: TrainingJob, file: Path, name: str, verb: Verb) -> ClusterFile:
-    from lockstep.cli.shared.target import aim_at_file, refuse_workspace
+    from lockstep.cli.shared.target import aim_at_file
 
-    if is_workspace(name) and verb.words != "run":
-        refuse_workspace(name)
     stated = job.spec.cluster
     try:
         cluster_file = load_cluster(name)

@@ -18,7 +18,7 @@ import typer
 
 from lockstep.api.errors import ConfigError, LockstepError
 from lockstep.api.names import DEV_ENVIRONMENT, HOSTS, JOB_NAME_PATTERN, KUBERNETES
-from lockstep.cli.shared.clusterfiles import LOCAL_CLUSTER
+from lockstep.cli.shared.clusterfiles import is_workspace
 from lockstep.cli.shared.folders import QUICKSTART, state_folder
 from lockstep.cli.shared.places import PLACES, Verb
 from lockstep.platforms.places.backends import DEFAULT_WORKSPACE, backend_of
@@ -68,7 +68,6 @@ OptionalClusterArgument = Annotated[
 OptionalJobArgument = Annotated[str, typer.Argument(help="The job's name.", metavar="[JOB]", autocompletion=known_names)]
 NodeOption = Annotated[int, typer.Option("--node", min=0, help="The node, and so the pod. The first is 0, the default.")]
 DEFAULT_JOB = DEV_ENVIRONMENT
-WORKSPACE = DEFAULT_WORKSPACE
 
 
 @dataclass(frozen=True)
@@ -76,11 +75,9 @@ class TargetOptions:
     """Options that say where a verb acts: on a cluster with a namespace and a context of the kubeconfig, or on this machine."""
 
     cluster: str | None = None
-    """Name of a cluster, or path of its file."""
+    """Name of a cluster, path of its file, or folder of a workspace of this machine."""
     namespace: str | None = None
     context: str | None = None
-    local: bool = False
-    workspace: Path = WORKSPACE
     verb: Verb = field(default_factory=Verb, compare=False)
     """The verb that runs."""
     file: ClusterFile | None = field(default=None, compare=False)
@@ -88,9 +85,12 @@ class TargetOptions:
 
     @classmethod
     def of(cls, context: typer.Context) -> TargetOptions:
-        """Return what is typed, before the verb and after it."""
+        """Return what is typed, before the verb and after it. Raises ConfigError for two places."""
         verb = Verb.of(context)
-        return cls(**verb.places, verb=verb)
+        typed = {**verb.places}
+        if typed.pop("local", False) and typed.setdefault("cluster", str(DEFAULT_WORKSPACE)) != str(DEFAULT_WORKSPACE):
+            raise ConfigError(f"--local is this machine, and --cluster {typed['cluster']} names another place: use one of them")
+        return cls(**typed, verb=verb)
 
     def __post_init__(self) -> None:
         self.verb.connections.context = self.context
@@ -107,9 +107,10 @@ class TargetOptions:
 
         return self.cluster or unnamed_cluster(self.verb)
 
-    def of_file(self, cluster: str | None) -> str | None:
-        """Return the cluster of a job file that names `cluster`: the typed one counts, and on this machine `local`."""
-        return self.cluster or (LOCAL_CLUSTER if self.local else cluster)
+    @property
+    def workspace(self) -> Path | None:
+        """Return the workspace of this machine that is typed; None: it isn't one."""
+        return Path(self.cluster) if self.cluster and is_workspace(self.cluster) else None
 
     def target(self) -> Target:
         from lockstep.cli.shared.target import target_of
@@ -129,7 +130,7 @@ class TargetOptions:
 
     def workspaces(self) -> Sequence[Path]:
         """Return the workspace; the usual one with that of `lockstep quickstart --local` behind it."""
-        folder = self.workspace if self.local else Path(self.named)
+        folder = Path(self.named)
         with suppress(ConfigError):
             return [folder, *([state_folder() / QUICKSTART] if folder == DEFAULT_WORKSPACE else [])]
         return [folder]
@@ -137,13 +138,10 @@ class TargetOptions:
     @property
     def kind(self) -> str:
         """Return the backend's name in `places.backends`."""
-        from lockstep.cli.shared.clusterfiles import is_workspace
         from lockstep.cli.shared.target import is_of_kubernetes
 
-        if self.local:
-            return LOCAL
         if is_workspace(self.named):
-            if self.namespace:
+            if "namespace" in self.verb.places:
                 raise lack(LOCAL, "-n", name=self.named)
             return LOCAL
         return KUBERNETES if self.file is None and is_of_kubernetes(self.verb, self.named) else self.cluster_file.kind
@@ -173,15 +171,17 @@ class TargetOptions:
 
 
 def stated_place(where: TargetOptions, *, in_namespace: bool) -> str | None:
-    """Return the place that --local or --in-namespace names; None: the cluster file says it. Raises ConfigError for both."""
-    stated = [place for place, is_stated in ((LOCAL, where.local), (IN_NAMESPACE, in_namespace)) if is_stated]
+    """Return the place that options name, without a look at a cluster file; None: that says it. Raises ConfigError for two."""
+    stated = [place for place, is_stated in ((LOCAL, where.workspace and where.kind), (IN_NAMESPACE, in_namespace)) if is_stated]
     if len(stated) > 1:
         raise ConfigError("a job runs either on this machine (--local) or in a namespace (--in-namespace): use one of them")
     return stated[0] if stated else None
 
 
-def acts_on(*options: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Make a verb take these options of the root command. It gets all of them as its first argument."""
+def acts_on(*options: str, here: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Make a verb take these options of the root command. It gets all of them as its first argument. `here`: --cluster may be a workspace
+    of this machine.
+    """
 
     def decorate(verb: Callable[..., Any]) -> Callable[..., Any]:
         own = signature(verb, eval_str=True)
@@ -189,8 +189,10 @@ def acts_on(*options: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]
         @wraps(verb)
         def with_options(context: typer.Context | TargetOptions, *arguments: Any, **values: Any) -> Any:
             where = context if isinstance(context, TargetOptions) else TargetOptions.of(context)
-            if "local" in options and where.workspace != WORKSPACE and not where.local:
-                raise ConfigError("--workspace names a folder of this machine: add --local")
+            if where.workspace and not here:
+                from lockstep.cli.shared.target import refuse_workspace
+
+                refuse_workspace(str(where.cluster))
             return verb(where, *arguments, **values)
 
         context = Parameter("context", Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
@@ -202,7 +204,7 @@ def acts_on(*options: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 on_cluster = acts_on("cluster", "namespace", "context")
-on_site = acts_on(*PLACES)
+on_site = acts_on(*PLACES, here=True)
 
 
 def limit_option(what: str) -> Any:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 else:
     Command = object
 
-PLACES = {"cluster": "--cluster", "namespace": "-n", "context": "--context", "local": "--local", "workspace": "--workspace"}
+PLACES = {"cluster": "--cluster", "namespace": "-n", "context": "--context", "local": "--local"}
 """Parameter of the root command → its option in messages."""
 _VERB = "lockstep.verb"
 

@@ -368,11 +368,11 @@ def is_talked_to(cluster_file: ClusterFile, server: str) -> bool:
     return layout is not None and server == layout.server
 
 
-def refuse_other_cluster(verb: Verb, cluster_file: ClusterFile, force: bool) -> None:
-    """Keep a deployment from landing on the wrong cluster.
+def refuse_other_cluster(verb: Verb, cluster_file: ClusterFile, force: bool | None = None) -> None:
+    """Keep a deployment from landing on the wrong cluster. `force` says that the server is this one's; None: the verb has no such option.
 
     Raises:
-        OtherCluster: the kubeconfig's server is another cluster's, unless `force` says that it is this one's.
+        OtherCluster: the kubeconfig's server is another cluster's.
     """
     from lockstep.kube.cluster import Client
 
@@ -385,4 +385,4 @@ def refuse_other_cluster(verb: Verb, cluster_file: ClusterFile, force: bool) -> 
     try:
         aim.check(Client(verb.connections).server, verb.connections.context)
     except OtherCluster as error:
-        raise OtherCluster(f"{error}, or use --force") from None
+        raise OtherCluster(f"{error}{'' if force is None else ', or use --force'}") from None

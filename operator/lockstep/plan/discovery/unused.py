@@ -1,4 +1,4 @@
-"""Hardware that a cluster or hosts have and that a cluster file leaves unused: one report for discover, lint, and hosts check (pure)."""
+"""Hardware that a cluster or hosts have and that a cluster file leaves unused: one report for discover, lint and doctor (pure)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Judgments of `hosts check` about each host and about what hosts must have alike, each with what to do (pure). Those of the network are in
+"""Judgments of `doctor` about each host and about what hosts must have alike, each with what to do (pure). Those of the network are in
 `reach`.
 """
 

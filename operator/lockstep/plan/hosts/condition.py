@@ -1,4 +1,4 @@
-"""Answers about each host for `hosts check`: its facts, its condition, its way from here, and knocks between hosts."""
+"""Answers about each host for `doctor`: its facts, its condition, its way from here, and knocks between hosts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Judgments of `hosts check -f job.yaml`: do nodes, GPUs, inputs, disks and the measured network fit this job (pure)."""
+"""Judgments of `doctor -f job.yaml`: do nodes, GPUs, inputs, disks and the measured network fit this job (pure)."""
 
 from __future__ import annotations
 

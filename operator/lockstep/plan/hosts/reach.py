@@ -1,4 +1,4 @@
-"""Judgments of `hosts check` about the network between hosts: who reaches whom on which ports, MTUs, and how fast (pure).
+"""Judgments of `doctor` about the network between hosts: who reaches whom on which ports, MTUs, and how fast (pure).
 
 What fails with many is explained by the host that it has in common, as for measured pairs; each finding names the hosts, and the rule that
 root adds.

@@ -1,4 +1,4 @@
-"""Page of `hosts check`: a line a host, a sentence at the end, and the same as values for programs (pure)."""
+"""Page of `doctor`: a line a host, a sentence at the end, and the same as values for programs (pure)."""
 
 from __future__ import annotations
 

@@ -473,11 +473,11 @@ def _fixed_field(failure: Object, message: str) -> str:
     )
 
 
-def advice(failure: Object, job: str, place: str, *, in_pods: bool = True) -> str:
-    """Advice for what to do before the job is started again."""
+def advice(failure: Object, job: str, place: str, *, in_pods: bool = True, no_module: str = NO_MODULE) -> str:
+    """Advice for what to do before the job is started again. `no_module`: the row about a missing module."""
     kind = str(failure.get("cause", ""))
     if kind == "Setup" and "No module named" in " ".join((str(failure.get("message", "")), *(failure.get("lastLines") or [])[-1:])):
-        kind = NO_MODULE if in_pods or not place.startswith("--local") else NO_MODULE_HERE
+        kind = no_module
     if kind == "Setup" and "is another program than the last attempt ran" in failure.get("message", ""):
         kind = ANOTHER_PROGRAM
     if kind == "OutOfMemory" and is_of_the_host(failure):

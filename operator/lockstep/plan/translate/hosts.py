@@ -18,9 +18,7 @@ from lockstep.api.names import HOSTS
 from lockstep.plan.discovery.draft import Entry, Item, left_out, stated, write
 from lockstep.plan.translate.leaves import Leaf, Leftover, leaves_of
 
-RDMA_OFF = (
-    "left out, ranks send over TCP. Say true if the hosts have InfiniBand or RoCE between them: lockstep hosts check names those that do"
-)
+RDMA_OFF = "left out, ranks send over TCP. Say true if the hosts have InfiniBand or RoCE between them: lockstep doctor names those that do"
 MASTER_PORTS = 100
 """Ports of the range that begins at a launcher's master port."""
 _SLOTS = re.compile(r"slots\s*=\s*(\d{1,5})", re.IGNORECASE)

@@ -152,8 +152,8 @@ async def idle_or_own_pod(cluster: Cluster, namespace: str, job: str, gpus: int,
     busy = running.get(0)
     if busy is not None and not is_shared(stateful_set):
         raise ConfigError(
-            f"pod {busy.pod} trains, and a second pod may not be able to mount its volume: wait for the job's end, or fetch the adapter by"
-            f" lockstep adapter get {job}, and use --local"
+            f"pod {busy.pod} trains, and a second pod may not be able to mount its volume: wait for the job's end, or fetch the adapter"
+            f" (lockstep adapter get {job} ./adapter), and name that folder"
         )
     async with reader(cluster, stateful_set, 0, resources=resources_of(stateful_set, gpus), say=say) as place:
         yield place

@@ -64,7 +64,7 @@ def plan_on_hosts(fleet: Fleet, order: Order, resolved: Resolved, wishes: PlanWi
         facts = replace(with_hosts(facts, asked), capacity_source=why, room_bytes=room)
         facts = asyncio.run(with_config_of_host(facts, fleet, job, profile))
     speed = measured_speed(order.cluster.calibration, order.cluster.pairs, resolved.transport.value)
-    estimate = forecast(resolved, replace(facts, speed=speed, refuses_slow_network=not order.anyway))
+    estimate = forecast(resolved, replace(facts, speed=speed, refuses_slow_network=True))
     return hosts_plan(resolved, [host.name for host in chosen(fleet.cluster, job.spec.nodes)], asked, estimate), estimate
 
 

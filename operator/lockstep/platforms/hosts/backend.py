@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from lockstep.plan.pages.stacks import RankAnswer
     from lockstep.plan.pages.why import Answer
     from lockstep.plan.render.resolved import Resolved
+    from lockstep.plan.translate.trainer import Size
     from lockstep.platforms.files.copies import Copy, CopyWish
     from lockstep.platforms.files.sending import Sending
     from lockstep.platforms.hosts.fleet import Fleet
@@ -90,6 +91,23 @@ class HostsBackend(Backend):
         from lockstep.platforms.hosts.ahead import plan_on_hosts
 
         return plan_on_hosts(cls.at(where).fleet(), order, resolved, wishes)
+
+    @classmethod
+    def size(cls, file: ClusterFile, named: str, nodes: int | None, gpus: int | None) -> tuple[Size, Iterable[str]]:
+        """Return the size of a job, as of `Backend.size`. Hosts that state no GPUs are asked."""
+        from lockstep.plan.hosts.place import chosen
+        from lockstep.plan.translate.trainer import Size
+
+        every = file.its_hosts(named)
+        hosts = [host.name for host in chosen(every, nodes)]
+        counts = {name: every.gpu_counts[name] if gpus is None else gpus for name in hosts}
+        asked = [name for name, count in counts.items() if count is None]
+        answers, problems = asyncio.run(cls(file, named).fleet().look(asked)) if asked else ({}, {})
+        problems |= {
+            name: f"host {name}: its GPUs are not all known: {facts.gpu_problem}" for name, facts in answers.items() if facts.gpu_problem
+        }
+        known = [*(count or 0 for count in counts.values()), *(len(facts.gpus) for facts in answers.values())]
+        return Size(None if problems else sum(known) or len(hosts), nodes, gpus), problems.values()
 
     def short_runs(self, profile: TrainingCluster, seconds: int | None) -> ShortRuns:
         from lockstep.platforms.hosts.shortruns import HostRuns

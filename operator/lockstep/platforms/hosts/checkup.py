@@ -1,4 +1,4 @@
-"""Look at every host for `hosts check`, then let all knock at each other, and measure between neighbors. It changes nothing on a host."""
+"""Look at every host for `doctor`, then let all knock at each other, and measure between neighbors. It changes nothing on a host."""
 
 from __future__ import annotations
 

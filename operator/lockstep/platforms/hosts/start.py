@@ -115,9 +115,7 @@ def _refuse_unfit(hosts: Sequence[Host], answers: Mapping[str, HostFacts], clust
         if words := f"{python}: {OTHER_PYTHON.format(f' {cluster}')}" if python else unfit_words(answers[host.name]):
             reasons[host.name] = words
     if reasons:
-        raise ConfigError(
-            *(f"host {host}: {words}; lockstep hosts check {cluster} says what else is wrong" for host, words in reasons.items())
-        )
+        raise ConfigError(*(f"host {host}: {words}; lockstep doctor {cluster} says what else is wrong" for host, words in reasons.items()))
 
 
 async def _lingering(fleet: Fleet, answers: Mapping[str, HostFacts]) -> dict[str, HostFacts]:

@@ -109,7 +109,7 @@ def _require(field: str, stated: str, path: Path, exists: bool, kind: str) -> No
         return
     mapped = f" ({stated} of the job)" if str(path) != stated else ""
     is_mapped = stated.startswith((f"{WORKSPACE}/", f"{DATASETS}/")) or not stated.startswith("/")
-    hint = ", or name by --workspace the folder that contains workspace/ and datasets/" if is_mapped else ""
+    hint = ", or name by --cluster the folder that contains workspace/ and datasets/" if is_mapped else ""
     raise ConfigError(f"{field}: there is no {kind} {path}{mapped}: put it there{hint}")
 
 
@@ -124,7 +124,7 @@ def alone(folder: Path, job: TrainingJob | None = None) -> Iterator[int]:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / LOCK).open("a+")
     except OSError as error:
-        raise ConfigError(f"cannot write in {folder} ({error.strerror}): use --workspace FOLDER") from None
+        raise ConfigError(f"cannot write in {folder} ({error.strerror}): name another folder by --cluster") from None
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

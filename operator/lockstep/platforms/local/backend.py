@@ -20,7 +20,7 @@ from lockstep.api.objects import Object, go_on_words, typed_command
 from lockstep.platforms.local.environment import in_full_environment
 from lockstep.platforms.output import say
 from lockstep.platforms.places.backend import POLL_SECONDS, STOP_SECONDS, Backend, Job, NamedPlace, Stale, Volume, Volumes
-from lockstep.platforms.places.backends import DEFAULT_WORKSPACE
+from lockstep.platforms.places.backends import DEFAULT_WORKSPACE, words_to
 from lockstep.platforms.places.orders import LOCAL, Order
 from lockstep_spec.exits import CONFIGURATION, FAILED, USAGE
 
@@ -48,10 +48,10 @@ class LocalBackend(Backend):
     def __init__(self, root: Path, also: Sequence[Path] = ()) -> None:
         """`also`: workspaces that are looked into where this one hasn't a job."""
         self.root, self._also = root, also
-        self.again = "--local" + ("" if root == DEFAULT_WORKSPACE else f" --workspace {shlex.quote(str(root))}")
+        self.again = "--local" if root == DEFAULT_WORKSPACE else f"--cluster {shlex.quote(str(words_to(root)['--cluster']))}"
         self.anew = f"lockstep run -f FILE --fresh {self.again}"
         self.where = f"in workspace {root}"
-        self.elsewhere = "--workspace names another one"
+        self.elsewhere = "--cluster names another one"
         self._unread: list[str] = []
 
     def ready(self, order: Order) -> None:
@@ -209,13 +209,14 @@ class LocalJob(Job):
 
     def answer(self, bundle: Path | None) -> Answer:
         from lockstep.plan.hosts.status import next_steps
-        from lockstep.plan.pages.remedies import Step, advice
+        from lockstep.plan.pages.remedies import NO_MODULE_HERE, Step, advice
         from lockstep.plan.pages.why import Where, why
         from lockstep.platforms.local.records import process_of
 
         answer = why(self.observed, (), time.time())
         failure = self.observed.status_part("failure")
-        help_ = f"; {advice(failure, self.name, self.backend.again, in_pods=False)}" if answer.state is Where.FAILED and failure else ""
+        words = advice(failure, self.name, self.backend.again, in_pods=False, no_module=NO_MODULE_HERE)
+        help_ = f"; {words}" if answer.state is Where.FAILED and failure else ""
         again = Step(typed_command(self.job, self.backend.again), f"{go_on_words(self.job)}{help_}")
         if answer.state in (Where.STARTING, Where.RUNNING, Where.COMPLETE):
             state = Where.COMPLETE if answer.state is Where.COMPLETE else Where.RUNNING

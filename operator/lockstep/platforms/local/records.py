@@ -134,7 +134,7 @@ def _readable(job: str, run: Path) -> Iterator[tuple[list[Object], Object]]:
         yield attempts, json.loads(path.read_text(encoding="utf-8")) if (path := folder / "end.json").exists() else {}
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(
-            f"no run {job} can be read in {folder} ({error}): use the same --workspace as for `lockstep run --local`"
+            f"no run {job} can be read in {folder} ({error}): name by --cluster the folder of `lockstep run`, unless that was the usual one"
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""Condition of a host, for `hosts check`: firewall, sleep, sshd, limits, and the packages of its ranks' Python. It changes nothing.
+"""Condition of a host, for `doctor`: firewall, sleep, sshd, limits, and the packages of its ranks' Python. It changes nothing.
 
 Its argument is `{"python": path or ""}`; it prints one line of JSON. Pythons that are too old for everything else (3.6 or newer)
 read it, too.

@@ -1,4 +1,4 @@
-"""Facts of a host, in one answer: for a start, for `hosts check`, and for whoever asks where a job is. It changes nothing.
+"""Facts of a host, in one answer: for a start, for `doctor`, and for whoever asks where a job is. It changes nothing.
 
 Its argument is `{"job": name or "" for all, "workspace": …, "datasets": …, "peers": [address, …], "ports": [first, last], "paths": [[field,
 path, kind], …], "python": path or null}` with folders that may begin with ~; it prints one line of JSON. With `"patience": seconds` the

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from lockstep.plan.pages.stacks import RankAnswer
     from lockstep.plan.pages.why import Answer
     from lockstep.plan.render.resolved import Resolved
+    from lockstep.plan.translate.trainer import Size
     from lockstep.platforms.clusters.target import Target
     from lockstep.platforms.files.copies import Copy, CopyWish
     from lockstep.platforms.files.sending import Sending
@@ -172,6 +173,18 @@ class Backend(ABC):
         and where the place can't be asked.
         """
         raise lack(cls.kind, "plan")
+
+    @classmethod
+    def size(cls, file: ClusterFile, named: str, nodes: int | None, gpus: int | None) -> tuple[Size, Iterable[str]]:
+        """Return the size of a job whose file is to state so many nodes and GPUs of each, on a cluster that was given as `named`; and why
+        its number of ranks isn't known.
+        """
+        from lockstep.plan.translate.trainer import Size
+
+        own = file.profile.spec.gpus
+        count, each = nodes or own.default_nodes, own.per_node if gpus is None else gpus
+        is_stated = nodes is not None or gpus is not None
+        return Size(count * max(each, 1), count if is_stated else None, each if is_stated else None), ()
 
     @property
     def place(self) -> str:
@@ -365,7 +378,7 @@ class Job(ABC):
             raise ConfigError(
                 f"job {self.name} has one volume per pod, and its shards are spread over {len(nodes)} of them: fetch them (lockstep cp"
                 f" {self.name}:runs/{self.name}/checkpoints node-N --node N {self.backend.again}, N from {nodes[0]} to {nodes[-1]}) and"
-                f" name the folders: lockstep checkpoint {verb} node-{nodes[0]} …"
+                f" name the folders: lockstep checkpoint node-{nodes[0]} …{' --verify' * (verb == 'verify')}"
             )
         async with self.trainer(nodes[0] if nodes else 0, say) as volume:
             return await inspected(volume.place, verb, volume.run_folder(self.name), options)

@@ -23,6 +23,13 @@ DEFAULT_WORKSPACE = Path(".lockstep/workspace")
 """Workspace of this machine where none is named."""
 
 
+def words_to(workspace: Path) -> dict[str, object]:
+    """Return the option that names a workspace of this machine on a command line, and its value."""
+    if workspace == DEFAULT_WORKSPACE:
+        return {"--local": True}
+    return {"--cluster": str(workspace) if "/" in str(workspace) else f"./{workspace}"}
+
+
 def backend_class(name: str) -> type[Backend]:
     """Return the class of this name. Its module is imported only then."""
     module, _, title = BACKENDS[name].rpartition(".")

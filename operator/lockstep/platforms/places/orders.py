@@ -100,7 +100,6 @@ LACKS: Mapping[str, Mapping[str, str]] = {
     "scale": {
         HOSTS: "lockstep stop JOB --cluster {name}, then lockstep run -f job.yaml --cluster {name} --set nodes=N goes on with N hosts",
     },
-    "doctor": {HOSTS: "lockstep hosts check {name} checks its hosts, and lockstep cluster lint {name} its file"},
     "deploy": {HOSTS: "hosts run no operator; lockstep run -f job.yaml --cluster {name} starts a job there"},
     "cluster status": {HOSTS: "lockstep get --cluster {name} lists its jobs"},
     "cluster rollback": {
@@ -109,7 +108,7 @@ LACKS: Mapping[str, Mapping[str, str]] = {
     "cluster clean": {HOSTS: "lockstep delete JOB --cluster {name} removes a job"},
     "cluster uninstall": {HOSTS: "hosts run no operator; lockstep delete JOB --cluster {name} removes a job"},
     "build": {HOSTS: "hosts run no image; lockstep hosts setup {name} makes their packages of environment.lock"},
-    "version": {HOSTS: "hosts run no operator; lockstep version --client prints this command's version"},
+    "version": {HOSTS: "hosts run no operator; lockstep --version prints this command's version"},
     "cluster discover": {HOSTS: "lockstep init hosts NAME writes such a file"},
     "objects": {
         HOSTS: "{name} is a cluster of hosts, where a job becomes no objects: --explain shows where each value comes from, -o job the job"
@@ -143,7 +142,6 @@ LACKS: Mapping[str, Mapping[str, str]] = {
         HOSTS: "--bundle collects Kubernetes objects: on hosts, lockstep cp {job}:runs/{job}/logs FOLDER {again} copies the logs",
         LOCAL: "--bundle collects Kubernetes objects: all that is known of {job} is in {root}/workspace/runs/{job}",
     },
-    "--claim": {ELSEWHERE: "--claim names a claim of Kubernetes, and there is none {where}: use -f or --job"},
     "-A and -l": {LOCAL: "-A and -l choose among jobs of a cluster: a workspace has neither namespaces nor labels"},
     "-l": {HOSTS: "-l selects by labels, which a cluster has: name the jobs {where}"},
     "-n": {

@@ -219,7 +219,7 @@ def undisturbed(folder: Path) -> Iterator[Path]:
     (folder / "datasets").symlink_to(demo / "datasets")
     job = {"apiVersion": API, "kind": "TrainingJob", "metadata": {"name": "drilled"}, "spec": SPEC}
     (folder / "job.yaml").write_text(json.dumps(job))
-    run = [sys.executable, "-m", "lockstep.cli.main", "run", "-f", "job.yaml", "--local", "--workspace", str(folder)]
+    run = [sys.executable, "-m", "lockstep.cli.main", "run", "-f", "job.yaml", "--cluster", str(folder)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with (folder / "output").open("w") as output:
         process = subprocess.Popen(run, cwd=folder, stdout=output, stderr=output, env=environment)

@@ -112,7 +112,7 @@ def trained(monkeypatch: pytest.MonkeyPatch, existing: Object | None, *, has_run
     monkeypatch.setattr(quickstart, "_fill", fill)
     monkeypatch.setattr(quickstart, "demo_folder", lambda: Path("made"))
     monkeypatch.setattr(quickstart, "backend_of", lambda *_: place)
-    assert quickstart.train_and_show(quickstart.Stage(TargetOptions("local", local=True))) == 1
+    assert quickstart.train_and_show(quickstart.Stage(TargetOptions(".lockstep/workspace"))) == 1
     (order,) = place.orders
     assert order.job.spec.training is not None
     return order.job.spec.training.checkpoint.resume_from, order.typed.is_fresh

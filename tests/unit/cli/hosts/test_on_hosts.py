@@ -36,7 +36,7 @@ WORKING = frozenset({
     "validate", "render", "plan", "preflight", "run", "launch", "bench scaling", "logs", "top", "get", "describe", "why",
     "stacks", "wait", "resume", "stop", "retry", "sync", "cp", "generate", "chat",
     "shell", "jupyter", "tensorboard", "vscode", "debug", "delete",
-    "checkpoint list", "checkpoint verify", "drill", "adapter get", "model get", "cluster lint", "cluster calibrate", "hosts check",
+    "checkpoint", "drill", "adapter get", "model get", "cluster lint", "cluster calibrate", "doctor",
     "hosts setup", "adapter merge", "adapter push",
 })  # fmt: skip
 """Verbs about a job, its files or its network, which work on hosts, too."""
@@ -134,7 +134,7 @@ def _needed(verb: str, lab: Path) -> list[str]:
 
 
 ABOUT_A_JOB = {
-    **dict.fromkeys(("shell", "jupyter", "tensorboard", "vscode", "adapter get", "checkpoint list", "checkpoint verify"), ("x",)),
+    **dict.fromkeys(("shell", "jupyter", "tensorboard", "vscode", "adapter get", "checkpoint"), ("x",)),
     **dict.fromkeys(("describe", "why", "logs", "stacks", "wait", "resume", "stop", "retry"), ("x",)),
     "top": ("x", "--once"), "delete": ("x", "--yes"), "debug": ("x", "train.py"), "generate": ("x", "Once"), "chat": ("x",),
     "adapter merge": ("x", "-o", "model"), "adapter push": ("x", "org/name", "--yes"), "model get": ("org/x", "--job", "x"),
@@ -150,7 +150,7 @@ def test_the_tables_have_every_verb_that_works_on_hosts() -> None:
         "render",
         "launch",
         "cluster lint",
-        "hosts check",
+        "doctor",
         "hosts setup",
     }
 
@@ -356,7 +356,7 @@ def test_a_file_of_hosts_is_checked_alone(text: str, lab: Path, stub: ApiStub) -
     assert any(line.startswith(expected) for line in output.splitlines()), output
     assert code == expected.startswith("failed")
     assert "rails" not in output and "image" not in output and stub.asked == []
-    assert f"lockstep hosts check {lab} looks at the hosts" in output
+    assert f"lockstep doctor {lab} looks at the hosts" in output
 
 
 def test_the_template_of_hosts_has_every_key_and_nothing_to_mend() -> None:
@@ -598,5 +598,5 @@ def test_a_script_that_lies_beside_its_job_is_named_with_the_line_that_runs_it(p
     (project / "job.yaml").write_text(JOB.replace("cluster: lab, ", "").replace("a.py", "train.py"))
     code, text = run("run", "-f", "job.yaml", "--local")
     assert code == 2 and f"there is no file {project}/.lockstep/workspace/workspace/train.py (train.py of the job)" in text
-    assert "name by --workspace the folder that contains workspace/ and datasets/" in text
+    assert "name by --cluster the folder that contains workspace/ and datasets/" in text
     assert f"to run it there, add --set {shlex.quote(f'script.folder={project}')}, or script.folder to the job" in text

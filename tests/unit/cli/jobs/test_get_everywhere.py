@@ -205,7 +205,7 @@ def test_a_machine_without_jobs_says_so(clusters: Path) -> None:
 
 @pytest.mark.parametrize(
     "words", [("x",), ("-A",), ("-l", "a=b"), ("-w",), ("--cluster", "local"), ("-n", "a"), ("--context", "c"), ("--local",),
-        ("--local", "--workspace", "w")]
+        ("--cluster", "w")]
 )  # fmt: skip
 def test_what_chooses_among_places_or_jobs_is_refused(words: tuple[str, ...], clusters: Path) -> None:
     assert get(*words) == (2, "", "--everywhere lists all jobs of all places: leave out all other words but -o")

@@ -59,11 +59,11 @@ def test_a_run_whose_records_can_t_be_read_hides_no_other(tmp_path: Path, monkey
     ):
         (runs / name / "gang").mkdir(parents=True)
         (runs / name / "gang/attempts.jsonl").write_text(text)
-    done = lockstep("get", "--local", "--workspace", str(tmp_path))
+    done = lockstep("get", "--cluster", str(tmp_path))
     assert done.returncode == 1 and "whole" in done.stdout and "broken" not in done.stdout, done
     (line,) = done.stderr.splitlines()
     assert "no run broken can be read in" in line and "(no attempt was recorded)" in line
-    alone = lockstep("get", "whole", "--local", "--workspace", str(tmp_path))
+    alone = lockstep("get", "whole", "--cluster", str(tmp_path))
     assert (alone.returncode, alone.stderr) == (0, "")
     (runs / "whole/gang/attempts.jsonl").unlink()  # none that can be read is not none
-    assert lockstep("get", "--local", "--workspace", str(tmp_path)).returncode == 1
+    assert lockstep("get", "--cluster", str(tmp_path)).returncode == 1

@@ -25,7 +25,7 @@ spec: {nodes: 1, gpusPerNode: 0, ranksPerNode: 1, script: {path: train.py}}
     ("words", "again"),
     [
         ("run -f job.yaml --local", "lockstep run -f job.yaml --local"),
-        ("run --workspace ws -f job.yaml --local --nodes 2", "lockstep run -f job.yaml --local --workspace ws --set nodes=2"),
+        ("run --cluster ws/ -f job.yaml --nodes 2", "lockstep run -f job.yaml --cluster ./ws --set nodes=2"),
         (
             'run -f job.yaml --local --set nodes=2 --set env=[{"name":"T","value":"s"}]',
             "lockstep run -f job.yaml --local --set nodes=2 --set env=...",
@@ -35,7 +35,7 @@ spec: {nodes: 1, gpusPerNode: 0, ranksPerNode: 1, script: {path: train.py}}
             "run --local --nproc-per-node 2 --set gpusPerNode=0 -- train.py",
             "lockstep run --local --nproc-per-node 2 --set gpusPerNode=0 -- train.py",
         ),
-        ("retry -f job.yaml --local --workspace ws", "lockstep run -f job.yaml --local --workspace ws"),
+        ("retry -f job.yaml --cluster ./ws", "lockstep run -f job.yaml --cluster ./ws"),
         ("run -f job.yaml --hosts lab0,lab1", "lockstep run -f job.yaml --hosts lab0,lab1"),
         ("run -f job.yaml --hosts lab0,lab1 --detach --without lab1", "lockstep run -f job.yaml --hosts lab0,lab1 --without lab1"),
         (
@@ -48,6 +48,7 @@ spec: {nodes: 1, gpusPerNode: 0, ranksPerNode: 1, script: {path: train.py}}
 def test_the_command_that_was_typed_goes_with_the_job(words: str, again: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("job.yaml").write_text(JOB)
+    Path("ws").mkdir()
     jobs: list[TrainingJob] = []
 
     def take(*arguments: Any) -> int:

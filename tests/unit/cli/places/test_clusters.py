@@ -60,6 +60,9 @@ def test_an_unknown_name_like_no_other_says_how_to_begin(folder: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load_cluster("mine")
     assert str(caught.value).endswith("there is local, one, two; lockstep init cluster mine begins one")
+    Path("mine").mkdir()
+    with pytest.raises(ConfigError, match=r"\./mine names the folder of this machine$"):
+        load_cluster("mine")
 
 
 def test_a_name_inside_that_is_not_the_files_is_refused(folder: Path) -> None:

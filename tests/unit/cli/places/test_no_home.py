@@ -14,7 +14,7 @@ import pytest
 from lockstep.api.errors import ConfigError
 from lockstep.api.training import BaseModelSource
 from lockstep.cli.clusters import build
-from lockstep.cli.hosts.setup import _local
+from lockstep.cli.clusters.hosts import _local
 from lockstep.kube.aim import environment_kubeconfig
 from lockstep.kube.connection import _no_cluster
 from lockstep.kube.kubeconfig import read_server

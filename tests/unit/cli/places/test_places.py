@@ -38,7 +38,7 @@ def typed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         ("--namespace=x logs demo --cluster c", TargetOptions("c", "x")),
         ("-n x logs -n y demo", TargetOptions(namespace="y")),
         ("logs -fn x demo --context k", TargetOptions(namespace="x", context="k")),
-        ("--local logs demo --workspace w", TargetOptions(local=True, workspace=Path("w"))),
+        ("--local logs demo", TargetOptions(".lockstep/workspace")),
         ("--cluster run logs demo", TargetOptions("run")),
     ],
 )
@@ -64,9 +64,12 @@ def test_what_follows_a_script_is_the_script_s(monkeypatch: pytest.MonkeyPatch) 
     ("words", "message"),
     [
         ("sync --local", "sync takes no --local; lockstep sync --help shows what it takes"),
-        ("-n x --local adapter export runs/demo -o a",
-            "adapter export takes no -n, --local; lockstep adapter export --help shows what it takes"),
-        ("get --workspace w", "--workspace names a folder of this machine: add --local"),
+        ("-n x --local cluster list", "cluster list takes no -n, --local; lockstep cluster list --help shows what it takes"),
+        ("get --local --cluster c", "--local is this machine, and --cluster c names another place: use one of them"),
+        ("get --cluster no/such", "there is no no/such: name a cluster, its file (.yaml), or a folder of this machine that is there"),
+        ("get --workspace w", "No such option: --workspace: --cluster ./FOLDER names a workspace of this machine"),
+        ("plan -f job.yaml --cluster /usr", "/usr is a workspace of this machine, and this is about a cluster: name one by --cluster"),
+        ("join 127.0.0.1:1 --cluster lab", "--cluster names this machine's folder for the job, and lab is none that is there"),
     ],
 )  # fmt: skip
 def test_a_place_that_a_verb_has_no_use_for_is_refused_in_one_sentence(
@@ -88,7 +91,7 @@ def test_a_shell_completes_the_names_of_clusters_before_a_verb_and_after_it(tmp_
     (tmp_path / "clusters/barcelona.yaml").touch()
     monkeypatch.chdir(tmp_path)
     complete = BashComplete(typer.main.get_command(entry.app), {}, "lockstep", "_LOCKSTEP_COMPLETE")
-    for words in (["--cluster"], ["logs", "--cluster"], ["checkpoint", "list", "--cluster"]):
+    for words in (["--cluster"], ["logs", "--cluster"], ["cluster", "status", "--cluster"]):
         assert [item.value for item in complete.get_completions(words, "bar")] == ["barcelona"]
 
 

@@ -118,9 +118,11 @@ def test_a_run_of_quickstart_is_found_where_no_workspace_is_named(nothing_said: 
     gang = nothing_said / "quickstart/workspace/runs/demo/gang"
     gang.mkdir(parents=True)
     (gang / "attempts.jsonl").write_text(json.dumps({"attempt": 1, "jobUid": "u", "restarts": 0, "started": "2026-01-01T00:00:00Z"}))
-    found = TargetOptions(local=True).backend().job("demo")
-    assert found.at == f"demo --local --workspace {nothing_said}/quickstart"
-    assert [job.name for job in TargetOptions(local=True).backend().jobs()] == ["demo"] and LocalBackend(nothing_said).jobs() == []
+    found = TargetOptions(".lockstep/workspace").backend().job("demo")
+    assert found.at == f"demo --cluster {nothing_said}/quickstart"
+    assert [job.name for job in TargetOptions(".lockstep/workspace").backend().jobs()] == ["demo"] and LocalBackend(
+        nothing_said
+    ).jobs() == []
 
 
 @pytest.mark.parametrize("verb", ["validate", "render", "cp -f job.yaml model demo:/workspace/models/"])

@@ -176,7 +176,6 @@ def test_a_workspace_of_this_machine_can_be_in_use(person: Typed, tmp_path: Path
     )
     assert person("validate", "-f", "job.yaml").returncode == 0
     for words in (
-        ["delete", "-f", "job.yaml", "--yes"],
         ["preflight", "-f", "job.yaml"],
         ["run", "-f", "job.yaml", "--in-namespace"],
         ["doctor"],
@@ -187,6 +186,7 @@ def test_a_workspace_of_this_machine_can_be_in_use(person: Typed, tmp_path: Path
             refused.returncode == 2
             and f"{here} is a workspace of this machine, and this is about a cluster: name one by --cluster" in refused.stderr
         )
+    assert f"there is no job demo in workspace {here}" in person("delete", "-f", "job.yaml", "--yes").stderr
     wrong = person("scale", "x", "2")
     assert (wrong.returncode, wrong.stderr) == (
         2, f"lockstep: {here} is a workspace of this machine, and this is about a cluster: name one by --cluster\n",

@@ -1,4 +1,4 @@
-"""Judgments of `hosts check`: each fault is named with its host or pair and a fix; a healthy host has none."""
+"""Judgments of `doctor`: each fault is named with its host or pair and a fix; a healthy host has none."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import typer.main
 from lockstep.api.objects import Object
 from lockstep.cli.main import app
 from lockstep.plan.observed import Observed
-from lockstep.plan.pages.remedies import HELP_WITHOUT_PODS, NEEDS_NONE, REMEDIES, Remedy, advice, remedy
+from lockstep.plan.pages.remedies import HELP_WITHOUT_PODS, NEEDS_NONE, NO_MODULE_HERE, REMEDIES, Remedy, advice, remedy
 from lockstep.plan.pages.why import why
 from lockstep.plan.reasons import Reason
 from lockstep.plan.reconcile.reconcile import reconcile
@@ -203,20 +203,21 @@ def test_advice_on_hosts_and_on_this_machine_names_nothing_of_kubernetes(cause: 
 
 
 @pytest.mark.parametrize(
-    ("place", "in_pods", "line"),
+    ("place", "options", "line"),
     [
-        ("-n ml", True, "the image or the environment lacks what the message names: add its package to the image"),
-        ("--cluster lab", False, "add it to environment.lock, then lockstep hosts setup lab and lockstep run instead of retry"),
-        ("--local --workspace w", False,
+        ("-n ml", {}, "the image or the environment lacks what the message names: add its package to the image"),
+        ("--cluster lab", {"in_pods": False},
+            "add it to environment.lock, then lockstep hosts setup lab and lockstep run instead of retry"),
+        ("--local", {"in_pods": False, "no_module": NO_MODULE_HERE},
             f"the environment lacks what the message names: python3 -m pip --python {sys.executable} install PACKAGE"),
     ],
 )  # fmt: skip
-def test_advice_for_a_missing_module_has_the_line_of_the_place(place: str, in_pods: bool, line: str) -> None:
+def test_advice_for_a_missing_module_has_the_line_of_the_place(place: str, options: dict[str, Any], line: str) -> None:
     words = "No module named 'trl'"
     for failure in ({"message": f"rank 1 exited with 1: ModuleNotFoundError: {words}"}, {"message": "", "lastLines": ["x", words]}):
-        assert line in advice({"cause": "Setup", **failure}, "x", place, in_pods=in_pods)
-        assert "docs/how-to/add-packages.md" in advice({"cause": "Setup", **failure}, "x", place, in_pods=in_pods)
-    assert "add-packages" not in advice({"cause": "Setup", "message": "no space"}, "x", place, in_pods=in_pods)
+        assert line in advice({"cause": "Setup", **failure}, "x", place, **options)
+        assert "docs/how-to/add-packages.md" in advice({"cause": "Setup", **failure}, "x", place, **options)
+    assert "add-packages" not in advice({"cause": "Setup", "message": "no space"}, "x", place, **options)
 
 
 def test_advice_where_another_folder_s_program_lies_does_not_blame_the_environment() -> None:

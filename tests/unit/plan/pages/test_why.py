@@ -315,18 +315,18 @@ def write_run(root: Path, end: Object | None, **last: Any) -> None:
 
 def test_a_local_runs_folder_is_asked(tmp_path: Path) -> None:
     write_run(tmp_path, {"state": "Failed"})
-    done = CliRunner().invoke(app, ["why", "x", "--local", "--workspace", str(tmp_path)])
+    done = CliRunner().invoke(app, ["why", "x", "--cluster", str(tmp_path)])
     assert done.exit_code == 1
     assert "x: Failed: rank 1 on node 1 exited with 1" in done.output
     assert "first cause  rank 1 on node 1, after step 3: UserCode (exit code 1)" in done.output
-    assert "next         lockstep run -f FILE --local" in done.output
+    assert f"next         lockstep run -f FILE --cluster {tmp_path}" in done.output
 
 
 def test_what_to_type_next_names_the_workspace_of_a_local_run(tmp_path: Path) -> None:
     workspace = tmp_path / "my data"
     write_run(workspace, {"state": "Failed"})
-    done = CliRunner().invoke(app, ["why", "x", "--local", "--workspace", str(workspace)])
-    assert f"next         lockstep run -f FILE --local --workspace '{workspace}'   # start it again; the script failed" in done.output
+    done = CliRunner().invoke(app, ["why", "x", "--cluster", str(workspace)])
+    assert f"next         lockstep run -f FILE --cluster '{workspace}'   # start it again; the script failed" in done.output
 
 
 SCRIPT_AGAIN = "start the script again (it goes on if it looks for its own checkpoints; transformers: resume_from_checkpoint)"
@@ -417,7 +417,7 @@ def test_a_local_run_whose_process_is_gone_or_is_somebody_else_s_is_stopped_with
     ("age", "free", "changes", "says"),
     [
         (0, 0, {}, "Running: all ranks run, attempt 1"),
-        (0, 0, {"state": State.BACKING_OFF}, "Starting: restart 1 of all ranks\nnext         lockstep logs x --local"),
+        (0, 0, {"state": State.BACKING_OFF}, "Starting: restart 1 of all ranks\nnext         lockstep logs x --cluster"),
         (
             60,
             0,
@@ -448,7 +448,7 @@ def test_a_local_run_that_restarts_or_can_t_write_its_report_is_not_called_runni
         fcntl.flock(lock, fcntl.LOCK_EX)
         lock.write(str(os.getpid()))
         lock.flush()
-        done = CliRunner().invoke(app, ["why", "x", "--local", "--workspace", str(tmp_path)])
+        done = CliRunner().invoke(app, ["why", "x", "--cluster", str(tmp_path)])
         assert not asyncio.run((job := LocalBackend(tmp_path).job("x")).is_over(print)), "its log is followed"
     assert asyncio.run(job.is_over(print))
     assert f"x: {says.format(path, timestamp(at))}" in done.output
@@ -457,7 +457,7 @@ def test_a_local_run_that_restarts_or_can_t_write_its_report_is_not_called_runni
 
 def test_a_local_run_whose_process_is_gone_is_not_called_running(tmp_path: Path) -> None:
     write_run(tmp_path, None, outcome=None, restart=None)
-    done = CliRunner().invoke(app, ["why", "x", "--local", "--workspace", str(tmp_path), "-o", "json"])
+    done = CliRunner().invoke(app, ["why", "x", "--cluster", str(tmp_path), "-o", "json"])
     assert done.exit_code == 1
     assert json.loads(done.output)["state"] == "Silent"
     assert "ended without a report" in json.loads(done.output)["summary"]

@@ -178,7 +178,7 @@ def test_an_idle_pod_of_the_job_is_used(spec: dict[str, Any], conditions: list[d
 
 
 def test_a_pod_that_trains_is_left_alone() -> None:
-    with pytest.raises(ConfigError, match=r"pod x-0 trains.*use --local"):
+    with pytest.raises(ConfigError, match=r"pod x-0 trains.*name that folder"):
         where({}, [])
 
 

@@ -156,7 +156,7 @@ async def test_a_bundle_has_20000_lines_and_32_mebibytes_of_each_log() -> None:
             yield "a line"
 
     pod = {"metadata": {"name": "x-0", "namespace": "ns"}, "status": {"containerStatuses": [{"name": "trainer"}]}}
-    assert len([piece async for piece in bundle._logs(Logged().as_cluster, pod, Redactor(frozenset()), [])]) == 1 and queries == [
+    assert len([piece async for piece in bundle._logs(Logged().as_cluster, pod, Redactor(frozenset()), [], 0.0)]) == 1 and queries == [
         {"tailLines": "20000", "limitBytes": str(32 << 20)}
     ]
 

@@ -118,7 +118,7 @@ def test_a_job_whose_inputs_are_there_may_start(tmp_path: Path) -> None:
             "datasets/all.jsonl",
             (
                 "spec.training.data.path: there is no file or folder {} (/datasets/all.jsonl of the job): put it there, or name by"
-                " --workspace the folder that contains workspace/ and datasets/"
+                " --cluster the folder that contains workspace/ and datasets/"
             ),
         ),
         (
@@ -158,7 +158,7 @@ def test_a_preview_is_of_a_training_s_data_on_this_machine(tmp_path: Path) -> No
     path.write_text(json.dumps({"apiVersion": "lockstep.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "x"}, "spec": spec}))
     for options, said in (
         (
-            ["-f", str(path), "--local", "--workspace", str(tmp_path)],
+            ["-f", str(path), "--cluster", str(tmp_path)],
             "--preview shows what spec.training would learn of its data, but this job runs a script",
         ),
         (["-f", str(path), "--in-namespace"], "--preview is for a job on this machine"),
@@ -184,7 +184,7 @@ def test_a_preview_ends_as_the_trainer_ends_it(tmp_path: Path, monkeypatch: pyte
     spec = {"nodes": 2, "gpusPerNode": 0, "training": TRAINING}
     path = with_inputs(tmp_path) / "job.yaml"
     path.write_text(json.dumps({"apiVersion": "lockstep.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "x"}, "spec": spec}))
-    shown = CliRunner().invoke(app, ["run", "-f", str(path), "--local", "--preview", "3", "--workspace", str(tmp_path)])
+    shown = CliRunner().invoke(app, ["run", "-f", str(path), "--preview", "3", "--cluster", str(tmp_path)])
     assert shown.exit_code == code, shown.output
     assert [command[-2:] for command in asked] == [["--preview", "3"]]
 

@@ -390,7 +390,7 @@ def local(tmp_path: Path) -> Path:
 
 
 def test_a_rank_of_a_local_run_that_has_printed_nothing_is_told(local: Path) -> None:
-    silent = CliRunner().invoke(app, ["logs", "x", "--local", "--workspace", str(local), "--rank", "0"])
+    silent = CliRunner().invoke(app, ["logs", "x", "--cluster", str(local), "--rank", "0"])
     assert "has printed nothing that matches" in str(silent.exception)
 
 
@@ -400,7 +400,7 @@ def test_a_rank_of_a_local_run_that_has_printed_nothing_is_told(local: Path) -> 
 def test_records_that_a_script_wrote_over_are_told_in_a_sentence(content: str, local: Path) -> None:
     (local / "workspace/runs/x/gang/attempts.jsonl").write_text(content)
     (local / "workspace/runs/x/gang/end.json").unlink()
-    told = CliRunner().invoke(app, ["logs", "x", "--local", "--workspace", str(local)])
+    told = CliRunner().invoke(app, ["logs", "x", "--cluster", str(local)])
     assert "no run x can be read" in str(told.exception)
 
 

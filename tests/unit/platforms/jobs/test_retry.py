@@ -78,7 +78,7 @@ def test_a_local_run_goes_on_as_the_same_job_until_it_is_complete(tmp_path: Path
     (tmp_path / "workspace/rank.py").write_text(FAILS_ONCE)
 
     def lockstep(verb: str) -> Any:
-        return CliRunner().invoke(app, [verb, "-f", str(tmp_path / "job.yaml"), "--local", "--workspace", str(tmp_path)])
+        return CliRunner().invoke(app, [verb, "-f", str(tmp_path / "job.yaml"), "--cluster", str(tmp_path)])
 
     assert "no run x can be read" in str(lockstep("retry").exception)
     assert lockstep("run").exit_code == 1

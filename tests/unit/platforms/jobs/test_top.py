@@ -378,7 +378,7 @@ def test_a_local_run_is_shown_from_its_folder(local: Path) -> None:  # noqa: F81
     trainer = TrainerReport(step=2, metrics=(Metric("stepSeconds", "0.25"),))
     written = replace(report(trainer=trainer).report, job=JobIdentity("x", "local", "u"))
     (local / "workspace/runs/x/gang/report.json").write_text(report_file_text(written, "2026-01-01T00:00:00Z"))
-    done = CliRunner().invoke(app, ["top", "x", "--local", "--workspace", str(local)])
+    done = CliRunner().invoke(app, ["top", "x", "--cluster", str(local)])
     assert done.exit_code == 0, done.exception
     assert (
         "x  Failed  step 2, 0 of 2 ranks\n" in done.output
@@ -386,16 +386,16 @@ def test_a_local_run_is_shown_from_its_folder(local: Path) -> None:  # noqa: F81
         and "3 at step 1, 2.5 at step 2" in done.output
         and "0.25 s a step" in done.output
     )
-    told = json.loads(CliRunner().invoke(app, ["top", "x", "--local", "--workspace", str(local), "-o", "json"]).output)
+    told = json.loads(CliRunner().invoke(app, ["top", "x", "--cluster", str(local), "-o", "json"]).output)
     assert told["loss"] == [[1, 3.0], [2, 2.5]] and told["ranks"] == {"desired": 2, "ready": 0}
 
 
 def test_this_machine_is_shown_without_a_job(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["top", "--local", "--workspace", str(tmp_path), "-o", "json"])
+    done = CliRunner().invoke(app, ["top", "--cluster", str(tmp_path), "-o", "json"])
     assert done.exit_code == 0, done.exception
     (host,) = json.loads(done.output)["hosts"]
     assert len(host["load"]) == 3 and host["cpu"]["cores"] >= 0 and host["disks"][0]["freeBytes"] > 0
-    shown = CliRunner().invoke(app, ["top", "--local", "--workspace", str(tmp_path)]).output
+    shown = CliRunner().invoke(app, ["top", "--cluster", str(tmp_path)]).output
     assert shown.startswith("HOST ") and host["host"] in shown
 
 
@@ -408,7 +408,7 @@ def test_in_a_terminal_it_is_live_until_ctrl_c(local: Path, color: bool) -> None
         | {"TERM": "xterm-256color"}
         | ({} if color else {"NO_COLOR": "1"})
     )
-    command = [sys.executable, "-m", "lockstep.cli.main", "top", "x", "--local", "--workspace", str(local), "--interval", "0.5"]
+    command = [sys.executable, "-m", "lockstep.cli.main", "top", "x", "--cluster", str(local)]
     with (local / "workspace/runs/x/local.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # as a run that lives does
         process = subprocess.Popen(command, stdin=other, stdout=other, stderr=other, env=environment, start_new_session=True)

@@ -1,4 +1,4 @@
-"""What `hosts check` reads out of the Python of a host's ranks."""
+"""What `doctor` reads out of the Python of a host's ranks."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def join_launch(request: JoinRequest) -> int:
     try:
         (request.workspace / "workspace").mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"cannot write in {request.workspace} ({error.strerror}): use --workspace FOLDER") from None
+        raise ConfigError(f"cannot write in {request.workspace} ({error.strerror}): name another folder by --cluster") from None
     with _held(request) as held, tempfile.TemporaryDirectory(prefix="lockstep-") as private:
         return asyncio.run(_Join(request, token, Path(private), held).run())
 
@@ -74,11 +74,10 @@ def _held(request: JoinRequest) -> Iterator[int]:
             except OSError:
                 if time.monotonic() >= give_up:
                     raise ConfigError(
-                        f"another lockstep join with --workspace {request.workspace} runs on this machine: wait for it, or stop it with"
-                        " Ctrl-C"
+                        f"another lockstep join in {request.workspace} runs on this machine: wait for it, or stop it with Ctrl-C"
                     ) from None
             if not is_said:
-                tell("lockstep: another lockstep join with this --workspace is still here, or its ranks still save: waiting for its end")
+                tell("lockstep: another lockstep join in this folder is still here, or its ranks still save: waiting for its end")
                 is_said = True
             time.sleep(RETRY_SECONDS)
         yield mark.fileno()

@@ -82,7 +82,7 @@ def refusal(launched: Launched, machine: NodeMachine, first: NodeMachine, peer: 
             f"its address {machine.address} and that of the launch, {first.address}, can't reach each other: use --at with another address"
         )
     if (machine.address, machine.workspace) == (first.address, first.workspace):
-        return f"it is the machine of the launch, in the same --workspace {machine.workspace}: join on another machine"
+        return f"it is the machine of the launch, in the same folder {machine.workspace}: join on another machine"
     return _gpu_refusal(launched, machine, first)
 
 

@@ -274,7 +274,7 @@ def test_the_token_is_shown_on_the_terminal_itself_and_not_in_redirected_output(
         launch.place,
         "-f",
         str(launch.job),
-        "--workspace",
+        "--cluster",
         str(machines[0].folder),
     ]
     child, terminal = pty.fork()
@@ -302,7 +302,7 @@ def test_a_token_that_is_typed_is_not_echoed(machines: list[Machine]) -> None:
     go(machines)
     first = launch.start()
     token = launch.token()
-    words = [sys.executable, "-m", "lockstep.cli.main", "join", launch.place, "--workspace", str(machines[1].folder)]
+    words = [sys.executable, "-m", "lockstep.cli.main", "join", launch.place, "--cluster", str(machines[1].folder)]
     child, terminal = pty.fork()
     if child == 0:
         os.execv(words[0], words)  # noqa: S606 (no shell is wanted)
@@ -362,7 +362,7 @@ def test_what_can_not_be_is_refused_in_a_sentence_before_anything_starts(machine
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
 
     def refused(*words: str) -> str:
-        command = [sys.executable, "-m", "lockstep.cli.main", *words, "--workspace", str(machines[0].folder)]
+        command = [sys.executable, "-m", "lockstep.cli.main", *words, "--cluster", str(machines[0].folder)]
         ended = subprocess.run(command, capture_output=True, text=True, env=environment, stdin=subprocess.DEVNULL, check=False, timeout=60)
         assert ended.returncode == 2, ended.stderr
         return ended.stderr

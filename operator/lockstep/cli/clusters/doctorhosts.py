@@ -1,17 +1,16 @@
-"""`lockstep hosts check`: is every host ready for jobs, do all reach each other, and if not, what to do."""
+"""`lockstep doctor` of hosts: is every host ready for jobs, do all reach each other, and if not, what to do."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from lockstep.api.errors import ConfigError
-from lockstep.cli.shared.inputs import OptionalFileOption, only
-from lockstep.cli.shared.jobargs import Form, FormOption, OptionalClusterArgument, TargetOptions, acts_on
+from lockstep.cli.shared.jobargs import Form, TargetOptions
 from lockstep.cli.shared.terminal import waiting
 from lockstep.platforms.output import put, put_json
 
@@ -26,31 +25,13 @@ if TYPE_CHECKING:
     from lockstep.platforms.hosts.fleet import Fleet
 
 
-@acts_on()
-def check(
-    where: TargetOptions,
-    cluster: OptionalClusterArgument = "local",
-    file: OptionalFileOption = None,
-    output: FormOption = Form.TEXT,
-) -> None:
-    """Check every host of a cluster file.
-
-    It looks at ssh, Python and its packages, disk, GPUs, address, clock, what keeps jobs alive, and the network between them.
-
-    Every host connects to every other one on ports that a job uses, and neighbors measure their bandwidth. A file in each workspace shows
-    for a moment which hosts share one. It leaves nothing behind, and prints the steps that only root can take. With -f it also checks
-    that nodes, GPUs, inputs, disk and network fit this job. Exit code 0: nothing fails, 1: something does.
-
-    Example: lockstep hosts check lab -f job.yaml
-    """
-    from lockstep.cli.shared.inputs import read_inputs, resolve_inputs
-    from lockstep.cli.shared.target import load
+def check_hosts(where: TargetOptions, inputs: Inputs | None, output: Form) -> None:
+    """Print what is wrong with the hosts of a cluster file, and what of them doesn't fit a job. Raises typer.Exit if something fails."""
+    from lockstep.cli.shared.inputs import resolve_inputs
     from lockstep.platforms.hosts.backend import HostsBackend
 
-    inputs = None if not file else read_inputs(only(file, "hosts check"), replace(where, cluster=cluster))
     resolved = None if inputs is None else resolve_inputs(inputs)
-    cluster_file = load(where.verb, cluster) if inputs is None else inputs.cluster
-    backend = HostsBackend(cluster_file, cluster)
+    backend = HostsBackend(*where.of_hosts())
     with waiting(f"looking at {len(backend.hosts.hosts)} hosts"):
         checked = asyncio.run(run_check(backend, None if inputs is None or resolved is None else (inputs, resolved)))
     if output is Form.JSON:
@@ -147,7 +128,7 @@ async def run_check(backend: HostsBackend, job: tuple[Inputs, Resolved] | None =
 
 async def _environments(fleet: Fleet, backend: HostsBackend) -> list[Finding]:
     """Judge the environments that `hosts setup` made. A host that doesn't answer has a finding already."""
-    from lockstep.cli.hosts.setup import setups_of, wanted_of
+    from lockstep.cli.clusters.hosts import setups_of, wanted_of
     from lockstep.plan.cluster.finding import unknown
     from lockstep.plan.hosts.setup import environment_findings
 

@@ -24,10 +24,17 @@ if TYPE_CHECKING:
     from lockstep.platforms.hosts.fleet import Fleet
     from lockstep.platforms.hosts.wheelhouse import WheelFile
 
+app = typer.Typer(help="Set up machines that you reach over ssh.", no_args_is_help=True)
 BOOTSTRAP = Path("requirements/bootstrap.lock")
 """Lock of uv, which makes the environments."""
 
 
+@app.callback()
+def hosts_group() -> None:
+    """Set up machines that you reach over ssh."""
+
+
+@app.command("setup")
 @acts_on()
 def setup(
     where: TargetOptions,
@@ -61,11 +68,11 @@ def setup(
     from lockstep.platforms.hosts.backend import HostsBackend
 
     file = load(where.verb, cluster)
-    hosts = file.its_hosts(cluster)
+    every = file.its_hosts(cluster)
     if not dry_run:
-        from lockstep.cli.hosts.access import let_in
+        from lockstep.cli.clusters.hostaccess import let_in
 
-        file = let_in(cluster, file, hosts, fingerprint or [])
+        file = let_in(cluster, file, every, fingerprint or [])
     fleet = HostsBackend(file, cluster).fleet()
     asyncio.run(_set_up(fleet, fleet.cluster.environment, dry_run=dry_run))
 

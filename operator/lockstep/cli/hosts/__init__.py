@@ -1,1 +1,0 @@
-"""`lockstep hosts`: verbs about the machines of a cluster file with `platform: hosts`."""
