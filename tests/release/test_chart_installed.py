@@ -118,6 +118,7 @@ class Site:
             "all jobs' pods are gone",
             lambda: not self.jobs.kind("Pod").get(namespace=self.jobs.namespace, label_selector="lockstep.dev/job").items,
         )
+        self.run("kubectl", "delete", "deployment", "--all", "--wait", "-n", self.jobs.namespace)
         self.helm("uninstall", "lockstep", "--ignore-not-found", "--wait")
         whole = dump_all_yaml([*parts.operator_objects(), *parts.crds()])
         (self.folder / "all.yaml").write_text(whole)
