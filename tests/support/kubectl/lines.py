@@ -29,10 +29,10 @@ CUT = " …"
 A_VALUE = "x"
 HOLES = {
     "patch": "{}", "fewer": "1", "kind": "configmap", "source": "file=FILE", "kind.lower()": "deployment",
-        "item['kind'].lower()": "service",
+        "item['kind'].lower()": "service", "again": "-n x",
 }  # fmt: skip
 """What stands for a value in a text, if it isn't one word."""
-OC_ONLY = {"adm", "cancel-build", "login", "new-project", "policy", "rsync", "secrets"}
+OC_ONLY = {"adm", "cancel-build", "login", "new-project", "policy", "rsh", "rsync", "secrets"}
 """Commands that kubectl doesn't have."""
 OF_ADM = {"cordon", "drain", "taint", "top", "uncordon"}
 """Commands of kubectl that are `oc adm`'s."""
@@ -50,6 +50,7 @@ ALONE = {
     "operator/lockstep/cli/clusters/doctor.py": "looks for the programs", 
     "operator/lockstep/devcluster/cluster.py": "runs it",
     "operator/lockstep/plan/ahead/submission.py": "joins the lines of `SubmittedAs.apply`", "scripts/pictures/scenes.py": "runs it",
+    "scripts/release/installyaml.py": "begins the lines at the top of install files, which docs/releases.md has, too",
 }  # fmt: skip
 """Programs that have one of the words alone or at a text's end, from which they may join a line, and what they do with it."""
 

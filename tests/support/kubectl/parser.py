@@ -27,7 +27,10 @@ DRY = {
 OF_KINDS = {"annotate", "delete", "describe", "edit", "get", "label", "patch", "scale"}
 """Commands whose first word is a kind of object."""
 OBJECT = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: x}\n"
-FILES = ("FILE", "x", "job.yaml", "first.yaml", ".lockstep/deploy/mine/definitions.yaml", ".lockstep/deploy/mine/cluster.yaml")
+FILES = (
+    "FILE", "x", "job.yaml", "first.yaml", "mine.yaml", ".lockstep/deploy/mine/definitions.yaml", ".lockstep/deploy/mine/cluster.yaml",
+    "crds.yaml", "install.yaml", "bundle/before-olm-openshift.yaml",
+)  # fmt: skip
 """Files that lines name, besides those of the checkout."""
 UNDERSTOOD = re.compile(r"127\.0\.0\.1:1\b.*refused|\bforbidden: User \"a-person\" cannot |^error: build x/x not found$", re.MULTILINE)
 """How a command ends that was understood; `oc cancel-build` doesn't say that it reached no API server."""
