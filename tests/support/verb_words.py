@@ -11,6 +11,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -54,6 +55,9 @@ NO_RANK = "lockstep: there is no rank 9: the job has 2 ranks, 0 to 1\n"
 NO_SCRIPT = r"spec\.script\.path: there is no file \S*nothing\.py on node 0( \(\S+\))? +put it there, or correct the path"
 SCRIPT_AGAIN = r"start the script again \(it goes on if it looks for its own checkpoints; transformers: resume_from_checkpoint\)"
 NO_NODE = "lockstep: job runs has no node 9: its 2 nodes are 0 to 1\n"
+
+
+WRITTEN_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
@@ -309,13 +313,21 @@ def live(where: Where, folder: Path, settled: Callable[[], object] = lambda: Non
 
 
 def differences(where: Where, rows: list[Row], folder: Path, typed: Callable[[str, Path], Told]) -> Iterator[str]:
-    """Type every row of this place, and yield what it answered otherwise."""
+    """Type every row of this place, and yield what it answered otherwise. Lines of a log are there within seconds, so they are asked for
+    until they are.
+    """
     for row in rows:
         if where.kind not in row.places:
             continue
-        told = typed(row.typed, folder)
         shows = row.shows.replace("{again}", re.escape(" ".join(where.again))).replace("{where}", re.escape(where.where))
         shows = shows.replace("{noun}", where.noun)
         says = where.pattern(row.says, folder) + r"\Z"
-        if not (told.returncode == row.code and re.match(shows, told.stdout) and re.search(says, told.stderr)):
+        end = time.monotonic() + WRITTEN_SECONDS * row.typed.startswith("logs ")
+        while not (
+            (told := typed(row.typed, folder)).returncode == row.code and re.match(shows, told.stdout) and re.search(says, told.stderr)
+        ):
+            if time.monotonic() < end:
+                time.sleep(0.2)
+                continue
             yield f"lockstep {row.typed}\n  must be {row.code} {row.says or row.shows!r}\n  but is {told}"
+            break
