@@ -150,7 +150,7 @@ class InstallYaml(Form):
         self.until_operates()
 
     def install(self, version: Version) -> None:
-        self._apply(version, installyaml.LASTING, installyaml.FILES["kubernetes"])
+        self._apply(version, installyaml.CRDS, installyaml.FILES["kubernetes"])
         self.send_cluster(version)
 
     def go_back(self, there: Version, to: Version) -> None:
