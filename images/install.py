@@ -29,7 +29,7 @@ def install(project: dict[str, Any], target: Path, folders: list[Path]) -> None:
     metadata.mkdir()
     (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
     (metadata / "INSTALLER").write_text("lockstep\n")
-    # Below a read-only root nobody could compile it later; and not by the sources' times, which a build may set.
+    # Compiled now, because the root is read-only later, and by hashes, because a build may set the sources' times.
     unchecked = py_compile.PycInvalidationMode.UNCHECKED_HASH
     compileall.compile_dir(site, quiet=1, stripdir=str(target), prependdir="/opt/venv", invalidation_mode=unchecked)
 

@@ -122,7 +122,7 @@ def fill(target: Path, environment: Path) -> None:
 def main() -> int:
     target, environment = (Path(argument) for argument in sys.argv[1:])
     fill(target, environment)
-    # Not by the sources' times, which a build may set to one and the same; nobody could compile below a read-only root.
+    # Compiled now, because the root is read-only later, and by hashes, because a build may set the sources' times.
     compileall.compile_dir(
         target, quiet=1, stripdir=str(target), prependdir="/", invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH
     )

@@ -21,15 +21,13 @@ from lockstep.api.names import OPERATOR_NAME, OPERATOR_NAMESPACE
 from lockstep.api.objects import Object
 from lockstep.platforms.clusters.install import read_objects
 from release.installyaml import KUBECTL
-from release.parts import Images, crds, operator_objects, version, with_image, write_yaml
+from release.parts import OLDEST_KUBERNETES, Images, crds, operator_objects, version, with_image, write_yaml
 from setup import ROOT
 
 JOB, CLUSTER = "manifests/samples/trainingjob-rdma.yaml", "clusters/barcelona.yaml"
 """Examples of a job and of an OpenShift cluster."""
 PACKAGE = "lockstep"
 CHANNEL = "candidate"
-KUBERNETES = "1.30.0"
-"""The oldest Kubernetes whose API server bounds the operator's account by a ValidatingAdmissionPolicy."""
 KINDS = ("Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding", "ConfigMap", "Service", "PodDisruptionBudget")
 BEFORE = {"kubernetes": "before-olm.yaml", "openshift": "before-olm-openshift.yaml"}
 BEFORE_COMMENT = """What OLM can't install of Lockstep {version}: the operator's namespace, and bounds of its account. Before you subscribe:
@@ -132,7 +130,7 @@ def cluster_service_version(objects: list[Object], images: Images) -> Object:
             "description": DESCRIPTION,
             "version": version(),
             "maturity": "alpha",
-            "minKubeVersion": KUBERNETES,
+            "minKubeVersion": OLDEST_KUBERNETES,
             "keywords": ["training", "fine-tuning", "DeepSpeed", "GPU"],
             "provider": {"name": "Lockstep"},
             "icon": [{"base64data": base64.b64encode(ICON.encode()).decode(), "mediatype": "image/svg+xml"}],

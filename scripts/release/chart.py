@@ -24,12 +24,9 @@ from lockstep.api.objects import Object
 from lockstep.plan.cluster.scope import USER_ROLES, Scope, scoped
 from lockstep.plan.ship.deploy import called
 from lockstep.plan.ship.openshift import repository
-from release.parts import Images, crds, monitoring_objects, operator_objects, version
+from release.parts import DIGEST, OLDEST_KUBERNETES, Images, crds, monitoring_objects, operator_objects, version
 
 TEXTS = Path(__file__).parent / "templates"
-OLDEST_KUBERNETES = "1.30.0-0"
-"""The first with ValidatingAdmissionPolicy, which bounds the operator's account."""
-DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 PLACE = "{{ toJson . }}"
 """Stands for each of the namespaces in which the operator gets rights."""
 HOLE = re.compile(r"^( *(?:[\w-]+: |- )?)'?<(\d+)>'?$", re.MULTILINE)
@@ -76,7 +73,7 @@ AMOUNTS = {"type": "object", "additionalProperties": {"type": ["string", "number
 def values(images: Images) -> tuple[Value, ...]:
     """Every value, in the order of values.yaml; the defaults are the manifests' own. Raises Failed for an image without a digest."""
     name, _, digest = images.operator.partition("@")
-    if not DIGEST.fullmatch(digest):
+    if not re.fullmatch(DIGEST, digest):
         raise Failed(f"chart: the operator's image {images.operator} has no digest: it is REGISTRY/lockstep-operator@sha256: and 64 digits")
     deployment = _deployment(operator_objects())
     namespaces = {"type": "array", "items": {"type": "string", "pattern": "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"}, "uniqueItems": True}
@@ -211,7 +208,7 @@ def files(images: Images) -> Iterator[tuple[str, str]]:
     table = values(images)
     about = {
         "apiVersion": "v2", "name": APP, "version": version(), "appVersion": version(), "type": "application",
-        "description": "Multi-node DeepSpeed fine-tuning: the operator and its CRDs", "kubeVersion": f">={OLDEST_KUBERNETES}",
+        "description": "Multi-node DeepSpeed fine-tuning: the operator and its CRDs", "kubeVersion": f">={OLDEST_KUBERNETES}-0",
     }  # fmt: skip
     yield "Chart.yaml", dump_yaml(about)
     yield "values.yaml", values_text(table)

@@ -11,12 +11,15 @@ from pathlib import Path
 from lockstep.api.errors import Failed
 from lockstep.api.files.yamltext import dump_all_yaml
 from lockstep.api.objects import Object
-from lockstep.platforms.clusters.install import kustomized, read_objects
+from lockstep.platforms.clusters.install import definitions, kustomized
 from setup import ROOT
 
 DIST = ROOT / "dist"
 PLACEHOLDER = "lockstep-operator"
-BY_DIGEST = re.compile(r"[^@\s]+@sha256:[0-9a-f]{64}")
+DIGEST = "sha256:[0-9a-f]{64}"
+BY_DIGEST = re.compile(rf"[^@\s]+@{DIGEST}")
+OLDEST_KUBERNETES = "1.30.0"
+"""The first with ValidatingAdmissionPolicy, which bounds the operator's account."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ def version() -> str:
 
 
 def crds() -> list[Object]:
-    return [item for path in sorted((ROOT / "manifests/crds").glob("*.yaml")) for item in read_objects(path)]
+    return definitions(ROOT / "manifests")
 
 
 def operator_objects(platform: str = "kubernetes") -> list[Object]:

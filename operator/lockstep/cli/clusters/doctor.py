@@ -96,6 +96,7 @@ async def _examine(file: ClusterFile, namespace: str, connections: Connections) 
     from lockstep.plan.checks.doctor import examine
     from lockstep.plan.cluster.finding import Finding, Outcome
     from lockstep.platforms.clusters.facts import doctor_facts
+    from lockstep.platforms.clusters.install import definitions
 
     try:
         connection = await Cluster.connect(connections)
@@ -109,11 +110,5 @@ async def _examine(file: ClusterFile, namespace: str, connections: Connections) 
             return [Finding("API server", Outcome.FAILED, f"{connection.server} doesn't answer as it should: {error}", fix)]
         findings = [Finding("API server", Outcome.OK, f"{connection.server}, Kubernetes {version}")]
         facts = await doctor_facts(connection, file, namespace)
-    return [*findings, *examine(file, facts, _definitions(asset("manifests/crds")))]
-
-
-def _definitions(folder: Path) -> dict[str, dict[str, object]]:
-    from lockstep.api.files.yamltext import load_yaml
-
-    definitions = [load_yaml(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.yaml"))]
-    return {crd["metadata"]["name"]: crd for crd in definitions}
+    crds = {crd["metadata"]["name"]: crd for crd in definitions(asset("manifests"))}
+    return [*findings, *examine(file, facts, crds)]

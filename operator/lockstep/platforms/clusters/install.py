@@ -63,6 +63,11 @@ def read_objects(path: Path) -> list[Object]:
     return [item for item in load_all_yaml(path.read_text(encoding="utf-8")) if item]
 
 
+def definitions(manifests: Path) -> list[Object]:
+    """Return the CRDs, in the order in which they are sent."""
+    return [item for path in sorted((manifests / "crds").glob("*.yaml")) for item in read_objects(path)]
+
+
 def operator_objects(
     profile: TrainingCluster, image: str, *, namespace: str, manifests: Path, revision: str = "", scope: Scope = EVERYWHERE
 ) -> list[Object]:
@@ -75,7 +80,6 @@ def operator_objects(
     overlay = "openshift" if on_openshift else "kubernetes"
     named = operator_reference(image, profile.spec.platform, scope.home)
     operator = [_adapted(item, profile, named, revision) for item in kustomized(manifests / "operator" / "overlays" / overlay)]
-    crds = [item for path in sorted((manifests / "crds").glob("*.yaml")) for item in read_objects(path)]
     first = [item for item in operator if item["kind"] == "Namespace"]
     spaces = first if namespace == OPERATOR_NAMESPACE else [*first, _namespace(namespace)]
     mounted = {scope.home: code_volumes(profile)} | {namespace: profile.spec.pod.volumes}
@@ -89,7 +93,7 @@ def operator_objects(
     places = (namespace, *(name for name in scope.namespaces if name != namespace))
     rest += [puller(place) for place in places if on_openshift and place != scope.home]
     accounts = [item for place in places for item in objects_for_jobs(profile, place)]
-    every = [*crds, *spaces, *claims, _profile_object(profile), *accounts, *rest]
+    every = [*definitions(manifests), *spaces, *claims, _profile_object(profile), *accounts, *rest]
     return with_profile_hash(scoped(every, scope))
 
 

@@ -48,6 +48,15 @@ class Launch:
         return self.token_file.read_text().strip()
 
 
+def both_train(launch: Launch, machines: list[Machine]) -> tuple[Typed, Typed, str]:
+    """Launch, join, and return both commands and the token once both ranks run."""
+    first = launch.start()
+    second = machines[1].type("join", launch.place, given=(token := launch.token()))
+    first.sees("rank 0 of 2")
+    second.sees("rank 1 of 2")
+    return first, second, token
+
+
 def go(machines: list[Machine]) -> None:
     for machine in machines:
         machine.write("go", "")
@@ -55,10 +64,7 @@ def go(machines: list[Machine]) -> None:
 
 def test_each_machine_runs_its_node_in_its_own_folder_and_both_end_with_the_job(machines: list[Machine]) -> None:
     launch = Launch(machines[0])
-    first = launch.start()
-    second = machines[1].type("join", launch.place, given=launch.token())
-    first.sees("rank 0 of 2")
-    second.sees("rank 1 of 2")
+    first, second, _ = both_train(launch, machines)
     assert f"lockstep join {launch.place}" in first.output
     assert "this machine is node 1 of 2 of job x" in second.output
     go(machines)
@@ -114,10 +120,7 @@ def test_a_wrong_token_is_refused_on_both_sides_and_the_launch_goes_on_waiting(m
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_ctrl_c_on_the_launch_saves_on_all_machines(number: signal.Signals, machines: list[Machine]) -> None:
     launch = Launch(machines[0])
-    first = launch.start()
-    second = machines[1].type("join", launch.place, given=launch.token())
-    first.sees("rank 0 of 2")
-    second.sees("rank 1 of 2")
+    first, second, _ = both_train(launch, machines)
     first.process.send_signal(number)
     assert (first.ends(), second.ends()) == (130, 130)
     assert machines[0].has("saved-0")
@@ -127,10 +130,7 @@ def test_ctrl_c_on_the_launch_saves_on_all_machines(number: signal.Signals, mach
 
 def test_ctrl_c_on_a_joiner_saves_everywhere_and_it_gets_its_node_back(machines: list[Machine]) -> None:
     launch = Launch(machines[0])
-    first = launch.start()
-    second = machines[1].type("join", launch.place, given=(token := launch.token()))
-    first.sees("rank 0 of 2")
-    second.sees("rank 1 of 2")
+    first, second, token = both_train(launch, machines)
     second.process.send_signal(signal.SIGINT)
     assert second.ends() == 130
     wait_until(lambda: machines[0].has("saved-0") and machines[1].has("saved-1"), first.output)
@@ -144,9 +144,7 @@ def test_ctrl_c_on_a_joiner_saves_everywhere_and_it_gets_its_node_back(machines:
 
 def test_a_joiner_that_is_killed_joins_again(machines: list[Machine]) -> None:
     launch = Launch(machines[0])
-    first = launch.start()
-    second = machines[1].type("join", launch.place, given=(token := launch.token()))
-    second.sees("rank 1 of 2")
+    first, second, token = both_train(launch, machines)
     second.kill()
     again = machines[1].type("join", launch.place, given=token)
     again.sees("rank 1 of 2 in attempt 2")
@@ -156,10 +154,7 @@ def test_a_joiner_that_is_killed_joins_again(machines: list[Machine]) -> None:
 
 def test_a_launch_that_is_killed_is_launched_again_and_its_joiner_comes_by_itself(machines: list[Machine]) -> None:
     launch = Launch(machines[0])
-    first = launch.start()
-    second = machines[1].type("join", launch.place, given=launch.token())
-    first.sees("rank 0 of 2")
-    second.sees("rank 1 of 2")
+    first, second, _ = both_train(launch, machines)
     first.kill()
     second.sees("lost the connection to the launch")
     wait_until(lambda: machines[0].has("saved-0"), "the agent without its launch did not save")
@@ -183,9 +178,7 @@ def test_another_machine_as_node_0_gives_no_attempt_number_twice(machines: list[
 
 def test_an_agent_that_is_killed_is_started_again(machines: list[Machine]) -> None:
     launch = Launch(machines[0])
-    first = launch.start()
-    second = machines[1].type("join", launch.place, given=launch.token())
-    second.sees("rank 1 of 2")
+    first, second, _ = both_train(launch, machines)
     for typed in (second, first):
         (agent,) = [pid for pid in own_and_descendants([typed.process.pid]) if b"lockstep_gang.agent.main" in _words(pid)]
         attempts = first.output.count("all 2 ranks run")
