@@ -9,7 +9,7 @@ import ast
 import re
 import subprocess
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import yaml
@@ -35,9 +35,9 @@ def modules_of(root: Path) -> Mapping[str, Path]:
     return modules
 
 
-def imported(tree: ast.Module, modules: Collection[str]) -> Iterator[str]:
-    """List those of the modules that are imported, also within functions and for types alone."""
-    for node in ast.walk(tree):
+def imported(nodes: Iterable[ast.AST], modules: Collection[str]) -> Iterator[str]:
+    """List those of the modules that are imported, also within functions and for types alone. `nodes`: all of a module."""
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in modules)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -58,18 +58,20 @@ class Tree:
         self.modules |= {Path(file).stem: file for file in self.text if re.match(r"tests/(train/ranks|faults)/(?!test_)", file)}
         self.rooms = yaml.safe_load((root / "scripts/touched.yaml").read_text(encoding="utf-8"))
         trees = {file: ast.parse(text) for file, text in self.text.items()}
+        told = (ast.Constant, ast.Import, ast.ImportFrom)  # one walk: there are millions of nodes
+        nodes = {file: [node for node in ast.walk(tree) if isinstance(node, told)] for file, tree in trees.items()}
         self.words = {
-            file: {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
-            for file, tree in trees.items()
+            file: {node.value for node in found if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+            for file, found in nodes.items()
         }
-        self.uses = {file: self._used(file, tree) for file, tree in trees.items()}
+        self.uses = {file: self._used(file, found) for file, found in nodes.items()}
         self._add_ranks(trees)
         self._add_verbs()
 
-    def _used(self, file: str, tree: ast.Module) -> set[str]:
+    def _used(self, file: str, nodes: Iterable[ast.AST]) -> set[str]:
         """Collect what it imports, what it names as text (`python -m`, a program that is sent or started), and its folder's conftest.py."""
         names = {
-            *imported(tree, self.modules),
+            *imported(nodes, self.modules),
             *({word.removesuffix(".py").rpartition("/")[2] for word in self.words[file]} & self.modules.keys()),
         }
         above = {f"{folder.as_posix()}/conftest.py" for folder in Path(file).parents if file.startswith("tests/")} - {SHARED_BY_ALL}

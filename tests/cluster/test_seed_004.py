@@ -64,7 +64,7 @@ class Person:
     is_administrator: bool
 
 
-@pytest.fixture(scope="module", params=["administrator", "admin of a namespace"])
+@pytest.fixture(scope="module", params=["administrator", pytest.param("admin of a namespace", marks=pytest.mark.long)])
 def person(request: pytest.FixtureRequest, path: str, typed_cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Person]:
     environment = {**os.environ, "PATH": path}
     if request.param == "administrator":

@@ -26,7 +26,8 @@ from lockstep.devcluster.host.layout import default_layout
 from support.checkout import ROOT
 from support.clusters.cluster_demo import demo_files
 from support.clusters.cluster_jobs import API, Jobs, prepare, until
-from support.release.upgrades import EVERY, TRAINING, Gang, TinyTraining, tree_before
+from support.release.upgrades import EVERY, TRAINING, Gang, TinyTraining
+from support.release.version_before import tree_before
 
 Kubectl = Callable[..., subprocess.CompletedProcess[str]]
 CLUSTER, PATH, LATER = "skew", "PYTHONPATH", "PowerCap"

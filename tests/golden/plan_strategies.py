@@ -22,6 +22,7 @@ from lockstep.api.podtemplate import ExtraVolume, Toleration
 from lockstep.api.shared import VariableSet, VariableSource
 
 LONGEST = 3  # items of a list, so that examples stay readable
+STATED = 4  # optional fields of an object: of more, most break a rule across fields, and the example is drawn for nothing
 Document = dict[str, Any]
 
 # Groups of fields of which a value has exactly one.
@@ -67,12 +68,10 @@ def _parsed(kind: type[Model], document: Document) -> Model | None:
 def _document(draw: st.DrawFn, kind: type[Model]) -> Document:
     group = ONE_OF.get(kind, ())
     chosen = draw(st.sampled_from(group)) if group else None
-    document: Document = {}
-    for name, (required, values) in _fields(kind).items():
-        if name in group and name != chosen:
-            continue
-        if required or name == chosen or draw(st.booleans()):
-            document[name] = draw(values)
+    fields = _fields(kind)
+    optional = [name for name, (required, _) in fields.items() if not required and name not in group]
+    stated = draw(st.sets(st.sampled_from(optional), max_size=STATED)) if optional else set()
+    document = {name: draw(values) for name, (required, values) in fields.items() if required or name == chosen or name in stated}
     return MENDED.get(kind, dict)(document)
 
 

@@ -11,6 +11,7 @@ from support.clusters import bed_hosts
 from support.clusters.bed_hosts import BedHosts, eventually
 from support.clusters.bed_jobs import BedJobs, Crowd
 from support.clusters.cluster_jobs import SCRIPTS
+from support.release.version_before import program_before
 from support.verb_words import HOSTS, JOBS, Where, live
 
 UNSHARED = """
@@ -139,6 +140,23 @@ def test_a_host_that_loses_its_power_is_named_in_the_list_and_comes_back_by_itse
     assert eventually(lambda: laptop.count(1, 1) > before + 3), "maxRestarts is 0: the loss of a machine must not count"
     assert laptop.state("power") == "Running"
     laptop.about("delete", "power", "--yes")
+
+
+def test_a_job_of_the_version_before_is_followed_stopped_and_resumed(laptop: BedJobs, tmp_path: Path) -> None:
+    laptop.LOCKSTEP = program_before(tmp_path / "before")
+    laptop.start("run", "-f", str(laptop.job("old", steps=40)), "--cluster", str(laptop.cluster), "--detach")
+    assert eventually(lambda: laptop.count(1, 1) > 3)
+    assert laptop.state("old") == "Running"
+    assert "[rank 1] from step 0" in laptop.about("logs", "old", "--node", "1").stdout
+    assert "old" in laptop.type("top", "--once", "--cluster", str(laptop.cluster)).stdout
+    assert "stopped as asked" in laptop.about("stop", "old").stdout
+    before = laptop.count(0, 0)
+    assert laptop.state("old") == "Suspended"
+    laptop.about("resume", "old")
+    assert laptop.about("wait", "old", "--for", "Complete").returncode == 0
+    assert f"from step {before}" in laptop.about("logs", "old").stdout and laptop.count(0, 0) == 40
+    laptop.about("delete", "old", "--yes")
+    assert laptop.traces(0, "old") == laptop.traces(1, "old") == ""
 
 
 @pytest.mark.long

@@ -28,7 +28,8 @@ from support.checkout import ROOT
 from support.clusters.cluster_demo import demo_files
 from support.clusters.cluster_jobs import Jobs
 from support.release.files import Kubectl, done
-from support.release.upgrades import EVERY, TRAINING, Gang, KillingProxy, Leaders, TinyTraining, tree_before
+from support.release.upgrades import EVERY, TRAINING, Gang, KillingProxy, Leaders, TinyTraining
+from support.release.version_before import tree_before
 
 pytestmark = pytest.mark.long
 CLUSTER, RELEASE = "upgraded", "lockstep"

@@ -11,20 +11,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import pytest
 from aiohttp import web
 from kubernetes import config
 from kubernetes.dynamic import DynamicClient
 
 from lockstep.api.names import OPERATOR_NAME, OPERATOR_NAMESPACE
-from support.checkout import ROOT
 from support.clusters.cluster_jobs import API, Jobs, until
 from support.clusters.counting_proxy import CountingProxy
 
-BEFORE = "76aae216"
-"""Commit that counts as the version before this one, since nothing was released yet: the last one whose forms of a release are `deploy`
-alone. The first tag takes its place.
-"""
 DEPLOYMENT = f"/deployments/{OPERATOR_NAME}"
 LOOK_SECONDS = 0.2
 EVERY = 4
@@ -34,16 +28,6 @@ TRAINING: dict[str, Any] = {
     "optimization": {"epochs": 1000, "learningRate": "1e-3", "schedule": "Constant", "microBatchSize": 2, "globalBatchSize": 32},
     "checkpoint": {"everySteps": EVERY}, "reportTo": [],
 }  # fmt: skip
-
-
-def tree_before(folder: Path) -> Path:
-    """Unpack the version before into a folder, from this checkout's history."""
-    packed = subprocess.run(["git", "archive", BEFORE], cwd=ROOT, capture_output=True, check=False)
-    if packed.returncode != 0:
-        pytest.fail(f"this checkout's history lacks commit {BEFORE}, the older version: git fetch --unshallow ({packed.stderr.decode()})")
-    folder.mkdir()
-    subprocess.run(["tar", "--extract", "--directory", str(folder)], input=packed.stdout, check=True)
-    return folder
 
 
 class TinyTraining:

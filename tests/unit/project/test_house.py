@@ -58,7 +58,7 @@ def tree_of(path: Path) -> ast.Module:
 @cache
 def imports() -> Mapping[str, Set[str]]:
     """Module → the product's modules that it imports, also within functions and for types alone."""
-    return {name: frozenset(imported(tree_of(path), sources())) for name, path in sources().items()}
+    return {name: frozenset(imported(ast.walk(tree_of(path)), sources())) for name, path in sources().items()}
 
 
 def folder_of(module: str) -> str:
