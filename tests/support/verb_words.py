@@ -34,8 +34,10 @@ spec:
 """
 STREAMS: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
 JOBS = {"runs": "wait.py", "done": "ok.py", "broke": "fail.py"}
-PODS, HOSTS, HERE, PROCESSES = "pods", "hosts", "here", "processes"
-REMOTE = (PODS, HOSTS)
+PODS, ALONE, HOSTS, HERE, PROCESSES = "pods", "pods without an operator", "hosts", "here", "processes"
+REMOTE = (PODS, ALONE, HOSTS)
+TOLD = (PODS, HOSTS, PROCESSES, HERE)
+"""Places that know of a job that has ended how it did, without a look at its volume."""
 KEPT = (*REMOTE, PROCESSES)
 """Places where a job outlives the command that started it."""
 HEADS = r"NAME +NODES +RANKS +STEP +PROGRESS +RESTARTS +STATE +AGE\n"
@@ -54,6 +56,7 @@ NO_ADAPTER = (
 NO_RANK = "lockstep: there is no rank 9: the job has 2 ranks, 0 to 1\n"
 NO_SCRIPT = r"spec\.script\.path: there is no file \S*nothing\.py on node 0( \(\S+\))? +put it there, or correct the path"
 SCRIPT_AGAIN = r"start the script again \(it goes on if it looks for its own checkpoints; transformers: resume_from_checkpoint\)"
+SCALED = r"(lockstep: . of 2 pods run\n)?(Complete|Failed): scaled to zero; kubectl delete configmap \w+-run-\w+ -n \S+ removes all but.*\n"
 NO_NODE = "lockstep: job runs has no node 9: its 2 nodes are 0 to 1\n"
 
 
@@ -89,6 +92,8 @@ class Where:
     """Beginning of the paths of its scripts."""
     spec: str = ""
     """More of a job file's spec."""
+    starts: tuple[str, ...] = ()
+    """More words of a command line that starts a job there."""
     program: tuple[str, ...] = ("-m", "lockstep.cli.main")
     """Options of Python that run the command line in a process of its own."""
 
@@ -111,7 +116,7 @@ class Where:
         return Told(process.returncode, output, errors)
 
     def words(self, typed: str, folder: Path) -> list[str]:
-        return [*typed.format(tmp=folder).split(), *self.again]
+        return [*typed.format(tmp=folder).split(), *(self.starts if typed.startswith("run ") else ()), *self.again]
 
     @contextmanager
     def begin(self, typed: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
@@ -139,8 +144,8 @@ def _no_job(typed: str, places: tuple[str, ...] = (*KEPT, HERE)) -> Row:
 
 
 STARTED = [
-    Row("run -f {tmp}/done.yaml", 0, shows=r"(?s).*\[rank 0\] hello from 0\n.*\[lockstep\] Complete: all ranks are done\n$"),
-    Row("run -f {tmp}/broke.yaml", 1, shows=rf"(?s).*\[lockstep\] Failed: {FAILED}\n$"),
+    Row("run -f {tmp}/done.yaml", 0, shows=r"(?s).*\[rank 0\] hello from 0\n.*\[lockstep\] Complete: all ranks are done\n{scaled}$"),
+    Row("run -f {tmp}/broke.yaml", 1, shows=rf"(?s).*\[lockstep\] Failed: {FAILED}\n{{scaled}}$"),
 ]  # fmt: skip
 """Rows that start jobs and follow them to their end."""
 UNDISTURBED = [
@@ -151,14 +156,18 @@ UNDISTURBED = [
     _no_job("top nosuch --once", REMOTE), _no_job("adapter get nosuch {tmp}/adapter", REMOTE), _no_job("shell nosuch", REMOTE),
     _no_job("adapter merge nosuch -o {tmp}/model", REMOTE), _no_job("adapter push nosuch org/name", REMOTE),
     Row("get runs", 0, shows=HEADS + r"runs +2/2 +2/2 +- +- +0 +Running +\d"),
-    Row("get", 0, shows=HEADS + r"broke +2 +2 +- +- +0 +Failed .*\ndone +2 +2 +- +- +0 +Complete .*\nruns +2/2 +2/2 .* Running "),
-    Row("get -o name", 0, shows=r"trainingjob\.lockstep\.dev/broke\n"),
+    Row("get", 0, shows=HEADS + r"broke +2 +2 +- +- +0 +Failed .*\ndone +2 +2 +- +- +0 +Complete .*\nruns +2/2 +2/2 .* Running ",
+        places=TOLD),
+    Row("get", 0, shows=HEADS + r"broke +0/2 .* NoPods .*\ndone +0/2 .* NoPods .*\nruns +2/2 +2/2 .* Running ", places=(ALONE,)),
+    Row("get -o name", 0, shows=r"trainingjob\.lockstep\.dev/broke\n", places=TOLD),
+    Row("get -o name", 0, shows=r"configmap/broke-run-\w+\n", places=(ALONE,)),
     Row("get broke -o json", 0,
-        shows=r'(?s)(?=.*"exitCode": 1\b)(?=.*"rank": 1\b)(?=.*"node": 1\b).*"lastLines": \[[^]]*the data is not there'),
+        shows=r'(?s)(?=.*"exitCode": 1\b)(?=.*"rank": 1\b)(?=.*"node": 1\b).*"lastLines": \[[^]]*the data is not there', places=TOLD),
     Row("get -o wide", 0, shows=HEADS[:-2] + r" +CLUSTER +TRANSPORT +CHECKPOINT +LEFT +LOSS +MESSAGE\n"),
-    Row("describe runs", 0, shows=r"Name        runs \({where}, \w+ old\)\nWork        script \S*wait\.py.*\n(Cluster .*\n)?Ranks       2"
-                                  r" of 2 ready, on 2 of 2 nodes\n"),
-    Row("describe broke", 0, shows=rf"(?s).*\nFailure     UserCode: {FAILED}\n.*\n  Progressing +False +Failed +{FAILED}\n"),
+    Row("describe runs", 0, shows=r"Name        runs \({where}, \w+ old\)\nWork        (script \S*wait\.py|nothing is asked for).*\n"
+                                  r"(Cluster .*\n)?Ranks       2 of 2 ready, on 2 of 2 nodes\n"),
+    Row("describe broke", 0, shows=rf"(?s).*\nFailure     UserCode: {FAILED}\n.*\n  Progressing +False +Failed +{FAILED}\n",
+        places=TOLD),
     Row("why runs", 0, shows=r"runs: Running: all ranks run, attempt 1\nnext         lockstep logs runs {again} -f   # follow it\n"
                              r" +lockstep stacks runs {again}   # "),
     Row("why done", 0, shows=r"(?s)done: Complete: .*\nnext         lockstep describe done {again}   # shows where its results are\n"),
@@ -166,38 +175,43 @@ UNDISTURBED = [
                               rf" begins\n.*\nlost         1 failure \(1 UserCode\): 0 steps lost\n"),
     Row("wait runs --for Running --timeout 20", 0, shows="runs: Running: all ranks run\n$"),
     Row("wait runs --for Complete --timeout 1", 1, "lockstep: job runs is not Complete after 1 s: Running: all ranks run\n"),
-    Row("wait done", 0, shows="done: Complete: the job is complete\n$"),
-    Row("wait done --for Running", 1, "lockstep: job done has ended, so it will not become Running: Complete: the job is complete\n"),
-    Row("wait broke", 1, shows=f"broke: Failed: {FAILED}\n$"),
+    Row("wait done", 0, shows="done: Complete: the job is complete\n$", places=TOLD),
+    Row("wait done --for Running", 1, "lockstep: job done has ended, so it will not become Running: Complete: the job is complete\n",
+        places=TOLD),
+    Row("wait broke", 1, shows=f"broke: Failed: {FAILED}\n$", places=TOLD),
     Row("logs runs --rank 9", 2, NO_RANK),
     Row("logs runs --node 9", 2, NO_NODE),
     Row("logs runs --previous", 2, "lockstep: job runs has had 1 attempt: there is no previous one\n"),
     Row("logs runs --errors", 0, shows="no rank of job runs has failed\n$"),
-    Row("logs done -f", 0, shows=rf"{EARLY}\[lockstep\] node 0 is here \([12] of 2\)\n(?s:.*)\[lockstep\] Complete: all ranks are done\n$"),
+    Row("logs done -f", 0, shows=rf"{EARLY}\[lockstep\] node 0 is here \([12] of 2\)\n(?s:.*)\[lockstep\] Complete: all ranks are done\n$",
+        places=TOLD),
     Row("logs done --rank 0", 0, shows=r"\[rank 0\] hello from 0\n$"),
     Row("logs done --node 1", 0, shows=r"(?s)(?!.*\[rank 0\]).*\[rank 1\] hello from 1\n"),
-    Row("logs broke -f", 1, shows=rf"(?s).*\[lockstep\] Failed: {FAILED}\n$"),
+    Row("logs broke -f", 1, shows=rf"(?s).*\[lockstep\] Failed: {FAILED}\n$", places=TOLD),
     Row("logs broke --errors", 0, shows=r"first: rank 1 on node 1 \(UserCode\): exited with 1: ValueError: the data is not there\n  \| rank"
-                                        r" 1 begins\n"),
+                                        r" 1 begins\n", places=TOLD),
     Row("top runs --once", 0, shows=r"(?s)runs  Running  no step yet, 2 of 2 ranks\n.*\nNODE +(HOST|POD) .*RANKS +CPU +MEMORY +NIC +IN Gb/s"
                                     r" +OUT Gb/s\n.*\nRANK +NODE +CPU +MEMORY\n0 +0 .*\n1 +"),
-    Row("top broke --once", 0, shows=rf"broke  Failed  no step yet, 0 of 2 ranks\n  {FAILED}\n"),
+    Row("top broke --once", 0, shows=rf"broke  Failed  no step yet, 0 of 2 ranks\n  {FAILED}\n", places=TOLD),
     Row("stacks runs", 0, shows=r"ranks 0-1: main thread \(most recent call first\)\n"),
     Row("stacks runs --rank 9", 2, NO_RANK),
     Row("stacks done --rank 1", 2, "lockstep: no rank 1 of done runs now: lockstep why done {again}\n"),
     Row("stacks done", 2, "lockstep: no rank of done runs now: lockstep why done {again}\n"),
-    Row("retry runs", 2, "lockstep: job runs has not failed, so there is nothing to retry: Running: all ranks run\n"),
-    *(Row(f"{verb} done", 2, NOTHING_TO_STOP) for verb in ("stop", "resume")),
-    *(Row(f"{verb} broke", 2, HAS_FAILED) for verb in ("stop", "resume")),
+    Row("retry runs", 2, "lockstep: job runs has not failed, so there is nothing to retry: Running: all ranks run\n",
+        places=TOLD),
+    Row("retry runs", 2, "lockstep: runs runs without the operator: lockstep retry -f FILE --in-namespace {again}\n", places=(ALONE,)),
+    *(Row(f"{verb} done", 2, NOTHING_TO_STOP, places=TOLD) for verb in ("stop", "resume")),
+    *(Row(f"{verb} broke", 2, HAS_FAILED, places=TOLD) for verb in ("stop", "resume")),
     Row("retry done", 2, "lockstep: job done is complete: there is nothing to retry (…); to run it anew: … {again}\n",
-        places=KEPT),
+        places=(PODS, HOSTS, PROCESSES)),
     Row("retry broke", 2, "lockstep: a run on this machine is retried as it was started: lockstep run -f {tmp}/broke.yaml {again}\n",
         places=(HERE,)),
-    Row("resume runs", 0, shows="runs is not suspended\n$", places=KEPT),
+    Row("resume runs", 0, shows="runs is not suspended\n$", places=(PODS, HOSTS, PROCESSES)),
     Row("resume runs", 2, "/runs.yaml {again}\n", places=(HERE,)),
     Row("stop runs nosuch --no-wait", 2, NO_JOB),
     Row("delete done nosuch --yes", 2, NO_JOB),
-    Row("delete done --files", 2, "lockstep: --files removes /workspace/runs/done {where} for good: use --yes to confirm it\n"),
+    Row("delete done --files", 2, "lockstep: --files removes /workspace/runs/done {where} for good: use --yes to confirm it\n",
+        places=TOLD),
     Row("delete runs --files --yes", 2,
         "lockstep: job runs may still write its files, so --files removes none: first lockstep stop runs {again}\n"),
     Row("delete runs", 2, "lockstep: job runs has not ended: use --yes to delete it anyway\n"),
@@ -207,6 +221,9 @@ UNDISTURBED = [
     Row("run -f {tmp}/runs.yaml --detach", 2, " follows it, lockstep stop runs {again} stops it\n", places=(HOSTS,)),
     Row("run -f {tmp}/runs.yaml", 2, "/runs/runs: wait for it, or stop it with Ctrl-C\n", places=(HERE,)),
     Row("run -f {tmp}/runs.yaml", 2, " follows it, lockstep stop runs {again} stops it\n", places=(PROCESSES,)),
+    Row("run -f {tmp}/runs.yaml", 2,
+        "lockstep: StatefulSet runs already exists {where} and runs: follow it: lockstep logs runs {again} -f, or stop it: …\n",
+        places=(ALONE,)),
     Row("cp runs:/workspace/nothing {tmp}/a", 1, "not copied: {folder}/nothing does not exist\n", places=REMOTE),
     Row("cp {tmp} runs:/etc/x", 2, "lockstep: /etc/x is not on a volume of the job: choose a path below /datasets, /workspace\n",
         places=REMOTE),
@@ -242,7 +259,7 @@ UNDISTURBED = [
     Row("drill kill-rank --job runs --rank 9 --yes", 2, NO_RANK),
     Row("drill kill-rank --job done --yes", 2,
         "lockstep: kill-rank on job done: the job is not running (Complete: the job is complete): "
-        "drills are for jobs whose ranks all run\n"),
+        "drills are for jobs whose ranks all run\n", places=TOLD),
     Row("drill fill-disk --job runs --yes", 2,
         "lockstep: fill-disk on job runs: this drill needs a job of Lockstep's trainer (spec.training): Lockstep doesn't know how a script"
         " saves\n"),
@@ -287,12 +304,16 @@ STOPPED = [
     Row("resume runs", 0, shows="runs: goes on; see it with: lockstep logs runs -f {again}\n$", places=KEPT),
     Row("wait runs --for Running --timeout 90", 0, places=KEPT),
     Row("retry broke", 0, shows=rf"broke: retry 1, to {SCRIPT_AGAIN}; see it with: lockstep logs broke -f {{again}}\n$", places=KEPT),
-    Row("delete done --files --yes", 0, shows="/workspace/runs/done is removed\ndone is deleted with its files\n$"),
     Row("logs broke --attempt 1 --rank 1", 0, shows=r"\[rank 1\] rank 1 begins\n"),
+]  # fmt: skip
+"""Rows that stop a job and let it go on, in this order. A run without an operator is started again instead."""
+DELETED = [
+    Row("delete done --files --yes", 0, shows="/workspace/runs/done is removed\ndone is deleted with its files\n$", places=TOLD),
+    Row("delete done --yes", 0, shows="done is deleted; its claims stay\n$", places=(ALONE,)),
     Row("delete broke runs broke --yes", 0, shows="broke is deleted; .* stays?\nruns is deleted; .* stays?\n$"),
     Row("get", 0, shows="there is no {noun} {where}\n$"),
 ]  # fmt: skip
-"""Rows that change them, in this order."""
+"""Rows that remove them, in this order."""
 
 
 def live(where: Where, folder: Path, settled: Callable[[], object] = lambda: None) -> None:
@@ -308,7 +329,8 @@ def live(where: Where, folder: Path, settled: Callable[[], object] = lambda: Non
             process.send_signal(signal.SIGINT)
             assert process.wait(60) == 130
         settled()
-        wrong += differences(where, [*UNDISTURBED, *HURT, *STOPPED], folder, where.lockstep)
+        rows = [*UNDISTURBED, *HURT, *(STOPPED if where.kind != ALONE else ()), *DELETED]
+        wrong += differences(where, rows, folder, where.lockstep)
     assert not wrong, "\n".join(wrong)
 
 
@@ -320,7 +342,7 @@ def differences(where: Where, rows: list[Row], folder: Path, typed: Callable[[st
         if where.kind not in row.places:
             continue
         shows = row.shows.replace("{again}", re.escape(" ".join(where.again))).replace("{where}", re.escape(where.where))
-        shows = shows.replace("{noun}", where.noun)
+        shows = shows.replace("{noun}", where.noun).replace("{scaled}", SCALED if where.kind == ALONE else "")
         says = where.pattern(row.says, folder) + r"\Z"
         end = time.monotonic() + WRITTEN_SECONDS * row.typed.startswith("logs ")
         while not (

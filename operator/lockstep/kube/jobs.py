@@ -75,9 +75,12 @@ def runs_without_operator(client: Client, namespace: str | None, name: str | Non
         run, job = own["name"], (own.get("labels") or {}).get(LABEL_JOB, "")
         if not run.startswith(run_name(job, "")) or own.get("ownerReferences"):
             continue
-        with suppress(ValueError, KeyError, TypeError, RecursionError):  # (those who may write ConfigMaps may have written anything)
-            metadata = {"name": job, "namespace": own["namespace"], "uid": str(json.loads(item["data"][RUN_KEY])["job"]["uid"])}
-            runs[own["namespace"], job] = {"kind": "ConfigMap", "metadata": metadata, "spec": {}, "status": {"run": {"name": run}}}
+        # Those who may write ConfigMaps may have written anything.
+        with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            frozen = json.loads(item["data"][RUN_KEY])
+            metadata = {"name": job, "namespace": own["namespace"], "uid": str(frozen["job"]["uid"])}
+            spec = {"restart": {"retry": int(frozen.get("restart", {}).get("retry", 0))}}
+            runs[own["namespace"], job] = {"kind": "ConfigMap", "metadata": metadata, "spec": spec, "status": {"run": {"name": run}}}
     return [runs[key] for key in sorted(runs)]
 
 

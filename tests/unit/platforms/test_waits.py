@@ -56,12 +56,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
 
 @pytest.fixture(autouse=True)
 def silent_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs_here, "_observe", pods_of)
     monkeypatch.setattr(Fleet, "place", lambda fleet, host: SilentPlace(f"host {host}"))
-
-
-async def pods_of(*_: Any) -> Any:
-    return SimpleNamespace(pods=[{"metadata": {"name": "x-0", "deletionTimestamp": "t"}}])
 
 
 def fleet() -> Fleet:
@@ -117,7 +112,7 @@ def test_what_never_answers_is_waited_for_so_long(
         (lambda: install.until_established(CLUSTER, "x"), 2 * MINUTE),
         (lambda: install.until_ready(CLUSTER, "ns", "x"), 2 * MINUTE),
         (lambda: remove._remove_jobs(Terminating(JOB).as_cluster, [JOB], lambda _: None), 2 * MINUTE),
-        (lambda: runs_here._until_pods_are_gone(Terminating().as_cluster, cast(Any, SimpleNamespace(name="x", namespace="ns"))),
+        (lambda: runs_here._make_room(Terminating().as_cluster, cast(Any, SimpleNamespace(name="x", namespace="ns")), lambda _: None),
             4 * MINUTE),
         (node_that_is_watched, 11.0),
         (lambda: probe._ended(CLUSTER, "ns", "t", 1), 2 * MINUTE),

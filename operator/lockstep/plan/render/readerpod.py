@@ -7,7 +7,7 @@ follows it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from lockstep.api import names
 from lockstep.api.objects import Object, claim_names, restricted_context
@@ -49,8 +49,15 @@ def reader_pod(stateful_set: Object, node: int, suffix: str, seconds: int, resou
         "labels": {names.LABEL_NAME: READER, LABEL_READER_OF: job},
         "ownerReferences": _owners(stateful_set),
     }
+    container = {
+        "name": CONTAINER,
+        "command": _WAIT,
+        "workingDir": names.WORKSPACE,
+        **beside_trainer(template, volumes),
+        "resources": resources or (trainer_of(template)["resources"] if is_first else RESOURCES),
+    }
     spec = {
-        "containers": [_container(template, {str(volume["name"]) for volume in volumes}, resources or (None if is_first else RESOURCES))],
+        "containers": [container],
         "volumes": volumes,
         "securityContext": template.get("securityContext") or {},
         "tolerations": template.get("tolerations") or [],
@@ -76,7 +83,7 @@ def with_secrets(pod: Object, stateful_set: Object) -> Object:
     """The pod with those of the job's variables that come from Secrets and ConfigMaps: tokens and credentials, which a program in it needs
     to fetch.
     """
-    trainer = next(c for c in stateful_set["spec"]["template"]["spec"]["containers"] if c["name"] == names.CONTAINER)
+    trainer = trainer_of(stateful_set["spec"]["template"]["spec"])
     (container,) = pod["spec"]["containers"]
     referred = [v for v in trainer.get("env") or [] if {"secretKeyRef", "configMapKeyRef"} & (v.get("valueFrom") or {}).keys()]
     more = {"envFrom": trainer["envFrom"]} if trainer.get("envFrom") else {}
@@ -100,19 +107,22 @@ def _volumes(stateful_set: Object, node: int) -> list[Object]:
     return shown + [{"name": name, "persistentVolumeClaim": {"claimName": claim}} for name, claim in own.items()]
 
 
-def _container(template: Object, volumes: set[str], resources: Object | None) -> Object:
-    trainer = next(container for container in template["containers"] if container["name"] == names.CONTAINER)
+def trainer_of(template: Object) -> Object:
+    """Return the container of the ranks. `template`: the spec of a job's pods."""
+    trainer: Object = next(container for container in template["containers"] if container["name"] == names.CONTAINER)
+    return trainer
+
+
+def beside_trainer(template: Object, volumes: Sequence[Object]) -> Object:
+    """Return parts of a container with the image of a job's ranks and those of their variables that are no Secrets, which mounts these
+    volumes as they do. It has few rights, also where the job's own pods need more.
+    """
+    trainer, shown = trainer_of(template), {volume["name"] for volume in volumes}
     return {
-        "name": CONTAINER,
         "image": trainer["image"],
-        "command": _WAIT,
-        "workingDir": names.WORKSPACE,
         "env": [variable for variable in trainer.get("env") or [] if "value" in variable],
-        "volumeMounts": [mount for mount in trainer["volumeMounts"] if mount["name"] in volumes],
-        "securityContext": restricted_context(
-            (template.get("securityContext") or {}).get("fsGroup")
-        ),  # also where the job's own pods need more
-        "resources": resources or trainer["resources"],
+        "volumeMounts": [mount for mount in trainer.get("volumeMounts") or [] if mount["name"] in shown],
+        "securityContext": restricted_context((template.get("securityContext") or {}).get("fsGroup")),
     }
 
 

@@ -11,6 +11,7 @@ import json
 from lockstep.api import names
 from lockstep.api.objects import Object
 from lockstep.kube.kinds import path_of
+from lockstep.plan.render.readerpod import beside_trainer
 from lockstep.platforms.inpod import keeper as program
 from lockstep.platforms.inpod import source_of
 from lockstep_spec.exits import CONFIGURATION, DONE, FAILED, SAVED
@@ -22,7 +23,6 @@ SERVER = "https://kubernetes.default.svc"
 RESOURCES: Object = {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"cpu": "200m", "memory": "128Mi"}}
 BACKOFF_LIMIT = 1000
 """Restarts of its pod, which may be drained or evicted as any other."""
-RUN_AS = ("runAsUser", "runAsGroup")
 
 
 def keeper_name(job: str) -> str:
@@ -69,7 +69,6 @@ def keeper(stateful_set: Object, owner: Object) -> list[Object]:
 
 def _pod(stateful_set: Object, template: Object) -> Object:
     job, namespace = stateful_set["metadata"]["name"], stateful_set["metadata"]["namespace"]
-    trainer = next(container for container in template["containers"] if container["name"] == names.CONTAINER)
     arguments = {
         "server": SERVER, "uid": stateful_set["metadata"]["uid"], "verdicts": list(VERDICTS), "saved": SAVED,
         "pod_path": path_of("Pod", namespace, names.pod_name(job, 0)), "scale_path": path_of("StatefulSet", namespace, job, "scale"),
@@ -77,19 +76,12 @@ def _pod(stateful_set: Object, template: Object) -> Object:
     volumes = [
         volume for volume in template.get("volumes") or [] if (volume.get("persistentVolumeClaim") or {}).get("readOnly")
     ]  # Python may be there
-    group = (template.get("securityContext") or {}).get("fsGroup")  # where none is stated, the SCC chooses the user
     container = {
         "name": "keeper",
-        "image": trainer["image"],
         "command": ["python3", "-I", "-c", source_of(program).decode(), json.dumps(arguments)],
-        "env": [variable for variable in trainer.get("env") or [] if "value" in variable],
-        "volumeMounts": [mount for mount in trainer.get("volumeMounts") or [] if mount["name"] in {volume["name"] for volume in volumes}],
         "resources": RESOURCES,
-        "securityContext": {
-            "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "runAsNonRoot": True,
-            **({} if group is None else dict.fromkeys(RUN_AS, group)),
-        },
-    }  # fmt: skip
+        **beside_trainer(template, volumes),
+    }
     return {
         "containers": [container],
         "volumes": volumes,

@@ -91,9 +91,8 @@ async def lines(cluster: Cluster, job: Object, selection: LogSelection, say: Cal
             yield line
 
 
-async def has_run_ended(cluster: Cluster, job: Object) -> bool:
+async def has_run_ended(cluster: Cluster, namespace: str, name: str) -> bool:
     """Return True if a run without operator has nothing left to do."""
-    name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
     stateful_set = await cluster.get("StatefulSet", namespace, name)
     pod = await cluster.get("Pod", namespace, pod_name(name, 0))
     return not (stateful_set or {}).get("spec", {}).get("replicas") or exit_code(pod) is not None

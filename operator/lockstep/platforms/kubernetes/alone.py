@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shlex
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 from lockstep.api import names
 from lockstep.api.errors import ConfigError, Failed
-from lockstep.api.objects import Object, is_running
+from lockstep.api.objects import Object, condition, is_running, is_true
+from lockstep.api.status import ConditionType
 from lockstep.kube.cluster import ApiError, Cluster
-from lockstep.kube.exec import NotRunning
 from lockstep.kube.expiry import LEFT_SECONDS, expiring
+from lockstep.kube.jobs import runs_without_operator
 from lockstep.kube.kinds import path_of
+from lockstep.plan.ahead.submission import refuse_ended
 from lockstep.plan.cluster.facts import Listing
 from lockstep.plan.cluster.fitting import never_enough
-from lockstep.plan.observed import Observed, is_terminating, owner_uid
+from lockstep.plan.observed import Observed
 from lockstep.plan.pages.logs import LogSelection
 from lockstep.plan.reconcile.accept import no_service_account
 from lockstep.plan.reconcile.clocks import Earlier
@@ -31,16 +33,17 @@ from lockstep.plan.waiting.containers import is_scheduled
 from lockstep.platforms.clusters.facts import with_image
 from lockstep.platforms.clusters.listings import list_kind, read_object
 from lockstep.platforms.clusters.target import Target
-from lockstep.platforms.files.reader import beside, create_claims
+from lockstep.platforms.files.reader import create_claims
 from lockstep.platforms.jobs.keeper import exit_code, keeper, keeper_name
-from lockstep.platforms.jobs.logs import follow
+from lockstep.platforms.jobs.logs import follow, has_run_ended
+from lockstep.platforms.jobs.observe import JobObserver
+from lockstep.platforms.kubernetes.backend import KubernetesBackend
 from lockstep.platforms.kubernetes.objects import Run, objects, prepare
-from lockstep.platforms.output import put
-from lockstep.platforms.places.orders import Order
-from lockstep.programs import ProgramFailed, answer_of, meanwhile, output_of
-from lockstep_gang.contract.report import ENDS, State
-from lockstep_gang.contract.run import parse_run
-from lockstep_spec.exits import DONE, FAILED
+from lockstep.platforms.kubernetes.status import observe_run
+from lockstep.platforms.output import put, put_text
+from lockstep.platforms.places.orders import IN_NAMESPACE, Order
+from lockstep.programs import meanwhile
+from lockstep_spec.exits import DONE, FAILED, INTERRUPTED
 from lockstep_spec.words import number_of
 
 LOOK_SECONDS = 1.0
@@ -55,22 +58,49 @@ Say = Callable[[str], None]
 Leave = Callable[[], Awaitable[None]]
 
 
-async def run_in_namespace(order: Order, target: Target) -> int:
+class InNamespace(KubernetesBackend):
+    """A namespace of a cluster, where jobs run without the operator."""
+
+    kind = IN_NAMESPACE
+    has_operator = False
+
+    def run(self, order: Order) -> int:
+        """Return the exit code: 0 complete, 1 failed, 130 detached by Ctrl-C, which leaves it running. Raises ConfigError."""
+        client, namespace, name = self.target.client, self.target.namespace, order.job.metadata.name
+        found = next(iter(runs_without_operator(client, namespace, name)), None)
+        earlier = None
+        if order.retry:
+            if found is None:
+                raise ConfigError(
+                    f"there is no run {name} without an operator in namespace {namespace}: start it with lockstep run -f FILE"
+                    " --in-namespace"
+                )
+            earlier = Earlier(found["metadata"]["uid"], found["spec"]["restart"]["retry"])
+        elif found is not None and not order.typed.is_fresh:
+            self._refuse_ended(order, found)
+        with contextlib.suppress(KeyboardInterrupt):
+            return asyncio.run(_run_to_its_end(order, self.target, earlier))
+        return INTERRUPTED
+
+    def _refuse_ended(self, order: Order, run: Object) -> None:
+        """Raise ConfigError where the run of this name has ended, by the record on its volume."""
+        job = self.target.client.run(lambda cluster: observe_run(JobObserver(cluster), cluster, run, read=True)).job
+        retry = f"lockstep retry -f {shlex.quote(order.typed.file)} --in-namespace {self.again}"
+        refuse_ended(order.job, job, f"{job['metadata']['name']} {self.again}", retry, order.typed)
+
+
+async def _run_to_its_end(order: Order, target: Target, earlier: Earlier | None) -> int:
+    """Start the job and follow it. `earlier`: the failed run to go on from, whose volume has how it failed: agents look there."""
     job, place = order.job, target.namespace
     async with target.client.connected() as cluster:
-        earlier = await _ended_run(cluster, job.metadata.name, place) if order.retry else None
         run = prepare(job, await with_image(cluster, job, order.cluster.profile, place), place, earlier)
-        try:
-            if lacking := await lacking_nodes(cluster, run):
-                _print(f"{OWN} {lacking}; the job waits until it has them")
-            await _start(cluster, run, _print)
-        except ApiError as error:
-            raise ConfigError(f"the API server refused an object of the job: {error.message}") from None
+        if lacking := await lacking_nodes(cluster, run):
+            _print(f"{OWN} {lacking}; the job waits until it has them")
+        await _start(cluster, run, _print)
         try:
             code = await _follow(cluster, run, _print)
         except asyncio.CancelledError:
-            for line in _detached(run).splitlines():
-                _print(line)
+            put_text(_detached(run))
             raise
         await _scale(cluster, run, 0)
         await cluster.delete("Job", place, keeper_name(run.name))
@@ -91,7 +121,6 @@ async def run_until(cluster: Cluster, run: Run, say: Say, heard: asyncio.Event, 
         if seconds is None:
             raise Failed(f"{lacking}; --timeout SECONDS waits for nodes all the same, such as an autoscaler's")
         say(f"{OWN} {lacking}")
-    await _until_pods_are_gone(cluster, run)
     waited, limit = "", RESULT_SECONDS if seconds is None else seconds
 
     def hear(line: str) -> None:
@@ -101,13 +130,10 @@ async def run_until(cluster: Cluster, run: Run, say: Say, heard: asyncio.Event, 
 
     async with expiring(cluster, run.namespace, run.name, run.resolved.image) as owner:
         await _start(cluster, run, hear, owner)
-        parts: list[asyncio.Future[Any]] = [asyncio.ensure_future(_follow(cluster, run, hear)), asyncio.ensure_future(heard.wait())]
         try:
-            done, _ = await asyncio.wait(parts, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+            async with meanwhile(_follow(cluster, run, hear)) as following, meanwhile(heard.wait()) as hearing:
+                done, _ = await asyncio.wait((following, hearing), timeout=limit, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for part in parts:
-                part.cancel()
-            await asyncio.gather(*parts, return_exceptions=True)
             try:
                 if leave is not None:
                     await _left(leave, say)
@@ -116,8 +142,8 @@ async def run_until(cluster: Cluster, run: Run, say: Say, heard: asyncio.Event, 
                 say(f"{OWN} {run.name} is removed; its claims stay")
     if not done:
         raise Failed(f"{run.name} has no result after {limit:.0f} s (--timeout);{waited or ' it said nothing'}")
-    if parts[0] in done and parts[0].exception() is not None:
-        await parts[0]
+    if following in done:
+        following.result()  # (which raises what ended it)
 
 
 async def _left(leave: Leave, say: Say) -> None:
@@ -138,25 +164,6 @@ async def lacking_nodes(cluster: Cluster, run: Run) -> str:
     return never_enough(stateful_set["spec"]["template"], run.frozen.nodes, nodes.items) if nodes.seen else ""
 
 
-async def _until_pods_are_gone(cluster: Cluster, run: Run) -> None:
-    """Wait for pods of an earlier run that still end: their log must not be taken for this one's. Raises ConfigError."""
-
-    async def are_left() -> bool:
-        pods = (await _observe(cluster, run)).pods
-        return bool(pods) and all(map(is_terminating, pods))
-
-    await _until_gone(run, are_left, f"pods of an earlier {run.name} are still terminating", "pods")
-
-
-async def _until_gone(run: Run, are_left: Callable[[], Awaitable[bool]], problem: str, kinds: str) -> None:
-    """Wait until nothing is left of an earlier run. Raises ConfigError with the `problem`, if that lasts, and how to see the `kinds`."""
-    end = time.monotonic() + GONE_SECONDS
-    while await are_left():
-        if time.monotonic() > end:
-            raise ConfigError(f"{problem} after {GONE_SECONDS:.0f} s: kubectl get {kinds} -n {run.namespace}")
-        await asyncio.sleep(LOOK_SECONDS)
-
-
 def _print(line: str) -> None:
     put(line, flush=True)
 
@@ -166,33 +173,23 @@ def _detached(run: Run) -> str:
     return (
         f"\nlockstep: job {run.name} runs on; half a minute after its end its pods go and its nodes are free (Job {keeper_name(run.name)}"
         f" sees to that)\nFollow it: lockstep logs {run.name} {where} -f\nHow it ended: lockstep why {run.name} {where}"
-        f"\nStop it: kubectl delete configmap {run.frozen.name} {where} (checkpoints and claims stay)"
+        f"\nStop it: kubectl delete configmap {run.frozen.name} {where} (checkpoints and claims stay)\n"
     )
 
 
-async def _ended_since(cluster: Cluster, run: Run) -> int | None:
-    """The exit code of a run whose pods have gone at its end, by the record on its volume; None: look again. Raises ConfigError."""
-    stateful_set = await cluster.get("StatefulSet", run.namespace, run.name)
-    if stateful_set is None or stateful_set["spec"].get("replicas"):
-        return None
-    async with beside(cluster, run.namespace, run.name, say=_print) as place:
-        path = f"{run.frozen.parsed.run_dir}/gang/end.json"
-        try:
-            end = answer_of(await output_of(place, ["cat", path]), place.name)
-        except NotRunning:  # the reader has gone: the next look makes another
-            return None
-        except ProgramFailed:
-            end = {}
-    if end.get("jobUid") != run.frozen.parsed.job.uid or str(end.get("state")) not in ENDS:
+async def _ended_since(cluster: Cluster, run: Run) -> int:
+    """Return the exit code of a run whose pods have gone at its end, by the record on its volume. Raises ConfigError where it says none."""
+    where = f"-n {run.namespace}"
+    status = (await observe_run(JobObserver(cluster), cluster, run.as_job, read=True)).job["status"]
+    end = next((kind for kind in (ConditionType.COMPLETE, ConditionType.FAILED) if is_true(status, kind)), None)
+    if end is None:
         raise ConfigError(
-            f"{run.name} has no pods and has not ended: start it again with lockstep run -f FILE --in-namespace -n {run.namespace}"
+            f"{run.name} has no pods and has not ended, as far as can be seen (lockstep why {run.name} {where}): start it again with"
+            f" lockstep run -f FILE --in-namespace {where}"
         )
-    is_complete = end.get("state") == State.COMPLETE.value
-    _print(
-        f"{'Complete' if is_complete else 'Failed'}: {end.get('message')}; its nodes are free, its log: lockstep logs {run.name} -n"
-        f" {run.namespace}"
-    )
-    return DONE if is_complete else FAILED
+    message = condition(status, end)["message"]
+    _print(f"{end.value}: {message}; its nodes are free, its log: lockstep logs {run.name} {where}")
+    return DONE if end is ConditionType.COMPLETE else FAILED
 
 
 def _owning_run(stateful_set: Object, name: str) -> str | None:
@@ -210,12 +207,12 @@ async def _start(cluster: Cluster, run: Run, say: Say, over: Object | None = Non
     account = run.resolved.profile.spec.security.service_account
     if await cluster.get("ServiceAccount", run.namespace, account) is None:
         raise ConfigError(no_service_account(account, run.namespace))
-    await _remove_finished(cluster, run, say)
-    await create_claims(cluster, run.resolved)
+    await _make_room(cluster, run, say)
     first, *rest = objects(run)
     if over is not None:
         first["metadata"]["ownerReferences"] = [over]
     try:
+        await create_claims(cluster, run.resolved)
         created = await cluster.create(first)
         owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": run.frozen.name, "uid": created["metadata"]["uid"], "controller": True}
         for item in rest:
@@ -223,27 +220,14 @@ async def _start(cluster: Cluster, run: Run, say: Say, over: Object | None = Non
             created = await cluster.create(item)
         if over is None:  # (the StatefulSet comes last)
             await _start_keeper(cluster, {**created, "spec": item["spec"]}, owner, say)
-    except BaseException:  # whatever it is: half of a run is nobody's
+    except BaseException as error:  # whatever it is: half of a run is nobody's
         with contextlib.suppress(ApiError, OSError):
             await cluster.delete("ConfigMap", run.namespace, run.frozen.name)
+        if isinstance(error, ApiError):
+            raise ConfigError(f"the API server refused an object of the job: {error.message}") from None
         raise
     end = "leaves it running" if over is None else "removes it"
     say(f"{OWN} {run.name} on {number_of(run.frozen.nodes, 'node')} in namespace {run.namespace}; Ctrl-C {end}")
-
-
-async def _ended_run(cluster: Cluster, name: str, place: str) -> Earlier:
-    """Identity of the run that ended. Its volume has whether it failed, and agents look there. Raises ConfigError when there is no such
-    run.
-    """
-    selector = {"labelSelector": f"{names.LABEL_JOB}={name}"}
-    items = (await cluster.list("ConfigMap", place, selector))["items"]
-    config = next((item for item in items if item["metadata"]["name"].startswith(names.run_name(name, ""))), None)
-    if config is None or owner_uid(config) is not None:
-        raise ConfigError(
-            f"there is no run {name} without an operator in namespace {place}: start it with lockstep run -f FILE --in-namespace"
-        )
-    before = parse_run(config["data"][names.RUN_KEY])
-    return Earlier(before.job.uid, before.restart.retry)
 
 
 async def _refuse_taken_name(cluster: Cluster, run: Run) -> None:
@@ -256,28 +240,33 @@ async def _refuse_taken_name(cluster: Cluster, run: Run) -> None:
         )
 
 
-async def _remove_finished(cluster: Cluster, run: Run, say: Say) -> None:
-    """Remove a run of this name that has ended, once its pods have ended. Raises ConfigError for one that runs, or that is an
-    operator's.
+async def _make_room(cluster: Cluster, run: Run, say: Say) -> None:
+    """Remove a run of this name that has ended, and wait until its objects, and the pods of any earlier one, are gone: their log must not
+    be taken for this one's. Raises ConfigError for a run that goes on, or that is an operator's.
     """
     stateful_set = await cluster.get("StatefulSet", run.namespace, run.name)
-    if stateful_set is None:
-        return
-    conflict = f"StatefulSet {run.name} already exists in namespace {run.namespace}"
-    owner = _owning_run(stateful_set, run.name)
-    if owner is None:
-        raise ConfigError(f"{conflict}, and this command did not create it: give this job another name")
-    if stateful_set["spec"].get("replicas") != 0 and _exit_code(await _observe(cluster, run)) is None:
-        raise ConfigError(f"{conflict} and runs: {_ways_out(stateful_set, run, owner)}")
-    say(f"lockstep: removing the objects of the finished run {owner}")
-    await cluster.delete("ConfigMap", run.namespace, owner)
-    leftovers = [(item["kind"], item["metadata"]["name"]) for item in [*objects(run)[1:], *keeper(stateful_set, {})]]
+    left: list[tuple[str, str]] = []
+    if stateful_set is not None:
+        conflict = f"StatefulSet {run.name} already exists in namespace {run.namespace}"
+        owner = _owning_run(stateful_set, run.name)
+        if owner is None:
+            raise ConfigError(f"{conflict}, and this command did not create it: give this job another name")
+        if not await has_run_ended(cluster, run.namespace, run.name):
+            raise ConfigError(f"{conflict} and runs: {_ways_out(stateful_set, run, owner)}")
+        say(f"{OWN} removing the objects of the finished run {owner}")
+        await cluster.delete("ConfigMap", run.namespace, owner)
+        left = [(item["kind"], item["metadata"]["name"]) for item in [*objects(run)[1:], *keeper(stateful_set, {})]]
+    end = time.monotonic() + GONE_SECONDS
+    while any([await cluster.get(kind, run.namespace, name) for kind, name in left]) or await _pods(cluster, run):
+        if time.monotonic() > end:
+            raise ConfigError(
+                f"objects of an earlier run {run.name} still exist after {GONE_SECONDS:.0f} s: kubectl get all -n {run.namespace}"
+            )
+        await asyncio.sleep(LOOK_SECONDS)
 
-    async def are_left() -> bool:
-        objects_left = [await cluster.get(kind, run.namespace, name) for kind, name in leftovers]
-        return any(objects_left) or bool((await _observe(cluster, run)).pods)
 
-    await _until_gone(run, are_left, f"objects of the finished run {owner} still exist", "all")
+async def _pods(cluster: Cluster, run: Run) -> list[Object]:
+    return [*(await cluster.list("Pod", run.namespace, {"labelSelector": f"{names.LABEL_JOB}={run.name}"}))["items"]]
 
 
 async def _start_keeper(cluster: Cluster, stateful_set: Object, owner: Object, say: Say) -> None:
@@ -334,19 +323,20 @@ async def _until_end(cluster: Cluster, run: Run, say: Say) -> int:
         stateful_set = observed.stateful_set
         if stateful_set is None or _owning_run(stateful_set, run.name) not in (None, run.frozen.name):
             raise Failed(f"StatefulSet {run.name} of namespace {run.namespace} was deleted, and its pods with it")
-        if had_pods and observed.at_zero and not status and (code := await _ended_since(cluster, run)) is not None:
-            return code  # (the keeper has taken its pods while this did not look)
+        if had_pods and observed.at_zero and not status:  # (the keeper has taken its pods while this did not look)
+            return await _ended_since(cluster, run)
         had_pods = had_pods or bool(observed.pods)
         place = placing(observed, now)
         begun = (begun or now) if _comes_up(observed) else None
-        code = None if place.lets_go else _exit_code(observed)
+        code = None if place.lets_go else exit_code(observed.pod(0), replaced=observed.replicas > 0)
         if code is None and not place.lets_go and _is_given_up(run, begun, now, say):
             return FAILED
         if code is not None:
             return code
         await _follow_placing(cluster, run, observed, place)
         status = {"placement": place.status.to_dict()} if place.status is not None else {}
-        text = _waiting_for(observed, run, place)
+        view = View(observed=observed, wanted_pods=run.frozen.nodes, now=now, place=place)
+        text = place.message if place.lets_go else waits_for(view)
         if text not in ("", reported):
             say(f"lockstep: {text}")
         reported = text
@@ -361,30 +351,22 @@ async def _follow_placing(cluster: Cluster, run: Run, observed: Observed, place:
         await _scale(cluster, run, run.frozen.nodes)
 
 
-async def _observe(cluster: Cluster, run: Run, status: Object | None = None) -> Observed:
+async def _observe(cluster: Cluster, run: Run, status: Object) -> Observed:
     """Observe the run's objects. `status`: as a TrainingJob would have it."""
-    selector = {"labelSelector": f"{names.LABEL_JOB}={run.name}"}
-    place = run.namespace
-    pods = (await cluster.list("Pod", place, selector))["items"]
+    place, pods = run.namespace, await _pods(cluster, run)
     stateful_set = await cluster.get("StatefulSet", place, run.name)
     quiet = all(pod["status"].get("phase") == "Running" for pod in pods) and len(pods) == run.frozen.nodes
     claims = Listing("PersistentVolumeClaim") if quiet else await list_kind(cluster, "PersistentVolumeClaim", place)
     warnings = Listing("Event") if quiet else await list_kind(cluster, "Event", place, {"fieldSelector": "type=Warning"})
     spec = {"startTimeoutSeconds": run.frozen.parsed.timeouts.start_seconds}
-    job = {"metadata": {"name": run.name, "namespace": place, "uid": run.frozen.parsed.job.uid}, "spec": spec, "status": status or {}}
     return Observed(
-        job=job,
+        job={**run.as_job, "spec": spec, "status": status},
         objects={} if stateful_set is None else {("StatefulSet", run.name): stateful_set},
         pods=tuple(pods),
         claims={claim["metadata"]["name"]: claim for claim in claims.items},
         sees_claims=claims.seen,
         warnings=warnings.items,
     )
-
-
-def _exit_code(observed: Observed) -> int | None:
-    """Return that of node 0; once the run is scaled to zero, no pod follows one that has saved."""
-    return exit_code(observed.pod(0), replaced=observed.replicas > 0)
 
 
 def _comes_up(observed: Observed) -> bool:
@@ -400,13 +382,6 @@ def _is_given_up(run: Run, begun: float | None, now: float, say: Say) -> bool:
         return False
     say(f"lockstep: giving up: all pods have nodes, but did not start within the {seconds} s of startTimeoutSeconds")
     return True
-
-
-def _waiting_for(observed: Observed, run: Run, place: Placing) -> str:
-    """Sentence about what the run waits for; '' once all pods run."""
-    if place.lets_go or place.is_away:
-        return place.message
-    return waits_for(View(observed=observed, wanted_pods=run.frozen.nodes, now=time.time(), place=place))
 
 
 async def _scale(cluster: Cluster, run: Run, replicas: int) -> None:

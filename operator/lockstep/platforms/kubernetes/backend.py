@@ -10,6 +10,10 @@ from typing import TYPE_CHECKING, Self
 from lockstep.api.errors import ConfigError
 from lockstep.api.names import KUBERNETES
 from lockstep.api.objects import Object, is_run
+from lockstep.kube.cluster import FORBIDDEN, ApiError
+from lockstep.kube.jobs import get_job, list_jobs, runs_without_operator
+from lockstep.plan.pages.table import is_open, marked
+from lockstep.platforms.jobs.observe import operator_unheard
 from lockstep.platforms.kubernetes.job import KubernetesJob, looks_of_job, seen_runs, unknown_job
 from lockstep.platforms.output import tell
 from lockstep.platforms.places.backend import Backend, Job, NamedPlace, Stale, Volumes
@@ -94,8 +98,6 @@ class KubernetesBackend(Backend):
         return await (self.job(name).volumes_to_fill(say) if has_started else volumes_before_start(self.target, order, say))
 
     def jobs(self, *, everywhere: bool = False, selector: str | None = None) -> list[Job]:
-        from lockstep.kube.jobs import list_jobs
-
         jobs = list_jobs(self.target.client, None if everywhere else self.target.namespace, selector)
         runs = [run for run in seen_runs(self.target, [job for job in jobs if is_run(job)]) if run["status"].get("conditions")]
         return [KubernetesJob(self.target, job, self) for job in (*(job for job in jobs if not is_run(job)), *runs)]
@@ -104,9 +106,6 @@ class KubernetesBackend(Backend):
         """Return the job of this name, or the run of --in-namespace. Raises ConfigError, naming the jobs that are there, when there is
         none.
         """
-        from lockstep.kube.cluster import FORBIDDEN, ApiError
-        from lockstep.kube.jobs import get_job, runs_without_operator
-
         client, namespace = self.target.client, self.target.namespace
         job, refusal = None, None
         try:
@@ -130,9 +129,6 @@ class KubernetesBackend(Backend):
         return nodes if named in (None, name) else None
 
     def current(self, jobs: Sequence[Job]) -> tuple[list[Object], Stale | None]:
-        from lockstep.plan.pages.table import is_open, marked
-        from lockstep.platforms.jobs.observe import operator_unheard
-
         objects = [job.job for job in jobs]
         namespace = self.target.namespace
         unheard = self.target.client.run(lambda cluster: operator_unheard(cluster, namespace)) if any(map(is_open, objects)) else None
@@ -142,9 +138,6 @@ class KubernetesBackend(Backend):
 
 def no_such_job(target: Target, name: str) -> str:
     """Explain a job that isn't there. A namespace that has one of this name is named, as far as you may look."""
-    from lockstep.kube.cluster import ApiError
-    from lockstep.kube.jobs import list_jobs
-
     here = [str(job["metadata"]["name"]) for job in list_jobs(target.client, target.namespace)]
     try:
         every = list_jobs(target.client, None)
@@ -160,10 +153,8 @@ def no_such_job(target: Target, name: str) -> str:
 
 
 async def looks_of_all(backend: KubernetesBackend, interval: float) -> Looks:
-    from lockstep.plan.pages.table import is_open
     from lockstep.plan.pages.top import overview, snapshot
     from lockstep.platforms.jobs.looks import Look, with_age
-    from lockstep.platforms.jobs.observe import operator_unheard
 
     place = backend.target.namespace
     async with backend.target.client.connected() as connection:

@@ -13,17 +13,20 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import AGENT_PATH, CONTAINER, DATASETS, KUBERNETES, WORKSPACE, pod_name
-from lockstep.api.objects import Object, condition, current_status, go_on_words, has_ended, is_run, is_true, uid_of
+from lockstep.api.objects import Object, condition, current_status, go_on_words, has_ended, is_run, is_running, is_true, uid_of
+from lockstep.kube.cluster import NOT_FOUND, ApiError, Cluster
+from lockstep.kube.exec import PodPlace
+from lockstep.kube.jobs import delete_job, get_job, job_events, patch_spec
+from lockstep.kube.kinds import path_of
 from lockstep.kube.outage import Outage
+from lockstep.plan.pages.logs import LogSelection, no_such_node, node_of_rank, nodes_of
+from lockstep.platforms.jobs.observe import JobObserver, operator_unheard
 from lockstep.platforms.output import say, tell
 from lockstep.platforms.places.backend import Backend, Job, JobGone, Spot, Volume, Volumes, instead_of
 from lockstep.platforms.places.orders import lack
 
 if TYPE_CHECKING:
-    from lockstep.kube.cluster import Cluster
-    from lockstep.kube.exec import PodPlace
     from lockstep.plan.observed import Observed
-    from lockstep.plan.pages.logs import LogSelection
     from lockstep.plan.pages.stacks import RankAnswer
     from lockstep.plan.pages.why import Answer, ClusterHome
     from lockstep.platforms.clusters.target import Target
@@ -64,12 +67,9 @@ class KubernetesJob(Job):
 
     def node(self, cluster: Cluster, number: int) -> PodPlace:
         """Return the container of a node's ranks."""
-        from lockstep.kube.exec import PodPlace
-
         return PodPlace(cluster, self.namespace, pod_name(self.name, number), CONTAINER)
 
     def rank_node(self, rank: int) -> int:
-        from lockstep.plan.pages.logs import node_of_rank, nodes_of
         from lockstep.platforms.jobs.runs import frozen_run
 
         nodes = nodes_of(self.job) or int(self.run(lambda cluster: frozen_run(cluster, self.job)).get("nodes", 0))
@@ -85,8 +85,6 @@ class KubernetesJob(Job):
         return replace(self, job=seen_runs(self.target, [self.job])[0]) if is_run(self.job) else self
 
     def look_again(self) -> Object:
-        from lockstep.kube.jobs import get_job
-
         if is_run(self.job):
             return self.seen().status
         return current_status(self.same(get_job(self.target.client, self.namespace, self.name)))
@@ -98,8 +96,6 @@ class KubernetesJob(Job):
         return found
 
     def events(self) -> list[Object]:
-        from lockstep.kube.jobs import job_events
-
         return job_events(self.target.client, self.job)
 
     def answer(self, bundle: Path | None) -> Answer:
@@ -162,8 +158,6 @@ class KubernetesJob(Job):
 
     def patch(self, spec: Object) -> None:
         """Change fields of its spec; what the API server refuses is raised in its words."""
-        from lockstep.kube.jobs import patch_spec
-
         if is_run(self.job):
             raise ConfigError(
                 f"{self.name} runs without the operator (run --in-namespace): lockstep stop {self.at}, then start its changed file the same"
@@ -172,9 +166,6 @@ class KubernetesJob(Job):
         patch_spec(self.target.client, self.namespace, self.name, spec)
 
     def delete(self) -> str:
-        from lockstep.kube.jobs import delete_job
-        from lockstep.kube.kinds import path_of
-
         if is_run(self.job):  # all but the claims is its ConfigMap's, and goes with it
             self.target.client.request("DELETE", path_of("ConfigMap", self.namespace, self.status["run"]["name"]))
             return "its claims stay"
@@ -221,11 +212,6 @@ class KubernetesJob(Job):
 
     def running_pod(self, node: int) -> str:
         """Return the name of a node's pod. Raises ConfigError for a node that the job doesn't have, Failed when its pod doesn't run."""
-        from lockstep.api.objects import is_running
-        from lockstep.kube.cluster import NOT_FOUND, ApiError
-        from lockstep.kube.kinds import path_of
-        from lockstep.plan.pages.logs import no_such_node
-
         name, default = pod_name(self.name, node), self.target.files.default_nodes(self.target.cluster)
         nodes = int(self.job["spec"].get("nodes") or (default[1] if default else 0))
         if node >= nodes > 0:
@@ -308,7 +294,6 @@ def seen_runs(target: Target, runs: Sequence[Object]) -> list[Object]:
     """Return runs of --in-namespace with their status, all looked at over one connection."""
     if not runs:
         return []
-    from lockstep.platforms.jobs.observe import JobObserver
     from lockstep.platforms.kubernetes.status import observe_run
 
     async def observed(cluster: Cluster) -> list[Object]:
@@ -331,7 +316,7 @@ class _Over:
 
         try:
             if is_run(self._job.job):
-                return await has_run_ended(self._cluster, self._job.job)
+                return await has_run_ended(self._cluster, self._job.namespace, self._job.name)
             found = await self._cluster.get("TrainingJob", self._job.namespace, self._job.name)
         except Failed as error:
             if not self._outage.passes(error):
@@ -354,7 +339,6 @@ async def _answer(connection: Cluster, job: KubernetesJob, bundle: Path | None) 
     from lockstep.plan.pages.why import why as answer_of
     from lockstep.platforms.clusters.facts import unserved
     from lockstep.platforms.jobs.logs import unheard_lines
-    from lockstep.platforms.jobs.observe import JobObserver, operator_unheard
     from lockstep.platforms.kubernetes.status import observe_run
 
     look, unheard, lacks = JobObserver(connection), None, ""
@@ -407,7 +391,6 @@ async def looks_of_job(job: KubernetesJob, interval: float, *, live: bool) -> Lo
     from lockstep.plan.pages.top import snapshot
     from lockstep.platforms.files.results import run_folder
     from lockstep.platforms.jobs.looks import CURVE_POINTS, Curve, Look, page_lines, with_age
-    from lockstep.platforms.jobs.observe import operator_unheard
     from lockstep.platforms.jobs.top import NodesWatch, curve_on_volume, nodes_in_pods, of_job, pods_of
 
     name, namespace = job.name, job.namespace

@@ -18,7 +18,7 @@ from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.resolved import PlatformDefaults, Resolved
 from lockstep.platforms.agentfile import build_agent
 from lockstep_gang.build import build_id
-from lockstep_gang.contract.run import WhenDone, parse_run, run_text
+from lockstep_gang.contract.run import WhenDone, run_text
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,12 @@ class Run:
     @property
     def namespace(self) -> str:
         return self.frozen.namespace
+
+    @property
+    def as_job(self) -> Object:
+        """The run in the shape of a TrainingJob, as `runs_without_operator` finds it."""
+        metadata = {"name": self.name, "namespace": self.namespace, "uid": self.frozen.parsed.job.uid}
+        return {"kind": "ConfigMap", "metadata": metadata, "spec": {}, "status": {"run": {"name": self.frozen.name}}}
 
 
 def prepare(job: TrainingJob, profile: TrainingCluster, namespace: str, earlier: Earlier | None = None) -> Run:
@@ -59,17 +65,16 @@ def _without_operator(frozen: Frozen) -> Frozen:
     spec.pop("initContainers", None)
     volume = {"name": names.AGENT_VOLUME, "configMap": {"name": agent_name(frozen.job)}}
     spec["volumes"] = [volume if v["name"] == names.AGENT_VOLUME else v for v in spec["volumes"]]
-    run = replace(parse_run(frozen.run), when_done=WhenDone.EXIT)
+    run = replace(frozen.parsed, when_done=WhenDone.EXIT)
     return replace(frozen, run=run_text(run), template=json.dumps(template, sort_keys=True))
 
 
 def objects(run: Run) -> list[Object]:
     """Objects of the run. Its ConfigMap comes first: it owns the others once it has a uid."""
-    items = children(run.frozen, owner_uid=None, key=run.key, replicas=run.frozen.nodes)
-    first = [item for item in items if item["metadata"]["name"] == run.frozen.name]
-    first[0]["metadata"]["labels"][names.LABEL_RUN] = run.name
+    secret, config_map, *others = children(run.frozen, owner_uid=None, key=run.key, replicas=run.frozen.nodes)
+    config_map["metadata"]["labels"][names.LABEL_RUN] = run.name
     metadata = {"name": agent_name(run.name), "namespace": run.namespace, "labels": names.job_labels(run.name)}
     agent: Object = {
         "apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "binaryData": {"agent.pyz": b64encode(run.agent).decode()},
     }  # fmt: skip
-    return [*first, agent, *(item for item in items if item not in first)]
+    return [config_map, agent, secret, *others]

@@ -14,9 +14,9 @@ from posixpath import join
 
 from lockstep.api import names
 from lockstep.api.cluster import TrainingCluster
-from lockstep.api.errors import ConfigError, Failed
+from lockstep.api.errors import Failed
 from lockstep.api.job import TrainingJob
-from lockstep.kube.cluster import ApiError, Cluster
+from lockstep.kube.cluster import Cluster
 from lockstep.kube.exec import PodPlace
 from lockstep.plan.cluster.pairs import PairsMeasured, Way
 from lockstep.plan.render.resolve import resolve
@@ -28,10 +28,10 @@ from lockstep.platforms.files.reader import running_pods
 from lockstep.platforms.inpod import forget, source_of
 from lockstep.platforms.jobs.netrates import measure_pairs
 from lockstep.platforms.jobs.shortresults import LINES, Hear, Read, Short, ShortEnd, ShortRuns
-from lockstep.platforms.kubernetes.alone import OWN, Leave, Say, run_until
+from lockstep.platforms.kubernetes.alone import OWN, Say, run_until
 from lockstep.platforms.kubernetes.objects import Run, prepare
 from lockstep.programs import meanwhile, python_output
-from lockstep_gang.contract.run import WhenDone, parse_run, run_text
+from lockstep_gang.contract.run import WhenDone, run_text
 from lockstep_spec.choices import StorageMode
 
 SUFFIX, MEASURED_SUFFIX = "-preflight", "-scaling"
@@ -42,10 +42,9 @@ def prepared(job: TrainingJob, profile: TrainingCluster, namespace: str) -> Run:
     the job's name, since that is what its volumes are found by.
     """
     run = prepare(_beside(with_preflight(job), profile, namespace, SUFFIX), profile, namespace)
-    ending = without_ranks(parse_run(run.frozen.run), join(names.WORKSPACE, "runs", job.metadata.name))
+    run_json = without_ranks(run.frozen.parsed, join(names.WORKSPACE, "runs", job.metadata.name))
     # An agent that ends is started again by the kubelet, and one that has only just started doesn't hear that it is to go.
-    waiting = replace(ending, when_done=WhenDone.WAIT)
-    return replace(run, frozen=replace(run.frozen, run=run_text(waiting)))
+    return replace(run, frozen=replace(run.frozen, run=run_text(replace(run_json, when_done=WhenDone.WAIT))))
 
 
 def _beside(job: TrainingJob, profile: TrainingCluster, namespace: str, suffix: str) -> TrainingJob:
@@ -60,9 +59,8 @@ def prepared_to_measure(job: TrainingJob, profile: TrainingCluster, namespace: s
     """Prepare the job with its volumes and a folder that no job has. Agents idle at the end, so that the folder can be read and removed."""
     run = prepare(_beside(job, profile, namespace, MEASURED_SUFFIX), profile, namespace)
     folder = join(names.WORKSPACE, "runs", f".measured-{job.metadata.name}")
-    return replace(
-        run, frozen=replace(run.frozen, run=run_text(replace(parse_run(run.frozen.run), run_dir=folder, when_done=WhenDone.WAIT)))
-    )
+    run_json = replace(run.frozen.parsed, run_dir=folder, when_done=WhenDone.WAIT)
+    return replace(run, frozen=replace(run.frozen, run=run_text(run_json)))
 
 
 class PodRuns(ShortRuns):
@@ -91,7 +89,7 @@ class PodRuns(ShortRuns):
             run = {Short.PREFLIGHT: prepared, Short.STEPS: prepared_to_measure, Short.SWEEP: _prepared_to_sweep}[kind](
                 job, profile, self._namespace
             )
-            folder = parse_run(run.frozen.run).run_dir
+            folder = run.frozen.parsed.run_dir
 
             async def leave() -> None:
                 """Read what was measured, then remove it, also when the run is cut off."""
@@ -100,14 +98,8 @@ class PodRuns(ShortRuns):
                     await read(places[0], folder)
                 await asyncio.gather(*(python_output(place, source_of(forget), json.dumps({"root": folder})) for place in places.values()))
 
-            await self._until(cluster, run, listen, heard, kind.value, leave if kind is Short.STEPS else None)
+            await run_until(cluster, run, listen, heard, self._seconds, leave if kind is Short.STEPS else None)
         return ShortEnd(" | ".join(last), run.resolved.transport.value, run.resolved.nodes)
-
-    async def _until(self, cluster: Cluster, run: Run, hear: Say, heard: asyncio.Event, what: str, leave: Leave | None = None) -> None:
-        try:
-            await run_until(cluster, run, hear, heard, self._seconds, leave)
-        except ApiError as error:
-            raise ConfigError(f"the API server refused an object of the {what}: {error.message}") from None
 
     async def pairs(self, job: TrainingJob, way: Way) -> PairsMeasured:
         done = asyncio.Event()
@@ -124,7 +116,7 @@ class PodRuns(ShortRuns):
                     done.set()
 
             async with meanwhile(measure()) as measuring:
-                await self._until(cluster, run, self._say, done, Short.STEPS.value)
+                await run_until(cluster, run, self._say, done, self._seconds)
         if measuring.cancelled():
             raise Failed("the pods ended before all pairs were measured")
         return measuring.result()

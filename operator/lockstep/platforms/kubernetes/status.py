@@ -12,7 +12,7 @@ from lockstep.api.names import CONTAINER, pod_name
 from lockstep.api.objects import Object, condition, is_running
 from lockstep.api.status import ConditionType
 from lockstep.kube.cluster import ApiError, Cluster
-from lockstep.kube.exec import PodPlace
+from lockstep.kube.exec import NotRunning, PodPlace, looks_again
 from lockstep.plan.observed import Observed, ReceivedReport
 from lockstep.plan.reconcile.conditions import Ending, View
 from lockstep.plan.reconcile.status import job_status
@@ -44,8 +44,7 @@ async def observe_run(look: JobObserver, cluster: Cluster, job: Object, *, read:
         if first is not None and is_running(first):
             report = await _report(PodPlace(cluster, namespace, pod_name(name, 0), CONTAINER), frozen)
         elif read and not observed.pods:
-            async with beside(cluster, namespace, name) as place:
-                report = await _report(place, frozen)
+            report = await _report_on_volume(cluster, namespace, name, frozen)
     now, end = time.time(), _ending(first, report, f"{name} -n {namespace}")
     received = None if report is None else ReceivedReport(report, "" if first is None else first["metadata"]["uid"], now)
     metadata = {**job["metadata"], "creationTimestamp": config_map["metadata"].get("creationTimestamp")}
@@ -67,6 +66,17 @@ def _ending(first: Object | None, report: Report | None, at: str) -> Ending:
     if (code := exit_code(first)) is None:
         return Ending()
     return Ending(complete=code == DONE, failed=code != DONE, message=f"node 0 ended with exit code {code}: lockstep logs {at}")
+
+
+async def _report_on_volume(cluster: Cluster, namespace: str, name: str, frozen: Frozen) -> Report | None:
+    began = time.monotonic()
+    while True:
+        try:
+            async with beside(cluster, namespace, name) as place:
+                return await _report(place, frozen)
+        except NotRunning:
+            if not await looks_again(began):
+                raise
 
 
 async def _report(place: Place, frozen: Frozen) -> Report | None:

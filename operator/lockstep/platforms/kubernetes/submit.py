@@ -7,23 +7,27 @@ import json
 import time
 from collections.abc import Callable
 from contextlib import aclosing
-from typing import TYPE_CHECKING
 
 from lockstep.api.errors import ConfigError, Failed
+from lockstep.api.job import TrainingJob
 from lockstep.api.objects import Object, condition, current_status, has_ended, is_true
+from lockstep.kube.cluster import CONFLICT, INVALID, NOT_FOUND, ApiError, Cluster
+from lockstep.kube.jobs import runs_without_operator, with_last_applied
 from lockstep.kube.outage import Outage
+from lockstep.plan.ahead.submission import SubmittedAs, SubmittedState, name_taken, standing
+from lockstep.plan.cluster.scope import NO_OPERATOR
+from lockstep.plan.pages.logs import LogSelection
+from lockstep.plan.render.resolve import refuse_missing_gpus
+from lockstep.platforms.clusters.facts import unserved
+from lockstep.platforms.clusters.target import Target
+from lockstep.platforms.jobs.observe import operator_unheard
+from lockstep.platforms.jobs.resolved import resolve_with_warnings
 from lockstep.platforms.kubernetes.job import KubernetesJob
 from lockstep.platforms.output import put, say
 from lockstep.platforms.places.backend import POLL_SECONDS, Backend, JobGone
+from lockstep.platforms.places.orders import Order
 from lockstep_spec.exits import FAILED
 from lockstep_spec.words import number_of
-
-if TYPE_CHECKING:
-    from lockstep.api.job import TrainingJob
-    from lockstep.kube.cluster import ApiError, Cluster
-    from lockstep.plan.ahead.submission import SubmittedAs, SubmittedState
-    from lockstep.platforms.clusters.target import Target
-    from lockstep.platforms.places.orders import Order
 
 LASTS_SECONDS = 2.0
 """Time for which a job must be in one state before that is said: a start passes through several."""
@@ -37,10 +41,6 @@ def run_on_cluster(order: Order, target: Target, backend: Backend) -> int:
     """Hand the job to the operator of its cluster, and return its exit code. Raises as `submit` does, and ConfigError for a job that names
     another cluster, or can't run on this one.
     """
-    from lockstep.plan.ahead.submission import SubmittedAs
-    from lockstep.plan.render.resolve import refuse_missing_gpus
-    from lockstep.platforms.jobs.resolved import resolve_with_warnings
-
     job, cluster, typed = order.job, order.cluster.cluster.name, order.typed
     if typed.cluster and job.spec.cluster not in (None, cluster):
         raise ConfigError(
@@ -64,8 +64,6 @@ def submit(wanted: TrainingJob, target: Target, submitted: SubmittedAs, order: O
         ConfigError: the API server or the operator refuses the job as it is written, or another job has its name.
         Failed: no operator works there, or the job is not accepted for another reason.
     """
-    from lockstep.kube.jobs import runs_without_operator
-
     name, namespace = wanted.metadata.name, target.namespace
     if runs_without_operator(target.client, namespace, name):
         raise ConfigError(
@@ -96,9 +94,6 @@ async def _find_or_create(
     cluster: Cluster, wanted: TrainingJob, target: Target, submitted: SubmittedAs, backend: Backend
 ) -> tuple[KubernetesJob, bool]:
     """Return the job on the cluster, and whether it was created. Raises ConfigError, Failed."""
-    from lockstep.kube.cluster import CONFLICT, ApiError
-    from lockstep.plan.ahead.submission import name_taken
-
     name, namespace = wanted.metadata.name, target.namespace
     existing = await cluster.get("TrainingJob", namespace, name)
     if existing is None:
@@ -124,8 +119,6 @@ async def _find_or_create(
 
 def _document(wanted: TrainingJob, namespace: str) -> Object:
     """Return the TrainingJob as `kubectl apply` would create it."""
-    from lockstep.kube.jobs import with_last_applied
-
     written = wanted.written()
     document = {**written, "metadata": {**written["metadata"], "namespace": namespace}}
     return with_last_applied(document) if len(json.dumps(document)) < ANNOTATION_CHARACTERS_MAX else document
@@ -133,9 +126,6 @@ def _document(wanted: TrainingJob, namespace: str) -> Object:
 
 async def _look_for_operator(cluster: Cluster, namespace: str) -> None:
     """Raise Failed where no operator would start a job of this namespace. Say so where the one that does is silent."""
-    from lockstep.platforms.clusters.facts import unserved
-    from lockstep.platforms.jobs.observe import operator_unheard
-
     reason, unheard = await asyncio.gather(unserved(cluster, namespace), operator_unheard(cluster, namespace))
     if reason:
         raise Failed(f"nothing was created: {reason}")
@@ -145,9 +135,6 @@ async def _look_for_operator(cluster: Cluster, namespace: str) -> None:
 
 def _explained(error: ApiError, file: str, namespace: str) -> Exception:
     """Return the API server's refusal of the job as a person can use it."""
-    from lockstep.kube.cluster import INVALID, NOT_FOUND
-    from lockstep.plan.cluster.scope import NO_OPERATOR
-
     if error.status == INVALID:
         return ConfigError(f"{file}: the API server refuses it: {error.message}")
     if error.status != NOT_FOUND:
@@ -174,8 +161,6 @@ class StartWatch:
 
     def __call__(self, status: Object) -> SubmittedState:
         """Raises ConfigError where the operator refuses the job as it is written, NotAccepted where it can't start until somebody helps."""
-        from lockstep.plan.ahead.submission import standing
-
         now, job = standing(status), self._job
         self.status = status
         if now.accepted or status.get("startTime"):
@@ -231,8 +216,6 @@ def _until(job: KubernetesJob, watch: StartWatch, reached: Callable[[SubmittedSt
 
 
 async def _follow(job: KubernetesJob, watch: StartWatch) -> int:
-    from lockstep.plan.pages.logs import LogSelection
-
     trouble: Failed | ConfigError | None = None
     try:
         async with aclosing(job.follow(LogSelection(), say, watch)) as lines:

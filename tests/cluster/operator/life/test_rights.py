@@ -203,39 +203,21 @@ def test_the_pod_that_was_node_zero_is_refused(speaker: Speaker) -> None:
     assert speaker.say(speaker.message(token, report_body(speaker.report())))[0] in (401, 403)
 
 
-@pytest.mark.parametrize(("script", "code"), [("ok.py", 0), ("fail.py", 1)])
-def test_the_role_admin_is_enough_to_run_a_job_in_a_namespace(
-    other: Jobs,
-    cluster: Path,
-    tmp_path: Path,
-    script: str,
-    code: int,
-) -> None:
+def test_the_role_admin_is_enough_to_run_a_job_in_a_namespace(other: Jobs, cluster: Path, tmp_path: Path) -> None:
     other.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "ml-dev-sa"}})
     other.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "scripts"}, "data": SCRIPTS})
     volume = {"name": "scripts", "mountPath": "/scripts", "configMap": {"name": "scripts"}}
-    spec = {"nodes": 2, "script": {"path": f"/scripts/{script}"}, "podTemplate": {"volumes": [volume]}, "restart": {"maxRestarts": 0}}
+    spec = {"nodes": 2, "script": {"path": "/scripts/ok.py"}, "podTemplate": {"volumes": [volume]}, "restart": {"maxRestarts": 0}}
     job = tmp_path / "job.yaml"
     job.write_text(
         yaml.safe_dump({"apiVersion": "lockstep.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "alone"}, "spec": spec})
     )
     environment = {**os.environ, "KUBECONFIG": str(kubeconfig_of("admin", other, cluster, tmp_path))}
-    command = [
-        sys.executable,
-        "-m",
-        "lockstep.cli.main",
-        "run",
-        "-f",
-        str(job),
-        "--in-namespace",
-        "-n",
-        other.namespace,
-        "--cluster",
-        "local",
-    ]
+    words = ["run", "-f", str(job), "--in-namespace", "-n", other.namespace, "--cluster", "local"]
+    command = [sys.executable, "-m", "lockstep.cli.main", *words]
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == code, done.stdout + done.stderr
-    assert ("hello from 0" if code == 0 else "the data is not there") in done.stdout, done.stdout
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "hello from 0" in done.stdout, done.stdout
     stateful_set = other.get("StatefulSet", "alone", "apps/v1")
     assert stateful_set["spec"]["replicas"] == 0
     owner = stateful_set["metadata"]["ownerReferences"][0]

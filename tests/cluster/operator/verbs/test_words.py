@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from support.clusters.cluster_jobs import Jobs, until
-from support.verb_words import PODS, Where, live
+from support.clusters.cluster_jobs import Jobs, prepare, until
+from support.verb_words import ALONE, PODS, Where, live
 
 SPEC = """\
   cluster: local
@@ -20,5 +20,15 @@ def test_jobs_in_pods_live_as_jobs_do_elsewhere(jobs: Jobs, tmp_path: Path, monk
     where = Where(
         PODS, ("-n", jobs.namespace), f"in namespace {jobs.namespace}", noun="TrainingJob", elsewhere="; -n names another namespace",
         scripts="/scripts/", spec=SPEC,
+    )  # fmt: skip
+    live(where, tmp_path, lambda: until("the pods of what has ended are gone", lambda: not jobs.pods("done") and not jobs.pods("broke")))
+
+
+def test_runs_without_an_operator_answer_as_jobs_do(other: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCKSTEP_STATE", str(tmp_path))
+    jobs = prepare(other.api, other.namespace)
+    where = Where(
+        ALONE, ("-n", jobs.namespace), f"in namespace {jobs.namespace}", noun="TrainingJob", elsewhere="; -n names another namespace",
+        scripts="/scripts/", spec=SPEC, starts=("--in-namespace", "--cluster", "local"),
     )  # fmt: skip
     live(where, tmp_path, lambda: until("the pods of what has ended are gone", lambda: not jobs.pods("done") and not jobs.pods("broke")))

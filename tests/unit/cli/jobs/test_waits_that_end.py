@@ -119,7 +119,7 @@ BY_TIME = {
     "platforms/hosts/ssh.py patiently": "PAUSES",
     "platforms/hosts/wheelhouse.py _again": "TRIES",
     "platforms/kubernetes/probe.py _ended": "WAIT_SECONDS",
-    "platforms/kubernetes/alone.py _until_gone": "GONE_SECONDS",
+    "platforms/kubernetes/alone.py _make_room": "GONE_SECONDS",
     "platforms/places/drilledjob.py until": "timeout_seconds",
     "platforms/places/drilledjob.py wait": "seconds",
     "platforms/places/drilledjob.py __enter__": "30.0",
@@ -195,7 +195,7 @@ class World:
         clock_of(patch, *modules)
         for module in modules:
             patch.setattr(module, "time", self.clock)
-        patch.setattr("lockstep.kube.jobs.get_job", lambda *_: self.job)
+        patch.setattr(kubernetes_looks, "get_job", lambda *_: self.job)
         patch.setattr(asyncio, "to_thread", at_once)
         self.cluster = FakeCluster().as_cluster
         patch.setattr(self.cluster, "get", self._get)
@@ -286,7 +286,7 @@ def looks_of_job(world: World) -> Awaitable[object]:
 
     world.patch.setattr("lockstep.platforms.jobs.top.NodesWatch", lambda *_: nullcontext(Answers()))
     world.patch.setattr("lockstep.platforms.jobs.top.pods_of", no_pods)
-    world.patch.setattr("lockstep.platforms.jobs.observe.operator_unheard", nothing)
+    world.patch.setattr(kubernetes_looks, "operator_unheard", nothing)
     return top._until_over(kubernetes_looks.looks_of_job(world.cluster_job, 2.0, live=True), lambda lines: None, Form.TEXT, live=True)
 
 
@@ -357,7 +357,7 @@ def in_a_namespace(world: World) -> Awaitable[object]:
     run = ran()
     server, steps = Namespace(run, (node(0, RUNS), node(1, RUNS))), iter(range(1000))
     stateful_set = server.objects["StatefulSet", "x"]
-    pods, code = server.list, {COMPLETE: 0, FAILED: 1}.get(world.end)
+    pods, code = server.list, int(world.end == FAILED)
 
     async def listed(kind: str, *words: Any) -> Object:
         if kind == "Pod" and next(steps) == 3:
@@ -370,7 +370,7 @@ def in_a_namespace(world: World) -> Awaitable[object]:
                 stateful_set["spec"]["replicas"] = 0
         return await pods(kind, *words) if ("StatefulSet", "x") in server.objects else {"items": []}
 
-    async def ended_since(*_: object) -> int | None:
+    async def ended_since(*_: object) -> int:
         return code
 
     world.patch.setattr(server, "list", listed)

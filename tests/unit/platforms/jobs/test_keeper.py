@@ -16,7 +16,7 @@ from lockstep.plan.render.objects import render
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.resolved import PlatformDefaults
 from lockstep.platforms.inpod import keeper as keeper_program
-from lockstep.platforms.jobs.keeper import VERDICTS, keeper
+from lockstep.platforms.jobs.keeper import VERDICTS, exit_code, keeper
 from support.api_stub import ApiStub, served
 from unit.virtual_time import VirtualClock
 
@@ -60,13 +60,21 @@ def test_its_pod_is_restricted_asks_for_no_gpu_comes_back_and_is_none_of_the_job
         ({"state": {"terminated": {"exitCode": 0}}}, False, 0),
         ({"state": {"running": {}}, "lastState": {"terminated": {"exitCode": 1}}}, False, 1),
         ({"state": {"running": {}}, "lastState": {"terminated": {"exitCode": 137}}}, False, None),
+        ({"state": {"terminated": {"exitCode": 70}}}, False, None),
         ({"state": {"terminated": {"exitCode": 75}}}, False, 75),
         ({"state": {"terminated": {"exitCode": 75}}}, True, None),
+        ({"state": {"terminated": {"exitCode": 78}}}, False, 78),
+        ({"state": {"terminated": {"exitCode": 1}}}, True, 1),
     ],
 )
 def test_what_ends_a_run_is_what_its_agent_says(status: Object, deleted: bool, expected: int | None) -> None:
     pod = {"metadata": {"deletionTimestamp": "t"} if deleted else {}, "status": {"containerStatuses": [status] if status else []}}
-    assert keeper_program.verdict(pod, list(VERDICTS), 75) == expected
+    assert keeper_program.verdict(pod, list(VERDICTS), 75) == exit_code(pod) == expected
+
+
+def test_a_pod_that_has_saved_has_the_verdict_where_no_other_follows_it() -> None:
+    drained = {"metadata": {"deletionTimestamp": "t"}, "status": {"containerStatuses": [{"state": {"terminated": {"exitCode": 75}}}]}}
+    assert exit_code(drained, replaced=False) == 75
 
 
 def run_keeper(stub: ApiStub, folder: Path) -> list[tuple[str, str, dict[str, str]]]:

@@ -292,7 +292,7 @@ def test_a_run_without_operator_is_followed_to_its_end(replicas: int | None, sta
     stateful_set = {"kind": "StatefulSet", "metadata": {"name": "x"}, "spec": {"replicas": replicas}}
     node = {"kind": "Pod", "metadata": {"name": "x-0"}, "status": {"containerStatuses": [{"name": "trainer", "state": state}]}}
     objects = [node] if replicas is None else [node, stateful_set]
-    assert asyncio.run(module.has_run_ended(FakeCluster(*objects).as_cluster, JOB)) is ended
+    assert asyncio.run(module.has_run_ended(FakeCluster(*objects).as_cluster, "ns", "x")) is ended
 
 
 def replace_status(**status: Any) -> Object:

@@ -14,7 +14,7 @@ from lockstep.api.errors import ConfigError
 from lockstep.cli.jobs import change
 from lockstep.cli.main import app
 from lockstep.cli.shared.jobargs import TargetOptions
-from lockstep.kube import jobs
+from lockstep.platforms.kubernetes import job as kubernetes_job
 from lockstep.platforms.kubernetes.backend import KubernetesBackend
 from lockstep.platforms.kubernetes.job import KubernetesJob
 from support.checkout import ROOT
@@ -36,7 +36,7 @@ def condition(kind: str, status: str, reason: str = "R") -> dict[str, str]:
 def patched(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What is sent to the API server."""
     sent: list[dict[str, Any]] = []
-    monkeypatch.setattr(jobs, "patch_spec", lambda client, namespace, name, spec: sent.append(spec))
+    monkeypatch.setattr(kubernetes_job, "patch_spec", lambda client, namespace, name, spec: sent.append(spec))
     return sent
 
 

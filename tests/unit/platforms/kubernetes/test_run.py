@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -19,22 +18,23 @@ from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.objects import Typed
 from lockstep.kube.cluster import ApiError, Cluster
 from lockstep.kube.exec import NotRunning
-from lockstep.plan.observed import Observed
 from lockstep.plan.render.objects import freeze
 from lockstep.plan.render.resolve import resolve
 from lockstep.platforms.clusters.target import Target
 from lockstep.platforms.jobs.observe import JobObserver
 from lockstep.platforms.jobs.shortresults import Short, measured_steps
 from lockstep.platforms.kubernetes import alone as module
-from lockstep.platforms.kubernetes import shortruns
-from lockstep.platforms.kubernetes.alone import _ended_since, _exit_code, _follow, _remove_finished, run_until
+from lockstep.platforms.kubernetes import shortruns, status
+from lockstep.platforms.kubernetes.alone import _ended_since, _follow, _make_room, run_until
 from lockstep.platforms.kubernetes.objects import Run, objects
 from lockstep.platforms.kubernetes.shortruns import PodRuns
 from lockstep.platforms.kubernetes.status import observe_run
 from lockstep.platforms.places.orders import Order
+from lockstep_gang.contract.report import State, report_file_text
 from lockstep_gang.contract.run import parse_run, run_text
 from support.fake_cluster import FakeCluster
 from support.process_place import ProcessPlace
+from unit.plan.reconcile.test_reconcile import report
 from unit.virtual_time import VirtualClock
 
 Object = dict[str, Any]
@@ -66,30 +66,6 @@ def node(number: int, container: Object | None, **metadata: Any) -> Object:
     return {"metadata": {"name": f"x-{number}", "uid": f"pod-{number}", **metadata}, "spec": {"containers": [], **placed}, "status": status}
 
 
-def seen(*pods: Object, replicas: int = 2) -> Observed:
-    made = {("StatefulSet", "x"): {"metadata": {"uid": "s"}, "spec": {"replicas": replicas}}}
-    return Observed(job={"metadata": {"name": "x", "namespace": "ns"}, "spec": {}}, objects=made, pods=pods)
-
-
-@pytest.mark.parametrize("code", [0, 1, 78])
-def test_an_agent_that_has_nothing_left_to_do_has_the_verdict(code: int) -> None:
-    assert _exit_code(seen(node(0, ended(code)))) == code
-
-
-@pytest.mark.parametrize("code", [70, 137])
-def test_an_agent_that_its_kubelet_starts_again_has_no_verdict(code: int) -> None:
-    """70: it met what it doesn't know; 137: it was killed."""
-    assert _exit_code(seen(node(0, ended(code)))) is None
-
-
-def test_a_pod_that_is_replaced_has_no_verdict_when_it_has_saved() -> None:
-    drained = node(0, ended(75), deletionTimestamp="2026-01-01T00:00:00Z")
-    assert _exit_code(seen(drained)) is None
-    assert _exit_code(seen(drained, replicas=0)) is not None
-    assert _exit_code(seen(node(0, ended(75)))) is not None
-    assert _exit_code(seen(node(0, ended(1), deletionTimestamp="2026-01-01T00:00:00Z"))) is not None
-
-
 @pytest.mark.parametrize(("code", "failed"), [(0, "False"), (1, "True")])
 def test_a_run_whose_container_has_just_ended_is_told_by_its_exit_code(code: int, failed: str) -> None:
     """Its pod shows no file any more, and `logs -f` ends with the job's exit code."""
@@ -98,32 +74,39 @@ def test_a_run_whose_container_has_just_ended_is_told_by_its_exit_code(code: int
         found.objects[item["kind"], item["metadata"]["name"]] = item
     pod = {"kind": "Pod", **node(0, ended(code), labels={"lockstep.dev/job": run.name})}
     found.objects["Pod", "x-0"] = pod
-    metadata = {"name": run.name, "namespace": "ns", "uid": run.frozen.parsed.job.uid}
-    there = {"kind": "ConfigMap", "metadata": metadata, "spec": {}, "status": {"run": {"name": run.frozen.name}}}
-    status = asyncio.run(observe_run(JobObserver(found.as_cluster), found.as_cluster, there)).job["status"]
-    conditions = {condition["type"]: condition["status"] for condition in status["conditions"]}
+    seen = asyncio.run(observe_run(JobObserver(found.as_cluster), found.as_cluster, run.as_job)).job["status"]
+    conditions = {condition["type"]: condition["status"] for condition in seen["conditions"]}
     assert (conditions["Failed"], conditions["Complete"]) == (failed, "True" if failed == "False" else "False")
 
 
-@pytest.mark.parametrize(("problem", "code"), [(None, 0), (NotRunning("pod x-reader no longer exists"), None)])
-def test_the_record_of_a_run_whose_pods_are_gone_is_looked_at_again_where_its_reader_goes(
-    problem: Exception | None, code: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_record_of_a_run_whose_pods_are_gone_is_looked_at_again_where_its_reader_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     run = ran()
-    found = FakeCluster({"kind": "StatefulSet", "metadata": {"name": run.name}, "spec": {"replicas": 0}})
+    for item in (made := objects(run)):
+        item["metadata"]["labels"] = {"lockstep.dev/job": run.name}
+        item["spec"] = {"replicas": 0}
+    ended = replace(report(State.COMPLETE).report, job=run.frozen.parsed.job)
+    answers = iter([NotRunning("pod x-reader no longer exists"), report_file_text(ended, "2026-01-01T00:00:00Z")])
 
     @asynccontextmanager
     async def beside(*_: object, **__: object) -> AsyncIterator[ProcessPlace]:
         yield ProcessPlace("pod x-reader")
 
     async def output_of(*_: object) -> str:
-        if problem is not None:
-            raise problem
-        return json.dumps({"jobUid": run.frozen.parsed.job.uid, "state": "Complete"})
+        if isinstance(answer := next(answers), NotRunning):
+            raise answer
+        return answer
 
-    monkeypatch.setattr(module, "beside", beside)
-    monkeypatch.setattr(module, "output_of", output_of)
-    assert asyncio.run(_ended_since(found.as_cluster, run)) == code
+    monkeypatch.setattr(status, "beside", beside)
+    monkeypatch.setattr(status, "output_of", output_of)
+    assert VirtualClock().run(_ended_since(FakeCluster(*made).as_cluster, run)) == 0
+
+
+def test_a_run_whose_pods_and_record_are_gone_has_not_ended_as_far_as_can_be_seen() -> None:
+    run = ran()
+    with pytest.raises(
+        ConfigError, match=r"x has no pods and has not ended, as far as can be seen .*: start it again with lockstep run -f"
+    ):
+        asyncio.run(_ended_since(FakeCluster().as_cluster, run))
 
 
 class Namespace(FakeCluster):
@@ -146,6 +129,10 @@ class Namespace(FakeCluster):
         replicas = self.objects["StatefulSet", "x"]["spec"]["replicas"] if self.objects else 0
         pods = self.looks.pop(0) if len(self.looks) > 1 and replicas else self.looks[0]
         return {"items": list(pods) if replicas else []}
+
+    async def get(self, kind: str, namespace: str | None, name: str) -> Object | None:
+        pods = {pod["metadata"]["name"]: pod for pod in self.looks[0]} if self.objects else {}
+        return pods.get(name) if kind == "Pod" else await super().get(kind, namespace, name)
 
     async def request(self, method: str, path: str, body: Object, content_type: str) -> None:
         self.scaled.append(body["spec"]["replicas"])
@@ -206,10 +193,10 @@ def test_a_run_that_ended_while_nobody_followed_it_makes_room_and_one_that_runs_
     started = ran()
     runs = Namespace(started, (node(0, RUNS), node(1, RUNS)))
     with pytest.raises(ConfigError, match="runs: follow it: lockstep logs x -n default -f, or stop it"):
-        asyncio.run(_remove_finished(cast(Cluster, runs), started, lambda line: None))
+        asyncio.run(_make_room(cast(Cluster, runs), started, lambda line: None))
     assert runs.deleted == []
     over = Namespace(started, (node(0, ended(0)), node(1, ended(0))))
-    asyncio.run(_remove_finished(cast(Cluster, over), started, lambda line: None))
+    asyncio.run(_make_room(cast(Cluster, over), started, lambda line: None))
     assert over.deleted == [started.frozen.name]
 
 
@@ -257,7 +244,7 @@ def test_a_job_that_waits_for_nodes_which_are_not_there_says_so_before_it_starts
     monkeypatch.setattr(module, "prepare", lambda *_: on_nodes(5))
     monkeypatch.setattr(module, "_follow", follow)
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(module.run_in_namespace(order, target(cluster.as_cluster)))
+        asyncio.run(module._run_to_its_end(order, target(cluster.as_cluster), None))
     first, second, *last = capsys.readouterr().out.splitlines()
     assert first.startswith("lockstep: 5 nodes are asked for") and first.endswith("; the job waits until it has them")
     assert second.endswith("Ctrl-C leaves it running")
@@ -341,7 +328,7 @@ def test_a_measured_run_is_read_and_forgotten_in_its_pods_before_they_go(
 
 async def test_the_last_six_lines_of_a_short_run_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     resolved = SimpleNamespace(transport=SimpleNamespace(value="TCP"), nodes=2)
-    made = SimpleNamespace(frozen=SimpleNamespace(run=""), resolved=resolved, run_dir="/x")
+    made = SimpleNamespace(frozen=SimpleNamespace(parsed=SimpleNamespace(run_dir="/x")), resolved=resolved)
 
     async def run_until(cluster: object, run: object, listen: Callable[[str], None], *_: object) -> None:
         for number in range(20):
@@ -350,7 +337,7 @@ async def test_the_last_six_lines_of_a_short_run_are_told(monkeypatch: pytest.Mo
     async def as_it_is(cluster: object, job: object, *_: object) -> object:
         return job
 
-    for name, stub in (("with_image", as_it_is), ("run_until", run_until), ("prepared", lambda *_: made), ("parse_run", lambda _: made)):
+    for name, stub in (("with_image", as_it_is), ("run_until", run_until), ("prepared", lambda *_: made)):
         monkeypatch.setattr(shortruns, name, stub)
     runs = PodRuns(target(None), profile(), print, None)
     last = (await runs.run(Short.PREFLIGHT, job(), lambda line: False)).last
@@ -384,7 +371,7 @@ def test_pods_of_a_measurement_are_looked_for_twice_a_second() -> None:
 def test_a_run_goes_on_without_rights_to_events_and_claims() -> None:
     cluster = two_nodes()
     cluster.refused = {kind: ApiError(403, "Forbidden", "no") for kind in ("Event", "PersistentVolumeClaim")}
-    observed = asyncio.run(module._observe(cluster.as_cluster, ran()))
+    observed = asyncio.run(module._observe(cluster.as_cluster, ran(), {}))
     assert (observed.warnings, observed.sees_claims) == ((), False)
 
 
