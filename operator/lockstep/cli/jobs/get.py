@@ -152,9 +152,9 @@ def _rows(backend: Backend, jobs: list[dict[str, Any]], *, wide: bool, spaces: b
     """The heads first."""
     from lockstep.plan.pages.table import COLUMNS, WIDE, row
 
-    heads = COLUMNS + WIDE if wide else COLUMNS
+    heads = WIDE if wide else COLUMNS
     defaults = [None if job["spec"].get("nodes") else backend.default_nodes(job) for job in jobs]
-    cells = [row(job, time.time(), wide=wide, default_nodes=nodes) for job, nodes in zip(jobs, defaults, strict=True)]
+    cells = [row(job, time.time(), heads, nodes) for job, nodes in zip(jobs, defaults, strict=True)]
     if not spaces:
         return [heads, *cells]
     return [("NAMESPACE", *heads), *((str(job["metadata"]["namespace"]), *one) for job, one in zip(jobs, cells, strict=True))]

@@ -85,20 +85,15 @@ def _rank_rows(node: Object) -> Iterator[tuple[str, ...]]:
 
 def _extremes(nodes: Sequence[Object]) -> Iterator[str]:
     """Line with the ranks whose values lie furthest apart: with hundreds of rows these are the ones to look at."""
-    ranks = [(load["rank"], load, _gpu_used(node, load)) for node in nodes for load in node.get("rankLoads", [])]
+    ranks = [{**load, **_gpu_used(node, load)} for node in nodes for load in node.get("rankLoads", [])]
     parts = []
-    for name, words, unit, two in (
-        ("percentage", "load", "%", True),
-        ("celsius", "temperature", " °C", False),
-        ("watts", "power", " W", False),
-    ):
-        if values := [(gpu[name], rank) for rank, _, gpu in ranks if name in gpu]:
-            (least, least_rank), (most, most_rank) = min(values), max(values)
-            least_words = f"{least}{unit} (rank {least_rank}) to " if two else "at most "
-            parts.append(f"{words} {least_words}{most}{unit} (rank {most_rank})")
-    if values := [(load["cores"], rank) for rank, load, _ in ranks if "cores" in load]:
-        (least, least_rank), (most, most_rank) = min(values), max(values)
-        parts.append(f"CPU {least:.1f} (rank {least_rank}) to {most:.1f} cores (rank {most_rank})")
+    for name, words, from_, to in (
+        ("percentage", "load", "{}% (rank {}) to ", "{}%"), ("celsius", "temperature", "at most ", "{} °C"),
+        ("watts", "power", "at most ", "{} W"), ("cores", "CPU", "{:.1f} (rank {}) to ", "{:.1f} cores"),
+    ):  # fmt: skip
+        if values := [(values[name], values["rank"]) for values in ranks if name in values]:
+            most, rank = max(values)
+            parts.append(f"{words} {from_.format(*min(values))}{to.format(most)} (rank {rank})")
     if parts:
         yield f"of {number_of(len(ranks), 'rank')}: {', '.join(parts)}"
 

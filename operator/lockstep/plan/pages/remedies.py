@@ -9,11 +9,10 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from lockstep.api.names import AGENT_CONTAINER, ANNOTATION_DEFAULT_CLUSTER, FIXED_FIELDS, LABEL_JOB, pod_name
+from lockstep.api.names import AGENT_CONTAINER, FIXED_FIELDS, LABEL_JOB, pod_name
 from lockstep.api.objects import Object, condition, go_on_words
 from lockstep.plan.observed import Observed
 from lockstep.plan.reasons import Reason
@@ -39,6 +38,7 @@ class Remedy:
 
 _EDIT = "kubectl edit tj {job} -n {namespace}"
 _DESCRIBE_POD = "kubectl describe pod {pod} -n {namespace}"
+_DESCRIBE_SET = "kubectl describe statefulset {job} -n {namespace}"
 _EVENTS = "lockstep describe {job} -n {namespace}"
 _ANEW = "lockstep delete {job} -n {namespace}"
 _START_ANEW = "and then lockstep resume {job} -n {namespace}, to {go_on}"
@@ -47,20 +47,13 @@ _INODES = (
     "kubectl exec {pod} -n {namespace} -- df -i /workspace",
     "shows how many inodes the volume has left: remove files, of small ones many",
 )
-_NAMED = r"[`(]((?:kubectl|oc|lockstep) [^`()]+)[`)]"
-"""A command that the message itself names."""
-_NO_SECRET, _NO_CONFIG_MAP = r'secret "([^"]+)" not found', r'configmap "([^"]+)" not found'
-_MAKE_SECRET = "kubectl create secret generic {0} -n {namespace} --from-literal=KEY=VALUE"  # noqa: S105 (a command, no secret)
+_SAID = Remedy("{1}", "{0}", r"(?s)^.*(?:^|[;:] )([^;:()]+) \(`?((?:kubectl|oc|lockstep) [^()`]+)`?\)")
+"""Clause of a message in which its author names what helps: `…: create it (kubectl create serviceaccount s -n ns)`; the last counts."""
 _MAKE_LOGIN = (
     "kubectl create secret docker-registry {0} -n {namespace} --docker-server=REGISTRY --docker-username=USER --docker-password=TOKEN"
 )
-_MAKE_CONFIG_MAP = "kubectl create configmap {0} -n {namespace} --from-file=FILE"
 _IMAGE = """kubectl patch tj {job} -n {namespace} --type merge -p '{{"spec":{{"image":"IMAGE"}}}}'"""
 _CLUSTER_FILES = Remedy("lockstep cluster list", "the cluster files; lockstep deploy NAME sends one")
-_FREE_QUOTA = Remedy(
-    "kubectl describe quota {0} -n {namespace}", "shows what is used: free some, or ask for more", r"exceeded quota: ([^,:\s]+)"
-)
-_OWN = r"Lockstep creates this (\w+) itself"
 
 NOT_AS_ASKED = ("FellBackToTCP", "HCASubset", "GPUDirectDisabled", "RanksDiffer", "OtherTransport")
 """Reasons of condition FabricVerified where it is False."""
@@ -68,41 +61,13 @@ NOT_AS_ASKED = ("FellBackToTCP", "HCASubset", "GPUDirectDisabled", "RanksDiffer"
 REMEDIES: Mapping[str, tuple[Remedy, ...]] = {
     # Accepted
     Reason.INVALID_SPEC: (Remedy(_EDIT, _CORRECT),),
-    Reason.CLUSTER_NOT_FOUND: (
-        Remedy("lockstep deploy {0}", 
-            "sends that TrainingCluster from its cluster file; spec.cluster can't be changed, so another cluster needs a new job",
-            r"spec\.cluster is (\S+), but"),
-        _CLUSTER_FILES,
-    ),
-    Reason.NO_DEFAULT_CLUSTER: (
-        Remedy(f"kubectl annotate tc {{0}} {ANNOTATION_DEFAULT_CLUSTER}=true", "makes it the default; the job then starts by itself",
-            r"the cluster has ([^,;: ]+)"),
-        _CLUSTER_FILES,
-    ),
-    Reason.SEVERAL_DEFAULT_CLUSTERS: (
-        Remedy(f"kubectl annotate tc {{0}} {ANNOTATION_DEFAULT_CLUSTER}-", "takes the mark from this one; it may stay on one only",
-            r"\((?:[^(),]+, )+([^(),]+)\)"),
-        Remedy("kubectl get tc", "lists them"),
-    ),
-    Reason.INVALID_CLUSTER: (
-        Remedy("lockstep deploy {0}", "sends the cluster file again once it is corrected; the job then starts by itself",
-            r"TrainingCluster (\S+) can't"),
-        _CLUSTER_FILES,
-    ),
-    Reason.SERVICE_ACCOUNT_NOT_FOUND: (
-        Remedy("kubectl create serviceaccount {0} -n {namespace}", "the job then starts by itself",
-            r"service account (\S+) does not exist"),
-        Remedy("kubectl get serviceaccount -n {namespace}", "lists them"),
-    ),
-    Reason.CLAIM_DELETED: (
-        Remedy("{0}", "copies the claim's files, as long as pods mount it", r"`(lockstep\scp\s[^`]+)`"),
-        Remedy("kubectl get pvc -n {namespace}", "shows if it is gone; the job then starts by itself"),
-    ),
-    Reason.NAME_TAKEN: (
-        Remedy("kubectl describe {0} {1} -n {namespace}", "shows whose it is: delete it, or give the job another name",
-            r"(\w+) (\S+) in namespace \S+ exists"),
-        Remedy(f"kubectl get all -n {{namespace}} -l {LABEL_JOB}={{job}}", "shows what has the job's name"),
-    ),
+    Reason.CLUSTER_NOT_FOUND: (_SAID, _CLUSTER_FILES),
+    Reason.NO_DEFAULT_CLUSTER: (_SAID, _CLUSTER_FILES),
+    Reason.SEVERAL_DEFAULT_CLUSTERS: (_SAID, Remedy("kubectl get tc", "lists them")),
+    Reason.INVALID_CLUSTER: (_SAID, _CLUSTER_FILES),
+    Reason.SERVICE_ACCOUNT_NOT_FOUND: (_SAID, Remedy("kubectl get serviceaccount -n {namespace}", "lists them")),
+    Reason.CLAIM_DELETED: (_SAID, Remedy("kubectl get pvc -n {namespace}", "shows if it is gone; the job then starts by itself")),
+    Reason.NAME_TAKEN: (_SAID, Remedy(f"kubectl get all -n {{namespace}} -l {LABEL_JOB}={{job}}", "shows what has the job's name")),
     Reason.PREVIOUS_JOB_REMAINS: (
         Remedy(f"kubectl get statefulset,pod -n {{namespace}} -l {LABEL_JOB}={{job}}",
             "shows what is left of it; the job starts by itself when that is gone"),
@@ -111,7 +76,8 @@ REMEDIES: Mapping[str, tuple[Remedy, ...]] = {
     Reason.CHANGE_PENDING: (Remedy("lockstep stop {job} -n {namespace}",
         "and then lockstep resume {job} -n {namespace}: starts with what was changed"),),
     Reason.WRITE_REFUSED: (
-        _FREE_QUOTA,
+        Remedy("kubectl describe quota {0} -n {namespace}", "shows what is used: free some, or ask for more",
+            r"exceeded quota: ([^,:\s]+)"),
         Remedy("lockstep deploy CLUSTER", "restores the operator's rights", "has lost this right"),
         Remedy("kubectl describe tj {job} -n {namespace}",
             "shows the API server's words: ask the person who set the rule; Lockstep tries again by itself"),
@@ -134,31 +100,10 @@ REMEDIES: Mapping[str, tuple[Remedy, ...]] = {
     "ResourcesNotPossible": (Remedy(_EDIT, "another spec.resources, as the message says; the job then starts by itself"),),
     "RunTooLarge": (Remedy(_EDIT, "shorter env, arguments, training settings or pod template; the job then starts by itself"),),
     # PodsScheduled
-    Reason.PODS_NOT_CREATED: (
-        Remedy("kubectl get pods -n kube-system",
-            "shows if kube-controller-manager runs (OpenShift: -n openshift-kube-controller-manager); it then creates the pods",
-            r"kube-controller-manager"),
-        Remedy("{0}", "shows if one has lost the job's labels: delete it, and it is created again", r"\((kubectl get pod [^)]+)\)"),
-        Remedy("kubectl describe statefulset {job} -n {namespace}", "shows what Kubernetes says about creating its pods"),
-    ),
-    Reason.PODS_REFUSED: (
-        _FREE_QUOTA,
-        Remedy("{0}", "the pods are then created by themselves", r"(kubectl create serviceaccount \S+ -n \S+)"),
-        Remedy("kubectl get priorityclass", "lists them, for podTemplate.priorityClassName", r"priorityClassName"),
-        Remedy("kubectl get runtimeclass", "lists them, for pod.runtime_class of the cluster file", r"runtime_class"),
-        Remedy("kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations", "shows which service should answer",
-            r"admission webhook \S+ doesn't answer"),
-        Remedy("kubectl describe limitrange -n {namespace}",
-            "shows what a container may have: ask for more, or request less in spec.resources, or without it in resources of the "
-            "TrainingCluster", r"(?:maximum|minimum) \S+ (?:usage|limit) per|limit to request ratio"),
-        Remedy("{0}", "helps where an administrator agrees", _NAMED),
-        Remedy("kubectl describe statefulset {job} -n {namespace}", "shows why its pods are refused"),
-    ),
+    Reason.PODS_NOT_CREATED: (_SAID, Remedy(_DESCRIBE_SET, "shows what Kubernetes says about creating its pods")),
+    Reason.PODS_REFUSED: (_SAID, Remedy(_DESCRIBE_SET, "shows why its pods are refused")),
     Reason.SCHEDULING: (Remedy(_EVENTS, "shows what the scheduler says"),),
-    Reason.QUEUED: (
-        Remedy("{0}", "shows what the queue has, and what it waits for", r"\((kubectl get localqueue[^)]+)\)"),
-        Remedy(_DESCRIBE_POD, "shows its scheduling gates: the controller that set them lifts them"),
-    ),
+    Reason.QUEUED: (_SAID, Remedy(_DESCRIBE_POD, "shows its scheduling gates: the controller that set them lifts them")),
     Reason.NODES_RELEASED: (Remedy("lockstep get -n {namespace}", "shows which jobs want the same nodes; this one tries again by itself"),),
     Reason.UNSCHEDULABLE: (
         Remedy("lockstep scale {job} N -n {namespace}", "a job needs one node per pod: ask for as many as there are",
@@ -171,15 +116,7 @@ REMEDIES: Mapping[str, tuple[Remedy, ...]] = {
         # Never the command that frees what others hold: that is for whoever asks to decide, and the message has it.
         Remedy(_EVENTS, "shows what the scheduler says; the job starts by itself when enough nodes have room"),
     ),
-    Reason.CLAIM_NOT_BOUND: (
-        Remedy("lockstep stop {job} -n {namespace}",
-            "and then lockstep resume {job} -n {namespace}: starts on an empty claim, where Lockstep makes it", r"claim \S+ was deleted"),
-        Remedy("kubectl get pvc -n {namespace}", "lists them: create the missing one, or correct its name", r"claim \S+ does not exist"),
-        Remedy("kubectl get storageclass", "lists them, for the claim or for storage of the cluster file",
-            r"there is no storage class|no storage class and"),
-        Remedy("kubectl describe pvc {0} -n {namespace}", "shows what its provisioner says", r"claim (\S+) is"),
-        Remedy("kubectl get pvc -n {namespace}", "shows which are bound"),
-    ),
+    Reason.CLAIM_NOT_BOUND: (_SAID, Remedy("kubectl get pvc -n {namespace}", "shows which are bound")),
     # RanksReady
     Reason.IMAGE_PULL_FAILED: (
         Remedy("lockstep deploy CLUSTER", "with an operator's image that the nodes can pull: its pods start anew by themselves",
@@ -192,32 +129,14 @@ REMEDIES: Mapping[str, tuple[Remedy, ...]] = {
         Remedy(_IMAGE,
             "corrects it (or correct the cluster's image and send it with lockstep deploy CLUSTER): the job starts anew by itself"),
     ),
-    Reason.CONTAINER_FAILED: (
-        Remedy("{0} --previous", "shows what it said before it ended", r"(kubectl logs \S+ -n \S+ -c \S+)"),
+    Reason.CONTAINER_FAILED: (  # (its message has lines of a log, and may be cut off behind them)
+        Remedy("{0}", "shows what it said before it ended", r"its log says more \((kubectl logs \S+ -n \S+ -c \S+ --previous)\)"),
         Remedy(_DESCRIBE_POD, "shows how its containers ended"),
     ),
-    Reason.CONTAINER_NOT_STARTED: (
-        Remedy(_MAKE_SECRET, "the container then starts by itself", _NO_SECRET),
-        Remedy(_MAKE_CONFIG_MAP, "the container then starts by itself", _NO_CONFIG_MAP),
-        Remedy("kubectl get secret,configmap -n {namespace}", "lists them: add the key, or correct it in spec.env", r"couldn't find key"),
-        Remedy(_DESCRIBE_POD, "shows what the kubelet says about its container"),
-    ),
-    Reason.VOLUME_NOT_MOUNTED: (
-        Remedy(_EVENTS, "shows if it is mounted by now: Lockstep has created it again", _OWN),
-        Remedy(_MAKE_SECRET, "the pod then starts by itself", _NO_SECRET),
-        Remedy(_MAKE_CONFIG_MAP, "the pod then starts by itself", _NO_CONFIG_MAP),
-        Remedy(_DESCRIBE_POD, "shows what the kubelet says about its volumes"),
-    ),
+    Reason.CONTAINER_NOT_STARTED: (_SAID, Remedy(_DESCRIBE_POD, "shows what the kubelet says about its container")),
+    Reason.VOLUME_NOT_MOUNTED: (_SAID, Remedy(_DESCRIBE_POD, "shows what the kubelet says about its volumes")),
     Reason.NETWORK_NOT_READY: (Remedy(_DESCRIBE_POD, "shows what its node's network plugin says"),),
-    Reason.POD_NOT_ENDED: (
-        Remedy("""kubectl patch pod {0} -n {namespace} --type merge -p '{{"metadata":{{"finalizers":null}}}}'""",
-            "lets it go, if the finalizer's owner is no more; the job then goes on by itself",
-            r"(?:^|[:;] )([^\s,]+)[^:;]* should have ended at .* finalizer"),
-        Remedy("kubectl describe node {0}",
-            "shows the state of its kubelet; once the machine is off, kubectl delete pod POD -n {namespace} --force gives the pod up",
-            r"kubelet of Node (\S+)"),
-        Remedy(_DESCRIBE_POD, "shows what keeps it"),
-    ),
+    Reason.POD_NOT_ENDED: (_SAID, Remedy(_DESCRIBE_POD, "shows what keeps it")),
     Reason.POD_FAILED: (Remedy(_DESCRIBE_POD, "shows why the kubelet gave it up"),),
     Reason.PREFLIGHT_FAILED: (Remedy("lockstep describe {job} -n {namespace}",
         "shows every finding and its fix; the job checks again by itself"),),
@@ -228,21 +147,11 @@ REMEDIES: Mapping[str, tuple[Remedy, ...]] = {
         "shows what keeps its pods apart; the job starts by itself when they reach each other"),),
     Reason.REPORT_REFUSED: (Remedy("lockstep stop {job} -n {namespace}", _START_ANEW),),
     # NodesHealthy
-    Reason.NODE_LOST: (
-        Remedy("{0}", "once the machine is off; its pod is then created on another Node",
-            r"(kubectl delete pod \S+ -n \S+ --force --grace-period=0)"),
-        Remedy("kubectl get nodes", "shows which are not ready"),
-    ),
+    Reason.NODE_LOST: (_SAID, Remedy("kubectl get nodes", "shows which are not ready")),
     Reason.NODE_BOUND_VOLUME: (Remedy("kubectl get nodes,pvc -n {namespace}",
         "bring the Node back, or give up what only its claim holds"),),
-    Reason.NO_NODE_FREE: (
-        Remedy("{0}", "goes on with fewer nodes", r"(kubectl scale tj \S+ -n \S+ --replicas=\d+)"),
-        Remedy("kubectl get nodes", "shows which are not ready: bring one back, or add one"),
-    ),
-    Reason.AGENT_CONNECTED: (
-        Remedy("{0}", "shows why it is not ready; training goes on", r"(kubectl describe node [^\s;]+)"),
-        Remedy("kubectl get nodes", "shows which are not ready"),
-    ),
+    Reason.NO_NODE_FREE: (_SAID, Remedy("kubectl get nodes", "shows which are not ready: bring one back, or add one")),
+    Reason.AGENT_CONNECTED: (_SAID, Remedy("kubectl get nodes", "shows which are not ready")),
     # Progressing
     Reason.NO_REPORT: (Remedy("kubectl logs {pod} -n {namespace} --tail 50", "shows what node 0 says; it runs on without the operator"),),
     Reason.NODE_NOT_HEARD: (Remedy(f"kubectl get pods -n {{namespace}} -l {LABEL_JOB}={{job}} -o wide",
@@ -285,14 +194,12 @@ NEEDS_NONE = frozenset({
 """
 
 
-def remedy(reason: str, message: str, job: str, namespace: str, go_on: str = "start it again") -> Step | None:
-    """The next command for a job whose condition says so; None: nothing is to be done, or the reason is of another version. `go_on`:
-    `go_on_words`.
-    """
+def remedy(reason: str, message: str, observed: Observed) -> Step | None:
+    """The next command for a job whose condition says so; None: nothing is to be done, or the reason is of another version."""
+    fields = {"job": observed.name, "namespace": observed.namespace, "pod": pod_name(observed.name, 0), "go_on": go_on_words(observed.job)}
     for choice in REMEDIES.get(reason, ()):
         match = re.search(choice.takes, message)
         if match is not None:
-            fields = {"job": job, "namespace": namespace, "pod": pod_name(job, 0), "go_on": go_on}
             return Step(choice.command.format(*match.groups(), **fields), choice.what.format(*match.groups(), **fields))
     return None
 
@@ -381,30 +288,25 @@ def next_steps(observed: Observed, state: str, *, held: bool, message: str = "",
     steps = (*look, *_steps(observed, state, held=held))
     if state in ("Suspended", "Complete", "Failed", "Unseen"):
         return steps
-    first = list(_remedies(observed, state, message))
-    return tuple(dict.fromkeys((*first, *(step for step in steps if not (first and step.command.startswith("kubectl edit"))))))
+    return tuple(dict.fromkeys((*_remedies(observed, state, message), *steps)))
 
 
-def _remedies(observed: Observed, state: str, message: str) -> Iterator[Step]:
+def _remedies(observed: Observed, state: str, message: str) -> list[Step]:
     """Steps that its conditions ask for; first of the one that keeps it from running."""
     accepted, progressing = condition(observed.status, "Accepted"), condition(observed.status, "Progressing")
+    facts = []
     if state in ("Waiting", "NodeNotHeard", "RecordUnwritten") or (state == "Restarting" and progressing.get("status") == "False"):
-        yield from _remedy(observed, progressing, message)
+        facts.append({**progressing, **({"message": message} if message else {})})
     if accepted.get("status") == "False" or accepted.get("reason") == Reason.CHANGE_PENDING:
-        yield from _remedy(observed, accepted, message if state == "Refused" else "")
+        facts.append({**accepted, **({"message": message} if message and state == "Refused" else {})})
     elif "`lockstep stop" in accepted.get("message", ""):  # a key of the operator was made anew
-        yield from _remedy(observed, {"reason": Reason.FROZEN_RUN_LOST}, "")
+        facts.append({"reason": Reason.FROZEN_RUN_LOST})
     for kind, unwell in (("NodesHealthy", "False"), ("SavesFailing", "True"), ("Straggling", "True"), ("FabricVerified", "False")):
         if (fact := condition(observed.status, kind)).get("status") == unwell:
-            yield from _remedy(observed, fact, "")
-
-
-def _remedy(observed: Observed, fact: Mapping[str, Any], message: str) -> Iterator[Step]:
-    step = remedy(
-        str(fact.get("reason", "")), message or str(fact.get("message", "")), observed.name, observed.namespace, go_on_words(observed.job)
-    )
-    if step is not None:
-        yield step
+            facts.append(fact)
+    steps = (remedy(fact.get("reason", ""), fact.get("message", ""), observed) for fact in facts)
+    known = [step for step in steps if step is not None]
+    return known or ([Step(_EDIT.format(job=observed.name, namespace=observed.namespace), _CORRECT)] if state == "Refused" else [])
 
 
 def _steps(observed: Observed, state: str, *, held: bool) -> tuple[Step, ...]:
@@ -412,13 +314,14 @@ def _steps(observed: Observed, state: str, *, held: bool) -> tuple[Step, ...]:
     bundle = Step(f"lockstep why {job} {place} --bundle {job}.tar.gz", "all that a helper needs, without secrets")
     if state == "Failed":
         return _after_failure(observed, place, bundle, held=held)
+    # A script that was detached has nobody who could press Ctrl-C.
+    stop = (Step(f"lockstep stop {job} --run {place}", "end the script; the environment stays"),) if is_interactive(observed.job) else ()
     steps = {
         "Unseen": (Step(f"lockstep doctor {place}", "shows if an operator works there"),),
-        "Refused": (Step(f"kubectl edit tj {job} {place}", "change what the message names; the job then starts by itself"),),
         "Waiting": (Step(f"lockstep describe {job} {place}", "shows what the cluster says about its pods"), bundle),
         "Starting": (Step(f"lockstep logs {job} {place} -f", "follow the start"),),
         "Ready": (Step(run_command(observed), "start a script of /workspace on all its nodes"),),
-        "Running": (Step(f"lockstep logs {job} {place} -f", "follow it"), *ask_ranks(observed, place), *_stop_run(observed)),
+        "Running": (Step(f"lockstep logs {job} {place} -f", "follow it"), *ask_ranks(observed, place), *stop),
         "Restarting": (Step(f"lockstep logs {job} {place} -f", "follow the restart"), bundle),
         "NodeNotHeard": (bundle,),
         "RecordUnwritten": (bundle,),
@@ -439,20 +342,13 @@ def ask_ranks(observed: Observed, place: str) -> tuple[Step, ...]:
     return (Step(f"lockstep stacks {observed.name} {place}", "shows where each rank is, should nothing come; they go on"),)
 
 
-def _stop_run(observed: Observed) -> tuple[Step, ...]:
-    """Step for a dev environment: a script that was detached has nobody who could press Ctrl-C."""
-    if not is_interactive(observed.job):
-        return ()
-    return (Step(f"lockstep stop {observed.name} --run -n {observed.namespace}", "end the script; the environment stays"),)
-
-
 def _after_failure(observed: Observed, place: str, bundle: Step, *, held: bool) -> tuple[Step, ...]:
     job, failure = observed.name, observed.status_part("failure")
     again = Step(f"lockstep retry {job} {place}", f"{go_on_words(observed.job)}; {advice(failure, job, place)}")
     failed = condition(observed.status, "Failed")
     reason = str(failed.get("reason", ""))
     if reason in (Reason.START_TIMEOUT, Reason.DEADLINE_EXCEEDED):
-        again = remedy(reason, str(failed.get("message", "")), job, observed.namespace, go_on_words(observed.job)) or again
+        again = remedy(reason, str(failed.get("message", "")), observed) or again
     look = Step(f"kubectl exec -it {pod_name(job, failure.get('node', 0))} {place} -- sh", "look into the pod while it is held")
     fixed = _fixed_field(failure, str(failed.get("message", "")))
     anew = (
@@ -482,14 +378,8 @@ def advice(failure: Object, job: str, place: str, *, in_pods: bool = True, no_mo
         kind = ANOTHER_PROGRAM
     if kind == "OutOfMemory" and is_of_the_host(failure):
         kind = SHARED_MEMORY if "the file system /dev/shm" in failure.get("message", "") else HOST_MEMORY
-    return (
-        (HELP_BY_CAUSE if in_pods else HELP_WITHOUT_PODS)
-        .get(kind, "remove the cause first")
-        .replace("{job}", job)
-        .replace("{place}", place)
-        .replace("{cluster}", place.removeprefix("--cluster "))
-        .replace("{python}", shlex.quote(sys.executable))
-    )
+    words = (HELP_BY_CAUSE if in_pods else HELP_WITHOUT_PODS).get(kind, "remove the cause first")
+    return words.format(job=job, place=place, cluster=place.removeprefix("--cluster "), python=shlex.quote(sys.executable))
 
 
 def is_of_the_host(failure: Object) -> bool:

@@ -19,47 +19,51 @@ from lockstep_spec.words import duration, number_of, printable_line
 COLUMNS = ("NAME", "NODES", "RANKS", "STEP", "PROGRESS", "RESTARTS", "STATE", "AGE")
 VERDICTS = {"True": ", verified", "False": ", NOT as asked"}
 """Status of FabricVerified → what follows the fabric's name; nothing where it is unknown."""
-WIDE = ("CLUSTER", "TRANSPORT", "CHECKPOINT", "LEFT", "LOSS", "MESSAGE")
+WIDE = (*COLUMNS, "CLUSTER", "TRANSPORT", "CHECKPOINT", "LEFT", "LOSS", "MESSAGE")
+OVERVIEW = ("NAME", "STATE", "STEP", "LOSS", "STEP TIME", "TOKENS/S", "LEFT", "RESTARTS", "GOODPUT", "TRANSPORT")
+CONDITION = "StatusCurrent"
+"""Condition that `get` adds to a job of which nothing has been heard; the API server has none of this type."""
 
 
-def row(job: Object, now: float, *, wide: bool = False, default_nodes: int | None = None) -> tuple[str, ...]:
-    """One job's cells, in the order of COLUMNS and, if wide, of WIDE. A job that has ended has the number of nodes and ranks that it had.
+def row(job: Object, now: float, columns: Sequence[str] = COLUMNS, default_nodes: int | None = None) -> tuple[str, ...]:
+    """One job's cells in these columns. A job that has ended has the number of nodes and ranks that it had.
 
     `default_nodes`: those of a job that states none; None: nobody knows.
     """
     status = job.get("status", {})
     trainer, ranks, summary = status.get("trainer", {}), status.get("ranks", {}), condition(status, "Progressing")
-    ended, desired = has_ended(status), ranks.get("desired")
+    commit, cluster = status.get("checkpoint") or {}, status.get("cluster", {})
+    ended, desired, left = has_ended(status), ranks.get("desired"), trainer.get("estimatedRemainingSeconds")
     nodes = job["spec"].get("nodes") or len(ranks.get("order") or []) or default_nodes
-    cells = (
-        job["metadata"]["name"],
-        str(nodes or "-") if ended else f"{running_nodes(status)}/{nodes or '?'}",
-        str(desired or "-") if ended else f"{ranks.get('ready', 0)}/{'?' if desired is None else desired}",
-        of_total(trainer.get("step", (status.get("checkpoint") or {}).get("lastCommittedStep")), trainer.get("totalSteps")),
-        f"{trainer['progressPercentage']}%" if "progressPercentage" in trainer else "-",
-        str(status.get("restarts", 0)),
-        summary.get("reason", "Unknown") + (" (stale)" if condition(status, "StatusCurrent").get("status") == "False" else ""),
-        age(job["metadata"].get("creationTimestamp"), now),
-    )
-    return tuple(printable_line(str(cell)) for cell in (cells + _wide(status, summary) if wide else cells))
+    cells = {
+        "NAME": job["metadata"]["name"],
+        "NODES": str(nodes or "-") if ended else f"{running_nodes(status)}/{nodes or '?'}",
+        "RANKS": str(desired or "-") if ended else f"{ranks.get('ready', 0)}/{'?' if desired is None else desired}",
+        "STEP": of_total(trainer.get("step", commit.get("lastCommittedStep")), trainer.get("totalSteps")),
+        "PROGRESS": _percentage(trainer.get("progressPercentage")),
+        "RESTARTS": status.get("restarts", 0),
+        "STATE": summary.get("reason", "Unknown") + (" (stale)" if condition(status, CONDITION).get("status") == "False" else ""),
+        "AGE": age(job["metadata"].get("creationTimestamp"), now),
+        "CLUSTER": cluster.get("name", "-"),
+        "TRANSPORT": cluster.get("transport", "-"),
+        "CHECKPOINT": commit.get("lastCommittedStep", "-"),
+        "LEFT": "-" if left is None else duration(left),
+        "LOSS": metric(trainer, "loss"),
+        "STEP TIME": metric(trainer, "stepSeconds", " s"),
+        "TOKENS/S": metric(trainer, "tokensPerSecond"),
+        "GOODPUT": _percentage((status.get("goodput") or {}).get("percentage")),
+        "MESSAGE": summary.get("message", ""),
+    }
+    return tuple(printable_line(str(cells[column])) for column in columns)
+
+
+def _percentage(share: int | None) -> str:
+    return "-" if share is None else f"{share}%"
 
 
 def running_nodes(status: Object) -> int:
     """Pods that run; a status that an operator of before has written says only how many exist."""
     return int(status["runningNodes"] if "runningNodes" in status else status.get("nodes", 0))
-
-
-def _wide(status: Object, summary: Object) -> tuple[str, ...]:
-    profile, trainer, commit = status.get("cluster", {}), status.get("trainer", {}), status.get("checkpoint", {})
-    left = trainer.get("estimatedRemainingSeconds")
-    return (
-        profile.get("name", "-"),
-        profile.get("transport", "-"),
-        str(commit.get("lastCommittedStep", "-")),
-        "-" if left is None else duration(left),
-        metric(trainer, "loss"),
-        summary.get("message", ""),
-    )
 
 
 def describe(job: Object, events: list[Object], now: float, where: str) -> Iterator[str]:
@@ -183,8 +187,8 @@ def _result(status: Object) -> Iterator[str]:
         yield f"Note        {result['note']}"
 
 
-def metric(trainer: Object, name: str) -> str:
-    return next((str(entry["value"]) for entry in trainer.get("metrics", []) if entry["name"] == name), "-")
+def metric(trainer: Object, name: str, unit: str = "") -> str:
+    return next((f"{entry['value']}{unit}" for entry in trainer.get("metrics", []) if entry["name"] == name), "-")
 
 
 def of_total(step: int | None, total: int | None) -> str:
@@ -206,8 +210,6 @@ def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 STALE_SECONDS = 30.0
 """Another replica leads 17 seconds after the last one's death, and clocks differ a little."""
-CONDITION = "StatusCurrent"
-"""Condition that `get` adds to a job of which nothing has been heard; the API server has none of this type."""
 
 
 @dataclass(frozen=True)

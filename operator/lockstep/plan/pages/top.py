@@ -10,7 +10,7 @@ from lockstep.api.names import node_index
 from lockstep.api.objects import Object, condition
 from lockstep.plan.pages.load import load_page
 from lockstep.plan.pages.logs import layout_of, nodes_of, ranks_of_node
-from lockstep.plan.pages.table import VERDICTS, age, aligned, of_total
+from lockstep.plan.pages.table import OVERVIEW, VERDICTS, age, aligned, of_total, row
 from lockstep_gang.contract.layout import RankLayout
 from lockstep_spec.words import binary_size, duration
 
@@ -19,7 +19,6 @@ LOCAL = "local run"
 BARS = "▁▂▃▄▅▆▇█"
 CURVE_WIDTH = 60
 ANSWERED = ("gigabits", "cpu", "memory", "gpus", "rankLoads", "gpuProblem", "problem", "ageSeconds", "notAsked")
-_OVERVIEW = ("NAME", "STATE", "STEP", "LOSS", "STEP TIME", "TOKENS/S", "LEFT", "RESTARTS", "GOODPUT", "TRANSPORT")
 
 
 def snapshot(job: Object, pods: Sequence[Object], answers: Mapping[int, Object]) -> Object:
@@ -157,28 +156,5 @@ def _bytes(count: Any) -> str:
 
 def overview(jobs: Sequence[Object]) -> Iterator[str]:
     """A line a job, those that run first."""
-    rows = [_job_row(job) for job in sorted(jobs, key=lambda job: (_state(job) != "Running", job["metadata"]["name"]))]
-    yield from aligned([_OVERVIEW, *rows])
-
-
-def _state(job: Object) -> str:
-    return str(condition(job.get("status", {}), "Progressing").get("reason", "Unknown"))
-
-
-def _job_row(job: Object) -> tuple[str, ...]:
-    status = job.get("status", {})
-    trainer = status.get("trainer", {})
-    metrics = {one["name"]: one["value"] for one in trainer.get("metrics", [])}
-    left, goodput = trainer.get("estimatedRemainingSeconds"), status.get("goodput", {}).get("percentage")
-    return (
-        job["metadata"]["name"],
-        _state(job),
-        of_total(trainer.get("step"), trainer.get("totalSteps")),
-        metrics.get("loss", "-"),
-        f"{metrics['stepSeconds']} s" if "stepSeconds" in metrics else "-",
-        metrics.get("tokensPerSecond", "-"),
-        "-" if left is None else duration(left),
-        str(status.get("restarts", 0)),
-        "-" if goodput is None else f"{goodput}%",
-        status.get("cluster", {}).get("transport", "-"),
-    )
+    rows = sorted((row(job, 0.0, OVERVIEW) for job in jobs), key=lambda cells: (cells[OVERVIEW.index("STATE")] != "Running", cells[0]))
+    yield from aligned([OVERVIEW, *rows])

@@ -240,8 +240,7 @@ def first_cause(failure: Object, summary: str, machine: str = "Node") -> str:
     """First failure: its rank, node, step and error; not again in the words of the summary. `machine`: kind of what the node is on."""
     if not failure:
         return ""
-    parts = [f"rank {failure['rank']}" if "rank" in failure else "", f"node {failure['node']}" if "node" in failure else ""]
-    who = " on ".join(filter(None, parts)) or "the job"
+    who = _rank_on_node(failure) or "the job"
     node_name = f" ({machine} {failure['nodeName']})" if "nodeName" in failure else ""
     step = f", after step {failure['step']}" if failure.get("step") is not None else ""
     how = failure.get("exception") or failure.get("signal") or (f"exit code {failure['exitCode']}" if "exitCode" in failure else "")
@@ -250,13 +249,17 @@ def first_cause(failure: Object, summary: str, machine: str = "Node") -> str:
     return f"{who}{node_name}{step}: {': '.join(filter(None, (kind, message if message != summary else '')))}"
 
 
+def _rank_on_node(failure: Object) -> str:
+    return " on ".join(f"{kind} {failure[kind]}" for kind in ("rank", "node") if kind in failure)
+
+
 def _last_restart(status: Object) -> str:
     """Attempt that ended last, with time, cause and place; '' where none did."""
     history = status.get("restartHistory") or []
     if not history:
         return ""
     last = history[-1]
-    who = " on ".join(f"{kind} {last[kind]}" for kind in ("rank", "node") if kind in last)
+    who = _rank_on_node(last)
     return f"attempt {last['attempt']} ended at {last['time']}{f', {who}' if who else ''}: {last['cause']}: {last['message']}"
 
 
@@ -283,16 +286,13 @@ def answer_page(answer: Answer) -> str:
     """Page of an answer: a label before every part, the next commands last."""
     parts = [printable_line(f"{answer.job}: {answer.state}: {answer.summary}")]
     labeled = (
-        ("first cause", [answer.first_cause]), ("last lines", [*answer.last_lines]), ("refused", [answer.refused]),
+        *(("says", [line]) for line in answer.says), ("stale", [answer.stale]), ("first cause", [answer.first_cause]),
+        ("last lines", [*answer.last_lines]), ("refused", [answer.refused]),
         ("restarted", [answer.restarted]), ("lost", [answer.cost]), ("saves", [answer.saves]), ("slow", [answer.slow]),
         ("accepted", [answer.accepted]), ("held", [answer.held]), ("changed", [answer.changed]), ("nodes", [answer.nodes]),
         ("fabric", [answer.fabric]), ("not seen", [*answer.not_seen]),
         ("next", [f"{step.command}   # {step.what}" for step in answer.next]),
     )  # fmt: skip
-    for line in answer.says:
-        parts.append(f"{'says':<{LABEL_COLUMNS}}{printable_line(line)}")
-    if answer.stale:
-        parts.append(f"{'stale':<{LABEL_COLUMNS}}{printable_line(answer.stale)}")
     for label, lines in labeled:
         for index, line in enumerate(filter(None, lines)):
             parts.append(f"{'' if index else label:<{LABEL_COLUMNS}}{printable_line(line)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -81,7 +82,7 @@ def _job(text: str) -> TrainingJob | Notice:
     try:
         return TrainingJob.model_validate(json.loads(text))
     except ValidationError as error:
-        return Notice(Reason.INVALID_SPEC, _first_problem(error, "the job"))
+        return Notice(Reason.INVALID_SPEC, f"the job can't be used: {_first_problem(error)}")
 
 
 @lru_cache(REMEMBERED_CLUSTERS)
@@ -90,8 +91,7 @@ def _cluster(text: str) -> TrainingCluster | Notice:
     try:
         return TrainingCluster.model_validate(cluster)
     except ValidationError as error:
-        problem = _first_problem(error, f"TrainingCluster {cluster['metadata']['name']}")
-        return Notice(Reason.INVALID_CLUSTER, f"{problem}; correct the cluster, the job starts by itself then")
+        return _invalid_cluster(cluster, _first_problem(error))
 
 
 @lru_cache(REMEMBERED_JOBS)
@@ -163,13 +163,20 @@ def claim_going(observed: Observed, accepted: Accepted | None) -> Notice | None:
 def _profile(observed: Observed, name: str | None) -> Object | Notice:
     profile = _named(observed, name) if name else _default(observed)
     if not isinstance(profile, Notice) and UNREADABLE in profile:
-        return Notice(Reason.INVALID_CLUSTER, f"TrainingCluster {profile['metadata']['name']} can't be used: {profile[UNREADABLE]}")
+        return _invalid_cluster(profile, profile[UNREADABLE])
     return profile
+
+
+def _invalid_cluster(cluster: Object, problem: str) -> Notice:
+    name = cluster["metadata"]["name"]
+    helps = f"correct its file and send it, the job starts by itself then (lockstep deploy {name})"
+    return Notice(Reason.INVALID_CLUSTER, f"TrainingCluster {name} can't be used: {problem}; {helps}")
 
 
 def _named(observed: Observed, name: str) -> Object | Notice:
     profile = next((p for p in observed.profiles if p["metadata"]["name"] == name), None)
-    text = f"spec.cluster is {name}, but there is no such TrainingCluster; {_available(observed)}: `lockstep deploy {name}` sends it"
+    helps = f"send it from its file, or create another job for another cluster (lockstep deploy {name})"
+    text = f"spec.cluster is {name}, but there is no such TrainingCluster; {_available(observed)}: {helps}"
     return profile or Notice(Reason.CLUSTER_NOT_FOUND, text)
 
 
@@ -177,25 +184,28 @@ def _default(observed: Observed) -> Object | Notice:
     mark = ANNOTATION_DEFAULT_CLUSTER
     defaults = [p for p in observed.profiles if p["metadata"].get("annotations", {}).get(mark) == "true"]
     if not defaults:
-        text = (
-            f"spec.cluster is not set and no TrainingCluster is annotated {mark}: true; {_available(observed)}: kubectl annotate tc NAME"
-            f" {mark}=true, or set spec.cluster, once"
-        )
-        return Notice(Reason.NO_DEFAULT_CLUSTER, text)
+        names = _names(observed.profiles)
+        helps = f"make one the default (kubectl annotate tc {names[0]} {mark}=true)" if names else "send one from its file"
+        text = f"spec.cluster is not set and no TrainingCluster is annotated {mark}: true; {_available(observed)}: {helps}"
+        return Notice(Reason.NO_DEFAULT_CLUSTER, f"{text}, or set spec.cluster")
     if len(defaults) > 1:
-        names = ", ".join(sorted(p["metadata"]["name"] for p in defaults))
-        text = f"spec.cluster is not set and several TrainingClusters are annotated {mark}: true ({names}): leave it on one"
-        return Notice(Reason.SEVERAL_DEFAULT_CLUSTERS, text)
+        names = _names(defaults)
+        text = f"spec.cluster is not set and several TrainingClusters are annotated {mark}: true ({', '.join(names)})"
+        return Notice(Reason.SEVERAL_DEFAULT_CLUSTERS, f"{text}: leave it on one (kubectl annotate tc {names[-1]} {mark}-)")
     return defaults[0]
 
 
 def _available(observed: Observed) -> str:
-    names = sorted(p["metadata"]["name"] for p in observed.profiles)
+    names = _names(observed.profiles)
     return f"the cluster has {listed(names)}" if names else "there is none at all"
 
 
-def _first_problem(error: ValidationError, what: str) -> str:
+def _names(profiles: Iterable[Object]) -> list[str]:
+    return sorted(str(profile["metadata"]["name"]) for profile in profiles)
+
+
+def _first_problem(error: ValidationError) -> str:
     detail = error.errors()[0]
     path = ".".join(str(part) for part in detail["loc"])
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    return f"{what} can't be used: {path}: {explain(detail)}{more}"
+    return f"{path}: {explain(detail)}{more}"

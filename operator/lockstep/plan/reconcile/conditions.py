@@ -222,9 +222,13 @@ def preflight_stops(report: Report) -> bool:
 
 def _remembered(view: View, kind: ConditionType) -> Fact | None:
     """Return the condition as status has it, for an operator that has just started and waits for the next report of ranks that ran on."""
+    return _stored(view, kind) if is_true(view.observed.status, ConditionType.RANKS_READY) else None
+
+
+def _stored(view: View, kind: ConditionType) -> Fact | None:
+    """Return the condition as status has it; None if it has none yet."""
     stored = condition(view.observed.status, kind)
-    ready = is_true(view.observed.status, ConditionType.RANKS_READY)
-    return Fact(ConditionStatus(stored["status"]), stored["reason"], stored["message"]) if ready and stored else None
+    return Fact(ConditionStatus(stored["status"]), stored["reason"], stored["message"]) if stored else None
 
 
 def progressing(view: View, scheduled: Fact, ready: Fact, restarting: Fact) -> Fact:  # noqa: PLR0911
@@ -371,10 +375,7 @@ def _fabric(view: View) -> Fact:
         verified = ConditionStatus(report.verified.value) if report.verified.is_known else UNKNOWN
         reason = report.reason.value if re.search(REASON_PATTERN, report.reason.value) else UNKNOWN.value
         return Fact(verified, reason, report.message)
-    before = condition(view.observed.status, ConditionType.FABRIC_VERIFIED)
-    if before:
-        return Fact(ConditionStatus(before["status"]), before["reason"], before["message"])
-    return Fact(UNKNOWN, NOT_STARTED, "no rank has been started")
+    return _stored(view, ConditionType.FABRIC_VERIFIED) or Fact(UNKNOWN, NOT_STARTED, "no rank has been started")
 
 
 def _straggling(view: View) -> Fact:
@@ -388,9 +389,9 @@ def _straggling(view: View) -> Fact:
 
 
 def _saves_failing(view: View) -> Fact:
-    before = condition(view.observed.status, ConditionType.SAVES_FAILING)
-    if view.report is None and not view.end.finished and view.observed.pods and before.get("status") == TRUE:
-        return Fact(TRUE, before["reason"], before["message"])  # as an earlier leader heard it
+    before = _stored(view, ConditionType.SAVES_FAILING)
+    if view.report is None and not view.end.finished and view.observed.pods and before is not None and before.status is TRUE:
+        return before  # as an earlier leader heard it
     failed = view.report.failed_saves if view.report is not None and not view.end.complete else None
     if failed is None:
         return Fact(FALSE, Reason.SAVES_WORK, "no save has failed since the newest commit")

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from lockstep.api.objects import Object
+from lockstep.api.objects import Object, conditions_of, is_true
 from lockstep.api.status import ConditionType
 from lockstep.plan.reasons import Reason
 from lockstep.plan.reconcile.stopping import stop_event
@@ -102,7 +102,7 @@ def _printable(event: JobEvent) -> JobEvent:
 
 
 def _conditions(before: Object, after: Object) -> Iterator[JobEvent]:
-    old, new = _by_type(before), _by_type(after)
+    old, new = conditions_of(before), conditions_of(after)
     for kind, condition in new.items():
         previous = old.get(kind, {})
         if (previous.get("status"), previous.get("reason")) == (condition["status"], condition["reason"]):
@@ -132,7 +132,7 @@ def _suspension(previous: Object, condition: Object) -> Iterator[JobEvent]:
 def _attempts(before: Object, after: Object) -> Iterator[JobEvent]:
     """Failures that were followed by another attempt, then its start. Event Failed has the last failure of a failed job."""
     newest = max((entry["attempt"] for entry in before.get("restartHistory", [])), default=0)
-    final = _by_type(after).get("Failed", {}).get("status") == "True"
+    final = is_true(after, "Failed")
     for entry in after.get("restartHistory", []):
         if entry["attempt"] <= newest or (final and entry["attempt"] == after.get("attempts")):
             continue
@@ -197,10 +197,6 @@ def _checkpoint(before: Object, after: Object) -> Iterator[JobEvent]:
     old, new = before.get("checkpoint"), after.get("checkpoint")
     if new and (old is None or old["lastCommitTime"][:_HOUR] != new["lastCommitTime"][:_HOUR]):
         yield JobEvent(NORMAL, "CheckpointCommitted", f"step {new['lastCommittedStep']}" + (f": {new['path']}" if new.get("path") else ""))
-
-
-def _by_type(status: Object) -> dict[str, Object]:
-    return {c["type"]: c for c in status.get("conditions", [])}
 
 
 @dataclass(frozen=True)

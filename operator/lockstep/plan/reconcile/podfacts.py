@@ -206,19 +206,14 @@ def _of_containers(status: Object) -> tuple[str, str]:
 
 def racks_of(observed: Observed, nodes: int) -> tuple[str, ...]:
     """Rack of each node; '' if its Node lacks the label. (): the cluster names no label, or not every pod is on a node yet."""
-    label = _rack_label(observed)
+    cluster = observed.status_part("cluster").get("name")
+    spec: Object = next((profile.get("spec", {}) for profile in observed.profiles if profile["metadata"]["name"] == cluster), {})
+    label = (spec.get("nodes") or {}).get("rackLabel")
     hosts = [pod["spec"].get("nodeName") for pod in (observed.pod(node) for node in range(nodes)) if pod is not None]
     if label is None or len(hosts) < nodes or not all(hosts):
         return ()
     labels = {node["metadata"]["name"]: node["metadata"].get("labels") or {} for node in observed.nodes}
     return tuple(str(labels.get(host, {}).get(label, "")) for host in hosts)
-
-
-def _rack_label(observed: Observed) -> str | None:
-    name = observed.status_part("cluster").get("name")
-    spec: Object = next((profile.get("spec", {}) for profile in observed.profiles if profile["metadata"]["name"] == name), {})
-    label = (spec.get("nodes") or {}).get("rackLabel")
-    return None if label is None else str(label)
 
 
 FRESH_SECONDS = 30.0
@@ -298,20 +293,18 @@ def _lost(observed: Observed, pod: Object, trouble: NodeTrouble, seconds: int | 
     force = f"kubectl delete pod {name} {where} --force --grace-period=0"
     bound = next(iter(_node_bound_claims(observed, pod)), None)
     if connected:
-        look = f"kubectl describe node {trouble.name}"
-        return _Lost(
-            "AgentConnected", f"{trouble.text}, but the agent in pod {name} still answers, so Lockstep leaves the job alone: {look}"
-        )
+        answers = f"{trouble.text}, but the agent in pod {name} still answers, so Lockstep leaves the job alone"
+        return _Lost("AgentConnected", f"{answers}: see why it is not ready (kubectl describe node {trouble.name})")
     if bound is not None:
         give_up = f"kubectl delete pvc {bound} {where} --wait=false; {force}"
         text = f"{begun}: only one Node can mount its claim {bound}: bring the Node back, or give up the data in this claim: {give_up}"
         return _Lost("NodeBoundVolume", text)
     if not _is_own(observed, pod):
-        return _Lost("NodeLost", f"{begun}, left by an earlier job of this name: once the machine is off, {force}")
+        return _Lost("NodeLost", f"{begun}, left by an earlier job of this name: once the machine is off, give it up ({force})")
     if seconds is None:
         patch = f'{{"spec":{{"restart":{{"lostNodeSeconds":{SUGGESTED_SECONDS}}}}}}}'
         always = f"kubectl patch tj {observed.name} {where} --type merge -p '{patch}'"
-        text = f"{begun}: bring the Node back, or once its machine is off have the pod replaced: {force}; to have Lockstep do so: {always}"
+        text = f"{begun}: bring the Node back, or once its machine is off have the pod replaced ({force}); to have Lockstep do so: {always}"
         return _Lost("NodeLost", text)
     since = seconds_of(trouble.since) if trouble.since else 0.0
     at = datetime.fromtimestamp(since + seconds, UTC).strftime("%H:%M:%SZ")
@@ -365,8 +358,8 @@ def _without_node(observed: Observed) -> Iterator[_Lost]:
         return
     names = listed([pod["metadata"]["name"] for pod in waiting])
     fewer = observed.replicas - len(waiting)
-    less = f", or go on with fewer: kubectl scale tj {observed.name} -n {observed.namespace} --replicas={fewer}" if fewer > 0 else ""
+    less = f", or go on with fewer (kubectl scale tj {observed.name} -n {observed.namespace} --replicas={fewer})" if fewer > 0 else ""
     nodes = clauses([trouble.text for trouble in lost])
     yield _Lost(
-        "NoNodeFree", f"{nodes}, and pod {names} finds no other Node: bring it back, or add one{less} (condition PodsScheduled has more)"
+        "NoNodeFree", f"{nodes}, and pod {names} finds no other Node: bring it back, or add one{less}; condition PodsScheduled has more"
     )

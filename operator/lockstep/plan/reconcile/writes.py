@@ -96,7 +96,8 @@ def name_taken(observed: Observed, kind: str, item: Object) -> Notice:
     name, owners = item["metadata"]["name"], item["metadata"].get("ownerReferences", [])
     holder = ", ".join(f"{owner['kind']} {owner['name']}" for owner in owners) or "nobody that Lockstep knows"
     text = f"{kind} {name} in namespace {observed.namespace} exists already and belongs to {holder}"
-    return Notice(Reason.NAME_TAKEN, f"{text}: Lockstep leaves it alone; delete it, or give the job another name")
+    look = f"kubectl describe {kind} {name} -n {observed.namespace}"
+    return Notice(Reason.NAME_TAKEN, f"{text}: Lockstep leaves it alone; delete it, or give the job another name ({look})")
 
 
 def is_started(observed: Observed, running: Frozen | None) -> bool:

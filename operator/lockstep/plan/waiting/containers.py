@@ -73,8 +73,12 @@ FROM_ANOTHER_NAMESPACE = (
     f"an administrator of the image's namespace lets the job's namespace pull from it: {pull_command('JOBS_NAMESPACE', 'IMAGE_NAMESPACE')}"
 )
 _MISSING = re.compile(r'(secret|configmap) "([^"]+)" not found', re.IGNORECASE)
+_MAKE = {
+    "Secret": "kubectl create secret generic {name} -n {namespace} --from-literal=KEY=VALUE",
+    "ConfigMap": "kubectl create configmap {name} -n {namespace} --from-file=FILE",
+}
 Hints = tuple[tuple[str, re.Pattern[str], str], ...]
-"""(reason, what was said, what helps); the first that fits counts."""
+"""(reason, what was said, what helps, with the namespace and the command that makes what is missing); the first that fits counts."""
 _OF_ANY_POD: Hints = (
     ("VolumeNotMounted", re.compile(r'"(kube-root-ca|openshift-service-ca)\.crt" not found'),
         "kube-controller-manager puts it into every namespace within seconds: if it doesn't, an administrator looks there"),
@@ -83,9 +87,10 @@ _OF_ANY_POD: Hints = (
 )  # fmt: skip
 OF_A_JOB: Hints = (
     *_OF_ANY_POD,
-    ("ContainerNotStarted", _MISSING, "create it in the job's namespace, or remove it from spec.env or envFrom"),
-    ("ContainerNotStarted", re.compile(r"couldn't find key", re.IGNORECASE), "add the key, or correct it in spec.env"),
-    ("VolumeNotMounted", _MISSING, "create it in the job's namespace, or remove it from podTemplate.volumes"),
+    ("ContainerNotStarted", _MISSING, "create it in the job's namespace, or remove it from spec.env or envFrom ({make})"),
+    ("ContainerNotStarted", re.compile(r"couldn't find key", re.IGNORECASE),
+        "add the key, or correct it in spec.env (kubectl get secret,configmap -n {namespace})"),
+    ("VolumeNotMounted", _MISSING, "create it in the job's namespace, or remove it from podTemplate.volumes ({make})"),
     ("VolumeNotMounted", re.compile(r"Multi-Attach error", re.IGNORECASE),
         "only one Node at a time can attach this volume (ReadWriteOnce), so pods of several can't share it: use a ReadWriteMany claim, or"
         " set storage.mode to PerPod; if another job's pod has it, delete that pod or wait for its end"),
@@ -163,16 +168,14 @@ def lacks_secret(observed: Observed) -> bool:
     return any(lost.search(event.get("message", "")) for pod in waiting for event in observed.events_of(pod["metadata"]["uid"]))
 
 
-def _own_hint(observed: Observed, trouble: Trouble) -> str:
+def _own_hint(observed: Observed, kind: str, name: str) -> str:
     """Return what helps if the object that a pod misses is one that Lockstep makes; else ''."""
-    missing = missing_object(Notice(trouble.reason, trouble.text))
-    if missing is None:
+    own = {"Secret": key_secret_name(observed.name), "ConfigMap": run_name(observed.name, "")}.get(kind)
+    if own is None or not re.fullmatch(rf"{re.escape(own)}[-0-9a-f]*", name):
         return ""
-    own = {"Secret": key_secret_name(observed.name), "ConfigMap": run_name(observed.name, "")}[missing[0]]
-    if not re.fullmatch(rf"{re.escape(own)}[-0-9a-f]*", missing[1]):
-        return ""
+    look = f"lockstep describe {observed.name} -n {observed.namespace}"
     return (
-        f"Lockstep creates this {missing[0].lower()} itself, and again after a deletion; the kubelet mounts it within two minutes; if it"
+        f"Lockstep creates this {kind.lower()} itself, and again after a deletion; the kubelet mounts it within two minutes ({look}); if it"
         f" does not, {start_anew(observed)}"
     )
 
@@ -195,7 +198,8 @@ def why_not_started(observed: Observed, hints: Hints = OF_A_JOB) -> Notice | Non
             continue  # how its containers end is part of the stop that somebody asked for
         trouble = next(_troubles(observed, pod), None)
         if trouble is not None:
-            groups.setdefault(trouble, []).append(pod["metadata"]["name"])
+            lacks = _lacking_login(observed, pod) if trouble.reason == "ImagePullFailed" else ""
+            groups.setdefault(replace(trouble, text=trouble.text + lacks), []).append(pod["metadata"]["name"])
     if not groups:
         return None
     return Notice(next(iter(groups)).reason, "; ".join(_explained(observed, trouble, pods, hints) for trouble, pods in groups.items()))
@@ -216,7 +220,7 @@ def why_cut_off(observed: Observed, report: Report | None) -> Notice | None:
     kind = next(name for name in CUT_OFF_HINTS if name in groups)
     pods = [pod for pod, _ in groups[kind]]
     hint = CUT_OFF_HINTS[kind].format(namespace=observed.namespace)
-    return Notice(kind, f"{_named(pods)}: {groups[kind][0][1]}; {hint}")
+    return Notice(kind, f"{named('pod', pods)}: {groups[kind][0][1]}; {hint}")
 
 
 def _ready_since(observed: Observed) -> str | None:
@@ -242,15 +246,15 @@ def is_heard(pod: Object, report: Report | None) -> bool:
     return report is not None and (index == 0 or any(node.node == index and node.connected for node in report.nodes))
 
 
-def _named(pods: list[str]) -> str:
-    return named("pod", pods)
-
-
 def _explained(observed: Observed, trouble: Trouble, pods: list[str], hints: Hints) -> str:
     usual = next((hint for reason, pattern, hint in hints if reason == trouble.reason and pattern.search(trouble.text)), "")
-    hint = _own_hint(observed, trouble) or usual
-    log = f"kubectl logs {pods[0]} -n {observed.namespace} -c {trouble.container} says more" if trouble.container else ""
-    return "; ".join(filter(None, (f"{_named(pods)}: {trouble.text}", hint, log)))
+    kind, name = missing_object(Notice(trouble.reason, trouble.text)) or ("", "")
+    make = _MAKE.get(kind, "").format(name=name, namespace=observed.namespace)
+    hint = _own_hint(observed, kind, name) or usual.format(namespace=observed.namespace, make=make)
+    look = f"kubectl logs {pods[0]} -n {observed.namespace} -c {trouble.container} --previous"
+    return "; ".join(
+        filter(None, (f"{named('pod', pods)}: {trouble.text}", hint, f"its log says more ({look})" if trouble.container else ""))
+    )
 
 
 def _containers(pod: Object) -> list[Object]:
@@ -264,15 +268,9 @@ def _troubles(observed: Observed, pod: Object) -> Iterator[Trouble]:
     if status.get("phase") == "Failed" and status.get("reason"):
         yield Trouble("PodFailed", f"{status['reason']}: {status.get('message', '')}")
     for container in _containers(pod):
-        for trouble in _container_troubles(container):
-            yield _with_login(observed, pod, trouble)
+        yield from _container_troubles(container)
     if not is_running(pod):
-        for trouble in event_troubles(observed, pod):
-            yield _with_login(observed, pod, trouble)
-
-
-def _with_login(observed: Observed, pod: Object, trouble: Trouble) -> Trouble:
-    return replace(trouble, text=trouble.text + _lacking_login(observed, pod)) if trouble.reason == "ImagePullFailed" else trouble
+        yield from event_troubles(observed, pod)
 
 
 def _lacking_login(observed: Observed, pod: Object) -> str:

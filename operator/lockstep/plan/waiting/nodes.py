@@ -5,8 +5,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import NamedTuple
 
@@ -20,34 +19,33 @@ GIB = Decimal(2**30)
 _UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
 _NOT_READY = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 _CONTROL_PLANE = "node-role.kubernetes.io/"
+_OF_SEVERAL = {"is": "are", "has": "have", "lacks": "lack"}
 Obstacle = tuple[str, str]
-"""Text about one node, and about several."""
+"""Words about one node: a verb of these, and the rest."""
 
 
-class Others(NamedTuple):
-    """Pods of anybody else, and which dev environments nobody uses, by namespace and name."""
-
-    pods: Iterable[Object] = ()
-    unused: frozenset[tuple[str, str]] = frozenset()
-
-
-def why_no_node_fits(pod: Object, nodes: Sequence[Object], used_up: Sequence[str], others: Others) -> list[str]:
-    """Parts of a sentence; [] when nothing seen here explains it. `used_up`: resources that the scheduler found wanting somewhere."""
+def why_no_node_fits(
+    pod: Object, nodes: Sequence[Object], used_up: Sequence[str], others: Sequence[Object], unused: frozenset[tuple[str, str]]
+) -> list[str]:
+    """Parts of a sentence; [] when nothing seen here explains it. `used_up`: resources that the scheduler found wanting somewhere.
+    `others`: pods of anybody else. `unused`: as of `who_holds`.
+    """
     candidates = [node for node in nodes if _is_wanted(pod, node)]
     if nodes and not candidates:
         return [_nobody_matches(pod)]
     groups: dict[Obstacle, list[str]] = defaultdict(list)
-    free = []
+    free: list[str] = []
     for node in candidates:
-        obstacle = _obstacle(pod, node)
-        if obstacle is None:
-            free.append(node)
-        else:
-            groups[obstacle].append(node["metadata"]["name"])
+        obstacle, name = _obstacle(pod, node), str(node["metadata"]["name"])
+        (free if obstacle is None else groups[obstacle]).append(name)
     if len(groups) > 1:  # what keeps jobs off control planes is worth a word only when nothing else is
-        groups = {text: names for text, names in groups.items() if _CONTROL_PLANE not in text[0]}
-    parts = [f"{named(names)} {one if len(names) == 1 else many}" for (one, many), names in groups.items()]
-    return parts + [_in_use(pod, free, resource, others) for resource in used_up if free and resource in requested_resources(pod)]
+        groups = {obstacle: names for obstacle, names in groups.items() if _CONTROL_PLANE not in obstacle[1]}
+    parts = [f"{named(names)} {verb if len(names) == 1 else _OF_SEVERAL[verb]} {rest}" for (verb, rest), names in groups.items()]
+    for resource in used_up:
+        if free and resource in requested_resources(pod):
+            who = who_holds(others, free, resource, request(pod, resource), unused)
+            parts.append(f"{resource} is in use on {named(free)}" + (f": {who}" if who else ""))
+    return parts
 
 
 def why_never(pod: Object, node: Object) -> str | None:
@@ -55,7 +53,7 @@ def why_never(pod: Object, node: Object) -> str | None:
     if not _is_wanted(pod, node):
         return "is none of those that the job and its cluster name by node names and selectors"
     obstacle = _obstacle(pod, node)
-    return None if obstacle is None else obstacle[0]
+    return None if obstacle is None else " ".join(obstacle)
 
 
 def fitting_nodes(pod: Object, nodes: Sequence[Object]) -> list[str]:
@@ -116,13 +114,13 @@ def _taint_obstacle(pod: Object, node: Object) -> Obstacle | None:
     spec = node.get("spec", {})
     barring = barring_taints(node, pod["spec"].get("tolerations") or [])
     if any(taint["key"] in _NOT_READY for taint in barring):
-        return "is not ready", "are not ready"
+        return "is", "not ready"
     if spec.get("unschedulable") or any(taint["key"] == _UNSCHEDULABLE for taint in barring):
-        return "is cordoned", "are cordoned"
+        return "is", "cordoned"
     if not barring:
         return None
-    words = f"the taint {shown_taint(barring[0])}, which neither podTemplate.tolerations nor the cluster's pod.tolerations tolerates"
-    return f"has {words}", f"have {words}"
+    taint = shown_taint(barring[0])
+    return "has", f"the taint {taint}, which neither podTemplate.tolerations nor the cluster's pod.tolerations tolerates"
 
 
 def _size_obstacle(pod: Object, node: Object) -> Obstacle | None:
@@ -130,10 +128,9 @@ def _size_obstacle(pod: Object, node: Object) -> Obstacle | None:
     for resource in requested_resources(pod):
         wants, amount = request(pod, resource), allocatable(node, resource)
         if amount == 0:
-            return f"lacks {resource}", f"lack {resource}"
+            return "lacks", resource
         if amount < wants:
-            words = f"only {shown_amount(amount, resource)} of the {shown_amount(wants, resource)} {resource} that a pod asks for"
-            return f"has {words}", f"have {words}"
+            return "has", f"only {shown_amount(amount, resource)} of the {shown_amount(wants, resource)} {resource} that a pod asks for"
     return None
 
 
@@ -147,12 +144,6 @@ def shown_amount(value: Decimal, resource: str) -> str:
     if resource in ("memory", "ephemeral-storage") or resource.startswith("hugepages-"):
         return f"{value / GIB:.1f}Gi"
     return f"{value.normalize():f}"
-
-
-def _in_use(pod: Object, nodes: list[Object], resource: str, others: Others) -> str:
-    names = [node["metadata"]["name"] for node in nodes]
-    who = who_holds(others.pods, frozenset(names), resource, request(pod, resource), others.unused)
-    return f"{resource} is in use on {named(names)}" + (f": {who}" if who else "")
 
 
 def named(nodes: list[str]) -> str:
@@ -245,47 +236,36 @@ LEAST_SHARE = Decimal("0.1")
 """Least share of the request that a holder has to have. Whoever holds less (a DaemonSet's 100 m of CPU, say) isn't in the way."""
 
 
-@dataclass(frozen=True)
-class Holder:
-    """Somebody's pods on the nodes that a job could use."""
+class Owner(NamedTuple):
+    """Maker of a pod; without namespace, name and command where it is `unnamed`."""
 
-    kind: str
     namespace: str
     name: str
-    held: Decimal
+    kind: str
     command: str
-    note: str = ""
-
-    def __str__(self) -> str:
-        if not self.name:
-            return f"{self.kind} hold {self.held.normalize():f}"
-        return f"{self.kind} {self.namespace}/{self.name}{self.note} holds {self.held.normalize():f}" + (
-            f" ({self.command})" if self.command else ""
-        )
-
-
-def holders(
-    pods: Iterable[Object], nodes: frozenset[str], resource: str, requested: Decimal, unused: frozenset[tuple[str, str]] = frozenset()
-) -> list[Holder]:
-    """Holders of `resource` on these nodes: dev environments that nobody uses (`unused`: namespace and name), then the largest."""
-    amounts: dict[tuple[str, str, str, str], Decimal] = defaultdict(Decimal)
-    for pod in pods:
-        is_here = pod["spec"].get("nodeName") in nodes and pod.get("status", {}).get("phase") not in _OVER
-        if is_here and (has := request(pod, resource)) and (pod["metadata"]["name"] or has >= requested * LEAST_SHARE):
-            amounts[_owner(pod)] += has
-    candidates = [
-        Holder(kind, namespace, name, has, command, UNUSED if kind == JOB_KIND and (namespace, name) in unused else "")
-        for (kind, namespace, name, command), has in amounts.items()
-    ]
-    return sorted((h for h in candidates if h.held >= requested * LEAST_SHARE), key=lambda h: (not h.note, -h.held, h.namespace, h.name))
+    """Frees all that its pods have."""
 
 
 def who_holds(
-    pods: Iterable[Object], nodes: frozenset[str], resource: str, requested: Decimal, unused: frozenset[tuple[str, str]] = frozenset()
+    pods: Iterable[Object], nodes: Collection[str], resource: str, requested: Decimal, unused: frozenset[tuple[str, str]] = frozenset()
 ) -> str:
-    """The largest holders, each with the command that frees what it has; '' when nobody is seen."""
-    largest = holders(pods, nodes, resource, requested, unused)
-    return clauses(largest)
+    """Return who has `resource` on these nodes: dev environments that nobody uses (`unused`: namespace and name), then the largest, each
+    with the command that frees it; '' when nobody is seen.
+    """
+    held: dict[Owner, Decimal] = defaultdict(Decimal)
+    for pod in pods:
+        is_here = pod["spec"].get("nodeName") in nodes and pod.get("status", {}).get("phase") not in _OVER
+        if is_here and (has := request(pod, resource)) and (pod["metadata"]["name"] or has >= requested * LEAST_SHARE):
+            held[_owner(pod)] += has
+    notes = {owner: UNUSED if owner.kind == JOB_KIND and owner[:2] in unused else "" for owner in held}
+    holders = sorted((not notes[owner], -has, owner) for owner, has in held.items() if has >= requested * LEAST_SHARE)
+    return clauses([_holding(owner, f"{-less.normalize():f}", notes[owner]) for _, less, owner in holders])
+
+
+def _holding(owner: Owner, amount: str, note: str) -> str:
+    if not owner.name:
+        return f"{owner.kind} hold {amount}"
+    return f"{owner.kind} {owner.namespace}/{owner.name}{note} holds {amount}" + (f" ({owner.command})" if owner.command else "")
 
 
 def unnamed(pod: Object) -> Object:
@@ -295,23 +275,21 @@ def unnamed(pod: Object) -> Object:
     return {"metadata": {"name": "", "labels": labels}, "spec": takes, "status": {"phase": pod.get("status", {}).get("phase")}}
 
 
-def _owner(pod: Object) -> tuple[str, str, str, str]:
-    """(kind, namespace, name, command) of whoever made the pod; names are empty for one that is `unnamed`."""
+def _owner(pod: Object) -> Owner:
     metadata = pod["metadata"]
     namespace, name, labels = str(metadata.get("namespace", "")), str(metadata["name"]), metadata.get("labels") or {}
+    suspend = """--type merge -p '{"spec":{"suspend":true}}'"""
     if not name:
-        return f"{'jobs' if LABEL_JOB in labels else 'pods'} of other namespaces", "", "", ""
+        return Owner("", "", f"{'jobs' if LABEL_JOB in labels else 'pods'} of other namespaces", "")
     if LABEL_JOB in labels:
-        job = labels[LABEL_JOB]
-        return JOB_KIND, namespace, job, f"""kubectl patch tj {job} -n {namespace} --type merge -p '{{"spec":{{"suspend":true}}}}'"""
+        job = str(labels[LABEL_JOB])
+        return Owner(namespace, job, JOB_KIND, f"kubectl patch tj {job} -n {namespace} {suspend}")
     owner = next((o for o in metadata.get("ownerReferences", []) if o.get("controller")), None)
     if owner is None:
-        return "Pod", namespace, name, f"kubectl delete pod {name} -n {namespace}"
+        return Owner(namespace, name, "Pod", f"kubectl delete pod {name} -n {namespace}")
     kind, name = str(owner["kind"]), str(owner["name"])
     if kind == "ReplicaSet" and name.endswith(f"-{labels.get(_HASH_LABEL)}"):
         kind, name = "Deployment", name.removesuffix(f"-{labels[_HASH_LABEL]}")
     if kind in ("StatefulSet", "Deployment", "ReplicaSet"):
-        return kind, namespace, name, f"kubectl scale {kind.lower()} {name} -n {namespace} --replicas=0"
-    if kind == "Job":
-        return kind, namespace, name, f"""kubectl patch job {name} -n {namespace} --type merge -p '{{"spec":{{"suspend":true}}}}'"""
-    return kind, namespace, name, ""
+        return Owner(namespace, name, kind, f"kubectl scale {kind.lower()} {name} -n {namespace} --replicas=0")
+    return Owner(namespace, name, kind, f"kubectl patch job {name} -n {namespace} {suspend}" if kind == "Job" else "")

@@ -14,13 +14,26 @@ from lockstep.plan.times import age, remaining, seconds_of
 from lockstep_spec.words import listed
 
 _PREFIX = re.compile(r"^create Pod \S+ in StatefulSet \S+ failed error: ")
-_QUOTA = re.compile(r"exceeded quota: (\S+), requested: (.*), used: (.*), limited: (.*)")
-_QUOTA_STATES = re.compile(r"failed quota: (\S+): must specify (.*)")
 _POD_SECURITY = re.compile(r'violates PodSecurity "([^":]+)[^"]*": (.*)')
-_ACCOUNT = re.compile(r'serviceaccount "([^"]+)" not found')
-_PRIORITY = re.compile(r"no PriorityClass with name (\S+) was found")
-_RUNTIME = re.compile(r'RuntimeClass "([^"]+)" not found')
-_WEBHOOK_DOWN = re.compile(r'failed calling webhook "([^"]+)"')
+_KNOWN = (
+    (r"exceeded quota: (\S+), requested: (.*), used: (.*), limited: (.*)",
+        "exceeded quota: {0}: a pod requests {1}, {2} is used, the limit is {3}: free some of it, or ask for a higher limit"
+        " (kubectl describe quota {0} {place})"),
+    (r"failed quota: (\S+): must specify (.*)",
+        "quota {0} requires every pod to state {1}: state them in spec.resources, or in the cluster's resources"),
+    (r'serviceaccount "([^"]+)" not found', "service account {0} does not exist: create it (kubectl create serviceaccount {0} {place})"),
+    (r"no PriorityClass with name (\S+) was found",
+        "podTemplate.priorityClassName is {0}, which the cluster doesn't have: name one that exists (kubectl get priorityclass)"),
+    (r'RuntimeClass "([^"]+)" not found',
+        "the TrainingCluster's pod.runtime_class is {0}, which the cluster doesn't have: name one that exists (kubectl get runtimeclass)"),
+    (r'failed calling webhook "([^"]+)"',
+        "the admission webhook {0} doesn't answer, so no pod is admitted: {refusal}: see which service should answer"
+        " (kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations)"),
+    (r"(?:maximum|minimum) \S+ (?:usage|limit) per|limit to request ratio",
+        "{refusal}: ask for more, or request less in spec.resources, or without it in resources of the TrainingCluster"
+        " (kubectl describe limitrange {place})"),
+)  # fmt: skip
+"""Refusals of the API server, and what is said of each."""
 
 
 def why_not_created(observed: Observed) -> str | None:
@@ -35,34 +48,16 @@ def why_not_created(observed: Observed) -> str | None:
     return explained(str(events[0].get("message", "")), observed.namespace, account)
 
 
-def explained(message: str, namespace: str, account: str = "") -> str:  # noqa: PLR0911 (a table of cases reads best as one)
+def explained(message: str, namespace: str, account: str = "") -> str:
     """The refusal in one sentence; in the API server's own words when it is none of the known ones."""
     refusal = _PREFIX.sub("", message)
-    place = f"-n {namespace}"
-    if match := _QUOTA.search(refusal):
-        name, requested, used, limited = match.groups()
-        numbers = f"a pod requests {requested}, {used} is used, the limit is {limited}"
-        return f"exceeded quota: {name}: {numbers}: free some of it, or ask for a higher limit (kubectl describe quota {name} {place})"
-    if match := _QUOTA_STATES.search(refusal):
-        return f"quota {match[1]} requires every pod to state {match[2]}: state them in spec.resources, or in the cluster's resources"
     if match := _POD_SECURITY.search(refusal):
         return f"Pod Security level {match[1]} of namespace {namespace} forbids the pod: {match[2]}: {_security_hint(match[2], namespace)}"
     if by_scc := scc_refusal(refusal, namespace, account):
         return ": ".join(by_scc)
-    if match := _ACCOUNT.search(refusal):
-        return f"service account {match[1]} does not exist: kubectl create serviceaccount {match[1]} {place}"
-    if match := _PRIORITY.search(refusal):
-        return (
-            f"podTemplate.priorityClassName is {match[1]}, which the cluster doesn't have: kubectl get priorityclass lists the existing"
-            " ones"
-        )
-    if match := _RUNTIME.search(refusal):
-        return (
-            f"the TrainingCluster's pod.runtime_class is {match[1]}, which the cluster doesn't have: kubectl get runtimeclass lists the"
-            " existing ones"
-        )
-    if match := _WEBHOOK_DOWN.search(refusal):
-        return f"the admission webhook {match[1]} doesn't answer, so no pod is admitted: {refusal}"
+    for pattern, words in _KNOWN:
+        if match := re.search(pattern, refusal):
+            return words.format(*match.groups(), place=f"-n {namespace}", refusal=refusal)
     return refusal
 
 
@@ -86,12 +81,12 @@ def why_not_made(observed: Observed, now: float) -> str:
     if left is None or left > 0 or stateful_set is None:
         return ""
     if (stateful_set.get("status") or {}).get("observedGeneration", 0) < stateful_set["metadata"].get("generation", 0):
-        return "Kubernetes' StatefulSet controller has not looked at the job's StatefulSet for a while: is kube-controller-manager running?"
+        late = "Kubernetes' StatefulSet controller has not looked at the job's StatefulSet for a while"
+        return f"{late}: see if kube-controller-manager runs, on OpenShift in its own namespace (kubectl get pods -n kube-system)"
     missing = next(pod_name(observed.name, index) for index in range(observed.replicas) if observed.pod(index) is None)
+    helps = "see if a pod of this name exists without the job's labels, and delete it"
     look = f"kubectl get pod {missing} -n {observed.namespace} --show-labels"
-    return (
-        f"Kubernetes does not say why {missing} is not created; if a pod of this name exists without the job's labels ({look}), delete it"
-    )
+    return f"Kubernetes does not say why {missing} is not created: {helps} ({look})"
 
 
 def why_still_there(observed: Observed, now: float) -> Notice | None:
@@ -100,13 +95,14 @@ def why_still_there(observed: Observed, now: float) -> Notice | None:
     if not late:
         return None
     names = listed([pod["metadata"]["name"] for pod in late])
-    first = late[0]["metadata"]
-    since = f"{names} should have ended at {first['deletionTimestamp']}"
+    first, node, place = late[0]["metadata"], late[0]["spec"].get("nodeName", "?"), f"-n {observed.namespace}"
     if first.get("finalizers"):
-        return Notice(Reason.POD_NOT_ENDED, f"{since}, and finalizer {first['finalizers'][0]} keeps it: its owner has to remove it")
-    return Notice(
-        Reason.POD_NOT_ENDED, f"{since}, and the kubelet of Node {late[0]['spec'].get('nodeName', '?')} has not confirmed that it did"
-    )
+        patch = f"""kubectl patch pod {first["name"]} {place} --type merge -p '{{"metadata":{{"finalizers":null}}}}'"""
+        why = f"finalizer {first['finalizers'][0]} keeps it: its owner has to remove it, or you if that is no more ({patch})"
+    else:
+        give_up = f"once the machine is off, give the pod up by kubectl delete pod {first['name']} {place} --force"
+        why = f"the kubelet of Node {node} has not confirmed that it did: {give_up} (kubectl describe node {node})"
+    return Notice(Reason.POD_NOT_ENDED, f"{names} should have ended at {first['deletionTimestamp']}, and {why}")
 
 
 def until_overdue_pods(observed: Observed, now: float) -> float | None:

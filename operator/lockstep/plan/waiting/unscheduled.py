@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from lockstep.api.objects import Object, claim_names
+from lockstep.api.objects import Object, claim_names, go_on_words
 from lockstep.plan.layers import Notice
-from lockstep.plan.observed import Observed, is_terminating, start_anew
+from lockstep.plan.observed import Observed, is_terminating
 from lockstep.plan.waiting.containers import OF_A_JOB, Hints, is_scheduled, scheduler_message, undecided, waits_for_a_claim, why_not_started
-from lockstep.plan.waiting.nodes import Others, named, why_no_node_fits
+from lockstep.plan.waiting.nodes import named, why_no_node_fits
 
 _INSUFFICIENT = re.compile(r"Insufficient ([^\s,.]+(?:\.[^\s,.]+)*)")
 _OF_VOLUMES = re.compile(r"\d+ node\(s\) [^,.]*volume[^,.]*")
@@ -47,7 +47,7 @@ def _explained(observed: Observed, pod: Object, messages: list[str]) -> list[str
         return [
             f"the job needs one node per pod, and {named(sorted(taken))} already {'has' if len(taken) == 1 else 'have'} one of its pods"
         ]
-    parts = why_no_node_fits(pod, left, list(dict.fromkeys(_INSUFFICIENT.findall(text))), Others(observed.others, observed.unused))
+    parts = why_no_node_fits(pod, left, list(dict.fromkeys(_INSUFFICIENT.findall(text))), observed.others, observed.unused)
     return parts + list(dict.fromkeys(f"the scheduler says: {reason}" for reason in _OF_VOLUMES.findall(text)))
 
 
@@ -61,9 +61,12 @@ def _claims_not_bound(observed: Observed, pod: Object) -> list[str]:
 def _why_unbound(observed: Observed, name: str, *, blamed: bool) -> str | None:
     claim = observed.claims.get(name)
     if claim is None and observed.status.get("attempts"):
-        return f"claim {name} was deleted with its data: create it, or {start_anew(observed)}, on an empty claim if Lockstep creates it"
+        job, again = f"{observed.name} -n {observed.namespace}", go_on_words(observed.job)
+        anew = f"if Lockstep creates it, start on an empty one (lockstep stop {job}), then `lockstep resume {job}` to {again}"
+        return f"claim {name} was deleted with its data: create it; {anew}"
     if claim is None:
-        return f"claim {name} does not exist in namespace {observed.namespace}: create it, or let the cluster name one that exists"
+        helps = f"let the cluster name one that exists (kubectl get pvc -n {observed.namespace})"
+        return f"claim {name} does not exist in namespace {observed.namespace}: create it, or {helps}"
     if is_terminating(claim):
         return f"claim {name} is being deleted: it is gone once no pod mounts it, and has to be created again then"
     phase = claim.get("status", {}).get("phase", "Pending")
@@ -71,11 +74,15 @@ def _why_unbound(observed: Observed, name: str, *, blamed: bool) -> str | None:
     if phase == "Bound" or not (blamed or events):
         return None
     class_name = claim.get("spec", {}).get("storageClassName")
-    stated = f"its storage class is {class_name}" if class_name else "it has no storage class and the cluster has no default one"
-    detail = events[0]["message"] if events else stated
-    missing = _NO_CLASS.search(detail)
-    hint = f": there is no storage class {missing[1]} (kubectl get storageclass lists the existing ones)" if missing else f": {detail}"
-    return f"claim {name} is {phase}{hint}"
+    detail = events[0]["message"] if events else f"its storage class is {class_name}"
+    choose = "name one that exists (kubectl get storageclass)"
+    if missing := _NO_CLASS.search(detail):
+        why = f": there is no storage class {missing[1]}: {choose}"
+    elif not (events or class_name):
+        why = f": it has no storage class and the cluster has no default one: {choose}"
+    else:
+        why = f": {detail}: see what its provisioner says (kubectl describe pvc {name} -n {observed.namespace})"
+    return f"claim {name} is {phase}{why}"
 
 
 KUEUE_GATES = frozenset({"kueue.x-k8s.io/admission", "kueue.x-k8s.io/topology"})

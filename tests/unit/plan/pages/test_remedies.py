@@ -19,7 +19,8 @@ from lockstep.plan.reasons import Reason
 from lockstep.plan.reconcile.reconcile import reconcile
 from reference.verbs import commands
 from support.checkout import ROOT
-from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, PROFILE, after, fresh, pod, report, running, settled
+from unit.plan.reconcile.test_lost_nodes import lost
+from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, PROFILE, after, event, fresh, pod, report, running, settled, unplaced
 
 PLAN = ROOT / "operator" / "lockstep" / "plan"
 WARNINGS = {"MoreGPUsThanNodesHave", "NoRails", "Placeholder", "RDMAWithoutGPUs", "VariableIgnored"}
@@ -43,7 +44,7 @@ def test_every_reason_has_a_remedy_or_needs_none() -> None:
 def test_a_reason_s_last_remedy_needs_nothing_of_the_message(reason: str) -> None:
     *named, last = REMEDIES[reason]
     assert last.takes == "" and all(choice.takes for choice in named)
-    step = remedy(reason, "", "x", "ns")
+    step = remedy(reason, "", fresh())
     assert step is not None and step.what and "{" not in step.command.replace('{"spec":{', "")
 
 
@@ -58,7 +59,7 @@ def test_what_is_typed_is_a_command_that_there_is(choice: Remedy) -> None:
     elif program == "kubectl":
         assert verb in {"annotate", "create", "delete", "describe", "edit", "exec", "get", "logs", "patch", "scale", "uncordon"}
     else:
-        assert program == "{0}"  # one that the message names
+        assert program in ("{0}", "{1}")  # one that the message names
 
 
 IMMUTABLE = (Reason.CLUSTER_NOT_FOUND, Reason.NO_DEFAULT_CLUSTER, Reason.SEVERAL_DEFAULT_CLUSTERS, "WorkspaceClaimPerPod")
@@ -78,50 +79,26 @@ def kubelet(reason: str, message: str, image: str = "i:1", name: str = "trainer"
 
 
 def mount(message: str) -> Observed:
-    event = {
-        "metadata": {"name": "e"},
-        "reason": "FailedMount",
-        "involvedObject": {"kind": "Pod", "name": "x-0", "uid": "pod-0"},
-        "message": message,
-    }
-    return replace(settled(), pods=(pod(0, status={"phase": "Pending"}), pod(1)), warnings=(event,))
+    said = event("pod-0", "FailedMount", message)
+    return replace(settled(), pods=(pod(0, status={"phase": "Pending"}), pod(1)), warnings=(said,))
 
 
 def refused_pods(message: str) -> Observed:
-    observed = settled()
-    uid = observed.objects["StatefulSet", "x"]["metadata"]["uid"]
-    event = {
-        "metadata": {"name": "e"},
-        "reason": "FailedCreate",
-        "involvedObject": {"kind": "StatefulSet", "name": "x", "uid": uid},
-        "message": message,
-    }
-    return replace(observed, pods=(), warnings=(event,))
+    said = event("uid-StatefulSet-x", "FailedCreate", f"create Pod x-0 in StatefulSet x failed error: {message}")
+    return replace(settled(), pods=(), warnings=(said,))
 
 
 def waits_for_claim(**claims: Object) -> Observed:
-    unbound = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": 'persistentvolumeclaim "w" not found'}]
     spec = {"containers": [], "volumes": [{"name": "w", "persistentVolumeClaim": {"claimName": "w"}}]}
     made = {**{f"{name}": {"metadata": {"name": name}} for name in ("ml-dev-workspace", "ml-datasets")}, **claims}
-    pods = tuple(pod(index, spec=spec, status={"phase": "Pending", "conditions": unbound}) for index in (0, 1))
+    pods = tuple(pod(index, spec=spec, status=unplaced('persistentvolumeclaim "w" not found')) for index in (0, 1))
     return replace(running(), pods=pods, claims=made)
 
 
 def cordoned() -> Observed:
-    unplaced = [
-        {
-            "type": "PodScheduled",
-            "status": "False",
-            "reason": "Unschedulable",
-            "message": "0/1 nodes are available: 1 node(s) were unschedulable.",
-        }
-    ]
-    pods = tuple(pod(index, spec={"containers": []}, status={"phase": "Pending", "conditions": unplaced}) for index in (0, 1))
-    node: Object = {
-        "metadata": {"name": "a", "labels": {}},
-        "spec": {"unschedulable": True},
-        "status": {"allocatable": {}, "conditions": []},
-    }
+    told = unplaced("0/1 nodes are available: 1 node(s) were unschedulable.")
+    pods = tuple(pod(index, spec={"containers": []}, status=told) for index in (0, 1))
+    node = {"metadata": {"name": "a", "labels": {}}, "spec": {"unschedulable": True}, "status": {"allocatable": {}, "conditions": []}}
     return replace(running(), pods=pods, nodes=(node,))
 
 
@@ -158,15 +135,16 @@ OPENSHIFT = "image-registry.openshift-image-registry.svc:5000/ml/i:1"
         (mount('MountVolume.SetUp failed for volume "v" : secret "mine" not found'), "kubectl create secret generic mine -n ns"),
         (mount('MountVolume.SetUp failed for volume "v" : secret "x-agents" not found'), "lockstep describe x -n ns"),
         (mount("Unable to attach or mount volumes: timed out"), "kubectl describe pod x-0 -n ns"),
-        (refused_pods("create Pod x-0 in StatefulSet x failed error: pods \"x-0\" is forbidden: exceeded quota: gpus, requested: a=1, used:"
+        (refused_pods("pods \"x-0\" is forbidden: exceeded quota: gpus, requested: a=1, used:"
                       " a=8, limited: a=8"), "kubectl describe quota gpus -n ns"),
-        (refused_pods('create Pod x-0 in StatefulSet x failed error: pods "x-0" is forbidden: error looking up service account ns/s:'
+        (refused_pods('pods "x-0" is forbidden: error looking up service account ns/s:'
                       ' serviceaccount "s" not found'), "kubectl create serviceaccount s -n ns"),
-        (refused_pods('create Pod x-0 in StatefulSet x failed error: pods "x-0" is forbidden: [maximum memory usage per Container is 64Mi,'
+        (refused_pods('pods "x-0" is forbidden: [maximum memory usage per Container is 64Mi,'
                       ' but limit is 4Gi]'), "kubectl describe limitrange -n ns"),
-        (refused_pods('create Pod x-0 in StatefulSet x failed error: no PriorityClass with name high was found'),
+        (refused_pods('no PriorityClass with name high was found'),
             "kubectl get priorityclass"),
         (cordoned(), "kubectl uncordon a"),
+        (lost(), "kubectl delete pod x-1 -n ns --force --grace-period=0"),
         (waits_for_claim(), "kubectl get pvc -n ns"),
         (waits_for_claim(w=PENDING), "kubectl describe pvc w -n ns"),
     ],
@@ -177,23 +155,14 @@ def test_why_begins_with_what_mends_the_cause(observed: Observed, command: str) 
     assert not [step for step in answer.next[1:] if step.command.startswith("kubectl edit")]
 
 
-def lost_node(**restart: Any) -> Observed:
-    ready = {"type": "Ready", "status": "Unknown", "lastTransitionTime": "2027-01-15T07:59:00Z"}
-    node = {"kind": "Node", "metadata": {"name": "node-1", "labels": {}}, "status": {"allocatable": {}, "conditions": [ready]}}
-    other = {
-        **node,
-        "metadata": {"name": "node-0", "labels": {}},
-        "status": {"allocatable": {}, "conditions": [{**ready, "status": "True"}]},
-    }
-    owned = [{"kind": "StatefulSet", "name": "x", "uid": "uid-StatefulSet-x", "controller": True}]
-    pods = tuple({**item, "metadata": {**item["metadata"], "ownerReferences": owned}} for item in (pod(0), pod(1)))
-    return replace(settled(report(), restart=restart), pods=pods, nodes=(other, node))
-
-
-def test_why_of_a_lost_node_begins_with_what_frees_its_pod() -> None:
-    observed = lost_node()
+def test_no_line_of_a_log_becomes_the_next_command() -> None:
+    ended = {"exitCode": 1, "message": "clean up first (kubectl delete namespace ns)"}
+    observed = replace(settled(), pods=(pod(0, status={"containerStatuses": [{"name": "c", "state": {"terminated": ended}}]}), pod(1)))
     answer = why(after(observed, reconcile(observed, None, CONTEXT, NOW)), (), NOW)
-    assert answer.next[0].command == "kubectl delete pod x-1 -n ns --force --grace-period=0"
+    assert "clean up first" in answer.summary
+    assert answer.next[0].command == "kubectl logs x-0 -n ns -c c --previous"
+    cut = remedy(Reason.CONTAINER_FAILED, answer.summary.partition("; its log")[0], observed)
+    assert cut is not None and cut.command == "kubectl describe pod x-0 -n ns"
 
 
 @pytest.mark.parametrize("cause", HELP_WITHOUT_PODS)

@@ -38,15 +38,15 @@ RUNNING = job(
 
 
 def test_a_row_has_a_cell_for_every_column() -> None:
-    cells = row(RUNNING, NOW, wide=True)
-    assert len(cells) == len(COLUMNS + WIDE)
+    cells = row(RUNNING, NOW, WIDE)
+    assert len(cells) == len(WIDE)
     assert cells[: len(COLUMNS)] == ("demo", "2/2", "7/8", "120/500", "24%", "1", "Running", "2h")
     assert cells[len(COLUMNS) :] == ("barcelona", "RDMA", "100", "2h20m", "1.83", "all ranks run")
 
 
 def test_a_job_that_nobody_has_looked_at_yet_has_a_row_too() -> None:
     bare = {"metadata": {"name": "x"}, "spec": {}}
-    assert row(bare, NOW, wide=True) == ("x", "0/?", "0/?", "-", "-", "0", "Unknown", "-", "-", "-", "-", "-", "-", "")
+    assert row(bare, NOW, WIDE) == ("x", "0/?", "0/?", "-", "-", "0", "Unknown", "-", "-", "-", "-", "-", "-", "")
 
 
 def test_a_job_that_has_ended_has_the_nodes_and_ranks_that_it_had() -> None:
@@ -79,28 +79,34 @@ def test_the_page_of_a_running_job_says_what_it_does_and_what_restarts_cost() ->
         assert part in page
 
 
-def test_restarts_say_how_many_of_them_count() -> None:
-    page = "\n".join(
-        describe(job(restarts=3, restartsCountTowardsMax=1, restartHistory=RUNNING["status"]["restartHistory"]), [], NOW, "in namespace ns")
-    )
-    assert "Restarts    3; since the last new checkpoint 1 failure, of those that restart.maxRestarts counts" in page
+ENDED = [{"type": "Complete", "status": "True", "reason": "Complete", "message": ""}]
+TIMED = {"step": 7, "totalSteps": 9, "estimatedRemainingSeconds": 60}
+FAILURE = {"cause": "UserCode", "message": "rank 1 on node 0 exited with 1: ValueError: no data", "lastLines": ["a", "ValueError: no data"]}
 
 
-def test_what_a_script_is_at_is_left_out_where_it_does_not_say() -> None:
-    assert "Step        7/9" in list(describe(job(trainer={"step": 7, "totalSteps": 9}), [], NOW, "in namespace ns"))
-    timed = job(trainer={"step": 7, "totalSteps": 9, "estimatedRemainingSeconds": 60})
-    assert "Step        7/9 (1m left)" in list(describe(timed, [], NOW, "in namespace ns"))
+def with_spec(**spec: Any) -> dict[str, Any]:
+    return {"metadata": {"name": "x", "namespace": "ns"}, "spec": spec}
 
 
-def test_a_complete_job_has_nothing_left_to_do() -> None:
-    ended = [{"type": "Complete", "status": "True", "reason": "Complete", "message": ""}]
-    trainer = {"step": 500, "totalSteps": 500, "activity": "Export", "estimatedRemainingSeconds": 0}
-    assert "Step        500/500" in list(describe(job(conditions=ended, trainer=trainer), [], NOW, "in namespace ns"))
-
-
-def test_a_dev_environment_is_called_one() -> None:
-    found = {"metadata": {"name": "x", "namespace": "ns"}, "spec": {"type": "Interactive"}}
-    assert "Work        dev environment: runs what it is asked to" in list(describe(found, [], NOW, "in namespace ns"))
+@pytest.mark.parametrize(
+    ("described", "line"),
+    [
+        (job(restarts=3, restartsCountTowardsMax=1, restartHistory=RUNNING["status"]["restartHistory"]),
+            "Restarts    3; since the last new checkpoint 1 failure, of those that restart.maxRestarts counts"),
+        (job(trainer={"step": 7, "totalSteps": 9}), "Step        7/9"),
+        (job(trainer=TIMED), "Step        7/9 (1m left)"),
+        (job(trainer={**TIMED, "activity": "Export"}, conditions=ENDED), "Step        7/9"),
+        (job(failure=FAILURE), "Failure     UserCode: rank 1 on node 0 exited with 1: ValueError: no data"),
+        (job(failure=FAILURE), "            | ValueError: no data"),
+        (job(), "  none yet: does an operator work here? (lockstep doctor)"),
+        (with_spec(type="Interactive"), "Work        dev environment: runs what it is asked to"),
+        (with_spec(script={"path": "train.py", "args": ["--x"]}), "Work        script train.py --x"),
+        (with_spec(script={"module": "pkg.train", "args": ["--x"]}), "Work        script -m pkg.train --x"),
+        (with_spec(script={"command": ["bash", "run.sh"]}), "Work        script bash run.sh"),
+    ],
+)  # fmt: skip
+def test_a_page_has_the_line_of_what_is_known_of_a_job(described: dict[str, Any], line: str) -> None:
+    assert line in list(describe(described, [], NOW, "in namespace ns"))
 
 
 def test_the_page_says_what_the_fabric_is_what_the_time_went_into_and_where_ranks_are() -> None:
@@ -114,21 +120,6 @@ def test_the_page_says_what_the_fabric_is_what_the_time_went_into_and_where_rank
     assert "Goodput     93% of the time that its pods were there was training" in list(
         describe(job(conditions=ended, **status), [], NOW, "in namespace ns")
     )
-
-
-def test_the_page_of_a_failed_job_has_its_first_failure_and_its_last_lines() -> None:
-    failure = {
-        "cause": "UserCode",
-        "message": "rank 1 on node 0 exited with 1: ValueError: no data",
-        "lastLines": ["a", "ValueError: no data"],
-    }
-    page = list(describe(job(failure=failure), [], NOW, "in namespace ns"))
-    assert "Failure     UserCode: rank 1 on node 0 exited with 1: ValueError: no data" in page
-    assert "            | ValueError: no data" in page
-
-
-def test_a_job_without_conditions_points_to_the_operator() -> None:
-    assert any("does an operator work here?" in line for line in describe(job(), [], NOW, "in namespace ns"))
 
 
 def test_a_time_in_the_future_is_no_age() -> None:
@@ -145,16 +136,3 @@ def test_of_a_node_eight_nics_with_traffic_are_shown() -> None:
 def test_less_than_half_a_megabit_is_no_traffic() -> None:
     lines = list(load_page([{"node": 0, "pod": "x-0", "ranks": [0], "gigabits": {"a": [0.0004, 0.0], "b": [0.0006, 0.0004]}}], None))
     assert [line.split()[-3:] for line in lines[1:]] == [["b", "0.001", "0"]]
-
-
-@pytest.mark.parametrize(
-    ("script", "shown"),
-    [
-        ({"path": "train.py", "args": ["--x"]}, "script train.py --x"),
-        ({"module": "pkg.train", "args": ["--x"]}, "script -m pkg.train --x"),
-        ({"command": ["bash", "run.sh"]}, "script bash run.sh"),
-    ],
-)
-def test_a_description_names_a_program_of_each_kind(script: dict[str, Any], shown: str) -> None:
-    job = {"metadata": {"name": "x"}, "spec": {"script": script}, "status": {}}
-    assert f"Work        {shown}" in list(describe(job, [], 0.0, ""))

@@ -18,7 +18,7 @@ from lockstep.plan.times import seconds_of
 from lockstep.platforms.operator.execute import _refused
 from lockstep.platforms.operator.memory.inventory import Inventory
 from lockstep.platforms.operator.memory.objects import StoredObject
-from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, condition, pod, report, settled
+from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, condition, event, pod, replicas, report, settled
 
 STS = ("StatefulSet", "x")
 BY_KUBECTL = {REPLICAS_BY: {"manager": "kubectl", "time": "2027-01-15T07:59:58Z"}}
@@ -37,13 +37,13 @@ def told(plan: Plan) -> dict[str, str]:
     return {note.reason: note.message for note in plan.events if note.type == "Warning"}
 
 
-@pytest.mark.parametrize("replicas", [0, 1, 3])
-def test_a_statefulset_that_somebody_scales_is_set_back_and_named(replicas: int) -> None:
-    observed = scaled(settled(report()), replicas, **BY_KUBECTL)
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_a_statefulset_that_somebody_scales_is_set_back_and_named(count: int) -> None:
+    observed = scaled(settled(report()), count, **BY_KUBECTL)
     plan = reconcile(observed, report(), CONTEXT, NOW + 1)
-    assert [item["spec"]["replicas"] for item in plan.apply if item["kind"] == "StatefulSet"] == [2]
+    assert replicas(plan) == [2]
     said = told(plan)["StatefulSetScaled"]
-    assert f"StatefulSet x was scaled to {replicas} by kubectl at 2027-01-15T07:59:58Z: it is set back to 2" in said
+    assert f"StatefulSet x was scaled to {count} by kubectl at 2027-01-15T07:59:58Z: it is set back to 2" in said
     assert "lockstep stop x -n ns" in said and "lockstep scale x -n ns N" in said
     assert said in condition(plan, "Accepted")[2]
     later = after(observed, plan)
@@ -61,7 +61,7 @@ def test_pods_that_go_already_because_of_it_are_waited_for() -> None:
     assert "was scaled to 0 by kubectl" in told(plan)["StatefulSetScaled"]
     assert "the job starts again after" in condition(plan, "Progressing")[2]
     back = reconcile(replace(after(observed, plan), pods=()), None, CONTEXT, NOW + 5)
-    assert [item["spec"]["replicas"] for item in back.apply if item["kind"] == "StatefulSet"] == [2]
+    assert replicas(back) == [2]
 
 
 def test_what_the_operator_itself_scaled_is_nobody_s_doing() -> None:
@@ -114,29 +114,26 @@ def test_a_start_and_an_operator_that_has_just_been_started_restore_nothing() ->
     assert told(plan) == {}
 
 
-def of_kubelet(message: str, reason: str = "FailedMount") -> Object:
-    return {
-        "metadata": {"name": "e"},
-        "reason": reason,
-        "involvedObject": {"kind": "Pod", "name": "x-0", "uid": "pod-0"},
-        "message": message,
-    }
-
-
 @pytest.mark.parametrize("kind", ["secret", "configmap"])
 def test_a_pod_that_misses_what_lockstep_makes_is_told_so_and_not_to_make_it(kind: str) -> None:
     observed = settled(report())
     own = next(name for k, name in observed.objects if k.lower() == kind)
     pods = ({**pod(0), "status": {"phase": "Pending"}}, pod(1))
-    event = of_kubelet(f'MountVolume.SetUp failed for volume "v" : {kind} "{own}" not found')
-    lost = replace(without(observed, next(k for k in observed.objects if k[1] == own)), pods=pods, warnings=(event,))
+    lacks = 'MountVolume.SetUp failed for volume "v" : {} "{}" not found'
+    lost = replace(
+        without(observed, next(k for k in observed.objects if k[1] == own)),
+        pods=pods,
+        warnings=(event("pod-0", "FailedMount", lacks.format(kind, own)),),
+    )
     plan = reconcile(lost, report(), CONTEXT, NOW + 1)
     assert any(item["metadata"]["name"] == own for item in plan.create)
     assert {"ObjectRestored", "FrozenRunRestored"} & told(plan).keys()
     message = condition(plan, "Progressing")[2]
     assert f"Lockstep creates this {kind} itself, and again after a deletion" in message
     assert "podTemplate.volumes" not in message
-    of_theirs = replace(lost, warnings=(of_kubelet(f'MountVolume.SetUp failed for volume "v" : {kind} "mine" not found'),))
+    of_theirs = replace(
+        lost, warnings=(event("pod-0", "FailedMount", f'MountVolume.SetUp failed for volume "v" : {kind} "mine" not found'),)
+    )
     assert "create it in the job's namespace" in condition(reconcile(of_theirs, report(), CONTEXT, NOW + 1), "Progressing")[2]
 
 
@@ -184,19 +181,19 @@ def test_a_claim_is_made_again_for_pods_that_wait_only_where_nothing_can_have_be
     assert reconcile(ran, None, CONTEXT, NOW + 1).claims == ()
 
 
+def of_kubelet(reason: str, message: str, path: str = "") -> Object:
+    """As the API server has it."""
+    metadata = {"name": "e", "namespace": "ns", "uid": "u", "resourceVersion": "30"}
+    about = {"kind": "Pod", "name": "x-0", "uid": "pod-0", "fieldPath": path}
+    return event("pod-0", reason, message, metadata=metadata, type="Warning", involvedObject=about)
+
+
 def test_a_login_that_is_missing_is_named_beside_the_registry_s_answer() -> None:
     state = {"waiting": {"reason": "ImagePullBackOff", "message": "pull access denied, unauthorized"}}
     status = {"phase": "Pending", "containerStatuses": [{"name": "trainer", "image": "i:1", "state": state}]}
-    event = of_kubelet(
-        "Unable to retrieve some image pull secrets (login); attempting to pull the image may not succeed.",
-        "FailedToRetrieveImagePullSecret",
-    )
+    said = "Unable to retrieve some image pull secrets (login); attempting to pull the image may not succeed."
     known = Inventory()
-    known.observe(
-        "Event",
-        {**event, "metadata": {"name": "e", "namespace": "ns", "uid": "u", "resourceVersion": "3"}, "type": "Warning"},
-        deleted=False,
-    )
+    known.observe("Event", of_kubelet("FailedToRetrieveImagePullSecret", said), deleted=False)
     observed = replace(settled(), pods=(pod(0, status=status),), warnings=tuple(kept.item for kept in known._objects["Event"].values()))
     message = condition(reconcile(observed, None, CONTEXT, NOW + 1), "RanksReady")[2]
     assert "Secret login of imagePullSecrets is not in namespace ns" in message
@@ -221,9 +218,7 @@ BUSY = (
 
 
 def pull_failed(why: str, path: str = "spec.containers{trainer}") -> Object:
-    event = of_kubelet(f'Failed to pull image "r.io/i:1": {why}', "Failed")
-    metadata = {"name": "e", "namespace": "ns", "uid": "u", "resourceVersion": "30"}
-    return {**event, "metadata": metadata, "type": "Warning", "involvedObject": {**event["involvedObject"], "fieldPath": path}}
+    return of_kubelet("Failed", f'Failed to pull image "r.io/i:1": {why}', path)
 
 
 def unpulled(event: Object, state: Object) -> Observed:
@@ -259,18 +254,16 @@ def test_an_image_that_cannot_be_pulled_is_told_before_the_pod_s_status_says_it(
 
 
 @pytest.mark.parametrize(
-    ("event", "state"),
+    ("said", "state"),
     [
         (pull_failed(NOT_THERE), {"running": {}}),
         (pull_failed(NOT_THERE, "spec.initContainers{agent}"), INITIALIZING),
-        (of_kubelet("Error: cannot find the program", "Failed"), INITIALIZING),
+        (of_kubelet("Failed", "Error: cannot find the program"), INITIALIZING),
     ],
     ids=["it was pulled then", "another container", "no pull"],
 )
-def test_a_failed_pull_is_no_trouble_of_a_container_that_runs_or_of_another_one(event: Object, state: Object) -> None:
-    event.setdefault("type", "Warning")
-    event["metadata"] |= {"namespace": "ns", "uid": "u", "resourceVersion": "30"}
-    observed = unpulled(event, state)
+def test_a_failed_pull_is_no_trouble_of_a_container_that_runs_or_of_another_one(said: Object, state: Object) -> None:
+    observed = unpulled(said, state)
     told = condition(after(observed, reconcile(observed, None, CONTEXT, NOW + 1)), "RanksReady")
     assert told[1] != "ImagePullFailed"
 

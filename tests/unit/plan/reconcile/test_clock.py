@@ -24,7 +24,7 @@ from lockstep.plan.reconcile.status import due
 from lockstep.plan.times import timestamp
 from lockstep.platforms.operator import operator
 from lockstep.platforms.operator.certificate import make_certificates
-from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, fresh, report, settled
+from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, asked, fresh, report, settled
 
 OFF_SECONDS = 30.0
 SLOW_SECONDS = 5.0
@@ -164,9 +164,7 @@ def test_while_clocks_differ_no_job_is_deleted_by_its_ttl() -> None:
 
 def test_while_clocks_differ_no_job_fails_by_its_deadline_or_its_start() -> None:
     observed = settled(report())
-    observed = replace(
-        observed, job={**observed.job, "spec": {**observed.job["spec"], "activeDeadlineSeconds": 60, "startTimeoutSeconds": 60}}
-    )
+    observed = asked(observed, activeDeadlineSeconds=60, startTimeoutSeconds=60)
     observed.job["status"]["active"] = {"since": timestamp(NOW - 3600), "earlierSeconds": 0}
     assert "DeadlineExceeded" in json.dumps(reconcile(observed, None, CONTEXT, NOW).status)
     plan = reconcile(observed, None, replace(CONTEXT, clock_off=True), NOW)

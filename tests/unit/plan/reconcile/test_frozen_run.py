@@ -24,7 +24,7 @@ from lockstep.platforms.operator.execute import Executor
 from lockstep.platforms.operator.memory.history import RememberedRuns
 from lockstep.platforms.operator.secrets import job_key, run_key
 from lockstep_gang.contract.report import State
-from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, UID, after, condition, fresh, pod, report, settled, stored
+from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, UID, after, asked, condition, fresh, pod, replicas, report, settled, stored
 
 SIGNING = replace(CONTEXT, run_key=run_key(b"m" * 32, UID))
 NEWER = replace(SIGNING, agent_image="agent:2")
@@ -75,10 +75,6 @@ def is_harmless(plan: Plan) -> bool:
     return "cluster-backup" not in sent and "hostPID" not in sent and "hostPath" not in sent
 
 
-def asked(observed: Observed, **spec: Any) -> Observed:
-    return replace(observed, job={**observed.job, "spec": {**observed.job["spec"], **spec}})
-
-
 def is_untouched(plan: Plan) -> bool:
     """No pod is stopped and no template changed."""
     return plan.delete == () and not [item for item in (*plan.create, *plan.apply) if item["kind"] == "StatefulSet"]
@@ -121,7 +117,7 @@ def test_a_gang_whose_frozen_run_nobody_knows_stops_when_it_is_asked_to_and_star
     resumed = asked(replace(after(observed, plan), pods=()), suspend=False)
     again = reconcile(resumed, None, NEWER, NOW + 60)
     assert "ConfigMap" in {item["kind"] for item in again.create}
-    assert [item["spec"]["replicas"] for item in again.apply if item["kind"] == "StatefulSet"] == [2]
+    assert replicas(again) == [2]
     assert condition(again, "Accepted")[0] == "True"
 
 

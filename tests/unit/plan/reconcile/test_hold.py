@@ -9,7 +9,7 @@ import pytest
 from lockstep.plan.observed import Observed
 from lockstep.plan.reconcile.reconcile import reconcile
 from lockstep_gang.contract.report import State
-from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, condition, report, settled
+from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, asked, condition, replicas, report, settled
 
 FAILED = report(State.FAILED, ready=0)
 
@@ -20,19 +20,15 @@ def held(**spec: object) -> Observed:
     return after(observed, reconcile(observed, FAILED, CONTEXT, NOW))
 
 
-def changed(observed: Observed, **spec: object) -> Observed:
-    return replace(observed, job={**observed.job, "spec": {**observed.job["spec"], **spec}})
-
-
-def replicas(observed: Observed, now: float) -> list[int]:
-    return [item["spec"]["replicas"] for item in reconcile(observed, None, CONTEXT, now).apply]
+def sent(observed: Observed, now: float) -> list[int]:
+    return replicas(reconcile(observed, None, CONTEXT, now))
 
 
 def test_the_pods_of_a_failed_job_stay_as_long_as_asked_and_then_go() -> None:
     observed = held()
     assert observed.replicas == 2
-    assert replicas(observed, NOW + 599) == []
-    assert replicas(observed, NOW + 600) == [0]
+    assert sent(observed, NOW + 599) == []
+    assert sent(observed, NOW + 600) == [0]
 
 
 def test_the_condition_says_until_when_and_how_to_end_it_sooner() -> None:
@@ -52,7 +48,7 @@ def test_the_end_of_a_hold_is_not_slept_through() -> None:
 
 @pytest.mark.parametrize("change", [{"restart": {"holdOnFailureSeconds": 0}}, {"restart": {}}, {"suspend": True}])
 def test_a_hold_ends_when_the_spec_says_so(change: dict[str, object]) -> None:
-    assert replicas(changed(held(), **change), NOW + 1) == [0]
+    assert sent(asked(held(), **change), NOW + 1) == [0]
 
 
 def test_a_job_that_completed_is_not_held() -> None:
@@ -65,12 +61,12 @@ def test_a_job_that_completed_is_not_held() -> None:
 def test_a_job_that_failed_for_another_reason_than_its_ranks_is_not_held() -> None:
     observed = held()
     told = [{**c, "reason": "DeadlineExceeded"} if c["type"] == "Failed" else c for c in observed.status["conditions"]]
-    assert replicas(replace(observed, job={**observed.job, "status": {**observed.status, "conditions": told}}), NOW + 1) == [0]
+    assert sent(replace(observed, job={**observed.job, "status": {**observed.status, "conditions": told}}), NOW + 1) == [0]
 
 
 def test_pods_that_are_gone_dont_come_back_for_a_longer_hold() -> None:
     observed = held()
     gone = after(observed, reconcile(observed, None, CONTEXT, NOW + 600))
-    longer = changed(gone, restart={"holdOnFailureSeconds": 6000})
-    assert replicas(longer, NOW + 601) == []
+    longer = asked(gone, restart={"holdOnFailureSeconds": 6000})
+    assert sent(longer, NOW + 601) == []
     assert longer.replicas == 0

@@ -10,7 +10,7 @@ from lockstep.plan.pages.why import Where, why
 from lockstep.plan.reconcile.reconcile import Plan, reconcile
 from lockstep_gang.contract.interactive import Idleness, InteractiveReport
 from lockstep_gang.contract.report import State
-from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, condition, report, running
+from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, asked, condition, replicas, report, running
 
 SPEC: dict[str, Any] = {"type": "Interactive", "script": None}
 READY = InteractiveReport(ready=True)
@@ -90,9 +90,9 @@ def test_a_released_environment_says_how_it_comes_back() -> None:
 def test_it_stays_released_until_resume_is_raised() -> None:
     observed = released()
     assert step(observed, None)[0].apply == ()
-    raised = replace(observed, job={**observed.job, "spec": {**observed.job["spec"], "restart": {"retry": 1}}})
+    raised = asked(observed, restart={"retry": 1})
     plan, back = step(raised, None)
-    assert [item["spec"]["replicas"] for item in plan.apply if item["kind"] == "StatefulSet"] == [2]
+    assert replicas(plan) == [2]
     assert "interactive" not in back.status
 
 
@@ -100,18 +100,18 @@ def test_a_resume_while_its_pods_still_end_is_not_undone_by_their_last_report() 
     observed = environment(WARNED)
     for _ in range(2):
         _, observed = step(observed, OVER)
-    raised = replace(observed, job={**observed.job, "spec": {**observed.job["spec"], "restart": {"retry": 1}}})
+    raised = asked(observed, restart={"retry": 1})
     _, stopping = step(raised, OVER)
     assert "released" not in (stopping.status.get("interactive") or {})
 
 
 def test_a_suspension_by_hand_takes_the_place_of_a_release() -> None:
     observed = released()
-    suspended = replace(observed, job={**observed.job, "spec": {**observed.job["spec"], "suspend": True}})
+    suspended = asked(observed, suspend=True)
     _, observed = step(suspended, None)
     assert condition(observed, "Suspended")[1] == "Suspended"
-    again = replace(observed, job={**observed.job, "spec": {**observed.job["spec"], "suspend": False}})
-    assert [item["spec"]["replicas"] for item in step(again, None)[0].apply if item["kind"] == "StatefulSet"] == [2]
+    again = asked(observed, suspend=False)
+    assert replicas(step(again, None)[0]) == [2]
 
 
 def test_a_run_is_never_released() -> None:

@@ -12,8 +12,8 @@ from lockstep.plan.observed import Observed
 from lockstep.plan.reconcile.clocks import without_operator
 from lockstep.plan.reconcile.reconcile import reconcile
 from lockstep_gang.contract.report import Failure, State
-from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, condition, pod, report, settled
-from unit.plan.reconcile.test_stop import SAVED, asked, going, gone, replicas, status, stopped_report
+from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, asked, condition, gone, pod, replicas, report, settled
+from unit.plan.reconcile.test_stop import SAVED, going, status, stopped_report
 
 
 def late(**spec: Any) -> Observed:

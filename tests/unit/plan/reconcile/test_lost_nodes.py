@@ -17,7 +17,7 @@ from lockstep.platforms.operator.memory.history import RememberedLosses
 from lockstep_gang.contract.reply import FactType
 from lockstep_gang.contract.report import NodeReport, State
 from unit.plan.reconcile import test_reconcile
-from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, condition, report, running, settled
+from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, asked, condition, replicas, report, running, settled, unplaced
 
 KEPT_SECONDS = 3600.0
 
@@ -213,41 +213,32 @@ def test_a_pod_on_a_lost_node_is_deleted_by_force_once_it_is_time() -> None:
     assert clocks_differ.force_delete == ()
 
 
-def test_a_replacement_that_is_far_off_is_looked_at_again_in_ten_minutes() -> None:
-    assert lost_nodes(lost(lostNodeSeconds=86_400), heard(), NOW).again_seconds == 600.0
+AT_ONCE = lost(lostNodeSeconds=0)
+GONE = lost(nodes=(node("node-0"), node("node-2")), lostNodeSeconds=600)
+OF_NODE_0 = lost(nodes=(node("node-0", "Unknown"), node("node-1"), node("node-2")), lostNodeSeconds=0)
+LEFT_BEHIND = replace(AT_ONCE, pods=(pod(0), pod(1, owner="an-earlier-set")))
 
 
-def test_a_node_that_is_gone_from_the_cluster_is_not_waited_for() -> None:
-    observed = lost(nodes=(node("node-0"), node("node-2")), lostNodeSeconds=600)
-    assert [found["metadata"]["name"] for found in lost_nodes(observed, heard(), NOW).replace] == ["x-1"]
-
-
-def test_an_agent_that_node_zero_hears_is_left_alone_whatever_its_node_is() -> None:
-    observed = lost(lostNodeSeconds=0)
-    verdict = lost_nodes(observed, heard(connected=True), NOW)
-    assert (verdict.reason, verdict.replace) == ("AgentConnected", ())
-    assert verdict.again_seconds == 10.0
-    assert lost_nodes(observed, heard(connected=True, age=31), NOW).reason == "Replacing"
-
-
-def test_node_zero_is_alive_as_long_as_it_reports() -> None:
-    observed = lost(nodes=(node("node-0", "Unknown"), node("node-1"), node("node-2")), lostNodeSeconds=0)
-    assert lost_nodes(observed, heard(age=29), NOW).reason == "AgentConnected"
-    assert [found["metadata"]["name"] for found in lost_nodes(observed, heard(age=31), NOW).replace] == ["x-0"]
-    assert [found["metadata"]["name"] for found in lost_nodes(observed, None, NOW).replace] == ["x-0"]
-
-
-def test_an_operator_that_was_just_started_deletes_nothing_before_it_could_hear_of_the_agents() -> None:
-    observed = lost(lostNodeSeconds=0)
-    early = lost_nodes(observed, None, NOW, listening_since=NOW - 29)
-    assert (early.reason, early.replace, early.again_seconds) == ("Replacing", (), 1.0)
-    assert lost_nodes(observed, None, NOW, listening_since=NOW - 30).replace != ()
-
-
-def test_a_pod_that_an_earlier_job_of_this_name_left_is_not_deleted() -> None:
-    observed = replace(lost(lostNodeSeconds=0), pods=(pod(0), pod(1, owner="an-earlier-set")))
-    verdict = lost_nodes(observed, heard(), NOW)
-    assert (verdict.reason, verdict.replace) == ("NodeLost", ())
+@pytest.mark.parametrize(
+    ("observed", "received", "listening_since", "reason", "replaced", "again"),
+    [
+        pytest.param(lost(lostNodeSeconds=86_400), heard(), 0, "Replacing", [], 600.0, id="one far off is looked at again in ten minutes"),
+        pytest.param(GONE, heard(), 0, "Replacing", ["x-1"], None, id="a Node that is gone is not waited for"),
+        pytest.param(AT_ONCE, heard(connected=True), 0, "AgentConnected", [], 10.0, id="an agent that is heard is left alone"),
+        pytest.param(AT_ONCE, heard(connected=True, age=31), 0, "Replacing", ["x-1"], None, id="it was heard too long ago"),
+        pytest.param(OF_NODE_0, heard(age=29), 0, "AgentConnected", [], 10.0, id="node 0 is alive as long as it reports"),
+        pytest.param(OF_NODE_0, heard(age=31), 0, "Replacing", ["x-0"], None, id="node 0 has not reported for too long"),
+        pytest.param(OF_NODE_0, None, 0, "Replacing", ["x-0"], None, id="node 0 was never heard"),
+        pytest.param(AT_ONCE, None, NOW - 29, "Replacing", [], 1.0, id="the operator may hear of the agents yet"),
+        pytest.param(AT_ONCE, None, NOW - 30, "Replacing", ["x-1"], None, id="the operator has heard nothing for long enough"),
+        pytest.param(LEFT_BEHIND, heard(), 0, "NodeLost", [], None, id="an earlier job of this name left it"),
+    ],
+)
+def test_a_pod_on_a_lost_node_is_replaced_when_it_is_lost_for_sure_and_time_is_over(
+    observed: Observed, received: ReceivedReport | None, listening_since: float, reason: str, replaced: list[str], again: float | None
+) -> None:
+    verdict = lost_nodes(observed, received, NOW, listening_since)
+    assert (verdict.reason, [found["metadata"]["name"] for found in verdict.replace], verdict.again_seconds) == (reason, replaced, again)
 
 
 def test_without_the_opt_in_nothing_is_deleted_and_the_commands_are_told() -> None:
@@ -317,8 +308,8 @@ def test_pods_that_share_a_claim_of_one_node_are_warned(names: tuple[str, str], 
 
 
 def test_a_pod_that_finds_no_node_while_one_is_lost_says_what_can_be_done() -> None:
-    told = {"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "False", "message": "0/2 nodes are available"}]}
-    observed = replace(lost(lostNodeSeconds=0), pods=(pod(0), pod(1, spec={"containers": []}, status=told)))
+    waits = pod(1, spec={"containers": []}, status=unplaced("0/2 nodes are available"))
+    observed = replace(lost(lostNodeSeconds=0), pods=(pod(0), waits))
     verdict = lost_nodes(observed, heard(), NOW)
     assert (verdict.reason, verdict.replace) == ("NoNodeFree", ())
     assert "kubectl scale tj x -n ns --replicas=1" in verdict.message
@@ -355,7 +346,7 @@ def at_zero(retry: int) -> Observed:
 def test_a_raised_retry_starts_a_failed_job_again(received: ReceivedReport | None) -> None:
     observed = at_zero(retry=1)
     plan = reconcile(observed, received, CONTEXT, NOW + 60)
-    assert [item["spec"]["replicas"] for item in plan.apply if item["kind"] == "StatefulSet"] == [2]
+    assert replicas(plan) == [2]
     assert condition(plan, "Failed")[:2] == ("False", "Retried")
     assert (plan.status["retry"], plan.status.get("completionTime")) == (1, None)
     first = pod(0)
@@ -381,13 +372,13 @@ def test_a_retry_that_started_before_its_status_was_written_is_not_taken_for_fai
 
 def test_a_retry_of_a_job_whose_pods_are_still_there_waits_until_they_are_gone() -> None:
     observed = settled(report())
-    observed = replace(observed, job={**observed.job, "spec": {**observed.job["spec"], "restart": {"retry": 1}}})
+    observed = asked(observed, restart={"retry": 1})
     broken = report(State.FAILED, ready=0)
     plan = reconcile(observed, broken, CONTEXT, NOW)
-    assert [item["spec"]["replicas"] for item in plan.apply if item["kind"] == "StatefulSet"] == [0]
+    assert replicas(plan) == [0]
     assert condition(plan, "Failed")[0] == "True"
     emptied = replace(after(observed, plan), pods=())
-    assert [i["spec"]["replicas"] for i in reconcile(emptied, broken, CONTEXT, NOW).apply if i["kind"] == "StatefulSet"] == [2]
+    assert replicas(reconcile(emptied, broken, CONTEXT, NOW)) == [2]
 
 
 def test_a_retry_while_the_pods_of_the_failure_are_ending_starts_none_of_them_again() -> None:
@@ -401,7 +392,7 @@ def test_a_complete_job_is_not_retried() -> None:
     observed = settled(report())
     done = report(State.COMPLETE, ready=0)
     observed = replace(after(observed, reconcile(observed, done, CONTEXT, NOW)), pods=())
-    raised = replace(observed, job={**observed.job, "spec": {**observed.job["spec"], "restart": {"retry": 5}}})
+    raised = asked(observed, restart={"retry": 5})
     again = reconcile(raised, None, CONTEXT, NOW)
     assert (again.create, again.apply, condition(after(raised, again) if again.status else raised, "Complete")[0]) == ((), (), "True")
 

@@ -20,9 +20,9 @@ from lockstep.plan.reconcile.placing import AWAY_SECONDS, Placing, contender, pl
 from lockstep.plan.reconcile.reconcile import reconcile
 from lockstep.plan.times import seconds_of, timestamp
 from lockstep.platforms.operator.memory.inventory import Inventory
-from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, UID, after, condition, pod, running
+from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, UID, after, asked, condition, event, pod, replicas, running
 from unit.plan.reconcile.test_start import NO_ROOM
-from unit.plan.reconcile.test_stop import replicas, status
+from unit.plan.reconcile.test_stop import status
 
 HOLD_ALONE_SECONDS = 600.0
 HOLD_SECONDS = 60.0
@@ -216,7 +216,7 @@ def test_a_job_that_holds_none_makes_room_for_an_earlier_one_that_holds_some() -
 
 
 def suspended(observed: Observed) -> Observed:
-    return replace(observed, job={**observed.job, "spec": {**observed.job["spec"], "suspend": True}})
+    return asked(observed, suspend=True)
 
 
 @pytest.mark.parametrize("change", [no_pods, gated, undecided], ids=["holds none", "in a queue", "nobody has decided"])
@@ -227,9 +227,8 @@ def test_a_job_in_nobody_s_way_waits_for_as_long_as_it_takes(change: Any) -> Non
 
 
 def test_a_quota_that_has_no_room_for_the_other_pods_is_a_lack_of_room_too() -> None:
-    event = {"involvedObject": {"uid": "uid-StatefulSet-x"}, "reason": "FailedCreate",
-        "message": "exceeded quota: q, requested: pods=1, used: pods=1, limited: pods=1"}  # fmt: skip
-    observed = replace(holding_since(100, queued()), pods=(pod(0),), warnings=(event,))
+    refused = event("uid-StatefulSet-x", "FailedCreate", "exceeded quota: q, requested: pods=1, used: pods=1, limited: pods=1")
+    observed = replace(holding_since(100, queued()), pods=(pod(0),), warnings=(refused,))
     assert replicas(reconcile(observed, None, CONTEXT, NOW)) == [0]
     assert replicas(reconcile(replace(observed, warnings=()), None, CONTEXT, NOW)) == []
 
@@ -239,7 +238,7 @@ def test_a_stop_that_somebody_asked_for_is_no_release() -> None:
     assert condition(plan, "Progressing")[1] == "Stopping"
     assert "placement" not in status(plan)
     fewer = holding_since(5, queued())
-    fewer = replace(fewer, job={**fewer.job, "spec": {**fewer.job["spec"], "nodes": 1}})
+    fewer = asked(fewer, nodes=1)
     plan = reconcile(fewer, None, CONTEXT, NOW)
     assert condition(plan, "Progressing")[1] == "Resizing"
     assert "placement" not in status(plan)

@@ -15,18 +15,26 @@ from lockstep.plan.reconcile.reconcile import Plan, reconcile
 from lockstep_gang.contract.preflight import Finding, PreflightReport
 from lockstep_gang.contract.report import State
 from lockstep_spec.choices import Severity
-from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, PROFILE, after, condition, pod, report, running, settled
+from unit.plan.reconcile.test_reconcile import (
+    CONTEXT,
+    NOW,
+    PROFILE,
+    after,
+    asked,
+    condition,
+    pod,
+    replicas,
+    report,
+    running,
+    settled,
+    unplaced,
+)
 
 
 def waiting(node: int, reason: str, message: str = "no", **more: Any) -> Object:
     """A pod whose trainer has never run."""
     container = {"name": "trainer", "image": "wrong:1", "state": {"waiting": {"reason": reason, "message": message}}, **more}
     return pod(node, status={"phase": "Pending", "containerStatuses": [container]})
-
-
-def unplaced(node: int) -> Object:
-    conditions = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes: 2 Insufficient cpu."}]
-    return pod(node, spec={"containers": []}, status={"phase": "Pending", "conditions": conditions})
 
 
 def crashing_init(node: int) -> Object:
@@ -46,7 +54,7 @@ TROUBLES = {
     "ImagePullBackOff": lambda node: waiting(node, "ImagePullBackOff"),
     "CreateContainerConfigError": lambda node: waiting(node, "CreateContainerConfigError", 'secret "token" not found'),
     "ContainerCreating": lambda node: waiting(node, "ContainerCreating"),
-    "unplaced": unplaced,
+    "unplaced": lambda node: pod(node, spec={"containers": []}, status=unplaced("0/2 nodes: 2 Insufficient cpu.")),
     "crashing init": crashing_init,
     "no python": never_started,
 }
@@ -68,14 +76,6 @@ def starting(make: Any, status: Object | None = None, **spec: Any) -> Observed:
     return after(observed, reconcile(observed, None, CONTEXT, NOW))
 
 
-def changed(observed: Observed, **spec: Any) -> Observed:
-    return replace(observed, job={**observed.job, "spec": {**observed.job["spec"], **spec}})
-
-
-def replicas(plan: Plan) -> list[int]:
-    return [item["spec"]["replicas"] for item in plan.apply if item["kind"] == "StatefulSet"]
-
-
 def is_replaced(plan: Plan) -> bool:
     return replicas(plan) == [0] and condition(plan, "Progressing")[1] == "StartReplaced"
 
@@ -89,7 +89,7 @@ def template(plan: Plan) -> Object:
 @pytest.mark.parametrize("trouble", TROUBLES)
 @pytest.mark.parametrize("correction", CORRECTIONS)
 def test_a_correction_replaces_a_start_in_which_no_rank_ran(trouble: str, correction: str) -> None:
-    observed = changed(starting(TROUBLES[trouble]), **CORRECTIONS[correction])
+    observed = asked(starting(TROUBLES[trouble]), **CORRECTIONS[correction])
     plan = reconcile(observed, None, CONTEXT, NOW + 1)
     assert is_replaced(plan)
     assert [note.reason for note in plan.events if note.type == "Warning"] == []
@@ -102,7 +102,7 @@ def test_a_correction_replaces_a_start_in_which_no_rank_ran(trouble: str, correc
 
 
 def test_an_operator_that_ends_at_any_write_goes_on_where_the_last_one_was() -> None:
-    observed = changed(starting(TROUBLES["ImagePullBackOff"]), image="right:1")
+    observed = asked(starting(TROUBLES["ImagePullBackOff"]), image="right:1")
     plan = reconcile(observed, None, CONTEXT, NOW + 1)
     unwritten = after(observed, replace(plan, status=None))
     assert replicas(reconcile(unwritten, None, CONTEXT, NOW + 2)) == []  # it is at zero, and stays there until the pods are gone
@@ -135,7 +135,7 @@ def heard(state: State = State.WAITING, attempt: int = 0, **fields: Any) -> Rece
 
 def test_node_0_that_waits_for_the_others_is_replaced_as_soon_as_it_says_so() -> None:
     observed = starting(TROUBLES["ImagePullBackOff"])
-    observed = changed(replace(observed, pods=(pod(0), observed.pods[1])), image="right:1")
+    observed = asked(replace(observed, pods=(pod(0), observed.pods[1])), image="right:1")
     silent = reconcile(observed, None, CONTEXT, NOW + 1)
     assert replicas(silent) == []
     assert is_replaced(reconcile(observed, heard(), CONTEXT, NOW + 1))
@@ -145,7 +145,7 @@ def test_node_0_that_waits_for_the_others_is_replaced_as_soon_as_it_says_so() ->
 def test_a_preflight_that_found_something_is_replaced() -> None:
     finding = Finding("script", Severity.ERROR, "no a.py", "put it there", 0)
     result = PreflightReport("2027-01-15T08:00:00Z", False, ("script",), 2, 5, (finding,))
-    observed = changed(settled(heard(preflight=result)), script={"path": "b.py"})
+    observed = asked(settled(heard(preflight=result)), script={"path": "b.py"})
     assert is_replaced(reconcile(observed, heard(preflight=result), CONTEXT, NOW + 1))
 
 
@@ -155,7 +155,7 @@ def test_a_preflight_that_found_something_is_replaced() -> None:
     ids=["running", "starting", "backing off", "between attempts", "unheard"],
 )
 def test_a_gang_whose_ranks_may_have_run_waits_for_a_person_and_says_what_to_type(received: ReceivedReport | None) -> None:
-    observed = changed(settled(received), image="right:1")
+    observed = asked(settled(received), image="right:1")
     plan = reconcile(observed, received, CONTEXT, NOW + 1)
     assert (plan.create, plan.apply, plan.delete) == ((), (), ())
     status, reason, message = condition(plan, "Accepted")
@@ -173,15 +173,15 @@ def resumed_after(attempts: int) -> Observed:
     asleep = replace(running(suspend=True), pods=(), objects={})
     asleep = replace(asleep, job={**asleep.job, "status": stopped})
     asleep = after(asleep, reconcile(asleep, None, CONTEXT, NOW))
-    resumed = changed(asleep, suspend=False)
+    resumed = asked(asleep, suspend=False)
     resumed = after(resumed, reconcile(resumed, None, CONTEXT, NOW))
     return replace(resumed, pods=(waiting(0, "ErrImagePull"), waiting(1, "ErrImagePull")))
 
 
 def test_attempts_of_earlier_starts_do_not_count() -> None:
     resumed = resumed_after(3)
-    assert is_replaced(reconcile(changed(resumed, image="right:1"), None, CONTEXT, NOW + 1))
-    lost = changed(replace(resumed, job={**resumed.job, "status": {**resumed.status, "attempts": 4}}), image="right:1")
+    assert is_replaced(reconcile(asked(resumed, image="right:1"), None, CONTEXT, NOW + 1))
+    lost = asked(replace(resumed, job={**resumed.job, "status": {**resumed.status, "attempts": 4}}), image="right:1")
     assert condition(reconcile(lost, None, CONTEXT, NOW + 1), "Accepted")[1] == "ChangePending"
 
 
@@ -194,7 +194,7 @@ def test_the_attempts_before_a_start_go_up_with_its_pods_in_one_write() -> None:
 
 
 def test_a_start_that_was_replaced_after_a_failure_is_no_stop_that_nobody_confirmed() -> None:
-    resumed = changed(resumed_after(2), image="right:1")
+    resumed = asked(resumed_after(2), image="right:1")
     resumed = replace(resumed, job={**resumed.job, "status": {**resumed.status, "nodes": 2}})
     stopping = after(resumed, reconcile(resumed, None, CONTEXT, NOW + 1))
     plan = reconcile(replace(stopping, pods=()), None, CONTEXT, NOW + 2)
@@ -207,25 +207,25 @@ def test_a_gang_that_was_waiting_thirty_seconds_ago_has_begun_nothing_since(age:
     said = replace(said, report=replace(said.report, attempt=0), received=NOW - age)
     observed = running()
     observed = after(observed, reconcile(observed, said, CONTEXT, NOW))
-    assert is_replaced(reconcile(changed(observed, image="right:1"), said, CONTEXT, NOW)) == replaced
+    assert is_replaced(reconcile(asked(observed, image="right:1"), said, CONTEXT, NOW)) == replaced
 
 
 def test_people_in_a_dev_environment_keep_their_pods() -> None:
     observed = running(type="Interactive", script=None)
     observed = after(observed, reconcile(observed, None, CONTEXT, NOW))
-    plan = reconcile(changed(replace(observed, pods=(waiting(0, "ErrImagePull"), pod(1))), image="right:1"), None, CONTEXT, NOW + 1)
+    plan = reconcile(asked(replace(observed, pods=(waiting(0, "ErrImagePull"), pod(1))), image="right:1"), None, CONTEXT, NOW + 1)
     assert replicas(plan) == []
     assert condition(plan, "Accepted")[1] == "ChangePending"
 
 
 def test_a_start_whose_frozen_run_was_lost_is_replaced() -> None:
-    observed = changed(starting(TROUBLES["ContainerCreating"]), image="right:1")
+    observed = asked(starting(TROUBLES["ContainerCreating"]), image="right:1")
     lost = replace(observed, objects={key: item for key, item in observed.objects.items() if key[0] != "ConfigMap"})
     assert replicas(reconcile(lost, None, CONTEXT, NOW + 1)) == [0]
 
 
 def test_a_stranger_s_statefulset_is_never_replaced() -> None:
-    observed = changed(starting(TROUBLES["ImagePullBackOff"]), image="right:1")
+    observed = asked(starting(TROUBLES["ImagePullBackOff"]), image="right:1")
     key = ("StatefulSet", "x")
     theirs = {**observed.objects[key], "metadata": {**observed.objects[key]["metadata"], "ownerReferences": []}}
     plan = reconcile(replace(observed, objects={key: theirs}), None, CONTEXT, NOW + 1)

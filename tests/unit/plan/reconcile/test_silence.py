@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from lockstep.plan.observed import Observed
+from lockstep.plan.observed import ReceivedReport
 from lockstep.plan.reconcile.measures import gauges
 from lockstep.plan.reconcile.reconcile import reconcile
 from lockstep.plan.times import timestamp
 from lockstep.platforms.operator.metrics import Jobs
 from lockstep.platforms.operator.report_server import Reports
 from lockstep_gang.contract.report import State
-from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, condition, pod, report, running, settled
+from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, asked, condition, pod, report, running, settled
 
 SILENT_SECONDS = 60.0
 
@@ -28,32 +28,26 @@ def started(at: float, index: int) -> Any:
     return pod(index, status=status)
 
 
-def silent_gang(name: str) -> Observed:
-    """A gang as an earlier leader left it: what it said last is in its status."""
-    said = {
-        "all ranks ran": report(),
-        "ranks started": report(State.STARTING, ready=1),
-        "a restart was under way": report(State.BACKING_OFF, ready=0),
-        "it has never been heard": None,
-    }[name]
-    return settled(said)
+LEFT = {
+    "all ranks ran": report(),
+    "ranks started": report(State.STARTING, ready=1),
+    "a restart was under way": report(State.BACKING_OFF, ready=0),
+    "it has never been heard": None,
+}
+"""What a gang said last to an earlier leader."""
 
 
-@pytest.mark.parametrize("left", ["all ranks ran", "ranks started", "a restart was under way", "it has never been heard"])
-def test_a_gang_that_a_new_leader_never_hears_is_silent_a_minute_after_that_leader_began_to_listen(left: str) -> None:
-    observed = silent_gang(left)
+@pytest.mark.parametrize("said", LEFT.values(), ids=LEFT)
+def test_a_gang_that_a_new_leader_never_hears_is_silent_a_minute_after_that_leader_began_to_listen(said: ReceivedReport | None) -> None:
+    observed = settled(said)
     early = reconcile(observed, None, NEW_LEADER, NOW + SILENT_SECONDS - 10)
     assert "NoReport" not in str(early.status)
     assert early.again_seconds == pytest.approx(11)
     late = reconcile(after(observed, early), None, NEW_LEADER, NOW + SILENT_SECONDS + 1)
     assert condition(late, "Progressing")[:2] == ("Unknown", "NoReport")
     assert "NoReport" in [note.reason for note in late.events]
-
-
-@pytest.mark.parametrize("left", ["ranks started", "a restart was under way"])
-def test_a_silence_is_noticed_also_when_not_all_ranks_ran_before_it(left: str) -> None:
-    said = report(State.STARTING, ready=1) if left == "ranks started" else report(State.BACKING_OFF, ready=0)
-    assert condition(reconcile(settled(said), said, NEW_LEADER, NOW + SILENT_SECONDS + 1), "Progressing")[:2] == ("Unknown", "NoReport")
+    heard = reconcile(observed, said, NEW_LEADER, NOW + SILENT_SECONDS + 1)
+    assert condition(heard, "Progressing")[:2] == ("Unknown", "NoReport")
 
 
 def test_a_leader_that_takes_over_a_silent_gang_goes_on_to_call_it_silent_until_it_speaks() -> None:
@@ -86,7 +80,7 @@ def test_nothing_is_called_silent_that_has_nothing_to_say(kind: str) -> None:
         case "a pod is missing":
             observed = replace(observed, pods=(pod(0),))
         case "suspended":
-            observed = replace(observed, job={**observed.job, "spec": {**observed.job["spec"], "suspend": True}})
+            observed = asked(observed, suspend=True)
         case "finished":
             observed = after(observed, reconcile(observed, report(State.COMPLETE, ready=0), CONTEXT, NOW))
     assert "NoReport" not in str(reconcile(observed, None, NEW_LEADER, NOW + DAY).status)

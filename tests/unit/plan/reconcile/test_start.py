@@ -10,17 +10,13 @@ import pytest
 from lockstep.plan.observed import Observed
 from lockstep.plan.reconcile.conditions import timestamp
 from lockstep.plan.reconcile.reconcile import reconcile
-from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, PROFILE, after, condition, fresh, pod, report, running
-from unit.plan.reconcile.test_stop import replicas, status
+from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, PROFILE, after, condition, fresh, pod, replicas, report, running, unplaced
+from unit.plan.reconcile.test_stop import status
 
 PULLING = {"phase": "Pending", "containerStatuses": [{"name": "trainer", "restartCount": 0,
     "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}]}  # fmt: skip
 
-NO_ROOM = {
-    "kind": "Pod",
-    "spec": {"containers": []},
-    "status": {"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "False", "message": "0/2 nodes are available"}]},
-}
+NO_ROOM = {"kind": "Pod", "spec": {"containers": []}, "status": unplaced("0/2 nodes are available")}
 
 
 def starting(node_0: Any, *others: Any, **spec: Any) -> Observed:
@@ -75,8 +71,7 @@ def test_time_in_a_queue_is_not_taken_for_a_start() -> None:
 
 def test_a_claim_that_isnt_bound_is_no_lack_of_room() -> None:
     """The start's time counts, and the nodes that are there stay held until it is over."""
-    said = {"type": "PodScheduled", "status": "False", "message": "pod has unbound immediate PersistentVolumeClaims"}
-    unbound = {"kind": "Pod", "spec": {"containers": []}, "status": {"phase": "Pending", "conditions": [said]}}
+    unbound = {"kind": "Pod", "spec": {"containers": []}, "status": unplaced("pod has unbound immediate PersistentVolumeClaims")}
     observed = starting(pod(0, status=PULLING), {**pod(1), **unbound})
     assert "placement" not in status(reconcile(observed, None, CONTEXT, NOW + 590))
     assert condition(reconcile(observed, None, CONTEXT, NOW + 601), "Failed")[:2] == ("True", "StartTimeout")

@@ -11,14 +11,10 @@ from lockstep.api.objects import Object
 from lockstep.plan.observed import Observed, ReceivedReport
 from lockstep.plan.reconcile.reconcile import Plan, reconcile
 from lockstep_gang.contract.report import CheckpointReport, Save, State, StopReport
-from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, condition, pod, report, settled
+from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, asked, condition, gone, pod, replicas, report, settled
 
 SAVED = StopReport(1, "2027-01-15T08:00:20Z", Save.SAVED, "saved at step 43 and stopped", 43, 0)
 COMMIT = CheckpointReport(43, "/workspace/runs/x/checkpoints/step-43.a1", "2027-01-15T08:00:19Z")
-
-
-def asked(observed: Observed, **spec: Any) -> Observed:
-    return replace(observed, job={**observed.job, "spec": {**observed.job["spec"], **spec}})
 
 
 def leaving(node: int) -> Object:
@@ -33,16 +29,8 @@ def going(observed: Observed, *, ran: bool = True) -> Observed:
     return replace(told, pods=tuple(leaving(int(p["metadata"]["name"][-1])) for p in told.pods))
 
 
-def gone(observed: Observed) -> Observed:
-    return replace(observed, pods=())
-
-
 def stopped_report(stop: StopReport = SAVED, **fields: Any) -> ReceivedReport:
     return report(State.WAITING, ready=0, stop=stop, checkpoint=COMMIT, **fields)
-
-
-def replicas(plan: Plan) -> list[int]:
-    return [item["spec"]["replicas"] for item in (*plan.create, *plan.apply) if item["kind"] == "StatefulSet"]
 
 
 def status(plan: Plan) -> Object:

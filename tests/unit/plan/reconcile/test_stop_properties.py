@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from lockstep.plan.observed import Observed, is_terminating
 from lockstep.plan.reconcile.reconcile import reconcile
-from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, fresh, pod
-from unit.plan.reconcile.test_stop import asked, leaving
+from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, asked, fresh, pod
+from unit.plan.reconcile.test_stop import leaving
 
 EDITS = st.one_of(
     st.integers(1, 3).map(lambda nodes: {"nodes": nodes}),

@@ -13,16 +13,14 @@ from lockstep.plan.observed import Observed
 from lockstep.plan.pages.why import answer_page, why
 from lockstep.plan.reconcile.reconcile import reconcile
 from lockstep.plan.waiting.unscheduled import why_unscheduled
-from unit.plan.reconcile.test_placing import CPU, CREATED, GPU, OLD, Tenants, gathers
-from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, PROFILE
+from unit.plan.reconcile.test_placing import CPU, GPU, OLD, Tenants, gathers
+from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, PROFILE, unplaced
 
 SECRETS = ("board", "layoffs", "pod-of-board")
 
 
 def no_room(resource: str) -> Object:
-    message = f"0/3 nodes are available: 3 Insufficient {resource}."
-    mark = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message, "lastTransitionTime": CREATED}
-    return {"phase": "Pending", "conditions": [mark]}
+    return unplaced(f"0/3 nodes are available: 3 Insufficient {resource}.")
 
 
 def world(resource: str = "nvidia.com/gpu", needs: Object = GPU, takes: str = "4", pods: int = 1, **board: Any) -> Observed:

@@ -18,7 +18,7 @@ from lockstep.plan.waiting import containers
 from lockstep.plan.waiting.notcreated import explained, why_not_created
 from lockstep.plan.waiting.unscheduled import why_unscheduled, why_waiting
 from lockstep.platforms.operator.memory.objects import StoredObject
-from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, condition, pod, running
+from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, condition, event, pod, running, unplaced
 
 GPU = "nvidia.com/gpu"
 SHORT_OF_GPUS = f"0/3 nodes are available: 3 Insufficient {GPU}. preemption: 0/3 nodes are available."
@@ -34,8 +34,7 @@ def asking(gpus: int, **spec: Any) -> Object:
 
 
 def stuck(index: int, message: str = SHORT_OF_GPUS, gpus: int = 8, **spec: Any) -> Object:
-    told = {"type": "PodScheduled", "status": "False", "message": message}
-    return pod(index, spec=asking(gpus, **spec), status={"phase": "Pending", "conditions": [told]})
+    return pod(index, spec=asking(gpus, **spec), status=unplaced(message))
 
 
 def foreign(name: str, on: str, gpus: int, labels: dict[str, str] | None = None, owner: Object | None = None) -> Object:
@@ -141,10 +140,6 @@ def test_what_nobody_here_understands_is_told_in_the_schedulers_words() -> None:
     assert "the scheduler says: 1 node(s) had volume node affinity conflict" in told(stuck(0, volume), nodes=(node("a"), node("b", 0)))
 
 
-def event(uid: str, reason: str, message: str) -> Object:
-    return {"involvedObject": {"uid": uid}, "reason": reason, "message": message, "metadata": {"name": f"{uid}-{message}"}}
-
-
 def test_the_summary_joins_what_is_seen_of_all_pods() -> None:
     image = [{"name": "trainer", "image": "x:1", "state": {"waiting": {"reason": "ErrImagePull", "message": "manifest unknown"}}}]
     pulls = [pod(i, status={"phase": "Pending", "containerStatuses": image}) for i in range(6)]
@@ -202,7 +197,7 @@ REFUSAL = 'create Pod x-1 in StatefulSet x failed error: pods "x-1" is forbidden
          ' value: "IPC_LOCK": capability may not be added, provider "lockstep-rdma": Forbidden: not usable by user or serviceaccount]',
          'restricted-v2 says .containers[0].capabilities.add: Invalid value: "IPC_LOCK": capability may not be added: RDMA pods need'),
         ('error looking up service account ns/sa: serviceaccount "sa" not found',
-            "service account sa does not exist: kubectl create serviceaccount sa -n ns"),
+            "service account sa does not exist: create it (kubectl create serviceaccount sa -n ns)"),
         (
             'pods "x-0" is forbidden: pod rejected: RuntimeClass "nvidia" not found',
             "the TrainingCluster's pod.runtime_class is nvidia, which the cluster doesn't have",
@@ -234,7 +229,7 @@ def test_a_class_that_does_not_exist_is_told_with_the_claim() -> None:
     observed = replace(running(), pods=(waits,), claims={"w": claim}, warnings=(said,))
     assert (
         why_unscheduled(observed).message
-        == "claim w is Pending: there is no storage class fast (kubectl get storageclass lists the existing ones)"
+        == "claim w is Pending: there is no storage class fast: name one that exists (kubectl get storageclass)"
     )
 
 
@@ -292,9 +287,7 @@ def crashing(restarts: int) -> Object:
 
 
 def with_event(reason: str, message: str, **status: Any) -> Observed:
-    item = pod(0, status={"phase": "Pending", **status})
-    event = {"reason": reason, "message": message, "involvedObject": {"uid": item["metadata"]["uid"]}}
-    return replace(running(), pods=(item,), warnings=(event,))
+    return replace(running(), pods=(pod(0, status={"phase": "Pending", **status}),), warnings=(event("pod-0", reason, message),))
 
 
 NO_CA = (

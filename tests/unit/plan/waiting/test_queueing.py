@@ -10,8 +10,8 @@ from lockstep.api.objects import Object
 from lockstep.plan.observed import Observed
 from lockstep.plan.reconcile.reconcile import reconcile
 from lockstep.platforms.operator.memory.objects import StoredObject
-from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, condition, pod, report, running, settled
-from unit.plan.reconcile.test_stop import asked, going, gone, stopped_report
+from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, asked, condition, gone, pod, report, running, settled
+from unit.plan.reconcile.test_stop import going, stopped_report
 
 KUEUE = "kueue.x-k8s.io/admission"
 LABEL = "kueue.x-k8s.io/queue-name"
