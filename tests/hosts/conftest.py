@@ -38,11 +38,11 @@ def laptop(bed: BedHosts, tmp_path: Path) -> BedJobs:
     return BedJobs(bed, tmp_path)
 
 
-@pytest.fixture(params=[True, False], ids=["shared", "alone"])
-def ways(bed: BedHosts, request: pytest.FixtureRequest) -> Iterator[Ways]:
-    """Ways to the hosts: over one connection each, and with a connection for every program, where ssh can't share them."""
+@pytest.fixture
+def ways(bed: BedHosts) -> Iterator[Ways]:
+    """Ways to the hosts, over one connection each."""
     folder = Path(tempfile.mkdtemp(prefix="ls-"))  # (short: sockets are in it)
-    ways = Ways(bed, folder, shares=request.param)
+    ways = Ways(bed, folder)
     yield ways
     asyncio.run(ways.close())
     shutil.rmtree(folder, ignore_errors=True)  # (a connection that ends removes its own socket)

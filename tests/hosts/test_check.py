@@ -306,7 +306,7 @@ def slow_cable(lab: Lab) -> Undo:
         (
             [full_disk, other_torch, busy_gpu],
             [
-                ("bed0", r"^its disk is full: 1\d\.\d MB are free in /home/ada/lockstep/workspace$", "another disk"),
+                ("bed0", r"^its workspace /home/ada/lockstep/workspace has 1\d\.\d MB free$", "another disk"),
                 ("bed1", r"^torch 9\.9\.9, and 2\..* on the other hosts$", "lockstep hosts setup lab"),
                 (
                     "bed2",

@@ -82,7 +82,7 @@ def test_a_key_that_is_stated_anew_does_not_ride_on_an_open_connection(bed: BedH
 
 def test_a_host_that_answers_at_anothers_address_is_refused(bed: BedHosts, ways: Ways) -> None:
     login = login_to(bed, 0)
-    shared = Shared(replace(login, address=bed.host(1).address), ways.folder, shares=ways.shares)
+    shared = Shared(replace(login, address=bed.host(1).address), ways.folder)
     with pytest.raises(HostUnreachable, match=OTHER):
         asyncio.run(output_of(HostPlace(shared), ["touch", "sent"]))
     assert bed.console(1, "find", "/home", "-name", "sent") == ""
@@ -97,7 +97,7 @@ def test_your_configuration_counts_where_nothing_is_stated(bed: BedHosts, ways: 
         f" QUIET\n\n",
     )  # fmt: skip
     login = replace(login_to(bed, 0), name="study", user=None, identity=None, address=None, host_key=None, config=path)
-    shared = Shared(login, ways.folder, shares=ways.shares)
+    shared = Shared(login, ways.folder)
     try:
         assert asyncio.run(output_of(HostPlace(shared), ["id", "-un"])) == b"bob\n"
     finally:

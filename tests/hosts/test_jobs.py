@@ -14,23 +14,6 @@ from support.clusters.cluster_jobs import SCRIPTS
 from support.release.version_before import program_before
 from support.verb_words import HOSTS, JOBS, Where, live
 
-UNSHARED = """
-import sys
-from lockstep.cli import main
-from lockstep.platforms.hosts import fleet, ssh
-for opens in (fleet.Fleet, ssh.Shared):
-    opens.__init__.__kwdefaults__["shares"] = False
-sys.argv[0] = "lockstep"
-sys.exit(main.main())
-"""
-
-
-class Alone(BedJobs):
-    """A laptop whose ssh opens a connection for each program."""
-
-    LOCKSTEP = ("-c", UNSHARED)
-    type = BedJobs.start
-
 
 def listening(bed: BedHosts, number: int) -> set[tuple[str, int]]:
     """Addresses and ports that somebody listens on in the host."""
@@ -172,27 +155,6 @@ def test_hosts_that_do_not_answer_are_told_as_unreachable_and_never_as_failed(la
         bed_hosts.plug(laptop.bed.host(number), plugged=True)
     assert laptop.becomes("away", "Running")
     laptop.about("delete", "away", "--yes")
-
-
-@pytest.mark.long
-def test_a_whole_job_needs_no_shared_connection(laptop: BedJobs, tmp_path: Path) -> None:
-    alone = Alone(laptop.bed, tmp_path)
-    alone.leave()
-    alone.run(alone.job("alone"))
-    assert alone.masters() == [], "no connection is shared"
-    assert eventually(lambda: laptop.count(1, 1) > 3)
-    assert "alone" in alone.type("get", "--cluster", str(alone.cluster)).stdout
-    assert "[rank 1] from step 0" in alone.about("logs", "alone", "--node", "1").stdout
-    (tmp_path / "data.txt").write_text("words\n")
-    alone.type("cp", str(tmp_path / "data.txt"), "alone:/workspace/data.txt", "--cluster", str(alone.cluster))
-    for number in range(2):
-        assert laptop.bed.console(number, "cat", "/home/ada/lockstep/workspace/data.txt") == "words\n"
-    assert "stopped as asked" in alone.about("stop", "alone").stdout
-    before = laptop.count(0, 0)
-    alone.about("resume", "alone")
-    assert eventually(lambda: laptop.count(0, 0) > before + 3)
-    alone.about("delete", "alone", "--yes")
-    assert alone.masters() == [] and laptop.traces(0, "alone") == laptop.traces(1, "alone") == ""
 
 
 @pytest.mark.long

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.api.errors import Failed
 from lockstep.platforms.hosts.ssh import HostUnreachable, Login
 from lockstep.programs import output_of
 from support.clusters.bed_hosts import BedHosts
-from support.clusters.bed_ssh import ALONE, SHARED, Ways, login_to
+from support.clusters.bed_ssh import Ways, login_to
 
 PASSPHRASE = "open sesame"
 PROGRAM = """
@@ -67,7 +66,6 @@ def typed(login: Login, folder: Path, answer: str) -> str:
     return shown.decode()
 
 
-@SHARED
 def test_one_answer_serves_all_later_commands(ways: Ways, locked: Login) -> None:
     place = ways.place(identity=locked.identity)
     with pytest.raises(HostUnreachable, match="it doesn't let you in"):
@@ -77,14 +75,7 @@ def test_one_answer_serves_all_later_commands(ways: Ways, locked: Login) -> None
     assert asyncio.run(output_of(place, ["hostname"])) == b"bed0\n"
 
 
-@SHARED
 def test_a_wrong_answer_opens_nothing(ways: Ways, locked: Login) -> None:
     assert "logged in" not in typed(locked, ways.folder, "wrong")
     with pytest.raises(HostUnreachable):
         asyncio.run(output_of(ways.place(identity=locked.identity), ["true"]))
-
-
-@ALONE
-def test_where_connections_are_not_shared_a_login_is_refused(ways: Ways) -> None:
-    with pytest.raises(Failed, match="a login for later commands needs a shared connection"):
-        asyncio.run(ways.place().shared.log_in())

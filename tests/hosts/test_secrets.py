@@ -27,7 +27,7 @@ from lockstep.platforms.hosts.ssh import Login, Shared
 from lockstep.programs import output_of
 
 async def main():
-    shared = Shared({login!r}, Path({folder!r}), shares={shares})
+    shared = Shared({login!r}, Path({folder!r}))
     place = HostPlace(shared, environment=(("TOKEN_FILE", "token"),))
     store = "import os, sys; os.umask(0o077); open('token', 'w').write(sys.stdin.read({length})); print(os.stat('token').st_mode & 0o777)"
     print(await output_of(place, ["python3", "-c", store], stdin=sys.stdin.buffer.read()))
@@ -49,7 +49,7 @@ def strace() -> str:
 def test_a_secret_is_in_no_arguments_and_in_no_environment(bed: BedHosts, ways: Ways, strace: str, tmp_path: Path) -> None:
     secret = secrets.token_hex(32)
     place = ways.place()
-    program = PROGRAM.format(login=place.shared.login, folder=str(ways.folder), shares=ways.shares, length=len(secret))
+    program = PROGRAM.format(login=place.shared.login, folder=str(ways.folder), length=len(secret))
     there = tmp_path / "there"
     with traced(bed, 0, there):
         here = tmp_path / "here"

@@ -136,7 +136,7 @@ def test_a_dry_run_shows_what_hosts_lack_and_changes_nothing(lab: Lab) -> None:
 def test_a_job_on_bare_hosts_is_refused_with_the_command_that_readies_them(lab: Lab) -> None:
     done = lab.run(lab.job("bare", nodes=HOSTS), check=False)
     assert done.returncode == 2
-    assert f"there is no Python environment on hosts bed0, bed1: lockstep hosts setup {lab.cluster} makes it" in done.stderr
+    assert f"hosts bed0, bed1: it has no Python environment for ranks: lockstep hosts setup {lab.cluster} makes it" in done.stderr
     assert [lab.traces(number, "bare") for number in range(HOSTS)] == ["", ""]
 
 

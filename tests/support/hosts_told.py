@@ -35,7 +35,7 @@ def gpu(index: int, **changes: Any) -> HostGpu:
 def facts(name: str, address: str, *gpus: HostGpu, **changes: Any) -> HostFacts:
     home = f"/home/{name}"
     plain = HostFacts(
-        name=name, user="ada", home=home, now=0.0, boot="b", python=(3, 11), workspace=Folder(f"{home}/lockstep/workspace", 1),
+        name=name, user="ada", home=home, now=0.0, python=(3, 11), workspace=Folder(f"{home}/lockstep/workspace", 1),
             datasets=Folder("/d", 1),
         routes={peer: Route(address, "eth0") for peer in ("10.0.0.1", "10.0.0.2") if peer != address}, gpus=gpus, has_units=True,
             lingers=True,

@@ -100,9 +100,6 @@ def as_expected(done: Told, words: Sequence[str], *, check: bool) -> Told:
 class BedJobs:
     """The laptop: a folder with the bed's cluster file and job files, and the command line."""
 
-    LOCKSTEP: tuple[str, ...] = ("-m", "lockstep.cli.main")
-    """Options of Python that run `lockstep` in a process of its own."""
-
     def __init__(self, bed: BedHosts, folder: Path, user: str = "ada") -> None:
         self.bed, self.folder, self.user = bed, folder, user
         self.cluster = folder / f"beds-{user}.yaml"
@@ -136,7 +133,7 @@ class BedJobs:
     def begin(self, *words: str) -> Iterator[subprocess.Popen[str]]:
         """Type `lockstep WORDS`, and don't wait for its end; at the end of the block it is killed if it still runs."""
         with subprocess.Popen(
-            [sys.executable, *self.LOCKSTEP, *words],
+            [sys.executable, "-m", "lockstep.cli.main", *words],
             cwd=ROOT, env={**os.environ, "NO_COLOR": "1"}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                 text=True,
         ) as process:  # fmt: skip

@@ -10,16 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from lockstep.devcluster.hosts import bed as running
 from lockstep.platforms.hosts.place import HostPlace
 from lockstep.platforms.hosts.ssh import Login, Shared
 from support.clusters.bed_hosts import BedHosts, eventually
-
-SHARED = pytest.mark.parametrize("ways", [True], ids=["shared"], indirect=True)
-ALONE = pytest.mark.parametrize("ways", [False], ids=["alone"], indirect=True)
-"""For a test that is about one of the two kinds of connections."""
 
 
 def login_to(bed: BedHosts, number: int, **changes: Any) -> Login:
@@ -60,13 +54,13 @@ def few_logins(bed: BedHosts, number: int) -> Iterator[None]:
 class Ways:
     """Places of the bed's hosts, whose shared connections end with the test."""
 
-    def __init__(self, bed: BedHosts, folder: Path, *, shares: bool) -> None:
-        self.bed, self.folder, self.shares = bed, folder, shares
+    def __init__(self, bed: BedHosts, folder: Path) -> None:
+        self.bed, self.folder = bed, folder
         self._opened: list[Shared] = []
 
     def place(self, number: int = 0, **changes: Any) -> HostPlace:
         """Host as a place; `changes` are of its login."""
-        shared = Shared(login_to(self.bed, number, **changes), self.folder, shares=self.shares)
+        shared = Shared(login_to(self.bed, number, **changes), self.folder)
         self._opened.append(shared)
         return HostPlace(shared)
 

@@ -44,7 +44,7 @@ from lockstep.plan.render.resolved import PlatformDefaults, Resolved
 from lockstep.plan.render.run import machine_run, without_ranks
 from lockstep.platforms.inpod import rankstacks
 from lockstep.platforms.jobs.looks import Looks
-from lockstep.platforms.jobs.machine import check_inputs, write_private
+from lockstep.platforms.jobs.machine import check_inputs
 from lockstep.platforms.jobs.shortresults import Hear, Read, Short, ShortEnd, ShortRuns
 from lockstep.platforms.jobs.top import looks_of_job
 from lockstep.platforms.output import say
@@ -53,6 +53,7 @@ from lockstep.platforms.places.orders import Order
 from lockstep_gang.contract.layout import RankLayout
 from lockstep_gang.contract.run import Run, parse_run, run_text
 from lockstep_machine.network import free_ports
+from lockstep_spec.files import write_durably
 from support.process_place import ProcessPlace
 
 LOOK_SECONDS = 0.2
@@ -167,7 +168,7 @@ class Processes(Backend):
                 resolved.platform.workspace, resolved.platform.datasets, False, (sys.executable,), {},
                 Coordinator("127.0.0.1", run.coordinator_port),
             )  # fmt: skip
-            write_private(new / "key", secrets.token_hex(32))
+            write_durably(new / "key", secrets.token_hex(32).encode(), 0o600)
             (new / "run.json").write_text(run_text(run))
             (new / "job.json").write_text(record_text(record))
             new.rename(folder)
@@ -324,7 +325,7 @@ class ProcessRuns(ShortRuns):
         resolved = self._backend.resolved(job, self._profile)
         with tempfile.TemporaryDirectory() as made:
             folder = Path(made)
-            write_private(folder / "key", secrets.token_hex(32))
+            write_durably(folder / "key", secrets.token_hex(32).encode(), 0o600)
             run = self._backend.run_of(resolved, folder)
             run = replace(run, run_dir=made) if kind is Short.STEPS else without_ranks(run, run.run_dir)
             (folder / "run.json").write_text(run_text(run))

@@ -111,7 +111,7 @@ async def run_check(backend: HostsBackend, job: tuple[Inputs, Resolved] | None =
     if network is not None:
         addresses |= {network.names[number]: end.address for number, end in network.ends.items()}
     findings = [
-        *host_findings(looks, backend.hosts, backend.typed, addresses),
+        *host_findings(looks, backend.hosts, backend.typed, addresses, None if job is None else job[0].job),
         *unused(backend.profile.spec, hosts_hardware(looks)),
         *await environments,
         *await _sharing(fleet, looks, backend),

@@ -10,12 +10,14 @@ from ipaddress import ip_address
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.hosts import HostsCluster, login_words
+from lockstep.api.job import TrainingJob
 from lockstep.plan.cluster.finding import Finding, failed, note, warning
 from lockstep.plan.discovery.unused import Hardware
 from lockstep.plan.hosts.condition import GpuError, HostCondition, HostLook
-from lockstep.plan.hosts.facts import DIVIDED, OLDEST_PYTHON, HostFacts, HostGpu, temporary_words
+from lockstep.plan.hosts.facts import DIVIDED, HostFacts, HostGpu
 from lockstep.plan.hosts.keys import is_of_host_key
-from lockstep.plan.hosts.place import LOOPBACK_INTERFACE, OTHER_PYTHON, free_block, python_of, stated_python_words
+from lockstep.plan.hosts.needs import oldest_python, unmet_folders, unmet_python
+from lockstep.plan.hosts.place import free_block, interface_words, python_of
 from lockstep_machine.rdma import LOCKED_BYTES_ENOUGH, LOCKED_BYTES_FAILING
 from lockstep_spec.cuda import has_kernels
 from lockstep_spec.words import binary_size, decimal_size, listed
@@ -53,9 +55,11 @@ XIDS = (
 OTHER_XID = "look its number up in NVIDIA's catalog of Xid errors"
 
 
-def host_findings(looks: Sequence[HostLook], cluster: HostsCluster, name: str, addresses: Mapping[str, str]) -> list[Finding]:
+def host_findings(
+    looks: Sequence[HostLook], cluster: HostsCluster, name: str, addresses: Mapping[str, str], job: TrainingJob | None = None
+) -> list[Finding]:
     """Judge each host, and what all must have alike. `name`: of the cluster, as one types it. `addresses`: of hosts, where they are
-    known.
+    known. `job`: one that is to run there.
     """
     findings: list[Finding] = []
     for look in looks:
@@ -65,7 +69,7 @@ def host_findings(looks: Sequence[HostLook], cluster: HostsCluster, name: str, a
         facts, condition = look.facts, look.condition
         findings += [
             *_way(look),
-            *_python(look, facts, condition, name),
+            *_python(look, facts, condition, name, oldest_python(job)),
             *_disk(look, facts),
             *_gpus(look, facts, condition),
             *_address(look, facts, addresses.get(look.name, "")),
@@ -116,22 +120,12 @@ def _way(look: HostLook) -> Iterator[Finding]:
         yield warning(look.name, f"its clock is {abs(look.clock_seconds):.0f} s {way} this machine's", fix)
 
 
-def _python(look: HostLook, facts: HostFacts, condition: HostCondition, name: str) -> Iterator[Finding]:
-    if facts.system != "Linux":
-        yield failed(look.name, f"it runs {facts.system}, and agents need Linux", "leave it out of the file")
-    if words := stated_python_words(look.host, facts):
-        yield failed(look.name, words, OTHER_PYTHON.format(f" {name}"))
+def _python(look: HostLook, facts: HostFacts, condition: HostCondition, name: str, oldest: tuple[int, int]) -> Iterator[Finding]:
+    unmet = [failed(look.name, *need) for need in unmet_python(look.host, facts, name, oldest)]
+    yield from unmet
+    if unmet:
         return
-    if facts.python < OLDEST_PYTHON:
-        version = ".".join(map(str, facts.python))
-        fix = f"lockstep hosts setup {name} brings one, or state hosts[].python"
-        yield failed(look.name, f"its Python {version} is too old: 3.10 or newer is needed", fix)
-    try:
-        python = python_of(look.host, facts)
-    except ConfigError:
-        fix = f"lockstep hosts setup {name} makes it, or state hosts[].python"
-        yield failed(look.name, "it has no Python environment for ranks", fix)
-        return
+    python = python_of(look.host, facts)
     libraries = condition.libraries
     if libraries is None or libraries.problem:
         yield failed(
@@ -148,19 +142,10 @@ def _python(look: HostLook, facts: HostFacts, condition: HostCondition, name: st
 
 def _disk(look: HostLook, facts: HostFacts) -> Iterator[Finding]:
     folder = facts.workspace
-    if folder.problem:
-        yield failed(
-            look.name, f"its workspace {folder.path}: {folder.problem}", "state another hosts[].workspace, or let the user write there"
-        )
-    elif folder.free < LEAST_FREE:
-        fix = "free some, or state a hosts[].workspace on another disk"
-        yield failed(look.name, f"its disk is full: {decimal_size(folder.free)} are free in {folder.path}", fix)
-    elif folder.free < LITTLE_FREE:
+    yield from (failed(look.name, *need) for need in unmet_folders(facts, LEAST_FREE))
+    if not folder.problem and LEAST_FREE <= folder.free < LITTLE_FREE:
         fix = "free some, or state a hosts[].workspace on another disk; -f job.yaml compares it with the job's checkpoints"
-        yield warning(look.name, f"{decimal_size(folder.free)} are free in {folder.path}", fix)
-    problem, fix = temporary_words(facts)
-    if problem:
-        yield failed(look.name, problem, fix)
+        yield warning(look.name, f"its workspace {folder.path} has {decimal_size(folder.free)} free", fix)
 
 
 def _gpus(look: HostLook, facts: HostFacts, condition: HostCondition) -> Iterator[Finding]:
@@ -178,12 +163,9 @@ def _gpus(look: HostLook, facts: HostFacts, condition: HostCondition) -> Iterato
             has = ", ".join(str(gpu.index) for gpu in facts.gpus) or "none"
             yield failed(look.name, f"the file names GPU {', '.join(missing)}, and the host has {has}", "correct hosts[].gpus")
     for gpu in facts.gpus:
-        if gpu.claim:
-            fix = "wait for that job, stop it, or leave the GPU out of hosts[].gpus"
-            yield warning(look.name, f"GPU {gpu.index} ({gpu.name}) is claimed by {gpu.claim}", fix)
-        elif gpu.users:
-            fix = "wait for them, end them, or leave the GPU out of hosts[].gpus"
-            yield warning(look.name, f"GPU {gpu.index} ({gpu.name}) is used by {listed(gpu.users)}", fix)
+        if gpu.taken:
+            fix = f"wait for {'that job, stop it' if gpu.claim else 'them, end them'}, or leave the GPU out of hosts[].gpus"
+            yield warning(look.name, f"GPU {gpu.index} ({gpu.name}) {gpu.taken}", fix)
         if gpu.ecc_errors:
             fix = f"nvidia-smi -q -d ECC on {look.name}; reset or replace the card"
             yield warning(look.name, f"GPU {gpu.index} ({gpu.name}) has {gpu.ecc_errors} memory errors that ECC could not correct", fix)
@@ -241,9 +223,8 @@ def _address(look: HostLook, facts: HostFacts, address: str) -> Iterator[Finding
         )
     name = look.host.interface or next((way.interface for way in facts.routes.values() if way.interface), "")
     link = facts.links.get(name)
-    if look.host.interface and link is None and look.host.interface != LOOPBACK_INTERFACE:
-        has = ", ".join(facts.links) or "none"
-        yield failed(look.name, f"the file names the interface {look.host.interface}, and the host has {has}", "correct hosts[].interface")
+    if words := interface_words(look.host, facts):
+        yield failed(look.name, words, "correct hosts[].interface")
     elif link is not None and not link.up:
         yield failed(look.name, f"its interface {name} is down", f"as root on {look.name}: ip link set {name} up")
     elif link is not None and link.wireless:

@@ -54,7 +54,6 @@ class HostCondition:
     """Files that a process may have open, at most; -1: as many as it likes."""
     firewall: Text = ""
     """`ufw` or `firewalld` where one is on; '' where none is known to be."""
-    battery: bool = False
     discharging: bool = False
     sleeps: Text = ""
     """Cause that puts it to sleep by itself, in words; '' if nothing is known to."""

@@ -10,7 +10,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 from lockstep.plan.hosts.record import JobRecord, read_record
 from lockstep_gang.contract.report import ENDS
 from lockstep_spec.codec import FINITE, at_least, from_json
-from lockstep_spec.words import cleaned, decimal_size
+from lockstep_spec.words import cleaned, listed
 
 T = TypeVar("T")
 Count = Annotated[int, at_least(0)]
@@ -31,9 +31,6 @@ class Folder:
     path: str
     free: Count
     """Free bytes of its file system."""
-    exists: bool = False
-    kind: str = ""
-    """File system, as the kernel names it."""
     problem: str = ""
     """Reason why nothing can be written there; '' if it can."""
 
@@ -80,6 +77,11 @@ class HostGpu:
     divided: bool = False
     """True in MIG mode: a process gets one slice of it."""
 
+    @property
+    def taken(self) -> str:
+        """Words for whoever has it, to follow its name; '' if it is free."""
+        return f"is claimed by {self.claim}" if self.claim else f"is used by {listed(self.users)}" if self.users else ""
+
 
 @dataclass(frozen=True)
 class JobOnHost:
@@ -89,8 +91,6 @@ class JobOnHost:
     """Record of its newest start; None: it was never started here, or was deleted."""
     unit: str = ""
     """systemd's word for its unit, such as active; '' where there is none."""
-    result: str = ""
-    """systemd's word for how the agent ended, such as exit-code."""
     exit_code: int | None = None
     supervised: bool = False
     """True if a session of its own keeps the agent, and that session is there."""
@@ -141,7 +141,6 @@ class HostFacts:
     home: str
     now: Number
     """Its clock, seconds since 1970."""
-    boot: str
     python: Version
     workspace: Folder
     datasets: Folder
@@ -185,44 +184,6 @@ class HostFacts:
 def unread_words(host: str, name: str, job: JobOnHost) -> str:
     """Sentence about a job whose files on a host can't be read."""
     return f"host {host}: the files of job {name} there can't be read: {job.problem}"
-
-
-OLDEST_PYTHON = (3, 10)
-"""Oldest Python that agents and programs of Lockstep run on."""
-PYTHON_MIN = (3, 11)
-"""Oldest Python that the trainer runs on."""
-
-LEAST_TEMPORARY = 1 << 20
-"""Free bytes for temporary files below which no agent starts."""
-LEAST_RECORDS = 16 << 20
-"""Free bytes of a workspace below which a job's records and logs have no room."""
-
-
-def unfit_words(facts: HostFacts) -> str:
-    """Reason why no agent could run on this host or keep its records there, and what to do; '' if one can."""
-    folder = facts.workspace
-    if facts.python < OLDEST_PYTHON:
-        version = ".".join(map(str, facts.python))
-        return f"its Python {version} is too old: 3.10 or newer is needed; lockstep hosts setup brings one, or state hosts[].python"
-    if folder.problem:
-        return f"its workspace {folder.path}: {folder.problem}: state another hosts[].workspace, or let {facts.user} write there"
-    if folder.free < LEAST_RECORDS:
-        return f"its workspace {folder.path} has {decimal_size(folder.free)} free: free some, or state a hosts[].workspace on another disk"
-    problem, remedy = temporary_words(facts)
-    return f"{problem}: {remedy}" if problem else ""
-
-
-def temporary_words(facts: HostFacts) -> tuple[str, str]:
-    """Reason why an agent could write no temporary files on this host, and what to do; '' and '' if it can."""
-    folder = facts.temporary
-    if folder is None or (not folder.problem and folder.free >= LEAST_TEMPORARY):
-        return "", ""
-    if folder.problem:
-        return (
-            f"its folder of temporary files {folder.path}: {folder.problem}",
-            f"let {facts.user} write there (as root: chmod 1777 {folder.path})",
-        )
-    return f"its folder of temporary files {folder.path} has {decimal_size(folder.free)} free", "remove what is not needed there"
 
 
 class BadAnswer(ValueError):

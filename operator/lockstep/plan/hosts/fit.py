@@ -14,7 +14,8 @@ from lockstep.plan.ahead.slownetwork import NetworkSpeed
 from lockstep.plan.cluster.finding import Finding, Outcome, failed, fine, warning
 from lockstep.plan.hosts.condition import HostLook
 from lockstep.plan.hosts.facts import HostFacts
-from lockstep.plan.hosts.place import Seat, chosen, path_of_job, seats
+from lockstep.plan.hosts.needs import lacking_inputs
+from lockstep.plan.hosts.place import Seat, chosen, seats
 from lockstep.plan.hosts.planned import HostsAsked, with_hosts
 from lockstep.plan.hosts.reach import HostNetwork
 from lockstep_spec.choices import StorageMode
@@ -22,18 +23,6 @@ from lockstep_spec.words import decimal_size, named, number_of
 
 SECTIONS = ("adapter", "memory", "network", "ranks", "saves")
 """Sections of a forecast that depend on the hosts."""
-
-
-def lacking_inputs(name: str, answers: Mapping[str, HostFacts], again: str) -> Iterator[tuple[list[str], str, str]]:
-    """Yield (hosts, what is missing there, the command that brings it) for every input of the job that isn't there."""
-    lacks: dict[tuple[str, str, str], list[str]] = {}
-    for host, facts in answers.items():
-        for entry in facts.missing:
-            lacks.setdefault(entry, []).append(host)
-    for (field, path, kind), hosts in lacks.items():
-        noun = "file or folder" if kind == "any" else kind
-        command = f"lockstep cp PATH {name}:{path_of_job(path, answers[hosts[0]])} {again}"
-        yield hosts, f"{field}: there is no {noun} {path}", command
 
 
 def job_findings(

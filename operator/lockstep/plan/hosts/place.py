@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from posixpath import join
 from typing import Any
@@ -12,9 +12,8 @@ from lockstep.api.errors import ConfigError
 from lockstep.api.hosts import Host, HostsCluster
 from lockstep.api.job import TrainingJob
 from lockstep.api.names import ANNOTATION_TYPED, DATASETS, WORKSPACE
-from lockstep.plan.hosts.facts import OLDEST_PYTHON, PYTHON_MIN, HostFacts, HostGpu, unread_words
+from lockstep.plan.hosts.facts import HostFacts, HostGpu, unread_words
 from lockstep.plan.hosts.record import Coordinator, JobRecord
-from lockstep.plan.hosts.status import named_hosts
 from lockstep.plan.hosts.unit import limit_lines, unit_name, unit_text
 from lockstep.plan.render.machine import machine_variables, socket_variables
 from lockstep.plan.render.resolve import real_text, resolve, unkept_lines
@@ -22,6 +21,7 @@ from lockstep.plan.render.resolved import PlatformDefaults, Resolved
 from lockstep.plan.render.run import expected_paths, machine_run
 from lockstep_gang.contract.run import HostPlace, Run
 from lockstep_spec.choices import Balance, Batches, StorageMode
+from lockstep_spec.words import named
 
 NAMESPACE = "hosts"
 """Stands for the namespace that jobs on hosts don't have."""
@@ -49,6 +49,10 @@ class Seat:
     @property
     def node(self) -> int:
         return self.record.node
+
+    def gpus(self, facts: HostFacts) -> list[HostGpu]:
+        """Return the GPUs that it takes, as the host describes them."""
+        return [gpu for gpu in facts.gpus if self.run.host is not None and gpu.uuid in self.run.host.claims]
 
 
 def chosen(cluster: HostsCluster, stated: int | None, *, first: str | None = None, without: Sequence[str] = ()) -> list[Host]:
@@ -82,7 +86,9 @@ def seats(
     """
     hosts = [cluster.host(host) for host in facts]
     _refuse_unread(job.metadata.name, facts)
-    _refuse_interfaces(hosts, facts)
+    for host in hosts:
+        if facts[host.name].links and (words := interface_words(host, facts[host.name])):
+            raise ConfigError(f"host {host.name}: {words}: correct hosts[].interface")
     counts, profile = _gpu_counts(job, profile, hosts, facts)
     _refuse_without_any_gpu(hosts, facts, counts, job.metadata.annotations.get(ANNOTATION_TYPED, ""))
     taken = [gpus_for(host, facts[host.name], count) for host, count in zip(hosts, counts, strict=True)]
@@ -152,7 +158,7 @@ def _gpu_counts(
 def _refuse_without_any_gpu(hosts: Sequence[Host], facts: Mapping[str, HostFacts], counts: Sequence[int], typed: str) -> None:
     """Raise ConfigError with the way to train on CPUs, where the job takes GPUs and no host has one."""
     if max(counts) and not any(facts[host.name].gpus or facts[host.name].gpu_problem for host in hosts):
-        names, options = named_hosts(host.name for host in hosts), f"--set gpusPerNode=0 --set ranksPerNode={max(counts)}"
+        names, options = named("host", [host.name for host in hosts]), f"--set gpusPerNode=0 --set ranksPerNode={max(counts)}"
         before, script, words = typed.partition(" -- ")
         raise ConfigError(
             f"{names} {'has' if len(hosts) == 1 else 'have'} no GPU, and the job takes {max(counts)} on each: to train on CPUs, add "
@@ -170,17 +176,11 @@ def _refuse_unread(name: str, facts: Mapping[str, HostFacts]) -> None:
             )
 
 
-def _refuse_interfaces(hosts: Sequence[Host], facts: Mapping[str, HostFacts]) -> None:
-    """Raise ConfigError where the file names an interface that a host doesn't have: its ranks would end, or wait, when they first
-    connect.
-    """
-    for host in hosts:
-        links = facts[host.name].links
-        if host.interface and links and host.interface not in links and host.interface != LOOPBACK_INTERFACE:
-            raise ConfigError(
-                f"host {host.name}: the file names the interface {host.interface}, and the host has {', '.join(links)}: correct"
-                " hosts[].interface"
-            )
+def interface_words(host: Host, facts: HostFacts) -> str:
+    """Say that the file names an interface which the host doesn't have: its ranks would end, or wait, when they first connect; '' else."""
+    if host.interface in (None, LOOPBACK_INTERFACE, *facts.links):
+        return ""
+    return f"the file names the interface {host.interface}, and the host has {', '.join(facts.links) or 'none'}"
 
 
 def _refuse_unknown_gpus(host: Host, facts: HostFacts) -> None:
@@ -218,8 +218,6 @@ def _seat(
     own = facts[host.name]
     folder = join(own.state, resolved.name)
     python = python_of(host, own)
-    if words := stated_python_words(host, own, oldest_python(resolved.job)):
-        raise ConfigError(f"host {host.name}: {words}: {OTHER_PYTHON.format('')}")
     unkept = why_unkept(host, own)
     supervised = bool(unkept)
     claims = HostPlace("" if supervised else unit_name(resolved.name), tuple(gpu.uuid for gpu in gpus))
@@ -262,7 +260,9 @@ def unlimited_lines(placed: Sequence[Seat]) -> list[str]:
     for seat in placed:
         hosts.setdefault((seat.unlimited, seat.why_unlimited), []).append(seat.host.name)
     return [
-        line for (fields, why), names in hosts.items() for line in unkept_lines(placed[0].resolved, f"on {named_hosts(names)}", why, fields)
+        line
+        for (fields, why), names in hosts.items()
+        for line in unkept_lines(placed[0].resolved, f"on {named('host', names)}", why, fields)
     ]
 
 
@@ -324,28 +324,7 @@ def python_of(host: Host, facts: HostFacts) -> str:
         return absolute(host.python, facts.home)
     if facts.environment_python:
         return facts.environment_python
-    raise ConfigError(
-        f"host {host.name} has no Python environment: lockstep hosts setup makes it, or state hosts[].python in the cluster file"
-    )
-
-
-OTHER_PYTHON = "state another one, or leave it out, and lockstep hosts setup{} makes an environment"
-"""Remedy for a stated Python; its place gets the cluster as one types it."""
-
-
-def oldest_python(job: TrainingJob) -> tuple[int, int]:
-    """Return the oldest version of Python that the job runs on."""
-    return OLDEST_PYTHON if job.spec.training is None else PYTHON_MIN
-
-
-def stated_python_words(host: Host, facts: HostFacts, oldest: tuple[int, int] = OLDEST_PYTHON) -> str:
-    """Reason why no job can run with the Python that the file states for this host; '' if one can, or none is stated."""
-    if facts.stated_problem:
-        return f"its hosts[].python {host.python} can't be run: {facts.stated_problem}"
-    if facts.stated_python is not None and facts.stated_python < oldest:
-        version, needed = (".".join(map(str, one)) for one in (facts.stated_python, oldest))
-        return f"its hosts[].python {host.python} is Python {version}, and {needed} or newer is needed"
-    return ""
+    raise ConfigError(f"host {host.name}: it has no Python environment for ranks: lockstep hosts setup makes it, or state hosts[].python")
 
 
 def addresses_of(hosts: Sequence[Host], facts: Mapping[str, HostFacts]) -> list[str]:
@@ -391,7 +370,7 @@ def _allowed(host: Host, facts: HostFacts) -> list[HostGpu]:
 
 
 def _free(host: Host, facts: HostFacts) -> list[HostGpu]:
-    free = [gpu for gpu in _allowed(host, facts) if not gpu.claim and not gpu.users]
+    free = [gpu for gpu in _allowed(host, facts) if not gpu.taken]
     return free[: host.gpus] if isinstance(host.gpus, int) else free
 
 
@@ -407,12 +386,8 @@ def gpus_for(host: Host, facts: HostFacts, count: int) -> tuple[HostGpu, ...]:
     return tuple(free[:count])
 
 
-def _taken(host: Host, facts: HostFacts) -> Iterator[str]:
-    for gpu in _allowed(host, facts):
-        if gpu.claim:
-            yield f"GPU {gpu.index} is claimed by {gpu.claim}"
-        elif gpu.users:
-            yield f"GPU {gpu.index} is used by {', '.join(gpu.users)}"
+def _taken(host: Host, facts: HostFacts) -> list[str]:
+    return [f"GPU {gpu.index} {gpu.taken}" for gpu in _allowed(host, facts) if gpu.taken]
 
 
 def variables(resolved: Resolved, host: Host, interface: str, gpus: Sequence[HostGpu]) -> dict[str, str]:

@@ -32,8 +32,7 @@ class HostsAsked:
 
 def with_hosts(known: RunFacts, asked: HostsAsked) -> RunFacts:
     """Return the facts with what the hosts say of the devices and ranks that the job would have."""
-    taken = {claim for seat in asked.seats if seat.run.host is not None for claim in seat.run.host.claims}
-    device = slowest(gpu.name for seat in asked.seats for gpu in asked.facts[seat.host.name].gpus if gpu.uuid in taken)
+    device = slowest(gpu.name for seat in asked.seats for gpu in seat.gpus(asked.facts[seat.host.name]))
     samples = tuple(seat.host.micro_batch or 0 for seat in asked.seats for _ in range(seat.record.ranks[seat.node]))
     return replace(known, cards=cards_of(asked), device=device, samples_at_once=samples)
 
@@ -43,8 +42,7 @@ def cards_of(asked: HostsAsked) -> tuple[Card, ...]:
     cards = []
     for seat in asked.seats:
         facts, micro_batch = asked.facts[seat.host.name], seat.host.micro_batch
-        taken = set() if seat.run.host is None else set(seat.run.host.claims)
-        gpus = [gpu for gpu in facts.gpus if gpu.uuid in taken]
+        gpus = seat.gpus(facts)
         if gpus:
             smallest = min(gpus, key=lambda gpu: gpu.memory)
             size = smallest.memory // len(gpus) if smallest.shared else smallest.memory
@@ -81,8 +79,7 @@ def hosts_plan(resolved: Resolved, hosts: Sequence[str], asked: HostsAsked | Non
 
 
 def _seat(seat: Seat, facts: HostFacts) -> str:
-    ranks, taken = seat.record.ranks[seat.node], set() if seat.run.host is None else set(seat.run.host.claims)
-    gpus = [gpu for gpu in facts.gpus if gpu.uuid in taken]
+    ranks, gpus = seat.record.ranks[seat.node], seat.gpus(facts)
     names = [f"GPU {gpu.index} ({gpu.name}{', ' + DIVIDED if gpu.divided else ''})" for gpu in gpus]
     what = ", ".join(names) if gpus else number_of(ranks, "CPU rank")
     keeps = "" if not seat.record.supervised else "; it would not come back after a reboot"

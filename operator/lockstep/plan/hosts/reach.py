@@ -7,7 +7,7 @@ root adds.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from lockstep.plan.cluster.finding import Finding, failed, warning
@@ -87,29 +87,39 @@ def _unreachable(network: HostNetwork, blame: Blame, failing: frozenset[Pair], p
     blocked = [(one.port, one.purpose) for one in knocks if (one.sender, one.receiver) == pairs[0]]
     ports = ", ".join(f"{port} ({'any other' if purpose == 'any' else purpose})" for port, purpose in blocked)
     reasons = clauses(sorted({knock.reason for knock in knocks}))
-    plural = "s" if ", " in ports else ""
+    words = f"port{'s' if ', ' in ports else ''} {ports}: {reasons}"
+    subject, both = _subject(network, blame, pairs), blame.sends and blame.receives
     if blame.groups:
-        groups = " and ".join(f"[{', '.join(names[node] for node in group)}]" for group in blame.groups)
-        message = f"these groups don't reach each other on port{plural} {ports}: {reasons}"
-        return failed(groups, message, "look at what is between them: switches, VLANs, routers and their rules")
+        message = f"these groups don't reach each other on {words}"
+        return failed(subject, message, "look at what is between them: switches, VLANs, routers and their rules")
     if len(blame.nodes) == 1:
-        node = blame.nodes[0]
-        others = sorted({end for pair in pairs for end in pair if end != node})
-        there = listed([names[other] for other in others])
-        if blame.sends and blame.receives:
-            fix = f"{_let_in(network, node, others)}; and let out what goes there"
-            return failed(f"{names[node]} ↔ {there}", f"port{plural} {ports}: {reasons}, both ways", fix)
+        node, others = blame.nodes[0], _others(blame, pairs)
+        if both:
+            return failed(subject, f"{words}, both ways", f"{_let_in(network, node, others)}; and let out what goes there")
         if blame.receives:
-            return failed(f"{there} → {names[node]}", f"port{plural} {ports}: {reasons}", _let_in(network, node, others))
-        message = f"port{plural} {ports}: {reasons}, while others are reached there: {names[node]}'s own firewall stops what goes out"
-        return failed(f"{names[node]} → {there}", message, _let_out(network, node, others))
-    one, other = blame.nodes
-    sender, receiver = (one, other) if blame.sends else (other, one)
-    both = blame.sends and blame.receives
-    arrow = "↔" if both else "→"
-    fix = _let_in(network, receiver, [sender]) + (f"; {_let_in(network, sender, [receiver])}" if both else "")
-    out = "" if both else f"; if that changes nothing, {names[sender]} must let it out"
-    return failed(f"{names[sender]} {arrow} {names[receiver]}", f"port{plural} {ports}: {reasons}", fix + out)
+            return failed(subject, words, _let_in(network, node, others))
+        message = f"{words}, while others are reached there: {names[node]}'s own firewall stops what goes out"
+        return failed(subject, message, _let_out(network, node, others))
+    sender, receiver = blame.nodes if blame.sends else blame.nodes[::-1]
+    back = f"; {_let_in(network, sender, [receiver])}" if both else f"; if that changes nothing, {names[sender]} must let it out"
+    return failed(subject, words, _let_in(network, receiver, [sender]) + back)
+
+
+def _others(blame: Blame, pairs: Iterable[Pair]) -> list[int]:
+    """Return the hosts at the other end of these pairs of the one that is to blame."""
+    return sorted({end for pair in pairs for end in pair} - set(blame.nodes))
+
+
+def _subject(network: HostNetwork, blame: Blame, pairs: Sequence[Pair]) -> str:
+    """Name what these pairs are explained by: groups, a host with those at the other end, or two hosts."""
+    names, arrow = network.names, "↔" if blame.sends and blame.receives else "→"
+    if blame.groups:
+        return " and ".join(f"[{', '.join(names[node] for node in group)}]" for group in blame.groups)
+    if len(blame.nodes) == 1:
+        ends = [names[blame.nodes[0]], listed([names[other] for other in _others(blame, pairs)])]
+    else:
+        ends = [names[node] for node in blame.nodes]
+    return f" {arrow} ".join(ends if blame.sends else ends[::-1])
 
 
 def _is_of(blame: Blame, pair: Pair) -> bool:
@@ -193,23 +203,14 @@ def _slow(network: HostNetwork, blame: Blame, rates: Sequence[PairRate], best: f
     message = f"{gigabits(worst.gbs)}{line} Gb/s"
     if best > 2 * worst.gbs:
         message += f", and up to {gigabits(best)} between others"
-    if len(blame.nodes) == 1:
-        node = blame.nodes[0]
-        others = sorted({end for rate in rates for end in (rate.sender, rate.receiver) if end != node})
-        there = listed([network.names[other] for other in others])
-        arrow = "↔" if blame.sends and blame.receives else "→"
-        subject = f"{there} → {network.names[node]}" if not blame.sends else f"{network.names[node]} {arrow} {there}"
-        return warning(subject, message, _cable(network, [node]))
+    subject = _subject(network, blame, [(rate.sender, rate.receiver) for rate in rates])
     if blame.groups:
-        groups = " and ".join(f"[{', '.join(network.names[node] for node in group)}]" for group in blame.groups)
-        return warning(groups, message, "look at the link between their switches")
-    both = blame.sends and blame.receives
-    pair = (worst.sender, worst.receiver)
-    return warning(f"{_pair(network, pair, '↔' if both else '→')}", message, _cable(network, pair))
+        return warning(subject, message, "look at the link between their switches")
+    return warning(subject, message, _cable(network, blame.nodes))
 
 
-def _pair(network: HostNetwork, pair: Pair, arrow: str = "→") -> str:
-    return f"{network.names[pair[0]]} {arrow} {network.names[pair[1]]}"
+def _pair(network: HostNetwork, pair: Pair) -> str:
+    return f"{network.names[pair[0]]} → {network.names[pair[1]]}"
 
 
 def _cable(network: HostNetwork, nodes: Sequence[int]) -> str:

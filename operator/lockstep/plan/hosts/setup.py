@@ -11,9 +11,11 @@ from typing import Any
 from lockstep.api.errors import ConfigError
 from lockstep.api.hosts import Host
 from lockstep.plan.cluster.finding import Finding, failed, warning
-from lockstep.plan.hosts.facts import OLDEST_PYTHON, PYTHON_MIN, checked
+from lockstep.plan.hosts.facts import Version, checked
+from lockstep.plan.hosts.needs import OLDEST_PYTHON, PYTHON_MIN
 from lockstep.plan.hosts.place import absolute
 from lockstep.plan.hosts.wheels import HostTarget
+from lockstep_spec.codec import from_json
 
 BROUGHT = "3.12"
 """Python that a host gets which has none that will do, where the cluster file names none."""
@@ -29,7 +31,7 @@ class HostParts:
     home: str
     system: str
     machine: str
-    glibc: tuple[int, int] | None
+    glibc: Version | None
     """None: its C library is another one."""
     data: str
     """Folder of Lockstep's environments and what they are made of."""
@@ -39,11 +41,11 @@ class HostParts:
     """Names of environments that are complete."""
     current: str = ""
     """Name of the environment that new jobs take."""
-    used: frozenset[str] = frozenset()
+    used: tuple[str, ...] = ()
     """Environments that the settings of a job name."""
     files: Mapping[str, int] = field(default_factory=dict)
     """Sizes of files that were sent there before, by name."""
-    folders: frozenset[str] = frozenset()
+    folders: tuple[str, ...] = ()
     """Those of the asked folders that are there."""
     has_units: bool = False
     lingers: bool = False
@@ -62,26 +64,9 @@ class HostParts:
 def read_parts(name: str, answer: Mapping[str, Any]) -> HostParts:
     """Read a host's answer. Raises BadAnswer for what is none."""
     with checked(name, answer) as known:
-        version = str(known["glibc"]).split(".")
-        return HostParts(
-            name=name,
-            user=str(known["user"]),
-            home=str(known["home"]),
-            system=str(known["system"]),
-            machine=str(known["machine"]),
-            glibc=(int(version[0]), int(version[1])) if len(version) > 1 else None,
-            data=str(known["data"]),
-            pythons={str(minor): str(path) for minor, path in known["pythons"]},
-            environments=tuple(map(str, known["environments"])),
-            current=str(known["current"]),
-            used=frozenset(map(str, known["used"])),
-            files={str(file): int(size) for file, size in known["files"].items()},
-            folders=frozenset(map(str, known["folders"])),
-            has_units=bool(known["units"]),
-            lingers=bool(known["linger"]),
-            gpus=int(known["gpus"]),
-            devices=int(known["devices"]),
-        )
+        version = [int(number) for number in str(known["glibc"]).split(".")[:2] if known["glibc"]]
+        own = {"name": name, "glibc": version or None, "hasUnits": known["units"], "lingers": known["linger"]}
+        return from_json(HostParts, {**known, **own, "pythons": dict(known["pythons"])}, "it")
 
 
 @dataclass(frozen=True)

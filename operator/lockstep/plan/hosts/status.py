@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from lockstep.api.objects import Object, condition, go_on_words, typed_command
@@ -208,7 +208,7 @@ def _reached(seen: Seen) -> Fact:
         return Fact(
             FALSE,
             Reason.HOST_AWAY,
-            f"{named_hosts(seen.missing)} has no files of this start: it broke off before they were there, or was deleted there",
+            f"{named('host', seen.missing)} has no files of this start: it broke off before they were there, or was deleted there",
         )
     words = "".join(f"; {sentence}" for sentence in unkept_words(seen))
     return Fact(TRUE, Reason.HOSTS_REACHED, f"{number_of(len(seen.hosts), 'host')} answer{words}")
@@ -219,7 +219,7 @@ def unkept_words(seen: Seen) -> list[str]:
     hosts_of: dict[str, list[str]] = {}
     for host, why in seen.unkept.items():
         hosts_of.setdefault(why, []).append(host)
-    return [f"the job does not come back after a reboot of {named_hosts(hosts)}, since {why}" for why, hosts in hosts_of.items()]
+    return [f"the job does not come back after a reboot of {named('host', hosts)}, since {why}" for why, hosts in hosts_of.items()]
 
 
 def _ranks_ready(seen: Seen, view: View, progress: Fact) -> Fact:
@@ -244,9 +244,9 @@ def _not_running(seen: Seen, view: View, again: str) -> Fact | None:  # noqa: PL
     if seen.stopped:
         running = [host for host, job in seen.jobs.items() if job.runs]
         if untold := [host for host in running if not seen.jobs[host].stopped]:
-            return Fact(FALSE, Reason.STOPPING, f"the stop has not reached {named_hosts(untold)}: lockstep stop {name} {again}")
+            return Fact(FALSE, Reason.STOPPING, f"the stop has not reached {named('host', untold)}: lockstep stop {name} {again}")
         if running:
-            return Fact(FALSE, Reason.STOPPING, f"ranks save and stop on {named_hosts(running)}")
+            return Fact(FALSE, Reason.STOPPING, f"ranks save and stop on {named('host', running)}")
         return Fact(FALSE, Reason.SUSPENDED, f"stopped as asked; to {go_on}: lockstep resume {name} {again}")
     if seen.missing:
         return Fact(
@@ -265,7 +265,7 @@ def _running(seen: Seen, view: View) -> Fact:
     """The summary of a job whose agents run, by the coordinator's report."""
     report = view.report
     away = f"; {'; '.join(seen.problems.values())}" if seen.problems else ""
-    away += f"; no reboot recovery on {named_hosts(seen.unkept)}" if seen.unkept else ""
+    away += f"; no reboot recovery on {named('host', list(seen.unkept))}" if seen.unkept else ""
     if report is None:
         return Fact(
             TRUE,
@@ -303,12 +303,6 @@ def _how_ended(host: str, job: JobOnHost) -> str:
     how = gone if job.exit_code is None else f"ended with {MEANINGS.get(job.exit_code, f'exit code {job.exit_code}')}"
     last = next((line for line in reversed(job.log) if line.strip()), "")
     return f"the agent on host {host} {how}" + (f": {last}" if last else "")
-
-
-def named_hosts(names: Iterable[str]) -> str:
-    """`host a`, or `hosts a, b and 3 more`."""
-    every = list(names)
-    return named("host", every)
 
 
 def complaints(seen: Seen) -> tuple[str, ...]:

@@ -57,8 +57,8 @@ def unit_text(
         node=node,
         command=" ".join(quoted(word).replace("$", "$$") for word in command),
         environment="".join(f"Environment={quoted(f'{name}={value}')}\n" for name, value in sorted(environment.items())),
-        folder=_path(folder),
-        log=_path(log),
+        folder=_plain(folder),
+        log=_plain(log),
         stop_seconds=stop_seconds,
         limits=limits,
     )
@@ -72,9 +72,5 @@ def quoted(word: str) -> str:
 
 
 def _plain(text: str) -> str:
-    return text.replace("%", "%%")
-
-
-def _path(text: str) -> str:
-    """Paths take specifiers and no quotes; newlines can't be in a cluster file's paths."""
+    """Return a text or a path for a place that takes specifiers and no quotes; newlines can't be in a cluster file's paths."""
     return text.replace("%", "%%")

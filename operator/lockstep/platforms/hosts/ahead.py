@@ -6,6 +6,7 @@ import asyncio
 import json
 import uuid
 from dataclasses import replace
+from functools import partial
 from posixpath import join
 
 from lockstep.api.cluster import TrainingCluster
@@ -19,7 +20,7 @@ from lockstep.plan.hosts.planned import NOT_ASKED, HostsAsked, hosts_plan, room_
 from lockstep.plan.render.resolved import Resolved
 from lockstep.plan.render.run import trainer_config
 from lockstep.platforms.hosts.fleet import Fleet
-from lockstep.platforms.hosts.start import refuse_missing, refuse_running
+from lockstep.platforms.hosts.start import refuse_running, refuse_unfit
 from lockstep.platforms.jobs.planfacts import known_facts
 from lockstep.platforms.jobs.resolved import resolve_with_warnings
 from lockstep.platforms.places.orders import HostOptions, Order, PlanWishes
@@ -37,10 +38,10 @@ async def ask_ahead(fleet: Fleet, job: TrainingJob, profile: TrainingCluster) ->
     hosts, name = chosen(fleet.cluster, job.spec.nodes), job.metadata.name
     paths = {host.name: inputs_of(job, profile, host) for host in hosts}
     facts, problems = await fleet.look([host.name for host in hosts], job=name, paths=paths, starts=True)
-    refusals = list(problems.values())
-    for refuse in (refuse_running, refuse_missing):
+    asked, refusals = [host for host in hosts if host.name in facts], list(problems.values())
+    for refuse in (partial(refuse_running, name, facts, fleet.again), partial(refuse_unfit, fleet, job, asked, facts)):
         try:
-            refuse(name, facts, fleet.again)
+            refuse()
         except ConfigError as error:
             refusals += map(str, error.args)
     if problems:

@@ -8,10 +8,10 @@ from typing import Any
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.plan.hosts.commits import merged_list, merged_verdicts, read_commits
-from lockstep.plan.hosts.status import named_hosts
 from lockstep.platforms.files.results import BAD_NEWS, inspected
 from lockstep.platforms.hosts.fleet import Fleet
 from lockstep.programs import Place
+from lockstep_spec.words import named
 
 Json = dict[str, Any]
 
@@ -43,7 +43,7 @@ class HostsCommits:
         hosts_of: dict[str, list[str]] = {}
         for host, folder in self._folders.items():
             hosts_of.setdefault(folder, []).append(host)
-        return ", ".join(f"{folder} on {named_hosts(hosts)}" for folder, hosts in hosts_of.items())
+        return ", ".join(f"{folder} on {named('host', hosts)}" for folder, hosts in hosts_of.items())
 
     async def _ask(self, verb: str, below: str = "", hosts: Sequence[str] | None = None) -> dict[str, Json]:
         async def one(host: str) -> Json:

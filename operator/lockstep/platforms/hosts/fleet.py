@@ -37,17 +37,15 @@ LOOK_BYTES_MAX = 64 << 20
 class Fleet:
     """Connections to hosts. They stay open for a minute after their last use, so that the next command starts at once."""
 
-    def __init__(
-        self, cluster: HostsCluster, name: str, named: str, *, shares: bool = True, tell: Callable[[str], None] = lambda _: None
-    ) -> None:
-        """`name`: of the cluster file. `named`: the cluster as it was given, its name or the path of its file. `shares`: False opens a
-        connection for each program. `tell`: hears that a login may wait for you.
+    def __init__(self, cluster: HostsCluster, name: str, named: str, tell: Callable[[str], None] = lambda _: None) -> None:
+        """`name`: of the cluster file. `named`: the cluster as it was given, its name or the path of its file. `tell`: hears that a login
+        may wait for you.
         """
         self.cluster, self.name = cluster, name
         self.typed, self.again = cluster_words(named)
         """The cluster as a word of a command line, and the words that lead here again on one."""
         folder = control_folder()
-        self._shared = {host.name: Shared(login_of(host), folder, shares=shares, tell=tell) for host in cluster.hosts}
+        self._shared = {host.name: Shared(login_of(host), folder, tell=tell) for host in cluster.hosts}
 
     def place(self, host: str) -> HostPlace:
         """Return the host as a place where programs run, by its own Python."""

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 from lockstep.api.errors import Failed
 from lockstep.kube.forward import HERE, held
 from lockstep.platforms.hosts.place import HostPlace
-from lockstep.platforms.hosts.ssh import OPEN_SECONDS, HostUnreachable, Shared, explained
-from lockstep.platforms.jobs.processes import ended
+from lockstep.platforms.hosts.ssh import Shared
 from lockstep.platforms.places.backend import Spot, Volume
 from lockstep_machine.network import free_ports
 
@@ -34,13 +33,10 @@ async def forwarded(place: HostPlace, port: int, local: int) -> AsyncIterator[in
         HostUnreachable: the host doesn't answer or doesn't let you in.
         Failed: the host's sshd forwards no ports.
     """
-    shared = place.shared
-    await shared.open()
+    await place.shared.open()
     async with contextlib.AsyncExitStack() as stack:
-        if shared.shares:
-            await stack.enter_async_context(place.program(["cat"]))  # a shared connection that only forwards would end after a minute
-        chosen = await _forward(shared, port, local, stack)
-        yield chosen
+        await stack.enter_async_context(place.program(["cat"]))  # a shared connection that only forwards would end after a minute
+        yield await _forward(place.shared, port, local, stack)
 
 
 def spot_on_host(volume: Volume, place: HostPlace, host: Host) -> Spot:
@@ -54,7 +50,6 @@ def spot_on_host(volume: Volume, place: HostPlace, host: Host) -> Spot:
 
 
 async def _forward(shared: Shared, port: int, local: int, stack: contextlib.AsyncExitStack) -> int:
-    way = _over_shared if shared.shares else _by_itself
     errors = ""
     for chosen in (local, *(0 for _ in range(ATTEMPTS))):
         number = chosen or free_ports(1)[0]
@@ -66,38 +61,13 @@ async def _forward(shared: Shared, port: int, local: int, stack: contextlib.Asyn
         if taken:
             errors = "Address already in use"
             continue
-        errors = await way(shared, f"{HERE}:{number}:{HERE}:{port}", number, stack)
-        if not errors:
+        rule = f"{HERE}:{number}:{HERE}:{port}"
+        code, errors = await shared.control("forward", "-L", rule)
+        if code == 0:
+            stack.push_async_callback(shared.control, "cancel", "-L", rule)
             return number
+        errors = errors.strip() or f"ssh ended with {code}"
     raise Failed(f"host {shared.login.name} forwards no port: {errors}")
-
-
-async def _over_shared(shared: Shared, rule: str, number: int, stack: contextlib.AsyncExitStack) -> str:
-    """Errors; "" when the shared connection forwards the port."""
-    code, errors = await shared.control("forward", "-L", rule)
-    if code == 0:
-        stack.push_async_callback(shared.control, "cancel", "-L", rule)
-    return "" if code == 0 else errors.strip() or f"ssh ended with {code}"
-
-
-async def _by_itself(shared: Shared, rule: str, number: int, stack: contextlib.AsyncExitStack) -> str:
-    """Errors; "" when a connection of its own forwards the port: its program there starts only then. That somebody listens says nothing."""
-    process = await asyncio.create_subprocess_exec(
-        *shared.command("-o", "ExitOnForwardFailure=yes", "-L", rule, "--", shared.login.name, "echo; exec cat", forwards=True),
-        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, start_new_session=True,
-    )  # fmt: skip
-    stack.push_async_callback(ended, process)
-    assert process.stdout is not None and process.stderr is not None  # noqa: S101 (they are pipes)
-    try:
-        async with asyncio.timeout(OPEN_SECONDS):
-            if await process.stdout.read(1):
-                return ""
-    except TimeoutError:
-        raise HostUnreachable(explained(shared.login, f"no login in {OPEN_SECONDS:.0f} s")) from None
-    errors = (await process.stderr.read()).decode(errors="replace")
-    if "forward" in errors or "in use" in errors:
-        return errors.strip()
-    raise HostUnreachable(explained(shared.login, errors))
 
 
 def _is_taken(number: int) -> bool:

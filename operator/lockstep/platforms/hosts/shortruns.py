@@ -28,7 +28,7 @@ from lockstep.plan.hosts.place import AGENT, KEY, RUN, Seat, addresses_of, chose
 from lockstep.plan.render.run import without_ranks
 from lockstep.platforms.agentfile import build_agent
 from lockstep.platforms.hosts.fleet import Fleet, within
-from lockstep.platforms.hosts.start import looked, place_files, refuse_missing
+from lockstep.platforms.hosts.start import looked, place_files, refuse_unfit
 from lockstep.platforms.jobs.netrates import measure_pairs
 from lockstep.platforms.jobs.shortresults import LINES, Hear, Read, Short, ShortEnd, ShortRuns
 from lockstep.platforms.onhost import sweep
@@ -94,7 +94,7 @@ async def _seats(fleet: Fleet, job: TrainingJob, profile: TrainingCluster, *, ne
     hosts = chosen(fleet.cluster, job.spec.nodes)
     paths = {host.name: inputs_of(job, profile, host) for host in hosts} if needs_inputs else None
     facts = await looked(fleet, [host.name for host in hosts], job.metadata.name, paths)
-    refuse_missing(job.metadata.name, facts, fleet.again)
+    refuse_unfit(fleet, job, hosts, facts)
     return seats(job, profile, fleet.cluster, fleet.name, facts, str(uuid.uuid4()))
 
 

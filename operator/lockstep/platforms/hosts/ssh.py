@@ -192,7 +192,7 @@ class Shared:
     """The shared connection of one host: made when it is first needed, kept for a minute after its last use."""
 
     def __init__(self, login: Login, folder: Path, *, shares: bool = True, tell: Callable[[str], None] = lambda _: None) -> None:
-        """`shares`: False makes a connection for each program, where ssh can't share them. `tell`: hears that a login may wait for you."""
+        """`shares`: False for commands that make a connection of their own. `tell`: hears that a login may wait for you."""
         self.login, self.folder, self.shares, self._tell = login, folder, shares, tell
         self._host_name: str | None = None
         self._open_at = -SURE_SECONDS
@@ -217,8 +217,6 @@ class Shared:
     async def open(self) -> None:
         """Open it, if it isn't open. Raises HostUnreachable, and Failed when there is no ssh on this machine."""
         await self.prepare()
-        if not self.shares:
-            return
         async with alone_at(self.folder / f"{self.login.key}.lock"):  # (a second ssh would open one that nobody uses and nobody ends)
             if not await self._is_open():
                 try:
@@ -244,14 +242,8 @@ class Shared:
     async def log_in(self) -> None:
         """Open it in this terminal, where ssh may ask for a password, a code or a touch, and keep it for eight hours.
 
-        Raises:
-            HostUnreachable: the host doesn't answer or doesn't let you in.
-            Failed: connections can't be shared here, so the answers would serve for nothing.
+        Raises HostUnreachable.
         """
-        if not self.shares:
-            raise Failed(
-                f"host {self.login.name}: a login for later commands needs a shared connection, which this machine's ssh doesn't offer"
-            )
         await self.prepare()
         async with alone_at(self.folder / f"{self.login.key}.lock"):
             if not await self._is_open():

@@ -19,26 +19,15 @@ from typing import Any
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.hosts import Host
+from lockstep.api.job import TrainingJob
 from lockstep.api.objects import Object
 from lockstep.plan.ahead.submission import refuse_ended
-from lockstep.plan.hosts.facts import HostFacts, unfit_words
+from lockstep.plan.hosts.facts import HostFacts
 from lockstep.plan.hosts.leftovers import LeftAgent, leftovers
-from lockstep.plan.hosts.place import (
-    AGENT,
-    KEY,
-    OTHER_PYTHON,
-    RUN,
-    Seat,
-    chosen,
-    inputs_of,
-    oldest_python,
-    path_of_job,
-    seats,
-    stated_python_words,
-    unlimited_lines,
-)
+from lockstep.plan.hosts.needs import refusals
+from lockstep.plan.hosts.place import AGENT, KEY, RUN, Seat, chosen, inputs_of, seats, unlimited_lines
 from lockstep.plan.hosts.record import Coordinator, record_text
-from lockstep.plan.hosts.status import Seen, host_job, named_hosts, seen_jobs
+from lockstep.plan.hosts.status import Seen, host_job, seen_jobs
 from lockstep.plan.hosts.volumes import refuse_apart
 from lockstep.plan.render.resolve import path_lines
 from lockstep.platforms.agentfile import build_agent
@@ -52,6 +41,7 @@ from lockstep.platforms.places.orders import Order
 from lockstep.programs import Program, lines_in, next_answer, python_program
 from lockstep_gang.contract.run import run_text
 from lockstep_spec.choices import StorageMode
+from lockstep_spec.words import named
 
 PLACE_SECONDS = 120.0
 
@@ -72,9 +62,7 @@ async def start(fleet: Fleet, order: Order, *, patience: float = 0.0) -> Seen:
     answers = await end_leftovers(fleet, answers, leftovers(answers, fleet.cluster, fleet.name))
     refuse_running(name, answers, fleet.again)
     _refuse_ended(fleet, order, answers)
-    _refuse_unfit(hosts, answers, fleet.typed, oldest_python(job))
-    _refuse_bare(hosts, answers, fleet.typed)
-    refuse_missing(name, answers, fleet.again)
+    refuse_unfit(fleet, job, hosts, answers)
     answers = await _lingering(fleet, answers)
     record_time = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     placed = [_dated(seat, record_time) for seat in seats(job, profile, fleet.cluster, fleet.name, answers, str(uuid.uuid4()))]
@@ -93,29 +81,6 @@ async def start(fleet: Fleet, order: Order, *, patience: float = 0.0) -> Seen:
         await _place_and_go(fleet, {"do": "start", "job": name, "fresh": True}, files, placed[0].record.coordinator, check_storage)
     answers, problems = await fleet.look_for(name, names, patience)
     return seen_jobs(answers, problems).get(name) or Seen(placed[0].record, {}, problems)
-
-
-def _refuse_bare(hosts: Sequence[Host], answers: Mapping[str, HostFacts], cluster: str) -> None:
-    """Raise ConfigError naming every host that has no Python for ranks, with the command that makes one."""
-    bare = [host.name for host in hosts if not host.python and not answers[host.name].environment_python]
-    if bare:
-        raise ConfigError(
-            f"there is no Python environment on {named_hosts(bare)}: lockstep hosts setup {cluster} makes it, or state hosts[].python in"
-            " the cluster file"
-        )
-
-
-def _refuse_unfit(hosts: Sequence[Host], answers: Mapping[str, HostFacts], cluster: str, oldest: tuple[int, int]) -> None:
-    """Raise ConfigError naming every host on which no agent could run or keep its records, with the reason. `oldest`: Python that the job
-    runs on.
-    """
-    reasons = {}
-    for host in hosts:
-        python = stated_python_words(host, answers[host.name], oldest)
-        if words := f"{python}: {OTHER_PYTHON.format(f' {cluster}')}" if python else unfit_words(answers[host.name]):
-            reasons[host.name] = words
-    if reasons:
-        raise ConfigError(*(f"host {host}: {words}; lockstep doctor {cluster} says what else is wrong" for host, words in reasons.items()))
 
 
 async def _lingering(fleet: Fleet, answers: Mapping[str, HostFacts]) -> dict[str, HostFacts]:
@@ -146,7 +111,7 @@ def refuse_running(name: str, answers: Mapping[str, HostFacts], again: str) -> N
     running = [host for host, facts in answers.items() if facts.jobs[name].runs]
     if running:
         raise ConfigError(
-            f"job {name} runs already on {named_hosts(running)}: lockstep logs {name} -f {again} follows it, lockstep stop {name} {again}"
+            f"job {name} runs already on {named('host', running)}: lockstep logs {name} -f {again} follows it, lockstep stop {name} {again}"
             " stops it"
         )
 
@@ -160,20 +125,10 @@ def _refuse_ended(fleet: Fleet, order: Order, answers: Mapping[str, HostFacts]) 
     refuse_ended(order.job, job, at, f"lockstep retry {at}", order.typed)
 
 
-def refuse_missing(name: str, answers: Mapping[str, HostFacts], again: str) -> None:
-    """Raise ConfigError naming every input that isn't there, with the command that brings it."""
-    lacks: dict[tuple[str, str, str], list[str]] = {}
-    for host, facts in answers.items():
-        for entry in facts.missing:
-            lacks.setdefault(entry, []).append(host)
-    if lacks:
-        raise ConfigError(
-            *(
-                f"{field}: there is no {'file or folder' if kind == 'any' else kind} {path} on {named_hosts(hosts)}: "
-                f"lockstep cp {_local_path(path)} {shlex.quote(f'{name}:{path_of_job(path, answers[hosts[0]])}')} {again}"
-                for (field, path, kind), hosts in lacks.items()
-            )
-        )
+def refuse_unfit(fleet: Fleet, job: TrainingJob, hosts: Sequence[Host], answers: Mapping[str, HostFacts]) -> None:
+    """Raise ConfigError naming what the job lacks on its hosts, with what to do."""
+    if reasons := refusals(job, hosts, answers, fleet.typed, fleet.again, _local_path):
+        raise ConfigError(*reasons)
 
 
 def _local_path(path: str) -> str:
@@ -268,7 +223,7 @@ async def start_again(fleet: Fleet, seen: Seen, *, retry: int | None = None) -> 
 
 def _refuse_partial(seen: Seen) -> None:
     if seen.problems or seen.missing:
-        lost = [*seen.problems.values(), *([f"{named_hosts(seen.missing)} has no files of it"] if seen.missing else [])]
+        lost = [*seen.problems.values(), *([f"{named('host', seen.missing)} has no files of it"] if seen.missing else [])]
         raise Failed(f"job {seen.record.name} needs all of its hosts: {'; '.join(lost)}")
 
 

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from lockstep.platforms.jobs.machine import END_SECONDS, write_private
+from lockstep.platforms.jobs.machine import END_SECONDS
 from lockstep.platforms.output import leave_terminal, tell
 from lockstep_gang.contract.run import Run, run_text
 from lockstep_spec.exits import FAILED, INTERRUPTED, SAVED
+from lockstep_spec.files import write_durably
 
 ENDINGS = (0, FAILED, SAVED)
 """An agent's codes at the end of the job, whatever that was: complete, failed, saved and stopped."""
@@ -42,8 +43,7 @@ def write_run(run: Run, key: str) -> Path:
     """Write run.json beside its key's file, in a folder of this user alone, in place of those of an earlier start. Return its path."""
     path = Path(run.key_file).with_name("run.json")
     for file, text in ((Path(run.key_file), key), (path, run_text(run))):
-        file.unlink(missing_ok=True)
-        write_private(file, text)
+        write_durably(file, text.encode(), 0o600)
     return path
 
 

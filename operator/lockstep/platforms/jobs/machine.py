@@ -135,10 +135,3 @@ def alone(folder: Path, job: TrainingJob | None = None) -> Iterator[int]:
         lock.write(f"{os.getpid()}\n{'' if job is None else job.metadata.annotations.get(ANNOTATION_TYPED, '')}\n")
         lock.flush()
         yield lock.fileno()
-
-
-def write_private(path: Path, text: str) -> None:
-    """Write a file that only this user may read."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)

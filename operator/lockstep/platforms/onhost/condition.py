@@ -67,7 +67,7 @@ def firewall() -> str:
 
 
 def power() -> Json:
-    """Signs that the machine may fall asleep: its battery, and why systemd would put it to sleep; ''."""
+    """Signs that the machine may fall asleep: a battery that empties, and why systemd would put it to sleep; ''."""
     supplies = [path.parent for path in paths("/sys/class/power_supply/*/type") if file_words(path) == "Battery"]
     batteries = [supply for supply in supplies if file_words(supply / "scope") != "Device"]  # (a mouse has one, too)
     settings = settings_of("/etc/systemd/logind.conf", "/usr/lib/systemd/logind.conf.d/*.conf", "/etc/systemd/logind.conf.d/*.conf")
@@ -77,7 +77,6 @@ def power() -> Json:
     if all(os.path.realpath("/etc/systemd/system/" + unit) == "/dev/null" for unit in ("sleep.target", "suspend.target")):
         sleeps = ""
     return {
-        "battery": bool(batteries),
         "discharging": any(file_words(battery / "status") == "Discharging" for battery in batteries),
         "sleeps": sleeps,
     }

@@ -26,7 +26,7 @@ from lockstep_machine.cards import described_gpus, gpu_users, lost_gpus
 from lockstep_machine.commands import output
 from lockstep_machine.gpus import SMI_SECONDS, gpu_claim
 from lockstep_machine.network import interface_of, is_wireless, listening_ports
-from lockstep_machine.readings import PROC, byte_sizes, file_words, folder_names, nearest, user_name
+from lockstep_machine.readings import byte_sizes, file_words, folder_names, nearest, user_name
 
 Json = Any
 PATIENCE_POLL_SECONDS = 0.02
@@ -65,18 +65,7 @@ def folder(path: str) -> Json:
     problem = "" if os.access(there, os.W_OK | os.X_OK) else f"{there} can't be written by {user_name()}"
     if os.statvfs(there).f_flag & os.ST_RDONLY:  # then os.access says no, too
         problem = f"{there} is on a read-only file system"
-    return {"path": str(full), "exists": full.is_dir(), "free": free, "kind": filesystem_of(there), "problem": problem}
-
-
-def filesystem_of(path: Path) -> str:
-    """Kind of the file system that the path is on, as the kernel names it."""
-    best, kind = "", ""
-    for line in file_words(PROC / "self/mountinfo").splitlines():
-        before, _, after = line.partition(" - ")
-        fields, rest = before.split(), after.split()
-        if len(fields) > 4 and rest and (str(path) + "/").startswith(fields[4].rstrip("/") + "/") and len(fields[4]) >= len(best):
-            best, kind = fields[4], rest[0]
-    return kind
+    return {"path": str(full), "free": free, "problem": problem}
 
 
 def route(peer: str) -> Json:
@@ -177,13 +166,12 @@ def units(names: list[str]) -> dict[str, Json]:
     """The state of each job's unit that is loaded, by systemd's own words."""
     if not names:
         return {}
-    fields = "Id,LoadState,ActiveState,Result,ExecMainStatus"
+    fields = "Id,LoadState,ActiveState,ExecMainStatus"
     text = output("systemctl", "--user", "show", f"--property={fields}", *(f"lockstep-{name}.service" for name in names))
     blocks = [dict(line.split("=", 1) for line in block.splitlines() if "=" in line) for block in text.split("\n\n")]
     return {
         block["Id"][len("lockstep-") : -len(".service")]: {
             "unit": block.get("ActiveState", ""),
-            "result": block.get("Result", ""),
             "exitCode": int(block["ExecMainStatus"]) if block.get("ExecMainStatus", "").isdecimal() else None,
         }
         for block in blocks
@@ -343,7 +331,6 @@ def look(request: Json) -> Json:
         "user": user_name(),
         "home": str(Path.home()),
         "now": time.time(),
-        "boot": file_words(PROC / "sys/kernel/random/boot_id"),
         "system": platform.system(),
         "python": list(sys.version_info[:2]),
         "memory": memory,

@@ -38,7 +38,7 @@ WELL = HostCondition(open_files=1 << 20, shm=8 << 30, libraries=Libraries("3.12.
 def look(number: int, condition: dict[str, Any] | None = None, seen: dict[str, Any] | None = None, **facts: Any) -> HostLook:
     host = CLUSTER.hosts[number]
     answer = HostFacts(
-        host.name, "ada", "/home/ada", 0.0, "", (3, 12), Folder("/home/ada/w", 1 << 40), Folder("/home/ada/d", 1 << 40),
+        host.name, "ada", "/home/ada", 0.0, (3, 12), Folder("/home/ada/w", 1 << 40), Folder("/home/ada/d", 1 << 40),
         routes={"10.0.0.9": Route(str(host.address), "eth0")}, links={"eth0": Link()},
         has_units=True, lingers=True, own_name="10.0.0.1",
     )  # fmt: skip
@@ -69,8 +69,8 @@ def test_healthy_hosts_have_no_finding() -> None:
         ({"system": "Darwin"}, "failed", "runs Darwin", "leave it out"),
         ({"condition": {"libraries": Libraries(problem="can't be run")}}, "failed", "can't be run", "hosts[].python"),
         ({"workspace": Folder("/w", 1 << 40, problem="/w is on a read-only file system")}, "failed", "read-only", "hosts[].workspace"),
-        ({"workspace": Folder("/w", 5 << 20)}, "failed", "its disk is full: 5.2 MB are free in /w", "another disk"),
-        ({"workspace": Folder("/w", 5 << 30)}, "warning", "5.4 GB are free", "-f job.yaml"),
+        ({"workspace": Folder("/w", 5 << 20)}, "failed", "its workspace /w has 5.2 MB free", "another disk"),
+        ({"workspace": Folder("/w", 5 << 30)}, "warning", "its workspace /w has 5.4 GB free", "-f job.yaml"),
         ({"condition": {"nvidia_cards": 1}}, "failed", "nvidia-smi shows none", "as root on lab1: install NVIDIA's driver"),
         ({"gpu_problem": "nvidia-smi ends with 15: lost"}, "warning", "not all known: nvidia-smi ends with 15: lost", "nvidia-smi on lab1"),
         ({"gpu_problem": "nvidia-smi ends with 15: lost", "condition": {"nvidia_cards": 1}}, "failed", "not all known: nvidia-smi ends",
@@ -148,7 +148,7 @@ def test_versions_that_differ_are_named_with_the_odd_host() -> None:
     ("answer", "field"),
     [
         ({"openFiles": None}, "openFiles is null"),
-        ({"battery": 1}, "battery is 1, but must be true or false"),
+        ({"discharging": 1}, "discharging is 1, but must be true or false"),
         ({"sleeps": "x" * 301}, "sleeps is"),
         ({"libraries": {"packages": {f"p{number}": "1" for number in range(65)}}}, "libraries.packages is"),
         ({"torch": {"architectures": ["sm_90"] * 65}}, "torch.architectures is"),

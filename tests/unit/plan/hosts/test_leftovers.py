@@ -30,7 +30,7 @@ NOTHING = JobOnHost()
 
 def host(name: str, jobs: dict[str, JobOnHost]) -> HostFacts:
     folder = Folder("/ws", 1)
-    return HostFacts(name, "ada", "/home/ada", 0.0, "b", (3, 11), folder, folder, jobs=jobs, routes={"10.9.9.9": Route("10.1.0.1", "eth1")})
+    return HostFacts(name, "ada", "/home/ada", 0.0, (3, 11), folder, folder, jobs=jobs, routes={"10.9.9.9": Route("10.1.0.1", "eth1")})
 
 
 def left(answers: dict[str, HostFacts]) -> list[LeftAgent]:

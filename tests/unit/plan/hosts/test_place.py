@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.files.clusterfile import parse_cluster_file
-from lockstep.plan.hosts.facts import BadAnswer, Folder, HostFacts, JobOnHost, Route, read_host, unfit_words
+from lockstep.plan.hosts.facts import BadAnswer, JobOnHost, Route, read_host
 from lockstep.plan.hosts.place import addresses_of, chosen, free_block, path_of_job, why_unkept
 from lockstep.plan.hosts.record import read_record, record_text
 from lockstep.plan.hosts.unit import quoted, unit_text
@@ -197,60 +195,9 @@ def test_a_dollar_is_doubled_where_systemd_reads_variables_and_there_alone() -> 
     assert 'ExecStart="/bin/a" "--dollar" "$$5"' in lines and 'Environment="PRICE=$5"' in lines
 
 
-TRAINING = """
-apiVersion: lockstep.dev/v1alpha1
-kind: TrainingJob
-metadata: {name: x}
-spec: {nodes: 1, training: {model: {name: /workspace/m}, data: {path: /datasets/d.jsonl}}}
-"""
-
-
-@pytest.mark.parametrize(
-    ("version", "job", "expected"),
-    [
-        ((3, 9), JOB, "host lab0: its hosts[].python ~/env/bin/python is Python 3.9, and 3.10 or newer is needed: state another one"),
-        ((3, 10), JOB, ""),
-        (
-            (3, 10),
-            TRAINING,
-            "host lab0: its hosts[].python ~/env/bin/python is Python 3.10, and 3.11 or newer is needed: state another one",
-        ),
-        ((3, 11), TRAINING, ""),
-    ],
-)
-def test_a_stated_python_that_is_too_old_for_the_job_is_refused(version: tuple[int, int], job: str, expected: str) -> None:
-    hosts = [facts("lab0", "10.0.0.1", stated_python=version), *([facts("lab1", "10.0.0.2")] if job == JOB else [])]
-    if expected:
-        with pytest.raises(ConfigError, match=re.escape(expected)):
-            placed(*hosts, job=job)
-    else:
-        placed(*hosts, job=job)
-
-
 @pytest.mark.parametrize(
     "answer", [{}, {"python": "x"}, {"jobs": 3}, {"jobs": {}, "python": "3.11"}, {"deep": json.loads("[" * 600 + "]" * 600)}]
 )
 def test_what_is_no_answer_of_a_host_is_refused_with_its_name(answer: dict[str, Any]) -> None:
     with pytest.raises(BadAnswer, match="host lab0: its Python gives no valid answer"):
         read_host("lab0", answer)
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({}, ""),
-        ({"python": (3, 9)}, "its Python 3.9 is too old: 3.10 or newer is needed; "
-            "lockstep hosts setup brings one, or state hosts[].python"),
-        ({"workspace": Folder("/w", 1 << 40, problem="/w is on a read-only file system")},
-            "its workspace /w: /w is on a read-only file system: state another hosts[].workspace, or let ada write there"),
-        ({"temporary": Folder("/t", 1 << 20)}, ""),
-        ({"temporary": Folder("/t", 4000)}, "its folder of temporary files /t has 4.0 kB free: remove what is not needed there"),
-        ({"temporary": Folder("/t", 1 << 40, problem="/t can't be written by ada")},
-            "its folder of temporary files /t: /t can't be written by ada: let ada write there (as root: chmod 1777 /t)"),
-        ({"workspace": Folder("/w", 16 << 20)}, ""),
-        ({"workspace": Folder("/w", 4000)}, "its workspace /w has 4.0 kB free: free some, or state a hosts[].workspace on another disk"),
-    ],
-)  # fmt: skip
-def test_a_host_on_which_no_job_could_keep_its_records_is_told_with_what_helps(changes: dict[str, Any], expected: str) -> None:
-    plain = HostFacts("lab0", "ada", "/home/ada", 0.0, "b", (3, 11), Folder("/w", 1 << 40), Folder("/d", 1 << 40))
-    assert unfit_words(replace(plain, **changes)) == expected

@@ -10,7 +10,7 @@ import pytest
 from lockstep.api.errors import ConfigError
 from lockstep.api.hosts import Host
 from lockstep.plan.cluster.finding import Outcome
-from lockstep.plan.hosts.facts import BadAnswer
+from lockstep.plan.hosts.facts import BadAnswer, Version
 from lockstep.plan.hosts.setup import (
     HostParts,
     HostPython,
@@ -27,12 +27,12 @@ from lockstep.plan.hosts.setup import (
 LOCK, TRAINER = "torch==2.15.0", "aa" * 32
 DATA = "/home/ada/.local/share/lockstep"
 PARTS = HostParts(
-    name="lab0", user="ada", home="/home/ada", system="Linux", machine="x86_64", glibc=(2, 36), data=DATA,
+    name="lab0", user="ada", home="/home/ada", system="Linux", machine="x86_64", glibc=Version(2, 36), data=DATA,
         pythons={"3.11": "/usr/bin/python3"},
     has_units=True, lingers=True,
 )  # fmt: skip
 HOST = Host(name="lab0")
-FOLDERS = frozenset({"/home/ada/lockstep/workspace", "/home/ada/lockstep/datasets"})
+FOLDERS = ("/home/ada/lockstep/workspace", "/home/ada/lockstep/datasets")
 NAME = environment_name(LOCK, HostPython("3.11", "/usr/bin/python3"), "x86_64", TRAINER)
 READY = replace(PARTS, environments=(NAME,), current=NAME, folders=FOLDERS)
 
@@ -75,7 +75,7 @@ def test_a_host_that_may_not_linger_is_done_all_the_same() -> None:
 
 
 def test_environments_that_no_job_names_are_removed_and_others_stay() -> None:
-    parts = replace(READY, environments=("env-" + "0" * 16, "env-" + "1" * 16, NAME), used=frozenset({"env-" + "1" * 16}))
+    parts = replace(READY, environments=("env-" + "0" * 16, "env-" + "1" * 16, NAME), used=("env-" + "1" * 16,))
     setup = setup_of(HOST, parts, None, LOCK, TRAINER)
     assert setup.obsolete == ("env-" + "0" * 16,)
     assert not setup.is_done

@@ -41,7 +41,7 @@ def report(state: State = State.RUNNING, *, uid: str = "u1", ready: int = 2, **c
 
 def host(name: str, job: JobOnHost | None) -> HostFacts:
     folder = Folder("/ws", 1)
-    return HostFacts(name, "ada", "/home/ada", NOW, "b", (3, 11), folder, folder, jobs={} if job is None else {"x": job})
+    return HostFacts(name, "ada", "/home/ada", NOW, (3, 11), folder, folder, jobs={} if job is None else {"x": job})
 
 
 ACTIVE = JobOnHost(record=RECORD, unit="active")

@@ -92,7 +92,7 @@ def test_a_start_is_refused_with_the_reason_why_a_host_can_t_write_or_be_asked()
 
 def facts(*, taken: tuple[int, ...] = (), promised: tuple[int, ...] = ()) -> HostFacts:
     folder = Folder("/w", 1)
-    return HostFacts("a", "ada", "/home/ada", 0.0, "", (3, 11), folder, folder, taken_ports=taken, promised_ports=promised)
+    return HostFacts("a", "ada", "/home/ada", 0.0, (3, 11), folder, folder, taken_ports=taken, promised_ports=promised)
 
 
 def test_a_copy_listens_on_the_last_ports_that_no_job_has() -> None:

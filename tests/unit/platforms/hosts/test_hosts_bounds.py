@@ -87,7 +87,7 @@ def test_a_port_that_is_taken_just_before_its_use_is_chosen_anew_five_times() ->
         tries.append(words[-1])
         return 255, "in use"
 
-    shared = SimpleNamespace(shares=True, control=control, login=SimpleNamespace(name="lab0"))
+    shared = SimpleNamespace(control=control, login=SimpleNamespace(name="lab0"))
 
     async def forwards() -> None:
         async with contextlib.AsyncExitStack() as stack:

@@ -221,7 +221,7 @@ def test_a_machine_without_ssh_says_what_to_install(monkeypatch: pytest.MonkeyPa
 def test_an_address_counts_only_where_the_name_is_not_known(tmp_path: Path) -> None:
     async def host_name(login: Login) -> list[str]:
         shared = Shared(login, tmp_path, shares=False)
-        await shared.open()
+        await shared.prepare()
         return [word for word in shared.command() if word.startswith("HostName=")]
 
     config = tmp_path / "config"

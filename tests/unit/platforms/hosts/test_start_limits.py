@@ -60,22 +60,19 @@ def fleet() -> Fleet:
     return Fleet(HostsCluster(hosts=[Host(name=name) for name in NAMES], ports="29400-29449"), "lab", "lab")
 
 
-def test_a_file_that_a_host_lacks_is_named_as_it_lies_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_a_host_lacks_is_named_as_it_lies_here(fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    lacks = {"lab0": facts("lab0", "10.0.0.1", missing=(("spec.script.path", "/home/lab0/lockstep/workspace/my train.py", "file"),))}
-    with pytest.raises(ConfigError, match=r"lockstep cp PATH 'x:/workspace/my train\.py' --cluster lab$"):
-        start.refuse_missing("x", lacks, "--cluster lab")
-    (tmp_path / "my train.py").touch()
-    with pytest.raises(ConfigError, match=r"lockstep cp 'my train\.py' 'x:/workspace/my train\.py' --cluster lab$"):
-        start.refuse_missing("x", lacks, "--cluster lab")
-
-
-def test_hosts_without_a_python_are_named_with_the_command_that_makes_one() -> None:
-    hosts = HostsCluster(hosts=[Host(name=name) for name in NAMES], ports="29400-29449")
-    fleet = Fleet(hosts, "lab", "my files/lab.yaml")
-    bare = {name: cast(HostFacts, SimpleNamespace(environment_python="")) for name in NAMES}
-    with pytest.raises(ConfigError, match=r"no Python environment on hosts lab0, lab1: lockstep hosts setup 'my files/lab.yaml' makes it"):
-        start._refuse_bare(hosts.hosts, bare, fleet.typed)
+    assert CLUSTER.hosts is not None
+    job, host = parse_job_file(JOB, "job.yaml"), CLUSTER.hosts.host("lab0")
+    folder, lacks = (
+        Folder("/home/lab0/lockstep/workspace", 1 << 40),
+        ("spec.script.path", "/home/lab0/lockstep/workspace/my train.py", "file"),
+    )
+    answers = {"lab0": facts("lab0", "10.0.0.1", workspace=folder, missing=(lacks,))}
+    for path, word in ((tmp_path / "other", "PATH"), (tmp_path / "my train.py", "'my train.py'")):
+        path.touch()
+        with pytest.raises(ConfigError, match=rf"lockstep cp {word} 'x:/workspace/my train\.py' --cluster lab$"):
+            start.refuse_unfit(fleet, job, [host], answers)
 
 
 def fall(monkeypatch: pytest.MonkeyPatch, **answers: tuple[bytes, ...]) -> list[Fallen]:
