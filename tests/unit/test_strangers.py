@@ -20,11 +20,11 @@ from typing import Any
 import pytest
 
 from lockstep.platforms.inpod.carry import Stored
+from lockstep.platforms.inpod.entries import hear_entries
 from lockstep.platforms.inpod.gate import Gate, GuardServer
-from lockstep.platforms.inpod.wire import hear_entries
 from lockstep.platforms.local.joined import channel as launch
 from lockstep.platforms.local.joined.token import new_token
-from lockstep.platforms.onhost.station import SealedWire, give_on, listening
+from lockstep.platforms.onhost.station import give_on, listening, proved_wire
 from lockstep_gang.agent.preflight.network import ProbePort, why_unreachable
 from lockstep_gang.agent.ranks.progress_server import ProgressServer
 from lockstep_gang.contract import channel
@@ -161,11 +161,11 @@ def copying() -> Iterator[Door]:
     listener, _ = listening("127.0.0.1", [0])
     assert listener is not None
     entries = [{"name": "", "dir": True}]
-    threading.Thread(target=give_on, args=(listener, SECRET, lambda: Stored(entries, "x")), daemon=True).start()
+    threading.Thread(target=give_on, args=(listener, SECRET, Stored(entries, "x", {})), daemon=True).start()
 
     def friend() -> None:
         with socket.create_connection(listener.getsockname(), 60) as connection:
-            assert hear_entries(SealedWire(connection, SECRET, gives=False)) == (entries, "x")
+            assert hear_entries(proved_wire(connection, SECRET, gives=False)) == (entries, "x")
 
     yield listener.getsockname()[1], friend
 

@@ -52,8 +52,10 @@ def read_regular(path: Path, most: int, *, follow: bool = False) -> bytes:
     """All of a regular file. Raises OSError, for one of more than `most` bytes, too."""
     data = bytearray()
     with os.fdopen(open_regular(path, follow=follow), "rb", buffering=0) as file:
-        while len(data) <= most and (chunk := file.read(min(CHUNK_BYTES, most + 1 - len(data)))):  # (which takes that much memory at once)
+        chunk = file.read(min(CHUNK_BYTES, most + 1))  # (which takes that much memory at once)
+        while chunk:
             data += chunk
+            chunk = file.read(min(CHUNK_BYTES, most + 1 - len(data)))
     if len(data) > most:
         raise OSError(errno.EFBIG, f"it has more than {most} bytes", str(path))
     return bytes(data)
@@ -217,10 +219,9 @@ class Signs:
 
     def unchanged_seconds(self, contents: Mapping[str, bytes]) -> dict[str, float]:
         """Seconds for which each of the files that are there has said the same, as far as this watcher has seen."""
-        now = self._clock()
+        now, before = self._clock(), self._since
         self._since = {
-            name: before if (before := self._since.get(name)) and before[0] == content else (content, now)
-            for name, content in contents.items()
+            name: before[name] if name in before and before[name][0] == content else (content, now) for name, content in contents.items()
         }
         return {name: now - since for name, (_, since) in self._since.items()}
 

@@ -12,11 +12,13 @@ import hashlib
 import hmac
 import json
 import os
+import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from lockstep_spec.codec import ContractError
 
+Proved = TypeVar("Proved")
 FORMAT = "lockstep-gang/1"
 STRANGERS_MAX = 64
 BOTH_WAYS = 2
@@ -141,6 +143,31 @@ class Strangers:
     def discard(self, connection: Any) -> None:
         """Leave out one that has proven itself, or is closed."""
         self._there.pop(connection, None)
+
+
+def serve_proved(
+    listener: Any, meet: Callable[[Any], Proved], answer: Callable[[Proved], None], errors: tuple[type[BaseException], ...]
+) -> None:
+    """Serve a listening socket until it is closed, each connection in a thread: `meet` has the other end prove itself, and `answer` gets
+    what `meet` returns. `errors` of both end a connection.
+    """
+    strangers = Strangers()
+
+    def attend(connection: Any) -> None:
+        with connection, contextlib.suppress(*errors):
+            try:
+                proved = meet(connection)
+            finally:
+                strangers.discard(connection)
+            answer(proved)
+
+    while True:
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            return  # closed
+        strangers.add(connection)
+        threading.Thread(target=attend, args=(connection,), daemon=True).start()
 
 
 def read_object(line: bytes) -> dict[str, Any]:

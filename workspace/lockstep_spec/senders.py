@@ -91,7 +91,8 @@ class Senders:
         """Folder of each record above the file that has it, its name there, and who sent it."""
         for folder in _above(path):
             name = _name_below(path, folder)
-            if senders := _senders_in(self._record(folder).get(name)):
+            senders = _senders_in(self._record(folder).get(name))
+            if senders:
                 yield folder, name, senders
 
     def _record(self, folder: str) -> dict[str, Any]:
@@ -106,9 +107,9 @@ def folder_of(origin: str) -> str:
 
 
 def _above(path: str) -> Iterator[str]:
-    while (folder := os.path.dirname(path)) != path:  # noqa: PTH120 (thousands of them)
-        yield folder
-        path = folder
+    while os.path.dirname(path) != path:  # noqa: PTH120 (thousands of them)
+        path = os.path.dirname(path)  # noqa: PTH120
+        yield path
 
 
 def _may_record(folder: str) -> bool:

@@ -50,7 +50,7 @@ def uv_wheel(machine: str = "x86_64") -> Path:
     """The wheel of uv that requirements/bootstrap.lock pins, downloaded once and kept with other downloads."""
     lock = ROOT / "requirements/bootstrap.lock"
     text, target = lock.read_text(), HostTarget((3, 11), machine, (2, 17))
-    files = asyncio.run(gather(text, read_lock(text, str(lock)), [target], cache_folder(), None, print))
+    files = asyncio.run(gather(read_lock(text, str(lock)), [target], cache_folder(), None, print))
     return files[target][0].path
 
 

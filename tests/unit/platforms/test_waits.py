@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
+import io
 import os
 import shutil
 import socket
@@ -26,9 +26,8 @@ from lockstep.platforms.clusters import imagebuild, install, remove
 from lockstep.platforms.files import results
 from lockstep.platforms.hosts import checkup, environment, volumes, wheelhouse
 from lockstep.platforms.hosts.fleet import Fleet
-from lockstep.platforms.inpod import drill, forget, netrate, rankload, wire
+from lockstep.platforms.inpod import drill, forget, netrate, rankload
 from lockstep.platforms.inpod import editor as editor_there
-from lockstep.platforms.inpod.wire import Gone
 from lockstep.platforms.jobs import bundle, editor, netrates, runs, terminal, top
 from lockstep.platforms.kubernetes import alone as runs_here
 from lockstep.platforms.kubernetes import probe
@@ -37,7 +36,9 @@ from lockstep.platforms.onhost import install as install_there
 from lockstep.programs import Program, output_of, python_output
 from lockstep_gang.agent import host as agent_host
 from lockstep_gang.agent.preflight import selftest_program
+from lockstep_machine import wire
 from lockstep_machine.commands import output
+from lockstep_machine.wire import Gone
 from support.fake_cluster import FakeCluster
 from unit.silent_place import SilentPlace, SilentProgram
 from unit.virtual_time import VirtualClock, clock_of, forever
@@ -167,8 +168,7 @@ def test_a_folder_that_always_comes_back_is_removed_for_twenty_seconds(monkeypat
     assert clock.now - begun == pytest.approx(2, abs=0.2)
 
 
-@pytest.mark.parametrize(("ask", "seconds"), [(marks.heard, MINUTE), (netrate.main, 5 * MINUTE)], ids=["marks", "network"])
-def test_a_program_that_is_asked_nothing_ends(monkeypatch: pytest.MonkeyPatch, ask: Callable[[], object], seconds: float) -> None:
+def test_a_program_that_is_asked_nothing_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     limits: list[float] = []
 
     def nothing_comes(reads: object, writes: object, errors: object, timeout: float) -> tuple[list[object], list[object], list[object]]:
@@ -176,23 +176,8 @@ def test_a_program_that_is_asked_nothing_ends(monkeypatch: pytest.MonkeyPatch, a
         return [], [], []
 
     monkeypatch.setattr("select.select", nothing_comes)
-    with contextlib.suppress(SystemExit):
-        ask()
-    assert limits == [seconds]
-
-
-def test_a_question_without_an_end_is_read_no_further_than_a_mebibyte(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes: list[int] = []
-
-    def read(_: int, size: int) -> bytes:
-        sizes.append(size)
-        return b"x" * size
-
-    monkeypatch.setattr("select.select", lambda *_: ([0], [], []))
-    monkeypatch.setattr("os.read", read)
-    with pytest.raises(SystemExit):
-        marks.heard()
-    assert 1 << 20 <= sum(sizes) <= (1 << 20) + (1 << 17)
+    netrate.main()
+    assert limits == [5 * MINUTE]
 
 
 async def ask_ranks_of(place: SilentPlace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,8 +242,8 @@ def test_a_connection_has_ten_seconds_for_its_proof(monkeypatch: pytest.MonkeyPa
     limits: list[float] = []
     monkeypatch.setattr(wire, "_ready", lambda descriptor, event, seconds: limits.append(seconds))
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as ours, pytest.raises(Gone):
-        station.SealedWire(ours, bytes(32), gives=True)
-    assert limits == [10.0]
+        station.proved_wire(ours, bytes(32), gives=True)
+    assert limits == [pytest.approx(10.0, abs=0.5)]
 
 
 @pytest.mark.parametrize(("comes_back", "seconds"), [(False, 1.0), (True, 10.0)])
@@ -424,18 +409,20 @@ def test_of_a_server_that_ended_the_last_twenty_lines_are_told() -> None:
     assert tail.lines() == [f"line {number}" for number in range(80, 100)]
 
 
-@pytest.mark.parametrize(("size", "is_taken"), [(64 << 20, True), ((64 << 20) + 1, False)])
-def test_a_file_of_a_job_has_at_most_64_mebibytes(size: int, is_taken: bool) -> None:
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (b'{"do": "start", "files": {"key": "YWJj"}}', "ended before all files were here, or they have more than 96 MiB"),
+        (b'{"do": "start", "files": {"../key": "YWJj"}}\n', "'../key' is no file of a job"),
+    ],
+    ids=["cut off", "another name"],
+)
+def test_a_request_that_is_cut_off_or_has_other_files_than_a_job_s_is_declined(line: bytes, words: str) -> None:
+    with pytest.raises(exchange.Declined, match=words):
+        exchange.read_request(io.BytesIO(line))
+
+
+def test_a_request_for_a_host_has_at_most_96_mebibytes() -> None:
     asked: list[int] = []
-
-    class Stream:
-        def readline(self) -> bytes:
-            return json.dumps({"name": next(iter(exchange.FILES)), "bytes": size, "sha256": ""}).encode()
-
-        def read(self, size: int) -> bytes:
-            asked.append(size)
-            return b""
-
-    with pytest.raises(exchange.Declined):
-        exchange.received(cast(Any, Stream()))
-    assert bool(asked) == is_taken
+    stream = SimpleNamespace(readline=lambda size: (asked.append(size), b"{}\n")[1])
+    assert exchange.read_request(cast(Any, stream)) == {"files": {}} and asked == [96 << 20]

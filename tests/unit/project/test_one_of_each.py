@@ -13,7 +13,7 @@ WRITERS = {
     "workspace/lockstep_spec/files.py",
     "workspace/train_multi_node.py",  # stands alone
     "workspace/lockstep_train/fetch/fetch.py",  # goes on with a part of an earlier start
-    f"{PLATFORMS}/inpod/carry.py", f"{PLATFORMS}/onhost/install.py", f"{PLATFORMS}/hosts/wheelhouse.py",  # take the rest of a file
+    f"{PLATFORMS}/inpod/carry.py", f"{PLATFORMS}/hosts/wheelhouse.py",  # take the rest of a file
 }  # fmt: skip
 ONE_OF_EACH = {
     "the path of nvidia-smi": (r"which\([^)]*nvidia-smi", {f"{MACHINE}/gpus.py"}),

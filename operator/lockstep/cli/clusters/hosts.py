@@ -83,8 +83,7 @@ class Wanted:
 
     text: str
     pins: Sequence[Pin]
-    uv: tuple[str, Sequence[Pin]]
-    """Lock of uv, and its pins."""
+    uv: Sequence[Pin]
     trainer: WheelFile
 
 
@@ -171,12 +170,12 @@ async def _packages(makers: Sequence[HostSetup], wanted: Wanted, stated: HostEnv
     uv: dict[str, WheelFile] = {}
     files: dict[str, list[WheelFile]] | None = None if house is None else {}
     if makers:
-        tools = await gather(*wanted.uv, targets.values(), folder, index, say)
+        tools = await gather(wanted.uv, targets.values(), folder, index, say)
         uv = {name: tools[target][0] for name, target in targets.items()}
         if house is not None:
-            found = await gather(wanted.text, wanted.pins, targets.values(), folder, index, say)
+            found = await gather(wanted.pins, targets.values(), folder, index, say)
             files = {name: found[target] for name, target in targets.items()}
-    return Packages(wanted.text, wanted.pins, wanted.trainer, uv, files, stated.index)
+    return Packages(wanted.pins, wanted.trainer, uv, files, stated.index)
 
 
 def wanted_of(stated: HostEnvironment) -> Wanted:
@@ -188,9 +187,8 @@ def wanted_of(stated: HostEnvironment) -> Wanted:
 
     path, bootstrap = _local(stated.lock), _local(str(BOOTSTRAP))
     text = read_text(path)
-    pins = read_lock(text, str(path))
-    tools = read_text(bootstrap)
-    return Wanted(text, pins, (tools, read_lock(tools, str(bootstrap))), trainer_file(cache_folder(), VERSION))
+    pins, tools = read_lock(text, str(path)), read_lock(read_text(bootstrap), str(bootstrap))
+    return Wanted(text, pins, tools, trainer_file(cache_folder(), VERSION))
 
 
 def _local(stated: str) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -27,6 +27,8 @@ class Pin:
     version: str
     hashes: frozenset[str]
     """SHA-256 of every file that may stand for it."""
+    line: str = field(default="", compare=False)
+    """All that the lock says of it."""
 
 
 @dataclass(frozen=True)
@@ -72,22 +74,18 @@ def read_lock(text: str, path: str) -> list[Pin]:
     """Return the packages of a lock. Raises ConfigError naming each line that pins nothing, or pins it without a hash."""
     pins, problems = [], []
     for number, line in _lines(text):
-        hashes, match = frozenset(_HASH.findall(line)), _pin(line)
+        hashes, match = frozenset(_HASH.findall(line)), _PIN.fullmatch(_HASH.sub("", line.partition(" #")[0]).strip())
         if match is None:
             problems.append(f"{path}:{number}: {line[:80]!r} pins no package: a lock has lines such as NAME==VERSION --hash=sha256:…")
         elif not hashes:
             problems.append(f"{path}:{number}: {match[1]} has no --hash=sha256:…: make the lock with `uv pip compile --generate-hashes`")
         else:
-            pins.append(Pin(normalized(match[1]), match[2], hashes))
+            pins.append(Pin(normalized(match[1]), match[2], hashes, line))
     if problems:
         raise ConfigError(*problems)
     if not pins:
         raise ConfigError(f"{path} pins no package")
     return pins
-
-
-def _pin(line: str) -> re.Match[str] | None:
-    return _PIN.fullmatch(_HASH.sub("", line.partition(" #")[0]).strip())
 
 
 def _lines(text: str) -> Iterable[tuple[int, str]]:
@@ -106,19 +104,9 @@ def _lines(text: str) -> Iterable[tuple[int, str]]:
         yield first, whole.strip()
 
 
-def without(text: str, names: Iterable[str]) -> str:
-    """Return a lock without these packages."""
-    return "".join(f"{line}\n" for _, line in _lines(text) if not _names(line, names))
-
-
-def only(text: str, names: Iterable[str]) -> str:
-    """Return of a lock only these packages."""
-    return "".join(f"{line}\n" for _, line in _lines(text) if _names(line, names))
-
-
-def _names(line: str, names: Iterable[str]) -> bool:
-    match = _pin(line)
-    return match is not None and normalized(match[1]) in set(names)
+def lock_of(pins: Iterable[Pin]) -> str:
+    """Return the lock of these packages."""
+    return "".join(f"{pin.line}\n" for pin in pins)
 
 
 def is_source(file: str) -> bool:

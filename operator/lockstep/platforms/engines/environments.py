@@ -13,7 +13,7 @@ from pathlib import Path
 from lockstep.api.errors import ConfigError
 from lockstep.assets import asset
 from lockstep.environments import Say, cache_root, environment_key, is_whole, made, packages, site_packages, thin_venv
-from lockstep.plan.hosts.wheels import HostTarget, only, read_lock
+from lockstep.plan.hosts.wheels import HostTarget, read_lock
 from lockstep.platforms.hosts.wheelhouse import cache_folder, gather, index_here
 
 CMAKE = "-DLLAVA_BUILD=OFF -DCMAKE_CXX_FLAGS_RELEASE=-O1"
@@ -60,8 +60,8 @@ def install(say: Say) -> None:
     target = HostTarget(sys.version_info[:2], platform.machine(), (2, int(platform.libc_ver()[1].split(".")[1])))
     home = _home(Engine.LLAMA_CPP, cache)
     if not is_whole(home):
-        text = only(lock.read_text(encoding="utf-8"), ["llama-cpp-python"])
-        [[source]] = asyncio.run(gather(text, read_lock(text, str(lock)), [target], cache_folder(), index_here(None), say)).values()
+        pins = [pin for pin in read_lock(lock.read_text(encoding="utf-8"), str(lock)) if pin.name == "llama-cpp-python"]
+        [[source]] = asyncio.run(gather(pins, [target], cache_folder(), index_here(None), say)).values()
         own = packages(Engine.LLAMA_CPP.value, cache, say, CMAKE_ARGS=CMAKE, UV_FIND_LINKS=str(cache_folder()))
         others = site_packages(packages("local", cache, say))
 

@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pathspec
 
@@ -21,8 +21,9 @@ from lockstep.api.names import WORKSPACE
 from lockstep.platforms.files.transfer import Wired, wired
 from lockstep.platforms.inpod import receiver, source_of
 from lockstep.platforms.inpod.carry import Stored, give_all
-from lockstep.platforms.inpod.wire import DRAFT, Gone, Wire, is_plain, no_protocol, stays_below
+from lockstep.platforms.inpod.entries import DRAFT, is_plain, stays_below
 from lockstep.programs import WORDS_MAX, Place, python_program
+from lockstep_machine.wire import Gone, Wire, no_protocol
 from lockstep_spec.words import decimal_size, number_of
 
 ALWAYS_IGNORED = (".git/", "__pycache__/", "*.pyc", ".venv/", ".lockstep/", ".DS_Store", "*.swp", f"{DRAFT}*")
@@ -32,7 +33,6 @@ IGNORE_FILES = (".lockstepignore", GITIGNORE)
 NAMED_MAX = 3
 SILENCE_SECONDS = 30.0
 Files = dict[str, dict[str, Any]]
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class Receivers:
     def __init__(self, *, own_umask: bool = False) -> None:
         """`own_umask`: who else may read and write what is sent is up to the umask there; else it is the group's, as in pods."""
         self._own_umask = own_umask
-        self._open: dict[str, _Receiver] = {}
+        self._open: dict[str, tuple[Wired, AsyncExitStack]] = {}
 
     async def __aenter__(self) -> Receivers:
         return self
@@ -157,7 +157,7 @@ class Receivers:
     @property
     def are_there(self) -> bool:
         """True if none has ended: a node that was restarted may have lost what it was sent."""
-        return not any(receiver.has_ended for receiver in self._open.values())
+        return not any(one.has_ended for one, _ in self._open.values())
 
     async def send(
         self,
@@ -178,11 +178,11 @@ class Receivers:
         scanning = asyncio.ensure_future(asyncio.to_thread(scan, folder))  # while connections are made
 
         async def ask(node: str) -> Changes:
-            receiver = await self._receiver(node, places[node])
-            return await receiver.run(partial(_asked, {**request, "target": targets[node]}, await scanning))
+            one = await self._receiver(node, places[node])
+            return await one.run(partial(_asked, {**request, "target": targets[node]}, await scanning))
 
         async def take(node: str) -> Synced:
-            return await self._open[node].take(node, folder, await scanning, answers[node], stop=stop)
+            return await _taken(node, self._open[node][0], folder, await scanning, answers[node], stop=stop)
 
         try:
             answers = await self._each(places, ask)
@@ -199,7 +199,7 @@ class Receivers:
         async def one(node: str) -> Any:
             try:
                 return await work(node)
-            except (Failed, OSError) as error:
+            except (Failed, Gone, OSError) as error:
                 await self._drop(node)
                 return Synced(node, problem=" ".join(str(error).split())[:WORDS_MAX])
 
@@ -209,17 +209,22 @@ class Receivers:
             raise error
         return dict(zip(names, results, strict=True))
 
-    async def _receiver(self, node: str, place: Place) -> _Receiver:
-        if node in self._open and self._open[node].has_ended:
+    async def _receiver(self, node: str, place: Place) -> Wired:
+        """Return the program on the node, which is started where there is none, or it has ended."""
+        if node in self._open and self._open[node][0].has_ended:
             await self._drop(node)
         if node not in self._open:
-            self._open[node] = await _Receiver.start(place, own_umask=self._own_umask)
-        return self._open[node]
+            arguments = [receiver.OWN_UMASK] if self._own_umask else []
+            options = ("-I", "-S")  # (an image's site-packages would be looked through for nothing)
+            async with AsyncExitStack() as stack:
+                program = python_program(place, source_of(receiver), *arguments, options=options, pings=True)
+                one = await stack.enter_async_context(wired(await stack.enter_async_context(program), SILENCE_SECONDS))
+                self._open[node] = one, stack.pop_all()
+        return self._open[node][0]
 
     async def _drop(self, node: str) -> None:
-        receiver = self._open.pop(node, None)
-        if receiver is not None:
-            await receiver.close()
+        if node in self._open:
+            await self._open.pop(node)[1].aclose()
 
 
 def sender_of(path: Path) -> str:
@@ -235,43 +240,16 @@ def own_folders(folder: Path) -> tuple[str, str]:
     return f"{WORKSPACE}/{name}", f"{WORKSPACE}/{name}-{hashlib.sha256(sender_of(folder).encode()).hexdigest()[:6]}"
 
 
-class _Receiver:
-    """The program on one node."""
-
-    def __init__(self, one: Wired, stack: AsyncExitStack) -> None:
-        self._wired, self._stack = one, stack
-        self.close = stack.aclose
-
-    @classmethod
-    async def start(cls, place: Place, *, own_umask: bool) -> _Receiver:
-        arguments = [receiver.OWN_UMASK] if own_umask else []
-        options = ("-I", "-S")  # (an image's site-packages would be looked through for nothing)
-        async with AsyncExitStack() as stack:
-            program = python_program(place, source_of(receiver), *arguments, options=options, pings=True)
-            one = await stack.enter_async_context(wired(await stack.enter_async_context(program), SILENCE_SECONDS))
-            return cls(one, stack.pop_all())
-
-    @property
-    def has_ended(self) -> bool:
-        return self._wired.has_ended
-
-    async def take(self, node: str, folder: Path, files: Files, changes: Changes, *, stop: bool) -> Synced:
-        """Let the node take what it lacks; with `stop` nothing. Raises Failed."""
-        wanted, removed, changed, others = (tuple(changes.names[kind]) for kind in ("wanted", "removed", "changed", "others"))
-        keep = [name for name in removed if (path := folder / name).is_file() or path.is_symlink()]  # (those that are only ignored by now)
-        if stop and not changes.done:
-            await self.run(lambda wire: wire.say({"stop": True}))
-        if stop:
-            return Synced(node, theirs=changes.theirs)
-        size = 0 if changes.done else await self.run(partial(_sent, folder, files, wanted, keep))
-        return Synced(node, len(wanted), size, tuple(name for name in removed if name not in keep), changed, others)
-
-    async def run(self, end: Callable[[Wire], T]) -> T:
-        """Run this machine's end. Raises Failed, with the program's own message if it has one."""
-        try:
-            return await self._wired.run(end)
-        except Gone as error:
-            raise Failed(str(error)) from error
+async def _taken(node: str, one: Wired, folder: Path, files: Files, changes: Changes, *, stop: bool) -> Synced:
+    """Let the node take what it lacks; with `stop` nothing. Raises Failed, Gone."""
+    wanted, removed, changed, others = (tuple(changes.names[kind]) for kind in ("wanted", "removed", "changed", "others"))
+    keep = [name for name in removed if (path := folder / name).is_file() or path.is_symlink()]  # (those that are only ignored by now)
+    if stop and not changes.done:
+        await one.run(lambda wire: wire.say({"stop": True}))
+    if stop:
+        return Synced(node, theirs=changes.theirs)
+    size = 0 if changes.done else await one.run(partial(_sent, folder, files, wanted, keep))
+    return Synced(node, len(wanted), size, tuple(name for name in removed if name not in keep), changed, others)
 
 
 def _asked(request: Mapping[str, Any], files: Files, wire: Wire) -> Changes:

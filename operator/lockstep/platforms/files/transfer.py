@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.platforms.inpod import carry, source_of
-from lockstep.platforms.inpod.wire import SILENCE_SECONDS, CarryError, Gone, Wire
 from lockstep.programs import Broken, Place, Program, ProgramFailed, python_program
+from lockstep_machine.wire import SILENCE_SECONDS, CarryError, Gone, Wire
 
 TRIES = 6
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 15.0
@@ -77,13 +77,15 @@ async def put(
     progress: TransferProgress,
     *,
     own_umask: bool = False,
+    program: bytes | None = None,
     sender: Sender | None = None,
 ) -> Carried:
     """Copy a file or folder of this machine into the volumes that `place` sees. `own_umask`: who may write to it is up to the umask there;
-    else its group may, as in pods. `sender`: who sends it; None: it isn't recorded. Raises Failed.
+    else its group may, as in pods. `program`: text of `carry` for the Python there; None: that of any pod. `sender`: who sends it; None: it
+    isn't recorded. Raises Failed.
     """
     request = {"take": target, "roots": roots, "ownUmask": own_umask, "sender": sender and sender.request(roots)}
-    return await retried(lambda: _once(place, request, giving(source, progress)), progress)
+    return await retried(lambda: _once(place, request, giving(source, progress), program), progress)
 
 
 def giving(source: Path, progress: TransferProgress) -> Callable[[Wire], dict[str, Any]]:
@@ -118,9 +120,9 @@ async def retried(once: Callable[[], Awaitable[Carried]], progress: TransferProg
             await asyncio.sleep(pause)
 
 
-async def _once(place: Place, request: dict[str, Any], end: Callable[[Wire], dict[str, Any]]) -> Carried:
+async def _once(place: Place, request: dict[str, Any], end: Callable[[Wire], dict[str, Any]], program: bytes | None = None) -> Carried:
     try:
-        async with python_program(place, source_of(carry), json.dumps(request)) as running, wired(running) as one:
+        async with python_program(place, program or source_of(carry), json.dumps(request)) as running, wired(running) as one:
             return Carried(**await one.run(end))
     except (Broken, OSError) as error:
         raise Gone(str(error)) from error

@@ -11,9 +11,9 @@ import json
 import re
 import tempfile
 import zipfile
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -23,17 +23,17 @@ from lockstep.assets import package
 from lockstep.plan.hosts.place import absolute
 from lockstep.plan.hosts.setup import HostParts, HostSetup, read_parts
 from lockstep.plan.hosts.volumes import listening_ports
-from lockstep.plan.hosts.wheels import Pin, is_source, normalized, only, without
-from lockstep.platforms.files.transfer import Carried, TransferProgress
+from lockstep.plan.hosts.wheels import Pin, is_source, lock_of, normalized
+from lockstep.platforms.files.transfer import Carried, TransferProgress, put
 from lockstep.platforms.hosts.copies import stated_addresses
 from lockstep.platforms.hosts.fleet import Fleet, old_source_of
 from lockstep.platforms.hosts.place import HostPlace
 from lockstep.platforms.hosts.spread import Spread, Stop
 from lockstep.platforms.hosts.volumes import sharing
-from lockstep.platforms.hosts.wheelhouse import PIECE_BYTES, WheelFile, digest_of, fetch
-from lockstep.platforms.inpod import source_of
+from lockstep.platforms.hosts.wheelhouse import WheelFile, digest_of, fetch
+from lockstep.platforms.inpod import carry, source_of
 from lockstep.platforms.onhost import gputest, install
-from lockstep.programs import Program, ProgramFailed, answer_of, lines_in, next_answer, python_output, python_program
+from lockstep.programs import ProgramFailed, answer_of, lines_in, python_output, python_program
 from lockstep_spec.files import write_durably
 from lockstep_spec.words import number_of
 
@@ -52,38 +52,10 @@ FOLDER = "wheels"
 """Folder of such files, in that of a host's environments."""
 
 
-class Downloads:
-    """Files that this machine downloads for several hosts: each once, however many hosts wait for it."""
-
-    def __init__(self) -> None:
-        self._files: dict[Path, asyncio.Task[WheelFile]] = {}
-
-    async def file(self, url: str, path: Path) -> WheelFile:
-        """Return the file, downloading it if it isn't there. Raises Failed."""
-        if path not in self._files:
-            self._files[path] = asyncio.create_task(self._fetched(url, path))
-        return await self._files[path]
-
-    async def _fetched(self, url: str, path: Path) -> WheelFile:
-        await fetch(url, path)
-        return WheelFile(path, await asyncio.to_thread(digest_of, path))
-
-
-@dataclass(frozen=True)
-class PythonArchive:
-    """Archive of a Python that a host gets."""
-
-    release: str
-    """Release that its name stands in, as uv looks for it."""
-    file: WheelFile
-
-
 @dataclass(frozen=True)
 class Packages:
     """Parts that an environment is made of."""
 
-    lock: str
-    """Text of the lock."""
     pins: Sequence[Pin]
     trainer: WheelFile
     """Archive of Lockstep's own packages."""
@@ -92,7 +64,6 @@ class Packages:
     files: Mapping[str, Sequence[WheelFile]] | None
     """Files of the packages, by host; None: the hosts reach an index."""
     index: str | None = None
-    downloads: Downloads = field(default_factory=Downloads)
 
     def of(self, name: str) -> list[WheelFile]:
         """Return the files that go to a host."""
@@ -151,23 +122,23 @@ async def set_up(fleet: Fleet, setup: HostSetup, packages: Packages, say: Say) -
     place = fleet.place(name)
     files: list[WheelFile] = []
     request: dict[str, Any] = {
-        "do": "make", "environment": setup.environment, "linger": setup.lingers, "keep": [], "files": [],
+        "do": "make", "environment": setup.environment, "linger": setup.lingers, "keep": [], "files": [], "archive": None,
         "folders": [absolute(folder, setup.parts.home) for folder in setup.folders],
     }  # fmt: skip
     if setup.makes:
         files = packages.of(name)
-        archive = None
-        await _send(place, files, setup.parts.files, say)
+        await _send(place, setup, files, say)
         if packages.brings_python(setup):
-            archive = await python_archive(fleet, setup, packages)
-            await _send(place, [archive.file], setup.parts.files, say)
-            files.append(archive.file)
-        request |= _making(setup, packages, files, archive)
+            release, file = await python_archive(fleet, setup, packages)
+            await _send(place, setup, [file], say)
+            files.append(file)
+            request["archive"] = [release, file.path.name]
+        request |= _making(setup, packages, files)
     async with asyncio.timeout(MAKE_SECONDS):
         return bool((await _asked(place, request, lambda step: say(f"{name}: {step}")))["linger"])
 
 
-def _making(setup: HostSetup, packages: Packages, files: Sequence[WheelFile], archive: PythonArchive | None) -> dict[str, Any]:
+def _making(setup: HostSetup, packages: Packages, files: Sequence[WheelFile]) -> dict[str, Any]:
     offline = packages.files is not None
     names = [file.path.name for file in files]
     sources = {pin.name for pin in packages.pins if pin.name in SOURCE_ONLY}
@@ -180,11 +151,10 @@ def _making(setup: HostSetup, packages: Packages, files: Sequence[WheelFile], ar
         "folders_of_trainer": TRAINER,
         "python": setup.python.path,
         "version": setup.python.version,
-        "archive": None if archive is None else [archive.release, archive.file.path.name],
         "offline": offline,
         "index": "" if offline else packages.index or "",
-        "wheels": without(packages.lock, sources),
-        "sources": only(packages.lock, sources),
+        "wheels": lock_of(pin for pin in packages.pins if pin.name not in sources),
+        "sources": lock_of(pin for pin in packages.pins if pin.name in sources),
         "built": ", ".join(sorted(sources)),
         "packages": len(packages.pins),
         "files": [[file.path.name, file.sha256] for file in files],
@@ -192,14 +162,16 @@ def _making(setup: HostSetup, packages: Packages, files: Sequence[WheelFile], ar
     }
 
 
-async def python_archive(fleet: Fleet, setup: HostSetup, packages: Packages) -> PythonArchive:
-    """Download the archive of the Python that a host's uv, which must be there, brings. It knows its digest, and refuses another one.
-    Raises Failed.
+async def python_archive(fleet: Fleet, setup: HostSetup, packages: Packages) -> tuple[str, WheelFile]:
+    """Download the archive of the Python that a host's uv, which must be there, brings; uv knows its digest, and refuses another one.
+    Return the release that its name stands in, as uv looks for it, and the file. Raises Failed.
     """
     uv = packages.uv[setup.host.name].path
     answer = await _asked(fleet.place(setup.host.name), {"do": "archive", "uv": uv.name, "version": setup.python.version})
     release, name = address_of_python(setup.host.name, url := str(answer["url"]))
-    return PythonArchive(release, await packages.downloads.file(url, uv.parent / name))
+    path = uv.parent / name
+    await fetch(url, path)
+    return release, WheelFile(path, await asyncio.to_thread(digest_of, path))
 
 
 def address_of_python(host: str, url: str) -> tuple[str, str]:
@@ -212,36 +184,24 @@ def address_of_python(host: str, url: str) -> tuple[str, str]:
     return match["release"], match["name"]
 
 
-async def _send(place: HostPlace, files: Sequence[WheelFile], there: Mapping[str, int], say: Say) -> None:
-    """Send the files that aren't there; of one that came in part, the rest. `there`: sizes by name."""
-    lacking = not_there(files, there)
+async def _send(place: HostPlace, setup: HostSetup, files: Sequence[WheelFile], say: Say) -> None:
+    """Send the files that aren't there; of one that came in part, the rest. Raises Failed with the host's reason."""
+    lacking, data = not_there(files, setup.parts.files), setup.parts.data
     if not lacking:
         return
     size = sum(file.size for file in lacking)
-    say(f"{place.shared.login.name}: sending {number_of(len(lacking), 'file')}, {size / 1e6:.0f} MB")
-    async with _started(place, {"do": "take", "files": len(lacking), "bytes": size}) as program:
-        answers = lines_in(program)
-        for file in lacking:
-            await program.write(json.dumps({"name": file.path.name, "bytes": file.size, "sha256": file.sha256}).encode() + b"\n")
-            offset = int((await next_answer(program, answers, "offset"))["offset"])
-            with file.path.open("rb") as source:
-                source.seek(offset)
-                while data := source.read(PIECE_BYTES):
-                    await program.write(data)
-            await next_answer(program, answers, "taken")
-        await next_answer(program, answers, "done")
-
-
-@asynccontextmanager
-async def _started(place: HostPlace, request: Mapping[str, Any]) -> AsyncIterator[Program]:
-    async with python_program(place, old_source_of(install)) as program:
-        await program.write(json.dumps(request).encode() + b"\n")
-        yield program
+    say(f"{setup.host.name}: sending {number_of(len(lacking), 'file')}, {size / 1e6:.0f} MB")
+    with _together(lacking) as source:
+        try:
+            await put(place, source, f"{data}/", [data], TransferProgress(), own_umask=True, program=old_source_of(carry))
+        except Failed as error:
+            raise Failed(f"{place.name}: {str(error).removeprefix(f'{place.name}: ')}") from None
 
 
 async def _asked(place: HostPlace, request: Mapping[str, Any], step: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
     """Return the last answer to a request; `step` hears what is done meanwhile. Raises ProgramFailed with the host's reason."""
-    async with _started(place, request) as program:
+    async with python_program(place, old_source_of(install)) as program:
+        await program.write(json.dumps(request).encode() + b"\n")
         async for line in lines_in(program):
             answer = answer_of(line, place.name)
             if "step" in answer:
@@ -263,7 +223,7 @@ async def spread(fleet: Fleet, setups: Sequence[HostSetup], packages: Packages, 
     await _spread(fleet, now, packages.of, say)
     brought = [one for one in now.values() if packages.brings_python(one) and packages.uv[one.host.name].path.name in one.parts.files]
     archives, _ = await fleet.all([one.host.name for one in brought], lambda name: python_archive(fleet, now[name], packages))
-    await _spread(fleet, now, lambda name: [archives[name].file] if name in archives else [], say)
+    await _spread(fleet, now, lambda name: [archives[name][1]] if name in archives else [], say)
     return list(now.values())
 
 

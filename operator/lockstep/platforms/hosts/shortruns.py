@@ -104,7 +104,7 @@ class Brief(NamedTuple):
     host: str
     run: Run
     request: Object
-    """Request to `keep`, but for the number of its files."""
+    """Request to `keep`, but for its files."""
 
 
 def _brief(seat: Seat, alter: Alter, *, forget: bool = False) -> Brief:

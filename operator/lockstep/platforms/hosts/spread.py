@@ -19,9 +19,9 @@ from lockstep.api.errors import Failed
 from lockstep.platforms.files.transfer import Carried, Sender, TransferProgress, giving, retried, wired
 from lockstep.platforms.hosts.ssh import HostUnreachable
 from lockstep.platforms.inpod import source_of
-from lockstep.platforms.inpod.wire import MESSAGE_CHARACTERS_MAX, Gone, Wire, no_protocol
 from lockstep.platforms.onhost import station
 from lockstep.programs import Broken, Place, kept_alive, python_program
+from lockstep_machine.wire import MESSAGE_CHARACTERS_MAX, Gone, Wire, no_protocol
 
 BEAT_SECONDS = 15.0
 

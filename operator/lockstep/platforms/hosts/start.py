@@ -5,7 +5,7 @@ have its files.
 from __future__ import annotations
 
 import asyncio
-import hashlib
+import base64
 import json
 import secrets
 import shlex
@@ -159,10 +159,8 @@ async def place_files(
         async def place(name: str) -> None:
             async with within(PLACE_SECONDS, f"host {name} has not taken the job's files"):
                 program = programs[name] = await stack.enter_async_context(_keeper(fleet, name))
-                await program.write(json.dumps({**requests[name], "files": len(files[name])}).encode() + b"\n")
-                for file, data in files[name].items():
-                    head = {"name": file, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-                    await program.write(json.dumps(head).encode() + b"\n" + data)
+                texts = {file: base64.b64encode(data).decode() for file, data in files[name].items()}
+                await program.write(json.dumps({**requests[name], "files": texts}).encode() + b"\n")
                 await next_answer(program, lines_in(program), "placed")
 
         _, problems = await fleet.all(requests, place)

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from lockstep.api.errors import Failed
 from lockstep.environments import cache_root, installer
-from lockstep.plan.hosts.wheels import HostTarget, Offer, Pin, offers_of
+from lockstep.plan.hosts.wheels import HostTarget, Offer, Pin, lock_of, offers_of
 from lockstep.platforms.hosts.ssh import alone_at
 from lockstep.programs import WORDS_MAX
 
@@ -58,7 +58,7 @@ def index_here(stated: str | None) -> str | None:
 
 
 async def gather(
-    lock: str, pins: Sequence[Pin], targets: Iterable[HostTarget], folder: Path, index: str | None, say: Say
+    pins: Sequence[Pin], targets: Iterable[HostTarget], folder: Path, index: str | None, say: Say
 ) -> dict[HostTarget, list[WheelFile]]:
     """Return, for each Python, a file of every package of a lock that is for it, downloading into the folder those that aren't there.
 
@@ -69,7 +69,7 @@ async def gather(
     files = {}
     async with alone_at(cache_root() / "wheels.lock"):
         for target in dict.fromkeys(targets):
-            offers = offers_of(await asyncio.to_thread(_listing, uv, lock, target, folder, index), pins, target)
+            offers = offers_of(await asyncio.to_thread(_listing, uv, lock_of(pins), target, folder, index), pins, target)
             lacking = [offer for offer in offers if not offer.is_here]
             if lacking:
                 say(f"downloading {len(lacking)} files into {folder}")
@@ -140,11 +140,10 @@ async def download(session: ClientSession, url: str, path: Path, sha256: str | N
 
 async def fetch(url: str, path: Path) -> None:
     """Download a file whose digest its user knows, if it isn't there. Raises Failed."""
-    if await asyncio.to_thread(path.exists):
-        return
     path.parent.mkdir(parents=True, exist_ok=True)
-    async with _session() as session:
-        await download(session, url, path, None)
+    async with alone_at(cache_root() / "wheels.lock"), _session() as session:  # (several hosts may wait for one file)
+        if not await asyncio.to_thread(path.exists):
+            await download(session, url, path, None)
 
 
 def _session() -> ClientSession:

@@ -21,26 +21,13 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from lockstep.platforms.inpod.destination import Destination, destination_of
-from lockstep.platforms.inpod.wire import (
-    CHUNK,
-    DRAFT,
-    SILENCE_SECONDS,
-    CarryError,
-    Entry,
-    Gone,
-    Wire,
-    hear_entries,
-    hear_held,
-    hear_plan,
-    no_protocol,
-    stays_below,
-)
+from lockstep.platforms.inpod.entries import DRAFT, Entry, hear_entries, hear_held, hear_plan, stays_below
 from lockstep_machine.readings import nearest
+from lockstep_machine.wire import CHUNK, SILENCE_SECONDS, CarryError, Gone, Wire, no_protocol
 from lockstep_spec.senders import Senders
 
 UNANSWERED_FILES = 64
@@ -105,34 +92,11 @@ def _is_below(root: Path, path: Path) -> bool:
 
 
 class Stored:
-    """Files of this machine that are given: their listing, and the bytes of each."""
+    """Files of this machine that are given, or that were taken and may be given on."""
 
-    def __init__(self, entries: Sequence[Entry], name: object, digests: Mapping[int, str] | None = None) -> None:
-        """`name`: of all of it, for the taker. `digests`: SHA-256 that files must still have, by number."""
-        self.entries, self.name, self._digests = entries, name, digests or {}
-
-    def begun(self, number: int, size: int, complete: bool, wire: Wire) -> Any:
-        """SHA-256 of the first `size` bytes of a file, as an object that goes on; None if there are none. `complete`: the file should end
-        there.
-        """
-        return _hashed_path(Path(self.entries[number]["path"]), size, wire) if size or complete else None
-
-    def chunks(self, number: int, offset: int) -> Iterator[bytes]:
-        """Bytes of a file from there on, as many as were listed."""
-        left = self.entries[number]["size"] - offset
-        with Path(self.entries[number]["path"]).open("rb") as file:
-            file.seek(offset)
-            while left and (chunk := file.read(min(CHUNK, left))):
-                left -= len(chunk)
-                yield chunk
-            self._changed = bool(left or file.read(1))
-
-    def fault(self, number: int, digest: str) -> str:
-        """Reason why what was sent must not be kept; '' if it may. `digest`: of the whole file, as it was sent."""
-        if not self._changed and self._digests.get(number, digest) == digest:
-            return ""
-        path = self.entries[number]["path"]
-        return f"{path} was changed while it was sent, or the disk of {socket.gethostname()} is bad: try again"
+    def __init__(self, entries: Sequence[Entry], name: object, digests: Mapping[int, str], counts: Entry | None = None) -> None:
+        """`name`: of all of it, for the taker. `digests`: SHA-256 that files must still have, by number. `counts`: what was done."""
+        self.entries, self.name, self.digests, self.counts = entries, name, digests, counts or {}
 
 
 def give(
@@ -144,7 +108,7 @@ def give(
 ) -> Entry:
     """Send `source`, and return counts of what was done. `expected` gets the number of bytes to send, `passed` of those that were sent."""
     name = Path(os.path.abspath(source)).name  # noqa: PTH100 (a link by its own name)
-    return give_all(wire, Stored(entries_below(source, allowed), name), passed, expected)
+    return give_all(wire, Stored(entries_below(source, allowed), name, {}), passed, expected)
 
 
 def give_all(
@@ -156,9 +120,9 @@ def give_all(
     files = {number: entry for number, entry in enumerate(given.entries) if "size" in entry}
     present = hear_held(wire, files)
     plan, hashes = [], {}
-    for number in files:
+    for number, entry in files.items():
         have, digest, complete = present.get(number, (0, "", False))
-        begun = given.begun(number, have, complete, wire)
+        begun = _hashed_path(Path(entry["path"]), have, wire) if have or complete else None
         same = begun is not None and begun.hexdigest() == digest
         if not (same and complete):
             plan.append((number, have if same else 0))
@@ -169,7 +133,7 @@ def give_all(
     wire.hear()
     unanswered = 0
     for number, offset in plan:
-        _give_file(wire, given, number, offset, hashes[number], passed)
+        _give_file(wire, files[number], offset, hashes[number], given.digests.get(number), passed)
         unanswered += 1
         while unanswered > UNANSWERED_FILES:  # (answers that nobody reads would stop both ends in the end)
             wire.hear()
@@ -185,16 +149,23 @@ def _counts(files: Mapping[int, Entry], plan: list[tuple[int, int]], missing: in
     return {"files": len(files), "sent": len(plan), "bytes": missing, "resumed": sum(1 for _, offset in plan if offset)}
 
 
-def _give_file(wire: Wire, given: Stored, number: int, offset: int, digest: Any, passed: Callable[[int], None]) -> None:
-    for chunk in given.chunks(number, offset):
-        digest.update(chunk)
-        wire.pass_on(chunk)
-        passed(len(chunk))
+def _give_file(wire: Wire, entry: Entry, offset: int, digest: Any, expected: str | None, passed: Callable[[int], None]) -> None:
+    """Send a file from there on, as many bytes as were listed. `expected`: SHA-256 that it must still have. Raises CarryError."""
+    left = entry["size"] - offset
+    with Path(entry["path"]).open("rb") as file:
+        file.seek(offset)
+        for chunk in _chunks(file, left):
+            left -= len(chunk)
+            digest.update(chunk)
+            wire.pass_on(chunk)
+            passed(len(chunk))
+        changed = left or file.read(1)
     wire.pass_on(b"")
-    fault = given.fault(number, digest.hexdigest())
-    wire.say({"failed": fault} if fault else {"sha256": digest.hexdigest()})
-    if fault:
+    if changed or expected not in (None, digest.hexdigest()):
+        fault = f"{entry['path']} was changed while it was sent, or the disk of {socket.gethostname()} is bad: try again"
+        wire.say({"failed": fault})
         raise CarryError(fault)
+    wire.say({"sha256": digest.hexdigest()})
 
 
 def _hashed_path(path: Path, size: int, wire: Wire) -> Any:
@@ -205,30 +176,22 @@ def _hashed_path(path: Path, size: int, wire: Wire) -> Any:
 def _hashed(file: BinaryIO, size: int, wire: Wire) -> Any:
     """SHA-256 of the first `size` bytes."""
     digest = hashlib.sha256()
-    while size and (chunk := file.read(min(CHUNK, size))):
+    for chunk in _chunks(file, size):
         digest.update(chunk)
-        size -= len(chunk)
         wire.busy()
     return digest
 
 
+def _chunks(file: BinaryIO, size: int) -> Iterator[bytes]:
+    """Next bytes of a file: so many, or until its end."""
+    chunk = file.read(min(CHUNK, size))
+    while chunk:
+        yield chunk
+        size -= len(chunk)
+        chunk = file.read(min(CHUNK, size))
+
+
 # ---- taking ------------------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Taken:
-    """Files that have come, which may be given to others."""
-
-    counts: Entry
-    _entries: Sequence[Entry]
-    _name: object
-    _target: Destination
-    _digests: Mapping[int, str]
-
-    def given(self) -> Stored:
-        """Return the files as something to give."""
-        entries = [{**entry, "path": str(self._target.path(entry["name"]))} for entry in self._entries]
-        return Stored(entries, self._name, self._digests)
 
 
 def take(
@@ -240,9 +203,9 @@ def take(
     widen: int = 0o600,
     name: str | None = None,
     sender: Entry | None = None,
-) -> Taken:
-    """Receive to `to` (`destination_of`). `expected` gets the number of bytes to come, `passed` of those that came. `widen`: mode bits that
-    every file gets.
+) -> Stored:
+    """Receive to `to` (`destination_of`), and return what came. `expected` gets the number of bytes to come, `passed` of those that came.
+    `widen`: mode bits that every file gets.
 
     `name`: what lands in a target that is a folder to put it into; None: the giver's own name for it, which must be one component.
     `sender`: who sends it, for the records of a volume. Raises CarryError where another folder sent a file that would be another one then.
@@ -250,12 +213,15 @@ def take(
     entries, offered = hear_entries(wire)
     target = destination_of(to, offered if name is None else name, folder="size" not in entries[0], allowed=allowed)
     files = {number: entry for number, entry in enumerate(entries) if "size" in entry}
-    begun: dict[int, Any] = {}
     with contextlib.closing(target):
-        held = list(_had_of(target, files, begun, wire))
-        _check_space(target.base, sum(entry["size"] for entry in files.values()) - sum(have for _, have, _, _ in held))
+        held: list[tuple[int, int, str, bool]] = []
+        begun: dict[int, Any] = {}
+        for number, (digest, size, whole) in _had_of(target, files, wire):
+            held.append((number, size, digest.hexdigest(), whole))
+            if not whole:
+                begun[number] = digest
         wire.say_all("have", held)
-        plan = hear_plan(wire, files, begun)
+        plan = hear_plan(wire, files, {number: size for number, size, _, whole in held if not whole})
         missing = sum(files[number]["size"] - offset for number, offset in plan)
         _check_space(target.base, missing)
         expected(missing)
@@ -264,17 +230,19 @@ def take(
         if len(comes) + len(digests) != len(files):
             raise no_protocol("it doesn't plan to send all that is missing")
         origins = {} if sender is None else _origins(target, files, sender["origin"])
-        if sender is not None and not sender["force"] and (words := Senders().refusal([origins[number] for number in comes])):
-            raise CarryError(f"{words}: {sender['line']}")
+        if sender is not None and not sender["force"]:
+            words = Senders().refusal([origins[number] for number in comes])
+            if words:
+                raise CarryError(f"{words}: {sender['line']}")
         for entry in entries:
             os.close(target.folder(entry["name"]) if entry.get("dir") else target.holder(entry["name"])[0])
         wire.say({"ready": True})
         mask = os.umask(0o077)
         os.umask(mask)
         for number, offset in plan:
-            digest = begun[number] if offset else hashlib.sha256()
-            _take_file(wire, target, files[number], offset, digest, (files[number]["mode"] & 0o777 & ~mask) | widen, passed)
-            digests[number] = digest.hexdigest()
+            hashed = begun[number] if offset else hashlib.sha256()
+            _take_file(wire, target, files[number], offset, hashed, (files[number]["mode"] & 0o777 & ~mask) | widen, passed)
+            digests[number] = hashed.hexdigest()
             wire.say({"done": number})
         for entry in entries:
             if "link" in entry:
@@ -283,7 +251,8 @@ def take(
             Senders().note(origins, comes, [os.path.realpath(root) for root in sender["roots"]])
     counts = _counts(files, plan, missing)
     wire.say({"ended": counts})
-    return Taken(counts, entries, offered, target, digests)
+    given = [{**entry, "path": str(target.path(entry["name"]))} for entry in entries]
+    return Stored(given, offered, digests, counts)
 
 
 def _origins(target: Destination, files: Mapping[int, Entry], origin: str) -> dict[int, tuple[str, str]]:
@@ -296,20 +265,12 @@ def _origins(target: Destination, files: Mapping[int, Entry], origin: str) -> di
     }
 
 
-class Begun:
-    """SHA-256 of the first `size` bytes of a file, which goes on where more of it comes."""
-
-    def __init__(self, digest: Any, size: int) -> None:
-        self.digest, self.size = digest, size
-        self.update, self.hexdigest = digest.update, digest.hexdigest
-
-
 def draft_name(name: str) -> str:
     """Name of the draft: the same at every try, and never too long."""
     return DRAFT + hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
 
 
-def _had_of(target: Destination, files: Mapping[int, Entry], begun: dict[int, Any], wire: Wire) -> Iterator[tuple[int, int, str, bool]]:
+def _had_of(target: Destination, files: Mapping[int, Entry], wire: Wire) -> Iterator[tuple[int, tuple[Any, int, bool]]]:
     for number, entry in files.items():
         try:
             holder, name = target.holder(entry["name"], make=False)
@@ -320,14 +281,11 @@ def _had_of(target: Destination, files: Mapping[int, Entry], begun: dict[int, An
         finally:
             os.close(holder)
         if had is not None:
-            present, complete = had
-            if not complete:
-                begun[number] = present
-            yield number, present.size, present.hexdigest(), complete
+            yield number, had
 
 
-def _had(holder: int, name: str, place: Path, size: int, wire: Wire) -> tuple[Begun, bool] | None:
-    """Part of a file that exists already, and whether it has its name; None when there is none."""
+def _had(holder: int, name: str, place: Path, size: int, wire: Wire) -> tuple[Any, int, bool] | None:
+    """SHA-256 of the part of a file that exists already, the size of that, and whether it has its name; None when there is none."""
     draft = draft_name(name)
     state, begun = _state(holder, name), _state(holder, draft)
     if state is not None and stat.S_ISDIR(state.st_mode):
@@ -339,7 +297,7 @@ def _had(holder: int, name: str, place: Path, size: int, wire: Wire) -> tuple[Be
     descriptor = os.open(name if complete else draft, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=holder)
     with os.fdopen(descriptor, "rb") as file:
         have = min(os.fstat(descriptor).st_size, size)
-        return Begun(_hashed(file, have, wire), have), complete
+        return _hashed(file, have, wire), have, complete
 
 
 def _state(holder: int, name: str) -> os.stat_result | None:
@@ -476,7 +434,8 @@ def serve(request: Entry, wire: Wire) -> None:
     whose umask counts.
     """
     allowed = below(request["roots"])
-    if not (own := request.get("ownUmask", False)):
+    own = request.get("ownUmask", False)
+    if not own:
         os.umask(0o002)
     with failures_told(wire):
         if "give" in request:

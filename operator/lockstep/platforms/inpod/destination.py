@@ -8,7 +8,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from lockstep.platforms.inpod.wire import CarryError, is_plain, shown
+from lockstep.platforms.inpod.entries import is_plain, shown
+from lockstep_machine.wire import CarryError
 
 
 class Destination:

@@ -196,7 +196,8 @@ def send_for(token: str, source: str, interface: str, target: str, port: int, se
             round_trip = min(round_trip, *(_ping(connection) for _ in range(PINGS)))
         busy = os.times()
         started = time.monotonic()
-        answers = _all(opened, lambda connection: _fill(connection, started + seconds))
+        with ThreadPoolExecutor(streams) as pool:
+            answers = list(pool.map(lambda connection: _fill(connection, started + seconds), opened))
         spent = os.times()
         used = (spent.user + spent.system - busy.user - busy.system) / (time.monotonic() - started)
     except OSError as error:
@@ -257,27 +258,6 @@ def _fill(connection: socket.socket, end: float) -> bytes:
             raise OSError("the receiver has gone")
         answer += part
     return answer[: -len(END)]
-
-
-def _all(connections: list[socket.socket], work: Callable[[socket.socket], bytes]) -> list[bytes]:
-    """Do the work on all connections at once. Raises the first OSError."""
-    results: list[bytes] = []
-    errors: list[OSError] = []
-
-    def one(connection: socket.socket) -> None:
-        try:
-            results.append(work(connection))
-        except OSError as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=one, args=(connection,)) for connection in connections]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-    return results
 
 
 RDMA_START_SECONDS = 1.0

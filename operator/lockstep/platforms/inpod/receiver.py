@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from lockstep.platforms.inpod.carry import failures_told, take
-from lockstep.platforms.inpod.wire import CarryError, Wire
+from lockstep_machine.wire import CarryError, Wire
 from lockstep_spec.senders import Senders, read_json, write_json
 
 OWN_UMASK = "own-umask"

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
-from lockstep.platforms.onhost.exchange import Declined, Json, answer, received, write
+from lockstep.platforms.onhost.exchange import Declined, Json, answer, write
 from lockstep.platforms.onhost.readings import alone, state_folder
 from lockstep.platforms.onhost.sweep import BRIEF, MEASURED, held, sweep
 from lockstep_machine.readings import start_ticks
@@ -69,7 +69,6 @@ def brief(request: Json, stream: BinaryIO) -> Json:
     measured = None if request["forget"] is None else Path(request["forget"])
     if folder.parent != state_folder() or not BRIEF.fullmatch(folder.name) or (measured and not measured.name.startswith(MEASURED)):
         raise Declined(f"{folder} is no folder for a short run")
-    files = dict(received(stream) for _ in range(request["files"]))
     process, ticks, lock = None, None, None
     asker = Asker(stream)
     signal.signal(signal.SIGTERM, asker.leave)
@@ -80,7 +79,7 @@ def brief(request: Json, stream: BinaryIO) -> Json:
             sweep()
             folder.mkdir(mode=0o700)
             lock = held(folder)
-        for name, data in files.items():
+        for name, data in request["files"].items():
             write(folder / name, data)
         answer({"placed": True})
         if asker.says(b"go", SILENCE_SECONDS):

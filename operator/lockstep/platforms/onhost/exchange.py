@@ -1,12 +1,12 @@
-"""Exchange with whoever asks a host to keep a job: files that come, answers, what can't be done, and writes that are whole or not at
-all.
+"""Exchange with whoever asks a host to keep a job: files that come with a request, answers, what can't be done, and writes that are whole
+or not at all.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import errno
-import hashlib
 import json
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -15,7 +15,7 @@ from lockstep.platforms.onhost.readings import state_folder
 from lockstep_spec.files import write_durably
 
 Json = dict[str, Any]
-FILE_BYTES_MAX = 64 << 20
+REQUEST_BYTES_MAX = 96 << 20
 FILES = ("run.json", "key", "job.json", "agent.pyz")
 REMEDIES = {
     errno.ENOSPC: ": make room on its file system",
@@ -37,15 +37,16 @@ def write(path: Path, data: bytes) -> None:
         raise OSError(error.errno, error.strerror, str(path)) from None  # (a write says no path by itself)
 
 
-def received(stream: BinaryIO) -> tuple[str, bytes]:
-    """Return the next file's name and bytes."""
-    head = json.loads(stream.readline() or b"null")
-    if not isinstance(head, dict) or head.get("name") not in FILES or not 0 <= head["bytes"] <= FILE_BYTES_MAX:
-        raise Declined("the connection ended before all files were here")
-    data = stream.read(head["bytes"])
-    if len(data) != head["bytes"] or hashlib.sha256(data).hexdigest() != head["sha256"]:
-        raise Declined(f"the connection ended before all of {head['name']} was here")
-    return str(head["name"]), data
+def read_request(stream: BinaryIO) -> Json:
+    """Read a request, which is one line, with the content of its files by their names. Raises Declined."""
+    line = stream.readline(REQUEST_BYTES_MAX)
+    if not line.endswith(b"\n"):
+        raise Declined(f"the connection ended before all files were here, or they have more than {REQUEST_BYTES_MAX >> 20} MiB")
+    request: Json = json.loads(line)
+    files = request.get("files", {})
+    if others := files.keys() - set(FILES):
+        raise Declined(f"{min(others)!r} is no file of a job: they are {', '.join(FILES)}")
+    return {**request, "files": {name: base64.b64decode(text) for name, text in files.items()}}
 
 
 def answer(value: Json) -> None:

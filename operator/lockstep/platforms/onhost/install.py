@@ -1,4 +1,4 @@
-"""An environment for ranks on a host: what is there, files that come, and the environment made of them. Each may be repeated after it broke
+"""An environment for ranks on a host: what is there, and an environment made of files that came before. Each may be repeated after it broke
 anywhere.
 
 The request is one line of JSON on standard input; answers are lines of JSON, and the last one says `done` or `problem`. It runs on the
@@ -36,7 +36,6 @@ PIECE_BYTES = 1 << 20
 SLOW_SECONDS = 10.0
 LOCK_SECONDS = 10.0
 WORDS_MAX = 1500
-SPARE_BYTES = 1 << 28
 OLDEST, NEWEST = 10, 19
 """Minor versions of Python 3 that are looked for."""
 ASKED = (
@@ -94,7 +93,7 @@ def files() -> Json:
     return {path.name: path.stat().st_size for path in folder.glob("*") if FILE_NAME.fullmatch(path.name)} if folder.is_dir() else {}
 
 
-def facts(request: Json, stream: BinaryIO) -> Json:
+def facts(request: Json) -> Json:
     folders = [str(Path(path).expanduser()) for path in request["folders"]]
     return {
         "user": user_name(),
@@ -115,52 +114,6 @@ def facts(request: Json, stream: BinaryIO) -> Json:
         "devices": len(nvidia_cards()),
         "done": True,
     }
-
-
-def take(request: Json, stream: BinaryIO) -> Json:
-    """Take files: for each a line with name, bytes and sha256, an answer with how many bytes are here already, and the rest of its
-    bytes.
-    """
-    folder = data_folder() / "wheels"
-    folder.mkdir(parents=True, exist_ok=True)
-    with exclusive():
-        free = shutil.disk_usage(str(folder)).free
-        if request["bytes"] + SPARE_BYTES > free:
-            raise NotMade(f"{folder} has {free >> 20} MB free, and {request['bytes'] >> 20} MB are to come")
-        for _ in range(request["files"]):
-            receive(folder, json.loads((stream.readline() or b"null").decode()), stream)
-    return {"done": True}
-
-
-def receive(folder: Path, head: Json, stream: BinaryIO) -> None:
-    """Take one file, or the rest of it. It has its name when all of it is here and is what was sent."""
-    if not isinstance(head, dict) or not FILE_NAME.fullmatch(str(head.get("name"))):
-        raise NotMade("the connection ended before all files were here")
-    path, part = folder / head["name"], folder / ("." + head["name"] + ".part")
-    if path.exists():
-        path.replace(part)
-    size = part.stat().st_size if part.exists() else 0
-    if size > head["bytes"]:
-        part.unlink()
-        size = 0
-    tell({"offset": size})
-    with part.open("ab") as file:
-        while size < head["bytes"]:
-            data = stream.read(min(PIECE_BYTES, head["bytes"] - size))
-            if not data:
-                raise NotMade(f"the connection ended before all of {head['name']} was here")
-            file.write(data)
-            size += len(data)
-        file.flush()
-        os.fsync(file.fileno())
-    digest = digest_of(part)
-    if digest != head["sha256"]:
-        part.unlink()
-        raise NotMade(
-            f"{head['name']} has the SHA-256 {digest} here, and {head['sha256']} was sent: it was removed; type the command again"
-        )
-    part.replace(path)
-    tell({"taken": head["name"]})
 
 
 def digest_of(path: Path) -> str:
@@ -190,7 +143,7 @@ class exclusive:
         self.lock.close()
 
 
-def make(request: Json, stream: BinaryIO) -> Json:
+def make(request: Json) -> Json:
     """Make the environment, and let new jobs take it. The folder gets its name last, the link to it after that."""
     name = request["environment"]
     if not ENVIRONMENT.fullmatch(name):
@@ -283,7 +236,7 @@ def mirror(data: Path, archive: Json, own: Json) -> None:
         own["UV_PYTHON_INSTALL_MIRROR"] = "file://" + str(data / "python-archives")
 
 
-def archive_of(request: Json, stream: BinaryIO) -> Json:
+def archive_of(request: Json) -> Json:
     """Return the address of the archive that uv installs a Python from."""
     with exclusive():
         uv = unpacked_uv(data_folder(), request["uv"])
@@ -375,7 +328,7 @@ def main(stream: BinaryIO) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     request = json.loads(stream.readline().decode())
     try:
-        tell({"facts": facts, "take": take, "archive": archive_of, "make": make}[request["do"]](request, stream))
+        tell({"facts": facts, "archive": archive_of, "make": make}[request["do"]](request))
     except NotMade as error:
         tell({"problem": str(error)})
     except OSError as error:

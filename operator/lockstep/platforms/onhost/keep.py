@@ -1,11 +1,11 @@
 """A job's files on a host, and its agent: put there and started, stopped, started again, removed. Each may be repeated after it broke
 anywhere.
 
-The request is one line of JSON on standard input; answers are lines of JSON. `start` takes files after it, each as `{"name": …, "bytes": N,
-"sha256": …}` in a line and then its bytes. It answers `{"placed": true}`, and waits for the line `go`: nothing is to be seen of the job
-before that. Where the other end goes away meanwhile, nothing stays, unless the coordinator of this very start, the `witness`, listens: then
-the other hosts have begun, and so does this one. Only one start of a name is under way on a host. One that has waited for long, since its
-connection broke silently, makes room for a later one, whose coordinator it never takes for its own.
+The request is one line of JSON on standard input; answers are lines of JSON. That of `start` has the job's files, in base64 by their names.
+It answers `{"placed": true}`, and waits for the line `go`: nothing is to be seen of the job before that. Where the other end goes away
+meanwhile, nothing stays, unless the coordinator of this very start, the `witness`, listens: then the other hosts have begun, and so does
+this one. Only one start of a name is under way on a host. One that has waited for long, since its connection broke silently, makes room for
+a later one, whose coordinator it never takes for its own.
 
 `brief` runs a job that leaves nothing: see there.
 """
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from lockstep.platforms.onhost.brief import brief
-from lockstep.platforms.onhost.exchange import Declined, Json, answer, problem_of, received, write
+from lockstep.platforms.onhost.exchange import Declined, Json, answer, problem_of, read_request, write
 from lockstep.platforms.onhost.readings import alone, object_in, state_folder, supervisor
 from lockstep.platforms.onhost.sweep import sweep
 from lockstep_machine.readings import start_ticks
@@ -72,7 +72,7 @@ def start(request: Json, stream: BinaryIO) -> Json:
     """Place the files, and start the agent when told to. `fresh`: as a new job of this name; else the files are put beside those of before.
     `ran`: its agent ran when somebody looked, and is to be started anew."""
     name = checked(request["job"])
-    files = dict(received(stream) for _ in range(request["files"]))
+    files = request["files"]
     folder = state_folder() / name
     record = json.loads(files["job.json"] if request["fresh"] else (folder / "job.json").read_bytes())
     for path in (record["workspace"], record["datasets"]):
@@ -340,12 +340,13 @@ def clear(request: Json) -> Json:
 def main(stream: BinaryIO) -> None:
     os.environ.setdefault("XDG_RUNTIME_DIR", f"/run/user/{os.getuid()}")
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    request = json.loads(stream.readline())
-    what, with_files = request["do"], {"start": start, "brief": brief}
+    with_files = {"start": start, "brief": brief}
     plain = {"stop": stop, "remove": remove, "end": end_over, "linger": linger}
-    if what == "start":
-        apart()
     try:
+        request = read_request(stream)
+        what = request["do"]
+        if what == "start":
+            apart()
         answer(with_files[what](request, stream) if what in with_files else plain[what](request))
     except Declined as error:
         answer({"problem": str(error)})

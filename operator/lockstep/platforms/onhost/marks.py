@@ -8,38 +8,19 @@ The mark is removed at the end, also when the connection breaks.
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import secrets
-import select
 import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 from lockstep_machine.readings import nearest
+from lockstep_machine.wire import CarryError, Gone, Wire
 
 MARK = ".lockstep-cp-volume-"
 """Beginning of the names, which is also that of drafts: no copy takes such a file along."""
-PATIENCE_SECONDS = 60.0
 POLL_SECONDS = 0.1
 OLD_SECONDS = 3600.0
-LINE_BYTES_MAX = 1 << 20
-
-
-def heard() -> dict[str, Any]:
-    """Next line. Ends the program when none comes for a minute."""
-    line = b""
-    while not line.endswith(b"\n"):
-        if len(line) > LINE_BYTES_MAX or not select.select([0], [], [], PATIENCE_SECONDS)[0]:
-            sys.exit("no question came")
-        piece = os.read(0, 1 << 16)
-        if not piece:
-            sys.exit(0)
-        line += piece
-    value = json.loads(line)
-    return value if isinstance(value, dict) else {}
 
 
 def present(folder: Path, marks: list[str], seconds: float) -> list[str]:
@@ -63,24 +44,26 @@ def forget_old(folder: Path) -> None:
                     path.unlink()
 
 
-def main() -> None:
+def main(wire: Wire) -> None:
+    """Raises CarryError, Gone once the other end has left."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    folder = nearest(Path(heard()["folder"]).expanduser())
+    folder = nearest(Path(wire.hear()["folder"]).expanduser())
     mark = folder / f"{MARK}{secrets.token_hex(16)}"
     forget_old(folder)
     try:
         try:
             mark.touch()
-            print(json.dumps({"mark": mark.name}), flush=True)
+            wire.say({"mark": mark.name})
         except OSError as error:
-            print(json.dumps({"problem": f"{folder}: {error.strerror}"}), flush=True)
-        question = heard()
-        print(json.dumps({"seen": present(folder, question["marks"], question["seconds"])}), flush=True)
-        heard()
+            wire.say({"problem": f"{folder}: {error.strerror}"})
+        question = wire.hear()
+        wire.say({"seen": present(folder, question["marks"], question["seconds"])})
+        wire.hear()
     finally:
         with contextlib.suppress(OSError):
             mark.unlink()
 
 
 if __name__ == "__main__":
-    main()
+    with contextlib.suppress(CarryError, Gone):
+        main(Wire(0, 1))

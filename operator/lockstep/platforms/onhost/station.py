@@ -7,7 +7,7 @@ copy, and every line on it is signed; files are compared by the SHA-256 in such 
 
 from __future__ import annotations
 
-import contextlib
+import math
 import os
 import socket
 import threading
@@ -16,36 +16,24 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.platforms.inpod.carry import Stored, below, failures_told, give_all, serve, take, words_of
-from lockstep.platforms.inpod.wire import SILENCE_SECONDS, CarryError, Entry, Gone, Wire
+from lockstep_machine.wire import CarryError, Gone, Wire
 from lockstep_spec.codec import ContractError
-from lockstep_spec.handshake import Strangers, prove
+from lockstep_spec.handshake import prove, serve_proved
 
 PROTOCOL = "lockstep-station/1"
 CONNECT_SECONDS = 5.0
 PROOF_SECONDS = 10.0
 
 
-class SealedWire(Wire):
-    """Wire between two hosts: every line is signed and counted. Frames are not; their file's SHA-256 stands in a line."""
-
-    def __init__(self, connection: socket.socket, key: bytes, *, gives: bool) -> None:
-        """Prove the key to the other end, and have it proved. `gives`: this end listened. Raises ContractError, CarryError, Gone,
-        OSError.
-        """
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        super().__init__(connection.fileno(), connection.fileno(), PROOF_SECONDS)
-        self._connection = connection  # (open as long as this)
-        self._sealer, self._opener = prove(super().say, super()._object, key, PROTOCOL, listened=gives)
-        self._silence = SILENCE_SECONDS
-
-    def say(self, value: Entry) -> None:
-        self._write(self._sealer.seal(value))
-
-    def _object(self) -> Entry:
-        try:
-            return self._opener.open(self._line())
-        except ContractError as error:
-            raise CarryError(f"another host says what it has not signed: {error}") from None
+def proved_wire(connection: socket.socket, key: bytes, *, gives: bool) -> Wire:
+    """Prove the key to another host, and have it proved. `gives`: this end listened. Raises ContractError, CarryError, Gone, OSError."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    wire = Wire(connection.fileno(), connection.fileno())
+    wire.allow(PROOF_SECONDS)
+    sealer, opener = prove(wire.say, wire.hear, key, PROTOCOL, listened=gives)
+    wire.seal(sealer.seal, opener.open)
+    wire.allow(math.inf)
+    return wire
 
 
 def listening(address: str | None, ports: list[int]) -> tuple[socket.socket | None, str]:
@@ -61,23 +49,15 @@ def listening(address: str | None, ports: list[int]) -> tuple[socket.socket | No
     return None, problem
 
 
-def give_on(listener: socket.socket, key: bytes, given: Callable[[], Stored]) -> None:
+def give_on(listener: socket.socket, key: bytes, given: Stored) -> None:
     """Give to every host that proves the key, until this process ends."""
-    strangers = Strangers()
 
-    def give(connection: socket.socket) -> None:
-        with connection, contextlib.suppress(CarryError, ContractError, Gone, OSError, SystemExit):
-            try:
-                wire = SealedWire(connection, key, gives=True)
-            finally:
-                strangers.discard(connection)
-            with failures_told(wire):
-                give_all(wire, given())
+    def give(wire: Wire) -> None:
+        with failures_told(wire):
+            give_all(wire, given)
 
-    while True:
-        connection, _ = listener.accept()
-        strangers.add(connection)
-        threading.Thread(target=give, args=(connection,), daemon=True).start()
+    errors = (CarryError, ContractError, Gone, OSError, SystemExit)
+    serve_proved(listener, lambda connection: proved_wire(connection, key, gives=True), give, errors)
 
 
 def upstream(origin: Any, home: Wire, key: bytes) -> Wire:
@@ -85,7 +65,10 @@ def upstream(origin: Any, home: Wire, key: bytes) -> Wire:
     if origin is None:
         return home
     if not isinstance(origin, str):
-        return SealedWire(socket.create_connection((origin[0], int(origin[1])), CONNECT_SECONDS), key, gives=False)
+        connection = socket.create_connection((origin[0], int(origin[1])), CONNECT_SECONDS)
+        wire = proved_wire(connection, key, gives=False)
+        connection.detach()  # (it is open as long as this process)
+        return wire
     mine, its = (end.detach() for end in socket.socketpair())
     request = {"give": str(Path(origin).expanduser()), "roots": ["/"], "ownUmask": True}
     threading.Thread(target=serve, args=(request, Wire(its, its)), daemon=True).start()
@@ -114,7 +97,7 @@ def take_and_give(home: Wire) -> None:
     if not is_from_home:
         home.say({"arrived": taken.counts})
     if listener is not None:
-        threading.Thread(target=give_on, args=(listener, key, taken.given), daemon=True).start()
+        threading.Thread(target=give_on, args=(listener, key, taken), daemon=True).start()
     while True:
         home.hear()
 

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from lockstep.platforms.inpod import carry, source_of
-from lockstep.platforms.inpod.wire import Wire
 from lockstep_gang.agent.main import POD_UMASK
+from lockstep_machine.wire import Wire
 from lockstep_train.export import WeightFiles
 from unit.gang.cases import WORKSPACE, Gang, gang
 

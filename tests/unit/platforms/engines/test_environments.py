@@ -33,7 +33,7 @@ def installs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         (home / "done").touch()
         return home
 
-    async def gather(_lock: str, _pins: Any, targets: Any, *_: Any) -> Any:
+    async def gather(_pins: Any, targets: Any, *_: Any) -> Any:
         names.append("source")
         return {targets[0]: [WheelFile(tmp_path / "source.tar.gz", "")]}
 

@@ -14,7 +14,8 @@ import pytest
 from lockstep.api.errors import ConfigError
 from lockstep.platforms.files.sync import _asked, _sent, scan
 from lockstep.platforms.inpod import receiver, source_of
-from lockstep.platforms.inpod.wire import DRAFT, CarryError, Gone, Wire
+from lockstep.platforms.inpod.entries import DRAFT
+from lockstep_machine.wire import CarryError, Gone, Wire
 from lockstep_spec.senders import SOURCES, write_json
 from support.checkout import ROOT
 

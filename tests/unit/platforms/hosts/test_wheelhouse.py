@@ -18,7 +18,7 @@ import pytest
 from lockstep.api.errors import Failed
 from lockstep.plan.hosts.wheels import HostTarget, read_lock
 from lockstep.platforms.hosts import wheelhouse
-from lockstep.platforms.hosts.environment import Downloads, address_of_python
+from lockstep.platforms.hosts.environment import address_of_python
 from lockstep.platforms.hosts.wheelhouse import WheelFile, gather, index_here
 from lockstep.programs import ProgramFailed
 from unit.virtual_time import VirtualClock
@@ -99,7 +99,7 @@ def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
 
 def gathered(index: str, folder: Path, pin: str = "small==1.0", sha256: str = digest(CONTENT)) -> list[WheelFile]:
     text = f"{pin} --hash=sha256:{sha256}"
-    return asyncio.run(gather(text, read_lock(text, "lock"), [HOST], folder, index, lambda _: None))[HOST]
+    return asyncio.run(gather(read_lock(text, "lock"), [HOST], folder, index, lambda _: None))[HOST]
 
 
 def test_a_file_that_is_not_there_comes_from_the_index_once(index: Index, tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_a_file_that_is_not_there_comes_from_the_index_once(index: Index, tmp_pa
 
 async def test_two_set_ups_at_once_wait_for_each_other(index: Index, tmp_path: Path) -> None:
     text = f"small==1.0 --hash=sha256:{digest(CONTENT)}"
-    both = (gather(text, read_lock(text, "lock"), [HOST], tmp_path, index.url, lambda _: None) for _ in range(2))
+    both = (gather(read_lock(text, "lock"), [HOST], tmp_path, index.url, lambda _: None) for _ in range(2))
     assert await asyncio.gather(*both) == [{HOST: [WheelFile(tmp_path / NAME, digest(CONTENT))]}] * 2
     assert [path for path, _ in index.requests if path.startswith("/files/")] == [f"/files/{NAME}"]
 
@@ -194,11 +194,8 @@ def test_this_machine_asks_the_index_of_the_file_then_its_own(
 
 
 async def test_a_file_that_several_hosts_wait_for_is_downloaded_once(index: Index, tmp_path: Path) -> None:
-    downloads = Downloads()
-    assert (await asyncio.gather(*(downloads.file(f"{index.url}/files/{NAME}", tmp_path / NAME) for _ in range(3)))) == [
-        WheelFile(tmp_path / NAME, digest(CONTENT))
-    ] * 3
-    assert len(index.requests) == 1
+    await asyncio.gather(*(wheelhouse.fetch(f"{index.url}/files/{NAME}", tmp_path / NAME) for _ in range(3)))
+    assert (tmp_path / NAME).read_bytes() == CONTENT and len(index.requests) == 1
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,8 @@ import pytest
 
 from lockstep.platforms.inpod import carry, source_of
 from lockstep.platforms.inpod.carry import draft_name
-from lockstep.platforms.inpod.wire import CarryError, Entry, Gone, Wire
+from lockstep.platforms.inpod.entries import Entry
+from lockstep_machine.wire import CarryError, Gone, Wire
 from lockstep_spec.senders import Senders
 
 CHUNK = 1 << 20
@@ -389,10 +390,7 @@ def test_after_64_files_the_answer_to_the_first_is_awaited() -> None:
 
         pass_on = say_all
 
-    given = SimpleNamespace(
-        name="x", entries=[{"path": str(number), "size": 0} for number in range(100)], begun=lambda *_: None,
-        chunks=lambda *_: (), fault=lambda *_: "",
-    )  # fmt: skip
+    given = carry.Stored([{"path": os.devnull, "size": 0}] * 100, "x", {})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(carry, "hear_held", lambda *_: {})
         carry.give_all(Answering(), given)  # type: ignore[arg-type]

@@ -20,8 +20,9 @@ from typing import Any
 import pytest
 
 from lockstep.platforms.inpod import carry
-from lockstep.platforms.inpod import wire as protocol
-from lockstep.platforms.inpod.wire import CarryError, Gone, Wire
+from lockstep.platforms.inpod.entries import stays_below
+from lockstep_machine import wire as protocol
+from lockstep_machine.wire import CarryError, Gone, Wire
 
 CONTENT = b"evil\n"
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -244,7 +245,7 @@ def test_a_file_has_the_name_that_was_typed_whatever_the_pod_calls_it(home: Path
     ("name", "link", "stays"), [("a/b", "../c", True), ("b", "c/d", True), ("b", "../c", False), ("a/b", "c/../d", False)]
 )
 def test_a_link_may_go_up_at_its_beginning_only_and_no_further_than_its_target(name: str, link: str, stays: bool) -> None:
-    assert protocol.stays_below(name, link) is stays
+    assert stays_below(name, link) is stays
 
 
 def test_a_link_that_an_earlier_transfer_left_is_replaced_and_never_followed(home: Path) -> None:

@@ -17,9 +17,10 @@ from typing import Any, cast
 import pytest
 
 from lockstep.platforms.inpod import drill, editor, gate, netrate, rankload, rankstacks, receiver
-from lockstep.platforms.inpod import wire as protocol
-from lockstep.platforms.inpod.wire import CarryError, Gone, Wire, is_plain
+from lockstep.platforms.inpod.entries import is_plain
+from lockstep_machine import wire as protocol
 from lockstep_machine.processes import ProcessState
+from lockstep_machine.wire import CarryError, Gone, Wire
 from unit.virtual_time import VirtualClock, clock_of
 
 
@@ -61,6 +62,15 @@ def test_an_end_is_busy_a_hundred_thousand_times_at_most(wire: Wire, monkeypatch
     monkeypatch.setattr(wire, "_object", lambda: next(messages))
     with pytest.raises(CarryError, match="only reports that it is busy"):
         wire.hear()
+
+
+def test_a_line_without_an_end_is_read_no_further_than_a_mebibyte(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    monkeypatch.setattr(protocol, "_ready", lambda *_: True)
+    monkeypatch.setattr("os.read", lambda _, size: (sizes.append(size >> 4), b"x" * (size >> 4))[1])
+    with pytest.raises(CarryError, match="a line is longer than 1048576 bytes"):
+        wire.hear()
+    assert 1 << 20 <= sum(sizes) <= (1 << 20) + (1 << 17)
 
 
 def test_a_long_list_goes_in_lines_of_half_a_mebibyte(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,12 +35,12 @@ from lockstep.plan.pages.top import snapshot, top_page
 from lockstep.plan.render.run import result_in
 from lockstep.platforms.files.sending import _lines as _sync_lines
 from lockstep.platforms.files.sync import Synced, _asked
-from lockstep.platforms.inpod.wire import CarryError
 from lockstep.platforms.jobs import bundle
 from lockstep.platforms.jobs.editor import _hear
 from lockstep.platforms.jobs.runs import frozen_run
 from lockstep.programs import STDOUT, Program, ProgramFailed, answer_of, lines_in
 from lockstep_gang.contract.preflight import PREFLIGHT_RESULT, PROBED, SWEEP_POINT
+from lockstep_machine.wire import CarryError
 from support.fake_cluster import FakeCluster
 
 NAMES_MAX = 50

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
+import base64
 import json
 import os
 import subprocess
@@ -56,10 +55,8 @@ class Keeper(Keeping):
             "environment": {},
             "job": {"metadata": {"uid": "u1"}},
         }
-        data = json.dumps(record).encode()
-        head = {"name": "job.json", "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-        super().__init__({"do": "start", "job": "x", "fresh": True, "files": 1, "witness": None, "ran": False, **request}, home)
-        self.write(json.dumps(head).encode() + b"\n" + data)
+        files = {"job.json": base64.b64encode(json.dumps(record).encode()).decode()}
+        super().__init__({"do": "start", "job": "x", "fresh": True, "files": files, "witness": None, "ran": False, **request}, home)
 
 
 def placed(home: Path, *command: str, **request: Any) -> Keeper:
@@ -83,7 +80,7 @@ def later_setup(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[threadi
     monkeypatch.setenv("XDG_CONFIG_HOME", str(home / "config"))
     environment(home, "1")
     request = {"environment": f"env-{'1' * 16}", "folders": [], "files": [], "keep": [], "linger": False}
-    thread = threading.Thread(target=install.make, args=(request, io.BytesIO()))
+    thread = threading.Thread(target=install.make, args=(request,))
     try:
         yield thread
     finally:

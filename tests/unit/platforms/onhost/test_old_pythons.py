@@ -11,6 +11,7 @@ from types import ModuleType
 import pytest
 
 from lockstep.platforms.hosts.fleet import old_source_of
+from lockstep.platforms.inpod import carry
 from lockstep.platforms.onhost import condition, install, look, starter
 
 NEWER = {
@@ -20,7 +21,7 @@ NEWER = {
 """Names of methods and arguments that Python 3.6 doesn't have, and that are easily typed. `os` has some of them in every version."""
 
 
-@pytest.mark.parametrize("program", [look, condition, install])
+@pytest.mark.parametrize("program", [look, condition, install, carry])
 def test_python_3_6_reads_it(program: ModuleType) -> None:
     tree = ast.parse(old_source_of(program), feature_version=(3, 6))
     of_os = {

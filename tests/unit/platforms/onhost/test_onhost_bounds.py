@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import io
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -54,30 +50,6 @@ def test_a_setup_waits_ten_seconds_for_another_one(home: Path, clock: VirtualClo
         later.__enter__()
     later.__exit__()
     assert clock.now == pytest.approx(10.0, abs=0.2)
-
-
-def test_files_that_come_are_read_by_a_mebibyte_and_compared_so(tmp_path: Path) -> None:
-    sizes: list[int] = []
-
-    class Stream(io.BytesIO):
-        def read(self, size: int | None = -1) -> bytes:
-            sizes.append(size or 0)
-            return super().read(size)
-
-    content = bytes(2 * MEBIBYTE + 1)
-    head = {"name": "a-1.whl", "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    install.receive(tmp_path, head, Stream(content))
-    assert sizes == [MEBIBYTE, MEBIBYTE, 1]
-
-
-def test_256_mebibytes_of_a_disk_stay_free(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken: list[int] = []
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=(256 << 20) + 2))
-    for size in range(1, 5):
-        with contextlib.suppress(install.NotMade):
-            install.take({"files": 0, "bytes": size}, io.BytesIO())
-            taken.append(size)
-    assert taken == [1, 2]
 
 
 def test_of_a_step_that_fails_the_last_1500_characters_are_told(home: Path) -> None:

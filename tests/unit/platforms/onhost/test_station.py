@@ -9,8 +9,10 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -18,9 +20,10 @@ from lockstep.api.errors import Failed
 from lockstep.platforms.files.transfer import Carried, TransferProgress, wired
 from lockstep.platforms.hosts import spread as spread_module
 from lockstep.platforms.hosts.spread import Spread, Stop
-from lockstep.platforms.inpod.carry import Stored, draft_name
-from lockstep.platforms.inpod.wire import CarryError, Gone, Wire, hear_entries
-from lockstep.platforms.onhost.station import SealedWire, give_on, listening
+from lockstep.platforms.inpod.carry import Stored, _give_file, draft_name
+from lockstep.platforms.inpod.entries import hear_entries
+from lockstep.platforms.onhost.station import give_on, listening, proved_wire
+from lockstep_machine.wire import CarryError, Gone, Wire
 from lockstep_spec.codec import ContractError
 from support.process_place import ProcessPlace
 
@@ -161,7 +164,7 @@ def ends(left: Callable[[socket.socket], object], right: Callable[[socket.socket
 
 
 def test_an_end_with_another_key_is_refused_before_anything_is_said() -> None:
-    giver, taker = ends(lambda one: SealedWire(one, KEY, gives=True), lambda other: SealedWire(other, b"x" * 32, gives=False))
+    giver, taker = ends(lambda one: proved_wire(one, KEY, gives=True), lambda other: proved_wire(other, b"x" * 32, gives=False))
     assert isinstance(giver, ContractError) and isinstance(taker, Gone)
 
 
@@ -172,17 +175,17 @@ def test_a_taker_doesnt_believe_a_giver_without_the_key() -> None:
         wire.hear()
         wire.say({"proof": "I am who I am"})
 
-    _, taker = ends(liar, lambda other: SealedWire(other, KEY, gives=False))
+    _, taker = ends(liar, lambda other: proved_wire(other, KEY, gives=False))
     assert isinstance(taker, ContractError)
 
 
 def test_a_line_that_was_not_signed_ends_the_copy() -> None:
     def liar(connection: socket.socket) -> None:
-        SealedWire(connection, KEY, gives=True).say({"ready": True})
+        proved_wire(connection, KEY, gives=True).say({"ready": True})
         Wire(connection.fileno(), connection.fileno()).say({"counter": 2, "message": {"sha256": "0"}})
 
     def taker(connection: socket.socket) -> object:
-        wire = SealedWire(connection, KEY, gives=False)
+        wire = proved_wire(connection, KEY, gives=False)
         assert wire.hear() == {"ready": True}
         return wire.hear()
 
@@ -195,7 +198,7 @@ def giving() -> Iterator[tuple[str, int]]:
     """Address of a host that gives an empty folder; its thread ends with this process."""
     listener, _ = listening("127.0.0.1", PORTS)
     assert listener is not None
-    threading.Thread(target=give_on, args=(listener, KEY, lambda: Stored([{"name": "", "dir": True}], "x")), daemon=True).start()
+    threading.Thread(target=give_on, args=(listener, KEY, Stored([{"name": "", "dir": True}], "x", {})), daemon=True).start()
     yield listener.getsockname()
 
 
@@ -205,15 +208,16 @@ def test_strangers_and_another_key_take_no_place_from_the_one_with_the_key() -> 
             stack.enter_context(socket.create_connection(address))
         wrong = stack.enter_context(socket.create_connection(address))
         with pytest.raises((ContractError, Gone)):
-            SealedWire(wrong, b"x" * 32, gives=False)
+            proved_wire(wrong, b"x" * 32, gives=False)
         right = stack.enter_context(socket.create_connection(address))
-        assert hear_entries(SealedWire(right, KEY, gives=False)) == ([{"name": "", "dir": True}], "x")
+        assert hear_entries(proved_wire(right, KEY, gives=False)) == ([{"name": "", "dir": True}], "x")
 
 
-def test_what_a_disk_gives_back_altered_is_not_passed_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("digest", "is_sent"), [("what it had when it came", False), (hashlib.sha256(b"altered").hexdigest(), True)])
+def test_what_a_disk_gives_back_altered_is_not_passed_on(tmp_path: Path, digest: str, is_sent: bool) -> None:
     (tmp_path / "x").write_text("altered")
-    entry = {"name": "", "size": 7, "mode": 0o600, "path": str(tmp_path / "x")}
-    for digest, words in (("what it had when it came", "is bad: try again"), (hashlib.sha256(b"altered").hexdigest(), "")):
-        stored = Stored([entry], "x", {0: digest})
-        fault = stored.fault(0, hashlib.sha256(b"".join(stored.chunks(0, 0))).hexdigest())
-        assert words in fault and bool(words) == bool(fault)
+    entry, answers = {"size": 7, "path": str(tmp_path / "x")}, list[dict[str, str]]()
+    wire = cast(Wire, SimpleNamespace(pass_on=lambda _: None, say=answers.append))
+    with nullcontext() if is_sent else pytest.raises(CarryError, match="is bad: try again"):
+        _give_file(wire, entry, 0, hashlib.sha256(), digest, lambda _: None)
+    assert [list(answer) for answer in answers] == [["sha256"] if is_sent else ["failed"]]

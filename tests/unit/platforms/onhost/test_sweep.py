@@ -33,9 +33,7 @@ class Short(Keeping):
 
     def __init__(self, folder: Path) -> None:
         command = ["sh", "-c", "echo $$; exec sleep 600"]
-        super().__init__(
-            {"do": "brief", "files": 0, "folder": str(folder), "command": command, "environment": {}, "folders": [], "forget": None}
-        )
+        super().__init__({"do": "brief", "folder": str(folder), "command": command, "environment": {}, "folders": [], "forget": None})
 
 
 def plant(jobs: Path, name: str = NAME, run_dir: Path | None = None) -> Path:

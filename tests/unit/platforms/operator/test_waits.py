@@ -14,7 +14,6 @@ from lockstep.kube.cluster import ApiError, Cluster
 from lockstep.plan.observed import Observed
 from lockstep.plan.reconcile.events import SentEvents
 from lockstep.platforms.files import transfer
-from lockstep.platforms.inpod.wire import Gone
 from lockstep.platforms.operator import execute, operator, replica, report_server
 from lockstep.platforms.operator.certificate import Certificates
 from lockstep.platforms.operator.execute import Executor
@@ -24,6 +23,7 @@ from lockstep.platforms.operator.memory.queue import WorkQueue
 from lockstep.platforms.operator.operator import Operator, Settings
 from lockstep.platforms.operator.report_server import Reports, ReportServer
 from lockstep_gang.contract.report import JOB_HEADER
+from lockstep_machine.wire import Gone
 from support.fake_cluster import FakeCluster
 from unit.virtual_time import VirtualClock, clock_of, forever
 
