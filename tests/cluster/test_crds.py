@@ -21,7 +21,7 @@ from lockstep.api.crd import training_cluster_crd, training_job_crd
 from lockstep.api.files.yamlnodes import plain_value
 from lockstep.api.job import TrainingJob
 from lockstep.api.names import GROUP
-from lockstep.plan.ship.stored import lost_fields
+from lockstep.plan.ship.deploy import lost_fields
 from support.clusters.crd_server import Server, stored, told
 from support.crd_rule_cases import AMOUNTS, CASES, NO_AMOUNTS, NUMBERS, WrittenRule, job, profile, training, written_rules
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import platform
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,7 +15,6 @@ import urllib3
 import yaml
 
 from lockstep.devcluster.host.processes import TIED
-from lockstep.devcluster.images import os_release
 from lockstep.environments import cache_root
 from support.clusters.cluster_jobs import until
 
@@ -25,7 +25,7 @@ def programs() -> Path:
     """Folder of `prometheus` and `promtool`. The package is unpacked, once for all checkouts, and not installed: that would start a
     service.
     """
-    folder = cache_root() / "prometheus" / os_release()["VERSION_CODENAME"]
+    folder = cache_root() / "prometheus" / platform.freedesktop_os_release()["VERSION_CODENAME"]
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -53,7 +53,7 @@ def test_each_user_may_log_in_and_has_units_and_a_home_of_their_own(bed: BedHost
 def test_hosts_reach_each_other_by_name_and_their_own_name_is_a_loopback_address(bed: BedHosts) -> None:
     assert bed.ssh(0, "ping -c1 -W5 bed2").returncode == 0
     assert "127.0.1.1" in bed.ssh(0, "getent ahosts bed0").stdout
-    assert bed.ssh(0, "ip route").stdout.split()[0] == bed.layout.network  # and nothing beyond
+    assert bed.ssh(0, "ip route").stdout.split()[0] == bed.layout.networks[0]  # and nothing beyond
 
 
 def test_torch_and_the_code_are_there_and_nobody_can_change_them(bed: BedHosts) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.api.errors import ConfigError, Failed
-from lockstep.devcluster import binary, controlplane, images, node, python_volume, rails, server
+from lockstep.devcluster import binary, controlplane, images, node, provisioner, python_volume, rails, server
 from lockstep.devcluster.host import cgroups, machine, network, processes
 from lockstep.devcluster.host.layout import Layout, NodeLayout
 
@@ -103,7 +103,8 @@ def up(layout: Layout, goal: ClusterGoal, say: Say) -> Path:
     with processes.exclusive(layout.state, layout.starting):
         rail_count = rails.recorded(layout) if goal.rails is None else goal.rails
         programs, archives = prepare(layout, say)
-        cni = _cni_programs(layout, rail_count, say)
+        plugins = node.cni_folder()
+        cni = binary.build_multus(layout.root, plugins, say) if rail_count and plugins is not None else None
         nodes = [layout.node(number) for number in range(goal.nodes)]
         _lay_out(layout, nodes)
         with ThreadPoolExecutor() as pool:
@@ -148,11 +149,14 @@ def _lay_out(layout: Layout, nodes: list[NodeLayout]) -> None:
         node.write_files(n)
 
 
-def _daemon(layout: Layout, name: str, command: list[str]) -> bool:
-    """Start the daemon unless it runs with this command line; return True if it had to be started."""
+def _daemon(layout: Layout, name: str, command: list[str], *leftovers: str) -> bool:
+    """Start the daemon unless it runs with this command line; return True if it had to be started. `leftovers`: control groups of what an
+    earlier one has left running, which is killed then.
+    """
     running = processes.running(layout.daemons, name)
     if running and running.command == processes.digest(command):
         return False
+    cgroups.kill(*leftovers)
     if running:
         processes.stop(running)
     processes.start(layout.daemons, name, command, layout.log(name), f"{layout.cgroup}/{name}", layout.starting)
@@ -171,10 +175,7 @@ def _start_control_plane(layout: Layout, kube: Path, say: Say) -> None:
 
 def _start_runtime(n: NodeLayout, archives: list[Path], say: Say) -> None:
     name, command = f"{n.name}-containerd", node.containerd_command(n)
-    running = processes.running(n.cluster.daemons, name)
-    if running is None or running.command != processes.digest(command):
-        cgroups.kill(n.cgroup)  # containers of a runtime that is gone: nobody else would end them
-    _daemon(n.cluster, name, command)
+    _daemon(n.cluster, name, command, n.cgroup)  # the containers of a runtime that is gone: nobody else would end them
     _wait(n.cluster, f"an answer of containerd on {n.name}", lambda: node.answers(n), name)
     imported = node.image_names(n)
     for reference, archive in zip((images.PAUSE, images.BASE), archives, strict=True):
@@ -198,11 +199,6 @@ def _start_kubelet(n: NodeLayout, kube: Path) -> bool:
     return started
 
 
-def _cni_programs(layout: Layout, count: int, say: Say) -> Path | None:
-    plugins = node.cni_folder()
-    return binary.build_multus(layout.root, plugins, say) if count and plugins is not None else None
-
-
 def _reach_rails(layout: Layout, nodes: list[NodeLayout], count: int, cni: Path | None) -> None:
     """Rails laid and attached, or taken up: also after a containerd that has ended took its mounts along."""
     before = rails.recorded(layout)
@@ -217,12 +213,11 @@ def _reach_rails(layout: Layout, nodes: list[NodeLayout], count: int, cni: Path 
             rails.attach(n, runtime.pid, cni)
         elif runtime is not None:
             rails.detach(n, runtime.pid)
-    with server.connected(layout) as core:
-        if cni is not None:
-            server.create_attachments(core, layout, count)
-        else:
-            server.delete_attachments(core)
-    if cni is None:
+    client = provisioner.administrator(layout)
+    if cni is not None:
+        server.create_attachments(client, layout, count)
+    else:  # the kind, and with it all of them
+        client.run(lambda cluster: cluster.delete("CustomResourceDefinition", None, rails.definition()["metadata"]["name"]))
         rails.take_up(layout, nodes)
     rails.record(layout, count)
 
@@ -231,14 +226,14 @@ def _finish(layout: Layout, nodes: list[NodeLayout], goal: ClusterGoal, started:
     """`started`: when kubelets were started just now, by node; what stood in their nodes' status before is no news of them."""
     names = ", ".join(n.name for n in nodes)
     kubelets = [f"{n.name}-kubelet" for n in nodes]
-    with server.connected(layout) as core:
-        server.create_classes(core)
-        _wait(layout, f"nodes {names} Ready", lambda: all(server.node_readiness(core, started).get(n.name) for n in nodes), *kubelets)
-        for n in nodes:
-            resources = goal.of_node(n.number)
-            if resources is not None:
-                server.set_resources(core, n.name, resources)
-        _wait(layout, "the default service account", lambda: server.has_default_account(core), "kube-controller-manager")
+    client = provisioner.administrator(layout)
+    server.create_classes(client)
+    _wait(layout, f"nodes {names} Ready", lambda: all(server.node_readiness(client, started).get(n.name) for n in nodes), *kubelets)
+    for n in nodes:
+        resources = goal.of_node(n.number)
+        if resources is not None:
+            server.set_resources(client, n.name, resources)
+    _wait(layout, "the default service account", lambda: server.has_default_account(client), "kube-controller-manager")
     say(f"nodes {names} are Ready")
 
 
@@ -255,28 +250,12 @@ def down(layout: Layout, say: Say, purge: bool = False) -> None:
             machine.remove_unused([layout.run.parent, *map(Path, node.PRIVATE_FOLDERS)])
         if layout.python_mount.exists():
             layout.python_mount.rmdir()  # never its content: that would be the cache
-        for path in layout.state.iterdir():
-            if path.name not in KEPT:
-                _remove(path)
-        for folder in sorted((layout.state / "nodes").glob("*")):
-            _clear_node(folder)
+        machine.clear(layout.state, lambda path: path.name in KEPT)
+        for folder in sorted((layout.state / "nodes").glob("*")):  # of which the images stay, and their marks
+            machine.clear(folder, lambda path: path.name == "containerd" or path.suffix == ".imported")
         if purge:
             shutil.rmtree(layout.state)
     say(f"cluster {layout.name} is down")
-
-
-def _clear_node(folder: Path) -> None:
-    """Keep only the images and their marks."""
-    for path in folder.iterdir():
-        if path.name != "containerd" and path.suffix != ".imported":
-            _remove(path)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink()
 
 
 def status(layout: Layout) -> dict[str, Any]:
@@ -284,9 +263,7 @@ def status(layout: Layout) -> dict[str, Any]:
     daemons = {path.stem: processes.running(layout.daemons, path.stem) is not None for path in sorted(layout.daemons.glob("*.json"))}
     nodes: dict[str, bool] = {}
     if daemons.get("kube-apiserver") and server.is_ready(layout):
-        shown = 'jsonpath={range .items[*]}{.metadata.name} {.status.conditions[?(@.type=="Ready")].status}{"\\n"}{end}'
-        lines = kubectl(layout, "get", "nodes", "-o", shown).stdout.splitlines()
-        nodes = {name: ready == "True" for name, _, ready in (line.partition(" ") for line in lines)}
+        nodes = server.node_readiness(provisioner.administrator(layout))
     return {"name": layout.name, "kubeconfig": str(layout.kubeconfig), "daemons": daemons, "nodes": nodes}
 
 

@@ -9,7 +9,7 @@ import platform
 import shutil
 import subprocess
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lockstep.devcluster.host.processes import TIED
@@ -22,38 +22,38 @@ ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 FORM = "3"  # raise it when the way an image is made changes
 
 
-def os_release() -> dict[str, str]:
-    """/etc/os-release, unquoted."""
-    lines = (line.partition("=") for line in Path("/etc/os-release").read_text().splitlines() if "=" in line)
-    return {key: value.strip('"') for key, _, value in lines}
-
-
-def base_key() -> str:
-    facts = os_release()
-    return hashlib.sha256(f"{FORM}|{facts['ID']}|{facts['VERSION_CODENAME']}|{PACKAGES}".encode()).hexdigest()[:12]
-
-
 def base_path(root: Path) -> Path:
-    return root / "devcluster" / "images" / f"base-{base_key()}.tar"
+    facts = platform.freedesktop_os_release()
+    key = hashlib.sha256(f"{FORM}|{facts['ID']}|{facts['VERSION_CODENAME']}|{PACKAGES}".encode()).hexdigest()[:12]
+    return root / "devcluster" / "images" / f"base-{key}.tar"
 
 
 def base_archive(root: Path, say: Callable[[str], None]) -> Path:
     """The base image as an archive for `ctr images import`; made with debootstrap once, then cached."""
     archive = base_path(root)
     if not archive.exists():
-        say(f"making the base image {BASE} from {os_release()['VERSION_CODENAME']} packages (under a minute, cached afterwards)")
+        codename = platform.freedesktop_os_release()["VERSION_CODENAME"]
+        say(f"making the base image {BASE} from {codename} packages (under a minute, cached afterwards)")
         tree = archive.with_suffix(".tree")
-        shutil.rmtree(tree, ignore_errors=True)
-        tree.parent.mkdir(parents=True, exist_ok=True)
-        log = archive.with_suffix(".log")
-        log.unlink(missing_ok=True)
-        form = ["--variant=minbase", f"--include={','.join(PACKAGES)}"]
-        run_isolated(log, "debootstrap", *form, os_release()["VERSION_CODENAME"], str(tree))
+        debootstrap(tree, PACKAGES)
         for name in UNUSED:
             shutil.rmtree(tree / name, ignore_errors=True)
-        _write_archive(archive, BASE, _layer_of(tree), {"Cmd": ["/bin/bash"]})
+        layer = tree.with_suffix(".layer")
+        subprocess.run(["tar", "--numeric-owner", "-C", str(tree), "-cf", str(layer), "."], check=True)
+        _write_archive(archive, BASE, layer, {"Cmd": ["/bin/bash"]})
         shutil.rmtree(tree)
     return archive
+
+
+def debootstrap(tree: Path, packages: Sequence[str], *options: str) -> Path:
+    """Make a tree of these packages and what they need, anew, and return the log. Raises RuntimeError with debootstrap's last words."""
+    log = tree.with_suffix(".log")
+    shutil.rmtree(tree, ignore_errors=True)
+    tree.parent.mkdir(parents=True, exist_ok=True)
+    log.unlink(missing_ok=True)
+    form = ["--variant=minbase", *options, f"--include={','.join(packages)}"]
+    run_isolated(log, "debootstrap", *form, platform.freedesktop_os_release()["VERSION_CODENAME"], str(tree))
+    return log
 
 
 def run_isolated(log: Path, *command: str) -> None:
@@ -74,18 +74,15 @@ def pause_archive(binary: Path, root: Path) -> Path:
         archive.parent.mkdir(parents=True, exist_ok=True)
         layer = archive.with_suffix(".layer")
         with tarfile.open(layer, "w") as tar:
-            member = tarfile.TarInfo("pause")
-            member.size, member.mode = binary.stat().st_size, 0o755
-            with binary.open("rb") as content:
-                tar.addfile(member, content)
+            _add(tar, "pause", binary.read_bytes(), 0o755)
         _write_archive(archive, PAUSE, layer, {"Entrypoint": ["/pause"], "User": "65535:65535"})
     return archive
 
 
-def _layer_of(tree: Path) -> Path:
-    layer = tree.with_suffix(".layer")
-    subprocess.run(["tar", "--numeric-owner", "-C", str(tree), "-cf", str(layer), "."], check=True)
-    return layer
+def _add(tar: tarfile.TarFile, name: str, data: bytes, mode: int = 0o644) -> None:
+    member = tarfile.TarInfo(name)
+    member.size, member.mode = len(data), mode
+    tar.addfile(member, io.BytesIO(data))
 
 
 def _write_archive(archive: Path, reference: str, layer: Path, config: dict[str, object]) -> None:
@@ -106,10 +103,8 @@ def _write_archive(archive: Path, reference: str, layer: Path, config: dict[str,
     manifest = json.dumps([{"Config": config_name, "RepoTags": [reference], "Layers": ["layer.tar"]}]).encode()
     temporary = archive.with_suffix(".tmp")
     with tarfile.open(temporary, "w") as tar:
-        for name, data in ((config_name, body), ("manifest.json", manifest)):
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            tar.addfile(member, io.BytesIO(data))
+        _add(tar, config_name, body)
+        _add(tar, "manifest.json", manifest)
         tar.add(layer, arcname="layer.tar")
     layer.unlink()
     temporary.replace(archive)

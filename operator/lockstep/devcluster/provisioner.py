@@ -7,16 +7,17 @@ class local-python gets the Python environment, read-only.
 
 from __future__ import annotations
 
+import asyncio
 import shutil
-import signal
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from lockstep.devcluster.host.layout import Layout
+from lockstep.kube.aim import Kubeconfig
+from lockstep.kube.cluster import Client, Cluster
 
 CLASSES = ("local-rwx", "local-rwo", "local-python")
 PROVISIONER = "lockstep.dev/devcluster"
@@ -84,47 +85,49 @@ def to_provision(claims: Iterable[dict[str, Any]], volumes: Iterable[dict[str, A
     ]
 
 
-def provision(core: Any, claim: dict[str, Any], layout: Layout) -> None:
-    volume = volume_for(claim, layout)
+def make_folder(volume: dict[str, Any], layout: Layout) -> Path:
+    """Make the folder of a volume, but for that of the Python environment, and return its path."""
     path = Path(volume["spec"]["hostPath"]["path"])
     if path.is_relative_to(layout.volumes):
         path.mkdir(parents=True, exist_ok=True)
         path.chmod(0o777)
-    core.create_persistent_volume(volume)
-    print(f"provisioner: {path} for claim {claim['metadata']['namespace']}/{claim['metadata']['name']}", flush=True)
+    return path
 
 
-def release_volume(core: Any, volume: dict[str, Any], layout: Layout) -> None:
-    """Remove the data first and then the volume, so that a failure between them is tried again."""
+def remove_folder(volume: dict[str, Any], layout: Layout) -> None:
     path = Path(volume["spec"]["hostPath"]["path"])
     if path.is_relative_to(layout.volumes) and path.exists():
         shutil.rmtree(path)
         if not any(path.parent.iterdir()):
             path.parent.rmdir()
-    core.delete_persistent_volume(volume["metadata"]["name"])
-    print(f"provisioner: removed {volume['metadata']['name']}", flush=True)
 
 
-def work_once(api: Any, core: Any, layout: Layout) -> None:
-    """One round. Volumes are read after claims, so that every volume that an earlier round made is seen."""
-    claims = api.sanitize_for_serialization(core.list_persistent_volume_claim_for_all_namespaces(resource_version="0"))["items"]
-    volumes = api.sanitize_for_serialization(core.list_persistent_volume(label_selector=LABEL))["items"]
+async def work_once(cluster: Cluster, layout: Layout) -> None:
+    """One round. Volumes are read after claims, so that every volume that an earlier round made is seen. Data go before their volume, so
+    that a failure between them is tried again.
+    """
+    claims = (await cluster.list("PersistentVolumeClaim", None, {"resourceVersion": "0"}))["items"]
+    volumes = (await cluster.list("PersistentVolume", None, {"labelSelector": LABEL}))["items"]
     for volume in to_release(volumes):
-        release_volume(core, volume, layout)
-    for claim in to_provision(claims, volumes):
-        provision(core, claim, layout)
+        remove_folder(volume, layout)
+        await cluster.delete("PersistentVolume", None, volume["metadata"]["name"])
+        print(f"provisioner: removed {volume['metadata']['name']}", flush=True)
+    for volume in (volume_for(claim, layout) for claim in to_provision(claims, volumes)):
+        path, claim = make_folder(volume, layout), volume["spec"]["claimRef"]
+        await cluster.create(volume)
+        print(f"provisioner: {path} for claim {claim['namespace']}/{claim['name']}", flush=True)
 
 
 def _tell(error: Exception) -> None:
     print(f"provisioner: {type(error).__name__}: {error}; trying again", file=sys.stderr, flush=True)
 
 
-def _follow(listing: Callable[..., Any], changed: threading.Event) -> None:
+async def _follow(cluster: Cluster, kind: str, changed: asyncio.Event) -> None:
     """Set `changed` at every event of these objects, and when their watch ends or fails: what came meanwhile is unknown."""
     failure: type[Exception] | None = None
     while True:
         try:
-            for _ in listing(watch=True, _preload_content=False).stream():
+            async for _ in cluster.watch(kind, None, {}):
                 failure = None
                 changed.set()
         except Exception as error:
@@ -132,28 +135,32 @@ def _follow(listing: Callable[..., Any], changed: threading.Event) -> None:
                 _tell(error)
             failure = type(error)
         changed.set()
-        time.sleep(1)
+        await asyncio.sleep(1)
 
 
-def main(root: str, name: str, index: str) -> None:
-    from kubernetes import client, config
+def administrator(layout: Layout) -> Client:
+    """Return a client of the cluster's API server as its administrator."""
+    return Client(kubeconfig=Kubeconfig(str(layout.kubeconfig)))
 
-    layout = Layout(name=name, index=int(index), root=Path(root))
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # as programs end: the client removes the files with its key only then
-    api = config.new_client_from_config(str(layout.kubeconfig))
-    core, changed = client.CoreV1Api(api), threading.Event()
-    for listing in (core.list_persistent_volume_claim_for_all_namespaces, core.list_persistent_volume):
-        threading.Thread(target=_follow, args=(listing, changed), daemon=True).start()
-    while True:
-        changed.clear()
-        try:
-            work_once(api, core, layout)
-        except Exception as error:
-            _tell(error)
-            time.sleep(1)
-            continue
-        changed.wait(LOOK_SECONDS)
+
+async def serve(layout: Layout) -> None:
+    changed = asyncio.Event()
+    async with administrator(layout).connected() as cluster, asyncio.TaskGroup() as watches:
+        for kind in ("PersistentVolumeClaim", "PersistentVolume"):
+            watches.create_task(_follow(cluster, kind, changed))
+        while True:
+            changed.clear()
+            try:
+                await work_once(cluster, layout)
+            except Exception as error:
+                _tell(error)
+                await asyncio.sleep(1)
+                continue
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await changed.wait()
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    root, name, index = sys.argv[1:]
+    asyncio.run(serve(Layout(name=name, index=int(index), root=Path(root))))

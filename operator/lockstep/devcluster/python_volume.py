@@ -8,7 +8,6 @@ import importlib.util
 import os
 import shutil
 import sys
-import sysconfig
 from pathlib import Path
 
 from lockstep.api.errors import ConfigError
@@ -84,7 +83,3 @@ def publish_packages(volume: Path) -> Path:
         )
     point(volume / SITE, str(site.relative_to(volume.resolve())))
     return site
-
-
-def python_minor() -> str:
-    return sysconfig.get_python_version()

@@ -6,7 +6,7 @@ import json
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any, TypeVar
@@ -69,6 +69,16 @@ class ApiError(Failed):
     def is_overload(self) -> bool:
         """The API server can't answer now: asking again may help."""
         return not self.is_refusal and (self.status >= INTERNAL_ERROR or self.status == TOO_MANY_REQUESTS)
+
+
+class tolerated(AbstractContextManager[None, bool]):
+    """Pass over a refusal that has one of these statuses."""
+
+    def __init__(self, *statuses: int) -> None:
+        self.statuses = statuses
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        return isinstance(error, ApiError) and error.status in self.statuses
 
 
 _RIGHT = re.compile(r'cannot \w+ resource "[^"]+"( in API group "[^"]*")?')
@@ -229,7 +239,9 @@ class Cluster:
         self, method: str, path: str, body: object | None = None, query: Mapping[str, str] | None = None, content_type: str = JSON
     ) -> Object:
         """The reply's object. Raises ApiError, and OSError when the server can't be reached."""
-        response = await self._send(method, path, body, query=query or {}, content_type=content_type)
+        return await self._object(await self._send(method, path, body, query=query or {}, content_type=content_type))
+
+    async def _object(self, response: Any) -> Object:
         with _reaching(self.server):
             return self._parsed(await response.read())
 
@@ -248,22 +260,16 @@ class Cluster:
         return reply
 
     async def get(self, kind: str, namespace: str | None, name: str) -> Object | None:
-        try:
+        with tolerated(NOT_FOUND):
             return await self.request("GET", path_of(kind, namespace, name))
-        except ApiError as error:
-            if error.status == NOT_FOUND:
-                return None
-            raise
+        return None
 
     async def exists(self, kind: str, namespace: str | None, name: str) -> bool:
         """Return True if it exists. Its content is not read: a Secret's values stay where they are."""
-        try:
+        with tolerated(NOT_FOUND):
             (await self._send("GET", path_of(kind, namespace, name), None, query={}, accept=METADATA_EACH)).release()
-        except ApiError as error:
-            if error.status == NOT_FOUND:
-                return False
-            raise
-        return True
+            return True
+        return False
 
     async def try_out(self, item: Object, *, apply: bool = False) -> tuple[Object, list[str]]:
         """`item` as the API server would store it if it were created (or applied), which it isn't, and what it warns of. Raises ApiError
@@ -274,8 +280,7 @@ class Cluster:
             response = await self._send("PATCH", _object_path(item), item, query=query, content_type=APPLY)
         else:
             response = await self._send("POST", _object_path(item, collection=True), item, query=DRY_RUN)
-        with _reaching(self.server):
-            stored = self._parsed(await response.read())
+        stored = await self._object(response)
         stated = response.headers.getall("Warning", [])
         return stored, [match[1].replace('\\"', '"') for text in stated if (match := _WARNING.match(text))]
 
@@ -334,11 +339,8 @@ class Cluster:
         options: Object = {"propagationPolicy": "Background", **({"preconditions": {"uid": uid}} if uid else {})}
         if grace_seconds is not None:
             options["gracePeriodSeconds"] = grace_seconds
-        try:
+        with tolerated(NOT_FOUND):
             await self.request("DELETE", path_of(kind, namespace, name), options)
-        except ApiError as error:
-            if error.status != NOT_FOUND:
-                raise
 
     async def watch(self, kind: str, namespace: str | None, query: Mapping[str, str]) -> AsyncIterator[Object]:
         """Events from now (or query's resourceVersion) until the server ends the stream."""
@@ -371,9 +373,8 @@ class Cluster:
 
     async def upload(self, path: str, content: bytes, seconds: float) -> Object:
         """POST bytes as they are, for subresources that read a stream. The reply's object. Raises as `request` does."""
-        response = await self._send("POST", path, BytesIO(content), query={}, content_type="application/octet-stream", seconds=seconds)
-        with _reaching(self.server):
-            return self._parsed(await response.read())
+        octets = "application/octet-stream"
+        return await self._object(await self._send("POST", path, BytesIO(content), query={}, content_type=octets, seconds=seconds))
 
     async def log(self, namespace: str, pod: str, container: str, query: Mapping[str, str]) -> AsyncIterator[str]:
         """Lines of a container's log; with follow=true until the container ends."""

@@ -17,7 +17,7 @@ from lockstep.plan.checks.lint import lint_against
 from lockstep.plan.cluster.facts import NETWORK, ClusterFacts, Listing, ProbeFacts, Sight
 from lockstep.plan.cluster.finding import Outcome
 from lockstep.plan.discovery.file import discovered
-from lockstep.plan.discovery.unused import cluster_hardware, unused
+from lockstep.plan.discovery.rails import cluster_hardware, unused
 from lockstep.plan.render.objects import render
 from lockstep.plan.render.resolve import resolve
 

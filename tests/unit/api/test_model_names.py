@@ -16,7 +16,7 @@ from lockstep.api.job import TrainingJob
 from lockstep.cli.files import model as model_verb
 from lockstep.cli.main import app
 from lockstep.cli.shared.jobargs import TargetOptions
-from lockstep.plan.ahead.needs import references
+from lockstep.plan.checks.needs import references
 from lockstep.plan.render.objects import render
 from lockstep.plan.render.pod import variable_warnings
 from lockstep.plan.render.readerpod import reader_pod, with_secrets

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from contextlib import suppress
 from ipaddress import ip_network
 from itertools import combinations
@@ -17,63 +16,16 @@ from lockstep.devcluster.host.layout import Layout
 from lockstep.devcluster.hosts import bed
 from lockstep.devcluster.hosts.bed import BedError, await_sshd
 from lockstep.devcluster.hosts.layout import BedLayout
-from lockstep.devcluster.hosts.needs import HOSTS, MachineFacts, judge
 from support.clusters import bed_hosts
 from unit.virtual_time import VirtualClock
 
 NUMBERS_MAX = 9
 
-COMMANDS = frozenset(HOSTS.packages)
-READY = MachineFacts(
-    system="Linux", is_root=True, distribution="debian", commands=COMMANDS, lacks=frozenset(), groups=Path("/sys/fs/cgroup/unified"),
-    groups_writable=True, python="3.11", base_python="3.11", has_image=False, networks=("10.70.0.0/24",),
-        routes=(("192.0.2.0/24", "eth0"),),
-)  # fmt: skip
-
-
-def but(**changes: Any) -> MachineFacts:
-    return dataclasses.replace(READY, **changes)
-
-
-def test_a_machine_that_has_everything_needs_nothing() -> None:
-    assert judge(HOSTS, READY).missing == () and judge(HOSTS, READY).install == ()
-
-
-@pytest.mark.parametrize(
-    ("facts", "sentence"),
-    [
-        (but(system="Darwin"), "this is Darwin; the hosts need Linux"),
-        (but(is_root=False), "it needs root"),
-        (but(groups=None, groups_writable=False), "control groups of version 2 are not mounted"),
-        (but(groups_writable=False), "/sys/fs/cgroup/unified is read-only"),
-        (but(lacks=frozenset({"namespace `cgroup`"})), "the kernel has no namespace `cgroup`"),
-        (but(python="3.13"), "Lockstep runs on Python 3.13, the hosts have this distribution's 3.11"),
-        (but(distribution="fedora"), "fedora is neither Debian nor Ubuntu"),
-        (
-            but(routes=(("10.64.0.0/10", "tun0"),)),
-            "the network 10.70.0.0/24 is taken: this machine has a route to 10.64.0.0/10 through tun0",
-        ),
-    ],
-    ids=lambda value: value[:30] if isinstance(value, str) else "",
-)
-def test_what_is_missing_is_said_in_one_sentence(facts: MachineFacts, sentence: str) -> None:
-    (missing,) = judge(HOSTS, facts).missing
-    assert missing.startswith(sentence)
-
-
-def test_missing_programs_are_installed_where_apt_is_and_named_elsewhere() -> None:
-    lacking = but(commands=COMMANDS - {"ssh", "ssh-keygen", "debootstrap"})
-    assert judge(HOSTS, lacking).install == ("debootstrap", "openssh-client")
-    assert judge(HOSTS, dataclasses.replace(lacking, has_image=True)).install == ("openssh-client",)
-    elsewhere = judge(HOSTS, dataclasses.replace(lacking, distribution="fedora", has_image=True))
-    assert elsewhere.missing == ("install openssh-client (on Debian and Ubuntu this is done for you)",) and elsewhere.install == ()
-
 
 def test_beds_and_embedded_clusters_share_no_network_and_no_name() -> None:
     beds = [BedLayout(index, Path("/cache")) for index in range(NUMBERS_MAX + 1)]
     clusters = [Layout(f"lockstep{index or ''}", index, Path("/cache")) for index in range(NUMBERS_MAX + 1)]
-    of_clusters = [network for each in clusters for network in (each.node_network, each.pod_network, each.service_network)]
-    networks = [ip_network(network) for network in (*(bed.network for bed in beds), *of_clusters)]
+    networks = [ip_network(network) for each in (*beds, *clusters) for network in each.networks]
     assert not [(one, other) for one, other in combinations(networks, 2) if one.overlaps(other)]
     assert len({bed.name for bed in beds} | {each.name for each in clusters}) == len(beds) + len(clusters)
     assert all(len(bed.host(99).link) < 16 for bed in beds)  # (the kernel's limit of an interface's name)

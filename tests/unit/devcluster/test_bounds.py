@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
-import sys
-from collections.abc import Callable
-from functools import partial
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from threading import Event
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -19,12 +17,13 @@ from lockstep.devcluster.host import machine, processes
 from lockstep.devcluster.host.layout import Layout
 from lockstep.devcluster.hosts import bed
 from lockstep.devcluster.hosts.layout import BedLayout
-from unit.virtual_time import VirtualClock, clock_of
+from lockstep.kube.cluster import ApiError
+from unit.virtual_time import VirtualClock, clock_of, forever
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
-    return clock_of(monkeypatch, bed, cluster, processes, provisioner, server, now=0.0)
+    return clock_of(monkeypatch, bed, cluster, processes, server, now=0.0)
 
 
 def test_what_does_not_come_about_is_looked_at_ten_times_a_second_for_a_minute_and_a_half(clock: VirtualClock, tmp_path: Path) -> None:
@@ -60,78 +59,60 @@ def test_in_the_last_64_kibibytes_of_a_log_it_is_looked_for_why_a_daemon_ended(t
     assert bool(machine.too_few_instances(log)) == is_seen
 
 
-def provision(monkeypatch: pytest.MonkeyPatch, event: object, work: Callable[..., None], listing: Callable[..., Any]) -> None:
-    """Run the daemon, to which `event` tells news, until a round of work ends it. What its threads would do is left for `work`."""
-    threads: list[Callable[[], None]] = []
-    core = SimpleNamespace(list_persistent_volume_claim_for_all_namespaces=listing, list_persistent_volume=listing)
-    client, config = SimpleNamespace(CoreV1Api=lambda api: core), SimpleNamespace(new_client_from_config=lambda path: None)
-    started = SimpleNamespace(
-        Event=lambda: event,
-        Thread=lambda target, args, daemon: SimpleNamespace(start=lambda: threads.append(partial(target, *args))),
-    )
-    monkeypatch.setattr(provisioner, "threading", started)
-    monkeypatch.setattr(provisioner, "work_once", lambda *_: work(threads))
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
-    monkeypatch.setitem(sys.modules, "kubernetes", cast(Any, SimpleNamespace(client=client, config=config)))
+class Played:
+    """An API server whose watches answer with events or failures, one after the other, and then no more."""
+
+    def __init__(self, *answers: object) -> None:
+        self.answers = iter(answers)
+
+    async def __aenter__(self) -> Played:
+        return self
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+    async def watch(self, *_: object) -> AsyncIterator[bytes]:
+        answer = next(self.answers, None)
+        if answer is None:
+            await forever()
+        if isinstance(answer, type):
+            raise answer
+        for event in cast(list[bytes], answer):
+            yield event
+
+
+def provision(monkeypatch: pytest.MonkeyPatch, clock: VirtualClock, api: Played, ends: Sequence[type[BaseException] | None]) -> list[float]:
+    """Run the daemon until a round of work ends it, and return when rounds began. `ends`: how they end."""
+    rounds: list[float] = []
+
+    async def work(*_: object) -> None:
+        rounds.append(clock.now)
+        if (end := ends[len(rounds) - 1]) is not None:
+            raise end
+
+    monkeypatch.setattr(provisioner, "work_once", work)
+    monkeypatch.setattr(provisioner, "administrator", lambda layout: SimpleNamespace(connected=lambda: api))
     with pytest.raises(SystemExit):
-        provisioner.main("/x", "x", "0")
+        clock.run(provisioner.serve(Layout("x", 0, Path("/x"))))
+    return rounds
 
 
 def test_claims_are_looked_at_every_ten_seconds_without_news_and_after_an_error_once(
     clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rounds: list[float] = []
-
-    def work(_: object) -> None:
-        rounds.append(clock.now)
-        if len(rounds) == 3:
-            raise ValueError
-        if len(rounds) == 4:
-            raise SystemExit
-
-    provision(monkeypatch, SimpleNamespace(clear=lambda: None, wait=clock.sleep), work, lambda **_: None)
-    assert rounds == [0, 10, 20, 21]
+    assert provision(monkeypatch, clock, Played(), [None, None, ValueError, SystemExit]) == [0, 10, 20, 21]
 
 
 def test_claims_are_looked_at_at_once_when_a_claim_or_a_volume_changes(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    rounds: list[int] = []
-
-    def watch(watch: bool, _preload_content: bool) -> SimpleNamespace:
-        if not watch or _preload_content or clock.now:
-            raise SystemExit
-        return SimpleNamespace(stream=lambda: [b"changed"])
-
-    def work(threads: list[Callable[[], None]]) -> None:
-        if len(rounds) == len(threads):
-            raise SystemExit
-        clock.now = 0.0
-        with pytest.raises(SystemExit):
-            threads[len(rounds)]()
-        rounds.append(len(threads))
-
-    class News(Event):
-        def wait(self, timeout: float | None = None) -> bool:
-            assert self.is_set()
-            return True
-
-    provision(monkeypatch, News(), work, watch)
-    assert rounds == [2, 2]
+    assert provision(monkeypatch, clock, Played([b"changed"]), [None, None, SystemExit]) == [0, 0, 10]
 
 
 def test_a_watch_that_ends_or_fails_is_news_and_begins_again_a_second_later(
     clock: VirtualClock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     news: list[float] = []
-    answers = iter([[b"one", b"two"], OSError, OSError, [b"three"], OSError])
-
-    def listing(**_: object) -> SimpleNamespace:
-        answer = next(answers, SystemExit)
-        if isinstance(answer, type):
-            raise answer
-        return SimpleNamespace(stream=lambda: answer)
-
+    played = cast(Any, Played([b"one", b"two"], OSError, OSError, [b"three"], OSError, SystemExit))
     with pytest.raises(SystemExit):
-        provisioner._follow(listing, cast(Any, SimpleNamespace(set=lambda: news.append(clock.now))))
+        clock.run(provisioner._follow(played, "Pod", cast(Any, SimpleNamespace(set=lambda: news.append(clock.now)))))
     assert news == [0, 0, 0, 1, 2, 3, 3, 4]
     assert capsys.readouterr().err == "provisioner: OSError: ; trying again\n" * 2
 
@@ -146,18 +127,13 @@ def test_three_copies_of_the_code_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_
     assert sorted(path.stat().st_mtime for path in volume.glob("code-*")) == [2, 3, 4] and (volume / "code").resolve() == copy
 
 
-def test_a_new_kind_has_twenty_seconds_to_be_served(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    class Refused(Exception):
-        status = 404
+def test_a_new_kind_has_twenty_seconds_to_be_served(clock: VirtualClock, tmp_path: Path) -> None:
+    async def refuse(item: object) -> None:
+        if item != rails.definition():
+            raise ApiError(404, "NotFound", "")
 
-    def create(*_: object) -> None:
-        raise Refused
-
-    made = SimpleNamespace(create_custom_resource_definition=lambda item: None, create_namespaced_custom_object=create)
-    client = SimpleNamespace(ApiextensionsV1Api=lambda api: made, CustomObjectsApi=lambda api: made)
-    monkeypatch.setitem(sys.modules, "kubernetes", cast(Any, SimpleNamespace(client=client)))
-    monkeypatch.setitem(sys.modules, "kubernetes.client.exceptions", cast(Any, SimpleNamespace(ApiException=Refused)))
-    server.create_attachments(SimpleNamespace(api_client=None), Layout("x", 0, tmp_path), 1)
+    client: Any = SimpleNamespace(run=lambda work: asyncio.run(work(SimpleNamespace(apply=refuse))))
+    server.create_attachments(client, Layout("x", 0, tmp_path), 1)
     assert clock.now == pytest.approx(20, abs=0.2)
 
 

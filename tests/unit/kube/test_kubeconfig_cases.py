@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import datetime
 import json
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -28,7 +30,8 @@ from lockstep.devcluster.certificates import Authority
 from lockstep.kube import kubeconfig
 from lockstep.kube.aim import Kubeconfig, environment_kubeconfig
 from lockstep.kube.cluster import ApiError, Client
-from lockstep.kube.kubeconfig import Server, read_server
+from lockstep.kube.kubeconfig import Server, read_account, read_server
+from unit.virtual_time import VirtualClock
 
 V1, BETA = "client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1"
 HTTPS = {"server": "https://a:6443"}
@@ -374,15 +377,80 @@ def test_a_socks_proxy_of_the_environment_is_refused_too(tmp_path: Path, monkeyp
 # Login programs
 
 
+def test_of_several_files_the_first_current_context_counts_unless_another_is_named(tmp_path: Path) -> None:
+    second = tmp_path / "second"
+    parts = {"contexts": [{"name": "d", "context": {"cluster": "k", "user": "v"}}], "users": [{"name": "v", "user": {"token": "2"}}]}
+    second.write_text(yaml.safe_dump({"current-context": "d", **parts}))
+    paths = os.pathsep.join(["", config(tmp_path, {"token": "1"}, context={"namespace": "team"}), str(second)])
+    first, named = read_server(paths), read_server(paths, "d")
+    assert (first.namespace, header(first), named.namespace, header(named)) == ("team", "Bearer 1", None, "Bearer 2")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("contexts: [{name: x}]", "names no current-context; there are x"),
+        ("current-context: y\ncontexts: [{name: x}]", "has no context y; there are x"),
+        ("current-context: x\ncontexts: [{name: x, context: {cluster: c}}]", "has no cluster c; there are none"),
+    ],
+)
+def test_a_context_that_is_not_whole_is_told_with_those_there_are(tmp_path: Path, content: str, words: str) -> None:
+    (tmp_path / "config").write_text(content)
+    with pytest.raises(ConfigError, match=words):
+        read_server(str(tmp_path / "config"))
+
+
+def test_a_tokens_file_is_read_again_after_a_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = VirtualClock()
+    monkeypatch.setattr(kubeconfig, "time", clock)
+    (tmp_path / "token").write_text("one\n")
+    server = read_server(config(tmp_path, {"tokenFile": "token"}))
+    assert header(server) == "Bearer one"
+    (tmp_path / "token").write_text("two")
+    for seconds, token in ((59, "one"), (1, "two")):
+        clock.now += seconds
+        assert header(server) == f"Bearer {token}"
+
+
+@pytest.fixture
+def account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Folder of a pod's service account, which this process has."""
+    Authority(tmp_path)
+    (tmp_path / "token").write_text("one\n")
+    monkeypatch.setattr(kubeconfig, "ACCOUNT", tmp_path)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
+    monkeypatch.delenv("KUBERNETES_SERVICE_PORT", raising=False)
+    return tmp_path
+
+
+def test_a_pod_asks_as_its_service_account_and_reads_a_token_that_is_refused_again(account: Path) -> None:
+    server = read_account()
+    assert (server.url, server.namespace, header(server)) == ("https://[fd00::1]:443", None, "Bearer one")
+    (account / "token").write_text("two")
+    assert asyncio.run(server.login.renew(time.monotonic())) and header(server) == "Bearer two"
+
+
+@pytest.mark.parametrize("file", ["token", "ca.crt"])
+def test_a_pod_whose_service_account_is_not_whole_has_no_cluster(account: Path, file: str) -> None:
+    for damage in ((account / file).unlink, (account / file).touch):
+        damage()
+        with pytest.raises(ConfigError, match=file):
+            read_account()
+
+
+# Login programs
+
+
 def program(folder: Path, printed: str | dict[str, Any], code: int = 0, then: dict[str, Any] | None = None) -> dict[str, Any]:
     """A login program that prints this (from its second run on `then`), and the user that logs in by it."""
     script = folder / "login"
     text = printed if isinstance(printed, str) else json.dumps(printed)
     script.write_text(
-        f"#!{sys.executable}\nimport os, sys\nfrom pathlib import"
-        f" Path\nPath({str(folder / 'asked')!r}).write_text(os.environ['KUBERNETES_EXEC_INFO'])\nruns ="
-        f" Path({str(folder / 'runs')!r})\nruns.write_text((runs.read_text() if runs.exists() else '') + 'x')\nprint({text!r} if"
-        f" runs.read_text() == 'x' else {(text if then is None else json.dumps(then))!r})\nsys.exit({code})\n"
+        f"#!{sys.executable}\nimport os, sys\nfrom pathlib import Path\n"
+        f"Path({str(folder / 'asked')!r}).write_text(os.environ['KUBERNETES_EXEC_INFO'])\n"
+        f"Path({str(folder / 'profile')!r}).write_text(os.environ.get('PROFILE', ''))\n"
+        f"runs = Path({str(folder / 'runs')!r})\nruns.write_text((runs.read_text() if runs.exists() else '') + 'x')\n"
+        f"print({text!r} if runs.read_text() == 'x' else {(text if then is None else json.dumps(then))!r})\nsys.exit({code})\n"
     )
     script.chmod(0o755)
     return {"exec": {"apiVersion": V1, "command": "./login", "interactiveMode": "IfAvailable"}}
@@ -468,6 +536,27 @@ def test_a_person_sees_what_a_login_program_asks(
     )
     read_server(config(tmp_path, user))
     assert "enter ABCD" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("seconds", "runs"), [(3600, "x"), (30, "xx")])
+def test_a_login_program_is_asked_once_while_its_token_lasts_and_again_when_it_ends(tmp_path: Path, seconds: int, runs: str) -> None:
+    ends = (datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=seconds)).isoformat().replace("+00:00", "Z")
+    user = program(tmp_path, credential(token="t", expirationTimestamp=ends))
+    user["exec"]["env"] = [{"name": "PROFILE", "value": "me"}]
+    assert header(read_server(config(tmp_path, user))) == "Bearer t"
+    assert ((tmp_path / "runs").read_text(), (tmp_path / "profile").read_text()) == (runs, "me")
+
+
+@pytest.mark.parametrize(
+    ("stated", "words"),
+    [
+        ({"command": "no-such-program", "installHint": "get it\nfrom us"}, "no-such-program, which is not installed: get it from us"),
+        ({"command": sys.executable, "args": ["-c", "import sys; sys.exit('token expired, log in')"]}, "failed: token expired, log in"),
+    ],
+)
+def test_a_login_program_that_fails_is_told_in_its_own_words(tmp_path: Path, stated: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        read_server(config(tmp_path, {"exec": {"apiVersion": V1} | stated}))
 
 
 def test_a_login_program_that_fails_without_a_word_is_told_with_its_code(tmp_path: Path) -> None:

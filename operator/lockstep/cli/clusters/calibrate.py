@@ -199,17 +199,16 @@ def _suggest(sweep: Sweep, file: ClusterFile) -> None:
 
 def _store(path: Path, measured: Calibration, file: ClusterFile, *, quiet: bool) -> None:
     from lockstep.cli.shared.clusterfiles import read_text
-    from lockstep.plan.cluster.calibration import replaced, with_calibration
+    from lockstep.plan.cluster.calibration import replaced, with_section
 
-    _write(
-        path, with_calibration(read_text(path), replaced(file.calibration, measured)), "calibration", measured.to_dict(), file, quiet=quiet
-    )
+    text = with_section(read_text(path), "calibration", replaced(file.calibration, measured))
+    _write(path, text, "calibration", measured.to_dict(), file, quiet=quiet)
 
 
 def _store_pairs(path: Path, measured: PairsMeasured, file: ClusterFile, mode: Mode, *, quiet: bool) -> None:
     """Store what a job gets of the network. Raises Failed where the measurement doesn't say that."""
     from lockstep.cli.shared.clusterfiles import read_text
-    from lockstep.plan.cluster.calibration import pairs_figure, replaced, with_pairs
+    from lockstep.plan.cluster.calibration import pairs_figure, replaced, with_section
 
     if file.profile.spec.network.rdma.enabled and mode is not Mode.TCP and not measured.by_rdma:
         raise Failed(
@@ -219,7 +218,8 @@ def _store_pairs(path: Path, measured: PairsMeasured, file: ClusterFile, mode: M
     if any(rate.error for rate in measured.rates):
         raise Failed("nothing was stored: some pairs were not measured")
     figure = pairs_figure(measured, _today())
-    _write(path, with_pairs(read_text(path), replaced(file.pairs, figure)), "pairs", figure.to_dict(), file, quiet=quiet)
+    text = with_section(read_text(path), "pairs", replaced(file.pairs, figure))
+    _write(path, text, "pairs", figure.to_dict(), file, quiet=quiet)
 
 
 def _write(path: Path, text: str, section: str, values: object, file: ClusterFile, *, quiet: bool) -> None:

@@ -152,8 +152,7 @@ def _is_for_one_namespace(verb: Verb, plan: DeploymentPlan, image: str | None, c
     Raises Failed where nobody can be asked or the answer is no, and where an administrator must do something first.
     """
     from lockstep.kube.cluster import Client
-    from lockstep.plan.cluster.admission import Admission, admission
-    from lockstep.plan.cluster.scope import OWN, UNKNOWN_JOBS
+    from lockstep.plan.cluster.scope import OWN, UNKNOWN_JOBS, Admission, admission
     from lockstep.platforms.clusters.send import standing_of
 
     own = planned(verb, plan.named, plan.mode, image, scope=OWN)

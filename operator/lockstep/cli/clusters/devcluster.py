@@ -46,21 +46,21 @@ def bring_hosts_up(hosts: int) -> Path:
     """Bring up so many hosts, and return the cluster file that describes them. Raises ConfigError where this machine can't have any."""
     from lockstep.devcluster.hosts.bed import up
     from lockstep.devcluster.hosts.layout import default_bed
-    from lockstep.devcluster.hosts.needs import ensure_bed
+    from lockstep.devcluster.hosts.needs import HOSTS, ensure
 
     bed = default_bed()
     with machine_failures():
-        in_full_environment(check=lambda: ensure_bed(bed, say))
+        in_full_environment(check=lambda: ensure(HOSTS, bed, say))
         return up(bed, hosts, say)
 
 
 def _install(layout: Layout) -> None:
     from lockstep.devcluster.host.processes import shared_things
-    from lockstep.devcluster.hosts.needs import ensure
+    from lockstep.devcluster.hosts.needs import CLUSTER, ensure
 
     def install() -> None:
         with shared_things(layout.root):
-            ensure(layout, say)
+            ensure(CLUSTER, layout, say)
 
     in_full_environment(check=install)
     install()

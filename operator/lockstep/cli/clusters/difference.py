@@ -13,7 +13,7 @@ import typer
 from lockstep.api.errors import Failed
 from lockstep.cli.shared.terminal import Progress, waiting
 from lockstep.plan.diff import shown
-from lockstep.plan.ship.stored import shown_lines
+from lockstep.plan.ship.deploy import shown_lines
 from lockstep.platforms.output import put
 
 if TYPE_CHECKING:

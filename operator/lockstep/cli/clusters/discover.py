@@ -94,7 +94,7 @@ async def _look(namespace: str | None, connections: Connections, image: str | No
 
 
 def _tell(name: str, path: Path, facts: ClusterFacts, entries: list[Entry], spec: TrainingClusterSpec) -> None:
-    from lockstep.plan.discovery.unused import cluster_hardware, unused
+    from lockstep.plan.discovery.rails import cluster_hardware, unused
 
     put(f"Wrote {path} from what {facts.server} shows you of namespace {facts.namespace}")
     for probe in facts.probes:

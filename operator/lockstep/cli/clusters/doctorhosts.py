@@ -87,7 +87,7 @@ class Checked:
 async def run_check(backend: HostsBackend, job: tuple[Inputs, Resolved] | None = None) -> Checked:
     """Look at all hosts and between them, and judge."""
     from lockstep.plan.cluster.finding import failed
-    from lockstep.plan.discovery.unused import unused
+    from lockstep.plan.discovery.rails import unused
     from lockstep.plan.hosts.check import host_findings, hosts_hardware
     from lockstep.plan.hosts.place import inputs_of
     from lockstep.plan.hosts.reach import network_findings

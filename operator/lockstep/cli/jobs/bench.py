@@ -88,7 +88,7 @@ def _table(inputs: Inputs, runs: ShortRuns, jobs: list[TrainingJob], *, quiet: b
     """Run the jobs one after the other, and print a row for each as soon as it is there. Raises ConfigError when one can't run as
     written.
     """
-    from lockstep.plan.ahead.scaling import base_of, failed, heading, measure, row
+    from lockstep.plan.ahead.scaling import Measured, base_of, heading, measure, row
     from lockstep.platforms.jobs.resolved import resolve_with_warnings
 
     measured: list[Measured] = []
@@ -96,7 +96,7 @@ def _table(inputs: Inputs, runs: ShortRuns, jobs: list[TrainingJob], *, quiet: b
         resolved = resolve_with_warnings(job, inputs.cluster, inputs.namespace, quiet=True)
         records, why = result_of(runs, partial(_measured, job))
         nodes, ranks = resolved.nodes, resolved.world_size
-        one = failed(nodes, ranks, why) if why else measure(records, nodes, ranks)
+        one = Measured(nodes, ranks, problem=why) if why else measure(records, nodes, ranks)
         measured.append(one)
         if not quiet:
             put(*([heading()] if len(measured) == 1 else []), row(one, base_of(measured)), flush=True)

@@ -44,6 +44,7 @@ class Layout:
         self.node_network = f"10.{89 + index}.0.0/24"
         self.pod_network = f"10.{140 + index}.0.0/16"
         self.service_network = f"10.99.{16 * index}.0/20"
+        self.networks = (self.node_network, self.pod_network, self.service_network)
         self.service_address = f"10.99.{16 * index}.1"
         """The ClusterIP of the Service `kubernetes`: the first of the range."""
         self.server = f"https://{self.gateway}:6443"

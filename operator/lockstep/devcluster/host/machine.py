@@ -7,7 +7,8 @@ of their own.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import shutil
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 KERNEL_SETTINGS = (
@@ -74,3 +75,14 @@ def remove_unused(folders: Iterable[Path]) -> None:
     for folder in folders:
         if folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir()) and not is_mounted_anywhere(folder):
             folder.rmdir()
+
+
+def clear(folder: Path, keeps: Callable[[Path], bool]) -> None:
+    """Remove everything from a folder but what `keeps` names."""
+    for path in folder.iterdir():
+        if keeps(path):
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()

@@ -18,7 +18,7 @@ from lockstep.devcluster import python_volume
 from lockstep.devcluster.host import cgroups, machine, network, processes
 from lockstep.devcluster.hosts import boot
 from lockstep.devcluster.hosts.layout import USERS, BedLayout, HostLayout
-from lockstep.devcluster.hosts.needs import ensure_bed
+from lockstep.devcluster.hosts.needs import HOSTS, ensure
 from lockstep.devcluster.hosts.tree import ENVIRONMENT, host_tree, tree_path
 
 Say = Callable[[str], None]
@@ -43,13 +43,15 @@ def up(bed: BedLayout, hosts: int, say: Say) -> Path:
     """
     with processes.exclusive(bed.state, bed.starting):
         with processes.shared_things(bed.root):
-            ensure_bed(bed, say)
+            ensure(HOSTS, bed, say)
             python_volume.publish_packages(bed.root / "python")
             host_tree(bed.root, say)
             bed.compiled_code.mkdir(exist_ok=True)
             bed.code.mkdir(exist_ok=True)
             python_volume.publish_code(bed.code, bed.compiled_code)
-        _make_laptop(bed)
+        bed.laptop.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not bed.identity.exists():
+            subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "lockstep-bed", "-f", str(bed.identity)], check=True)
         network.create_bridge(bed.bridge, bed.gateway)
         layouts = [bed.host(number) for number in range(hosts)]
         for host in layouts:
@@ -71,9 +73,7 @@ def down(bed: BedLayout, say: Say, *, purge: bool = False) -> None:
         network.remove_all(f"lh{bed.index}", bed.bridge)
         if not cgroups.others(bed.name):
             network.forget_namespaces()
-        for path in bed.state.iterdir():
-            if path.name not in KEPT:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        machine.clear(bed.state, lambda path: path.name in KEPT)
         if purge:
             shutil.rmtree(bed.state)
     say("the hosts are down" + ("" if purge else "; their disks are kept"))
@@ -150,12 +150,6 @@ def write_cluster_file(bed: BedLayout, hosts: int) -> Path:
         lines += [f"  - name: {host.name}", f"    address: {host.address}", f"    host_key: {host_key(host)}"]
     bed.cluster_file.write_text("\n".join(lines) + "\n")
     return bed.cluster_file
-
-
-def _make_laptop(bed: BedLayout) -> None:
-    bed.laptop.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if not bed.identity.exists():
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "lockstep-bed", "-f", str(bed.identity)], check=True)
 
 
 def start(host: HostLayout, hosts: Sequence[HostLayout]) -> None:

@@ -33,7 +33,7 @@ class BedLayout:
         self.cluster_file = self.state / "cluster.yaml"
         self.bridge = f"lh-br{index}"
         self.gateway = f"10.{70 + index}.0.1"
-        self.network = f"10.{70 + index}.0.0/24"
+        self.networks = (f"10.{70 + index}.0.0/24",)
 
     @property
     def identity(self) -> Path:

@@ -9,6 +9,7 @@ import platform
 import re
 import shutil
 import subprocess
+import sysconfig
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,6 @@ from lockstep.devcluster.host.layout import Layout
 from lockstep.devcluster.hosts.layout import BedLayout
 from lockstep.devcluster.hosts.tree import tree_path
 from lockstep.devcluster.node import cni_folder
-from lockstep.devcluster.python_volume import python_minor
 from lockstep_spec import VERSION
 
 DISTRIBUTIONS = ("debian", "ubuntu")
@@ -54,6 +54,10 @@ class Purpose:
     """Packages by the command that each brings."""
     namespaces: tuple[str, ...]
     probes: Mapping[str, tuple[str, ...]]
+    groups: Callable[[], Path | None]
+    """The folder in which its control groups are made; None: those of version 2 aren't mounted."""
+    is_built: Callable[[Path], bool] = lambda root: True
+    """Tells whether its programs are in the cache's root."""
 
 
 CNI = "bridge, host-local and portmap of CNI"
@@ -64,12 +68,12 @@ CLUSTER = Purpose(
         **_COMMON, "containerd": "containerd", "runc": "runc", "iptables": "iptables", "conntrack": "conntrack", "sysctl": "procps",
         CNI: "containernetworking-plugins",
     },
-    NAMESPACES, PROBES,
+    NAMESPACES, PROBES, lambda: cgroups.ROOT, binary.is_built,
 )  # fmt: skip
 HOSTS = Purpose(
     "hosts can't be made on this machine:", "the hosts need", "the hosts have", "the hosts' disk", tree_path,
     {**_COMMON, "unshare": "util-linux", "ssh": "openssh-client", "ssh-keygen": "openssh-client"},
-    (*NAMESPACES, "cgroup"), {name: command for name, command in PROBES.items() if command[0] == "ip"},
+    (*NAMESPACES, "cgroup"), {name: command for name, command in PROBES.items() if command[0] == "ip"}, cgroups.unified,
 )  # fmt: skip
 
 
@@ -103,12 +107,11 @@ class Shortfall:
     install: tuple[str, ...]
 
 
-def observe(
-    purpose: Purpose, layout: Layout | BedLayout, networks: tuple[str, ...], groups: Path | None, is_built: bool = True
-) -> MachineFacts:
+def observe(purpose: Purpose, layout: Layout | BedLayout) -> MachineFacts:
     """Look at the machine, and change nothing that outlives the look."""
     linux, root = platform.system() == "Linux", os.geteuid() == 0
-    release = images.os_release() if linux and Path("/etc/os-release").exists() else {}
+    release = platform.freedesktop_os_release() if linux and Path("/etc/os-release").exists() else {}
+    groups, is_built = purpose.groups(), purpose.is_built(layout.root)
     routes = json.loads(_output("ip", "-json", "route") or "[]") if linux else []
     return MachineFacts(
         system=platform.system(),
@@ -118,12 +121,12 @@ def observe(
         lacks=frozenset(_kernel_lacks(purpose)) if linux and root else frozenset(),
         groups=groups,
         groups_writable=groups is not None and os.access(groups, os.W_OK),
-        python=python_minor(),
+        python=sysconfig.get_python_version(),
         base_python=DISTRIBUTION_PYTHON.get(release.get("VERSION_CODENAME", ""))
         or _output("/usr/bin/python3", "-c", "import sysconfig; print(sysconfig.get_python_version())").strip()
         or None,
         has_image=purpose.image(layout.root).exists() if release else False,
-        networks=networks,
+        networks=layout.networks,
         routes=tuple((r["dst"], r.get("dev", "")) for r in routes if r["dst"] != "default" and r.get("dev") != layout.bridge),
         go=None if is_built else _go_version(),
         is_built=is_built,
@@ -197,23 +200,13 @@ def _missing_rights(facts: MachineFacts) -> list[str]:
     return [] if facts.groups_writable else [f"{facts.groups} is read-only: control groups can't be made"]
 
 
-def ensure(layout: Layout, say: Callable[[str], None]) -> None:
+def ensure(purpose: Purpose, layout: Layout | BedLayout, say: Callable[[str], None]) -> None:
     """Install what apt has. Raises ConfigError when something else is missing, a line each, before anything is changed."""
-    networks = (layout.node_network, layout.pod_network, layout.service_network)
-    _bring(CLUSTER, lambda: observe(CLUSTER, layout, networks, cgroups.ROOT, binary.is_built(layout.root)), say)
-
-
-def ensure_bed(bed: BedLayout, say: Callable[[str], None]) -> None:
-    """Install what apt has. Raises ConfigError when something else is missing, a line each, before anything is changed."""
-    _bring(HOSTS, lambda: observe(HOSTS, bed, (bed.network,), cgroups.unified()), say)
-
-
-def _bring(purpose: Purpose, look: Callable[[], MachineFacts], say: Callable[[str], None]) -> None:
-    shortfall = judge(purpose, look())
+    shortfall = judge(purpose, observe(purpose, layout))
     _refuse(purpose.refusal, shortfall.missing)
     if shortfall.install:
         install(shortfall.install, say)
-        _refuse(purpose.refusal, judge(purpose, look()).missing)  # what could not be tried without their tools
+        _refuse(purpose.refusal, judge(purpose, observe(purpose, layout)).missing)  # what could not be tried without their tools
 
 
 def install(packages: Iterable[str], say: Callable[[str], None]) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import platform
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 from lockstep.devcluster.hosts.layout import USERS
-from lockstep.devcluster.images import os_release, run_isolated
+from lockstep.devcluster.images import debootstrap, run_isolated
 
 PACKAGES = (
     "ca-certificates", "dbus", "dbus-user-session", "fish", "iproute2", "iputils-ping", "libpam-systemd", "nftables", "openssh-client",
@@ -36,7 +37,7 @@ Say = Callable[[str], None]
 
 
 def tree_path(root: Path) -> Path:
-    facts = os_release()
+    facts = platform.freedesktop_os_release()
     text = f"{FORM}|{facts['ID']}|{facts['VERSION_CODENAME']}|{PACKAGES}|{DISABLED}|{MASKED}|{SSHD}|{USERS}"
     return root / "devcluster" / "images" / f"host-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
@@ -46,15 +47,9 @@ def host_tree(root: Path, say: Say) -> Path:
     tree = tree_path(root)
     if tree.is_dir():
         return tree
-    facts = os_release()
+    facts, draft = platform.freedesktop_os_release(), tree.with_suffix(".draft")
     say(f"making the hosts' disk from {facts['VERSION_CODENAME']} packages (two minutes, cached afterwards)")
-    draft, log = tree.with_suffix(".draft"), tree.with_suffix(".log")
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.parent.mkdir(parents=True, exist_ok=True)
-    components = "main,universe" if facts["ID"] == "ubuntu" else "main"
-    form = ["--variant=minbase", f"--components={components}", f"--include={','.join(PACKAGES)}"]
-    log.unlink(missing_ok=True)
-    run_isolated(log, "debootstrap", *form, facts["VERSION_CODENAME"], str(draft))
+    log = debootstrap(draft, PACKAGES, f"--components={'main,universe' if facts['ID'] == 'ubuntu' else 'main'}")
     for command in _preparation():
         run_isolated(log, "chroot", str(draft), *command)
     (draft / "etc/ssh/sshd_config.d/lockstep.conf").write_text(SSHD)

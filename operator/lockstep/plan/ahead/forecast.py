@@ -18,6 +18,7 @@ from lockstep.plan.ahead.slownetwork import NetworkSpeed, large_share, remedy, s
 from lockstep.plan.ahead.standin import is_stand_in
 from lockstep.plan.ahead.traffic import commit_bytes, gigabits_per_second, saves, step_traffic, total_bytes
 from lockstep.plan.cluster.finding import Finding, Outcome
+from lockstep.plan.discovery.nodes import GPU_MEMORY
 from lockstep.plan.render.fabric import GPU_RESOURCE
 from lockstep.plan.render.resolved import Resolved
 from lockstep.plan.render.run import trainer_config
@@ -32,8 +33,6 @@ from lockstep_spec.shape import ModelShape
 from lockstep_spec.shares import idle_words
 from lockstep_spec.words import decimal_size, duration, step_duration
 
-GPU_MEMORY_LABEL = "nvidia.com/gpu.memory"
-"""Label of nodes with a GPU's memory in MiB, by NVIDIA's GPU feature discovery."""
 _TYPE = re.compile(r"(\d+)\s*GB\b", re.IGNORECASE)
 NOT_OFFLINE = "leave out --offline"
 """Remedy for facts that a plan by files alone can't have."""
@@ -129,9 +128,9 @@ def capacity(resolved: Resolved, nodes: Iterable[Object]) -> tuple[int | None, s
     labels = [
         node["metadata"].get("labels", {}) for node in nodes if node.get("status", {}).get("allocatable", {}).get(GPU_RESOURCE, "0") != "0"
     ]
-    stated = [int(of_node[GPU_MEMORY_LABEL]) for of_node in labels if str(of_node.get(GPU_MEMORY_LABEL, "")).isdigit()]
+    stated = [int(of_node[GPU_MEMORY]) for of_node in labels if str(of_node.get(GPU_MEMORY, "")).isdigit()]
     if stated:
-        return min(stated) << 20, f"the nodes' label {GPU_MEMORY_LABEL}"
+        return min(stated) << 20, f"the nodes' label {GPU_MEMORY}"
     kind = resolved.profile.spec.gpus.type or ""
     named, gpu = _TYPE.search(kind), known_gpu(kind)
     sizes = (int(named[1]),) if named else gpu.gigabytes if gpu is not None else ()
@@ -139,7 +138,7 @@ def capacity(resolved: Resolved, nodes: Iterable[Object]) -> tuple[int | None, s
         return sizes[0] * 10**9, f"--on: {kind}" if is_stand_in(resolved) else f"the cluster's gpus.type {kind}"
     if is_stand_in(resolved):
         return None, "no cluster and no --on says how much a GPU has"
-    return None, f"neither the label {GPU_MEMORY_LABEL} nor the cluster's gpus.type says how much a GPU has"
+    return None, f"neither the label {GPU_MEMORY} nor the cluster's gpus.type says how much a GPU has"
 
 
 def forecast(resolved: Resolved, facts: RunFacts) -> Forecast:
@@ -428,19 +427,17 @@ def _saves(estimate: Forecast, resolved: Resolved, settings: Settings, facts: Ru
     if run is None:
         estimate.add("saves", Outcome.NOTE, f"a checkpoint every {checkpoint.every_steps} steps, {what}; how many: the steps are not known")
         return
-    plan = saves(run.total_steps, checkpoint.every_steps, checkpoint.keep, size, evaluates=training.evaluation is not None)
-    estimate.figures |= {"checkpoints": plan.count, "checkpointsMostBytes": plan.most_bytes}
-    estimate.add(
-        "saves", Outcome.NOTE, f"{plan.count} checkpoints, {what}, at most {decimal_size(plan.most_bytes)} on the volumes together"
-    )
+    count, most = saves(run.total_steps, checkpoint.every_steps, checkpoint.keep, size, evaluates=training.evaluation is not None)
+    estimate.figures |= {"checkpoints": count, "checkpointsMostBytes": most}
+    estimate.add("saves", Outcome.NOTE, f"{count} checkpoints, {what}, at most {decimal_size(most)} on the volumes together")
     volumes = resolved.nodes if resolved.storage_mode.value == "PerPod" else 1
     room = number(resolved.profile.spec.storage.workspace_size) * volumes if facts.room_bytes is None else facts.room_bytes
     whose = "the cluster's workspace" if facts.room_bytes is None else "the free room in the hosts' workspaces"
-    if plan.most_bytes > room and not is_stand_in(resolved):
+    if most > room and not is_stand_in(resolved):
         estimate.add(
             "saves",
             Outcome.RISK,
-            f"the checkpoints need {decimal_size(plan.most_bytes)}, which is more than {whose} of {decimal_size(float(room))}",
+            f"the checkpoints need {decimal_size(most)}, which is more than {whose} of {decimal_size(float(room))}",
             "lower checkpoint.keep, or give /workspace more",
         )
 

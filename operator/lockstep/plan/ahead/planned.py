@@ -15,9 +15,9 @@ from lockstep.api.objects import Object
 from lockstep.api.sccs import scc_refusal
 from lockstep.plan.ahead.forecast import NOT_OFFLINE, Forecast
 from lockstep.plan.ahead.live import Comparison
-from lockstep.plan.ahead.needs import claim_findings, reference_findings
 from lockstep.plan.ahead.standin import is_stand_in
 from lockstep.plan.checks.doctor import differing_keys
+from lockstep.plan.checks.needs import claim_findings, needed_claims, reference_findings
 from lockstep.plan.cluster.facts import SCC_REVIEW, ClusterFacts
 from lockstep.plan.cluster.finding import Finding, Outcome, fine, note, refused, unknown, warning
 from lockstep.plan.cluster.fitting import BEYOND, EXCEEDED, limits_given, quota_findings, room
@@ -212,7 +212,7 @@ def cluster_findings(resolved: Resolved, pod: Object, compared: Sequence[Compari
         yield note("nodes", message)
     yield from quota_findings(admitted, resolved.nodes, _others(resolved, compared, facts), facts)
     yield from _limits(pod, admitted)
-    yield from claim_findings(resolved, facts)
+    yield from claim_findings(needed_claims(resolved), facts)
     yield from _admission(resolved, facts)
     yield from reference_findings(resolved, facts)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from lockstep.api.errors import ConfigError
@@ -95,10 +95,6 @@ def measure(records: Mapping[str, Mapping[str, Any]], nodes: int, ranks: int) ->
     waiting = None if None in own else min(1.0, max(0.0, 1 - (sum(own) + others) / seconds))  # type: ignore[arg-type]
     tokens = sum(by_step[step]["tokens"] for step in chosen)
     return Measured(nodes, ranks, len(chosen), tokens / seconds, seconds / len(chosen), waiting)
-
-
-def failed(nodes: int, ranks: int, why: str) -> Measured:
-    return replace(Measured(nodes, ranks), problem=why)
 
 
 def efficiency(one: Measured, base: Measured | None) -> float | None:

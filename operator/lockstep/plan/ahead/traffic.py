@@ -67,26 +67,17 @@ def gigabits_per_second(node_bytes: float, seconds: float) -> float:
     return node_bytes * 8 / seconds / 1e9
 
 
-@dataclass(frozen=True)
-class Saves:
-    """Saves of all ranks together. Manifests and the shards' headers, some kilobytes each, are not counted."""
-
-    count: int
-    """Commits over the whole run, the last step's included."""
-    bytes_each: int
-    most_bytes: int
-    """Bytes on all volumes together at the worst moment: of the commits that are kept, the best one by evaluation, and the one being
-    written.
-    """
-
-
 def commit_bytes(shape: ModelShape, settings: Settings, *, full: bool, copies: int = 1) -> int:
     """One commit's shards; `full`: masters and moments, else the trained weights alone."""
     trained = trained_elements(shape, settings)
     return copies * trained * (STATE_BYTES if full else settings.element_bytes)
 
 
-def saves(steps: int, every: int, keep: int, bytes_each: int, *, evaluates: bool) -> Saves:
-    """A commit at every `every`th step, and one at the end."""
+def saves(steps: int, every: int, keep: int, bytes_each: int, *, evaluates: bool) -> tuple[int, int]:
+    """Return how many commits the whole run makes, the last step's included, and the bytes on all volumes together at the worst moment: of
+    the commits that are kept, the best one by evaluation, and the one being written.
+
+    Manifests and the shards' headers, some kilobytes each, are not counted.
+    """
     count = -(-steps // every)
-    return Saves(count, bytes_each, bytes_each * min(count, keep + 1 + (1 if evaluates else 0)))
+    return count, bytes_each * min(count, keep + 1 + (1 if evaluates else 0))

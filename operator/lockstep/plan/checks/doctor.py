@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
 from lockstep.api.cluster import TrainingClusterSpec
 from lockstep.api.files.clusterfile import ClusterFile
 from lockstep.api.names import OPERATOR_NAME, OPERATOR_NAMESPACE
 from lockstep.api.objects import Object, is_true
+from lockstep.plan.checks.needs import claim_findings, cluster_claims, object_findings, service_account
 from lockstep.plan.checks.site import check_nodes, check_rails, check_storage, usable_nodes
 from lockstep.plan.cluster.facts import DNS_SERVICES, NOT_YOURS, ClusterFacts, Sight
 from lockstep.plan.cluster.finding import Finding, Outcome, failed, fine, unknown, warning
@@ -17,12 +17,13 @@ from lockstep.plan.cluster.scope import image_of, unserved
 from lockstep.plan.discovery.nodes import host
 from lockstep.plan.render.fabric import GPU_RESOURCE
 from lockstep.plan.render.resolve import describe_default_image
+from lockstep.plan.ship.deploy import DEFINITION, State, state_of
 from lockstep.plan.waiting.nodes import allocatable
 from lockstep_spec.choices import StorageMode
 from lockstep_spec.words import number_of
 
-CRD = "CustomResourceDefinition"
 SERVICE = "kubernetes.io/service-name"
+OF_A_PLAN = {Outcome.REFUSED: Outcome.FAILED, Outcome.WAITS: Outcome.WARNING}
 
 
 def examine(file: ClusterFile, facts: ClusterFacts, crds: Mapping[str, Object]) -> Iterator[Finding]:
@@ -33,12 +34,12 @@ def examine(file: ClusterFile, facts: ClusterFacts, crds: Mapping[str, Object]) 
     yield _operator(facts, file.cluster.name)
     yield _profile(facts, file)
     yield from _image(facts, file)
-    yield _account(facts, file)
+    yield from _as_here("service account", object_findings([service_account(spec)], facts))
     yield _dns(facts)
     yield from _nodes(facts, spec)
     yield from _about("storage", check_storage(spec, facts))
     if spec.storage.mode is StorageMode.SHARED:
-        yield from _claims(facts, spec)
+        yield from _as_here("claims", claim_findings(cluster_claims(spec), facts))
     yield from _fabric(facts, spec)
 
 
@@ -46,6 +47,12 @@ def _about(subject: str, findings: Iterable[Finding]) -> Iterator[Finding]:
     """Findings that lint has, too, as doctor tells them: the file's key stands in the message."""
     for one in findings:
         yield replace(one, subject=subject, message=f"{one.subject}: {one.message}")
+
+
+def _as_here(subject: str, findings: Iterable[Finding]) -> Iterator[Finding]:
+    """Findings that a plan has, too, as doctor tells them: what refuses a job fails."""
+    for one in findings:
+        yield replace(one, subject=subject, outcome=OF_A_PLAN.get(one.outcome, one.outcome))
 
 
 def _rights(facts: ClusterFacts) -> Iterator[Finding]:
@@ -60,7 +67,7 @@ def _rights(facts: ClusterFacts) -> Iterator[Finding]:
 
 def _definitions(facts: ClusterFacts, expected: Mapping[str, Object], cluster: str) -> Iterator[Finding]:
     deploy = f"lockstep deploy {cluster} (needs the rights of an administrator)"
-    if not facts.list(CRD).seen:
+    if not facts.list(DEFINITION).seen:
         yield {
             Sight.FORBIDDEN: unknown("CRDs", f"whether this cluster knows TrainingJobs: {NOT_YOURS}"),
             Sight.NO_SUCH_KIND: failed(
@@ -71,26 +78,15 @@ def _definitions(facts: ClusterFacts, expected: Mapping[str, Object], cluster: s
             Sight.SEEN: unknown("CRDs", "TrainingJobs are known here; of which version, you may not see"),
         }[facts.jobs]
         return
-    present = {item["metadata"]["name"]: item for item in facts.list(CRD).items}
-    absent = [name for name in expected if name not in present]
-    older = [name for name, crd in expected.items() if name in present and _schema(present[name]) != _schema(crd)]
+    present = {item["metadata"]["name"]: item for item in facts.list(DEFINITION).items}
+    states = {name: state_of(crd, present.get(name)) for name, crd in expected.items()}
+    absent, older = ([name for name, state in states.items() if state is which] for which in (State.MISSING, State.DIFFERS))
     if absent:
         yield failed("CRDs", f"{', '.join(absent)} not installed", deploy)
     elif older:
         yield warning("CRDs", f"{', '.join(older)} of another version than this lockstep's", deploy)
     else:
         yield fine("CRDs", f"{len(expected)} installed, of this version")
-
-
-def _schema(crd: Object) -> object:
-    """Field names of the schema, which are compared alone since the API server fills in defaults of its own."""
-    return [_fields(version.get("schema", {}).get("openAPIV3Schema", {})) for version in crd["spec"]["versions"]]
-
-
-def _fields(schema: Object) -> object:
-    inner = {name: _fields(value) for name, value in schema.get("properties", {}).items()}
-    items = schema.get("items")
-    return inner or (_fields(items) if isinstance(items, dict) else schema.get("type"))
 
 
 def _operator(facts: ClusterFacts, cluster: str) -> Finding:
@@ -131,13 +127,11 @@ def _profile(facts: ClusterFacts, file: ClusterFile) -> Finding:
 
 def differing_keys(spec: TrainingClusterSpec, profile: Object) -> list[str]:
     """Sections in which the TrainingCluster on the cluster is not as the file has it."""
-    stated = spec.to_dict()
-    stated.get("network", {}).pop("mode", None)  # --mode of the deployment, not the file's
-    return sorted(key for key, value in stated.items() if _without_mode(key, profile["spec"].get(key)) != value)
-
-
-def _without_mode(key: str, value: Any) -> Any:
-    return {k: v for k, v in value.items() if k != "mode"} if key == "network" and isinstance(value, dict) else value
+    stated, there = spec.to_dict(), {**profile["spec"]}
+    for sections in (stated, there):  # --mode of the deployment is not the file's
+        if sections.get("network"):
+            sections["network"] = {key: value for key, value in sections["network"].items() if key != "mode"}
+    return sorted(key for key, value in stated.items() if there.get(key) != value)
 
 
 def _image(facts: ClusterFacts, file: ClusterFile) -> Iterator[Finding]:
@@ -149,17 +143,6 @@ def _image(facts: ClusterFacts, file: ClusterFile) -> Iterator[Finding]:
             yield fine("image", message)
         else:
             yield warning("image", message, "image: in the cluster file, or in each job")
-
-
-def _account(facts: ClusterFacts, file: ClusterFile) -> Finding:
-    name = file.profile.spec.security.service_account
-    account = facts.object("ServiceAccount", name)
-    if not account.seen:
-        return unknown("service account", f"whether {name} is in namespace {facts.namespace}: {NOT_YOURS}")
-    if account.first is None:
-        fix = f"kubectl create serviceaccount {name} -n {facts.namespace}"
-        return failed("service account", f"{name} is not in namespace {facts.namespace}", fix)
-    return fine("service account", f"{name} is there")
 
 
 def _dns(facts: ClusterFacts) -> Finding:
@@ -203,28 +186,6 @@ def _trouble(node: Object, spec: TrainingClusterSpec) -> str:
         return "is cordoned"
     gpus = allocatable(node, GPU_RESOURCE)
     return f"has {gpus} of {spec.gpus.per_node} GPUs" if gpus < spec.gpus.per_node else ""
-
-
-def _claims(facts: ClusterFacts, spec: TrainingClusterSpec) -> Iterator[Finding]:
-    claims = facts.list("PersistentVolumeClaim")
-    if not claims.seen:
-        yield unknown("claims", f"you may not list claims in namespace {facts.namespace}")
-        return
-    by_name = {item["metadata"]["name"]: item for item in claims.items}
-    for name in (spec.storage.workspace_claim, spec.storage.datasets_claim):
-        yield _claim(name, by_name.get(name), facts.namespace)
-
-
-def _claim(name: str, claim: Object | None, namespace: str) -> Finding:
-    if claim is None:
-        return fine("claims", f"{name} is not there yet: the first job makes it")
-    phase, modes = claim.get("status", {}).get("phase", "Pending"), claim["spec"].get("accessModes", [])
-    if "ReadWriteMany" not in modes:
-        fix = "name another claim in the cluster file, or use storage.mode: volumeClaimTemplates"
-        return failed("claims", f"{name} is {', '.join(modes)}: pods of several nodes can't all mount it", fix)
-    if phase == "Bound":
-        return fine("claims", f"{name} is bound, ReadWriteMany")
-    return warning("claims", f"{name} is {phase}", f"kubectl describe pvc {name} -n {namespace}")
 
 
 def _fabric(facts: ClusterFacts, spec: TrainingClusterSpec) -> Iterator[Finding]:

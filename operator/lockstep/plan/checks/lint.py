@@ -16,13 +16,13 @@ from lockstep.plan.cluster.finding import Finding, failed, fine, unknown, warnin
 from lockstep.plan.cluster.fitting import BEYOND, EXCEEDED, Shortage, limits_given, pod_amounts, shortages
 from lockstep.plan.discovery.file import allows_ipc_lock
 from lockstep.plan.discovery.nodes import QUOTA_GPUS
-from lockstep.plan.discovery.unused import cluster_hardware, unused
+from lockstep.plan.discovery.rails import cluster_hardware, unused
 from lockstep.plan.render.fabric import GPU_RESOURCE
 from lockstep.plan.render.pod import AGENT_RESOURCES
 from lockstep.plan.render.security import agent_context
+from lockstep.plan.waiting.nodes import GIB
 
 OWN_SCC = "an administrator: lockstep deploy brings one that allows nothing else"
-GIB = Decimal(2**30)
 
 
 def lint_against(file: ClusterFile, facts: ClusterFacts) -> Iterator[Finding]:

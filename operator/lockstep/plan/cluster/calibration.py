@@ -104,30 +104,27 @@ def _rounded(value: float, digits: int) -> str:
     return f"{float(f'{value:.{digits}g}'):.6f}".rstrip("0").rstrip(".")
 
 
-HEADING = "# Measured by `lockstep cluster calibrate`: bus bandwidth in decimal GB/s, 2 (n - 1) / n × bytes / time with n = ranks."
+HEADINGS = {
+    "calibration": (
+        "# Measured by `lockstep cluster calibrate`: bus bandwidth in decimal GB/s, 2 (n - 1) / n × bytes / time with n = ranks."
+    ),
+    "pairs": "# Measured by `lockstep cluster calibrate --pairs`: decimal Gb/s from one node to another.",
+}
+"""Line above each section of measurements."""
 
 
-PAIRS_HEADING = "# Measured by `lockstep cluster calibrate --pairs`: decimal Gb/s from one node to another."
-
-
-def with_calibration(text: str, measured: Sequence[Calibration]) -> str:
-    """The cluster file's text with this section `calibration` instead of the one that it has, or at its end; every other line as it was."""
-    return _with_section(text, "calibration", HEADING, _section(measured))
-
-
-def with_pairs(text: str, measured: Sequence[PairsFigure]) -> str:
-    """The same for its section `pairs`."""
-    return _with_section(text, "pairs", PAIRS_HEADING, _pairs_section(measured))
-
-
-def _with_section(text: str, key: str, heading: str, section: Sequence[str]) -> str:
+def with_section(text: str, key: str, measured: Sequence[Calibration | PairsFigure]) -> str:
+    """The cluster file's text with this section of measurements instead of the one that it has, or at its end; every other line as it
+    was.
+    """
     lines = text.splitlines()
     start = next((number for number, line in enumerate(lines) if re.match(rf"{key}\s*:", line)), None)
     before, after = (lines, []) if start is None else (lines[:start], lines[_end(lines, start) :])
-    while before and (not before[-1].strip() or before[-1] == heading):
+    while before and (not before[-1].strip() or before[-1] == HEADINGS[key]):
         before.pop()
     rest = ["", *after] if after and after[0].strip() else after
-    return "\n".join([*before, "", heading, *section, *rest]) + "\n"
+    entries = (line for one in measured for line in _entry(one))
+    return "\n".join([*before, "", HEADINGS[key], f"{key}:", *entries, *rest]) + "\n"
 
 
 def _end(lines: Sequence[str], start: int) -> int:
@@ -139,31 +136,13 @@ def _end(lines: Sequence[str], start: int) -> int:
     return end
 
 
-def _section(measured: Sequence[Calibration]) -> list[str]:
-    lines = ["calibration:"]
-    for one in measured:
-        lines += [
-            f"  - transport: {one.transport.value}",
-            f"    nodes: {one.nodes}",
-            f"    ranks: {one.ranks}",
-            f'    day: "{one.day}"',
-            "    sweep:",
-            *(f'      - {{bytes: {point.bytes}, busbw: "{point.busbw}"}}' for point in one.sweep),
-        ]
-    return lines
-
-
-def _pairs_section(measured: Sequence[PairsFigure]) -> list[str]:
-    lines = ["pairs:"]
-    for one in measured:
-        lines += [
-            f"  - transport: {one.transport.value}",
-            f"    nodes: {one.nodes}",
-            f'    day: "{one.day}"',
-            f'    least_gigabits: "{one.least_gigabits}"',
-            f'    usual_gigabits: "{one.usual_gigabits}"',
-        ]
-    return lines
+def _entry(one: Calibration | PairsFigure) -> list[str]:
+    """Lines of one measurement."""
+    lines, day = [f"  - transport: {one.transport.value}", f"    nodes: {one.nodes}"], f'    day: "{one.day}"'
+    if isinstance(one, PairsFigure):
+        return [*lines, day, f'    least_gigabits: "{one.least_gigabits}"', f'    usual_gigabits: "{one.usual_gigabits}"']
+    points = (f'      - {{bytes: {point.bytes}, busbw: "{point.busbw}"}}' for point in one.sweep)
+    return [*lines, f"    ranks: {one.ranks}", day, "    sweep:", *points]
 
 
 def pairs_figure(measured: PairsMeasured, day: str) -> PairsFigure:

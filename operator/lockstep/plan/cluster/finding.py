@@ -58,6 +58,10 @@ def refused(subject: str, message: str, fix: str = "") -> Finding:
     return Finding(subject, Outcome.REFUSED, message, fix)
 
 
+def waits(subject: str, message: str, fix: str, awaited: str) -> Finding:
+    return Finding(subject, Outcome.WAITS, message, fix, awaited)
+
+
 def line_of(key: str, lines: Mapping[str, int]) -> int:
     """Line of the key, or of the nearest section around it that the file has."""
     place = key

@@ -10,7 +10,7 @@ that pod says.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -18,7 +18,7 @@ from decimal import Decimal
 from lockstep.api.objects import Object
 from lockstep.api.quantity import amount, number
 from lockstep.plan.cluster.facts import ClusterFacts
-from lockstep.plan.cluster.finding import Finding, Outcome, fine, note, refused, unknown
+from lockstep.plan.cluster.finding import Finding, fine, note, refused, unknown, waits
 from lockstep.plan.waiting.nodes import (
     PODS,
     allocatable,
@@ -34,6 +34,7 @@ from lockstep_spec.words import number_of
 
 NODES, QUOTA = "nodes", "quota"
 """Sections of a plan."""
+MORE_NODES = "add nodes, or ask for fewer (spec.nodes)"
 OVER = ("Succeeded", "Failed")
 Amounts = Mapping[str, Decimal]
 COUNTED = {
@@ -92,13 +93,7 @@ def never_enough(pod: Object, needed: int, nodes: Sequence[Object]) -> str:
 def _unseen(possible: Sequence[Object], needed: int, total: int) -> Iterator[Finding]:
     text = f"{len(possible)} of {total} nodes could take a pod; the job needs {needed}"
     if len(possible) < needed:
-        yield Finding(
-            NODES,
-            Outcome.WAITS,
-            text,
-            "add nodes, or ask for fewer (spec.nodes)",
-            f"{number_of(needed - len(possible), 'more node')} that can take a pod",
-        )
+        yield waits(NODES, text, MORE_NODES, f"{number_of(needed - len(possible), 'more node')} that can take a pod")
     else:
         yield unknown(NODES, f"{text}; what is free on them: your account may not list pods of all namespaces")
 
@@ -116,18 +111,12 @@ def _too_few(
     message = f"{len(fitting)} of the {needed} nodes that the job needs fit now{hosts}"
     if len(possible) < needed:
         idle = f"even when idle {_only(len(possible))} could take a pod"
-        return Finding(
-            NODES,
-            Outcome.WAITS,
-            f"{message}; {idle}",
-            "add nodes, or ask for fewer (spec.nodes)",
-            f"{number_of(missing, 'more node')} that can take a pod ({idle})",
-        )
+        return waits(NODES, f"{message}; {idle}", MORE_NODES, f"{number_of(missing, 'more node')} that can take a pod ({idle})")
     wanting: dict[str, list[str]] = defaultdict(list)
     for node, (resource, _) in lacking.items():
         wanting[resource].append(node)
     who = [who_holds(others, frozenset(nodes), resource, request(pod, resource)) for resource, nodes in wanting.items()]
-    return Finding(NODES, Outcome.WAITS, message, "; ".join(filter(None, who)), f"room on {number_of(missing, 'more node')}")
+    return waits(NODES, message, "; ".join(filter(None, who)), f"room on {number_of(missing, 'more node')}")
 
 
 def _only(count: int) -> str:
@@ -221,14 +210,12 @@ def _short(one: Shortage, namespace: str) -> Finding:
         return refused(QUOTA, f"quota {one.quota} allows {hard} in all, {asks}", fix)
     left = _shown(max(one.free, Decimal(0)), plain)
     awaited = f"quota {one.quota} to have {need} {one.resource} free"
-    return Finding(QUOTA, Outcome.WAITS, f"quota {one.quota} has {left} of {hard} left, {asks}", look, awaited)
+    return waits(QUOTA, f"quota {one.quota} has {left} of {hard} left, {asks}", look, awaited)
 
 
 def job_amounts(pod: Object, pods: int, others: Iterable[Object]) -> dict[str, Decimal]:
     """Everything that a quota may count, by the quota's own names."""
-    need: Counter[str] = Counter()
-    for key, value in pod_amounts(pod).items():
-        need[key] += value * pods  # type: ignore[assignment]
+    need: dict[str, Decimal] = defaultdict(Decimal, {key: value * pods for key, value in pod_amounts(pod).items()})
     for item in others:
         plural = COUNTED.get(item["kind"])
         if plural is None:
@@ -237,7 +224,7 @@ def job_amounts(pod: Object, pods: int, others: Iterable[Object]) -> dict[str, D
         need[plural] += 1
         if item["kind"] == "PersistentVolumeClaim":
             _count_claim(need, item)
-    return {key: Decimal(value) for key, value in need.items()}
+    return need
 
 
 def pod_amounts(pod: Object) -> dict[str, Decimal]:
@@ -273,12 +260,12 @@ def limits_given(stated: Object, admitted: Object | None) -> dict[str, dict[str,
     return {name: limits for name, limits in added.items() if limits}
 
 
-def _count_claim(need: Counter[str], claim: Object) -> None:
+def _count_claim(need: dict[str, Decimal], claim: Object) -> None:
     size = number(claim["spec"]["resources"]["requests"]["storage"])
-    need["requests.storage"] += size  # type: ignore[assignment]
+    need["requests.storage"] += size
     storage_class = claim["spec"].get("storageClassName")
     if storage_class:
-        need[f"{storage_class}.storageclass.storage.k8s.io/requests.storage"] += size  # type: ignore[assignment]
+        need[f"{storage_class}.storageclass.storage.k8s.io/requests.storage"] += size
         need[f"{storage_class}.storageclass.storage.k8s.io/persistentvolumeclaims"] += 1
 
 

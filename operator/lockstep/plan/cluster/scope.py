@@ -1,4 +1,4 @@
-"""Scope of an operator: the whole cluster, named namespaces, or its own alone; and what is sent for each (pure).
+"""Scope of an operator: the whole cluster, named namespaces, or its own alone; what is sent for each, and which an account may have (pure).
 
 The manifests describe the whole cluster. The other two have the same rules, granted by RoleBindings or by a Role of the namespace.
 """
@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import Enum
 
 from lockstep.api.names import ANNOTATION_CLUSTER, APP, LABEL_MANAGED_BY, LABEL_NAME, OPERATOR_NAME, OPERATOR_NAMESPACE, report_url
 from lockstep.api.objects import Object
 from lockstep.api.sccs import RDMA_SCC
 from lockstep.plan.cluster.facts import ClusterFacts
+from lockstep.plan.ship.deploy import CLAIM, DEFINITION, plural
 
 RBAC = "rbac.authorization.k8s.io"
 JOBS_ROLE = f"{OPERATOR_NAME}-jobs"
@@ -222,3 +225,48 @@ def definitions(objects: list[Object]) -> list[Object]:
     uses_scc = any(item["kind"] == "RoleBinding" and item["metadata"]["name"] == RDMA_SCC for item in objects)
     names = {*USER_ROLES, RDMA_SCC} if uses_scc else {*USER_ROLES}
     return [item for item in objects if item["kind"] == "CustomResourceDefinition" or item["metadata"]["name"] in names]
+
+
+class Admission(Enum):
+    """Next step of a deployment."""
+
+    AS_PLANNED = "send what the rights allow"
+    OFFER_OWN = "offer an operator of one namespace"
+    NEED_DEFINITIONS = "an administrator must define TrainingJobs first"
+
+
+@dataclass(frozen=True)
+class AccountStanding:
+    """Rights of an account on a cluster, and what is there already."""
+
+    lacks: tuple[Object, ...] = ()
+    """Objects of the operator of the whole cluster that the account may not send."""
+    may_have_own: bool = False
+    """It may send all objects of an operator of one namespace."""
+    has_operator: bool = False
+    """An operator of the whole cluster, or of named namespaces, is there."""
+    knows_jobs: bool = True
+    """The API server knows TrainingJobs."""
+
+    @property
+    def missing(self) -> str:
+        """Sentence that says what the account lacks, without its end."""
+        kinds = list(dict.fromkeys(plural(item["kind"]) for item in self.lacks if "namespace" not in item["metadata"]))
+        places = list(dict.fromkeys(item["metadata"]["namespace"] for item in self.lacks if "namespace" in item["metadata"]))
+        parts = [*([", ".join(kinds)] if kinds else []), *(f"objects of namespace {place}" for place in places)]
+        return f"your account may not install an operator of the whole cluster (it may not change {' and '.join(parts)})"
+
+
+def needed_for_operator(objects: Iterable[Object]) -> list[Object]:
+    """Return the objects that an operator of the whole cluster needs. CRDs and namespaces may exist already, and claims belong to the
+    account that made them.
+    """
+    own = [item for item in objects if item["metadata"].get("namespace", OPERATOR_NAMESPACE) == OPERATOR_NAMESPACE]
+    return [item for item in own if item["kind"] not in (DEFINITION, "Namespace", CLAIM, *ADMISSION)]
+
+
+def admission(standing: AccountStanding) -> Admission:
+    """Return how a deployment goes on if no option states the operator's namespaces."""
+    if not standing.lacks or standing.has_operator or not standing.may_have_own:
+        return Admission.AS_PLANNED
+    return Admission.OFFER_OWN if standing.knows_jobs else Admission.NEED_DEFINITIONS

@@ -18,6 +18,7 @@ from lockstep_spec.words import any_of, listed, number_of
 
 PRODUCT = "nvidia.com/gpu.product"
 GPU_MEMORY = "nvidia.com/gpu.memory"
+"""Label of nodes with a GPU's memory in MiB, by NVIDIA's GPU feature discovery."""
 GPU_COUNT, REPLICAS = "nvidia.com/gpu.count", "nvidia.com/gpu.replicas"
 ACCELERATOR = any_of(
     r"nvidia\.com/(gpu\.shared|mig-.+)",

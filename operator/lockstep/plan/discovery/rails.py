@@ -1,13 +1,17 @@
-"""The RDMA rails: which Multus networks and counted devices belong together, and how sure that is."""
+"""The RDMA rails: which Multus networks and counted devices belong together, and how sure that is; and hardware that a cluster or hosts
+have and that a cluster file leaves unused: one report for discover, lint and doctor (pure).
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from lockstep.api.cluster import TrainingClusterSpec
 from lockstep.api.objects import Object
 from lockstep.plan.cluster.facts import NETWORK, ClusterFacts, ProbeFacts, Sight
+from lockstep.plan.cluster.finding import Finding, note, warning
 from lockstep.plan.cluster.railnetworks import (
     SHARING,
     RailNetwork,
@@ -20,7 +24,7 @@ from lockstep.plan.cluster.railnetworks import (
     stem,
 )
 from lockstep.plan.discovery.draft import Entry, Item, left_out, stated, unknown
-from lockstep.plan.discovery.nodes import ACCELERATOR, Group, host
+from lockstep.plan.discovery.nodes import ACCELERATOR, Group, accelerators, gpu_groups, host, labels
 from lockstep.plan.render.fabric import EFA, GPU_RESOURCE
 from lockstep.plan.waiting.nodes import allocatable
 from lockstep_spec.words import any_of, listed, number_of
@@ -47,7 +51,6 @@ ALONE = {
     ),
 }
 """Resources that their clouds' own guides ask for without a Multus network → what else there is to know."""
-NOT_WITHOUT = "a job that asks for RDMA is refused, not given TCP"
 NFD_RDMA = ("feature.node.kubernetes.io/rdma.capable", "feature.node.kubernetes.io/rdma.available")
 RAILS_MAX = 32
 
@@ -185,7 +188,9 @@ def rdma_entries(facts: ClusterFacts, groups: Sequence[Group]) -> Iterator[Entry
     nics = {rail: _nics(rail, rails, nodes, gpus, facts) for rail in rails}
     attached = sum(nics[rail] for rail in rails if rail.network is not None)
     yield from _mtu(facts, rails)
-    yield stated("network.rdma.enabled", True, _enabled_because(facts, nodes, sum(nics.values())))
+    labeled = [node for node in nodes if any(labels(node).get(key) == "true" for key in NFD_RDMA)]
+    nfd = f"; {len(labeled)} of {len(nodes)} nodes are labeled rdma.capable" if labeled else ""
+    yield stated("network.rdma.enabled", True, f"{number_of(sum(nics.values()), 'rail')} found{nfd}")
     yield from _rails(facts, nics, nodes, [rail.name for rail in candidates if rail.is_rdma and rail not in nics])
     if attached:
         interfaces = ",".join(f"net{number}" for number in range(1, attached + 1))
@@ -211,19 +216,13 @@ def _no_rails(facts: ClusterFacts, candidates: Sequence[FoundRail], nodes: Seque
     evidence += [f"probe pods see {', '.join(hcas)}"] if hcas else []
     more = f" ({'; '.join(evidence)})" if evidence else ""
     why = networks.why_not or f"no Multus network with an RDMA device was seen in namespace {facts.namespace}"
-    yield stated("network.rdma.enabled", False, f"{why}{more}; {NOT_WITHOUT}")
+    yield stated("network.rdma.enabled", False, f"{why}{more}; a job that asks for RDMA is refused, not given TCP")
     make = unknown if networks.sight is Sight.FORBIDDEN else left_out
     shared = [Item({"resource": name}) for name in unused if name.startswith(SHARED)]
     example = shared or [Item({"network": "eno5np0-network", "resource": "openshift.io/eno5np0rdma"})]
     alone = "; of the RDMA shared device plugin the resource alone, where NICs need no network of their own (InfiniBand)" if shared else ""
     yield make("network.rdma.rails", example, f"one entry a NIC: its Multus network, and the resource that counts it{alone}")
     yield stated("network.tcp.interface_exclude", "^lo,docker0", "every interface but these; the default")
-
-
-def _enabled_because(facts: ClusterFacts, nodes: Sequence[Object], rails: int) -> str:
-    labeled = [node for node in nodes if any((node["metadata"].get("labels") or {}).get(key) == "true" for key in NFD_RDMA)]
-    nfd = f"; {len(labeled)} of {len(nodes)} nodes are labeled rdma.capable" if labeled else ""
-    return f"{number_of(rails, 'rail')} found{nfd}"
 
 
 def _rails(facts: ClusterFacts, nics: Mapping[FoundRail, int], nodes: Sequence[Object], beyond: Sequence[str]) -> Iterator[Entry]:
@@ -280,3 +279,49 @@ def is_unlimited(probes: Sequence[ProbeFacts]) -> bool:
     """Every probe found no limit on locked memory."""
     answered = [probe for probe in probes if not probe.error]
     return bool(answered) and all(probe.memlock_bytes is None for probe in answered)
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """Hardware that was seen."""
+
+    rdma: Mapping[str, str] = field(default_factory=dict)
+    """Resource of RDMA NICs, or a machine that has some → what it has, in words."""
+    gpus: int = 0
+    """GPUs of each of the nodes that are most alike."""
+    accelerators: Mapping[str, str] = field(default_factory=dict)
+    """Resource that Lockstep's pods don't ask for → where it is."""
+    mtu: int | None = None
+    """MTU of the rails, where it is the same for all."""
+
+
+def cluster_hardware(facts: ClusterFacts, spec: TrainingClusterSpec) -> Hardware:
+    """Collect the hardware of the nodes that the file names, else of the largest group with GPUs."""
+    named = set(spec.nodes.gpu_nodes)
+    group = next((one for one in gpu_groups(facts) if not named or named & set(map(host, one.nodes))), None)
+    nodes = group.nodes if group else facts.list("Node").items
+    rails = [rail for rail in find_rails(facts, nodes) if rail.is_rdma]
+    rdma = {resource: f"nodes have {resource}" for resource in rdma_resources(nodes)}
+    rdma |= {rail.resource: f"network {rail.network.name} has {rail.resource}" for rail in rails if rail.network is not None}
+    if not rdma:
+        rdma = {probe.node: f"node {probe.node} has {', '.join(probe.hcas)}" for probe in facts.probes if probe.hcas}
+    mtus = {mtu_of(rail.network, rail.resource, facts) for rail in rails}
+    return Hardware(rdma, group.gpus if group else 0, accelerators(facts.list("Node").items), mtus.pop() if len(mtus) == 1 else None)
+
+
+def unused(spec: TrainingClusterSpec, hardware: Hardware) -> Iterator[Finding]:
+    """Find hardware that the file doesn't use."""
+    rdma, stated = spec.network.rdma, {rail.resource for rail in spec.network.rdma.rails}
+    left = [words for name, words in hardware.rdma.items() if name not in stated]
+    if left and not rdma.enabled:
+        message = f"{listed(left)}, and the file leaves RDMA off: ranks send over TCP, many times slower"
+        yield warning("network.rdma.enabled", message, "write true, with rails on Kubernetes, if the nodes' NICs reach each other")
+    elif left and rdma.rails:
+        yield note("network.rdma.rails", f"{listed(left)}, and no rail names it", "one rail a NIC, if jobs are to use it")
+    if hardware.gpus > spec.gpus.per_node:
+        message = f"nodes have {hardware.gpus} GPUs, and gpus.per_node is {spec.gpus.per_node}: jobs use no more unless they say so"
+        yield note("gpus.per_node", message, f"write {hardware.gpus} if jobs are to use them all")
+    for resource, where in hardware.accelerators.items():
+        yield note("gpus", f"there is {resource}, which Lockstep doesn't use: {where}")
+    if rdma.enabled and hardware.mtu is not None and spec.network.mtu is None:
+        yield note("network.mtu", f"the rails have {hardware.mtu}, and the file doesn't state it", f"write {hardware.mtu}")

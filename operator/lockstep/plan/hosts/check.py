@@ -12,7 +12,7 @@ from lockstep.api.errors import ConfigError
 from lockstep.api.hosts import HostsCluster, login_words
 from lockstep.api.job import TrainingJob
 from lockstep.plan.cluster.finding import Finding, failed, note, warning
-from lockstep.plan.discovery.unused import Hardware
+from lockstep.plan.discovery.rails import Hardware
 from lockstep.plan.hosts.condition import GpuError, HostCondition, HostLook
 from lockstep.plan.hosts.facts import DIVIDED, HostFacts, HostGpu
 from lockstep.plan.hosts.keys import is_of_host_key

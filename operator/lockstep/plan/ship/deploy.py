@@ -1,5 +1,5 @@
-"""Objects that a deployment could not send, as an administrator sees them, and those that a clean-up or the end of one cluster may take
-(pure).
+"""Objects that a deployment could not send, as an administrator sees them, fields that stored objects would lose to its CRDs, and objects
+that a clean-up or the end of one cluster may take (pure).
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from lockstep.api.cluster import Platform
 from lockstep.api.files.clusterfile import ClusterFile
@@ -16,6 +17,7 @@ from lockstep.api.objects import Object, has_ended
 from lockstep.api.sccs import RDMA_SCC
 from lockstep.plan.diff import Change, changes
 from lockstep.plan.ship.openshift import puller
+from lockstep_spec.words import listed
 
 DEFINITION = "CustomResourceDefinition"
 CLAIM = "PersistentVolumeClaim"
@@ -24,6 +26,10 @@ RDMA_RIGHTS = ("ClusterRole", "SecurityContextConstraints")
 """Kinds of what is called RDMA_SCC, and sent for clusters on OpenShift only."""
 ONLY_CREATED = (CLAIM, "Namespace")
 """Kinds that are created when missing and never changed: they belong to whoever made them."""
+SHOWN = 20
+"""Lines about stored objects that are shown."""
+KEPT = ("apiVersion", "kind", "metadata")
+PRESERVES = "x-kubernetes-preserve-unknown-fields"
 VOLATILE = ("managedFields", "resourceVersion", "generation", "creationTimestamp", "uid", "selfLink")
 
 
@@ -102,6 +108,35 @@ def _stable(item: Object) -> Object:
     """The object without what the API server writes at every change."""
     metadata = {key: value for key, value in item["metadata"].items() if key not in VOLATILE}
     return {**{key: value for key, value in item.items() if key != "status"}, "metadata": metadata}
+
+
+def lost_fields(item: Object, schema: Object) -> list[str]:
+    """Paths that the API server would prune from `item` by a CRD's openAPIV3Schema. `[]` is any item of a list."""
+    return list(dict.fromkeys(_pruned({key: value for key, value in item.items() if key not in KEPT}, schema, "")))
+
+
+def _pruned(value: Any, schema: Object, path: str) -> Iterator[str]:
+    if isinstance(value, list):
+        for item in value if "items" in schema else []:
+            yield from _pruned(item, schema["items"], f"{path}[]")
+    elif isinstance(value, dict):
+        known, others = schema.get("properties", {}), schema.get("additionalProperties")
+        for key, inner in value.items():
+            place = f"{path}.{key}" if path else key
+            if key in known or others is not None:
+                yield from _pruned(inner, known.get(key, others), place)
+            elif not schema.get(PRESERVES):
+                yield place
+
+
+def loss_lines(items: Iterable[Object], schema: Object) -> list[str]:
+    """A sentence about each object that would lose fields."""
+    return [f"{called(item)} would lose {listed(fields)}" for item in items if (fields := lost_fields(item, schema))]
+
+
+def shown_lines(lines: Sequence[str]) -> list[str]:
+    """At most SHOWN lines, and how many more there are."""
+    return [*lines[:SHOWN], *([f"and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else [])]
 
 
 def removable_claims(file: ClusterFile, dev_environment: str, claims: Sequence[Object]) -> Iterator[Object]:

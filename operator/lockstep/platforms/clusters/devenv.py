@@ -97,18 +97,14 @@ async def until_up(cluster: Cluster, namespace: str, nodes: int, tell: Say, seco
         _raise_if_hopeless(status, namespace)
         pods = await _pods(cluster, namespace)
         running = [pod for pod in pods if is_running(pod) and "deletionTimestamp" not in pod["metadata"]]
-        if len(running) == expected and _is_ready(status):
+        is_ready = is_true(status, "Progressing") and condition(status, "Progressing")["reason"] in UP  # all agents have found each other
+        if len(running) == expected and is_ready:
             return sorted(running, key=lambda pod: str(pod["metadata"]["name"]))
         text = how_far(len(running), expected, status)
         if stuck.lasts(trouble := _trouble(status)):
             raise InstallError(f"{DEV_ENVIRONMENT} can't start: {trouble}: lockstep why {DEV_ENVIRONMENT} -n {namespace}")
         tell(text)
     raise InstallError(f"{DEV_ENVIRONMENT} is not up after {seconds:.0f} s: {text}: lockstep why {DEV_ENVIRONMENT} -n {namespace}")
-
-
-def _is_ready(status: Object) -> bool:
-    """All agents have found each other, so that a script can be started."""
-    return is_true(status, "Progressing") and condition(status, "Progressing")["reason"] in UP
 
 
 def _raise_if_hopeless(status: Object, namespace: str) -> None:

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 from lockstep.api import names
 from lockstep.api.names import OPERATOR_NAME, OPERATOR_NAMESPACE
 from lockstep.api.objects import Object
-from lockstep.kube.cluster import FORBIDDEN, NOT_FOUND, ApiError, Cluster
+from lockstep.kube.cluster import FORBIDDEN, NOT_FOUND, ApiError, Cluster, tolerated
 from lockstep.kube.kinds import KINDS, path_of
 from lockstep.plan.cluster import scope
 from lockstep.plan.cluster.facts import DNS_SERVICES, NETWORK, RIGHTS, SCC_REVIEW, ClusterFacts, Listing, Sight, Try
 from lockstep.plan.cluster.scope import NAMED_BINDING, PROFILE_CONFIG, PROFILE_KEY, Scope, image_of, scope_of
-from lockstep.platforms.clusters.listings import list_kind, may, read_object, sight_of_jobs
+from lockstep.platforms.clusters.listings import is_allowed, list_kind, may, read_object, sight_of_jobs
 
 if TYPE_CHECKING:
     from lockstep.api.cluster import TrainingCluster, TrainingClusterSpec
@@ -77,17 +77,14 @@ async def read_profile(cluster: Cluster, name: str, namespace: str) -> Listing:
     """The cluster of the namespace's own operator, else the TrainingCluster; not seen where this person may look at one of both places
     only.
     """
-    own = Listing("TrainingCluster")
-    try:
+    own = Listing("TrainingCluster", sight=Sight.FORBIDDEN)
+    with tolerated(FORBIDDEN):
         config = await cluster.get("ConfigMap", namespace, PROFILE_CONFIG)
         if config is not None and PROFILE_KEY in (config.get("data") or {}):
             profile: Object = json.loads(config["data"][PROFILE_KEY])
             if profile["metadata"]["name"] == name:
                 return Listing("TrainingCluster", (profile,))
-    except ApiError as error:
-        if error.status != FORBIDDEN:
-            raise
-        own = Listing("TrainingCluster", sight=Sight.FORBIDDEN)
+        own = Listing("TrainingCluster")
     whole = await read_object(cluster, "TrainingCluster", None, name)
     return whole if whole.first is not None or not whole.seen else own
 
@@ -179,7 +176,7 @@ async def room_facts(cluster: Cluster, namespace: str, job: str) -> ClusterFacts
 async def plan_facts(cluster: Cluster, resolved: Resolved, samples: Sequence[Object]) -> ClusterFacts:
     """Facts that a job is compared with. `samples`: the job, one pod and the StatefulSet, as they are tried out."""
     from lockstep.api.cluster import Platform
-    from lockstep.plan.ahead.needs import references
+    from lockstep.plan.checks.needs import references
 
     namespace, name = resolved.namespace, resolved.profile.metadata.name
     (lists, own), (objects, profile, operator), tries = await asyncio.gather(
@@ -210,15 +207,12 @@ async def objects_seen(cluster: Cluster, job: str, namespace: str) -> list[Objec
     nobody's to compare.
     """
     keys = [("TrainingJob", job), ("StatefulSet", job), ("Service", names.service_name(job)), ("NetworkPolicy", job)]
-    try:
+    with tolerated(FORBIDDEN):
         items = [await cluster.get(kind, namespace, name) for kind, name in keys]
         for kind in ("ConfigMap", "PersistentVolumeClaim"):
             items += (await cluster.list(kind, namespace, {"labelSelector": f"{names.LABEL_MANAGED_BY}={names.APP}"}))["items"]
-    except ApiError as error:
-        if error.status == FORBIDDEN:
-            return None
-        raise
-    return [item for item in items if item is not None]
+        return [item for item in items if item is not None]
+    return None
 
 
 async def _own_pods(cluster: Cluster, namespace: str, job: str) -> tuple[Object, ...]:
@@ -262,13 +256,10 @@ async def _may_use_sccs(cluster: Cluster, facts: ClusterFacts, account: str) -> 
     """Answers for each SCC that was seen. None: not for this person to ask."""
     user = f"system:serviceaccount:{facts.namespace}:{account}"
     sccs = [str(item["metadata"]["name"]) for item in facts.list("SecurityContextConstraints").items]
-    try:
+    with tolerated(FORBIDDEN):
         answers = await asyncio.gather(*(_may_use(cluster, facts.namespace, user, scc) for scc in sccs))
-    except ApiError as error:
-        if error.status == FORBIDDEN:
-            return None
-        raise
-    return dict(zip(sccs, answers, strict=True)) or None
+        return dict(zip(sccs, answers, strict=True)) or None
+    return None
 
 
 async def _may_use(cluster: Cluster, namespace: str, user: str, scc: str) -> bool:
@@ -280,14 +271,8 @@ async def _may_use(cluster: Cluster, namespace: str, user: str, scc: str) -> boo
         "name": scc,
     }
     groups = ["system:serviceaccounts", f"system:serviceaccounts:{namespace}", "system:authenticated"]
-    body: dict[str, Any] = {
-        "apiVersion": "authorization.k8s.io/v1",
-        "kind": "LocalSubjectAccessReview",
-        "metadata": {"namespace": namespace},
-        "spec": {"user": user, "groups": groups, "resourceAttributes": attributes},
-    }
-    answer = await cluster.request("POST", path_of("LocalSubjectAccessReview", namespace), body)
-    return bool(answer.get("status", {}).get("allowed"))
+    spec = {"user": user, "groups": groups, "resourceAttributes": attributes}
+    return await is_allowed(cluster, "LocalSubjectAccessReview", namespace, spec)
 
 
 async def _try(cluster: Cluster, item: Object) -> Try:

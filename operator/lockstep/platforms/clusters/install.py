@@ -19,7 +19,7 @@ from lockstep.api.names import (
 )
 from lockstep.api.objects import Object, condition, uid_of
 from lockstep.api.sccs import RDMA_SCC
-from lockstep.kube.cluster import CONFLICT, ApiError, Cluster
+from lockstep.kube.cluster import CONFLICT, Cluster, tolerated
 from lockstep.kube.kinds import KINDS
 from lockstep.plan.cluster.scope import EVERYWHERE, Scope, scoped, with_profile_hash
 from lockstep.plan.observed import event_time
@@ -206,11 +206,8 @@ async def send_one(cluster: Cluster, item: Object) -> None:
     if item["kind"] != CLAIM:
         await cluster.apply(item, manager=FIELD_MANAGER, strict=True)
         return
-    try:
+    with tolerated(CONFLICT):  # it is there
         await cluster.create(item)
-    except ApiError as error:
-        if error.status != CONFLICT:  # it is there
-            raise
 
 
 async def polled(seconds: float) -> AsyncIterator[None]:

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 
 from lockstep.api.names import API_VERSION
 from lockstep.api.objects import Object
-from lockstep.kube.cluster import FORBIDDEN, NOT_FOUND, ApiError, Cluster
-from lockstep.kube.kinds import KINDS, path_of
+from lockstep.kube.cluster import FORBIDDEN, NOT_FOUND, ApiError, Cluster, tolerated
+from lockstep.kube.kinds import KINDS, path_of, type_meta
 from lockstep.plan.cluster.facts import Listing, Sight
 
 SIGHTS = {FORBIDDEN: Sight.FORBIDDEN, NOT_FOUND: Sight.NO_SUCH_KIND}
@@ -28,16 +28,13 @@ async def list_kind(cluster: Cluster, kind: str, namespace: str | None = None, q
 
 async def read_object(cluster: Cluster, kind: str, namespace: str | None, name: str) -> Listing:
     """The object of this name. Of Secrets and ConfigMaps only whether it is there, never what is in it."""
-    try:
+    with tolerated(FORBIDDEN):
         if kind not in ("Secret", "ConfigMap"):
             item = await cluster.get(kind, namespace, name)
         else:
             item = {"metadata": {"name": name}} if await cluster.exists(kind, namespace, name) else None
-    except ApiError as error:
-        if error.status != FORBIDDEN:
-            raise
-        return Listing(kind, sight=Sight.FORBIDDEN)
-    return Listing(kind, () if item is None else (item,))
+        return Listing(kind, () if item is None else (item,))
+    return Listing(kind, sight=Sight.FORBIDDEN)
 
 
 async def is_there(cluster: Cluster, item: Object) -> bool:
@@ -64,8 +61,13 @@ async def may(cluster: Cluster, verb: str, kind: str, namespace: str | None = No
     place = KINDS[kind]
     group, _, _ = place.api_version.rpartition("/")
     attributes = {"verb": verb, "group": group, "resource": place.plural, "subresource": subresource, "namespace": namespace or ""}
-    review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview", "spec": {"resourceAttributes": attributes}}
-    answer = await cluster.request("POST", path_of("SelfSubjectAccessReview"), review)
+    return await is_allowed(cluster, "SelfSubjectAccessReview", None, {"resourceAttributes": attributes})
+
+
+async def is_allowed(cluster: Cluster, review: str, namespace: str | None, spec: Object) -> bool:
+    """Return the API server's answer to a review of access, which is a kind."""
+    metadata = {"metadata": {"namespace": namespace}} if namespace else {}
+    answer = await cluster.request("POST", path_of(review, namespace), {**type_meta(review), **metadata, "spec": spec})
     return bool(answer.get("status", {}).get("allowed"))
 
 

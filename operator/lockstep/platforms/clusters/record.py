@@ -16,9 +16,9 @@ from lockstep.api.names import APP, LABEL_MANAGED_BY, LABEL_NAME, OPERATOR_NAMES
 from lockstep.api.objects import Object
 from lockstep.kube.cluster import Cluster
 from lockstep.plan.ship.deploy import CLUSTER, DEFINITION, ONLY_CREATED
+from lockstep.platforms.clusters.install import FIELD_MANAGER
 
 NAME = "lockstep-deployed"
-FIELD_MANAGER = "lockstep-deploy"
 _FIELDS = ("current", "previous")
 _SUFFIX = ".json.gz"
 

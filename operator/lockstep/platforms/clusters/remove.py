@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from lockstep.api.names import APP, DEV_ENVIRONMENT, KEY_SECRET, LABEL_JOB, LABEL_MANAGED_BY, OPERATOR_NAMESPACE, TLS_SECRET
 from lockstep.api.objects import Object
 from lockstep.kube.cluster import FORBIDDEN, NOT_FOUND, ApiError, Cluster
@@ -43,16 +41,10 @@ async def may_not_delete(cluster: Cluster, objects: list[Object]) -> list[Object
 async def remove(cluster: Cluster, objects: list[Object], say: Say) -> None:
     """Delete the objects in the order given; what is not there is no error."""
     for item in objects:
-        metadata: dict[str, Any] = item["metadata"]
-        try:
-            existing = await cluster.get(item["kind"], metadata.get("namespace"), metadata["name"])
-            if existing is None:
-                continue
-            await cluster.delete(item["kind"], metadata.get("namespace"), metadata["name"])
-        except ApiError as error:
-            if error.status != NOT_FOUND:
-                raise
-        say(f"removed {called(item)}")
+        place = (item["kind"], item["metadata"].get("namespace"), item["metadata"]["name"])
+        if await cluster.get(*place) is not None:
+            await cluster.delete(*place)
+            say(f"removed {called(item)}")
 
 
 def uninstalled(objects: list[Object], home: str = OPERATOR_NAMESPACE) -> list[Object]:

@@ -8,16 +8,37 @@ from dataclasses import dataclass
 
 from lockstep.api.names import APP, GROUP, LABEL_JOB, LABEL_MANAGED_BY, LABEL_NAME, OPERATOR_NAME, OPERATOR_NAMESPACE
 from lockstep.api.objects import Object, has_ended, is_true
-from lockstep.kube.cluster import FORBIDDEN, NOT_FOUND, ApiError, Cluster
+from lockstep.kube.cluster import FORBIDDEN, NOT_FOUND, ApiError, Cluster, tolerated
 from lockstep.kube.kinds import KINDS
 from lockstep.plan.ahead.live import next_start
-from lockstep.plan.cluster.admission import AccountStanding, needed_for_operator
 from lockstep.plan.cluster.facts import Sight
-from lockstep.plan.cluster.scope import ADMISSION, PROFILE_CONFIG, PROFILE_KEY, Scope, image_of, is_outdated, outdated, scope_of
+from lockstep.plan.cluster.scope import (
+    ADMISSION,
+    PROFILE_CONFIG,
+    PROFILE_KEY,
+    AccountStanding,
+    Scope,
+    image_of,
+    is_outdated,
+    needed_for_operator,
+    outdated,
+    scope_of,
+)
 from lockstep.plan.diff import Change, changes
 from lockstep.plan.layers import Notice
-from lockstep.plan.ship.deploy import CLAIM, CLUSTER, DEFINITION, ONLY_CREATED, Left, State, called, difference, state_of, unsent
-from lockstep.plan.ship.stored import loss_lines
+from lockstep.plan.ship.deploy import (
+    CLAIM,
+    CLUSTER,
+    DEFINITION,
+    ONLY_CREATED,
+    Left,
+    State,
+    called,
+    difference,
+    loss_lines,
+    state_of,
+    unsent,
+)
 from lockstep.platforms.clusters.install import FIELD_MANAGER, send_one, until_established
 from lockstep.platforms.clusters.listings import forbidden, is_there, list_kind, read_object, sight_of_jobs
 
@@ -154,24 +175,18 @@ async def remove_outdated(cluster: Cluster, scope: Scope) -> tuple[list[Object],
     removed, stays = [], []
     for item in (*whole, *named):
         metadata = item["metadata"]
-        try:
+        with tolerated(FORBIDDEN):
             await cluster.delete(item["kind"], metadata.get("namespace"), metadata["name"])
-        except ApiError as error:
-            if error.status != FORBIDDEN:
-                raise
-            stays.append(item)
+            removed.append(item)
             continue
-        removed.append(item)
+        stays.append(item)
     return removed, stays
 
 
 async def _look(cluster: Cluster, item: Object) -> State:
     metadata = item["metadata"]
-    try:
+    with tolerated(FORBIDDEN):
         return state_of(item, await cluster.get(item["kind"], metadata.get("namespace"), metadata["name"]))
-    except ApiError as error:
-        if error.status != FORBIDDEN:
-            raise
     if item["kind"] == DEFINITION and item["spec"]["group"] == GROUP and await sight_of_jobs(cluster) is not Sight.SEEN:
         return State.MISSING
     return State.UNSEEN

@@ -10,6 +10,7 @@ import pytest
 from kubernetes import client
 
 from lockstep.devcluster.server import set_resources
+from lockstep.kube.cluster import Client
 from support.clusters.cluster_jobs import API, Jobs, until
 
 LOGS = Path(__file__).resolve().parents[3] / "fabric_logs"
@@ -30,10 +31,10 @@ def gpus(jobs: Jobs) -> Iterator[None]:
     core = client.CoreV1Api(jobs.api.client)
     nodes = [node.metadata.name for node in core.list_node().items if node.status.capacity]
     for node in nodes:
-        set_resources(core, node, {"nvidia.com/gpu": 1})
+        set_resources(Client(), node, {"nvidia.com/gpu": 1})
     yield
     for node in nodes:
-        set_resources(core, node, {})
+        set_resources(Client(), node, {})
 
 
 @pytest.fixture(scope="module")

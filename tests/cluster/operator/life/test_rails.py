@@ -19,6 +19,7 @@ from lockstep.cli.clusters.devcluster import bring_up
 from lockstep.cli.main import main
 from lockstep.devcluster import binary, server
 from lockstep.devcluster.host.layout import default_layout
+from lockstep.devcluster.provisioner import administrator
 from lockstep.devcluster.rails import attachment, network_name, resource, resources
 from lockstep.environments import cache_root
 from support.checkout import ROOT
@@ -148,9 +149,9 @@ def limit(namespace: str, link: str, megabits: int) -> None:
 def test_a_pod_lands_where_the_devices_are_and_the_agent_says_what_it_lacks(rails: Jobs) -> None:
     layout = default_layout()
     without, place = layout.node(0).name, layout.node(1).name
-    with server.connected(layout) as core:
-        server.set_resources(core, without, {})
-        server.set_resources(core, place, resources(RAILS))
+    client = administrator(layout)
+    server.set_resources(client, without, {})
+    server.set_resources(client, place, resources(RAILS))
     start(rails, "placed", 1, "Basic")
 
     def found() -> list[dict[str, Any]]:

@@ -11,9 +11,9 @@ import yaml
 
 from golden.plan_cases import job, profile
 from lockstep.api.files.clusterfile import ClusterFile, parse_cluster_file
-from lockstep.plan.ahead.needs import reference_findings
 from lockstep.plan.checks.doctor import examine
 from lockstep.plan.checks.lint import lint_against
+from lockstep.plan.checks.needs import reference_findings
 from lockstep.plan.cluster.facts import ClusterFacts, Listing
 from lockstep.plan.cluster.finding import Finding, Outcome
 from lockstep.plan.discovery.file import discovered

@@ -17,7 +17,6 @@ from lockstep.plan.ahead.scaling import (
     batch_line,
     closing,
     efficiency,
-    failed,
     heading,
     measure,
     row,
@@ -109,7 +108,7 @@ def test_without_the_ranks_own_time_the_waiting_is_not_known_and_without_steps_n
 
 
 ONE, TWO = Measured(1, 8, 20, 1000.0, 0.5, 0.0), Measured(2, 16, 20, 1800.0, 0.55, 0.104)
-BROKEN = failed(4, 32, "rank 3 ran out of memory")
+BROKEN = Measured(4, 32, problem="rank 3 ran out of memory")
 
 
 def test_efficiency_is_the_speed_of_a_node_against_the_smallest_run_s() -> None:

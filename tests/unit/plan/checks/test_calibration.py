@@ -25,7 +25,7 @@ from lockstep.plan.cluster.calibration import (
     replaced,
     suggested_threshold,
     sweep_job,
-    with_calibration,
+    with_section,
 )
 from lockstep.plan.render.resolve import resolve
 from lockstep.platforms.jobs import shortresults
@@ -120,11 +120,11 @@ def test_only_the_section_of_the_file_changes(name: str) -> None:
     text = (ROOT / "clusters" / f"{name}.yaml").read_text()
     before = parse_cluster_file(text, name)
     measured = calibration_of(POINTS, "TCP", 2, "2026-11-21")
-    once = with_calibration(text, replaced(before.calibration, measured))
+    once = with_section(text, "calibration", replaced(before.calibration, measured))
     after = parse_cluster_file(once, name)
     assert (after.cluster, after.profile) == (before.cluster, before.profile)
     assert measured in after.calibration and len(after.calibration) == len(before.calibration) + 1
-    assert with_calibration(once, after.calibration) == once
+    assert with_section(once, "calibration", after.calibration) == once
     kept = text[: text.index("\ncalibration:")] if "\ncalibration:" in text else text
     assert once.startswith(kept.rstrip("\n"))
 
@@ -135,7 +135,8 @@ def test_a_section_in_the_middle_keeps_what_is_behind_it() -> None:
         " busbw: '1'}]}\n\n# GPUs\ngpus: {per_node: 4}\n"
     )
     found = parse_cluster_file(text, "c")
-    changed = with_calibration(text, replaced(found.calibration, calibration_of(POINTS, "TCP", 2, "2026-11-21")))
+    measured = replaced(found.calibration, calibration_of(POINTS, "TCP", 2, "2026-11-21"))
+    changed = with_section(text, "calibration", measured)
     after = parse_cluster_file(changed, "c")
     assert [one.transport.value for one in after.calibration] == ["RDMA", "TCP"]
     assert changed.endswith("\n\n# GPUs\ngpus: {per_node: 4}\n") and after.profile == found.profile

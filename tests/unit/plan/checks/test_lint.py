@@ -14,7 +14,7 @@ from lockstep.plan.checks.lint import lint_against
 from lockstep.plan.cluster.facts import POD_SECURITY, ClusterFacts, Listing, Sight, Try
 from lockstep.plan.cluster.finding import Finding, Outcome, line_of
 from lockstep.plan.discovery.file import discovered
-from lockstep.plan.discovery.unused import cluster_hardware, unused
+from lockstep.plan.discovery.rails import cluster_hardware, unused
 from support.cluster_facts import (
     claim,
     namespace_seen,

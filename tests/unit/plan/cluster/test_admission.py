@@ -6,7 +6,7 @@ import pytest
 
 from lockstep.cli.clusters.deploymentplan import Mode, planned
 from lockstep.cli.shared.places import Verb
-from lockstep.plan.cluster.admission import AccountStanding, Admission, admission, needed_for_operator
+from lockstep.plan.cluster.scope import AccountStanding, Admission, admission, needed_for_operator
 
 LACKS = ({"kind": "ClusterRole", "metadata": {"name": "lockstep-operator"}},)
 

@@ -14,7 +14,7 @@ from lockstep.api.files.clusterfile import parse_cluster_file
 from lockstep.plan.cluster.finding import Finding, Outcome
 from lockstep.plan.cluster.hardware import RailEnd
 from lockstep.plan.cluster.pairs import Pair, PairRate
-from lockstep.plan.discovery.unused import unused
+from lockstep.plan.discovery.rails import unused
 from lockstep.plan.hosts.check import host_findings, hosts_hardware
 from lockstep.plan.hosts.condition import GpuError, HostCondition, HostLook, Knock, Libraries, Torch, read_condition
 from lockstep.plan.hosts.facts import BadAnswer, Folder, HostFacts, HostGpu, Link, Route

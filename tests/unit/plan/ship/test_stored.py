@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lockstep.api.crd import training_cluster_crd, training_job_crd
-from lockstep.plan.ship.stored import SHOWN, loss_lines, lost_fields, shown_lines
+from lockstep.plan.ship.deploy import SHOWN, loss_lines, lost_fields, shown_lines
 from recorded.recorder import newest, recorded
 from support.crd_rule_cases import CASES, job, training
 

@@ -1,18 +1,21 @@
 """Objects that a job's pods name: claims, whether they are there, bound, large enough and for several nodes, or can be made; and objects
 that Lockstep doesn't make: service account, secrets, config maps, networks. Of those only the presence is checked, not the content (pure).
+
+As a plan tells it; doctor asks the same of a job of the default size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lockstep.api import names
+from lockstep.api.cluster import TrainingClusterSpec
 from lockstep.api.objects import Object
 from lockstep.api.quantity import number
 from lockstep.plan.checks.site import check_networks
 from lockstep.plan.cluster.facts import ClusterFacts
-from lockstep.plan.cluster.finding import Finding, Outcome, fine, note, refused, unknown
+from lockstep.plan.cluster.finding import Finding, Outcome, fine, note, refused, unknown, waits
 from lockstep.plan.cluster.storageclasses import is_default_class
 from lockstep.plan.render.fabric import Transport
 from lockstep.plan.render.resolved import Resolved
@@ -57,8 +60,14 @@ def needed_claims(resolved: Resolved) -> list[NeededClaim]:
     return list(first.values())
 
 
-def claim_findings(resolved: Resolved, facts: ClusterFacts) -> Iterator[Finding]:
-    needed = needed_claims(resolved)
+def cluster_claims(spec: TrainingClusterSpec) -> list[NeededClaim]:
+    """Return the shared claims that jobs of several nodes need."""
+    storage, nodes = spec.storage, max(2, spec.gpus.default_nodes)
+    sizes = {storage.workspace_claim: storage.workspace_size, storage.datasets_claim: storage.datasets_size}
+    return [NeededClaim(name, nodes, Claim(name, "ReadWriteMany", size, storage.class_rwx)) for name, size in sizes.items()]
+
+
+def claim_findings(needed: Sequence[NeededClaim], facts: ClusterFacts) -> Iterator[Finding]:
     claims, storage = facts.list("PersistentVolumeClaim"), facts.list("StorageClass")
     if not claims.seen:
         yield unknown(CLAIMS, f"whether {', '.join(claim.name for claim in needed)} exist: your account may not list claims")
@@ -90,7 +99,7 @@ def _present(needed: NeededClaim, claim: Object, classes: Mapping[str, Object] |
         fix = "name a ReadWriteMany claim, or storage.mode: PerPod"
         return refused(CLAIMS, f"claim {name} is {', '.join(modes)}: {needed.mounts} nodes can't mount it together", fix)
     if phase != "Bound" and not _binds_late(spec.get("storageClassName"), classes):
-        return Finding(CLAIMS, Outcome.WAITS, f"claim {name} is {phase}", look, f"claim {name} to be bound")
+        return waits(CLAIMS, f"claim {name} is {phase}", look, f"claim {name} to be bound")
     size = str((status.get("capacity") or {}).get("storage") or spec["resources"]["requests"]["storage"])
     size_asked = None if needed.made is None else needed.made.size
     if size_asked is not None and number(size) < number(size_asked):
@@ -130,6 +139,10 @@ class Reference:
     missing: Outcome = Outcome.REFUSED
 
 
+def service_account(spec: TrainingClusterSpec) -> Reference:
+    return Reference("ServiceAccount", spec.security.service_account, "the cluster's security.service_account")
+
+
 def references(resolved: Resolved) -> list[Reference]:
     """Everything that the job's pods name; of one object only the first reference, unless a later one needs it more."""
     by_name: dict[tuple[str, str], Reference] = {}
@@ -142,7 +155,7 @@ def references(resolved: Resolved) -> list[Reference]:
 
 def _references(resolved: Resolved) -> Iterator[Reference]:
     spec = resolved.job.spec
-    yield Reference("ServiceAccount", resolved.profile.spec.security.service_account, "the cluster's security.service_account")
+    yield service_account(resolved.profile.spec)
     for secret in spec.image_pull_secrets:  # a missing one is passed over, and the image is asked for without it
         yield Reference("Secret", secret.name, "imagePullSecrets", Outcome.NOTE)
     for name in resolved.profile.spec.pod.image_pull_secrets:
@@ -166,9 +179,15 @@ def _references(resolved: Resolved) -> Iterator[Reference]:
 
 
 def reference_findings(resolved: Resolved, facts: ClusterFacts) -> Iterator[Finding]:
+    yield from object_findings(references(resolved), facts)
+    if resolved.transport is Transport.RDMA:
+        yield from _networks(resolved, facts)
+
+
+def object_findings(needed: Sequence[Reference], facts: ClusterFacts) -> Iterator[Finding]:
     """One finding about each object that is missing or can't be seen, and one about all that are there."""
     present = []
-    for reference in references(resolved):
+    for reference in needed:
         listing = facts.object(reference.kind, reference.name)
         what = f"{reference.kind} {reference.name} ({reference.field})"
         if not listing.seen:
@@ -180,8 +199,6 @@ def reference_findings(resolved: Resolved, facts: ClusterFacts) -> Iterator[Find
     if present:
         contents = " (contents are not read)" if any("Account" not in name for name in present) else ""
         yield fine(NEEDS, f"{', '.join(present)} {'is' if len(present) == 1 else 'are'} there{contents}")
-    if resolved.transport is Transport.RDMA:
-        yield from _networks(resolved, facts)
 
 
 def _how(reference: Reference, namespace: str) -> str:
