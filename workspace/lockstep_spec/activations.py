@@ -183,7 +183,7 @@ def _dropped(shape: ModelShape, settings: Settings) -> int:
     """Bytes kept for each token by the dropout of adapters, on average over the layers: each adapter's own dropped input, and a mask of a
     byte an element, as GPUs have it.
     """
-    if settings.method is Method.FULL or not settings.adapter.drops:
+    if settings.method is Method.FULL or not settings.adapter.dropout:
         return 0
     adapted = shape.adapted(settings.adapter.target_modules)
     inputs = sum(weight.shape[-1] for weight in adapted if layer_of(weight.name) and len(weight.shape) == 2)

@@ -21,8 +21,9 @@ from lockstep_spec.activations import (
     whole_logits,
 )
 from lockstep_spec.choices import Content, Method, Offload, Quantization, ZeroStage
-from lockstep_spec.settings import Adapter, ParameterPlace, Settings
+from lockstep_spec.settings import ParameterPlace, Settings
 from lockstep_spec.shape import ModelShape, Weight, layer_of, matching_names
+from lockstep_spec.training import LoraConfig
 
 GIB = 1 << 30
 NF4_BYTES = 0.516
@@ -240,7 +241,7 @@ def trained_elements(shape: ModelShape, settings: Settings) -> int:
     return sum(trained_parts((*shape.weights, *shape.tied), settings.adapter).values())
 
 
-def trained_parts(weights: Iterable[Weight], adapter: Adapter) -> dict[str, int]:
+def trained_parts(weights: Iterable[Weight], adapter: LoraConfig) -> dict[str, int]:
     """Layer or stack of experts → elements that an adapter trains of it: rank × (inputs + outputs) of a linear layer, that for each expert
     of a stack, or all of a layer that is trained whole, with the layers in it.
     """

@@ -20,20 +20,7 @@ from lockstep_spec.choices import (
     Recompute,
     ZeroStage,
 )
-from lockstep_spec.training import TrainingConfig
-
-
-@dataclass(frozen=True)
-class Adapter:
-    """Settings of an adapter that decide how many elements it has. Not read with method Full."""
-
-    rank: int
-    target_modules: tuple[str, ...]
-    target_parameters: tuple[str, ...] = ()
-    modules_to_save: tuple[str, ...] = ()
-    dora: bool = False
-    drops: bool = False
-    """It has dropout."""
+from lockstep_spec.training import LoraConfig, TrainingConfig
 
 
 class ParameterPlace(Choice):
@@ -94,7 +81,8 @@ class Settings:
     max_length: int
     """Tokens of the longest sample or, with packing, of a pack."""
     micro_batch_size: int
-    adapter: Adapter
+    adapter: LoraConfig
+    """Not read with method Full."""
     zero_stage: ZeroStage
     precision: Precision = Precision.BF16
     method: Method = Method.LORA
@@ -147,14 +135,14 @@ def _number(stated: Any) -> int | None:
 
 def size_settings(training: TrainingConfig) -> Settings:
     """Return what the sizes of a training follow from."""
-    lora, optimization = training.lora, training.optimization
+    optimization = training.optimization
     sections = [(training.deepspeed or {}).get(name) for name in ("zero_optimization", "data_types")]
     zero, data_types = (section if isinstance(section, Mapping) else {} for section in sections)
     overlap = zero.get("overlap_comm")
     return Settings(
         max_length=training.data.max_length,
         micro_batch_size=optimization.micro_batch_size,
-        adapter=Adapter(lora.rank, lora.target_modules, lora.target_parameters, lora.modules_to_save, lora.dora, lora.dropout > 0),
+        adapter=training.lora,
         zero_stage=training.zero_stage,
         precision=training.precision,
         method=training.method,

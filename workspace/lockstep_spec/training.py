@@ -5,7 +5,7 @@ on.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from lockstep_spec.choices import (
@@ -64,38 +64,40 @@ class LoraConfig:
 
 
 @dataclass(frozen=True)
-class SourceConfig:
-    """One source of samples: files (`path`) or a hub dataset (`name`, `revision`). Of a folder and of a hub dataset, `config` and `split`
-    say which files.
+class SamplesConfig:
+    """One source of samples: files (`path`: a file of JSON lines, a table or plain text; a pattern; or a folder of such files) or a hub
+    dataset (`name`, `revision`). Of a folder and of a hub dataset, `config` and `split` say which files.
     """
 
     path: Text | None = None
     name: Text | None = None
     config: Text | None = None
-    split: Text | None = "train"
+    split: Text | None = None
     """None: validation, or the only one."""
     revision: Text | None = None
     format: DataFormat = DataFormat.AUTO
     columns: Mapping[str, str] | None = None
     """Our keys → the columns that are read for them, "": none; None: by their own names."""
-    weight: Decimal = 1.0
-    """Times that each sample is seen in an epoch."""
+
+    @property
+    def weight(self) -> float:
+        """Return the times that each sample is seen in an epoch."""
+        return 1.0
 
 
 @dataclass(frozen=True)
-class DataConfig:
+class SourceConfig(SamplesConfig):
+    split: Text | None = "train"
+    weight: Decimal = 1.0
+
+
+@dataclass(frozen=True)
+class DataConfig(SamplesConfig):
     """Exactly one of `path`, `name` and `sources` is set."""
 
-    max_length: Annotated[int, at_least(2)]
+    max_length: Annotated[int, at_least(2)] = field(kw_only=True)
     """Tokens of the longest sample or, with packing, of a pack."""
-    path: Text | None = None
-    """A file of JSON lines, a table or plain text; a pattern; or a folder of such files."""
-    name: Text | None = None
-    config: Text | None = None
     split: Text = "train"
-    revision: Text | None = None
-    format: DataFormat = DataFormat.AUTO
-    columns: Mapping[str, str] | None = None
     sources: tuple[SourceConfig, ...] = ()
     overlong: Overlong = Overlong.TRUNCATE
     train_on: TrainOn = TrainOn.ASSISTANT
@@ -135,26 +137,13 @@ class OptimizationConfig:
 
 
 @dataclass(frozen=True)
-class EvaluationDataConfig:
-    """A source of samples to evaluate: see SourceConfig."""
-
-    path: Text | None = None
-    name: Text | None = None
-    config: Text | None = None
-    split: Text | None = None
-    revision: Text | None = None
-    format: DataFormat = DataFormat.AUTO
-    columns: Mapping[str, str] | None = None
-
-
-@dataclass(frozen=True)
 class EvaluationConfig:
     every_steps: Positive
     holdout: Share
     """Share of the samples kept out of training, chosen by a hash of their content; not read with `data`."""
     samples: Positive
     """At most so many of them are evaluated."""
-    data: EvaluationDataConfig | None = None
+    data: SamplesConfig | None = None
     """Samples of its own."""
 
 

@@ -39,7 +39,8 @@ def preview(config: RunConfig, count: int, output: TextIO = sys.stdout) -> None:
     data = config.training.data
     tokenizer = load_tokenizer(folder, template_choice(data))
     for source in sources_of(data):
-        resolved = resolve_source(source, cache_folder(config.run_dir), lambda line: print(line, file=output), unhashed)
+        # No digest: nothing is cached, so a file needn't be read to its end.
+        resolved = resolve_source(source, cache_folder(config.run_dir), lambda line: print(line, file=output), lambda *_: "")
         samples, notes = first_samples(resolved, data, tokenizer, count)
         for encoded in samples:
             print(describe(encoded, resolved, data, tokenizer, output.isatty()), file=output)
@@ -47,11 +48,6 @@ def preview(config: RunConfig, count: int, output: TextIO = sys.stdout) -> None:
         remarks.include(samples)
         for note in [*notes, *remarks.notes()]:
             print(note, file=output)
-
-
-def unhashed(path: Path, cache: Path) -> str:
-    """Return no digest: nothing is cached, so a file needn't be read to its end."""
-    return ""
 
 
 def first_samples(source: DataSource, data: DataConfig, tokenizer: Tokenizer, count: int) -> tuple[list[Encoded], list[str]]:

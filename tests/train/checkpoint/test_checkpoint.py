@@ -89,12 +89,6 @@ def test_rotation_keeps_as_many_commits_as_asked(ranks: ForkServer, run_file: Ru
     assert sorted(path.name for path in (tmp_path / "rotated/checkpoints").iterdir()) == ["chain", "step-2.a1", "step-3.a1", "step-4.a1"]
 
 
-def test_the_newest_two_commits_are_never_rotated_away(ranks: ForkServer, run_file: RunFile, tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"optimization": {"maxSteps": 3}, "checkpoint": {"everySteps": 1, "keep": 1}, "evaluation": None}
-    ranks.run("main", [run_file("two", **settings)])
-    assert sorted(path.name for path in (tmp_path / "two/checkpoints").iterdir()) == ["chain", "step-2.a1", "step-3.a1"]
-
-
 def test_a_full_disk_costs_a_commit_and_not_the_run(ranks: ForkServer, run_file: RunFile, tmp_path: Path) -> None:
     """But the commit of the last step: without it the run would end as if it were saved."""
     path = run_file("full", optimization={"maxSteps": 3}, **EACH_STEP)

@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 from rank_harness import ForkServer, RunFile
 from references import Reference
-from typer.testing import CliRunner
 
-from lockstep.cli.files import adapter
 from lockstep_train.proof import __main__ as proof
 from train.checkpoint.test_checkpoint import FIVE_STEPS
 
@@ -43,14 +41,3 @@ def test_a_damaged_commit_is_not_exported(reference: Reference, tmp_path: Path, 
     assert proof.main([str(shard.parent), "--output", str(tmp_path / "out")]) == 78
     assert "bytes, not" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
-
-
-def test_the_command_line_exports_and_says_what_it_found_wrong(reference: Reference, tmp_path: Path) -> None:
-    shutil.copytree(reference(2, **FIVE_STEPS), tmp_path / "done")
-    commands = CliRunner()
-    exported = commands.invoke(adapter.app, ["export", str(tmp_path / "done"), "--output", str(tmp_path / "out")])
-    assert exported.exit_code == 0, exported.stderr
-    assert (tmp_path / "out/adapter_model.safetensors").read_bytes() == (tmp_path / "done/adapter/adapter_model.safetensors").read_bytes()
-    refused = commands.invoke(adapter.app, ["export", str(tmp_path / "nowhere"), "--output", str(tmp_path / "no")])
-    assert refused.exit_code == 2
-    assert "nowhere is not a folder; give a run's folder" in refused.stderr

@@ -54,12 +54,9 @@ def test_a_second_copy_of_the_weights_is_checked_before_it_is_trained_on(ranks: 
     ranks.run("compare_a_run_with_secondary_shards", [run] * 4, nodes=2)
 
 
-@pytest.mark.parametrize(("fault", "named"), [("volume", "Input/output error"), ("peer", "NCCL error: remote process exited")])
-def test_a_fault_while_weights_are_read_ends_the_attempt_and_not_the_job(
-    ranks: ForkServer, run_file: RunFile, fault: str, named: str
-) -> None:
-    ended = ranks.run("fault_while_loading", [run_file(zeroStage="Stage3")], arguments={"fault": fault}, codes=1)
-    assert f"can't be loaded as a causal language model: {'[Errno 5] ' if fault == 'volume' else ''}{named}" in ended.output
+def test_a_fault_while_weights_are_read_ends_the_attempt_and_not_the_job(ranks: ForkServer, run_file: RunFile) -> None:
+    ended = ranks.run("fault_while_loading", [run_file(zeroStage="Stage3")], codes=1)
+    assert "can't be loaded as a causal language model: [Errno 5] Input/output error" in ended.output
     assert "this may pass, and the next attempt tries it again" in ended.output
     assert "Traceback" in ended.output
 

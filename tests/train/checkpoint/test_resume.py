@@ -11,9 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 from rank_harness import ForkServer, RunFile
 from references import Reference
+from safetensors.numpy import load_file
 
 from lockstep_train import generate
 from lockstep_train.base.errors import ConfigError
@@ -34,9 +36,6 @@ def checksums(commit: Path) -> list[str]:
 
 def state(commit: Path) -> dict[tuple[str, str], bytes]:
     """Every parameter's masters and moments, whole, as bytes."""
-    import numpy
-    from safetensors.numpy import load_file
-
     found = manifest(commit)
     shapes = {fragment.name: fragment.shape for shard in found.shards for fragment in shard.fragments}
     whole = {
@@ -240,6 +239,10 @@ def test_volumes_of_their_own_hold_a_part_each_and_resume_together(
             ["lora.rankStabilized is the default, not true, and lora.dora is the default, not true"],
         ),
         ({"method": "Full"}, ["method is the default, not Full"]),
+        (
+            {"data": {"maxLength": 32, "overlong": "Split"}},
+            ["the dataset is ", "data.maxLength is 64, not 32", "data.overlong is the default, not Split"],
+        ),
         ({"optimization": {"globalBatchSize": 10}}, ["globalBatchSize is 10, but the commit"]),
     ],
 )

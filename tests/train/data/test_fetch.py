@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
+from pyarrow import fs
 from rank_harness import ForkServer, RunFile
 
 from lockstep_train.checkpoint.format.manifest import Manifest, decode
@@ -134,7 +135,7 @@ def test_a_gated_model_ends_all_ranks_by_one_sentence_and_no_token_is_written_an
 def test_no_network_ends_an_attempt_and_not_the_job(ranks: ForkServer, run_file: RunFile, hub: Hub, tmp_path: Path) -> None:
     named = run_file("named", folder="runs/named", model={"name": NAME}, **QUICK)
     hub.faults.statuses["/api/"] = [503] * 50
-    ended = ranks.run("main", [named] * 2, codes=1, **by_name(hub))
+    ended = ranks.run("main_with", [named] * 2, codes=1, arguments={"constants": {"fetch.fetch.BACKOFF_SECONDS": 0.01}}, **by_name(hub))
     assert "can't be asked for the model org/tiny: it answers 503" in ended.output
     ended = ranks.run("main", [named] * 2, codes=78, **by_name(hub, HF_HUB_OFFLINE="1"))
     assert "HF_HUB_OFFLINE is set" in ended.output
@@ -177,8 +178,6 @@ def test_a_job_by_name_runs_on_this_machine_and_its_data_is_shown_before(hub: Hu
 def test_a_model_of_an_object_store_trains_and_a_later_start_asks_nobody(
     ranks: ForkServer, run_file: RunFile, model: Path, tmp_path: Path
 ) -> None:
-    from pyarrow import fs
-
     named = run_file("named", folder="runs/named", model={"name": "s3://models/tiny"}, **QUICK)
     with running_s3() as server:
         variables = {

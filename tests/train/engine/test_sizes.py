@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from lockstep_spec.activations import level_bytes
 from lockstep_spec.choices import Method, Precision, Recompute, ZeroStage
 from lockstep_spec.families import shape_from_config
 from lockstep_spec.memory import trained_elements
-from lockstep_spec.settings import Adapter, Level, Recomputed, Settings
+from lockstep_spec.settings import Level, Recomputed, Settings
 from lockstep_spec.training import LoraConfig
 from lockstep_train.engine.recompute import recompute_layers
 from lockstep_train.memory.agree import MEASURED, read_shape
@@ -78,13 +78,11 @@ def test_a_familys_parameters_are_those_of_transformers_modules(tmp_path: Path, 
 )
 def test_as_many_elements_are_counted_as_an_adapter_trains(tmp_path: Path, tied: bool, targets: list[str], whole: list[str]) -> None:
     """A trained copy of a head that is tied to the embedding, and an adapter on it, are beside the one tensor that both are."""
-    from transformers import AutoConfig
-
     (tmp_path / "config.json").write_text(json.dumps(SMALL | {"model_type": "llama", "tie_word_embeddings": tied}))
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path))
     lora = LoraConfig(rank=4, alpha=4, dropout=0.0, target_modules=tuple(targets), modules_to_save=tuple(whole))
     trained = sum(parameter.numel() for parameter in add_lora(model, lora, seed=1).parameters() if parameter.requires_grad)
-    settings = Settings(16, 1, Adapter(4, tuple(targets), modules_to_save=tuple(whole)), ZeroStage.STAGE2)
+    settings = Settings(16, 1, lora, ZeroStage.STAGE2)
     assert trained_elements(read_shape(tmp_path), settings) == trained
 
 
@@ -167,7 +165,7 @@ def test_a_layer_keeps_what_the_plan_counts_at_each_level_and_its_gradients_are_
 ) -> None:
     CONFIG_MAPPING[family](**ARCHITECTURES[family], num_hidden_layers=2).save_pretrained(tmp_path)
     shape = read_shape(tmp_path, torch.device("cpu"))
-    settings = Settings(TOKENS, 1, Adapter(0, ("lm_head",)), ZeroStage.STAGE2, precision, method)
+    settings = Settings(TOKENS, 1, LoraConfig(0, 1, 0.0, ("lm_head",)), ZeroStage.STAGE2, precision, method)
     sizes, gradients = zip(*(kept_of_a_layer(family, method, precision, level) for level in Level), strict=True)
     assert [level_bytes(shape, settings, level) for level in Level] == [pytest.approx(size, rel=0.1) for size in sizes]
     assert all(torch.equal(gradients[0], of_level) for of_level in gradients)

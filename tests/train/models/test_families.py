@@ -23,7 +23,7 @@ from lockstep.cli.main import app
 from lockstep.plan.render.run import trainer_config
 from lockstep_spec.families import FAMILIES, MOVED, MOVED_NAMES
 from lockstep_spec.memory import trained_elements, trained_parts
-from lockstep_spec.settings import Adapter, size_settings
+from lockstep_spec.settings import size_settings
 from lockstep_spec.training import LoraConfig
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.checkpoint.format.manifest import decode, shapes
@@ -196,8 +196,7 @@ def test_a_difference_names_layers_and_elements_of_both_sides() -> None:
 
 def differs(model: Any, lora: LoraConfig) -> str:
     """Difference between what is named and what peft trains of a model without memory."""
-    adapter = Adapter(lora.rank, lora.target_modules, lora.target_parameters, lora.modules_to_save, lora.dora)
-    planned = trained_parts(list(model_weights(model)), adapter)
+    planned = trained_parts(list(model_weights(model)), lora)
     with torch.device("meta"):
         return difference(planned, adapter_parts(add_lora(model.requires_grad_(False), lora, seed=1)))
 

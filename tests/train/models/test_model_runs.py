@@ -148,29 +148,15 @@ def test_a_run_can_start_with_the_weights_of_an_adapter(
     assert before == pytest.approx(float((trained / "loss").read_text()), rel=SAME_LOSS)
 
 
-@pytest.mark.parametrize(
-    ("lora", "said"),
-    [
-        ({"rank": 4}, "its rank is 5, not 4"),
-        ({"targetModules": ["q_proj", "v_proj"]}, "its targetModules is down_proj, q_proj, v_proj, not q_proj, v_proj"),
-        ({"modulesToSave": []}, "its modulesToSave is embed_tokens, not null"),
-        ({"rankStabilized": False}, "its rankStabilized is true, not false"),
-        ("another base", "its base model is other-model, not {base}"),
-        ("no file", "no readable adapter_model.safetensors"),
-    ],
-)
+@pytest.mark.parametrize(("lora", "said"), [({"rank": 4}, "its rank is 5, not 4"), ({}, "no readable adapter_model.safetensors")])
 def test_an_adapter_of_another_kind_is_refused_by_its_difference(
-    ranks: ForkServer, run_file: RunFile, tmp_path: Path, trained: Path, model: Path, lora: Any, said: str
+    ranks: ForkServer, run_file: RunFile, tmp_path: Path, trained: Path, lora: dict[str, Any], said: str
 ) -> None:
     folder = shutil.copytree(adapter(ranks, run_file, tmp_path, trained), tmp_path / "copy")
-    if lora == "another base":
-        config = json.loads((folder / "adapter_config.json").read_text())
-        (folder / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": "org/other-model"}))
-    if lora == "no file":
+    if not lora:
         (folder / "adapter_model.safetensors").unlink()
-    change = lora if isinstance(lora, dict) else {}
-    ended = ranks.run("main", [run_file("refused", lora={**LORA, **change, "initFrom": str(folder)})], codes=78)
-    assert said.format(base=model.name) in ended.output
+    ended = ranks.run("main", [run_file("refused", lora={**LORA, **lora, "initFrom": str(folder)})], codes=78)
+    assert said in ended.output
 
 
 @pytest.mark.parametrize(
@@ -178,15 +164,7 @@ def test_an_adapter_of_another_kind_is_refused_by_its_difference(
     [
         ({"forced": "eager"}, {"zeroStage": "Stage3"}, "computes its experts with `eager`, which hangs under Stage3"),
         ({"moe_intermediate_size": 18}, {}, "has rows of 72 bytes, but grouped_mm needs a multiple of 16"),
-        ({}, {"model": {"quantization": "NF4"}}, "model.layers.0.self_attn.q_proj of this model has 36 inputs, and on a CPU NF4 needs"),
         ({}, {"lora": {"targetParameters": ["experts.up_proj"]}}, "available: mlp.experts.down_proj, mlp.experts.gate_up_proj"),
-        ({}, {"lora": {"modulesToSave": ["embeddings"]}}, "training.lora.modulesToSave: no module named embeddings in this model"),
-        (
-            {"hidden_size": 64, "head_dim": 32, "intermediate_size": 64, "moe_intermediate_size": 64},
-            {"model": {"quantization": "NF4"}, "zeroStage": "Stage3"},
-            "NF4 can't be used with zeroStage Stage3",
-        ),
-        ({}, {"lora": {"targetParameters": EXPERTS, "dropout": "0.1"}}, 'targetParameters needs dropout "0" and dora false'),
     ],
 )
 def test_what_a_model_cannot_do_is_refused_before_the_first_step(

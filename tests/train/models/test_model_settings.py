@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from lockstep_spec.choices import Method, Quantization, ZeroStage
+from lockstep_spec.choices import Quantization
 from lockstep_spec.shape import Weight, shape_of
 from lockstep_spec.training import LoraConfig
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.engine.experts import LayerUsage, chosen_experts, layer_number, usage_fields
-from lockstep_train.model.quantize import check_blocks, check_quantization, loading_options
+from lockstep_train.model.quantize import check_blocks, loading_options
 from lockstep_train.model.trained import (
     adapter_names,
     add_lora,
@@ -30,6 +29,7 @@ MINE: dict[str, Any] = {
     "r": 8,
     "target_modules": ["q_proj", "v_proj"],
     "modules_to_save": None,
+    "use_rslora": False,
     "base_model_name_or_path": "/models/Base-8B",
 }
 
@@ -90,6 +90,8 @@ def test_a_layer_with_an_adapter_is_not_trained_whole_under_another_name_either(
         ({"base_model_name_or_path": "org/Base-8B"}, []),
         ({"base_model_name_or_path": None}, []),
         ({"r": 16}, ["its rank is 16, not 8"]),
+        ({"use_rslora": True}, ["its rankStabilized is true, not false"]),
+        ({"modules_to_save": ["lm_head"]}, ["its modulesToSave is lm_head, not null"]),
         ({"target_modules": ["q_proj"]}, ["its targetModules is q_proj, not q_proj, v_proj"]),
         ({"base_model_name_or_path": "Other"}, ["its base model is Other, not Base-8B (base_model_name_or_path in adapter_config.json)"]),
     ],
@@ -120,22 +122,6 @@ def test_a_routers_choice_is_its_only_output_of_whole_numbers() -> None:
     chosen = torch.tensor([[1, 0]])
     assert chosen_experts((torch.zeros(1, 2), torch.zeros(1, 2), chosen)) is chosen
     assert layer_number("base_model.model.model.layers.12.mlp.gate") == 12
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    zero_stage: ZeroStage
-    method: Method
-    model: Any
-
-
-def test_packed_weights_need_an_adapter_and_no_stage3() -> None:
-    model = SimpleNamespace(quantization=Quantization.NF4)
-    check_quantization(Settings(ZeroStage.STAGE2, Method.LORA, model))  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="cut the packed weights into shards"):
-        check_quantization(Settings(ZeroStage.STAGE3, Method.LORA, model))  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="packed weights have no gradient"):
-        check_quantization(Settings(ZeroStage.STAGE1, Method.FULL, model))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,17 @@ from typing import Any
 
 import numpy
 import torch
+import transformers
+from cases_models import MOE, SHARED, configuration
 from rank_cases import with_own_keys
+from torch.nn.attention import varlen
+from torch.nn.attention.flex_attention import create_mask
+from transformers import AutoModelForCausalLM
+from transformers.modeling_flash_attention_utils import prepare_fa_kwargs_from_position_ids
 
 from lockstep_spec.choices import Batches, DataFormat, Precision, TrainOn
 from lockstep_train import __main__ as trainer
+from lockstep_train import assemble
 from lockstep_train.base import ranks as engine_ranks
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.base.runfile import rank_environment, read_run
@@ -184,8 +191,6 @@ def packed_like_unpacked(model: str, attention: str, apart: bool) -> None:
     """The token sums of losses and their gradients, packed, joined and not, for one row and for two. `apart`: document by document; else by
     a mask.
     """
-    from transformers import AutoModelForCausalLM
-
     documents = draw([9, 1, 17, 2, 5, 12, 3], seed=1)
     rows = [pack(documents[:4]), pack(documents[4:])]  # of unequal lengths: the second has padding
     device = torch.device("cpu")
@@ -253,8 +258,6 @@ def problem_of(module: Any, example: Example, rows: int = 1) -> str:
 
 def isolation_of(model: str) -> None:
     """On a module alone, at any number of rows; a model that takes no notice of documents is refused."""
-    from transformers import AutoModelForCausalLM
-
     engine_ranks.join(rank_environment())
     example = pack(draw([30, 30], seed=2))
     for kind in ("sdpa", "eager"):
@@ -289,8 +292,6 @@ def isolation_of(model: str) -> None:
 
 def isolation_on_unlike_ranks(model: str) -> None:
     """What one rank's GPU can't compute, no rank joins."""
-    from transformers import AutoModelForCausalLM
-
     ranks = engine_ranks.join(rank_environment())
     module = AutoModelForCausalLM.from_pretrained(model)
     if not ranks.first:
@@ -331,9 +332,6 @@ def isolation_of_families() -> None:
     """Models with experts are accepted; refused are recurrent layers, which see all that came before, and layers whose limits only a mask
     shows.
     """
-    import transformers
-    from cases_models import MOE, SHARED, configuration
-
     engine_ranks.join(rank_environment())
     documents = [dataclasses.replace(document, ids=document.ids % 90) for document in draw([30, 30], seed=2)]
     for family in ("glm4_moe", "qwen3_moe", "mixtral"):
@@ -359,8 +357,6 @@ def isolation_of_families() -> None:
 
 def boundaries() -> None:
     """Flash attention gets the bounds of documents as transformers itself would find it in one flat row."""
-    from transformers.modeling_flash_attention_utils import prepare_fa_kwargs_from_position_ids
-
     rows = [pack(draw([4, 1, 7], seed=1)), pack(draw([9], seed=2))]
     for chosen in ([rows[0]], rows):
         inputs = collate(chosen, rows[0], 0, torch.device("cpu")).inputs
@@ -407,8 +403,6 @@ def flex_of(
     module: Any, query: Any, key: Any, value: Any, mask: Any, *, scaling: float, softcap: Any = None, s_aux: Any = None, **_: Any
 ) -> tuple[torch.Tensor, None]:
     """Compute what transformers' flex attention computes of [batch, heads, sequence, head], which has no backward pass on CPUs."""
-    from torch.nn.attention.flex_attention import create_mask
-
     rows, heads, width, _size = query.shape
     seen = create_mask(mask.mask_mod, rows, 1, width, width, device="cpu")
     key, value = (each.repeat_interleave(heads // each.shape[1], 1) for each in (key, value))
@@ -421,10 +415,6 @@ def flex_of(
 
 def attention_kernels(families: dict[str, str]) -> None:
     """Kernels that only GPUs have get what they need to give what the model's own attention gives, and are used where they do."""
-    import transformers
-    from cases_models import configuration
-    from torch.nn.attention import varlen
-
     engine_ranks.join(rank_environment())
     flex = transformers.AttentionInterface._global_mapping
     real, real_flex = varlen.varlen_attn, flex["flex_attention"]
@@ -512,8 +502,6 @@ def attention_choice() -> None:
 
 def train_leaking() -> int:
     """Train with a model that takes no notice of documents."""
-    from lockstep_train import assemble
-
     real = assemble.start_model
 
     def leaking(*arguments: Any, **options: Any) -> Any:
@@ -572,19 +560,7 @@ def preview(run: str, count: int) -> int:
 
 def no_model_in_preview(run: str) -> int:
     """Preview in a process that can't load a model."""
-    import transformers
-
     transformers.AutoModelForCausalLM.from_pretrained = None
     code = trainer.main(["--run", run, "--preview", "1"])
     sys.stdout.flush()
     return code
-
-
-def corrupt_cache_while_resuming(cache: str) -> int:
-    """Flip a byte of the tokens, then train."""
-    victim = next(Path(cache).glob("tokens/*/ids"))
-    whole = bytearray(victim.read_bytes())
-    whole[8] ^= 1
-    victim.write_bytes(whole)
-    assert json.loads((victim.parent / "index.json").read_text())["arrays"]["ids"]["length"] == len(whole) // 4
-    return trainer.main([])

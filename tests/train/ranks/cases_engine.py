@@ -12,8 +12,24 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from deepspeed.accelerator import get_accelerator
+from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
+from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator as Coordinator
+from deepspeed.utils import safe_get_full_grad
+from deepspeed.utils.groups import _clone_world_group
 from rank_cases import CountCollectives, add_result, assembled, with_own_keys
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PhiConfig,
+    PhiForCausalLM,
+)
+from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from lockstep_spec.choices import ZeroStage
 from lockstep_train.assemble import assemble
@@ -52,9 +68,6 @@ class Gathers:
     """Counts how often DeepSpeed gathers one parameter."""
 
     def __init__(self, parameter: Any) -> None:
-        from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
-        from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator as Coordinator
-
         name = "_PartitionedParameterCoordinator__all_gather_params"
         real = getattr(Coordinator, name)
         self.count = 0
@@ -96,8 +109,6 @@ def tiled_loss_of_a_run() -> None:
 
 def tiled_loss_beside_plain_one() -> None:
     """Loss and every gradient, for layers that are frozen, trained, tied and with a bias, in FP32 and BF16."""
-    from transformers import LlamaConfig, LlamaForCausalLM, PhiConfig, PhiForCausalLM
-
     shape: dict[str, Any] = {"vocab_size": 90, "hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 1, "num_attention_heads": 2}
     loss_module.TILE_ELEMENTS = 4 * 90
     ids = torch.randint(0, 90, (2, 9), generator=torch.Generator().manual_seed(0))
@@ -148,8 +159,6 @@ def loss_and_gradients(model: Any, loss: torch.Tensor) -> tuple[torch.Tensor, di
 
 
 def models_that_change_their_logits() -> None:
-    from transformers import Gemma2Config, Gemma2ForCausalLM, GraniteConfig, GraniteForCausalLM
-
     shape: dict[str, Any] = {"vocab_size": 90, "hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 1}
     shape |= {"num_attention_heads": 2, "num_key_value_heads": 1}
     for model in (Gemma2ForCausalLM(Gemma2Config(**shape, head_dim=8)), GraniteForCausalLM(GraniteConfig(**shape, logits_scaling=3.0))):
@@ -162,8 +171,6 @@ def timeouts_of_groups(timeout_seconds: int) -> None:
     """The world's, and that of the group which DeepSpeed makes of it."""
     engine_ranks.join(rank_environment(), timeout_seconds)
     prepare_deepspeed()
-    from deepspeed.utils.groups import _clone_world_group
-
     for group in (dist.group.WORLD, _clone_world_group()):
         timeout = group._get_backend(torch.device("cpu")).options._timeout
         assert timeout.total_seconds() == timeout_seconds, timeout
@@ -226,9 +233,6 @@ def note_gathered(engine: Any) -> list[int]:
 
 
 def train_one(path: str, environment: Any, ranks: Any, poison: str | None) -> dict[str, Any]:
-    from deepspeed.accelerator import get_accelerator
-    from transformers.integrations.deepspeed import unset_hf_deepspeed_config
-
     get_accelerator().is_fp16_supported = lambda: True  # torch's CPU computes in it, only slowly; DeepSpeed goes by fast units
     run = assemble(read_run(Path(path)), environment, ranks, Reporter(None, environment.rank))
     if poison is not None:
@@ -313,8 +317,6 @@ def sum_small_gradients(above: float) -> None:
     """A gradient and, after it, 8 of its 512th part, each of which a sum in BF16 rounds away: the sum is so much above the first
     gradient.
     """
-    from deepspeed.utils import safe_get_full_grad
-
     run = assembled()
     ids = torch.randint(0, 258, (1, 32), generator=torch.Generator().manual_seed(0))
     batch = Batch(ids, ids, torch.ones_like(ids, dtype=torch.bool))

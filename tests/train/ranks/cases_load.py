@@ -9,18 +9,32 @@ import time
 from pathlib import Path
 from typing import Any
 
+import deepspeed
 import torch
 import torch.distributed as dist
-from rank_cases import CountCollectives, set_constants
+import transformers
+from rank_cases import CountCollectives, assembled, set_constants
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import AutoModelForCausalLM
+from transformers.integrations import HfDeepSpeedConfig
 
 from lockstep_spec.choices import Precision
+from lockstep_spec.shape import NF4_BLOCK as BLOCK
 from lockstep_train import __main__ as trainer
-from lockstep_train import generate
+from lockstep_train import assemble, generate
 from lockstep_train.base import ranks as engine_ranks
-from lockstep_train.base.errors import ConfigError
+from lockstep_train.base.errors import ConfigError, TrainerError
+from lockstep_train.base.imports import import_bitsandbytes
 from lockstep_train.base.runfile import rank_environment
+from lockstep_train.checkpoint.save import snapshot
+from lockstep_train.engine import build
+from lockstep_train.memory import agree, capacity
 from lockstep_train.model import load as loading
 from lockstep_train.model.load import SliceLoad, reading_slices
+from lockstep_train.model.weight_files import WeightReader
+from lockstep_train.zero.secondary import check_secondary_shards
 from lockstep_train.zero.start import prepare_deepspeed
 
 ODD = {"vocab_size": 131, "hidden_size": 34, "intermediate_size": 66, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 16}
@@ -30,8 +44,6 @@ EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 18}
 
 def make_models(folder: str) -> None:
     """A tiny model of each family, with sizes that divide by nothing, most of them in several files."""
-    import transformers
-
     families: dict[str, Any] = {
         "llama": transformers.LlamaConfig(**ODD),
         "qwen2": transformers.Qwen2Config(**{**ODD, "hidden_size": 44}, tie_word_embeddings=True),
@@ -75,8 +87,6 @@ def tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 def compare_loads(folder: str) -> None:
     """Slices against transformers' own loader under Stage3, for every family in one group; what is cast goes through a small buffer."""
-    from transformers.integrations import HfDeepSpeedConfig
-
     set_constants({"model.weight_files.STAGING_BYTES": 1000})
     ranks = joined()
     for path in sorted(Path(folder).iterdir()):
@@ -108,10 +118,6 @@ def _check_bytes(path: Path, read: int, buffers: int, ranks: engine_ranks.Ranks)
 def compare_incomplete(folder: str) -> None:
     """A tensor that is missing and one too many: the same report as transformers gives. Training would go on from numbers drawn at random,
     so that the folder is refused in every stage, on every rank alike."""
-    from safetensors.torch import load_file, save_file
-    from transformers import AutoModelForCausalLM
-    from transformers.integrations import HfDeepSpeedConfig
-
     ranks = joined()
     path = Path(folder)
     gone = "model.layers.1.mlp.up_proj.weight"
@@ -144,10 +150,6 @@ def _refused_load(folder: Path, stage: int, expected: str) -> None:
 
 def refuse_renamed(folder: str) -> None:
     """Weights under names of another model. The tied lm_head, which no file holds, is not missing."""
-    from safetensors.torch import load_file, save_file
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-
     joined()
     path = Path(folder)
     for stage in (2, 3):
@@ -172,9 +174,6 @@ def refuse_renamed(folder: str) -> None:
 
 def compare_logits_with_secondary_shards(folder: str) -> None:
     """hpZ over two nodes of two ranks: the first forward, which reads the secondary shards alone, against a plain model."""
-    import deepspeed
-    from transformers.integrations import HfDeepSpeedConfig
-
     joined()
     ids = torch.arange(20).view(2, 10)
     for name in ("llama", "qwen2"):
@@ -258,8 +257,6 @@ def refuse_wrong_shape(folder: str) -> None:
 
 def fall_back(folder: str) -> None:
     """Weights that are no safetensors files: loaded by transformers, and said."""
-    from safetensors.torch import load_file
-
     ranks = joined()
     path = Path(folder)
     plain = loading.from_pretrained(path, Precision.BF16)
@@ -281,11 +278,6 @@ def fall_back(folder: str) -> None:
 def compare_a_run_with_secondary_shards() -> None:
     """hpZ over two nodes, assembled as a run is: the check passes, and sees one wrong element of one rank's copy. The whole weights
     are fingerprinted in several chunks, most shards in one."""
-    from rank_cases import assembled
-
-    from lockstep_train.base.errors import TrainerError
-    from lockstep_train.zero.secondary import check_secondary_shards
-
     set_constants({"zero.secondary.CHUNK": 1000})
     keep_nothing_resident()
     run = assembled()
@@ -305,38 +297,24 @@ def compare_a_run_with_secondary_shards() -> None:
     engine_ranks.leave()
 
 
-def fault_while_loading(fault: str) -> int:
-    """Train, with a volume or a peer that fails while the weights are read."""
-    from transformers import AutoModelForCausalLM
-
-    from lockstep_train.model.weight_files import WeightReader
+def fault_while_loading() -> int:
+    """Train, with a volume that fails while the weights are read."""
 
     def unreadable(*arguments: Any) -> None:
         raise OSError(errno.EIO, "Input/output error", "/models/model-00001.safetensors")
 
-    def lost(*arguments: Any, **options: Any) -> None:
-        raise dist.DistBackendError("NCCL error: remote process exited or there was a network error")
-
-    if fault == "volume":
-        WeightReader.read = unreadable  # type: ignore[method-assign]
-    else:
-        AutoModelForCausalLM.from_pretrained = lost
+    WeightReader.read = unreadable  # type: ignore[method-assign]
     return trainer.main([])
 
 
 def in_little_memory() -> int:
     """Train where one rank has room for hardly more than the process itself."""
-    from lockstep_train.memory import agree
-
     agree.device_bytes = lambda device, ranks_per_node: 1 << 20 if os.environ["RANK"] == "1" else 1 << 40
     return without_loading()
 
 
 def without_loading(late: bool = False) -> int:
     """Train, but for the load of the model and of the data, which fail. `late`: all ranks but the first read late what was agreed on."""
-    from lockstep_train import assemble
-    from lockstep_train.engine import build
-
     build.load_base = None  # type: ignore[assignment]
     assemble.load_dataset = None  # type: ignore[assignment]
     if late:
@@ -355,9 +333,6 @@ def unpacked_like_packed() -> None:
     """Layers whose rows are whole blocks, at any number of rows: no weight is farther from what it was than half the widest step of its
     block's scale.
     """
-    from lockstep_spec.shape import NF4_BLOCK as BLOCK
-    from lockstep_train.base.imports import import_bitsandbytes
-
     functional = import_bitsandbytes().functional
     codes = functional.get_4bit_type("nf4", device="cpu").sort().values
     step = float(codes.diff().max()) / 2
@@ -372,8 +347,6 @@ def unpacked_like_packed() -> None:
 
 def without_room_for_saves(how: str) -> int:
     """Train where one rank's node is said to have little host memory, or where a rank gets none of it."""
-    from lockstep_train.checkpoint.save import snapshot
-    from lockstep_train.memory import agree, capacity
 
     def refused(size: int, pinned: bool) -> Any:
         raise MemoryError("CUDA can't pin it (error 2)")
@@ -389,8 +362,6 @@ def without_room_for_saves(how: str) -> int:
 
 def keep_nothing_resident() -> None:
     """DeepSpeed keeps small parameters whole on every rank: all of these models' would be, and no shard ever be read."""
-    from lockstep_train.engine import build
-
     real = build.deepspeed_settings
 
     def settings(*arguments: Any) -> dict[str, Any]:

@@ -10,8 +10,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import transformers
 from cases_models import NOTHING_RESIDENT, NotSaving, recomputed_of
 from rank_cases import add_result
+from transformers import AutoModelForCausalLM
 
 from lockstep_spec.choices import NonFinitePolicy, Precision
 from lockstep_spec.memory import Place, estimate
@@ -72,8 +74,6 @@ NARROW_EXPERTS = {
 
 def configuration(family: str) -> Any:
     """Large enough that each item of the plan is some megabytes."""
-    import transformers
-
     narrow = {name: SHARED[name] for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")}
     families = {
         "deepseek_v3": lambda: transformers.DeepseekV3Config(**{**SHARED, **LATENT}),
@@ -149,8 +149,6 @@ def peak_of(folder: Path, variant: dict[str, Any], ranks: engine_ranks.Ranks) ->
 
 def peak_variants(folder: str, variants: dict[str, Any], output: str) -> None:
     """Each variant in this one group; rank 0 adds what came out."""
-    from transformers import AutoModelForCausalLM
-
     quiet_transformers()
     ranks = engine_ranks.join(rank_environment())
     for name, variant in variants.items():

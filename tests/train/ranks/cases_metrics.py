@@ -11,9 +11,16 @@ import time
 from pathlib import Path
 from typing import Any
 
+import peft
+import torch
+import transformers
+from cases_models import EYES
+from torch.utils.flop_counter import FlopCounterMode
+
 from lockstep_train import __main__ as trainer
 from lockstep_train.engine import step as engine_step
 from lockstep_train.report import reporter
+from lockstep_train.report.flops import count_flops
 from lockstep_train.report.sinks.sink import MetricsSink, Point
 
 
@@ -79,14 +86,6 @@ def die_after(step: int) -> int:
 
 def count_operations(output: str) -> None:
     """For tiny random models with an adapter: what is counted for a step, and what torch's own counter sees in it."""
-    import peft
-    import torch
-    import transformers
-    from cases_models import EYES
-    from torch.utils.flop_counter import FlopCounterMode
-
-    from lockstep_train.report.flops import count_flops
-
     shape = {
         "vocab_size": 96,
         "hidden_size": 32,

@@ -9,9 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import peft
 import torch
 import torch.distributed as dist
 from rank_cases import CountCollectives, add_result, set_constants, with_own_keys
+from safetensors.torch import load_file
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from lockstep_train.base import ranks as engine_ranks
 from lockstep_train.base.runfile import rank_environment
@@ -48,9 +51,6 @@ DTYPES = {"BF16": torch.bfloat16, "FP16": torch.float16, "FP32": torch.float32}
 
 def make_engine(mode: Mode, seed: int) -> Any:
     """Odd shapes, so that chunks are padded and parameters are cut; `seed` draws what is trained."""
-    import peft
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     torch.manual_seed(3 if not mode.full else seed)
     config = LlamaConfig(
         vocab_size=101, hidden_size=62, intermediate_size=127, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
@@ -145,8 +145,6 @@ def quiet(saver: Saver) -> Iterator[list[str]]:
 
 def whole(reader: ShardReader, folder: Path, name: str, kind: str) -> torch.Tensor:
     """A parameter straight from the files, without the trainer's own reader."""
-    from safetensors.torch import load_file
-
     shape = reader.shapes[name]
     values = torch.full((torch.Size(shape).numel(),), float("nan"))
     shards: tuple[ShardRecord, ...] = decode((folder / "manifest.json").read_bytes()).shards

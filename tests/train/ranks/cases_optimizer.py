@@ -8,6 +8,7 @@ import cases_models as models
 import rank_cases
 import torch
 import torch.distributed as dist
+from transformers import AutoModelForCausalLM, Trainer
 
 from lockstep_train.base import ranks as engine_ranks
 from lockstep_train.base.runfile import rank_environment
@@ -22,8 +23,6 @@ LEARNING_RATE = 0.05
 
 def by_torch(folder: Path, coefficient: float) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """(before, after) in one process: transformers' model, its Trainer's decay groups, and its own loss that balances experts."""
-    from transformers import AutoModelForCausalLM, Trainer
-
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     model.train()
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from deepspeed.accelerator import get_accelerator
 from rank_cases import assembled
 
 from lockstep_train import __main__ as trainer
@@ -70,8 +71,6 @@ def started_from_lite(commit: str) -> None:
 def train_in_fp16() -> int:
     """The trainer on CPU ranks in FP16, which DeepSpeed refuses there though gloo and torch compute in it; loss scale from 2^20, so
     that the first steps overflow and are skipped, or not, by what the scaler remembers."""
-    from deepspeed.accelerator import get_accelerator
-
     get_accelerator().is_fp16_supported = lambda: True
     return trainer.main([])
 

@@ -7,6 +7,8 @@ import signal
 import time
 from typing import Any
 
+from cases_load import keep_nothing_resident
+
 from lockstep_train import __main__ as trainer
 from lockstep_train import assemble as assembling
 from lockstep_train import evaluate as evaluating
@@ -90,8 +92,6 @@ def terminate_in_evaluation(step: int, rank: int) -> int:
 
 def terminate_in_evaluation_of_a_node_ahead() -> int:
     """The first node is slow and its rank 0 is asked to stop; the other node, which has all the weights itself, need not wait for it."""
-    from cases_load import keep_nothing_resident
-
     evaluating.AGREE_SECONDS = 0.05
     rank, real = os.environ[RANK], loop.Leaving.__call__
 

@@ -113,17 +113,17 @@ def end_as_told(variants: dict[str, str], output: str) -> None:
     engine_ranks.leave()
 
 
-def set_constants(constants: dict[str, int]) -> None:
+def set_constants(constants: dict[str, float]) -> None:
     """Constants of the trainer, {"merge.BLOCK_ELEMENTS": 100}, for as long as this rank lives: with small ones what goes block by
     block does so with the small tensors here."""
     for path, value in constants.items():
         module, name = path.rsplit(".", 1)
         found = importlib.import_module(module if module.startswith("lockstep_spec.") else f"lockstep_train.{module}")
-        assert isinstance(vars(found)[name], int), path
+        assert isinstance(vars(found)[name], int | float), path
         setattr(found, name, value)
 
 
-def main_with(constants: dict[str, int]) -> int:
+def main_with(constants: dict[str, float]) -> int:
     """Train with other constants."""
     set_constants(constants)
     return trainer.main([])

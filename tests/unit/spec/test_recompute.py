@@ -12,11 +12,12 @@ from lockstep_spec.choices import Recompute, ZeroStage
 from lockstep_spec.families import shape_from_config
 from lockstep_spec.fit import COPY_SHARE, after_out_of_memory, choose_recomputed, plan_memory
 from lockstep_spec.memory import Place
-from lockstep_spec.settings import Adapter, Level, Recomputed, Settings
+from lockstep_spec.settings import Level, Recomputed, Settings
+from lockstep_spec.training import LoraConfig
 from unit.spec.test_sizes import LLAMA_8B
 
 SHAPE = shape_from_config(LLAMA_8B)
-AUTO = Settings(4096, 2, Adapter(16, ("q_proj", "k_proj", "v_proj", "o_proj")), ZeroStage.STAGE2)
+AUTO = Settings(4096, 2, LoraConfig(16, 16, 0.0, ("q_proj", "k_proj", "v_proj", "o_proj")), ZeroStage.STAGE2)
 GPU = Place(1, 1, gpu=True)
 GB = 10**9
 

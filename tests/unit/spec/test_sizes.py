@@ -17,7 +17,8 @@ from lockstep_spec.families import FAMILIES, UnknownModel, moved_targets, shape_
 from lockstep_spec.fit import plan_memory
 from lockstep_spec.length import plan
 from lockstep_spec.memory import Place, trained_elements
-from lockstep_spec.settings import Adapter, Settings, size_settings
+from lockstep_spec.settings import Settings, size_settings
+from lockstep_spec.training import LoraConfig
 from lockstep_train.base.runfile import parse_training
 from support.checkout import ROOT
 
@@ -37,7 +38,11 @@ EXPERTS: dict[str, Any] = {
 }  # fmt: skip
 # An adapter of rank 2 on q_proj and v_proj: 2 × (4 + 4) each, 32 elements; 64 bytes in BF16.
 SETTINGS = Settings(
-    max_length=16, micro_batch_size=2, adapter=Adapter(2, ("q_proj", "v_proj")), zero_stage=ZeroStage.STAGE2, recompute=Recompute.NONE
+    max_length=16,
+    micro_batch_size=2,
+    adapter=LoraConfig(2, 2, 0.0, ("q_proj", "v_proj")),
+    zero_stage=ZeroStage.STAGE2,
+    recompute=Recompute.NONE,
 )
 PLACE = Place(world_size=4, ranks_per_node=2, gpu=True)
 
@@ -177,7 +182,7 @@ def test_total_and_needed_bandwidth() -> None:
     assert gigabits_per_second(125e6, 1.0) == 1.0  # 125 MB a second are 1,000,000,000 bits
 
 
-ATTENTION = Adapter(16, ("q_proj", "k_proj", "v_proj", "o_proj"))
+ATTENTION = LoraConfig(16, 16, 0.0, ("q_proj", "k_proj", "v_proj", "o_proj"))
 MEASURED = {
     "8b-lora-4k": (LLAMA_8B, Settings(4096, 2, ATTENTION, ZeroStage.STAGE2, recompute=Recompute.NONE), 57.9),
     "qwen3-30b-a3b": (

@@ -18,7 +18,27 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
+from lockstep_train.base.errors import ConfigError, NonFinite
+from lockstep_train.zero.parameters import full_shape, gather_as_one, is_plain, is_sharded, own_values, set_values, sharding_empty, shards
+from lockstep_train.zero.secondary import _gathered
+from lockstep_train.zero.self_test import self_test
+from lockstep_train.zero.start import import_engine, initialize, prepare_deepspeed, refuse_invalid
+from lockstep_train.zero.zero_access import (
+    apply_gradients,
+    create_optimizer_state,
+    fragments,
+    gather_masters,
+    loss_scale,
+    loss_scaler_state,
+    optimizer_step,
+    restore_loss_scaler,
+    seeks_loss_scale,
+    set_counters,
+    set_learning_rate,
+)
 from support.checkout import ROOT
 
 ROOM = ROOT / "workspace" / "lockstep_train" / "zero"
@@ -32,10 +52,6 @@ class Engines:
         self.deepspeed = deepspeed
 
     def _start(self, stage: int, model: Any = None, **settings: Any) -> Any:
-        import torch
-
-        from lockstep_train.zero.start import initialize
-
         torch.manual_seed(stage)
         model = model or tiny_model()
         optimizer = torch.optim.AdamW([model.trained], lr=0.1)
@@ -65,8 +81,6 @@ class Engines:
         return self._start(2, fp16={"enabled": True, "initial_scale_power": 1, "hysteresis": 1})
 
     def sharded_model(self) -> Any:
-        from lockstep_train.zero.parameters import sharding_empty
-
         with (
             sharding_empty(),
             self.deepspeed.zero.Init(config_dict_or_path={"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}}),
@@ -78,14 +92,10 @@ class Engines:
 
 
 def values(shape: tuple[int, ...]) -> Any:
-    import torch
-
     return torch.arange(float(math.prod(shape))).view(shape) / 8
 
 
 def tiny_model() -> Any:
-    import torch
-
     class Tiny(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -100,10 +110,6 @@ def tiny_model() -> Any:
 
 @pytest.fixture(scope="module")
 def engines() -> Iterator[Engines]:
-    import torch.distributed as dist
-
-    from lockstep_train.zero.start import import_engine, prepare_deepspeed
-
     deepspeed = import_engine()
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -120,10 +126,6 @@ def engines() -> Iterator[Engines]:
 
 
 def train(engine: Any) -> float:
-    import torch
-
-    from lockstep_train.zero.zero_access import apply_gradients
-
     engine.backward(engine(torch.ones(1, 5)), scale_wrt_gas=False)
     return apply_gradients(engine, 1)
 
@@ -142,9 +144,6 @@ def no_operator_is_built(engines: Engines) -> bool:
 
 
 def wrong_settings_are_refused(engines: Engines) -> bool:
-    from lockstep_train.base.errors import ConfigError
-    from lockstep_train.zero.start import refuse_invalid
-
     settings: dict[str, Any] = {"bf16": {"enabled": False}, "fp16": {"enabled": True}, "zero_optimization": {"stage": 2}}
     refuse_invalid(settings)
     for section in ("zero_optimization", "fp16"):
@@ -185,10 +184,6 @@ def sharding_sends_nothing(engines: Engines) -> bool:
 
 
 def shards_are_flat_parts(engines: Engines) -> bool:
-    import torch
-
-    from lockstep_train.zero.parameters import full_shape, is_plain, is_sharded, own_values, shards
-
     for name, shape in SHAPES.items():
         parameter = getattr(engines.sharded_model(), name)
         assert is_sharded(parameter) and full_shape(parameter) == shape and is_plain(parameter.ds_tensor)
@@ -217,10 +212,6 @@ def node_rank_is_asked_without_arguments(engines: Engines) -> bool:
 
 
 def rank_0s_values_are_kept(engines: Engines) -> bool:
-    import torch
-
-    from lockstep_train.zero.parameters import set_values
-
     parameter = engines.sharded_model().trained
     set_values(parameter, values(SHAPES["trained"]) + 1)
     return torch.equal(parameter.ds_tensor, values(SHAPES["trained"]).flatten() + 1)
@@ -229,8 +220,6 @@ def rank_0s_values_are_kept(engines: Engines) -> bool:
 def a_module_is_gathered_as_one(engines: Engines) -> bool:
     from deepspeed.utils import get_z3_leaf_modules
 
-    from lockstep_train.zero.parameters import gather_as_one
-
     model = tiny_model()
     before = get_z3_leaf_modules(model)
     gather_as_one(model)
@@ -238,26 +227,18 @@ def a_module_is_gathered_as_one(engines: Engines) -> bool:
 
 
 def a_module_is_gathered_by_hand(engines: Engines) -> bool:
-    import torch
-
-    from lockstep_train.zero.secondary import _gathered
-
     parameter = engines.stage3.module.frozen
     (whole,) = [value.clone() for _, value in _gathered([parameter])]
     return torch.equal(whole, values(SHAPES["frozen"])) and parameter.numel() == 0
 
 
 def own_state_is_readable(engines: Engines) -> bool:
-    from lockstep_train.zero.self_test import self_test
-
     for engine in (engines.stage1, engines.stage2, engines.stage3):
         self_test(engine)
     return True
 
 
 def stage3_state_is_in_flat_groups(engines: Engines) -> bool:
-    from lockstep_train.zero.zero_access import fragments
-
     optimizer, parameter = engines.stage3.optimizer, engines.stage3.module.trained
     (fragment,) = fragments(engines.stage3)
     flat = optimizer.fp32_partitioned_groups_flat[0]
@@ -267,8 +248,6 @@ def stage3_state_is_in_flat_groups(engines: Engines) -> bool:
 
 
 def stage2_state_is_in_flat_groups(engines: Engines) -> bool:
-    from lockstep_train.zero.zero_access import fragments
-
     optimizer, parameter = engines.stage2.optimizer, engines.stage2.module.trained
     (fragment,) = fragments(engines.stage2)
     address = parameter._hp_mapping.lp_fragment_address
@@ -278,8 +257,6 @@ def stage2_state_is_in_flat_groups(engines: Engines) -> bool:
 
 
 def moments_are_linked_anew(engines: Engines) -> bool:
-    from lockstep_train.zero.zero_access import create_optimizer_state, fragments
-
     engine = engines.stage1
     create_optimizer_state(engine)
     (before,) = fragments(engine)
@@ -295,8 +272,6 @@ def moments_are_linked_anew(engines: Engines) -> bool:
 
 
 def gradients_are_applied(engines: Engines) -> bool:
-    from lockstep_train.zero.zero_access import gather_masters, optimizer_step, set_learning_rate
-
     for engine in (engines.stage1, engines.stage2, engines.stage3):
         steps, before = optimizer_step(engine), dict(gather_masters(engine))["trained"].clone()
         set_learning_rate(engine, 0.5)
@@ -307,10 +282,6 @@ def gradients_are_applied(engines: Engines) -> bool:
 
 
 def losses_are_summed(engines: Engines) -> bool:
-    import torch
-
-    from lockstep_train.zero.zero_access import set_counters, set_learning_rate
-
     engine = engines.stage2
     set_learning_rate(engine, 0.0)
     once = train(engine)
@@ -323,9 +294,6 @@ def losses_are_summed(engines: Engines) -> bool:
 
 
 def overflows_lower_the_scale(engines: Engines) -> bool:
-    from lockstep_train.base.errors import NonFinite
-    from lockstep_train.zero.zero_access import loss_scale, loss_scaler_state, restore_loss_scaler, seeks_loss_scale
-
     engine = engines.fp16
     state = loss_scaler_state(engine)
     assert state is not None and seeks_loss_scale(engine) and not seeks_loss_scale(engines.stage1) and loss_scale(engines.stage1) is None
@@ -339,8 +307,6 @@ def overflows_lower_the_scale(engines: Engines) -> bool:
 
 
 def counters_decide_when_to_update(engines: Engines) -> bool:
-    from lockstep_train.zero.zero_access import set_counters
-
     engine = engines.stage2
     set_counters(engine, 4, 2, 8)
     first, engine.micro_steps = engine.is_gradient_accumulation_boundary(), engine.micro_steps + 1

@@ -18,6 +18,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed import DistError
+from transformers import AutoModelForCausalLM, AutoTokenizer, MixtralConfig, MixtralForCausalLM
+from transformers.core_model_loading import Concatenate
 
 from lockstep_spec.choices import Precision
 from lockstep_train import generate, steps
@@ -323,8 +325,6 @@ def test_a_base_model_that_can_t_be_hashed_now_is_no_wrong_setting(tmp_path: Pat
 def test_loading_a_model_tells_a_fault_from_a_wrong_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, kind: type[TrainerError]
 ) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     def fail(*arguments: Any, **options: Any) -> Any:
         raise error
 
@@ -352,9 +352,6 @@ def test_loading_a_model_tells_a_fault_from_a_wrong_folder(
 def test_a_fault_while_weights_are_fused_is_told_from_weights_that_don_t_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, kind: type[TrainerError]
 ) -> None:
-    from transformers import MixtralConfig, MixtralForCausalLM
-    from transformers.core_model_loading import Concatenate
-
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 16}
     MixtralForCausalLM(MixtralConfig(**sizes, num_hidden_layers=1, num_local_experts=2)).save_pretrained(tmp_path)
 

@@ -9,9 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from numpy import zeros
 from safetensors.numpy import save
+from transformers import GPT2Config, GPT2LMHeadModel
 
+from lockstep_train import merge
+from lockstep_train.base.imports import import_peft
 from lockstep_train.merge import nothing_half, unmergeable
 from lockstep_train.model.base_files import RECORD, hash_base
 from support.checkpoint_cases import make_commit
@@ -120,12 +124,6 @@ def test_what_was_written_before_an_error_goes_and_the_folder_is_as_it_was(was_t
 def test_layers_that_keep_their_weights_transposed_are_merged_but_by_dora_refused(
     dora: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import torch
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    from lockstep_train import merge
-    from lockstep_train.base.imports import import_peft
-
     torch.manual_seed(0)
     base = GPT2LMHeadModel(GPT2Config(vocab_size=96, n_embd=32, n_layer=1, n_head=2, n_positions=64))
     base.save_pretrained(tmp_path / "base")

@@ -9,18 +9,18 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from lockstep_spec.choices import Precision
+from lockstep_train import loop
+from lockstep_train.export import untrained_tensors
 from lockstep_train.report.jsonl import JsonLog
+from lockstep_train.zero import zero_access
 
 
 @pytest.mark.parametrize("writes", [False, True])
 def test_only_the_rank_that_writes_holds_the_adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: bool) -> None:
-    import torch
-
-    from lockstep_train import loop
-    from lockstep_train.zero import zero_access
-
     gathered: list[weakref.ref[torch.Tensor]] = []
     alive: list[int] = []
 
@@ -54,11 +54,6 @@ def test_only_the_rank_that_writes_holds_the_adapter(tmp_path: Path, monkeypatch
 
 
 def test_weights_in_another_librarys_files_do_not_get_into_a_trained_model(tmp_path: Path) -> None:
-    import torch
-    from safetensors.torch import save_file
-
-    from lockstep_train.export import untrained_tensors
-
     save_file({"model.norm": torch.ones(2), "model.buffer": torch.zeros(2)}, tmp_path / "model.safetensors")
     save_file({"norm": torch.ones(2)}, tmp_path / "consolidated.safetensors")
     assert [name for name, _ in untrained_tensors(tmp_path, {"model.norm"})] == ["model.buffer"]

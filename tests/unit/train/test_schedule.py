@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from transformers import TrainingArguments
 
 from lockstep.cli.shared.trainer import trainer_command
 from lockstep_spec.choices import Schedule
@@ -53,8 +54,6 @@ def test_the_linear_and_the_cosine_schedule_fall_to_the_stated_part_of_the_full_
 
 @pytest.mark.parametrize(("ratio", "total", "steps"), [(0.1, 40, 4), (0.1, 41, 5), (0.03, 10, 1), (0.0, 10, 0)])
 def test_a_warm_up_that_is_a_part_of_all_steps_is_rounded_up_as_in_transformers(ratio: float, total: int, steps: int) -> None:
-    from transformers import TrainingArguments
-
     stated = replace(OPTIMIZATION, warmup_steps=ratio)
     assert warmup_steps(ratio, total) == steps
     assert TrainingArguments(warmup_steps=ratio, use_cpu=True).get_warmup_steps(total) == steps

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from lockstep_spec.choices import Balance, Batches
 from lockstep_spec.shares import RankTime, StepTimes
+from lockstep_train.assemble import refuse_other_nodes
 from lockstep_train.balance import WATCHED_STEPS, Shares, Sizes, measured_shares, renew, sizes_of
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.engine.measure import MeasuredRank, rank_time, step_times
@@ -183,10 +185,6 @@ def test_without_a_memory_plan_no_rank_gets_more_than_is_stated(asked: Asked, mo
 
 
 def test_a_run_file_states_every_node_or_none() -> None:
-    from types import SimpleNamespace
-
-    from lockstep_train.assemble import refuse_other_nodes
-
     ranks: Any = SimpleNamespace(nodes=2)
     refuse_other_nodes((), ranks)
     refuse_other_nodes((4, 0), ranks)

@@ -60,7 +60,7 @@ class Scene:
 
 def loading(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     store = SimpleNamespace(set=lambda *_: None)
-    volumes.BuildProgress(cast(Any, SimpleNamespace(store=store, node=0)), scene.watch).report("Tokenized 10 samples")
+    volumes.BuildProgress(cast(Any, SimpleNamespace(store=store, node=0)), scene.watch, print).report("Tokenized 10 samples")
     scene.run()
 
 

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from torch._C import _distributed_c10d
 
 from lockstep_train.base.errors import exit_code_of
 from lockstep_train.base.limits import step_seconds
@@ -155,8 +156,6 @@ def test_a_rank_on_a_gpu_writes_the_record_of_the_backend_that_ran(
 
 
 def test_the_installed_torch_has_the_functions_that_are_called() -> None:
-    from torch._C import _distributed_c10d  # type: ignore[attr-defined]
-
     assert ["version" in json.loads(record) for record in _records(_distributed_c10d)] == [True, True]
 
 

@@ -21,7 +21,7 @@ from lockstep_spec.choices import StorageMode
 from lockstep_spec.files import make_directory
 from lockstep_train.base import limits
 from lockstep_train.base.errors import ConfigError
-from lockstep_train.base.limits import Watch
+from lockstep_train.base.limits import Say, Watch
 from lockstep_train.base.ranks import Ranks, attempted, refused_together, results
 
 SHARED_SECONDS = 30.0
@@ -96,16 +96,18 @@ class BuildProgress:
     parts, in the end as many as the builder that reported most: the watchdogs compare how many places each has come to.
     """
 
-    def __init__(self, ranks: Ranks, watch: Watch, topic: str = "data", activity: str = "Load") -> None:
+    def __init__(self, ranks: Ranks, watch: Watch, say: Say, topic: str = "data", activity: str = "Load") -> None:
         """`topic`: of the store's keys."""
         self._ranks = ranks
         self._topic = topic
         self._activity = activity
         self._watch = watch
+        self._say = say
         self._parts = 0
 
     def report(self, line: str) -> None:
-        """Say on a builder's rank that it has come further."""
+        """Say to people and to all ranks how far a builder's rank has come."""
+        self._say(line)
         self._begin(self._parts + 1, line)
         self._ranks.store.set(self._key(self._ranks.node), json.dumps([self._parts, line]))
 

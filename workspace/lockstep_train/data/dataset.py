@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lockstep_spec.choices import TEMPLATE_OWN
 from lockstep_spec.codec import from_json, to_json
 from lockstep_spec.modelnames import is_address
-from lockstep_spec.training import DataConfig, EvaluationConfig, SourceConfig
+from lockstep_spec.training import DataConfig, EvaluationConfig, SamplesConfig
 from lockstep_train.base.arrays import open_arrays, whole_arrays
 from lockstep_train.base.cache import cache_folder, file_hash, stamp
 from lockstep_train.base.errors import ConfigError, TrainerError, refusal
@@ -87,15 +86,8 @@ def sequence_settings(data: DataConfig, evaluation: EvaluationConfig | None) -> 
     return settings
 
 
-def sources_of(data: DataConfig) -> Sequence[SourceConfig]:
-    return data.sources or (SourceConfig(data.path, data.name, data.config, data.split, data.revision, data.format, data.columns),)
-
-
-def evaluation_source(evaluation: EvaluationConfig | None) -> SourceConfig | None:
-    """Source of the samples for evaluation, if they are not held out."""
-    if evaluation is None or (data := evaluation.data) is None:
-        return None
-    return SourceConfig(data.path, data.name, data.config, data.split, data.revision, data.format, data.columns)
+def sources_of(data: DataConfig) -> Sequence[SamplesConfig]:
+    return data.sources or (data,)
 
 
 def content_digest(path: Path, cache: Path) -> str:
@@ -106,7 +98,7 @@ def content_digest(path: Path, cache: Path) -> str:
         raise refusal(f"the data {path} can't be read: {error.strerror}", error) from error
 
 
-def resolve_source(source: SourceConfig, cache: Path, say: Say, digest: Digest = content_digest) -> DataSource:
+def resolve_source(source: SamplesConfig, cache: Path, say: Say, digest: Digest = content_digest) -> DataSource:
     """Find a source's samples. Raises ConfigError when it isn't there, or no format is stated and its own is none that can be read."""
     if source.path is None or remote_name(source) is not None:
         return hub_dataset(source, cache, say)
@@ -133,14 +125,8 @@ def _stamps(files: DataFiles) -> list[list[int]]:
 
 
 def template_choice(data: DataConfig) -> TemplateChoice:
-    """Chat template that a run states. Raises ConfigError for variables that are Lockstep's own."""
-    variables = data.chat_template_kwargs or {}
-    own = sorted(TEMPLATE_OWN & variables.keys())
-    if own:
-        raise ConfigError(
-            f"training.data.chatTemplateKwargs holds {', '.join(own)}, which Lockstep sets itself for every chat: leave it out"
-        )
-    return TemplateChoice(data.chat_template, variables)
+    """Chat template that a run states."""
+    return TemplateChoice(data.chat_template, data.chat_template_kwargs or {})
 
 
 def refuse_unreadable(field: str, path: str | None) -> None:
@@ -161,9 +147,8 @@ def prepare(data: DataConfig, evaluation: EvaluationConfig | None, tokenizer: To
         )
     configs = list(sources_of(data))
     fields = [f"training.data.sources[{index}].path" for index in range(len(configs))] if data.sources else ["training.data.path"]
-    evaluated = evaluation_source(evaluation)
-    if evaluated is not None:
-        configs.append(evaluated)
+    if evaluation is not None and evaluation.data is not None:
+        configs.append(evaluation.data)
         fields.append("training.evaluation.data.path")
     for setting, config in zip(fields, configs, strict=True):
         refuse_unreadable(setting, config.path)
@@ -251,13 +236,12 @@ def load_dataset(config: RunConfig, tokenizer: Tokenizer, ranks: Ranks, say: Say
 def _loaded(config: RunConfig, tokenizer: Tokenizer, ranks: Ranks, say: Say, watch: Watch) -> Dataset:
     cache = cache_folder(config.run_dir)
     commits = agreed_commits(config, ranks, cache, say)
-    progress = BuildProgress(ranks, watch)
+    progress = BuildProgress(ranks, watch, say)
 
-    def tell(line: str) -> None:
-        say(line)
-        progress.report(line)
+    def prepared_here() -> Any:
+        return to_json(prepare_here(config, commits, tokenizer, cache, progress.report))
 
-    prepared, own = once_per_volume(ranks, cache, "data", progress, lambda: to_json(prepare_here(config, commits, tokenizer, cache, tell)))
+    prepared, own = once_per_volume(ranks, cache, "data", progress, prepared_here)
     refuse_other_data(prepared)
     return open_dataset(from_json(Prepared, own, "prepared"), tokenizer)
 

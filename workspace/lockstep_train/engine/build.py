@@ -27,7 +27,6 @@ from lockstep_train.engine.settings import deepspeed_settings
 from lockstep_train.model.attention import choose_attention
 from lockstep_train.model.load import load_base
 from lockstep_train.model.moe import save_sharded
-from lockstep_train.model.quantize import check_quantization
 from lockstep_train.model.trained import describe_trained, make_trainable, refuse_moved
 from lockstep_train.report import Reporter
 from lockstep_train.zero.parameters import full_shape
@@ -51,7 +50,6 @@ def start_model(
     """Start the engine, tested to keep its state where we look for it; also its loss, and what a manifest says of what is trained. `joins`:
     rows are to hold several documents.
     """
-    check_quantization(training)
     slow = precision_note(training.precision, ranks.device)
     if slow is not None:
         reporter.say(slow)

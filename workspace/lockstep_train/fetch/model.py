@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 
-from lockstep_spec.modelnames import COMMIT, is_address
+from lockstep_spec.modelnames import COMMIT, MODELS, is_address
 from lockstep_train.base.errors import ConfigError, TrainerError
 from lockstep_train.base.limits import Say
 from lockstep_train.fetch.fetch import fetch
@@ -109,16 +109,15 @@ def fetched_near(start: Path, name: str, revision: str | None) -> Path | None:
         for pin in _pins(parent / "cache", name, revision):
             with contextlib.suppress(TrainerError):
                 if is_fetched(name, pin, parent / "cache"):
-                    return target_in(parent / "cache", HubRepository(name).kind, name, pin).folder
+                    return target_in(parent / "cache", MODELS, name, pin).folder
     return None
 
 
 def _pins(cache: Path, name: str, revision: str | None) -> list[str]:
     """Commits that may be in the cache: the revision's, or all of them."""
-    kind = HubRepository(name).kind
     if revision:
-        pins = [revision, remembered_revision(cache, kind, name, revision) or ""]
+        pins = [revision, remembered_revision(cache, MODELS, name, revision) or ""]
     else:
-        folder = target_in(cache, kind, name, "x").folder.parent
+        folder = target_in(cache, MODELS, name, "x").folder.parent
         pins = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     return [pin for pin in pins if COMMIT.fullmatch(pin)]

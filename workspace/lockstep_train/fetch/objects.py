@@ -17,6 +17,7 @@ from typing import Any
 
 from lockstep_spec.modelnames import MODELS, holds_password
 from lockstep_spec.words import any_of
+from lockstep_train.base.cache import file_digest
 from lockstep_train.base.errors import ConfigError, first_line
 from lockstep_train.fetch.remote import ByteSink, MayPass, RemoteFile
 
@@ -104,8 +105,7 @@ class ObjectFolder:
         kind, _, tag = file.digest.partition(":")
         if kind != "etag" or not re.fullmatch(r"[0-9a-f]{32}(-[0-9]+)?", tag) or _is_etag(path, file.size, tag):
             return True
-        with path.open("rb") as content:
-            digest = hashlib.file_digest(content, "sha256").hexdigest()
+        digest = file_digest(path)
         if self._unproven.setdefault(file.path, digest) != digest:
             return False
         if (first := f"{file.path}\0") in self._unproven:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from lockstep_train.base.cache import file_digest
+
 
 class MayPass(Exception):
     """Error of a network, a server or a store that fails now and may not fail later. The message is one sentence without its remedy.
@@ -90,5 +92,4 @@ def matches(digest: str, path: Path) -> bool:
     kind, _, value = digest.partition(":")
     if kind == "git":
         return git_digest(path) == value
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() == value
+    return file_digest(path) == value

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep_spec.choices import Balance, HierarchicalPartition
+from lockstep_spec.families import FAMILIES
 from lockstep_spec.fit import (
     EVERYTHING,
     MemoryPlan,
@@ -75,7 +76,11 @@ def agree_on_memory(training: TrainingConfig, folder: Path, ranks: Ranks, report
     crowded = "another process holds memory of a GPU" if any(one.crowded for one in facts) else ""
     place = Place(ranks.world_size, ranks.local_world_size, gpu=ranks.device.type == "cuda", shared=all(one.shared for one in facts))
     if len({one.local_world_size for one in facts}) > 1:
-        _refuse_unequal_nodes(training)
+        if training.hierarchical_partition is HierarchicalPartition.NODE:
+            raise ConfigError(
+                "training.hierarchicalPartition is Node, but the nodes have different numbers of ranks; give each the same, or set it to"
+                " None"
+            )
         training = replace(training, hierarchical_partition=HierarchicalPartition.NONE)
     settings = size_settings(training)
     shape = _shape(folder, ranks.device, reporter)
@@ -157,13 +162,6 @@ def _facts(ranks: Ranks) -> list[RankFacts]:
     return [RankFacts(*one) for one in agreed]
 
 
-def _refuse_unequal_nodes(training: TrainingConfig) -> None:
-    if training.hierarchical_partition is HierarchicalPartition.NODE:
-        raise ConfigError(
-            "training.hierarchicalPartition is Node, but the nodes have different numbers of ranks; give each the same, or set it to None"
-        )
-
-
 def _shape(folder: Path, device: torch.device, reporter: Reporter) -> ModelShape | None:
     try:
         return read_shape(folder, device)
@@ -179,12 +177,9 @@ def _tell(plan: MemoryPlan, reporter: Reporter) -> None:
     reporter.event("memoryPlan", totalBytes=plan.total_bytes, capacityBytes=plan.capacity_bytes, items=items)
 
 
-MEASURED = frozenset(
-    {
-        "deepseek_v2", "deepseek_v3", "falcon", "gemma", "gemma2", "gemma3_text", "glm4", "glm4_moe", "gpt2", "gpt_neox", "llama",
-        "mistral", "mixtral", "olmo2", "opt", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "starcoder2",
-    }
-)  # fmt: skip
+MEASURED = {
+    *FAMILIES, "deepseek_v2", "deepseek_v3", "falcon", "gemma", "gpt2", "gpt_neox", "opt", "phi", "qwen2_moe", "starcoder2",
+}  # fmt: skip
 """model_type of the architectures whose layers keep what the plan counts (tests/train/engine/test_sizes.py)."""
 MASKED = frozenset({"falcon"})
 """Architectures, of these, that never leave the mask to attention's kernel."""

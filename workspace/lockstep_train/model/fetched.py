@@ -45,13 +45,8 @@ def with_model_here(config: RunConfig, ranks: Ranks, reporter: Reporter, watch: 
     with refused_together(ranks, TOPIC):
         pin = _agreed_pin(config, ranks, reporter.say)
         remote = model_remote(model.name)
-        progress = BuildProgress(ranks, watch, TOPIC, "Fetch of the model")
-
-        def say(line: str) -> None:
-            reporter.say(line)
-            progress.report(line)
-
-        once_per_volume(ranks, cache, TOPIC, progress, lambda: _fetch_here(config, pin, say))
+        progress = BuildProgress(ranks, watch, reporter.say, TOPIC, "Fetch of the model")
+        once_per_volume(ranks, cache, TOPIC, progress, lambda: _fetch_here(config, pin, progress.report))
     folder = target_in(cache, remote.kind, model.name, pin).folder
     reporter.startup.done("fetch")
     reporter.say(f"Base model {model.name} at {pin} in {folder}")

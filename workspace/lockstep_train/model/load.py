@@ -140,7 +140,8 @@ def load_sharded(folder: Path, precision: Precision, deepspeed_config: dict[str,
     with reading_slices(load):
         model: Any = from_pretrained(folder, precision)
     model.sharding = sharding  # so that it lives as long as the model does
-    say_fallback(load, folder, say)
+    if load.fallback is not None:
+        say(f"{folder} is loaded by transformers: rank 0 reads it and broadcasts it, which is slow, because {load.fallback}")
     return cast(torch.nn.Module, model)
 
 
@@ -298,8 +299,3 @@ def _fill(reader: WeightReader, out: torch.Tensor, layout: TensorLayout, start: 
         written += piece.numel
     out[numel:].zero_()
     return read
-
-
-def say_fallback(load: SliceLoad, folder: Path, say: Say) -> None:
-    if load.fallback is not None:
-        say(f"{folder} is loaded by transformers: rank 0 reads it and broadcasts it, which is slow, because {load.fallback}")

@@ -6,26 +6,9 @@ from typing import Any
 
 import torch
 
-from lockstep_spec.choices import Method, Quantization, ZeroStage
+from lockstep_spec.choices import Quantization
 from lockstep_spec.shape import NF4_BLOCK, ModelShape
-from lockstep_spec.training import TrainingConfig
 from lockstep_train.base.errors import ConfigError
-
-
-def check_quantization(training: TrainingConfig) -> None:
-    """Raise ConfigError where packed weights can't be trained on: in shards, or themselves."""
-    quantization = training.model.quantization
-    if quantization is Quantization.NONE:
-        return
-    if training.zero_stage is ZeroStage.STAGE3:
-        raise ConfigError(
-            f"training.model.quantization {quantization.value} can't be used with zeroStage Stage3, which would cut the packed weights into"
-            " shards apart from the scales that unpack them; use Stage1 or Stage2, or leave quantization out"
-        )
-    if training.method is Method.FULL:
-        raise ConfigError(
-            f"training.model.quantization {quantization.value} needs method LoRA: packed weights have no gradient; leave quantization out"
-        )
 
 
 def check_blocks(shape: ModelShape, quantization: Quantization, device: torch.device) -> None:

@@ -18,7 +18,6 @@ from lockstep_spec.choices import Method
 from lockstep_spec.families import moved_targets
 from lockstep_spec.memory import trained_parts
 from lockstep_spec.modelnames import model_title
-from lockstep_spec.settings import size_settings
 from lockstep_spec.shape import Weight, matching_names
 from lockstep_spec.training import LoraConfig, TrainingConfig
 from lockstep_spec.words import listed
@@ -96,8 +95,6 @@ def check_targets(model: torch.nn.Module, config: LoraConfig) -> None:
             f"training.lora: {_shown(both, 'modulesToSave')} is in both targetModules and modulesToSave; a layer either gets an adapter or"
             " is trained whole"
         )
-    if config.target_parameters and (config.dropout > 0 or config.dora):
-        raise ConfigError('training.lora.targetParameters needs dropout "0" and dora false: peft folds these adapters into the weights')
 
 
 def refuse_moved(folder: Path, targets: Sequence[str]) -> None:
@@ -352,7 +349,7 @@ def make_trainable(model: torch.nn.Module, training: TrainingConfig, *, fresh: b
 
 
 def _with_adapter(model: torch.nn.Module, training: TrainingConfig, fresh: bool, say: Say) -> torch.nn.Module:
-    named = trained_parts(list(model_weights(model)), size_settings(training).adapter)
+    named = trained_parts(list(model_weights(model)), training.lora)
     wrapped = add_lora(model, training.lora, training.seed)
     if problem := difference(named, adapter_parts(wrapped)):
         if fresh:

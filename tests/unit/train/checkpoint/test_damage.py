@@ -15,6 +15,7 @@ import pytest
 from lockstep_train.checkpoint.format import volume
 from lockstep_train.checkpoint.format.manifest import Manifest, decode, seal, shapes, unseal
 from lockstep_train.checkpoint.format.volume import read_view, shard_problem
+from lockstep_train.proof import __main__ as proof
 from support.checkpoint_cases import make_commit, record
 
 
@@ -36,10 +37,15 @@ def commit(tmp_path: Path) -> Path:
     return make_commit(tmp_path, "step-3.a1", eval_loss=1.5, ranks=3)
 
 
-def test_every_flipped_bit_cut_and_deletion_of_any_file_is_seen(commit: Path) -> None:
+def test_every_flipped_bit_cut_exchange_and_deletion_of_any_file_is_seen(commit: Path, tmp_path: Path) -> None:
     check(commit)
+    other = make_commit(tmp_path, "step-2.a1", eval_loss=1.5, ranks=3)
     for path in sorted(commit.iterdir()):
         whole = path.read_bytes()
+        for content in (whole + b"\0", bytes(len(whole)), (other / path.name).read_bytes()):
+            path.write_bytes(content)
+            with pytest.raises(ValueError):
+                check(commit)
         for position in range(len(whole)):
             for content in (whole[:position] + bytes([whole[position] ^ 1 << position % 8]) + whole[position + 1 :], whole[:position]):
                 path.write_bytes(content)
@@ -104,8 +110,9 @@ def test_every_flipped_bit_of_a_record_is_seen_and_its_number_stays_taken(tmp_pa
     path = tmp_path / "chain" / "a3.json"
     whole = path.read_bytes()
     for position in range(len(whole)):
-        path.write_bytes(whole[:position] + bytes([whole[position] ^ 1 << position % 8]) + whole[position + 1 :])
-        assert read_view(tmp_path).damaged == (3,)
+        for content in (whole[:position] + bytes([whole[position] ^ 1 << position % 8]) + whole[position + 1 :], whole[:position]):
+            path.write_bytes(content)
+            assert read_view(tmp_path).damaged == (3,)
 
 
 def test_a_record_under_another_attempt_s_name_is_damaged(tmp_path: Path) -> None:
@@ -131,8 +138,6 @@ def test_what_is_sealed_comes_back_whatever_it_holds() -> None:
 def test_an_output_that_is_no_folder_is_one_sentence_that_names_it(
     commit: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from lockstep_train.proof import __main__ as proof
-
     output = tmp_path / "taken"
     output.write_text("a file")
     assert proof.main([str(commit), "--output", str(output)]) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -9,9 +10,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from lockstep_spec import files
-from lockstep_train.zero.zero_access import even_share
+from lockstep_train.zero.kinds import FULL, LITE
+from lockstep_train.zero.zero_access import Places, even_share
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 7, 40])
@@ -32,8 +35,6 @@ def test_shares_are_equal_and_cover_every_element_once(world_size: int) -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 4096, 5000, 8192])
 def test_pages_are_written_up_to_the_size_of_the_file(tmp_path: Path, size: int) -> None:
-    import mmap
-
     pages = mmap.mmap(-1, 8192)
     pages[:] = bytes(range(256)) * 32
     files.write_pages_durably(tmp_path / "file", memoryview(pages), size)
@@ -85,8 +86,6 @@ def test_a_folder_is_made_with_its_parents_and_every_new_name_is_synced(tmp_path
 
 def engine_with_state() -> Any:
     """What a save looks at of an engine under Stage3: two groups of parameters."""
-    import torch
-
     flats = [torch.zeros(4), torch.zeros(6)]
     state = {flat: {"exp_avg": torch.zeros_like(flat), "exp_avg_sq": torch.zeros_like(flat)} for flat in flats}
     return SimpleNamespace(optimizer=SimpleNamespace(fp32_partitioned_groups_flat=flats, optimizer=SimpleNamespace(state=state)))
@@ -135,9 +134,6 @@ def lose_a_moment(optimizer: Any) -> None:
     ],
 )  # fmt: skip
 def test_a_state_that_has_moved_in_memory_is_noticed(change: Callable[[Any], None]) -> None:
-    from lockstep_train.zero.kinds import FULL
-    from lockstep_train.zero.zero_access import Places
-
     engine = engine_with_state()
     places = Places(engine, FULL, [])
     for flat in engine.optimizer.fp32_partitioned_groups_flat:
@@ -148,11 +144,6 @@ def test_a_state_that_has_moved_in_memory_is_noticed(change: Callable[[Any], Non
 
 
 def test_weights_that_have_moved_are_noticed_where_a_save_reads_them() -> None:
-    import torch
-
-    from lockstep_train.zero.kinds import LITE
-    from lockstep_train.zero.zero_access import Places
-
     whole, cut = torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.zeros(0))
     cut.ds_id, cut.ds_tensor = 1, torch.zeros(2)  # type: ignore[attr-defined]
     places = Places(None, LITE, [whole, cut])

@@ -10,10 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from lockstep_gang.contract.messages import SaveFailed, rank_report_from_json
-from lockstep_train.checkpoint.format.manifest import ShardRecord
+from lockstep_spec.choices import Batches
+from lockstep_train.base.ranks import Ranks
+from lockstep_train.base.runfile import RunConfig
+from lockstep_train.checkpoint.format.manifest import ShardRecord, decode, encode
+from lockstep_train.checkpoint.format.volume import VolumeView
+from lockstep_train.checkpoint.resume import Start
+from lockstep_train.checkpoint.save import commit
+from lockstep_train.checkpoint.save.commit import Decision
+from lockstep_train.checkpoint.save.save import Leftovers, Saved
 from lockstep_train.report import Reporter
+from lockstep_train.run import Description, SaveReport, changed_settings, manifest_template, optimizer_settings
 from support.checkpoint_cases import IDENTITY, manifest
 from unit.train.model.test_settings import training
 
@@ -21,11 +32,6 @@ SHARDS = [ShardRecord(f"shard-r0000{rank}-of-00002.safetensors", 8, "0", ()) for
 
 
 def two_ranks(nodes: int) -> Any:
-    import torch
-    import torch.distributed as dist
-
-    from lockstep_train.base.ranks import Ranks
-
     return Ranks(0, 2, 0, 2 // nodes, 0, nodes, torch.device("cpu"), dist.HashStore())  # type: ignore[attr-defined]
 
 
@@ -34,8 +40,6 @@ def names(shards: Sequence[ShardRecord]) -> bytes:
 
 
 def test_the_manifest_is_written_on_each_node_when_every_rank_has_its_shard(tmp_path: Path) -> None:
-    from lockstep_train.checkpoint.save import commit
-
     first = two_ranks(nodes=2)
     second = replace(first, rank=1, node=1)
     for ranks, shard in ((second, SHARDS[1]), (first, SHARDS[0])):
@@ -50,8 +54,6 @@ def test_the_manifest_is_written_on_each_node_when_every_rank_has_its_shard(tmp_
 
 
 def test_a_node_that_cannot_write_the_manifest_is_named_to_all(tmp_path: Path) -> None:
-    from lockstep_train.checkpoint.save import commit
-
     first = two_ranks(nodes=2)
     second = replace(first, rank=1, node=1)
     for ranks, shard in ((second, SHARDS[1]), (first, SHARDS[0])):
@@ -64,8 +66,6 @@ def test_a_node_that_cannot_write_the_manifest_is_named_to_all(tmp_path: Path) -
 
 
 def test_a_rank_that_gives_no_shard_in_time_is_named_and_there_is_no_commit(tmp_path: Path) -> None:
-    from lockstep_train.checkpoint.save import commit
-
     ranks = two_ranks(nodes=1)
     commit.acknowledge(ranks, "tag", SHARDS[0], None)
     decision = commit.decide(ranks, "tag", names, timedelta(milliseconds=20))
@@ -75,8 +75,6 @@ def test_a_rank_that_gives_no_shard_in_time_is_named_and_there_is_no_commit(tmp_
 
 
 def test_of_many_ranks_without_a_shard_three_are_named_with_their_problems() -> None:
-    from lockstep_train.checkpoint.save import commit
-
     first = replace(two_ranks(nodes=1), world_size=6)
     for rank in range(6):
         commit.acknowledge(replace(first, rank=rank), "tag", None, "full")
@@ -92,9 +90,6 @@ def shards_of(folder: Path) -> Path:
 
 def test_shards_that_came_to_no_commit_go_once_every_rank_has_answered(tmp_path: Path) -> None:
     """And never before: a rank that is late still writes there."""
-    from lockstep_train.checkpoint.save.commit import Decision
-    from lockstep_train.checkpoint.save.save import Leftovers
-
     leftovers = Leftovers(two_ranks(nodes=1))
     late, refused = shards_of(tmp_path / "step-1.a1"), shards_of(tmp_path / "step-2.a1")
     under_way, other = shards_of(tmp_path / "step-3.a1"), shards_of(tmp_path / "step-1.a2")
@@ -108,9 +103,6 @@ def test_shards_that_came_to_no_commit_go_once_every_rank_has_answered(tmp_path:
 
 @pytest.mark.parametrize(("second_node", "kept"), [(None, True), ("null", True), ('"full"', False)], ids=["silent", "written", "full"])
 def test_shards_stay_where_another_node_may_have_their_manifest(tmp_path: Path, second_node: str | None, kept: bool) -> None:
-    from lockstep_train.checkpoint.save.commit import Decision
-    from lockstep_train.checkpoint.save.save import Leftovers
-
     ranks = two_ranks(nodes=2)
     leftovers = Leftovers(ranks)
     folder = shards_of(tmp_path / "step-1.a1")
@@ -123,9 +115,6 @@ def test_shards_stay_where_another_node_may_have_their_manifest(tmp_path: Path, 
 
 
 def test_a_commit_is_no_leftover(tmp_path: Path) -> None:
-    from lockstep_train.checkpoint.save.commit import Decision
-    from lockstep_train.checkpoint.save.save import Leftovers
-
     leftovers = Leftovers(two_ranks(nodes=1))
     folder = shards_of(tmp_path / "step-1.a1")
     (folder / "manifest.json").touch()
@@ -135,9 +124,6 @@ def test_a_commit_is_no_leftover(tmp_path: Path) -> None:
 
 
 def test_a_save_that_fails_or_is_left_out_is_an_event_and_is_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from lockstep_train.checkpoint.save.save import Saved
-    from lockstep_train.run import SaveReport
-
     reporter = Reporter(None, 0)
     sent: list[dict[str, object]] = []
     reporter.agent.send = lambda event, **fields: sent.append({"event": event, "rank": 0, **fields})  # type: ignore[method-assign]
@@ -157,13 +143,6 @@ def test_a_save_that_fails_or_is_left_out_is_an_event_and_is_counted(tmp_path: P
 
 
 def test_a_manifest_is_read_as_it_was_written(tmp_path: Path) -> None:
-    from lockstep_spec.choices import Batches
-    from lockstep_train.base.runfile import RunConfig
-    from lockstep_train.checkpoint.format.manifest import decode, encode
-    from lockstep_train.checkpoint.format.volume import VolumeView
-    from lockstep_train.checkpoint.resume import Start
-    from lockstep_train.run import manifest_template
-
     ranks = replace(two_ranks(nodes=1), world_size=0)
     config = RunConfig("x", None, tmp_path, training())
     made = manifest_template(config, Start(1, None, VolumeView()), IDENTITY, {"names": {}}, ranks, Batches.TOKENS)
@@ -171,9 +150,6 @@ def test_a_manifest_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_what_a_run_has_otherwise_than_the_commit_it_goes_on_from_is_told() -> None:
-    from lockstep_train.checkpoint.format.manifest import decode, encode
-    from lockstep_train.run import changed_settings, optimizer_settings
-
     before = training({"weightDecay": "0.1", "beta2": "0.95"})
     made = replace(manifest(), precision=before.precision.value, optimizer_settings=optimizer_settings(before.optimization))
     assert decode(encode(made)).optimizer_settings == made.optimizer_settings
@@ -191,8 +167,6 @@ def test_what_a_run_has_otherwise_than_the_commit_it_goes_on_from_is_told() -> N
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), -float("inf")])
 def test_an_evaluation_that_is_not_finite_never_makes_a_commit_the_best(loss: float) -> None:
-    from lockstep_train.run import Description
-
     description = Description(replace(manifest(), eval_loss=2.5, eval_step=50), plan=None, engine=None)  # type: ignore[arg-type]
     description.set_eval_loss(60, loss)
     assert (description.template.eval_loss, description.template.eval_step) == (2.5, 50)

@@ -8,6 +8,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lockstep_train.zero import self_test, zero_access
+from lockstep_train.zero.kinds import FULL, LITE, MASTER, WEIGHTS
+from lockstep_train.zero.self_test import _pattern
+from lockstep_train.zero.zero_access import Fragment, UnknownDeepSpeed
 
 ELEMENTS = 50_000
 BLOCK = 1000
@@ -17,11 +24,6 @@ class Engine:
     """Three parameters that this rank owns whole."""
 
     def __init__(self) -> None:
-        import torch
-
-        from lockstep_train.zero.kinds import FULL, MASTER, WEIGHTS
-        from lockstep_train.zero.zero_access import Fragment
-
         self.optimizer = SimpleNamespace()
         self.parameters = {name: torch.nn.Parameter(torch.zeros(ELEMENTS)) for name in "abc"}
         self.state = {name: {kind: torch.zeros(ELEMENTS) for kind in FULL} for name in "abc"}
@@ -33,8 +35,6 @@ class Engine:
 
 def tensor_bytes() -> int:
     """Size of all storages that anybody holds, but for those of frozen objects."""
-    import torch
-
     gc.collect()
     found = [item.untyped_storage() for item in gc.get_objects() if issubclass(type(item), torch.Tensor)]
     return sum({storage.data_ptr(): storage.nbytes() for storage in found}.values())
@@ -42,9 +42,6 @@ def tensor_bytes() -> int:
 
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
-    from lockstep_train.zero import self_test, zero_access
-    from lockstep_train.zero.kinds import LITE
-
     gc.collect()
     gc.freeze()  # what earlier tests left is walked through no more
     engine = Engine()
@@ -56,11 +53,6 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
 
 
 def test_a_parameter_costs_its_own_part_once_and_blocks(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    from lockstep_train.zero import self_test
-    from lockstep_train.zero.kinds import FULL, MASTER
-
     held: list[tuple[str, int]] = []
     made: list[int] = []
 
@@ -91,11 +83,6 @@ def test_a_parameter_costs_its_own_part_once_and_blocks(engine: Engine, monkeypa
 
 
 def test_values_are_as_before_whatever_they_were(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
-    from lockstep_train.zero import self_test
-    from lockstep_train.zero.zero_access import UnknownDeepSpeed
-
     engine.state["b"]["exp_avg"].fill_(2.5)
     expected = {name: {kind: value.clone() for kind, value in item.items()} for name, item in engine.state.items()}
 
@@ -114,9 +101,5 @@ def test_values_are_as_before_whatever_they_were(engine: Engine, monkeypatch: py
 
 
 def test_the_pattern_goes_on_where_32_bits_end() -> None:
-    import torch
-
-    from lockstep_train.zero.self_test import _pattern
-
     start = 2**33 - 5
     assert torch.equal(_pattern(start, 10, torch.device("cpu")).long(), torch.arange(start, start + 10) % 65_521)

@@ -7,9 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
+from lockstep_train.base.ranks import Ranks
 from lockstep_train.checkpoint.format.views import refresh_views
 from lockstep_train.checkpoint.format.volume import Claim, read_chain, read_view, write_record
+from lockstep_train.checkpoint.resume import choose_start, record_start
 from support.checkpoint_cases import commits, make_commit, record
 
 Started = tuple[str | None, str | None]
@@ -29,12 +33,6 @@ def run_dir(tmp_path: Path) -> Path:
 
 def start(run_dir: Path, resume_from: str, given: int) -> Started:
     """An attempt of a new job up to its first step: then it is killed."""
-    import torch
-    import torch.distributed as dist
-
-    from lockstep_train.base.ranks import Ranks
-    from lockstep_train.checkpoint.resume import choose_start, record_start
-
     checkpoints, claim = run_dir / "checkpoints", Claim(given, "uid")
     store: Any = dist.HashStore()  # type: ignore[attr-defined]
     ranks = Ranks(0, 1, 0, 1, 0, 1, torch.device("cpu"), store)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
+from lockstep_train.base.ranks import Ranks
+from lockstep_train.checkpoint import resume
 from lockstep_train.checkpoint.format.layout import shard_file
 from lockstep_train.checkpoint.format.manifest import ShardRecord
 from lockstep_train.checkpoint.format.volume import Claim, shard_problem, size_problem, write_record
+from lockstep_train.checkpoint.resume import _verdict_of_all, choose_start
 from support.checkpoint_cases import make_commit, record
 
 SHARDS = [shard_file(rank, 4) for rank in range(4)]
@@ -22,19 +28,12 @@ class Nodes:
     """Two nodes with two ranks each, in threads, which start from one folder."""
 
     def __init__(self, checkpoints: Path) -> None:
-        import torch
-        import torch.distributed as dist
-
-        from lockstep_train.base.ranks import Ranks
-
         store: Any = dist.HashStore()  # type: ignore[attr-defined]
         self.checkpoints = checkpoints
         self.ranks = [Ranks(rank, 4, rank % 2, 2, rank // 2, 2, torch.device("cpu"), store) for rank in range(4)]
         self.said: list[str] = []
 
     def start(self, resume_from: str = "Auto", *, shared: bool) -> list[Any]:
-        from lockstep_train.checkpoint.resume import choose_start
-
         def choose(ranks: Any) -> Any:
             say = self.said.append if ranks.first else lambda line: None
             return choose_start(ranks, self.checkpoints, resume_from, Claim(None, None), say, shared=shared)
@@ -91,16 +90,12 @@ def test_a_damaged_shard_of_one_volume_is_never_used_whoever_reads_it(nodes: Nod
 
 def test_what_one_node_fails_to_read_another_gives(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its mount has an error, or has not seen the file yet."""
-    import threading
-
     names = threading.local()
 
     def failing(real: Problem) -> Problem:
         return lambda folder, shard: (
             f"{shard.file} can't be read: Input/output error" if names.node == 1 and shard.file == SHARDS[3] else real(folder, shard)
         )
-
-    from lockstep_train.checkpoint import resume
 
     verified = resume._verified
 
@@ -117,7 +112,5 @@ def test_what_one_node_fails_to_read_another_gives(nodes: Nodes, monkeypatch: py
 
 
 def test_a_shard_that_no_rank_has_read_is_a_problem() -> None:
-    from lockstep_train.checkpoint.resume import _verdict_of_all
-
     answers = [{"node": node, "shards": {"0": None, "1": None}, "read": {"0": None} if node == 0 else {}} for node in range(2)]
     assert _verdict_of_all(answers, 2)["problem"] == "nobody has read shard 1"

@@ -12,6 +12,8 @@ from typing import Any
 
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
 
 from lockstep_spec.choices import TrainOn
 from lockstep_train.data.read.records import Conversation
@@ -77,9 +79,6 @@ def says(*contents: str) -> list[dict[str, Any]]:
 
 def saved_tokenizer(folder: Path, source: str, special: Sequence[Any], merges: Sequence[tuple[str, str]] = (), trim: bool = False) -> Path:
     """A tokenizer of bytes as transformers saves it, whose model stops at all of its `special` tokens, which are `AddedToken`s."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast
-
     pieces = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *("".join(pair) for pair in merges)]
     backend = Tokenizer(models.BPE({piece: number for number, piece in enumerate(pieces)}, list(merges)))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

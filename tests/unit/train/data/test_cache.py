@@ -15,7 +15,7 @@ import numpy
 import pytest
 
 from lockstep_spec.choices import OnBroken, Overlong, TrainOn
-from lockstep_spec.training import DataConfig, EvaluationConfig, EvaluationDataConfig, SourceConfig
+from lockstep_spec.training import DataConfig, EvaluationConfig, SamplesConfig, SourceConfig
 from lockstep_train.base import arrays, cache
 from lockstep_train.base.arrays import Arrays, ArrayWriter, Damaged, open_arrays
 from lockstep_train.base.cache import cache_folder
@@ -331,7 +331,7 @@ def test_other_settings_are_another_dataset_and_are_named(tmp_path: Path, change
 
 def test_other_samples_for_evaluation_are_the_same_dataset(tmp_path: Path, data: str) -> None:
     own = write_jsonl(tmp_path / "own.jsonl", [{"text": "a"}])
-    evaluation = EvaluationConfig(1, 0.1, 5, EvaluationDataConfig(str(own)))
+    evaluation = EvaluationConfig(1, 0.1, 5, SamplesConfig(str(own)))
     without, first = dataset_of(tmp_path / "cache", path=data), dataset_of(tmp_path / "cache", path=data, evaluation=evaluation)
     write_jsonl(own, [{"text": "a"}, {"text": "b"}])
     second = dataset_of(tmp_path / "cache", path=data, evaluation=evaluation)
@@ -345,7 +345,7 @@ def test_of_a_path_that_is_evaluated_too_the_sum_is_that_of_what_is_trained_on(t
         (tmp_path / "d").mkdir(exist_ok=True)
         write_jsonl(tmp_path / f"d/{split}.jsonl", [{"text": split}])
     path = str(tmp_path / "d")
-    evaluation = EvaluationConfig(1, 0.1, 5, EvaluationDataConfig(path))
+    evaluation = EvaluationConfig(1, 0.1, 5, SamplesConfig(path))
     assert dataset_of(tmp_path / "cache", path=path, evaluation=evaluation).files == dataset_of(tmp_path / "cache", path=path).files
 
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lockstep_spec.choices import DataFormat, OnBroken, Overlong, TrainOn
-from lockstep_spec.training import EvaluationConfig, EvaluationDataConfig, SourceConfig
+from lockstep_spec.training import EvaluationConfig, SamplesConfig, SourceConfig
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.data.dataset import refuse_unknown_tokens
 from lockstep_train.data.read.records import AnySample, Conversation, Sample
@@ -325,7 +325,7 @@ def test_the_evaluated_subset_does_not_depend_on_the_order_of_the_data(tmp_path:
 def test_evaluation_can_have_a_file_of_its_own_and_what_is_trained_on_too_is_told(tmp_path: Path) -> None:
     training = write_jsonl(tmp_path / "t.jsonl", numbered(20))
     own = write_jsonl(tmp_path / "e.jsonl", [{"text": "sample 3"}, *({"text": f"other {number}"} for number in range(9))])
-    evaluation = EvaluationConfig(every_steps=1, holdout=0.02, samples=100, data=EvaluationDataConfig(str(own)))
+    evaluation = EvaluationConfig(every_steps=1, holdout=0.02, samples=100, data=SamplesConfig(str(own)))
     dataset = dataset_of(tmp_path / "cache", path=str(training), evaluation=evaluation)
     assert len(dataset.training) == 20
     assert sorted(texts(dataset.evaluation)) == sorted(["sample 3", *(f"other {number}" for number in range(9))])
@@ -343,7 +343,7 @@ def test_evaluation_can_have_a_file_of_its_own_and_what_is_trained_on_too_is_tol
 def test_what_became_of_long_samples_for_evaluation_is_told_too(tmp_path: Path, overlong: Overlong, said: str) -> None:
     training = write_jsonl(tmp_path / "t.jsonl", [{"text": "short"}])
     own = write_jsonl(tmp_path / "e.jsonl", [{"text": "abcdefghij"}, {"text": "other"}, {"text": "ABCDEFGHIJ"}])
-    evaluation = EvaluationConfig(every_steps=1, holdout=0.02, samples=100, data=EvaluationDataConfig(str(own)))
+    evaluation = EvaluationConfig(every_steps=1, holdout=0.02, samples=100, data=SamplesConfig(str(own)))
     dataset = dataset_of(tmp_path / "cache", path=str(training), evaluation=evaluation, overlong=overlong, max_length=10)
     assert dataset.notes[-1] == f"Evaluation: {said}"
     assert len(dataset.evaluation) == {Overlong.TRUNCATE: 3, Overlong.DROP: 1, Overlong.SPLIT: 5}[overlong]

@@ -7,6 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy
+import pyarrow
+import pyarrow.parquet
 import pytest
 import torch
 
@@ -23,9 +25,6 @@ from unit.train.data.test_masks import CHATML, STOPS
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
 def test_a_thousand_rows_of_a_table_become_objects_at_a_time(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import pyarrow
-    import pyarrow.parquet
-
     table = pyarrow.table({"text": ["x"] * 2500})
     path, made = tmp_path / f"x.{kind}", list[int]()
 

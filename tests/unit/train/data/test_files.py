@@ -14,13 +14,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pyarrow
 import pyarrow.feather
 import pyarrow.parquet
 import pytest
 
 from lockstep_spec.choices import ROW_KEYS, DataFormat
-from lockstep_spec.training import EvaluationConfig, EvaluationDataConfig, SourceConfig
+from lockstep_spec.training import EvaluationConfig, SamplesConfig, SourceConfig
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.data.read.files import local_files
 from lockstep_train.data.read.records import FORMS
@@ -476,7 +477,7 @@ def test_a_split_that_files_dont_have_is_ignored_and_told(tmp_path: Path) -> Non
 
 def test_samples_for_evaluation_are_of_the_validation_split_or_of_the_only_one(folder: Path, tmp_path: Path) -> None:
     def evaluated(path: Path, split: str | None = None) -> set[str]:
-        own = EvaluationConfig(1, 0.1, 100, EvaluationDataConfig(str(path), split=split))
+        own = EvaluationConfig(1, 0.1, 100, SamplesConfig(str(path), split=split))
         return {text_of(example.ids) for example in dataset_of(tmp_path / "cache", evaluation=own, path=str(folder)).evaluation}
 
     assert evaluated(folder) == {f"row {number}" for number in range(10, 14)}
@@ -486,8 +487,6 @@ def test_samples_for_evaluation_are_of_the_validation_split_or_of_the_only_one(f
 
 
 def test_a_folder_saved_by_datasets_is_read(tmp_path: Path) -> None:
-    import datasets
-
     datasets.Dataset.from_list(ROWS).save_to_disk(str(tmp_path / "saved"), num_shards=2)
     assert texts(tmp_path / "cache", path=str(tmp_path / "saved")) == [row["text"] for row in ROWS]
 

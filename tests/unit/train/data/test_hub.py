@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,13 +11,12 @@ import pyarrow.parquet
 import pytest
 
 from lockstep_spec.choices import DataFormat
-from lockstep_spec.training import EvaluationConfig, EvaluationDataConfig, SourceConfig
-from lockstep_train.base.errors import ConfigError, TrainerError
+from lockstep_spec.training import EvaluationConfig, SamplesConfig, SourceConfig
+from lockstep_train.base.errors import ConfigError
 from lockstep_train.data.read.files import DataSource
 from lockstep_train.data.read.remote import hub_dataset
 from lockstep_train.data.read.text_files import Broken
-from lockstep_train.fetch import fetch as fetching
-from support.hub_server import TOKEN, Hub, hub_of_this_process
+from support.hub_server import Hub, hub_of_this_process
 from unit.train.data.data_cases import PLAIN_BYTES, dataset_of, text_of
 
 NAME = "Salesforce/wikitext"
@@ -122,7 +119,7 @@ def test_a_name_without_an_organization_is_where_the_hub_redirects_it(hub: Hub, 
 
 
 def test_wikitext_is_trained_on_and_evaluated_by_name(hub: Hub, tmp_path: Path) -> None:
-    own = EvaluationConfig(1, 0.1, 100, EvaluationDataConfig(name=NAME, config="wikitext-2-raw-v1"))
+    own = EvaluationConfig(1, 0.1, 100, SamplesConfig(name=NAME, config="wikitext-2-raw-v1"))
     found = dataset_of(tmp_path, PLAIN_BYTES, own, name=NAME, format=DataFormat.TEXT, **SMALL)
     assert [text_of(example.ids) for example in found.training] == [" = A =\n\none\n\ntwo"]
     assert [text_of(example.ids) for example in found.evaluation] == ["three"]
@@ -181,40 +178,6 @@ def test_the_parquet_copy_of_a_dataset_with_a_script_is_read(hub: Hub, tmp_path:
     repository.commit({"plain/train/0000.parquet": parquet("a"), "plain/test/0000.parquet": parquet("b")}, "refs/convert/parquet")
     found = dataset(tmp_path, name="org/old", config="plain", revision="refs/convert/parquet")
     assert texts(found) == ["a"]
-
-
-def test_a_gated_dataset_needs_a_token_that_may_read_it(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hub.add("org/gated", {"train.parquet": parquet("a")}, "datasets", gated=True, readers={TOKEN})
-    with pytest.raises(ConfigError, match=r"the dataset org/gated at .* is gated and no token was given"):
-        dataset(tmp_path, name="org/gated", config=None)
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
-    assert texts(dataset(tmp_path, name="org/gated", config=None)) == ["a"]
-
-
-def test_a_hub_that_cant_be_reached_ends_the_attempt_and_not_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetching, "BACKOFF_SECONDS", 0.001)
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(TrainerError, match=f"http://127.0.0.1:9 can't be asked for the dataset {NAME}") as refused:
-        dataset(tmp_path)
-    assert not isinstance(refused.value, ConfigError)
-
-
-def test_a_full_volume_ends_the_attempt_and_leaves_nothing_that_looks_whole(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rename = Path.rename
-
-    def full(self: Path, target: Any) -> Path:
-        if str(target).endswith(".parquet"):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self))
-        return rename(self, target)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Path, "rename", full)
-        with pytest.raises(TrainerError, match="No space left on device; free space on the volume or use a larger claim") as refused:
-            dataset(tmp_path)
-    assert not isinstance(refused.value, ConfigError)
-    assert texts(dataset(tmp_path)) == [" = A = \n", "one\n", "two\n"]
 
 
 def test_a_layout_that_was_lost_is_looked_up_again(hub: Hub, tmp_path: Path) -> None:

@@ -9,9 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from lockstep_spec.training import DataConfig
+from lockstep_train.base import volumes
+from lockstep_train.base.ranks import Ranks
 from lockstep_train.base.runfile import RunConfig
+from lockstep_train.base.volumes import BuildProgress
+from lockstep_train.data import dataset
 from lockstep_train.data.tokens import source
 from lockstep_train.data.tokens.source import Pace
 from unit.train.data.data_cases import BYTES, write_jsonl
@@ -35,20 +41,13 @@ class Places:
 
 
 def three_nodes() -> list[Any]:
-    import torch
-    import torch.distributed as dist
-
-    from lockstep_train.base.ranks import Ranks
-
     first = Ranks(0, 3, 0, 1, 0, 3, torch.device("cpu"), dist.HashStore())  # type: ignore[attr-defined]
     return [first, replace(first, rank=1, node=1), replace(first, rank=2, node=2)]
 
 
 def test_every_rank_begins_as_many_parts_as_the_builder_that_said_most() -> None:
-    from lockstep_train.base.volumes import BuildProgress
-
     watches = [Places(), Places(), Places()]
-    one, other, waiting = (BuildProgress(ranks, watch) for ranks, watch in zip(three_nodes(), watches, strict=True))
+    one, other, waiting = (BuildProgress(ranks, watch, print) for ranks, watch in zip(three_nodes(), watches, strict=True))
     for line in ("a", "b", "c"):
         other.report(line)
     one.report("x")
@@ -63,9 +62,6 @@ def test_every_rank_begins_as_many_parts_as_the_builder_that_said_most() -> None
 
 
 def test_whoever_waits_for_the_data_begins_anew_while_its_builder_comes_further(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lockstep_train.base import volumes
-    from lockstep_train.data import dataset
-
     monkeypatch.setattr(volumes, "PATIENCE", timedelta(milliseconds=20))
     monkeypatch.setattr(source, "REPORT_SECONDS", 0.0)
     monkeypatch.setattr(source, "BATCH", 10)

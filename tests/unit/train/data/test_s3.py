@@ -12,7 +12,7 @@ import pyarrow.parquet
 import pytest
 
 from lockstep_spec.training import SourceConfig
-from lockstep_train.base.errors import ConfigError, TrainerError
+from lockstep_train.base.errors import ConfigError
 from lockstep_train.data.read.files import DataSource
 from lockstep_train.data.read.remote import hub_dataset
 from lockstep_train.data.read.text_files import Broken
@@ -122,11 +122,3 @@ def test_a_run_trains_on_an_address_and_another_object_there_is_other_data(store
     second = dataset_of(tmp_path, path="s3://data/wiki")
     assert [text_of(example.ids) for example in second.training] == ["a", "changed"]
     assert first.files.keys() != second.files.keys()
-
-
-def test_a_store_that_is_away_ends_the_attempt_and_not_the_job(tmp_path: Path, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetching, "ATTEMPTS", 1)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    with pytest.raises(TrainerError, match="s3://data can't be read") as refused:
-        dataset(tmp_path, "s3://data/lines.jsonl")
-    assert not isinstance(refused.value, ConfigError)

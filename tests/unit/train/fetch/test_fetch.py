@@ -27,8 +27,9 @@ from lockstep_train.fetch import hub as hubs
 from lockstep_train.fetch.fetch import Fetched, FetchProgress, fetch, pin_of
 from lockstep_train.fetch.hub import DATASETS, HubRepository
 from lockstep_train.fetch.model import model_files, texts_only
-from lockstep_train.fetch.remote import MayPass, RemoteFile
-from lockstep_train.model.fetched import TEXTS
+from lockstep_train.fetch.remote import MayPass, RemoteFile, git_digest, matches
+from lockstep_train.generate import base_of
+from lockstep_train.model.fetched import TEXTS, with_base_name
 from support.hub_server import TOKEN, Hub, hub_of_this_process
 from unit.train.test_config import TRAINING
 from unit.virtual_time import VirtualClock
@@ -421,8 +422,6 @@ def test_progress_is_told_only_while_bytes_come() -> None:
 
 
 def test_the_digest_of_a_small_file_is_gits(tmp_path: Path) -> None:
-    from lockstep_train.fetch.remote import git_digest, matches
-
     (tmp_path / "a").write_bytes(b"hello\n")
     assert git_digest(tmp_path / "a") == "ce013625030ba8dba906f756967f9e9ca394464a"
     assert matches("sha256:" + hashlib.sha256(b"hello\n").hexdigest(), tmp_path / "a")
@@ -438,8 +437,6 @@ def test_no_path_of_a_listing_leads_out_of_the_folder(hub: Hub, tmp_path: Path, 
 
 
 def test_an_adapter_of_a_hubs_model_finds_it_in_the_cache_above(hub: Hub, tmp_path: Path) -> None:
-    from lockstep_train.generate import base_of
-
     adapter = tmp_path / "runs/x/adapter"
     adapter.mkdir(parents=True)
     commit = hub.add(NAME, TINY).revisions["main"]
@@ -460,8 +457,6 @@ def test_an_adapter_of_a_hubs_model_finds_it_in_the_cache_above(hub: Hub, tmp_pa
 
 
 def test_an_adapter_of_a_folder_finds_it_by_the_job_s_name_for_it_above_itself(tmp_path: Path) -> None:
-    from lockstep_train.generate import base_of
-
     adapter, model = tmp_path / "workspace/runs/x/adapter", tmp_path / "datasets/models/tiny"
     for folder in (adapter, model):
         folder.mkdir(parents=True)
@@ -488,8 +483,6 @@ def test_an_adapter_of_a_folder_finds_it_by_the_job_s_name_for_it_above_itself(t
     ],
 )
 def test_an_adapter_names_its_base_as_the_hub_or_the_job_does(stated: str, origin: Origin | None, expected: dict[str, str]) -> None:
-    from lockstep_train.model.fetched import with_base_name
-
     config = replace(
         parse_run({"job": {"name": "x"}, "runDir": "/r", "training": TRAINING, "baseModel": stated}, "run.json"), origin=origin
     )

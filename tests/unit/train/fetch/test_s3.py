@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from pyarrow import fs
 
 from lockstep_spec.modelnames import FETCHED
 from lockstep_train.base.errors import ConfigError, TrainerError
@@ -240,8 +241,6 @@ def test_an_archived_object_is_a_final_refusal() -> None:
 
 
 def test_a_region_that_can_not_be_looked_up_now_is_no_final_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pyarrow import fs
-
     def unreached(address: str) -> Any:
         raise OSError("When resolving region for bucket 'models': AWS Error NETWORK_CONNECTION during HeadBucket operation: no route")
 

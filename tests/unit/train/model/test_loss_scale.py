@@ -6,15 +6,14 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 
 from lockstep_spec.choices import NonFinitePolicy
+from lockstep_train.base.errors import NonFinite
+from lockstep_train.engine.step import Stepper
 
 
 def stepper(policy: NonFinitePolicy, *, dynamic: bool) -> Any:
-    import torch
-
-    from lockstep_train.engine.step import Stepper
-
     optimizer = SimpleNamespace(loss_scaler=SimpleNamespace(dynamic=dynamic), loss_scale=128.0)
     engine = SimpleNamespace(optimizer=optimizer, fp16_enabled=lambda: True)
     anything = cast(Any, SimpleNamespace(device=torch.device("cpu")))
@@ -33,15 +32,11 @@ def test_a_scaler_that_seeks_its_height_may_leave_out_as_many_steps_as_it_needs(
 
 
 def test_a_fixed_scale_stops_at_the_first_overflow() -> None:
-    from lockstep_train.base.errors import NonFinite
-
     with pytest.raises(NonFinite, match=r"gradients of step 1 are not finite in FP16 at the loss scale 128, which training\.deepspeed"):
         leave_out(stepper(NonFinitePolicy.STOP, dynamic=False), 1)
 
 
 def test_a_fixed_scale_may_leave_out_no_more_steps_in_a_row_than_another_precision() -> None:
-    from lockstep_train.base.errors import NonFinite
-
     found = stepper(NonFinitePolicy.SKIP, dynamic=False)
     leave_out(found, 19)
     with pytest.raises(NonFinite, match="20 steps in a row were left out"):

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from lockstep_spec.activations import kept_bytes, layer_bytes
 from lockstep_spec.choices import Batches, Content, HierarchicalPartition, Method, Offload, Precision, Quantization, Recompute, ZeroStage
@@ -17,7 +18,9 @@ from lockstep_spec.memory import Place, base_bytes, bucket_bytes, estimate, gath
 from lockstep_spec.settings import size_settings
 from lockstep_spec.shape import ModelShape, Weight, shape_of
 from lockstep_spec.training import CheckpointConfig, DataConfig, LoraConfig, ModelConfig, OptimizationConfig, TrainingConfig
+from lockstep_train.checkpoint.save.snapshot import HostMemory, lay_out
 from lockstep_train.memory.capacity import MemoryNeed, host_bytes, own_bytes, shortage
+from lockstep_train.zero.zero_access import Fragment
 
 GB = 1_000_000_000
 TRAINING = TrainingConfig(
@@ -162,11 +165,6 @@ def test_the_memory_of_a_process_is_what_no_file_can_give_back(tmp_path: Path) -
 
 
 def test_the_memory_of_saves_is_taken_whole_and_once() -> None:
-    import torch
-
-    from lockstep_train.checkpoint.save.snapshot import HostMemory, lay_out
-    from lockstep_train.zero.zero_access import Fragment
-
     def taken() -> int:
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssShmem:"))

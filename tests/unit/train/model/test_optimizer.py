@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -58,8 +59,6 @@ def test_a_weight_that_stage3_has_cut_counts_with_its_whole_shape() -> None:
 
 
 def test_adams_settings_reach_torch() -> None:
-    from dataclasses import replace
-
     made = torch_optimizer([("a.weight", torch.nn.Parameter(torch.zeros(2, 2)))], OPTIMIZATION)
     [group] = made.param_groups
     assert (group["betas"], group["eps"], group["lr"], group["weight_decay"]) == ((0.8, 0.95), 1e-6, 1e-3, 0.1)

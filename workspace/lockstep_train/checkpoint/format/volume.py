@@ -7,7 +7,6 @@ commit of a frozen rank of an older attempt, which later attempts did not start 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import shutil
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import NamedTuple
 
 from lockstep_spec.codec import from_json, to_json
 from lockstep_spec.files import make_directory, write_durably
+from lockstep_train.base.cache import file_digest
 from lockstep_train.base.errors import ConfigError, may_pass
 from lockstep_train.checkpoint.format.layout import CHAIN, MANIFEST, TRASH, CommitName, parse_commit, parse_record, record_file
 from lockstep_train.checkpoint.format.manifest import ShardRecord, seal, unseal
@@ -181,8 +181,7 @@ def shard_problem(folder: Path, shard: ShardRecord) -> str | None:
     if problem is not None:
         return problem
     try:
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        digest = file_digest(path)
     except FileNotFoundError:
         return f"{path} {MISSING}"
     except OSError as error:

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from lockstep_spec.choices import DataFormat
-from lockstep_spec.training import SourceConfig
+from lockstep_spec.training import SamplesConfig
 from lockstep_train.base.errors import ConfigError, first_line, refusal
 from lockstep_train.base.limits import Say
 from lockstep_train.data.read.records import NO_COLUMNS, AnySample, sample_of
@@ -182,7 +182,7 @@ def is_several(path: Path) -> bool:
     return path.is_dir() or bool(WILD & set(str(path)) and not path.exists())
 
 
-def local_files(source: SourceConfig, say: Say) -> DataFiles:
+def local_files(source: SamplesConfig, say: Say) -> DataFiles:
     """Files of `source.path`: a file, a pattern or a folder. Raises ConfigError, or TrainerError for a volume that may answer later."""
     path = Path(source.path or "")
     if not is_several(path):
@@ -247,7 +247,7 @@ def _comes_to(target: Path, root: Path) -> bool:
     return root.is_relative_to(target) or (target.is_relative_to(root) and not _is_hidden(target.relative_to(root) / "x"))
 
 
-def rows_of_files(paths: Sequence[Path], source: SourceConfig, say: Say) -> DataFiles:
+def rows_of_files(paths: Sequence[Path], source: SamplesConfig, say: Say) -> DataFiles:
     """All rows of files that aren't divided into splits, or the part of them that `train[…]` takes. Raises ConfigError."""
     files = replace(whole_files(paths, source.format), columns=source.columns or {})
     split = source.split or ALL
@@ -268,7 +268,7 @@ def whole_files(paths: Sequence[Path], format: DataFormat) -> DataFiles:
     return DataFiles((RowRange(tuple(paths)),), bool(texts))
 
 
-def folder_files(folder: Path, source: SourceConfig, say: Say) -> DataFiles:
+def folder_files(folder: Path, source: SamplesConfig, say: Say) -> DataFiles:
     """Files of a split of a folder. Raises ConfigError and OSError."""
     files = [path for below in folders_of(folder) for path in below.iterdir() if _is_file(path) and not _is_hidden(Path(path.name))]
     names = sorted(str(path.relative_to(folder)) for path in files)
@@ -290,7 +290,7 @@ def _is_hidden(file: Path) -> bool:
     return any(part.startswith(".") for part in file.parts) or any(part.startswith("__") or part == "lost+found" for part in folders)
 
 
-def split_files(layout: DatasetLayout, root: Path, source: SourceConfig, say: Say) -> DataFiles:
+def split_files(layout: DatasetLayout, root: Path, source: SamplesConfig, say: Say) -> DataFiles:
     """Files of the source's split, which may be a part of one or several together. Raises ConfigError."""
     split = source.split or default_split(layout)
     paths = {name: tuple(root / file for file in layout.files(name)) for name in split_names(split)}

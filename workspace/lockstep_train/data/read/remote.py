@@ -17,11 +17,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
 from lockstep_spec.files import make_directory, write_durably
 from lockstep_spec.modelnames import FETCHED, folder_name, is_address
-from lockstep_spec.training import SourceConfig, TrainingConfig
+from lockstep_spec.training import SamplesConfig, TrainingConfig
 from lockstep_train.base.arrays import remove
 from lockstep_train.base.errors import ConfigError, TrainerError
 from lockstep_train.base.limits import Say
@@ -37,7 +37,7 @@ from lockstep_train.fetch.objects import ObjectFolder, refuse_password
 from lockstep_train.fetch.remote import Remote, RemoteFile
 
 
-def remote_name(source: Any) -> str | None:
+def remote_name(source: SamplesConfig) -> str | None:
     """The dataset's name, or the address in `path`; None for files of this machine."""
     return source.name if source.path is None else source.path if is_address(source.path) else None
 
@@ -85,6 +85,7 @@ class ObjectFiles(ObjectFolder):
         return matches
 
 
+Samples = TypeVar("Samples", bound=SamplesConfig)
 RemoteSource = tuple[str, str | None]
 """A dataset's name or an address, and the revision that the job states."""
 PINS = "data.json"
@@ -94,7 +95,7 @@ PINS = "data.json"
 def remote_sources(training: TrainingConfig) -> list[RemoteSource]:
     """Sources that the run takes from elsewhere, each once."""
     own = training.evaluation.data if training.evaluation is not None else None
-    sources: list[Any] = [training.data, *training.data.sources, *([own] if own is not None else [])]
+    sources: list[SamplesConfig] = [training.data, *training.data.sources, *([own] if own is not None else [])]
     named = [(remote_name(source), source.revision) for source in sources]
     return list(dict.fromkeys((name, revision) for name, revision in named if name is not None))
 
@@ -146,10 +147,8 @@ def remember_commits(commits: Mapping[RemoteSource, str], run_dir: Path, cache: 
 def at_commits(config: RunConfig, commits: Mapping[RemoteSource, str]) -> RunConfig:
     """The run with these commits as the revisions of its data."""
 
-    revisions: Mapping[Any, str] = commits
-
-    def pinned(source: Any) -> Any:
-        return replace(source, revision=revisions.get((remote_name(source), source.revision), source.revision))
+    def pinned(source: Samples) -> Samples:
+        return replace(source, revision=commits.get((remote_name(source) or "", source.revision), source.revision))
 
     training = config.training
     data = pinned(replace(training.data, sources=tuple(map(pinned, training.data.sources))))
@@ -159,7 +158,7 @@ def at_commits(config: RunConfig, commits: Mapping[RemoteSource, str]) -> RunCon
     return replace(config, training=replace(training, data=data, evaluation=evaluation))
 
 
-def _data_source(source: SourceConfig, config: str | None, split: str | None, commit: str, files: DataFiles) -> DataSource:
+def _data_source(source: SamplesConfig, config: str | None, split: str | None, commit: str, files: DataFiles) -> DataSource:
     """A split of a dataset, or objects of a store, at a commit; without a split all rows of single objects."""
     name = remote_name(source) or ""
     title = name + (f"/{config}" if config is not None else "") + (f"[{split}]" if split is not None else "")
@@ -168,7 +167,7 @@ def _data_source(source: SourceConfig, config: str | None, split: str | None, co
     return DataSource(title, digest, files.plain_text, source.weight, files.samples, f"{title}@{commit}")
 
 
-def hub_dataset(source: SourceConfig, cache: Path, say: Say) -> DataSource:
+def hub_dataset(source: SamplesConfig, cache: Path, say: Say) -> DataSource:
     """The dataset on this volume, fetched now if it never was. Its commit is that of the first time, unless a revision is stated that is
     one.
 
@@ -191,14 +190,14 @@ def hub_dataset(source: SourceConfig, cache: Path, say: Say) -> DataSource:
     return _data_source(source, layout.config, split, commit, split_files(layout, folder, source, say))
 
 
-def _stated_commit(remote: Remote, source: SourceConfig, cache: Path, say: Say) -> str:
+def _stated_commit(remote: Remote, source: SamplesConfig, cache: Path, say: Say) -> str:
     """The hub's commit, or what stands for an object store's listing: stated by who has agreed on it, or looked up now."""
     if is_address(remote.name):
         return source.revision or pin_of(remote, None, cache, say)
     return remembered_revision(cache, DATASETS, remote.name, source.revision) or pin_of(remote, source.revision, cache, say)
 
 
-def _fetched(remote: Remote, commit: str, source: SourceConfig, cache: Path, say: Say) -> tuple[DatasetLayout, Path]:
+def _fetched(remote: Remote, commit: str, source: SamplesConfig, cache: Path, say: Say) -> tuple[DatasetLayout, Path]:
     """Fetch a split; the layout of all files, and the folder with those of the split. Each config and split has a folder of its own."""
     splits = sorted(split_names(source.split)) if source.split is not None else None
     part = "-" + hashlib.sha256(json.dumps([source.config, splits]).encode()).hexdigest()[:16]

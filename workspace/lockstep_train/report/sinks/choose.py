@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import netrc
 import os
 from collections.abc import Callable, Collection, Mapping
-from enum import Enum
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from lockstep_spec.choices import Tracker
@@ -65,7 +63,7 @@ def _has_wandb_key(environ: Mapping[str, str]) -> bool:
 def open_sinks(config: RunConfig, resumed_step: int, tell: Tell) -> list[MetricsSink]:
     """Return the destinations of `report_to`. Nothing is imported or sent yet."""
     job, logs = config.job_name, config.run_dir / "logs"
-    parameters = run_parameters(config)
+    parameters = {**json.loads(json.dumps(dataclasses.asdict(config.training))), "job": job}
 
     def identity(service: str) -> ServiceRun:
         return ServiceRun(logs / f"{service}-run.json", config.job_uid, resumed_step)
@@ -76,18 +74,3 @@ def open_sinks(config: RunConfig, resumed_step: int, tell: Tell) -> list[Metrics
         Tracker.WANDB: lambda: WandBWriter(job, logs, identity("wandb"), parameters),
     }
     return [MetricsSink(tracker.value, connect, tell) for tracker, connect in writers.items() if tracker in config.training.report_to]
-
-
-def run_parameters(config: RunConfig) -> dict[str, Any]:
-    """Settings of the run as tables show them."""
-    return {**_plain(config.training), "job": config.job_name}
-
-
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {name: _plain(item) for name, item in vars(value).items()}
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    return str(value) if isinstance(value, Path) else value
